@@ -1,0 +1,213 @@
+"""Reading the pickle inside a torch checkpoint without ever executing it.
+
+A pickle is a program for a stack machine, and Python's own machine can be made to call anything. This one has no call:
+it knows the instructions that torch.save writes for a dictionary of tensors, and of functions only those that rebuild
+a tensor, which it answers with a record (`Tensor`) of what lies where. Everything else is refused by name.
+`torch_file.py` finds the bytes those records speak of.
+"""
+
+from __future__ import annotations
+
+import pickletools
+from dataclasses import dataclass
+from typing import Any, BinaryIO
+
+from npformer.errors import NpformerError
+
+_MAX_INSTRUCTIONS = 2_000_000  # a large checkpoint of a thousand tensors has some forty thousand
+
+
+@dataclass(frozen=True)
+class Storage:
+    """A one-dimensional run of elements in the file; `view` is (first element, number of elements) of a part of it."""
+
+    dtype: str  # as torch names it: "FloatStorage"
+    key: str
+    size: int  # elements
+    view: tuple[int, int] | None
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """A tensor over a storage; everything counts elements."""
+
+    storage: Storage
+    offset: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Name:
+    """An admitted global, standing for itself: there is nothing behind it."""
+
+    name: str
+
+
+STORAGES = {
+    f"torch.{kind}Storage"
+    for kind in ("Float", "Double", "Half", "BFloat16", "Long", "Int", "Short", "Char", "Byte", "Bool")
+}
+REBUILD = {
+    "torch._utils._rebuild_tensor": 4,  # storage, offset, shape, strides
+    "torch._utils._rebuild_tensor_v2": 6,  # and whether it requires a gradient, and hooks
+}
+PARAMETER = "torch._utils._rebuild_parameter"
+ORDERED_DICT = "collections.OrderedDict"
+ADMITTED = {*STORAGES, *REBUILD, PARAMETER, ORDERED_DICT}
+
+# Instructions whose argument is the value they push, and those that push a constant. Protocol 2 and newer: torch.save
+# cannot write an older one.
+_LITERALS = {
+    "BININT", "BININT1", "BININT2", "LONG1", "LONG4", "BINFLOAT",
+    "BINUNICODE", "SHORT_BINUNICODE", "BINUNICODE8", "BINSTRING", "SHORT_BINSTRING",
+}  # fmt: skip
+_MARK = object()
+_CONSTANTS = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False}
+
+
+def read_pickle(file: BinaryIO) -> Any:
+    """The object of the pickle that starts here, and no byte further.
+
+    It is made of numbers, strings, tuples, lists, dicts (an OrderedDict is one) and of `Tensor`s.
+    """
+    machine = _Machine()
+    try:
+        for count, (instruction, argument, _) in enumerate(pickletools.genops(file)):
+            if instruction.name == "STOP":
+                return machine.pop()
+            if count > _MAX_INSTRUCTIONS:
+                raise NpformerError("the pickle is too long for a checkpoint")
+            machine.run(instruction.name, argument)
+    except NpformerError:
+        raise
+    except (ValueError, TypeError, IndexError, KeyError, MemoryError) as error:
+        raise NpformerError(f"the pickle is corrupt ({type(error).__name__}: {error!s:.100})") from None
+    raise NpformerError("the pickle is corrupt: it has no end")
+
+
+class _Machine:
+    """The stack and the memo of one pickle."""
+
+    def __init__(self) -> None:
+        self.stack: list[Any] = []
+        self.memo: dict[int, Any] = {}
+
+    def pop(self) -> Any:
+        return self.stack.pop()
+
+    def pop_to_mark(self) -> list[Any]:
+        values = []
+        while (value := self.pop()) is not _MARK:
+            values.append(value)
+        values.reverse()
+        return values
+
+    def run(self, instruction: str, argument: Any) -> None:
+        push = self.stack.append
+        match instruction:
+            case "PROTO" | "FRAME":
+                pass
+            case _ if instruction in _LITERALS:
+                push(_small(argument))
+            case _ if instruction in _CONSTANTS:
+                push(_CONSTANTS[instruction])
+            case "MARK":
+                push(_MARK)
+            case "EMPTY_DICT":
+                push({})
+            case "EMPTY_LIST":
+                push([])
+            case "EMPTY_TUPLE":
+                push(())
+            case "TUPLE":
+                push(tuple(self.pop_to_mark()))
+            case "TUPLE1" | "TUPLE2" | "TUPLE3":
+                size = int(instruction[-1])
+                values = [self.pop() for _ in range(size)]
+                push(tuple(reversed(values)))
+            case "APPEND":
+                value = self.pop()
+                _expect(list, self.stack[-1]).append(value)
+            case "APPENDS":
+                values = self.pop_to_mark()
+                _expect(list, self.stack[-1]).extend(values)
+            case "SETITEM":
+                value, key = self.pop(), self.pop()
+                _set_items(self.stack[-1], [key, value])
+            case "SETITEMS":
+                values = self.pop_to_mark()
+                _set_items(self.stack[-1], values)
+            case "BINPUT" | "LONG_BINPUT":
+                self.memo[argument] = self.stack[-1]
+            case "MEMOIZE":
+                self.memo[len(self.memo)] = self.stack[-1]
+            case "BINGET" | "LONG_BINGET":
+                push(self.memo[argument])
+            case "GLOBAL":
+                push(_name(*argument.split(" ", 1)))
+            case "STACK_GLOBAL":
+                name, module = self.pop(), self.pop()
+                push(_name(_expect(str, module), _expect(str, name)))
+            case "BINPERSID":
+                push(_storage(self.pop()))
+            case "REDUCE":
+                arguments, function = self.pop(), self.pop()
+                push(_rebuild(_expect(Name, function).name, _expect(tuple, arguments)))
+            case "BUILD":
+                self.pop()  # what is set on a state dict as an attribute: versions of the modules it came from
+                _expect(dict, self.stack[-1])
+            case _:
+                raise NpformerError(f"the pickle holds the instruction {instruction}, which no tensor needs")
+
+
+def _expect(kind: type[Any], value: Any) -> Any:
+    if not isinstance(value, kind):
+        raise TypeError(f"{kind.__name__} expected, got {type(value).__name__}")
+    return value
+
+
+def _small(literal: Any) -> Any:
+    """Numbers of any length can stand in a pickle; those of a checkpoint fit in 64 bits, its magic number in 80."""
+    if isinstance(literal, int) and literal.bit_length() > 80:
+        raise NpformerError("the pickle holds a number that is too large for a checkpoint")
+    return literal
+
+
+def _set_items(target: object, values: list[Any]) -> None:
+    keys = values[::2]
+    if not all(isinstance(key, str | int) for key in keys):
+        raise NpformerError("the pickle holds a dict with a key that is no string")
+    _expect(dict, target).update(zip(keys, values[1::2], strict=True))
+
+
+def _name(module: str, name: str) -> Name:
+    full = f"{module}.{name}"
+    if full not in ADMITTED:
+        raise NpformerError(f"the pickle asks for {full!r:.200}, which no tensor needs; nothing was executed")
+    return Name(full)
+
+
+def _storage(pid: object) -> Storage:
+    """torch's persistent id of a storage: ("storage", type, key, device, size) and, in the older format, a view."""
+    match pid:
+        case ("storage", Name(kind), str(key), str(_device), int(size), *view) if kind in STORAGES:
+            match view:
+                case [] | [None]:
+                    return Storage(kind, key, size, None)
+                case [(str(), int(first), int(count))]:
+                    return Storage(kind, key, size, (first, count))
+    raise NpformerError("the pickle refers to something outside of it that is no storage of numbers")
+
+
+def _rebuild(function: str, arguments: tuple[Any, ...]) -> Any:
+    if function == ORDERED_DICT and arguments == ():
+        return {}
+    if function == PARAMETER and len(arguments) == 3 and isinstance(arguments[0], Tensor):
+        return arguments[0]
+    if function in REBUILD and len(arguments) >= REBUILD[function]:
+        storage, offset, shape, strides = arguments[:4]
+        numbers = (offset, *_expect(tuple, shape), *_expect(tuple, strides))
+        if isinstance(storage, Storage) and all(type(number) is int for number in numbers):
+            return Tensor(storage, offset, shape, strides)
+    raise NpformerError(f"the pickle calls {function} with arguments that are none of its own")

@@ -1,0 +1,163 @@
+"""Reading what torch.save wrote, without torch: its zip format, and the one before it (torch < 1.6).
+
+Both hold a pickle (`pickled.py` reads it) that describes tensors, and the bytes of the storages the tensors look into.
+Tensors may share a storage, skip parts of it and lie in it transposed: each is returned as just such a view.
+"""
+
+from __future__ import annotations
+
+import io
+import mmap
+import re
+import struct
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from npformer.checkpoint.pickled import Storage, Tensor, read_pickle
+from npformer.checkpoint.storage import BFLOAT16, Array, map_file, view
+from npformer.errors import NpformerError
+
+DTYPES: dict[str, np.dtype[Any]] = {
+    "torch.DoubleStorage": np.dtype("<f8"),
+    "torch.FloatStorage": np.dtype("<f4"),
+    "torch.HalfStorage": np.dtype("<f2"),
+    "torch.BFloat16Storage": BFLOAT16,
+    "torch.LongStorage": np.dtype("<i8"),
+    "torch.IntStorage": np.dtype("<i4"),
+    "torch.ShortStorage": np.dtype("<i2"),
+    "torch.CharStorage": np.dtype("i1"),
+    "torch.ByteStorage": np.dtype("u1"),
+    "torch.BoolStorage": np.dtype("?"),
+}
+
+Spans = dict[str, tuple[int, int]]  # storage key -> its first byte in the file, and the one after its last
+
+_LEGACY_MAGIC = 0x1950A86A20F9469CFC6C
+_LEGACY_PROTOCOL = 1001
+_ZIP_LOCAL_HEADER = struct.Struct("<4s22xHH")  # signature, ..., lengths of the name and of the extra field
+
+
+def read_torch(path: Path) -> dict[str, Array]:
+    """A .bin file as name -> read-only array in the mapped file, every tensor in its own dtype.
+
+    Whatever the file says is checked against where its bytes end. Checksums are not: torch may leave them out.
+    """
+    buffer = map_file(path)
+    try:
+        tensors, spans = (_read_zip if buffer[:4] == b"PK\x03\x04" else _read_legacy)(buffer)
+        return {name: _array(name, tensor, buffer, spans) for name, tensor in tensors.items()}
+    except NpformerError as error:
+        raise NpformerError(f"{path}: not a readable torch checkpoint: {error}") from None
+
+
+def _tensors(content: object) -> dict[str, Tensor]:
+    if not isinstance(content, dict):
+        raise NpformerError(f"expected a dict of tensors, got a {type(content).__name__}")
+    for name, value in content.items():
+        if not isinstance(name, str):
+            raise NpformerError(f"expected names of tensors, got a {type(name).__name__}")
+        if not isinstance(value, Tensor):
+            raise NpformerError(f"{name!r:.200}: expected a tensor, got a {type(value).__name__}")
+    return content
+
+
+def _array(name: str, tensor: Tensor, buffer: mmap.mmap, spans: Spans) -> Array:
+    storage = tensor.storage
+    dtype = DTYPES[storage.dtype]
+    if storage.key not in spans:
+        raise NpformerError(f"{name!r:.200}: its storage {storage.key!r:.40} is missing")
+    try:
+        start, stop = _view_span(storage, dtype.itemsize, spans[storage.key])
+        return view(buffer, (start, stop), dtype, tensor.shape, tensor.strides, tensor.offset)
+    except NpformerError as error:
+        raise NpformerError(f"{name!r:.200}: {error}") from None
+
+
+def _view_span(storage: Storage, itemsize: int, span: tuple[int, int]) -> tuple[int, int]:
+    start, stop = span
+    if storage.size * itemsize != stop - start:
+        raise NpformerError(f"a storage of {storage.size} elements has {stop - start} bytes")
+    if storage.view is None:
+        return span
+    first, count = storage.view
+    if not 0 <= first <= first + count <= storage.size:
+        raise NpformerError(f"elements {first} to {first + count} of a storage of {storage.size}")
+    return start + first * itemsize, start + (first + count) * itemsize
+
+
+def _read_zip(buffer: mmap.mmap) -> tuple[dict[str, Tensor], Spans]:
+    """The zip format: `<root>/data.pkl`, and a stored (never compressed) entry `<root>/data/<key>` for each storage."""
+    entries = _zip_entries(buffer)
+    pickles = [name for name in entries if re.fullmatch(r"[^/]+/data\.pkl", name)]
+    if len(pickles) != 1:
+        raise NpformerError("expected a zip archive with one data.pkl, as torch.save writes it")
+    root = pickles[0].removesuffix("data.pkl")
+    if f"{root}byteorder" in entries:
+        _expect_little_endian(_bytes(buffer, entries[f"{root}byteorder"]) == b"little")
+    tensors = _tensors(read_pickle(io.BytesIO(_bytes(buffer, entries[pickles[0]]))))
+    storages = {name: span for name, span in entries.items() if name.startswith(f"{root}data/")}
+    return tensors, {name.removeprefix(f"{root}data/"): span for name, span in storages.items()}
+
+
+def _bytes(buffer: mmap.mmap, span: tuple[int, int]) -> bytes:
+    return buffer[slice(*span)]
+
+
+def _expect_little_endian(fact: bool) -> None:
+    if not fact:
+        raise NpformerError("its numbers are not little-endian; save it again on a little-endian machine")
+
+
+def _zip_entries(buffer: mmap.mmap) -> Spans:
+    """Where in the file each entry's bytes lie."""
+    archive: Any = buffer
+    try:
+        infos = zipfile.ZipFile(archive).infolist()
+    except (zipfile.BadZipFile, NotImplementedError, ValueError, struct.error, OSError) as error:
+        raise NpformerError(f"the zip archive is truncated or corrupt ({error!s:.100})") from None
+    spans: Spans = {}
+    for info in infos:
+        if info.filename in spans:
+            raise NpformerError(f"entry {info.filename!r:.200} is there twice")
+        if info.compress_type != zipfile.ZIP_STORED or info.flag_bits & 1:
+            raise NpformerError(f"entry {info.filename!r:.200} is not stored plain, as torch stores entries")
+        offset = info.header_offset
+        header = buffer[offset : offset + _ZIP_LOCAL_HEADER.size] if offset >= 0 else b""
+        if len(header) < _ZIP_LOCAL_HEADER.size or not header.startswith(b"PK\x03\x04"):
+            raise NpformerError(f"entry {info.filename!r:.200} is not where the archive says")
+        _, name_length, extra_length = _ZIP_LOCAL_HEADER.unpack(header)
+        start = offset + _ZIP_LOCAL_HEADER.size + name_length + extra_length
+        if info.file_size != info.compress_size or start + info.file_size > len(buffer):
+            raise NpformerError(f"entry {info.filename!r:.200} is longer than the file")
+        spans[info.filename] = (start, start + info.file_size)
+    return spans
+
+
+def _read_legacy(buffer: mmap.mmap) -> tuple[dict[str, Tensor], Spans]:
+    """The older format: five pickles (magic number, protocol, system, the object, the storages' keys), then for each
+    key the number of its elements (8 bytes) and the elements."""
+    file: Any = buffer
+    if read_pickle(file) != _LEGACY_MAGIC or read_pickle(file) != _LEGACY_PROTOCOL:
+        raise NpformerError("it is in neither of the formats of torch.save")
+    system = read_pickle(file)
+    _expect_little_endian(isinstance(system, dict) and system.get("little_endian") is True)
+    tensors, keys = _tensors(read_pickle(file)), read_pickle(file)
+    storages = {tensor.storage.key: tensor.storage for tensor in tensors.values()}
+    if not isinstance(keys, list):
+        raise NpformerError("the list of storages is missing")
+    spans: Spans = {}
+    start = buffer.tell()
+    for key in keys:
+        if not isinstance(key, str) or key not in storages or key in spans:
+            raise NpformerError("the list of storages is not the one the tensors refer to")
+        size = int.from_bytes(buffer[start : start + 8], "little")
+        start += 8
+        stop = start + size * DTYPES[storages[key].dtype].itemsize
+        if stop > len(buffer):
+            raise NpformerError(f"truncated: storage {key!r:.40} ends at byte {stop} of {len(buffer)}")
+        spans[key] = (start, stop)
+        start = stop
+    return tensors, spans

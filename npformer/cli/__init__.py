@@ -1,0 +1,116 @@
+"""The command `npformer`: finds a subcommand in `COMMANDS`, reads its arguments and ends without a traceback.
+
+A subcommand is a module in this folder with `add_arguments(parser)` and `run(args)`, which returns an exit code or
+None for 0. It is imported when it is asked for, so that `npformer classify` starts at once.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+
+from npformer import __version__
+from npformer.errors import NpformerError
+
+#: Subcommand -> its module in this folder, and what `npformer --help` says of it.
+COMMANDS = {
+    "classify": ("classify", "the label of each text"),
+    "zero-shot": ("zero_shot", "which of your own labels fit each text"),
+    "tag": ("tag", "the names, places, ... in each text"),
+    "answer": ("answer", "answers to questions from a text"),
+    "fill": ("fill", "the words that would stand for [MASK]"),
+    "embed": ("embed", "a vector for each text"),
+    "translate": ("translate", "each text in another language"),
+    "trace": ("trace", "every stage on the way from a text to its label"),
+    "view": ("view", "attention and stages as a page, a picture or plain text"),
+    "golden": ("golden", "golden values for ports, and where a port diverges"),
+    "finetune": ("finetune", "train a model on texts with labels"),
+    "evaluate": ("evaluate", "how well a model labels texts"),
+    "convert": ("convert", "rewrite a checkpoint so that it loads fastest, or back"),
+    "info": ("info", "this machine and installation, or a model"),
+}
+
+BAD_INPUT, USAGE = 1, 2  # exit codes; 0 is success
+_SIGNALLED = 128  # and the signal's number: what a shell reports of a program that the signal has ended
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command with these arguments, by default the process's; the exit code."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    if not given or given[0] in ("-h", "--help"):
+        print(_overview(), file=sys.stdout if given else sys.stderr)
+        return 0 if given else USAGE
+    if given[0] == "--version":
+        print(f"npformer {__version__}")
+        return 0
+    if given[0] not in COMMANDS:
+        from difflib import get_close_matches
+
+        near = get_close_matches(given[0], COMMANDS, n=1)
+        meant = f"; did you mean {near[0]}?" if near else ""
+        print(f"npformer: no command {given[0]!r}{meant}\n\n{_overview()}", file=sys.stderr)
+        return USAGE
+    return _guarded(given[0], given[1:])
+
+
+def complain(message: object) -> None:
+    """A line on stderr, as every message of the command."""
+    print(f"npformer: {message}", file=sys.stderr)
+
+
+def _guarded(name: str, arguments: list[str]) -> int:
+    """Run a subcommand: a user's mistake, a closed pipe and Ctrl-C end it with a line or none, not with a traceback."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # what a terminal's encoding lacks is no reason to stop
+    try:
+        code = _run(name, arguments)
+        sys.stdout.flush()
+        return code
+    except NpformerError as error:
+        complain(error)
+        return BAD_INPUT
+    except KeyboardInterrupt:
+        return _SIGNALLED + 2
+    except BrokenPipeError:  # whoever read our output has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return _SIGNALLED + 13
+    except OSError as error:
+        complain(f"{error.filename or 'output'}: {error.strerror or error}")
+        return BAD_INPUT
+    except MemoryError:
+        complain("out of memory")
+        return BAD_INPUT
+
+
+def _run(name: str, arguments: list[str]) -> int:
+    import argparse
+
+    command = import_module(f"npformer.cli.{COMMANDS[name][0]}")
+    parser = argparse.ArgumentParser(
+        prog=f"npformer {name}",
+        description=command.__doc__,
+        epilog=getattr(command, "EPILOG", None),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    command.add_arguments(parser)
+    return command.run(parser.parse_intermixed_args(arguments)) or 0
+
+
+def _overview() -> str:
+    width = max(map(len, COMMANDS))
+    lines = [f"  {name:{width}}  {summary}" for name, (_, summary) in COMMANDS.items()]
+    return "\n".join(
+        [
+            "usage: npformer COMMAND [OPTION ...] [TEXT ...]",
+            "",
+            "The Transformer in NumPy: text in, answer out.",
+            "",
+            *lines,
+            "",
+            "npformer COMMAND --help says what a command takes, npformer --version which\nversion this is.",
+        ]
+    )

@@ -1,0 +1,27 @@
+"""Rewrite a checkpoint as a folder that loads fastest, or in Hugging Face's form."""
+
+from __future__ import annotations
+
+import argparse
+
+from npformer.checkpoint.write import FILES, STORED_DTYPES, convert
+from npformer.loading import find_folder
+
+EPILOG = """examples:
+  npformer convert distilbert/distilbert-base-uncased here
+  npformer convert here there --to torch"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("source", metavar="SRC", help="a bundled model, a folder or a Hugging Face id")
+    parser.add_argument("destination", metavar="DST", help="the folder to make; it must not exist")
+    parser.add_argument("--to", choices=FILES, default="npformer", help="the form of the result (%(default)s)")
+    parser.add_argument("--dtype", choices=STORED_DTYPES, help="what numbers are stored in (default: as they are)")
+    parser.add_argument("--revision", metavar="REV", help="a branch, tag or commit of a model on the hub")
+    parser.add_argument("--offline", action="store_true", help="use no network, only what is in the cache")
+
+
+def run(args: argparse.Namespace) -> None:
+    folder = convert(find_folder(args.source, args.revision, args.offline), args.destination, args.to, args.dtype)
+    size = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+    print(f"{folder}: {size / 1e6:.1f} MB")

@@ -1,0 +1,78 @@
+"""Measure a model on a file: accuracy, F1 and confusion of labels, or BLEU of translations."""
+
+from __future__ import annotations
+
+import argparse
+import json
+
+from npformer.cli.answers import add_model_arguments, whole
+from npformer.cli.texts import read_file
+from npformer.errors import NpformerError
+
+EPILOG = """examples:
+  npformer evaluate --model distilbert-sst2 --data dev.tsv
+  npformer evaluate --model en-de --source test.en --reference test.de --beams 5"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_model_arguments(parser, default="distilbert-sst2")
+    parser.add_argument("--data", metavar="FILE", help="labelled texts, .tsv, .csv or .jsonl, as for finetune")
+    parser.add_argument("--label-column", metavar="NAME", default="label", help="the column of the label (%(default)s)")
+    parser.add_argument("--text-columns", metavar="A[,B]", help="the column of the text, or of the two")
+    parser.add_argument("--source", metavar="FILE", help="texts to translate, one a line")
+    parser.add_argument("--reference", metavar="FILE", help="their translations, one a line")
+    parser.add_argument("-b", "--beams", type=whole, metavar="N", help="search with N beams (the model's own)")
+    parser.add_argument("--json", action="store_true", help="write a JSON object, for programs")
+
+
+def run(args: argparse.Namespace) -> None:
+    if bool(args.data) == bool(args.source) or bool(args.source) != bool(args.reference):
+        raise NpformerError("give --data, or --source and --reference")
+    if args.data:
+        _labels(args)
+    else:
+        _translations(args)
+
+
+def _labels(args: argparse.Namespace) -> None:
+    from npformer.loading import load
+    from npformer.training.classify import encode, evaluate
+    from npformer.training.data import read_rows
+
+    rows = read_rows(args.data, args.label_column, args.text_columns.split(",") if args.text_columns else ())
+    model = load(args.model, args.revision, args.offline, threads=args.threads)
+    if model.config.head != "sequence-classification":
+        raise NpformerError(f"--data: a {model.config.head} model gives texts no labels")
+    found = evaluate(model, encode(model, args.data, rows))
+    if not args.json:
+        print(found)
+        return
+    by_label = {
+        label: {"precision": float(p), "recall": float(r), "f1": float(f)}
+        for label, p, r, f in zip(found.labels, found.precision, found.recall, found.f1, strict=True)
+    }
+    numbers = {"accuracy": found.accuracy, "macro_f1": float(found.f1.mean()), "labels": by_label}
+    print(json.dumps({**numbers, "confusion": found.confusion.tolist(), "texts": len(rows)}, ensure_ascii=False))
+
+
+def _translations(args: argparse.Namespace) -> None:
+    try:
+        import sacrebleu
+    except ImportError:
+        raise NpformerError("BLEU needs sacrebleu: pip install sacrebleu") from None
+    from npformer.tasks import pipeline
+
+    sources, references = (read_file(name).splitlines() for name in (args.source, args.reference))
+    if len(sources) != len(references):
+        raise NpformerError(f"{args.reference}: {len(references)} lines for the {len(sources)} of {args.source}")
+    options = {"num_beams": args.beams} if args.beams else {}
+    task = pipeline(
+        "translation", args.model, threads=args.threads, revision=args.revision, offline=args.offline, **options
+    )
+    answers = [answer["translation_text"] for answer in task(sources)]
+    metric = sacrebleu.metrics.BLEU()
+    score = metric.corpus_score(answers, [references])
+    if args.json:
+        print(json.dumps({"bleu": score.score, "signature": str(metric.get_signature()), "texts": len(answers)}))
+    else:
+        print(f"{score}\n{metric.get_signature()}")

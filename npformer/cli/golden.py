@@ -1,0 +1,130 @@
+"""Record a model's stages for ports of it, or hold a port's stages to them and find the first that diverges.
+
+golden record TEXT ... -o FILE      every stage of the texts, its float64 truth, and how far a correct port may be off
+golden record --tiny FAMILY -o DIR  a tiny random model with its golden file, the same every time
+golden compare FILE THEIRS          THEIRS is a .safetensors or .npz file of the port's arrays; or --torch MODEL
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+from npformer import golden
+from npformer.archive import load_arrays
+from npformer.checkpoint.folder import CONFIG, read_json
+from npformer.cli.answers import add_model_arguments
+from npformer.errors import NpformerError
+from npformer.loading import load
+from npformer.model import Model
+
+DIVERGES = 1
+EPILOG = """compare ends with exit code 1 where a stage diverges, and says why where it has the model: the one named in
+the file, if it is at hand, or --model.
+
+examples:
+  npformer golden record "I love ice cream" "no" -o golden.safetensors
+  npformer golden compare golden.safetensors mine.npz --names names.json
+  npformer golden compare golden.safetensors --torch ./my-model"""
+
+#: Options that are of one action alone.
+ONLY = {
+    "record": ("output", "tiny", "seed", "stages"),
+    "compare": ("torch", "names"),
+}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("action", choices=ONLY, help="what to do")
+    parser.add_argument(
+        "given", nargs="*", metavar="TEXT or FILE", help="record: texts; compare: the golden file, theirs"
+    )
+    parser.add_argument("-m", "--model", metavar="MODEL", help="a bundled model, a folder or a Hugging Face id")
+    add_model_arguments(parser, named=False)
+    record = parser.add_argument_group("record")
+    record.add_argument("-o", "--output", metavar="FILE", help="the golden file, or the folder of --tiny, to write")
+    record.add_argument("--stages", action="append", metavar="GLOB", help="keep only stages such as '*.query'")
+    record.add_argument("--tiny", metavar="FAMILY", help="make a tiny random model: distilbert or bert")
+    record.add_argument("--seed", type=int, metavar="N", help="of the tiny model (0)")
+    compare = parser.add_argument_group("compare")
+    compare.add_argument(
+        "--torch", metavar="MODEL", help="run this model of transformers, in place of a file of arrays"
+    )
+    compare.add_argument("--names", metavar="JSON", help='a file of {"their name": "our stage", ...}')
+
+
+def run(args: argparse.Namespace) -> int:
+    other = "record" if args.action == "compare" else "compare"
+    for option in ONLY[other]:
+        if getattr(args, option) is not None:
+            raise NpformerError(f"--{option} goes with golden {other}")
+    return _record(args) if args.action == "record" else _compare(args)
+
+
+def _record(args: argparse.Namespace) -> int:
+    if args.output is None:
+        raise NpformerError("golden record: expected -o FILE, where to write")
+    if args.tiny is not None:
+        if args.given or args.model or args.stages:
+            raise NpformerError("--tiny makes its own model and texts; it takes none")
+        print(f"{golden.tiny(args.output, args.tiny, args.seed or 0)}: a model and its {golden.TINY_FILE}")
+        return 0
+    if args.seed is not None:
+        raise NpformerError("--seed goes with --tiny")
+    if args.model is None or not args.given:
+        raise NpformerError("golden record: expected --model MODEL and at least one text")
+    model = load(args.model, args.revision, args.offline, threads=args.threads)
+    recorded = golden.record(model, args.given, args.stages or "*", name=args.model)
+    recorded.save(args.output)
+    size = Path(args.output).stat().st_size
+    print(f"{args.output}: {len(recorded.stages)} stages of {len(recorded.texts)} texts, {size / 1e6:.1f} MB")
+    return 0
+
+
+def _compare(args: argparse.Namespace) -> int:
+    if len(args.given) != (1 if args.torch else 2):
+        raise NpformerError("golden compare: expected a golden file, and a file of arrays or --torch MODEL")
+    reference = golden.load(args.given[0])
+    model, why_not = _model(args, reference)
+    if args.torch:
+        arrays: Any = golden.load_torch(args.torch, reference)
+    else:
+        arrays, _ = load_arrays(args.given[1])
+    comparison = golden.compare(reference, arrays, _names(args.names))
+    print(comparison)
+    findings = golden.check_weights(model, comparison.theirs.weights) if model else []
+    for finding in findings:
+        print(f"weights: {finding}")
+    if model and comparison.theirs.weights and not findings:
+        print(f"weights: all {len(comparison.theirs.weights)} are the model's")
+    if comparison.first is not None:
+        print()
+        print(golden.diagnose(reference, arrays, model, comparison=comparison) if model else f"no diagnosis: {why_not}")
+    return 0 if comparison.ok and not findings else DIVERGES
+
+
+def _model(args: argparse.Namespace, reference: golden.Golden) -> tuple[Model | None, str]:
+    """The golden file's model: the one given, the one that lies beside the file, or the one it names if it is here.
+
+    None where there is none, and why; a model that was given must be the right one.
+    """
+    beside = Path(args.given[0]).resolve().parent
+    given = args.model or args.torch
+    name = given or (str(beside) if (beside / CONFIG).exists() else reference.model)
+    try:
+        model = load(name, args.revision, args.offline or not given, threads=args.threads)
+        golden.check_model(reference, model)
+    except NpformerError as error:
+        if args.model:
+            raise
+        return None, f"{error} (--model says which model it is)"
+    return model, ""
+
+
+def _names(path: str | None) -> dict[str, str] | None:
+    names = read_json(Path(path)) if path else None
+    if names is not None and not all(isinstance(name, str) for name in names.values()):
+        raise NpformerError(f"{path}: expected an object of their name: our stage, got {json.dumps(names):.80}")
+    return names

@@ -1,0 +1,108 @@
+"""Show this installation and machine, or with MODEL what a model is and needs."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import sys
+from pathlib import Path
+from typing import Any
+
+from npformer import __version__
+from npformer.cli.answers import add_model_arguments
+from npformer.model import Model
+
+EPILOG = """examples:
+  npformer info
+  npformer info distilbert-sst2"""
+
+#: The tasks that read a head. Those of an encoder are for all.
+TASKS_OF = {
+    "sequence-classification": ["text-classification"],
+    "token-classification": ["token-classification"],
+    "question-answering": ["question-answering"],
+    "masked-lm": ["fill-mask"],
+}
+FOR_ALL = ["feature-extraction", "sentence-embedding"]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("name", nargs="?", metavar="MODEL", help="a bundled model, a folder or a Hugging Face id")
+    add_model_arguments(parser, named=False)
+    parser.add_argument("--json", action="store_true", help="write a JSON object, for programs")
+
+
+def run(args: argparse.Namespace) -> None:
+    if args.name is None:
+        facts = _installation(args)
+    else:
+        from npformer.loading import load
+
+        facts = _model(load(args.name, args.revision, args.offline, threads=args.threads))
+    if args.json:
+        print(json.dumps(facts, indent=2))
+        return
+    width = max(map(len, facts))
+    for name, value in facts.items():
+        for row, each in enumerate(value if isinstance(value, list) else [value]):
+            print(f"{name if row == 0 else '':{width}}  {each}")
+
+
+def _installation(args: argparse.Namespace) -> dict[str, Any]:
+    import numpy
+    import tokenizers
+    from huggingface_hub.constants import HF_HUB_CACHE
+
+    from npformer.blas import depth, panels_pay
+    from npformer.loading import bundled
+    from npformer.workers import available_cores, blas_libraries, thread_count
+
+    block = depth("f")
+    same = (
+        "yes, in any batch, order and number of threads" if block else "no: this BLAS adds up large products otherwise"
+    )
+    return {
+        "npformer": f"{__version__} in {Path(__file__).parent.parent}",
+        "Python": f"{platform.python_version()} in {sys.prefix}",
+        "NumPy": numpy.__version__,
+        "tokenizers": tokenizers.__version__,
+        "machine": f"{platform.machine()} {platform.system()}, {available_cores()} cores",
+        "threads": thread_count(args.threads),
+        "BLAS": [_blas(library) for library in blas_libraries()] or ["none that threads can be counted of"],
+        "same bits": same + (f" (sums of {block})" if block else ""),
+        "panels": "yes: weights for few tokens are laid out anew" if panels_pay() else "no: they would not pay here",
+        "bundled models": [f"{name} in {folder}" for name, folder in sorted(bundled().items())] or ["none"],
+        "cache": HF_HUB_CACHE,
+    }
+
+
+def _blas(library: dict[str, Any]) -> str:
+    kernels = f" ({library['architecture']})" if library.get("architecture") else ""
+    return f"{library.get('internal_api')} {library.get('version')}{kernels}, {library.get('num_threads')} threads"
+
+
+def _model(model: Model) -> dict[str, Any]:
+    from npformer.checkpoint.layout import stored
+    from npformer.tokenizer import longest_text
+
+    config = model.config
+    arrays = stored(dict(model.weights), config)
+    knows_entailment = any(label.lower().startswith("entail") for label in config.labels)
+    inference = ["zero-shot-classification"] if knows_entailment else []
+    facts: dict[str, Any] = {
+        "folder": str(model.folder),
+        "family": config.model_type,
+        "head": config.head,
+        "layers": config.n_layers,
+        "heads": f"{config.n_heads} of {config.d_head}",
+        "width": f"{config.d_model}, {config.d_ffn} in the feed-forward network ({config.activation})",
+        "vocabulary": f"{config.vocab_size} pieces",
+        "longest text": f"{longest_text(model.folder, config)} tokens",
+        "parameters": f"{sum(array.size for array in arrays.values()) / 1e6:.1f} million",
+        "memory": f"{sum(array.nbytes for array in arrays.values()) / 1e6:.1f} MB as {model.dtype}",
+        "tasks": ", ".join([*TASKS_OF.get(config.head, []), *inference, *FOR_ALL]),
+    }
+    if config.labels:
+        facts["labels"] = list(config.labels)
+    return facts

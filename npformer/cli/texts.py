@@ -1,0 +1,122 @@
+"""Where a command's texts come from: its arguments, or the lines of files and of standard input.
+
+A line that is no UTF-8 text is an answer of its own: it is named, and the others are still read.
+"""
+
+from __future__ import annotations
+
+import argparse
+import errno
+import os
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from npformer.errors import NpformerError
+
+LONGEST = 2**24  # bytes of a line: a file without line ends is no list of texts
+
+
+@dataclass
+class Line:
+    """A text and where it stood, or why there is none."""
+
+    where: str
+    text: str = ""
+    error: str = ""
+
+
+def add_text_arguments(parser: argparse.ArgumentParser, what: str = "text") -> None:
+    parser.add_argument("texts", nargs="*", metavar=what.upper(), help=f"a {what}; without any, one a line from stdin")
+    parser.add_argument(
+        "-f", "--file", action="append", default=[], metavar="FILE", help=f"read a {what} from each line (- is stdin)"
+    )
+
+
+def lines(args: argparse.Namespace) -> Iterator[Line]:
+    """The texts in the order given: arguments, then files; standard input where there are neither.
+
+    Raises NpformerError for a file that cannot be read, before the first text.
+    """
+    for name in args.file:
+        if name != "-":
+            _check_readable(name)
+    for number, text in enumerate(args.texts, 1):
+        yield _decoded(f"argument {number}", text.encode(errors="surrogateescape"))
+    for name in args.file or ([] if args.texts else ["-"]):
+        yield from _stdin_lines() if name == "-" else _file_lines(name)
+
+
+def count(args: argparse.Namespace) -> int | None:
+    """How many texts there will be, where that can be known before they are read."""
+    if not all(os.path.isfile(name) for name in args.file) or not (args.texts or args.file):
+        return None
+    return len(args.texts) + sum(_count_lines(name) for name in args.file)
+
+
+def interactive(args: argparse.Namespace) -> bool:
+    """Whether the texts are typed on a terminal, each waiting for its answer."""
+    return ("-" in args.file or not (args.texts or args.file)) and sys.stdin.isatty()
+
+
+def read_file(name: str) -> str:
+    """A whole file as one text."""
+    try:
+        return Path(name).read_text(encoding="utf-8-sig")
+    except OSError as error:
+        raise NpformerError(f"{name}: {error.strerror or error}") from None
+    except UnicodeDecodeError as error:
+        raise NpformerError(f"{name}: not UTF-8 (byte {error.start})") from None
+
+
+def _stdin_lines() -> Iterator[Line]:
+    if sys.stdin.isatty():
+        print("npformer: one text a line; Ctrl-D ends", file=sys.stderr)
+    yield from _lines("stdin", sys.stdin.buffer)
+
+
+def _check_readable(name: str) -> None:
+    try:
+        if os.path.isdir(name):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        if not os.access(name, os.R_OK):
+            os.stat(name)
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+    except OSError as error:
+        raise NpformerError(f"{name}: {error.strerror or error}") from None
+
+
+def _file_lines(name: str) -> Iterator[Line]:
+    try:
+        with open(name, "rb") as file:
+            yield from _lines(name, file)
+    except OSError as error:
+        raise NpformerError(f"{name}: {error.strerror or error}") from None
+
+
+def _lines(name: str, file: BinaryIO | Any) -> Iterator[Line]:
+    number = 0
+    while line := file.readline(LONGEST):
+        number += 1
+        if len(line) == LONGEST:
+            raise NpformerError(f"{name}:{number}: a line of more than {LONGEST} bytes; expected one text a line")
+        if number == 1:
+            line = line.removeprefix(b"\xef\xbb\xbf")
+        yield _decoded(f"{name}:{number}", line.removesuffix(b"\n").removesuffix(b"\r"))
+
+
+def _decoded(where: str, data: bytes) -> Line:
+    try:
+        return Line(where, data.decode())
+    except UnicodeDecodeError as error:
+        return Line(where, error=f"not UTF-8 (byte {error.start})")
+
+
+def _count_lines(name: str) -> int:
+    try:
+        with open(name, "rb") as file:
+            return sum(block.count(b"\n") for block in iter(lambda: file.read(2**20), b""))
+    except OSError:
+        return 0  # reading it will say why

@@ -1,0 +1,72 @@
+"""Show every stage of one text on its way through a model: token ids, embeddings, a layer, the head, the label."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from npformer.cli.answers import add_model_arguments
+from npformer.errors import NpformerError
+from npformer.loading import load
+from npformer.tasks import Pair
+from npformer.teardown import corners, shown_stages, teardown
+from npformer.tracing import Trace, trace
+
+EPILOG = """examples:
+  npformer trace "I love ice cream" | less
+  npformer trace "I love ice cream" --stage "*.weights" --layer 3
+  npformer trace "I love ice cream" -o stages.safetensors"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("text", metavar="TEXT", help="what the model is to read")
+    parser.add_argument("pair", nargs="?", metavar="TEXT_PAIR", help="a second text, for models that read two together")
+    add_model_arguments(parser, default="distilbert-sst2")
+    parser.add_argument("--layer", type=int, metavar="N", help="the layer to show (0)")
+    parser.add_argument("--stage", action="append", metavar="GLOB", help="the stages to show, such as '*.weights'")
+    parser.add_argument("--json", action="store_true", help="write a JSON object, for programs")
+    parser.add_argument("-o", "--output", metavar="FILE", help="also write every stage, whole, to a safetensors file")
+
+
+def run(args: argparse.Namespace) -> None:
+    model = load(args.model, args.revision, args.offline, threads=args.threads)
+    recorded = trace(model, args.text if args.pair is None else Pair(args.text, args.pair))
+    names = shown_stages(recorded, args.layer, args.stage)
+    if args.output is not None:
+        if Path(args.output).suffix != ".safetensors":
+            raise NpformerError(f"{args.output}: the name of a trace's file ends in .safetensors")
+        recorded.save(args.output)
+    if args.json:
+        ascii_only = sys.stdout.encoding.lower() not in ("utf-8", "utf8")
+        print(json.dumps(_described(recorded, names), ensure_ascii=ascii_only))
+    else:
+        print(teardown(recorded, names))
+
+
+def _described(recorded: Trace, names: list[str]) -> dict[str, Any]:
+    return {
+        "tokens": recorded.tokens,
+        "ids": recorded.ids.tolist(),
+        "label": recorded.label,
+        "stages": [_stage(recorded, name) for name in names],
+    }
+
+
+def _stage(recorded: Trace, name: str) -> dict[str, Any]:
+    row = recorded.row(name)
+    return {
+        "name": name,
+        "shape": list(recorded[name].shape),
+        "formula": row.stage.formula,
+        "function": f"npformer.{row.stage.function}",
+        "huggingface": row.module or None,
+        "transformerlens": row.stage.hook or None,
+        "mean": row.mean,
+        "std": row.std,
+        "min": row.min,
+        "max": row.max,
+        "corners": corners(recorded[name]),
+    }

@@ -1,0 +1,66 @@
+"""Draw a text's way through a model: attention by head, layer or neuron, every stage, or the words a label rests on."""
+
+from __future__ import annotations
+
+import argparse
+import webbrowser
+from pathlib import Path
+from typing import Any
+
+from npformer import view
+from npformer.archive import written_whole
+from npformer.cli.answers import add_model_arguments
+from npformer.errors import NpformerError
+from npformer.loading import load
+from npformer.tasks import Pair
+
+KINDS = ("heads", "model", "neurons", "stages", "attribution")
+EPILOG = """Without -o the view is printed, as far as a terminal can show it.
+
+examples:
+  npformer view "time flies like an arrow" --layer 0 --head 8 -o view.html --open
+  npformer view "time flies like an arrow" --pair "fruit flies like a banana" --kind model -o view.html
+  npformer view "I love ice cream" --kind attribution"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("text", metavar="TEXT", help="what the model is to read")
+    parser.add_argument("--pair", metavar="TEXT", help="a second text, for models that read two together")
+    parser.add_argument("--kind", choices=KINDS, default="heads", help="what to show (heads)")
+    parser.add_argument("--layer", type=int, metavar="N", help="the layer that shows first (0)")
+    parser.add_argument("--head", type=int, metavar="N", help="the head that shows first (heads: all; neurons: 0)")
+    parser.add_argument("-o", "--output", metavar="FILE", help="write one HTML file that needs no network")
+    parser.add_argument("--svg", action="store_true", help="write (or print) a picture for papers instead")
+    parser.add_argument("--open", action="store_true", help="show the file in the browser")
+    add_model_arguments(parser, default="distilbert-sst2")
+
+
+def run(args: argparse.Namespace) -> None:
+    if args.open and args.output is None:
+        raise NpformerError("--open: there is no file to open; name one with -o")
+    options = _options(args)
+    model = load(args.model, args.revision, args.offline, threads=args.threads)
+    text = args.text if args.pair is None else Pair(args.text, args.pair)
+    shown = getattr(view, args.kind)(model, text, **options)
+    if args.output is None:
+        print(shown.svg() if args.svg else shown)
+        return
+    if args.svg:
+        with written_whole(args.output) as partial:
+            partial.write_text(shown.svg(), encoding="utf-8")
+    else:
+        shown.save(args.output)
+    if args.open:
+        webbrowser.open(Path(args.output).resolve().as_uri())
+
+
+def _options(args: argparse.Namespace) -> dict[str, Any]:
+    """--layer and --head as the view takes them; an error for a view that has no such choice."""
+    taken = {"heads": ("layer", "head"), "neurons": ("layer", "head")}.get(args.kind, ())
+    given = {name: getattr(args, name) for name in ("layer", "head") if getattr(args, name) is not None}
+    for name in given:
+        if name not in taken:
+            raise NpformerError(f"--{name}: the view {args.kind} shows all of them")
+    if args.kind == "heads" and "head" in given:
+        given["heads"] = [given.pop("head")]
+    return given

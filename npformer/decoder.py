@@ -1,0 +1,239 @@
+"""The decoder of the 2017 paper: masked self-attention, attention to the encoder's output, feed-forward network.
+
+Rows are packed as in the encoder, and every function the two have in common is the encoder's. Attention Is All You
+Need (Vaswani et al.), section 3.1. Next: `seq2seq.py` joins the two, `generation/` writes text with them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from npformer.attention import Linear, Memory, attention_backward
+from npformer.attention import attention as attend_to
+from npformer.blas import SMALL
+from npformer.encoder import Activation, feed_forward, feed_forward_backward
+from npformer.errors import NpformerError
+from npformer.functions import layer_norm, layer_norm_backward, linear, linear_backward
+from npformer.recording import Stages
+from npformer.tap import scope, tap
+
+EVERY_KEY = np.ones(1, bool)  # the mask of cross-attention: a target's row may attend to its whole source
+
+
+def shift(target: Any, start: int, end: int) -> tuple[np.ndarray, np.ndarray]:
+    """Teacher forcing: what the decoder is given, and what it is to answer at each place, (L,) -> (L + 1,), (L + 1,).
+
+    >>> shift([12, 4433, 2304], start=0, end=99999)
+    (array([   0,   12, 4433, 2304]), array([   12,  4433,  2304, 99999]))
+    """
+    ids = np.asarray(target, np.int64)
+    if ids.ndim != 1:
+        raise NpformerError(f"shift: expected the ids of one target, (L,), got shape {ids.shape}")
+    return np.concatenate([[start], ids]), np.concatenate([ids, [end]])
+
+
+def add_and_norm(
+    name: str,
+    x: np.ndarray,
+    block: Callable[[np.ndarray], np.ndarray],
+    norm: Linear,
+    eps: float,
+    norm_first: bool,
+) -> np.ndarray:
+    """Normalize(x + block(x)); with norm_first x + block(Normalize(x)). (T, D) -> (T, D). Section 5.4's residual."""
+
+    def normalized(rows: np.ndarray) -> np.ndarray:
+        return tap(f"{name}_norm", layer_norm(rows, **norm, eps=eps))
+
+    h = normalized(x) if norm_first else x
+    with scope(name):
+        y = block(h)
+    y = tap(f"{name}_residual", x + y)
+    return y if norm_first else normalized(y)
+
+
+def add_and_norm_backward(
+    name: str,
+    grad: np.ndarray,
+    stages: Stages,
+    x: np.ndarray,
+    block_backward: Callable[[np.ndarray, np.ndarray], tuple[np.ndarray, dict[str, Any]]],
+    norm: Linear,
+    eps: float,
+    norm_first: bool,
+) -> tuple[np.ndarray, dict[str, Any]]:
+    """Of Normalize(x + block(x)), or x + block(Normalize(x)): the gradients of x and of the weights.
+
+    block_backward: the gradient of block(h), and h -> the gradients of h and of the block's weights.
+    """
+    if norm_first:
+        dy = stages.before(f"{name}_residual", grad)
+        dh, grads = block_backward(dy, stages[f"{name}_norm"])
+        dx, d_norm = layer_norm_backward(stages.before(f"{name}_norm", dh), x, **norm, eps=eps)
+    else:
+        residual = stages[f"{name}_residual"]
+        dy, d_norm = layer_norm_backward(stages.before(f"{name}_norm", grad), residual, **norm, eps=eps)
+        dy = stages.before(f"{name}_residual", dy)
+        dx, grads = block_backward(dy, x)
+    dx += dy
+    return dx, {name: grads, f"{name}_norm": d_norm}
+
+
+def decoder_layer(
+    x: np.ndarray,
+    lengths: np.ndarray,
+    source: np.ndarray,
+    source_lengths: np.ndarray,
+    n_heads: int,
+    activation: Activation,
+    attention: Mapping[str, Any],
+    attention_norm: Linear,
+    cross_attention: Mapping[str, Any],
+    cross_attention_norm: Linear,
+    ffn: Mapping[str, Linear],
+    ffn_norm: Linear,
+    eps: float = 1e-5,
+    norm_first: bool = False,
+    memory: tuple[Memory, Memory] | None = None,
+) -> np.ndarray:
+    """Y = Add&Norm(X, Attention(X)); Z = Add&Norm(Y, Attention(Y, source)); Add&Norm(Z, FFN(Z)). Section 3.1.
+
+    x (T, D) are the targets' rows, of which each sees itself and those before it; source (S, D) is the encoder's
+    output, of which each text sees its own rows. memory: what was kept of earlier rows, and of the source.
+    """
+    own, across = memory or (None, None)
+
+    def masked_self_attention(h: np.ndarray) -> np.ndarray:
+        return attend_to(h, lengths, h, lengths, n_heads, is_causal=True, memory=own, **attention)
+
+    def source_attention(h: np.ndarray) -> np.ndarray:
+        return attend_to(h, lengths, source, source_lengths, n_heads, mask=EVERY_KEY, memory=across, **cross_attention)
+
+    y = add_and_norm("attention", x, masked_self_attention, attention_norm, eps, norm_first)
+    z = add_and_norm("cross_attention", y, source_attention, cross_attention_norm, eps, norm_first)
+    return add_and_norm("ffn", z, lambda h: feed_forward(h, activation, **ffn), ffn_norm, eps, norm_first)
+
+
+def decoder_layer_backward(
+    grad: np.ndarray,
+    stages: Stages,
+    x: np.ndarray,
+    lengths: np.ndarray,
+    source: np.ndarray,
+    source_lengths: np.ndarray,
+    n_heads: int,
+    activation: Activation,
+    attention: Mapping[str, Any],
+    attention_norm: Linear,
+    cross_attention: Mapping[str, Any],
+    cross_attention_norm: Linear,
+    ffn: Mapping[str, Linear],
+    ffn_norm: Linear,
+    eps: float = 1e-5,
+    norm_first: bool = False,
+) -> tuple[np.ndarray, np.ndarray, dict[str, Any]]:
+    """Of the three blocks, last first: the gradients of x (T, D), of source (S, D) and of the weights."""
+    done = "residual" if norm_first else "norm"
+    y, z = stages[f"attention_{done}"], stages[f"cross_attention_{done}"]
+    of_source = []
+
+    def feed(grad: np.ndarray, h: np.ndarray) -> tuple[np.ndarray, dict[str, Any]]:
+        return feed_forward_backward(grad, stages.within("ffn"), h, activation, **ffn)
+
+    def across(grad: np.ndarray, h: np.ndarray) -> tuple[np.ndarray, dict[str, Any]]:
+        inside = stages.within("cross_attention")
+        dh, dsource, grads = attention_backward(
+            grad, inside, h, lengths, source, source_lengths, n_heads, **cross_attention
+        )
+        of_source.append(dsource)
+        return dh, grads
+
+    def own(grad: np.ndarray, h: np.ndarray) -> tuple[np.ndarray, dict[str, Any]]:
+        dh, from_keys, grads = attention_backward(
+            grad, stages.within("attention"), h, lengths, h, lengths, n_heads, **attention
+        )
+        dh += from_keys
+        return dh, grads
+
+    grad, grads = add_and_norm_backward("ffn", grad, stages, z, feed, ffn_norm, eps, norm_first)
+    grad, more = add_and_norm_backward(
+        "cross_attention", grad, stages, y, across, cross_attention_norm, eps, norm_first
+    )
+    grad, first = add_and_norm_backward("attention", grad, stages, x, own, attention_norm, eps, norm_first)
+    return grad, of_source[0], first | more | grads
+
+
+def decoder(
+    x: np.ndarray,
+    lengths: np.ndarray,
+    source: np.ndarray,
+    source_lengths: np.ndarray,
+    n_heads: int,
+    activation: Activation,
+    layers: Sequence[Mapping[str, Any]],
+    eps: float = 1e-5,
+    norm_first: bool = False,
+    norm: Linear | None = None,
+    memory: Sequence[tuple[Memory, Memory]] | None = None,
+) -> np.ndarray:
+    """The layers one after another, and the last norm where there is one, (T, D) and (S, D) -> (T, D)."""
+    if len(lengths) != len(source_lengths):
+        raise NpformerError(f"decoder: {len(lengths)} targets for {len(source_lengths)} sources")
+    for i, weights in enumerate(layers):
+        with scope(f"layers.{i}"):
+            kept = memory[i] if memory is not None else None
+            x = decoder_layer(
+                x, lengths, source, source_lengths, n_heads, activation, **weights, eps=eps,
+                norm_first=norm_first, memory=kept,
+            )  # fmt: skip
+    return x if norm is None else tap("norm", layer_norm(x, **norm, eps=eps))
+
+
+def decoder_backward(
+    grad: np.ndarray,
+    stages: Stages,
+    x: np.ndarray,
+    lengths: np.ndarray,
+    source: np.ndarray,
+    source_lengths: np.ndarray,
+    n_heads: int,
+    activation: Activation,
+    layers: Sequence[Mapping[str, Any]],
+    eps: float = 1e-5,
+    norm_first: bool = False,
+    norm: Linear | None = None,
+) -> tuple[np.ndarray, np.ndarray, dict[str, Any]]:
+    """Of the layers one after another: the gradients of x, of source and of the weights, {"layers": [...], "norm"}."""
+    last = "ffn_residual" if norm_first else "ffn_norm"
+    grads: dict[str, Any] = {"layers": [{} for _ in layers]}
+    inputs = [x, *(stages[f"layers.{i}.{last}"] for i in range(len(layers)))]
+    if norm is not None:
+        grad, grads["norm"] = layer_norm_backward(stages.before("norm", grad), inputs[-1], **norm, eps=eps)
+    total = np.zeros_like(source)
+    for i in reversed(range(len(layers))):
+        grad, dsource, grads["layers"][i] = decoder_layer_backward(
+            grad, stages.within(f"layers.{i}"), inputs[i], lengths, source, source_lengths, n_heads, activation,
+            **layers[i], eps=eps, norm_first=norm_first,
+        )  # fmt: skip
+        total += dsource
+    return grad, total, grads
+
+
+def project(x: np.ndarray, weight: np.ndarray, bias: np.ndarray | None = None) -> np.ndarray:
+    """The logits of the vocabulary, x E^T + b, (T, D) -> (T, V); softmax makes probabilities of them. Section 3.4."""
+    return tap("logits", linear(x, in_order(weight), bias))
+
+
+def in_order(weight: np.ndarray) -> np.ndarray:
+    """A small weight, its columns side by side in memory: a BLAS adds up small products of a transposed view apart."""
+    return np.ascontiguousarray(weight) if weight.size < SMALL else weight
+
+
+def project_backward(
+    grad: np.ndarray, stages: Stages, x: np.ndarray, weight: np.ndarray, bias: np.ndarray | None = None
+) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+    """Of x E^T + b: the gradients of x (T, D), of E^T and of b."""
+    return linear_backward(stages.before("logits", grad), x, weight, bias)

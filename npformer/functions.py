@@ -1,0 +1,320 @@
+"""The functions a Transformer is made of, with the names and meaning of torch.nn.functional.
+
+Every one takes arrays of any leading shape in float32 or float64 and answers in the same type. What is built from
+them: attention in `attention.py`, layers in `encoder.py`, heads in `heads.py`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+import numpy as np
+
+from npformer import elementwise
+from npformer.blas import weight_products
+from npformer.errors import NpformerError
+
+
+def linear(x: np.ndarray, weight: np.ndarray, bias: np.ndarray | None = None) -> np.ndarray:
+    """y = x W + b, (..., in) -> (..., out), with weight (in, out) and bias (out,).
+
+    The transpose of torch.nn.functional.linear's weight, so that the code reads as the papers do. Within a model, which
+    holds BLAS to one thread, a row's result has the same bits whatever other rows stand beside it.
+    Raises NpformerError where the shapes do not fit.
+    """
+    return linears(x, {"weight": weight, "bias": bias})[0]
+
+
+def linears(x: np.ndarray, *layers: Mapping[str, np.ndarray | None]) -> list[np.ndarray]:
+    """[linear(x, **layer) for layer in layers], their products shared out between threads in one hand-over."""
+    weights = [np.asarray(layer["weight"]) for layer in layers]
+    for weight in weights:
+        if weight.ndim != 2 or x.ndim < 1 or x.shape[-1] != weight.shape[0]:
+            raise NpformerError(f"linear: weight must be (in, out) with x (..., in), got {weight.shape} and {x.shape}")
+    outputs = weight_products(x.reshape(math.prod(x.shape[:-1]), x.shape[-1]), *weights)
+    for layer, y in zip(layers, outputs, strict=True):
+        if (bias := layer.get("bias")) is not None:
+            if bias.shape != y.shape[-1:]:
+                raise NpformerError(f"linear: bias must be {y.shape[-1:]}, as wide as weight, got {bias.shape}")
+            y += bias
+    return [y.reshape(*x.shape[:-1], y.shape[-1]) for y in outputs]
+
+
+def linear_backward(
+    grad: np.ndarray, x: np.ndarray, weight: np.ndarray, bias: np.ndarray | None = None
+) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+    """Of y = x W + b: dx = grad W^T, dW = x^T grad, db = the sum of grad's rows. grad (..., out) -> dx (..., in)."""
+    rows = grad.reshape(-1, grad.shape[-1])
+    grads = {"weight": x.reshape(-1, x.shape[-1]).T @ rows}
+    if bias is not None:
+        grads["bias"] = rows.sum(axis=0)
+    return (rows @ weight.T).reshape(x.shape), grads
+
+
+def embedding(ids: np.ndarray, weight: np.ndarray) -> np.ndarray:
+    """The rows of weight (V, D) that ids (...) name, (..., D).
+
+    Raises NpformerError for ids that are no integers or lie outside 0 ... V - 1.
+    """
+    ids = np.asarray(ids)
+    if weight.ndim != 2:
+        raise NpformerError(f"embedding: weight must be (V, D), got {weight.shape} for ids {ids.shape}")
+    if not np.issubdtype(ids.dtype, np.integer):
+        raise NpformerError(f"embedding: ids must be integers, got {ids.dtype}")
+    if ids.size and not (ids.min() >= 0 and ids.max() < len(weight)):
+        wrong = ids[(ids < 0) | (ids >= len(weight))].flat[0]
+        raise NpformerError(f"embedding: ids must lie in 0 ... {len(weight) - 1}, got {wrong}")
+    return weight[ids]
+
+
+class SparseRows(NamedTuple):
+    """The gradient of a table: zero but for `values` (U, D) in the rows `ids` (U,), each there once, in order."""
+
+    ids: np.ndarray
+    values: np.ndarray
+
+
+def embedding_backward(grad: np.ndarray, ids: np.ndarray) -> SparseRows:
+    """Of weight[ids]: the sum of grad's rows (..., D) for each id that occurs, added in the order they stand in."""
+    flat = ids.reshape(-1)
+    order = np.argsort(flat, kind="stable")
+    ordered = flat[order]
+    starts = np.flatnonzero(np.diff(ordered, prepend=-1))
+    rows = grad.reshape(-1, grad.shape[-1])[order]
+    return SparseRows(ordered[starts], np.add.reduceat(rows, starts, axis=0) if len(flat) else rows)
+
+
+def layer_norm(
+    x: np.ndarray,
+    weight: np.ndarray | None = None,
+    bias: np.ndarray | None = None,
+    eps: float = 1e-5,
+    out: np.ndarray | None = None,
+) -> np.ndarray:
+    """y = (x - E[x]) / sqrt(Var[x] + eps) * weight + bias over the last axis, (..., D) -> (..., D).
+
+    Var is the biased variance. Layer Normalization (Ba et al., 2016), section 3. An infinity makes its row NaN,
+    and so does a variance too large for the type.
+    Raises NpformerError where weight or bias is not (D,).
+    """
+    for name, parameter in (("weight", weight), ("bias", bias)):
+        if parameter is not None and parameter.shape != x.shape[-1:]:
+            raise NpformerError(f"layer_norm: {name} must be {x.shape[-1:]} for x {x.shape}, got {parameter.shape}")
+    with np.errstate(invalid="ignore", over="ignore"):
+        y = np.subtract(x, np.add.reduce(x, axis=-1, keepdims=True) / x.shape[-1], out=out)
+        variance = np.vecdot(y, y)[..., None] / x.shape[-1]
+        variance[variance == np.inf] = np.nan  # 1 / inf would make the row 0
+        y *= 1 / np.sqrt(variance + eps)
+    if weight is not None:
+        y *= weight
+    if bias is not None:
+        y += bias
+    return y
+
+
+def layer_norm_backward(
+    grad: np.ndarray,
+    x: np.ndarray,
+    weight: np.ndarray | None = None,
+    bias: np.ndarray | None = None,
+    eps: float = 1e-5,
+) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+    """Of y = (x - E[x]) / sqrt(Var[x] + eps) * weight + bias = n * weight + bias, with g = grad * weight:
+
+    dx = (g - E[g] - n E[g n]) / sqrt(Var[x] + eps), dweight = the sum of the rows of grad * n, dbias of grad.
+    """
+    width, grads = x.shape[-1], {}
+    n = x - np.add.reduce(x, axis=-1, keepdims=True) / width
+    scale = 1 / np.sqrt(np.vecdot(n, n)[..., None] / width + eps)
+    n *= scale
+    dx = grad * n
+    if weight is not None:
+        grads["weight"] = dx.reshape(-1, width).sum(axis=0)
+    if bias is not None:
+        grads["bias"] = grad.reshape(-1, width).sum(axis=0)
+    g = grad if weight is None else np.multiply(grad, weight, out=dx)
+    n *= np.vecdot(g, n)[..., None] / width
+    n += np.add.reduce(g, axis=-1, keepdims=True) / width
+    dx = np.subtract(g, n, out=n)
+    dx *= scale
+    return dx, grads
+
+
+def softmax(x: np.ndarray, axis: int = -1, out: np.ndarray | None = None, run: int | None = None) -> np.ndarray:
+    """exp(x_i) / sum_j exp(x_j) along `axis`, from x - max x so that nothing overflows.
+
+    An infinity where the maximum is taken, +inf or nothing but -inf, gives NaN, as in torch; -inf elsewhere gives 0.
+    run: add up the exponentials of the last axis one after another in runs of so many, and then run after run.
+    """
+    with np.errstate(invalid="ignore", divide="ignore"):
+        y = np.subtract(x, x.max(axis=axis, keepdims=True, initial=-np.inf), out=out)
+        np.exp(y, out=y)
+        y *= 1 / (y.sum(axis=axis, keepdims=True) if run is None else _sum_in_runs(y, run))
+    return y
+
+
+def softmax_backward(grad: np.ndarray, y: np.ndarray, axis: int = -1) -> np.ndarray:
+    """Of y_i = exp(x_i) / sum_j exp(x_j): dx_i = y_i (grad_i - sum_j grad_j y_j)."""
+    dx = grad * y
+    dx -= y * dx.sum(axis=axis, keepdims=True)
+    return dx
+
+
+def _sum_in_runs(y: np.ndarray, run: int) -> np.ndarray:
+    """Sums of the last axis, (..., N) -> (..., 1): in order within each run, so that zeros at the end change nothing.
+
+    NumPy's sum keeps that order where it runs over rows of memory, and only there; `accumulate` keeps it always.
+    """
+    over_rows = y.ndim > 1 and y.shape[-2] > 1 and y.strides[-2] < y.strides[-1]
+    total: np.ndarray | None = None
+    for start in range(0, y.shape[-1], run):
+        part = y[..., start : start + run]
+        sums = part.sum(axis=-1, keepdims=True) if over_rows else np.add.accumulate(part, axis=-1)[..., -1:]
+        total = sums if total is None else total + sums
+    return y.sum(axis=-1, keepdims=True) if total is None else total
+
+
+def log_softmax(x: np.ndarray, axis: int = -1) -> np.ndarray:
+    """x_i - log sum_j exp(x_j) along `axis`; infinities as in `softmax`."""
+    with np.errstate(invalid="ignore", divide="ignore"):
+        y = x - x.max(axis=axis, keepdims=True, initial=-np.inf)
+        y -= np.log(np.exp(y).sum(axis=axis, keepdims=True))
+    return y
+
+
+def log_softmax_backward(grad: np.ndarray, y: np.ndarray, axis: int = -1) -> np.ndarray:
+    """Of y_i = x_i - log sum_j exp(x_j): dx_i = grad_i - exp(y_i) sum_j grad_j."""
+    return grad - np.exp(y) * grad.sum(axis=axis, keepdims=True)
+
+
+def relu(x: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
+    """max(x, 0)."""
+    return np.maximum(x, 0, out=out)
+
+
+def relu_backward(grad: np.ndarray, x: np.ndarray) -> np.ndarray:
+    """Of max(x, 0): dx = grad where x > 0, else 0; 0 at 0, as in torch."""
+    return grad * (x > 0)
+
+
+def silu(x: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
+    """x / (1 + exp(-x)), also called swish. silu(inf) = inf, silu(-inf) = NaN as in torch (its limit is 0)."""
+    return elementwise.in_blocks(elementwise.silu, x, out)
+
+
+def silu_backward(grad: np.ndarray, x: np.ndarray) -> np.ndarray:
+    """Of x s with s = 1 / (1 + exp(-x)): dx = grad s (1 + x (1 - s))."""
+    slope = elementwise.in_blocks(elementwise.silu_slope, x, None)
+    return np.multiply(grad, slope, out=slope)
+
+
+def gelu(x: np.ndarray, approximate: str = "none", out: np.ndarray | None = None) -> np.ndarray:
+    """x Phi(x), with the normal distribution's Phi(x) = (1 + erf(x / sqrt(2))) / 2. Hendrycks and Gimpel, 2016.
+
+    approximate="tanh" gives the paper's x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))) / 2 (gelu_new in checkpoints).
+    The absolute error is at most 2 * 2^-23 |x| in float32 and 4 * 2^-52 |x| in float64.
+    gelu(inf) = inf, gelu(-inf) = NaN as in torch (its limit is 0).
+    """
+    if approximate == "tanh":
+        return elementwise.in_blocks(elementwise.gelu_tanh, x, out)
+    if approximate != "none":
+        raise NpformerError(f'gelu: approximate must be "none" or "tanh", got {approximate!r}')
+    return elementwise.in_blocks(
+        elementwise.gelu_float64 if x.dtype == np.float64 else elementwise.gelu_float32, x, out
+    )
+
+
+def gelu_backward(grad: np.ndarray, x: np.ndarray, approximate: str = "none") -> np.ndarray:
+    """Of x Phi(x): dx = grad (Phi(x) + x phi(x)), phi the normal density; of the approximation its own derivative."""
+    slope = elementwise.in_blocks(
+        elementwise.gelu_tanh_slope if approximate == "tanh" else elementwise.gelu_slope, x, None
+    )
+    return np.multiply(grad, slope, out=slope)
+
+
+def tanh(x: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
+    """(e^x - e^-x) / (e^x + e^-x)."""
+    return np.tanh(x, out=out)
+
+
+def tanh_backward(grad: np.ndarray, x: np.ndarray) -> np.ndarray:
+    """Of tanh x: dx = grad (1 - tanh(x)^2)."""
+    y = np.tanh(x)
+    return grad * (1 - y * y)
+
+
+def gelu_tanh(x: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
+    """gelu(x, approximate="tanh"): the name a checkpoint's configuration chooses by."""
+    return gelu(x, "tanh", out)
+
+
+def gelu_tanh_backward(grad: np.ndarray, x: np.ndarray) -> np.ndarray:
+    """gelu_backward(grad, x, approximate="tanh")."""
+    return gelu_backward(grad, x, "tanh")
+
+
+ACTIVATIONS: dict[str, Callable[..., np.ndarray]] = {"gelu": gelu, "gelu_tanh": gelu_tanh, "relu": relu, "silu": silu}
+BACKWARDS: dict[Callable[..., np.ndarray], Callable[..., np.ndarray]] = {
+    gelu: gelu_backward, gelu_tanh: gelu_tanh_backward, relu: relu_backward, silu: silu_backward, tanh: tanh_backward,
+}  # fmt: skip
+
+
+def cross_entropy(
+    logits: np.ndarray,
+    targets: np.ndarray,
+    ignore_index: int = -100,
+    label_smoothing: float = 0.0,
+    reduction: str = "mean",
+) -> np.ndarray:
+    """-log softmax(logits)[target], (..., C) and (...) -> a number: the mean over the targets that are not ignored.
+
+    label_smoothing e replaces the target by (1 - e) of it and e / C of every class (Szegedy et al., 2016, section 7).
+    reduction="sum" adds, "none" gives (...) with 0 where ignored. The mean over no target at all is NaN, as in torch.
+    """
+    targets = np.asarray(targets)
+    if targets.shape != logits.shape[:-1] or not np.issubdtype(targets.dtype, np.integer):
+        raise NpformerError(
+            f"cross_entropy: targets must be integers of shape {logits.shape[:-1]} for logits {logits.shape}, "
+            f"got {targets.dtype} of shape {targets.shape}"
+        )
+    if reduction not in ("mean", "sum", "none"):
+        raise NpformerError(f'cross_entropy: reduction must be "mean", "sum" or "none", got {reduction!r}')
+    kept = targets != ignore_index
+    if np.any(kept & ((targets < 0) | (targets >= logits.shape[-1]))):
+        wrong = targets[kept & ((targets < 0) | (targets >= logits.shape[-1]))].flat[0]
+        bounds = f"0 ... {logits.shape[-1] - 1} or be {ignore_index}"
+        raise NpformerError(f"cross_entropy: targets must lie in {bounds}, got {wrong}")
+    label_smoothing = float(label_smoothing)  # a NumPy number would widen float32
+    log_probabilities = log_softmax(logits)
+    chosen = np.take_along_axis(log_probabilities, np.where(kept, targets, 0)[..., None], axis=-1)[..., 0]
+    loss = -(1 - label_smoothing) * chosen
+    if label_smoothing:
+        loss -= label_smoothing * log_probabilities.mean(axis=-1)
+    loss = np.where(kept, loss, loss.dtype.type(0))
+    if reduction == "none":
+        return loss
+    total = loss.sum()
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return total if reduction == "sum" else total / total.dtype.type(kept.sum())
+
+
+def cross_entropy_backward(
+    grad: np.ndarray | float,
+    logits: np.ndarray,
+    targets: np.ndarray,
+    ignore_index: int = -100,
+    label_smoothing: float = 0.0,
+    reduction: str = "mean",
+) -> np.ndarray:
+    """Of -log softmax(logits)[target]: grad (softmax(logits) - 1 at the target), 0 where ignored, over their number for
+    the mean. Smoothing e takes (1 - e) off the target and e / C off every class. grad: a number, or (...) for "none".
+    """
+    kept, classes = targets != ignore_index, np.where(targets == ignore_index, 0, targets)[..., None]
+    dx = softmax(logits)
+    dx -= float(label_smoothing) / logits.shape[-1]
+    np.put_along_axis(dx, classes, np.take_along_axis(dx, classes, -1) - (1 - float(label_smoothing)), -1)
+    count = kept.sum() if reduction == "mean" else 1
+    dx *= (kept * np.asarray(grad) / count).astype(dx.dtype)[..., None]
+    return dx

@@ -1,0 +1,121 @@
+"""Generation: targets for sources, greedily, by sampling or by beam search, with what was computed kept.
+
+`generate` and `stream` are here; the loops are in `search.py`, the choice of tokens in `vocabulary.py` and
+`processors.py`, the settings in `settings.py`, the kept keys and values in `memory.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from npformer.batch import Text
+from npformer.errors import NpformerError
+from npformer.generation.search import Hypothesis, beam_search, rows
+from npformer.generation.settings import Settings, resolve
+from npformer.generation.vocabulary import Projection
+from npformer.seq2seq import Seq2Seq
+from npformer.tap import listen
+
+__all__ = ["Hypothesis", "Settings", "cross_attentions", "generate", "padded", "stream"]
+
+TOGETHER = 256  # targets generated together: enough for fast products, and 60 MB of usual logits
+
+
+def generate(
+    model: Seq2Seq,
+    sources: Sequence[Text],
+    output_scores: bool = False,
+    output_attentions: bool = False,
+    **settings: Any,
+) -> list[list[Hypothesis]]:
+    """The targets of each source, num_return_sequences of them, the best first.
+
+    settings: those of `Settings`, by Transformers' names; the model's generation_config.json says what is not given.
+    output_scores: the tokens' log probabilities too. output_attentions: each layer's cross-attention weights too.
+    A target is the same, bit for bit, whatever sources stand beside its own; a sampled one depends on the seed and
+    on its place. Raises NpformerError for settings and sources that make no sense.
+    """
+    chosen = _with_seed(resolve(model.folder, model.config, settings))
+    encoded = model.encode(sources)
+    projection = Projection(**model.weights["head"]["output"])
+    copies = chosen.num_return_sequences if chosen.do_sample else 1
+    wanted = [(i, copy) for i in range(len(sources)) for copy in range(copies)]
+    wanted.sort(key=lambda each: -len(sources[each[0]]))
+    answers: list[list[Hypothesis]] = [[] for _ in sources]
+    size = max(1, TOGETHER // chosen.num_beams)
+    for group in (wanted[at : at + size] for at in range(0, len(wanted), size)):
+        some = [encoded[i] for i, _ in group]
+        if chosen.num_beams > 1:
+            found = beam_search(model, some, chosen, projection)
+        else:
+            found = _joined(rows(model, some, chosen, projection, output_scores, group), len(group))
+        for (i, _), hypotheses in zip(group, found, strict=True):
+            answers[i] += hypotheses[: chosen.num_return_sequences]
+    for source, hypotheses in zip(sources, answers, strict=True):
+        for hypothesis in hypotheses:
+            hypothesis.token_scores = hypothesis.token_scores if output_scores else None
+            if output_attentions:
+                hypothesis.cross_attentions = cross_attentions(model, source, hypothesis.ids, chosen.start_id)
+    return answers
+
+
+def stream(model: Seq2Seq, source: Text, **settings: Any) -> Iterator[int]:
+    """One source's tokens as they are found, greedily or by sampling; settings as in `generate`."""
+    chosen = _with_seed(resolve(model.folder, model.config, settings))
+    if chosen.num_beams > 1 or chosen.num_return_sequences > 1:
+        raise NpformerError("stream: a beam search knows its tokens at the end only; use num_beams=1, one target")
+    projection = Projection(**model.weights["head"]["output"])
+    steps = rows(model, model.encode([source]), chosen, projection, group=[(0, 0)])
+    return (int(tokens[0]) for _, tokens, _ in steps)
+
+
+def padded(hypotheses: Sequence[Hypothesis], settings_or_config: Any) -> np.ndarray:
+    """Targets as Transformers returns them, (B, L): the start token first, padding behind the shorter ones."""
+    start, pad = settings_or_config.start_id, settings_or_config.pad_id
+    width = max(len(each.ids) for each in hypotheses) + 1
+    table = np.full((len(hypotheses), width), 0 if pad is None else pad)
+    table[:, 0] = start
+    for row, each in zip(table, hypotheses, strict=True):
+        row[1 : 1 + len(each.ids)] = each.ids
+    return table
+
+
+def cross_attentions(model: Seq2Seq, source: Text, ids: np.ndarray, start_id: int) -> list[np.ndarray]:
+    """Each decoder layer's weights (H, L, S) from target tokens to source tokens, those that chose ids (L,).
+
+    They are read from one pass over the whole target, which has the bits of the steps.
+    """
+    heard = []
+
+    def hear(name: str, array: np.ndarray) -> np.ndarray:
+        if name.endswith(".cross_attention.weights"):
+            heard.append(array[0])
+        return array
+
+    with listen(hear):
+        model.run([(source, Text(np.concatenate([[start_id], ids[:-1]])))])
+    return heard
+
+
+def _with_seed(settings: Settings) -> Settings:
+    """A seed of its own for sampling that has none."""
+    if not settings.do_sample or settings.seed is not None:
+        return settings
+    return replace(settings, seed=int(np.random.SeedSequence().generate_state(1)[0]))
+
+
+def _joined(steps: Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]], count: int) -> list[list[Hypothesis]]:
+    """The steps of `rows` as one target for each of `count` places."""
+    tokens: list[list[int]] = [[] for _ in range(count)]
+    scores: list[list[float]] = [[] for _ in range(count)]
+    for places, chosen, given in steps:
+        for place, token, score in zip(places.tolist(), chosen.tolist(), given, strict=True):
+            tokens[place].append(token)
+            scores[place].append(score)
+    return [
+        [Hypothesis(np.array(ids), token_scores=np.array(values))] for ids, values in zip(tokens, scores, strict=True)
+    ]

@@ -1,0 +1,93 @@
+"""What changes the scores of the next token: bans, forced tokens, the penalty for repetition, and sampling's cuts.
+
+Each works in place on scores (R, V) of rows whose tokens so far, the start token first, are ids (R, L). They go in
+Transformers' order.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from npformer.functions import softmax
+from npformer.generation.settings import Settings
+
+
+def penalise_repetition(ids: np.ndarray, scores: np.ndarray, penalty: float) -> None:
+    """Scores of the tokens so far, divided by the penalty; multiplied where they are negative. Keskar et al., 2019."""
+    seen = np.take_along_axis(scores, ids, axis=1)
+    np.put_along_axis(scores, ids, np.where(seen < 0, seen * penalty, seen / penalty), axis=1)
+
+
+def ban_repeated_ngrams(ids: np.ndarray, scores: np.ndarray, size: int) -> None:
+    """No n-gram twice: what followed the last n - 1 tokens before may not follow them again."""
+    length = ids.shape[1]
+    if length < size:
+        return
+    windows = np.lib.stride_tricks.sliding_window_view(ids, size, axis=1)
+    repeated = (windows[..., :-1] == ids[:, None, length + 1 - size :]).all(axis=-1)
+    rows, places = np.nonzero(repeated)
+    scores[rows, windows[rows, places, -1]] = -np.inf
+
+
+def ban_words(ids: np.ndarray, scores: np.ndarray, words: tuple[tuple[int, ...], ...]) -> None:
+    """Words of several tokens: their last token is banned where the ones before it have just come."""
+    for *start, last in words:
+        if len(start) <= ids.shape[1]:
+            scores[(ids[:, ids.shape[1] - len(start) :] == start).all(axis=1), last] = -np.inf
+
+
+class Processors:
+    """The processors that the settings ask for."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        words = [word for word in settings.bad_words_ids if word and word not in {(end,) for end in settings.end_ids}]
+        self.bad_words = tuple(word for word in words if len(word) > 1)
+        self.banned = [word[0] for word in words if len(word) == 1]
+
+    @property
+    def rescales(self) -> bool:
+        """Whether a score is changed to anything but -inf, so that it matters if it was normalised before."""
+        return self.settings.repetition_penalty != 1
+
+    def __call__(self, ids: np.ndarray, scores: np.ndarray) -> None:
+        """Change the scores in place; whether they are logits or log probabilities is the caller's choice."""
+        s, length = self.settings, ids.shape[1]
+        if s.repetition_penalty != 1:
+            penalise_repetition(ids, scores, s.repetition_penalty)
+        if s.no_repeat_ngram_size:
+            ban_repeated_ngrams(ids, scores, s.no_repeat_ngram_size)
+        scores[:, self.banned] = -np.inf
+        ban_words(ids, scores, self.bad_words)
+        if length <= s.min_new_tokens:
+            scores[:, list(s.end_ids)] = -np.inf
+        if s.forced_bos_token_id is not None and length == 1:
+            _force(scores, (s.forced_bos_token_id,))
+        if s.forced_eos_token_id and length == s.max_new_tokens:
+            _force(scores, s.forced_eos_token_id)
+        scores[:, list(s.suppress_tokens)] = -np.inf
+        if length == (1 if s.forced_bos_token_id is None else 2):
+            scores[:, list(s.begin_suppress_tokens)] = -np.inf
+
+
+def _force(scores: np.ndarray, tokens: tuple[int, ...]) -> None:
+    scores[:] = -np.inf
+    scores[:, list(tokens)] = 0
+
+
+def narrow(scores: np.ndarray, settings: Settings) -> None:
+    """What sampling is made from, in place: temperature, then the top_k best, then those that make up top_p.
+
+    Nucleus sampling: Holtzman et al., 2020. At least the best token stays.
+    """
+    if settings.temperature != 1:
+        scores /= settings.temperature
+    if 0 < settings.top_k < scores.shape[1]:
+        kept = np.partition(scores, -settings.top_k, axis=1)[:, -settings.top_k, None]
+        scores[scores < kept] = -np.inf
+    if settings.top_p < 1:
+        order = np.argsort(scores, axis=1, kind="stable")
+        mass = softmax(np.take_along_axis(scores, order, axis=1)).cumsum(axis=1)
+        dropped = mass <= 1 - settings.top_p
+        dropped[:, -1] = False
+        np.put_along_axis(scores, order, np.where(dropped, -np.inf, np.take_along_axis(scores, order, axis=1)), axis=1)

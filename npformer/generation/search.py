@@ -1,0 +1,216 @@
+"""The loops: greedy search and sampling, a row a target; beam search, several rows a source.
+
+`Run` steps a decoder for a group of sources; what a step's logits mean is in `vocabulary.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from npformer.batch import Batch
+from npformer.functions import softmax
+from npformer.generation.memory import Memory
+from npformer.generation.processors import Processors, narrow
+from npformer.generation.settings import Settings
+from npformer.generation.vocabulary import Projection, best, greedy
+from npformer.seq2seq import Seq2Seq, decode_target
+
+
+@dataclass
+class Hypothesis:
+    """A target: its ids, without the start token and with what ended it, and what the model gave them."""
+
+    ids: np.ndarray  # (L,)
+    score: float | None = None  # beam search: log probability / length ** length_penalty
+    token_scores: np.ndarray | None = None  # (L,) log probabilities of the tokens
+    cross_attentions: list[np.ndarray] = field(default_factory=list)  # a layer's (H, L, S), where asked for
+
+
+class Run:
+    """A decoder going forward, a step at a time, for n_beams targets of each of some encoded sources."""
+
+    def __init__(self, model: Seq2Seq, sources: Sequence[np.ndarray], n_beams: int, projection: Projection) -> None:
+        self.model = model
+        self.n_beams = n_beams
+        self.projection = projection
+        self.lengths = np.array([len(source) for source in sources])
+        self.source = np.concatenate(sources)
+        self.memory = Memory(model.config.n_decoder_layers, self.lengths, n_beams)
+        self.steps = 0
+
+    def step(self, tokens: np.ndarray, parents: np.ndarray | None = None) -> np.ndarray:
+        """Logits after one more token of each target, (R,) -> (R, V); parents: the beams they go on from."""
+        self.memory.step(parents)
+        texts = np.full(len(tokens) // self.n_beams, self.n_beams)
+        positions = np.full(len(tokens), self.steps)
+        target = Batch(tokens, positions, np.zeros_like(tokens), texts)
+        with self.model.cores():
+            x = decode_target(
+                self.model.weights, self.model.config, target, self.source, self.lengths, self.memory.layers
+            )
+            self.steps += 1
+            return self.projection(x)
+
+    def keep(self, texts: np.ndarray) -> None:
+        """Go on with these texts only."""
+        self.memory.keep(texts)
+        self.lengths = self.lengths[texts]
+
+
+# --- a row a target --------------------------------------------------------------------------------------------------
+
+
+def rows(
+    model: Seq2Seq,
+    sources: Sequence[np.ndarray],
+    settings: Settings,
+    projection: Projection,
+    scored: bool = False,
+    group: Sequence[tuple[int, int]] = (),
+) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+    """Greedy search, or sampling: of each step the targets it was for, their tokens, and their scores if wanted.
+
+    group: the number of each target's source and which of its targets it is, which sampling's draws depend on.
+    A target that has ended costs nothing more.
+    """
+    run, processors = Run(model, sources, 1, projection), Processors(settings)
+    draws = [np.random.default_rng([settings.seed or 0, *place]) for place in group if settings.do_sample]
+    alive = np.arange(len(sources))
+    ids = np.full((len(sources), 1), settings.start_id)
+    while True:
+        logits = run.step(ids[:, -1])
+        with model.cores():
+            if settings.do_sample:
+                tokens, scores = _sample(logits, ids, processors, [draws[i] for i in alive])
+            else:
+                tokens, scores = greedy(logits, ids, processors, scored)
+        yield alive, tokens[:, 0], scores[:, 0]
+        ids = np.concatenate([ids, tokens], axis=1)
+        going = np.flatnonzero(~np.isin(tokens[:, 0], settings.end_ids))
+        if ids.shape[1] > settings.max_new_tokens or not len(going):
+            return
+        if len(going) < len(alive):
+            alive, ids = alive[going], ids[going]
+            run.keep(going)
+
+
+def _sample(
+    logits: np.ndarray, ids: np.ndarray, processors: Processors, draws: Sequence[np.random.Generator]
+) -> tuple[np.ndarray, np.ndarray]:
+    """A token of each row by its probability, (R, 1), and the logarithm of that."""
+    processors(ids, logits)
+    narrow(logits, processors.settings)
+    probabilities = softmax(logits)
+    mass = probabilities.cumsum(axis=1, dtype=np.float64)
+    points = [draw.random() * total for draw, total in zip(draws, mass[:, -1], strict=True)]
+    tokens = np.array([[np.searchsorted(row, at, side="right")] for row, at in zip(mass, points, strict=True)])
+    return tokens, np.log(np.take_along_axis(probabilities, tokens, axis=1))
+
+
+# --- beams -----------------------------------------------------------------------------------------------------------
+
+NEVER = -1e9  # the score of what must not be chosen, as Transformers has it
+
+
+@dataclass
+class Beams:
+    """Where a beam search stands: B texts' running targets, b of each, and those of each that have ended."""
+
+    texts: np.ndarray  # (B,) which sources they are of
+    ids: np.ndarray  # (B, b, L), the start token first
+    scores: np.ndarray  # (B, b) log probabilities of the whole target
+    token_scores: np.ndarray  # (B, b, L - 1)
+    ended: list[list[Hypothesis]]  # the best b of each, best first
+
+
+def beam_search(
+    model: Seq2Seq, sources: Sequence[np.ndarray], settings: Settings, projection: Projection
+) -> list[list[Hypothesis]]:
+    """The best num_beams targets of each source, best first.
+
+    As in Transformers: of the continuations of all beams the best (1 + number of end tokens) * b are looked at; those
+    among the best b that have ended are kept by their score, and the best b that have not go on.
+    """
+    n, b = len(sources), settings.num_beams
+    run, processors = Run(model, sources, b, projection), Processors(settings)
+    scores = np.full((n, b), NEVER, model.dtype)
+    scores[:, 0] = 0  # all beams begin alike, so that only one of them counts
+    ids, none = np.full((n, b, 1), settings.start_id), np.zeros((n, b, 0), model.dtype)
+    beams = Beams(np.arange(n), ids, scores, none, [[] for _ in range(n)])
+    done: list[list[Hypothesis]] = [[]] * n
+    parents = None
+    while len(beams.texts):
+        logits = run.step(beams.ids[..., -1].ravel(), parents)
+        with model.cores():
+            parents = _advance(beams, logits, processors)
+        going = []
+        for i, text in enumerate(beams.texts):
+            if _is_finished(beams.ended[i], beams.scores[i, 0], beams.ids.shape[2] - 1, settings):
+                done[text] = beams.ended[i]
+            else:
+                going.append(i)
+        if len(going) < len(beams.texts):
+            some = np.array(going, int)
+            beams = Beams(
+                beams.texts[some], beams.ids[some], beams.scores[some], beams.token_scores[some],
+                [beams.ended[i] for i in going],
+            )  # fmt: skip
+            parents = parents[some]
+            run.keep(some)
+    return done
+
+
+def _advance(beams: Beams, logits: np.ndarray, processors: Processors) -> np.ndarray:
+    """Replace the beams by their best continuations; the beams these go on from, (B, b)."""
+    s = processors.settings
+    n, b, length = beams.ids.shape
+    looked_at = max(2, 1 + len(s.end_ids)) * b
+    flat = beams.ids.reshape(n * b, length)
+    tokens, scores = (each.reshape(n, -1) for each in best(logits, flat, processors, min(looked_at, logits.shape[1])))
+    totals = (scores.reshape(n, b, -1) + beams.scores[..., None]).reshape(n, -1)
+    per_beam = tokens.shape[1] // b
+    places = np.arange(b).repeat(per_beam) * logits.shape[1] + tokens
+    order = np.lexsort((places, -totals), axis=1)[:, :looked_at]
+    parents = order // per_beam
+    tokens, scores, totals = (np.take_along_axis(each, order, axis=1) for each in (tokens, scores, totals))
+    ids = np.concatenate([np.take_along_axis(beams.ids, parents[..., None], axis=1), tokens[..., None]], axis=2)
+    kept_scores = np.take_along_axis(beams.token_scores, parents[..., None], axis=1)
+    token_scores = np.concatenate([kept_scores, scores[..., None]], axis=2)
+
+    ends = np.isin(tokens, s.end_ids) | (length >= s.max_new_tokens)
+    for i, j in zip(*np.nonzero(ends[:, :b]), strict=True):
+        score = totals[i, j] / totals.dtype.type(length**s.length_penalty)
+        _add(beams.ended[i], Hypothesis(ids[i, j, 1:], float(score), token_scores[i, j]), b)
+    totals += ends * totals.dtype.type(NEVER)
+    chosen = np.argsort(-totals, axis=1, kind="stable")[:, :b]
+    beams.scores = np.take_along_axis(totals, chosen, axis=1)
+    beams.ids = np.take_along_axis(ids, chosen[..., None], axis=1)
+    beams.token_scores = np.take_along_axis(token_scores, chosen[..., None], axis=1)
+    return np.take_along_axis(parents, chosen, axis=1)
+
+
+def _add(ended: list[Hypothesis], new: Hypothesis, n_beams: int) -> None:
+    """Among the best n_beams, before those of a lower score."""
+    ended.append(new)
+    ended.sort(key=lambda each: -(each.score or 0.0))
+    del ended[n_beams:]
+
+
+def _is_finished(ended: list[Hypothesis], best_running: float, length: int, settings: Settings) -> bool:
+    """Whether nothing better is to come: enough targets have ended, and what runs on will not pass the worst of them.
+
+    What runs on is judged by its score so far at its length so far, which a longer one may still pass; with
+    early_stopping "never" and a positive length penalty at the greatest length, which none can.
+    """
+    if length >= settings.max_new_tokens:
+        return True
+    if len(ended) < settings.num_beams:
+        return False
+    if settings.early_stopping is True:
+        return True
+    far = settings.early_stopping == "never" and settings.length_penalty > 0
+    at = settings.max_new_tokens if far else length
+    return bool(best_running / type(best_running)(at**settings.length_penalty) <= (ended[-1].score or 0.0))

@@ -1,0 +1,189 @@
+"""What a generation may be told: `Settings`, by Transformers' names, from generation_config.json and the caller.
+
+Where neither says, the defaults are those of Transformers' `generate`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from npformer.checkpoint.folder import CONFIG, read_json
+from npformer.errors import NpformerError
+from npformer.transformer_config import TransformerConfig
+
+FILE = "generation_config.json"
+
+#: Settings that say nothing about which tokens come out.
+IGNORED = frozenset({
+    "_from_model_config", "transformers_version", "use_cache", "output_attentions", "output_hidden_states",
+    "output_scores", "output_logits", "return_dict_in_generate", "bos_token_id", "cache_implementation",
+    "max_cache_len", "cache_config", "compile_config", "disable_compile", "is_assistant", "token_healing",
+    "num_assistant_tokens", "num_assistant_tokens_schedule", "assistant_confidence_threshold",
+    "max_matching_ngram_size", "assistant_lookbehind", "target_lookbehind", "low_memory", "prefill_chunk_size",
+    "remove_invalid_values", "use_mtp", "continuous_batching_config",
+})  # fmt: skip
+
+#: Settings that are not here, with the value that changes nothing.
+NEUTRAL: Mapping[str, tuple[Any, ...]] = {
+    "typical_p": (None, 1.0), "min_p": (None,), "top_h": (None,), "epsilon_cutoff": (None, 0.0),
+    "eta_cutoff": (None, 0.0), "encoder_repetition_penalty": (None, 1.0), "encoder_no_repeat_ngram_size": (None, 0),
+    "exponential_decay_length_penalty": (None,), "sequence_bias": (None,), "guidance_scale": (None, 1.0),
+    "watermarking_config": (None,), "penalty_alpha": (None,), "dola_layers": (None,), "stop_strings": (None,),
+    "diversity_penalty": (None, 0.0), "num_beam_groups": (None, 1), "constraints": (None,),
+    "force_words_ids": (None,), "prompt_lookup_num_tokens": (None,), "assistant_early_exit": (None,),
+    "assistant_ensemble_weight": (None,), "speculation_type": (None,), "max_time": (None,),
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How targets are generated. Ids are the model's; lengths count the tokens after the start token."""
+
+    start_id: int
+    end_ids: tuple[int, ...] = ()
+    pad_id: int | None = None
+    max_new_tokens: int = 20
+    min_new_tokens: int = 0
+    num_beams: int = 1
+    num_return_sequences: int = 1
+    length_penalty: float = 1.0  # a finished target's score is its log probability / length ** length_penalty
+    early_stopping: bool | str = False  # True: at num_beams finished; False: when better is unlikely; "never"
+    do_sample: bool = False
+    temperature: float = 1.0
+    top_k: int = 50
+    top_p: float = 1.0
+    seed: int | None = None
+    repetition_penalty: float = 1.0
+    no_repeat_ngram_size: int = 0
+    bad_words_ids: tuple[tuple[int, ...], ...] = ()
+    suppress_tokens: tuple[int, ...] = ()
+    begin_suppress_tokens: tuple[int, ...] = ()
+    forced_bos_token_id: int | None = None
+    forced_eos_token_id: tuple[int, ...] = ()
+    renormalize_logits: bool = False
+
+    def check(self, vocabulary: int, longest: int) -> None:
+        """Raises NpformerError for a setting that makes no sense, or not for this model."""
+        _whole("max_new_tokens", self.max_new_tokens, 1, longest)
+        _whole("min_new_tokens", self.min_new_tokens, 0, self.max_new_tokens)
+        _whole("num_beams", self.num_beams, 1, 1000)
+        _whole("num_return_sequences", self.num_return_sequences, 1, 1000)
+        for name in ("top_k", "no_repeat_ngram_size"):
+            _whole(name, getattr(self, name), 0, 2**31)
+        for name in ("temperature", "repetition_penalty", "top_p"):
+            if not 0 < _number(name, getattr(self, name)) < math.inf:
+                raise NpformerError(f"{name}: expected a number above 0, got {getattr(self, name)!r:.80}")
+        if self.top_p > 1:
+            raise NpformerError(f"top_p: expected a number up to 1, got {self.top_p}")
+        if not math.isfinite(_number("length_penalty", self.length_penalty)):
+            raise NpformerError(f"length_penalty: expected a finite number, got {self.length_penalty}")
+        if self.early_stopping not in (True, False, "never"):
+            raise NpformerError(f'early_stopping: expected True, False or "never", got {self.early_stopping!r:.80}')
+        if self.seed is not None:
+            _whole("seed", self.seed, 0, 2**63)
+        lists = {
+            "decoder_start_token_id": (self.start_id,),
+            "eos_token_id": self.end_ids,
+            "suppress_tokens": self.suppress_tokens,
+            "begin_suppress_tokens": self.begin_suppress_tokens,
+            "forced_eos_token_id": self.forced_eos_token_id,
+            "forced_bos_token_id": () if self.forced_bos_token_id is None else (self.forced_bos_token_id,),
+            "bad_words_ids": [each for word in self.bad_words_ids for each in word],
+        }
+        for name, ids in lists.items():
+            for each in ids:
+                _whole(name, each, 0, vocabulary - 1)
+        if self.do_sample and self.num_beams > 1:
+            raise NpformerError("num_beams: sampling goes with one beam; use do_sample=False for beam search")
+        if self.num_return_sequences > (self.num_return_sequences if self.do_sample else self.num_beams):
+            raise NpformerError(
+                f"num_return_sequences: {self.num_return_sequences} targets need as many beams, or do_sample=True; "
+                f"num_beams is {self.num_beams}"
+            )
+        if self.num_beams * max(2, 1 + len(self.end_ids)) > vocabulary:
+            raise NpformerError(f"num_beams: {self.num_beams} are too many for a vocabulary of {vocabulary}")
+
+
+#: What a caller may set: the fields' names, Transformers' for the ids, and its older ones of the lengths.
+NAMES = (
+    *(each.name for each in fields(Settings) if each.name not in ("start_id", "end_ids", "pad_id")),
+    "decoder_start_token_id", "eos_token_id", "pad_token_id", "max_length", "min_length",
+)  # fmt: skip
+
+
+def resolve(folder: Path | None, config: TransformerConfig, given: Mapping[str, Any]) -> Settings:
+    """The settings for a model, `given` before generation_config.json before the defaults.
+
+    max_length and min_length, which Transformers counts with the start token, are understood as well.
+    """
+    path, stored = stored_settings(folder, config)
+    values = dict(stored)
+    for name in ("max_new_tokens", "min_new_tokens"):
+        if name in given:
+            values.pop(name.replace("new_tokens", "length"), None)
+    values |= given
+    end_ids = values.pop("eos_token_id", None)
+    settings: dict[str, Any] = {
+        "start_id": values.pop("decoder_start_token_id", config.start_id),
+        "end_ids": config.end_ids if end_ids is None else _ids("eos_token_id", end_ids),
+        "pad_id": values.pop("pad_token_id", config.pad_id),
+    }
+    max_length, min_length = values.pop("max_length", None), values.pop("min_length", None)
+    if values.get("max_new_tokens") is None:
+        limit = min(20, config.max_length - 1) if max_length is None else _whole("max_length", max_length, 2, 2**31) - 1
+        values["max_new_tokens"] = limit
+    if values.get("min_new_tokens") is None:
+        values["min_new_tokens"] = max(0, _whole("min_length", min_length or 0, 0, 2**31) - 1)
+    for name in ("suppress_tokens", "begin_suppress_tokens", "forced_eos_token_id"):
+        values[name] = _ids(name, values.get(name))
+    words = values.get("bad_words_ids") or []
+    values["bad_words_ids"] = tuple(_ids("bad_words_ids", word) for word in words)
+    for name, value in values.items():
+        if name in NAMES:
+            if value is not None:
+                settings[name] = value
+        elif name in NEUTRAL:
+            if value not in NEUTRAL[name]:
+                raise NpformerError(f"{name}: {value!r:.80} is not supported; it can only be {NEUTRAL[name][-1]}")
+        elif name not in IGNORED:
+            where = f"{path}: " if name in stored else ""
+            raise NpformerError(f"{where}{name!r:.80}: no such setting; those are {', '.join(NAMES)}")
+    result = Settings(**settings)
+    result.check(config.target_vocab_size, config.max_length)
+    return result
+
+
+def stored_settings(folder: Path | None, config: TransformerConfig) -> tuple[Path | None, dict[str, Any]]:
+    """generation_config.json; without one what an older config.json says of it, as Transformers reads it."""
+    if folder is None:
+        return None, {}
+    if (folder / FILE).exists():
+        return folder / FILE, read_json(folder / FILE)
+    if config.model_type != "marian" or not (folder / CONFIG).exists():
+        return None, {}
+    read = {name: value for name, value in read_json(folder / CONFIG).items() if name in NAMES}
+    return folder / CONFIG, {"forced_eos_token_id": 0, **read}
+
+
+def _ids(name: str, value: Any) -> tuple[int, ...]:
+    """One id, several, or none."""
+    if value is None:
+        return ()
+    ids = tuple(value) if isinstance(value, list | tuple) else (value,)
+    return tuple(_whole(name, each, 0, 2**31) for each in ids)
+
+
+def _whole(name: str, value: object, low: int, high: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+        raise NpformerError(f"{name}: expected a whole number from {low} to {high}, got {value!r:.80}")
+    return value
+
+
+def _number(name: str, value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise NpformerError(f"{name}: expected a number, got {value!r:.80}")
+    return float(value)

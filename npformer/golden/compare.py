@@ -1,0 +1,132 @@
+"""Holding another program's arrays to a golden file: a line a stage, and the first stage that diverges.
+
+An error is the largest distance of a stage's values from the float64 truth; it is told as such and in budgets, where up
+to 1 is what a correct float32 port may have. Why a stage diverges is for `diagnose.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from textwrap import fill
+from typing import Any
+
+import numpy as np
+
+from npformer.golden.file import Golden
+from npformer.golden.names import Theirs, read
+
+
+@dataclass(frozen=True)
+class Row:
+    """One stage: its error, where it is largest (text, then index), and how alike the directions are."""
+
+    stage: str
+    max_abs: float  # NaN where theirs is not finite
+    budgets: float
+    cosine: float
+    worst: tuple[int, ...]
+    problem: str = ""  # why it could not be compared
+
+    @property
+    def diverges(self) -> bool:
+        return not self.budgets <= 1
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Their stages, in firing order, against a golden file's."""
+
+    rows: list[Row]
+    theirs: Theirs
+    missing: list[str]  # stages of the golden that they do not have
+
+    @property
+    def first(self) -> Row | None:
+        """The first stage that diverges."""
+        return next((row for row in self.rows if row.diverges), None)
+
+    @property
+    def ok(self) -> bool:
+        return self.first is None
+
+    def __str__(self) -> str:
+        lines = [f"{'stage':<31} {'max abs':>9} {'budgets':>9} {'cosine':>9}  worst at"]
+        for row in self.rows:
+            mark = " <" if row is self.first else ""
+            if row.problem:
+                lines.append(f"{row.stage:<31} {row.problem}{mark}")
+                continue
+            worst = ", ".join(map(str, row.worst))
+            numbers = f"{row.max_abs:>9.2e} {row.budgets:>9.3g} {row.cosine:>9.6f}"
+            lines.append(f"{row.stage:<31} {numbers}  {worst}{mark}")
+        lines.append("")
+        if self.theirs.unused:
+            lines.append(_listed("not used", self.theirs.unused))
+        if self.missing:
+            lines.append(_listed("not compared, as they are not there", self.missing))
+        if not self.rows:
+            lines.append("no stage was compared")
+        elif self.first is None:
+            lines.append(f"no stage diverges: all {len(self.rows)} are within their budgets")
+        else:
+            lines.append(f"the first stage that diverges: {self.first.stage}")
+        return "\n".join(lines)
+
+
+def compare(golden: Golden, arrays: Mapping[str, Any] | Any, names: Mapping[str, str] | None = None) -> Comparison:
+    """Hold arrays (name -> array, or a live torch model) to a golden file. names: a map of their names to ours.
+
+    Raises NpformerError where no array is recognised, or they were computed from other token ids.
+    """
+    if not isinstance(arrays, Mapping):
+        from npformer.golden.torch_model import stages_of
+
+        arrays = stages_of(arrays, golden)
+    theirs = read(golden, arrays, names)
+    rows, missing = [], []
+    for name in golden.stages:
+        if name in theirs.problems:
+            rows.append(Row(name, np.nan, np.nan, np.nan, (), theirs.problems[name]))
+        elif name in theirs.stages:
+            rows.append(_row(name, theirs.stages[name], golden))
+        else:
+            missing.append(name)
+    return Comparison(rows, theirs, missing)
+
+
+def assert_close(golden: Golden, arrays: Mapping[str, Any] | Any, names: Mapping[str, str] | None = None) -> None:
+    """For pytest: an AssertionError with the table where a stage of `compare` diverges, or no stage was compared."""
+    comparison = compare(golden, arrays, names)
+    if not comparison.ok or not comparison.rows:
+        raise AssertionError(f"{comparison}")
+
+
+def _row(name: str, theirs: list[np.ndarray], golden: Golden) -> Row:
+    truth = golden.truth[name]
+    errors = [np.abs(array.astype(np.float64) - true) for array, true in zip(theirs, truth, strict=True)]
+    for i, array in enumerate(theirs):
+        if not np.isfinite(array).all():
+            worst = np.argwhere(~np.isfinite(array))[0]
+            return Row(name, np.nan, np.nan, np.nan, (i, *worst.tolist()), _not_finite(array, (i, *worst.tolist())))
+    text = int(np.argmax([error.max() for error in errors]))
+    worst = np.unravel_index(int(errors[text].argmax()), errors[text].shape)
+    largest = float(errors[text].max())
+    budgets = largest / golden.budgets[name]
+    return Row(name, largest, budgets, _cosine(theirs, truth), (text, *map(int, worst)))
+
+
+def _not_finite(array: np.ndarray, where: tuple[int, ...]) -> str:
+    count = int((~np.isfinite(array)).sum())
+    return f"{array[where[1:]]} at {', '.join(map(str, where))}; {count} of text {where[0]} are not finite"
+
+
+def _cosine(theirs: list[np.ndarray], truth: list[np.ndarray]) -> float:
+    a, b = (np.concatenate([each.ravel() for each in arrays]).astype(np.float64) for arrays in (theirs, truth))
+    length = float(np.linalg.norm(a) * np.linalg.norm(b))
+    return float(a @ b) / length if length else float(np.array_equal(a, b))
+
+
+def _listed(title: str, names: list[str]) -> str:
+    more = f" and {len(names) - 6} more" if len(names) > 6 else ""
+    return fill(f"{title}: {', '.join(names[:6])}{more}", 80, subsequent_indent="  ", break_on_hyphens=False)

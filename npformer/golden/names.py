@@ -1,0 +1,211 @@
+"""Reading another program's arrays: which of our stages or weights each one is, and which part of it is which text.
+
+A stage may come by our name, by that of the Hugging Face module whose output it is, by TransformerLens's hook, or by a
+map of the user's. It may be packed or padded, with or without a batch axis. `compare.py` is the user.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from npformer import stages as table
+from npformer.checkpoint import layout
+from npformer.checkpoint.families import FAMILIES, module_path
+from npformer.config import Config
+from npformer.errors import NpformerError
+from npformer.golden.file import Golden
+
+IDS = ("ids", "input_ids")
+_OF_TEXT = re.compile(r"(\d{1,9})/(.+)")
+
+
+@dataclass
+class Theirs:
+    """Another program's arrays by our names."""
+
+    stages: dict[str, list[np.ndarray]] = field(default_factory=dict)  # one array a text, as the golden has them
+    weights: dict[str, np.ndarray] = field(default_factory=dict)  # by flat name, as they came
+    problems: dict[str, str] = field(default_factory=dict)  # a stage that cannot be compared -> why
+    unused: list[str] = field(default_factory=list)  # names that are none of the golden's stages
+    width: int = 0  # tokens of a padded text, where any array was padded
+
+
+def read(golden: Golden, arrays: Mapping[str, Any], names: Mapping[str, str] | None = None) -> Theirs:
+    """Their arrays as the golden's stages. names: their name -> ours, where theirs is none of those known.
+
+    Raises NpformerError where nothing is recognised, or the token ids among them are not the golden's.
+    """
+    known, weights = stage_names(golden), weight_names(golden.config)
+    for theirs, meant in (names or {}).items():
+        if meant not in golden.stages and meant not in weights.values():
+            raise NpformerError(f"name map: {theirs!r}: {table.unknown(str(meant), list(golden.stages))}")
+        known[theirs] = meant
+    found, result = dict[str, dict[int, Any]](), Theirs()
+    for name, value in arrays.items():
+        of_text = _OF_TEXT.fullmatch(name)
+        number, plain = (int(of_text[1]), of_text[2]) if of_text else (-1, name)
+        ours = known.get(name) or known.get(plain)
+        if name in weights or ours in weights.values():
+            result.weights[weights.get(name, str(ours))] = as_array(name, value)
+        elif plain in IDS:
+            _check_ids(golden, number, as_array(name, value))
+        elif ours == "spans":
+            for column, each in enumerate(("start_logits", "end_logits")):
+                found.setdefault(each, {})[number] = as_array(name, value)[..., column]
+        elif ours:
+            found.setdefault(ours, {})[number] = as_array(name, value)
+        else:
+            result.unused.append(name)
+    if not found and not result.weights:
+        raise NpformerError(_nothing(golden, list(arrays)))
+    for name in golden.stages:
+        if name in found:
+            _place(golden, name, found[name], result)
+    return result
+
+
+def stage_names(golden: Golden) -> dict[str, str]:
+    """Every name by which one of the golden's stages is known -> the stage."""
+    config = golden.config
+    prefix = FAMILIES[config.model_type].prefix if config.model_type in FAMILIES else ""
+    names = {path: stage for path, stage in table.modules(config).items() if stage in golden.stages}
+    if config.head == "question-answering" and {"start_logits", "end_logits"} & set(golden.stages):
+        names[str(module_path(config, "head.output"))] = "spans"
+    names |= {path.removeprefix(prefix): stage for path, stage in names.items()}
+    layers = [f"layers.{i}" for i in range(config.n_layers)]
+    states = ["embeddings.norm", *(f"{layer}.ffn_norm" for layer in layers)]
+    outputs = {f"hidden_states.{i}": stage for i, stage in enumerate(states)}
+    outputs |= {f"attentions.{i}": f"{layer}.attention.weights" for i, layer in enumerate(layers)}
+    outputs |= {"last_hidden_state": states[-1], "pooler_output": "pooled"}
+    names |= {name: stage for name, stage in outputs.items() if stage in golden.stages}
+    for stage in golden.stages:
+        row = table.find(stage)
+        names |= {row.hook: stage, stage: stage} if row and row.hook else {stage: stage}
+    return names
+
+
+def weight_names(config: Config) -> dict[str, str]:
+    """Our flat names of a model's weights, and Hugging Face's, with and without the encoder's prefix -> ours."""
+    if config.model_type not in FAMILIES:
+        return {}
+    family, names = FAMILIES[config.model_type], dict[str, str]()
+    for ours, parameter in layout.parameters([*family.encoder, *family.heads[config.head]], config).items():
+        theirs = f"{module_path(config, parameter.group)}.{parameter.name}"
+        names |= {theirs: ours, theirs.removeprefix(family.prefix): ours, ours: ours}
+    return names
+
+
+def as_array(name: str, value: Any) -> np.ndarray:
+    """An array or a torch tensor as floating-point numbers, or as integers where it holds token ids."""
+    if hasattr(value, "detach"):
+        value = value.detach().cpu()
+        value = value.float() if value.dtype.is_floating_point else value
+    array = np.asarray(value)
+    if array.dtype.kind not in "fiu":
+        raise NpformerError(f"{name}: expected an array of numbers, got {array.dtype}")
+    return array
+
+
+def _place(golden: Golden, name: str, given: dict[int, np.ndarray], result: Theirs) -> None:
+    """One stage, as one array for all texts (number -1) or as one a text."""
+    shapes = [array.shape for array in golden.truth[name]]
+    if -1 not in given and set(given) != set(range(len(shapes))):
+        result.problems[name] = f"expected one array a text, 0 to {len(shapes) - 1}, got {sorted(given)}"
+        return
+    if -1 in given:
+        parts = per_text(name, given[-1], shapes)
+        if parts is not None and given[-1].ndim == len(shapes[0]) + 1 and token_axes(name, shapes[0]) == (0,):
+            result.width = max(result.width, given[-1].shape[1])
+    else:
+        each = [per_text(name, given[i], [shape]) for i, shape in enumerate(shapes)]
+        parts = None if None in [part and 1 for part in each] else [part[0] for part in each if part]
+    if parts is None:
+        got = given[-1].shape if -1 in given else [given[i].shape for i in range(len(shapes))]
+        result.problems[name] = f"expected {_expected(shapes)}, got {got}"
+    else:
+        result.stages[name] = parts
+
+
+def per_text(name: str, array: np.ndarray, shapes: list[tuple[int, ...]]) -> list[np.ndarray] | None:
+    """One array a text from any layout of a stage; None where its shape is none of them.
+
+    (T, ...): packed, the texts one after another; (B, L, ...): padded on the right, L at least the longest text;
+    (B L, ...): the same as rows; (B, L, H, K) in place of (B, H, L, K); (1, L, D) for the positions of all texts.
+    """
+    for read_as in _layouts(name, array, shapes):
+        if len(read_as) == 1 and name == "embeddings.position":
+            read_as = np.broadcast_to(read_as, (len(shapes), *read_as.shape[1:]))
+        axes = token_axes(name, shapes[0])
+        fits = read_as.ndim == len(shapes[0]) + 1 and len(read_as) == len(shapes)
+        if fits and all(
+            size >= part if axis in axes else size == part
+            for shape in shapes
+            for axis, (size, part) in enumerate(zip(read_as.shape[1:], shape, strict=True))
+        ):
+            return [each[tuple(slice(size) for size in shape)] for each, shape in zip(read_as, shapes, strict=True)]
+    if token_axes(name, shapes[0])[:1] == (0,) and array.shape == (sum(s[0] for s in shapes), *shapes[0][1:]):
+        return np.split(array, np.cumsum([shape[0] for shape in shapes])[:-1])
+    return None
+
+
+def _layouts(name: str, array: np.ndarray, shapes: list[tuple[int, ...]]) -> Iterator[np.ndarray]:
+    """The array with a batch axis in front, in each way that it may be read."""
+    rank = len(shapes[0])
+    if array.ndim == rank and len(shapes) == 1:
+        yield array[None]
+    if array.ndim == rank + 1:
+        yield array
+        if token_axes(name, shapes[0]) == (1,):  # by head
+            yield array.swapaxes(1, 2)
+    if array.ndim == rank and token_axes(name, shapes[0]) == (0,) and len(array) % len(shapes) == 0:
+        longest = max(shape[0] for shape in shapes)
+        if len(array) == longest * len(shapes):
+            yield array.reshape(len(shapes), longest, *array.shape[1:])
+
+
+def token_axes(name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The axes of one text's array that count its tokens."""
+    stage = table.find(name)
+    symbols = stage.shape if stage else ""
+    if " or " in symbols:
+        return (0,) if len(shape) == 2 else ()
+    return tuple(i for i, symbol in enumerate(symbols.strip("()").split(",")) if symbol.strip() == "T")
+
+
+def _expected(shapes: list[tuple[int, ...]]) -> str:
+    texts = f", one of each of {len(shapes)} texts" if len(shapes) > 1 else ""
+    return f"{shapes[0]}{texts}, or those in a batch"
+
+
+def _check_ids(golden: Golden, number: int, ids: np.ndarray) -> None:
+    shapes = [text.ids.shape for text in golden.texts]
+    if number == -1:
+        given = per_text("start_logits", ids, shapes)  # a number a token
+    else:
+        given = [ids] * len(shapes) if number < len(shapes) else None
+    for i, text in enumerate(golden.texts):
+        if number not in (-1, i):
+            continue
+        if given is None or not np.array_equal(given[i], text.ids):
+            got = ids.tolist() if given is None else given[i].tolist()
+            raise NpformerError(
+                f"text {i}: these arrays are of other token ids: {got!s:.90}, and the golden file's are "
+                f"{text.ids.tolist()!s:.90}. Run the port on the ids in the file"
+            )
+    if number >= len(shapes):
+        raise NpformerError(f"{number}/ids: the golden file has {len(shapes)} texts, 0 to {len(shapes) - 1}")
+
+
+def _nothing(golden: Golden, theirs: list[str]) -> str:
+    stage = next((name for name in golden.stages if name.endswith("attention.query")), next(iter(golden.stages)))
+    module = table.module(golden.config, stage)
+    also = f" or {module}" if module else ""
+    return (
+        f"none of the {len(theirs)} arrays has the name of a stage: got {', '.join(theirs[:4])!s:.200}; expected names "
+        f"like {stage}{also}. Give a map of your names to ours"
+    )

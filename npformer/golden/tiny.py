@@ -1,0 +1,81 @@
+"""A tiny random model and its golden file, for the CI of a port: from a seed, the same bytes every time.
+
+The model is a folder in Hugging Face's form, which transformers reads too. Its numbers are the generator's raw bits,
+scaled, so that they do not depend on the version of NumPy. Every part of it matters: no bias is 0, no norm's weight 1.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+
+from npformer.batch import Text
+from npformer.checkpoint import families, layout
+from npformer.checkpoint.folder import CONFIG, load_folder
+from npformer.checkpoint.write import FILES, new_folder, write_tensors
+from npformer.config import Config
+from npformer.errors import NpformerError
+from npformer.golden.record import record
+from npformer.model import Model
+
+TINY_FILE = "golden.safetensors"
+LENGTHS = (9, 6, 3)  # of the texts: different ones, so that masks matter
+
+
+def tiny(path: str | Path, family: str, seed: int = 0) -> Path:
+    """Write a new folder: config.json and model.safetensors of a two-layer classifier, and its golden.safetensors.
+
+    Raises NpformerError for a family that is not known, and a folder that is there already.
+    """
+    if family not in families.FAMILIES:
+        raise NpformerError(f"tiny: {family!r} is no family; there are {', '.join(families.FAMILIES)}")
+    config = Config(
+        model_type=family,
+        head="sequence-classification",
+        vocab_size=96,
+        d_model=32,
+        n_heads=4,
+        n_layers=2,
+        d_ffn=64,
+        max_length=24,
+        n_segments=2 if "embeddings.segment" in families.FAMILIES[family].encoder else 0,
+        labels=("NEGATIVE", "POSITIVE"),
+    )
+    bits = np.random.PCG64(seed)
+    tree = layout.unflatten(_weights(config, bits))
+    with new_folder(Path(path)) as folder:
+        (folder / CONFIG).write_text(json.dumps(config.to_dict(), indent=2) + "\n", encoding="utf-8")
+        weights_file, layout_name = FILES["torch"]
+        write_tensors(folder / weights_file, families.to_torch(tree, config), {"format": layout_name})
+        model = Model(*load_folder(folder))
+        record(model, _texts(config, bits), name=f"tiny-{family}").save(folder / TINY_FILE)
+    return Path(path)
+
+
+def _weights(config: Config, bits: np.random.PCG64) -> dict[str, np.ndarray]:
+    family = families.FAMILIES[config.model_type]
+    flat = {}
+    for name, parameter in layout.parameters([*family.encoder, *family.heads[config.head]], config).items():
+        spread = 1.5 / math.sqrt(parameter.shape[0]) if parameter.transposed else 0.3
+        center = 1 if name.endswith("norm.weight") else 0
+        flat[name] = (center + spread * _uniform(bits, parameter.shape)).astype(np.float32)
+    return flat
+
+
+def _uniform(bits: np.random.PCG64, shape: tuple[int, ...]) -> np.ndarray:
+    """Numbers of variance 1 between -sqrt(3) and sqrt(3)."""
+    raw = np.asarray(bits.random_raw(math.prod(shape))) >> np.uint64(11)
+    return (math.sqrt(3) * (raw * 2.0**-52 - 1)).reshape(shape)
+
+
+def _texts(config: Config, bits: np.random.PCG64) -> list[Text]:
+    """The last third of each text is its second segment, where the model has segments."""
+    texts = []
+    for length in LENGTHS:
+        ids = (np.asarray(bits.random_raw(length)) % np.uint64(config.vocab_size)).astype(np.int64)
+        segments = (np.arange(length) >= length * 2 // 3).astype(np.int64)
+        texts.append(Text(ids, segments if config.n_segments else None))
+    return texts

@@ -1,0 +1,151 @@
+"""Hooking a live Hugging Face model: its stages on a golden file's token ids, read off its own modules.
+
+Only torch's own interface is used, of the model that is handed in; torch and transformers are imported when a model is
+loaded by name. What an eager attention function is given and returns is read where the model calls it.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import numpy as np
+
+from npformer import stages as table
+from npformer.checkpoint.families import module_path
+from npformer.errors import NpformerError
+from npformer.golden.file import Golden
+
+#: A stage that is what goes into a module -> the group of weights of that module.
+INPUTS = {
+    "embeddings.sum": "embeddings.norm",
+    "layers.*.attention.combined": "layers.*.attention.output",
+    "layers.*.attention_residual": "layers.*.attention_norm",
+    "layers.*.ffn.activation": "layers.*.ffn.output",
+    "layers.*.ffn_residual": "layers.*.ffn_norm",
+    "pooled": "head.output",
+    "head.activation": "head.norm",
+}
+EAGER = "eager_attention_forward"  # what transformers calls the function in each family's module
+
+
+def load_torch(name: str, golden: Golden) -> Any:
+    """A model of transformers in float32 with eager attention, from a folder or the hub, with the golden's head."""
+    try:
+        import transformers
+    except ImportError:
+        raise NpformerError("--torch needs torch and transformers; pip install torch transformers") from None
+    try:
+        architecture = getattr(transformers, golden.config.architecture)
+        return architecture.from_pretrained(name, attn_implementation="eager").float().eval()
+    except (OSError, ValueError, RuntimeError) as error:
+        raise NpformerError(f"{name}: transformers cannot load it: {error!s:.300}") from None
+
+
+def stages_of(model: Any, golden: Golden) -> dict[str, np.ndarray]:
+    """Every stage of the golden that the model shows, padded (B, L, ...), by our names."""
+    import torch
+
+    ids, mask, segments = padded(golden)
+    given = {"input_ids": ids, "attention_mask": mask}
+    if golden.config.n_segments:
+        given["token_type_ids"] = segments
+    if golden.config.head == "multiple-choice":
+        given = {name: array[None] for name, array in given.items()}
+    heard: dict[str, np.ndarray] = {}
+    training = model.training
+    model.eval()
+    try:
+        with torch.no_grad(), listening(model, golden, heard):
+            model(**{name: torch.from_numpy(array) for name, array in given.items()})
+    finally:
+        model.train(training)
+    return heard
+
+
+def padded(golden: Golden) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """ids, mask and segments (B, L), zeros where padding is."""
+    width = max(len(text) for text in golden.texts)
+    ids, mask, segments = (np.zeros((len(golden.texts), width), np.int64) for _ in range(3))
+    for i, text in enumerate(golden.texts):
+        ids[i, : len(text)] = text.ids
+        mask[i, : len(text)] = 1
+        if text.segments is not None:
+            segments[i, : len(text)] = text.segments
+    return ids, mask, segments
+
+
+@contextmanager
+def listening(model: Any, golden: Golden, heard: dict[str, np.ndarray]) -> Iterator[None]:
+    """Fill `heard` with what the modules of the model take and give, while it runs."""
+    config = golden.config
+    modules = dict(model.named_modules())
+    if not any(path in modules for path in table.modules(config)):
+        raise NpformerError(f"{type(model).__name__}: none of the modules of a {config.architecture} model is in it")
+    outputs = {path: stage for path, stage in table.modules(config).items() if stage in golden.stages}
+    if config.head == "question-answering":
+        outputs["qa_outputs"] = "qa_outputs"
+    with ExitStack() as stack:
+        for path, stage in outputs.items():
+            if path in modules:
+                hook = modules[path].register_forward_hook(_after(heard, stage))
+                stack.callback(hook.remove)
+        for pattern, group in INPUTS.items():
+            for i in map(str, range(config.n_layers if "*" in pattern else 1)):
+                stage, path = pattern.replace("*", i), module_path(config, group.replace("*", i)) or ""
+                is_pooled = stage != "pooled" or "pooler" in golden.stages
+                if stage in golden.stages and path and path in modules and is_pooled:
+                    hook = modules[path].register_forward_pre_hook(_before(heard, stage))
+                    stack.callback(hook.remove)
+        stack.enter_context(_attention(model, golden, modules, heard))
+        yield
+
+
+def _after(heard: dict[str, np.ndarray], stage: str) -> Callable[..., None]:
+    def hook(module: Any, args: Any, output: Any) -> None:
+        if stage not in heard:  # of two modules that end in one stage, the inner one speaks first
+            heard[stage] = _numpy(output[0] if isinstance(output, tuple) else output)
+
+    return hook
+
+
+def _before(heard: dict[str, np.ndarray], stage: str) -> Callable[..., None]:
+    def hook(module: Any, args: Any) -> None:
+        heard.setdefault(stage, _numpy(args[0]))
+
+    return hook
+
+
+@contextmanager
+def _attention(model: Any, golden: Golden, modules: dict[str, Any], heard: dict[str, np.ndarray]) -> Iterator[None]:
+    """The heads, weights and context of each layer: what the family's eager attention function is given and returns."""
+    home = sys.modules[type(model).__module__]
+    eager = getattr(home, EAGER, None)
+    if eager is None:
+        yield
+        return
+    numbers = range(golden.config.n_layers)
+    queries = {modules.get(module_path(golden.config, f"layers.{i}.attention.query") or ""): i for i in numbers}
+
+    def recording(module: Any, query: Any, key: Any, value: Any, *args: Any, **kwargs: Any) -> Any:
+        context, weights = eager(module, query, key, value, *args, **kwargs)
+        layer = next((queries[each] for each in module.children() if each in queries), None)
+        arrays = {"query_heads": query, "key_heads": key, "value_heads": value, "weights": weights}
+        arrays["context"] = context.transpose(1, 2)  # it returns (B, L, H, K)
+        for name, array in arrays.items():
+            stage = f"layers.{layer}.attention.{name}"
+            if stage in golden.stages:
+                heard[stage] = _numpy(array)
+        return context, weights
+
+    setattr(home, EAGER, recording)
+    try:
+        yield
+    finally:
+        setattr(home, EAGER, eager)
+
+
+def _numpy(tensor: Any) -> np.ndarray:
+    return tensor.detach().cpu().float().numpy().copy()

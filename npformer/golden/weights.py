@@ -1,0 +1,56 @@
+"""Another program's weights beside the model's: whether they are the same, and which way round they lie.
+
+torch and most formats store a linear weight (out, in), npformer (in, out); both are recognised. What is found is a line
+of text a weight, and nothing where all is well. A stage that diverges for such a reason is `diagnose.py`'s.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from npformer.checkpoint import layout
+from npformer.golden.mistakes import half
+from npformer.model import Model
+
+LAYOUTS = {True: "(out, in)", False: "(in, out)"}
+
+
+def check_weights(model: Model, theirs: Mapping[str, np.ndarray]) -> list[str]:
+    """What is wrong with weights by our flat names: other numbers or shapes, or a layout the others do not have."""
+    ours = layout.flatten(dict(model.weights))
+    findings, stored_out_in = [], {}
+    for name, array in theirs.items():
+        linear = ours[name].ndim == 2 and not name.startswith("embeddings.")
+        if array.shape == ours[name].shape and np.array_equal(array, ours[name]):
+            if linear:
+                stored_out_in[name] = False
+        elif linear and array.shape == ours[name].T.shape and np.array_equal(array, ours[name].T):
+            stored_out_in[name] = True
+        else:
+            findings.append(f"{name}: {_difference(array, ours[name], linear)}")
+    if stored_out_in:
+        usual = sum(stored_out_in.values()) * 2 >= len(stored_out_in)
+        for name, out_in in stored_out_in.items():
+            if out_in is not usual:
+                findings.append(f"{name}: lies {LAYOUTS[out_in]}, the others {LAYOUTS[usual]}; it is transposed")
+    return findings
+
+
+def _difference(theirs: np.ndarray, ours: np.ndarray, linear: bool) -> str:
+    expected = f"{ours.shape} or {ours.T.shape}" if linear else f"{ours.shape}"
+    if theirs.shape not in ({ours.shape, ours.T.shape} if linear else {ours.shape}):
+        return f"expected {expected}, got {theirs.shape}"
+    if linear and np.array_equal(theirs.ravel(), ours.T.ravel()):
+        return "numbers that lie (out, in) under the shape (in, out)"
+    if linear and np.array_equal(theirs.ravel(), ours.ravel()):
+        return "numbers that lie (in, out) under the shape (out, in)"
+    either = [ours, ours.T] if linear else [ours]
+    for kind in ("float16", "bfloat16"):
+        if any(theirs.shape == each.shape and np.array_equal(theirs, half(kind, each)) for each in either):
+            return f"rounded to {kind}"
+    if not theirs.any():
+        return "all zeros"
+    apart = min(float(np.abs(theirs - each).max()) for each in either if each.shape == theirs.shape)
+    return f"differs by up to {apart:.3g}"

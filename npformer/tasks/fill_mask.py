@@ -1,0 +1,141 @@
+"""fill-mask: the words a masked-word model would put in place of [MASK]."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from npformer import heads
+from npformer.errors import NpformerError
+from npformer.functions import ACTIVATIONS
+from npformer.model import Model
+from npformer.tap import listening
+from npformer.tasks.inputs import Part, as_text, warn
+from npformer.tasks.options import Options
+from npformer.tasks.task import Request, Task, probabilities, without_head
+from npformer.tokenizer import special_token
+
+MASKS = 64  # masks whose scores of the whole vocabulary are in memory at once
+
+
+@dataclass(frozen=True)
+class FillOptions(Options):
+    """top_k: how many words. targets: only these words are scored; of one that is no piece of the vocabulary, its first
+    piece is."""
+
+    top_k: int = 5
+    targets: Any = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.whole("top_k", 1)
+        targets = [self.targets] if isinstance(self.targets, str) else self.targets
+        if targets is not None:
+            if not isinstance(targets, list | tuple) or not targets:
+                raise NpformerError(f"targets: expected a word or a list of words, got {targets!r:.80}")
+            object.__setattr__(self, "targets", tuple(as_text(each, "targets") for each in targets))
+
+
+class FillMask(Task):
+    """A list for each text: {"score", "token", "token_str", "sequence"} of the likeliest words, best first; for a text
+    with several masks a list of such lists. The masks are filled one by one, each as if the others stayed.
+
+    A list of one text gives a list of one answer."""
+
+    name = "fill-mask"
+    head = "masked-lm"
+    options_type = FillOptions
+
+    def __init__(self, model: Model, **options: Any) -> None:
+        self._targets: dict[tuple[str, ...] | None, np.ndarray | None] = {}
+        super().__init__(model, **options)
+        self.encoder_model = without_head(model)
+        self.mask = special_token(model.folder, "mask_token")
+        self.mask_id = model.tokenizer.token_to_id(self.mask)
+        if self.mask_id is None:
+            raise NpformerError(f"{self.name}: the model's tokenizer has no mask token {self.mask}")
+
+    def settle(self, options: Any, given: Mapping[str, Any]) -> Any:
+        settled: FillOptions = super().settle(options, given)
+        self._target_ids(settled.targets)
+        return settled
+
+    def runner(self) -> Model:
+        """The encoder alone, as the head is wanted at the masks only; all of it when someone looks at every stage."""
+        return self.model if listening() else self.encoder_model
+
+    def parts(self, item: Any, options: FillOptions) -> list[Part]:
+        return [as_text(item)]
+
+    def answer(self, requests: list[Request], options: FillOptions) -> list[Any]:
+        texts = [self._masks(request) for request in requests]
+        if listening():
+            whole = probabilities(np.concatenate([states for _, _, states in texts]))
+            masks_of_all = np.concatenate([ids for ids, _, _ in texts]) == self.mask_id
+            words = self._words(whole[masks_of_all], options)
+        else:
+            rows = np.concatenate([states[places] for _, places, states in texts])
+            batches = (rows[i : i + MASKS] for i in range(0, len(rows), MASKS))
+            words = (word for batch in batches for word in self._words(probabilities(self._head(batch)), options))
+        answers: list[Any] = []
+        for ids, places, _ in texts:
+            masks = [
+                [self._filled(ids, place, *each, alone=len(places) == 1) for each in next(words)] for place in places
+            ]
+            if not masks:
+                answers.append(NpformerError(f"no {self.mask} in what the model read of the text"))
+            else:
+                answers.append(masks[0] if len(masks) == 1 else masks)
+        return answers
+
+    def _masks(self, request: Request) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """A text's ids (L,), the places of its masks, and what the model answered at each token (L, ...)."""
+        encoded, outputs = request.encoded[0], request.outputs[0]
+        rows = encoded.rows()
+        ids = np.concatenate([np.array(piece.ids)[each] for piece, each in zip(encoded.pieces, rows, strict=True)])
+        states = np.concatenate([next(iter(out.values()))[each] for out, each in zip(outputs, rows, strict=True)])
+        return ids, np.flatnonzero(ids == self.mask_id), states
+
+    def _words(self, scores: np.ndarray, options: FillOptions) -> Iterator[list[tuple[int, float]]]:
+        """The likeliest tokens and their probabilities at each mask, from the whole vocabulary's, (M, V)."""
+        targets = self._target_ids(options.targets)
+        for row in scores if targets is None else scores[:, targets]:
+            count = min(options.top_k, len(row))
+            best = np.argpartition(-row, count - 1)[:count]
+            best = best[np.lexsort((best, -row[best]))]
+            yield [(int(each if targets is None else targets[each]), float(row[each])) for each in best]
+
+    def _head(self, states: np.ndarray) -> np.ndarray:
+        config = self.model.config
+        return heads.masked_words(states, ACTIVATIONS[config.activation], **self.model.weights["head"], eps=config.eps)
+
+    def _filled(self, ids: np.ndarray, place: int, token: int, score: float, alone: bool) -> dict[str, Any]:
+        decode = self.model.tokenizer.decode
+        filled = ids.tolist()
+        filled[place] = token
+        return {
+            "score": score,
+            "token": token,
+            "token_str": decode([token], skip_special_tokens=False),
+            "sequence": decode(filled, skip_special_tokens=alone),  # other masks are to be seen
+        }
+
+    def _target_ids(self, targets: tuple[str, ...] | None) -> np.ndarray | None:
+        """The tokens of the target words; a word that is no token stands for its first one, and is warned of once."""
+        if targets not in self._targets:
+            self._targets[targets] = None if targets is None else np.unique([self._target_id(each) for each in targets])
+        return self._targets[targets]
+
+    def _target_id(self, target: str) -> int:
+        tokenizer = self.model.tokenizer
+        token = tokenizer.token_to_id(target)
+        if token is not None:
+            return int(token)
+        pieces = tokenizer.encode(target, add_special_tokens=False)
+        if not pieces.ids:
+            raise NpformerError(f"targets: {target!r:.80} has no token in the vocabulary")
+        warn(f"targets: {target!r} is no token of the vocabulary; {pieces.tokens[0]!r} is taken for it")
+        return int(pieces.ids[0])

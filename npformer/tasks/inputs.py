@@ -1,0 +1,87 @@
+"""What a task takes: a text, or a `Pair` of texts where the model compares two. Never guessed: two texts in a list are
+two texts."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from npformer.errors import NpformerError
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two texts for a model that reads them together: `Pair(text, text_pair)`, a premise and its hypothesis, say."""
+
+    text: str
+    text_pair: str
+
+
+Part = str | tuple[str, str]  # what the tokenizer is given for one of the model's texts
+
+
+def as_part(item: Any) -> Part:
+    """A text or a pair from what the caller gave: a string, a Pair, or {"text": ..., "text_pair": ...}."""
+    if isinstance(item, str):
+        return as_text(item)
+    if isinstance(item, Mapping):
+        item = _from_mapping(item)
+    if isinstance(item, Pair):
+        return as_text(item.text, "text"), as_text(item.text_pair, "text_pair")
+    if isinstance(item, list | tuple):
+        raise NpformerError(
+            f"expected a text, got {type(item).__name__}; for two texts that belong together "
+            "give npformer.Pair(text, text_pair)"
+        )
+    return as_text(item)
+
+
+def as_text(value: Any, name: str = "") -> str:
+    """A string that is Unicode text: lone surrogates, which no file in UTF-8 can hold, are refused."""
+    where = f"{name}: " if name else ""
+    if not isinstance(value, str):
+        raise NpformerError(f"{where}expected a text, got {_kind(value)}")
+    if not value.isascii():
+        try:
+            value.encode()
+        except UnicodeEncodeError as error:
+            raise NpformerError(f"{where}character {error.start} is half of a surrogate pair, not text") from None
+    return value
+
+
+def unknown(kind: str, name: object, known: Iterable[str], hint: str = "") -> NpformerError:
+    """The error for a name that is not known: what was perhaps meant, and all that is known."""
+    from difflib import get_close_matches
+
+    known = list(known)
+    near = get_close_matches(str(name), known, n=1, cutoff=0.6)
+    meant = f"; did you mean {near[0]!r}?" if near else "."
+    return NpformerError(f"{kind}: {name!r:.80} is not known{meant} {hint or 'Known: ' + ', '.join(known)}")
+
+
+def warn(message: str) -> None:
+    """A warning that points at the line outside of npformer that led to it."""
+    frame, level = sys._getframe(1), 2
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("npformer."):
+        frame, level = frame.f_back, level + 1
+    warnings.warn(message, stacklevel=level)
+
+
+def _from_mapping(item: Mapping[str, Any]) -> Pair | str:
+    for name in item:
+        if name not in ("text", "text_pair"):
+            raise unknown("key of a text", name, ("text", "text_pair"))
+    if "text" not in item:
+        raise NpformerError('expected {"text": ...} or {"text": ..., "text_pair": ...}, got no "text"')
+    if item.get("text_pair") is None:
+        return as_text(item["text"], "text")
+    return Pair(item["text"], item["text_pair"])
+
+
+def _kind(value: object) -> str:
+    if isinstance(value, bytes | bytearray):
+        return f"{type(value).__name__}; decode them first"
+    return "None" if value is None else type(value).__name__

@@ -1,0 +1,155 @@
+"""question-answering: the words of a context that answer a question, by the probabilities of their ends.
+
+Devlin et al. (2019), section 4.2; answers that may be missing, section 4.3. A long context is read in windows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from npformer.errors import NpformerError
+from npformer.functions import softmax
+from npformer.tasks.inputs import Pair, Part, as_text, unknown
+from npformer.tasks.options import Options
+from npformer.tasks.task import Request, Task
+
+
+@dataclass(frozen=True)
+class AnswerOptions(Options):
+    """top_k: how many answers, in a list if more than one. doc_stride: the tokens that neighbouring windows share, by
+    default 128. max_seq_len: the tokens of a window, by default 384. max_answer_len: the most tokens of an answer.
+    handle_impossible_answer: "" is an answer too, where it is likelier. align_to_words: answers are whole words."""
+
+    long: str = "window"
+    top_k: int = 1
+    doc_stride: int | None = None
+    max_answer_len: int = 15
+    max_seq_len: int | None = None
+    handle_impossible_answer: bool = False
+    align_to_words: bool = True
+
+    def __post_init__(self) -> None:
+        if self.doc_stride is not None:
+            self.whole("doc_stride", 0)
+        super().__post_init__()
+        self.whole("top_k", 1)
+        self.whole("max_answer_len", 1)
+        if self.max_seq_len is not None:
+            self.whole("max_seq_len", 1)
+        self.boolean("handle_impossible_answer")
+        self.boolean("align_to_words")
+
+
+class QuestionAnswering(Task):
+    """{"score", "start", "end", "answer"} of each question and its context; with top_k above 1 a list, best first.
+
+    Ask with (question=..., context=...), each a string or a list, or with {"question", "context"} or a Pair of them.
+    start and end count characters of the context. Answers of the same words are one, their scores added. Nothing in
+    the context to answer with gives "", with score 0.
+    """
+
+    name = "question-answering"
+    head = "question-answering"
+    options_type = AnswerOptions
+    cut = "second"
+
+    def __call__(self, inputs: Any = None, context: Any = None, *, question: Any = None, **options: Any) -> Any:
+        if question is not None or context is not None:
+            inputs = _paired(inputs if question is None else question, context)
+        return super().__call__(inputs, **options)
+
+    def window_size(self, options: AnswerOptions) -> tuple[int | None, int | None]:
+        limit = min(options.max_seq_len or 384, self.encoder.limit)
+        stride = options.stride if options.doc_stride is None else options.doc_stride
+        return limit, min(limit // 2, 128) if stride is None else stride
+
+    def parts(self, item: Any, options: AnswerOptions) -> list[Part]:
+        question, context = _question_and_context(item)
+        return [(as_text(question, "question"), as_text(context, "context"))]
+
+    def answer(self, requests: list[Request], options: AnswerOptions) -> list[Any]:
+        return [self._best(request, options) for request in requests]
+
+    def _best(self, request: Request, options: AnswerOptions) -> Any:
+        """The best answers of all windows together."""
+        _, context = _question_and_context(request.item)
+        answers: dict[str, dict[str, Any]] = {}
+        nothing = np.inf
+        for piece, output in zip(request.encoded[0].pieces, request.outputs[0], strict=True):
+            inside = np.array([each == 1 for each in piece.sequence_ids])
+            start, end = (_over(output[name], inside) for name in ("start_logits", "end_logits"))
+            nothing = min(nothing, float(start[0] * end[0]))
+            for first, last, score in _spans(start, end, inside, options):
+                begin, stop = _characters(piece, first, last, options.align_to_words)
+                words = context[begin:stop]
+                known = answers.setdefault(words.lower(), {"score": 0.0, "start": begin, "end": stop, "answer": words})
+                known["score"] += score
+        if options.handle_impossible_answer or not answers:
+            score = nothing if options.handle_impossible_answer else 0.0
+            answers[""] = {"score": score, "start": 0, "end": 0, "answer": ""}
+        best = sorted(answers.values(), key=lambda each: -each["score"])[: options.top_k]
+        return best[0] if options.top_k == 1 else best
+
+
+def _paired(question: Any, context: Any) -> Any:
+    """Questions and contexts as inputs: one context may serve many questions."""
+    if question is None or context is None:
+        raise NpformerError(f"{'question' if question is None else 'context'}: missing; give question= and context=")
+    if isinstance(question, str) or not isinstance(question, list | tuple):
+        return Pair(question, context)
+    contexts = [context] * len(question) if isinstance(context, str) else list(context)
+    if len(contexts) != len(question):
+        raise NpformerError(f"context: expected one, or one for each of {len(question)} questions, got {len(contexts)}")
+    return [Pair(*each) for each in zip(question, contexts, strict=True)]
+
+
+def _question_and_context(item: Any) -> tuple[Any, Any]:
+    if isinstance(item, Pair):
+        return item.text, item.text_pair
+    if not isinstance(item, Mapping):
+        raise NpformerError(f'expected {{"question": ..., "context": ...}}, got {type(item).__name__}')
+    for name in item:
+        if name not in ("question", "context"):
+            raise unknown("key of a question", name, ("question", "context"))
+    return item.get("question"), item.get("context")
+
+
+def _over(logits: np.ndarray, inside: np.ndarray) -> np.ndarray:
+    """Probabilities over the context's tokens and the first, [CLS], which stands for no answer; 0 elsewhere, (L,)."""
+    admitted = inside.copy()
+    admitted[0] = True
+    probabilities = np.zeros_like(logits)
+    probabilities[admitted] = softmax(logits[admitted])
+    return probabilities
+
+
+def _spans(
+    start: np.ndarray, end: np.ndarray, inside: np.ndarray, options: AnswerOptions
+) -> Iterator[tuple[int, int, float]]:
+    """The likeliest spans of one window, best first: p(first) p(last), first <= last < first + max_answer_len.
+
+    There are more of them than answers asked for, as several can come to the same words.
+    """
+    rows = np.flatnonzero(inside)
+    longest = min(options.max_answer_len, len(rows))
+    firsts, more = np.divmod(np.arange(len(rows) * longest), max(longest, 1))
+    firsts, lasts = rows[firsts[firsts + more < len(rows)]], rows[(firsts + more)[firsts + more < len(rows)]]
+    scores = start[firsts] * end[lasts]
+    count = options.top_k * 2 + 10 if options.align_to_words else options.top_k
+    for i in np.argsort(-scores, kind="stable")[:count]:
+        yield int(firsts[i]), int(lasts[i]), float(scores[i])
+
+
+def _characters(piece: Any, first: int, last: int, align_to_words: bool) -> tuple[int, int]:
+    """The characters of tokens first ... last, or of the whole words that they are part of."""
+    if align_to_words:
+        words = piece.token_to_word(first), piece.token_to_word(last)
+        if None not in words:
+            begin, stop = (piece.word_to_chars(word, sequence_index=1) for word in words)
+            if begin and stop:
+                return begin[0], stop[1]
+    return piece.offsets[first][0], piece.offsets[last][1]

@@ -1,0 +1,187 @@
+"""sentence-embedding: one vector for a text, made of its tokens' as the model's sentence-transformers folder says.
+
+Reimers and Gurevych (2019). A folder without modules.json has its tokens' mean, as sentence-transformers would take.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from npformer.checkpoint.folder import read_json
+from npformer.errors import NpformerError
+from npformer.model import Model
+from npformer.tasks.encoding import Encoder
+from npformer.tasks.inputs import Part, as_text, unknown
+from npformer.tasks.results import carrying
+from npformer.tasks.task import Request, Task, without_head
+
+
+def _weighted_mean(x: np.ndarray) -> np.ndarray:
+    """The mean of the rows by the weights 1, 2, ... L, (L, D) -> (D,)."""
+    weights = np.arange(1, len(x) + 1, dtype=x.dtype)
+    mean: np.ndarray = (x * weights[:, None]).sum(axis=0) / weights.sum()
+    return mean
+
+
+#: What one vector is made of the tokens' (L, D) -> (D,), by sentence-transformers' names.
+POOLINGS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
+    "cls": lambda x: x[0],
+    "max": lambda x: x.max(axis=0),
+    "mean": lambda x: x.mean(axis=0),
+    "mean_sqrt_len_tokens": lambda x: x.sum(axis=0) / np.sqrt(np.array(len(x), x.dtype)),
+    "weightedmean": _weighted_mean,
+    "lasttoken": lambda x: x[-1],
+}
+
+#: The older form of the same setting, true for each mode in use.
+FLAGS = {
+    "pooling_mode_cls_token": "cls",
+    "pooling_mode_max_tokens": "max",
+    "pooling_mode_mean_tokens": "mean",
+    "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_len_tokens",
+    "pooling_mode_weightedmean_tokens": "weightedmean",
+    "pooling_mode_lasttoken": "lasttoken",
+}
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What a sentence-transformers folder says."""
+
+    poolings: tuple[str, ...] = ("mean",)  # their vectors one after another
+    normalize: bool = False
+    max_length: int | None = None  # tokens
+    lowercase: bool = False
+    prompt: str = ""  # stands before every text
+
+
+class SentenceEmbedding(Task):
+    """A vector (D,) for a text, an array (N, D) for a list of N texts.
+
+    The vector of a text read in windows is the windows' mean, each with the weight of its tokens.
+    """
+
+    name = "sentence-embedding"
+    head = "base"
+
+    def __init__(self, model: Model, **options: Any) -> None:
+        super().__init__(without_head(model), **options)
+        self.recipe = Recipe() if model.folder is None else read_recipe(_home(model.folder))
+        self.encoder = Encoder(self.model, self.recipe.max_length)
+
+    def parts(self, item: Any, options: Any) -> list[Part]:
+        text = self.recipe.prompt + as_text(item)
+        return [text.lower() if self.recipe.lowercase else text]
+
+    def answer(self, requests: list[Request], options: Any) -> list[Any]:
+        return [self._embedding(request) for request in requests]
+
+    def collect(self, answers: list[Any]) -> Any:
+        width = self.model.config.d_model * len(self.recipe.poolings)
+        together = np.stack(answers) if answers else np.empty((0, width), self.model.dtype)
+        n_tokens = np.array([each.n_tokens for each in answers], int)
+        return carrying(together, n_tokens, np.array([each.truncated for each in answers], bool))
+
+    def _embedding(self, request: Request) -> np.ndarray:
+        windows = [output["last_hidden_state"] for output in request.outputs[0]]
+        pooled = [np.concatenate([POOLINGS[mode](x) for mode in self.recipe.poolings]) for x in windows]
+        vector = pooled[0] if len(pooled) == 1 else np.average(pooled, axis=0, weights=[len(x) for x in windows])
+        if self.recipe.normalize:
+            vector = vector / np.maximum(np.sqrt((vector * vector).sum()), 1e-12)
+        return vector.astype(self.model.dtype)
+
+
+def read_recipe(folder: Path) -> Recipe:
+    """modules.json and what it names: the encoder, its pooling, and whether vectors are normalised.
+
+    Errors: another module (a dense layer, say), a pooling that is not known, a file that makes no sense.
+    """
+    if not (folder / "modules.json").exists():
+        return Recipe()
+    modules = _modules(folder / "modules.json")
+    kinds = [kind for kind, _ in modules]
+    if kinds not in (["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"]):
+        raise NpformerError(
+            f"{folder}/modules.json: {', '.join(kinds)} is not supported; supported: Transformer, Pooling[, Normalize]"
+        )
+    pooling = _optional(folder / modules[1][1] / "config.json")
+    settings = _optional(folder / modules[0][1] / "sentence_bert_config.json")
+    length = settings.get("max_seq_length")
+    if length is not None and (type(length) is not int or length < 3):
+        raise NpformerError(
+            f"{folder}/sentence_bert_config.json: max_seq_length: expected at least 3, got {length!r:.80}"
+        )
+    return Recipe(
+        poolings=_poolings(folder / modules[1][1], pooling),
+        normalize="Normalize" in kinds,
+        max_length=length,
+        lowercase=settings.get("do_lower_case") is True,
+        prompt=_prompt(folder / "config_sentence_transformers.json", pooling),
+    )
+
+
+def _home(folder: Path) -> Path:
+    """The sentence-transformers folder that an encoder's folder is, or is in."""
+    inside = not (folder / "modules.json").exists() and (folder.parent / "modules.json").exists()
+    return folder.parent if inside and encoder_folder(folder.parent) == folder else folder
+
+
+def encoder_folder(folder: Path) -> Path:
+    """Where the encoder of a sentence-transformers folder lies: in it, or in older ones in 0_Transformer."""
+    if not (folder / "modules.json").exists():
+        return folder
+    return next((folder / path for kind, path in _modules(folder / "modules.json") if kind == "Transformer"), folder)
+
+
+def _modules(path: Path) -> list[tuple[str, str]]:
+    """The kind and the folder of each module of modules.json."""
+    try:
+        modules = json.loads(path.read_text(encoding="utf-8"))
+        found = [(str(each["type"]).rsplit(".", 1)[-1], str(each["path"])) for each in modules]
+    except (OSError, ValueError, TypeError, KeyError, RecursionError):
+        raise NpformerError(f"{path}: expected a list of modules, each with a type and a path") from None
+    if not all(re.fullmatch(r"[\w-]*", each) for _, each in found):
+        raise NpformerError(
+            f"{path}: expected the modules in folders beside it, got {', '.join(each for _, each in found)}"
+        )
+    return found
+
+
+def _optional(path: Path) -> dict[str, Any]:
+    return read_json(path) if path.exists() else {}
+
+
+def _poolings(folder: Path, pooling: dict[str, Any]) -> tuple[str, ...]:
+    modes = pooling.get("pooling_mode") or [mode for flag, mode in FLAGS.items() if pooling.get(flag)] or "mean"
+    modes = [modes] if isinstance(modes, str) else modes
+    if not isinstance(modes, list):
+        raise NpformerError(
+            f"{folder}/config.json: pooling_mode: expected a name or a list of names, got {modes!r:.80}"
+        )
+    for mode in modes:
+        if mode not in POOLINGS:
+            raise NpformerError(f"{folder}/config.json: {unknown('pooling_mode', mode, POOLINGS)}")
+    return tuple(modes)
+
+
+def _prompt(path: Path, pooling: dict[str, Any]) -> str:
+    """What stands before every text, where the model has a default prompt."""
+    described = _optional(path)
+    name = described.get("default_prompt_name")
+    if name is None:
+        return ""
+    prompt = (described.get("prompts") or {}).get(name)
+    if not isinstance(prompt, str):
+        raise NpformerError(f"{path}: default_prompt_name: {name!r:.80} is not one of its prompts")
+    if prompt and pooling.get("include_prompt") is False:
+        raise NpformerError(
+            f"{path}: a prompt that takes no part in the pooling (include_prompt: false) is not supported"
+        )
+    return prompt

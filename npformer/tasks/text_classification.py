@@ -1,0 +1,66 @@
+"""text-classification: the label of a text or a pair, from a sequence-classification model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from npformer.config import Config
+from npformer.tasks.options import Options
+from npformer.tasks.task import Request, Task, logits_of_texts, probabilities
+
+BEST = "best"  # top_k where none is given: the one best label, not in a list
+
+
+@dataclass(frozen=True)
+class ClassificationOptions(Options):
+    """top_k: how many labels, in a list; None for all. Without it the best one, alone.
+
+    function_to_apply: "softmax", "sigmoid" or "none"; by default what the model was made for.
+    """
+
+    top_k: Any = BEST
+    function_to_apply: str | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.top_k is not None and self.top_k != BEST:
+            self.whole("top_k", 1)
+        if self.function_to_apply is not None:
+            self.one_of("function_to_apply", ("softmax", "sigmoid", "none"))
+
+
+class TextClassification(Task):
+    """{"label", "score"} of each text, not in a list where there is one text; with top_k a list of them, best first.
+
+    The logits of a text read in windows are the windows' mean, each with the weight of its tokens. Of a pair the
+    longer text is read in windows, each beside the whole of the other one.
+    """
+
+    name = "text-classification"
+    head = "sequence-classification"
+    options_type = ClassificationOptions
+
+    def answer(self, requests: list[Request], options: ClassificationOptions) -> list[Any]:
+        function = options.function_to_apply or default_function(self.model.config)
+        scores = probabilities(logits_of_texts(requests), function)
+        labels = self.model.config.labels
+        if options.top_k == BEST:
+            best = scores.argmax(axis=-1)
+            return [_scored(labels, row, index) for row, index in zip(scores, best, strict=True)]
+        orders = np.argsort(-scores, axis=-1, kind="stable")[:, : options.top_k]
+        return [[_scored(labels, row, i) for i in order] for row, order in zip(scores, orders, strict=True)]
+
+
+def default_function(config: Config) -> str:
+    """What turns a model's logits into scores: nothing for a regression, sigmoid for labels that exclude no other."""
+    if config.problem_type == "regression":
+        return "none"
+    several = config.problem_type == "multi_label_classification"
+    return "sigmoid" if several or len(config.labels) == 1 else "softmax"
+
+
+def _scored(labels: tuple[str, ...], scores: np.ndarray, index: int) -> dict[str, Any]:
+    return {"label": labels[index], "score": float(scores[index])}

@@ -1,0 +1,184 @@
+"""token-classification: the label of each token, or of the entities that neighbouring tokens make up.
+
+A label B-X begins an entity of kind X, I-X goes on with it (Ramshaw and Marcus, 1995).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from npformer.errors import NpformerError
+from npformer.model import Model
+from npformer.tasks.inputs import Part, as_text
+from npformer.tasks.options import Options
+from npformer.tasks.task import Request, Task, probabilities
+
+STRATEGIES = ("none", "simple", "first", "average", "max")
+
+
+@dataclass(frozen=True)
+class TokenOptions(Options):
+    """aggregation_strategy: "none" gives each token; "simple" joins neighbours of one kind; "first", "average" and
+    "max" do so after giving a word's tokens one label: its first token's, that of their mean scores, its surest one's.
+    ignore_labels: labels, or kinds of entities, that are left out."""
+
+    aggregation_strategy: str = "none"
+    ignore_labels: Sequence[str] = ("O",)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.one_of("aggregation_strategy", STRATEGIES)
+        if not isinstance(self.ignore_labels, list | tuple) or not all(
+            isinstance(each, str) for each in self.ignore_labels
+        ):
+            raise NpformerError(f"ignore_labels: expected a list of labels, got {self.ignore_labels!r:.80}")
+
+
+class Token(NamedTuple):
+    """A token, or with a strategy for words, a word: its scores are those of the labels."""
+
+    text: str  # the piece of the vocabulary; what stands in the text where that is unknown
+    scores: np.ndarray
+    place: int
+    start: int  # its characters in the text: start ... end - 1
+    end: int
+    goes_on: bool  # with the word of the token before
+
+    @property
+    def best(self) -> int:
+        return int(self.scores.argmax())
+
+
+class TokenClassification(Task):
+    """A list for each text: {"entity", "score", "index", "word", "start", "end"} of each token, or, with a strategy,
+    {"entity_group", "score", "word", "start", "end"} of each entity. start and end count characters of the text.
+
+    Of two entities on the same characters, where windows overlap, the longer one stays, or the one of better score.
+    """
+
+    name = "token-classification"
+    head = "token-classification"
+    options_type = TokenOptions
+
+    def __init__(self, model: Model, **options: Any) -> None:
+        super().__init__(model, **options)
+        tokenizer = model.tokenizer
+        unknown_piece = getattr(tokenizer.model, "unk_token", None)
+        self._unknown = tokenizer.token_to_id(unknown_piece) if unknown_piece else None
+        self._join = tokenizer.decoder.decode if tokenizer.decoder else " ".join
+        self._has_prefix = bool(getattr(tokenizer.model, "continuing_subword_prefix", None))
+
+    def parts(self, item: Any, options: TokenOptions) -> list[Part]:
+        return [as_text(item)]
+
+    def answer(self, requests: list[Request], options: TokenOptions) -> list[Any]:
+        logits = [output["logits"] for request in requests for output in request.outputs[0]]
+        ends = np.cumsum([len(each) for each in logits])
+        scores = iter(np.split(probabilities(np.concatenate(logits)), ends[:-1]))
+        answers = []
+        for request in requests:
+            entities = []
+            for first, piece in zip(request.encoded[0].starts, request.encoded[0].pieces, strict=True):
+                tokens = self._tokens(request.item, piece, next(scores), first)
+                entities += [each for each in self._entities(tokens, options) if not _ignored(each, options)]
+            answers.append(_without_overlaps(entities) if len(request.encoded[0].pieces) > 1 else entities)
+        return answers
+
+    def _tokens(self, text: str, piece: Any, scores: np.ndarray, first: int) -> list[Token]:
+        tokens = []
+        for i, (special, (start, end)) in enumerate(zip(piece.special_tokens_mask, piece.offsets, strict=True)):
+            if special:
+                continue
+            word, there = piece.tokens[i], text[start:end]
+            goes_on = (
+                len(word) != len(there) if self._has_prefix else start > 0 and " " not in text[start - 1 : start + 1]
+            )
+            if piece.ids[i] == self._unknown:
+                word, goes_on = there, False
+            tokens.append(Token(word, scores[i], first + i, start, end, goes_on))
+        return tokens
+
+    def _entities(self, tokens: list[Token], options: TokenOptions) -> list[dict[str, Any]]:
+        labels = self.model.config.labels
+        strategy = options.aggregation_strategy
+        if strategy == "none":
+            return [_labelled(token, labels) for token in tokens]
+        if strategy != "simple":
+            tokens = [self._word(word, strategy) for word in _words(tokens)]
+        return [self._entity(group, labels) for group in _groups(tokens, labels)]
+
+    def _word(self, tokens: list[Token], strategy: str) -> Token:
+        """One word's tokens as one, with scores by the strategy."""
+        if strategy == "first":
+            scores = tokens[0].scores
+        elif strategy == "max":
+            scores = max((token.scores for token in tokens), key=lambda scores: scores.max())
+        else:
+            scores = np.mean([token.scores for token in tokens], axis=0)
+        text = self._join([token.text for token in tokens])
+        return Token(text, scores, tokens[0].place, tokens[0].start, tokens[-1].end, goes_on=False)
+
+    def _entity(self, tokens: list[Token], labels: Sequence[str]) -> dict[str, Any]:
+        """Neighbours of one kind as one entity, its score the mean of theirs."""
+        return {
+            "entity_group": labels[tokens[0].best].split("-", 1)[-1],
+            "score": float(np.mean([token.scores.max() for token in tokens])),
+            "word": self._join([token.text for token in tokens]),
+            "start": tokens[0].start,
+            "end": tokens[-1].end,
+        }
+
+
+def _labelled(token: Token, labels: Sequence[str]) -> dict[str, Any]:
+    return {
+        "entity": labels[token.best],
+        "score": float(token.scores[token.best]),
+        "index": token.place,
+        "word": token.text,
+        "start": token.start,
+        "end": token.end,
+    }
+
+
+def _words(tokens: list[Token]) -> list[list[Token]]:
+    words: list[list[Token]] = []
+    for token in tokens:
+        if words and token.goes_on:
+            words[-1].append(token)
+        else:
+            words.append([token])
+    return words
+
+
+def _groups(tokens: list[Token], labels: Sequence[str]) -> list[list[Token]]:
+    """Neighbours of one kind; a B- begins a new group. A label without B- or I- goes on with its like."""
+    groups: list[list[Token]] = []
+    last = ""
+    for token in tokens:
+        label = labels[token.best]
+        kind = label[2:] if label.startswith(("B-", "I-")) else label
+        if groups and kind == last and not label.startswith("B-"):
+            groups[-1].append(token)
+        else:
+            groups.append([token])
+        last = kind
+    return groups
+
+
+def _ignored(entity: dict[str, Any], options: TokenOptions) -> bool:
+    return entity.get("entity", entity.get("entity_group")) in options.ignore_labels
+
+
+def _without_overlaps(entities: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Of entities on the same characters, found in neighbouring windows, the longest one; of equal ones the surest."""
+    kept: list[dict[str, Any]] = []
+    for entity in sorted(entities, key=lambda each: each["start"]):
+        if kept and entity["start"] < kept[-1]["end"]:
+            kept[-1] = max(kept[-1], entity, key=lambda each: (each["end"] - each["start"], each["score"]))
+        else:
+            kept.append(entity)
+    return kept

@@ -1,0 +1,96 @@
+"""zero-shot-classification: which of the caller's own labels fit a text, asked of a model of inference.
+
+The text is the premise, a sentence made of each label the hypothesis (Yin et al., 2019).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from npformer.errors import NpformerError
+from npformer.model import Model
+from npformer.tasks.inputs import Part, as_text, warn
+from npformer.tasks.options import Options
+from npformer.tasks.task import Request, Task, logits_of_texts, probabilities
+
+
+@dataclass(frozen=True)
+class ZeroShotOptions(Options):
+    """candidate_labels: a list, or a string with commas between them. hypothesis_template: a sentence with {} for the
+    label. multi_label: each label is scored for itself; otherwise the scores of the labels add up to 1."""
+
+    candidate_labels: Any = ()
+    hypothesis_template: str = "This example is {}."
+    multi_label: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        labels = self.candidate_labels
+        if isinstance(labels, str):
+            labels = [label.strip() for label in labels.split(",") if label.strip()]
+        if not isinstance(labels, list | tuple):
+            raise NpformerError(f"candidate_labels: expected a list of labels, got {labels!r:.80}")
+        object.__setattr__(self, "candidate_labels", [as_text(label, "candidate_labels") for label in labels])
+        if "{}" not in as_text(self.hypothesis_template, "hypothesis_template"):
+            raise NpformerError(
+                f"hypothesis_template: expected a {{}} for the label in {self.hypothesis_template!r:.80}"
+            )
+        self.boolean("multi_label")
+
+
+class ZeroShotClassification(Task):
+    """{"sequence", "labels", "scores"} of each text, the best label first.
+
+    One label at a time (or with multi_label): the softmax of its entailment against its contradiction. Else: the
+    softmax of the labels' entailment logits.
+    """
+
+    name = "zero-shot-classification"
+    head = "sequence-classification"
+    options_type = ZeroShotOptions
+    cut = "first"
+
+    def __init__(self, model: Model, **options: Any) -> None:
+        super().__init__(model, **options)
+        if len(model.config.labels) < 2:
+            raise NpformerError(
+                f"{self.name} takes a model with labels for entailment and contradiction, this has one label"
+            )
+        found = [i for i, label in enumerate(model.config.labels) if label.lower().startswith("entail")]
+        if not found:
+            names = ", ".join(model.config.labels)
+            warn(f"of the labels {names} none begins with 'entail'; the last is taken for it")
+        self.entailment = found[0] if found else len(model.config.labels) - 1
+        self.contradiction = len(model.config.labels) - 1 if self.entailment == 0 else 0
+
+    def __call__(self, inputs: Any, candidate_labels: Any = None, **options: Any) -> Any:
+        if candidate_labels is not None:
+            options["candidate_labels"] = candidate_labels
+        return super().__call__(inputs, **options)
+
+    def stream(self, items: Iterator[Any], options: ZeroShotOptions, quiet: bool = False) -> Iterator[Any]:
+        if not options.candidate_labels:
+            raise NpformerError("candidate_labels: expected at least one label")
+        return super().stream(items, options, quiet)
+
+    def parts(self, item: Any, options: ZeroShotOptions) -> list[Part]:
+        text = as_text(item)
+        return [(text, options.hypothesis_template.replace("{}", label)) for label in options.candidate_labels]
+
+    def answer(self, requests: list[Request], options: ZeroShotOptions) -> list[Any]:
+        labels = options.candidate_labels
+        logits = logits_of_texts(requests).reshape(len(requests), len(labels), -1)
+        if options.multi_label or len(labels) == 1:
+            two = logits[..., [self.contradiction, self.entailment]].reshape(-1, 2)
+            scores = probabilities(two)[:, 1].reshape(len(requests), -1)
+        else:
+            scores = probabilities(logits[..., self.entailment])
+        orders = np.argsort(-scores, axis=-1, kind="stable")
+        return [
+            {"sequence": request.item, "labels": [labels[i] for i in order], "scores": row[order].tolist()}
+            for request, row, order in zip(requests, scores, orders, strict=True)
+        ]

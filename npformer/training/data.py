@@ -1,0 +1,155 @@
+"""Labelled texts from files: TSV, CSV or JSON Lines, with a label and one or two texts in each row.
+
+Every complaint names the file and the line. `cli/finetune.py` uses it.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from npformer.errors import NpformerError
+
+LABEL = "label"
+TEXTS = (  # the columns that are looked for, in this order
+    ("text", "text_pair"),
+    ("sentence1", "sentence2"),
+    ("premise", "hypothesis"),
+    ("question", "sentence"),
+    ("text",),
+    ("sentence",),
+)
+FORMATS = {".tsv": "tsv", ".csv": "csv", ".jsonl": "jsonl", ".ndjson": "jsonl"}
+
+
+@dataclass(frozen=True)
+class Row:
+    """One example as the file has it, and the line it ends on."""
+
+    label: str
+    text: str
+    text_pair: str | None
+    line: int
+
+
+def read_rows(path: str | Path, label: str = LABEL, texts: Sequence[str] = ()) -> list[Row]:
+    """The rows of a file, by its ending: .tsv (tabs, no quotes), .csv, or .jsonl (an object a line).
+
+    TSV and CSV begin with the columns' names. label, texts: the columns to use; by default "label", and of
+    `TEXTS` the first that are there, else the only other one. Raises NpformerError, with file and line, for a row that
+    lacks one or has it empty.
+    """
+    path = Path(path)
+    if path.suffix not in FORMATS:
+        raise NpformerError(f"{path}: expected a file that ends in {', '.join(FORMATS)}")
+    records = _objects(path) if FORMATS[path.suffix] == "jsonl" else _table(path, FORMATS[path.suffix])
+    rows: list[Row] = []
+    columns: Sequence[str] = texts
+    for line, record in records:
+        columns = columns or _columns(f"{path}:{line}", record, label)
+        values = [_value(f"{path}:{line}", record, name) for name in (label, *columns)]
+        rows.append(Row(values[0].strip(), values[1], values[2] if len(values) > 2 else None, line))
+    if not rows:
+        raise NpformerError(f"{path}: no rows")
+    return rows
+
+
+def label_names(rows: Sequence[Row]) -> tuple[str, ...]:
+    """The labels of the rows, sorted; whole numbers by size, and then 0 ... the largest, as they count outputs."""
+    found = {row.label for row in rows}
+    if all(each.isdecimal() for each in found):
+        largest = max(map(int, found))
+        if largest > 10_000:
+            raise NpformerError(f"labels: {largest} is too large for a label's number")
+        return tuple(str(i) for i in range(largest + 1))
+    return tuple(sorted(found))
+
+
+def label_ids(path: str | Path, rows: Sequence[Row], labels: Sequence[str]) -> list[int]:
+    """Each row's label as a number: by its name among `labels`, upper or lower case, or by its number.
+
+    Raises NpformerError, with file and line, for one that is neither.
+    """
+    known = {each.lower(): i for i, each in enumerate(labels)}
+    known = {str(i): i for i in range(len(labels))} | known
+    ids = []
+    for row in rows:
+        if row.label.lower() not in known:
+            names = ", ".join(f"{name} ({i})" for i, name in enumerate(labels[:20]))
+            raise NpformerError(f"{path}:{row.line}: label {row.label!r:.80}; expected one of {names}")
+        ids.append(known[row.label.lower()])
+    return ids
+
+
+def _columns(where: str, record: Mapping[str, Any], label: str) -> Sequence[str]:
+    for names in TEXTS:
+        if all(name in record for name in names):
+            return names
+    others = [name for name in record if name != label]
+    if len(others) == 1 and len(record) == 2:
+        return others
+    wanted = "; ".join(" and ".join(names) for names in TEXTS)
+    raise NpformerError(f"{where}: columns {', '.join(map(str, record))}; expected the text in one of: {wanted}")
+
+
+def _value(where: str, record: Mapping[str, Any], name: str) -> str:
+    value = record.get(name)
+    if value is None:
+        raise NpformerError(f"{where}: no {name!r}; the row has {', '.join(map(str, record))}")
+    if name not in record or isinstance(value, bool) or not isinstance(value, str | int):
+        raise NpformerError(f"{where}: {name!r}: expected text, got a {type(value).__name__}")
+    if not str(value).strip():
+        raise NpformerError(f"{where}: {name!r} is empty")
+    return str(value)
+
+
+def _table(path: Path, kind: str) -> Iterator[tuple[int, dict[str, str]]]:
+    """The rows of a TSV or CSV file by their columns' names; a TSV's quotes are text."""
+    options: dict[str, Any] = {"delimiter": "\t", "quoting": csv.QUOTE_NONE} if kind == "tsv" else {"strict": True}
+    csv.field_size_limit(2**24)
+    lines = _lines(path)
+    reader = csv.reader((line for _, line in lines), **options)
+    try:
+        names = next(reader, None)
+        if names is None:
+            return
+        if len(set(names)) < len(names):
+            raise NpformerError(f"{path}:1: a column's name is there twice: {', '.join(names)}")
+        for values in reader:
+            if not values:
+                continue
+            if len(values) != len(names):
+                expected = f"{len(names)} columns ({', '.join(names)})"
+                raise NpformerError(f"{path}:{reader.line_num}: expected {expected}, got {len(values)}")
+            yield reader.line_num, dict(zip(names, values, strict=True))
+    except csv.Error as error:
+        raise NpformerError(f"{path}:{reader.line_num}: {error}") from None
+
+
+def _objects(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    for number, line in _lines(path):
+        if not line.strip():
+            continue
+        try:
+            record = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise NpformerError(f"{path}:{number}: not JSON: {error!s:.200}") from None
+        if not isinstance(record, dict):
+            raise NpformerError(f"{path}:{number}: expected a JSON object, got a {type(record).__name__}")
+        yield number, record
+
+
+def _lines(path: Path) -> Iterator[tuple[int, str]]:
+    try:
+        with open(path, "rb") as file:
+            for number, line in enumerate(file, 1):
+                try:
+                    yield number, line.decode("utf-8-sig" if number == 1 else "utf-8")
+                except UnicodeDecodeError as error:
+                    raise NpformerError(f"{path}:{number}: not UTF-8 (byte {error.start})") from None
+    except OSError as error:
+        raise NpformerError(f"{path}: {error.strerror or error}") from None

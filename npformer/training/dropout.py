@@ -1,0 +1,84 @@
+"""Dropout: an edit of named stages that a gradient can pass. Srivastava et al., 2014.
+
+`Dropout` zeroes elements of the stages that `rates` names and scales up the rest; evaluation runs without it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from fnmatch import fnmatchcase
+
+import numpy as np
+
+from npformer.config import Config
+from npformer.errors import NpformerError
+
+Rates = Mapping[str, float]  # stage or pattern -> the share of its elements that become 0
+
+
+def standard_rates(
+    config: Config, rate: float = 0.1, attention: float | None = None, head: float | None = None
+) -> dict[str, float]:
+    """The stages that Transformers drops elements of (DistilBERT, BERT), or torch's nn.Transformer and the 2017 paper.
+
+    attention: of attention weights, head: of what the classifier reads; by default `rate`, and DistilBERT's head's 0.2.
+    """
+    attention = rate if attention is None else attention
+    weights = {"*attention.weights": attention}
+    if config.model_type in ("distilbert", "bert"):
+        last = f"layers.{config.n_layers - 1}.ffn_norm"
+        read = {"token-classification": last, "sequence-classification": "pooled", "multiple-choice": "pooled"}
+        if config.model_type == "distilbert":
+            read["question-answering"] = last
+            head = (0.2 if config.head == "sequence-classification" else rate) if head is None else head
+        rates = {"embeddings.norm": rate, **weights, "layers.*.ffn.output": rate}
+        if config.model_type == "bert":
+            rates["layers.*.attention.output"] = rate
+        return rates | ({read[config.head]: rate if head is None else head} if config.head in read else {})
+    blocks = {"*embeddings.sum": rate, "*attention.output": rate, "*ffn.activation": rate, "*ffn.output": rate}
+    return {**blocks, **weights}
+
+
+class Dropout:
+    """The listener: x -> x * keep / (1 - p) with keep 0 for a share p of the elements, drawn from `seed`.
+
+    seed: whole numbers, such as the run's seed, the step and the shard: the same ones draw the same elements. p is a
+    multiple of 2^-16, the nearest to the rate, and the scale is that multiple's.
+    """
+
+    def __init__(self, rates: Rates, seed: int | Sequence[int]) -> None:
+        for name, rate in rates.items():
+            if not 0 <= rate < 1:
+                raise NpformerError(f"dropout: the rate of {name} must lie in 0 ... 1, below 1, got {rate}")
+        self._rates = dict(rates)
+        self._random = np.random.Generator(np.random.SFC64(seed))
+        self._of: dict[str, int] = {}  # stage that has fired -> its rate in 2^-16
+        self._made: dict[str, list[np.ndarray]] = {}
+        self._factor: dict[str, list[np.ndarray]] = {}
+
+    def __call__(self, name: str, array: np.ndarray) -> np.ndarray:
+        if name not in self._of:
+            rates = [rate for pattern, rate in self._rates.items() if fnmatchcase(name, pattern)]
+            self._of[name] = round(max(rates, default=0) * 2**16)
+        if not (dropped := self._of[name]):
+            return array
+        drawn = np.frombuffer(self._random.bytes(2 * array.size), np.uint16)
+        factor = (drawn >= dropped).astype(array.dtype)
+        factor *= 2**16 / (2**16 - dropped)
+        factor = _laid_out_like(factor, array)
+        self._factor.setdefault(name, []).append(factor)
+        self._made.setdefault(name, []).append(array)
+        return array * factor
+
+    def made(self, name: str, firing: int) -> np.ndarray | None:
+        return self._made[name][firing] if name in self._made else None
+
+    def backward(self, name: str, firing: int, grad: np.ndarray) -> np.ndarray:
+        """Of x * factor: grad * factor."""
+        return grad * self._factor[name][firing] if name in self._factor else grad
+
+
+def _laid_out_like(flat: np.ndarray, array: np.ndarray) -> np.ndarray:
+    """Flat numbers in the shape of `array`, its axes in memory as they are there: one pass over both is quick."""
+    order = sorted(range(array.ndim), key=lambda axis: -array.strides[axis])
+    return flat.reshape([array.shape[axis] for axis in order]).transpose(np.argsort(order))

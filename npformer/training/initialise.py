@@ -1,0 +1,65 @@
+"""Weights to begin with, drawn as torch draws them: the same distributions, from NumPy's generator."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from npformer.checkpoint import families, layout, transformer
+from npformer.config import Config
+from npformer.errors import NpformerError
+from npformer.transformer_config import TransformerConfig
+
+SCHEMES = ("normal", "torch", "xavier")
+
+
+def initialise(config: Config, seed: int = 0, scheme: str = "normal", dtype: Any = np.float32) -> layout.Tree:
+    """A model's tree of weights. Norms are 1 and 0 in every scheme.
+
+    "normal": N(0, 0.02^2), biases 0, as BERT's (Devlin et al., 2019) and Transformers'.
+    "torch": nn.Linear's and nn.Embedding's: U(-1, 1) / sqrt(inputs) for weights and biases, N(0, 1) for tables.
+    "xavier": nn.Transformer's: U(-1, 1) sqrt(6 / (inputs + outputs)), with query, key and value as one matrix of 3 D
+    outputs; biases of attention 0, others as in "torch"; tables N(0, 1 / D).
+    Raises NpformerError for another scheme.
+    """
+    if scheme not in SCHEMES:
+        raise NpformerError(f"scheme: expected one of {', '.join(SCHEMES)}, got {scheme!r:.80}")
+    random = np.random.default_rng(seed)
+    flat, inputs = {}, 1
+    for name, each in _parameters(config).items():
+        if not each.group.endswith("norm") and each.name == "weight":
+            inputs = each.shape[0]
+        flat[name] = _drawn(each, random, scheme, inputs).astype(dtype)
+    return families.own_to_tree(flat, config, np.dtype(dtype))
+
+
+def _parameters(config: Config) -> dict[str, layout.Parameter]:
+    """What is drawn: all of a model's parameters but tied and computed ones."""
+    if isinstance(config, TransformerConfig):
+        found, left_out = transformer.parameters(config), set(transformer.ties(config))
+        if config.positions != "learned":
+            left_out |= {name for name in found if name.endswith("embeddings.position.weight")}
+    else:
+        family = families.FAMILIES[config.model_type]
+        found = layout.parameters([*family.encoder, *family.heads[config.head]], config)
+        left_out = {layout.PROJECTION} if layout.is_tied(config) else set()
+    return {name: each for name, each in found.items() if name not in left_out}
+
+
+def _drawn(each: layout.Parameter, random: np.random.Generator, scheme: str, inputs: int) -> np.ndarray:
+    is_table, is_attention = ".embeddings." in f".{each.group}", "attention." in each.group
+    if each.group.endswith("norm"):
+        return np.full(each.shape, 1.0 if each.name == "weight" else 0.0)
+    if scheme == "normal":
+        return np.zeros(each.shape) if each.name == "bias" else random.normal(0, 0.02, each.shape)
+    if is_table:
+        return random.normal(0, 1 if scheme == "torch" else each.shape[-1] ** -0.5, each.shape)
+    bound = 1 / math.sqrt(inputs)
+    if scheme == "xavier" and each.name == "weight":
+        joined = 3 if is_attention and not each.group.endswith("output") else 1
+        bound = math.sqrt(6 / (inputs + joined * each.shape[1]))
+    elif scheme == "xavier" and is_attention:
+        bound = 0.0
+    return random.uniform(-bound, bound, each.shape)

@@ -1,0 +1,208 @@
+"""The training loop: epochs of shuffled batches, an evaluation after each, and checkpoints to go on from.
+
+A run that was stopped, at whatever step, goes on from its last checkpoint to the same bits: the order of the examples
+and what dropout draws depend on the seed, the epoch and the step alone, and a step has the same bits for any number of
+threads. `step.py` makes the gradients.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+
+from npformer.archive import load_arrays, save_arrays
+from npformer.errors import NpformerError
+from npformer.training.dropout import Dropout
+from npformer.training.optimiser import Adam, clip_scale, global_norm
+from npformer.training.progress import Progress
+from npformer.training.schedule import Schedule, constant, linear, noam
+from npformer.training.step import Objective, gradients
+from npformer.training.trainable import Trainable
+
+E = TypeVar("E")
+FORMAT = "npformer-training"
+LAST, BEST = "last.safetensors", "best.safetensors"
+SCHEDULES = ("constant", "linear", "noam")
+
+Evaluate = Callable[[int], dict[str, float]]
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How a model is trained. warmup: steps, or below 1 the share of all steps. clip: the gradients' largest norm.
+
+    dropout: stage or pattern -> rate. schedule "noam" takes learning_rate as the factor of width^-0.5 min(...).
+    """
+
+    epochs: int = 3
+    batch_size: int = 32
+    learning_rate: float = 5e-5
+    schedule: str = "linear"
+    warmup: float = 0.06
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-8
+    weight_decay: float = 0.01
+    clip: float | None = 1.0
+    dropout: dict[str, float] = field(default_factory=dict)
+    lazy: bool = True
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.epochs < 1 or self.batch_size < 1 or not self.learning_rate > 0 or self.warmup < 0:
+            raise NpformerError(
+                "a recipe has epochs and batch_size of at least 1, a learning_rate above 0, warmup of at least 0"
+            )
+        if self.schedule not in SCHEDULES:
+            raise NpformerError(f"schedule: expected one of {', '.join(SCHEDULES)}, got {self.schedule!r:.80}")
+
+    def factors(self, total: int, width: int) -> Schedule:
+        """What multiplies the learning rate at each of `total` steps."""
+        warmup = round(self.warmup * total) if self.warmup < 1 else int(self.warmup)
+        if self.schedule == "linear":
+            return linear(min(warmup, total), total)
+        return constant(warmup) if self.schedule == "constant" else noam(width, max(1, warmup))
+
+
+@dataclass
+class State:
+    """Where a run stands: steps done, what the epoch at hand has added up, and a row of numbers an epoch."""
+
+    step: int = 0
+    loss: float = 0.0
+    right: int = 0
+    count: int = 0
+    seconds: float = 0.0
+    history: list[dict[str, float]] = field(default_factory=list)
+
+
+class Run(Generic[E]):
+    """One training, and the folder of its checkpoints: `last.safetensors`, to go on from, and `best.safetensors`.
+
+    evaluate(epoch): numbers of the model as it stands, before the first epoch (0) and after each; `score` names the one
+    that is to be large, and the weights with the largest are kept. Where a folder holds a run's checkpoint already, it
+    goes on from there; NpformerError where that was another run's.
+    """
+
+    def __init__(
+        self,
+        objective: Objective[E],
+        weights: Trainable,
+        recipe: Recipe,
+        folder: str | Path | None = None,
+        threads: int = 1,
+        save_every: int = 500,
+        progress: Progress | None = None,
+    ) -> None:
+        self.objective, self.weights, self.recipe, self.threads = objective, weights, recipe, threads
+        self.folder = None if folder is None else Path(folder)
+        self.save_every, self.progress = save_every, progress
+        self.state = State()
+        self.optimiser = Adam(weights.flat, recipe.betas, recipe.eps, recipe.weight_decay, recipe.lazy)
+
+    def train(
+        self, examples: Sequence[E], evaluate: Evaluate = lambda epoch: {}, score: str = "accuracy"
+    ) -> list[dict[str, float]]:
+        """All epochs, or those that are left; the history: a row an epoch, the first before any."""
+        if not examples:
+            raise NpformerError("no examples to train on")
+        recipe, state = self.recipe, self.state
+        per_epoch = -(-len(examples) // recipe.batch_size)
+        total = per_epoch * recipe.epochs
+        factors = recipe.factors(total, self.weights.config.d_model)
+        self._resume(self._fingerprint(examples))
+        if not state.history:
+            self._end_epoch(0, {}, evaluate, score, examples)
+        while state.step < total:
+            epoch, index = divmod(state.step, per_epoch)
+            order = np.random.default_rng((recipe.seed, epoch)).permutation(len(examples))
+            chosen = order[index * recipe.batch_size : (index + 1) * recipe.batch_size]
+            self._step([examples[i] for i in chosen], recipe.learning_rate * factors(state.step))
+            if self.progress:
+                self.progress.show(epoch + 1, recipe.epochs, state, per_epoch, total)
+            if state.step % per_epoch == 0:
+                numbers = {"loss": state.loss / per_epoch, "train_accuracy": state.right / state.count}
+                self._end_epoch(epoch + 1, numbers, evaluate, score, examples)
+            elif state.step % self.save_every == 0:
+                self.save(self._fingerprint(examples))
+        return state.history
+
+    def _step(self, examples: Sequence[E], learning_rate: float) -> None:
+        recipe, state, start = self.recipe, self.state, time.perf_counter()
+        step = state.step
+        batch = gradients(
+            self.objective, self.weights, examples, self.threads,
+            lambda shard: Dropout(recipe.dropout, (recipe.seed, step, shard)) if recipe.dropout else None,
+        )  # fmt: skip
+        norm = global_norm(batch.flat)
+        if not np.isfinite(norm):
+            raise NpformerError(f"step {step}: the gradients are not finite; a smaller learning rate may help")
+        self.optimiser.step(batch.flat, learning_rate, clip_scale(norm, recipe.clip), self.threads)
+        state.step += 1
+        state.loss += batch.loss
+        state.right += batch.right
+        state.count += batch.count
+        seconds = time.perf_counter() - start
+        state.seconds += seconds
+        if self.progress:
+            self.progress.add(batch.tokens, seconds)
+
+    def _end_epoch(
+        self, epoch: int, numbers: dict[str, float], evaluate: Evaluate, score: str, examples: Sequence[E]
+    ) -> None:
+        state = self.state
+        row = {"epoch": epoch, **numbers, **evaluate(epoch), "seconds": round(state.seconds, 1)}
+        is_best = score in row and row[score] > max((each[score] for each in state.history), default=-np.inf)
+        state.history.append(row)
+        state.loss, state.right, state.count, state.seconds = 0.0, 0, 0, 0.0
+        if self.progress:
+            self.progress.epoch(row)
+        if self.folder is not None and (is_best or score not in row):
+            self.folder.mkdir(parents=True, exist_ok=True)
+            save_arrays(self.folder / BEST, self.weights.flat, {"format": FORMAT, "epoch": str(epoch)})
+        self.save(self._fingerprint(examples))
+
+    # --- checkpoints -------------------------------------------------------------------------------------------------
+
+    def save(self, fingerprint: str = "") -> None:
+        """Write `last.safetensors`: weights, moments, and where the run stands, whole or not at all."""
+        if self.folder is None:
+            return
+        self.folder.mkdir(parents=True, exist_ok=True)
+        arrays = {f"w.{name}": array for name, array in self.weights.flat.items()} | self.optimiser.state()
+        metadata = {"format": FORMAT, "run": fingerprint, "state": json.dumps(asdict(self.state))}
+        save_arrays(self.folder / LAST, arrays, metadata)
+
+    def load_best(self) -> None:
+        """Make the weights those of `best.safetensors`."""
+        if self.folder is not None:
+            arrays, _ = load_arrays(self.folder / BEST)
+            for name, array in self.weights.flat.items():
+                array[...] = arrays[name]
+
+    def _resume(self, fingerprint: str) -> None:
+        if self.folder is None or not (self.folder / LAST).exists():
+            return
+        for stale in self.folder.glob(".*.partial"):  # of a run that was killed while it wrote
+            stale.unlink(missing_ok=True)
+        path = self.folder / LAST
+        arrays, metadata = load_arrays(path)
+        if metadata.get("format") != FORMAT or metadata.get("run") != fingerprint:
+            raise NpformerError(f"{path}: belongs to a run with another recipe, model or data; give another folder")
+        for name, array in self.weights.flat.items():
+            array[...] = arrays[f"w.{name}"]
+        self.optimiser.restore(arrays)
+        for name, value in json.loads(metadata["state"]).items():
+            setattr(self.state, name, value)
+
+    def _fingerprint(self, examples: Sequence[E]) -> str:
+        """What must be the same for a run to go on: recipe, parameters, the number and sizes of the examples."""
+        shapes = {name: array.shape for name, array in self.weights.flat.items()}
+        tokens = sum(self.objective.size(example) for example in examples)
+        described: dict[str, Any] = {"recipe": asdict(self.recipe), "shapes": shapes}
+        return json.dumps({**described, "examples": len(examples), "tokens": tokens})

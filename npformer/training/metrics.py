@@ -1,0 +1,56 @@
+"""How good labels are: accuracy, F1, and which label was taken for which."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class Scores:
+    """confusion[i, j]: texts of label i that were given label j, (C, C)."""
+
+    labels: tuple[str, ...]
+    confusion: np.ndarray
+
+    @property
+    def accuracy(self) -> float:
+        return float(np.trace(self.confusion) / self.confusion.sum())
+
+    @property
+    def precision(self) -> np.ndarray:
+        """Of the texts given a label, the share that has it, (C,); 0 where none was."""
+        return np.diag(self.confusion) / np.maximum(1, self.confusion.sum(axis=0))
+
+    @property
+    def recall(self) -> np.ndarray:
+        """Of the texts of a label, the share that was given it, (C,); 0 where there is none."""
+        return np.diag(self.confusion) / np.maximum(1, self.confusion.sum(axis=1))
+
+    @property
+    def f1(self) -> np.ndarray:
+        """2 precision recall / (precision + recall), (C,)."""
+        given, there = self.confusion.sum(axis=0), self.confusion.sum(axis=1)
+        return 2 * np.diag(self.confusion) / np.maximum(1, given + there)
+
+    def __str__(self) -> str:
+        name = max(8, *(len(label) for label in self.labels))
+        lines = [f"accuracy {self.accuracy:.4f}   macro F1 {self.f1.mean():.4f}   {self.confusion.sum()} texts", ""]
+        lines.append(f"{'label':{name}}  precision  recall      F1  texts")
+        columns = zip(self.labels, self.precision, self.recall, self.f1, self.confusion.sum(axis=1), strict=True)
+        lines += [f"{label:{name}}  {p:9.4f}  {r:6.4f}  {f:6.4f}  {count:5}" for label, p, r, f, count in columns]
+        lines += ["", "rows: the label; columns: the answer"]
+        width = max(6, *(len(label) for label in self.labels)) + 2
+        lines.append(" " * name + "".join(f"{label:>{width}}" for label in self.labels))
+        for label, row in zip(self.labels, self.confusion, strict=True):
+            lines.append(f"{label:{name}}" + "".join(f"{count:>{width}}" for count in row))
+        return "\n".join(lines)
+
+
+def scores(wanted: Sequence[int], given: Sequence[int], labels: Sequence[str]) -> Scores:
+    """The scores of labels given, by those wanted, both as numbers."""
+    confusion: np.ndarray = np.zeros((len(labels), len(labels)), np.int64)
+    np.add.at(confusion, (np.asarray(wanted), np.asarray(given)), 1)
+    return Scores(tuple(labels), confusion)

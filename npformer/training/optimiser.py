@@ -1,0 +1,144 @@
+"""Adam and AdamW on flat arrays, a block at a time, and clipping by the gradients' norm.
+
+Kingma and Ba, 2015; Loshchilov and Hutter, 2019. The arithmetic is torch.optim's, step for step.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+
+import numpy as np
+
+from npformer.errors import NpformerError
+from npformer.functions import SparseRows
+from npformer.training.trainable import Gradient
+from npformer.workers import share
+
+BLOCK = 1 << 16  # elements of a parameter worked on at a time: its four arrays stay in the core's own cache
+
+
+def is_decayed(name: str) -> bool:
+    """Whether weight decay is for this parameter: for weights of linear layers and tables, not for biases and norms."""
+    *_, group, kind = name.split(".")
+    return kind == "weight" and not group.endswith("norm")
+
+
+def global_norm(gradients: Mapping[str, Gradient]) -> float:
+    """sqrt of the sum of the squares of all gradients."""
+    arrays = [grad.values if isinstance(grad, SparseRows) else grad for grad in gradients.values()]
+    return math.sqrt(sum(float(np.vdot(array, array)) for array in arrays))
+
+
+def clip_scale(norm: float, most: float | None) -> float:
+    """What to multiply gradients by, so that their norm is at most `most`; torch's formula, with its 1e-6."""
+    return 1.0 if most is None else min(1.0, most / (norm + 1e-6))
+
+
+class Adam:
+    """m = b1 m + (1 - b1) g; v = b2 v + (1 - b2) g^2; w -= lr m / (1 - b1^t) / (sqrt(v / (1 - b2^t)) + eps).
+
+    weight_decay makes it AdamW: w -= lr * weight_decay * w first, for the parameters that `decayed` names.
+    lazy: of a table with `SparseRows` only the rows with a gradient move, and their m and v with them, which costs
+    what the rows cost (torch.optim.SparseAdam's variant); a row that does not occur is neither decayed nor carried
+    on by its m. Without lazy such a gradient counts as one full of zeros, as torch.optim.Adam has it.
+    """
+
+    def __init__(
+        self,
+        parameters: Mapping[str, np.ndarray],
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0.0,
+        lazy: bool = True,
+        decayed: Callable[[str], bool] = is_decayed,
+    ) -> None:
+        if not (0 <= betas[0] < 1 and 0 <= betas[1] < 1 and eps > 0 and weight_decay >= 0):
+            got = f"{betas}, {eps}, {weight_decay}"
+            raise NpformerError(f"Adam: expected betas in 0 ... 1, eps > 0 and weight_decay >= 0, got {got}")
+        self.parameters = dict(parameters)
+        self.betas, self.eps, self.weight_decay, self.lazy = betas, eps, weight_decay, lazy
+        self._decayed = {name: decayed(name) for name in self.parameters}
+        self.m = {name: np.zeros_like(array) for name, array in self.parameters.items()}
+        self.v = {name: np.zeros_like(array) for name, array in self.parameters.items()}
+        self.t = 0
+
+    def step(
+        self, gradients: Mapping[str, Gradient], learning_rate: float, scale: float = 1.0, threads: int = 1
+    ) -> None:
+        """One update from gradients times `scale`; parameters without a gradient stay as they are."""
+        self.t += 1
+        tasks = []
+        for name, grad in gradients.items():
+            decay = learning_rate * self.weight_decay if self._decayed[name] else 0.0
+            if isinstance(grad, SparseRows) and self.lazy:
+                tasks.append(partial(self._update_rows, name, grad, learning_rate, scale, decay))
+                continue
+            dense = self._dense(name, grad)
+            arrays = [each[name].reshape(-1) for each in (self.parameters, self.m, self.v)]
+            for part in _parts(dense.size):
+                w, m, v = (array[part] for array in arrays)
+                tasks.append(partial(self._update, w, m, v, dense.reshape(-1)[part], learning_rate, scale, decay))
+        share(tasks, threads)
+
+    def _dense(self, name: str, grad: Gradient) -> np.ndarray:
+        if not isinstance(grad, SparseRows):
+            return np.ascontiguousarray(grad)
+        dense = np.zeros_like(self.parameters[name])
+        dense[grad.ids] = grad.values
+        return dense
+
+    def _update_rows(self, name: str, grad: SparseRows, learning_rate: float, scale: float, decay: float) -> None:
+        whole = [self.parameters[name], self.m[name], self.v[name]]
+        rows = [array[grad.ids] for array in whole]
+        w, m, v = (each.reshape(-1) for each in rows)
+        self._update(w, m, v, grad.values.reshape(-1), learning_rate, scale, decay)
+        for array, moved in zip(whole, rows, strict=True):
+            array[grad.ids] = moved
+
+    def _update(
+        self, w: np.ndarray, m: np.ndarray, v: np.ndarray, grad: np.ndarray, rate: float, scale: float, decay: float
+    ) -> None:
+        """The formula on flat arrays, in place."""
+        b1, b2 = self.betas
+        size, root = rate / (1 - b1**self.t), math.sqrt(1 - b2**self.t)
+        scratch = np.empty(min(BLOCK, len(w)), w.dtype)
+        for start in range(0, len(w), BLOCK):
+            block = slice(start, start + BLOCK)
+            g = grad[block] if scale == 1 else grad[block] * scale
+            w_, m_, v_ = w[block], m[block], v[block]
+            t = scratch[: len(w_)]
+            if decay:
+                w_ *= 1 - decay
+            m_ *= b1
+            m_ += np.multiply(g, 1 - b1, out=t)
+            v_ *= b2
+            np.multiply(g, g, out=t)
+            t *= 1 - b2
+            v_ += t
+            np.sqrt(v_, out=t)
+            t /= root
+            t += self.eps
+            np.divide(m_, t, out=t)
+            t *= size
+            w_ -= t
+
+    def state(self) -> dict[str, np.ndarray]:
+        """What must be kept beside the weights to go on: m and v by name, and t."""
+        moments = {f"m.{name}": array for name, array in self.m.items()}
+        moments |= {f"v.{name}": array for name, array in self.v.items()}
+        return {**moments, "t": np.array([self.t], np.int64)}
+
+    def restore(self, state: Mapping[str, np.ndarray]) -> None:
+        """Go on from what `state` gave."""
+        for name in self.parameters:
+            self.m[name][...] = state[f"m.{name}"]
+            self.v[name][...] = state[f"v.{name}"]
+        self.t = int(state["t"][0])
+
+
+def _parts(size: int) -> Sequence[slice]:
+    """Large arrays in pieces for several threads."""
+    step = 16 * BLOCK
+    return [slice(start, start + step) for start in range(0, size, step)]

@@ -1,0 +1,54 @@
+"""How far a training is: a line on a terminal that is written over, or one line an epoch elsewhere."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections import deque
+from typing import TYPE_CHECKING, TextIO
+
+if TYPE_CHECKING:
+    from npformer.training.loop import State
+
+BAR = 20  # characters
+
+
+class Progress:
+    """Loss and accuracy of the epoch so far, tokens a second of the last hundred steps, and the time left."""
+
+    def __init__(self, stream: TextIO | None = None) -> None:
+        self.stream = stream or sys.stderr
+        self._steps: deque[tuple[int, float]] = deque(maxlen=100)  # tokens, seconds
+        self._shown = 0.0
+
+    def add(self, tokens: int, seconds: float) -> None:
+        """A step is done."""
+        self._steps.append((tokens, seconds))
+
+    def show(self, epoch: int, epochs: int, state: State, per_epoch: int, total: int) -> None:
+        """Write the line, ten times a second at most, where the stream is a terminal."""
+        if not self.stream.isatty() or (time.monotonic() - self._shown < 0.1 and state.step % per_epoch):
+            return
+        self._shown = time.monotonic()
+        done = (state.step - 1) % per_epoch + 1
+        tokens, seconds = (sum(each) for each in zip(*self._steps, strict=True))
+        left = (total - state.step) * seconds / len(self._steps)
+        bar = "#" * (BAR * done // per_epoch)
+        self.stream.write(
+            f"\repoch {epoch}/{epochs} [{bar:<{BAR}}] {done}/{per_epoch}  loss {state.loss / done:.4f}  "
+            f"accuracy {state.right / state.count:.4f}  {tokens / seconds:,.0f} tokens/s  {_clock(left)} left \x1b[K"
+        )
+        self.stream.flush()
+
+    def epoch(self, row: dict[str, float]) -> None:
+        """A line for an epoch that is done."""
+        numbers = "  ".join(f"{name} {value:.4f}" for name, value in row.items() if name not in ("epoch", "seconds"))
+        start = "\r" if self.stream.isatty() else ""
+        end = "\x1b[K" if self.stream.isatty() else ""
+        self.stream.write(f"{start}epoch {row['epoch']:.0f}  {numbers}  {_clock(row['seconds'])}{end}\n")
+        self.stream.flush()
+
+
+def _clock(seconds: float) -> str:
+    minutes, seconds = divmod(round(seconds), 60)
+    return f"{minutes // 60}:{minutes % 60:02}:{seconds:02}" if minutes >= 60 else f"{minutes}:{seconds:02}"

@@ -1,0 +1,47 @@
+"""Embeddings as points of the plane: principal components by NumPy's SVD, or t-SNE where scikit-learn is installed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from npformer.errors import NpformerError
+
+METHODS = ("pca", "tsne")
+
+
+def project(embeddings: Any, method: str = "pca", dimensions: int = 2, seed: int = 0) -> np.ndarray:
+    """Points (N, dimensions) of rows (N, D), or of a trace of N texts: its texts' first tokens in the last layer.
+
+    "pca": the coordinates along the directions of largest variance, x - E[x] = U S V^T -> U S (Pearson, 1901); each
+    with the sign that makes its largest entry in V positive. "tsne": van der Maaten and Hinton, 2008, by scikit-learn.
+    """
+    if method not in METHODS:
+        raise NpformerError(f"method: expected one of {', '.join(METHODS)}, got {method!r:.80}")
+    rows = np.asarray(embeddings if not hasattr(embeddings, "texts") else _first_tokens(embeddings))
+    if rows.ndim != 2 or not 1 <= dimensions <= min(rows.shape):
+        raise NpformerError(f"project: {dimensions} dimensions need as many rows (N, D), got {rows.shape}")
+    if method == "tsne":
+        return _tsne(rows, dimensions, seed)
+    left, values, right = np.linalg.svd(rows - rows.mean(axis=0), full_matrices=False)
+    right = right[:dimensions]
+    signs = np.sign(np.take_along_axis(right, np.abs(right).argmax(axis=1)[:, None], axis=1)[:, 0])
+    return left[:, :dimensions] * (values[:dimensions] * np.where(signs == 0, 1, signs))
+
+
+def _first_tokens(trace: Any) -> np.ndarray:
+    layers = [name for name in trace if name.startswith("layers.") and name.count(".") == 2 and "_norm" in name]
+    if not layers:
+        raise NpformerError("project: the trace has no layer's output; record layers.*.ffn_norm")
+    return np.stack([rows[0] for rows in trace.texts(layers[-1])])
+
+
+def _tsne(rows: np.ndarray, dimensions: int, seed: int) -> np.ndarray:
+    try:
+        from sklearn.manifold import TSNE
+    except ImportError:
+        raise NpformerError('t-SNE needs scikit-learn: pip install "npformer[plots]"; "pca" needs nothing') from None
+    perplexity = min(30.0, (len(rows) - 1) / 3)
+    points: np.ndarray = TSNE(dimensions, random_state=seed, perplexity=perplexity, init="pca").fit_transform(rows)
+    return points

@@ -1,0 +1,83 @@
+"""What a fine-tuning begins with and ends in: a checkpoint with a head for new labels, and the folder of the result."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import shutil
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from npformer.archive import save_arrays
+from npformer.checkpoint import families, layout
+from npformer.checkpoint.folder import CONFIG, OWN_WEIGHTS, read_folder, read_tree
+from npformer.config import Config
+from npformer.errors import NpformerError
+from npformer.training.initialise import initialise
+from npformer.transformer_config import TransformerConfig
+
+TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.txt")
+ENCODER = ("embeddings.", "layers.", "norm.")
+
+
+def start(
+    folder: Path, labels: Sequence[str], seed: int = 0, distilbert: bool = False
+) -> tuple[Config, layout.Tree, bool]:
+    """A classifier of these labels that begins with the encoder of a folder, and whether its head is the folder's.
+
+    A head for the very labels is kept; else a new one is drawn, N(0, 0.02^2). distilbert: rewrite a BERT as one.
+    """
+    stored = read_folder(folder)
+    config, tree = read_tree(stored, np.dtype(np.float32)) if _has_head(stored.config) else (None, None)
+    if config is not None and tree is not None and config.labels == tuple(labels) and not distilbert:
+        return config, tree, True
+    if stored.own:
+        stored = stored._replace(tensors={k: each for k, each in stored.tensors.items() if k.startswith(ENCODER)})
+    config, tree = read_tree(stored, np.dtype(np.float32), "base")
+    if isinstance(config, TransformerConfig) and config.n_decoder_layers:
+        raise NpformerError(f"{folder}: fine-tuning for labels takes an encoder, this model has a decoder")
+    if distilbert:
+        config, tree = as_distilbert(config, tree)
+    config = replace(config, head="sequence-classification", labels=tuple(labels), problem_type=None)
+    fresh = layout.flatten(initialise(config, seed))
+    known = {name: array for name, array in layout.flatten(tree).items() if name in fresh}
+    return config, families.own_to_tree({**fresh, **known}, config), False
+
+
+def _has_head(config: dict[str, object]) -> bool:
+    return Config.from_dict(config).head == "sequence-classification"
+
+
+def as_distilbert(config: Config, tree: layout.Tree) -> tuple[Config, layout.Tree]:
+    """A BERT without a head as the DistilBERT that computes the same for single texts: segment 0 goes into positions.
+
+    E[ids] + P[positions] + S[0] is E[ids] + (P + S[0])[positions]; the pooler is left out.
+    Raises NpformerError for another family, and for an epsilon of the norms that DistilBERT does not have.
+    """
+    if config.model_type != "bert" or config.eps != 1e-12:
+        raise NpformerError(f"expected a bert with eps 1e-12 to rewrite, got a {config.model_type}, eps {config.eps}")
+    flat = layout.flatten(tree)
+    positions = flat["embeddings.position.weight"] + flat["embeddings.segment.weight"][0]
+    kept = {name: array for name, array in flat.items() if name.startswith(ENCODER) and ".segment." not in name}
+    kept["embeddings.position.weight"] = positions
+    config = replace(config, model_type="distilbert", n_segments=0)
+    return config, families.own_to_tree(kept, config)
+
+
+def write_model(folder: Path, source: Path, config: Config, tree: layout.Tree) -> None:
+    """A checkpoint folder: weights, the tokenizer's files of `source`, last config.json; each whole or not there."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        save_arrays(folder / OWN_WEIGHTS, families.stored(tree, config), {"format": "npformer"})
+        for name in TOKENIZER:
+            if (source / name).is_file():
+                shutil.copyfile(source / name, folder / name)
+        partial = folder / f".{CONFIG}.{secrets.token_hex(4)}.partial"
+        partial.write_text(json.dumps(config.to_dict(), indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+        os.replace(partial, folder / CONFIG)
+    except OSError as error:
+        raise NpformerError(f"{folder}: cannot be written: {error.strerror or error}") from None

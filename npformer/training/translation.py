@@ -1,0 +1,54 @@
+"""The loss of an encoder-decoder: cross-entropy of each target token after those before it, with label smoothing.
+
+Vaswani et al., 2017, sections 3.1 and 5.4. An `Example` has the source's `Text` and the target's ids.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from npformer.batch import Text, pack
+from npformer.decoder import shift
+from npformer.errors import NpformerError
+from npformer.functions import cross_entropy, cross_entropy_backward
+from npformer.recording import Edit, Recording
+from npformer.seq2seq import transformer, transformer_backward
+from npformer.tap import listen
+from npformer.training.step import Example, Part
+from npformer.transformer_config import TransformerConfig
+
+
+@dataclass(frozen=True)
+class TranslationLoss:
+    """Teacher forcing: the decoder is given the start token and the target, and is to answer the target and its end."""
+
+    config: TransformerConfig
+    label_smoothing: float = 0.1
+
+    def __post_init__(self) -> None:
+        if self.config.head != "translation" or not self.config.end_ids:
+            raise NpformerError("expected a translation model with an end token (eos_token_id)")
+
+    def size(self, example: Example, /) -> int:
+        return len(example.text) + self.count(example)
+
+    def count(self, example: Example, /) -> int:
+        return len(example.target) + 1
+
+    def part(self, tree: Mapping[str, Any], examples: Sequence[Example], count: int, edit: Edit | None, /) -> Part:
+        shifted = [shift(each.target, self.config.start_id, self.config.end_ids[0]) for each in examples]
+        source, target = pack([each.text for each in examples]), pack([Text(ids) for ids, _ in shifted])
+        wanted = np.concatenate([answer for _, answer in shifted])
+        recording = Recording(edit)
+        with listen(recording):
+            logits = transformer(tree, self.config, source, target)["logits"]
+        options: dict[str, Any] = {"label_smoothing": self.label_smoothing, "reduction": "sum"}
+        loss = float(cross_entropy(logits, wanted, **options)) / count
+        right = int((logits.argmax(axis=-1) == wanted).sum())
+        grad = cross_entropy_backward(1 / count, logits, wanted, **options)
+        stages = recording.stages
+        return Part(loss, right, transformer_backward({"logits": grad}, stages, tree, self.config, source, target))

@@ -1,0 +1,147 @@
+// Attribution view: the text with its words marked, and the same words as a list with bars and numbers.
+
+const controls = el("div", { class: "controls-row" });
+const about = el("p", { class: "about" });
+const texts = el("div", { class: "texts" });
+const list = el("table", { class: "list" });
+let method = 0;
+let order = "place";
+
+const colour = (m, share) => (m.signed ? signedColour(share, 1) : weightColour(share ** 2 * 0.6));
+
+function word(m, number, text) {
+  const share = m.shares[number];
+  const rgb = colour(m, share);
+  return el(
+    "button",
+    {
+      type: "button",
+      class: `word ${share < 0 ? "against" : "for"}`,
+      "data-word": number,
+      "--c": css(rgb),
+      "--ink": ink(rgb),
+      "--thick": `${(Math.abs(share) * 4).toFixed(2)}px`,
+      "aria-label": `${shown(text)}: ${m.numbers[number]}`,
+    },
+    el("bdi", {}, shown(text)),
+  );
+}
+
+function row(m, number) {
+  const share = m.shares[number];
+  const rgb = colour(m, share);
+  return el(
+    "tr",
+    { "data-word": number, class: share < 0 ? "against" : "for" },
+    el("th", { scope: "row" }, token(m.words[number])),
+    el("td", { class: m.signed ? "bar signed" : "bar", "--w": Math.abs(share), "--c": css(rgb) }, el("i", {})),
+    el("td", { class: "number" }, el("output", {}, m.numbers[number])),
+    m.beside ? el("td", { class: "number" }, m.beside.numbers[number]) : null,
+  );
+}
+
+function draw() {
+  const m = meta.methods[method];
+  about.textContent = m.about;
+  texts.replaceChildren(
+    ...m.texts.map((pieces) =>
+      el("p", { dir: "auto" }, ...pieces.map(([text, number]) => (number === null ? text : word(m, number, text)))),
+    ),
+  );
+  const numbers = m.words.map((_, i) => i);
+  if (order === "size") numbers.sort((a, b) => Math.abs(m.shares[b]) - Math.abs(m.shares[a]));
+  list.replaceChildren(
+    el(
+      "thead",
+      {},
+      el(
+        "tr",
+        {},
+        el("th", { scope: "col" }, "word"),
+        el("th", {}),
+        el("th", { scope: "col", class: "number" }, "score"),
+        m.beside ? el("th", { scope: "col", class: "number" }, m.beside.heading) : null,
+      ),
+    ),
+    el("tbody", {}, ...numbers.map((number) => row(m, number))),
+  );
+}
+
+// The same word in the text and in the list, marked together.
+function point(number) {
+  document.querySelectorAll("[data-word]").forEach((node) => node.classList.toggle("on", node.dataset.word === number));
+}
+
+function tell(event) {
+  const node = event.target.closest("[data-word]");
+  const m = meta.methods[method];
+  point(node?.dataset.word);
+  if (!node || !node.matches(".word")) return hideTip();
+  const number = Number(node.dataset.word);
+  const box = node.getBoundingClientRect();
+  showTip(
+    { clientX: box.left - 8, clientY: box.bottom - 10 },
+    el("div", {}, token(m.words[number]), " ", el("output", {}, m.numbers[number])),
+    m.beside ? el("div", { class: "where" }, `${m.beside.heading}: ${m.beside.numbers[number]}`) : "",
+  );
+}
+for (const node of [texts, list]) {
+  node.addEventListener("pointerover", tell);
+  node.addEventListener("focusin", tell);
+  node.addEventListener("focusout", () => {
+    point();
+    hideTip();
+  });
+  node.addEventListener("pointerleave", () => {
+    point();
+    hideTip();
+  });
+}
+texts.addEventListener("keydown", (event) => {
+  const words = [...texts.querySelectorAll(".word")];
+  const at = words.indexOf(event.target);
+  const to = { ArrowRight: at + 1, ArrowLeft: at - 1, Home: 0, End: words.length - 1 }[event.key];
+  if (at < 0 || to === undefined) return;
+  event.preventDefault();
+  words[to]?.focus();
+});
+
+themed.push(draw);
+controls.append(
+  ...[
+    meta.methods.length > 1 &&
+      segmented(
+        "Measure",
+        meta.methods.map((m, i) => [i, m.name]),
+        method,
+        (i) => {
+          method = Number(i);
+          draw();
+        },
+      ),
+    segmented(
+      "Order",
+      [
+        ["place", "As in the text"],
+        ["size", "By size"],
+      ],
+      order,
+      (key) => {
+        order = key;
+        draw();
+      },
+    ),
+  ].filter(Boolean),
+);
+frame({
+  subtitle: meta.methods.length > 1 ? "" : meta.methods[0].name,
+  controls: [controls],
+  body: [texts, about, list],
+  notes: meta.notes,
+  keys: [
+    ["Tab", "next word"],
+    ["← →", "the word before or after"],
+  ],
+});
+draw();
+ready();

@@ -1,0 +1,346 @@
+// What every view shares: reading arrays, colours and themes, elements, token lists that work by keyboard.
+// No framework and no innerHTML (the page's policy forbids it): text only ever becomes text.
+"use strict";
+
+const meta = JSON.parse(document.getElementById("meta").textContent);
+const root = document.documentElement;
+
+// ---- Arrays ------------------------------------------------------------------------------------------------------
+
+// Attention weights as whole numbers of 10^-decimals, (heads, keys, queries): `text` is exactly what was rounded in Python.
+class Weights {
+  constructor(head, units) {
+    [this.heads, this.queries, this.keys] = head.shape;
+    this.decimals = head.decimals;
+    this.units = units;
+    this.one = 10 ** head.decimals;
+  }
+  unit(h, q, k) {
+    return this.units[(h * this.keys + k) * this.queries + q];
+  }
+  at(h, q, k) {
+    return this.unit(h, q, k) / this.one;
+  }
+  text(h, q, k) {
+    return this.at(h, q, k).toFixed(this.decimals);
+  }
+}
+
+// Floats, bit for bit, in C order.
+class Floats {
+  constructor(head, values) {
+    this.shape = head.shape;
+    this.decimals = head.decimals;
+    this.values = values;
+  }
+  // The values of one row: all axes but the last are given.
+  row(...index) {
+    const width = this.shape[this.shape.length - 1];
+    let at = 0;
+    index.forEach((i, axis) => {
+      at = at * this.shape[axis] + i;
+    });
+    return this.values.subarray(at * width, (at + 1) * width);
+  }
+}
+
+const loaded = new Map();
+
+// The array `name`, inflated the first time it is asked for.
+function load(name) {
+  if (!loaded.has(name)) loaded.set(name, read(name));
+  return loaded.get(name);
+}
+
+async function read(name) {
+  const head = meta.arrays[name];
+  const element = document.querySelector(`script[data-array="${name}"]`);
+  const packed = Uint8Array.from(atob(element.textContent), (char) => char.charCodeAt(0));
+  const stream = new Blob([packed]).stream().pipeThrough(new DecompressionStream("deflate"));
+  const planes = new Uint8Array(await new Response(stream).arrayBuffer());
+  const type = { u2: Uint16Array, f4: Float32Array, f8: Float64Array }[head.kind];
+  const size = type.BYTES_PER_ELEMENT;
+  const count = planes.length / size;
+  const bytes = new Uint8Array(planes.length);
+  for (let plane = 0; plane < size; plane++) {
+    const from = plane * count;
+    for (let i = 0; i < count; i++) bytes[i * size + plane] = planes[from + i];
+  }
+  const values = new type(bytes.buffer);
+  return head.kind === "u2" ? new Weights(head, values) : new Floats(head, values);
+}
+
+// A number to fixed decimals as Python prints it, and without a sign on zero.
+function fixed(value, decimals = 4) {
+  if (Number.isNaN(value)) return "nan";
+  if (!Number.isFinite(value)) return value > 0 ? "inf" : "-inf";
+  const text = value.toFixed(decimals);
+  return Number(text) === 0 ? text.replace("-", "") : text;
+}
+
+// ---- Colours -----------------------------------------------------------------------------------------------------
+
+const channels = (hex) => [1, 3, 5].map((i) => parseInt(hex.slice(i, i + 2), 16));
+const theme = () => root.dataset.theme;
+
+// 256 steps of a scale in the present theme, as [r, g, b].
+function steps(scale) {
+  const stops = meta.scales[scale][theme()].map(channels);
+  return Array.from({ length: 256 }, (_, i) => {
+    const at = (i / 255) * (stops.length - 1);
+    const low = Math.min(Math.floor(at), stops.length - 2);
+    return stops[low].map((start, c) => Math.round(start + (stops[low + 1][c] - start) * (at - low)));
+  });
+}
+
+const cache = {};
+const ramp = (scale) => (cache[scale + theme()] ??= steps(scale));
+const strength = (weight) => Math.sqrt(Math.max(weight, 0)); // what colour and opacity follow: 0.01 shows as a tenth
+const weightColour = (weight) => ramp("sequential")[Math.round(255 * Math.min(strength(weight), 1))];
+// A signed number against the largest magnitude shown with it: its root again, so that small ones keep their sign.
+function signedColour(value, limit) {
+  const size = limit && Number.isFinite(value) ? Math.min(1, strength(Math.abs(value) / limit)) : 0;
+  return ramp("diverging")[Math.round(127.5 + 127.5 * Math.sign(value) * size)] ?? ramp("diverging")[128];
+}
+const css = (rgb) => `rgb(${rgb.join(" ")})`;
+
+function luminance(rgb) {
+  const [r, g, b] = rgb.map((v) => ((v /= 255) <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4));
+  return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+}
+// Black or white, whichever reads better on the colour: always at least 4.5 to 1.
+const ink = (rgb) => (luminance(rgb) > 0.179 ? "#000" : "#fff");
+const headColour = (h) => meta.colours[theme()][h];
+
+const themed = []; // what to draw again when the theme changes
+
+function setTheme(name) {
+  root.dataset.theme = name;
+  themed.forEach((draw) => draw());
+  document.querySelectorAll(".scale canvas").forEach((canvas) => canvas.draw());
+}
+
+// ---- Elements ----------------------------------------------------------------------------------------------------
+
+// An element: `{class: ..., onclick: ...}`; `data-` and `aria-` names are attributes, children are nodes or text.
+function el(tag, attributes = {}, ...children) {
+  const node = document.createElement(tag);
+  for (const [name, value] of Object.entries(attributes)) {
+    if (name.startsWith("on")) node.addEventListener(name.slice(2), value);
+    else if (name.startsWith("--")) node.style.setProperty(name, value);
+    else if (value !== false && value != null) node.setAttribute(name, value === true ? "" : value);
+  }
+  node.append(...children.filter((child) => child != null));
+  return node;
+}
+
+// A text as it can be shown: control characters by their Unicode pictures; half a surrogate pair, and what would turn
+// the direction of other characters, by U+FFFD.
+const shown = (text) =>
+  text
+    .replace(/[\u0000-\u001f]/g, (c) => String.fromCharCode(0x2400 + c.charCodeAt(0)))
+    .replace(/[\p{Surrogate}\u202a-\u202e\u2066-\u2069]/gu, "\ufffd") || "\u00a0";
+// A token, in its own direction.
+const token = (text) => el("bdi", { class: "token", title: text.length > 14 ? shown(text) : null }, shown(text));
+
+function select(label, options, value, onchange) {
+  const list = el("select", { onchange: (event) => onchange(event.target.value) });
+  options.forEach(([key, text]) => list.append(el("option", { value: key }, text)));
+  list.value = value;
+  return el("label", { class: "field" }, el("span", {}, label), list);
+}
+
+// One of a few, as a row of buttons.
+function segmented(label, options, value, onchange) {
+  const group = el("div", { class: "segmented", role: "radiogroup", "aria-label": label });
+  const choose = (key, focus) => {
+    [...group.children].forEach((button) => {
+      const on = button.dataset.key === String(key);
+      button.setAttribute("aria-checked", on);
+      button.tabIndex = on ? 0 : -1;
+      if (on && focus) button.focus();
+    });
+  };
+  options.forEach(([key, text]) =>
+    group.append(
+      el(
+        "button",
+        {
+          type: "button",
+          role: "radio",
+          "data-key": key,
+          onclick: () => {
+            choose(key);
+            onchange(key);
+          },
+        },
+        text,
+      ),
+    ),
+  );
+  group.addEventListener("keydown", (event) => {
+    const step = { ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1 }[event.key];
+    if (!step) return;
+    event.preventDefault();
+    const at = options.findIndex(([key]) => String(key) === document.activeElement.dataset.key);
+    const [key] = options[(at + step + options.length) % options.length];
+    choose(key, true);
+    onchange(key);
+  });
+  choose(value);
+  return el("div", { class: "field" }, el("span", {}, label), group);
+}
+
+// A canvas with its drawing context, sized in CSS pixels and sharp on any screen.
+function sized(canvas, width, height) {
+  const ratio = window.devicePixelRatio || 1;
+  canvas.width = Math.max(1, Math.round(width * ratio));
+  canvas.height = Math.max(1, Math.round(height * ratio));
+  canvas.style.width = `${width}px`;
+  canvas.style.height = `${height}px`;
+  const context = canvas.getContext("2d");
+  context.scale(ratio, ratio);
+  return context;
+}
+
+// One coloured cell a pixel; the stylesheet enlarges it without smoothing.
+function pixels(canvas, width, height, colour) {
+  canvas.width = width;
+  canvas.height = height;
+  const context = canvas.getContext("2d");
+  const image = context.createImageData(width, height);
+  for (let y = 0, at = 0; y < height; y++) {
+    for (let x = 0; x < width; x++, at += 4) {
+      const [r, g, b] = colour(x, y);
+      image.data[at] = r;
+      image.data[at + 1] = g;
+      image.data[at + 2] = b;
+      image.data[at + 3] = 255;
+    }
+  }
+  context.putImageData(image, 0, 0);
+}
+
+// A scale with its ticks: `stops` are [place 0..1, label], `colour` gives [r, g, b] at a place.
+function scaleBar(stops, colour) {
+  const canvas = el("canvas", { "aria-hidden": true });
+  canvas.draw = () => pixels(canvas, 128, 1, (x) => colour(x / 127));
+  canvas.draw();
+  return el("div", { class: "scale" }, canvas, ...stops.map(([place, text]) => el("span", { "--at": place }, text)));
+}
+const weightScale = () =>
+  scaleBar(
+    [0, 0.1, 0.25, 0.5, 1].map((w) => [strength(w), String(w)]),
+    (x) => weightColour(x * x),
+  );
+
+// An observer that does `work` on an element once, when it comes near the window.
+function whenNear(work) {
+  const observer = new IntersectionObserver(
+    (entries) => {
+      for (const { isIntersecting, target } of entries) {
+        if (!isIntersecting) continue;
+        observer.unobserve(target);
+        work(target);
+      }
+    },
+    { rootMargin: "300px" },
+  );
+  return observer;
+}
+
+// Do `work` on each item when nothing else is to be done, one after another: what lies below the window, before it is
+// scrolled to or printed.
+function leisurely(items, work) {
+  const queue = [...items];
+  const soon = window.requestIdleCallback ?? setTimeout;
+  const next = async () => {
+    if (!queue.length) return;
+    await work(queue.shift());
+    soon(next);
+  };
+  soon(next);
+}
+
+// ---- The page ----------------------------------------------------------------------------------------------------
+
+const tip = el("div", { class: "tip", role: "tooltip", hidden: true });
+const spoken = el("div", { class: "spoken", role: "status", "aria-live": "polite" });
+
+function showTip(event, ...content) {
+  tip.replaceChildren(...content);
+  tip.hidden = false;
+  const box = tip.getBoundingClientRect();
+  const left = event.clientX + 14 + box.width > root.clientWidth ? event.clientX - box.width - 10 : event.clientX + 14;
+  const top =
+    event.clientY + 18 + box.height > root.clientHeight ? event.clientY - box.height - 10 : event.clientY + 18;
+  tip.style.left = `${Math.max(4, left)}px`;
+  tip.style.top = `${Math.max(4, top)}px`;
+}
+const hideTip = () => {
+  tip.hidden = true;
+};
+
+// The frame of a page: heading, controls, the view, what the numbers mean, the keys.
+function frame({ subtitle, controls = [], body, notes = [], keys = [] }) {
+  const toggle = el("button", {
+    type: "button",
+    class: "quiet",
+    id: "theme",
+    onclick: () => setTheme(theme() === "dark" ? "light" : "dark"),
+  });
+  const name = () => toggle.replaceChildren(theme() === "dark" ? "Light theme" : "Dark theme");
+  themed.push(name);
+  name();
+  document.body.append(
+    el(
+      "header",
+      { class: "top" },
+      el("div", {}, el("h1", {}, meta.heading), el("p", { class: "subtitle" }, ...[].concat(subtitle))),
+      toggle,
+    ),
+    el("div", { class: "controls" }, ...controls),
+    el("main", { id: "view" }, ...[].concat(body)),
+    el(
+      "footer",
+      {},
+      el("p", { id: "notes" }, ...notes.flatMap((note) => [el("span", {}, note), " "])),
+      keys.length
+        ? el(
+            "details",
+            { class: "help" },
+            el("summary", {}, "Keys"),
+            el("dl", {}, ...keys.flatMap(([key, what]) => [el("dt", {}, el("kbd", {}, key)), el("dd", {}, what)])),
+          )
+        : null,
+    ),
+    tip,
+    spoken,
+  );
+}
+
+// Say that the first picture stands: after the frame in which it is painted.
+function ready() {
+  requestAnimationFrame(() =>
+    setTimeout(() => {
+      performance.mark("ready");
+      root.dataset.ready = "yes";
+    }),
+  );
+}
+
+const preferred = matchMedia("(prefers-color-scheme: dark)");
+root.dataset.theme = preferred.matches ? "dark" : "light";
+preferred.addEventListener("change", () => setTheme(preferred.matches ? "dark" : "light"));
+// Paper is white: print in the light theme, then go back.
+let screenTheme = null;
+addEventListener("beforeprint", () => {
+  screenTheme = theme();
+  setTheme("light");
+});
+addEventListener("afterprint", () => {
+  if (screenTheme) setTheme(screenTheme);
+});
+addEventListener("keydown", (event) => {
+  if (event.key === "Escape") hideTip();
+});

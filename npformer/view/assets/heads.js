@@ -1,0 +1,327 @@
+// Head view: tokens on two sides, lines between them (links.js), numbers where one points, and every head's square.
+
+const squares = el("div", { class: "squares", role: "group", "aria-label": "Heads" });
+const panel = el("aside", { class: "panel", "aria-label": "Exact weights" });
+const controls = el("div", { class: "controls-row" });
+
+// ---- Numbers -----------------------------------------------------------------------------------------------------
+
+// Numbers beside the tokens, and which of them are marked.
+function mark() {
+  const some = { queries: active("queries"), keys: active("keys") };
+  const heads = shownHeads();
+  for (const [name, other] of [
+    ["queries", "keys"],
+    ["keys", "queries"],
+  ]) {
+    for (const option of lists[name].children) {
+      const index = Number(option.dataset.index);
+      const item = { side: name, index };
+      option.setAttribute("aria-selected", pinned(item));
+      option.classList.toggle("on", some[name].includes(index));
+      const link = some[other].length && heads.length ? strongestAt(heads, name, index, some[other]) : null;
+      option.lastElementChild.replaceChildren(...(link ? number(link) : []));
+      option.style.setProperty("--tint", link ? css(weightColour(weights.at(link.h, link.q, link.k))) : "transparent");
+      option.style.setProperty("--ink", link ? ink(weightColour(weights.at(link.h, link.q, link.k))) : "inherit");
+    }
+  }
+}
+
+const chip = (h) =>
+  el("span", { class: "chip", "--c": headColour(h), "--ink": ink(channels(headColour(h))) }, String(h));
+const number = ({ h, q, k }) => [...(state.heads.size > 1 ? [chip(h)] : []), el("output", {}, weights.text(h, q, k))];
+
+function list() {
+  const queries = active("queries");
+  const keys = active("keys");
+  const one = queries.length === 1 && keys.length === 1; // one pair: every head's weight
+  let links = [];
+  if (one) links = shownHeads().map((h) => ({ h, q: queries[0], k: keys[0] }));
+  else if (state.heads.size) links = strongestLinks(pairs());
+  const title = queries.length || keys.length ? "Strongest of these" : "Strongest links";
+  panel.replaceChildren(
+    el("h2", {}, one ? "Every head for this pair" : title),
+    el("p", {}, ...caption(queries, keys, one)),
+    el("ol", {}, ...links.map(listed)),
+  );
+  if (state.hover && links.length) {
+    const link = links[0];
+    spoken.textContent = `${linkText(link.q, link.k)}: ${weights.text(link.h, link.q, link.k)}, head ${link.h}`;
+  }
+}
+
+function listed({ h, q, k }) {
+  const link = el("span", { class: "link" }, ...linkNodes(q, k));
+  const figure = el("span", { class: "number" }, ...number({ h, q, k }));
+  return el("li", { "--w": weights.at(h, q, k), "--c": headColour(h) }, link, figure);
+}
+
+function caption(queries, keys, one) {
+  const several = state.heads.size > 1 && !one ? ", the strongest head for each" : "";
+  if (!state.heads.size) return ["No head is chosen."];
+  if (!queries.length && !keys.length) {
+    return [`Layer ${stack().numbers[state.layer]}${several}. Point at a token for its own.`];
+  }
+  const to = queries.length ? " to " : "To ";
+  return [...named("From ", queries, "queries"), ...named(to, keys, "keys"), `${several}.`];
+}
+
+// "From time (1), flies (2)", each token in its own direction; nothing for no tokens.
+const named = (lead, indices, which) =>
+  indices.flatMap((i, n) => [n ? ", " : lead, el("bdi", {}, shown(side(which).tokens[i])), ` (${i})`]);
+
+function update() {
+  mark();
+  list();
+  redraw();
+}
+
+// ---- Building ----------------------------------------------------------------------------------------------------
+
+function build() {
+  filterRows();
+  for (const which of ["queries", "keys"]) {
+    const { tokens, segments } = side(which);
+    lists[which].replaceChildren(...rows[which].map((i, row) => option(which, i, row, tokens[i], segments)));
+  }
+  const most = Math.max(rows.queries.length, rows.keys.length);
+  const rem = parseFloat(getComputedStyle(root).fontSize);
+  rowHeight = Math.round(rem * (most <= 10 ? 2.25 : most <= 20 ? 1.875 : 1.625));
+  root.style.setProperty("--row", `${rowHeight}px`);
+  root.style.setProperty("--names", `${Math.min(11, Math.max(...["queries", "keys"].map(widest)) / rem)}rem`);
+}
+
+// The widest token of a side in pixels. Known beforehand, it lets the browser lay out only the rows in the window.
+function widest(which) {
+  const context = canvas.getContext("2d");
+  context.font = `650 ${getComputedStyle(document.body).fontSize} ${getComputedStyle(document.body).fontFamily}`;
+  return Math.max(0, ...rows[which].map((i) => context.measureText(shown(side(which).tokens[i])).width)) + 2;
+}
+
+const letter = (segments, index) => (segments.length ? String.fromCharCode(65 + segments[index]) : "");
+
+function option(which, index, row, text, segments) {
+  const starts = segments.length && (index === 0 || segments[index] !== segments[index - 1]);
+  return el(
+    "div",
+    {
+      class: starts && row ? "starts" : "",
+      role: "option",
+      tabindex: row ? -1 : 0,
+      "aria-selected": false,
+      "data-index": index,
+    },
+    el("span", { class: "place" }, `${letter(segments, index)}${index}`),
+    token(text),
+    el("span", { class: "number" }),
+  );
+}
+
+function buildSquares() {
+  squares.replaceChildren(
+    ...Array.from({ length: stack().heads }, (_, h) =>
+      el(
+        "button",
+        {
+          type: "button",
+          class: "square",
+          "data-head": h,
+          title: `Head ${h}: click to toggle, double-click for this one alone`,
+          "aria-label": `Head ${h}`,
+          onclick: () => toggle(h),
+          ondblclick: () => isolate(h),
+        },
+        String(h),
+      ),
+    ),
+  );
+  colourSquares();
+}
+
+function colourSquares() {
+  for (const square of squares.children) {
+    const h = Number(square.dataset.head);
+    square.style.setProperty("--c", headColour(h));
+    square.style.setProperty("--ink", ink(channels(headColour(h))));
+    square.setAttribute("aria-pressed", state.heads.has(h));
+  }
+}
+
+async function show() {
+  weights = await layerWeights(state.layer);
+  update();
+}
+
+// ---- Interaction -------------------------------------------------------------------------------------------------
+
+function setHeads(heads) {
+  state.heads = new Set(heads);
+  colourSquares();
+  update();
+}
+function toggle(h) {
+  const heads = new Set(state.heads);
+  if (!heads.delete(h)) heads.add(h);
+  setHeads(heads);
+}
+// The head alone; once more, and all are back.
+let alone = null;
+function isolate(h) {
+  const again = alone === h && state.heads.size === 1 && state.heads.has(h);
+  alone = again ? null : h;
+  setHeads(again ? Array.from({ length: stack().heads }, (_, i) => i) : [h]);
+}
+
+function pin(item) {
+  state.pins = pinned(item) ? state.pins.filter((other) => !same(other, item)) : [...state.pins, item];
+  update();
+}
+function point(item) {
+  if (same(item, state.hover) || item === state.hover) return;
+  state.hover = item;
+  update();
+}
+function clear() {
+  state.pins = [];
+  state.hover = null;
+  update();
+}
+
+const itemOf = (event) => {
+  const element = event.target.closest("[role=option]");
+  return (
+    element && {
+      side: element.parentElement === lists.queries ? "queries" : "keys",
+      index: Number(element.dataset.index),
+    }
+  );
+};
+
+function focusRow(which, row) {
+  const options = lists[which].children;
+  if (!options.length) return;
+  const target = options[Math.max(0, Math.min(row, options.length - 1))];
+  for (const option of options) option.tabIndex = option === target ? 0 : -1;
+  target.focus();
+}
+
+function onKey(event) {
+  const item = itemOf(event);
+  if (!item) return;
+  const row = places[item.side][item.index];
+  const other = item.side === "queries" ? "keys" : "queries";
+  const move = { ArrowDown: row + 1, ArrowUp: row - 1, Home: 0, End: rows[item.side].length - 1 }[event.key];
+  if (move !== undefined) focusRow(item.side, move);
+  else if ((event.key === "ArrowRight") === (item.side === "queries") && event.key.startsWith("Arrow"))
+    focusRow(other, row);
+  else if (event.key === " " || event.key === "Enter") pin(item);
+  else return;
+  event.preventDefault();
+}
+
+for (const which of Object.values(lists)) {
+  which.addEventListener("pointerover", (event) => point(itemOf(event)));
+  which.addEventListener("pointerleave", () => point(null));
+  which.addEventListener("focusin", (event) => {
+    if (event.target.matches(":focus-visible")) point(itemOf(event));
+  });
+  which.addEventListener("focusout", () => point(null));
+  which.addEventListener("click", (event) => {
+    const item = itemOf(event);
+    if (item) pin(item);
+  });
+  which.addEventListener("keydown", onKey);
+}
+squares.addEventListener("keydown", (event) => {
+  const h = Number(event.target.dataset.head);
+  const last = stack().heads - 1;
+  const to = { ArrowRight: h + 1, ArrowLeft: h - 1, Home: 0, End: last }[event.key];
+  if (to !== undefined) squares.children[Math.max(0, Math.min(to, last))].focus();
+  else if (event.key === "o") isolate(h);
+  else return;
+  event.preventDefault();
+});
+addEventListener("keydown", (event) => {
+  if (event.key === "Escape") clear();
+});
+addEventListener("scroll", redraw, { passive: true });
+addEventListener("beforeprint", () => {
+  printing = true;
+  draw();
+});
+addEventListener("afterprint", () => {
+  printing = false;
+  draw();
+});
+new ResizeObserver(redraw).observe(lines);
+themed.push(() => {
+  colourSquares();
+  update();
+});
+
+// ---- Controls ----------------------------------------------------------------------------------------------------
+
+function change(part) {
+  Object.assign(state, part);
+  if ("stack" in part || "form" in part) {
+    state.pins = [];
+    state.hover = null;
+  }
+  if ("stack" in part) {
+    buildSquares();
+    buildControls();
+  }
+  if (!("layer" in part) || "stack" in part) build();
+  return show();
+}
+
+function buildControls() {
+  const every = () => Array.from({ length: stack().heads }, (_, h) => h);
+  controls.replaceChildren(
+    select(
+      "Layer",
+      stack().numbers.map((number, i) => [i, String(number)]),
+      state.layer,
+      (i) => change({ layer: Number(i) }),
+    ),
+    ...stackControls(change),
+    el(
+      "div",
+      { class: "field heads" },
+      el("span", {}, "Heads"),
+      squares,
+      el("button", { type: "button", class: "quiet", onclick: () => setHeads(every()) }, "All"),
+      el("button", { type: "button", class: "quiet", onclick: () => setHeads([]) }, "None"),
+    ),
+  );
+}
+
+frame({
+  subtitle: meta.subtitle,
+  controls: [controls],
+  body: [
+    el(
+      "div",
+      { class: "sides" },
+      el("h2", { class: "from" }, "From (query)"),
+      el("h2", { class: "to" }, "To (key)"),
+      lists.queries,
+      lines,
+      lists.keys,
+    ),
+    panel,
+  ],
+  notes: meta.notes,
+  keys: [
+    ["Tab", "next control or list"],
+    ["↑ ↓", "next token: shows its lines and weights"],
+    ["← →", "other side; next head"],
+    ["Space", "keep or let go a token; toggle a head"],
+    ["o", "this head alone, or all again"],
+    ["Esc", "let go of everything"],
+  ],
+});
+buildSquares();
+buildControls();
+build();
+show().then(ready);

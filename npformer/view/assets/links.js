@@ -1,0 +1,143 @@
+// Head view, the picture: which links show, and their lines between the two sides. What surrounds it is in heads.js.
+// Lines are drawn on one canvas the size of the window, and only those that cross it: 512 tokens cost what 30 do.
+
+let rowHeight = 26; // height of a token
+const { faint: FAINT, fainter: FAINTER } = meta; // lines under these weights are not drawn, for all tokens and for some
+const TOP = 12; // links listed beside the picture
+const STEPS = 13; // of opacity, so that lines of one colour are stroked together
+
+let weights = null; // of the layer shown
+
+const lists = {
+  queries: el("div", {
+    class: "tokens from",
+    role: "listbox",
+    "aria-multiselectable": true,
+    "aria-label": "From: tokens that look",
+  }),
+  keys: el("div", {
+    class: "tokens to",
+    role: "listbox",
+    "aria-multiselectable": true,
+    "aria-label": "To: tokens looked at",
+  }),
+};
+const canvas = el("canvas", { "aria-hidden": true });
+const hint = el("p", { class: "hint", hidden: true });
+const lines = el("div", { class: "lines" }, canvas, hint);
+
+// ---- What is shown -----------------------------------------------------------------------------------------------
+
+const same = (a, b) => a && b && a.side === b.side && a.index === b.index;
+const pinned = (item) => state.pins.some((pin) => same(pin, item));
+// Tokens whose lines and numbers show: those kept by a click, and the one pointed at.
+function active(name) {
+  const items = state.hover && !pinned(state.hover) ? [...state.pins, state.hover] : state.pins;
+  return items.filter((item) => item.side === name && places[name][item.index] >= 0).map((item) => item.index);
+}
+const shownHeads = () => [...state.heads].sort((a, b) => a - b);
+
+// The head that gives the most from q to k, among those shown.
+function strongest(heads, q, k) {
+  let best = heads[0];
+  for (const h of heads) if (weights.unit(h, q, k) > weights.unit(best, q, k)) best = h;
+  return best;
+}
+
+// The strongest link at token `index` of one side, from or to the active tokens of the other.
+function strongestAt(heads, name, index, others) {
+  let link = null;
+  for (const other of others) {
+    const [q, k] = name === "keys" ? [other, index] : [index, other];
+    const h = strongest(heads, q, k);
+    if (!link || weights.unit(h, q, k) > weights.unit(link.h, link.q, link.k)) link = { h, q, k };
+  }
+  return link;
+}
+
+// The strongest links among pairs of tokens, at most TOP, one head each.
+function strongestLinks(pairs) {
+  const heads = shownHeads();
+  const best = [];
+  for (const [q, k] of pairs) {
+    const h = strongest(heads, q, k);
+    const unit = weights.unit(h, q, k);
+    if (best.length === TOP && unit <= best[TOP - 1].unit) continue;
+    let at = best.length;
+    while (at > 0 && best[at - 1].unit < unit) at--;
+    best.splice(at, 0, { h, q, k, unit });
+    best.length = Math.min(best.length, TOP);
+  }
+  return best;
+}
+
+// Pairs whose lines are drawn: all of them, or those at an active token.
+function* pairs() {
+  const queries = active("queries");
+  const keys = active("keys");
+  if (!queries.length && !keys.length) {
+    for (const k of rows.keys) for (const q of rows.queries) yield [q, k];
+    return;
+  }
+  for (const q of queries) for (const k of rows.keys) yield [q, k];
+  for (const k of keys) for (const q of rows.queries) if (!queries.includes(q)) yield [q, k];
+}
+
+// ---- Drawing -----------------------------------------------------------------------------------------------------
+
+let printing = false;
+
+function draw() {
+  if (!weights) return;
+  const width = lines.clientWidth;
+  const length = Math.max(rows.queries.length, rows.keys.length) * rowHeight;
+  const height = printing ? length : Math.min(length, innerHeight);
+  const context = sized(canvas, width, height);
+  // All lines at once are many: only strong ones show, and by their weight. A few tokens' own show by its root.
+  const few = active("queries").length + active("keys").length > 0;
+  const least = few ? FAINTER : FAINT;
+  const paths = strands(width, height, least, few ? strength : (weight) => weight);
+  hint.textContent = `No weight here reaches ${least}.` + (few ? "" : " Point at a token for its own.");
+  hint.hidden = paths.size > 0 || !state.heads.size;
+  const faintFirst = [...paths.keys()].sort((a, b) => (a % STEPS) - (b % STEPS));
+  for (const key of faintFirst) {
+    const level = (key % STEPS) / (STEPS - 1);
+    context.globalAlpha = level;
+    context.lineWidth = 0.75 + 2.5 * level;
+    context.strokeStyle = headColour(Math.floor(key / STEPS));
+    context.stroke(paths.get(key));
+  }
+}
+
+// The lines that cross the window, those of one head and one opacity as one path: head * STEPS + opacity -> path.
+function strands(width, height, least, opacity) {
+  const scrolled = canvas.getBoundingClientRect().top - lines.getBoundingClientRect().top;
+  const heads = shownHeads();
+  const apart = heads.length > 1 ? Math.min(12, 3 * (heads.length - 1)) / (heads.length - 1) : 0;
+  const paths = new Map();
+  for (const [q, k] of pairs()) {
+    const start = (places.queries[q] + 0.5) * rowHeight - scrolled;
+    const end = (places.keys[k] + 0.5) * rowHeight - scrolled;
+    if (Math.max(start, end) < 0 || Math.min(start, end) > height) continue;
+    heads.forEach((h, i) => {
+      const weight = weights.at(h, q, k);
+      if (weight < least) return;
+      const key = h * STEPS + Math.max(1, Math.round(opacity(weight) * (STEPS - 1)));
+      if (!paths.has(key)) paths.set(key, new Path2D());
+      const shift = (i - (heads.length - 1) / 2) * apart; // strands of several heads lie side by side
+      paths.get(key).moveTo(0, start + shift);
+      paths.get(key).bezierCurveTo(width * 0.42, start + shift, width * 0.58, end + shift, width, end + shift);
+    });
+  }
+  return paths;
+}
+
+let drawing = false;
+function redraw() {
+  if (drawing) return;
+  drawing = true;
+  requestAnimationFrame(() => {
+    drawing = false;
+    draw();
+  });
+}

@@ -1,0 +1,332 @@
+// Neuron view: for one token that looks, every key's query × key → score → weight → value, and the output they add up to.
+// A strip is a canvas one pixel high, a pixel a dimension, drawn when its row nears the window: 512 rows stay light.
+
+const state = { ...meta.shown };
+const part = () => meta.parts[state.part];
+const table = el("table", {});
+const controls = el("div", { class: "controls-row" });
+let arrays = null; // query, key, value, scores, weights, context of the layer shown
+
+const KINDS = { query: "query", key: "key", product: "query × key", value: "value", output: "output" };
+const slot = () => part().heads.indexOf(state.head); // where the head's numbers stand in the arrays
+const row = (name, i) => arrays[name].row(slot(), i);
+const round = (value) => (arrays.query.values instanceof Float32Array ? Math.fround(value) : value);
+const largest = (...all) =>
+  all.reduce((most, values) => values.reduce((m, v) => (Number.isFinite(v) ? Math.max(m, Math.abs(v)) : m), most), 0);
+
+// The numbers behind each strip: `row` is the key's, and none for query and output.
+function values(kind, key) {
+  const query = row("query", state.token);
+  if (kind === "query") return query;
+  if (kind === "output") return row("context", state.token);
+  if (kind === "product") return row("key", key).map((k, d) => round(k * query[d]));
+  return row(kind, key);
+}
+
+// The largest magnitude of this head: what the deepest colours stand for.
+let limits = {};
+function setLimits() {
+  const size = (name) => arrays[name].shape[1];
+  const all = (name) => largest(...Array.from({ length: size(name) }, (_, i) => row(name, i)));
+  const keys = size("key");
+  limits = { query: all("query"), key: all("key"), value: all("value"), score: largest(row("scores", state.token)) };
+  limits.query = limits.key = Math.max(limits.query, limits.key);
+  limits.product = largest(...Array.from({ length: keys }, (_, k) => values("product", k)));
+  limits.output = limits.value;
+}
+
+// ---- Building ----------------------------------------------------------------------------------------------------
+
+const strip = (kind, key = "") =>
+  el("td", { class: "strip", "data-kind": kind, "data-key": key }, el("canvas", { "aria-hidden": true }), el("i", {}));
+
+function build() {
+  const { keys, queries } = part();
+  const width = arrays.query.shape[2];
+  const scores = row("scores", state.token);
+  const weights = row("weights", state.token);
+  const heading = (text, formula, kind) =>
+    el("th", { scope: "col", class: kind }, text, formula ? el("small", {}, formula) : null);
+  observer.disconnect();
+  table.style.setProperty("--dims", width);
+  table.replaceChildren(
+    el(
+      "thead",
+      {},
+      el(
+        "tr",
+        {},
+        heading("Token"),
+        heading("query, keys", `${width} dimensions`),
+        heading("query × key", "element by element"),
+        heading("score", `sum / √${width}`, "figure"),
+        heading("weight", "softmax", "figure"),
+        heading("output, values", "output = sum of weight × value"),
+      ),
+    ),
+    el(
+      "tbody",
+      { class: "from" },
+      el(
+        "tr",
+        { tabindex: 0, "data-key": "" },
+        el(
+          "th",
+          { scope: "row" },
+          el("span", { class: "place" }, String(state.token)),
+          token(queries.tokens[state.token]),
+        ),
+        strip("query"),
+        el("td", { class: "caption" }, "looks at"),
+        el("td", {}),
+        el("td", {}),
+        strip("output"),
+      ),
+    ),
+    el(
+      "tbody",
+      { class: "keys" },
+      ...keys.tokens.map((text, k) =>
+        el(
+          "tr",
+          { tabindex: -1, "data-key": k },
+          el("th", { scope: "row" }, el("span", { class: "place" }, String(k)), token(text)),
+          strip("key", k),
+          strip("product", k),
+          el("td", { class: "score", "data-key": k }, el("output", {}, fixed(scores[k]))),
+          el("td", { class: "weight", "--w": weights[k] }, el("output", {}, fixed(weights[k]))),
+          strip("value", k),
+        ),
+      ),
+    ),
+  );
+  table.querySelectorAll(".score").forEach(colourScore);
+  for (const cell of table.querySelectorAll(".strip")) observer.observe(cell);
+}
+
+function colourScore(cell) {
+  const colour = signedColour(row("scores", state.token)[cell.dataset.key], limits.score);
+  cell.style.setProperty("--c", css(colour));
+  cell.style.setProperty("--ink", ink(colour));
+}
+
+const observer = whenNear(drawStrip);
+
+function drawStrip(cell) {
+  const { kind, key } = cell.dataset;
+  const numbers = values(kind, Number(key));
+  pixels(cell.firstChild, numbers.length, 1, (x) => signedColour(numbers[x], limits[kind]));
+  cell.dataset.drawn = "yes";
+}
+
+async function show() {
+  const names = ["query", "key", "value", "scores", "weights", "context"];
+  const loads = await Promise.all(names.map((name) => load(`${state.part}.${state.layer}.${name}`)));
+  arrays = Object.fromEntries(names.map((name, i) => [name, loads[i]]));
+  setLimits();
+  build();
+  drawScales();
+}
+
+// ---- Pointing ----------------------------------------------------------------------------------------------------
+
+// Everything about dimension `d` of one row, the pointed kind first among equals.
+function chain(key, d, kind) {
+  const pick = (name, i) => row(name, i)[d];
+  const q = pick("query", state.token);
+  const list = [["query", q]];
+  if (key !== "") {
+    const k = Number(key);
+    const weight = row("weights", state.token)[k];
+    const value = pick("value", k);
+    list.push(
+      ["key", pick("key", k)],
+      ["product", round(q * pick("key", k))],
+      ["value", value],
+      ["weight × value", round(weight * value)],
+    );
+  }
+  list.push(["output", pick("context", state.token)]);
+  return el(
+    "dl",
+    { class: "chain" },
+    ...list.flatMap(([name, value]) => [
+      el("dt", { class: name === kind ? "on" : "" }, KINDS[name] ?? name),
+      el("dd", { class: name === kind ? "on" : "", "data-name": name }, fixed(value)),
+    ]),
+  );
+}
+
+const pair = (key) => [
+  token(part().queries.tokens[state.token]),
+  ...(key === "" ? [] : [el("span", { class: "arrow" }, "→"), token(part().keys.tokens[key])]),
+];
+
+function point(at, key, d, kind) {
+  table.style.setProperty("--d", d);
+  table.classList.add("pointing");
+  showTip(
+    at,
+    el("div", { class: "link" }, ...pair(key)),
+    el("div", { class: "where" }, `dimension ${d}`),
+    chain(key, d, kind),
+  );
+}
+function unpoint() {
+  table.classList.remove("pointing");
+  hideTip();
+}
+
+table.addEventListener("pointermove", (event) => {
+  const cell = event.target.closest(".strip");
+  if (!cell) return unpoint();
+  const box = cell.firstChild.getBoundingClientRect();
+  const dims = arrays.query.shape[2];
+  point(
+    event,
+    cell.dataset.key,
+    Math.max(0, Math.min(dims - 1, Math.floor(((event.clientX - box.left) / box.width) * dims))),
+    cell.dataset.kind,
+  );
+});
+table.addEventListener("pointerleave", unpoint);
+
+let dimension = 0; // where the keyboard points
+function pointRow(line) {
+  const { key } = line.dataset;
+  const kind = key === "" ? "query" : "product";
+  const cell = line.querySelector(`[data-kind=${kind}]`);
+  const box = cell.getBoundingClientRect();
+  const x = box.left + ((dimension + 0.5) / arrays.query.shape[2]) * box.width;
+  point({ clientX: x, clientY: box.bottom - 8 }, key, dimension, kind);
+  spoken.textContent = `dimension ${dimension}: ${[...tip.querySelectorAll("dt")].map((dt) => `${dt.textContent} ${dt.nextSibling.textContent}`).join(", ")}`;
+}
+table.addEventListener("keydown", (event) => {
+  const line = event.target.closest("tr");
+  const lines = [...table.querySelectorAll("tbody tr")];
+  const last = arrays.query.shape[2] - 1;
+  const to = { ArrowDown: 1, ArrowUp: -1 }[event.key];
+  const sideways = { ArrowRight: 1, ArrowLeft: -1, PageDown: 8, PageUp: -8 }[event.key];
+  if (to) {
+    const next = lines[lines.indexOf(line) + to] ?? line;
+    line.tabIndex = -1;
+    next.tabIndex = 0;
+    next.focus();
+  } else if (sideways) dimension = Math.max(0, Math.min(last, dimension + sideways));
+  else if (event.key === "Home") dimension = 0;
+  else if (event.key === "End") dimension = last;
+  else if (event.key === "Enter" && meta.parts[state.part].self && line.dataset.key !== "")
+    return change({ token: Number(line.dataset.key) });
+  else return;
+  event.preventDefault();
+  pointRow(document.activeElement.closest("tr"));
+});
+table.addEventListener("focusin", (event) => {
+  if (event.target.matches("tr:focus-visible")) pointRow(event.target);
+});
+table.addEventListener("focusout", unpoint);
+table.addEventListener("click", (event) => {
+  const line = event.target.closest(".keys th")?.closest("tr");
+  if (line && part().self) change({ token: Number(line.dataset.key) });
+});
+addEventListener("keydown", (event) => {
+  if (event.key === "Escape") unpoint();
+});
+themed.push(() => {
+  table.querySelectorAll("[data-drawn]").forEach(drawStrip);
+  table.querySelectorAll(".score").forEach(colourScore);
+});
+addEventListener("beforeprint", () => table.querySelectorAll(".strip").forEach(drawStrip));
+
+// ---- Controls ----------------------------------------------------------------------------------------------------
+
+let selects = {};
+
+function buildControls() {
+  const { numbers, heads, queries } = part();
+  const choose = (name) => (value) => change({ [name]: Number(value) });
+  selects = {
+    layer: select(
+      "Layer",
+      numbers.map((number, i) => [i, String(number)]),
+      state.layer,
+      choose("layer"),
+    ),
+    head: select(
+      "Head",
+      heads.map((head) => [head, String(head)]),
+      state.head,
+      choose("head"),
+    ),
+    token: select(
+      "From",
+      queries.tokens.map((text, i) => [i, `${i}  ${shown(text)}`]),
+      state.token,
+      choose("token"),
+    ),
+  };
+  const which = segmented(
+    "Attention",
+    meta.parts.map((p, i) => [i, p.title]),
+    state.part,
+    choose("part"),
+  );
+  controls.replaceChildren(...(meta.parts.length > 1 ? [which] : []), ...Object.values(selects));
+}
+
+async function change(what) {
+  const key = document.activeElement.closest("tr")?.dataset.key;
+  Object.assign(state, what);
+  if ("part" in what) {
+    Object.assign(state, { layer: 0, head: part().heads[0], token: 0 });
+    buildControls();
+  }
+  for (const [name, field] of Object.entries(selects)) field.lastChild.value = state[name];
+  await show();
+  if (key !== undefined) table.querySelector(`tr[data-key="${key}"]`)?.focus();
+}
+
+const scales = el("div", { class: "scales" });
+function drawScales() {
+  scales.replaceChildren(
+    ...[
+      ["query, key", limits.key],
+      ["query × key", limits.product],
+      ["value, output", limits.value],
+    ].map(([name, limit]) =>
+      el(
+        "div",
+        {},
+        el("span", {}, name),
+        scaleBar(
+          [
+            [0, fixed(-limit, 2)],
+            [0.25, fixed(-limit / 4, 2)],
+            [0.5, "0"],
+            [0.75, fixed(limit / 4, 2)],
+            [1, fixed(limit, 2)],
+          ],
+          (x) => {
+            const s = 2 * x - 1;
+            return signedColour(Math.sign(s) * s * s * limit, limit);
+          },
+        ),
+      ),
+    ),
+  );
+}
+
+frame({
+  subtitle: meta.subtitle,
+  controls: [controls],
+  body: [el("div", { class: "scroller" }, table), scales],
+  notes: meta.notes,
+  keys: [
+    ["Tab", "to the controls, then the table"],
+    ["↑ ↓", "the token looked at"],
+    ["← →", "the dimension; Page keys by eight"],
+    ...(meta.parts.some((p) => p.self) ? [["Enter", "look from this token; so does a click on its name"]] : []),
+  ],
+});
+buildControls();
+show().then(ready);

@@ -1,0 +1,79 @@
+// What the head view and the model view share: which stack, which tokens (pieces or words), which part of a pair.
+
+const state = { ...meta.shown, heads: new Set(meta.shown.heads), filter: "all", pins: [], hover: null };
+const stack = () => meta.stacks[state.stack];
+const side = (name) => stack().forms[state.form][name];
+const rows = { queries: [], keys: [] }; // token indices that pass the filter, top to bottom
+const places = { queries: [], keys: [] }; // row of a token, or -1
+
+// Which tokens pass the pair filter: "01" is A→B, from segment 0 to segment 1.
+function filterRows() {
+  const [from, to] = state.filter === "all" ? [null, null] : [...state.filter].map(Number);
+  for (const [name, segment] of [
+    ["queries", from],
+    ["keys", to],
+  ]) {
+    const { tokens, segments } = side(name);
+    rows[name] = tokens.map((_, i) => i).filter((i) => segment === null || segments[i] === segment);
+    places[name] = tokens.map(() => -1);
+    rows[name].forEach((i, row) => {
+      places[name][i] = row;
+    });
+  }
+}
+
+const layerWeights = (layer) => load(`${state.stack}.${layer}.${state.form}`);
+
+// A link as words: "flies → time".
+const linkNodes = (q, k) => [
+  token(side("queries").tokens[q]),
+  el("span", { class: "arrow" }, "→"),
+  token(side("keys").tokens[k]),
+];
+const linkText = (q, k) => `${shown(side("queries").tokens[q])} to ${shown(side("keys").tokens[k])}`;
+
+// Which attention, which part of a pair, pieces or words: each only where there is a choice. `change` gets what changed.
+function stackControls(change) {
+  const { forms } = stack();
+  const pair = side("queries").segments.length && side("keys").segments.length;
+  return [
+    meta.stacks.length > 1 &&
+      segmented(
+        "Attention",
+        meta.stacks.map((s, i) => [i, s.title]),
+        state.stack,
+        (i) =>
+          change({
+            stack: i,
+            layer: 0,
+            filter: "all",
+            form: meta.stacks[i].forms[state.form] ? state.form : Object.keys(meta.stacks[i].forms)[0],
+            heads: new Set(Array.from({ length: meta.stacks[i].heads }, (_, h) => h)),
+          }),
+      ),
+    pair &&
+      segmented(
+        "Show",
+        [
+          ["all", "All"],
+          ["00", "A→A"],
+          ["01", "A→B"],
+          ["10", "B→A"],
+          ["11", "B→B"],
+        ],
+        state.filter,
+        (filter) => change({ filter }),
+      ),
+    forms.pieces &&
+      forms.words &&
+      segmented(
+        "Tokens",
+        [
+          ["pieces", "Pieces"],
+          ["words", "Whole words"],
+        ],
+        state.form,
+        (form) => change({ form }),
+      ),
+  ].filter(Boolean);
+}

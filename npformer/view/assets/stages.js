@@ -1,0 +1,308 @@
+// Stage view: the forward pass as a walk. A section a layer, a card a stage; a card reads its array when it is first seen,
+// or at leisure once its section is open.
+
+const EDGE = 3; // rows and columns from each end in the tables, as NumPy prints
+const LINES = 12; // rows, and columns of a small matrix, that a table shows in full
+const sections = [];
+for (const [i, step] of meta.steps.entries()) {
+  if (sections.at(-1)?.title !== step.section) sections.push({ title: step.section, steps: [] });
+  sections.at(-1).steps.push(i);
+}
+
+// ---- Axes --------------------------------------------------------------------------------------------------------
+
+// Where the kept place `i` of an axis stands in the whole stage.
+const placeOf = (axis, kept, i) => (i < kept / 2 || kept === axis.size ? i : axis.size - kept + i);
+const nameOf = (axis, place) => (axis.tokens ? meta.tokens[axis.tokens][place] : axis.names?.[place]);
+
+// Kept places, with null for the gap: all, or some from each end.
+function ends(kept, whole, most) {
+  if (kept <= most && kept === whole) return Array.from({ length: kept }, (_, i) => i);
+  return [
+    ...Array.from({ length: EDGE }, (_, i) => i),
+    null,
+    ...Array.from({ length: EDGE }, (_, i) => kept - EDGE + i),
+  ];
+}
+
+// ---- A stage -----------------------------------------------------------------------------------------------------
+
+// `W_h` and `K^T` with their letters lowered and raised.
+const formula = (text) =>
+  text
+    .split(/([_^]\w+)/)
+    .map((part) =>
+      part[0] === "_" ? el("sub", {}, part.slice(1)) : part[0] === "^" ? el("sup", {}, part.slice(1)) : part,
+    );
+
+const card = (i) => {
+  const step = meta.steps[i];
+  const short = step.name.replace(/^.*layers\.\d+\./, "");
+  return el(
+    "article",
+    { class: "card", tabindex: -1, "data-step": i, "aria-label": `${step.name}, shape ${step.shape}` },
+    el(
+      "header",
+      {},
+      el("h3", {}, short),
+      el("span", { class: "shape" }, step.shape),
+      step.formula ? el("span", { class: "formula" }, ...formula(step.formula)) : null,
+      el("span", { class: "function" }, step.function),
+    ),
+    el("div", { class: "numbers" }),
+  );
+};
+
+async function fill(article) {
+  const i = article.dataset.step;
+  const step = meta.steps[i];
+  const array = await load(i);
+  const heads = array.shape.length > 2 ? array.shape[0] : 0;
+  const body = article.lastElementChild;
+  const draw = (head) => body.querySelector(".plot").replaceWith(plot(step, array, heads ? [head] : []));
+  const spread = el(
+    "dl",
+    { class: "spread" },
+    ...Object.entries(step.spread).flatMap(([name, value]) => [el("dt", {}, name), el("dd", {}, value)]),
+  );
+  body.replaceChildren(
+    ...(heads
+      ? [
+          select(
+            "Head",
+            Array.from({ length: heads }, (_, h) => [h, String(h)]),
+            0,
+            (h) => draw(Number(h)),
+          ),
+        ]
+      : []),
+    el("div", { class: "plot" }),
+    el("div", { class: "below" }, spread, el("p", {}, step.elsewhere)),
+  );
+  draw(0);
+  article.dataset.filled = "yes";
+}
+
+const colourOf = (step) => (value) => (step.weights ? weightColour(value) : signedColour(value, step.limit));
+
+// Whether a table shows all of a matrix, so that a heat map would add nothing.
+const whole = (step, height, width) => width === step.columns.size && width <= LINES && height <= LINES;
+
+// The heat map and the table of one matrix.
+function plot(step, array, head) {
+  const [height, width] = array.shape.slice(-2);
+  const rows = Array.from({ length: height }, (_, r) => array.row(...head, r));
+  const colour = colourOf(step);
+  if (whole(step, height, width)) return el("div", { class: "plot" }, numbers(step, array, rows, colour));
+  const canvas = el("canvas", { "aria-hidden": true });
+  pixels(canvas, width, height, (x, y) => colour(rows[y][x]));
+  canvas.style.height =
+    height <= LINES ? `calc(${height} * var(--line-height))` : `${Math.min(360, Math.max(150, 2 * height))}px`;
+  canvas.addEventListener("pointermove", (event) => {
+    const box = canvas.getBoundingClientRect();
+    const y = Math.max(0, Math.min(height - 1, Math.floor(((event.clientY - box.top) / box.height) * height)));
+    const x = Math.max(0, Math.min(width - 1, Math.floor(((event.clientX - box.left) / box.width) * width)));
+    const where = [
+      place(step.rows, placeOf(step.rows, height, y), "row"),
+      place(step.columns, placeOf(step.columns, width, x), "column"),
+    ];
+    showTip(
+      event,
+      el("div", { class: "where" }, ...where.flatMap((part, n) => (part ? [n && where[0] ? ", " : "", part] : []))),
+      el("output", {}, fixed(rows[y][x], array.decimals)),
+    );
+  });
+  canvas.addEventListener("pointerleave", hideTip);
+  return el("div", { class: "plot" }, canvas, numbers(step, array, rows, colour));
+}
+
+function place(axis, at, what) {
+  const name = nameOf(axis, at);
+  return name === "" ? null : name === undefined ? `${what} ${at}` : el("span", {}, token(name), ` (${at})`);
+}
+
+// The corner numbers, as a tensor prints.
+function numbers(step, array, rows, colour) {
+  const [height, width] = array.shape.slice(-2);
+  const down = ends(height, step.rows.size ?? height, LINES);
+  const across = ends(width, step.columns.size, whole(step, height, width) ? LINES : 2 * EDGE);
+  const heading = (axis, kept) => (at) => {
+    if (at === null) return el("th", {}, "\u2026");
+    const where = placeOf(axis, kept, at);
+    const name = nameOf(axis, where);
+    return el("th", { scope: "col" }, name === undefined ? String(where) : token(name));
+  };
+  return el(
+    "div",
+    { class: "table" },
+    el(
+      "table",
+      {},
+      el("thead", {}, el("tr", {}, el("th", {}), ...across.map(heading(step.columns, width)))),
+      el(
+        "tbody",
+        {},
+        ...down.map((y) =>
+          el(
+            "tr",
+            {},
+            heading(step.rows, height)(y),
+            ...across.map((x) =>
+              y === null || x === null ? el("td", {}, "\u2026") : cell(rows[y][x], array.decimals, colour),
+            ),
+          ),
+        ),
+      ),
+    ),
+  );
+}
+
+function cell(value, decimals, colour) {
+  const rgb = colour(value);
+  return el("td", { "--c": css(rgb), "--ink": ink(rgb) }, fixed(value, decimals));
+}
+
+// ---- The ends of the walk ----------------------------------------------------------------------------------------
+
+const ids = meta.ids.length > 0;
+const chip = (text, i) =>
+  el("li", { "data-segment": meta.segments[i] }, token(text), el("small", {}, String(ids ? meta.ids[i] : i)));
+const chips = (name) => el("ol", { class: "chips", "data-side": name }, ...meta.tokens[name].map(chip));
+const words = el(
+  "section",
+  { id: "text", tabindex: -1 },
+  el("h2", {}, "Text and tokens"),
+  ...meta.texts.map((text) => el("p", { class: "text" }, el("bdi", {}, shown(text)))),
+  ...meta.sides.map(chips),
+  el("p", { class: "about" }, `Each token with its ${ids ? "id" : "position"}.`),
+);
+
+const outcome =
+  meta.outcome &&
+  el(
+    "section",
+    { id: "label", tabindex: -1 },
+    el("h2", {}, "Label"),
+    el(
+      "table",
+      { class: "outcome" },
+      el("thead", {}, el("tr", {}, ...["label", "logit", "probability"].map((t) => el("th", { scope: "col" }, t)))),
+      el(
+        "tbody",
+        {},
+        ...meta.outcome.labels.map((label, i) => {
+          const share = meta.outcome.probabilities[i];
+          const best = share === Math.max(...meta.outcome.probabilities);
+          return el(
+            "tr",
+            { class: best ? "best" : "" },
+            el("th", { scope: "row" }, token(label)),
+            el("td", {}, meta.outcome.logits[i]),
+            el("td", { class: "share", "--w": share }, fixed(share)),
+          );
+        }),
+      ),
+    ),
+  );
+
+// ---- Building ----------------------------------------------------------------------------------------------------
+
+const idOf = (title) => title.toLowerCase().replaceAll(" ", "-");
+const observer = whenNear(fill);
+
+// The cards of a section, made when it is first open.
+function build(block) {
+  if (!block.open || block.dataset.built) return;
+  block.dataset.built = "yes";
+  block.append(...block.steps.map(card));
+  const cards = block.querySelectorAll(".card");
+  cards.forEach((article) => observer.observe(article));
+  leisurely(cards, (article) => article.dataset.filled || fill(article));
+}
+
+const blocks = sections.map(({ title, steps }, n) => {
+  const layer = /layer \d+$/i.test(title);
+  const first = sections.findIndex((s) => /layer \d+$/i.test(s.title));
+  const block = el(
+    "details",
+    { id: idOf(title), open: !layer || n === first },
+    el(
+      "summary",
+      {},
+      el("h2", {}, title),
+      el("span", { class: "count" }, steps.length > 1 ? `${steps.length} stages` : "1 stage"),
+    ),
+  );
+  block.steps = steps;
+  block.addEventListener("toggle", () => build(block));
+  build(block);
+  return block;
+});
+
+const links = [
+  ["text", "Text and tokens"],
+  ...sections.map(({ title }) => [idOf(title), title]),
+  ...(outcome ? [["label", "Label"]] : []),
+];
+const nav = el(
+  "nav",
+  { "aria-label": "Stages" },
+  el("ol", {}, ...links.map(([id, title]) => el("li", {}, el("a", { href: `#${id}`, "data-id": id }, title)))),
+);
+
+function go(target) {
+  if (target instanceof HTMLDetailsElement) {
+    target.open = true;
+    build(target); // now: the toggle event comes later
+  }
+  target.scrollIntoView({ block: "start" });
+  (target.querySelector(":scope > summary") ?? target).focus({ preventScroll: true });
+}
+nav.addEventListener("click", (event) => {
+  const link = event.target.closest("a");
+  if (!link) return;
+  event.preventDefault();
+  go(document.getElementById(link.dataset.id));
+});
+
+// The stage before or after the one in focus, opening its layer.
+function walk(by) {
+  const focus = document.activeElement.closest("article, details, section");
+  const stops = [words, ...blocks, ...(outcome ? [outcome] : [])].flatMap((block) =>
+    block instanceof HTMLDetailsElement && block.open ? [block, ...block.querySelectorAll(".card")] : [block],
+  );
+  const at = stops.indexOf(focus);
+  go(stops[at + by] ?? stops[Math.max(0, at)]);
+}
+addEventListener("keydown", (event) => {
+  if (event.target.closest("select") || event.ctrlKey || event.metaKey || event.altKey) return;
+  const by = { j: 1, n: 1, k: -1, p: -1 }[event.key];
+  if (!by) return;
+  event.preventDefault();
+  walk(by);
+});
+
+const watch = new IntersectionObserver(
+  (entries) => {
+    for (const { isIntersecting, target } of entries) {
+      if (isIntersecting)
+        nav.querySelectorAll("a").forEach((a) => a.setAttribute("aria-current", a.dataset.id === target.id));
+    }
+  },
+  { rootMargin: "-10% 0px -80% 0px" },
+);
+
+themed.push(() => document.querySelectorAll("[data-filled]").forEach(fill));
+frame({
+  subtitle: el("bdi", {}, shown(meta.subtitle)),
+  body: [nav, el("div", { class: "walk" }, words, ...blocks, outcome)],
+  notes: meta.notes,
+  keys: [
+    ["j or n", "next stage, opening its layer"],
+    ["k or p", "previous stage"],
+    ["Enter", "open or close a section"],
+  ],
+});
+[words, ...blocks, ...(outcome ? [outcome] : [])].forEach((block) => watch.observe(block));
+const firstCard = document.querySelector(".card");
+(firstCard ? fill(firstCard) : Promise.resolve()).then(ready);

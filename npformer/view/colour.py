@@ -1,0 +1,93 @@
+"""Colours: one hue a head for any number of heads, and the two scales every picture uses.
+
+Everything here is plain numbers, so that the page (through JSON), the SVG and the tests share one definition.
+Next: `svg.py` draws with these, `page.py` hands them to the browser.
+"""
+
+from __future__ import annotations
+
+from math import cos, radians, sin, sqrt
+
+Ramp = tuple[str, ...]
+
+# Weights in 0..1, from the page's own background to the strongest. One hue, lightness monotone: safe for every
+# kind of colour blindness and in grey print.
+SEQUENTIAL: dict[str, Ramp] = {
+    "light": ("#f5f7fa", "#cfe0f1", "#8fbce2", "#4590cc", "#1a62a6", "#0a3a72", "#06234a"),
+    "dark": ("#1b2029", "#1f4369", "#2469a6", "#3b95db", "#7fc1f3", "#c0e2fb", "#f4fbff"),
+}
+
+# Signed numbers, negative to positive: blue and orange stay apart in protanopia, deuteranopia and tritanopia,
+# and both grow away from the background, so that the size reads without the hue.
+DIVERGING: dict[str, Ramp] = {
+    "light": ("#08427f", "#2c7bbd", "#9fc8e8", "#f5f5f3", "#f5c08a", "#d2711b", "#7f3800"),
+    "dark": ("#a8d4ff", "#4b96e0", "#2a4f7c", "#1f232b", "#7a4a1f", "#dc8a38", "#ffd2a0"),
+}
+
+# Lightness of head colours in OKLCH: at least 3:1 against the page in either theme (tested). Hues that come close
+# lie a Fibonacci number of heads apart (8, 13, 21, 34, ...): a cycle of three tells 8 and 13 apart, one of four 21 up.
+_FEW = {"light": (0.60, 0.45, 0.65), "dark": (0.72, 0.62, 0.84)}
+_MANY = {"light": (0.57, 0.40, 0.65, 0.48), "dark": (0.70, 0.62, 0.87, 0.78)}
+_CHROMA = 0.15
+_GOLDEN = 180.0 * (3.0 - sqrt(5.0))
+
+
+def head_colours(count: int) -> dict[str, list[str]]:
+    """Colours for `count` heads, `{"light": [hex, ...], "dark": [hex, ...]}`.
+
+    Hues step by the golden angle, which never repeats and keeps neighbours far apart, while lightness cycles.
+    """
+    return {
+        theme: [oklch_to_hex(levels[i % len(levels)], _CHROMA, (250.0 + i * _GOLDEN) % 360.0) for i in range(count)]
+        for theme, levels in (_FEW if count <= 21 else _MANY).items()
+    }
+
+
+def oklch_to_hex(lightness: float, chroma: float, hue: float) -> str:
+    """`#rrggbb` of an OKLCH colour, its chroma lowered until sRGB can show it (Ottosson 2020, "Oklab")."""
+    while True:
+        rgb = _oklab_to_linear(lightness, chroma * cos(radians(hue)), chroma * sin(radians(hue)))
+        if all(-1e-4 <= channel <= 1.0 + 1e-4 for channel in rgb) or chroma <= 0.0:
+            return "#" + "".join(f"{round(255 * _gamma(min(max(channel, 0.0), 1.0))):02x}" for channel in rgb)
+        chroma -= 0.005
+
+
+def _oklab_to_linear(lightness: float, a: float, b: float) -> tuple[float, float, float]:
+    long = (lightness + 0.3963377774 * a + 0.2158037573 * b) ** 3
+    medium = (lightness - 0.1055613458 * a - 0.0638541728 * b) ** 3
+    short = (lightness - 0.0894841775 * a - 1.2914855480 * b) ** 3
+    return (
+        4.0767416621 * long - 3.3077115913 * medium + 0.2309699292 * short,
+        -1.2684380046 * long + 2.6097574011 * medium - 0.3413193965 * short,
+        -0.0041960863 * long - 0.7034186147 * medium + 1.7076147010 * short,
+    )
+
+
+def _gamma(linear: float) -> float:
+    return 12.92 * linear if linear <= 0.0031308 else 1.055 * linear ** (1 / 2.4) - 0.055
+
+
+def ramp(colours: Ramp, position: float) -> tuple[int, int, int]:
+    """Red, green, blue at `position` in 0..1 along `colours`, linear between neighbours; outside is clamped."""
+    at = min(max(position, 0.0), 1.0) * (len(colours) - 1)
+    low = min(int(at), len(colours) - 2)
+    start, end = channels(colours[low]), channels(colours[low + 1])
+    red, green, blue = (round(s + (e - s) * (at - low)) for s, e in zip(start, end, strict=True))
+    return red, green, blue
+
+
+def channels(colour: str) -> tuple[int, int, int]:
+    """`#rrggbb` as three integers."""
+    return int(colour[1:3], 16), int(colour[3:5], 16), int(colour[5:7], 16)
+
+
+def luminance(colour: str) -> float:
+    """Relative luminance of WCAG 2.2, 0 for black and 1 for white."""
+    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in (v / 255 for v in channels(colour))]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+def contrast(one: str, other: str) -> float:
+    """Contrast ratio of WCAG 2.2, 1 to 21."""
+    high, low = sorted((luminance(one), luminance(other)), reverse=True)
+    return (high + 0.05) / (low + 0.05)

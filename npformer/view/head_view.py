@@ -1,0 +1,129 @@
+"""The head view: which token looks at which, head by head, with exact weights. The page is `assets/heads.js`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+
+from npformer.view.colour import head_colours
+from npformer.view.source import stacks, traced
+from npformer.view.stack_view import StackView, chosen, strongest, subtitle
+from npformer.view.svg import MUTED, Sheet, text_width
+from npformer.view.terminal import fit, heat_map, legend
+from npformer.view.words import printable
+
+FAINT, FAINTER = 0.05, 0.01  # lines under these weights are not drawn: for all tokens at once, for a few
+
+
+def heads(
+    source: Any,
+    text: Any = None,
+    *,
+    layer: int = 0,
+    heads: Sequence[int] | None = None,
+    words: bool = False,
+    tokens: Sequence[str] | None = None,
+    key_tokens: Sequence[str] | None = None,
+    segments: Sequence[int] | None = None,
+) -> HeadView:
+    """Lines between tokens for every attention head, coloured by head, with the weights as numbers.
+
+    `source` is a model (with `text`, or a pair), a trace, or plain weights (H, L, L), (N, H, L, L) or a list of
+    layers, with `tokens`; `key_tokens` where the other side differs (cross-attention), `segments` (0 and 1) for a
+    pair. `layer` and `heads` are what shows first; `words` merges word pieces: the sum to a word, the mean from it.
+
+    `heads(model, "time flies like an arrow", layer=0, heads=[8]).save("heads.html")`
+    """
+    found = stacks(traced(source, text), tokens, key_tokens, segments)
+    return HeadView(tuple(found), *chosen(found[0], layer, heads), words)
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class HeadView(StackView):
+    """See `heads`."""
+
+    kind: ClassVar[str] = "heads"
+    scripts: ClassVar[tuple[str, ...]] = ("core", "stacks", "links", "heads")
+    styles: ClassVar[tuple[str, ...]] = ("base", "heads")
+
+    @property
+    def title(self) -> str:
+        return f"Attention heads: {subtitle(self.stacks[0])}"
+
+    def _meta(self) -> dict[str, Any]:
+        return {**super()._meta(), "heading": "Attention heads", "faint": FAINT, "fainter": FAINTER}
+
+    def _notes(self) -> list[str]:
+        lines = f"Lines under {FAINT} are not drawn; for the tokens pointed at or kept, those under {FAINTER}."
+        return [*super()._notes(), lines]
+
+    def _height(self) -> int:
+        longest = max(len(self._first.queries.tokens), len(self._first.keys.tokens))
+        return min(760, 330 + max(380, 30 * longest))
+
+    def _map(self) -> np.ndarray:
+        return self._first.layers[self.layer][list(self.shown)]
+
+    def _heading(self) -> str:
+        stack, count = self._first, len(self.shown)
+        listed = ", ".join(map(str, self.shown))
+        names = f"head {listed}" if count == 1 else f"all {count} heads" if count == stack.heads else f"heads {listed}"
+        return f"{stack.title}, layer {stack.numbers[self.layer]}, {names}"
+
+    def text(self, width: int = 80) -> str:
+        """The chosen heads' mean as a heat map, and their strongest links."""
+        stack, weights = self._first, self._map()
+        if not self.shown:
+            return "no head is chosen"
+        several = len(self.shown) > 1
+        lines = [self._heading(), f"rows look at columns{', mean of the heads' if several else ''}"]
+        lines += ["", *heat_map(weights.mean(axis=0), stack.queries.tokens, stack.keys.tokens, width)]
+        lines += ["", *legend(stack.queries.tokens, stack.keys.tokens, width)]
+        lines += ["", f"strongest links{', with their head' if several else ''}"]
+        for head, query, key in strongest(weights, 5):
+            names = f"{query} {stack.queries.tokens[query]} → {key} {stack.keys.tokens[key]}"
+            number = f"{weights[head, query, key]:.4f}" + (f"  head {self.shown[head]}" if several else "")
+            lines.append(f"  {fit(names, min(40, width - 22))} {number}")
+        return "\n".join(line if len(line) <= width else fit(line, width) for line in lines)
+
+    def svg(self) -> str:
+        """Lines of the chosen layer and heads between the two columns of tokens, and the heads' colours."""
+        stack, weights = self._first, self._map()
+        sheet, row, top = Sheet(self.title), 22.0, 28.0
+        left = max(text_width(printable(token)) for token in stack.queries.tokens) + 10
+        right = left + 220.0
+        colours = head_colours(stack.heads)["light"]
+        sheet.text(0, 12, self._heading(), bold=True)
+        if len(self.shown) > 1:
+            top += _colour_key(sheet, self.shown, colours, right)
+        for place, head in enumerate(self.shown):
+            shift = (place - (len(self.shown) - 1) / 2) * min(1.0, 12 / len(self.shown))
+            _strands(sheet, weights[place], colours[head], (left, right, top + row / 2 + shift, row))
+        for x, anchor, side in ((left - 6, "end", stack.queries), (right + 6, "start", stack.keys)):
+            for i, token in enumerate(side.tokens):
+                sheet.text(x, top + row * i + 15, token, anchor)
+        return sheet.render()
+
+
+def _colour_key(sheet: Sheet, shown: Sequence[int], colours: Sequence[str], width: float) -> float:
+    """Numbered swatches under the heading, as many a row as fit `width`; returns the height they took."""
+    across = max(1, int(width // 22))
+    for place, head in enumerate(shown):
+        x, y = place % across * 22.0, 22 + place // across * 26.0
+        sheet.rect(x, y, 19, 10, colours[head])
+        sheet.text(x + 9.5, y + 20, str(head), "middle", 9, MUTED)
+    return 26.0 * -(-len(shown) // across) + 6
+
+
+def _strands(sheet: Sheet, weights: np.ndarray, colour: str, place: tuple[float, float, float, float]) -> None:
+    """One head's lines; the weight is their opacity and, with it, their width."""
+    left, right, top, row = place
+    bend = (right - left) * 0.42
+    for query, key in np.argwhere(weights >= FAINT):
+        weight, start, end = float(weights[query, key]), top + row * query, top + row * key
+        path = f"M{left:g} {start:g}C{left + bend:g} {start:g} {right - bend:g} {end:g} {right:g} {end:g}"
+        width, opacity = f"{0.75 + 2.5 * weight:.2f}", f"{weight:.2f}"
+        sheet.add("path", d=path, fill="none", stroke=colour, stroke_width=width, stroke_opacity=opacity)

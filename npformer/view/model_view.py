@@ -1,0 +1,83 @@
+"""The model view: every head of every layer as a thumbnail, and each of them large. The page is `assets/model.js`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from npformer.view.source import stacks, traced
+from npformer.view.stack_view import StackView, chosen, subtitle
+from npformer.view.svg import MUTED, Sheet, weight_cells
+from npformer.view.terminal import LEGEND, pool, shade
+
+
+def model(
+    source: Any,
+    text: Any = None,
+    *,
+    words: bool = False,
+    tokens: Sequence[str] | None = None,
+    key_tokens: Sequence[str] | None = None,
+    segments: Sequence[int] | None = None,
+) -> ModelView:
+    """Layers by heads of small heat maps, to find the head worth a closer look; a click shows it large.
+
+    `source` and the other arguments are those of `heads`.
+
+    `model(my_model, "time flies like an arrow").save("model.html")`
+    """
+    found = stacks(traced(source, text), tokens, key_tokens, segments)
+    first = found[0].numbers[0]
+    return ModelView(tuple(found), *chosen(found[0], first, None), words)
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class ModelView(StackView):
+    """See `model`."""
+
+    kind: ClassVar[str] = "model"
+    scripts: ClassVar[tuple[str, ...]] = ("core", "stacks", "model")
+    styles: ClassVar[tuple[str, ...]] = ("base", "model")
+
+    @property
+    def title(self) -> str:
+        return f"Attention of every head: {subtitle(self.stacks[0])}"
+
+    def _meta(self) -> dict[str, Any]:
+        return {**super()._meta(), "heading": "Attention of every head"}
+
+    def _height(self) -> int:
+        return min(900, 260 + 100 * len(self.stacks[0].layers))
+
+    def text(self, width: int = 80) -> str:
+        """Every head as a few characters, its matrix pooled to the largest weight of each block."""
+        stack = self._first
+        cell = min(8, (width - 4) // stack.heads - 1)
+        if cell < 2:
+            return f"{stack.heads} heads do not fit {width} columns; print a layer by heads(...), or widen .text(width)"
+        lines = [f"{stack.title}: layers down, heads across; in each, rows look at columns"]
+        lines += [LEGEND, "    " + " ".join(f"{h:^{cell}}" for h in range(stack.heads)).rstrip()]
+        for number, weights in zip(stack.numbers, stack.layers, strict=True):
+            across, down = -(-weights.shape[2] // cell), -(-weights.shape[1] // max(2, cell // 2))
+            small = pool(weights, down, across)
+            lines.append("")
+            for row in range(small.shape[1]):
+                cells = ("".join(shade(weight) for weight in head[row]).ljust(cell) for head in small)
+                lines.append((f"{number if row == 0 else '':>3} " + "|".join(cells)).rstrip())
+        return "\n".join(lines)
+
+    def svg(self) -> str:
+        """The grid of heat maps."""
+        stack, size, gap = self._first, 64.0, 6.0
+        sheet = Sheet(self.title)
+        sheet.text(0, 12, f"{stack.title}: layers down, heads across", bold=True)
+        for head in range(stack.heads):
+            sheet.text(24 + head * (size + gap) + size / 2, 32, str(head), "middle", 11, MUTED)
+        for row, (number, weights) in enumerate(zip(stack.numbers, stack.layers, strict=True)):
+            y = 38 + row * (size + gap)
+            sheet.text(16, y + size / 2 + 4, str(number), "end", 11, MUTED)
+            for head, matrix in enumerate(weights):
+                block = -(-max(matrix.shape) // 128)
+                sheet.image(24 + head * (size + gap), y, size, size, weight_cells(pool(matrix, block, block)))
+        return sheet.render()

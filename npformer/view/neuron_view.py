@@ -1,0 +1,250 @@
+"""The neuron view: how a weight comes about, a dimension at a time: query, key, product, score, weight, value, output.
+
+Everything is kept as the floats the model computed with, so that a product in the page is the product in NumPy.
+The page is `assets/neurons.js`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, ClassVar
+
+import numpy as np
+
+from npformer.errors import NpformerError
+from npformer.view.pack import Packed, pack_floats, size
+from npformer.view.page import View
+from npformer.view.source import Side, is_stages, pick, sides, stack_title, stage_arrays, traced
+from npformer.view.stack_view import sentence
+from npformer.view.svg import MUTED, Sheet, signed_cells, text_width
+from npformer.view.terminal import TIMES, bar, fit
+from npformer.view.words import printable
+
+STAGES = {
+    "query": "query_heads", "key": "key_heads", "value": "value_heads",
+    "scores": "scores", "weights": "weights", "context": "context",
+}  # fmt: skip
+BUDGET = 4_000_000  # characters of data; what goes beyond is left out: other layers first, then other heads
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """One kind of attention: for each layer the six arrays of `STAGES`, each (H, L, K) or (H, L, L)."""
+
+    title: str
+    numbers: tuple[int, ...]
+    heads: tuple[int, ...]
+    queries: Side
+    keys: Side
+    arrays: tuple[dict[str, np.ndarray], ...]
+
+    def only(self, layers: Sequence[int], heads: Sequence[int]) -> Part:
+        """The same with some layers and heads, by their places."""
+        arrays = tuple({name: a[list(heads)] for name, a in self.arrays[layer].items()} for layer in layers)
+        numbers = tuple(self.numbers[layer] for layer in layers)
+        return Part(self.title, numbers, tuple(self.heads[head] for head in heads), self.queries, self.keys, arrays)
+
+
+def neurons(
+    source: Any,
+    text: Any = None,
+    *,
+    layer: int = 0,
+    head: int = 0,
+    token: int = 0,
+    tokens: Sequence[str] | None = None,
+    key_tokens: Sequence[str] | None = None,
+) -> NeuronView:
+    """Every step from a query and the keys to the output of a head, as coloured cells with their numbers.
+
+    `source` is a model (with `text`, or a pair), a trace, or a mapping with the stages `query_heads`, `key_heads`,
+    `value_heads`, `scores`, `weights` and `context` of `layers.N.attention` (and `tokens`). `layer`, `head` and
+    `token` (whose query it is) are what shows first, and what prints.
+
+    `neurons(model, "time flies like an arrow", layer=0, head=8, token=2).save("neurons.html")`
+    """
+    parts = _parts(traced(source, text), tokens, key_tokens)
+    first = parts[0]
+    return NeuronView(
+        tuple(parts),
+        pick("layer", layer, first.numbers),
+        pick("head", head, first.heads),
+        pick("token", token, range(len(first.queries.tokens))),
+    )
+
+
+def _parts(source: Any, tokens: Sequence[str] | None, key_tokens: Sequence[str] | None) -> list[Part]:
+    if not is_stages(source):
+        raise NpformerError("neurons: expected a model and a text, a trace, or a mapping of stages, got plain arrays")
+    both = sides(source, tokens, key_tokens, None)
+    found = {name: stage_arrays(source, stage) for name, stage in STAGES.items()}
+    for name, stage in STAGES.items():
+        if not found[name]:
+            raise NpformerError(f"neurons: no stage is named layers.N.attention.{stage}; trace the whole model")
+    return [
+        _part(prefix, block, {name: arrays[prefix, block] for name, arrays in found.items()}, both)
+        for prefix, block in found["query"]
+    ]
+
+
+def _part(prefix: str, block: str, found: dict[str, dict[int, np.ndarray]], both: Any) -> Part:
+    title, queries, keys = stack_title(prefix, block, both)
+    numbers = tuple(sorted(found["query"]))
+    arrays = tuple({name: found[name][number] for name in STAGES} for number in numbers)
+    for number, each in zip(numbers, arrays, strict=True):
+        _check(f"{prefix}layers.{number}.{block}", each, len(queries.tokens), len(keys.tokens))
+    return Part(title, numbers, tuple(range(arrays[0]["query"].shape[0])), queries, keys, arrays)
+
+
+def _check(where: str, arrays: dict[str, np.ndarray], queries: int, keys: int) -> None:
+    heads, width = arrays["query"].shape[0], arrays["query"].shape[-1]
+    values = arrays["value"].shape[-1]
+    expected = {
+        "query": (heads, queries, width), "key": (heads, keys, width), "value": (heads, keys, values),
+        "scores": (heads, queries, keys), "weights": (heads, queries, keys), "context": (heads, queries, values),
+    }  # fmt: skip
+    for name, shape in expected.items():
+        if arrays[name].shape != shape:
+            raise NpformerError(f"{where}.{STAGES[name]}: expected {shape} for these tokens, got {arrays[name].shape}")
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class NeuronView(View):
+    """See `neurons`. `layer` and `head` are places in the first part."""
+
+    parts: tuple[Part, ...]
+    layer: int
+    head: int
+    token: int
+
+    kind: ClassVar[str] = "neurons"
+    scripts: ClassVar[tuple[str, ...]] = ("core", "neurons")
+    styles: ClassVar[tuple[str, ...]] = ("base", "neurons")
+
+    @property
+    def title(self) -> str:
+        return f"Attention, neuron by neuron: {sentence(self.parts[0].queries)}"
+
+    @cached_property
+    def _kept(self) -> tuple[tuple[Part, ...], list[Packed]]:
+        """All layers and heads where they fit the budget; else the chosen layer; else the chosen head of it."""
+        first = self.parts[0]
+        layers, heads = range(len(first.numbers)), range(len(first.heads))
+        for some in (self.parts, (first.only([self.layer], heads),), (first.only([self.layer], [self.head]),)):
+            # packing takes seconds where it would not fit: float32 never shrinks to less than half, in base64 2/3
+            raw = sum(array.nbytes for part in some for layer in part.arrays for array in layer.values())
+            if raw * 2 / 3 <= BUDGET or some[0].heads != first.heads or len(layers) == 1:
+                blocks = _pack(some)
+                if size(blocks) <= BUDGET:
+                    break
+        return some, blocks
+
+    def _blocks(self) -> Sequence[Packed]:
+        return self._kept[1]
+
+    def _meta(self) -> dict[str, Any]:
+        parts, _ = self._kept
+        first = self.parts[0]
+        return {
+            "heading": "Attention, neuron by neuron",
+            "subtitle": sentence(first.queries) if first.queries == first.keys else
+            f"{sentence(first.queries)} → {sentence(first.keys)}",
+            "parts": [
+                {
+                    "title": part.title, "numbers": part.numbers, "heads": part.heads,
+                    "queries": {"tokens": part.queries.tokens}, "keys": {"tokens": part.keys.tokens},
+                    "self": part.queries == part.keys,
+                }
+                for part in parts
+            ],
+            "shown": {
+                "part": 0, "head": self.head, "token": self.token,
+                "layer": parts[0].numbers.index(first.numbers[self.layer]),
+            },
+            "notes": self._notes(parts[0]),
+        }  # fmt: skip
+
+    def _notes(self, kept: Part) -> list[str]:
+        whole = self.parts[0]
+        lines = [
+            f"Numbers are the model's own ({whole.arrays[0]['query'].dtype}), shown to 4 decimals.",
+            "Blue is negative, orange positive; colour follows the root of the magnitude.",
+        ]
+        if len(kept.numbers) < len(whole.numbers):
+            head = "" if len(kept.heads) > 1 else f", head {kept.heads[0]} of {len(whole.heads)}"
+            here = f"layer {kept.numbers[0]} of {len(whole.numbers)}{head}"
+            lines.append(f"This text is long: the file holds {here}; choose another with layer= and head=.")
+        return lines
+
+    def _height(self) -> int:
+        return min(800, 360 + 26 * len(self.parts[0].keys.tokens))
+
+    def _chosen(self) -> tuple[Part, dict[str, np.ndarray]]:
+        """The first part, and the six arrays of the chosen layer and head."""
+        part = self.parts[0]
+        return part, {name: array[self.head] for name, array in part.arrays[self.layer].items()}
+
+    def _heading(self) -> str:
+        part = self.parts[0]
+        return (
+            f"{part.title}, layer {part.numbers[self.layer]}, head {self.head}, "
+            f"from {self.token} {printable(part.queries.tokens[self.token])}"
+        )
+
+    def text(self, width: int = 80) -> str:
+        """A line a key: the dot product, the score, the weight; then the output of the head."""
+        part, arrays = self._chosen()
+        query, scores, weights = (arrays[name][self.token] for name in ("query", "scores", "weights"))
+        label, sums = min(24, max(10, width - 50)), arrays["key"] @ query
+        lines = [self._heading(), f"score = query · key / √{len(query)}, weight = softmax of the scores", ""]
+        lines.append(f"{'looks at':{label}} {'query·key':>10} {'score':>9} {'weight':>8}")
+        for i, name in enumerate(part.keys.tokens):
+            numbers = f"{sums[i]:>z10.4f} {scores[i]:>z9.4f} {weights[i]:>z8.4f}"
+            lines.append(f"{fit(f'{i} {name}', label)} {numbers} {bar(float(weights[i]), width - label - 31)}".rstrip())
+        output = arrays["context"][self.token]
+        lines += ["", f"output = sum of weight {TIMES} value, {len(output)} numbers", "  " + _ends(output)]
+        return "\n".join(fit(line, width).rstrip() for line in lines)
+
+    def svg(self) -> str:
+        """The chosen token's strips: query and keys, products, scores and weights, values and output."""
+        part, arrays = self._chosen()
+        query, strip = arrays["query"][self.token], 190.0
+        products = arrays["key"] * query
+        shown = (np.concatenate([arrays["query"], arrays["key"]]), products, arrays["value"])
+        limits = [float(np.abs(numbers).max()) for numbers in shown]
+        sheet, left = Sheet(self.title), 14 + max(text_width(printable(name)) for name in part.keys.tokens)
+        starts = [left, left + strip + 12, left + 2 * strip + 130]
+        sheet.text(0, 12, self._heading(), bold=True)
+        for x, name in zip(starts, ("query, keys", f"query {TIMES} key", "output, values"), strict=True):
+            sheet.text(x, 38, name, size=11, fill=MUTED)
+        sheet.text(starts[2] - 66, 38, "score", "end", 11, MUTED)
+        sheet.text(starts[2] - 12, 38, "weight", "end", 11, MUTED)
+        sheet.text(left - 8, 58, part.queries.tokens[self.token], "end", bold=True)
+        top = [(starts[0], query, limits[0]), (starts[2], arrays["context"][self.token], limits[2])]
+        for x, numbers, limit in top:
+            sheet.image(x, 46, strip, 16, signed_cells(numbers[None], limit))
+        for i, name in enumerate(part.keys.tokens):
+            y = 72 + 20.0 * i
+            sheet.text(left - 8, y + 12, name, "end")
+            for x, row, limit in zip(starts, (arrays["key"][i], products[i], arrays["value"][i]), limits, strict=True):
+                sheet.image(x, y, strip, 15, signed_cells(row[None], limit))
+            sheet.text(starts[2] - 66, y + 12, f"{arrays['scores'][self.token, i]:z.4f}", "end", 11)
+            sheet.text(starts[2] - 12, y + 12, f"{arrays['weights'][self.token, i]:z.4f}", "end", 11)
+        return sheet.render()
+
+
+def _ends(row: np.ndarray) -> str:
+    """The first and last three numbers, as NumPy and torch print a long row."""
+    numbers = [f"{value:z.4f}" for value in row]
+    return "[" + ", ".join(numbers if len(numbers) <= 6 else [*numbers[:3], "...", *numbers[-3:]]) + "]"
+
+
+def _pack(parts: Sequence[Part]) -> list[Packed]:
+    return [
+        pack_floats(f"{number}.{layer}.{name}", array)
+        for number, part in enumerate(parts)
+        for layer, arrays in enumerate(part.arrays)
+        for name, array in arrays.items()
+    ]

@@ -1,0 +1,119 @@
+"""What the head view and the model view share: several stacks of attention, as pieces or whole words, packed small."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from npformer.errors import NpformerError
+from npformer.view.colour import head_colours
+from npformer.view.pack import BUDGET, Packed, pack_decimals, pack_weights, size
+from npformer.view.page import View
+from npformer.view.source import Side, Stack, pick
+from npformer.view.words import printable
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class StackView(View):
+    """A view of whole attention stacks. `layer` is a place in the first stack, `shown` its chosen heads, and `words`
+    whether word pieces are merged."""
+
+    stacks: tuple[Stack, ...]
+    layer: int
+    shown: tuple[int, ...]
+    words: bool = False
+
+    @cached_property
+    def _first(self) -> Stack:
+        """The stack that prints and draws, merged into words when that was asked."""
+        return self.stacks[0].words() if self.words else self.stacks[0]
+
+    @cached_property
+    def _forms(self) -> list[dict[str, Stack]]:
+        """What can be shown of each stack: its pieces, and its words when some word has several pieces."""
+        return [{"pieces": s, "words": s.words()} if s.has_pieces else {"pieces": s} for s in self.stacks]
+
+    @cached_property
+    def _packed(self) -> dict[str, Packed]:
+        """Every layer of the form asked for; of the other form too when the file stays small with it."""
+        asked: dict[str, np.ndarray] = {}
+        others: dict[str, np.ndarray] = {}
+        for number, forms in enumerate(self._forms):
+            wanted = "words" if self.words and "words" in forms else "pieces"
+            for form, stack in forms.items():
+                for layer, weights in enumerate(stack.layers):
+                    (asked if form == wanted else others)[f"{number}.{layer}.{form}"] = weights
+        blocks = pack_weights(list(asked), list(asked.values()))
+        extra = [pack_decimals(name, weights, blocks[0].decimals) for name, weights in others.items()]
+        return {block.name: block for block in (blocks + extra if size(blocks) + size(extra) <= BUDGET else blocks)}
+
+    def _blocks(self) -> Sequence[Packed]:
+        return list(self._packed.values())
+
+    def _meta(self) -> dict[str, Any]:
+        forms = [
+            {form: stack for form, stack in each.items() if f"{number}.0.{form}" in self._packed}
+            for number, each in enumerate(self._forms)
+        ]
+        form = "words" if self.words and "words" in forms[0] else next(iter(forms[0]))
+        return {
+            "subtitle": subtitle(self.stacks[0]),
+            "stacks": [_stack_meta(stack, each) for stack, each in zip(self.stacks, forms, strict=True)],
+            "shown": {"stack": 0, "layer": self.layer, "heads": self.shown, "form": form},
+            "colours": head_colours(max(stack.heads for stack in self.stacks)),
+            "notes": self._notes(),
+        }
+
+    def _notes(self) -> list[str]:
+        """What the numbers on the page are."""
+        dtype, decimals = self.stacks[0].layers[0].dtype, self._blocks()[0].decimals
+        lines = [f"Weights are the model's own ({dtype}), rounded to {decimals} decimals."]
+        if any(stack.queries.is_pair for stack in self.stacks):
+            lines.append("Filtered weights are not normalised again.")
+        if any(stack.has_pieces for stack in self.stacks):
+            lines.append("Whole words: to a word, the sum over its pieces; from a word, the mean.")
+        return lines
+
+
+def _stack_meta(stack: Stack, forms: dict[str, Stack]) -> dict[str, Any]:
+    sides = {form: {"queries": _side_meta(each.queries), "keys": _side_meta(each.keys)} for form, each in forms.items()}
+    return {"title": stack.title, "numbers": stack.numbers, "heads": stack.heads, "forms": sides}
+
+
+def _side_meta(side: Side) -> dict[str, Any]:
+    return {"tokens": side.tokens, "segments": side.segments if side.is_pair else ()}
+
+
+def chosen(stack: Stack, layer: int, heads: Sequence[int] | None) -> tuple[int, tuple[int, ...]]:
+    """The layer's place in `stack` and the heads to show, checked; no heads means all."""
+    if isinstance(heads, int):
+        raise NpformerError(f"heads={heads}: expected a list of heads; for one write heads=[{heads}]")
+    every = range(stack.heads)
+    return pick("layer", layer, stack.numbers), tuple(
+        every if heads is None else sorted({pick("head", head, every) for head in heads})
+    )
+
+
+def sentence(side: Side) -> str:
+    """A side's words in a row, for titles."""
+    text = " ".join(printable(word) for word in side.words().tokens)
+    return text if len(text) <= 160 else text[:159] + "…"
+
+
+def subtitle(stack: Stack) -> str:
+    """What was looked at: one text, or the two sides."""
+    if stack.queries == stack.keys:
+        return sentence(stack.queries)
+    return f"{sentence(stack.queries)} → {sentence(stack.keys)}"
+
+
+def strongest(weights: np.ndarray, count: int) -> list[tuple[int, int, int]]:
+    """`(head, query, key)` of the largest of `weights` (H, L, L), one head for each pair of tokens."""
+    best = weights.max(axis=0)
+    order = np.argsort(-best, axis=None, kind="stable")[:count]
+    pairs = [divmod(int(at), best.shape[1]) for at in order]
+    return [(int(weights[:, query, key].argmax()), query, key) for query, key in pairs]

@@ -1,0 +1,311 @@
+"""The stage view: a whole trace, walked from the text to the label, with shapes, formulas and numbers.
+
+What a stage is (formula, function, names elsewhere) comes from `npformer/stages.py`; the page is `assets/stages.js`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, ClassVar
+
+import numpy as np
+
+from npformer.errors import NpformerError
+from npformer.view.pack import Packed, pack_floats
+from npformer.view.page import View
+from npformer.view.source import Sides, is_stages, one_text, sides, traced
+from npformer.view.stack_view import sentence
+from npformer.view.svg import MUTED, Sheet, signed_cells, weight_cells
+from npformer.view.terminal import fit
+from npformer.view.words import printable
+
+NUMBERS = 800_000  # numbers a page holds; with more, every stage keeps its first and last rows and columns
+SIZES = (4096, 3072, 2048, 1536, 1024, 768, 512, 384, 256, 192, 128, 96, 64, 48, 32, 24, 16, 8)
+
+
+@dataclass(frozen=True, eq=False)
+class Step:
+    """One stage of the walk: its array, and what is known of how it is made."""
+
+    name: str
+    array: np.ndarray
+    formula: str = ""
+    function: str = ""
+    elsewhere: str = ""
+
+    @property
+    def section(self) -> str:
+        """The part of the walk it belongs to: `Embeddings`, `Layer 3`, or `Head`."""
+        path = self.name.split(".")
+        if "layers" in path[:-1]:
+            at = path.index("layers")
+            return " ".join([*path[:at], "layer", path[at + 1]]).capitalize()
+        if "embeddings" in path:
+            return " ".join(path[: path.index("embeddings") + 1]).capitalize()
+        return "Head"
+
+    @property
+    def short(self) -> str:
+        """Its name within its section."""
+        return self.name.split("layers.")[-1].partition(".")[2] if "layers." in self.name else self.name
+
+    @property
+    def is_weights(self) -> bool:
+        """Whether its numbers are shares of 1, for the scale they are coloured by."""
+        return self.name.split(".")[-1] in ("weights", "probabilities", "start_probabilities", "end_probabilities")
+
+    @property
+    def rows(self) -> str:
+        """Whose rows these are: the `queries`, or the `keys` that an encoder or cross-attention reads."""
+        path = self.name.split(".")
+        of_keys = "cross_attention" in path and path[-1] in ("key", "value", "key_heads", "value_heads")
+        return "keys" if of_keys or "encoder" in path else "queries"
+
+    @property
+    def columns(self) -> str:
+        """What its columns are: a side's tokens, `labels`, or nothing but numbers."""
+        path = self.name.split(".")
+        if path[-1] in ("scores", "weights"):
+            return "keys" if "cross_attention" in path else self.rows
+        if self.array.ndim == 1 and path[-1].startswith(("start_", "end_")):
+            return "queries"
+        return "labels" if self.name in ("logits", "probabilities") else ""
+
+    def decimals(self) -> int:
+        """Four, and more where all the numbers are small, so that the largest shows four digits."""
+        largest = float(np.abs(self.array[np.isfinite(self.array)]).max(initial=0.0))
+        return 4 if largest == 0.0 else min(8, max(4, 3 - int(np.floor(np.log10(largest)))))
+
+    def ends(self) -> list[str]:
+        """The first row's first and last three numbers, as NumPy prints a long row."""
+        row, decimals = self.array.reshape(-1, self.array.shape[-1])[0], self.decimals()
+        numbers = [f"{value:z.{decimals}f}" for value in (row if len(row) <= 6 else [*row[:3], *row[-3:]])]
+        return numbers if len(row) <= 6 else [*numbers[:3], "...", *numbers[3:]]
+
+
+@dataclass(frozen=True, eq=False)
+class Outcome:
+    """Where the walk ends: labels, each with its logit and probability."""
+
+    labels: tuple[str, ...]
+    logits: np.ndarray
+    probabilities: np.ndarray
+
+
+def stages(
+    source: Any,
+    text: Any = None,
+    *,
+    tokens: Sequence[str] | None = None,
+    key_tokens: Sequence[str] | None = None,
+    segments: Sequence[int] | None = None,
+    formulas: Mapping[str, str] | None = None,
+    labels: Sequence[str] | None = None,
+) -> StageView:
+    """Every stage of a forward pass in order: text, tokens, embeddings, each layer, logits, label.
+
+    `source` is a model (with `text`, or a pair), a trace, or a mapping from stage names to arrays (with `tokens`; for
+    an encoder-decoder those of the target, and the source's as `key_tokens`). `formulas` adds or replaces formulas by
+    stage name; `labels` name the logits where a trace does not.
+
+    `stages(model, "I love ice cream").save("stages.html")`
+    """
+    arrays = traced(source, text)
+    if not is_stages(arrays):
+        raise NpformerError("stages: expected a model and a text, a trace, or a mapping of stages; got plain arrays")
+    names = list(arrays.keys())
+    if not names:
+        raise NpformerError("stages: expected at least one stage, got none; trace the model first")
+    both = sides(arrays, tokens, key_tokens, segments)
+    steps = tuple(_step(name, one_text(name, arrays[name]), arrays, formulas or {}) for name in names)
+    ids = np.asarray(getattr(arrays, "ids", None) if key_tokens is None else None)
+    numbers = tuple(map(int, ids)) if ids.shape == (len(both.queries.tokens),) else ()
+    config = getattr(arrays, "config", None)
+    named = tuple(labels if labels is not None else getattr(config, "labels", ()))
+    if labels is not None and "logits" in names and np.shape(arrays["logits"])[-1] != len(named):
+        raise NpformerError(f"stages: labels: expected {np.shape(arrays['logits'])[-1]}, one a logit, got {len(named)}")
+    return StageView(_texts(text, both), both, steps, numbers, named, _outcome(arrays, named))
+
+
+def _step(name: str, array: np.ndarray, source: Any, formulas: Mapping[str, str]) -> Step:
+    from npformer.stages import Stage, find  # only this view describes stages, and its table knows checkpoints
+
+    if hasattr(source, "row"):  # a trace knows its model: which activation, and the other library's names
+        row = source.row(name)
+        stage, module = row.stage, row.module
+    else:
+        stage, module = find(name) or Stage(name, "", "", ""), ""
+    names = {"Hugging Face": module, "TransformerLens": stage.hook}
+    elsewhere = ", ".join(f"{library}: {path}" for library, path in names.items() if path)
+    return Step(name, array, formulas.get(name, stage.formula), stage.function, elsewhere)
+
+
+def _texts(text: Any, both: Sides) -> tuple[str, ...]:
+    """The text or the pair as it was given; else what its words say."""
+    from npformer.tasks.inputs import as_part
+
+    if text is None or isinstance(text, (list, np.ndarray)):  # token ids
+        return tuple(sentence(side) for side in both.distinct)
+    part = as_part(text)
+    return (part,) if isinstance(part, str) else part
+
+
+def _outcome(arrays: Any, labels: tuple[str, ...]) -> Outcome | None:
+    """The label's part of the walk, where there is one row of logits and names for them."""
+    names = list(arrays.keys())
+    if not labels or "logits" not in names or "probabilities" not in names:
+        return None
+    logits, probabilities = np.asarray(arrays["logits"]), np.asarray(arrays["probabilities"])
+    return Outcome(labels, logits, probabilities) if logits.shape == probabilities.shape == (len(labels),) else None
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class StageView(View):
+    """See `stages`."""
+
+    texts: tuple[str, ...]
+    sides: Sides
+    steps: tuple[Step, ...]
+    ids: tuple[int, ...] = ()
+    labels: tuple[str, ...] = ()
+    outcome: Outcome | None = None
+
+    kind: ClassVar[str] = "stages"
+    scripts: ClassVar[tuple[str, ...]] = ("core", "stages")
+    styles: ClassVar[tuple[str, ...]] = ("base", "stages")
+
+    @property
+    def title(self) -> str:
+        return f"{self._heading()}: {printable(' / '.join(self.texts))[:160]}"
+
+    def _heading(self) -> str:
+        return "From text to label" if self.outcome else "Every stage"
+
+    @cached_property
+    def _edge(self) -> int:
+        """How many rows and columns of each stage are kept: all, or the most that `NUMBERS` allows."""
+        sizes = [size for size in SIZES if sum(_kept(step.array, size) for step in self.steps) <= NUMBERS]
+        return sizes[0] if sizes else SIZES[-1]
+
+    def _blocks(self) -> Sequence[Packed]:
+        return [
+            pack_floats(str(i), _window(np.atleast_2d(step.array), self._edge), step.decimals())
+            for i, step in enumerate(self.steps)
+        ]
+
+    def _meta(self) -> dict[str, Any]:
+        outcome = self.outcome
+        return {
+            "heading": self._heading(),
+            "subtitle": " / ".join(self.texts),
+            "texts": self.texts,
+            "tokens": {"queries": self.sides.queries.tokens, "keys": self.sides.keys.tokens},
+            "sides": ["queries"] if len(self.sides.distinct) == 1 else ["keys", "queries"],
+            "ids": self.ids,
+            "segments": self.sides.queries.segments if self.sides.queries.is_pair else (),
+            "steps": [self._step_meta(step) for step in self.steps],
+            "outcome": outcome and {
+                "labels": outcome.labels,
+                "logits": [f"{value:z.4f}" for value in outcome.logits],
+                "probabilities": [float(value) for value in outcome.probabilities],
+            },
+            "notes": self._notes(),
+        }  # fmt: skip
+
+    def _step_meta(self, step: Step) -> dict[str, Any]:
+        array = np.atleast_2d(step.array)
+        finite = array[np.isfinite(array)].astype(np.float64)
+        decimals = step.decimals()
+        spread = {name: getattr(finite, name)() for name in ("min", "max", "mean", "std")} if finite.size else {}
+        return {
+            "name": step.name,
+            "section": step.section,
+            "shape": str(step.array.shape).replace(",)", ")"),
+            "formula": step.formula,
+            "function": step.function,
+            "elsewhere": step.elsewhere,
+            "weights": step.is_weights,
+            "limit": float(np.abs(finite).max(initial=0.0)),
+            "rows": self._axis(array.shape[-2], step.rows) if step.array.ndim > 1 else {"names": [""]},
+            "columns": self._axis(array.shape[-1], step.columns),
+            "spread": {name: f"{value:z.{decimals}f}" for name, value in spread.items()},
+        }
+
+    def _axis(self, size: int, what: str) -> dict[str, Any]:
+        """An axis's true size, and what its places are called: tokens of a side, labels, or their numbers."""
+        named = {"queries": self.sides.queries.tokens, "keys": self.sides.keys.tokens, "labels": self.labels}
+        if size != len(named.get(what, ())):
+            return {"size": size}
+        return {"size": size, "names": self.labels} if what == "labels" else {"size": size, "tokens": what}
+
+    def _notes(self) -> list[str]:
+        dtype = self.steps[0].array.dtype
+        lines = [f"Numbers are the model's own ({dtype}), shown to the digits printed."]
+        lines.append("Blue is negative, orange positive; colour follows the root of the magnitude.")
+        if sum(step.array.size for step in self.steps) > sum(_kept(step.array, self._edge) for step in self.steps):
+            lines.append(
+                f"Of longer axes the first and last {self._edge // 2} are kept; ranges are of the whole stage."
+            )
+        return lines
+
+    def _height(self) -> int:
+        return 760
+
+    def text(self, width: int = 80) -> str:
+        """A line a stage: name, shape, formula; under it the first row's ends."""
+        lines = [" / ".join(self.texts), *(" ".join(side.tokens) for side in self.sides.distinct)]
+        section = ""
+        for step in self.steps:
+            if step.section != section:
+                section = step.section
+                lines += ["", section]
+            shape = str(step.array.shape).replace(",)", ")")
+            lines.append(f"  {fit(step.short, 24)} {shape:<13} {step.formula}")
+            lines.append(f"      [{', '.join(step.ends())}]")
+        if self.outcome:
+            lines += ["", "Label"]
+            for label, logit, share in zip(
+                self.outcome.labels, self.outcome.logits, self.outcome.probabilities, strict=True
+            ):
+                lines.append(f"  {fit(label, 30)} logit {logit:z9.4f}   probability {share:.4f}")
+        return "\n".join(fit(line, width).rstrip() for line in lines)
+
+    def svg(self) -> str:
+        """The walk as a column: each stage's name, shape and formula, and a strip of its numbers."""
+        sheet, y, section = Sheet(self.title), 12.0, ""
+        sheet.text(0, y, " / ".join(self.texts), bold=True)
+        for step in self.steps:
+            if step.section != section:
+                section, y = step.section, y + 34
+                sheet.text(0, y, section, bold=True)
+            y += 24
+            rows = _window(np.atleast_2d(step.array), 64)
+            rows = rows.reshape(-1, rows.shape[-1])[:64]
+            limit = float(np.abs(rows[np.isfinite(rows)]).max(initial=0.0))
+            sheet.text(12, y, step.name, size=12)
+            sheet.text(262, y, str(step.array.shape).replace(",)", ")"), size=12, fill=MUTED)
+            sheet.text(366, y, step.formula, size=12, fill=MUTED)
+            sheet.image(590, y - 13, 200, 18, weight_cells(rows) if step.is_weights else signed_cells(rows, limit))
+        if self.outcome:
+            for label, share in zip(self.outcome.labels, self.outcome.probabilities, strict=True):
+                y += 26
+                sheet.text(12, y, f"{label}: {share:.4f}", bold=bool(share == self.outcome.probabilities.max()))
+        return sheet.render()
+
+
+def _kept(array: np.ndarray, size: int) -> int:
+    """How many numbers `_window` leaves."""
+    *heads, rows, columns = (1, 1, *array.shape)[-3:] if array.ndim < 3 else array.shape
+    return int(np.prod(heads)) * min(rows, size) * min(columns, size)
+
+
+def _window(array: np.ndarray, size: int) -> np.ndarray:
+    """The first and last `size / 2` places of the last two axes of `array`, where they are longer."""
+    for axis in (-2, -1):
+        length = array.shape[axis]
+        if length > size:
+            kept = [*range(size // 2), *range(length - size // 2, length)]
+            array = array.take(kept, axis=axis)
+    return array

@@ -1,0 +1,110 @@
+"""Heat maps and tables of plain characters, for a terminal or a log: no colour codes, a set width.
+
+Labels are stripped of control characters first: a token cannot move the cursor. Next: the `text` of each view.
+"""
+
+from __future__ import annotations
+
+import unicodedata
+from bisect import bisect_right
+from collections.abc import Sequence
+from itertools import accumulate
+
+import numpy as np
+
+from npformer.view.words import printable
+
+SHADES = ((0.6, "█"), (0.4, "▓"), (0.2, "▒"), (0.05, "░"), (-1.0, " "))
+TIMES = "\N{MULTIPLICATION SIGN}"
+LEGEND = "░ from 0.05   ▒ 0.2   ▓ 0.4   █ 0.6"
+ROWS = 48  # lines a map may take before rows are drawn together
+
+
+def shade(weight: float) -> str:
+    """The character for a weight in 0..1."""
+    return next(char for least, char in SHADES if weight >= least)
+
+
+def columns(text: str) -> int:
+    """Columns `text` takes in a terminal."""
+    return sum(map(_column, text))
+
+
+def _column(char: str) -> int:
+    """None for a combining mark or a joiner, two for a wide character."""
+    if unicodedata.combining(char) or char in "\u200b\u200c\u200d\ufe0f":
+        return 0
+    return 2 if unicodedata.east_asian_width(char) in "WF" else 1
+
+
+def fit(text: str, width: int) -> str:
+    """`text` in exactly `width` columns: cut with an ellipsis, or filled with spaces."""
+    text = printable(text)
+    taken = list(accumulate(map(_column, text), initial=0))
+    if taken[-1] > width:
+        kept = bisect_right(taken, width - 1) - 1  # the most characters that leave room for the ellipsis
+        return text[:kept] + "…" + " " * (width - 1 - taken[kept])
+    return text + " " * (width - taken[-1])
+
+
+def heat_map(weights: np.ndarray, rows: Sequence[str], names: Sequence[str], width: int) -> list[str]:
+    """`weights` (queries, keys) as lines: a row a query, numbered columns for the keys.
+
+    With room, a shade and two digits a cell; else a shade alone; and when even that is too wide or too long, a cell
+    stands for the largest weight of several tokens, and `legend` says of how many.
+    """
+    label = _label_width(rows, width)
+    down, across = _pooling(len(rows), len(names), label, width)
+    cells = pool(weights, down, across)
+    room = width - label - 1
+    cell = 5 if cells.shape[1] * 5 <= room else 2 if cells.shape[1] * 2 <= room else 1
+    lines = _header(len(names), across, cell, label, room)
+    for i, row in enumerate(cells):
+        first, last = i * down, min((i + 1) * down, len(rows)) - 1
+        name = f"{first} {rows[first]}" if down == 1 else f"{first}-{last} {rows[first]}"
+        lines.append(f"{fit(name, label)} {''.join(_cell(weight, cell) for weight in row)}".rstrip())
+    return lines
+
+
+def legend(rows: Sequence[str], names: Sequence[str], width: int) -> list[str]:
+    """What the shades of `heat_map` mean, and how many tokens one cell stands for."""
+    down, across = _pooling(len(rows), len(names), _label_width(rows, width), width)
+    return [LEGEND] + ([f"a cell is the largest of {down} {TIMES} {across} weights"] if down * across > 1 else [])
+
+
+def _label_width(rows: Sequence[str], width: int) -> int:
+    return min(max(columns(printable(f"{len(rows)} {name}")) for name in rows), max(10, width // 5))
+
+
+def _pooling(rows: int, names: int, label: int, width: int) -> tuple[int, int]:
+    return -(-rows // ROWS), -(-names // (width - label - 1))
+
+
+def _header(count: int, across: int, cell: int, label: int, room: int) -> list[str]:
+    """The numbers of the columns: above each where they fit, else at every tenth cell."""
+    blank = " " * (label + 1)
+    if cell == 5:
+        return [blank + "".join(f"{i:>4} " for i in range(count)).rstrip()]
+    line = ""
+    for i in range(0, -(-count // across), 10):
+        line = line.ljust(i * cell) + str(i * across)
+    return [blank + line[:room]]
+
+
+def _cell(weight: float, width: int) -> str:
+    if width < 5:
+        return shade(weight) * width
+    number = f"{weight:.2f}"
+    return f"{shade(weight)}{number if number.startswith('1') else number[1:]:<4}"[:5]
+
+
+def pool(weights: np.ndarray, down: int, across: int) -> np.ndarray:
+    """The largest of each `down` by `across` block of (..., rows, columns)."""
+    pooled = np.maximum.reduceat(weights, np.arange(0, weights.shape[-2], down), axis=-2)
+    return np.maximum.reduceat(pooled, np.arange(0, weights.shape[-1], across), axis=-1)
+
+
+def bar(fraction: float, width: int) -> str:
+    """A bar of eighths of a character, `fraction` of `width` long."""
+    eighths = round(min(max(fraction, 0.0), 1.0) * width * 8)
+    return "█" * (eighths // 8) + ("", "▏", "▎", "▍", "▌", "▋", "▊", "▉")[eighths % 8]

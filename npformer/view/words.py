@@ -1,0 +1,103 @@
+"""Words and their pieces: merging the attention of word pieces, and cutting a text into the words one can leave out.
+
+Also `printable`, which every label passes before it reaches a terminal or an SVG. Next: `source.py`.
+"""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Sequence
+
+import numpy as np
+
+_START_MARKS = ("▁", "Ġ")  # SentencePiece and byte-level BPE mark where a word starts; WordPiece marks "##" inside
+_DIRECTION = frozenset("\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
+Span = tuple[int, int]
+
+
+def word_spans(tokens: Sequence[str]) -> list[Span]:
+    """`(first, end)` of the tokens of each word: `["[CLS]", "un", "##do"]` gives `[(0, 1), (1, 3)]`."""
+    marked = any(token.startswith(_START_MARKS) for token in tokens)
+    starts = [
+        i
+        for i, token in enumerate(tokens)
+        if i == 0 or not (_continues_marked(tokens, i) if marked else _continues_wordpiece(token))
+    ]
+    return list(zip(starts, [*starts[1:], len(tokens)], strict=True))
+
+
+def _continues_wordpiece(token: str) -> bool:
+    return token.startswith("##") and len(token) > 2
+
+
+def _continues_marked(tokens: Sequence[str], i: int) -> bool:
+    return not (tokens[i].startswith(_START_MARKS) or _special(tokens[i]) or _special(tokens[i - 1]))
+
+
+def _special(token: str) -> bool:
+    return len(token) > 2 and (token[0], token[-1]) in {("<", ">"), ("[", "]")}
+
+
+def word_text(pieces: Sequence[str]) -> str:
+    """The pieces of one word, written as one: `["un", "##do"]` is `undo`."""
+    first = pieces[0][1:] if pieces[0].startswith(_START_MARKS) and len(pieces[0]) > 1 else pieces[0]
+    return first + "".join(piece.removeprefix("##") for piece in pieces[1:])
+
+
+def merge_pieces(weights: np.ndarray, queries: Sequence[Span], keys: Sequence[Span]) -> np.ndarray:
+    """Attention between words, (..., words of the queries, words of the keys), from that between pieces.
+
+    To a word: the sum over its pieces; from a word: the mean over its pieces. Rows then still sum to 1
+    (Clark et al. 2019, "What Does BERT Look At?", section 4.1).
+    """
+    to_words = np.add.reduceat(weights, [first for first, _ in keys], axis=-1)
+    from_words = np.add.reduceat(to_words, [first for first, _ in queries], axis=-2)
+    return from_words / np.array([end - first for first, end in queries], weights.dtype)[:, None]
+
+
+def text_words(text: str) -> list[Span]:
+    """`(first, end)` of each word of `text`: what white space parts, less the punctuation at its edges, which
+    counts by itself; every Chinese or Japanese character is a word."""
+    spans: list[Span] = []
+    for first, end in _chunks(text):
+        head, tail = first, end
+        while head < end and _stands_alone(text[head]):
+            head += 1
+        while tail > head and _stands_alone(text[tail - 1]):
+            tail -= 1
+        spans += [(i, i + 1) for i in range(first, head)]
+        spans += _ideographs_apart(text, head, tail)
+        spans += [(i, i + 1) for i in range(tail, end)]
+    return spans
+
+
+def _chunks(text: str) -> list[Span]:
+    bounds = [i for i in range(len(text) + 1) if _space(text, i - 1) != _space(text, i)]
+    return list(zip(bounds[::2], bounds[1::2], strict=True))
+
+
+def _space(text: str, i: int) -> bool:
+    return not 0 <= i < len(text) or text[i].isspace()
+
+
+def _stands_alone(char: str) -> bool:
+    return unicodedata.category(char).startswith("P")
+
+
+def _ideographs_apart(text: str, first: int, end: int) -> list[Span]:
+    spans: list[Span] = []
+    for i in range(first, end):
+        alone = unicodedata.east_asian_width(text[i]) == "W" and unicodedata.category(text[i]) == "Lo"
+        if alone or not spans or spans[-1][0] < 0:
+            spans.append((i if not alone else ~i, i + 1))
+        else:
+            spans[-1] = (spans[-1][0], i + 1)
+    return [(first if first >= 0 else ~first, end) for first, end in spans]
+
+
+def printable(text: str) -> str:
+    """`text` with every control and direction-changing character shown as U+FFFD, so that none is obeyed.
+
+    A terminal would run escape sequences, and XML forbids most control characters.
+    """
+    return "".join("\ufffd" if unicodedata.category(c) in ("Cc", "Cs") or c in _DIRECTION else c for c in text)

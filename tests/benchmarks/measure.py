@@ -1,0 +1,252 @@
+"""How the benchmarks measure: turns instead of one engine after another, and two floors under every figure.
+
+Engines are raced in one process, a turn each (A B C A B C ...), so that whatever else the machine does meets all of
+them, and the least time of each counts. The floors are what no program with these products can beat: the products
+alone, and reading the weights once.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from threadpoolctl import ThreadpoolController
+
+from npformer.batch import shards
+from npformer.config import Config
+from npformer.model import Model
+from npformer.workers import available_cores, blas_libraries
+
+SPARED = 1.15  # setups this much slower than their engine's best have no further turns
+TRIED = 2  # rounds in which all have theirs
+
+
+class Runner(Protocol):
+    """What is raced; `models.Contender` is one."""
+
+    engine: str
+    setup: str
+    run: Callable[[], Any]
+
+
+def settle() -> None:
+    """Wait for the process to be idle: the threads of OpenMP and of ONNX Runtime spin for a while after a call."""
+    for _ in range(100):
+        before = time.process_time()
+        time.sleep(0.005)
+        if time.process_time() - before < 0.001:
+            return
+
+
+def turn(run: Callable[[], Any], seconds: float) -> tuple[Any, list[float]]:
+    """An answer, and the times of calls for about so many seconds; the first of several short ones only warms up."""
+    settle()
+    start = time.perf_counter()
+    answer = run()
+    first = time.perf_counter() - start
+    times = [first] if first > seconds / 2 else []
+    while not times or time.perf_counter() - start < seconds:
+        before = time.perf_counter()
+        run()
+        times.append(time.perf_counter() - before)
+    return answer, times
+
+
+def race(
+    runners: Sequence[Runner], rounds: int, seconds: float, check: Callable[[Runner, Any], None] | None = None
+) -> dict[str, dict[str, Any]]:
+    """For each engine the least time of a call, its best setup, and every setup's least time.
+
+    All take a turn in the first two rounds; then of each engine only those near its best. check: called with what each
+    runner answered in its first turn, to raise where that is not what was asked for.
+    """
+    least: dict[tuple[str, str], float] = {}
+    for number in range(rounds):
+        best = _best(least)
+        for runner in runners:
+            key = (runner.engine, runner.setup)
+            if number >= TRIED and least[key] > SPARED * best[runner.engine][1]:
+                continue
+            answer, times = turn(runner.run, seconds)
+            if check and key not in least:
+                check(runner, answer)
+            least[key] = min([least.get(key, np.inf), *times])
+    return {
+        engine: {
+            "seconds": time_,
+            "setup": setup,
+            "setups": {setup: each for (name, setup), each in least.items() if name == engine},
+        }
+        for engine, (setup, time_) in _best(least).items()
+    }
+
+
+def _best(least: dict[tuple[str, str], float]) -> dict[str, tuple[str, float]]:
+    """engine -> its quickest setup and that one's time."""
+    best: dict[str, tuple[str, float]] = {}
+    for (engine, setup), seconds in least.items():
+        if engine not in best or seconds < best[engine][1]:
+            best[engine] = (setup, seconds)
+    return best
+
+
+# --- the work, counted -----------------------------------------------------------------------------------------------
+
+
+def work(config: Config, lengths: Sequence[int]) -> dict[str, float]:
+    """Floating-point operations, a multiply and an add as two.
+
+    products: x @ W as npformer needs them, the last layer only as far as the first token's row asks for.
+    attention: the scores and the weighted sums of values, likewise. whole: both, with every row of every layer.
+    """
+    layers, width, hidden = config.n_layers, config.d_model, config.d_ffn
+    tokens, texts, squares = sum(lengths), len(lengths), sum(each * each for each in lengths)
+    row = 4 * width * width + 2 * width * hidden
+    last = 2 * width * width * (tokens + texts) + 2 * width * hidden * texts
+    products = 2 * ((layers - 1) * row * tokens + last)
+    attention = 4 * width * ((layers - 1) * squares + tokens)
+    return {
+        "products": products,
+        "attention": attention,
+        "whole": 2 * layers * row * tokens + 4 * width * layers * squares,
+    }
+
+
+def weight_arrays(model: Model) -> list[np.ndarray]:
+    """The weights of every product: what one short text has to read. Of the embedding tables it reads a few rows."""
+    layers = [
+        group["weight"]
+        for layer in model.weights["layers"]
+        for group in (*layer["attention"].values(), *layer["ffn"].values())
+    ]
+    return [*layers, model.weights["pooler"]["weight"]]
+
+
+# --- the floors ------------------------------------------------------------------------------------------------------
+
+
+class BareProducts:
+    """The model's own x @ W, and nothing else, into arrays that are there already, on all threads.
+
+    Two ways, as either may be quicker: BLAS's own threads on all rows at once, and a shard of the rows a thread, cut as
+    npformer cuts them.
+    """
+
+    engine = "x @ W alone"
+
+    def __init__(self, model: Model, lengths: Sequence[int], own_threads: bool, pool: ThreadPoolExecutor) -> None:
+        self.threads = model.threads
+        self.pool = pool
+        self.setup = "BLAS's threads" if own_threads else "a shard a thread"
+        groups = [list(range(len(lengths)))] if own_threads else shards(lengths, model.threads)
+        self.blas = ThreadpoolController().select(user_api="blas") if own_threads else None
+        self.work = [_bare_work(model, [lengths[i] for i in group]) for group in groups]
+
+    def run(self) -> None:
+        if self.blas is not None:
+            with self.blas.limit(limits=self.threads):
+                _multiply(self.work[0])
+        else:
+            list(self.pool.map(_multiply, self.work))
+
+
+Product = tuple[np.ndarray, np.ndarray, np.ndarray]
+
+
+def _bare_work(model: Model, lengths: Sequence[int]) -> list[Product]:
+    """(x, W, room for the result) of each product for these texts, in order."""
+    config = model.config
+    random, room = np.random.default_rng(0), np.empty(sum(lengths) * config.d_ffn, np.float32)
+    inputs = {
+        width: random.standard_normal((sum(lengths), width), dtype=np.float32)
+        for width in (config.d_model, config.d_ffn)
+    }
+
+    def product(weight: np.ndarray, rows: int) -> Product:
+        x = inputs[len(weight)][:rows]
+        return x, weight, room[: rows * weight.shape[1]].reshape(rows, -1)
+
+    found = []
+    for i, layer in enumerate(model.weights["layers"]):
+        rows = sum(lengths) if i + 1 < config.n_layers else len(lengths)  # the last layer's answer is one row a text
+        attention, ffn = layer["attention"], layer["ffn"]
+        found += [product(attention[name]["weight"], sum(lengths)) for name in ("key", "value")]
+        found += [product(attention[name]["weight"], rows) for name in ("query", "output")]
+        found += [product(ffn[name]["weight"], rows) for name in ("hidden", "output")]
+    return found
+
+
+def _multiply(products: list[Product]) -> None:
+    for x, weight, room in products:
+        np.matmul(x, weight, out=room)
+
+
+class Reading:
+    """Reading the weights once, on all threads: the dot product of each thread's share with itself."""
+
+    engine = "reading the weights"
+
+    def __init__(self, model: Model, pool: ThreadPoolExecutor) -> None:
+        self.pool = pool
+        self.setup = f"{model.threads} threads"
+        flat = [weight.reshape(-1) for weight in weight_arrays(model)]
+        self.bytes = sum(each.nbytes for each in flat)
+        self.shares = [[np.array_split(each, model.threads)[i] for each in flat] for i in range(model.threads)]
+
+    def run(self) -> None:
+        list(self.pool.map(_read, self.shares))
+
+
+def _read(arrays: list[np.ndarray]) -> None:
+    for array in arrays:
+        np.dot(array, array)
+
+
+# --- the machine -----------------------------------------------------------------------------------------------------
+
+PACKAGES = ("npformer", "numpy", "tokenizers", "torch", "transformers", "onnxruntime", "onnx", "ctranslate2")
+
+
+def machine() -> dict[str, Any]:
+    """Where and with what a figure was measured."""
+    return {
+        "cpu": _cpu_model(),
+        "cores": available_cores(),
+        "python": platform.python_version(),
+        "system": f"{platform.system()} {platform.machine()}",
+        "versions": {name: found for name in PACKAGES if (found := _version(name))},
+        "blas": [
+            {key: each.get(key) for key in ("internal_api", "version", "architecture")} for each in blas_libraries()
+        ],
+        "load": os.getloadavg()[0] if hasattr(os, "getloadavg") else None,
+    }
+
+
+def described(machine: dict[str, Any]) -> str:
+    """The machine in two lines, for the head of a table."""
+    blas = ", ".join(f"{each['internal_api']} {each['version']} ({each['architecture']})" for each in machine["blas"])
+    versions = ", ".join(f"{name} {number}" for name, number in machine["versions"].items())
+    cores = f"{machine['cpu']}, {machine['cores']} cores, {machine['system']}"
+    return f"{cores}; {blas}\nPython {machine['python']}, {versions}"
+
+
+def _cpu_model() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return platform.processor() or platform.machine()
+    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.machine())
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return ""

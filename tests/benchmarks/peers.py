@@ -1,0 +1,107 @@
+"""npformer beside torch, ONNX Runtime and CTranslate2: `python -m tests.benchmarks.peers [--json FILE] [--quick]`.
+
+Every engine gets the same weights and texts, and the setup in which it is quickest: texts sorted by length, in batches
+of 1, 4, 8 or 32. All have to answer with the same logits. Needs the extras `oracle` and `bench`. `models.py` opens the
+engines, `measure.py` races them, `table.py` prints.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from npformer.batch import Text
+from npformer.workers import available_cores, single_blas_thread
+from tests.benchmarks import measure, sizes, table
+from tests.benchmarks.models import Contender, Engines, folders
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How long is measured: rounds of turns, seconds a turn, texts of mixed length."""
+
+    rounds: int
+    seconds: float
+    mixed: int
+
+
+FULL = Effort(rounds=6, seconds=0.5, mixed=256)
+QUICK = Effort(rounds=2, seconds=0.1, mixed=32)
+APART = 1e-4  # float32 rounds each engine's sums in its own way; a wrong mask or activation shows from 1e-2 on
+
+
+def measure_row(engines: Engines, work: str, lengths: list[int], effort: Effort, pool: Any) -> dict[str, Any]:
+    """One row: the race, in which every engine's logits have to be npformer's."""
+    model = engines.npformer
+    ids = sizes.random_ids(lengths, model.config.vocab_size)
+    expected = np.stack([each["logits"] for each in model.run([Text(each) for each in ids])])
+    apart: dict[str, float] = {}
+
+    def check(runner: measure.Runner, answer: Any) -> None:
+        if isinstance(runner, Contender):
+            difference = float(np.abs(answer - expected).max())
+            if not difference <= APART * max(1, np.abs(expected).max()):
+                raise SystemExit(f"{work}: {runner.engine} ({runner.setup}) computes something else, by {difference}")
+            apart[runner.engine] = max(difference, apart.get(runner.engine, 0))
+
+    reading = measure.Reading(model, pool)
+    floors = [measure.BareProducts(model, lengths, own, pool) for own in (False, True)]
+    raced = measure.race([*engines.contenders(ids), *floors, reading], effort.rounds, effort.seconds, check)
+    return {
+        "work": work,
+        "texts": len(lengths),
+        "tokens": sum(lengths),
+        "longest": max(lengths),
+        "operations": measure.work(model.config, lengths),
+        "weight_bytes": reading.bytes,
+        "bytes_per_second": reading.bytes / raced[reading.engine]["seconds"],
+        "logits_apart": apart,
+        "engines": raced,
+    }
+
+
+def measure_all(effort: Effort) -> dict[str, Any]:
+    """Every row of both models, printed as they come."""
+    result: dict[str, Any] = {"date": time.strftime("%Y-%m-%d"), "effort": vars(effort), "models": {}}
+    threads = available_cores()
+    # NumPy's BLAS stays on one thread in between as well: its idle threads would spin into the peers' time.
+    with (
+        single_blas_thread(),
+        ThreadPoolExecutor(threads) as pool,
+        tempfile.TemporaryDirectory(prefix="npformer-peers-") as folder,
+    ):
+        result["machine"] = measure.machine()
+        print(measure.described(result["machine"]), flush=True)
+        for name, path in folders(Path(folder)).items():
+            print(f"\n{name}\n", flush=True)
+            engines = Engines(path, threads)
+            found = []
+            for work, lengths in sizes.rows(effort.mixed).items():
+                found.append(measure_row(engines, work, lengths, effort, pool))
+                print(table.progress(found[-1]), flush=True)
+            result["models"][name] = found
+            print(f"\n{table.peers_table(found)}\n{table.notes(found)}", flush=True)
+    return result
+
+
+def main() -> None:
+    """Measure, print, and write the JSON file that was asked for."""
+    parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.peers", description=__doc__)
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write every figure there too")
+    parser.add_argument("--quick", action="store_true", help="a few turns only: a look, not a measurement")
+    arguments = parser.parse_args()
+    result = measure_all(QUICK if arguments.quick else FULL)
+    if arguments.json:
+        arguments.json.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,193 @@
+"""Where the milliseconds go: `python -m tests.benchmarks.profile [--json FILE] [--quick]`.
+
+The functions that a stage consists of are wrapped in clocks while a model runs, and each counts the time that is its
+own, without what it calls. The clocks run on the calling thread: its milliseconds are the ones a caller waits for,
+and whatever a helper has not done by then shows up as waiting. A clock costs about a microsecond a call.
+Below the table: attention's share of the time at every length, which says how far the cost is linear in tokens.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import importlib
+import json
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+from npformer import model as model_module
+from npformer import workers
+from npformer.functions import ACTIVATIONS
+from npformer.model import Model
+from tests.benchmarks import measure, sizes, table
+
+PRODUCTS, BIAS, GELU, NORM = "x @ W", "biases", "activation", "layer norm"
+SCORES, SOFTMAX, HEADS = "attention: products", "attention: softmax", "attention: heads put together"
+LAYER, TABLES, WAITING = "residuals and calls", "embeddings", "hand-over and waiting"
+REST = "shards, packing, the answer"
+
+#: (module, name there, stage): a name counts where it is called from, so that `matmul` is attention's own.
+CLOCKS = (
+    ("npformer.functions", "weight_products", PRODUCTS),
+    ("npformer.functions", "linears", BIAS),
+    ("npformer.attention", "linears", BIAS),
+    ("npformer.attention", "matmul", SCORES),
+    ("npformer.attention", "softmax", SOFTMAX),
+    ("npformer.attention", "gather", WAITING),
+    ("npformer.attention", "attend", HEADS),
+    ("npformer.encoder", "layer_norm", NORM),
+    ("npformer.encoder", "encoder_layer", LAYER),
+    ("npformer.model", "embeddings", TABLES),
+)
+ATTENTION = (SCORES, SOFTMAX, HEADS)
+LENGTHS = (8, 16, 32, 64, 128, 256, 512)
+
+
+class Clocks:
+    """Each stage's own time on the calling thread."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = defaultdict(float)
+        self._caller = threading.get_ident()
+        self._open: list[list[Any]] = []  # (stage, seconds of the calls inside)
+
+    def timed(self, stage: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        """`function`, its own time counted to `stage`."""
+
+        @functools.wraps(function)
+        def clocked(*args: Any, **kwargs: Any) -> Any:
+            if threading.get_ident() != self._caller:
+                return function(*args, **kwargs)
+            self._open.append([stage, 0.0])
+            start = time.perf_counter()
+            try:
+                return function(*args, **kwargs)
+            finally:
+                taken = time.perf_counter() - start
+                inside = self._open.pop()[1]
+                self.seconds[stage] += taken - inside
+                if self._open:
+                    self._open[-1][1] += taken
+
+        return clocked
+
+    def sharing(self, share: Callable[..., Any]) -> Callable[..., Any]:
+        """`share` as the hand-over; the tasks the caller works on count to the stage that shared them out."""
+
+        def shared(tasks: Sequence[Callable[[], Any]], threads: int) -> Any:
+            if threading.get_ident() != self._caller:
+                return share(tasks, threads)
+            stage = self._open[-1][0]
+            return self.timed(WAITING, share)([self.timed(stage, task) for task in tasks], threads)
+
+        return shared
+
+
+def profile(model: Model, lengths: list[int], seconds: float) -> dict[str, float]:
+    """Each stage's seconds in the quickest of the calls that fit into so much time."""
+    texts = sizes.random_texts(lengths)
+    with ExitStack() as stack:
+        clocks = Clocks()
+        for name, attribute, stage in CLOCKS:
+            module = importlib.import_module(name)
+            stack.enter_context(mock.patch.object(module, attribute, clocks.timed(stage, getattr(module, attribute))))
+        for module in (workers, model_module):
+            stack.enter_context(mock.patch.object(module, "share", clocks.sharing(module.share)))
+        timed = {name: clocks.timed(GELU, function) for name, function in ACTIVATIONS.items()}
+        stack.enter_context(mock.patch.dict(ACTIVATIONS, timed))
+        run = clocks.timed(REST, model.run)
+        best: dict[str, float] = {}
+
+        def call() -> None:
+            nonlocal best
+            clocks.seconds.clear()
+            run(texts)
+            if not best or sum(clocks.seconds.values()) < sum(best.values()):
+                best = dict(clocks.seconds)
+
+        for _ in range(3):  # panels are made at a weight's third use
+            call()
+        best = {}
+        measure.turn(call, seconds)
+    return best
+
+
+def stages_table(profiles: dict[str, dict[str, float]]) -> str:
+    """Stages against works, in milliseconds and as a share of the whole."""
+    whole = {work: sum(each.values()) for work, each in profiles.items()}
+    order = (PRODUCTS, BIAS, *ATTENTION, GELU, NORM, LAYER, TABLES, WAITING, REST)
+
+    def cell(seconds: float, work: str) -> str:
+        return f"{table.milliseconds(seconds)} {seconds / whole[work]:4.0%}"
+
+    body = [[stage, *(cell(each.get(stage, 0), work) for work, each in profiles.items())] for stage in order]
+    total = ["all", *(cell(each, work) for work, each in whole.items())]
+    return table.markdown(["stage", *profiles], [*body, total])
+
+
+def growth(model: Model, seconds: float, tokens: int = 4096) -> list[dict[str, float]]:
+    """The same number of tokens in texts of every length: what a token costs, and what attention has of it."""
+    found = []
+    for length in LENGTHS:
+        lengths = [length] * (tokens // length)
+        stages = profile(model, lengths, seconds)
+        whole, attention = sum(stages.values()), sum(stages.get(stage, 0) for stage in ATTENTION)
+        operations = measure.work(model.config, lengths)
+        found.append(
+            {
+                "length": length,
+                "seconds_per_token": whole / tokens,
+                "attention_per_token": attention / tokens,
+                "attention_share": attention / whole,
+                "operations_share": operations["attention"] / (operations["attention"] + operations["products"]),
+            }
+        )
+    return found
+
+
+def growth_table(found: list[dict[str, float]]) -> str:
+    """One row a length."""
+    head = ["tokens a text", "a token costs", "attention of it", "share", "share of the operations"]
+    body = [
+        [
+            f"{each['length']:.0f}",
+            f"{each['seconds_per_token'] * 1e6:.1f} us",
+            f"{each['attention_per_token'] * 1e6:.1f} us",
+            f"{each['attention_share']:.1%}",
+            f"{each['operations_share']:.1%}",
+        ]
+        for each in found
+    ]
+    return table.markdown(head, body)
+
+
+def main() -> None:
+    """Profile three rows of the table and every length, on DistilBERT-base's size."""
+    parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.profile", description=__doc__)
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write every figure there too")
+    parser.add_argument("--quick", action="store_true", help="fewer calls")
+    arguments = parser.parse_args()
+    seconds, mixed = (0.5, 64) if arguments.quick else (8.0, 256)
+
+    model = sizes.base_model(workers.available_cores())
+    machine = measure.machine()
+    print(f"{measure.described(machine)}\n\nDistilBERT-base's size, {model.threads} threads\n", flush=True)
+    rows = sizes.rows(mixed)
+    chosen = (next(iter(rows)), "8 x 512 tokens", "one sentence of 16 tokens")
+    profiles = {work: profile(model, rows[work], seconds) for work in chosen}
+    print(f"{stages_table(profiles)}\n", flush=True)
+    grown = growth(model, seconds)
+    print(growth_table(grown))
+    if arguments.json:
+        result = {"machine": machine, "profiles": profiles, "growth": grown}
+        arguments.json.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,74 @@
+"""What is measured: the table's rows of work, and models of DistilBERT-base's size with random weights.
+
+No torch here, so that `profile` and `start` run wherever npformer does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from npformer.batch import Text
+from npformer.checkpoint import families, layout
+from npformer.checkpoint.write import FILES, write_tensors
+from npformer.config import Config
+from npformer.model import Model
+
+BASE = Config("distilbert", "sequence-classification", 30522, 768, 12, 6, 3072, 512, labels=("NEGATIVE", "POSITIVE"))
+BUNDLED = "distilbert-sst2"
+TEXT = "I love ice cream"
+
+
+def rows(mixed: int) -> dict[str, list[int]]:
+    """The table's rows: what is worked on -> the tokens of each text; `mixed` texts in the first row."""
+    random = np.random.default_rng(0)
+    lengths = np.clip(np.exp(random.normal(np.log(27), 0.7, mixed)).round(), 3, 512).astype(int).tolist()
+    return {
+        f"{mixed} sentences of mixed length": lengths,
+        "32 x 128 tokens": [128] * 32,
+        "8 x 512 tokens": [512] * 8,
+        **{f"one sentence of {length} tokens": [length] for length in (8, 16, 32, 128, 512)},
+    }
+
+
+def random_ids(lengths: Sequence[int], vocab_size: int = BASE.vocab_size) -> list[np.ndarray]:
+    """Token ids of texts of these lengths, the same in every run."""
+    random = np.random.default_rng(len(lengths))
+    return [random.integers(1000, vocab_size, length) for length in lengths]
+
+
+def random_texts(lengths: Sequence[int]) -> list[Text]:
+    """The same as npformer's model takes them."""
+    return [Text(ids) for ids in random_ids(lengths)]
+
+
+def base_weights() -> layout.Tree:
+    """Random weights of DistilBERT-base's size, of the spread that checkpoints begin with; read-only as loaded ones."""
+    random = np.random.default_rng(0)
+    family = families.FAMILIES[BASE.model_type]
+    flat = {}
+    for name, parameter in layout.parameters([*family.encoder, *family.heads[BASE.head]], BASE).items():
+        is_scale = parameter.group.endswith("norm") and parameter.name == "weight"
+        flat[name] = random.standard_normal(parameter.shape, dtype=np.float32) * np.float32(0.02) + np.float32(is_scale)
+        flat[name].flags.writeable = False
+    return layout.unflatten(flat)
+
+
+def base_model(threads: int) -> Model:
+    """A model of DistilBERT-base's size in memory."""
+    return Model(BASE, base_weights(), threads=threads)
+
+
+def write_base(folder: Path, form: str) -> Path:
+    """The same as a checkpoint's weights and config, in npformer's own layout or in torch's."""
+    import json
+
+    folder.mkdir(parents=True)
+    tree = base_weights()
+    arrays = families.stored(tree, BASE) if form == "npformer" else families.to_torch(tree, BASE)
+    name, written = FILES[form]
+    write_tensors(folder / name, arrays, {"format": written})
+    (folder / "config.json").write_text(json.dumps(BASE.to_dict(), indent=2), encoding="utf-8")
+    return folder

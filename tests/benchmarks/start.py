@@ -1,0 +1,177 @@
+"""What starting costs: `python -m tests.benchmarks.start [--json FILE] [--quick]`.
+
+Whole processes, raced in turns: importing, the first answer of the command and of a pipeline, against importing NumPy
+alone and against a transformers pipeline (where torch and transformers are installed). Then loading a model of
+DistilBERT-base's size from npformer's own layout, whose pages are mapped, and from torch's, which has to be read and
+turned over: its time, its peak memory, and what two processes that load it have in common.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from npformer.checkpoint.write import convert
+from npformer.loading import bundled
+from tests.benchmarks import measure, sizes, table
+from tests.benchmarks.sizes import BUNDLED, TEXT
+
+LOAD = """
+import json, sys, time
+def peak():  # not ru_maxrss, which begins with what the parent process had
+    return next(int(line.split()[1]) * 1024 for line in open("/proc/self/status") if line.startswith("VmHWM"))
+def seconds(action):
+    global result
+    start = time.perf_counter()
+    result = action()
+    return time.perf_counter() - start
+def load():
+    import npformer
+    return npformer.load(sys.argv[1])
+report = {"import": seconds(lambda: __import__("npformer")), "load": seconds(load)}
+model = result
+report["first answer"] = seconds(lambda: model([101] * 16))
+report["peak with one text"] = peak()
+model([[101] * 128] * 32)
+report["peak with 32 x 128"] = peak()
+report["later answers"] = min(seconds(lambda: model([101] * 16)) for _ in range(9))
+report["peak with short texts"] = peak()  # their weights are kept in a second layout
+print(json.dumps(report), flush=True)
+"""
+WAIT = "sys.stdin.read()\n"  # until the parent has looked at its pages
+TRANSFORMERS = """
+import sys
+from transformers import pipeline
+print(pipeline("text-classification", model=sys.argv[1], device="cpu")(sys.argv[2]))
+"""
+
+
+@dataclass(frozen=True)
+class Process:
+    """A program whose whole run is timed."""
+
+    engine: str
+    arguments: tuple[str, ...]
+    setup: str = ""
+
+    def run(self) -> None:
+        subprocess.run([sys.executable, *self.arguments], check=True, capture_output=True, stdin=subprocess.DEVNULL)
+
+
+def processes(folder: Path) -> list[Process]:
+    """What is raced; the bundled model in torch's layout for transformers."""
+    answer = f"from npformer import pipeline; pipeline('text-classification')({TEXT!r})"
+    found = [
+        Process("python", ("-c", "pass")),
+        Process("import numpy", ("-c", "import numpy")),
+        Process("import npformer", ("-c", "import npformer")),
+        Process("npformer pipeline, one text", ("-c", answer)),
+        Process(f'npformer classify "{TEXT}"', ("-m", "npformer", "classify", TEXT)),
+    ]
+    if all(importlib.util.find_spec(name) for name in ("torch", "transformers")):
+        torch_folder = convert(bundled()[BUNDLED], folder / BUNDLED, to="torch", dtype="float32")
+        found.append(Process("transformers pipeline, one text", ("-c", TRANSFORMERS, str(torch_folder), TEXT)))
+    return found
+
+
+def loading(folder: Path, rounds: int) -> dict[str, float]:
+    """The least of each figure that a fresh process reports."""
+    reports = []
+    for _ in range(rounds):
+        measure.settle()
+        done = subprocess.run([sys.executable, "-c", LOAD, str(folder)], check=True, capture_output=True)
+        reports.append(json.loads(done.stdout))
+    return {name: min(report[name] for report in reports) for name in reports[0]}
+
+
+def together(folder: Path, count: int) -> list[dict[str, int]]:
+    """The memory of `count` processes that hold the same model at the same time, in bytes, from smaps_rollup."""
+    running = [
+        subprocess.Popen(
+            [sys.executable, "-c", LOAD + WAIT, str(folder)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        )
+        for _ in range(count)
+    ]
+    try:
+        for process in running:
+            process.stdout.readline()
+        return [_pages(process.pid) for process in running]
+    finally:
+        for process in running:
+            process.communicate(b"")
+
+
+def _pages(process: int) -> dict[str, int]:
+    """All resident pages; with each shared page divided among those that share it; shared; written to, so its own."""
+    lines = Path(f"/proc/{process}/smaps_rollup").read_text(encoding="utf-8").splitlines()[1:]
+    kinds = {line.split(":")[0]: int(line.split()[1]) * 1024 for line in lines}
+    return {
+        "resident": kinds["Rss"],
+        "proportional": kinds["Pss"],
+        "shared": kinds["Shared_Clean"],
+        "own": kinds["Private_Dirty"] + kinds["Shared_Dirty"],
+    }
+
+
+def main() -> None:
+    """Measure, print, and write the JSON file that was asked for."""
+    parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.start", description=__doc__)
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write every figure there too")
+    parser.add_argument("--quick", action="store_true", help="fewer runs")
+    arguments = parser.parse_args()
+    rounds = 3 if arguments.quick else 15
+
+    result: dict[str, Any] = {"machine": measure.machine()}
+    print(f"{measure.described(result['machine'])}\n", flush=True)
+    with tempfile.TemporaryDirectory(prefix="npformer-start-") as name:
+        folder = Path(name)
+        raced = result["processes"] = measure.race(processes(folder), rounds, 0)
+        numpy = raced["import numpy"]["seconds"]
+        body = [
+            [name, table.milliseconds(each["seconds"]), f"{(each['seconds'] - numpy) * 1e3:+.0f} ms"]
+            for name, each in raced.items()
+        ]
+        print(table.markdown(["a whole process", "takes", "over importing NumPy"], body) + "\n", flush=True)
+
+        forms = {form: sizes.write_base(folder / form, form) for form in ("npformer", "torch")}
+        result["loading"] = {form: loading(path, rounds) for form, path in forms.items()}
+        print(table.markdown(["DistilBERT-base's size, from", *TIMES, *PEAKS], _loading_rows(result["loading"])) + "\n")
+
+        result["together"] = {form: {n: together(path, n) for n in (1, 2)} for form, path in forms.items()}
+        head = ["processes with it", "resident", "shared", "own", "proportional, all"]
+        print(table.markdown(head, _together_rows(result["together"])))
+    if arguments.json:
+        arguments.json.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+
+
+TIMES = ("import", "load", "first answer", "later answers")
+PEAKS = ("peak with one text", "peak with 32 x 128", "peak with short texts")
+
+
+def _loading_rows(found: dict[str, dict[str, float]]) -> list[list[str]]:
+    return [
+        [f"{form}'s layout", *(table.milliseconds(each[name]) for name in TIMES)]
+        + [f"{each[name] / 1e6:.0f} MB" for name in PEAKS]
+        for form, each in found.items()
+    ]
+
+
+def _together_rows(found: dict[str, dict[int, list[dict[str, int]]]]) -> list[list[str]]:
+    return [
+        [f"{count}, {form}'s layout"]
+        + [f"{max(each[name] for each in pages) / 1e6:.0f} MB" for name in ("resident", "shared", "own")]
+        + [f"{sum(each['proportional'] for each in pages) / 1e6:.0f} MB"]
+        for form, by_count in found.items()
+        for count, pages in by_count.items()
+    ]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,68 @@
+"""The benchmarks' figures as text: one row for each work, times in milliseconds, peers as ratios of time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+PEERS = ("torch", "ONNX Runtime", "CTranslate2")
+
+
+def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A table that is read as well in a terminal as on a page: the first column left, the others right."""
+    widths = [max(len(row[i]) for row in (head, *rows)) for i in range(len(head))]
+
+    def line(cells: Sequence[str]) -> str:
+        others = (cell.rjust(width) for cell, width in zip(cells[1:], widths[1:], strict=True))
+        return "| " + " | ".join([cells[0].ljust(widths[0]), *others]) + " |"
+
+    rule = ["-" * widths[0], *("-" * (width - 1) + ":" for width in widths[1:])]
+    return "\n".join([line(head), line(rule), *(line(row) for row in rows)])
+
+
+def peers_table(rows: Sequence[dict[str, Any]]) -> str:
+    """npformer's time and rate, the floors, and npformer's time as a part of each peer's: less than 1 is quicker."""
+    head = ["work", "npformer", "GFLOP/s", "x @ W alone", "rate of it", "read weights", *PEERS]
+    return markdown(head, [_peers_row(row) for row in rows])
+
+
+def _peers_row(row: dict[str, Any]) -> list[str]:
+    engines, own = row["engines"], row["engines"]["npformer"]["seconds"]
+    bare, reading = engines["x @ W alone"]["seconds"], engines["reading the weights"]["seconds"]
+    peers = [f"{milliseconds(engines[name]['seconds'])} {own / engines[name]['seconds']:.2f}x" for name in PEERS]
+    return [
+        row["work"],
+        milliseconds(own),
+        f"{row['operations']['products'] / own / 1e9:.0f}",
+        milliseconds(bare),
+        f"{bare / own:.0%}",
+        milliseconds(reading),
+        *peers,
+    ]
+
+
+def milliseconds(seconds: float) -> str:
+    """To three figures."""
+    value = seconds * 1e3
+    return f"{value:.2f} ms" if value < 10 else f"{value:.1f} ms" if value < 100 else f"{value:.0f} ms"
+
+
+def progress(row: dict[str, Any]) -> str:
+    """One row as it is done: each engine's least time and its setup, and the largest difference between logits."""
+    engines = "; ".join(
+        f"{name} {milliseconds(each['seconds'])}" + (f" ({each['setup']})" if each["setup"] else "")
+        for name, each in row["engines"].items()
+    )
+    return f"{row['work']}: logits differ by at most {max(row['logits_apart'].values()):.1e}\n  {engines}"
+
+
+def notes(rows: Sequence[dict[str, Any]]) -> str:
+    """What the columns mean, and the figures that are the same for every row."""
+    apart = max(max(row["logits_apart"].values()) for row in rows)
+    bandwidth = max(row["bytes_per_second"] for row in rows)
+    return (
+        f"The logits of npformer and of the others differ by at most {apart:.1e}.\n"
+        "GFLOP/s: the operations of the products x @ W that npformer computes, over its whole time.\n"
+        f"Weights: {rows[0]['weight_bytes'] / 1e6:.0f} MB, read with {bandwidth / 1e9:.0f} GB/s at best.\n"
+        "The others: their time, and npformer's divided by it."
+    )

@@ -1,0 +1,170 @@
+"""Translation beside Transformers and CTranslate2: `python -m tests.benchmarks.translation [--quick] [--json FILE]`.
+
+A Marian-base sized model with random weights (6 + 6 layers, 512 wide, 58,101 tokens) translates 64 sources of mixed
+length, greedily and with four beams, into targets of a fixed length; then npformer alone, the time of a token as the
+target grows. Engines take turns in one process, and the least time of each counts. Needs the extras `oracle`, `bench`
+and `translate`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+
+from npformer.loading import load
+from npformer.seq2seq import Seq2Seq
+from npformer.workers import available_cores
+from tests.benchmarks import measure, table
+
+VOCABULARY = 58_101
+TOKENIZER = Path(__file__).parent.parent / "golden" / "seq2seq" / "marian-files"  # its models; the ids are made up
+
+
+@dataclass(frozen=True)
+class Contender:
+    """What is raced."""
+
+    engine: str
+    setup: str
+    run: Callable[[], Any]
+
+
+def write_model(folder: Path) -> None:
+    """The checkpoint, as Transformers saves it; a vocabulary of names for the ids, which CTranslate2 asks for."""
+    import torch
+    from transformers import MarianConfig, MarianMTModel
+
+    torch.manual_seed(0)
+    sizes = {
+        f"{side}_{name}": size
+        for side in ("encoder", "decoder")
+        for name, size in (("layers", 6), ("ffn_dim", 2048), ("attention_heads", 8))
+    }
+    last = VOCABULARY - 1
+    config = MarianConfig(
+        vocab_size=VOCABULARY, d_model=512, activation_function="swish", scale_embedding=True, pad_token_id=last,
+        decoder_start_token_id=last, eos_token_id=0, forced_eos_token_id=0, max_position_embeddings=512, **sizes,
+    )  # fmt: skip
+    model = MarianMTModel(config).eval()
+    model.generation_config.update(bad_words_ids=[[last]], renormalize_logits=True, max_length=512)  # as OPUS-MT's
+    model.save_pretrained(folder)
+    for name in ("source.spm", "target.spm"):
+        (folder / name).write_bytes((TOKENIZER / name).read_bytes())
+    pieces = {"</s>": 0, "<unk>": 1, **{f"t{i}": i for i in range(2, last)}, "<pad>": last}
+    (folder / "vocab.json").write_text(json.dumps(pieces))
+    settings = {"tokenizer_class": "MarianTokenizer", "eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+
+
+def sources(count: int) -> list[np.ndarray]:
+    """Ids of sentences of 8 to 39 tokens."""
+    random = np.random.default_rng(0)
+    return [np.append(random.integers(2, VOCABULARY - 1, size=n - 1), 0) for n in random.integers(8, 40, size=count)]
+
+
+def transformers_engine(folder: Path, threads: int, texts: list[np.ndarray]) -> Callable[[int, int], Any]:
+    import torch
+    from transformers import MarianMTModel
+
+    torch.set_num_threads(threads)
+    model = MarianMTModel.from_pretrained(folder).eval()
+    width = max(map(len, texts))
+    mask = np.arange(width) < np.array([len(text) for text in texts])[:, None]
+    ids = np.full(mask.shape, VOCABULARY - 1)
+    ids[mask] = np.concatenate(texts)
+    given = {"input_ids": torch.from_numpy(ids), "attention_mask": torch.from_numpy(mask.astype(np.int64))}
+
+    def run(beams: int, length: int) -> Any:
+        with torch.inference_mode():
+            return model.generate(**given, num_beams=beams, max_new_tokens=length, min_new_tokens=length).numpy()
+
+    return run
+
+
+def ctranslate2_engine(folder: Path, threads: int, texts: list[np.ndarray]) -> Callable[[int, int], Any]:
+    import ctranslate2
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        ctranslate2.converters.TransformersConverter(str(folder)).convert(str(folder / "ct2"))
+    translator = ctranslate2.Translator(str(folder / "ct2"), compute_type="float32", intra_threads=threads)
+    tokens = [[f"t{i}" if i else "</s>" for i in text] for text in texts]
+
+    def run(beams: int, length: int) -> Any:
+        return translator.translate_batch(
+            tokens, beam_size=beams, max_batch_size=len(tokens), min_decoding_length=length, max_decoding_length=length
+        )
+
+    return run
+
+
+def own_engine(model: Seq2Seq, texts: list[np.ndarray]) -> Callable[[int, int], Any]:
+    ids = [text.tolist() for text in texts]
+
+    def run(beams: int, length: int) -> Any:
+        return model.generate(ids, num_beams=beams, max_new_tokens=length, min_new_tokens=length)
+
+    return run
+
+
+def token_times(model: Seq2Seq, length: int) -> list[tuple[str, float]]:
+    """The mean time of a token of one source's target, by the part of the target it is in."""
+    source, ids = sources(1)[0].tolist(), []
+    for _ in range(2):  # the first to warm up
+        times = [perf_counter()]
+        for _ in model.stream(source, max_new_tokens=length, min_new_tokens=length, num_beams=1):
+            times.append(perf_counter())
+        ids = np.diff(times)
+    edges = [0, *(2**n for n in range(4, 20) if 2**n < length), length]
+    return [(f"{a + 1} to {b}", float(np.median(ids[a:b]))) for a, b in pairwise(edges)]
+
+
+def main() -> None:
+    """Measure, print, and write the JSON file that was asked for."""
+    parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.translation", description=__doc__)
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write every figure there too")
+    parser.add_argument("--quick", action="store_true", help="shorter targets and one turn: a look, not a measurement")
+    arguments = parser.parse_args()
+    threads, length, rounds = available_cores(), 8 if arguments.quick else 32, 1 if arguments.quick else 3
+    result: dict[str, Any] = {"machine": measure.machine(), "length": length, "rows": {}}
+    print(measure.described(result["machine"]), flush=True)
+    with tempfile.TemporaryDirectory(prefix="npformer-translation-") as place:
+        folder, texts = Path(place), sources(64)
+        write_model(folder)
+        model = load(folder, threads=threads)
+        assert isinstance(model, Seq2Seq)
+        engines = {
+            "npformer": own_engine(model, texts),
+            "Transformers": transformers_engine(folder, threads, texts),
+            "CTranslate2": ctranslate2_engine(folder, threads, texts),
+        }
+        lines = []
+        for beams, work in ((1, "greedy"), (4, "4 beams")):
+            contenders = [
+                Contender(name, "", lambda run=run, beams=beams: run(beams, length)) for name, run in engines.items()
+            ]
+            raced = measure.race(contenders, rounds, 0)
+            seconds = {name: each["seconds"] for name, each in raced.items()}
+            result["rows"][work] = seconds
+            own = seconds["npformer"]
+            peers = [f"{seconds[name]:.2f} s {own / seconds[name]:.2f}x" for name in ("Transformers", "CTranslate2")]
+            lines.append([f"64 sources, {length} tokens, {work}", f"{own:.2f} s", *peers])
+        print(table.markdown(["work", "npformer", "Transformers", "CTranslate2"], lines), flush=True)
+        result["token"] = token_times(model, 64 if arguments.quick else 256)
+        print("\na token of one target: " + "; ".join(f"{part}: {1e3 * each:.1f} ms" for part, each in result["token"]))
+    if arguments.json:
+        arguments.json.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,55 @@
+"""Arrays to look at, the same in every run: attention of random scores, stages of random heads, hostile tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+WORDS = ("[CLS]", "time", "flies", "like", "an", "arrow", "[SEP]")
+PAIR = ("[CLS]", "time", "flies", "[SEP]", "fruit", "flies", "like", "##ly", "[SEP]")
+SEGMENTS = (0, 0, 0, 0, 1, 1, 1, 1, 1)
+HOSTILE = (
+    "</script><img src=x onerror=document.title='owned'>", "<script>document.title='owned'</script>", "<!--", "]]>",
+    "{{meta}}", "${1}", "\u202eevil\u202c", "\u05e9\u05dc\u05d5\u05dd", "\u0645\u0631\u062d\u0628\u0627",
+    "a\x00\x1b[2Jb\n", "\"'&amp;&", "\ud800", "", "\u732b", "w" * 300,
+)  # fmt: skip
+
+
+def weights(seed: int, *shape: int, dtype: type = np.float32, sharp: float = 2.0) -> np.ndarray:
+    """Rows of a softmax over normal scores: (..., L queries, L keys)."""
+    scores = sharp * np.random.default_rng(seed).standard_normal(shape)
+    powers = np.exp(scores - scores.max(axis=-1, keepdims=True))
+    return (powers / powers.sum(axis=-1, keepdims=True)).astype(dtype)
+
+
+def head_stages(
+    seed: int, layers: int = 2, heads: int = 3, length: int = len(WORDS), width: int = 8, dtype: type = np.float32
+) -> dict[str, np.ndarray]:
+    """The stages of attention that the neuron view reads, of random queries, keys and values."""
+    rng, found = np.random.default_rng(seed), {}
+    for layer in range(layers):
+        query, key, value = rng.standard_normal((3, heads, length, width)).astype(dtype)
+        scores = (query @ key.swapaxes(1, 2) / width**0.5).astype(dtype)
+        powers = np.exp(scores - scores.max(axis=-1, keepdims=True))
+        shares = powers / powers.sum(axis=-1, keepdims=True)
+        arrays = {
+            "query_heads": query, "key_heads": key, "value_heads": value,
+            "scores": scores, "weights": shares, "context": shares @ value,
+        }  # fmt: skip
+        found |= {f"layers.{layer}.attention.{name}": array for name, array in arrays.items()}
+    return found
+
+
+def encoder_decoder(
+    source: Sequence[str], target: Sequence[str], layers: int = 2, heads: int = 4
+) -> dict[str, np.ndarray]:
+    """The three kinds of attention of an encoder-decoder, the decoder's own causal."""
+    found = {}
+    for layer in range(layers):
+        causal = np.tril(np.ones((len(target), len(target)), np.float32))
+        own = weights(50 + layer, heads, len(target), len(target)) * causal
+        found[f"encoder.layers.{layer}.attention.weights"] = weights(40 + layer, heads, len(source), len(source))
+        found[f"decoder.layers.{layer}.attention.weights"] = own / own.sum(axis=-1, keepdims=True)
+        found[f"decoder.layers.{layer}.cross_attention.weights"] = weights(60 + layer, heads, len(target), len(source))
+    return found

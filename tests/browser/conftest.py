@@ -1,0 +1,49 @@
+"""A real browser for the views: Debian's chromium by selenium, without a network, its console watched.
+
+Install `chromium` and `chromium-driver`, and the `browser` extra. Where there is no browser these tests are skipped,
+and say so.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.browser.page import Page
+
+CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
+
+
+@pytest.fixture(scope="session")
+def driver() -> Iterator[Any]:
+    """One chromium for all tests: headless, no host name resolves, every console line kept."""
+    webdriver = pytest.importorskip("selenium.webdriver", reason="the `browser` extra is not installed")
+    if not CHROMIUM or not DRIVER:
+        pytest.skip("no chromium and chromedriver on this machine")
+    options = webdriver.ChromeOptions()
+    options.binary_location = CHROMIUM
+    for argument in (
+        "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-background-networking",
+        "--host-resolver-rules=MAP * ~NOTFOUND", "--hide-scrollbars", "--force-color-profile=srgb",
+    ):  # fmt: skip
+        options.add_argument(argument)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    browser = webdriver.Chrome(options=options, service=webdriver.ChromeService(DRIVER))
+    try:
+        yield browser
+    finally:
+        browser.quit()
+
+
+@pytest.fixture
+def page(driver: Any, tmp_path: Path) -> Iterator[Page]:
+    """A page to show views on; whatever a test does there, the console stays empty and nothing is fetched."""
+    shown = Page(driver, tmp_path)
+    driver.get_log("browser")
+    yield shown
+    assert driver.get_log("browser") == []
+    assert shown.js("return performance.getEntriesByType('resource').map((entry) => entry.name)") == []

@@ -1,0 +1,115 @@
+"""What the browser tests do on a page: show a view, point, press keys, read what stands there, wait for a change."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from npformer.view import View
+
+SECONDS = 10  # until a condition that never comes true fails; nothing waits this long otherwise
+
+
+class Page:
+    """A browser window with one view, or any page, in it."""
+
+    def __init__(self, driver: Any, folder: Path) -> None:
+        self.driver = driver
+        self.folder = folder
+
+    def show(
+        self, view: View | Path, width: int = 1280, height: int = 900, dark: bool = False, wait: bool = True
+    ) -> Page:
+        """Open a view or its file, and wait until it says it is drawn."""
+        path = view if isinstance(view, Path) else view.save(self.folder / "view.html")
+        size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
+        self.cdp("Emulation.setDeviceMetricsOverride", **size)
+        self.media(dark=dark)
+        self.rest()
+        self.driver.get(path.as_uri())
+        if wait:
+            self.until_ready()
+        return self
+
+    def until_ready(self) -> None:
+        self.until(lambda: self.js("return document.documentElement.dataset.ready") == "yes")
+
+    def media(self, dark: bool = False, kind: str = "") -> None:
+        """What the page is told of the reader's theme, and whether it is on paper."""
+        scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
+        self.cdp("Emulation.setEmulatedMedia", media=kind, features=[scheme])
+
+    def cdp(self, command: str, **arguments: Any) -> Any:
+        return self.driver.execute_cdp_cmd(command, arguments)
+
+    def js(self, script: str, *arguments: Any) -> Any:
+        return self.driver.execute_script(script, *arguments)
+
+    def all(self, selector: str) -> list[Any]:
+        return self.driver.find_elements("css selector", selector)
+
+    def one(self, selector: str) -> Any:
+        return self.driver.find_element("css selector", selector)
+
+    def text(self, selector: str) -> str:
+        """All text of an element, also what a stylesheet hides."""
+        return self.js("return document.querySelector(arguments[0])?.textContent ?? ''", selector)
+
+    def texts(self, selector: str) -> list[str]:
+        return self.js("return [...document.querySelectorAll(arguments[0])].map((node) => node.textContent)", selector)
+
+    def until(self, condition: Callable[[], Any]) -> Any:
+        """Wait for a condition, looking every few milliseconds."""
+        from selenium.webdriver.support.ui import WebDriverWait
+
+        return WebDriverWait(self.driver, SECONDS, poll_frequency=0.01).until(lambda _: condition())
+
+    def _actions(self) -> Any:
+        from selenium.webdriver import ActionChains
+
+        return ActionChains(self.driver, duration=0)
+
+    def hover(self, element: Any, x: float = 0.5, y: float = 0.5) -> None:
+        """Move the pointer into an element, at fractions of its width and height."""
+        self.js("arguments[0].scrollIntoView({ block: 'nearest' })", element)
+        size = element.size
+        offset = round((x - 0.5) * size["width"]), round((y - 0.5) * size["height"])
+        self._actions().move_to_element_with_offset(element, *offset).perform()
+
+    def rest(self) -> None:
+        """Move the pointer where nothing is."""
+        from selenium.webdriver.common.actions.action_builder import ActionBuilder
+
+        builder = ActionBuilder(self.driver, duration=0)
+        builder.pointer_action.move_to_location(1, 1)
+        builder.perform()
+
+    def click(self, element: Any) -> None:
+        self.hover(element)
+        element.click()
+
+    def double_click(self, element: Any) -> None:
+        self._actions().double_click(element).perform()
+
+    def press(self, *keys: str) -> None:
+        """Press keys where the focus is."""
+        self._actions().send_keys(*keys).perform()
+
+    def focus(self, element: Any) -> None:
+        """Give an element the focus as the keyboard does, so that it counts as visible."""
+        self.js("arguments[0].focus({ focusVisible: true })", element)
+
+    def choose(self, label: str, value: Any) -> None:
+        """Choose an option of the labelled select by its text, as a keyboard or a mouse would."""
+        from selenium.webdriver.support.ui import Select
+
+        field = next(f for f in self.all("label.field") if f.text.startswith(label))
+        Select(field.find_element("css selector", "select")).select_by_visible_text(str(value))
+
+    def segment(self, text: str) -> Any:
+        """The button of a row of choices that says `text`."""
+        return next(b for b in self.all(".segmented button") if b.text == text)
+
+    def colour(self, selector: str, name: str) -> str:
+        return self.js("return getComputedStyle(document.querySelector(arguments[0]))[arguments[1]]", selector, name)

@@ -1,0 +1,177 @@
+"""The stage view in a browser: the walk from text to label, with the trace's own shapes, formulas and numbers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from npformer import view
+from npformer.stages import find
+from npformer.tracing import trace
+from tests import tiny
+from tests.browser.arrays import encoder_decoder
+from tests.browser.page import Page
+
+TEXT = "I love ice cream"
+ENTER = "\ue007"
+
+
+@pytest.fixture(scope="module")
+def model() -> Any:
+    return tiny.model("distilbert")
+
+
+def card(page: Page, names: list[str], name: str) -> str:
+    """The selector of a stage's card, its layer opened and its numbers read."""
+    step = names.index(name)
+    if "layers." in name:
+        layer = name.split(".")[1]
+        page.js("document.getElementById(arguments[0]).open = true", f"layer-{layer}")
+    selector = f"[data-step='{step}']"
+    page.until(lambda: page.all(selector))
+    page.js("document.querySelector(arguments[0]).scrollIntoView()", selector)
+    page.until(lambda: page.all(f"{selector}[data-filled]"))
+    return selector
+
+
+def test_text_tokens_ids_and_label(page: Page, model: Any) -> None:
+    page.show(view.stages(model, TEXT))
+    t = trace(model, TEXT)
+    assert page.text(".text") == TEXT
+    assert page.texts(".chips .token") == t.tokens
+    assert page.texts(".chips small") == [str(number) for number in t.ids]
+    assert page.texts("#label tbody .token") == ["NEGATIVE", "POSITIVE"]
+    assert page.texts("#label td:nth-of-type(1)") == [f"{value:.4f}" for value in t["logits"]]
+    assert page.texts("#label .share") == [f"{value:.4f}" for value in t["probabilities"]]
+    assert page.text("#label .best .token") == t.label
+
+
+def test_every_stage_has_its_card_in_order(page: Page, model: Any) -> None:
+    t = trace(model, TEXT)
+    page.show(view.stages(t))
+    page.js("document.querySelectorAll('details').forEach((block) => { block.open = true; })")
+    page.until(lambda: len(page.all(".card")) == len(t))
+    assert page.js(
+        "return [...document.querySelectorAll('.card')].map((c) => c.getAttribute('aria-label').split(',')[0])"
+    ) == list(t)
+    assert page.texts(".shape") == [str(t[name].shape).replace(",)", ")") for name in t]
+    plain = page.js("return [...document.querySelectorAll('.formula')].map((f) => f.textContent.replaceAll(' ', ''))")
+    stages = [find(name) for name in t]
+    assert plain == [s.formula.translate({32: "", ord("_"): "", ord("^"): ""}) for s in stages]
+
+
+@pytest.mark.parametrize(
+    "name", ["embeddings.norm", "layers.0.attention.query", "layers.1.ffn.activation", "layers.1.ffn_norm", "pooled"]
+)
+def test_corner_numbers_and_the_number_under_the_pointer(page: Page, model: Any, name: str) -> None:
+    t = trace(model, TEXT)
+    array = np.atleast_2d(t[name])
+    page.show(view.stages(t))
+    selector = card(page, list(t), name)
+    corner = np.concatenate([array[:, :3], array[:, -3:]], axis=1)
+    cells = [cell for cell in page.texts(f"{selector} td") if cell != "…"]
+    assert cells == [f"{value:z.4f}" for value in corner.ravel()]
+    row, column = len(array) // 2, array.shape[1] * 2 // 3
+    page.hover(page.one(f"{selector} canvas"), (column + 0.5) / array.shape[1], (row + 0.5) / len(array))
+    assert page.text(".tip output") == f"{array[row, column]:z.4f}"
+    assert page.text(".tip .where").endswith(f"column {column}")
+
+
+def test_heads_have_a_chooser(page: Page, model: Any) -> None:
+    t = trace(model, TEXT)
+    page.show(view.stages(t))
+    name = "layers.0.attention.weights"
+    selector = card(page, list(t), name)
+    for head in range(4):
+        page.js(
+            """const list = document.querySelector(arguments[0] + ' select');
+            list.value = arguments[1]; list.dispatchEvent(new Event('change'));""",
+            selector,
+            str(head),
+        )
+        assert page.texts(f"{selector} td") == [f"{value:.4f}" for value in t[name][head].ravel()]
+
+
+def test_ranges_are_of_the_whole_stage(page: Page, model: Any) -> None:
+    t = trace(model, TEXT)
+    page.show(view.stages(t))
+    selector, array = card(page, list(t), "layers.0.ffn.hidden"), t["layers.0.ffn.hidden"].astype(np.float64)
+    spread = [array.min(), array.max(), array.mean(), array.std()]
+    assert page.texts(f"{selector} .spread dd")[:4] == [f"{value:z.4f}" for value in spread]
+
+
+def test_the_walk_by_keyboard_opens_the_next_layer(page: Page, model: Any) -> None:
+    t = trace(model, TEXT)
+    page.show(view.stages(t))
+    page.focus(page.one("#layer-0 summary"))
+    names = [name for name in t if name.startswith("layers.0.")]
+
+    def focused() -> str:
+        return page.js(
+            """const at = document.activeElement, card = at.closest(".card");
+            return (card ? card.ariaLabel : at.textContent).split(",")[0];"""
+        )
+
+    for name in names[:3]:
+        page.press("j")
+        assert focused() == name
+    page.press("k")
+    assert focused() == names[1]
+    page.press(*"j" * (len(names) - 1))
+    assert focused().startswith("Layer 1")
+    page.press("n")
+    page.until(lambda: focused() == "layers.1.attention.query")
+    page.press("p")
+    assert focused().startswith("Layer 1")
+
+
+def test_the_list_of_sections_leads_to_each(page: Page, model: Any) -> None:
+    page.show(view.stages(model, TEXT))
+    links = page.all("nav a")
+    assert [link.text for link in links] == ["Text and tokens", "Embeddings", "Layer 0", "Layer 1", "Head", "Label"]
+    links[3].click()
+    assert page.js("return document.getElementById('layer-1').open")
+    page.until(lambda: page.all("#layer-1 .card"))
+    page.focus(links[4])
+    page.press(ENTER)
+    page.until(lambda: page.js("return document.activeElement.closest('details').id") == "head")
+
+
+def test_long_stages_keep_both_ends(page: Page) -> None:
+    tokens, arrays = ["w"] * 300, {}
+    for number in range(12):
+        arrays[f"layers.{number}.ffn.hidden"] = (
+            np.random.default_rng(number).standard_normal((300, 512)).astype(np.float32)
+        )
+    page.show(view.stages(arrays, tokens=tokens, formulas={"layers.0.ffn.hidden": "mine"}))
+    assert "first and last 128 are kept" in page.text("#notes")
+    assert page.text(".formula") == "mine"
+    cells = [cell for cell in page.texts("[data-step='0'] tbody tr:last-child td") if cell != "…"]
+    array = arrays["layers.0.ffn.hidden"]
+    assert cells == [f"{value:z.4f}" for value in [*array[-1, :3], *array[-1, -3:]]]
+    page.hover(page.one("[data-step='0'] canvas"), 255.5 / 256, 128.5 / 256)  # after the gap in both axes
+    assert page.text(".tip output") == f"{array[172, 511]:z.4f}"
+    assert page.text(".tip .where") == "w (172), column 511"
+
+
+def test_source_and_target_of_an_encoder_decoder(page: Page) -> None:
+    source, target = ("die", "zeit", "fliegt", "</s>"), ("time", "</s>")
+    arrays = encoder_decoder(source, target)
+    page.show(view.stages(arrays, tokens=target, key_tokens=source))
+    assert page.texts("[data-side=keys] .token") == list(source)
+    assert page.texts("[data-side=queries] .token") == list(target)
+    page.js("document.getElementById('decoder-layer-0').open = true")
+    cross = "[data-step='2']"
+    page.until(lambda: page.all(f"{cross}[data-filled]"))
+    assert page.texts(f"{cross} thead .token") == list(source)
+    assert page.texts(f"{cross} tbody .token") == list(target)
+
+
+def test_a_pair_and_labels_of_ones_own(page: Page) -> None:
+    from npformer.tasks.inputs import Pair
+
+    page.show(view.stages(tiny.model("bert", "next-sentence"), Pair("I love ice", "it is hot")))
+    assert page.texts(".text") == ["I love ice", "it is hot"]
+    assert len(page.all(".chips [data-segment='1']")) == 4

@@ -1,0 +1,133 @@
+"""The tiny models whose every stage is kept: each family, head and option, and the token ids they are run on.
+
+Parameters are random but of a size that lets every one of them matter: biases and layer norms are not 0 and 1, and
+attention is neither flat nor one-hot. Only `make.py` uses this; it needs torch and transformers.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+import transformers
+
+SIZES = {"vocab_size": 37, "d_model": 24, "n_heads": 3, "d_ffn": 40, "max_length": 12}  # no width fills a vector
+SPELLINGS = {
+    "distilbert": {"d_model": "dim", "n_heads": "n_heads", "n_layers": "n_layers", "d_ffn": "hidden_dim"},
+    "bert": {
+        "d_model": "hidden_size",
+        "n_heads": "num_attention_heads",
+        "n_layers": "num_hidden_layers",
+        "d_ffn": "intermediate_size",
+    },
+}
+# Rows as the mask shows them: a text, texts of equal length side by side, one token, gaps, padding before the text.
+SHARED_MASK = ["11111111", "11110000", "11110000", "10000000", "11000000", "10110110", "11100000"]
+VARIANT_MASK = {
+    "distilbert": ["111111", "001111", "011010"],
+    "bert": ["111111", "101111", "110010"],  # its pooler reads the first column, also where that is padding
+}
+N_TEXTS = 48  # for heads that answer once a text
+
+
+class Case(NamedTuple):
+    """One tiny model; `encoder` is the case that keeps the stages of its encoder, where that is another one."""
+
+    family: str
+    architecture: str
+    options: Mapping[str, Any] = MappingProxyType({})
+    encoder: str = ""
+    layers: int = 2
+
+
+DISTILBERT_HEADS = {
+    "sequence-classification": ("DistilBertForSequenceClassification", {"num_labels": 5}),
+    "token-classification": ("DistilBertForTokenClassification", {"num_labels": 3}),
+    "question-answering": ("DistilBertForQuestionAnswering", {}),
+    "masked-lm": ("DistilBertForMaskedLM", {"tie_weights_": True}),
+    "masked-lm-untied": ("DistilBertForMaskedLM", {"tie_weights_": False, "tie_word_embeddings": False}),
+    "multiple-choice": ("DistilBertForMultipleChoice", {}),
+}
+BERT_HEADS = {
+    "pooler": ("BertModel", {}),
+    "sequence-classification": ("BertForSequenceClassification", {"num_labels": 5}),
+    "token-classification": ("BertForTokenClassification", {"num_labels": 3}),
+    "question-answering": ("BertForQuestionAnswering", {}),
+    "masked-lm": ("BertForMaskedLM", {}),
+    "next-sentence": ("BertForNextSentencePrediction", {}),
+    "multiple-choice": ("BertForMultipleChoice", {}),
+}
+CASES = {
+    "distilbert-base": Case("distilbert", "DistilBertModel"),
+    **{
+        f"distilbert-{head}": Case("distilbert", *each, encoder="distilbert-base")
+        for head, each in DISTILBERT_HEADS.items()
+    },
+    "distilbert-relu": Case("distilbert", "DistilBertModel", {"activation": "relu"}, layers=1),
+    "distilbert-sinusoidal": Case("distilbert", "DistilBertModel", {"sinusoidal_pos_embds": True}, layers=1),
+    "bert-base": Case("bert", "BertModel"),
+    **{f"bert-{head}": Case("bert", *each, encoder="bert-base") for head, each in BERT_HEADS.items()},
+    "bert-gelu-new": Case("bert", "BertModel", {"hidden_act": "gelu_new"}, layers=1),
+    "bert-relu": Case("bert", "BertModel", {"hidden_act": "relu"}, layers=1),
+    "bert-silu": Case("bert", "BertModel", {"hidden_act": "silu", "layer_norm_eps": 1e-2}, layers=1),
+}
+
+
+def build(case: Case) -> Any:
+    """The case's model in float32. Parameters of one name are the same in all models of a family."""
+    names = {**SPELLINGS[case.family], "vocab_size": "vocab_size", "max_length": "max_position_embeddings"}
+    sizes = {names[name]: size for name, size in {**SIZES, "n_layers": case.layers}.items()}
+    configuration = getattr(transformers, {"distilbert": "DistilBertConfig", "bert": "BertConfig"}[case.family])
+    config = configuration(**sizes, **case.options, attn_implementation="eager")
+    model = getattr(transformers, case.architecture)(config).eval()
+    kept = {"position_embeddings.weight"} if case.options.get("sinusoidal_pos_embds") else set()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            name = name.removeprefix(model.base_model_prefix + ".")
+            if not any(name.endswith(each) for each in kept):
+                parameter.copy_(torch.from_numpy(_random(name, tuple(parameter.shape))))
+    return model
+
+
+def _random(name: str, shape: tuple[int, ...]) -> np.ndarray:
+    numbers = np.random.default_rng(zlib.crc32(name.encode())).standard_normal(shape)
+    if "orm." in name:  # LayerNorm or layer_norm
+        numbers = 1 + 0.3 * numbers if name.endswith("weight") else 0.3 * numbers
+    elif len(shape) == 1:
+        numbers *= 0.3
+    elif "embeddings" not in name:  # a linear weight (out, in)
+        numbers *= 1.2 / np.sqrt(shape[1])
+    return numbers.astype(np.float32)
+
+
+def inputs(name: str, case: Case) -> dict[str, np.ndarray]:
+    """Token ids, mask and for BERT token types of a case, as the model takes them."""
+    random = np.random.default_rng(zlib.crc32((case.encoder or name).encode()))
+    if reads_texts(case):
+        mask = (np.arange(9) < random.integers(1, 10, N_TEXTS)[:, None]).astype(np.int64)
+    else:
+        pictures = SHARED_MASK if case.layers == 2 else VARIANT_MASK[case.family]
+        mask = np.array([[int(each) for each in picture] for picture in pictures])
+    given = {"input_ids": random.integers(0, SIZES["vocab_size"], mask.shape), "attention_mask": mask}
+    if case.family == "bert":
+        given["token_type_ids"] = random.integers(0, 2, mask.shape)
+    if case.architecture.endswith("MultipleChoice"):
+        given = {key: array.reshape(-1, 2, mask.shape[1]) for key, array in given.items()}
+    return given
+
+
+def reads_texts(case: Case) -> bool:
+    """Whether the head answers once a text: a few numbers, so that many texts are needed to tell luck from error."""
+    ends = ("SequenceClassification", "NextSentencePrediction", "MultipleChoice")
+    return case.architecture.endswith(ends) or (case.architecture == "BertModel" and bool(case.encoder))
+
+
+def keeps(case: Case, stage: str) -> bool:
+    """Whether a stage is stored with this case. Those of a shared encoder are, with the case that has no head."""
+    if not reads_texts(case) and stage in ("pooler", "pooled"):
+        return False
+    return not (case.encoder and stage.startswith(("embeddings.", "layers.")))

@@ -1,0 +1,204 @@
+"""Make the golden values, or with --check make them again and compare them with the committed ones.
+
+    python tests/golden/make.py [--check]
+
+It needs the `oracle` extra (torch, transformers, mpmath); the tests that read the values need none of it. What is
+made, all of it under `data/`:
+
+    <case>/            a tiny model of `cases.py`: its checkpoint as transformers saves it, its inputs and every stage
+    functions.safetensors, gelu.safetensors    the single functions of `calls.py`
+    distilbert-sst2.safetensors                the bundled checkpoint on the forty texts of `texts.py`
+
+Every float stands twice, as torch gives it in float32 and in float64.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from calls import answer, calls, exact_gelu
+from cases import CASES, Case, build, inputs, keeps, reads_texts
+from record import stages
+from safetensors import safe_open
+from safetensors.numpy import load_file, save_file
+from texts import TEXTS, Given
+from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+HERE = Path(__file__).parent
+BUNDLED = HERE.parent.parent / "weights" / "distilbert-sst2"
+BATCHES = [slice(0, 24), slice(24, 40)]  # of the texts
+DTYPES = {"float32": torch.float32, "float64": torch.float64}
+
+
+def make(folder: Path) -> None:
+    """Write all golden values into a folder."""
+    torch.set_num_threads(1)
+    for name, case in CASES.items():
+        make_case(folder / name, name, case)
+    make_functions(folder)
+    make_bundled(folder)
+
+
+def make_case(folder: Path, name: str, case: Case) -> None:
+    model, given = build(case), inputs(name, case)
+    model.save_pretrained(folder)
+    arrays = {f"input/{key}": array for key, array in given.items()}
+    for dtype, type_ in DTYPES.items():
+        found = stages(model.to(type_), **given)
+        kept = {stage: texts for stage, texts in found.items() if keeps(case, stage)}
+        arrays |= {f"{dtype}/{stage}": np.concatenate(texts) for stage, texts in kept.items()}
+    _save(arrays, folder / "stages.safetensors", {"encoder": name if reads_texts(case) else case.encoder or name})
+
+
+def make_functions(folder: Path) -> None:
+    arrays, described = {}, {}
+    for name, call in calls().items():
+        described[name] = {"function": call.function, "options": dict(call.options)}
+        arrays |= {f"{name}/{argument}": array for argument, array in call.arrays.items()}
+        arrays |= {f"{name}/{dtype}": answer(call, np.dtype(dtype)) for dtype in DTYPES}
+    _save(arrays, folder / "functions.safetensors", {"calls": json.dumps(described)})
+    _save(exact_gelu(), folder / "gelu.safetensors", {})
+
+
+def make_bundled(folder: Path) -> None:
+    """Ids and logits in full; of every stage its float32 error, its size and a checksum in float64.
+
+    In padded batches, as one uses torch: for products of fewer than 16 rows its BLAS has a kernel of its own, which
+    adds up 16 partial sums and so has a third of the error that the same product has in a batch. A library that
+    promises each text the same bits alone and in a batch can have only one of the two.
+    """
+    from npformer.checkpoint import convert
+
+    arrays: dict[str, list[np.ndarray]] = {}
+    with tempfile.TemporaryDirectory() as place:
+        torch_folder = convert(BUNDLED, Path(place) / "torch", to="torch")
+        tokenizer = AutoTokenizer.from_pretrained(torch_folder)
+        models = [
+            AutoModelForSequenceClassification.from_pretrained(torch_folder, dtype=each) for each in DTYPES.values()
+        ]
+        for model in models:
+            model.eval().set_attn_implementation("eager")
+        ids = [np.array(tokenizer(*_pair(text), truncation=True, max_length=512)["input_ids"]) for text in TEXTS]
+        for batch in BATCHES:
+            mask = np.arange(max(map(len, ids[batch]))) < np.array([len(each) for each in ids[batch]])[:, None]
+            padded = np.zeros(mask.shape, np.int64)
+            padded[mask] = np.concatenate(ids[batch])
+            runs = [stages(model, padded, mask.astype(np.int64)) for model in models]
+            for key, array in _of_texts(*runs):
+                arrays.setdefault(key, []).append(array)
+    flat = {"ids": np.concatenate(ids), "lengths": np.array([len(each) for each in ids])}
+    _save(flat | {key: np.stack(each) for key, each in arrays.items()}, folder / "distilbert-sst2.safetensors", {})
+
+
+def _pair(text: Given) -> tuple[str, ...]:
+    return text if isinstance(text, tuple) else (text,)
+
+
+def _of_texts(
+    run32: dict[str, list[np.ndarray]], run64: dict[str, list[np.ndarray]]
+) -> Iterator[tuple[str, np.ndarray]]:
+    """What is kept of each stage, a text at a time."""
+    for stage, truths in run64.items():
+        for truth, other in zip(truths, run32[stage], strict=True):
+            yield f"summary/{stage}", np.array(summary(truth, other))
+            if stage == "logits":
+                yield f"float32/{stage}", other
+                yield f"float64/{stage}", truth
+
+
+def summary(truth: np.ndarray, run32: np.ndarray) -> tuple[float, float, float, float]:
+    """max |run32 - truth|, max |truth|, sum |truth|, and the sum of truth times cos 0, cos 1, cos 2, ..."""
+    wave = np.cos(np.arange(truth.size, dtype=np.float64))
+    return (
+        float(np.abs(run32 - truth).max()),
+        float(np.abs(truth).max()),
+        float(np.abs(truth).sum()),
+        float(truth @ wave),
+    )
+
+
+def _save(arrays: dict[str, np.ndarray], path: Path, metadata: dict[str, str]) -> None:
+    save_file({name: array.copy(order="C") for name, array in arrays.items()}, path, metadata)
+
+
+# --- --check ----------------------------------------------------------------------------------------------------------
+
+
+def differences(made: Path, committed: Path) -> list[str]:
+    """What is not as committed, a line each."""
+    found = []
+    here, there = ({str(f.relative_to(each)) for f in each.rglob("*") if f.is_file()} for each in (made, committed))
+    found += [f"{name}: {'made' if name in here else 'committed'} only" for name in sorted(here ^ there)]
+    for name in sorted(here & there):
+        if name.endswith(".json"):
+            if json.loads((made / name).read_text()) != json.loads((committed / name).read_text()):
+                found.append(f"{name}: another configuration")
+        else:
+            found += [f"{name}: {line}" for line in _differences(made / name, committed / name)]
+    return found
+
+
+def _differences(made: Path, committed: Path) -> list[str]:
+    new, old = load_file(made), load_file(committed)
+    found = [f"{key}: made or committed only" for key in sorted(new.keys() ^ old.keys())]
+    if _metadata(made) != _metadata(committed):
+        found.append("other metadata")
+    exact = made.name == "model.safetensors"  # parameters, from a random generator: nothing is computed
+    return found + [
+        f"{key}: not as committed" for key in sorted(new.keys() & old.keys()) if not _same(key, new, old, exact)
+    ]
+
+
+def _same(key: str, new: dict[str, np.ndarray], old: dict[str, np.ndarray], exact: bool) -> bool:
+    """Equal bits; or where a number was computed, as near as another CPU may come.
+
+    torch's kernels for another instruction set add in another order. That moves a float64 by some of its last bits,
+    and gives a float32 another error, of about the same size: the budget that npformer itself is held to.
+    """
+    a, b = new[key], old[key]
+    if a.shape != b.shape or a.dtype != b.dtype:
+        return False
+    if np.array_equal(a, b, equal_nan=a.dtype.kind == "f"):
+        return True
+    if exact or a.dtype.kind != "f" or not np.array_equal(np.isfinite(a), np.isfinite(b)):
+        return False
+    finite = np.isfinite(a)
+    gap = np.abs(a[finite] - b[finite].astype(np.float64))
+    if key.startswith("summary/"):  # columns as in `summary`: an error may differ by its like, the rest as float64 does
+        return bool((a[:, 0] <= 3 * b[:, 0] + 1e-12).all() and (gap.reshape(a.shape)[:, 1:] <= 1e-12 * b[:, 2:3]).all())
+    truth_key = key.replace("float32", "float64")
+    if a.dtype == np.float64 or truth_key not in old:
+        return bool((gap <= 1e-12 * np.abs(b[finite]).max()).all())
+    truth = old[truth_key][finite]
+    own = np.abs(b[finite] - truth).max()
+    return bool(gap.max() <= 3 * own + np.spacing(np.abs(b[finite]).max()))
+
+
+def _metadata(path: Path) -> Any:
+    with safe_open(path, "np") as file:
+        return file.metadata()
+
+
+def main() -> int:
+    if sys.argv[1:] not in ([], ["--check"]):
+        print(__doc__)
+        return 2
+    if not sys.argv[1:]:
+        make(HERE / "data")
+        return 0
+    with tempfile.TemporaryDirectory() as place:
+        make(Path(place))
+        lines = differences(Path(place), HERE / "data")
+    print("\n".join(lines) or f"{len(CASES)} models, {len(calls())} calls, {len(TEXTS)} texts: as committed")
+    return bool(lines)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

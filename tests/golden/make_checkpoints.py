@@ -1,0 +1,161 @@
+"""Checkpoints written by torch, and what Transformers calls the tensors of every architecture, for the tests.
+
+Writes into the folder beside this file (or the one given): files of `torch.save` in each of its formats with tensors
+of every dtype and every kind of storage, their values, and `architectures.json`: for each architecture a config.json,
+the shapes of its state dict and the modules of the groups. Needs torch and transformers; the tests need neither.
+
+    python tests/golden/make_checkpoints.py             writes them
+    python tests/golden/make_checkpoints.py --check     makes them anew elsewhere and compares
+"""
+
+import json
+import sys
+import tempfile
+import warnings
+from pathlib import Path
+
+import numpy as np
+import torch
+import transformers
+
+SIZES = {
+    "DistilBert": {
+        "vocab_size": 11,
+        "dim": 6,
+        "n_heads": 2,
+        "n_layers": 2,
+        "hidden_dim": 10,
+        "max_position_embeddings": 8,
+    },
+    "Bert": {
+        "vocab_size": 11,
+        "hidden_size": 6,
+        "num_attention_heads": 2,
+        "num_hidden_layers": 2,
+        "intermediate_size": 10,
+        "max_position_embeddings": 8,
+    },
+}
+HEADS = (
+    "Model",
+    "ForSequenceClassification",
+    "ForTokenClassification",
+    "ForQuestionAnswering",
+    "ForMaskedLM",
+    "ForMultipleChoice",
+    "ForNextSentencePrediction",
+    "ForPreTraining",
+)
+DTYPES = (
+    torch.float64,
+    torch.float32,
+    torch.float16,
+    torch.bfloat16,
+    torch.int64,
+    torch.int32,
+    torch.int16,
+    torch.int8,
+    torch.uint8,
+    torch.bool,
+)
+SAVED = {  # file -> arguments of torch.save
+    "zip": {},
+    "zip_protocol_4": {"pickle_protocol": 4},
+    "zip_protocol_5": {"pickle_protocol": 5},
+    "legacy": {"_use_new_zipfile_serialization": False},
+    "legacy_protocol_4": {"_use_new_zipfile_serialization": False, "pickle_protocol": 4},
+}
+
+
+def tensors() -> dict[str, torch.Tensor]:
+    """Every dtype, every kind of view, and a storage that several tensors share."""
+    torch.manual_seed(0)
+    values = torch.randn(4, 6) * 3
+    base = torch.arange(24, dtype=torch.float32).reshape(4, 6)
+    return {
+        **{str(dtype).removeprefix("torch."): values.to(dtype) for dtype in DTYPES},
+        "special": torch.tensor([0.0, -0.0, float("inf"), float("-inf"), float("nan"), 1e-40]),
+        "special_bfloat16": torch.tensor([float("inf"), float("nan"), 1e-40, -3.0]).to(torch.bfloat16),
+        "scalar": torch.tensor(2.5),
+        "empty": torch.zeros(0, 3),
+        "shared": base,
+        "shared_again": base,
+        "rows": base[1:3],
+        "columns": base[:, 2:5],
+        "transposed": base.t(),
+        "stepped": base[::2, ::3],
+        "expanded": base[0, :1].expand(3, 5),
+        "four_axes": base.reshape(2, 2, 3, 2).permute(3, 0, 2, 1),
+        "parameter": torch.nn.Parameter(values[0]),
+        "half_transposed": values.half().t(),
+    }
+
+
+def numpy_of(tensor: torch.Tensor) -> np.ndarray:
+    return (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).detach().numpy()
+
+
+def module() -> torch.nn.Module:
+    """Its state dict is an OrderedDict that carries the versions of its modules."""
+    torch.manual_seed(1)
+    return torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.BatchNorm1d(2))
+
+
+def architectures() -> dict[str, dict]:
+    result = {}
+    for family, sizes in SIZES.items():
+        config_class = getattr(transformers, f"{family}Config")
+        for head in HEADS:
+            name = family + head
+            if not hasattr(transformers, name):
+                continue
+            model = getattr(transformers, name)(config_class(**sizes, num_labels=3 if "Cl" in head else 2))
+            config = model.config.to_diff_dict() | {"architectures": [name]}
+            result[name] = {
+                "config": config,
+                "tensors": {key: list(tensor.shape) for key, tensor in model.state_dict().items()},
+                "tied": sorted(model.all_tied_weights_keys),
+                "modules": sorted(key for key, _ in model.named_modules() if key),
+            }
+    return result
+
+
+def main(folder: Path) -> None:
+    warnings.simplefilter("ignore")
+    folder.mkdir(exist_ok=True)
+    content = tensors()
+    for name, arguments in SAVED.items():
+        torch.save(content, folder / f"{name}.bin", **arguments)
+    np.savez_compressed(folder / "values.npz", **{name: numpy_of(each) for name, each in content.items()})
+    state = module().state_dict()
+    torch.save(state, folder / "state_dict.bin")
+    torch.save(state, folder / "state_dict_legacy.bin", _use_new_zipfile_serialization=False)
+    np.savez_compressed(folder / "state_dict.npz", **{name: numpy_of(each) for name, each in state.items()})
+    torch.save(module(), folder / "whole_module.bin")
+    text = json.dumps(architectures(), indent=1, sort_keys=True)
+    (folder / "architectures.json").write_text(text + "\n")
+
+
+def same(made: Path, committed: Path) -> bool:
+    """Whether two files hold the same; torch's older format keeps addresses, so its bytes differ from run to run."""
+    if not committed.exists() or made.suffix == ".json" or "legacy" not in made.name:
+        return committed.exists() and made.read_bytes() == committed.read_bytes()
+    new, old = (torch.load(path, weights_only=False) for path in (made, committed))  # our own files
+    return new.keys() == old.keys() and all(torch.equal(new[k].nan_to_num(), old[k].nan_to_num()) for k in new)
+
+
+def check(folder: Path) -> int:
+    with tempfile.TemporaryDirectory() as temporary:
+        main(Path(temporary))
+        made = sorted(Path(temporary).iterdir())
+        different = [path.name for path in made if not same(path, folder / path.name)]
+    outcome = f"different: {', '.join(different)}" if different else "as committed"
+    print(f"{folder.name}: {len(made)} files, {outcome}")
+    return 1 if different else 0
+
+
+if __name__ == "__main__":
+    CHECKPOINTS = Path(__file__).parent / "checkpoints"
+    if "--check" in sys.argv[1:]:
+        sys.exit(check(CHECKPOINTS))
+    main(CHECKPOINTS)

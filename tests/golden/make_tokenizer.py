@@ -1,0 +1,116 @@
+"""Make the golden token ids of every way a checkpoint can describe its tokenizer, or with --check compare them.
+
+    python tests/golden/make_tokenizer.py [--check]
+
+It needs the `oracle` extra (transformers). What is made is `tasks/tokenizer_ids.json`: each case is the files of a
+folder, and the ids that transformers' AutoTokenizer gives there for the forty texts of `texts.py`.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+sys.path[:0] = [str(HERE), str(HERE.parent), str(HERE.parent.parent)]
+
+import tiny  # noqa: E402
+from texts import TEXTS  # noqa: E402
+
+FILE = HERE / "tasks" / "tokenizer_ids.json"
+CHARACTERS = 400  # of a text: the pieces are letters, so a longer one would show nothing more
+_FLAGS = {"lstrip": False, "rstrip": False, "normalized": False, "single_word": False}
+
+#: The folder's files beside vocab.txt; "lowercase" says how tokenizer.json is written, where there is one.
+CASES: dict[str, dict[str, Any]] = {
+    "vocabulary alone": {},
+    "cased": {"tokenizer_config.json": {"do_lower_case": False}},
+    "uncased, accents kept": {"tokenizer_config.json": {"do_lower_case": True, "strip_accents": False}},
+    "cased, accents stripped": {"tokenizer_config.json": {"do_lower_case": False, "strip_accents": True}},
+    "Chinese characters in words": {"tokenizer_config.json": {"tokenize_chinese_chars": False}},
+    "never_split": {"tokenizer_config.json": {"never_split": ["love", "GOOD"], "do_basic_tokenize": True}},
+    "additional special tokens": {
+        "tokenizer_config.json": {"additional_special_tokens": ["<br />", "GOOD"], "mask_token": "[MASK]"}
+    },
+    "special_tokens_map": {
+        "special_tokens_map.json": {
+            "mask_token": {"content": "great", **_FLAGS},
+            "cls_token": "[CLS]",
+            "additional_special_tokens": ["&amp;"],
+        }
+    },
+    "added_tokens": {"added_tokens.json": {"Film": len(tiny.VOCABULARY) + 1, "/b>": len(tiny.VOCABULARY)}},
+    "added_tokens_decoder": {
+        "tokenizer_config.json": {
+            "added_tokens_decoder": {
+                "4": {"content": "[MASK]", **_FLAGS, "lstrip": True, "special": True},
+                str(len(tiny.VOCABULARY)): {"content": "Great", **_FLAGS, "normalized": True},
+            }
+        }
+    },
+    "tokenizer.json": {"lowercase": True, "tokenizer_config.json": {"do_lower_case": True}},
+    "tokenizer.json cased": {"lowercase": False, "tokenizer_config.json": {"do_lower_case": False}},
+    "tokenizer.json against its settings": {
+        "lowercase": True,
+        "tokenizer_config.json": {"do_lower_case": False, "tokenize_chinese_chars": False},
+    },
+    "tokenizer.json without settings": {"lowercase": False},
+    "tokenizer.json of no special class": {
+        "lowercase": False,
+        "tokenizer_config.json": {"do_lower_case": True, "tokenizer_class": "PreTrainedTokenizerFast"},
+    },
+}
+
+
+def write_folder(folder: Path, files: dict[str, Any]) -> Path:
+    """The case's folder; tokenizer.json cuts and pads, which nobody who loads it should see."""
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text(json.dumps({"model_type": "bert"}), encoding="utf-8")
+    (folder / "vocab.txt").write_text("\n".join(tiny.VOCABULARY) + "\n", encoding="utf-8")
+    for name, content in files.items():
+        if name == "lowercase":
+            tokenizer = tiny.tokenizer(content)
+            tokenizer.enable_truncation(8)
+            tokenizer.enable_padding(length=16)
+            tokenizer.save(str(folder / "tokenizer.json"))
+        else:
+            (folder / name).write_text(json.dumps(content), encoding="utf-8")
+    return folder
+
+
+def golden_texts() -> list[str | list[str]]:
+    """The texts, a pair as a list of two, as JSON holds them."""
+    return [text[:CHARACTERS] if isinstance(text, str) else list(text) for text in TEXTS]
+
+
+def make() -> dict[str, Any]:
+    from transformers import AutoTokenizer
+
+    cases = []
+    with tempfile.TemporaryDirectory() as temporary:
+        for name, files in CASES.items():
+            tokenizer = AutoTokenizer.from_pretrained(write_folder(Path(temporary) / name, files))
+            ids = []
+            for text in golden_texts():
+                pair = (text,) if isinstance(text, str) else tuple(text)
+                ids.append(tokenizer(*pair, truncation=False, padding=False)["input_ids"])
+            cases.append({"name": name, "files": files, "ids": ids})
+    return {"texts": golden_texts(), "cases": cases}
+
+
+def main() -> int:
+    made = json.dumps(make(), ensure_ascii=True, separators=(",", ":")).replace('{"name"', '\n{"name"') + "\n"
+    if "--check" in sys.argv[1:]:
+        same = made == FILE.read_text(encoding="utf-8")
+        print(f"{FILE.name}: {'as committed' if same else 'differs from what transformers gives'}")
+        return 0 if same else 1
+    FILE.write_text(made, encoding="utf-8")
+    print(f"{FILE.name}: {len(made)} bytes")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,136 @@
+"""Recording every stage of a torch model as it runs, by the names this project taps them with.
+
+The numbers are transformers' own: forward hooks read them off its modules, and its eager attention is wrapped for
+those that lie between modules. Only `make.py` uses this; it needs torch and transformers.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from transformers.models.bert import modeling_bert
+from transformers.models.distilbert import modeling_distilbert
+
+# A module, without the encoder's prefix -> the stages that go in and come out of it; `*` is a layer's number.
+DISTILBERT = {
+    "embeddings.word_embeddings": ("", "embeddings.token"),
+    "embeddings.position_embeddings": ("", "embeddings.position"),
+    "embeddings.LayerNorm": ("embeddings.sum", "embeddings.norm"),
+    "transformer.layer.*.attention.q_lin": ("", "layers.*.attention.query"),
+    "transformer.layer.*.attention.k_lin": ("", "layers.*.attention.key"),
+    "transformer.layer.*.attention.v_lin": ("", "layers.*.attention.value"),
+    "transformer.layer.*.attention.out_lin": ("layers.*.attention.combined", "layers.*.attention.output"),
+    "transformer.layer.*.sa_layer_norm": ("layers.*.attention_residual", "layers.*.attention_norm"),
+    "transformer.layer.*.ffn.lin1": ("", "layers.*.ffn.hidden"),
+    "transformer.layer.*.ffn.lin2": ("layers.*.ffn.activation", "layers.*.ffn.output"),
+    "transformer.layer.*.output_layer_norm": ("layers.*.ffn_residual", "layers.*.ffn_norm"),
+    "pre_classifier": ("", "pooler"),
+    "classifier": ("pooled", "logits"),
+    "vocab_transform": ("", "head.hidden"),
+    "vocab_layer_norm": ("head.activation", "head.norm"),
+    "vocab_projector": ("", "logits"),
+    "qa_outputs": ("", "spans"),
+}
+BERT = {
+    "embeddings.word_embeddings": ("", "embeddings.token"),
+    "embeddings.position_embeddings": ("", "embeddings.position"),
+    "embeddings.token_type_embeddings": ("", "embeddings.segment"),
+    "embeddings.LayerNorm": ("embeddings.sum", "embeddings.norm"),
+    "encoder.layer.*.attention.self.query": ("", "layers.*.attention.query"),
+    "encoder.layer.*.attention.self.key": ("", "layers.*.attention.key"),
+    "encoder.layer.*.attention.self.value": ("", "layers.*.attention.value"),
+    "encoder.layer.*.attention.output.dense": ("layers.*.attention.combined", "layers.*.attention.output"),
+    "encoder.layer.*.attention.output.LayerNorm": ("layers.*.attention_residual", "layers.*.attention_norm"),
+    "encoder.layer.*.intermediate.dense": ("", "layers.*.ffn.hidden"),
+    "encoder.layer.*.output.dense": ("layers.*.ffn.activation", "layers.*.ffn.output"),
+    "encoder.layer.*.output.LayerNorm": ("layers.*.ffn_residual", "layers.*.ffn_norm"),
+    "pooler.dense": ("", "pooler"),
+    "pooler.activation": ("", "pooled"),
+    "classifier": ("", "logits"),
+    "cls.seq_relationship": ("", "logits"),
+    "cls.predictions.transform.dense": ("", "head.hidden"),
+    "cls.predictions.transform.LayerNorm": ("head.activation", "head.norm"),
+    "cls.predictions.decoder": ("", "logits"),
+    "qa_outputs": ("", "spans"),
+}
+TABLES = {"distilbert": (DISTILBERT, modeling_distilbert), "bert": (BERT, modeling_bert)}
+PER_TEXT = ("pooler", "pooled")  # (B, D); so are the logits of a head on texts
+
+
+def stages(
+    model: Any, input_ids: np.ndarray, attention_mask: np.ndarray, **inputs: np.ndarray
+) -> dict[str, list[np.ndarray]]:
+    """Every stage of one run, as one flat array a text.
+
+    What padding gives is left out: of (B, L, ...) the rows that the mask admits, of (B, H, L, L) rows and columns.
+    """
+    heard: dict[str, list[np.ndarray]] = {}
+    admitted = [np.flatnonzero(row) for row in attention_mask.reshape(-1, attention_mask.shape[-1])]
+
+    def hear(name: str, array: np.ndarray) -> None:
+        if name == "spans":
+            hear("start_logits", array[..., 0])
+            hear("end_logits", array[..., 1])
+        else:
+            heard[name] = _by_text(name, array, admitted)
+
+    given = {"input_ids": input_ids, "attention_mask": attention_mask, **inputs}
+    with torch.no_grad(), recording(model, hear):
+        model(**{name: torch.from_numpy(array) for name, array in given.items()})
+    return heard
+
+
+@contextmanager
+def recording(model: Any, hear: Callable[[str, np.ndarray], None]) -> Iterator[None]:
+    """Call hear(stage, array) for each stage of the runs inside."""
+    table, module_of_family = TABLES[model.config.model_type]
+    handles, layer_of = [], {}
+    for path, module in model.named_modules():
+        path = path.removeprefix(model.base_model_prefix + ".")
+        number = re.search(r"layer\.(\d+)\.", path + ".")
+        layer_of[module] = number and number[1]
+        before, after = table.get(re.sub(r"layer\.\d+", "layer.*", path), ("", ""))
+        before, after = (name.replace("*", str(layer_of[module])) for name in (before, after))
+        if before == "pooled" and not hasattr(model, "pre_classifier"):
+            before = ""  # a classifier of tokens, which reads the last layer itself
+        if before:
+            handles.append(module.register_forward_pre_hook(lambda _, args, name=before: hear(name, args[0].numpy())))
+        if after:
+            handles.append(module.register_forward_hook(lambda _, args, out, name=after: hear(name, out.numpy())))
+
+    eager = module_of_family.eager_attention_forward
+
+    def attention(module: Any, query: Any, key: Any, value: Any, mask: Any, scaling: float, **kwargs: Any) -> Any:
+        context, weights = eager(module, query, key, value, mask, scaling=scaling, **kwargs)
+        scores = torch.matmul(query, key.transpose(2, 3)) * scaling  # eager_attention_forward's first line
+        arrays = {"query_heads": query, "key_heads": key, "value_heads": value}
+        arrays |= {"scores": scores, "weights": weights, "context": context.transpose(1, 2)}
+        for name, array in arrays.items():
+            hear(f"layers.{layer_of[module]}.attention.{name}", array.numpy())
+        return context, weights
+
+    module_of_family.eager_attention_forward = attention
+    try:
+        yield
+    finally:
+        module_of_family.eager_attention_forward = eager
+        for handle in handles:
+            handle.remove()
+
+
+def _by_text(name: str, array: np.ndarray, admitted: list[np.ndarray]) -> list[np.ndarray]:
+    array = np.broadcast_to(array, (len(admitted), *array.shape[1:]))  # positions come once for all texts
+    if name in PER_TEXT or (name == "logits" and array.ndim == 2):
+        texts = list(array)
+    elif name.endswith((".scores", ".weights")):
+        texts = [each[:, rows][:, :, rows] for each, rows in zip(array, admitted, strict=True)]
+    elif array.ndim == 4:  # heads
+        texts = [each[:, rows] for each, rows in zip(array, admitted, strict=True)]
+    else:
+        texts = [each[rows] for each, rows in zip(array, admitted, strict=True)]
+    return [text.flatten() for text in texts]  # a copy, so that the batch's array can go

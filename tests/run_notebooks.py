@@ -1,0 +1,56 @@
+"""Runs every notebook in examples/ from its first cell to its last, and fails with the first error.
+
+    python tests/run_notebooks.py            leaves the files alone
+    python tests/run_notebooks.py --write    keeps what the cells print, to be committed
+
+Needs the `notebooks` extra. A cell that prints something and was committed without any output fails, too. What it
+prints is not compared: last digits depend on the machine, and the published numbers on its cache of models.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parent.parent
+TIMEOUT = 300  # seconds a cell may take
+
+
+def main() -> int:
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+    paths = sorted((ROOT / "examples").glob("*.ipynb"))
+    failures = [problem for path in paths for problem in run(path, write="--write" in sys.argv[1:])]
+    print("\n".join(failures) or f"{len(paths)} notebooks ran without an error")
+    return int(bool(failures) or not paths)
+
+
+def run(path: Path, write: bool) -> list[str]:
+    """What is wrong with a notebook: an error in a cell, or a cell that has an output and was committed without."""
+    import nbformat
+    from nbclient import NotebookClient
+    from nbclient.exceptions import CellExecutionError
+
+    notebook = nbformat.read(path, as_version=4)
+    before = [has_output(cell) for cell in notebook.cells]
+    try:
+        NotebookClient(notebook, timeout=TIMEOUT, resources={"metadata": {"path": str(path.parent)}}).execute()
+    except CellExecutionError as error:
+        return [f"{path.name}: {error}"]
+    if write:
+        for cell in notebook.cells:
+            cell.metadata = {}  # when a cell ran
+        notebook.metadata.language_info = {"name": "python"}
+        nbformat.write(notebook, path)
+        return []
+    new = [cell.id for cell, had in zip(notebook.cells, before, strict=True) if has_output(cell) and not had]
+    return [f"{path.name}: cell {name}: run with --write, and commit what it prints" for name in new]
+
+
+def has_output(cell: Any) -> bool:
+    return bool(cell.get("outputs"))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

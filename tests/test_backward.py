@@ -1,0 +1,316 @@
+"""Backward passes: torch's gradients of every function, head and model, and finite differences in float64.
+
+The golden gradients are made by `golden/make_gradients.py`; no test here needs torch.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import golden
+import numpy as np
+import pytest
+import tiny
+from golden import gradients as given
+from safetensors import safe_open
+from safetensors.numpy import load_file
+
+from npformer import functions
+from npformer.attention import masked_attention, scaled_dot_product_attention, scaled_dot_product_attention_backward
+from npformer.batch import Text, pack
+from npformer.checkpoint import layout, load_folder
+from npformer.encoder import encoder, encoder_backward
+from npformer.functions import SparseRows, embedding_backward, layer_norm_backward, linear_backward
+from npformer.model import backward, forward
+from npformer.recording import Recording
+from npformer.tap import listen
+from npformer.training import Example, HeadLoss, Trainable, initialise
+from npformer.training.step import gradients
+from npformer.training.translation import TranslationLoss
+
+DATA = Path(golden.__file__).parent / "gradients_data"
+DTYPES = ("float32", "float64")
+CLOSE = 1e-9  # of a gradient's largest entry, in float64: two orders of additions differ by less
+
+
+@cache
+def file(name: str) -> tuple[dict[str, np.ndarray], Any]:
+    with safe_open(DATA / name, "np") as opened:
+        described = opened.metadata() or {}
+    return load_file(DATA / name), {key: json.loads(text) for key, text in described.items() if key != "format"}
+
+
+def dense(grad: np.ndarray | SparseRows, like: np.ndarray) -> np.ndarray:
+    if isinstance(grad, np.ndarray):
+        return grad
+    table = np.zeros_like(like)
+    table[grad.ids] = grad.values
+    return table
+
+
+def flat(tree: Mapping[str, Any], weights: Mapping[str, Any], tied: bool) -> dict[str, np.ndarray]:
+    """Dense gradients by name, a tied projection's in its table's."""
+    arrays = layout.flatten(dict(weights))
+    grads = {name: dense(grad, arrays[name]) for name, grad in layout.flatten(dict(tree)).items()}
+    if tied:
+        grads[layout.TOKENS] = grads[layout.TOKENS] + grads.pop(layout.PROJECTION).T
+    return grads
+
+
+# --- single functions ------------------------------------------------------------------------------------------------
+
+
+def ours(name: str, arrays: Mapping[str, np.ndarray], options: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    """Our gradients of a golden call, by its arguments' names."""
+    function, given = name.split()[0], dict(arrays)
+    grad = given.pop("grad")
+    if function in ("linear", "layer_norm"):
+        dx, grads = getattr(functions, f"{function}_backward")(grad, **given, **options)
+        return {"x": dx, **grads}
+    if function == "embedding":
+        return {"weight": dense(embedding_backward(grad, given["ids"]), given["weight"])}
+    if function in ("softmax", "log_softmax"):
+        y = getattr(functions, function)(given["x"], **options)
+        return {"x": getattr(functions, f"{function}_backward")(grad, y, **options)}
+    if function == "cross_entropy":
+        return {"logits": functions.cross_entropy_backward(grad, **given, **options)}
+    if function == "scaled_dot_product_attention":
+        recording = Recording()
+        with listen(recording):
+            scaled_dot_product_attention(**given, **options)
+        q, k, v = given["q"], given["k"], given["v"]
+        return dict(zip("qkv", scaled_dot_product_attention_backward(grad, recording.stages, q, k, v), strict=True))
+    return {"x": getattr(functions, f"{function}_backward")(grad, given["x"])}
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", file("functions.safetensors")[1]["options"])
+def test_torchs_gradients_of_functions(name: str, dtype: str) -> None:
+    """In float32 within the budget of `golden.over_budget`, in float64 to the last bits."""
+    arrays, described = file("functions.safetensors")
+    found = golden.below(arrays, name)
+    truth, torch32 = golden.below(found, "float64"), golden.below(found, "float32")
+    given = {key: a for key, a in found.items() if "/" not in key}
+    given = {key: a.astype(dtype) if a.dtype.kind == "f" else a for key, a in given.items()}
+    grads = ours(name, given, described["options"][name])
+    assert grads.keys() == truth.keys()
+    for key, grad in grads.items():
+        assert grad.dtype == dtype
+        if dtype == "float64":
+            assert np.abs(grad - truth[key]).max() <= 1e-12 * np.abs(truth[key]).max(), key
+        else:
+            assert not golden.over_budget(grad, torch32[key], truth[key]), key
+
+
+# --- models ----------------------------------------------------------------------------------------------------------
+
+
+def model_gradients(case: str, dtype: str) -> dict[str, np.ndarray]:
+    config, tree = load_folder(golden.DATA / case, dtype)
+    texts, targets = given.texts(config), given.targets(config)
+    if config.head == "base":
+        batch, recording = pack(texts), Recording()
+        with listen(recording):
+            forward(tree, config, batch)
+        grads = {name: wave.astype(dtype) for name, wave in given.weights_of_answers(config).items()}
+        return flat(backward(grads, recording.stages, tree, config, batch), tree, tied=False)
+    if config.head == "multiple-choice":
+        texts = [list(pair) for pair in zip(texts[::2], texts[1::2], strict=True)]
+    examples = [Example(text, target) for text, target in zip(texts, targets, strict=True)]
+    trained = Trainable(tree, config)
+    found = gradients(HeadLoss(config), trained, examples).flat
+    return {name: dense(grad, trained.flat[name]) for name, grad in found.items()}
+
+
+@pytest.mark.parametrize("case", given.MODELS)
+def test_torchs_gradients_of_models(case: str) -> None:
+    """Every parameter of every family, head and activation, by the loss that transformers gives the model.
+
+    float64: the largest entry, the sum and two checksums are torch's. float32: against our own float64, three times
+    torch's error, as the entries in which the two err most are not the same ones, and one ulp of the largest.
+    """
+    arrays, described = file("models.safetensors")
+    truth, run32 = model_gradients(case, "float64"), model_gradients(case, "float32")
+    assert sorted(truth) == sorted(described["parameters"][case])
+    scale = max(np.abs(grad).max() for grad in truth.values())
+    for name, row in zip(described["parameters"][case], arrays[f"summary/{case}"], strict=True):
+        torchs_error, largest, total, *_ = row
+        found = given.summary(truth[name], run32[name])
+        # A key's bias moves all scores of a row alike, as a span head's and a choice's move all logits: their gradients
+        # are 0 but for rounding, in torch as here.
+        floor = 1e-13 * scale
+        assert np.abs(np.array(found[1:]) - row[1:]).max() <= CLOSE * total + floor * truth[name].size, name
+        assert run32[name].dtype == np.float32
+        assert found[0] <= 3 * torchs_error + golden.ulp(largest) + 4 * 2**-23 * scale, name
+
+
+def numerical(loss: Callable[[float], float], step: float = 1e-4) -> float:
+    """The derivative at 0, by differences of sixth order."""
+    weights = {1: 45.0, 2: -9.0, 3: 1.0}
+    return sum(w * (loss(k * step) - loss(-k * step)) for k, w in weights.items()) / (60 * step)
+
+
+@pytest.mark.parametrize("head", ["base", "masked-lm", "token-classification", "multiple-choice"])
+def test_finite_differences_of_models(head: str) -> None:
+    """Each parameter moved along a random direction, in float64. BERT: DistilBERT's pooler has a kink."""
+    model = tiny.model("bert", head, dtype=np.float64)
+    random, batch, recording = np.random.default_rng(0), pack(given.texts(model.config)), Recording()
+    with listen(recording):
+        answers = forward(model.weights, model.config, batch)
+    grads = {name: random.standard_normal(answer.shape) for name, answer in answers.items()}
+    tied, arrays = layout.is_tied(model.config), layout.flatten(dict(model.weights))
+    found = flat(backward(grads, recording.stages, model.weights, model.config, batch), model.weights, tied)
+    for name, grad in found.items():
+        direction = random.standard_normal(grad.shape)
+        direction /= np.linalg.norm(direction)
+
+        def loss(step: float, name: str = name, direction: np.ndarray = direction) -> float:
+            moved = {**arrays, name: arrays[name] + step * direction}
+            if tied:
+                moved[layout.PROJECTION] = moved[layout.TOKENS].T
+            answers = forward(layout.unflatten(moved), model.config, batch)
+            return sum(float((answers[each] * grads[each]).sum()) for each in answers)
+
+        error = abs(numerical(loss, 3e-3) - (grad * direction).sum())
+        assert error <= CLOSE * max(np.linalg.norm(grad), 1e-1), name
+
+
+@pytest.mark.parametrize("only", [False, True])
+@pytest.mark.parametrize("norm_first", [False, True])
+def test_finite_differences_of_the_encoder(norm_first: bool, only: bool) -> None:
+    """Norms before or after, all rows or one of each text: the gradients of x and of every weight."""
+    config = tiny.config(head="base")
+    weights = tiny.weights(config, dtype=np.float64)
+    random, lengths = np.random.default_rng(0), np.array([4, 4, 1, 6])
+    rows = np.cumsum(lengths) - lengths if only else None
+    norm = {"weight": random.standard_normal(32), "bias": random.standard_normal(32)} if norm_first else None
+    tree = {"x": random.standard_normal((15, 32)), "layers": weights["layers"], **({"norm": norm} if norm else {})}
+    grad = random.standard_normal((4 if only else 15, 32))
+    recording = Recording()
+
+    def run(tree: Mapping[str, Any]) -> np.ndarray:
+        parts = {"eps": 1e-5, "only": rows, "norm_first": norm_first, "norm": tree.get("norm")}
+        return encoder(tree["x"], lengths, 4, functions.gelu, tree["layers"], **parts)
+
+    with listen(recording):
+        run(tree)
+    dx, grads = encoder_backward(
+        grad, recording.stages, tree["x"], lengths, 4, functions.gelu, tree["layers"], 1e-5, rows, norm_first, norm
+    )
+    arrays, found = layout.flatten(tree), layout.flatten({"x": dx, **grads})
+    assert arrays.keys() == found.keys()
+    for name, each in found.items():
+        direction = random.standard_normal(each.shape)
+        direction /= np.linalg.norm(direction)
+
+        def loss(step: float, name: str = name, direction: np.ndarray = direction) -> float:
+            return float((run(layout.unflatten({**arrays, name: arrays[name] + step * direction})) * grad).sum())
+
+        error = abs(numerical(loss, 3e-3) - (each * direction).sum())
+        assert error <= CLOSE * max(np.linalg.norm(each), 1e-1), name
+
+
+@pytest.mark.parametrize(("norm_first", "tied"), [(False, True), (True, False)])
+def test_finite_differences_of_the_encoder_decoder(norm_first: bool, tied: bool) -> None:
+    """Every parameter, with one table for both sides and the projection, or three."""
+    config = replace(
+        given.TRANSLATOR, target_vocab_size=31, norm_first=norm_first, final_norm=norm_first, tied=tied, shared=tied,
+        scale_embedding=tied, activation="gelu", n_decoder_heads=2,
+    )  # fmt: skip
+    trained, random = Trainable(initialise(config, 0, "xavier", np.float64), config), np.random.default_rng(0)
+    for array in trained.flat.values():
+        array += 0.1 * random.standard_normal(array.shape)
+    pairs = [(5, 4), (5, 4), (3, 7), (1, 1)]
+    examples = [Example(Text(random.integers(2, 31, n)), random.integers(2, 31, m)) for n, m in pairs]
+    objective = TranslationLoss(config)
+    found = gradients(objective, trained, examples).flat
+    assert found.keys() == trained.flat.keys()
+    for name, array in trained.flat.items():
+        grad, direction, start = dense(found[name], array), random.standard_normal(array.shape), array.copy()
+        direction /= np.linalg.norm(direction)
+
+        def loss(
+            step: float, array: np.ndarray = array, start: np.ndarray = start, direction: np.ndarray = direction
+        ) -> float:
+            array[...] = start + step * direction
+            return gradients(objective, trained, examples).loss
+
+        error = abs(numerical(loss, 3e-3) - (grad * direction).sum())
+        array[...] = start
+        assert error <= CLOSE * max(np.linalg.norm(grad), 1e-1), name
+
+
+def test_every_stage_has_a_gradient() -> None:
+    """`keep_gradients`: what each stage's gradient is, in the stage's own shape, from the last stage to the first."""
+    model = tiny.model("bert", "token-classification")
+    batch, recording = pack(given.texts(model.config)), Recording(keep_gradients=True)
+    heard: dict[str, list[np.ndarray]] = {}
+
+    def hear(name: str, array: np.ndarray) -> np.ndarray:
+        heard.setdefault(name, []).append(array)
+        return array
+
+    with listen(hear), listen(recording):
+        answers = forward(model.weights, model.config, batch)
+    backward({"logits": np.ones_like(answers["logits"])}, recording.stages, model.weights, model.config, batch)
+    stages = [name for name in heard if name not in ("ids", "lengths")]
+    assert sorted(recording.gradients) == sorted(name for name in stages if name not in ("pooler", "pooled"))
+    for name, grads in recording.gradients.items():
+        assert [grad.shape for grad in grads] == [array.shape for array in heard[name]], name
+
+
+def test_a_batch_has_its_texts_gradients() -> None:
+    """Packed rows of several texts give the sum of what each gives alone."""
+    model = tiny.model(dtype=np.float64)
+    weights, loss = Trainable(model.weights, model.config), HeadLoss(model.config)
+    examples = [Example(text, i % 2) for i, text in enumerate(given.texts(model.config))]
+    whole = gradients(loss, weights, examples).flat
+    alone = [gradients(loss, weights, [example]).flat for example in examples]
+    for name, grad in whole.items():
+        total = sum(dense(each[name], weights.flat[name]) for each in alone) / len(examples)
+        assert np.abs(dense(grad, weights.flat[name]) - total).max() <= CLOSE * max(1, np.abs(total).max()), name
+
+
+def test_odd_shapes() -> None:
+    """No rows, one row, no bias; a table's rows that do not occur are not in its gradient."""
+    x, weight = np.zeros((0, 3)), np.ones((3, 2))
+    dx, grads = linear_backward(np.zeros((0, 2)), x, weight)
+    assert dx.shape == (0, 3)
+    assert grads.keys() == {"weight"}
+    assert not grads["weight"].any()
+    dx, grads = layer_norm_backward(np.ones((1, 4)), np.arange(4.0)[None])
+    assert not grads
+    assert np.abs(dx).max() < 1e-12  # the sum of a normalized row never changes
+    rows = embedding_backward(np.ones((2, 2, 3)), np.array([[7, 2], [2, 2]]))
+    assert rows.ids.tolist() == [2, 7]
+    assert rows.values[:, 0].tolist() == [3, 1]
+    assert len(embedding_backward(np.zeros((0, 3)), np.zeros(0, np.int64)).ids) == 0
+
+
+def test_what_masked_attention_leaves_out_has_no_gradient() -> None:
+    random = np.random.default_rng(0)
+    q, k, v = (random.standard_normal((2, 3, 5, 4)) for _ in range(3))
+    mask = np.ones((5, 5), bool)
+    mask[:, 3] = False
+    recording = Recording()
+    with listen(recording):
+        masked_attention(q * 0.5, k, v, mask)
+    dq, dk, dv = scaled_dot_product_attention_backward(np.ones_like(q), recording.stages, q, k, v)
+    assert not dk[..., 3, :].any()
+    assert not dv[..., 3, :].any()
+    assert dq.any()
+
+
+def test_labels_are_smoothed_in_the_loss_of_a_head() -> None:
+    model = tiny.model()
+    weights = Trainable(model.weights, model.config)
+    examples = [Example(text, 1) for text in given.texts(model.config)]
+    plain, smooth = (gradients(HeadLoss(model.config, e), weights, examples) for e in (0.0, 0.5))
+    assert plain.loss != smooth.loss
+    assert plain.right == smooth.right
+    assert replace(plain, flat={}).count == len(examples)

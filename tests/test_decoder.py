@@ -1,0 +1,185 @@
+"""The decoder: masks, shift, every stage of nn.Transformer against torch, and the bits of a pass taken step by step."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+
+import golden
+import numpy as np
+import pytest
+from golden import seq2seq_cases as cases
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.numpy import load_file
+from seq2seq_models import random_model
+
+from npformer.attention import causal_mask, masked_attention
+from npformer.batch import Text
+from npformer.checkpoint import load_folder
+from npformer.decoder import EVERY_KEY, decoder, shift
+from npformer.encoder import encoder, sinusoidal_positions
+from npformer.errors import NpformerError
+from npformer.functions import ACTIVATIONS
+from npformer.generation.memory import Memory
+from npformer.tap import listen, scope
+
+DATA = Path(__file__).parent / "golden" / "seq2seq"
+TRANSFORMERS = ["transformer", "transformer-pre-norm"]
+
+
+# --- what goes in ----------------------------------------------------------------------------------------------------
+
+
+def test_shift_of_the_target_that_004_translates() -> None:
+    inputs, labels = shift([12, 4433, 2304, 8872, 2240, 456, 2349, 13], start=0, end=99999)
+    assert inputs.tolist() == [0, 12, 4433, 2304, 8872, 2240, 456, 2349, 13]
+    assert labels.tolist() == [12, 4433, 2304, 8872, 2240, 456, 2349, 13, 99999]
+    with pytest.raises(NpformerError, match=r"expected the ids of one target, \(L,\), got shape \(1, 2\)"):
+        shift([[1, 2]], 0, 1)
+
+
+def test_causal_mask_is_what_a_lower_triangle_admits() -> None:
+    assert causal_mask(4).astype(int).tolist() == [[1, 0, 0, 0], [1, 1, 0, 0], [1, 1, 1, 0], [1, 1, 1, 1]]
+    assert causal_mask(1, 4).astype(int).tolist() == [[1, 1, 1, 1]]
+
+
+@pytest.mark.parametrize("width", [2, 8, 9])
+def test_positions_in_halves_are_the_papers_in_another_order(width: int) -> None:
+    paper, halves = sinusoidal_positions(20, width), sinusoidal_positions(20, width, halves=True)
+    assert np.array_equal(halves, np.concatenate([paper[:, 0::2], paper[:, 1::2]], axis=1))
+    assert halves.dtype == np.float32
+
+
+# --- every stage against torch ---------------------------------------------------------------------------------------
+
+
+@cache
+def heard(case: str, dtype: str) -> dict[str, np.ndarray]:
+    """The stages of our run on the packed texts, flat and in the texts' order; the result is one of them."""
+    config, tree = load_folder(DATA / case, dtype)
+    found: dict[str, list[np.ndarray]] = {}
+
+    def hear(name: str, array: np.ndarray) -> np.ndarray:
+        found.setdefault(name, []).append(array.ravel())
+        return array
+
+    x, y = (
+        cases.rows(name, each).astype(dtype)
+        for name, each in (("source", cases.LENGTHS), ("target", cases.TARGET_LENGTHS))
+    )
+    lengths, target_lengths = np.array(cases.LENGTHS), np.array(cases.TARGET_LENGTHS)
+    options = {"eps": config.eps, "norm_first": config.norm_first}
+    shape = (config.n_heads, ACTIVATIONS[config.activation])
+    with listen(hear):
+        with scope("encoder"):
+            memory = encoder(x, lengths, *shape, **tree["encoder"], **options)
+        with scope("decoder"):
+            result = decoder(y, target_lengths, memory, lengths, *shape, **tree["decoder"], **options)
+    return {name: np.concatenate(each) for name, each in found.items()} | {"result": result.ravel()}
+
+
+def stages(case: str, dtype: str) -> dict[str, np.ndarray]:
+    return golden.below(load_file(DATA / case / "stages.safetensors"), dtype)
+
+
+@pytest.mark.parametrize("case", TRANSFORMERS)
+def test_every_stage_of_nn_transformer_in_float32(case: str) -> None:
+    """Causal, source-padding and target-padding masks: torch has one padded batch, here nothing is padded."""
+    found, torch32, truth = heard(case, "float32"), stages(case, "float32"), stages(case, "float64")
+    assert "decoder.layers.0.cross_attention.weights" in truth
+    wrong = {name: golden.over_budget(found[name], torch32[name], truth[name]) for name in truth}
+    assert {name: line for name, line in wrong.items() if line} == {}
+
+
+@pytest.mark.parametrize("case", TRANSFORMERS)
+def test_every_stage_of_nn_transformer_in_float64(case: str) -> None:
+    found, truth = heard(case, "float64"), stages(case, "float64")
+    finite = {name: np.isfinite(array) for name, array in truth.items()}
+    wrong = {
+        name: np.abs(found[name] - truth[name])[finite[name]].max() / np.abs(truth[name][finite[name]]).max()
+        for name in truth
+    }
+    assert {name: error for name, error in wrong.items() if error > 1e-13} == {}
+
+
+def test_only_the_stages_that_split_heads_are_ours_alone() -> None:
+    ours = {name for name in heard("transformer", "float32") if not name.endswith(("_heads", "combined"))}
+    assert ours == set(stages("transformer", "float64"))
+
+
+# --- the bits of a step ----------------------------------------------------------------------------------------------
+
+
+@given(data=st.data(), dtype=st.sampled_from(["float32", "float64"]))
+@settings(max_examples=40)
+def test_a_masked_key_changes_no_bit(data: st.DataObject, dtype: str) -> None:
+    """Wherever masked keys stand, and however many rows are asked together, a row's context has the same bits."""
+    random = np.random.default_rng(data.draw(st.integers(0, 99)))
+    length, n_beams = data.draw(st.integers(1, 100)), data.draw(st.integers(1, 6))
+    width = data.draw(st.sampled_from([4, 16, 64]))
+    q, k, v = (random.standard_normal((rows, width)).astype(dtype) for rows in (3, length, length))
+    alone = masked_attention(q, k, v, EVERY_KEY)
+
+    room = (length + data.draw(st.integers(0, 20))) * n_beams
+    room += -room % 16
+    own = np.arange(length) * n_beams + random.integers(n_beams, size=length)
+    keys, values = (random.standard_normal((room, width)).astype(dtype) for _ in range(2))
+    keys[own], values[own] = k, v
+    mask = np.zeros((1, room), bool)
+    mask[:, own] = True
+    among = masked_attention(q[:1], keys, values, mask, run=32 * n_beams)
+    assert np.array_equal(among, alone[:1])
+    transposed = np.ascontiguousarray(keys.T).T  # as a memory keeps them
+    assert np.array_equal(masked_attention(q, transposed, values, mask, run=32 * n_beams), alone)
+
+
+def test_what_a_decoder_keeps_has_the_bits_of_one_pass() -> None:
+    """Steps of three texts with four beams each that change places at random, against each beam's whole target."""
+    model, random, n_beams, steps = random_model(), np.random.default_rng(0), 4, 40
+    config, layers = model.config, model.weights["decoder"]["layers"]
+    shape = (config.n_decoder_heads, ACTIVATIONS[config.activation])
+    source_lengths = np.array([3, 40, 17])
+    source = random.standard_normal((60, config.d_model), dtype=np.float32)
+    memory = Memory(len(layers), source_lengths, n_beams)
+    histories: list[list[np.ndarray]] = [[] for _ in range(3 * n_beams)]
+    for step in range(steps):
+        parents = random.integers(n_beams, size=(3, n_beams)) if step else None
+        if parents is not None:
+            histories = [list(histories[text * n_beams + beam]) for text in range(3) for beam in parents[text]]
+        x = random.standard_normal((3 * n_beams, config.d_model), dtype=np.float32)
+        for history, row in zip(histories, x, strict=True):
+            history.append(row)
+        memory.step(parents)
+        last = decoder(x, np.full(3, n_beams), source, source_lengths, *shape, layers, memory=memory.layers)
+    whole = decoder(
+        np.concatenate([np.stack(history) for history in histories]),
+        np.full(3 * n_beams, steps),
+        np.concatenate([each for each in np.split(source, np.cumsum(source_lengths)[:-1]) for _ in range(n_beams)]),
+        source_lengths.repeat(n_beams),
+        *shape,
+        layers,
+    )
+    assert np.array_equal(whole[steps - 1 :: steps], last)
+
+
+def test_texts_have_the_same_bits_in_any_company_order_and_number_of_threads() -> None:
+    random = np.random.default_rng(1)
+    pairs = [
+        (Text(random.integers(1, 499, size=s)), Text(random.integers(1, 499, size=t)))
+        for s, t in [(5, 9), (5, 9), (1, 1), (30, 4), (64, 100), (5, 3)]
+    ]
+    one, two = random_model(threads=1), random_model(threads=2)
+    alone = [one.run([pair])[0] for pair in pairs]
+    for model in (one, two):
+        for order in (range(6), [3, 1, 5, 0, 2, 4]):
+            together = model.run([pairs[i] for i in order])
+            for i, answer in zip(order, together, strict=True):
+                assert all(np.array_equal(answer[name], alone[i][name]) for name in answer)
+
+
+def test_a_target_without_a_source_is_an_error() -> None:
+    model = random_model()
+    x = np.zeros((2, 128), np.float32)
+    with pytest.raises(NpformerError, match="decoder: 2 targets for 1 sources"):
+        decoder(x, np.ones(2, int), x, np.array([2]), 2, ACTIVATIONS["relu"], model.weights["decoder"]["layers"])

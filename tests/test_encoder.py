@@ -1,0 +1,132 @@
+"""The encoder's parts against their formulas, and that a row is the same alone, among others, and wanted alone."""
+
+from __future__ import annotations
+
+import golden
+import numpy as np
+import pytest
+import tiny
+from hypothesis import given
+from hypothesis import strategies as st
+
+from npformer.attention import self_attention
+from npformer.checkpoint import load_folder
+from npformer.encoder import embeddings, encoder, encoder_layer, feed_forward, sinusoidal_positions
+from npformer.errors import NpformerError
+from npformer.functions import gelu, layer_norm, linear, relu
+
+DTYPES = ("float32", "float64")
+
+
+def normal(*shape: int, dtype: str = "float32", seed: int = 0) -> np.ndarray:
+    array = np.random.default_rng((seed, *shape)).standard_normal(shape).astype(dtype)
+    array.flags.writeable = False
+    return array
+
+
+def layers(n: int = 2, dtype: str = "float32") -> list[dict]:
+    return tiny.weights(tiny.config(head="base", n_layers=n), dtype=dtype)["layers"]
+
+
+def test_sinusoidal_positions() -> None:
+    """PE(pos, 2i) = sin(pos / 10000^(2i / D)), PE(pos, 2i + 1) = cos."""
+    table = sinusoidal_positions(50, 8, dtype=np.float64)
+    assert table[0].tolist() == [0, 1] * 4
+    assert table[3, 4] == pytest.approx(np.sin(3 / 10000 ** (4 / 8)), abs=1e-15)
+    assert table[3, 5] == pytest.approx(np.cos(3 / 10000 ** (4 / 8)), abs=1e-15)
+    assert sinusoidal_positions(4, 5).shape == (4, 5)
+    assert sinusoidal_positions(4, 5).dtype == np.float32
+    assert sinusoidal_positions(0, 4).shape == (0, 4)
+
+
+def test_sinusoidal_positions_are_the_checkpoints() -> None:
+    """transformers makes the same table, to the last bit, and stores it like a learned one."""
+    _, tree = load_folder(golden.DATA / "distilbert-sinusoidal")
+    table = tree["embeddings"]["position"]["weight"]
+    assert np.array_equal(sinusoidal_positions(*table.shape), table)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_embeddings(dtype: str) -> None:
+    token, position, segment, norm = (normal(9, 4, dtype=dtype, seed=i) for i in range(4))
+    ids, positions, segments = np.array([8, 0, 8]), np.array([0, 1, 5]), np.array([0, 1, 1])
+    tables = {"token": {"weight": token}, "position": {"weight": position}}
+    weights = {**tables, "norm": {"weight": norm[0], "bias": norm[1]}}
+    y = embeddings(ids, positions, None, **weights)
+    assert y.dtype == dtype
+    assert np.array_equal(y, layer_norm(token[ids] + position[positions], norm[0], norm[1], eps=1e-12))
+    y = embeddings(ids, positions, segments, **weights, segment={"weight": segment})
+    expected = layer_norm(token[ids] + position[positions] + segment[segments], norm[0], norm[1], eps=1e-12)
+    assert np.array_equal(y, expected)
+    y = embeddings(ids, positions, None, **weights, segment={"weight": segment}, eps=0.5)
+    expected = layer_norm(token[ids] + position[positions] + segment[0], norm[0], norm[1], eps=0.5)
+    assert np.array_equal(y, expected)
+
+
+def test_feed_forward() -> None:
+    x, hidden, output = (
+        normal(5, 4),
+        {"weight": normal(4, 7), "bias": normal(7)},
+        {"weight": normal(7, 4), "bias": normal(4)},
+    )
+    y = feed_forward(x, relu, hidden, output)
+    assert np.array_equal(y, linear(relu(linear(x, **hidden)), **output))
+    wide = np.maximum(x.astype(float) @ hidden["weight"] + hidden["bias"], 0) @ output["weight"] + output["bias"]
+    assert np.allclose(y, wide, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("norm_first", [False, True])
+def test_encoder_layer(norm_first: bool, dtype: str) -> None:
+    """Y = Normalize(X + Attention(X)), Z = Normalize(Y + FFN(Y)); with the norms first, each before its part."""
+    weights, lengths = layers(1, dtype)[0], np.array([3, 4])
+    x = normal(7, 32, dtype=dtype)
+    z = encoder_layer(x, lengths, 4, gelu, **weights, norm_first=norm_first)
+
+    def attend(rows: np.ndarray) -> np.ndarray:
+        return self_attention(rows, lengths, 4, **weights["attention"])
+
+    def normalize(rows: np.ndarray, name: str) -> np.ndarray:
+        return layer_norm(rows, **weights[name], eps=1e-12)
+
+    if norm_first:
+        y = x + attend(normalize(x, "attention_norm"))
+        expected = y + feed_forward(normalize(y, "ffn_norm"), gelu, **weights["ffn"])
+    else:
+        y = normalize(x + attend(x), "attention_norm")
+        expected = normalize(y + feed_forward(y, gelu, **weights["ffn"]), "ffn_norm")
+    assert z.dtype == dtype
+    assert np.array_equal(z, expected)
+
+
+@given(
+    lengths=st.lists(st.integers(1, 20), min_size=1, max_size=5),
+    dtype=st.sampled_from(DTYPES),
+    norm_first=st.booleans(),
+)
+def test_one_row_of_each_text_is_the_row_among_all(lengths: list[int], dtype: str, norm_first: bool) -> None:
+    weights, sizes = layers(2, dtype), np.array(lengths)
+    x = normal(sum(lengths), 32, dtype=dtype)
+    whole = encoder(x, sizes, 4, gelu, weights, norm_first=norm_first)
+    first = np.cumsum(sizes) - sizes
+    for only in (first, first + sizes - 1):
+        assert golden.alike(encoder(x, sizes, 4, gelu, weights, only=only, norm_first=norm_first), whole[only])
+
+
+def test_encoder_is_its_layers() -> None:
+    weights, lengths, x = layers(3), np.array([2, 5]), normal(7, 32)
+    y = x
+    for each in weights:
+        y = encoder_layer(y, lengths, 4, gelu, **each)
+    assert np.array_equal(encoder(x, lengths, 4, gelu, weights), y)
+    norm = {"weight": normal(32), "bias": normal(32, seed=1)}
+    assert np.array_equal(encoder(x, lengths, 4, gelu, weights, norm=norm), layer_norm(y, **norm, eps=1e-12))
+
+
+def test_shapes_that_do_not_fit() -> None:
+    with pytest.raises(NpformerError, match=r"linear: weight .*\(32, 32\).*\(3, 16\)"):
+        encoder(normal(3, 16), np.array([3]), 4, gelu, layers())
+    with pytest.raises(NpformerError, match=r"split_heads.*32.*5"):
+        encoder(normal(3, 32), np.array([3]), 5, gelu, layers())
+    with pytest.raises(NpformerError, match=r"embedding: ids .*0 \.\.\. 8.*9"):
+        embeddings(np.array([9]), np.array([0]), None, {"weight": normal(9, 4)}, {"weight": normal(9, 4)})

@@ -1,0 +1,58 @@
+"""What is made of the encoder's last layer, each head against its formula."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from npformer import heads
+from npformer.functions import gelu, layer_norm, linear, relu, tanh
+from npformer.tap import listen
+
+
+def normal(*shape: int, seed: int = 0) -> np.ndarray:
+    array = np.random.default_rng((seed, *shape)).standard_normal(shape).astype(np.float32)
+    array.flags.writeable = False
+    return array
+
+
+def group(inputs: int, outputs: int) -> dict[str, np.ndarray]:
+    return {"weight": normal(inputs, outputs), "bias": normal(outputs)}
+
+
+@pytest.mark.parametrize("activation", [tanh, relu])
+def test_pool(activation) -> None:
+    first, dense = normal(3, 8), group(8, 8)
+    assert np.array_equal(heads.pool(first, activation, **dense), activation(linear(first, **dense)))
+
+
+@pytest.mark.parametrize("n_labels", [1, 2, 3, 17])
+def test_classify(n_labels: int) -> None:
+    rows, output = normal(5, 8), group(8, n_labels)
+    logits = heads.classify(rows, output)
+    assert logits.shape == (5, n_labels)
+    assert np.array_equal(logits, linear(rows, **output))
+
+
+def test_spans() -> None:
+    rows, output = normal(5, 8), group(8, 2)
+    start, end = heads.spans(rows, output)
+    assert np.array_equal(np.stack([start, end], axis=-1), linear(rows, **output))
+
+
+def test_masked_words() -> None:
+    rows, hidden, norm, output = normal(5, 8), group(8, 8), {"weight": normal(8), "bias": normal(8)}, group(8, 11)
+    logits = heads.masked_words(rows, gelu, hidden, norm, output, eps=1e-3)
+    assert np.array_equal(logits, linear(layer_norm(gelu(linear(rows, **hidden)), **norm, eps=1e-3), **output))
+
+
+def test_stages() -> None:
+    """A stage that is the output of a group of weights has that group's name."""
+    heard: list[str] = []
+    with listen(lambda name, array: heard.append(name) or array):
+        heads.pool(normal(3, 8), tanh, **group(8, 8))
+        heads.classify(normal(3, 8), group(8, 2))
+        heads.spans(normal(3, 8), group(8, 2))
+        heads.masked_words(normal(3, 8), gelu, group(8, 8), {"weight": normal(8), "bias": normal(8)}, group(8, 5))
+    pooling, masked = ["pooler", "pooled"], ["head.hidden", "head.activation", "head.norm", "logits"]
+    assert heard == [*pooling, "logits", "start_logits", "end_logits", *masked]

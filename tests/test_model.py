@@ -1,0 +1,337 @@
+"""A model's promises: the same bits for a text in any company, no work for padding, every form of input, errors."""
+
+from __future__ import annotations
+
+import threading
+from functools import cache
+from typing import Any
+
+import golden
+import numpy as np
+import pytest
+import tiny
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from npformer import attention, functions
+from npformer.batch import Text
+from npformer.config import FAMILIES
+from npformer.errors import NpformerError
+from npformer.model import Model, Output
+from npformer.tap import listen
+
+HEADS = [(family, head) for family, each in FAMILIES.items() for head in dict.fromkeys(each.architectures.values())]
+DTYPES = ("float32", "float64")
+THREADS = (1, 2, 3)
+SIZES = {  # d_model, n_heads, d_ffn, max_length
+    "8": (8, 2, 20, 600),
+    "36": (36, 3, 50, 600),
+    "96": (96, 4, 200, 600),
+    "384": (384, 12, 1536, 200),
+    "500": (500, 10, 1000, 600),  # cut by a BLAS at places that depend on its threads
+    "768": (768, 12, 3072, 200),
+}
+LABELS = {"sequence-classification", "token-classification"}
+
+
+@cache
+def models(family: str, head: str, size: str = "36", dtype: str = "float32", n_labels: int = 3) -> list[Model]:
+    """One model for each number of threads, all with the same weights."""
+    d_model, n_heads, d_ffn, max_length = SIZES[size]
+    labels = tuple(f"L{i}" for i in range(n_labels)) if head in LABELS else ()
+    fields: dict[str, Any] = {"d_model": d_model, "n_heads": n_heads, "d_ffn": d_ffn, "max_length": max_length}
+    fields["n_layers"] = 1 if d_model > 96 else 2
+    first = tiny.model(family, head, dtype=dtype, threads=1, labels=labels, **fields)
+    return [Model(first.config, first.weights, threads=threads) for threads in THREADS]
+
+
+def texts_of(model: Model, lengths: list[int], seed: int = 0) -> list[Text]:
+    """Random texts, some with segments, where the family has them, and with gaps in their positions."""
+    random, config = np.random.default_rng(seed), model.config
+    texts = []
+    for length in lengths:
+        segments = random.integers(0, config.n_segments, length) if config.n_segments else None
+        positions = np.sort(random.choice(config.max_length, length, replace=False)) if random.random() < 0.3 else None
+        texts.append(Text(random.integers(0, config.vocab_size, length), segments, positions))
+    return texts
+
+
+def same(a: dict[str, np.ndarray], b: dict[str, np.ndarray]) -> bool:
+    return a.keys() == b.keys() and all(golden.alike(a[name], b[name]) for name in a)
+
+
+# --- the same bits ---------------------------------------------------------------------------------------------------
+
+
+def check_bits(of_threads: list[Model], lengths: list[int], seed: int) -> None:
+    """A text alone, on one thread, is the text in every order and on every number of threads."""
+    texts = texts_of(of_threads[0], lengths, seed)
+    alone = [of_threads[0].run([text])[0] for text in texts]
+    random = np.random.default_rng(seed)
+    for model in of_threads:
+        order = random.permutation(len(texts))
+        for index, answer in zip(order, model.run([texts[i] for i in order]), strict=True):
+            assert same(answer, alone[index]), f"{len(texts[index])} tokens, {model.threads} threads"
+        one = int(random.integers(len(texts)))
+        assert same(model.run([texts[one]])[0], alone[one]), f"alone, {model.threads} threads"
+
+
+@settings(max_examples=100)
+@given(
+    model=st.sampled_from(HEADS),
+    size=st.sampled_from(["8", "36", "96"]),
+    dtype=st.sampled_from(DTYPES),
+    n_labels=st.sampled_from([1, 2, 3, 17]),
+    lengths=st.lists(st.one_of(st.integers(1, 12), st.integers(1, 300)), min_size=1, max_size=8),
+    seed=st.integers(0, 999),
+)
+def test_a_text_has_the_same_bits_in_any_company(
+    model: tuple[str, str], size: str, dtype: str, n_labels: int, lengths: list[int], seed: int
+) -> None:
+    check_bits(models(*model, size, dtype, n_labels), lengths, seed)
+
+
+@settings(max_examples=4)
+@given(lengths=st.lists(st.integers(1, 130), min_size=2, max_size=6), seed=st.integers(0, 999))
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("size", ["384", "500", "768"])
+def test_so_it_has_in_models_of_real_widths(size: str, dtype: str, lengths: list[int], seed: int) -> None:
+    check_bits(models("distilbert", "sequence-classification", size, dtype), lengths, seed)
+    check_bits(models("bert", "base", size, dtype), lengths[:3], seed)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("family", "head"), HEADS)
+def test_so_it_has_with_every_head(family: str, head: str, dtype: str) -> None:
+    check_bits(models(family, head, "96", dtype), [1, 2, 7, 7, 7, 40, 128, 129, 260, 512, 30, 31, 16], seed=1)
+
+
+def test_so_it_has_among_a_thousand_texts() -> None:
+    of_threads = models("distilbert", "sequence-classification", "8")
+    texts = texts_of(of_threads[0], np.random.default_rng(0).integers(1, 60, 1000).tolist())
+    expected = of_threads[0].run(texts)
+    for model in of_threads:
+        assert all(same(*pair) for pair in zip(model.run(texts), expected, strict=True))
+        assert all(same(*pair) for pair in zip(reversed(model.run(texts[::-1])), expected, strict=True))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("family", "head"), HEADS)
+def test_a_listener_changes_no_bit(family: str, head: str, dtype: str) -> None:
+    for size in ("96", "500") if head == "base" else ("96",):
+        for model in models(family, head, size, dtype):
+            texts = texts_of(model, [5, 5, 130, 1, 40])
+            expected = model.run(texts)
+            with listen(lambda name, array: array):
+                assert all(same(*pair) for pair in zip(model.run(texts), expected, strict=True))
+
+
+# --- no work for padding ---------------------------------------------------------------------------------------------
+
+
+class Counter:
+    """Counts the rows of products and the scores of attention."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.rows: dict[tuple[int, ...], int] = {}
+        self.scores = 0
+        self.lock = threading.Lock()
+        products, matmul = functions.weight_products, attention.matmul
+
+        def counted_products(x: np.ndarray, *weights: np.ndarray) -> list[np.ndarray]:
+            with self.lock:
+                for weight in weights:
+                    self.rows[weight.shape] = self.rows.get(weight.shape, 0) + len(x)
+            return products(x, *weights)
+
+        def counted_matmul(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+            with self.lock:
+                self.scores += int(np.prod(a.shape[:-2], dtype=int)) * a.shape[-2] * a.shape[-1]
+            return matmul(a, b)
+
+        monkeypatch.setattr(functions, "weight_products", counted_products)
+        monkeypatch.setattr(attention, "matmul", counted_matmul)
+
+
+@pytest.mark.parametrize("threads", THREADS)
+@pytest.mark.parametrize("lengths", [[7], [3, 9, 9, 1], [50, 2, 2, 500] * 3])
+def test_products_have_a_row_for_each_token(lengths: list[int], threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A padded batch costs what its tokens cost: rows of every product are the texts' tokens, and no more."""
+    model = models("distilbert", "token-classification", "36")[threads - 1]
+    tokens, layers, (d, f) = sum(lengths), model.config.n_layers, (36, 50)
+    ids = np.zeros((len(lengths), max(lengths)), int)
+    mask = np.arange(max(lengths)) < np.array(lengths)[:, None]
+    counter = Counter(monkeypatch)
+    model(ids, mask)
+    assert counter.rows == {
+        (d, d): 4 * tokens * layers,
+        (d, f): tokens * layers,
+        (f, d): tokens * layers,
+        (d, 3): tokens,
+    }
+
+
+@pytest.mark.parametrize("threads", THREADS)
+def test_a_head_on_texts_needs_one_row_of_the_last_layer(threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = models("bert", "sequence-classification", "36")[threads - 1]
+    lengths, (d, f) = [3, 9, 9, 1], (36, 50)
+    counter = Counter(monkeypatch)
+    model.run(texts_of(model, lengths))
+    tokens, texts = sum(lengths), len(lengths)
+    every, first = model.config.n_layers - 1, 1  # layers that compute every row, and that compute the first of a text
+    assert counter.rows == {
+        (d, d): every * 4 * tokens + first * (2 * tokens + 2 * texts) + texts,  # keys, values; queries, output; pooler
+        (d, f): every * tokens + first * texts,
+        (f, d): every * tokens + first * texts,
+        (d, 3): texts,
+    }
+
+
+# --- calling ---------------------------------------------------------------------------------------------------------
+
+SHAPES = {  # the answers of three texts of up to seven tokens; D = 36, the last number of outputs
+    "base": {"last_hidden_state": (3, 7, 36)},
+    "sequence-classification": {"logits": (3, 3)},
+    "token-classification": {"logits": (3, 7, 3)},
+    "question-answering": {"start_logits": (3, 7), "end_logits": (3, 7)},
+    "masked-lm": {"logits": (3, 7, len(tiny.VOCABULARY))},
+    "next-sentence": {"logits": (3, 2)},
+    "multiple-choice": {"logits": (3, 2)},
+}
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("family", "head"), HEADS)
+def test_answers_have_hugging_faces_names_and_shapes(family: str, head: str, dtype: str) -> None:
+    model = models(family, head, "36", dtype)[1]
+    ids = np.random.default_rng(0).integers(0, 100, (3, 2, 7) if head == "multiple-choice" else (3, 7))
+    answer = model(ids)
+    shapes = SHAPES[head] | ({"pooler_output": (3, 36)} if (family, head) == ("bert", "base") else {})
+    assert {name: array.shape for name, array in answer.items()} == shapes
+    assert {array.dtype for array in answer.values()} == {np.dtype(dtype)}
+    assert isinstance(answer, Output)
+    assert all(getattr(answer, name) is answer[name] for name in answer)
+    with pytest.raises(AttributeError, match=f"{next(iter(answer))}.*not attentions"):
+        _ = answer.attentions
+
+
+@pytest.mark.parametrize(("family", "head"), [each for each in HEADS if each[1] != "multiple-choice"])
+def test_padded_ragged_and_single_are_one(family: str, head: str) -> None:
+    model = models(family, head)[1]
+    ragged = [[5, 6, 7], [8], [9, 10, 11, 12, 13]]
+    padded = np.full((3, 5), 99)
+    mask = np.zeros((3, 5), int)
+    for row, ids in enumerate(ragged):
+        padded[row, : len(ids)], mask[row, : len(ids)] = ids, 1
+    answer = model(padded, attention_mask=mask)
+    assert same(answer, model(ragged))
+    for row, ids in enumerate(ragged):
+        for name, array in model(ids).items():
+            assert array.shape[0] == 1
+            whole = answer[name][row]
+            per_token = whole.shape[:1] == (5,)
+            assert golden.alike(whole[: len(ids)] if per_token else whole, array[0])
+            assert not per_token or not whole[len(ids) :].any()
+
+
+def test_what_the_mask_leaves_out_takes_no_part() -> None:
+    """Wherever it stands: before, within or after the text; tokens keep the positions they have."""
+    model = models("bert", "base")[0]
+    mask = np.array([[0, 1, 1, 0, 1], [1, 1, 0, 1, 0]])
+    ids = np.arange(10).reshape(2, 5)
+    answer = model(ids, mask, np.ones_like(ids)).last_hidden_state
+    ids[mask == 0] = 77
+    assert np.array_equal(model(ids, mask, mask).last_hidden_state, answer)
+    assert not answer[mask == 0].any()
+    kept = np.flatnonzero(mask[0])
+    expected = model.run([Text(ids[0][kept], np.ones(3, int), kept)])[0]["last_hidden_state"]
+    assert golden.alike(answer[0][kept], expected)
+
+
+def test_segments() -> None:
+    model, ids = models("bert", "next-sentence")[0], [5, 6, 7, 8]
+    assert same(model(ids), model(ids, token_type_ids=[0, 0, 0, 0]))
+    assert not same(model(ids), model(ids, token_type_ids=[0, 0, 1, 1]))
+
+
+def test_distilbert_has_no_segments() -> None:
+    model, ids = models("distilbert", "base")[0], [5, 6, 7, 8]
+    assert same(model(ids), model(ids, token_type_ids=[0, 0, 0, 0]))
+    with pytest.raises(NpformerError, match="token_type_ids: 1 of text 0"):
+        model(ids, token_type_ids=[0, 0, 1, 1])
+
+
+def test_choices_are_texts_side_by_side() -> None:
+    model = models("bert", "multiple-choice")[0]
+    ids = np.random.default_rng(0).integers(0, 100, (2, 3, 5))
+    logits = model(ids).logits
+    assert logits.shape == (2, 3)
+    single = [model.run([Text(row)])[0]["logits"] for row in ids.reshape(-1, 5)]
+    assert golden.alike(logits.ravel(), np.concatenate(single))
+
+
+def test_no_texts() -> None:
+    assert models("bert", "base")[0].run([]) == []
+
+
+def test_answers_are_the_callers_own() -> None:
+    """They can be written to, and share no memory with each other's next run or with the weights."""
+    model, text = models("bert", "base")[0], Text(np.arange(4))
+    first = model.run([text])[0]
+    expected = {name: array.copy() for name, array in first.items()}
+    for array in first.values():
+        array[...] = 0
+    assert same(model.run([text])[0], expected)
+
+
+def test_a_model_says_what_it_is() -> None:
+    model = models("bert", "base", "96", "float64")[0]
+    assert repr(model) == "<npformer.Model bert base: 2 layers, 4 heads, width 96, float64>"
+    assert model.dtype == np.float64
+
+
+# --- errors ----------------------------------------------------------------------------------------------------------
+
+V = len(tiny.VOCABULARY)
+
+
+@pytest.mark.parametrize(
+    ("head", "given_", "words"),
+    [
+        ("base", ([V],), ["input_ids", str(V), f"0 ... {V - 1}"]),
+        ("base", ([[1, 2], [3, -1]],), ["input_ids", "-1", "text 1"]),
+        ("base", (np.ones((1, 601), int),), ["input_ids", "601", "600"]),
+        ("base", ([[1], []],), ["input_ids", "at least one"]),
+        ("base", ([1, 2], None, [0, 2]), ["token_type_ids", "2", "0 ... 1"]),
+        ("base", ([1, 2], [0, 0]), ["attention_mask", "all zeros"]),
+        ("base", (np.ones((2, 2, 2), int),), ["input_ids", "(B, L)", "(2, 2, 2)"]),
+        ("base", (np.ones((2, 2, 2, 2), int),), ["input_ids", "(B, L)", "(2, 2, 2, 2)"]),
+        ("multiple-choice", (np.ones((2, 2), int),), ["input_ids", "(B, N, L)", "(2, 2)"]),
+        ("multiple-choice", (np.ones((1, 2, 2, 2), int),), ["input_ids", "(B, N, L)", "(1, 2, 2, 2)"]),
+        ("sequence-classification", ([1, 2], [0, 1]), ["attention_mask", "first token"]),
+    ],
+)
+def test_errors_name_the_argument_and_what_came(head: str, given_: tuple, words: list[str]) -> None:
+    with pytest.raises(NpformerError) as caught:
+        models("bert", head)[0](*given_)
+    assert [word for word in words if word not in str(caught.value)] == []
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (Text(np.zeros(0, int)), ["text 1", "no tokens"]),
+        (Text(np.array([1]), positions=np.array([600])), ["position", "600", "text 1"]),
+        (Text(np.array([1]), positions=np.array([-1])), ["position", "-1", "text 1"]),
+        (Text(np.array([1]), segments=np.array([2])), ["token_type_ids", "2", "text 1"]),
+    ],
+)
+def test_errors_name_the_text(text: Text, words: list[str]) -> None:
+    with pytest.raises(NpformerError) as caught:
+        models("bert", "base")[0].run([Text(np.array([1])), text])
+    assert [word for word in words if word not in str(caught.value)] == []
+
+
+def test_a_model_without_a_folder_has_no_tokenizer() -> None:
+    with pytest.raises(NpformerError, match="no tokenizer"):
+        _ = models("bert", "base")[0].tokenizer

@@ -1,0 +1,137 @@
+"""How the package is built: imports point one way, `import npformer` is light, torch is not needed, files are short."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PACKAGE = ROOT / "npformer"
+PYTHON = sorted(path for folder in ("npformer", "tests", "examples") for path in (ROOT / folder).rglob("*.py"))
+LONGEST = 400  # lines; what needs more has two subjects
+
+# From what knows least to what knows most. Nothing here imports, not even through others, what stands after it.
+ORDER = ("errors", "functions", "attention", "encoder", "heads", "model", "tasks", "cli")
+INDEPENDENT = {"errors": set(), "tap": {"errors"}, "config": {"errors"}}  # and the only modules of ours they import
+
+
+def module_name(path: Path) -> str:
+    parts = ["npformer", *path.relative_to(PACKAGE).with_suffix("").parts]
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+MODULES = {module_name(path): path for path in PACKAGE.rglob("*.py")}
+
+
+@cache
+def imports(name: str) -> tuple[frozenset[str], frozenset[str]]:
+    """What a module imports when it is imported itself, and all that it ever imports, in full names.
+
+    What only type checkers see is not counted.
+    """
+    tree = ast.parse(MODULES[name].read_text(encoding="utf-8"))
+    hidden: set[ast.AST] = set()
+    later: set[ast.AST] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+            hidden.update(ast.walk(node))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            later.update(ast.walk(node))
+    found = {node: imported(node, name) for node in ast.walk(tree) if node not in hidden}
+    ever = frozenset[str]().union(*found.values())
+    return frozenset[str]().union(*(names for node, names in found.items() if node not in later)), ever
+
+
+def imported(node: ast.AST, importer: str) -> frozenset[str]:
+    """The modules that one node imports: ours down to the file, others by their first name."""
+    if isinstance(node, ast.Import):
+        names = {alias.name for alias in node.names}
+    elif isinstance(node, ast.ImportFrom):
+        base = node.module or ""
+        if node.level:
+            package = importer.split(".") if MODULES[importer].name == "__init__.py" else importer.split(".")[:-1]
+            base = ".".join([*package[: len(package) - node.level + 1], *filter(None, [node.module])])
+        names = {full if (full := f"{base}.{alias.name}") in MODULES else base for alias in node.names}
+    else:
+        names = set()
+    return frozenset(name if name.split(".")[0] == "npformer" else name.split(".")[0] for name in names)
+
+
+def reached(name: str) -> set[str]:
+    """All of our modules that are imported when this one is: a module brings the package it lies in along."""
+    found: set[str] = set()
+    waiting = [name]
+    while waiting:
+        each = waiting.pop()
+        for other in imports(each)[0] & MODULES.keys():
+            package = other.rpartition(".")[0]
+            brought = {other} | ({package} if package != "npformer" and not each.startswith(package) else set())
+            waiting.extend(brought - found)
+            found |= brought
+    return found
+
+
+def files_of(name: str) -> list[str]:
+    """A module, or all modules of a package."""
+    return [each for each in MODULES if each == f"npformer.{name}" or each.startswith(f"npformer.{name}.")]
+
+
+@pytest.mark.parametrize("name", ORDER)
+def test_imports_point_one_way(name: str) -> None:
+    after = {each for later in ORDER[ORDER.index(name) + 1 :] for each in files_of(later)}
+    for each in files_of(name):
+        assert sorted(reached(each) & after) == [], each
+
+
+@pytest.mark.parametrize("name", INDEPENDENT)
+def test_what_everything_rests_on_rests_on_nothing(name: str) -> None:
+    ours = {each.removeprefix("npformer.") for each in imports(f"npformer.{name}")[0] if each.startswith("npformer")}
+    assert ours <= INDEPENDENT[name]
+
+
+def test_imports_make_no_circle() -> None:
+    circles = [name for name in MODULES if name in reached(name)]
+    assert circles == []
+
+
+def test_torch_is_only_for_comparing() -> None:
+    """And for what reads its models: `golden`. Checkpoints are read, trained and run without it."""
+    users = {name for name in MODULES if imports(name)[1] & {"torch", "transformers", "onnxruntime"}}
+    assert {name for name in users if not name.startswith("npformer.golden")} == set()
+
+
+def python(code: str) -> str:
+    command = [sys.executable, "-I", "-c", f"import sys; sys.path.insert(0, {str(ROOT)!r})\n{code}"]
+    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
+
+
+def test_import_loads_numpy_and_nothing_heavier() -> None:
+    code = """
+import numpy
+before = set(sys.modules)
+import npformer
+new = {name.split(".")[0] for name in set(sys.modules) - before}
+print(sorted(new - sys.stdlib_module_names))
+"""
+    assert python(code) == "['npformer']\n"
+
+
+def test_what_npformer_exports_is_there() -> None:
+    code = "import npformer\nprint([name for name in npformer.__all__ if not hasattr(npformer, name)])"
+    assert python(code) == "[]\n"
+
+
+def test_files_are_short() -> None:
+    lines = {str(path.relative_to(ROOT)): len(path.read_text(encoding="utf-8").splitlines()) for path in PYTHON}
+    assert {path: count for path, count in lines.items() if count > LONGEST} == {}
+
+
+def test_files_say_what_they_are() -> None:
+    """A module's head says what lives in it."""
+    heads = {str(path.relative_to(ROOT)): ast.get_docstring(ast.parse(path.read_text("utf-8"))) for path in PYTHON}
+    assert [path for path, head in heads.items() if not head] == []
