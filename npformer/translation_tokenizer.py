@@ -100,9 +100,9 @@ class Files:
     """The tokenizers library's tokenizer.json, for the source and for the target too unless that has its own."""
 
     def __init__(self, folder: Path, config: TransformerConfig) -> None:
-        self.source = _tokenizer(folder / FILE, config.vocab_size)
+        self.source = read_tokenizer(folder / FILE, config.vocab_size)
         own = (folder / TARGET_FILE).exists()
-        self.target = _tokenizer(folder / TARGET_FILE, config.target_vocab_size) if own else self.source
+        self.target = read_tokenizer(folder / TARGET_FILE, config.target_vocab_size) if own else self.source
         self.end = config.end_ids[0] if config.model_type == "marian" and config.end_ids else None
         self.languages = tuple(sorted(filter(LANGUAGE.fullmatch, self.source.get_vocab())))
 
@@ -150,7 +150,8 @@ def _vocabulary(path: Path, size: int) -> dict[str, int]:
     return pieces
 
 
-def _tokenizer(path: Path, size: int) -> Any:
+def read_tokenizer(path: Path, size: int) -> Any:
+    """A tokenizer.json, without what it says of padding and cutting; an error where it has more than `size` tokens."""
     from tokenizers import Tokenizer
 
     try:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import re
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +17,7 @@ from npformer.loading import load
 from npformer.training import label_ids, label_names, project, read_rows
 from npformer.training.animation import animate
 from npformer.training.metrics import scores
+from npformer.training.pairs import learn_tokenizer
 
 # --- files -----------------------------------------------------------------------------------------------------------
 
@@ -116,6 +120,100 @@ def test_finetune_names_a_bad_row_and_writes_nothing(tmp_path: Path, capsys: pyt
     assert not (tmp_path / "out").exists()
 
 
+# --- translation -----------------------------------------------------------------------------------------------------
+
+WORDS = {"the": "der", "a": "ein", "dog": "Hund", "man": "Mann", "runs": "läuft", "sits": "sitzt", ".": "."}
+needs_sacrebleu = pytest.mark.skipif(not find_spec("sacrebleu"), reason="needs the extra `evaluate`: sacrebleu")
+
+
+def sentences(folder: Path) -> list[str]:
+    """Files of a small language and its translation, word by word; their names."""
+    found = [f"{a} {b} {c}." for a in ("the", "a") for b in ("dog", "man") for c in ("runs", "sits")]
+    found += [f"{a} and {b}" for a in found for b in found]
+    translated = [" ".join(WORDS.get(each, "und") for each in text.replace(".", " .").split()) for text in found]
+    names = []
+    for name, lines in (("a.en", found), ("a.de", [text.replace(" .", ".") for text in translated])):
+        (folder / name).write_text("\n".join(lines) + "\n", encoding="utf-8")
+        names.append(str(folder / name))
+    return names
+
+
+def train_translation(folder: Path, names: list[str], *more: str) -> int:
+    sizes = ["--vocabulary", "300", "--width", "32", "--heads", "2", "--ffn", "64", "--layers", "1"]
+    recipe = ["--epochs", "14", "--batch-size", "8", "--learning-rate", "1e-2", "--dropout", "0", "--average", "2"]
+    command = ["train-translation", "--train", *names, "--dev", *names, "-o", str(folder / "out")]
+    return cli.main([*command, *sizes, *recipe, *more])
+
+
+@pytest.fixture(scope="module")
+def translator_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the files `a.en` and `a.de`, and in `out` a translator that has learnt them."""
+    folder = tmp_path_factory.mktemp("translator")
+    assert train_translation(folder, sentences(folder)) == 0
+    return folder
+
+
+def test_train_translation_learns_a_language(translator_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What it leaves is a model for the command `translate`: the sentences that it was given, and whole ones."""
+    lines = (translator_folder / "a.en").read_text(encoding="utf-8").splitlines()
+    wanted = (translator_folder / "a.de").read_text(encoding="utf-8").splitlines()
+    assert cli.main(["translate", "-m", str(translator_folder / "out"), lines[0], lines[-1]]) == 0
+    assert capsys.readouterr().out.splitlines() == [wanted[0], wanted[-1]]
+    config = load(translator_folder / "out").config
+    assert (config.model_type, config.max_length, config.d_model, config.n_layers) == ("marian", 256, 32, 1)
+    kept = sorted(each.name for each in (translator_folder / "out" / "training").glob("epoch*"))
+    assert kept == ["epoch-13.safetensors", "epoch-14.safetensors"]
+    assert train_translation(translator_folder, sentences(translator_folder)) == 1
+    assert "a model is there already" in capsys.readouterr().err
+
+
+@needs_sacrebleu
+def test_evaluate_measures_bleu(translator_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """100 for the very references, less for others; sacrebleu says how it was computed."""
+    files = ["--source", str(translator_folder / "a.en"), "--reference", str(translator_folder / "a.de")]
+    command = ["evaluate", "-m", str(translator_folder / "out"), *files]
+    assert cli.main([*command, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["bleu"] == pytest.approx(100)
+    assert found["texts"] == 72
+    assert "tok:13a" in found["signature"]
+    command[-1] = command[-3]
+    assert cli.main(command) == 0
+    assert float(re.match(r"BLEU = ([\d.]+)", capsys.readouterr().out)[1]) < 20  # type: ignore[index]
+
+
+@pytest.mark.parametrize(
+    ("target", "more", "message"),
+    [
+        (b"ein\n\n", (), r"a\.de:2: an empty line; each line needs its translation"),
+        (b"ein\n", (), r"a\.de: 1 lines for the 2 of .*a\.en"),
+        (b"ein\n\xff\n", (), r"a\.de:2: not UTF-8"),
+        (b"ein\nzwei\n", ("--vocabulary", "100"), "a vocabulary on bytes has 258 tokens at least, got 100"),
+        (b"ein\n1 2 3 4 5 6 7 8 9\n", ("--max-length", "9"), r"a\.de:2: [0-9]+ tokens, the model takes 8"),
+        (b"ein\nzwei\n", ("--width", "33"), "2 heads do not divide the model's width of 33"),
+        (b"ein\nzwei\n", ("--dropout", "1"), "--dropout: expected a number from 0 to below 1"),
+        (b"ein\nzwei\n", ("--betas", "0.9"), "--betas: expected two numbers"),
+    ],
+)
+def test_pairs_that_cannot_be_learnt(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], target: bytes, more: tuple[str, ...], message: str
+) -> None:
+    (tmp_path / "a.en").write_bytes(b"one\ntwo\n")
+    (tmp_path / "a.de").write_bytes(target)
+    assert train_translation(tmp_path, [str(tmp_path / "a.en"), str(tmp_path / "a.de")], *more) == 1
+    error = capsys.readouterr().err
+    assert re.search(message, error)
+    assert "Traceback" not in error
+    assert not (tmp_path / "out" / "config.json").exists()
+
+
+def test_a_vocabulary_on_bytes_has_every_character() -> None:
+    tokenizer = learn_tokenizer(["a dog", "ein Hund"], 270)
+    for text in ("a dog", "Grüße, 你好 \U0001f600!", "x  y"):
+        assert tokenizer.decode(tokenizer.encode(text).ids) == text
+    assert tokenizer.encode("a").ids[-1] == tokenizer.token_to_id("</s>") == 0
+
+
 # --- pictures --------------------------------------------------------------------------------------------------------
 
 
@@ -149,3 +247,30 @@ def test_an_animation_is_one_page(tmp_path: Path) -> None:
         animate(tmp_path / "a.png", frames, [0, 1, 1, 0], ("a", "b"), titles)
     with pytest.raises(NpformerError, match="animate: expected frames"):
         animate(tmp_path / "a.html", frames, [0, 1], ("a", "b"), titles)
+
+
+needs_plots = pytest.mark.skipif(
+    not (find_spec("matplotlib") and find_spec("sklearn")), reason="needs the extra `plots`: matplotlib, scikit-learn"
+)
+
+
+@needs_plots
+def test_an_animation_is_a_gif_too(tmp_path: Path) -> None:
+    """As many frames as epochs; the format's own signature and its count of image blocks."""
+    frames = list(np.random.default_rng(0).standard_normal((3, 4, 2)))
+    animate(tmp_path / "a.gif", frames, [0, 1, 1, 0], ("good", "bad"), ["0", "1", "2"])
+    from PIL import Image
+
+    with Image.open(tmp_path / "a.gif") as picture:
+        assert (picture.format, picture.n_frames) == ("GIF", 3)
+
+
+@needs_plots
+def test_neighbours_stay_neighbours_in_t_sne() -> None:
+    """Two clouds far apart in 20 dimensions are two clouds in the plane."""
+    x = np.random.default_rng(0).standard_normal((60, 20))
+    x[30:] += 20
+    points = project(x, "tsne")
+    assert points.shape == (60, 2)
+    nearest = np.argsort(np.linalg.norm(points[:, None] - points, axis=-1), axis=1)[:, 1]
+    assert ((nearest < 30) == (np.arange(60) < 30)).all()

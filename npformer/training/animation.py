@@ -118,7 +118,7 @@ def _gif(path: Path, frames: np.ndarray, labels: Sequence[int], names: Sequence[
         axes.set(xlim=(-0.05, 1.05), ylim=(-0.05, 1.05), xticks=[], yticks=[], title=titles[n])
         for i, name in enumerate(names):
             points = frames[n][wanted == i]
-            axes.scatter(*points.T, s=12, alpha=0.6, color=COLOURS[i % len(COLOURS)], label=name)
+            axes.scatter(points[:, 0], points[:, 1], s=12, alpha=0.6, color=COLOURS[i % len(COLOURS)], label=name)
         axes.legend(loc="upper right")
         return []
 

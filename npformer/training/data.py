@@ -85,6 +85,11 @@ def label_ids(path: str | Path, rows: Sequence[Row], labels: Sequence[str]) -> l
     return ids
 
 
+def read_lines(path: str | Path) -> list[str]:
+    """A file's lines, without what ends them."""
+    return [line.rstrip("\r\n") for _, line in _lines(Path(path))]
+
+
 def _columns(where: str, record: Mapping[str, Any], label: str) -> Sequence[str]:
     for names in TEXTS:
         if all(name in record for name in names):

@@ -27,7 +27,7 @@ from npformer.training.trainable import Trainable
 
 E = TypeVar("E")
 FORMAT = "npformer-training"
-LAST, BEST = "last.safetensors", "best.safetensors"
+LAST, BEST, EPOCH = "last.safetensors", "best.safetensors", "epoch-{}.safetensors"
 SCHEDULES = ("constant", "linear", "noam")
 
 Evaluate = Callable[[int], dict[str, float]]
@@ -38,6 +38,7 @@ class Recipe:
     """How a model is trained. warmup: steps, or below 1 the share of all steps. clip: the gradients' largest norm.
 
     dropout: stage or pattern -> rate. schedule "noam" takes learning_rate as the factor of width^-0.5 min(...).
+    average: the weights of so many last epochs are kept, for `Run.load_average`.
     """
 
     epochs: int = 3
@@ -51,15 +52,21 @@ class Recipe:
     clip: float | None = 1.0
     dropout: dict[str, float] = field(default_factory=dict)
     lazy: bool = True
+    average: int = 1
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if self.epochs < 1 or self.batch_size < 1 or not self.learning_rate > 0 or self.warmup < 0:
+        if min(self.epochs, self.batch_size, self.average) < 1 or not self.learning_rate > 0 or self.warmup < 0:
             raise NpformerError(
-                "a recipe has epochs and batch_size of at least 1, a learning_rate above 0, warmup of at least 0"
+                "a recipe has epochs, batch_size and average of at least 1, learning_rate above 0, warmup of at least 0"
             )
         if self.schedule not in SCHEDULES:
             raise NpformerError(f"schedule: expected one of {', '.join(SCHEDULES)}, got {self.schedule!r:.80}")
+
+    @property
+    def averaged(self) -> range:
+        """The epochs after which weights are kept for their mean."""
+        return range(max(1, self.epochs + 1 - self.average), self.epochs + 1)
 
     def factors(self, total: int, width: int) -> Schedule:
         """What multiplies the learning rate at each of `total` steps."""
@@ -162,9 +169,10 @@ class Run(Generic[E]):
         state.loss, state.right, state.count, state.seconds = 0.0, 0, 0, 0.0
         if self.progress:
             self.progress.epoch(row)
-        if self.folder is not None and (is_best or score not in row):
-            self.folder.mkdir(parents=True, exist_ok=True)
-            save_arrays(self.folder / BEST, self.weights.flat, {"format": FORMAT, "epoch": str(epoch)})
+        if is_best or score not in row:
+            self._keep(BEST, epoch)
+        if self.recipe.average > 1 and epoch in self.recipe.averaged:
+            self._keep(EPOCH.format(epoch), epoch)
         self.save(self._fingerprint(examples))
 
     # --- checkpoints -------------------------------------------------------------------------------------------------
@@ -178,12 +186,31 @@ class Run(Generic[E]):
         metadata = {"format": FORMAT, "run": fingerprint, "state": json.dumps(asdict(self.state))}
         save_arrays(self.folder / LAST, arrays, metadata)
 
-    def load_best(self) -> None:
-        """Make the weights those of `best.safetensors`."""
+    def _keep(self, name: str, epoch: int) -> None:
+        """Write the weights as they are, whole or not at all."""
         if self.folder is not None:
-            arrays, _ = load_arrays(self.folder / BEST)
+            self.folder.mkdir(parents=True, exist_ok=True)
+            save_arrays(self.folder / name, self.weights.flat, {"format": FORMAT, "epoch": str(epoch)})
+
+    def choose(self, evaluate: Evaluate, score: str = "accuracy") -> dict[str, float]:
+        """Make the weights the best epoch's, or the mean of the recipe's `average` last ones where that scores higher.
+
+        The numbers of the weights chosen. Averaging checkpoints: Vaswani et al., 2017, section 6.1.
+        """
+        best = max(self.state.history, key=lambda row: row[score])
+        if self.recipe.average > 1:
+            self._load_mean([EPOCH.format(epoch) for epoch in self.recipe.averaged])
+            mean = evaluate(self.recipe.epochs)
+            if mean[score] > best[score]:
+                return mean
+        self._load_mean([BEST])
+        return best
+
+    def _load_mean(self, names: Sequence[str]) -> None:
+        if self.folder is not None:
+            kept = [load_arrays(self.folder / name)[0] for name in names]
             for name, array in self.weights.flat.items():
-                array[...] = arrays[name]
+                array[...] = sum(arrays[name] for arrays in kept) / len(kept)
 
     def _resume(self, fingerprint: str) -> None:
         if self.folder is None or not (self.folder / LAST).exists():

@@ -1,4 +1,4 @@
-"""What a fine-tuning begins with and ends in: a checkpoint with a head for new labels, and the folder of the result."""
+"""What a training begins with and ends in: a checkpoint with a head for new labels, and the folder of the result."""
 
 from __future__ import annotations
 
@@ -20,7 +20,10 @@ from npformer.errors import NpformerError
 from npformer.training.initialise import initialise
 from npformer.transformer_config import TransformerConfig
 
-TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.txt")
+COMPANIONS = (
+    "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.txt",
+    "generation_config.json",
+)  # fmt: skip
 ENCODER = ("embeddings.", "layers.", "norm.")
 
 
@@ -69,11 +72,11 @@ def as_distilbert(config: Config, tree: layout.Tree) -> tuple[Config, layout.Tre
 
 
 def write_model(folder: Path, source: Path, config: Config, tree: layout.Tree) -> None:
-    """A checkpoint folder: weights, the tokenizer's files of `source`, last config.json; each whole or not there."""
+    """A checkpoint folder: weights, the files beside them of `source`, last config.json; each whole or not there."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         save_arrays(folder / OWN_WEIGHTS, families.stored(tree, config), {"format": "npformer"})
-        for name in TOKENIZER:
+        for name in COMPANIONS:
             if (source / name).is_file():
                 shutil.copyfile(source / name, folder / name)
         partial = folder / f".{CONFIG}.{secrets.token_hex(4)}.partial"

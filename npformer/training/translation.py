@@ -1,6 +1,7 @@
 """The loss of an encoder-decoder: cross-entropy of each target token after those before it, with label smoothing.
 
-Vaswani et al., 2017, sections 3.1 and 5.4. An `Example` has the source's `Text` and the target's ids.
+Vaswani et al., 2017, sections 3.1 and 5.4. An `Example` has the source's `Text` and the target's ids; `pairs.py` makes
+them of sentences.
 """
 
 from __future__ import annotations
@@ -16,10 +17,12 @@ from npformer.decoder import shift
 from npformer.errors import NpformerError
 from npformer.functions import cross_entropy, cross_entropy_backward
 from npformer.recording import Edit, Recording
-from npformer.seq2seq import transformer, transformer_backward
+from npformer.seq2seq import Seq2Seq, transformer, transformer_backward
 from npformer.tap import listen
 from npformer.training.step import Example, Part
 from npformer.transformer_config import TransformerConfig
+
+WINDOW = 256  # pairs handed to the model at a time when it is evaluated
 
 
 @dataclass(frozen=True)
@@ -52,3 +55,17 @@ class TranslationLoss:
         grad = cross_entropy_backward(1 / count, logits, wanted, **options)
         stages = recording.stages
         return Part(loss, right, transformer_backward({"logits": grad}, stages, tree, self.config, source, target))
+
+
+def evaluate(model: Seq2Seq, examples: Sequence[Example]) -> dict[str, float]:
+    """The mean cross-entropy of a target token given those before it, and the share that is given as the likeliest."""
+    total, right, count = 0.0, 0, 0
+    for start in range(0, len(examples), WINDOW):
+        window = examples[start : start + WINDOW]
+        shifted = [shift(each.target, model.config.start_id, model.config.end_ids[0]) for each in window]
+        answers = model.run([(each.text, Text(ids)) for each, (ids, _) in zip(window, shifted, strict=True)])
+        for answer, (_, wanted) in zip(answers, shifted, strict=True):
+            total += float(cross_entropy(answer["logits"], wanted, reduction="sum"))
+            right += int((answer["logits"].argmax(axis=-1) == wanted).sum())
+            count += len(wanted)
+    return {"dev_loss": total / count, "accuracy": right / count}

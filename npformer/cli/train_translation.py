@@ -1,0 +1,77 @@
+"""Train an encoder-decoder to translate, from scratch. Stopped at any point, the same command goes on."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import replace
+from pathlib import Path
+
+from npformer.cli import complain, recipes
+from npformer.cli.answers import whole
+from npformer.errors import NpformerError
+from npformer.seq2seq import Seq2Seq
+from npformer.training import Recipe, Run, Trainable, initialise, standard_rates
+from npformer.training.pairs import encode_pairs, kept_tokenizer, read_pairs, translator
+from npformer.training.progress import Progress
+from npformer.training.start import write_model
+from npformer.training.translation import TranslationLoss, evaluate
+
+EPILOG = """files: one sentence a line; line N of the second is the translation of line N of the first.
+
+examples:
+  npformer train-translation --train train.en train.de --dev dev.en dev.de -o en-de
+  npformer evaluate --model en-de --source test.en --reference test.de --beams 5
+  npformer translate --model en-de "A dog runs through the snow." """
+
+RECIPE = Recipe(
+    epochs=20, batch_size=128, learning_rate=1.4e-3, warmup=0.1, betas=(0.9, 0.98), eps=1e-9, weight_decay=0.0,
+    lazy=False, average=5,
+)  # fmt: skip
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    pair = {"nargs": 2, "metavar": ("SOURCE", "TARGET"), "required": True}
+    parser.add_argument("--train", help="sentences and their translations to learn", **pair)  # type: ignore[arg-type]
+    parser.add_argument("--dev", help="those to choose the best epoch by", **pair)  # type: ignore[arg-type]
+    parser.add_argument("-o", "--output", metavar="DIR", required=True, help="the folder of the result")
+    sizes = {
+        "--vocabulary": (6000, "tokens of both languages"),
+        "--width": (256, "d_model"),
+        "--heads": (4, "attention heads"),
+        "--ffn": (512, "width of the feed-forward networks"),
+        "--layers": (4, "layers of the encoder, and of the decoder"),
+        "--max-length": (256, "tokens of the longest sentence"),
+    }
+    for name, (default, what) in sizes.items():
+        parser.add_argument(name, type=whole, metavar="N", default=default, help=f"{what} (%(default)s)")
+    recipes.add_arguments(parser, RECIPE, label_smoothing=0.1)
+    parser.set_defaults(dropout=0.3)
+    parser.add_argument("-j", "--threads", type=whole, metavar="N", help="cores to use (default: all)")
+
+
+def run(args: argparse.Namespace) -> None:
+    output = Path(args.output)
+    if (output / "config.json").exists():
+        raise NpformerError(f"{output}: a model is there already; give another folder")
+    recipe = recipes.read(args)
+    train, dev = read_pairs(*args.train), read_pairs(*args.dev)
+    tokenizer = kept_tokenizer(output / "training", train, args.vocabulary, args.max_length)
+    config = translator(tokenizer.get_vocab_size(), args.width, args.heads, args.layers, args.ffn, args.max_length)
+    examples = encode_pairs(tokenizer, args.train, train, args.max_length - 1)
+    held_out = encode_pairs(tokenizer, args.dev, dev, args.max_length - 1)
+    weights = Trainable(initialise(config, args.seed, "xavier"), config)
+    model = Seq2Seq(config, weights.tree, threads=args.threads)
+    count = sum(array.size for array in weights.flat.values())
+    complain(f"{count / 1e6:.1f} million weights, {config.vocab_size} tokens, {len(examples)} pairs")
+
+    recipe = replace(recipe, dropout=standard_rates(config, args.dropout))
+    objective = TranslationLoss(config, args.label_smoothing)
+    training = Run(objective, weights, recipe, output / "training", model.threads, args.save_every, Progress())
+
+    def numbers(epoch: int) -> dict[str, float]:
+        return evaluate(model, held_out)
+
+    training.train(examples, numbers)
+    found = training.choose(numbers)
+    write_model(output, output / "training", config, weights.tree)
+    print(f"{output}: {found['accuracy']:.4f} of the next tokens right, loss {found['dev_loss']:.4f}")

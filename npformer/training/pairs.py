@@ -1,0 +1,112 @@
+"""Pairs of sentences that a translator learns from: read, cut into tokens of one vocabulary, and the model for them.
+
+`translation.py` has the loss, `cli/train_translation.py` joins the two.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from npformer.archive import written_whole
+from npformer.batch import Text
+from npformer.errors import NpformerError
+from npformer.training.data import read_lines
+from npformer.training.step import Example
+from npformer.transformer_config import TransformerConfig
+from npformer.translation_tokenizer import FILE, read_tokenizer
+
+END, PAD = "</s>", "<pad>"  # ids 0 and 1; the padding token is what a decoder is given first, as in Marian's models
+
+
+def read_pairs(source: str | Path, target: str | Path) -> list[tuple[str, str]]:
+    """The lines of two files that go together. Raises NpformerError, with file and line, for one that is empty."""
+    sources, targets = read_lines(source), read_lines(target)
+    if len(sources) != len(targets):
+        raise NpformerError(f"{target}: {len(targets)} lines for the {len(sources)} of {source}")
+    for path, lines in ((source, sources), (target, targets)):
+        for number, line in enumerate(lines, 1):
+            if not line.strip():
+                raise NpformerError(f"{path}:{number}: an empty line; each line needs its translation")
+    if not sources:
+        raise NpformerError(f"{source}: no lines")
+    return list(zip(sources, targets, strict=True))
+
+
+def learn_tokenizer(texts: Iterable[str], size: int) -> Any:
+    """One byte-pair vocabulary for both languages (Sennrich et al., 2016), on bytes, so that no character is unknown.
+
+    A `tokenizers.Tokenizer`; a text's ids end with `END`. Raises NpformerError for a size below the bytes' own.
+    """
+    from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+
+    special, alphabet = [END, PAD], pre_tokenizers.ByteLevel.alphabet()
+    if size < len(special) + len(alphabet):
+        least = len(special) + len(alphabet)
+        raise NpformerError(f"a vocabulary on bytes has {least} tokens at least, got {size}")
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.normalizer = normalizers.NFC()
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
+    tokenizer.decoder = decoders.Sequence([decoders.ByteLevel(), decoders.Strip(" ", 1, 0)])
+    trainer = trainers.BpeTrainer(
+        vocab_size=size, special_tokens=[AddedToken(each, special=True) for each in special],
+        initial_alphabet=sorted(alphabet), show_progress=False,
+    )  # fmt: skip
+    tokenizer.train_from_iterator(texts, trainer)
+    tokenizer.post_processor = processors.TemplateProcessing(single=f"$A {END}", special_tokens=[(END, 0)])
+    return tokenizer
+
+
+def encode_pairs(
+    tokenizer: Any, files: tuple[str | Path, str | Path], pairs: Sequence[tuple[str, str]], longest: int
+) -> list[Example]:
+    """The pairs as ids. Raises NpformerError, with file and line, for a sentence of more than `longest` tokens."""
+    sides = []
+    for path, texts in zip(files, zip(*pairs, strict=True), strict=True):
+        encodings = tokenizer.encode_batch_fast(list(texts))
+        for number, encoding in enumerate(encodings, 1):
+            if len(encoding) > longest:
+                raise NpformerError(f"{path}:{number}: {len(encoding)} tokens, the model takes {longest}")
+        sides.append([np.array(encoding.ids) for encoding in encodings])
+    return [Example(Text(source), target[:-1]) for source, target in zip(*sides, strict=True)]
+
+
+def translator(vocabulary: int, width: int, heads: int, layers: int, ffn: int, longest: int) -> TransformerConfig:
+    """The 2017 encoder-decoder in Marian's layout, so that Transformers reads it too: one table for source, target and
+    projection, its rows times sqrt(width), ReLU, norms after the blocks. Vaswani et al., 2017, sections 3.3 and 3.4.
+    """
+    return TransformerConfig(
+        "marian", "translation", vocab_size=vocabulary, target_vocab_size=vocabulary, d_model=width,
+        n_heads=heads, n_decoder_heads=heads, n_layers=layers, n_decoder_layers=layers, d_ffn=ffn, d_decoder_ffn=ffn,
+        max_length=longest, activation="relu", eps=1e-5, positions="sinusoidal-halves", scale_embedding=True,
+        shared=True, tied=True, start_id=1, end_ids=(0,), pad_id=1,
+    )  # fmt: skip
+
+
+def kept_tokenizer(folder: Path, pairs: Sequence[tuple[str, str]], size: int, longest: int) -> Any:
+    """The tokenizer of a run: the one in its folder, or one that is learnt from the pairs and written there.
+
+    Beside it lie the files that say how a translator of this vocabulary is used.
+    """
+    if (folder / FILE).exists():
+        return read_tokenizer(folder / FILE, size)
+    tokenizer = learn_tokenizer((text for pair in pairs for text in pair), size)
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": END, "pad_token": PAD}
+    generation = {
+        "num_beams": 5, "max_length": longest, "decoder_start_token_id": 1, "eos_token_id": 0, "pad_token_id": 1,
+        "forced_eos_token_id": 0, "bad_words_ids": [[1]],
+    }  # fmt: skip
+    files = {
+        "tokenizer_config.json": json.dumps({**settings, "model_max_length": longest}, indent=2) + "\n",
+        "generation_config.json": json.dumps(generation, indent=2) + "\n",
+        FILE: tokenizer.to_str(pretty=True),
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, text in files.items():
+        with written_whole(folder / name) as partial:
+            partial.write_text(text, encoding="utf-8")
+    return tokenizer
