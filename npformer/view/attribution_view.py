@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from npformer.batch import Text
 from npformer.errors import NpformerError
 from npformer.view.attribution import Method, given_scores, leave_one_out, roll_out
 from npformer.view.colour import DIVERGING, SEQUENTIAL
@@ -25,20 +26,22 @@ def attribution(
     *,
     label: str | int | None = None,
     token: int = 0,
+    steps: int = 50,
     scores: Mapping[str, Any] | None = None,
     tokens: Sequence[str] | None = None,
 ) -> AttributionView:
     """Which words a label rests on, marked on the text, by measures named for what they are.
 
-    `source` is a model that classifies texts (with `text`, or a pair): leaving out one word at a time, and attention
-    roll-out. From any other model, a trace, or weights with `tokens`: roll-out, to the output at `token`. `scores`
-    adds measures of your own, name to one number a token. `label` is the label to explain, by default the answer.
+    `source` is a model that classifies texts (with `text`, or a pair): leaving out one word at a time, gradient times
+    input, integrated gradients (at `steps` places), and attention roll-out; of token ids, from which no word can be
+    left out, all but the first, and while an edit is open no gradients, as they do not know it. From any other model,
+    a trace, or weights with `tokens`: roll-out, to the output at `token`. `scores` adds measures of your own, name to
+    one number a token. `label` is the label to explain, by default the answer.
 
     `attribution(model, "I love ice cream").save("words.html")`
     """
-    is_model = not is_arrays(source)
     arrays = traced(source, text)
-    methods = [leave_one_out(source, text, label)] if is_model and _classifies(source) else []
+    methods = [] if is_arrays(source) or not _classifies(source) else _asked(source, text, label, steps)
     if not methods and label is not None:
         raise NpformerError("attribution: label= needs a model that classifies texts, to ask it again without a word")
     side = sides(arrays, tokens, None, None).queries
@@ -54,6 +57,19 @@ def attribution(
 def _classifies(model: Any) -> bool:
     """Whether a model gives one row of logits a text, and reads a text as strings."""
     return model.config.head in ("sequence-classification", "next-sentence")
+
+
+def _asked(model: Any, given: Any, label: str | int | None, steps: int) -> list[Method]:
+    """The measures that run a model: by words left out of a text, and by gradients."""
+    from npformer.tap import listening
+    from npformer.tracing import texts_of
+    from npformer.view.gradients import by_gradients  # only a model has any, and its backward is not light
+
+    methods = [] if isinstance(given, (list, np.ndarray, Text)) else [leave_one_out(model, given, label)]
+    if not listening():
+        (text,), (tokens,), _ = texts_of(model, given)
+        methods += by_gradients(model, text, tokens, label, steps)
+    return methods
 
 
 @dataclass(frozen=True, repr=False, eq=False)

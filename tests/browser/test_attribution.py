@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 
 from npformer import view
@@ -20,14 +21,22 @@ def model() -> Any:
     return tiny.model("distilbert")
 
 
-def test_words_numbers_and_both_measures(page: Page, model: Any) -> None:
+def test_words_numbers_and_every_measure(page: Page, model: Any) -> None:
     shown = view.attribution(model, TEXT)
     page.show(shown)
-    left_out, rolled = shown.methods
+    left_out, times_input, integrated, rolled = shown.methods
     assert page.text(".texts") == TEXT
     assert page.texts(".word") == ["I", "love", "good", "ice", "cream", ",", "not", "hot", "."]
     assert page.texts(".list output") == [f"{score:z.4f}" for score in left_out.scores]
     assert page.texts(".list td:last-child") == [f"{share:.4f}" for share in left_out.beside[1]]
+    for method in (times_input, integrated):
+        page.click(page.segment(method.name))
+        assert page.texts(".list output") == [f"{score:z.4f}" for score in method.scores]
+        assert page.texts(".word") == ["[CLS]", "i", "love", "good", "ice", "cream", ",", "not", "hot", ".", "[SEP]"]
+        assert page.text(".about") == method.about
+        assert page.all(".list thead th")[-1].text == "score"  # no second column
+        widths = [node.size["width"] for node in page.all(".list .bar i")]
+        assert widths == pytest.approx(np.abs(method.scores) / np.abs(method.scores).max() * max(widths), abs=1)
     page.click(page.segment("Attention roll-out"))
     assert page.texts(".list output") == [f"{score:.4f}" for score in rolled.scores]
     assert page.text(".about").endswith("It knows nothing of the label.")
