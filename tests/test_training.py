@@ -42,6 +42,7 @@ from npformer.training import (
     noam,
     standard_rates,
 )  # fmt: skip
+from npformer.training.dropout import residual_rates
 from npformer.training.progress import Progress
 from npformer.training.start import as_distilbert
 from npformer.training.step import cut
@@ -254,6 +255,13 @@ def test_standard_dropout_sites_are_stages() -> None:
             dropout = Dropout({pattern: rate}, 0)
             with listen(dropout):
                 forward(model.weights, model.config, pack([examples(1)[0].text]))
+            assert dropout._factor, pattern
+    config = given.TRANSLATOR
+    pairs = [Example(Text(source), target) for source, target in next(iter(given.pairs()))]
+    for rates in (residual_rates(0.5), standard_rates(config, 0.5)):
+        for pattern in rates:
+            dropout = Dropout({pattern: 0.5}, 0)
+            TranslationLoss(config).part(initialise(config), pairs, 1, dropout)
             assert dropout._factor, pattern
 
 

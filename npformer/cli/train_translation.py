@@ -10,7 +10,8 @@ from npformer.cli import complain, recipes
 from npformer.cli.answers import whole
 from npformer.errors import NpformerError
 from npformer.seq2seq import Seq2Seq
-from npformer.training import Recipe, Run, Trainable, initialise, standard_rates
+from npformer.training import Recipe, Run, Trainable, initialise
+from npformer.training.dropout import residual_rates
 from npformer.training.pairs import encode_pairs, kept_tokenizer, read_pairs, translator
 from npformer.training.progress import Progress
 from npformer.training.start import write_model
@@ -64,7 +65,7 @@ def run(args: argparse.Namespace) -> None:
     count = sum(array.size for array in weights.flat.values())
     complain(f"{count / 1e6:.1f} million weights, {config.vocab_size} tokens, {len(examples)} pairs")
 
-    recipe = replace(recipe, dropout=standard_rates(config, args.dropout))
+    recipe = replace(recipe, dropout=residual_rates(args.dropout))
     objective = TranslationLoss(config, args.label_smoothing)
     training = Run(objective, weights, recipe, output / "training", model.threads, args.save_every, Progress())
 

@@ -19,7 +19,7 @@ Rates = Mapping[str, float]  # stage or pattern -> the share of its elements tha
 def standard_rates(
     config: Config, rate: float = 0.1, attention: float | None = None, head: float | None = None
 ) -> dict[str, float]:
-    """The stages that Transformers drops elements of (DistilBERT, BERT), or torch's nn.Transformer and the 2017 paper.
+    """The stages that Transformers drops elements of (DistilBERT, BERT), or torch's nn.Transformer.
 
     attention: of attention weights, head: of what the classifier reads; by default `rate`, and DistilBERT's head's 0.2.
     """
@@ -35,8 +35,12 @@ def standard_rates(
         if config.model_type == "bert":
             rates["layers.*.attention.output"] = rate
         return rates | ({read[config.head]: rate if head is None else head} if config.head in read else {})
-    blocks = {"*embeddings.sum": rate, "*attention.output": rate, "*ffn.activation": rate, "*ffn.output": rate}
-    return {**blocks, **weights}
+    return {**residual_rates(rate), "*ffn.activation": rate, **weights}
+
+
+def residual_rates(rate: float) -> dict[str, float]:
+    """The stages of the 2017 paper, section 5.4: what each block adds, and the sums of tokens and positions."""
+    return {"*embeddings.sum": rate, "*attention.output": rate, "*ffn.output": rate}
 
 
 class Dropout:

@@ -1,0 +1,137 @@
+"""npformer's trainings run in torch, from the same weights on the same batches: what it would have come to there.
+
+    python -m tests.benchmarks.torch_run encoder --train train.tsv --test test.tsv -o DIR
+    python -m tests.benchmarks.torch_run translation --train a.en a.de --dev b.en b.de --like MODEL -o DIR
+
+The first is `examples/train_encoder.py`'s training and prints each epoch's accuracy on the test texts. The second is
+that of a folder that `npformer train-translation` left, with its tokenizer; it prints each epoch's loss on the dev
+pairs and leaves a folder that `npformer evaluate` takes. Stopped, the same command goes on. Needs the extra `oracle`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from npformer.archive import load_arrays
+from npformer.checkpoint.folder import CONFIG, read_json
+from npformer.loading import find_folder
+from npformer.model import Model
+from npformer.tokenizer import load_tokenizer
+from npformer.training import Example, Recipe, initialise, read_rows
+from npformer.training.classify import encode
+from npformer.training.loop import LAST
+from npformer.training.pairs import encode_pairs, read_pairs
+from npformer.transformer_config import TransformerConfig
+from npformer.translation_tokenizer import FILE, read_tokenizer
+from npformer.workers import available_cores
+from tests.benchmarks import twins
+
+sys.path.append(str(Path(__file__).parents[2] / "examples"))
+
+
+def train(
+    module: Any, examples: Sequence[Example], recipe: Recipe, width: int, folder: Path, watch: Callable[[], str]
+) -> None:
+    """`Run.train`'s order, batches and learning rates; a line an epoch, and the state to go on from."""
+    adam = twins.optimiser(module, recipe.learning_rate, recipe.betas, recipe.eps, recipe.weight_decay)
+    per_epoch = -(-len(examples) // recipe.batch_size)
+    factor = recipe.factors(per_epoch * recipe.epochs, width)
+    first, state = 0, folder / "state.pt"
+    folder.mkdir(parents=True, exist_ok=True)
+    if state.exists():
+        first, weights, moments = torch.load(state)
+        module.load_state_dict(weights)
+        adam.load_state_dict(moments)
+    for epoch in range(first, recipe.epochs):
+        torch.manual_seed(epoch)
+        start, losses = time.perf_counter(), []
+        order = np.random.default_rng((recipe.seed, epoch)).permutation(len(examples))
+        for index in range(per_epoch):
+            for group in adam.param_groups:
+                group["lr"] = recipe.learning_rate * factor(epoch * per_epoch + index)
+            chosen = order[index * recipe.batch_size : (index + 1) * recipe.batch_size]
+            losses.append(twins.step(module.train(), [examples[i] for i in chosen], adam, recipe.clip))
+        seconds = time.perf_counter() - start
+        with torch.no_grad():
+            print(f"epoch {epoch + 1}  loss {np.mean(losses):.4f}  {watch()}  {seconds:.0f} s", flush=True)
+        torch.save((epoch + 1, module.state_dict(), adam.state_dict()), folder / "state.partial")
+        (folder / "state.partial").rename(state)
+
+
+def encoder(args: argparse.Namespace) -> None:
+    from train_encoder import CONFIG as SETUP
+    from train_encoder import RECIPE
+
+    tree = initialise(SETUP, RECIPE.seed, "torch")
+    model = Model(SETUP, tree)
+    model.tokenizer = load_tokenizer(find_folder("distilbert-sst2"), SETUP)
+    examples, held_out = (encode(model, path, read_rows(path)) for path in (args.train, args.test))
+    module = twins.Classifier(tree, SETUP, max(RECIPE.dropout.values()))
+
+    def watch() -> str:
+        module.eval()
+        right = 0
+        for start in range(0, len(held_out), RECIPE.batch_size):
+            batch = held_out[start : start + RECIPE.batch_size]
+            logits = module(*twins.padded([each.text.ids for each in batch], 0))
+            right += int((logits.argmax(-1) == torch.tensor([each.target for each in batch])).sum())
+        return f"accuracy {right / len(held_out):.4f}"
+
+    train(module, examples, RECIPE, SETUP.d_model, args.output, watch)
+
+
+def translation(args: argparse.Namespace) -> None:
+    metadata = load_arrays(args.like / "training" / LAST)[1]
+    recipe = Recipe(**json.loads(metadata["run"])["recipe"])
+    config = TransformerConfig.from_dict(read_json(args.like / CONFIG))
+    tokenizer = read_tokenizer(args.like / FILE, config.vocab_size)
+    examples, held_out = (
+        encode_pairs(tokenizer, files, read_pairs(*files), config.max_length) for files in (args.train, args.dev)
+    )
+    tree = initialise(config, recipe.seed, "xavier")
+    module = twins.Translator(tree, config, max(recipe.dropout.values()), 0.1)
+
+    def watch() -> str:
+        module.eval()
+        total, count = 0.0, 0
+        for start in range(0, len(held_out), recipe.batch_size):
+            batch = held_out[start : start + recipe.batch_size]
+            tokens = sum(len(each.target) + 1 for each in batch)
+            total += float(module.loss(batch)) * tokens
+            count += tokens
+        return f"dev loss, smoothed, {total / count:.4f}"
+
+    train(module, examples, recipe, config.d_model, args.output, watch)
+    module.model.save_pretrained(args.output / "model")
+    for name in (FILE, "tokenizer_config.json", "generation_config.json", CONFIG):
+        shutil.copyfile(args.like / name, args.output / "model" / name)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    kinds = parser.add_subparsers(required=True)
+    for run in (encoder, translation):
+        kind = kinds.add_parser(run.__name__)
+        kind.set_defaults(run=run)
+        kind.add_argument("-o", "--output", required=True, type=Path)
+        files: dict[str, Any] = {"nargs": 2} if run is translation else {}
+        kind.add_argument("--train", required=True, **files)
+        kind.add_argument("--dev" if run is translation else "--test", required=True, **files)
+    kinds.choices["translation"].add_argument("--like", required=True, type=Path)
+    torch.set_num_threads(available_cores())
+    args = parser.parse_args()
+    args.run(args)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,124 @@
+"""A step of training beside torch's: `python -m tests.benchmarks.training [--quick] [--json FILE]`.
+
+Forward, backward, clipping and AdamW on a batch, of three models: DistilBERT-base on 32 texts of 64 tokens, an encoder
+of width 256 on 32 texts of 256, and an encoder-decoder of width 128 on 128 pairs of 8 to 24. Both begin with the same
+weights, drop out at the same places and take turns in one process; without dropout their first losses must agree.
+Needs the extra `oracle`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from npformer.batch import Text
+from npformer.config import Config
+from npformer.training import Example, HeadLoss, Recipe, Run, Trainable, gradients, initialise, standard_rates
+from npformer.training.dropout import residual_rates
+from npformer.training.pairs import translator
+from npformer.training.translation import TranslationLoss
+from npformer.transformer_config import TransformerConfig
+from npformer.workers import available_cores
+from tests.benchmarks import measure, sizes, table, twins
+from tests.benchmarks.models import Contender
+
+ENCODER = TransformerConfig(
+    "transformer", "sequence-classification", vocab_size=30522, d_model=256, n_heads=4, n_layers=4, d_ffn=512,
+    max_length=256, activation="relu", eps=1e-5, labels=("negative", "positive"), torch_class="nn.TransformerEncoder",
+)  # fmt: skip
+TRANSLATOR = translator(vocabulary=6000, width=128, heads=4, layers=4, ffn=256, longest=256)
+SMOOTHING = 0.1
+APART = 1e-5  # of the first loss, which both compute in float32, in their own order
+
+Row = tuple[Config, list[Example], Any, dict[str, float], Callable[[Any, float], Any]]
+
+
+def texts(config: Config, count: int, length: int) -> list[Example]:
+    ids = sizes.random_ids([length] * count, config.vocab_size)
+    return [Example(Text(each), i % 2) for i, each in enumerate(ids)]
+
+
+def pairs(count: int) -> list[Example]:
+    random = np.random.default_rng(0)
+    lengths = random.integers(8, 25, (count, 2))
+    return [Example(Text(random.integers(2, 6000, a)), random.integers(2, 6000, b)) for a, b in lengths]
+
+
+def rows() -> dict[str, Row]:
+    """Work -> config, batch, objective, dropout, and the torch module of a tree and a rate."""
+    base = sizes.BASE
+    return {
+        "DistilBERT-base, 32 x 64": (
+            base, texts(base, 32, 64), HeadLoss(base), standard_rates(base, 0.1, head=0.1),
+            lambda tree, rate: twins.DistilBert(tree, base, rate),
+        ),
+        "encoder of width 256, 32 x 256": (
+            ENCODER, texts(ENCODER, 32, 256), HeadLoss(ENCODER),
+            {"layers.*.attention.output": 0.4, "layers.*.ffn.output": 0.4},
+            lambda tree, rate: twins.Classifier(tree, ENCODER, rate),
+        ),
+        "translator of width 128, 128 pairs": (
+            TRANSLATOR, pairs(128), TranslationLoss(TRANSLATOR, SMOOTHING), residual_rates(0.3),
+            lambda tree, rate: twins.Translator(tree, TRANSLATOR, rate, SMOOTHING),
+        ),
+    }  # fmt: skip
+
+
+def measure_row(row: Row, threads: int, rounds: int) -> dict[str, Any]:
+    """The least time of a step of each, and how far apart their first losses are, relatively."""
+    config, examples, objective, dropout, twin = row
+    tree = initialise(config, 0, "xavier" if config.model_type == "marian" else "normal")
+    recipe = Recipe(learning_rate=1e-4, dropout=dropout, lazy=False)
+    weights = Trainable(tree, config)
+    own = gradients(objective, weights, examples, threads).loss
+    with torch.no_grad():
+        torchs = twin(tree, 0.0).loss(examples).item()
+    apart = abs(own / torchs - 1)
+    if not apart < APART:
+        raise SystemExit(f"the first loss is {own}, torch's is {torchs}")
+    module = twin(tree, max(dropout.values())).train()
+    adam = twins.optimiser(module, recipe.learning_rate, recipe.betas, recipe.eps, recipe.weight_decay)
+    found, count = {}, sum(objective.size(example) for example in examples)
+    for is_lazy, name in ((False, "npformer"), (True, "npformer, lazy")):
+        found[name] = Run(objective, weights, replace(recipe, lazy=is_lazy), threads=threads)
+    contenders = [
+        Contender(name, "", lambda run=run: run._step(examples, recipe.learning_rate)) for name, run in found.items()
+    ]
+    contenders.append(Contender("torch", "", lambda: twins.step(module, examples, adam, recipe.clip)))
+    raced = measure.race(contenders, rounds, 0)
+    return {"tokens": count, "apart": apart, **{name: each["seconds"] for name, each in raced.items()}}
+
+
+def main() -> None:
+    """Measure, print, and write the JSON file that was asked for."""
+    parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.training", description=__doc__)
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write every figure there too")
+    parser.add_argument("--quick", action="store_true", help="two turns only: a look, not a measurement")
+    arguments = parser.parse_args()
+    threads = available_cores()
+    torch.set_num_threads(threads)
+    result: dict[str, Any] = {"machine": measure.machine(), "rows": {}}
+    print(measure.described(result["machine"]), flush=True)
+    lines = []
+    for name, row in rows().items():
+        found = result["rows"][name] = measure_row(row, threads, 2 if arguments.quick else 8)
+        own, lazy, peer = (found[each] for each in ("npformer", "npformer, lazy", "torch"))
+        rate = f"{found['tokens'] / own:,.0f}"
+        ratios = [f"{own / peer:.2f}x", f"{lazy / peer:.2f}x"]
+        lines.append([name, *map(table.milliseconds, (own, lazy, peer)), *ratios, rate])
+        print(f"{name}: first losses differ by {found['apart']:.1e}", flush=True)
+    head = ["a step", "npformer", "lazy tables", "torch", "npformer / torch", "lazy / torch", "tokens/s"]
+    print(table.markdown(head, lines), flush=True)
+    if arguments.json:
+        arguments.json.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
