@@ -4,6 +4,7 @@ import json
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -209,6 +210,9 @@ def test_info_of_a_model(models):
     shown = run("info", models["zero-shot"])[1]
     assert "zero-shot-classification" in shown
     assert "contradiction" in shown
+    marian = run("info", str(Path(__file__).parent / "golden" / "seq2seq" / "marian-files"), "--json")[1]
+    assert json.loads(marian)["tasks"] == "translation"
+    assert json.loads(marian)["layers"] == "2 and 2 in the decoder"
 
 
 # --- start-up --------------------------------------------------------------------------------------------------------

@@ -17,14 +17,15 @@ EPILOG = """examples:
   npformer info
   npformer info distilbert-sst2"""
 
-#: The tasks that read a head. Those of an encoder are for all.
+#: The tasks that read a head. Those of an encoder are for all but encoder-decoders.
 TASKS_OF = {
     "sequence-classification": ["text-classification"],
     "token-classification": ["token-classification"],
     "question-answering": ["question-answering"],
     "masked-lm": ["fill-mask"],
+    "translation": ["translation"],
 }
-FOR_ALL = ["feature-extraction", "sentence-embedding"]
+ENCODERS = ["feature-extraction", "sentence-embedding"]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -85,23 +86,25 @@ def _blas(library: dict[str, Any]) -> str:
 def _model(model: Model) -> dict[str, Any]:
     from npformer.checkpoint.layout import stored
     from npformer.tokenizer import longest_text
+    from npformer.transformer_config import TransformerConfig
 
     config = model.config
     arrays = stored(dict(model.weights), config)
     knows_entailment = any(label.lower().startswith("entail") for label in config.labels)
+    decoder = config.n_decoder_layers if isinstance(config, TransformerConfig) else 0
     inference = ["zero-shot-classification"] if knows_entailment else []
     facts: dict[str, Any] = {
         "folder": str(model.folder),
         "family": config.model_type,
         "head": config.head,
-        "layers": config.n_layers,
+        "layers": f"{config.n_layers} and {decoder} in the decoder" if decoder else config.n_layers,
         "heads": f"{config.n_heads} of {config.d_head}",
         "width": f"{config.d_model}, {config.d_ffn} in the feed-forward network ({config.activation})",
         "vocabulary": f"{config.vocab_size} pieces",
         "longest text": f"{longest_text(model.folder, config)} tokens",
         "parameters": f"{sum(array.size for array in arrays.values()) / 1e6:.1f} million",
         "memory": f"{sum(array.nbytes for array in arrays.values()) / 1e6:.1f} MB as {model.dtype}",
-        "tasks": ", ".join([*TASKS_OF.get(config.head, []), *inference, *FOR_ALL]),
+        "tasks": ", ".join([*TASKS_OF.get(config.head, []), *inference, *(() if decoder else ENCODERS)]),
     }
     if config.labels:
         facts["labels"] = list(config.labels)
