@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from npformer.archive import written_whole
+from npformer.errors import NpformerError
 from npformer.view.colour import DIVERGING, SEQUENTIAL
 from npformer.view.pack import Packed
 
@@ -88,6 +89,8 @@ class View(ABC):
 
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Write the page to `path` and return it: beside it first, then renamed, so that no half page is ever seen."""
+        if not Path(path).name:  # "", "." and "/"
+            raise NpformerError(f"{path}: expected a file to write the page to, got a folder; name one, as view.html")
         with written_whole(path) as partial:
             partial.write_text(self.html(), encoding="utf-8", newline="\n")
         return Path(path)

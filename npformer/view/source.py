@@ -85,7 +85,11 @@ def traced(source: Any, text: Any) -> Any:
             "view: expected a model and a text, a trace, or arrays with tokens=; "
             f"got {type(source).__name__} alone. Call heads(model, 'some text') or heads(weights, tokens=[...])"
         )
-    from npformer.tracing import trace  # only a model needs the forward
+    if source.config.head == "translation":
+        from npformer.view.translated import translated  # only a model needs the forward
+
+        return translated(source, text)
+    from npformer.tracing import trace
 
     return trace(source, text)
 
@@ -104,6 +108,8 @@ def sides(
     source: Any, tokens: Sequence[str] | None, key_tokens: Sequence[str] | None, segments: Sequence[int] | None
 ) -> Sides:
     """The tokens of both sides: those handed in, else the trace's own."""
+    if tokens is None and key_tokens is None:
+        key_tokens = getattr(source, "key_tokens", None)
     tokens = getattr(source, "tokens", None) if tokens is None else tokens
     if tokens is None:
         raise NpformerError("view: these arrays come without tokens; hand them in as tokens=['[CLS]', ...]")

@@ -146,7 +146,7 @@ def _texts(text: Any, both: Sides) -> tuple[str, ...]:
     """The text or the pair as it was given; else what its words say."""
     from npformer.tasks.inputs import as_part
 
-    if text is None or isinstance(text, (list, np.ndarray)):  # token ids
+    if text is None or isinstance(text, (list, np.ndarray)) or len(both.distinct) > 1:  # token ids, a translation
         return tuple(sentence(side) for side in both.distinct)
     part = as_part(text)
     return (part,) if isinstance(part, str) else part

@@ -1,0 +1,71 @@
+"""A translation model's stages for the views: the text is translated first, then both sides are run and recorded."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from npformer.batch import Text
+from npformer.errors import NpformerError
+from npformer.generation import generate
+from npformer.seq2seq import Seq2Seq
+from npformer.tasks.inputs import as_part
+from npformer.tracing import Trace
+from npformer.translation_tokenizer import Files, Pieces, TranslationTokenizer
+
+
+class TranslationTrace(Trace):
+    """A trace with tokens on two sides: `tokens` are what the decoder read, `key_tokens` the source's."""
+
+    key_tokens: Sequence[str]
+
+
+def translated(model: Seq2Seq, given: Any) -> TranslationTrace:
+    """Every stage of translating a text, (source, target) as in teacher forcing.
+
+    The target is the translation that `generate` finds with the model's own settings. The decoder reads it behind the
+    start token, without its end: row i is what token i + 1 was chosen from.
+    Raises NpformerError for a pair, and for a text without a word.
+    """
+    source = Text(_ids(model, given))
+    if not len(source):
+        raise NpformerError("view: expected a text to translate, got one without a token")
+    (hypotheses,) = generate(model, [source])
+    target = np.concatenate([[model.config.start_id], hypotheses[0].ids[:-1]]).astype(np.int64)
+    found = TranslationTrace("*", model.config)
+    found.describe([_names(model, target, is_source=False)], [np.zeros(len(target), np.int64)])
+    found.key_tokens = _names(model, source.ids, is_source=True)
+    with found:
+        model.run([(source, Text(target))])
+    return found
+
+
+def _ids(model: Seq2Seq, given: Any) -> np.ndarray:
+    if isinstance(given, (list, np.ndarray)):
+        return np.asarray(given, np.int64)
+    part = as_part(given)
+    if not isinstance(part, str):
+        raise NpformerError(
+            "view: a translation model writes the second text itself; give it one text, or trace it with a target: "
+            "with trace() as t: model(ids, labels=...), then heads(t, tokens=..., key_tokens=...)"
+        )
+    if not part.strip():
+        raise NpformerError("view: expected a text to translate, got an empty one")
+    return np.array(model.tokenizer.encode(part), np.int64)
+
+
+def _names(model: Seq2Seq, ids: np.ndarray, is_source: bool) -> list[str]:
+    """The tokens of either side, or the ids themselves where the model has no tokenizer."""
+    try:
+        tokenizer: TranslationTokenizer | None = model.tokenizer
+    except NpformerError:  # ids need none
+        tokenizer = None
+    known: dict[int, str] = {}
+    if isinstance(tokenizer, Pieces):
+        known = {i: piece for piece, i in tokenizer.vocabulary.items()} if is_source else tokenizer.pieces
+    elif isinstance(tokenizer, Files):
+        side = tokenizer.source if is_source else tokenizer.target
+        known = {i: token for token, i in side.get_vocab(with_added_tokens=True).items()}
+    return [known.get(number, str(number)) for number in ids.tolist()]
