@@ -203,7 +203,7 @@ class _Blas:
     """The BLAS libraries loaded in this process, held to one thread while any caller wants them so."""
 
     def __init__(self) -> None:
-        self.lock = threading.Lock()
+        self.lock = threading.RLock()
         self.users = 0
         self.before: list[tuple[Any, int]] = []
 
@@ -256,4 +256,7 @@ def blas_libraries() -> list[dict[str, Any]]:
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget_helpers)
+    # No fork while a thread is inside threadpoolctl: the child would inherit that library's lock, held by nobody.
+    os.register_at_fork(
+        before=lambda: _blas.lock.acquire(), after_in_parent=lambda: _blas.lock.release(), after_in_child=_forget_helpers
+    )  # fmt: skip
