@@ -258,5 +258,7 @@ def blas_libraries() -> list[dict[str, Any]]:
 if hasattr(os, "register_at_fork"):
     # No fork while a thread is inside threadpoolctl: the child would inherit that library's lock, held by nobody.
     os.register_at_fork(
-        before=lambda: _blas.lock.acquire(), after_in_parent=lambda: _blas.lock.release(), after_in_child=_forget_helpers
-    )  # fmt: skip
+        before=lambda: _blas.lock.acquire(),
+        after_in_parent=lambda: _blas.lock.release(),
+        after_in_child=_forget_helpers,
+    )
