@@ -75,8 +75,10 @@ def test_every_kind_draws_a_translation(model: Any, kind: str) -> None:
 def test_the_walk_shows_source_and_target(model: Any) -> None:
     t, shown = translated(model, TEXT), view.stages(model, TEXT)
     assert shown.sides.distinct == [shown.sides.keys, shown.sides.queries]
-    assert shown.ids == tuple(t.ids.tolist())
+    assert shown.ids == {"queries": tuple(t.ids.tolist()), "keys": tuple(t.key_ids.tolist())}
     assert shown.texts[0] == "A dog runs through the snow. </s>"
+    for title in (shown.title, view.heads(model, TEXT).title, view.neurons(model, TEXT).title):
+        assert "A dog runs through the snow. </s> / <pad> er" in title
 
 
 @needs_sentencepiece

@@ -51,7 +51,7 @@ class HeadView(StackView):
 
     @property
     def title(self) -> str:
-        return f"Attention heads: {subtitle(self.stacks[0])}"
+        return f"Attention heads: {subtitle(self.stacks)}"
 
     def _meta(self) -> dict[str, Any]:
         return {**super()._meta(), "heading": "Attention heads", "faint": FAINT, "fainter": FAINTER}

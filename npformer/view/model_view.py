@@ -42,7 +42,7 @@ class ModelView(StackView):
 
     @property
     def title(self) -> str:
-        return f"Attention of every head: {subtitle(self.stacks[0])}"
+        return f"Attention of every head: {subtitle(self.stacks)}"
 
     def _meta(self) -> dict[str, Any]:
         return {**super()._meta(), "heading": "Attention of every head"}

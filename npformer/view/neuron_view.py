@@ -17,7 +17,7 @@ from npformer.errors import NpformerError
 from npformer.view.pack import Packed, pack_floats, size
 from npformer.view.page import View
 from npformer.view.source import Side, is_stages, pick, sides, stack_title, stage_arrays, traced
-from npformer.view.stack_view import sentence
+from npformer.view.stack_view import subtitle
 from npformer.view.svg import MUTED, Sheet, signed_cells, text_width
 from npformer.view.terminal import TIMES, bar, fit
 from npformer.view.words import printable
@@ -125,7 +125,7 @@ class NeuronView(View):
 
     @property
     def title(self) -> str:
-        return f"Attention, neuron by neuron: {sentence(self.parts[0].queries)}"
+        return f"Attention, neuron by neuron: {subtitle(self.parts)}"
 
     @cached_property
     def _kept(self) -> tuple[tuple[Part, ...], list[Packed]]:
@@ -149,8 +149,7 @@ class NeuronView(View):
         first = self.parts[0]
         return {
             "heading": "Attention, neuron by neuron",
-            "subtitle": sentence(first.queries) if first.queries == first.keys else
-            f"{sentence(first.queries)} → {sentence(first.keys)}",
+            "subtitle": subtitle(self.parts),
             "parts": [
                 {
                     "title": part.title, "numbers": part.numbers, "heads": part.heads,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -61,7 +61,7 @@ class StackView(View):
         ]
         form = "words" if self.words and "words" in forms[0] else next(iter(forms[0]))
         return {
-            "subtitle": subtitle(self.stacks[0]),
+            "subtitle": subtitle(self.stacks),
             "stacks": [_stack_meta(stack, each) for stack, each in zip(self.stacks, forms, strict=True)],
             "shown": {"stack": 0, "layer": self.layer, "heads": self.shown, "form": form},
             "colours": head_colours(max(stack.heads for stack in self.stacks)),
@@ -104,11 +104,21 @@ def sentence(side: Side) -> str:
     return text if len(text) <= 160 else text[:159] + "…"
 
 
-def subtitle(stack: Stack) -> str:
-    """What was looked at: one text, or the two sides."""
-    if stack.queries == stack.keys:
-        return sentence(stack.queries)
-    return f"{sentence(stack.queries)} → {sentence(stack.keys)}"
+class Looks(Protocol):
+    """Attention of one kind: who looks, and at whom."""
+
+    @property
+    def queries(self) -> Side: ...
+
+    @property
+    def keys(self) -> Side: ...
+
+
+def subtitle(parts: Sequence[Looks]) -> str:
+    """What was looked at: one text; who → at whom, of cross-attention alone; source / target, of a translation."""
+    if len(parts) == 1 and parts[0].queries != parts[0].keys:
+        return f"{sentence(parts[0].queries)} → {sentence(parts[0].keys)}"
+    return " / ".join(dict.fromkeys(sentence(side) for part in parts for side in (part.keys, part.queries)))
 
 
 def strongest(weights: np.ndarray, count: int) -> list[tuple[int, int, int]]:

@@ -15,7 +15,7 @@ import numpy as np
 from npformer.errors import NpformerError
 from npformer.view.pack import Packed, pack_floats
 from npformer.view.page import View
-from npformer.view.source import Sides, is_stages, one_text, sides, traced
+from npformer.view.source import Side, Sides, is_stages, one_text, sides, traced
 from npformer.view.stack_view import sentence
 from npformer.view.svg import MUTED, Sheet, signed_cells, weight_cells
 from npformer.view.terminal import fit
@@ -120,13 +120,20 @@ def stages(
         raise NpformerError("stages: expected at least one stage, got none; trace the model first")
     both = sides(arrays, tokens, key_tokens, segments)
     steps = tuple(_step(name, one_text(name, arrays[name]), arrays, formulas or {}) for name in names)
-    ids = np.asarray(getattr(arrays, "ids", None) if key_tokens is None else None)
-    numbers = tuple(map(int, ids)) if ids.shape == (len(both.queries.tokens),) else ()
+    ids = {} if key_tokens is not None else {
+        "queries": _numbers(getattr(arrays, "ids", None), both.queries),
+        "keys": _numbers(getattr(arrays, "key_ids", getattr(arrays, "ids", None)), both.keys),
+    }  # fmt: skip
     config = getattr(arrays, "config", None)
     named = tuple(labels if labels is not None else getattr(config, "labels", ()))
     if labels is not None and "logits" in names and np.shape(arrays["logits"])[-1] != len(named):
         raise NpformerError(f"stages: labels: expected {np.shape(arrays['logits'])[-1]}, one a logit, got {len(named)}")
-    return StageView(_texts(text, both), both, steps, numbers, named, _outcome(arrays, named))
+    return StageView(_texts(text, both), both, steps, ids, named, _outcome(arrays, named))
+
+
+def _numbers(ids: Any, side: Side) -> tuple[int, ...]:
+    """A side's token ids, where they are known."""
+    return tuple(map(int, ids)) if np.shape(ids) == (len(side.tokens),) else ()
 
 
 def _step(name: str, array: np.ndarray, source: Any, formulas: Mapping[str, str]) -> Step:
@@ -168,7 +175,7 @@ class StageView(View):
     texts: tuple[str, ...]
     sides: Sides
     steps: tuple[Step, ...]
-    ids: tuple[int, ...] = ()
+    ids: Mapping[str, tuple[int, ...]]
     labels: tuple[str, ...] = ()
     outcome: Outcome | None = None
 

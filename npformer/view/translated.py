@@ -17,9 +17,11 @@ from npformer.translation_tokenizer import Files, Pieces, TranslationTokenizer
 
 
 class TranslationTrace(Trace):
-    """A trace with tokens on two sides: `tokens` are what the decoder read, `key_tokens` the source's."""
+    """A trace with tokens on two sides: `tokens` and `ids` are what the decoder read, `key_tokens` and `key_ids` the
+    source's."""
 
     key_tokens: Sequence[str]
+    key_ids: np.ndarray
 
 
 def translated(model: Seq2Seq, given: Any) -> TranslationTrace:
@@ -36,7 +38,7 @@ def translated(model: Seq2Seq, given: Any) -> TranslationTrace:
     target = np.concatenate([[model.config.start_id], hypotheses[0].ids[:-1]]).astype(np.int64)
     found = TranslationTrace("*", model.config)
     found.describe([_names(model, target, is_source=False)], [np.zeros(len(target), np.int64)])
-    found.key_tokens = _names(model, source.ids, is_source=True)
+    found.key_tokens, found.key_ids = _names(model, source.ids, is_source=True), source.ids
     with found:
         model.run([(source, Text(target))])
     return found

@@ -45,10 +45,13 @@ function stackControls(change) {
         (i) =>
           change({
             stack: i,
-            layer: 0,
+            layer: state.layer < meta.stacks[i].numbers.length ? state.layer : 0,
             filter: "all",
             form: meta.stacks[i].forms[state.form] ? state.form : Object.keys(meta.stacks[i].forms)[0],
-            heads: new Set(Array.from({ length: meta.stacks[i].heads }, (_, h) => h)),
+            heads:
+              meta.stacks[i].heads === stack().heads
+                ? state.heads
+                : new Set(Array.from({ length: meta.stacks[i].heads }, (_, h) => h)),
           }),
       ),
     pair &&

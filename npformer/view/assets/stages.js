@@ -164,10 +164,10 @@ function cell(value, decimals, colour) {
 
 // ---- The ends of the walk ----------------------------------------------------------------------------------------
 
-const ids = meta.ids.length > 0;
-const chip = (text, i) =>
-  el("li", { "data-segment": meta.segments[i] }, token(text), el("small", {}, String(ids ? meta.ids[i] : i)));
-const chips = (name) => el("ol", { class: "chips", "data-side": name }, ...meta.tokens[name].map(chip));
+const ids = meta.sides.every((name) => meta.ids[name]?.length);
+const chip = (name) => (text, i) =>
+  el("li", { "data-segment": meta.segments[i] }, token(text), el("small", {}, String(ids ? meta.ids[name][i] : i)));
+const chips = (name) => el("ol", { class: "chips", "data-side": name }, ...meta.tokens[name].map(chip(name)));
 const words = el(
   "section",
   { id: "text", tabindex: -1 },

@@ -1,0 +1,80 @@
+"""How large the views' files are, and how long they take to open: the README's table of them.
+
+    python -m tests.benchmarks.views
+
+Weights are the softmax of random scores, 12 layers of 12 heads, as sharp as makes the largest file of 128 tokens. A page
+is open when it says that all it shows is drawn; the time is the browser's own, from the start of the navigation,
+the best of several.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from npformer import view
+from tests.browser.arrays import weights
+from tests.browser.page import Page
+
+LENGTHS = (16, 128, 512)  # tokens
+LAYERS = HEADS = 12
+SHARP = 2.5  # the spread of the scores
+#: Runs before any script of the page, which cannot see it: its policy allows none but its own.
+CLOCK = """new MutationObserver(() => {
+    if (document.documentElement?.dataset.ready) globalThis.openedAfter ??= performance.now();
+}).observe(document, { attributes: true, subtree: true, attributeFilter: ["data-ready"] });"""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Print the table of the views' sizes and opening times.")
+    parser.add_argument("--times", type=int, default=5, help="how often each page is opened (5)")
+    args = parser.parse_args()
+    browser = _browser()
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            for line in table(Page(browser, Path(folder)), args.times):
+                print(line, flush=True)
+    finally:
+        browser.quit()
+
+
+def table(page: Page, times: int) -> list[str]:
+    """The rows in Markdown, a length each."""
+    page.cdp("Page.addScriptToEvaluateOnNewDocument", source=CLOCK)
+    lines = [f"| tokens, {LAYERS} x {HEADS} heads | head view | model view |", "| --- | --- | --- |"]
+    for length in LENGTHS:
+        layers = [weights(layer, HEADS, length, length, sharp=SHARP) for layer in range(LAYERS)]
+        tokens = [f"word{i}" for i in range(length)]
+        cells = [_cell(page, make(layers, tokens=tokens), times) for make in (view.heads, view.model)]
+        lines.append(f"| {length} | {' | '.join(cells)} |")
+    return lines
+
+
+def _cell(page: Page, shown: view.View, times: int) -> str:
+    path = shown.save(page.folder / "view.html")
+    seconds = []
+    for _ in range(times):
+        page.show(path)
+        seconds.append(page.js("return globalThis.openedAfter") / 1000)
+    return f"{path.stat().st_size / 1e6:.2f} MB, opens in {min(seconds):.2f} s"
+
+
+def _browser() -> Any:
+    from selenium import webdriver
+
+    chromium, driver = shutil.which("chromium"), shutil.which("chromedriver")
+    if not chromium or not driver:
+        sys.exit("this takes chromium and chromedriver: apt-get install chromium chromium-driver")
+    options = webdriver.ChromeOptions()
+    options.binary_location = chromium
+    for argument in ("--headless=new", "--no-sandbox", "--disable-gpu"):
+        options.add_argument(argument)
+    return webdriver.Chrome(options=options, service=webdriver.ChromeService(driver))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,50 @@
+"""A translation model's views in a browser: three kinds of attention, each with the tokens of its own two sides."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from npformer import load, view
+from npformer.view.translated import translated
+from tests.browser.page import Page
+
+FILES = Path(__file__).parent.parent / "golden" / "seq2seq" / "marian-files"
+TEXT = "A dog runs through the snow."
+
+
+@pytest.fixture(scope="module")
+def model() -> Any:
+    pytest.importorskip("sentencepiece", reason="the `translate` extra is not installed")
+    return load(FILES)
+
+
+@pytest.mark.parametrize(
+    ("title", "queries", "keys", "stage"),
+    [
+        ("Encoder self-attention", "key_tokens", "key_tokens", "encoder.layers.1.attention.weights"),
+        ("Decoder self-attention", "tokens", "tokens", "decoder.layers.1.attention.weights"),
+        ("Cross-attention", "tokens", "key_tokens", "decoder.layers.1.cross_attention.weights"),
+    ],
+)
+def test_each_attention_has_its_tokens_and_its_numbers(
+    page: Page, model: Any, title: str, queries: str, keys: str, stage: str
+) -> None:
+    t = translated(model, TEXT)
+    page.show(view.heads(model, TEXT, layer=1, heads=[2]))
+    page.click(page.segment(title))
+    assert page.texts(".from [role=option] .token") == list(getattr(t, queries))
+    assert page.texts(".to [role=option] .token") == list(getattr(t, keys))
+    page.hover(page.all(".from [role=option]")[3])
+    expected = [f"{weight:.4f}" for weight in t[stage][2, 3]]
+    page.until(lambda: page.texts(".to [role=option] output") == expected)
+
+
+def test_the_walk_has_the_ids_of_both_sides(page: Page, model: Any) -> None:
+    t = translated(model, TEXT)
+    page.show(view.stages(model, TEXT))
+    for side, tokens, ids in (("keys", t.key_tokens, t.key_ids), ("queries", t.tokens, t.ids)):
+        assert page.texts(f".chips[data-side='{side}'] .token") == list(tokens)
+        assert page.texts(f".chips[data-side='{side}'] small") == [str(number) for number in ids]
