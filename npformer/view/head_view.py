@@ -10,7 +10,7 @@ import numpy as np
 
 from npformer.view.colour import head_colours
 from npformer.view.source import stacks, traced
-from npformer.view.stack_view import StackView, chosen, strongest, subtitle
+from npformer.view.stack_view import StackView, chosen, elsewhere, strongest, subtitle
 from npformer.view.svg import MUTED, Sheet, text_width
 from npformer.view.terminal import fit, heat_map, legend
 from npformer.view.words import printable
@@ -87,6 +87,7 @@ class HeadView(StackView):
             names = f"{query} {stack.queries.tokens[query]} → {key} {stack.keys.tokens[key]}"
             number = f"{weights[head, query, key]:.4f}" + (f"  head {self.shown[head]}" if several else "")
             lines.append(f"  {fit(names, min(40, width - 22))} {number}")
+        lines += elsewhere(self.stacks)
         return "\n".join(line if len(line) <= width else fit(line, width) for line in lines)
 
     def svg(self) -> str:

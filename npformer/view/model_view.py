@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from npformer.view.source import stacks, traced
-from npformer.view.stack_view import StackView, chosen, subtitle
+from npformer.view.stack_view import StackView, chosen, elsewhere, subtitle
 from npformer.view.svg import MUTED, Sheet, weight_cells
 from npformer.view.terminal import LEGEND, pool, shade
 
@@ -65,6 +65,7 @@ class ModelView(StackView):
             for row in range(small.shape[1]):
                 cells = ("".join(shade(weight) for weight in head[row]).ljust(cell) for head in small)
                 lines.append((f"{number if row == 0 else '':>3} " + "|".join(cells)).rstrip())
+        lines += elsewhere(self.stacks)
         return "\n".join(lines)
 
     def svg(self) -> str:

@@ -17,7 +17,7 @@ from npformer.errors import NpformerError
 from npformer.view.pack import Packed, pack_floats, size
 from npformer.view.page import View
 from npformer.view.source import Side, is_stages, pick, sides, stack_title, stage_arrays, traced
-from npformer.view.stack_view import subtitle
+from npformer.view.stack_view import elsewhere, subtitle
 from npformer.view.svg import MUTED, Sheet, signed_cells, text_width
 from npformer.view.terminal import TIMES, bar, fit
 from npformer.view.words import printable
@@ -203,7 +203,12 @@ class NeuronView(View):
             numbers = f"{sums[i]:>z10.4f} {scores[i]:>z9.4f} {weights[i]:>z8.4f}"
             lines.append(f"{fit(f'{i} {name}', label)} {numbers} {bar(float(weights[i]), width - label - 31)}".rstrip())
         output = arrays["context"][self.token]
-        lines += ["", f"output = sum of weight {TIMES} value, {len(output)} numbers", "  " + _ends(output)]
+        lines += [
+            "",
+            f"output = sum of weight {TIMES} value, {len(output)} numbers",
+            "  " + _ends(output),
+            *elsewhere(self.parts),
+        ]
         return "\n".join(fit(line, width).rstrip() for line in lines)
 
     def svg(self) -> str:

@@ -104,8 +104,16 @@ def sentence(side: Side) -> str:
     return text if len(text) <= 160 else text[:159] + "…"
 
 
+def elsewhere(parts: Sequence[Looks]) -> list[str]:
+    """For a picture of the first of several attentions: a line that says where the others are."""
+    return ["", f"on the page also: {', '.join(part.title for part in parts[1:])}"] if len(parts) > 1 else []
+
+
 class Looks(Protocol):
-    """Attention of one kind: who looks, and at whom."""
+    """Attention of one kind: what it is called, who looks, and at whom."""
+
+    @property
+    def title(self) -> str: ...
 
     @property
     def queries(self) -> Side: ...

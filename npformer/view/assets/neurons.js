@@ -278,7 +278,9 @@ async function change(what) {
   const key = document.activeElement.closest("tr")?.dataset.key;
   Object.assign(state, what);
   if ("part" in what) {
-    Object.assign(state, { layer: 0, head: part().heads[0], token: 0 });
+    const { numbers, heads } = part();
+    const layer = state.layer < numbers.length ? state.layer : 0;
+    Object.assign(state, { layer, head: heads.includes(state.head) ? state.head : heads[0], token: 0 });
     buildControls();
   }
   for (const [name, field] of Object.entries(selects)) field.lastChild.value = state[name];
