@@ -25,10 +25,10 @@ IGNORED = -100
 
 
 def load_weights(module: nn.Module, tree: layout.Tree, config: Config) -> nn.Module:
-    """The module with npformer's weights; every one of its parameters is among them."""
+    """The module with npformer's weights, which are all that it has to learn."""
     state = {name: torch.from_numpy(np.array(a, order="C")) for name, a in families.to_torch(tree, config).items()}
     missing = set(module.load_state_dict(state, strict=False).missing_keys)
-    if lost := sorted(missing & set(dict(module.named_parameters()))):
+    if lost := sorted(missing & {name for name, each in module.named_parameters() if each.requires_grad}):
         raise SystemExit(f"{lost[0]}: would keep a start of its own")
     return module
 
