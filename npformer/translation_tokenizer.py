@@ -32,6 +32,9 @@ class TranslationTokenizer(Protocol):
     def decode(self, ids: Sequence[int]) -> str:
         """The target's text, without special tokens."""
 
+    def tokens(self, ids: Sequence[int], of_source: bool) -> list[str]:
+        """What to call each id of a source or a target: its piece, with ▁ where a word begins; special ones too."""
+
 
 def load_tokenizer(folder: Path, config: TransformerConfig) -> TranslationTokenizer:
     """The tokenizer of a translation model's folder.
@@ -95,6 +98,10 @@ class Pieces:
         pieces = [piece for piece in map(self.pieces.__getitem__, ids) if piece not in self.special]
         return str(self.target.decode(pieces)).replace("▁", " ").strip()
 
+    def tokens(self, ids: Sequence[int], of_source: bool) -> list[str]:
+        pieces = {index: piece for piece, index in self.vocabulary.items()} if of_source else self.pieces
+        return [pieces.get(each, str(each)) for each in ids]
+
 
 class Files:
     """The tokenizers library's tokenizer.json, for the source and for the target too unless that has its own."""
@@ -112,6 +119,16 @@ class Files:
 
     def decode(self, ids: Sequence[int]) -> str:
         return str(self.target.decode(list(ids), skip_special_tokens=True))
+
+    def tokens(self, ids: Sequence[int], of_source: bool) -> list[str]:
+        from tokenizers import decoders, pre_tokenizers
+
+        side = self.source if of_source else self.target
+        found = [side.id_to_token(each) or str(each) for each in ids]
+        if not isinstance(side.pre_tokenizer, pre_tokenizers.ByteLevel):
+            return found
+        texts = [decoders.ByteLevel().decode([each]) for each in found]  # its pieces are bytes under other names
+        return [f"▁{each[1:]}" if each.startswith(" ") else each for each in texts]
 
 
 #: Roles of Marian's special tokens, and what they are where tokenizer_config.json does not say.

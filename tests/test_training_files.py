@@ -214,6 +214,11 @@ def test_a_vocabulary_on_bytes_has_every_character() -> None:
     assert tokenizer.encode("a").ids[-1] == tokenizer.token_to_id("</s>") == 0
 
 
+def test_pieces_of_bytes_are_shown_as_text(translator_folder: Path) -> None:
+    tokenizer = load(translator_folder / "out").tokenizer
+    assert tokenizer.tokens(tokenizer.encode("the dog läuft."), True) == ["▁the", "▁dog", "▁läuft", ".", "</s>"]
+
+
 # --- pictures --------------------------------------------------------------------------------------------------------
 
 

@@ -13,7 +13,6 @@ from npformer.generation import generate
 from npformer.seq2seq import Seq2Seq
 from npformer.tasks.inputs import as_part
 from npformer.tracing import Trace
-from npformer.translation_tokenizer import Files, Pieces, TranslationTokenizer
 
 
 class TranslationTrace(Trace):
@@ -61,13 +60,7 @@ def _ids(model: Seq2Seq, given: Any) -> np.ndarray:
 def _names(model: Seq2Seq, ids: np.ndarray, is_source: bool) -> list[str]:
     """The tokens of either side, or the ids themselves where the model has no tokenizer."""
     try:
-        tokenizer: TranslationTokenizer | None = model.tokenizer
+        tokenizer = model.tokenizer
     except NpformerError:  # ids need none
-        tokenizer = None
-    known: dict[int, str] = {}
-    if isinstance(tokenizer, Pieces):
-        known = {i: piece for piece, i in tokenizer.vocabulary.items()} if is_source else tokenizer.pieces
-    elif isinstance(tokenizer, Files):
-        side = tokenizer.source if is_source else tokenizer.target
-        known = {i: token for token, i in side.get_vocab(with_added_tokens=True).items()}
-    return [known.get(number, str(number)) for number in ids.tolist()]
+        return [str(each) for each in ids.tolist()]
+    return tokenizer.tokens(ids.tolist(), is_source)
