@@ -28,6 +28,8 @@ def written_whole(path: str | os.PathLike[str]) -> Iterator[Path]:
     Raises NpformerError, which names `path`, where it cannot be written.
     """
     path = Path(path)
+    if not path.name:
+        raise NpformerError(f"{path}: cannot be written: it names no file")
     partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}.partial")
     try:
         yield partial

@@ -14,7 +14,7 @@ from npformer.workers import fork, parts
 
 # Elements in a block: few enough for a core's own cache, and enough that two threads do not wait for each other at the
 # interpreter between a formula's passes.
-BLOCK = 1 << 17
+BLOCK = 1 << 16
 
 Formula = Callable[[np.ndarray, np.ndarray], None]
 
