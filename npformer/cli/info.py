@@ -84,7 +84,7 @@ def _blas(library: dict[str, Any]) -> str:
 
 
 def _model(model: Model) -> dict[str, Any]:
-    from npformer.checkpoint.layout import stored
+    from npformer.checkpoint.families import stored
     from npformer.tokenizer import longest_text
     from npformer.transformer_config import TransformerConfig
 
