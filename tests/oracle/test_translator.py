@@ -1,0 +1,47 @@
+"""A translator that was trained here is one for Transformers too: its files, its tokens, its logits, its beams."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from transformers import MarianMTModel, PreTrainedTokenizerFast
+
+from npformer.checkpoint.write import convert
+from npformer.loading import load
+from npformer.training import initialise
+from npformer.training.pairs import kept_tokenizer, translator
+from npformer.training.start import write_model
+
+PAIRS = [("A dog runs through the snow.", "Ein Hund läuft durch den Schnee."), ("Two men sit.", "Zwei Männer sitzen.")]
+TEXTS = ["A dog sits.", "Two men run through the snow!", "Grüße, 你好"]
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A translator with random weights in npformer's form, and the same in Transformers'."""
+    place = tmp_path_factory.mktemp("translator")
+    tokenizer = kept_tokenizer(place / "start", PAIRS * 4, 300, 64)
+    config = translator(tokenizer.get_vocab_size(), width=32, heads=2, layers=2, ffn=48, longest=64)
+    tree = initialise(config, 3, "xavier")
+    write_model(place / "own", place / "start", config, tree)
+    return place / "own", convert(place / "own", place / "torch", to="torch")
+
+
+def test_transformers_gives_the_same(folders: tuple[Path, Path]) -> None:
+    """Ids and targets are equal; logits within what float32 rounds in two orders of additions, 1e-5 at about 1."""
+    own, theirs = load(folders[0]), MarianMTModel.from_pretrained(folders[1]).eval()
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(folders[1])
+    for text in TEXTS:
+        ids = own.tokenizer.encode(text)
+        assert tokenizer(text)["input_ids"] == ids
+        given = torch.tensor([ids])
+        with torch.no_grad():
+            logits = theirs(given, decoder_input_ids=torch.tensor([[1, 5, 9]])).logits[0].numpy()
+            beams = theirs.generate(given, max_length=20)[0].tolist()
+        assert np.abs(own(ids, decoder_input_ids=[[1, 5, 9]]).logits[0] - logits).max() < 1e-5
+        found = own.generate(ids, max_length=20)[0][0].ids.tolist()
+        assert beams == [1, *found]
+        assert tokenizer.decode(beams, skip_special_tokens=True).strip() == own.tokenizer.decode(found).strip()
