@@ -164,7 +164,7 @@ def test_a_step_has_the_same_bits_for_any_number_of_threads() -> None:
     one, two = (
         gradients(loss, trained, batch, threads, lambda shard: Dropout(rates, (0, 7, shard))) for threads in (1, 2)
     )
-    assert len(cut([len(each.text) for each in batch])) == 2
+    assert len(cut([(len(each.text),) for each in batch])) == 2
     assert (one.loss, one.right) == (two.loss, two.right)
     for name, grad in one.flat.items():
         other = two.flat[name]
@@ -178,11 +178,27 @@ def test_a_step_has_the_same_bits_for_any_number_of_threads() -> None:
 def test_shards() -> None:
     """Every text once, an even number of shards of about a thousand tokens; few tokens stay together."""
     sizes = list(np.random.default_rng(0).integers(1, 60, 300))
-    shards = cut(sizes)
+    shards = cut([(size,) for size in sizes])
     assert sorted(i for shard in shards for i in shard) == list(range(300))
     assert len(shards) % 2 == 0
     assert max(sum(sizes[i] for i in shard) for shard in shards) < 1100
-    assert cut([3, 4]) == [[1, 0]]
+    assert cut([(3,), (4,)]) == [[1, 0]]
+    assert cut([(30, 5), (20, 5), (30, 5), (30, 2)]) == [[0, 2], [3, 1]]
+
+
+@pytest.mark.parametrize("window", [1, 3, 100])
+def test_batches(window: int) -> None:
+    """Every example once, of like lengths within a window, another order each epoch, the same order each time."""
+    lengths = [(int(n), int(n) % 7) for n in np.random.default_rng(0).integers(1, 40, 205)]
+    recipe = Recipe(batch_size=10, window=window, seed=3)
+    batches = recipe.batches(lengths, 0)
+    assert sorted(np.concatenate(batches)) == list(range(205))
+    assert sorted(map(len, batches)) == [5, *[10] * 20]
+    spread = np.mean([np.ptp([lengths[i][0] for i in batch]) for batch in batches])
+    assert (spread > 25) if window == 1 else (spread < 16) if window == 3 else (spread < 3)
+    again, other = recipe.batches(lengths, 0), recipe.batches(lengths, 1)
+    assert all(np.array_equal(a, b) for a, b in zip(batches, again, strict=True))
+    assert not all(np.array_equal(a, b) for a, b in zip(batches, other, strict=True))
 
 
 def test_a_tied_projection_is_one_parameter() -> None:

@@ -140,7 +140,7 @@ def sentences(folder: Path) -> list[str]:
 
 def train_translation(folder: Path, names: list[str], *more: str) -> int:
     sizes = ["--vocabulary", "300", "--width", "32", "--heads", "2", "--ffn", "64", "--layers", "1"]
-    recipe = ["--epochs", "14", "--batch-size", "8", "--learning-rate", "1e-2", "--dropout", "0", "--average", "2"]
+    recipe = ["--epochs", "20", "--batch-size", "8", "--learning-rate", "1e-2", "--dropout", "0", "--average", "2"]
     command = ["train-translation", "--train", *names, "--dev", *names, "-o", str(folder / "out")]
     return cli.main([*command, *sizes, *recipe, *more])
 
@@ -162,7 +162,7 @@ def test_train_translation_learns_a_language(translator_folder: Path, capsys: py
     config = load(translator_folder / "out").config
     assert (config.model_type, config.max_length, config.d_model, config.n_layers) == ("marian", 256, 32, 1)
     kept = sorted(each.name for each in (translator_folder / "out" / "training").glob("epoch*"))
-    assert kept == ["epoch-13.safetensors", "epoch-14.safetensors"]
+    assert kept == ["epoch-19.safetensors", "epoch-20.safetensors"]
     assert train_translation(translator_folder, sentences(translator_folder)) == 1
     assert "a model is there already" in capsys.readouterr().err
 

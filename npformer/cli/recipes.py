@@ -28,6 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser, default: Recipe, label_smooth
     add("--clip", float, "N", default.clip, "the gradients' largest norm")
     add("--dropout", float, "P", 0.1, "the rate at the sites that the family has")
     add("--label-smoothing", float, "E", label_smoothing, "the share of the target spread over all")
+    add("--window", whole, "N", default.window, "batches of like lengths, sorted in so many batches' worth")
     add("--average", whole, "N", default.average, "last epochs whose mean is tried beside the best one")
     parser.add_argument("--dense-embeddings", action="store_true", help="move every row of the tables at every step")
     add("--seed", int, "N", default.seed, "of order, dropout and new weights")
@@ -47,5 +48,5 @@ def read(args: argparse.Namespace) -> Recipe:
     return Recipe(
         epochs=args.epochs, batch_size=args.batch_size, learning_rate=args.learning_rate, schedule=args.schedule,
         warmup=args.warmup, betas=(first, second), eps=args.eps, weight_decay=args.weight_decay, clip=args.clip,
-        lazy=not args.dense_embeddings, average=args.average, seed=args.seed,
+        lazy=not args.dense_embeddings, average=args.average, window=args.window, seed=args.seed,
     )  # fmt: skip

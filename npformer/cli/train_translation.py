@@ -26,7 +26,7 @@ examples:
 
 RECIPE = Recipe(
     epochs=20, batch_size=128, learning_rate=1.4e-3, warmup=0.1, betas=(0.9, 0.98), eps=1e-9, weight_decay=0.0,
-    lazy=False, average=5,
+    lazy=False, average=5, window=20,
 )  # fmt: skip
 
 

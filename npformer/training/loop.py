@@ -38,7 +38,8 @@ class Recipe:
     """How a model is trained. warmup: steps, or below 1 the share of all steps. clip: the gradients' largest norm.
 
     dropout: stage or pattern -> rate. schedule "noam" takes learning_rate as the factor of width^-0.5 min(...).
-    average: the weights of so many last epochs are kept, for `Run.load_average`.
+    average: the weights of so many last epochs are kept, for `Run.choose`. window: batches are of examples of like
+    length, by sorting so many batches' worth of shuffled ones; then their order is drawn.
     """
 
     epochs: int = 3
@@ -53,13 +54,15 @@ class Recipe:
     dropout: dict[str, float] = field(default_factory=dict)
     lazy: bool = True
     average: int = 1
+    window: int = 1
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if min(self.epochs, self.batch_size, self.average) < 1 or not self.learning_rate > 0 or self.warmup < 0:
-            raise NpformerError(
-                "a recipe has epochs, batch_size and average of at least 1, learning_rate above 0, warmup of at least 0"
-            )
+        for name in ("epochs", "batch_size", "average", "window"):
+            if getattr(self, name) < 1:
+                raise NpformerError(f"{name}: expected a whole number of at least 1, got {getattr(self, name)}")
+        if not self.learning_rate > 0 or self.warmup < 0:
+            raise NpformerError("a recipe has a learning_rate above 0 and no warmup below 0")
         if self.schedule not in SCHEDULES:
             raise NpformerError(f"schedule: expected one of {', '.join(SCHEDULES)}, got {self.schedule!r:.80}")
 
@@ -67,6 +70,17 @@ class Recipe:
     def averaged(self) -> range:
         """The epochs after which weights are kept for their mean."""
         return range(max(1, self.epochs + 1 - self.average), self.epochs + 1)
+
+    def batches(self, lengths: Sequence[tuple[int, ...]], epoch: int) -> list[np.ndarray]:
+        """An epoch's batches: the indices of examples of these lengths, drawn by the seed and the epoch alone."""
+        random, size = np.random.default_rng((self.seed, epoch)), self.batch_size
+        order = random.permutation(len(lengths))
+        if self.window == 1:
+            return [order[start : start + size] for start in range(0, len(order), size)]
+        parts = (order[start : start + size * self.window] for start in range(0, len(order), size * self.window))
+        order = np.concatenate([sorted(part, key=lambda i: lengths[i]) for part in parts])
+        starts = random.permutation(np.arange(0, len(order), size))
+        return [order[start : start + size] for start in starts]
 
     def factors(self, total: int, width: int) -> Schedule:
         """What multiplies the learning rate at each of `total` steps."""
@@ -125,11 +139,13 @@ class Run(Generic[E]):
         self._resume(self._fingerprint(examples))
         if not state.history:
             self._end_epoch(0, {}, evaluate, score, examples)
+        lengths = [self.objective.lengths(example) for example in examples]
+        batches = None
         while state.step < total:
             epoch, index = divmod(state.step, per_epoch)
-            order = np.random.default_rng((recipe.seed, epoch)).permutation(len(examples))
-            chosen = order[index * recipe.batch_size : (index + 1) * recipe.batch_size]
-            self._step([examples[i] for i in chosen], recipe.learning_rate * factors(state.step))
+            if batches is None or index == 0:
+                batches = recipe.batches(lengths, epoch)
+            self._step([examples[i] for i in batches[index]], recipe.learning_rate * factors(state.step))
             if self.progress:
                 self.progress.show(epoch + 1, recipe.epochs, state, per_epoch, total)
             if state.step % per_epoch == 0:
@@ -230,6 +246,6 @@ class Run(Generic[E]):
     def _fingerprint(self, examples: Sequence[E]) -> str:
         """What must be the same for a run to go on: recipe, parameters, the number and sizes of the examples."""
         shapes = {name: array.shape for name, array in self.weights.flat.items()}
-        tokens = sum(self.objective.size(example) for example in examples)
+        tokens = sum(sum(self.objective.lengths(example)) for example in examples)
         described: dict[str, Any] = {"recipe": asdict(self.recipe), "shapes": shapes}
         return json.dumps({**described, "examples": len(examples), "tokens": tokens})

@@ -41,10 +41,10 @@ class Part(NamedTuple):
 
 
 class Objective(Protocol[E]):
-    """What is trained: how large an example is, how many targets it has, and a shard's loss and gradients."""
+    """What is trained: how long an example is, how many targets it has, and a shard's loss and gradients."""
 
-    def size(self, example: E, /) -> int:
-        """Tokens: what shards are cut by."""
+    def lengths(self, example: E, /) -> tuple[int, ...]:
+        """The tokens of each of its texts: examples that are alike in them are worked on together."""
 
     def count(self, example: E, /) -> int:
         """Targets: what the loss is the mean over."""
@@ -75,7 +75,7 @@ def gradients(
 
     Raises NpformerError for a batch without a target.
     """
-    sizes = [objective.size(example) for example in examples]
+    lengths = [objective.lengths(example) for example in examples]
     count = sum(objective.count(example) for example in examples)
     if not count:
         raise NpformerError(f"a batch of {len(examples)} examples without one target has no loss")
@@ -87,24 +87,24 @@ def gradients(
         return part._replace(tree={})
 
     with single_blas_thread():
-        parts = share([partial(work, index, shard) for index, shard in enumerate(cut(sizes))], threads)
-    return Gradients(sum(p.loss for p in parts), sum(p.right for p in parts), count, sum(sizes), total.flat)
+        parts = share([partial(work, index, shard) for index, shard in enumerate(cut(lengths))], threads)
+    return Gradients(sum(p.loss for p in parts), sum(p.right for p in parts), count, sum(map(sum, lengths)), total.flat)
 
 
-def cut(sizes: Sequence[int]) -> list[list[int]]:
+def cut(lengths: Sequence[tuple[int, ...]]) -> list[list[int]]:
     """Indices in shards of about as many tokens each, at most about SHARD, the longest first; an even number of them.
 
-    A batch of few tokens stays whole.
+    Equal lengths stand side by side, as attention takes them together. A batch of few tokens stays whole.
     """
-    total = sum(sizes)
+    total = sum(map(sum, lengths))
     count = 2 * math.ceil(total / SHARD / 2) if total >= 64 else 1
     shards: list[list[int]] = []
     taken = 0
-    for index in sorted(range(len(sizes)), key=lambda i: -sizes[i]):
+    for index in sorted(range(len(lengths)), key=lambda i: lengths[i], reverse=True):
         if not shards or taken * count >= total * len(shards):
             shards.append([])
         shards[-1].append(index)
-        taken += sizes[index]
+        taken += sum(lengths[index])
     return shards
 
 
@@ -157,8 +157,8 @@ class HeadLoss:
         if self.config.problem_type not in (None, "single_label_classification"):
             raise NpformerError(f"problem_type: {self.config.problem_type} is not trained here, one label a text is")
 
-    def size(self, example: Example, /) -> int:
-        return sum(map(len, _texts(example)))
+    def lengths(self, example: Example, /) -> tuple[int, ...]:
+        return tuple(map(len, _texts(example)))
 
     def count(self, example: Example, /) -> int:
         if self.config.head in ("token-classification", "masked-lm"):

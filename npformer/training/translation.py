@@ -36,8 +36,8 @@ class TranslationLoss:
         if self.config.head != "translation" or not self.config.end_ids:
             raise NpformerError("expected a translation model with an end token (eos_token_id)")
 
-    def size(self, example: Example, /) -> int:
-        return len(example.text) + self.count(example)
+    def lengths(self, example: Example, /) -> tuple[int, ...]:
+        return self.count(example), len(example.text)
 
     def count(self, example: Example, /) -> int:
         return len(example.target) + 1

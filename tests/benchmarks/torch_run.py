@@ -27,10 +27,11 @@ from npformer.checkpoint.folder import CONFIG, read_json
 from npformer.loading import find_folder
 from npformer.model import Model
 from npformer.tokenizer import load_tokenizer
-from npformer.training import Example, Recipe, initialise, read_rows
+from npformer.training import Example, HeadLoss, Recipe, initialise, read_rows
 from npformer.training.classify import encode
 from npformer.training.loop import LAST
 from npformer.training.pairs import encode_pairs, read_pairs
+from npformer.training.translation import TranslationLoss
 from npformer.transformer_config import TransformerConfig
 from npformer.translation_tokenizer import FILE, read_tokenizer
 from npformer.workers import available_cores
@@ -40,12 +41,13 @@ sys.path.append(str(Path(__file__).parents[2] / "examples"))
 
 
 def train(
-    module: Any, examples: Sequence[Example], recipe: Recipe, width: int, folder: Path, watch: Callable[[], str]
+    module: Any, objective: Any, examples: Sequence[Example], recipe: Recipe, folder: Path, watch: Callable[[], str]
 ) -> None:
     """`Run.train`'s order, batches and learning rates; a line an epoch, and the state to go on from."""
     adam = twins.optimiser(module, recipe.learning_rate, recipe.betas, recipe.eps, recipe.weight_decay)
     per_epoch = -(-len(examples) // recipe.batch_size)
-    factor = recipe.factors(per_epoch * recipe.epochs, width)
+    factor = recipe.factors(per_epoch * recipe.epochs, objective.config.d_model)
+    lengths = [objective.lengths(example) for example in examples]
     first, state = 0, folder / "state.pt"
     folder.mkdir(parents=True, exist_ok=True)
     if state.exists():
@@ -55,11 +57,9 @@ def train(
     for epoch in range(first, recipe.epochs):
         torch.manual_seed(epoch)
         start, losses = time.perf_counter(), []
-        order = np.random.default_rng((recipe.seed, epoch)).permutation(len(examples))
-        for index in range(per_epoch):
+        for index, chosen in enumerate(recipe.batches(lengths, epoch)):
             for group in adam.param_groups:
                 group["lr"] = recipe.learning_rate * factor(epoch * per_epoch + index)
-            chosen = order[index * recipe.batch_size : (index + 1) * recipe.batch_size]
             losses.append(twins.step(module.train(), [examples[i] for i in chosen], adam, recipe.clip))
         seconds = time.perf_counter() - start
         with torch.no_grad():
@@ -87,7 +87,7 @@ def encoder(args: argparse.Namespace) -> None:
             right += int((logits.argmax(-1) == torch.tensor([each.target for each in batch])).sum())
         return f"accuracy {right / len(held_out):.4f}"
 
-    train(module, examples, RECIPE, SETUP.d_model, args.output, watch)
+    train(module, HeadLoss(SETUP), examples, RECIPE, args.output, watch)
 
 
 def translation(args: argparse.Namespace) -> None:
@@ -111,7 +111,7 @@ def translation(args: argparse.Namespace) -> None:
             count += tokens
         return f"dev loss, smoothed, {total / count:.4f}"
 
-    train(module, examples, recipe, config.d_model, args.output, watch)
+    train(module, TranslationLoss(config), examples, recipe, args.output, watch)
     module.model.save_pretrained(args.output / "model")
     for name in (FILE, "tokenizer_config.json", "generation_config.json", CONFIG):
         shutil.copyfile(args.like / name, args.output / "model" / name)

@@ -85,7 +85,7 @@ def measure_row(row: Row, threads: int, rounds: int) -> dict[str, Any]:
         raise SystemExit(f"the first loss is {own}, torch's is {torchs}")
     module = twin(tree, max(dropout.values())).train()
     adam = twins.optimiser(module, recipe.learning_rate, recipe.betas, recipe.eps, recipe.weight_decay)
-    found, count = {}, sum(objective.size(example) for example in examples)
+    found, count = {}, sum(sum(objective.lengths(example)) for example in examples)
     for is_lazy, name in ((False, "npformer"), (True, "npformer, lazy")):
         found[name] = Run(objective, weights, replace(recipe, lazy=is_lazy), threads=threads)
     contenders = [
