@@ -33,7 +33,7 @@ class Effort:
     mixed: int
 
 
-FULL = Effort(rounds=6, seconds=0.5, mixed=256)
+FULL = Effort(rounds=4, seconds=0.5, mixed=256)
 QUICK = Effort(rounds=2, seconds=0.1, mixed=32)
 APART = 1e-4  # float32 rounds each engine's sums in its own way; a wrong mask or activation shows from 1e-2 on
 
