@@ -18,6 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
+from npformer.errors import NpformerError
 from npformer.loading import find_folder
 from npformer.model import Model
 from npformer.tokenizer import load_tokenizer
@@ -86,4 +87,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except NpformerError as error:
+        raise SystemExit(f"train_encoder: {error}") from None

@@ -14,7 +14,7 @@ import tiny
 from npformer import cli
 from npformer.errors import NpformerError
 from npformer.loading import load
-from npformer.training import label_ids, label_names, project, read_rows
+from npformer.training import Row, label_ids, label_names, project, read_rows
 from npformer.training.animation import animate
 from npformer.training.metrics import scores
 from npformer.training.pairs import learn_tokenizer
@@ -62,7 +62,8 @@ def test_rows_of_two_texts(tmp_path: Path) -> None:
         ("a.jsonl", b'{"label": 1, "text": "a"}\n{"label"\n', r"a\.jsonl:2: not JSON"),
         ("a.jsonl", b"[1]\n", r"a\.jsonl:1: expected a JSON object, got a list"),
         ("a.jsonl", b'{"label": 1, "text": ["a"]}\n', r"a\.jsonl:1: 'text': expected text, got a list"),
-        ("a.jsonl", b'{"label": null, "text": "a"}\n', r"a\.jsonl:1: no 'label'"),
+        ("a.jsonl", b'{"label": null, "text": "a"}\n', r"a\.jsonl:1: 'label': expected text, got a NoneType"),
+        ("a.jsonl", b'{"label": 1, "text": "a\\ud800"}\n', r"a\.jsonl:1: 'text' has half of a surrogate pair"),
     ],
 )
 def test_bad_rows_are_named(tmp_path: Path, name: str, content: bytes, message: str) -> None:
@@ -79,6 +80,10 @@ def test_bad_labels_are_named(tmp_path: Path) -> None:
         label_ids("a.tsv", rows, ("bad", "good"))
     with pytest.raises(NpformerError, match="No such file"):
         read_rows(tmp_path / "b.tsv")
+    with pytest.raises(NpformerError, match=r"a\.tsv: labels Bad, bad: expected names that differ in more than case"):
+        label_ids("a.tsv", rows, ("Bad", "bad"))
+    with pytest.raises(NpformerError, match=r"line 2: 9{80} is too large for a label's number"):
+        label_names([Row("9" * 5000, "a", None, 2), Row("1", "a", None, 3)])
 
 
 def test_scores() -> None:
@@ -188,8 +193,15 @@ def test_evaluate_measures_bleu(translator_folder: Path, capsys: pytest.CaptureF
         (b"ein\n\n", (), r"a\.de:2: an empty line; each line needs its translation"),
         (b"ein\n", (), r"a\.de: 1 lines for the 2 of .*a\.en"),
         (b"ein\n\xff\n", (), r"a\.de:2: not UTF-8"),
-        (b"ein\nzwei\n", ("--vocabulary", "100"), "a vocabulary on bytes has 258 tokens at least, got 100"),
-        (b"ein\n1 2 3 4 5 6 7 8 9\n", ("--max-length", "9"), r"a\.de:2: [0-9]+ tokens, the model takes 8"),
+        (b"ein\nzwei\n", ("--vocabulary", "100"), "a vocabulary on bytes has 258 to 1000000 tokens, got 100"),
+        (b"ein\n1 2 3 4 5 6 7 8 9\n", ("--max-length", "9"), r"a\.de:2: [0-9]+ tokens, the model takes 9"),
+        (b"ein\nzwei\n", ("--vocabulary", "9" * 30), "a vocabulary on bytes has 258 to 1000000 tokens, got 9"),
+        (b"ein\nzwei\n", ("--seed", "-1"), "seed: expected a whole number from 0, got -1"),
+        (b"ein\nzwei\n", ("--warmup", "nan"), "warmup: expected a number from 0, got nan"),
+        (b"ein\nzwei\n", ("--clip", "-1"), "clip: expected a number between 0 and inf, got -1"),
+        (b"ein\nzwei\n", ("--learning-rate", "1e30"), "learning_rate: expected a number between 0 and 1000"),
+        (b"ein\nzwei\n", ("--eps", "inf"), "eps: expected a number between 0 and 1, got inf"),
+        (b"ein\nzwei\n", ("--dropout", "0.9999999"), "--dropout: expected a number from 0 to below 1"),
         (b"ein\nzwei\n", ("--width", "33"), "2 heads do not divide the model's width of 33"),
         (b"ein\nzwei\n", ("--dropout", "1"), "--dropout: expected a number from 0 to below 1"),
         (b"ein\nzwei\n", ("--betas", "0.9"), "--betas: expected two numbers"),
@@ -204,7 +216,13 @@ def test_pairs_that_cannot_be_learnt(
     error = capsys.readouterr().err
     assert re.search(message, error)
     assert "Traceback" not in error
-    assert not (tmp_path / "out" / "config.json").exists()
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_same_texts_give_the_same_vocabulary(translator_folder: Path) -> None:
+    """So a run that goes on needs no copy of it."""
+    texts = (translator_folder / "a.en").read_text(encoding="utf-8").splitlines()
+    assert learn_tokenizer(texts, 290).to_str() == learn_tokenizer(texts, 290).to_str()
 
 
 def test_a_vocabulary_on_bytes_has_every_character() -> None:

@@ -29,7 +29,7 @@ COMMANDS = {
     "golden": ("golden", "golden values for ports, and where a port diverges"),
     "finetune": ("finetune", "train a model on texts with labels"),
     "train-translation": ("train_translation", "train a model on sentences and their translations"),
-    "evaluate": ("evaluate", "how well a model labels texts"),
+    "evaluate": ("evaluate", "how well a model labels or translates texts"),
     "convert": ("convert", "rewrite a checkpoint so that it loads fastest, or back"),
     "info": ("info", "this machine and installation, or a model"),
 }

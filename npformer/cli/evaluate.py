@@ -6,7 +6,7 @@ import argparse
 import json
 
 from npformer.cli.answers import add_model_arguments, whole
-from npformer.cli.texts import read_file
+from npformer.cli.recipes import text_columns
 from npformer.errors import NpformerError
 
 EPILOG = """examples:
@@ -39,7 +39,7 @@ def _labels(args: argparse.Namespace) -> None:
     from npformer.training.classify import encode, evaluate
     from npformer.training.data import read_rows
 
-    rows = read_rows(args.data, args.label_column, args.text_columns.split(",") if args.text_columns else ())
+    rows = read_rows(args.data, args.label_column, text_columns(args))
     model = load(args.model, args.revision, args.offline, threads=args.threads)
     if model.config.head != "sequence-classification":
         raise NpformerError(f"--data: a {model.config.head} model gives texts no labels")
@@ -61,8 +61,11 @@ def _translations(args: argparse.Namespace) -> None:
     except ImportError:
         raise NpformerError("BLEU needs sacrebleu: pip install sacrebleu") from None
     from npformer.tasks import pipeline
+    from npformer.training.data import read_lines
 
-    sources, references = (read_file(name).splitlines() for name in (args.source, args.reference))
+    sources, references = (read_lines(name) for name in (args.source, args.reference))
+    if not sources:
+        raise NpformerError(f"{args.source}: no lines")
     if len(sources) != len(references):
         raise NpformerError(f"{args.reference}: {len(references)} lines for the {len(sources)} of {args.source}")
     options = {"num_beams": args.beams} if args.beams else {}

@@ -13,7 +13,7 @@ from npformer.training import HeadLoss, Recipe, Run, Trainable, standard_rates
 from npformer.training.classify import encode, evaluate
 from npformer.training.data import label_names, read_rows
 from npformer.training.progress import Progress
-from npformer.training.start import start, write_model
+from npformer.training.start import companions, start, write_model
 
 EPILOG = """files: .tsv, .csv or .jsonl with a column "label" and a text (text, sentence), or two (text and text_pair,
 sentence1 and sentence2, premise and hypothesis, question and sentence).
@@ -45,7 +45,7 @@ def run(args: argparse.Namespace) -> None:
     if (output / "config.json").exists():
         raise NpformerError(f"{output}: a model is there already; give another folder")
     recipe = recipes.read(args)
-    columns = (args.label_column, args.text_columns.split(",") if args.text_columns else ())
+    columns = (args.label_column, recipes.text_columns(args))
     train, dev = read_rows(args.train, *columns), read_rows(args.dev, *columns)
     source = find_folder(args.model, args.revision, args.offline)
     labels = args.labels.split(",") if args.labels else _labels(source, label_names([*train, *dev]))
@@ -66,9 +66,9 @@ def run(args: argparse.Namespace) -> None:
         args.save_every, Progress(),
     )  # fmt: skip
     training.train(examples, numbers)
-    training.choose(numbers)
-    write_model(output, source, config, weights.tree)
-    print(evaluate(model, held_out))
+    found = training.choose(numbers)
+    write_model(output, companions(source), config, weights.tree)
+    print(f"{output}: {recipes.chosen(found, recipe)}\n\n{evaluate(model, held_out)}")
 
 
 def _labels(source: Path, found: tuple[str, ...]) -> tuple[str, ...]:

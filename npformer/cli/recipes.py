@@ -42,7 +42,7 @@ def read(args: argparse.Namespace) -> Recipe:
     except ValueError:
         raise NpformerError(f"--betas: expected two numbers with a comma, got {args.betas!r:.80}") from None
     for name in ("dropout", "label_smoothing"):
-        if not 0 <= getattr(args, name) < 1:
+        if not 0 <= getattr(args, name) <= 1 - 2**-16:  # what `Dropout` can tell from 1
             option = f"--{name.replace('_', '-')}"
             raise NpformerError(f"{option}: expected a number from 0 to below 1, got {getattr(args, name)}")
     return Recipe(
@@ -50,3 +50,16 @@ def read(args: argparse.Namespace) -> Recipe:
         warmup=args.warmup, betas=(first, second), eps=args.eps, weight_decay=args.weight_decay, clip=args.clip,
         lazy=not args.dense_embeddings, average=args.average, window=args.window, seed=args.seed,
     )  # fmt: skip
+
+
+def chosen(found: dict[str, float], recipe: Recipe) -> str:
+    """Which weights `Run.choose` took."""
+    return f"epoch {found['epoch']:.0f}" if "epoch" in found else f"the mean of the last {recipe.average} epochs"
+
+
+def text_columns(args: argparse.Namespace) -> list[str]:
+    """The columns that --text-columns names, one or two, or none."""
+    names = args.text_columns.split(",") if args.text_columns else []
+    if len(names) > 2 or not all(names):
+        raise NpformerError(f"--text-columns: expected one name, or two with a comma, got {args.text_columns!r:.80}")
+    return names

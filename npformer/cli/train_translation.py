@@ -12,7 +12,7 @@ from npformer.errors import NpformerError
 from npformer.seq2seq import Seq2Seq
 from npformer.training import Recipe, Run, Trainable, initialise
 from npformer.training.dropout import residual_rates
-from npformer.training.pairs import encode_pairs, kept_tokenizer, read_pairs, translator
+from npformer.training.pairs import companions, encode_pairs, learn_tokenizer, read_pairs, translator
 from npformer.training.progress import Progress
 from npformer.training.start import write_model
 from npformer.training.translation import TranslationLoss, evaluate
@@ -56,10 +56,10 @@ def run(args: argparse.Namespace) -> None:
         raise NpformerError(f"{output}: a model is there already; give another folder")
     recipe = recipes.read(args)
     train, dev = read_pairs(*args.train), read_pairs(*args.dev)
-    tokenizer = kept_tokenizer(output / "training", train, args.vocabulary, args.max_length)
+    tokenizer = learn_tokenizer((text for pair in train for text in pair), args.vocabulary)
     config = translator(tokenizer.get_vocab_size(), args.width, args.heads, args.layers, args.ffn, args.max_length)
-    examples = encode_pairs(tokenizer, args.train, train, args.max_length - 1)
-    held_out = encode_pairs(tokenizer, args.dev, dev, args.max_length - 1)
+    examples = encode_pairs(tokenizer, args.train, train, args.max_length)
+    held_out = encode_pairs(tokenizer, args.dev, dev, args.max_length)
     weights = Trainable(initialise(config, args.seed, "xavier"), config)
     model = Seq2Seq(config, weights.tree, threads=args.threads)
     count = sum(array.size for array in weights.flat.values())
@@ -74,5 +74,6 @@ def run(args: argparse.Namespace) -> None:
 
     training.train(examples, numbers)
     found = training.choose(numbers)
-    write_model(output, output / "training", config, weights.tree)
-    print(f"{output}: {found['accuracy']:.4f} of the next tokens right, loss {found['dev_loss']:.4f}")
+    write_model(output, companions(tokenizer, args.max_length), config, weights.tree)
+    shares = f"{found['accuracy']:.4f} of the next tokens right, loss {found['dev_loss']:.4f}"
+    print(f"{output}: {recipes.chosen(found, recipe)}: {shares}")

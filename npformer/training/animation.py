@@ -66,9 +66,12 @@ def animate(
 
     Raises NpformerError for another ending, frames that do not fit, or a GIF without matplotlib.
     """
-    path, stacked = Path(path), np.stack([np.asarray(frame, float) for frame in frames])
-    if stacked.ndim != 3 or stacked.shape[1:] != (len(labels), 2) or len(titles) != len(stacked):
-        raise NpformerError(f"animate: expected frames ({len(labels)}, 2) with a title each, got {stacked.shape}")
+    path, shapes = Path(path), {np.shape(frame) for frame in frames}
+    if shapes != {(len(labels), 2)} or len(titles) != len(frames):
+        raise NpformerError(f"animate: expected frames ({len(labels)}, 2) with a title each, got {shapes or 'none'}")
+    if not set(labels) <= set(range(len(names))):
+        raise NpformerError(f"animate: expected labels 0 ... {len(names) - 1}, got {sorted(set(labels))}")
+    stacked = np.stack([np.asarray(frame, float) for frame in frames])
     low, high = stacked.min(axis=(0, 1)), stacked.max(axis=(0, 1))
     scaled = (stacked - low) / np.where(high > low, high - low, 1)
     partial = path.with_name(f".{path.stem}.{secrets.token_hex(4)}{path.suffix}")

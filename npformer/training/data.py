@@ -62,10 +62,11 @@ def label_names(rows: Sequence[Row]) -> tuple[str, ...]:
     """The labels of the rows, sorted; whole numbers by size, and then 0 ... the largest, as they count outputs."""
     found = {row.label for row in rows}
     if all(each.isdecimal() for each in found):
-        largest = max(map(int, found))
-        if largest > 10_000:
-            raise NpformerError(f"labels: {largest} is too large for a label's number")
-        return tuple(str(i) for i in range(largest + 1))
+        largest = max((each.lstrip("0") for each in found), key=lambda each: (len(each), each))
+        if len(largest) > 4:
+            line = next(row.line for row in rows if row.label.lstrip("0") == largest)
+            raise NpformerError(f"line {line}: {largest:.80} is too large for a label's number")
+        return tuple(str(i) for i in range(int(largest or "0") + 1))
     return tuple(sorted(found))
 
 
@@ -75,6 +76,8 @@ def label_ids(path: str | Path, rows: Sequence[Row], labels: Sequence[str]) -> l
     Raises NpformerError, with file and line, for one that is neither.
     """
     known = {each.lower(): i for i, each in enumerate(labels)}
+    if len(known) < len(labels) or not all(each.strip() for each in labels):
+        raise NpformerError(f"{path}: labels {', '.join(labels):.200}: expected names that differ in more than case")
     known = {str(i): i for i in range(len(labels))} | known
     ids = []
     for row in rows:
@@ -102,13 +105,15 @@ def _columns(where: str, record: Mapping[str, Any], label: str) -> Sequence[str]
 
 
 def _value(where: str, record: Mapping[str, Any], name: str) -> str:
-    value = record.get(name)
-    if value is None:
+    if name not in record:
         raise NpformerError(f"{where}: no {name!r}; the row has {', '.join(map(str, record))}")
-    if name not in record or isinstance(value, bool) or not isinstance(value, str | int):
+    value = record[name]
+    if isinstance(value, bool) or not isinstance(value, str | int):
         raise NpformerError(f"{where}: {name!r}: expected text, got a {type(value).__name__}")
     if not str(value).strip():
         raise NpformerError(f"{where}: {name!r} is empty")
+    if any("\ud800" <= character <= "\udfff" for character in str(value)):
+        raise NpformerError(f"{where}: {name!r} has half of a surrogate pair, which is no character")
     return str(value)
 
 

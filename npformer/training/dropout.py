@@ -52,7 +52,7 @@ class Dropout:
 
     def __init__(self, rates: Rates, seed: int | Sequence[int]) -> None:
         for name, rate in rates.items():
-            if not 0 <= rate < 1:
+            if not 0 <= rate <= 1 - 2**-16:
                 raise NpformerError(f"dropout: the rate of {name} must lie in 0 ... 1, below 1, got {rate}")
         self._rates = dict(rates)
         self._random = np.random.Generator(np.random.SFC64(seed))

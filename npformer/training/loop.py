@@ -7,10 +7,12 @@ threads. `step.py` makes the gradients.
 
 from __future__ import annotations
 
+import hashlib
 import json
+import math
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -58,11 +60,19 @@ class Recipe:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("epochs", "batch_size", "average", "window"):
-            if getattr(self, name) < 1:
-                raise NpformerError(f"{name}: expected a whole number of at least 1, got {getattr(self, name)}")
-        if not self.learning_rate > 0 or self.warmup < 0:
-            raise NpformerError("a recipe has a learning_rate above 0 and no warmup below 0")
+        for name in ("epochs", "batch_size", "average", "window", "seed"):
+            least = 0 if name == "seed" else 1
+            if type(getattr(self, name)) is not int or getattr(self, name) < least:
+                raise NpformerError(f"{name}: expected a whole number from {least}, got {getattr(self, name)!r:.80}")
+        ranges = {"learning_rate": (0, 1e3), "eps": (0, 1), "clip": (0, math.inf)}  # without their ends
+        for name, (low, high) in ranges.items():
+            if (value := getattr(self, name)) is not None and not low < value < high:
+                raise NpformerError(f"{name}: expected a number between {low} and {high}, got {value}")
+        for name, value in (("warmup", self.warmup), ("weight_decay", self.weight_decay)):
+            if not 0 <= value < math.inf:
+                raise NpformerError(f"{name}: expected a number from 0, got {value}")
+        if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
+            raise NpformerError(f"betas: expected two numbers from 0 to below 1, got {self.betas}")
         if self.schedule not in SCHEDULES:
             raise NpformerError(f"schedule: expected one of {', '.join(SCHEDULES)}, got {self.schedule!r:.80}")
 
@@ -125,6 +135,7 @@ class Run(Generic[E]):
         self.save_every, self.progress = save_every, progress
         self.state = State()
         self.optimiser = Adam(weights.flat, recipe.betas, recipe.eps, recipe.weight_decay, recipe.lazy)
+        self._identity = ""  # what must be the same for a run to go on
 
     def train(
         self, examples: Sequence[E], evaluate: Evaluate = lambda epoch: {}, score: str = "accuracy"
@@ -136,9 +147,10 @@ class Run(Generic[E]):
         per_epoch = -(-len(examples) // recipe.batch_size)
         total = per_epoch * recipe.epochs
         factors = recipe.factors(total, self.weights.config.d_model)
-        self._resume(self._fingerprint(examples))
+        self._identity = self._described(examples)
+        self._resume()
         if not state.history:
-            self._end_epoch(0, {}, evaluate, score, examples)
+            self._end_epoch(0, {}, evaluate, score)
         lengths = [self.objective.lengths(example) for example in examples]
         batches = None
         while state.step < total:
@@ -150,9 +162,9 @@ class Run(Generic[E]):
                 self.progress.show(epoch + 1, recipe.epochs, state, per_epoch, total)
             if state.step % per_epoch == 0:
                 numbers = {"loss": state.loss / per_epoch, "train_accuracy": state.right / state.count}
-                self._end_epoch(epoch + 1, numbers, evaluate, score, examples)
+                self._end_epoch(epoch + 1, numbers, evaluate, score)
             elif state.step % self.save_every == 0:
-                self.save(self._fingerprint(examples))
+                self._save()
         return state.history
 
     def _step(self, examples: Sequence[E], learning_rate: float) -> None:
@@ -175,12 +187,10 @@ class Run(Generic[E]):
         if self.progress:
             self.progress.add(batch.tokens, seconds)
 
-    def _end_epoch(
-        self, epoch: int, numbers: dict[str, float], evaluate: Evaluate, score: str, examples: Sequence[E]
-    ) -> None:
+    def _end_epoch(self, epoch: int, numbers: dict[str, float], evaluate: Evaluate, score: str) -> None:
         state = self.state
         row = {"epoch": epoch, **numbers, **evaluate(epoch), "seconds": round(state.seconds, 1)}
-        is_best = score in row and row[score] > max((each[score] for each in state.history), default=-np.inf)
+        is_best = score in row and not any(_rank(each, score) > _rank(row, score) for each in state.history)
         state.history.append(row)
         state.loss, state.right, state.count, state.seconds = 0.0, 0, 0, 0.0
         if self.progress:
@@ -189,31 +199,32 @@ class Run(Generic[E]):
             self._keep(BEST, epoch)
         if self.recipe.average > 1 and epoch in self.recipe.averaged:
             self._keep(EPOCH.format(epoch), epoch)
-        self.save(self._fingerprint(examples))
+        self._save()
 
     # --- checkpoints -------------------------------------------------------------------------------------------------
 
-    def save(self, fingerprint: str = "") -> None:
+    def _save(self) -> None:
         """Write `last.safetensors`: weights, moments, and where the run stands, whole or not at all."""
         if self.folder is None:
             return
-        self.folder.mkdir(parents=True, exist_ok=True)
         arrays = {f"w.{name}": array for name, array in self.weights.flat.items()} | self.optimiser.state()
-        metadata = {"format": FORMAT, "run": fingerprint, "state": json.dumps(asdict(self.state))}
+        metadata = {"format": FORMAT, "run": self._identity, "state": json.dumps(asdict(self.state))}
         save_arrays(self.folder / LAST, arrays, metadata)
 
     def _keep(self, name: str, epoch: int) -> None:
         """Write the weights as they are, whole or not at all."""
         if self.folder is not None:
-            self.folder.mkdir(parents=True, exist_ok=True)
             save_arrays(self.folder / name, self.weights.flat, {"format": FORMAT, "epoch": str(epoch)})
 
     def choose(self, evaluate: Evaluate, score: str = "accuracy") -> dict[str, float]:
         """Make the weights the best epoch's, or the mean of the recipe's `average` last ones where that scores higher.
 
-        The numbers of the weights chosen. Averaging checkpoints: Vaswani et al., 2017, section 6.1.
+        The best epoch's row of the history, or the mean's numbers, without an epoch. Averaging checkpoints: Vaswani et
+        al., 2017, section 6.1. Raises NpformerError for a run that kept no weights, or that has no such score.
         """
-        best = max(self.state.history, key=lambda row: row[score])
+        if self.folder is None or not all(score in row for row in self.state.history):
+            raise NpformerError(f"choose: expected a run with a folder, whose evaluation gives {score!r:.80}")
+        best = max(self.state.history, key=lambda row: _rank(row, score))
         if self.recipe.average > 1:
             self._load_mean([EPOCH.format(epoch) for epoch in self.recipe.averaged])
             mean = evaluate(self.recipe.epochs)
@@ -223,29 +234,62 @@ class Run(Generic[E]):
         return best
 
     def _load_mean(self, names: Sequence[str]) -> None:
-        if self.folder is not None:
-            kept = [load_arrays(self.folder / name)[0] for name in names]
-            for name, array in self.weights.flat.items():
-                array[...] = sum(arrays[name] for arrays in kept) / len(kept)
+        assert self.folder is not None
+        for count, name in enumerate(names):
+            arrays, _ = load_arrays(self.folder / name)
+            for key, array in self.weights.flat.items():
+                array[...] = arrays[key] if count == 0 else array + arrays[key]
+        for array in self.weights.flat.values():
+            array /= len(names)
 
-    def _resume(self, fingerprint: str) -> None:
-        if self.folder is None or not (self.folder / LAST).exists():
+    def _resume(self) -> None:
+        if self.folder is None:
             return
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise NpformerError(f"{self.folder}: cannot be made: {error.strerror or error}") from None
+        path = self.folder / LAST
+        if not path.exists():
+            return
+        arrays, metadata = load_arrays(path)
+        if metadata.get("format") != FORMAT or metadata.get("run") != self._identity:
+            raise NpformerError(f"{path}: belongs to a run with another recipe, model or data; give another folder")
         for stale in self.folder.glob(".*.partial"):  # of a run that was killed while it wrote
             stale.unlink(missing_ok=True)
-        path = self.folder / LAST
-        arrays, metadata = load_arrays(path)
-        if metadata.get("format") != FORMAT or metadata.get("run") != fingerprint:
-            raise NpformerError(f"{path}: belongs to a run with another recipe, model or data; give another folder")
         for name, array in self.weights.flat.items():
             array[...] = arrays[f"w.{name}"]
         self.optimiser.restore(arrays)
         for name, value in json.loads(metadata["state"]).items():
             setattr(self.state, name, value)
 
-    def _fingerprint(self, examples: Sequence[E]) -> str:
-        """What must be the same for a run to go on: recipe, parameters, the number and sizes of the examples."""
-        shapes = {name: array.shape for name, array in self.weights.flat.items()}
-        tokens = sum(sum(self.objective.lengths(example)) for example in examples)
-        described: dict[str, Any] = {"recipe": asdict(self.recipe), "shapes": shapes}
-        return json.dumps({**described, "examples": len(examples), "tokens": tokens})
+    def _described(self, examples: Sequence[E]) -> str:
+        """What makes a run this one: its recipe, its objective with the model's config, first weights, examples."""
+        digest = hashlib.sha256()
+        for part in _bytes([list(self.weights.flat.items()), list(examples)]):
+            digest.update(part)
+        described: dict[str, Any] = {"recipe": asdict(self.recipe), "objective": type(self.objective).__name__}
+        if is_dataclass(self.objective) and not isinstance(self.objective, type):
+            described["settings"] = asdict(self.objective)
+        return json.dumps({**described, "start and data": digest.hexdigest()})
+
+
+def _rank(row: dict[str, float], score: str) -> tuple[float, float]:
+    """Larger is better, then later; what is no number comes last."""
+    return (-math.inf if math.isnan(row[score]) else row[score], row["epoch"])
+
+
+def _bytes(value: Any) -> Iterator[bytes]:
+    """All that a value of arrays, numbers and texts consists of."""
+    if isinstance(value, np.ndarray):
+        yield f"{value.dtype} {value.shape}".encode()
+        yield np.ascontiguousarray(value).tobytes()
+    elif is_dataclass(value):
+        yield from _bytes([getattr(value, each.name) for each in fields(value)])
+    elif isinstance(value, list | tuple):
+        yield b"["
+        for each in value:
+            yield from _bytes(each)
+        yield b"]"
+    else:
+        yield repr(value).encode()

@@ -14,21 +14,24 @@ import numpy as np
 from npformer.errors import NpformerError
 from npformer.functions import SparseRows
 from npformer.training.trainable import Gradient
-from npformer.workers import share
+from npformer.workers import share, single_blas_thread
 
 BLOCK = 1 << 16  # elements of a parameter worked on at a time: its four arrays stay in the core's own cache
 
 
 def is_decayed(name: str) -> bool:
     """Whether weight decay is for this parameter: for weights of linear layers and tables, not for biases and norms."""
-    *_, group, kind = name.split(".")
+    group, _, kind = name.rpartition(".")
     return kind == "weight" and not group.endswith("norm")
 
 
 def global_norm(gradients: Mapping[str, Gradient]) -> float:
     """sqrt of the sum of the squares of all gradients."""
     arrays = [grad.values if isinstance(grad, SparseRows) else grad for grad in gradients.values()]
-    return math.sqrt(sum(float(np.vdot(array, array)) for array in arrays))
+    flat = [np.ascontiguousarray(array).reshape(-1) for array in arrays]
+    with single_blas_thread():  # several would add in another order
+        blocks = (array[start : start + BLOCK] for array in flat for start in range(0, len(array), BLOCK))
+        return math.sqrt(sum(float(np.dot(block, block)) for block in blocks))
 
 
 def clip_scale(norm: float, most: float | None) -> float:

@@ -12,15 +12,15 @@ from typing import Any
 
 import numpy as np
 
-from npformer.archive import written_whole
 from npformer.batch import Text
 from npformer.errors import NpformerError
 from npformer.training.data import read_lines
 from npformer.training.step import Example
 from npformer.transformer_config import TransformerConfig
-from npformer.translation_tokenizer import FILE, read_tokenizer
+from npformer.translation_tokenizer import FILE
 
 END, PAD = "</s>", "<pad>"  # ids 0 and 1; the padding token is what a decoder is given first, as in Marian's models
+MOST = 10**6  # tokens of a vocabulary
 
 
 def read_pairs(source: str | Path, target: str | Path) -> list[tuple[str, str]]:
@@ -40,14 +40,15 @@ def read_pairs(source: str | Path, target: str | Path) -> list[tuple[str, str]]:
 def learn_tokenizer(texts: Iterable[str], size: int) -> Any:
     """One byte-pair vocabulary for both languages (Sennrich et al., 2016), on bytes, so that no character is unknown.
 
-    A `tokenizers.Tokenizer`; a text's ids end with `END`. Raises NpformerError for a size below the bytes' own.
+    A `tokenizers.Tokenizer`; a text's ids end with `END`. The same texts give the same one. Raises NpformerError for a
+    size below the bytes' own.
     """
     from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
     special, alphabet = [END, PAD], pre_tokenizers.ByteLevel.alphabet()
-    if size < len(special) + len(alphabet):
-        least = len(special) + len(alphabet)
-        raise NpformerError(f"a vocabulary on bytes has {least} tokens at least, got {size}")
+    least = len(special) + len(alphabet)
+    if not least <= size <= MOST:
+        raise NpformerError(f"a vocabulary on bytes has {least} to {MOST} tokens, got {size}")
     tokenizer = Tokenizer(models.BPE())
     tokenizer.normalizer = normalizers.NFC()
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
@@ -87,26 +88,15 @@ def translator(vocabulary: int, width: int, heads: int, layers: int, ffn: int, l
     )  # fmt: skip
 
 
-def kept_tokenizer(folder: Path, pairs: Sequence[tuple[str, str]], size: int, longest: int) -> Any:
-    """The tokenizer of a run: the one in its folder, or one that is learnt from the pairs and written there.
-
-    Beside it lie the files that say how a translator of this vocabulary is used.
-    """
-    if (folder / FILE).exists():
-        return read_tokenizer(folder / FILE, size)
-    tokenizer = learn_tokenizer((text for pair in pairs for text in pair), size)
+def companions(tokenizer: Any, longest: int) -> dict[str, str]:
+    """The files beside a translator's weights: its tokenizer, and how it is used."""
     settings = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": END, "pad_token": PAD}
     generation = {
         "num_beams": 5, "max_length": longest, "decoder_start_token_id": 1, "eos_token_id": 0, "pad_token_id": 1,
         "forced_eos_token_id": 0, "bad_words_ids": [[1]],
     }  # fmt: skip
-    files = {
+    return {
+        FILE: tokenizer.to_str(pretty=True),
         "tokenizer_config.json": json.dumps({**settings, "model_max_length": longest}, indent=2) + "\n",
         "generation_config.json": json.dumps(generation, indent=2) + "\n",
-        FILE: tokenizer.to_str(pretty=True),
     }
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, text in files.items():
-        with written_whole(folder / name) as partial:
-            partial.write_text(text, encoding="utf-8")
-    return tokenizer

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
-import secrets
-import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
-from npformer.archive import save_arrays
+from npformer.archive import save_arrays, written_whole
 from npformer.checkpoint import families, layout
 from npformer.checkpoint.folder import CONFIG, OWN_WEIGHTS, read_folder, read_tree
 from npformer.config import Config
@@ -20,10 +17,7 @@ from npformer.errors import NpformerError
 from npformer.training.initialise import initialise
 from npformer.transformer_config import TransformerConfig
 
-COMPANIONS = (
-    "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.txt",
-    "generation_config.json",
-)  # fmt: skip
+TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.txt")
 ENCODER = ("embeddings.", "layers.", "norm.")
 
 
@@ -71,16 +65,15 @@ def as_distilbert(config: Config, tree: layout.Tree) -> tuple[Config, layout.Tre
     return config, families.own_to_tree(kept, config)
 
 
-def write_model(folder: Path, source: Path, config: Config, tree: layout.Tree) -> None:
-    """A checkpoint folder: weights, the files beside them of `source`, last config.json; each whole or not there."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        save_arrays(folder / OWN_WEIGHTS, families.stored(tree, config), {"format": "npformer"})
-        for name in COMPANIONS:
-            if (source / name).is_file():
-                shutil.copyfile(source / name, folder / name)
-        partial = folder / f".{CONFIG}.{secrets.token_hex(4)}.partial"
-        partial.write_text(json.dumps(config.to_dict(), indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-        os.replace(partial, folder / CONFIG)
-    except OSError as error:
-        raise NpformerError(f"{folder}: cannot be written: {error.strerror or error}") from None
+def companions(source: Path) -> dict[str, str]:
+    """The tokenizer's files of a folder."""
+    return {name: (source / name).read_text(encoding="utf-8") for name in TOKENIZER if (source / name).is_file()}
+
+
+def write_model(folder: Path, beside: Mapping[str, str], config: Config, tree: layout.Tree) -> None:
+    """A checkpoint folder: weights, the files `beside` them, last config.json; each whole or not there."""
+    save_arrays(folder / OWN_WEIGHTS, families.stored(tree, config), {"format": "npformer"})
+    description = json.dumps(config.to_dict(), indent=2, ensure_ascii=False) + "\n"
+    for name, text in {**beside, CONFIG: description}.items():
+        with written_whole(folder / name) as partial:
+            partial.write_text(text, encoding="utf-8")

@@ -64,6 +64,8 @@ def train(
         seconds = time.perf_counter() - start
         with torch.no_grad():
             print(f"epoch {epoch + 1}  loss {np.mean(losses):.4f}  {watch()}  {seconds:.0f} s", flush=True)
+        if epoch + 1 in recipe.averaged:
+            torch.save(module.state_dict(), folder / f"epoch-{epoch + 1}.pt")
         torch.save((epoch + 1, module.state_dict(), adam.state_dict()), folder / "state.partial")
         (folder / "state.partial").rename(state)
 
@@ -91,17 +93,17 @@ def encoder(args: argparse.Namespace) -> None:
 
 
 def translation(args: argparse.Namespace) -> None:
-    metadata = load_arrays(args.like / "training" / LAST)[1]
-    recipe = Recipe(**json.loads(metadata["run"])["recipe"])
+    described = json.loads(load_arrays(args.like / "training" / LAST)[1]["run"])
+    recipe, smoothing = Recipe(**described["recipe"]), described["settings"]["label_smoothing"]
     config = TransformerConfig.from_dict(read_json(args.like / CONFIG))
     tokenizer = read_tokenizer(args.like / FILE, config.vocab_size)
     examples, held_out = (
         encode_pairs(tokenizer, files, read_pairs(*files), config.max_length) for files in (args.train, args.dev)
     )
     tree = initialise(config, recipe.seed, "xavier")
-    module = twins.Translator(tree, config, max(recipe.dropout.values()), 0.1)
+    module = twins.Translator(tree, config, max(recipe.dropout.values()), smoothing)
 
-    def watch() -> str:
+    def dev_loss() -> float:
         module.eval()
         total, count = 0.0, 0
         for start in range(0, len(held_out), recipe.batch_size):
@@ -109,9 +111,17 @@ def translation(args: argparse.Namespace) -> None:
             tokens = sum(len(each.target) + 1 for each in batch)
             total += float(module.loss(batch)) * tokens
             count += tokens
-        return f"dev loss, smoothed, {total / count:.4f}"
+        return total / count
 
-    train(module, TranslationLoss(config), examples, recipe, args.output, watch)
+    train(module, TranslationLoss(config), examples, recipe, args.output, lambda: f"dev loss {dev_loss():.4f}")
+    last = {name: each.clone() for name, each in module.state_dict().items()}
+    kept = [torch.load(args.output / f"epoch-{epoch}.pt") for epoch in recipe.averaged]
+    with torch.no_grad():
+        loss = dev_loss()
+        module.load_state_dict({name: sum(each[name] for each in kept) / len(kept) for name in last})
+        if (mean := dev_loss()) > loss:
+            module.load_state_dict(last)
+    print(f"dev loss of the last epoch {loss:.4f}, of the mean of the last {len(kept)} {mean:.4f}: the lower is kept")
     module.model.save_pretrained(args.output / "model")
     for name in (FILE, "tokenizer_config.json", "generation_config.json", CONFIG):
         shutil.copyfile(args.like / name, args.output / "model" / name)

@@ -113,8 +113,8 @@ class Translator(nn.Module):
 
 def optimiser(module: nn.Module, rate: float, betas: tuple[float, float], eps: float, decay: float) -> Any:
     """torch's AdamW as it comes, which decays matrices and tables alone, as npformer's."""
-    decayed = [p for p in module.parameters() if p.ndim > 1]
-    others = [p for p in module.parameters() if p.ndim < 2]
+    decayed = [p for p in module.parameters() if len(p.squeeze().shape) > 1]
+    others = [p for p in module.parameters() if len(p.squeeze().shape) < 2]
     groups = [{"params": decayed, "weight_decay": decay}, {"params": others, "weight_decay": 0.0}]
     return torch.optim.AdamW(groups, lr=rate, betas=betas, eps=eps)
 

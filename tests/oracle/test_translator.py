@@ -12,7 +12,7 @@ from transformers import MarianMTModel, PreTrainedTokenizerFast
 from npformer.checkpoint.write import convert
 from npformer.loading import load
 from npformer.training import initialise
-from npformer.training.pairs import kept_tokenizer, translator
+from npformer.training.pairs import companions, learn_tokenizer, translator
 from npformer.training.start import write_model
 
 PAIRS = [("A dog runs through the snow.", "Ein Hund läuft durch den Schnee."), ("Two men sit.", "Zwei Männer sitzen.")]
@@ -23,10 +23,11 @@ TEXTS = ["A dog sits.", "Two men run through the snow!", "Grüße, 你好"]
 def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """A translator with random weights in npformer's form, and the same in Transformers'."""
     place = tmp_path_factory.mktemp("translator")
-    tokenizer = kept_tokenizer(place / "start", PAIRS * 4, 300, 64)
+    tokenizer = learn_tokenizer([text for pair in PAIRS for text in pair] * 4, 300)
     config = translator(tokenizer.get_vocab_size(), width=32, heads=2, layers=2, ffn=48, longest=64)
     tree = initialise(config, 3, "xavier")
-    write_model(place / "own", place / "start", config, tree)
+    (place / "own").mkdir()
+    write_model(place / "own", companions(tokenizer, 64), config, tree)
     return place / "own", convert(place / "own", place / "torch", to="torch")
 
 
