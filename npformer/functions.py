@@ -267,11 +267,13 @@ def cross_entropy(
     ignore_index: int = -100,
     label_smoothing: float = 0.0,
     reduction: str = "mean",
+    log_probabilities: np.ndarray | None = None,
 ) -> np.ndarray:
     """-log softmax(logits)[target], (..., C) and (...) -> a number: the mean over the targets that are not ignored.
 
     label_smoothing e replaces the target by (1 - e) of it and e / C of every class (Szegedy et al., 2016, section 7).
     reduction="sum" adds, "none" gives (...) with 0 where ignored. The mean over no target at all is NaN, as in torch.
+    log_probabilities: log softmax(logits), where the caller has it already, for this and for the gradient.
     """
     targets = np.asarray(targets)
     if targets.shape != logits.shape[:-1] or not np.issubdtype(targets.dtype, np.integer):
@@ -287,7 +289,8 @@ def cross_entropy(
         bounds = f"0 ... {logits.shape[-1] - 1} or be {ignore_index}"
         raise NpformerError(f"cross_entropy: targets must lie in {bounds}, got {wrong}")
     label_smoothing = float(label_smoothing)  # a NumPy number would widen float32
-    log_probabilities = log_softmax(logits)
+    if log_probabilities is None:
+        log_probabilities = log_softmax(logits)
     chosen = np.take_along_axis(log_probabilities, np.where(kept, targets, 0)[..., None], axis=-1)[..., 0]
     loss = -(1 - label_smoothing) * chosen
     if label_smoothing:
@@ -307,12 +310,14 @@ def cross_entropy_backward(
     ignore_index: int = -100,
     label_smoothing: float = 0.0,
     reduction: str = "mean",
+    log_probabilities: np.ndarray | None = None,
 ) -> np.ndarray:
     """Of -log softmax(logits)[target]: grad (softmax(logits) - 1 at the target), 0 where ignored, over their number for
     the mean. Smoothing e takes (1 - e) off the target and e / C off every class. grad: a number, or (...) for "none".
+    log_probabilities: as in `cross_entropy`.
     """
     kept, classes = targets != ignore_index, np.where(targets == ignore_index, 0, targets)[..., None]
-    dx = softmax(logits)
+    dx = softmax(logits) if log_probabilities is None else np.exp(log_probabilities)
     dx -= float(label_smoothing) / logits.shape[-1]
     np.put_along_axis(dx, classes, np.take_along_axis(dx, classes, -1) - (1 - float(label_smoothing)), -1)
     count = kept.sum() if reduction == "mean" else 1

@@ -15,7 +15,7 @@ import numpy as np
 from npformer.batch import Text, pack
 from npformer.decoder import shift
 from npformer.errors import NpformerError
-from npformer.functions import cross_entropy, cross_entropy_backward
+from npformer.functions import cross_entropy, cross_entropy_backward, log_softmax
 from npformer.recording import Edit, Recording
 from npformer.seq2seq import Seq2Seq, transformer, transformer_backward
 from npformer.tap import listen
@@ -50,6 +50,7 @@ class TranslationLoss:
         with listen(recording):
             logits = transformer(tree, self.config, source, target)["logits"]
         options: dict[str, Any] = {"label_smoothing": self.label_smoothing, "reduction": "sum"}
+        options["log_probabilities"] = log_softmax(logits)  # once for both: of so many classes it costs
         loss = float(cross_entropy(logits, wanted, **options)) / count
         right = int((logits.argmax(axis=-1) == wanted).sum())
         grad = cross_entropy_backward(1 / count, logits, wanted, **options)

@@ -24,8 +24,8 @@ from npformer.config import Config
 from npformer.model import Model
 from npformer.workers import available_cores, blas_libraries
 
-SPARED = 1.15  # setups this much slower than their engine's best have no further turns
-TRIED = 2  # rounds in which all have theirs
+SPARED = 1.25  # setups this much slower than their engine's best have no further turns
+TRIED = 1  # rounds in which all have theirs
 
 
 class Runner(Protocol):
@@ -64,7 +64,7 @@ def race(
 ) -> dict[str, dict[str, Any]]:
     """For each engine the least time of a call, its best setup, and every setup's least time.
 
-    All take a turn in the first two rounds; then of each engine only those near its best. check: called with what each
+    All take a turn in the first round; then of each engine only those near its best. check: called with what each
     runner answered in its first turn, to raise where that is not what was asked for.
     """
     least: dict[tuple[str, str], float] = {}

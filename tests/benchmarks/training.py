@@ -1,8 +1,9 @@
 """A step of training beside torch's: `python -m tests.benchmarks.training [--quick] [--json FILE]`.
 
 Forward, backward, clipping and AdamW on a batch, of three models: DistilBERT-base on 32 texts of 64 tokens, an encoder
-of width 256 on 32 texts of 256, and an encoder-decoder of width 128 on 128 pairs of 8 to 24. Both begin with the same
-weights, drop out at the same places and take turns in one process; without dropout their first losses must agree.
+of width 256 on 32 texts of 256, and an encoder-decoder of width 128 on 128 pairs of like lengths. Both engines begin
+with the same weights, drop out at the same places and take turns in one process; without dropout their first losses
+must agree.
 Needs the extra `oracle`.
 """
 
@@ -46,9 +47,12 @@ def texts(config: Config, count: int, length: int) -> list[Example]:
 
 
 def pairs(count: int) -> list[Example]:
-    random = np.random.default_rng(0)
-    lengths = random.integers(8, 25, (count, 2))
-    return [Example(Text(random.integers(2, 6000, a)), random.integers(2, 6000, b)) for a, b in lengths]
+    """A batch as the training makes them, of like lengths: one of twenty that were sorted together."""
+    random, recipe = np.random.default_rng(0), Recipe(batch_size=count, window=20)
+    lengths = random.integers(8, 25, (count * recipe.window, 2))
+    found = [Example(Text(random.integers(2, 6000, a)), random.integers(2, 6000, b)) for a, b in lengths]
+    objective = TranslationLoss(TRANSLATOR, SMOOTHING)
+    return [found[i] for i in recipe.batches([objective.lengths(each) for each in found], 0)[0]]
 
 
 def rows() -> dict[str, Row]:
