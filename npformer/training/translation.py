@@ -43,7 +43,7 @@ class TranslationLoss:
         return len(example.target) + 1
 
     def part(self, tree: Mapping[str, Any], examples: Sequence[Example], count: int, edit: Edit | None, /) -> Part:
-        shifted = [shift(each.target, self.config.start_id, self.config.end_ids[0]) for each in examples]
+        shifted = _shifted(self.config, examples)
         source, target = pack([each.text for each in examples]), pack([Text(ids) for ids, _ in shifted])
         wanted = np.concatenate([answer for _, answer in shifted])
         recording = Recording(edit)
@@ -58,12 +58,17 @@ class TranslationLoss:
         return Part(loss, right, transformer_backward({"logits": grad}, stages, tree, self.config, source, target))
 
 
+def _shifted(config: TransformerConfig, examples: Sequence[Example]) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Of each target what the decoder is given, and what it is to answer."""
+    return [shift(each.target, config.start_id, config.end_ids[0]) for each in examples]
+
+
 def evaluate(model: Seq2Seq, examples: Sequence[Example]) -> dict[str, float]:
     """The mean cross-entropy of a target token given those before it, and the share that is given as the likeliest."""
     total, right, count = 0.0, 0, 0
     for start in range(0, len(examples), WINDOW):
         window = examples[start : start + WINDOW]
-        shifted = [shift(each.target, model.config.start_id, model.config.end_ids[0]) for each in window]
+        shifted = _shifted(model.config, window)
         answers = model.run([(each.text, Text(ids)) for each, (ids, _) in zip(window, shifted, strict=True)])
         for answer, (_, wanted) in zip(answers, shifted, strict=True):
             total += float(cross_entropy(answer["logits"], wanted, reduction="sum"))
