@@ -71,16 +71,16 @@ def weight_products(x: np.ndarray, *weights: np.ndarray) -> list[np.ndarray]:
 
 
 def _columns(x: np.ndarray, weight: np.ndarray, panels: Panels | None, columns: slice) -> np.ndarray:
-    """x @ weight[:, columns]; a large weight's last columns, where they do not fill a vector, apart from the rest."""
-    if panels is not None:
-        return panels.times(x, columns)
-    loose = (columns.stop - columns.start) % VECTOR
-    if not loose or weight.size < SMALL:
-        return matmul(x, weight[:, columns])
+    """x @ weight[:, columns]; the last ones, where they do not fill a panel or a vector, apart from the rest."""
+    loose = (columns.stop - columns.start) % (VECTOR if panels is None else PANEL)
     last = columns.stop - loose
-    return np.concatenate(
-        [matmul(x, weight[:, columns.start : last]), matmul(x, weight[:, last : columns.stop])], axis=1
-    )
+    if panels is not None:
+        main = panels.times(x, slice(columns.start, last))
+    elif not loose or weight.size < SMALL:
+        return matmul(x, weight[:, columns])
+    else:
+        main = matmul(x, weight[:, columns.start : last])
+    return np.concatenate([main, matmul(x, weight[:, last : columns.stop])], axis=1) if loose else main
 
 
 # --- where the inner axis is cut -------------------------------------------------------------------------------------
@@ -135,10 +135,13 @@ def _same_bits(a: np.ndarray, b: np.ndarray, whole: np.ndarray, block: int) -> b
 
 
 class Panels:
-    """A weight (K, N) as (N / 64, cuts, K / cuts, 64) for each run of cuts of equal length: a copy, read in order."""
+    """A weight (K, N) as (N / 64, cuts, K / cuts, 64) for each run of cuts of equal length: a copy, read in order.
+
+    The last columns, where they do not fill a panel, are left out.
+    """
 
     def __init__(self, weight: np.ndarray) -> None:
-        inner, columns = weight.shape
+        inner, columns = weight.shape[0], weight.shape[1] // PANEL * PANEL
         runs: list[list[slice]] = []
         for place in cuts(inner, weight.dtype):
             if runs and place.stop - place.start == runs[-1][0].stop - runs[-1][0].start:
@@ -147,12 +150,12 @@ class Panels:
                 runs.append([place])
         self.runs = []
         for run in runs:
-            rows = weight[run[0].start : run[-1].stop]
+            rows = weight[run[0].start : run[-1].stop, :columns]
             panels = rows.reshape(len(run), -1, columns // PANEL, PANEL).transpose(2, 0, 1, 3)
             self.runs.append((run[0].start, run[-1].stop, np.ascontiguousarray(panels)))
 
     def times(self, x: np.ndarray, columns: slice) -> np.ndarray:
-        """x @ weight[:, columns], the cuts' products added in the order of the large product."""
+        """x @ weight[:, columns], whole panels, the cuts' products added in the order of the large product."""
         product: np.ndarray | None = None
         for start, stop, panels in self.runs:
             panels = panels[columns.start // PANEL : columns.stop // PANEL]
@@ -172,7 +175,7 @@ def _panels(weight: np.ndarray) -> Panels | None:
     Only of a weight nobody can write to (a loaded model's), as a copy would not follow; and only where a trial
     showed that this BLAS gains by them.
     """
-    if weight.flags.writeable or weight.dtype != np.float32 or weight.shape[1] % PANEL or weight.size < 2**16:
+    if weight.flags.writeable or weight.dtype != np.float32 or weight.shape[1] < PANEL or weight.size < 2**16:
         return None
     reference, uses, panels = _kept.get(id(weight), (None, 0, None))
     if reference is None or reference() is not weight:

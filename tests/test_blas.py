@@ -91,7 +91,10 @@ def test_slices_have_the_same_bits_alone_and_in_a_batch(
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("inner", "outer"), [(768, 768), (768, 3072), (3072, 768), (384, 1536), (1536, 384), (768, 2)])
+@pytest.mark.parametrize(
+    ("inner", "outer"),
+    [(768, 768), (768, 3072), (3072, 768), (384, 1536), (1536, 384), (384, 1000), (768, 2)],
+)
 def test_real_widths_have_the_same_bits(inner: int, outer: int, dtype: str, panels: bool) -> None:
     """A loaded model's weight, which cannot be written to, used again and again with all numbers of rows."""
     x, weight = normal(140, inner, dtype=dtype), normal(inner, outer, dtype=dtype)

@@ -25,10 +25,10 @@ class Projection:
     """Rows (R, D) to logits (R, V), x W + b, in an array that is used again at the next step."""
 
     def __init__(self, weight: np.ndarray, bias: np.ndarray | None = None) -> None:
-        self.weight = weight
+        self.weight = in_order(weight)
         self.bias = bias if bias is not None and bias.any() else None
         self.whole = weight.shape[1] // PANEL * PANEL
-        self.main, self.rest = in_order(weight[:, : self.whole]), in_order(weight[:, self.whole :])
+        self.rest = in_order(weight[:, self.whole :])
         self._logits = np.empty((0, weight.shape[1]), weight.dtype)
 
     def __call__(self, x: np.ndarray) -> np.ndarray:
@@ -38,11 +38,11 @@ class Projection:
         if len(self._logits) < len(x):
             self._logits = np.empty((len(x), self.weight.shape[1]), x.dtype)
         logits = self._logits[: len(x)]
-        if len(x) <= FEW or self.main.size < SMALL:
-            logits[:, : self.whole] = linear(x, self.main)
+        if len(x) <= FEW or self.weight.size < SMALL:
+            logits[...] = linear(x, self.weight)
         else:
             fork(lambda index, of: self._columns(x, logits, index, of), parts(nanoseconds=self.weight.size))
-        logits[:, self.whole :] = linear(x, self.rest)
+            logits[:, self.whole :] = linear(x, self.rest)
         if self.bias is not None:
             logits += self.bias
         return logits
@@ -50,7 +50,7 @@ class Projection:
     def _columns(self, x: np.ndarray, logits: np.ndarray, index: int, of: int) -> None:
         """A share of the columns, whole vectors of them, so that a row's bits are those of `linear`."""
         edges = [self.whole * i // of // PANEL * PANEL for i in (index, index + 1)]
-        np.matmul(x, self.main[:, slice(*edges)], out=logits[:, slice(*edges)])
+        np.matmul(x, self.weight[:, slice(*edges)], out=logits[:, slice(*edges)])
 
 
 class Best(NamedTuple):
