@@ -6,6 +6,7 @@ A step's bits are those of a pass over the whole target: `attention.masked_atten
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
@@ -83,14 +84,8 @@ class OwnMemory:
         self.keys[..., new] = new_keys.mT
         self.values[:, :, new] = new_values
         width = line.width
-        return _attend(
-            q,
-            self.keys[..., :width],
-            self.values[:, :, :width],
-            line.mask[..., :width],
-            n_heads,
-            line.n_beams,
-        )
+        block = slice(None), self.keys[..., :width], self.values[:, :, :width], line.mask[..., :width]
+        return _attend(q, [block], n_heads, line.n_beams)
 
     def _make_room(self, like: np.ndarray) -> None:
         """Zeros at the end, as what is masked is multiplied by 0 and must be a number."""
@@ -124,15 +119,15 @@ class SourceMemory:
         """Keep the sources' packed rows (S, D) once; attend to each text's own, (T, D)."""
         if k is not None and v is not None:
             self._fill(_heads(k, n_heads, len(k))[0], _heads(v, n_heads, len(v))[0])
-        combined, first = np.empty_like(q), 0
+        blocks, first = [], 0
         for keys, values in zip(self.keys, self.values, strict=True):
             lengths = self.lengths[first : first + len(keys)]
             width = lengths.max() if listening() else keys.shape[-1]
             mask = (np.arange(width) < lengths[:, None])[:, None, None, :]
             rows = slice(first * self.n_beams, (first + len(keys)) * self.n_beams)
-            combined[rows] = _attend(q[rows], keys[..., :width], values[:, :, :width], mask, n_heads, self.n_beams)
+            blocks.append((rows, keys[..., :width], values[:, :, :width], mask))
             first += len(keys)
-        return combined
+        return _attend(q, blocks, n_heads, self.n_beams)
 
     def _fill(self, k: np.ndarray, v: np.ndarray) -> None:
         """From all sources' heads (H, S, K); zeros behind each text's own."""
@@ -183,20 +178,28 @@ def _heads(rows: np.ndarray, n_heads: int, count: int) -> np.ndarray:
 
 
 def _attend(
-    q: np.ndarray, keys: np.ndarray, values: np.ndarray, mask: np.ndarray, n_heads: int, n_beams: int
+    q: np.ndarray,
+    blocks: Sequence[tuple[slice, np.ndarray, np.ndarray, np.ndarray]],
+    n_heads: int,
+    n_beams: int,
 ) -> np.ndarray:
-    """The beams of each text to its keys (B, H, K, S) and values (B, H, S, K), (B * beams, D) -> (B * beams, D)."""
-    heads = tap("query_heads", _heads(q, n_heads, n_beams))
-    keys, values = tap("key_heads", keys.mT), tap("value_heads", values)
-    combined = np.empty((len(values), n_beams, q.shape[-1]), q.dtype)
-    context = split_heads(combined, n_heads)
-    scale = 1 / math.sqrt(heads.shape[-1])
-    run = RUN * (n_beams if mask.shape[2] > 1 else 1)
+    """The beams of each text to its keys and values, (B * beams, D) -> (B * beams, D).
+
+    A block is some rows of q, and their texts' keys (B, H, K, S), values (B, H, S, K) and mask.
+    """
+    combined = np.empty_like(q)
+    scale, work, size = 1 / math.sqrt(q.shape[-1] // n_heads), [], 0
+    for rows, keys, values, mask in blocks:
+        heads = tap("query_heads", _heads(q[rows], n_heads, n_beams))
+        keys, values = tap("key_heads", keys.mT), tap("value_heads", values)
+        work.append((heads, keys, values, mask, _heads(combined[rows], n_heads, n_beams)))
+        size += heads.size * values.shape[-2]
 
     def part(index: int, of: int) -> None:
         some = slice(n_heads * index // of, n_heads * (index + 1) // of)
-        context[:, some] = masked_attention(heads[:, some] * scale, keys[:, some], values[:, some], mask, run)
+        for heads, keys, values, mask, context in work:
+            run = RUN * (n_beams if mask.shape[2] > 1 else 1)
+            context[:, some] = masked_attention(heads[:, some] * scale, keys[:, some], values[:, some], mask, run)
 
-    size = heads.size // heads.shape[-1] * values.shape[-2]
-    fork(part, parts(nanoseconds=size * (4 + 0.04 * heads.shape[-1])))
-    return combined.reshape(q.shape)
+    fork(part, parts(nanoseconds=0.4 * size))
+    return combined
