@@ -168,8 +168,8 @@ def test_train_translation_learns_a_language(translator_folder: Path, capsys: py
     assert sum(a == b for a, b in zip(found, wanted, strict=True)) > 0.9 * len(wanted)
     config = load(translator_folder / "out").config
     assert (config.model_type, config.max_length, config.d_model, config.n_layers) == ("marian", 256, 32, 1)
-    kept = sorted(each.name for each in (translator_folder / "out" / "training").glob("epoch*"))
-    assert kept == ["epoch-39.safetensors", "epoch-40.safetensors"]
+    kept = sorted(each.name for each in (translator_folder / "out" / "training").glob("step*"))
+    assert kept == [f"step-{epoch * -(-len(lines) // 8)}.safetensors" for epoch in (39, 40)]
     assert train_translation(translator_folder, sentences(translator_folder)) == 1
     assert "a model is there already" in capsys.readouterr().err
 

@@ -133,6 +133,27 @@ def test_choosing_weights(tmp_path: Path) -> None:
         train(None).choose(evaluate)
 
 
+@pytest.mark.parametrize(
+    ("average", "every", "steps"),
+    [(1, 0, [30]), (2, 0, [20, 30]), (9, 0, [10, 20, 30]), (3, 4, [22, 26, 30]), (9, 7, [2, 9, 16, 23, 30])],
+)
+def test_the_states_that_are_averaged(average: int, every: int, steps: list[int]) -> None:
+    """The last, and those so many steps before it, or an epoch; never the weights before the first step."""
+    recipe = replace(RECIPE, epochs=3, average=average, average_every=every)
+    assert list(recipe.averaged(per_epoch=10)) == steps
+
+
+def test_averaging_within_an_epoch(tmp_path: Path) -> None:
+    trained = weights()
+    run = Run(HeadLoss(trained.config), trained, replace(RECIPE, average=2, average_every=1), tmp_path)
+    run.train(examples(), lambda epoch: {"accuracy": 0.5})
+    last = {name: array.copy() for name, array in trained.flat.items()}
+    run.choose(lambda epoch: {"accuracy": 0.6})
+    before = load_file(tmp_path / f"step-{run.state.step - 1}.safetensors")
+    for name, array in trained.flat.items():
+        assert np.array_equal(array, (before[name] + last[name]) / 2), name
+
+
 def test_progress_is_a_line_an_epoch_where_nobody_watches() -> None:
     stream = io.StringIO()
     train(None, progress=Progress(stream))

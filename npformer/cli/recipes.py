@@ -29,7 +29,8 @@ def add_arguments(parser: argparse.ArgumentParser, default: Recipe, label_smooth
     add("--dropout", float, "P", 0.1, "the rate at the sites that the family has")
     add("--label-smoothing", float, "E", label_smoothing, "the share of the target spread over all")
     add("--window", whole, "N", default.window, "batches of like lengths, sorted in so many batches' worth")
-    add("--average", whole, "N", default.average, "last epochs whose mean is tried beside the best one")
+    add("--average", whole, "N", default.average, "last states whose mean is tried beside the best epoch's")
+    parser.add_argument("--average-every", type=whole, metavar="N", default=0, help="steps between them (an epoch)")
     parser.add_argument("--dense-embeddings", action="store_true", help="move every row of the tables at every step")
     add("--seed", int, "N", default.seed, "of order, dropout and new weights")
     add("--save-every", whole, "N", 500, "steps between saves")
@@ -48,13 +49,14 @@ def read(args: argparse.Namespace) -> Recipe:
     return Recipe(
         epochs=args.epochs, batch_size=args.batch_size, learning_rate=args.learning_rate, schedule=args.schedule,
         warmup=args.warmup, betas=(first, second), eps=args.eps, weight_decay=args.weight_decay, clip=args.clip,
-        lazy=not args.dense_embeddings, average=args.average, window=args.window, seed=args.seed,
+        lazy=not args.dense_embeddings, average=args.average,
+        average_every=args.average_every, window=args.window, seed=args.seed,
     )  # fmt: skip
 
 
 def chosen(found: dict[str, float], recipe: Recipe) -> str:
     """Which weights `Run.choose` took."""
-    return f"epoch {found['epoch']:.0f}" if "epoch" in found else f"the mean of the last {recipe.average} epochs"
+    return f"epoch {found['epoch']:.0f}" if "epoch" in found else f"the mean of the last {recipe.average} states"
 
 
 def text_columns(args: argparse.Namespace) -> list[str]:

@@ -29,7 +29,7 @@ from npformer.training.trainable import Trainable
 
 E = TypeVar("E")
 FORMAT = "npformer-training"
-LAST, BEST, EPOCH = "last.safetensors", "best.safetensors", "epoch-{}.safetensors"
+LAST, BEST, STEP = "last.safetensors", "best.safetensors", "step-{}.safetensors"
 SCHEDULES = ("constant", "linear", "noam")
 
 Evaluate = Callable[[int], dict[str, float]]
@@ -40,8 +40,9 @@ class Recipe:
     """How a model is trained. warmup: steps, or below 1 the share of all steps. clip: the gradients' largest norm.
 
     dropout: stage or pattern -> rate. schedule "noam" takes learning_rate as the factor of width^-0.5 min(...).
-    average: the weights of so many last epochs are kept, for `Run.choose`. window: batches are of examples of like
-    length, by sorting so many batches' worth of shuffled ones; then their order is drawn.
+    average: the weights at the end and at so many less one places before it are kept for `Run.choose`, each
+    average_every steps apart (0: an epoch). window: batches are of examples of like length, by sorting so many
+    batches' worth of shuffled ones; then their order is drawn.
     """
 
     epochs: int = 3
@@ -56,12 +57,13 @@ class Recipe:
     dropout: dict[str, float] = field(default_factory=dict)
     lazy: bool = True
     average: int = 1
+    average_every: int = 0
     window: int = 1
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("epochs", "batch_size", "average", "window", "seed"):
-            least = 0 if name == "seed" else 1
+        for name in ("epochs", "batch_size", "average", "average_every", "window", "seed"):
+            least = 0 if name in ("average_every", "seed") else 1
             if type(getattr(self, name)) is not int or getattr(self, name) < least:
                 raise NpformerError(f"{name}: expected a whole number from {least}, got {getattr(self, name)!r:.80}")
         ranges = {"learning_rate": (0, 1e3), "eps": (0, 1), "clip": (0, math.inf)}  # without their ends
@@ -76,10 +78,10 @@ class Recipe:
         if self.schedule not in SCHEDULES:
             raise NpformerError(f"schedule: expected one of {', '.join(SCHEDULES)}, got {self.schedule!r:.80}")
 
-    @property
-    def averaged(self) -> range:
-        """The epochs after which weights are kept for their mean."""
-        return range(max(1, self.epochs + 1 - self.average), self.epochs + 1)
+    def averaged(self, per_epoch: int) -> range:
+        """The steps after which weights are kept for their mean, with so many steps an epoch."""
+        last, every = self.epochs * per_epoch, self.average_every or per_epoch
+        return range(last - every * min(self.average - 1, (last - 1) // every), last + 1, every)
 
     def batches(self, lengths: Sequence[tuple[int, ...]], epoch: int) -> list[np.ndarray]:
         """An epoch's batches: the indices of examples of these lengths, drawn by the seed and the epoch alone."""
@@ -158,6 +160,8 @@ class Run(Generic[E]):
             if batches is None or index == 0:
                 batches = recipe.batches(lengths, epoch)
             self._step([examples[i] for i in batches[index]], recipe.learning_rate * factors(state.step))
+            if recipe.average > 1 and state.step in recipe.averaged(per_epoch):
+                self._keep(STEP.format(state.step))
             if self.progress:
                 self.progress.show(epoch + 1, recipe.epochs, state, per_epoch, total)
             if state.step % per_epoch == 0:
@@ -196,9 +200,7 @@ class Run(Generic[E]):
         if self.progress:
             self.progress.epoch(row)
         if is_best or score not in row:
-            self._keep(BEST, epoch)
-        if self.recipe.average > 1 and epoch in self.recipe.averaged:
-            self._keep(EPOCH.format(epoch), epoch)
+            self._keep(BEST)
         self._save()
 
     # --- checkpoints -------------------------------------------------------------------------------------------------
@@ -211,13 +213,13 @@ class Run(Generic[E]):
         metadata = {"format": FORMAT, "run": self._identity, "state": json.dumps(asdict(self.state))}
         save_arrays(self.folder / LAST, arrays, metadata)
 
-    def _keep(self, name: str, epoch: int) -> None:
+    def _keep(self, name: str) -> None:
         """Write the weights as they are, whole or not at all."""
         if self.folder is not None:
-            save_arrays(self.folder / name, self.weights.flat, {"format": FORMAT, "epoch": str(epoch)})
+            save_arrays(self.folder / name, self.weights.flat, {"format": FORMAT, "step": str(self.state.step)})
 
     def choose(self, evaluate: Evaluate, score: str = "accuracy") -> dict[str, float]:
-        """Make the weights the best epoch's, or the mean of the recipe's `average` last ones where that scores higher.
+        """Make the weights the best epoch's, or the mean of the recipe's `average` states where that scores higher.
 
         The best epoch's row of the history, or the mean's numbers, without an epoch. Averaging checkpoints: Vaswani et
         al., 2017, section 6.1. Raises NpformerError for a run that kept no weights, or that has no such score.
@@ -226,7 +228,8 @@ class Run(Generic[E]):
             raise NpformerError(f"choose: expected a run with a folder, whose evaluation gives {score!r:.80}")
         best = max(self.state.history, key=lambda row: _rank(row, score))
         if self.recipe.average > 1:
-            self._load_mean([EPOCH.format(epoch) for epoch in self.recipe.averaged])
+            steps = self.recipe.averaged(self.state.step // self.recipe.epochs)
+            self._load_mean([STEP.format(step) for step in steps])
             mean = evaluate(self.recipe.epochs)
             if mean[score] > best[score]:
                 return mean

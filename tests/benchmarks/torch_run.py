@@ -61,11 +61,11 @@ def train(
             for group in adam.param_groups:
                 group["lr"] = recipe.learning_rate * factor(epoch * per_epoch + index)
             losses.append(twins.step(module.train(), [examples[i] for i in chosen], adam, recipe.clip))
+            if (step := epoch * per_epoch + index + 1) in recipe.averaged(per_epoch):
+                torch.save(module.state_dict(), folder / f"step-{step}.pt")
         seconds = time.perf_counter() - start
         with torch.no_grad():
             print(f"epoch {epoch + 1}  loss {np.mean(losses):.4f}  {watch()}  {seconds:.0f} s", flush=True)
-        if epoch + 1 in recipe.averaged:
-            torch.save(module.state_dict(), folder / f"epoch-{epoch + 1}.pt")
         torch.save((epoch + 1, module.state_dict(), adam.state_dict()), folder / "state.partial")
         (folder / "state.partial").rename(state)
 
@@ -115,7 +115,8 @@ def translation(args: argparse.Namespace) -> None:
 
     train(module, TranslationLoss(config), examples, recipe, args.output, lambda: f"dev loss {dev_loss():.4f}")
     last = {name: each.clone() for name, each in module.state_dict().items()}
-    kept = [torch.load(args.output / f"epoch-{epoch}.pt") for epoch in recipe.averaged]
+    steps = recipe.averaged(-(-len(examples) // recipe.batch_size))
+    kept = [torch.load(args.output / f"step-{step}.pt") for step in steps]
     with torch.no_grad():
         loss = dev_loss()
         module.load_state_dict({name: sum(each[name] for each in kept) / len(kept) for name in last})
