@@ -49,26 +49,29 @@ def main() -> None:
     parser.add_argument("--tsne", action="store_true", help="t-SNE for each epoch, as in the article (scikit-learn)")
     parser.add_argument("--gif", action="store_true", help="embeddings.gif too (matplotlib)")
     args = parser.parse_args()
-    args.output.mkdir(parents=True, exist_ok=True)
 
     weights = Trainable(initialise(CONFIG, args.seed, "torch"), CONFIG)
     model = Model(CONFIG, weights.tree, threads=args.threads)
     model.tokenizer = load_tokenizer(find_folder("distilbert-sst2"), CONFIG)  # its pieces are bert-base-uncased's
     rows, test_rows = read_rows(args.train), read_rows(args.test)
     examples, held_out = encode(model, args.train, rows), encode(model, args.test, test_rows)
-    encoder = Model(replace(CONFIG, head="base", labels=()), {k: v for k, v in weights.tree.items() if k != "head"})
+    headless = {name: tree for name, tree in weights.tree.items() if name != "head"}
+    encoder = Model(replace(CONFIG, head="base", labels=()), headless, threads=args.threads)
+    embeddings = [args.output / f"embeddings-{epoch}.npy" for epoch in range(args.epochs + 1)]
 
     def watch(epoch: int) -> dict[str, float]:
         answers = encoder.run([example.text for example in examples])
-        np.save(args.output / f"embeddings-{epoch}.npy", np.stack([each["last_hidden_state"][0] for each in answers]))
+        np.save(embeddings[epoch], np.stack([each["last_hidden_state"][0] for each in answers]))
         return {"accuracy": evaluate(model, held_out).accuracy}
 
     recipe = replace(RECIPE, epochs=args.epochs, seed=args.seed)
     run = Run(HeadLoss(CONFIG), weights, recipe, args.output / "training", model.threads, 50, Progress())
-    history = run.train(examples, watch)
+    history = run.train(examples, watch, held_out=held_out)
     (args.output / "history.json").write_text(json.dumps(history, indent=1) + "\n", encoding="utf-8")
 
-    found = [np.load(args.output / f"embeddings-{epoch}.npy") for epoch in range(args.epochs + 1)]
+    if missing := [path for path in embeddings if not path.exists()]:
+        raise NpformerError(f"{missing[0]}: is gone, and its epoch is over; delete {run.folder} to begin anew")
+    found = [np.load(path) for path in embeddings]
     if args.tsne:
         frames = [project(each, "tsne") for each in found]
     else:  # one pair of directions for all epochs

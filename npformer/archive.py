@@ -30,7 +30,7 @@ def written_whole(path: str | os.PathLike[str]) -> Iterator[Path]:
     path = Path(path)
     if not path.name:
         raise NpformerError(f"{path}: cannot be written: it names no file")
-    partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}.partial")
+    partial = path.with_name(f".{path.stem}.{secrets.token_hex(4)}.partial{path.suffix}")  # some writers go by endings
     try:
         yield partial
         os.replace(partial, path)

@@ -77,15 +77,21 @@ def shards(lengths: Sequence[int], threads: int) -> list[list[int]]:
     """
     total = sum(lengths)
     count = math.ceil(total / SHARD / threads) * threads
-    if total < SMALL_SHARD * threads:
-        count = 1
+    return alike([(length,) for length in lengths], 1 if total < SMALL_SHARD * threads else count)
+
+
+def alike(lengths: Sequence[tuple[int, ...]], count: int) -> list[list[int]]:
+    """Indices of examples, each of texts of some lengths, in at most `count` groups of about as many tokens.
+
+    The longest stand first and equal lengths side by side, as attention takes those together.
+    """
+    total, taken = sum(map(sum, lengths)), 0
     groups: list[list[int]] = []
-    taken = 0
-    for index in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
+    for index in sorted(range(len(lengths)), key=lambda i: lengths[i], reverse=True):
         if not groups or taken * count >= total * len(groups):
             groups.append([])
         groups[-1].append(index)
-        taken += lengths[index]
+        taken += sum(lengths[index])
     return groups
 
 

@@ -16,6 +16,8 @@ from npformer import elementwise
 from npformer.blas import weight_products
 from npformer.errors import NpformerError
 
+IGNORED = -100  # a target that no loss is taken of
+
 
 def linear(x: np.ndarray, weight: np.ndarray, bias: np.ndarray | None = None) -> np.ndarray:
     """y = x W + b, (..., in) -> (..., out), with weight (in, out) and bias (out,).
@@ -264,7 +266,7 @@ BACKWARDS: dict[Callable[..., np.ndarray], Callable[..., np.ndarray]] = {
 def cross_entropy(
     logits: np.ndarray,
     targets: np.ndarray,
-    ignore_index: int = -100,
+    ignore_index: int = IGNORED,
     label_smoothing: float = 0.0,
     reduction: str = "mean",
     log_probabilities: np.ndarray | None = None,
@@ -307,7 +309,7 @@ def cross_entropy_backward(
     grad: np.ndarray | float,
     logits: np.ndarray,
     targets: np.ndarray,
-    ignore_index: int = -100,
+    ignore_index: int = IGNORED,
     label_smoothing: float = 0.0,
     reduction: str = "mean",
     log_probabilities: np.ndarray | None = None,

@@ -11,13 +11,16 @@ import numpy as np
 import pytest
 import tiny
 
+import npformer
 from npformer import cli
 from npformer.errors import NpformerError
 from npformer.loading import load
-from npformer.training import Row, label_ids, label_names, project, read_rows
+from npformer.model import Model
+from npformer.training import Row, initialise, label_ids, label_names, project, read_rows
 from npformer.training.animation import animate
 from npformer.training.metrics import scores
 from npformer.training.pairs import learn_tokenizer
+from npformer.transformer_config import TransformerConfig
 
 # --- files -----------------------------------------------------------------------------------------------------------
 
@@ -55,11 +58,17 @@ def test_rows_of_two_texts(tmp_path: Path) -> None:
         ("a.tsv", b"label\ttext\n1\ta\n1\n", r"a\.tsv:3: expected 2 columns \(label, text\), got 1"),
         ("a.tsv", b"label\ttext\n1\t \n", r"a\.tsv:2: 'text' is empty"),
         ("a.tsv", b"label\ttext\n1\t\xff\n", r"a\.tsv:2: not UTF-8 \(byte 2\)"),
-        ("a.tsv", b"label\tx\ty\n1\ta\tb\n", r"a\.tsv:2: columns label, x, y; expected the text in one of"),
+        ("a.tsv", b"label\tx\ty\n1\ta\tb\n", r"a\.tsv:1: columns label, x, y; expected the text in one of"),
         ("a.tsv", b"label\tlabel\n1\ta\n", r"a\.tsv:1: a column's name is there twice"),
         ("a.tsv", b"kind\ttext\n1\ta\n", r"a\.tsv:2: no 'label'; the row has kind, text"),
         ("a.csv", b'label,text\n1,"a\n', r"a\.csv:2: unexpected end of data"),
         ("a.jsonl", b'{"label": 1, "text": "a"}\n{"label"\n', r"a\.jsonl:2: not JSON"),
+        ("a.csv", b"label,text\n1,a\rb\n", r"a\.csv:2: a carriage return within a line"),
+        (
+            "a.jsonl",
+            b'{"label": 1, "text": "a"}\n{"label": 1, "text": "a", "text_pair": "b"}\n',
+            r"a\.jsonl:2: text in text and text_pair, in the rows before in text$",
+        ),
         ("a.jsonl", b"[1]\n", r"a\.jsonl:1: expected a JSON object, got a list"),
         ("a.jsonl", b'{"label": 1, "text": ["a"]}\n', r"a\.jsonl:1: 'text': expected text, got a list"),
         ("a.jsonl", b'{"label": null, "text": "a"}\n', r"a\.jsonl:1: 'label': expected text, got a NoneType"),
@@ -86,12 +95,23 @@ def test_bad_labels_are_named(tmp_path: Path) -> None:
         label_names([Row("9" * 5000, "a", None, 2), Row("1", "a", None, 3)])
 
 
+def test_names_that_are_numbers_are_names(tmp_path: Path) -> None:
+    """Labels 1, 2, 3 and a file with 0: not by number here and by name there, which would make one label of two."""
+    rows = [Row(label, "a", None, line) for line, label in enumerate("312", 2)]
+    assert label_ids("a.tsv", rows, ("1", "2", "3")) == [2, 0, 1]
+    with pytest.raises(NpformerError, match=r"a\.tsv:5: label '0'; expected one of 1, 2, 3$"):
+        label_ids("a.tsv", [*rows, Row("0", "a", None, 5)], ("1", "2", "3"))
+    assert label_ids("a.tsv", rows, label_names(rows)) == [3, 1, 2]  # outputs are counted from 0
+
+
 def test_scores() -> None:
     found = scores([0, 0, 1, 1, 1], [0, 1, 1, 1, 0], ("a", "b"))
     assert found.confusion.tolist() == [[1, 1], [1, 2]]
     assert found.accuracy == pytest.approx(3 / 5)
     assert found.f1.tolist() == pytest.approx([1 / 2, 2 / 3])
     assert "accuracy 0.6000" in str(found)
+    absent = scores([1, 2], [1, 2], ("0", "1", "2"))  # of labels 1 and 2, which outputs are counted from 0 for
+    assert (absent.accuracy, absent.macro_f1) == (1, 1)
 
 
 # --- the commands ----------------------------------------------------------------------------------------------------
@@ -123,6 +143,39 @@ def test_finetune_names_a_bad_row_and_writes_nothing(tmp_path: Path, capsys: pyt
     assert cli.main([*command, "--dev", str(tmp_path / "train.tsv"), "-o", str(tmp_path / "out")]) == 1
     assert "train.tsv:3: expected 2 columns" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
+
+
+def test_finetune_that_makes_no_sense(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], translator_folder: Path
+) -> None:
+    tiny.folder(tmp_path / "model", head="base")
+    (tmp_path / "one.tsv").write_text("label\ttext\nyes\thot\nno\tcold\n", encoding="utf-8")
+    (tmp_path / "two.tsv").write_text("label\ttext\ttext_pair\nyes\ta\tb\nno\tb\ta\n", encoding="utf-8")
+    model, one, two = (str(tmp_path / name) for name in ("model", "one.tsv", "two.tsv"))
+    for source, dev, more, message in (
+        (model, two, (), "one has a text in each row, the other two"),
+        (model, one, ("--average-every", "3"), "--average-every: says how far apart the states of --average are"),
+        (model, one, ("--labels", "no, maybe"), "label 'yes'; expected one of no (0), maybe (1)"),
+        (str(translator_folder / "out"), one, (), "takes an encoder, this model has a decoder"),
+        (model, one, ("--learning-rate", "999", "--weight-decay", "1e30", "--warmup", "0"), "smaller learning rate"),
+    ):
+        command = ["finetune", "-m", source, "--train", one, "--dev", dev, "-o", str(tmp_path / "out"), *more]
+        assert cli.main(command) == 1, message
+        assert message in capsys.readouterr().err
+    assert not (tmp_path / "out" / "config.json").exists()
+
+
+@pytest.mark.filterwarnings("default")
+def test_texts_that_are_cut(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """It is said how many, and the model that is left cuts them at the same place."""
+    tiny.folder(tmp_path / "model", head="base")
+    (tmp_path / "a.tsv").write_text("label\ttext\nyes\t" + "hot " * 30 + "\nno\tcold\n", encoding="utf-8")
+    files = ["--train", str(tmp_path / "a.tsv"), "--dev", str(tmp_path / "a.tsv"), "-o", str(tmp_path / "out")]
+    command = ["finetune", "-m", str(tmp_path / "model"), *files, "--epochs", "1", "--max-length", "9"]
+    assert cli.main([*command, "--clip", "0"]) == 0
+    assert "a.tsv: 1 of 2 texts were cut to 9 tokens" in capsys.readouterr().err
+    assert cli.main(["evaluate", "-m", str(tmp_path / "out"), "--data", str(tmp_path / "a.tsv")]) == 0
+    assert "a.tsv: 1 of 2 texts were cut to 9 tokens" in capsys.readouterr().err
 
 
 # --- translation -----------------------------------------------------------------------------------------------------
@@ -172,6 +225,19 @@ def test_train_translation_learns_a_language(translator_folder: Path, capsys: py
     assert kept == [f"step-{epoch * -(-len(lines) // 8)}.safetensors" for epoch in (39, 40)]
     assert train_translation(translator_folder, sentences(translator_folder)) == 1
     assert "a model is there already" in capsys.readouterr().err
+
+
+@needs_sacrebleu
+def test_evaluate_names_the_line_of_a_pair(translator_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder, model = translator_folder, str(translator_folder / "out")
+    files = [str(folder / "some.en"), str(folder / "some.de")]
+    (folder / "some.de").write_text("ein Hund\nein Mann\n", encoding="utf-8")
+    (folder / "some.en").write_text("a dog\n\n", encoding="utf-8")
+    assert cli.main(["evaluate", "-m", model, "--source", files[0], "--reference", files[1]]) == 1
+    assert "some.en:2: an empty line; each line needs its translation" in capsys.readouterr().err
+    (folder / "some.en").write_text("a dog\n" + "a man " * 300 + "\n", encoding="utf-8")
+    assert cli.main(["evaluate", "-m", model, "--source", files[0], "--reference", files[1]]) == 0
+    assert "some.en: 1 of 2 texts were cut to the model's length" in capsys.readouterr().err
 
 
 @needs_sacrebleu
@@ -249,6 +315,10 @@ def test_principal_components() -> None:
     """The first coordinate has the largest variance; distances in as many dimensions as there are stay."""
     random = np.random.default_rng(0)
     x = random.standard_normal((30, 5)) * [5, 1, 1, 1, 1]
+    model = tiny.model("distilbert", "base")
+    trace = npformer.trace(model, [[5, 6, 7], [8, 9], [5, 9]])
+    firsts = np.stack([rows[0] for rows in trace.texts("layers.1.ffn_norm")])
+    assert np.array_equal(project(trace), project(firsts))
     points = project(x)
     assert points.shape == (30, 2)
     assert np.abs(points.mean(axis=0)).max() < 1e-12
@@ -260,6 +330,16 @@ def test_principal_components() -> None:
         project(x, dimensions=9)
     with pytest.raises(NpformerError, match="method"):
         project(x, "umap")
+
+
+def test_a_layer_whose_norms_stand_first_ends_in_its_residual() -> None:
+    config = TransformerConfig(
+        "transformer", "base", vocab_size=30, d_model=16, n_heads=2, n_layers=2, d_ffn=24, max_length=16,
+        activation="relu", norm_first=True, torch_class="nn.TransformerEncoder",
+    )  # fmt: skip
+    trace = npformer.trace(Model(config, initialise(config, 0, "torch")), [[5, 6, 7], [8, 9], [5, 9]])
+    firsts = np.stack([rows[0] for rows in trace.texts("layers.1.ffn_residual")])
+    assert np.array_equal(project(trace), project(firsts))
 
 
 def test_an_animation_is_one_page(tmp_path: Path) -> None:

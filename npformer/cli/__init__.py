@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 import os
 import sys
+import warnings
 from collections.abc import Sequence
 from importlib import import_module
 
@@ -64,6 +65,7 @@ def complain(message: object) -> None:
 
 def _guarded(name: str, arguments: list[str]) -> int:
     """Run a subcommand: a user's mistake, a closed pipe and Ctrl-C end it with a line or none, not with a traceback."""
+    warnings.showwarning = lambda message, *_, **__: complain(message)
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # what a terminal's encoding lacks is no reason to stop
     try:

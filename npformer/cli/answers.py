@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-import warnings
 from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -53,15 +52,16 @@ def make_task(name: str, args: argparse.Namespace, **options: Any) -> Task:
     """The pipeline of a task, with what its command was told."""
     if getattr(args, "stride", None) is not None:
         options["stride"] = args.stride
-    warnings.showwarning = lambda message, *_, **__: complain(message)
     return pipeline(
         name, args.model, threads=args.threads, revision=args.revision, offline=args.offline,
         **{key: value for key, value in options.items() if value is not None},
     )  # fmt: skip
 
 
-def answered(task: Task, args: argparse.Namespace, as_input: Callable[[str], Any] = str) -> Iterator[Answered]:
-    """Each line with its answer, in order. A line without one is complained of here."""
+def answered(
+    task: Task, args: argparse.Namespace, as_input: Callable[[str], Any] = str, blanks: bool = False
+) -> Iterator[Answered]:
+    """Each line with its answer, in order. A line without one is complained of here, but with `blanks` a blank one."""
     waiting: deque[Line] = deque()
     if interactive(args):
         task.window = 1
@@ -73,12 +73,13 @@ def answered(task: Task, args: argparse.Namespace, as_input: Callable[[str], Any
             except NpformerError as error:
                 line.error = line.error or str(error)
             waiting.append(line)
-            if not line.error:
+            line.skipped = bool(line.error) or (blanks and not line.text.strip())
+            if not line.skipped:
                 yield text
 
     cut = 0
     for answer in task.stream(inputs(), task.options, quiet=True):
-        while waiting[0].error:
+        while waiting[0].skipped:
             yield _without_answer(waiting.popleft())
         line = waiting.popleft()
         if isinstance(answer, InputError):
@@ -87,9 +88,8 @@ def answered(task: Task, args: argparse.Namespace, as_input: Callable[[str], Any
             continue
         cut += answer.truncated
         if answer.truncated and cut == 1:
-            complain(
-                f"{line.where}: {answer.n_tokens} tokens, cut to the model's length (--long window reads it whole)"
-            )
+            hint = "" if task.name == "translation" else " (--long window reads it whole)"
+            complain(f"{line.where}: {answer.n_tokens} tokens, cut to the model's length{hint}")
         yield line, answer
     while waiting:
         yield _without_answer(waiting.popleft())
@@ -98,7 +98,8 @@ def answered(task: Task, args: argparse.Namespace, as_input: Callable[[str], Any
 
 
 def _without_answer(line: Line) -> Answered:
-    complain(f"{line.where}: {line.error}")
+    if line.error:
+        complain(f"{line.where}: {line.error}")
     return line, None
 
 

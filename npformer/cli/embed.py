@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import os
-import secrets
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 
+from npformer.archive import written_whole
 from npformer.cli import BAD_INPUT
 from npformer.cli.answers import (
     add_answer_arguments,
@@ -23,7 +20,6 @@ from npformer.cli.answers import (
     write,
 )
 from npformer.cli.texts import Line, add_text_arguments
-from npformer.errors import NpformerError
 from npformer.tasks.task import Task
 
 EPILOG = """example:
@@ -58,7 +54,7 @@ def _write_array(task: Task, args: argparse.Namespace, path: Path) -> int:
     """Row by row, so that memory does not grow with the texts; what goes in the header is known at the end."""
     code = rows = 0
     empty = task.collect([])[:0]
-    with _beside(path) as file:
+    with written_whole(path) as partial, open(partial, "wb") as file:
         file.write(bytes(HEADER))
         for _, answer in progress(answered(task, args), args):
             row = np.full(empty.shape[1], np.nan, empty.dtype) if answer is None else np.asarray(answer)
@@ -75,17 +71,3 @@ def _header(rows: int, like: np.ndarray) -> bytes:
     described = f"{{'descr': {like.dtype.str!r}, 'fortran_order': False, 'shape': ({rows}, {like.shape[1]}), }}"
     magic = b"\x93NUMPY\x01\x00" + (HEADER - 10).to_bytes(2, "little")
     return magic + described.ljust(HEADER - 11).encode() + b"\n"
-
-
-@contextmanager
-def _beside(path: Path) -> Iterator[IO[bytes]]:
-    """A file to fill, which takes its place and name at the end; on any failure nothing is left of it."""
-    partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}.partial")
-    try:
-        with open(partial, "wb") as file:
-            yield file
-        os.replace(partial, path)
-    except OSError as error:
-        raise NpformerError(f"{path}: cannot be written: {error.strerror or error}") from None
-    finally:
-        partial.unlink(missing_ok=True)

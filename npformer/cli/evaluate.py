@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 
+from npformer.cli import complain
 from npformer.cli.answers import add_model_arguments, whole
 from npformer.cli.recipes import text_columns
 from npformer.errors import NpformerError
@@ -51,7 +52,7 @@ def _labels(args: argparse.Namespace) -> None:
         label: {"precision": float(p), "recall": float(r), "f1": float(f)}
         for label, p, r, f in zip(found.labels, found.precision, found.recall, found.f1, strict=True)
     }
-    numbers = {"accuracy": found.accuracy, "macro_f1": float(found.f1.mean()), "labels": by_label}
+    numbers = {"accuracy": found.accuracy, "macro_f1": found.macro_f1, "labels": by_label}
     print(json.dumps({**numbers, "confusion": found.confusion.tolist(), "texts": len(rows)}, ensure_ascii=False))
 
 
@@ -61,18 +62,24 @@ def _translations(args: argparse.Namespace) -> None:
     except ImportError:
         raise NpformerError("BLEU needs sacrebleu: pip install sacrebleu") from None
     from npformer.tasks import pipeline
-    from npformer.training.data import read_lines
+    from npformer.tasks.task import InputError
+    from npformer.training.pairs import read_pairs
 
-    sources, references = (read_lines(name) for name in (args.source, args.reference))
-    if not sources:
-        raise NpformerError(f"{args.source}: no lines")
-    if len(sources) != len(references):
-        raise NpformerError(f"{args.reference}: {len(references)} lines for the {len(sources)} of {args.source}")
+    sources, references = map(list, zip(*read_pairs(args.source, args.reference), strict=True))
     options = {"num_beams": args.beams} if args.beams else {}
     task = pipeline(
-        "translation", args.model, threads=args.threads, revision=args.revision, offline=args.offline, **options
-    )
-    answers = [answer["translation_text"] for answer in task(sources)]
+        "translation", args.model, threads=args.threads, revision=args.revision, offline=args.offline,
+        long="truncate", **options,
+    )  # fmt: skip
+    answers = []
+    cut = 0
+    for number, answer in enumerate(task.stream(iter(sources), task.options, quiet=True), 1):
+        if isinstance(answer, InputError):
+            raise NpformerError(f"{args.source}:{number}: {answer.reason}")
+        answers.append(answer["translation_text"])
+        cut += answer.truncated
+    if cut:
+        complain(f"{args.source}: {cut} of {len(sources)} texts were cut to the model's length")
     metric = sacrebleu.metrics.BLEU()
     score = metric.corpus_score(answers, [references])
     if args.json:

@@ -11,7 +11,7 @@ from npformer.cli.answers import add_model_arguments, whole
 from npformer.errors import NpformerError
 from npformer.training import HeadLoss, Recipe, Run, Trainable, standard_rates
 from npformer.training.classify import encode, evaluate
-from npformer.training.data import label_names, read_rows
+from npformer.training.data import label_keys, label_names, read_rows
 from npformer.training.progress import Progress
 from npformer.training.start import companions, start, write_model
 
@@ -28,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_model_arguments(parser)
     parser.add_argument("--train", metavar="FILE", required=True, help="labelled texts to learn")
     parser.add_argument("--dev", metavar="FILE", required=True, help="labelled texts to choose the best epoch by")
-    parser.add_argument("-o", "--output", metavar="DIR", required=True, help="the folder of the result")
+    recipes.add_output_argument(parser)
     parser.add_argument("--labels", metavar="A,B,...", help="names of the labels (default: the model's, or the file's)")
     parser.add_argument("--label-column", metavar="NAME", default="label", help="the column of the label (%(default)s)")
     parser.add_argument("--text-columns", metavar="A[,B]", help="the column of the text, or of the two")
@@ -41,14 +41,14 @@ def run(args: argparse.Namespace) -> None:
     from npformer.loading import find_folder
     from npformer.model import Model
 
-    output = Path(args.output)
-    if (output / "config.json").exists():
-        raise NpformerError(f"{output}: a model is there already; give another folder")
-    recipe = recipes.read(args)
+    output, recipe = recipes.output(args), recipes.read(args)
     columns = (args.label_column, recipes.text_columns(args))
     train, dev = read_rows(args.train, *columns), read_rows(args.dev, *columns)
+    if {row.text_pair is None for row in train} != {row.text_pair is None for row in dev}:
+        raise NpformerError(f"{args.train} and {args.dev}: one has a text in each row, the other two")
     source = find_folder(args.model, args.revision, args.offline)
-    labels = args.labels.split(",") if args.labels else _labels(source, label_names([*train, *dev]))
+    given = [each.strip() for each in args.labels.split(",")] if args.labels else None
+    labels = given or _labels(source, label_names([*train, *dev]))
     config, tree, kept = start(source, labels, args.seed, args.as_distilbert)
     complain(f"{', '.join(labels)}: {'the model has a head for them' if kept else 'a new head'}")
     weights = Trainable(tree, config)
@@ -58,17 +58,17 @@ def run(args: argparse.Namespace) -> None:
 
     def numbers(epoch: int) -> dict[str, float]:
         found = evaluate(model, held_out)
-        return {"accuracy": found.accuracy, "f1": float(found.f1.mean())}
+        return {"accuracy": found.accuracy, "f1": found.macro_f1}
 
     recipe = replace(recipe, dropout=standard_rates(config, args.dropout, head=args.dropout))
     training = Run(
         HeadLoss(config, args.label_smoothing), weights, recipe, output / "training", model.threads,
         args.save_every, Progress(),
     )  # fmt: skip
-    training.train(examples, numbers)
+    training.train(examples, numbers, held_out=held_out)
     found = training.choose(numbers)
-    write_model(output, companions(source), config, weights.tree)
-    print(f"{output}: {recipes.chosen(found, recipe)}\n\n{evaluate(model, held_out)}")
+    write_model(output, companions(source, args.max_length), config, weights.tree)
+    print(f"{output}: {recipes.chosen(found)}\n\n{evaluate(model, held_out)}")
 
 
 def _labels(source: Path, found: tuple[str, ...]) -> tuple[str, ...]:
@@ -77,5 +77,4 @@ def _labels(source: Path, found: tuple[str, ...]) -> tuple[str, ...]:
     from npformer.config import Config
 
     own = Config.from_dict(read_json(source / CONFIG)).labels
-    names = {each.lower() for each in own} | {str(i) for i in range(len(own))}
-    return own if own and {each.lower() for each in found} <= names and len(own) == len(found) else found
+    return own if {each.lower() for each in found} <= label_keys(own).keys() and len(own) == len(found) else found

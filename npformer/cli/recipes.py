@@ -4,11 +4,25 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
+from pathlib import Path
 
 from npformer.cli.answers import whole
 from npformer.errors import NpformerError
 from npformer.training import Recipe
 from npformer.training.loop import SCHEDULES
+
+
+def add_output_argument(parser: argparse.ArgumentParser) -> None:
+    what = "the folder of the result; in its training/ is what a stopped run goes on from, needed no more at the end"
+    parser.add_argument("-o", "--output", metavar="DIR", required=True, help=what)
+
+
+def output(args: argparse.Namespace) -> Path:
+    """The folder of the result; NpformerError where a model is there already."""
+    folder = Path(args.output)
+    if (folder / "config.json").exists():
+        raise NpformerError(f"{folder}: a model is there already; give another folder")
+    return folder
 
 
 def add_arguments(parser: argparse.ArgumentParser, default: Recipe, label_smoothing: float = 0.0) -> None:
@@ -25,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser, default: Recipe, label_smooth
     add("--weight-decay", float, "D", default.weight_decay, "AdamW's")
     add("--betas", str, "B1,B2", ",".join(map(str, default.betas)), "Adam's")
     add("--eps", float, "E", default.eps, "Adam's")
-    add("--clip", float, "N", default.clip, "the gradients' largest norm")
+    add("--clip", float, "N", default.clip, "the gradients' largest norm; 0: as it comes")
     add("--dropout", float, "P", 0.1, "the rate at the sites that the family has")
     add("--label-smoothing", float, "E", label_smoothing, "the share of the target spread over all")
     add("--window", whole, "N", default.window, "batches of like lengths, sorted in so many batches' worth")
@@ -42,21 +56,23 @@ def read(args: argparse.Namespace) -> Recipe:
         first, second = map(float, args.betas.split(","))
     except ValueError:
         raise NpformerError(f"--betas: expected two numbers with a comma, got {args.betas!r:.80}") from None
+    if args.average_every and args.average == 1:
+        raise NpformerError("--average-every: says how far apart the states of --average are; give --average too")
     for name in ("dropout", "label_smoothing"):
         if not 0 <= getattr(args, name) <= 1 - 2**-16:  # what `Dropout` can tell from 1
             option = f"--{name.replace('_', '-')}"
             raise NpformerError(f"{option}: expected a number from 0 to below 1, got {getattr(args, name)}")
     return Recipe(
         epochs=args.epochs, batch_size=args.batch_size, learning_rate=args.learning_rate, schedule=args.schedule,
-        warmup=args.warmup, betas=(first, second), eps=args.eps, weight_decay=args.weight_decay, clip=args.clip,
+        warmup=args.warmup, betas=(first, second), eps=args.eps, weight_decay=args.weight_decay, clip=args.clip or None,
         lazy=not args.dense_embeddings, average=args.average,
         average_every=args.average_every, window=args.window, seed=args.seed,
     )  # fmt: skip
 
 
-def chosen(found: dict[str, float], recipe: Recipe) -> str:
+def chosen(found: dict[str, float]) -> str:
     """Which weights `Run.choose` took."""
-    return f"epoch {found['epoch']:.0f}" if "epoch" in found else f"the mean of the last {recipe.average} states"
+    return f"epoch {found['epoch']:.0f}" if "epoch" in found else f"the mean of the last {found['states']} states"
 
 
 def text_columns(args: argparse.Namespace) -> list[str]:

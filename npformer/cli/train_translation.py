@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import replace
-from pathlib import Path
 
 from npformer.cli import complain, recipes
 from npformer.cli.answers import whole
-from npformer.errors import NpformerError
 from npformer.seq2seq import Seq2Seq
 from npformer.training import Recipe, Run, Trainable, initialise
 from npformer.training.dropout import residual_rates
@@ -34,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     pair = {"nargs": 2, "metavar": ("SOURCE", "TARGET"), "required": True}
     parser.add_argument("--train", help="sentences and their translations to learn", **pair)  # type: ignore[arg-type]
     parser.add_argument("--dev", help="those to choose the best epoch by", **pair)  # type: ignore[arg-type]
-    parser.add_argument("-o", "--output", metavar="DIR", required=True, help="the folder of the result")
+    recipes.add_output_argument(parser)
     sizes = {
         "--vocabulary": (6000, "tokens of both languages"),
         "--width": (256, "d_model"),
@@ -51,10 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    output = Path(args.output)
-    if (output / "config.json").exists():
-        raise NpformerError(f"{output}: a model is there already; give another folder")
-    recipe = recipes.read(args)
+    output, recipe = recipes.output(args), recipes.read(args)
     train, dev = read_pairs(*args.train), read_pairs(*args.dev)
     tokenizer = learn_tokenizer((text for pair in train for text in pair), args.vocabulary)
     config = translator(tokenizer.get_vocab_size(), args.width, args.heads, args.layers, args.ffn, args.max_length)
@@ -72,8 +67,8 @@ def run(args: argparse.Namespace) -> None:
     def numbers(epoch: int) -> dict[str, float]:
         return evaluate(model, held_out)
 
-    training.train(examples, numbers)
+    training.train(examples, numbers, held_out=held_out)
     found = training.choose(numbers)
     write_model(output, companions(tokenizer, args.max_length), config, weights.tree)
     shares = f"{found['accuracy']:.4f} of the next tokens right, loss {found['dev_loss']:.4f}"
-    print(f"{output}: {recipes.chosen(found, recipe)}: {shares}")
+    print(f"{output}: {recipes.chosen(found)}: {shares}")

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import html
 import json
-import os
-import secrets
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from npformer.archive import written_whole
 from npformer.errors import NpformerError
 
 COLOURS = ("#c0392b", "#2471a3", "#1e8449", "#b7950b", "#7d3c98", "#566573")
@@ -74,19 +73,13 @@ def animate(
     stacked = np.stack([np.asarray(frame, float) for frame in frames])
     low, high = stacked.min(axis=(0, 1)), stacked.max(axis=(0, 1))
     scaled = (stacked - low) / np.where(high > low, high - low, 1)
-    partial = path.with_name(f".{path.stem}.{secrets.token_hex(4)}{path.suffix}")
-    try:
+    if path.suffix not in (".html", ".gif"):
+        raise NpformerError(f"{path}: expected a file that ends in .html or .gif")
+    with written_whole(path) as partial:
         if path.suffix == ".html":
             partial.write_text(_page(scaled, labels, names, titles, title), encoding="utf-8")
-        elif path.suffix == ".gif":
-            _gif(partial, scaled, labels, names, titles)
         else:
-            raise NpformerError(f"{path}: expected a file that ends in .html or .gif")
-        os.replace(partial, path)
-    except OSError as error:
-        raise NpformerError(f"{path}: cannot be written: {error.strerror or error}") from None
-    finally:
-        partial.unlink(missing_ok=True)
+            _gif(partial, scaled, labels, names, titles)
 
 
 def _page(frames: np.ndarray, labels: Sequence[int], names: Sequence[str], titles: Sequence[str], title: str) -> str:

@@ -9,6 +9,7 @@ import numpy as np
 
 from npformer.model import Model
 from npformer.tasks.encoding import Encoder
+from npformer.tasks.inputs import warn
 from npformer.training.data import Row, label_ids
 from npformer.training.metrics import Scores, scores
 from npformer.training.step import Example
@@ -17,15 +18,19 @@ WINDOW = 1024  # texts handed to the tokenizer and to the model at a time
 
 
 def encode(model: Model, path: str | Path, rows: Sequence[Row], limit: int | None = None) -> list[Example]:
-    """The rows as token ids, cut to the model's length or to `limit`, with their labels' numbers."""
+    """The rows as token ids, cut to the model's length or to `limit`, with a warning, and their labels' numbers."""
     encoder = Encoder(model, limit)
     targets = label_ids(path, rows, model.config.labels)
-    examples = []
+    examples, cut = [], 0
     for start in range(0, len(rows), WINDOW):
         window = rows[start : start + WINDOW]
         parts = [row.text if row.text_pair is None else (row.text, row.text_pair) for row in window]
         for part, encoding, target in zip(parts, encoder.encode(parts), targets[start : start + WINDOW], strict=True):
-            examples.append(Example(encoder.text(encoder.fit(part, encoding, "truncate").pieces[0]), target))
+            fitted = encoder.fit(part, encoding, "truncate")
+            examples.append(Example(encoder.text(fitted.pieces[0]), target))
+            cut += fitted.truncated
+    if cut:
+        warn(f"{path}: {cut} of {len(rows)} texts were cut to {encoder.limit} tokens")
     return examples
 
 

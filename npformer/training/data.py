@@ -23,6 +23,7 @@ TEXTS = (  # the columns that are looked for, in this order
     ("text",),
     ("sentence",),
 )
+LONGEST = 2**24  # characters of a field
 FORMATS = {".tsv": "tsv", ".csv": "csv", ".jsonl": "jsonl", ".ndjson": "jsonl"}
 
 
@@ -46,11 +47,16 @@ def read_rows(path: str | Path, label: str = LABEL, texts: Sequence[str] = ()) -
     path = Path(path)
     if path.suffix not in FORMATS:
         raise NpformerError(f"{path}: expected a file that ends in {', '.join(FORMATS)}")
-    records = _objects(path) if FORMATS[path.suffix] == "jsonl" else _table(path, FORMATS[path.suffix])
+    is_table = FORMATS[path.suffix] != "jsonl"
+    records = _table(path, FORMATS[path.suffix]) if is_table else _objects(path)
     rows: list[Row] = []
     columns: Sequence[str] = texts
     for line, record in records:
-        columns = columns or _columns(f"{path}:{line}", record, label)
+        if not texts and not (rows and is_table):
+            found = _columns(f"{path}:{1 if is_table else line}", record, label)
+            if rows and found != columns:
+                raise NpformerError(f"{path}:{line}: text in {_and(found)}, in the rows before in {_and(columns)}")
+            columns = found
         values = [_value(f"{path}:{line}", record, name) for name in (label, *columns)]
         rows.append(Row(values[0].strip(), values[1], values[2] if len(values) > 2 else None, line))
     if not rows:
@@ -70,19 +76,24 @@ def label_names(rows: Sequence[Row]) -> tuple[str, ...]:
     return tuple(sorted(found))
 
 
+def label_keys(labels: Sequence[str]) -> dict[str, int]:
+    """What names each label in a file: its name in lower case, and its number where no name is itself a number."""
+    names = {each.lower(): i for i, each in enumerate(labels)}
+    numbers = {str(i): i for i in range(len(labels))}
+    return names if any(each.isdecimal() for each in names) else numbers | names
+
+
 def label_ids(path: str | Path, rows: Sequence[Row], labels: Sequence[str]) -> list[int]:
     """Each row's label as a number: by its name among `labels`, upper or lower case, or by its number.
 
     Raises NpformerError, with file and line, for one that is neither.
     """
-    known = {each.lower(): i for i, each in enumerate(labels)}
-    if len(known) < len(labels) or not all(each.strip() for each in labels):
+    if len({each.lower() for each in labels}) < len(labels) or not all(each.strip() for each in labels):
         raise NpformerError(f"{path}: labels {', '.join(labels):.200}: expected names that differ in more than case")
-    known = {str(i): i for i in range(len(labels))} | known
-    ids = []
+    known, ids = label_keys(labels), []
     for row in rows:
         if row.label.lower() not in known:
-            names = ", ".join(f"{name} ({i})" for i, name in enumerate(labels[:20]))
+            names = ", ".join(f"{each} ({i})" if known.get(str(i)) == i else each for i, each in enumerate(labels[:20]))
             raise NpformerError(f"{path}:{row.line}: label {row.label!r:.80}; expected one of {names}")
         ids.append(known[row.label.lower()])
     return ids
@@ -100,8 +111,12 @@ def _columns(where: str, record: Mapping[str, Any], label: str) -> Sequence[str]
     others = [name for name in record if name != label]
     if len(others) == 1 and len(record) == 2:
         return others
-    wanted = "; ".join(" and ".join(names) for names in TEXTS)
+    wanted = "; ".join(map(_and, TEXTS))
     raise NpformerError(f"{where}: columns {', '.join(map(str, record))}; expected the text in one of: {wanted}")
+
+
+def _and(names: Sequence[str]) -> str:
+    return " and ".join(names)
 
 
 def _value(where: str, record: Mapping[str, Any], name: str) -> str:
@@ -120,9 +135,9 @@ def _value(where: str, record: Mapping[str, Any], name: str) -> str:
 def _table(path: Path, kind: str) -> Iterator[tuple[int, dict[str, str]]]:
     """The rows of a TSV or CSV file by their columns' names; a TSV's quotes are text."""
     options: dict[str, Any] = {"delimiter": "\t", "quoting": csv.QUOTE_NONE} if kind == "tsv" else {"strict": True}
-    csv.field_size_limit(2**24)
     lines = _lines(path)
     reader = csv.reader((line for _, line in lines), **options)
+    limit = csv.field_size_limit(LONGEST)
     try:
         names = next(reader, None)
         if names is None:
@@ -137,7 +152,10 @@ def _table(path: Path, kind: str) -> Iterator[tuple[int, dict[str, str]]]:
                 raise NpformerError(f"{path}:{reader.line_num}: expected {expected}, got {len(values)}")
             yield reader.line_num, dict(zip(names, values, strict=True))
     except csv.Error as error:
-        raise NpformerError(f"{path}:{reader.line_num}: {error}") from None
+        message = "a carriage return within a line" if "new-line" in str(error) else error
+        raise NpformerError(f"{path}:{reader.line_num}: {message}") from None
+    finally:
+        csv.field_size_limit(limit)
 
 
 def _objects(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:

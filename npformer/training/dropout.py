@@ -30,7 +30,7 @@ def standard_rates(
         read = {"token-classification": last, "sequence-classification": "pooled", "multiple-choice": "pooled"}
         if config.model_type == "distilbert":
             read["question-answering"] = last
-            head = (0.2 if config.head == "sequence-classification" else rate) if head is None else head
+            head = (0.2 if read.get(config.head) == "pooled" else rate) if head is None else head
         rates = {"embeddings.norm": rate, **weights, "layers.*.ffn.output": rate}
         if config.model_type == "bert":
             rates["layers.*.attention.output"] = rate

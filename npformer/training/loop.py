@@ -140,16 +140,23 @@ class Run(Generic[E]):
         self._identity = ""  # what must be the same for a run to go on
 
     def train(
-        self, examples: Sequence[E], evaluate: Evaluate = lambda epoch: {}, score: str = "accuracy"
+        self,
+        examples: Sequence[E],
+        evaluate: Evaluate = lambda epoch: {},
+        score: str = "accuracy",
+        held_out: Sequence[E] = (),
     ) -> list[dict[str, float]]:
-        """All epochs, or those that are left; the history: a row an epoch, the first before any."""
+        """All epochs, or those that are left; the history: a row an epoch, the first before any.
+
+        held_out: what `evaluate` measures on, so that a run does not go on with another.
+        """
         if not examples:
             raise NpformerError("no examples to train on")
         recipe, state = self.recipe, self.state
         per_epoch = -(-len(examples) // recipe.batch_size)
         total = per_epoch * recipe.epochs
         factors = recipe.factors(total, self.weights.config.d_model)
-        self._identity = self._described(examples)
+        self._identity = self._described(examples, held_out)
         self._resume()
         if not state.history:
             self._end_epoch(0, {}, evaluate, score)
@@ -193,6 +200,8 @@ class Run(Generic[E]):
 
     def _end_epoch(self, epoch: int, numbers: dict[str, float], evaluate: Evaluate, score: str) -> None:
         state = self.state
+        if not all(np.isfinite(array).all() for array in self.weights.flat.values()):
+            raise NpformerError(f"epoch {epoch}: weights are not finite; a smaller learning rate may help")
         row = {"epoch": epoch, **numbers, **evaluate(epoch), "seconds": round(state.seconds, 1)}
         is_best = score in row and not any(_rank(each, score) > _rank(row, score) for each in state.history)
         state.history.append(row)
@@ -221,8 +230,8 @@ class Run(Generic[E]):
     def choose(self, evaluate: Evaluate, score: str = "accuracy") -> dict[str, float]:
         """Make the weights the best epoch's, or the mean of the recipe's `average` states where that scores higher.
 
-        The best epoch's row of the history, or the mean's numbers, without an epoch. Averaging checkpoints: Vaswani et
-        al., 2017, section 6.1. Raises NpformerError for a run that kept no weights, or that has no such score.
+        The best epoch's row of the history, or the mean's numbers, with "states" for "epoch". Averaging checkpoints:
+        Vaswani et al., 2017, section 6.1. Raises NpformerError for a run that kept no weights, or has no such score.
         """
         if self.folder is None or not all(score in row for row in self.state.history):
             raise NpformerError(f"choose: expected a run with a folder, whose evaluation gives {score!r:.80}")
@@ -232,7 +241,7 @@ class Run(Generic[E]):
             self._load_mean([STEP.format(step) for step in steps])
             mean = evaluate(self.recipe.epochs)
             if mean[score] > best[score]:
-                return mean
+                return {**mean, "states": len(steps)}
         self._load_mean([BEST])
         return best
 
@@ -253,23 +262,22 @@ class Run(Generic[E]):
         except OSError as error:
             raise NpformerError(f"{self.folder}: cannot be made: {error.strerror or error}") from None
         path = self.folder / LAST
-        if not path.exists():
-            return
-        arrays, metadata = load_arrays(path)
-        if metadata.get("format") != FORMAT or metadata.get("run") != self._identity:
-            raise NpformerError(f"{path}: belongs to a run with another recipe, model or data; give another folder")
-        for stale in self.folder.glob(".*.partial"):  # of a run that was killed while it wrote
+        if path.exists():
+            arrays, metadata = load_arrays(path)
+            if metadata.get("format") != FORMAT or metadata.get("run") != self._identity:
+                raise NpformerError(f"{path}: belongs to a run with another recipe, model or data; give another folder")
+            for name, array in self.weights.flat.items():
+                array[...] = arrays[f"w.{name}"]
+            self.optimiser.restore(arrays)
+            for name, value in json.loads(metadata["state"]).items():
+                setattr(self.state, name, value)
+        for stale in self.folder.glob(".*.partial.safetensors"):  # of a run that was killed while it wrote
             stale.unlink(missing_ok=True)
-        for name, array in self.weights.flat.items():
-            array[...] = arrays[f"w.{name}"]
-        self.optimiser.restore(arrays)
-        for name, value in json.loads(metadata["state"]).items():
-            setattr(self.state, name, value)
 
-    def _described(self, examples: Sequence[E]) -> str:
+    def _described(self, examples: Sequence[E], held_out: Sequence[E]) -> str:
         """What makes a run this one: its recipe, its objective with the model's config, first weights, examples."""
         digest = hashlib.sha256()
-        for part in _bytes([list(self.weights.flat.items()), list(examples)]):
+        for part in _bytes([list(self.weights.flat.items()), list(examples), list(held_out)]):
             digest.update(part)
         described: dict[str, Any] = {"recipe": asdict(self.recipe), "objective": type(self.objective).__name__}
         if is_dataclass(self.objective) and not isinstance(self.objective, type):
@@ -295,4 +303,4 @@ def _bytes(value: Any) -> Iterator[bytes]:
             yield from _bytes(each)
         yield b"]"
     else:
-        yield repr(value).encode()
+        yield repr(value).encode() + b","

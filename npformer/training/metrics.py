@@ -35,9 +35,14 @@ class Scores:
         given, there = self.confusion.sum(axis=0), self.confusion.sum(axis=1)
         return 2 * np.diag(self.confusion) / np.maximum(1, given + there)
 
+    @property
+    def macro_f1(self) -> float:
+        """The mean of the labels' F1, without labels that neither a text nor an answer has."""
+        return float(self.f1[self.confusion.sum(axis=0) + self.confusion.sum(axis=1) > 0].mean())
+
     def __str__(self) -> str:
         name = max(8, *(len(label) for label in self.labels))
-        lines = [f"accuracy {self.accuracy:.4f}   macro F1 {self.f1.mean():.4f}   {self.confusion.sum()} texts", ""]
+        lines = [f"accuracy {self.accuracy:.4f}   macro F1 {self.macro_f1:.4f}   {self.confusion.sum()} texts", ""]
         lines.append(f"{'label':{name}}  precision  recall      F1  texts")
         columns = zip(self.labels, self.precision, self.recall, self.f1, self.confusion.sum(axis=1), strict=True)
         lines += [f"{label:{name}}  {p:9.4f}  {r:6.4f}  {f:6.4f}  {count:5}" for label, p, r, f, count in columns]

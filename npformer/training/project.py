@@ -31,10 +31,11 @@ def project(embeddings: Any, method: str = "pca", dimensions: int = 2, seed: int
 
 
 def _first_tokens(trace: Any) -> np.ndarray:
-    layers = [name for name in trace if name.startswith("layers.") and name.count(".") == 2 and "_norm" in name]
-    if not layers:
+    ends = ("ffn_norm", "ffn_residual")  # what a layer ends in, by where its norms stand
+    last = [name for name in trace if name == "norm" or (name.startswith("layers.") and name.split(".", 2)[2] in ends)]
+    if not last:
         raise NpformerError("project: the trace has no layer's output; record layers.*.ffn_norm")
-    return np.stack([rows[0] for rows in trace.texts(layers[-1])])
+    return np.stack([rows[0] for rows in trace.texts(last[-1])])
 
 
 def _tsne(rows: np.ndarray, dimensions: int, seed: int) -> np.ndarray:

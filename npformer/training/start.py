@@ -14,10 +14,12 @@ from npformer.checkpoint import families, layout
 from npformer.checkpoint.folder import CONFIG, OWN_WEIGHTS, read_folder, read_tree
 from npformer.config import Config
 from npformer.errors import NpformerError
+from npformer.tokenizer import SETTINGS, read_settings
 from npformer.training.initialise import initialise
 from npformer.transformer_config import TransformerConfig
 
-TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.txt")
+TOKENIZER = ("tokenizer.json", SETTINGS, "special_tokens_map.json", "added_tokens.json", "vocab.txt")
+HEAD = "sequence-classification"
 ENCODER = ("embeddings.", "layers.", "norm.")
 
 
@@ -29,24 +31,21 @@ def start(
     A head for the very labels is kept; else a new one is drawn, N(0, 0.02^2). distilbert: rewrite a BERT as one.
     """
     stored = read_folder(folder)
-    config, tree = read_tree(stored, np.dtype(np.float32)) if _has_head(stored.config) else (None, None)
+    described = Config.from_dict(stored.config)
+    if isinstance(described, TransformerConfig) and described.n_decoder_layers:
+        raise NpformerError(f"{folder}: fine-tuning for labels takes an encoder, this model has a decoder")
+    config, tree = read_tree(stored, np.dtype(np.float32)) if described.head == HEAD else (None, None)
     if config is not None and tree is not None and config.labels == tuple(labels) and not distilbert:
         return config, tree, True
     if stored.own:
         stored = stored._replace(tensors={k: each for k, each in stored.tensors.items() if k.startswith(ENCODER)})
     config, tree = read_tree(stored, np.dtype(np.float32), "base")
-    if isinstance(config, TransformerConfig) and config.n_decoder_layers:
-        raise NpformerError(f"{folder}: fine-tuning for labels takes an encoder, this model has a decoder")
     if distilbert:
         config, tree = as_distilbert(config, tree)
-    config = replace(config, head="sequence-classification", labels=tuple(labels), problem_type=None)
+    config = replace(config, head=HEAD, labels=tuple(labels), problem_type=None)
     fresh = layout.flatten(initialise(config, seed))
     known = {name: array for name, array in layout.flatten(tree).items() if name in fresh}
     return config, families.own_to_tree({**fresh, **known}, config), False
-
-
-def _has_head(config: dict[str, object]) -> bool:
-    return Config.from_dict(config).head == "sequence-classification"
 
 
 def as_distilbert(config: Config, tree: layout.Tree) -> tuple[Config, layout.Tree]:
@@ -65,9 +64,15 @@ def as_distilbert(config: Config, tree: layout.Tree) -> tuple[Config, layout.Tre
     return config, families.own_to_tree(kept, config)
 
 
-def companions(source: Path) -> dict[str, str]:
-    """The tokenizer's files of a folder."""
-    return {name: (source / name).read_text(encoding="utf-8") for name in TOKENIZER if (source / name).is_file()}
+def companions(source: Path, limit: int | None = None) -> dict[str, str]:
+    """The tokenizer's files of a folder; limit: the tokens that texts were cut to, where the folder says another."""
+    kept = {name: (source / name).read_text(encoding="utf-8") for name in TOKENIZER if (source / name).is_file()}
+    if limit is not None:
+        settings = read_settings(source)
+        most = settings.get("model_max_length")
+        settings["model_max_length"] = min(limit, most) if isinstance(most, int | float) else limit
+        kept[SETTINGS] = json.dumps(settings, indent=2, ensure_ascii=False) + "\n"
+    return kept
 
 
 def write_model(folder: Path, beside: Mapping[str, str], config: Config, tree: layout.Tree) -> None:

@@ -16,18 +16,15 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
-from npformer.batch import Text, pack
+from npformer.batch import SHARD, SMALL_SHARD, Text, alike, pack
 from npformer.config import Config
 from npformer.errors import NpformerError
-from npformer.functions import cross_entropy, cross_entropy_backward
+from npformer.functions import IGNORED, cross_entropy, cross_entropy_backward
 from npformer.model import backward, forward
 from npformer.recording import Edit, Recording
 from npformer.tap import listen
 from npformer.training.trainable import Gradient, Trainable, add
 from npformer.workers import share, single_blas_thread
-
-SHARD = 1024  # tokens
-IGNORED = -100  # a target that no loss is taken of
 
 E = TypeVar("E", contravariant=True)
 
@@ -82,7 +79,8 @@ def gradients(
     total = _Sum(weights)
 
     def work(index: int, shard: list[int]) -> Part:
-        part = objective.part(weights.tree, [examples[i] for i in shard], count, edit(index))
+        with np.errstate(over="ignore", invalid="ignore"):  # the caller looks whether the gradients are finite
+            part = objective.part(weights.tree, [examples[i] for i in shard], count, edit(index))
         total.add(index, weights.collect(part.tree))
         return part._replace(tree={})
 
@@ -92,20 +90,12 @@ def gradients(
 
 
 def cut(lengths: Sequence[tuple[int, ...]]) -> list[list[int]]:
-    """Indices in shards of about as many tokens each, at most about SHARD, the longest first; an even number of them.
+    """Indices in shards of about SHARD tokens, for two cores an even number where the lengths allow it.
 
-    Equal lengths stand side by side, as attention takes them together. A batch of few tokens stays whole.
+    Whatever the cores at hand, as sums of gradients depend on it. A batch of few tokens stays whole.
     """
     total = sum(map(sum, lengths))
-    count = 2 * math.ceil(total / SHARD / 2) if total >= 64 else 1
-    shards: list[list[int]] = []
-    taken = 0
-    for index in sorted(range(len(lengths)), key=lambda i: lengths[i], reverse=True):
-        if not shards or taken * count >= total * len(shards):
-            shards.append([])
-        shards[-1].append(index)
-        taken += sum(lengths[index])
-    return shards
+    return alike(lengths, 2 * math.ceil(total / SHARD / 2) if total >= 2 * SMALL_SHARD else 1)
 
 
 class _Sum:
@@ -163,7 +153,7 @@ class HeadLoss:
     def count(self, example: Example, /) -> int:
         if self.config.head in ("token-classification", "masked-lm"):
             return int((np.asarray(example.target) != IGNORED).sum())
-        return 1
+        return 1 if self.config.head == "question-answering" else int(example.target != IGNORED)
 
     def part(self, tree: Mapping[str, Any], examples: Sequence[Example], count: int, edit: Edit | None, /) -> Part:
         batch = pack([text for example in examples for text in _texts(example)])
