@@ -36,6 +36,11 @@ def load(
     dtype, threads = parameter_dtype(dtype), thread_count(threads)  # before anything is downloaded
     folder = find_folder(name, revision, offline)
     config, weights = load_folder(folder, dtype)
+    if isinstance(config, TransformerConfig) and not config.reads_ids:
+        raise NpformerError(
+            f"{folder}: {config.torch_class} computes on rows and not on token ids; npformer.checkpoint.load_folder "
+            "gives its config and weights, for the functions of npformer.attention, encoder and decoder"
+        )
     if isinstance(config, TransformerConfig) and config.head == "translation":
         from npformer.seq2seq import Seq2Seq
 

@@ -20,7 +20,7 @@ from npformer.batch import Batch, Text, as_padded, pack, shards
 from npformer.decoder import decoder, decoder_backward, project, project_backward, shift
 from npformer.encoder import embeddings, embeddings_backward
 from npformer.errors import NpformerError
-from npformer.functions import ACTIVATIONS
+from npformer.functions import ACTIVATIONS, IGNORED
 from npformer.model import Model, Output, encode, encode_backward, last_rows
 from npformer.recording import Stages
 from npformer.tap import listening, scope, tap
@@ -157,7 +157,7 @@ class Seq2Seq(Model):
         """Logits (B, L, V) of what follows each target token, and the encoder's output (B, S, D), padded with zeros.
 
         Sources and targets: one sequence, a padded array with its mask, or a ragged list. Give decoder_input_ids, which
-        begin with the start token, or labels, which are shifted behind it (those of -100 are padding).
+        begin with the start token, or labels, which are shifted behind it (-100 at their end is padding).
         Raises NpformerError for ids, masks or lengths the model cannot take.
         """
         ids, mask, _ = as_padded(input_ids, attention_mask, None)
@@ -185,8 +185,18 @@ class Seq2Seq(Model):
 
     def _shifted(self, labels: Any) -> tuple[list[np.ndarray], None]:
         """The decoder's input for each row of labels: start, label, ..., without the last."""
-        rows = [np.asarray(row) for row in (labels if np.ndim(labels[0]) else [labels])]
-        return [shift(row[row != -100], self.config.start_id, 0)[0][:-1] for row in rows], None
+        several = isinstance(labels, list | tuple | np.ndarray) and len(labels) and np.ndim(labels[0])
+        rows = []
+        for row in map(np.asarray, labels if several else [labels]):
+            if row.ndim != 1 or row.dtype.kind not in "iu":
+                raise NpformerError(f"labels: expected token ids, a row or several, got shape {row.shape}, {row.dtype}")
+            count = int((row != IGNORED).sum())
+            if not count or (row[:count] == IGNORED).any():
+                raise NpformerError("labels: expected at least one in each row, and -100 behind the last alone")
+            if not 0 <= row[count - 1] < self.config.target_vocab_size:
+                raise NpformerError(f"labels: {row[count - 1]} is outside 0 ... {self.config.target_vocab_size - 1}")
+            rows.append(shift(row[:count], self.config.start_id, 0)[0][:-1])
+        return rows, None
 
     def run(self, pairs: Sequence[tuple[Text, Text]]) -> list[dict[str, np.ndarray]]:  # type: ignore[override]
         """Each (source, target)'s answers without padding: logits (L, V), encoder_last_hidden_state (S, D).
@@ -228,7 +238,10 @@ class Seq2Seq(Model):
         """The target's tokens of one source as they are found, greedily or sampled: `generation.stream`."""
         from npformer.generation import stream
 
-        return stream(self, self.sources(source)[0], **settings)
+        sources = self.sources(source)
+        if len(sources) != 1:
+            raise NpformerError(f"stream: one source at a time, got {len(sources)}")
+        return stream(self, sources[0], **settings)
 
     def sources(self, input_ids: Any, attention_mask: Any = None) -> list[Text]:
         """What a caller hands the model as texts: as in `__call__`."""

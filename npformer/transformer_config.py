@@ -85,10 +85,10 @@ class TransformerConfig(Config):
         if self.head in _LABELLED and self.n_decoder_layers:
             raise NpformerError(f"n_decoder_layers: a {self.head} model has no decoder, got {self.n_decoder_layers}")
         if self.head == "translation":
-            if not self.n_layers or not self.n_decoder_layers:
+            if not self.n_layers or not self.n_decoder_layers or self.torch_class != "nn.Transformer":
                 raise NpformerError(
-                    f"a translation model has an encoder and a decoder, got n_layers {self.n_layers} and "
-                    f"n_decoder_layers {self.n_decoder_layers}"
+                    f"a translation model has an encoder and a decoder, got {self.torch_class} with n_layers "
+                    f"{self.n_layers} and n_decoder_layers {self.n_decoder_layers}"
                 )
             for name, ids in (
                 ("start_id", [self.start_id]),
@@ -102,6 +102,11 @@ class TransformerConfig(Config):
             raise NpformerError(
                 f"one table for both languages has one size, got {self.vocab_size} and {self.target_vocab_size}"
             )
+
+    @property
+    def reads_ids(self) -> bool:
+        """Whether it goes all the way from token ids: an encoder with its embeddings, or a translation model."""
+        return self.head == "translation" or (self.torch_class == "nn.TransformerEncoder" and self.vocab_size > 0)
 
     @property
     def n_outputs(self) -> int:

@@ -1,7 +1,8 @@
 """Tokenizers of translation models: Marian's pair of SentencePiece models, or the tokenizers library's files.
 
 `load_tokenizer` takes what a checkpoint's folder has. The ids are those Transformers gives, except that punctuation is
-never changed first: Transformers does so only where sacremoses happens to be installed.
+never changed first, which Transformers does only where sacremoses happens to be installed, and that a language's code
+ends at its first <<.
 """
 
 from __future__ import annotations

@@ -230,6 +230,25 @@ def test_labels_are_shifted_behind_the_start_token() -> None:
     shifted = model([[5, 6, 0]], decoder_input_ids=[[119, 7, 8]])
     assert np.array_equal(model([[5, 6, 0]], labels=[[7, 8, 0]]).logits, shifted.logits)
     assert np.array_equal(model([[5, 6, 0]], labels=np.array([[7, 8, 0, -100]])).logits, shifted.logits)
+    assert np.array_equal(model([5, 6, 0], labels=[7, 8, 0]).logits, shifted.logits)
+
+
+@pytest.mark.parametrize(
+    ("labels", "message"),
+    [
+        ([], "labels: expected token ids, a row or several, got shape"),
+        (5, "labels: expected token ids"),
+        ([["a"]], "labels: expected token ids"),
+        ([[-100, -100]], "labels: expected at least one in each row, and -100 behind the last alone"),
+        ([[7, -100, 8]], "labels: expected at least one in each row, and -100 behind the last alone"),
+        ([[7, 7000]], "labels: 7000 is outside 0 ... 119"),
+        ([[7, -1]], "labels: -1 is outside 0 ... 119"),
+        ([[7], [8]], "expected a target for each source"),
+    ],
+)
+def test_labels_that_make_no_sense(labels: Any, message: str) -> None:
+    with pytest.raises(NpformerError, match=message):
+        golden_model("marian-small")([[5, 6, 0]], labels=labels)
 
 
 # --- sampling --------------------------------------------------------------------------------------------------------

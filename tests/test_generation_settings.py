@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from golden import seq2seq_cases as cases
 from seq2seq_models import golden_model
@@ -54,10 +55,16 @@ def test_an_old_config_json_says_how_to_generate(tmp_path: Path) -> None:
         ({"num_beams": 2.0}, "num_beams: expected a whole number"),
         ({"num_beams": 2, "do_sample": True}, "sampling goes with one beam"),
         ({"num_return_sequences": 2}, "2 targets need as many beams, or do_sample=True; num_beams is 1"),
-        ({"temperature": 0}, "temperature: expected a number above 0, got 0"),
-        ({"top_p": 1.5}, "top_p: expected a number up to 1, got 1.5"),
-        ({"repetition_penalty": float("nan")}, "repetition_penalty: expected a number above 0"),
-        ({"length_penalty": float("inf")}, "length_penalty: expected a finite number"),
+        ({"temperature": 0}, "temperature: expected a number from 1e-06 to 1000000.0, got 0"),
+        ({"top_p": 1.5}, "top_p: expected a number from 1e-06 to 1, got 1.5"),
+        ({"repetition_penalty": float("nan")}, "repetition_penalty: expected a number from"),
+        ({"length_penalty": 500}, "length_penalty: expected a number from -50 to 50, got 500"),
+        ({"early_stopping": 1}, 'early_stopping: expected True, False or "never", got 1'),
+        ({"do_sample": "no"}, "do_sample: expected True or False, got 'no'"),
+        ({"bad_words_ids": 5}, "bad_words_ids: expected a list of ids for each word, got 5"),
+        ({"forced_bos_token_id": 9, "suppress_tokens": [9]}, "the settings ban every token of a target, or force one"),
+        ({"num_beams": 2, "suppress_tokens": np.arange(120)}, "the settings ban every token of a target"),
+        ({"do_sample": True, "suppress_tokens": np.arange(120)}, "the settings ban every token of a target"),
         ({"early_stopping": "soon"}, "early_stopping: expected True, False or \"never\", got 'soon'"),
         ({"suppress_tokens": [120]}, "suppress_tokens: expected a whole number from 0 to 119, got 120"),
         ({"bad_words_ids": [[3], [-1]]}, "bad_words_ids: expected a whole number"),
@@ -69,6 +76,25 @@ def test_an_old_config_json_says_how_to_generate(tmp_path: Path) -> None:
 def test_settings_that_make_no_sense(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(NpformerError, match=message):
         golden_model("marian-small").generate([[5, 0]], **settings)
+
+
+def test_what_the_caller_says_goes_before_the_file(tmp_path: Path) -> None:
+    """By either name of a length; None says nothing; NumPy's numbers are numbers."""
+    config = golden_model("marian-small").config
+    (tmp_path / "generation_config.json").write_text('{"max_new_tokens": 50, "min_new_tokens": 3, "num_beams": 5}')
+    found = resolve(tmp_path, config, {"max_length": 7, "min_length": 2, "num_beams": None})
+    assert (found.max_new_tokens, found.min_new_tokens, found.num_beams) == (6, 1, 5)
+    assert resolve(tmp_path, config, {"max_new_tokens": None}).max_new_tokens == 50
+    given = {"max_new_tokens": np.int64(5), "temperature": np.float32(0.5), "suppress_tokens": np.array([3, 4])}
+    found = resolve(tmp_path, config, given)
+    assert (found.max_new_tokens, found.temperature, found.suppress_tokens) == (5, 0.5, (3, 4))
+    (tmp_path / "generation_config.json").write_text('{"max_length": 30}')
+    assert resolve(tmp_path, config, {"max_new_tokens": 9}).max_new_tokens == 9
+
+
+def test_one_source_is_streamed() -> None:
+    with pytest.raises(NpformerError, match="stream: one source at a time, got 2"):
+        golden_model("marian-small").stream([[5, 0], [6, 0]])
 
 
 def test_a_setting_of_the_file_that_is_unknown_names_the_file(tmp_path: Path) -> None:

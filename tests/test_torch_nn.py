@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from safetensors.numpy import load_file, save_file
 
 import npformer
 from npformer.attention import attention
-from npformer.checkpoint import convert, flatten, load_folder, to_torch
+from npformer.checkpoint import convert, flatten, load_folder, marian, to_torch, transformer
 from npformer.checkpoint.folder import read_folder
 from npformer.config import Config
 from npformer.decoder import decoder, decoder_layer
@@ -162,7 +163,7 @@ def folder_of(tmp_path: Path, case: str, **changes: Any) -> Path:
         ("transformer", {"modules": ["a"]}, "modules: expected an object"),
         ("transformer", {"n_layers": -1}, "n_layers: expected a whole number from 0"),
         ("transformer", {"head": "translation"}, "vocab_size: a translation model has a token table"),
-        ("decoder", {"head": "translation", "vocab_size": 9}, "a translation model has an encoder and a decoder, got n_layers 0"),
+        ("decoder", {"head": "translation", "vocab_size": 9}, "a translation model has an encoder and a decoder, got nn.TransformerDecoder"),
         ("transformer", {"head": "sequence-classification", "vocab_size": 9}, "n_decoder_layers: a sequence-classification"),
         ("transformer", {"share_embeddings": True, "vocab_size": 9, "target_vocab_size": 8}, "one table for both languages"),
         ("classifier", {"id2label": {"0": "a"}}, r"wrong: head\.output\.weight \(classifier\.fc\.weight\), transposed: "),
@@ -213,3 +214,28 @@ def test_config_reads_the_2017_models_too() -> None:
     assert (config.positions, config.norm_first, config.eps) == ("sinusoidal", False, 1e-5)
     with pytest.raises(NpformerError, match=r"model_type: 'gpt2' is not supported"):
         TransformerConfig.from_dict({"model_type": "gpt2"})
+
+
+@pytest.mark.parametrize("case", MODULES)
+def test_a_model_that_reads_no_ids_is_not_loaded_as_one(case: str) -> None:
+    with pytest.raises(
+        NpformerError, match=r"computes on rows and not on token ids; npformer\.checkpoint\.load_folder"
+    ):
+        npformer.load(DATA / case)
+
+
+def test_untied_tables_of_marian() -> None:
+    """Transformers computes with each side's own table where nothing is tied, whatever model.shared holds."""
+    config = replace(TransformerConfig.from_dict(cases.marian_config("marian-small")), shared=True, tied=False)
+    flat = {}
+    for ours, source in marian.sources(config).items():
+        each = transformer.parameters(config)[ours]
+        shape = each.shape[::-1] if source.transposed else each.shape
+        shape = (1, *shape) if ours == "head.output.bias" else shape
+        flat[source.names[0]] = cases.marian_tensor("marian-small", source.names[0], shape)
+    flat["model.shared.weight"] = flat["model.encoder.embed_tokens.weight"] + 1
+    tree = marian.to_tree(flat, config, np.dtype(np.float32))
+    for side in ("encoder", "decoder"):
+        own = flat[f"model.{side}.embed_tokens.weight"]
+        assert np.array_equal(tree[side]["embeddings"]["token"]["weight"], own)
+    assert np.array_equal(tree["head"]["output"]["weight"], flat["lm_head.weight"].T)

@@ -69,6 +69,7 @@ def test_ids_and_translations_are_those_of_transformers() -> None:
 def test_tokenizer_of_shared_pieces() -> None:
     tokenizer = npformer.load(FILES).tokenizer
     assert tokenizer.languages == (">>deu<<", ">>fra<<")
+    assert tokenizer.target is tokenizer.source
     assert tokenizer.decode(tokenizer.encode("A dog runs.")) == "A dog runs."
     with pytest.raises(NpformerError, match="decode: 999 is no id"):
         tokenizer.decode([999])
@@ -87,6 +88,7 @@ def test_separate_vocabularies(folder: Path) -> None:
     ids = [turned[piece] for piece in ("▁E", "in")] if "▁E" in turned else [turned["▁"], turned["E"], turned["in"]]
     assert tokenizer.decode([*ids, turned["</s>"]]).strip() == "Ein"
     assert tokenizer.languages == ()
+    assert tokenizer.target is not tokenizer.source
 
 
 # --- tokenizer.json --------------------------------------------------------------------------------------------------
@@ -134,6 +136,22 @@ def test_a_translation_grows_token_by_token(in_json: Path) -> None:
     grown = list(task.tokens("dog"))
     assert "".join(grown) == task("dog", num_beams=1)["translation_text"]
     assert len(grown) > 1
+    beams = npformer.pipeline("translation", in_json, max_new_tokens=8, num_beams=4)
+    assert list(beams.tokens("dog")) == grown
+    drawn = {"do_sample": True, "seed": 3}
+    assert "".join(beams.tokens("dog", **drawn)) == beams("dog", num_beams=1, **drawn)["translation_text"]
+    with pytest.raises(NpformerError, match="stream: a beam search knows its tokens at the end only"):
+        list(task.tokens("dog", num_beams=4))
+    with pytest.warns(UserWarning, match="101 tokens, cut to the 64 that the model takes"):
+        assert list(task.tokens("d" * 100, long="truncate"))
+
+
+def test_half_of_a_letter_waits_for_the_rest_of_it(in_json: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A letter of two tokens comes in one piece; one that is never whole comes at the end, as in the translation."""
+    task = npformer.pipeline("translation", in_json, max_new_tokens=3)
+    for texts, pieces in ((["a", "a\ufffd", "aß"], ["a", "ß"]), (["a", "ab", "ab\ufffd"], ["a", "b", "\ufffd"])):
+        monkeypatch.setattr(task.tokenizer, "decode", lambda ids, texts=texts: texts[len(ids) - 1])
+        assert list(task.tokens("dog")) == pieces
 
 
 def test_too_long_a_text_is_refused_or_cut(in_json: Path) -> None:
@@ -145,6 +163,8 @@ def test_too_long_a_text_is_refused_or_cut(in_json: Path) -> None:
     with pytest.warns(UserWarning, match="input 0 has 101 tokens and was cut"):
         answer = task("d" * 100, long="truncate")
     assert (answer.n_tokens, answer.truncated) == (101, True)
+    first = "d" * 63  # 63 letters and the end, which a text that is cut keeps
+    assert answer == task(first)
     with pytest.raises(NpformerError, match="cannot be translated in windows"):
         task("dog", long="window")
 
@@ -208,12 +228,13 @@ def test_lines_in_lines_out(in_json: Path, capsys: pytest.CaptureFixture[str], m
 
 
 def test_json_and_the_best(in_json: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    code, lines, _ = run(
+    code, lines, complaint = run(
         capsys, "-m", str(in_json), "--json", "--best", "2", "--max-tokens", "4", "--to", "fra", "dog", ""
     )
     first, second = map(json.loads, lines)
     assert (code, first["text"], first["n_tokens"], len(first["translations"])) == (0, "dog", 6, 2)
-    assert second == {"error": "argument 2: an empty text; there is nothing to translate"}
+    assert second == {"text": "", "translation_text": ""}
+    assert complaint == ""
 
 
 def test_sampling_by_command(in_json: Path, capsys: pytest.CaptureFixture[str]) -> None:

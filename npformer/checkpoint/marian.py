@@ -53,7 +53,9 @@ def sources(config: TransformerConfig) -> dict[str, Source]:
         side, _, rest = each.group.partition(".")
         if rest == "embeddings.token":
             names = (f"model.{side}.embed_tokens.weight",)
-            found[ours] = Source(shared + names if side == "encoder" else names)
+            # Transformers lets one table stand for all where they are tied, and each for itself where they are not.
+            both = shared + names if config.tied else names + shared
+            found[ours] = Source(both if side == "encoder" else names)
         elif rest == "embeddings.position":
             found[ours] = Source((f"model.{side}.embed_positions.weight",))
         elif rest.startswith("layers."):

@@ -23,8 +23,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--best", type=whole, metavar="N", help="show the N best translations of a text")
     parser.add_argument("--max-tokens", type=whole, metavar="N", help="the longest translation (the model's own)")
     parser.add_argument("--length-penalty", type=float, metavar="P", help="above 1 favours long translations")
-    parser.add_argument("--sample", action="store_true", help="draw words by their probability; --seed N repeats it")
-    parser.add_argument("--seed", type=int, metavar="N", help=argparse.SUPPRESS)
+    parser.add_argument("--sample", action="store_true", help="draw words by their probability")
+    parser.add_argument("--seed", type=int, metavar="N", help="of --sample: the same seed draws the same words")
     parser.add_argument(
         "--long",
         choices=("error", "truncate"),
@@ -46,9 +46,8 @@ def run(args: argparse.Namespace) -> int:
     }
     task = make_task("translation", args, long=args.long, **settings)
     code = 0
-    for line, answer in progress(answered(task, args), args):
-        blank = not line.text.strip() and line.error.startswith("an empty text")
-        code = BAD_INPUT if answer is None and not blank else code
+    for line, answer in progress(answered(task, args, blanks=True), args):
+        code = BAD_INPUT if line.error else code
         if args.json:
             write_json(_named(line, answer))
         else:
@@ -58,8 +57,10 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _named(line: Line, answer: Any) -> dict[str, Any]:
-    if answer is None:
+    if line.error:
         return {"error": f"{line.where}: {line.error}"}
+    if answer is None:  # a blank line
+        return {"text": line.text, "translation_text": ""}
     several = _several(answer)
     found = several[0] if len(several) == 1 else {"translations": several}
     return {"text": line.text, **found, "n_tokens": answer.n_tokens, "truncated": answer.truncated}

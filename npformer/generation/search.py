@@ -15,7 +15,7 @@ from npformer.functions import softmax
 from npformer.generation.memory import Memory
 from npformer.generation.processors import Processors, narrow
 from npformer.generation.settings import Settings
-from npformer.generation.vocabulary import Projection, best, greedy
+from npformer.generation.vocabulary import Projection, best, check_choice, greedy
 from npformer.seq2seq import Seq2Seq, decode_target
 
 
@@ -102,6 +102,7 @@ def _sample(
 ) -> tuple[np.ndarray, np.ndarray]:
     """A token of each row by its probability, (R, 1), and the logarithm of that."""
     processors(ids, logits)
+    check_choice(logits.max(axis=1))
     narrow(logits, processors.settings)
     probabilities = softmax(logits)
     mass = probabilities.cumsum(axis=1, dtype=np.float64)
@@ -176,6 +177,7 @@ def _advance(beams: Beams, logits: np.ndarray, processors: Processors) -> np.nda
     order = np.lexsort((places, -totals), axis=1)[:, :looked_at]
     parents = order // per_beam
     tokens, scores, totals = (np.take_along_axis(each, order, axis=1) for each in (tokens, scores, totals))
+    check_choice(totals[:, 0])
     ids = np.concatenate([np.take_along_axis(beams.ids, parents[..., None], axis=1), tokens[..., None]], axis=2)
     kept_scores = np.take_along_axis(beams.token_scores, parents[..., None], axis=1)
     token_scores = np.concatenate([kept_scores, scores[..., None]], axis=2)

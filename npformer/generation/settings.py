@@ -5,11 +5,12 @@ Where neither says, the defaults are those of Transformers' `generate`.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from npformer.checkpoint.folder import CONFIG, read_json
 from npformer.errors import NpformerError
@@ -36,6 +37,12 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "diversity_penalty": (None, 0.0), "num_beam_groups": (None, 1), "constraints": (None,),
     "force_words_ids": (None,), "prompt_lookup_num_tokens": (None,), "assistant_early_exit": (None,),
     "assistant_ensemble_weight": (None,), "speculation_type": (None,), "max_time": (None,),
+}  # fmt: skip
+
+
+#: The numbers that a setting may be; beyond them a score would no longer be one.
+RANGES = {
+    "temperature": (1e-6, 1e6), "repetition_penalty": (1e-6, 1e6), "top_p": (1e-6, 1), "length_penalty": (-50, 50),
 }  # fmt: skip
 
 
@@ -74,15 +81,13 @@ class Settings:
         _whole("num_return_sequences", self.num_return_sequences, 1, 1000)
         for name in ("top_k", "no_repeat_ngram_size"):
             _whole(name, getattr(self, name), 0, 2**31)
-        for name in ("temperature", "repetition_penalty", "top_p"):
-            if not 0 < _number(name, getattr(self, name)) < math.inf:
-                raise NpformerError(f"{name}: expected a number above 0, got {getattr(self, name)!r:.80}")
-        if self.top_p > 1:
-            raise NpformerError(f"top_p: expected a number up to 1, got {self.top_p}")
-        if not math.isfinite(_number("length_penalty", self.length_penalty)):
-            raise NpformerError(f"length_penalty: expected a finite number, got {self.length_penalty}")
-        if self.early_stopping not in (True, False, "never"):
-            raise NpformerError(f'early_stopping: expected True, False or "never", got {self.early_stopping!r:.80}')
+        for name, (low, high) in RANGES.items():
+            if not low <= _number(name, value := getattr(self, name)) <= high:
+                raise NpformerError(f"{name}: expected a number from {low} to {high}, got {value!r:.80}")
+        for name in ("early_stopping", "do_sample", "renormalize_logits"):
+            if not isinstance(value := getattr(self, name), bool) and (name, value) != ("early_stopping", "never"):
+                words = 'True, False or "never"' if name == "early_stopping" else "True or False"
+                raise NpformerError(f"{name}: expected {words}, got {value!r:.80}")
         if self.seed is not None:
             _whole("seed", self.seed, 0, 2**63)
         lists = {
@@ -118,13 +123,14 @@ NAMES = (
 def resolve(folder: Path | None, config: TransformerConfig, given: Mapping[str, Any]) -> Settings:
     """The settings for a model, `given` before generation_config.json before the defaults.
 
-    max_length and min_length, which Transformers counts with the start token, are understood as well.
+    max_length and min_length, which Transformers counts with the start token, are understood as well. What is given
+    as None is not given.
     """
     path, stored = stored_settings(folder, config)
-    values = dict(stored)
-    for name in ("max_new_tokens", "min_new_tokens"):
-        if name in given:
-            values.pop(name.replace("new_tokens", "length"), None)
+    values, given = dict(stored), {name: _plain(value) for name, value in given.items() if value is not None}
+    for names in ({"max_new_tokens", "max_length"}, {"min_new_tokens", "min_length"}):
+        if names & given.keys():  # the caller's by one name goes before the folder's by the other
+            values = {name: value for name, value in values.items() if name not in names}
     values |= given
     end_ids = values.pop("eos_token_id", None)
     settings: dict[str, Any] = {
@@ -141,6 +147,8 @@ def resolve(folder: Path | None, config: TransformerConfig, given: Mapping[str, 
     for name in ("suppress_tokens", "begin_suppress_tokens", "forced_eos_token_id"):
         values[name] = _ids(name, values.get(name))
     words = values.get("bad_words_ids") or []
+    if not isinstance(words, list | tuple):
+        raise NpformerError(f"bad_words_ids: expected a list of ids for each word, got {words!r:.80}")
     values["bad_words_ids"] = tuple(_ids("bad_words_ids", word) for word in words)
     for name, value in values.items():
         if name in NAMES:
@@ -175,6 +183,13 @@ def _ids(name: str, value: Any) -> tuple[int, ...]:
         return ()
     ids = tuple(value) if isinstance(value, list | tuple) else (value,)
     return tuple(_whole(name, each, 0, 2**31) for each in ids)
+
+
+def _plain(value: Any) -> Any:
+    """NumPy's numbers and arrays as Python's."""
+    if isinstance(value, np.generic | np.ndarray):
+        return value.tolist()
+    return [_plain(each) for each in value] if isinstance(value, list | tuple) else value
 
 
 def _whole(name: str, value: object, low: int, high: int) -> int:

@@ -13,6 +13,7 @@ import numpy as np
 
 from npformer.blas import FEW, PANEL, SMALL
 from npformer.decoder import in_order, project
+from npformer.errors import NpformerError
 from npformer.functions import linear, log_softmax
 from npformer.generation.processors import Processors
 from npformer.tap import listening
@@ -114,12 +115,20 @@ def greedy(logits: np.ndarray, ids: np.ndarray, processors: Processors, scored: 
         some = logits[rows]
         processors(ids[rows], some)
         tokens = some.argmax(axis=1)[:, None]
+        values = np.take_along_axis(some, tokens, axis=1)
+        check_choice(values)
         if not scored:
             return tokens, np.zeros(tokens.shape, logits.dtype)
         highest, total = _normaliser(some)
-        return tokens, np.take_along_axis(some, tokens, axis=1) - highest - total
+        return tokens, values - highest - total
 
     return Best(*_by_rows(work, len(logits), logits.shape[1]))
+
+
+def check_choice(scores: np.ndarray) -> None:
+    """Raises NpformerError where a best score is that of a banned token: the settings leave none."""
+    if (scores == -np.inf).any():
+        raise NpformerError("the settings ban every token of a target, or force one that they ban")
 
 
 def top(scores: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:

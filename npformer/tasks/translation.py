@@ -18,7 +18,7 @@ from npformer.generation import Hypothesis, generate, stream
 from npformer.generation.settings import NAMES, resolve
 from npformer.model import Model
 from npformer.seq2seq import Seq2Seq
-from npformer.tasks.inputs import as_text, unknown
+from npformer.tasks.inputs import as_text, unknown, warn
 from npformer.tasks.options import ELSEWHERE, Options
 from npformer.tasks.results import carrying
 from npformer.tasks.task import WINDOW, InputError, Task
@@ -86,16 +86,20 @@ class Translation(Task):
 
     def tokens(self, text: str, **options: Any) -> Iterator[str]:
         """One text's translation as it grows, greedily or by sampling: what each token adds to it."""
-        settled: TranslationOptions = self.settle(self.options, options)
+        settled: TranslationOptions = self.settle(self.options, {"num_beams": 1, **options})
         source = self._source(text, settled)
+        if source.truncated:
+            warn(f"{source.n_tokens} tokens, cut to the {self.limit} that the model takes")
         ids: list[int] = []
-        shown = ""
-        for token in stream(self.model, Text(np.array(source.ids)), **{**settled.settings, "num_beams": 1}):
+        shown = text = ""
+        for token in stream(self.model, Text(np.array(source.ids)), **settled.settings):
             ids.append(token)
             text = self.tokenizer.decode(ids)
             if text.startswith(shown) and not text.endswith("\ufffd"):  # half of a letter waits for the rest of it
                 yield text[len(shown) :]
                 shown = text
+        if text != shown and text.startswith(shown):
+            yield text[len(shown) :]
 
     # --- the way of an input -------------------------------------------------------------------------------------
 
