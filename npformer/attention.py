@@ -162,11 +162,11 @@ def masked_softmax(scores: np.ndarray, mask: np.ndarray, run: int = RUN) -> np.n
     weights = np.where(admitted, scores, -np.inf).astype(scores.dtype, copy=False)
     if not every_row:
         weights = np.where(seen, weights, 0).astype(scores.dtype, copy=False)
-    with np.errstate(invalid="ignore"):
+    with np.errstate(invalid="ignore", under="ignore"):
         weights -= weights.max(axis=-1, keepdims=True)
-    np.exp(weights, out=weights)
-    runs = (weights[..., start : start + run] for start in range(0, weights.shape[-1], run))
-    weights /= functools.reduce(np.add, (np.add.accumulate(each, axis=-1)[..., -1:] for each in runs))
+        np.exp(weights, out=weights)
+        runs = (weights[..., start : start + run] for start in range(0, weights.shape[-1], run))
+        weights /= functools.reduce(np.add, (np.add.accumulate(each, axis=-1)[..., -1:] for each in runs))
     return weights if every_row else weights * seen
 
 

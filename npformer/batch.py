@@ -28,6 +28,17 @@ class Text:
     segments: np.ndarray | None = None
     positions: np.ndarray | None = None
 
+    def __post_init__(self) -> None:
+        for name in ("ids", "segments", "positions"):
+            array = getattr(self, name)
+            if array is None and name != "ids":
+                continue
+            if not isinstance(array, np.ndarray) or array.dtype.kind not in "iu" or array.ndim != 1:
+                got = f"{array.dtype} {array.shape}" if isinstance(array, np.ndarray) else type(array).__name__
+                raise NpformerError(f"Text: {name}: expected an array of whole numbers, (L,), got {got}")
+            if len(array) != len(self):
+                raise NpformerError(f"Text: {name}: expected {len(self)} of them, one for each id, got {len(array)}")
+
     def __len__(self) -> int:
         return len(self.ids)
 

@@ -19,10 +19,12 @@ import functools
 import os
 import time
 import weakref
+from collections.abc import Callable
 from itertools import pairwise
 
 import numpy as np
 
+from npformer.errors import NpformerError
 from npformer.workers import fork, parts, single_blas_thread
 
 SMALL = 10**6  # multiply-adds up to which OpenBLAS has a kernel that copies nothing
@@ -105,14 +107,13 @@ def depth(dtype: str) -> int | None:
     """The block in which this BLAS adds up the inner axis, found by trial; None where no cut gives the same bits.
 
     A large product is compared with small ones cut at each candidate, on inner axes that tell the candidates apart.
-    It takes a few milliseconds, once in a process.
+    It takes hundredths of a second, once in a process.
     """
     random = np.random.default_rng(0)
     trials = []
     with single_blas_thread():
-        for inner in (768, 1024, 3072):
-            a = random.standard_normal((96, inner)).astype(dtype)
-            b = random.standard_normal((inner, 64)).astype(dtype)
+        for inner in (768, 1008, 1024, 3072):  # half of what is left of 1008 tells how halves are rounded up
+            a, b = (random.random(shape, np.float32).astype(dtype) for shape in ((96, inner), (inner, 64)))
             trials.append((a, b, a @ b))
         for block in _DEPTHS:
             if all(_same_bits(a, b, whole, block) for a, b, whole in trials):
@@ -175,7 +176,7 @@ def _panels(weight: np.ndarray) -> Panels | None:
     Only of a weight nobody can write to (a loaded model's), as a copy would not follow; and only where a trial
     showed that this BLAS gains by them.
     """
-    if weight.flags.writeable or weight.dtype != np.float32 or weight.shape[1] < PANEL or weight.size < 2**16:
+    if weight.dtype != np.float32 or weight.shape[1] < PANEL or weight.size < 2**16 or not _is_fixed(weight):
         return None
     reference, uses, panels = _kept.get(id(weight), (None, 0, None))
     if reference is None or reference() is not weight:
@@ -187,21 +188,35 @@ def _panels(weight: np.ndarray) -> Panels | None:
     return panels
 
 
+def _is_fixed(array: np.ndarray) -> bool:
+    """Whether no array can write to these numbers: not this one, nor any that it is a view of."""
+    base: object = array
+    while isinstance(base, np.ndarray):
+        if base.flags.writeable:
+            return False
+        base = base.base
+    return True
+
+
 @functools.cache
 def panels_pay() -> bool:
     """Whether few rows are quicker with panels on this machine; NPFORMER_PANELS=0 or 1 decides without a trial."""
-    if choice := os.environ.get("NPFORMER_PANELS"):
-        return choice != "0"
-    if depth("f") is None:
+    choice = os.environ.get("NPFORMER_PANELS") or None
+    if choice not in (None, "0", "1"):
+        raise NpformerError(f"NPFORMER_PANELS: expected 0 or 1, got {choice!r:.80}")
+    block = depth("f")
+    if choice == "0" or block is None or FEW * PANEL * block > SMALL:
         return False
-    weight = np.random.default_rng(0).standard_normal((768, 3072), dtype=np.float32)
+    if choice == "1":
+        return True
+    weight = np.random.default_rng(0).random((768, 3072), np.float32)
     x, panels = weight[:8, :768].copy(), Panels(weight)
     with single_blas_thread():
         plain = min(_seconds(lambda: x @ weight) for _ in range(5))
         return min(_seconds(lambda: panels.times(x, slice(0, 3072))) for _ in range(5)) < 0.9 * plain
 
 
-def _seconds(action: object) -> float:
+def _seconds(action: Callable[[], object]) -> float:
     start = time.perf_counter()
-    action()  # type: ignore[operator]
+    action()
     return time.perf_counter() - start

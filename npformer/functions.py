@@ -150,7 +150,7 @@ def softmax(x: np.ndarray, axis: int = -1, out: np.ndarray | None = None, run: i
     An infinity where the maximum is taken, +inf or nothing but -inf, gives NaN, as in torch; -inf elsewhere gives 0.
     run: add up the exponentials of the last axis one after another in runs of so many, and then run after run.
     """
-    with np.errstate(invalid="ignore", divide="ignore"):
+    with np.errstate(invalid="ignore", divide="ignore", under="ignore"):
         y = np.subtract(x, x.max(axis=axis, keepdims=True, initial=-np.inf), out=out)
         np.exp(y, out=y)
         y *= 1 / (y.sum(axis=axis, keepdims=True) if run is None else _sum_in_runs(y, run))
@@ -180,7 +180,7 @@ def _sum_in_runs(y: np.ndarray, run: int) -> np.ndarray:
 
 def log_softmax(x: np.ndarray, axis: int = -1) -> np.ndarray:
     """x_i - log sum_j exp(x_j) along `axis`; infinities as in `softmax`."""
-    with np.errstate(invalid="ignore", divide="ignore"):
+    with np.errstate(invalid="ignore", divide="ignore", under="ignore"):
         y = x - x.max(axis=axis, keepdims=True, initial=-np.inf)
         y -= np.log(np.exp(y).sum(axis=axis, keepdims=True))
     return y

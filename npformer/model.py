@@ -22,7 +22,7 @@ from npformer.errors import NpformerError
 from npformer.functions import ACTIVATIONS, relu, tanh
 from npformer.recording import Stages
 from npformer.tap import listening, tap
-from npformer.workers import crew, share, side_by_side, single_blas_thread, thread_count
+from npformer.workers import crew, hire, share, side_by_side, single_blas_thread, thread_count
 
 POOLED_HEADS = ("sequence-classification", "next-sentence", "multiple-choice")  # they read the first row alone
 POOLER_ACTIVATIONS = {"bert": tanh, "distilbert": relu}
@@ -221,7 +221,7 @@ class Model:
                 return self._unpack(list(range(len(texts))), texts)
         groups = shards([len(text) for text in texts], self.threads)
         with single_blas_thread():
-            if len(texts) == 1 and len(texts[0]) >= LONG * self.threads:
+            if len(texts) == 1 and len(texts[0]) >= LONG * self.threads and hire(self.threads - 1) == self.threads - 1:
                 results = [self._unpack([0], texts, self.threads)]
             elif len(groups) == 1:
                 with crew(self.threads):

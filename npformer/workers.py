@@ -1,7 +1,7 @@
 """The cores a call may use: helper threads that take shards of a batch, or parts of one product.
 
 NumPy releases the interpreter's lock inside its loops, so threads are enough. While they work, BLAS is held to one
-thread each and put back afterwards. `batch.py` cuts the shards; `blas.py` and `functions.py` call `fork`.
+thread each and put back afterwards. `batch.py` cuts the shards; products, attention and element-wise formulas `fork`.
 """
 
 from __future__ import annotations
@@ -39,7 +39,9 @@ def available_cores() -> int:
 def thread_count(threads: int | None = None) -> int:
     """`threads`, else the environment's NPFORMER_THREADS, else the cores this process may use."""
     wanted = threads if threads is not None else os.environ.get("NPFORMER_THREADS") or available_cores()
-    count = int(wanted) if isinstance(wanted, str) and wanted.isdecimal() else wanted
+    count = (
+        int(wanted) if isinstance(wanted, np.integer) or (isinstance(wanted, str) and wanted.isdecimal()) else wanted
+    )
     if type(count) is not int or count < 1:
         name = "NPFORMER_THREADS" if threads is None else "threads"
         raise NpformerError(f"{name}: expected a whole number of at least 1, got {wanted!r}")
@@ -91,27 +93,33 @@ def _help() -> None:
         _jobs.get().work()
 
 
-def _hire(count: int) -> None:
+def hire(count: int) -> int:
+    """Have `count` helpers, or as many as there are threads to be had: at a process's end, none."""
     with _hiring:
         while len(_helpers) < count:
-            _helpers.append(threading.Thread(target=_help, name="npformer-helper", daemon=True))
-            _helpers[-1].start()
+            helper = threading.Thread(target=_help, name="npformer-helper", daemon=True)
+            try:
+                helper.start()
+            except RuntimeError:
+                break
+            _helpers.append(helper)
+        return min(count, len(_helpers))
 
 
 def _forget_helpers() -> None:
-    """In a forked child no thread but the caller's lives on."""
+    """In a forked child no thread but the caller's lives on, and no call of another that would put BLAS back."""
     global _jobs, _hiring, _one_text
     _jobs, _hiring, _one_text = queue.SimpleQueue(), threading.Lock(), threading.Lock()
     _helpers.clear()
+    _blas.put_back()
     _blas.__init__()  # type: ignore[misc]
 
 
 def share(tasks: Sequence[Callable[[], Any]], threads: int) -> list[Any]:
     """The tasks' results, in their order, worked on by up to `threads` threads with the caller as one of them."""
-    helpers = min(threads, len(tasks)) - 1
+    helpers = hire(min(threads, len(tasks)) - 1)
     if helpers < 1:
         return [task() for task in tasks]
-    _hire(helpers)
     job = _Job(tasks)
     for _ in range(helpers):
         _jobs.put(job)
@@ -183,11 +191,15 @@ _one_text = threading.Lock()  # two of them could each wait for a helper that th
 
 
 def side_by_side(tasks: Sequence[Callable[[], Any]]) -> list[Any]:
-    """The tasks' results, every task on a thread of its own at the same time."""
+    """The tasks' results, every task on a thread of its own at the same time; `hire` has said that there are enough."""
     barrier, boards = threading.Barrier(len(tasks)), [[None] * len(tasks), [None] * len(tasks)]
     members = [_Member(index, barrier, boards) for index in range(len(tasks))]
     with _one_text:
-        return share([functools.partial(m.run, task) for m, task in zip(members, tasks, strict=True)], len(tasks))
+        try:
+            return share([functools.partial(m.run, task) for m, task in zip(members, tasks, strict=True)], len(tasks))
+        except BaseException:  # Ctrl-C may come before the caller is a member: helpers would wait for it for ever
+            barrier.abort()
+            raise
 
 
 def gather(*arrays: np.ndarray) -> Sequence[np.ndarray]:
@@ -204,8 +216,8 @@ class _Blas:
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
-        self.users = 0
-        self.before: list[tuple[Any, int]] = []
+        self.users: set[object] = set()
+        self.before: list[tuple[Any, int]] = []  # what the host had set, until it is put back
 
     @functools.cached_property
     def libraries(self) -> list[Any]:
@@ -215,20 +227,25 @@ class _Blas:
 
     @contextmanager
     def single(self) -> Iterator[None]:
-        with self.lock:
-            if self.users == 0:
-                self.before = [(library, library.num_threads) for library in self.libraries]
-                for library, _ in self.before:
-                    _set_blas_threads(library, 1)
-            self.users += 1
-        try:
+        user = object()
+        try:  # Ctrl-C may come anywhere
+            with self.lock:
+                if not self.users:
+                    self.before = self.before or [(library, library.num_threads) for library in self.libraries]
+                    for library, _ in self.before:
+                        _set_blas_threads(library, 1)
+                self.users.add(user)
             yield
         finally:
             with self.lock:
-                self.users -= 1
-                if self.users == 0:
-                    for library, count in self.before:
-                        _set_blas_threads(library, count)
+                self.users.discard(user)
+                if not self.users:
+                    self.put_back()
+
+    def put_back(self) -> None:
+        for library, count in self.before:
+            _set_blas_threads(library, count)
+        self.before = []
 
 
 def _set_blas_threads(library: Any, count: int) -> None:

@@ -22,6 +22,27 @@ def text(*ids: int, **fields: Any) -> Text:
 # --- packing ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"ids": [1, 2]}, r"Text: ids: expected an array of whole numbers, \(L,\), got list"),
+        ({"ids": np.ones(3)}, r"Text: ids: expected an array of whole numbers, \(L,\), got float64 \(3,\)"),
+        ({"ids": np.ones((1, 3), int)}, r"got int64 \(1, 3\)"),
+        (
+            {"ids": np.arange(4), "segments": np.zeros(3, int)},
+            "Text: segments: expected 4 of them, one for each id, got 3",
+        ),
+        (
+            {"ids": np.arange(4), "positions": np.arange(5)},
+            "Text: positions: expected 4 of them, one for each id, got 5",
+        ),
+    ],
+)
+def test_texts_that_make_no_sense(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(NpformerError, match=message):
+        Text(**fields)
+
+
 def test_pack() -> None:
     batch = pack([text(5, 6, 7), text(8, segments=[1]), text(9, 9, segments=[0, 1], positions=[2, 4])])
     assert batch.ids.tolist() == [5, 6, 7, 8, 9, 9]

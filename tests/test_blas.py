@@ -150,6 +150,17 @@ def test_a_weight_that_can_change_has_no_panels() -> None:
 
 
 @pytest.mark.usefixtures("always_panels")
+def test_a_view_of_what_can_change_has_no_panels() -> None:
+    base = np.random.default_rng(0).standard_normal((256, 512), np.float32)
+    view = base.view()
+    view.flags.writeable = False
+    x = np.ones((4, 256), np.float32)
+    for _ in range(5):
+        blas.weight_products(x, view)
+    base[:] = 0
+    assert not blas.weight_products(x, view)[0].any()
+
+
 def test_panels_go_with_their_weight() -> None:
     weight = normal(512, 128)
     weight.flags.writeable = False

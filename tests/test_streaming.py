@@ -70,3 +70,14 @@ def test_inputs_are_let_go_of_with_their_window(task: Task) -> None:
 
 def test_streamed_answers_have_the_bits_of_a_list(task: Task) -> None:
     assert list(task(iter(Source(3 * WINDOW + 1)))) == task(list(Source(3 * WINDOW + 1)))
+
+
+def test_what_was_read_before_the_source_failed_is_answered(task: Task) -> None:
+    def source() -> Iterator[Pair]:
+        yield from Source(WINDOW + 7)
+        raise OSError("the disk is gone")
+
+    answers = task(source())
+    assert list(islice(answers, WINDOW + 7)) == task(list(Source(WINDOW + 7)))
+    with pytest.raises(OSError, match="the disk is gone"):
+        next(answers)

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import os
 import random
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
-from pathlib import Path
+from typing import Any
 
 import golden
 import numpy as np
 import pytest
 import tiny
-from threadpoolctl import threadpool_info, threadpool_limits
+from threadpoolctl import threadpool_limits
 
+from npformer import workers
 from npformer.batch import Text
 from npformer.errors import NpformerError
 from npformer.model import Model
@@ -24,8 +22,11 @@ from npformer.workers import (
     blas_libraries,
     crew,
     fork,
+    gather,
+    hire,
     parts,
     share,
+    side_by_side,
     single_blas_thread,
     thread_count,
 )
@@ -35,7 +36,8 @@ PATIENCE = 30  # seconds for what takes milliseconds, on a machine that is busy 
 
 
 def blas_threads() -> set[int]:
-    return {each["num_threads"] for each in threadpool_info() if each["user_api"] == "blas"}
+    """NumPy's, and not those of a library that another test may have loaded since."""
+    return {each["num_threads"] for each in blas_libraries()}
 
 
 @pytest.fixture
@@ -163,6 +165,76 @@ def test_after_an_error_no_further_task_is_begun() -> None:
 # --- BLAS's own threads ----------------------------------------------------------------------------------------------
 
 
+class Interrupt(BaseException):
+    """What Ctrl-C raises, from a place of our choice."""
+
+
+def test_an_interrupt_at_the_hand_over_leaves_no_helper_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A helper that stands at the barrier when the caller never comes is let go, and the next call has it."""
+    waiting = threading.Event()
+
+    def interrupted(job: workers._Job) -> None:
+        if threading.current_thread() is threading.main_thread():
+            assert waiting.wait(PATIENCE)
+            raise Interrupt
+        work(job)
+
+    def task() -> list[np.ndarray]:
+        waiting.set()
+        return list(gather(np.ones((2, 3))))
+
+    work = workers._Job.work
+    monkeypatch.setattr(workers._Job, "work", interrupted)
+    with pytest.raises(Interrupt):
+        side_by_side([task, task])
+    monkeypatch.undo()
+    found = side_by_side([task, task])
+    assert [each[0].shape for each in found] == [(4, 3), (4, 3)]
+
+
+def test_a_system_without_threads_to_give(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The caller does the work alone, one long text's too; and later there may be threads again."""
+
+    def refused(self: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    model, texts = tiny.model(threads=9), [Text(np.arange(5, 45)) for _ in range(30)]
+    long = Text(np.full(900, 7))
+    alone = tiny.model(threads=1, max_length=1000)
+    many = tiny.model(threads=9, max_length=1000)
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refused)
+        assert hire(50) < 50
+        answers = model.run(texts)
+        assert np.array_equal(many.run([long])[0]["logits"], alone.run([long])[0]["logits"])
+    assert np.array_equal(answers[3]["logits"], tiny.model(threads=1).run(texts[3:4])[0]["logits"])
+    assert hire(9) == 9
+    assert np.array_equal(many.run([long])[0]["logits"], alone.run([long])[0]["logits"])
+
+
+@pytest.mark.parametrize("place", range(4))
+@pytest.mark.usefixtures("two_blas_threads")
+def test_an_interrupt_while_blas_is_set(place: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wherever it comes, the next call that ends well leaves what the host had."""
+    calls = []
+
+    def interrupted(library: Any, count: int) -> None:
+        calls.append(count)
+        if len(calls) == place // 2 + 1:
+            if place % 2:
+                setting(library, count)
+            raise Interrupt
+        setting(library, count)
+
+    setting = workers._set_blas_threads
+    monkeypatch.setattr(workers, "_set_blas_threads", interrupted)
+    with pytest.raises(Interrupt), single_blas_thread():
+        pass
+    monkeypatch.undo()
+    with single_blas_thread():
+        assert blas_threads() == {1}
+
+
 @pytest.mark.usefixtures("two_blas_threads")
 def test_blas_is_held_to_one_thread_and_put_back() -> None:
     with single_blas_thread():
@@ -258,62 +330,6 @@ def test_many_threads_call_many_models() -> None:
         each.join()
     assert wrong == []
     assert blas_threads() == {2}
-
-
-def run_python(code: str) -> tuple[int, str]:
-    """A process of its own with a model in it: its exit code, and what it printed."""
-    root = Path(__file__).parent.parent
-    path = f"import sys; sys.path[:0] = [{str(root)!r}, {str(root / 'tests')!r}]\n"
-    command = [sys.executable, "-c", path + PRELUDE + code]
-    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=60, check=False)
-    return done.returncode, done.stdout
-
-
-PRELUDE = """
-import faulthandler, os, threading, warnings
-import golden, numpy as np, tiny
-from npformer.batch import Text
-warnings.simplefilter("ignore", DeprecationWarning)  # Python warns of any fork with threads: that it works is the test
-model, texts = tiny.model(threads=2), [Text(np.arange(60))] * 40
-expected = model.run(texts)[0]["logits"]
-
-def run_in_a_child():
-    child = os.fork()
-    if child == 0:
-        faulthandler.dump_traceback_later(20, exit=True)  # should it hang
-        same = all(golden.alike(each["logits"], expected) for each in model.run(texts))
-        print("" if same else "other numbers in the child", end="", flush=True)
-        os._exit(0)
-    if code := os.waitpid(child, 0)[1]:
-        print("exit code", code)
-"""
-
-
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
-def test_a_forked_child_can_run_a_model() -> None:
-    """Its parent's helpers do not live on in it, and it hires its own."""
-    code = "for _ in range(3): run_in_a_child()\nprint(golden.alike(model.run(texts)[0]['logits'], expected))"
-    assert run_python(code) == (0, "True\n")
-
-
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
-def test_a_child_forked_while_others_work_can_run_a_model() -> None:
-    code = """
-stop = threading.Event()
-def work():
-    while not stop.is_set():
-        model.run(texts)
-for _ in range(3):
-    threading.Thread(target=work, daemon=True).start()
-for _ in range(10):
-    run_in_a_child()
-stop.set()
-"""
-    assert run_python(code) == (0, "")
-
-
-def test_a_process_ends_while_helpers_wait() -> None:
-    assert run_python("print(len(threading.enumerate()))") == (0, "2\n")
 
 
 def test_a_model_made_in_a_thread_that_ended_still_runs() -> None:

@@ -51,7 +51,7 @@ def run(args: argparse.Namespace) -> None:
 
 
 def _installation(args: argparse.Namespace) -> dict[str, Any]:
-    import numpy
+    import numpy as np
     import tokenizers
     from huggingface_hub.constants import HF_HUB_CACHE
 
@@ -59,23 +59,25 @@ def _installation(args: argparse.Namespace) -> dict[str, Any]:
     from npformer.loading import bundled
     from npformer.workers import available_cores, blas_libraries, thread_count
 
-    block = depth("f")
-    same = (
-        "yes, in any batch, order and number of threads" if block else "no: this BLAS adds up large products otherwise"
-    )
     return {
         "npformer": f"{__version__} in {Path(__file__).parent.parent}",
         "Python": f"{platform.python_version()} in {sys.prefix}",
-        "NumPy": numpy.__version__,
+        "NumPy": np.__version__,
         "tokenizers": tokenizers.__version__,
         "machine": f"{platform.machine()} {platform.system()}, {available_cores()} cores",
         "threads": thread_count(args.threads),
         "BLAS": [_blas(library) for library in blas_libraries()] or ["none that threads can be counted of"],
-        "same bits": same + (f" (sums of {block})" if block else ""),
+        "same bits": [f"{dtype}: {_same_bits(depth(np.dtype(dtype).char))}" for dtype in ("float32", "float64")],
         "panels": "yes: weights for few tokens are laid out anew" if panels_pay() else "no: they would not pay here",
         "bundled models": [f"{name} in {folder}" for name, folder in sorted(bundled().items())] or ["none"],
         "cache": HF_HUB_CACHE,
     }
+
+
+def _same_bits(block: int | None) -> str:
+    if block is None:
+        return "no, this BLAS adds up large products otherwise than small ones"
+    return f"yes, in any batch, order and number of threads (sums of {block})"
 
 
 def _blas(library: dict[str, Any]) -> str:

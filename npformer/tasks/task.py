@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import islice
 from typing import Any, ClassVar
 
 import numpy as np
@@ -100,7 +99,7 @@ class Task:
         """
         index = 0
         warned = False
-        while window := list(islice(items, self.window)):
+        for window in self._windows(items):
             requests = self._prepare(window, index, options)
             for group in _groups(requests):
                 self._run([request for request in group if isinstance(request, Request)])
@@ -113,6 +112,22 @@ class Task:
                         warn(CUT.format(index=index, n_tokens=result.n_tokens))
                     yield result
                     index += 1
+
+    def _windows(self, items: Iterator[Any]) -> Iterator[list[Any]]:
+        """Items as many as are answered together; where reading them fails, first what was read."""
+        window: list[Any] = []
+        try:
+            for item in items:
+                window.append(item)
+                if len(window) >= self.window:
+                    yield window
+                    window = []
+        except Exception:
+            if window:
+                yield window
+            raise
+        if window:
+            yield window
 
     # --- what a task defines -------------------------------------------------------------------------------------
 
