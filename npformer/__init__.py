@@ -5,7 +5,7 @@ inside: `trace`, `edit`, `golden`, `view`. Learning: `training`.
 """
 
 from importlib import import_module
-from types import ModuleType
+from typing import TYPE_CHECKING, Any
 
 from npformer.attention import (
     causal_mask,
@@ -17,7 +17,6 @@ from npformer.attention import (
 )
 from npformer.config import Config
 from npformer.decoder import decoder, decoder_layer, shift
-from npformer.edits import ablate_heads, edit, patch
 from npformer.encoder import encoder, encoder_layer, feed_forward, sinusoidal_positions
 from npformer.errors import NpformerError
 from npformer.functions import (
@@ -35,7 +34,10 @@ from npformer.loading import load
 from npformer.model import Model
 from npformer.tap import scope, tap
 from npformer.tasks import Pair, pipeline
-from npformer.tracing import Trace, trace
+
+if TYPE_CHECKING:
+    from npformer.edits import ablate_heads, edit, patch
+    from npformer.tracing import Trace, trace
 
 __version__ = "0.1.0"
 
@@ -78,8 +80,13 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> ModuleType:
+_LATER = {"Trace": "tracing", "ablate_heads": "edits", "edit": "edits", "patch": "edits", "trace": "tracing"}
+
+
+def __getattr__(name: str) -> Any:
     """The parts that few programs need, imported when they are first named."""
     if name in ("golden", "training", "view"):
         return import_module(f"npformer.{name}")
+    if name in _LATER:
+        return getattr(import_module(f"npformer.{_LATER[name]}"), name)
     raise AttributeError(f"module 'npformer' has no attribute {name!r}")

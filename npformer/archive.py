@@ -6,9 +6,6 @@ The format of checkpoints is the same; what is particular to them is in `checkpo
 from __future__ import annotations
 
 import os
-import secrets
-import zipfile
-import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -30,7 +27,7 @@ def written_whole(path: str | os.PathLike[str]) -> Iterator[Path]:
     path = Path(path)
     if not path.name:
         raise NpformerError(f"{path}: cannot be written: it names no file")
-    partial = path.with_name(f".{path.stem}.{secrets.token_hex(4)}.partial{path.suffix}")  # some writers go by endings
+    partial = path.with_name(f".{path.stem}.{os.urandom(4).hex()}.partial{path.suffix}")  # some writers go by endings
     try:
         yield partial
         os.replace(partial, path)
@@ -57,6 +54,9 @@ def load_arrays(path: str | Path) -> tuple[dict[str, np.ndarray], dict[str, str]
         return {
             name: load(a, np.dtype(np.float32)) if a.dtype == BFLOAT16 else a for name, a in arrays.items()
         }, metadata
+    import zipfile
+    import zlib
+
     try:
         with open(path, "rb") as opened, np.load(opened, allow_pickle=False) as file:
             return dict(file), {}

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from functools import cached_property, partial
 from itertools import chain
 from pathlib import Path
@@ -267,8 +267,7 @@ class Seq2Seq(Model):
     @contextmanager
     def cores(self, threads: int | None = None) -> Iterator[None]:
         """BLAS held to one thread, and a crew of all threads, or of fewer, for this one's products."""
-        single = single_blas_thread() if self.threads > 1 else nullcontext()
-        with single, crew(self.threads if threads is None else threads):
+        with single_blas_thread(), crew(self.threads if threads is None else threads):
             yield
 
     def check(self, texts: Sequence[Text], name: str, vocabulary: int) -> None:

@@ -12,7 +12,6 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
-from html import escape
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -232,6 +231,8 @@ class Trace(Mapping[str, Any]):
         return "\n".join(lines)
 
     def _repr_html_(self) -> str:
+        from html import escape
+
         titles = (
             "stage",
             "shape",

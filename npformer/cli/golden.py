@@ -79,7 +79,8 @@ def _record(args: argparse.Namespace) -> int:
     recorded = golden.record(model, args.given, args.stages or "*", name=args.model)
     recorded.save(args.output)
     size = Path(args.output).stat().st_size
-    print(f"{args.output}: {len(recorded.stages)} stages of {len(recorded.texts)} texts, {size / 1e6:.1f} MB")
+    texts = "1 text" if len(recorded.texts) == 1 else f"{len(recorded.texts)} texts"
+    print(f"{args.output}: {len(recorded.stages)} stages of {texts}, {size / 1e6:.1f} MB")
     return 0
 
 

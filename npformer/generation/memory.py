@@ -6,7 +6,7 @@ A step's bits are those of a pass over the whole target: `attention.masked_atten
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
@@ -81,11 +81,14 @@ class OwnMemory:
         if self.values.shape[-2] < line.room:
             self._make_room(new_values)
         new = slice(line.length - line.n_beams, line.length)
-        self.keys[..., new] = new_keys.mT
-        self.values[:, :, new] = new_values
+
+        def keep(heads: slice) -> None:
+            self.keys[:, heads, :, new] = new_keys[:, heads].mT
+            self.values[:, heads, new] = new_values[:, heads]
+
         width = line.width
         block = slice(None), self.keys[..., :width], self.values[:, :, :width], line.mask[..., :width]
-        return _attend(q, [block], n_heads, line.n_beams)
+        return _attend(q, [block], n_heads, line.n_beams, keep)
 
     def _make_room(self, like: np.ndarray) -> None:
         """Zeros at the end, as what is masked is multiplied by 0 and must be a number."""
@@ -182,11 +185,15 @@ def _attend(
     blocks: Sequence[tuple[slice, np.ndarray, np.ndarray, np.ndarray]],
     n_heads: int,
     n_beams: int,
+    keep: Callable[[slice], None] | None = None,
 ) -> np.ndarray:
     """The beams of each text to its keys and values, (B * beams, D) -> (B * beams, D).
 
-    A block is some rows of q, and their texts' keys (B, H, K, S), values (B, H, S, K) and mask.
+    A block is some rows of q, and their texts' keys (B, H, K, S), values (B, H, S, K) and mask. keep: what fills in the
+    newest of some heads; it is called by the thread that reads those next, as writing them fetches them.
     """
+    if keep is not None and listening():
+        keep(slice(None))
     combined = np.empty_like(q)
     scale, work, size = 1 / math.sqrt(q.shape[-1] // n_heads), [], 0
     for rows, keys, values, mask in blocks:
@@ -197,6 +204,8 @@ def _attend(
 
     def part(index: int, of: int) -> None:
         some = slice(n_heads * index // of, n_heads * (index + 1) // of)
+        if keep is not None:
+            keep(some)
         for heads, keys, values, mask, context in work:
             run = RUN * (n_beams if mask.shape[2] > 1 else 1)
             context[:, some] = masked_attention(heads[:, some] * scale, keys[:, some], values[:, some], mask, run)

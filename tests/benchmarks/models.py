@@ -33,7 +33,7 @@ class Contender:
 
     engine: str
     setup: str
-    run: Callable[[], np.ndarray]
+    run: Callable[[], Any]
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,6 @@ import json
 import tempfile
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from time import perf_counter
@@ -25,18 +24,10 @@ from npformer.loading import load
 from npformer.seq2seq import Seq2Seq
 from npformer.workers import available_cores
 from tests.benchmarks import measure, table
+from tests.benchmarks.models import Contender
 
 VOCABULARY = 58_101
 TOKENIZER = Path(__file__).parent.parent / "golden" / "seq2seq" / "marian-files"  # its models; the ids are made up
-
-
-@dataclass(frozen=True)
-class Contender:
-    """What is raced."""
-
-    engine: str
-    setup: str
-    run: Callable[[], Any]
 
 
 def write_model(folder: Path) -> None:
