@@ -204,8 +204,7 @@ def panels_pay() -> bool:
     choice = os.environ.get("NPFORMER_PANELS") or None
     if choice not in (None, "0", "1"):
         raise NpformerError(f"NPFORMER_PANELS: expected 0 or 1, got {choice!r:.80}")
-    block = depth("f")
-    if choice == "0" or block is None or FEW * PANEL * block > SMALL:
+    if choice == "0" or (block := depth("f")) is None or FEW * PANEL * block > SMALL:
         return False
     if choice == "1":
         return True

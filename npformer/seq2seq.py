@@ -193,6 +193,7 @@ class Seq2Seq(Model):
             count = int((row != IGNORED).sum())
             if not count or (row[:count] == IGNORED).any():
                 raise NpformerError("labels: expected at least one in each row, and -100 behind the last alone")
+            # The others are what the decoder is given, and checked as that.
             if not 0 <= row[count - 1] < self.config.target_vocab_size:
                 raise NpformerError(f"labels: {row[count - 1]} is outside 0 ... {self.config.target_vocab_size - 1}")
             rows.append(shift(row[:count], self.config.start_id, 0)[0][:-1])

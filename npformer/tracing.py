@@ -321,7 +321,10 @@ def texts_of(model: Model, given: Any) -> tuple[list[Text], list[list[str]], lis
     from npformer.tasks.inputs import as_part  # which loads what reads text; token ids need none of it
 
     if model.config.head == "translation":
-        raise NpformerError("a translation model's stages depend on a target too: with trace() as t: model(...)")
+        raise NpformerError(
+            "a translation model's stages depend on a target too: with trace() as t: model(ids, labels=...); npformer "
+            "view shows the attention of a text that it translates first"
+        )
     several = isinstance(given, list) and not all(isinstance(each, int | np.integer) for each in given)
     texts, tokens, segments = [], [], []
     for each in given if several else [given]:

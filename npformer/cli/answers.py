@@ -63,6 +63,10 @@ def answered(
 ) -> Iterator[Answered]:
     """Each line with its answer, in order. A line without one is complained of here, but with `blanks` a blank one."""
     waiting: deque[Line] = deque()
+
+    def is_asked(line: Line) -> bool:
+        return not line.error and not (blanks and not line.text.strip())
+
     if interactive(args):
         task.window = 1
 
@@ -73,13 +77,12 @@ def answered(
             except NpformerError as error:
                 line.error = line.error or str(error)
             waiting.append(line)
-            line.skipped = bool(line.error) or (blanks and not line.text.strip())
-            if not line.skipped:
+            if is_asked(line):
                 yield text
 
     cut = 0
     for answer in task.stream(inputs(), task.options, quiet=True):
-        while waiting[0].skipped:
+        while not is_asked(waiting[0]):
             yield _without_answer(waiting.popleft())
         line = waiting.popleft()
         if isinstance(answer, InputError):
@@ -88,7 +91,7 @@ def answered(
             continue
         cut += answer.truncated
         if answer.truncated and cut == 1:
-            hint = "" if task.name == "translation" else " (--long window reads it whole)"
+            hint = " (--long window reads it whole)" if task.has_windows else ""
             complain(f"{line.where}: {answer.n_tokens} tokens, cut to the model's length{hint}")
         yield line, answer
     while waiting:

@@ -67,7 +67,7 @@ def run(args: argparse.Namespace) -> None:
     )  # fmt: skip
     training.train(examples, numbers, held_out=held_out)
     found = training.choose(numbers)
-    write_model(output, companions(source, args.max_length), config, weights.tree)
+    write_model(output, companions(source, config, args.max_length), config, weights.tree)
     print(f"{output}: {recipes.chosen(found)}\n\n{evaluate(model, held_out)}")
 
 

@@ -26,7 +26,6 @@ class Line:
     where: str
     text: str = ""
     error: str = ""
-    skipped: bool = False  # not handed to the model
 
 
 def add_text_arguments(parser: argparse.ArgumentParser, what: str = "text") -> None:

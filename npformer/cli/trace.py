@@ -33,8 +33,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> None:
     model = load(args.model, args.revision, args.offline, threads=args.threads)
-    if model.config.head == "translation":
-        raise NpformerError("a translation model's stages depend on a target too; npformer view shows its attention")
     recorded = trace(model, args.text if args.pair is None else Pair(args.text, args.pair))
     names = shown_stages(recorded, args.layer, args.stage)
     if args.output is not None:

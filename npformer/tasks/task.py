@@ -27,7 +27,7 @@ TOKENS = 32_768  # tokens whose answers are in memory at once
 
 CUT = (
     "input {index} has {n_tokens} tokens and was cut to the model's length. Each result tells by .truncated, this "
-    "warning comes once a call; long='window' reads texts whole, long='error' refuses them"
+    "warning comes once a call; {window}long='error' refuses them"
 )
 
 
@@ -64,6 +64,7 @@ class Task:
     head: ClassVar[str]  # the model's head that this task reads
     options_type: ClassVar[type[Options]] = Options
     cut: ClassVar[str] = "longest"  # which of two texts gives way where they are too long
+    has_windows: ClassVar[bool] = True  # whether too long a text can be read in several pieces
 
     def __init__(self, model: Model, **options: Any) -> None:
         if model.config.head != self.head:
@@ -109,7 +110,8 @@ class Task:
                             raise result
                     elif result.truncated and not (warned or quiet):
                         warned = True
-                        warn(CUT.format(index=index, n_tokens=result.n_tokens))
+                        hint = "long='window' reads texts whole, " if self.has_windows else ""
+                        warn(CUT.format(index=index, n_tokens=result.n_tokens, window=hint))
                     yield result
                     index += 1
 

@@ -60,6 +60,7 @@ class Translation(Task):
     name = "translation"
     head = "translation"
     options_type = TranslationOptions
+    has_windows = False
     model: Seq2Seq
 
     def __init__(self, model: Model, **options: Any) -> None:

@@ -14,7 +14,7 @@ from npformer.checkpoint import families, layout
 from npformer.checkpoint.folder import CONFIG, OWN_WEIGHTS, read_folder, read_tree
 from npformer.config import Config
 from npformer.errors import NpformerError
-from npformer.tokenizer import SETTINGS, read_settings
+from npformer.tokenizer import SETTINGS, longest_text, read_settings
 from npformer.training.initialise import initialise
 from npformer.transformer_config import TransformerConfig
 
@@ -64,13 +64,11 @@ def as_distilbert(config: Config, tree: layout.Tree) -> tuple[Config, layout.Tre
     return config, families.own_to_tree(kept, config)
 
 
-def companions(source: Path, limit: int | None = None) -> dict[str, str]:
-    """The tokenizer's files of a folder; limit: the tokens that texts were cut to, where the folder says another."""
+def companions(source: Path, config: Config, limit: int | None = None) -> dict[str, str]:
+    """The tokenizer's files of a folder; limit: the tokens that texts were cut to, where they are fewer."""
     kept = {name: (source / name).read_text(encoding="utf-8") for name in TOKENIZER if (source / name).is_file()}
     if limit is not None:
-        settings = read_settings(source)
-        most = settings.get("model_max_length")
-        settings["model_max_length"] = min(limit, most) if isinstance(most, int | float) else limit
+        settings = {**read_settings(source), "model_max_length": min(limit, longest_text(source, config))}
         kept[SETTINGS] = json.dumps(settings, indent=2, ensure_ascii=False) + "\n"
     return kept
 
