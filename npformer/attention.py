@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from npformer.blas import VECTOR, matmul
+from npformer.blas import column_products, matmul, row_products
 from npformer.errors import NpformerError
 from npformer.functions import linear, linear_backward, linears, softmax, softmax_backward
 from npformer.recording import Stages
@@ -21,7 +21,7 @@ from npformer.workers import fork, gather, parts
 
 Linear = Mapping[str, np.ndarray]
 
-RUN = 32  # keys a masked sum adds up before it is cut; few, as a cut may hold the keys of a dozen beams
+RUN = 16  # keys a sum adds up before it is cut: few, as a run may hold the keys of many beams
 SCORES = 1 << 16  # scores worked on at a time: softmax's passes over them stay in the core's own cache
 
 
@@ -83,13 +83,9 @@ def scaled_dot_product_attention(
         return masked_attention(q * scale, k, v, mask)
     # Keys are rows in memory, so that softmax adds up whole vectors, key after key: quicker than many short sums, and
     # in the same order for one query as for many.
-    length = q.shape[-2]
-    queries = np.empty((*q.shape[:-2], q.shape[-1], length + -length % VECTOR), q.dtype)
-    np.multiply(q.mT, scale, out=queries[..., :length])
-    queries[..., length:] = 0
-    scores = tap("scores", matmul(k, queries)[..., :length].mT)
+    scores = tap("scores", column_products(k, q.mT, scale).mT)
     weights = tap("weights", softmax(scores, out=spare(scores), run=RUN))
-    return tap("context", matmul(weights, v))
+    return tap("context", row_products(weights, v))
 
 
 def scaled_dot_product_attention_backward(

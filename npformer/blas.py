@@ -1,16 +1,9 @@
 """Matrix products with the same bits for any number of rows, and fast for few.
 
-A BLAS chooses among kernels by the sizes it is given, and kernels add in different orders, so a row of `x @ w` need
-not have the same bits alone and in a batch. Four things differ in OpenBLAS, and each has its answer here:
-
-* one row goes to a matrix-vector routine: we never ask for one (`matmul` doubles it);
-* columns that do not fill a vector go to kernels that depend on the number of rows: we fill them up with zeros;
-* a large product adds up the inner axis block by block, a small one in one sweep: we cut the small one at the same
-  places (`cuts`; the block's length is found by trial, in `depth`);
-* few rows times a large weight is slow, as the kernel first copies the weight into its own layout: a weight used so
-  is kept in panels 64 columns wide, which the small kernel reads as they lie.
-
-`functions.linear` and `attention` are the users; `workers.py` shares the work between cores.
+What the BLAS at hand needs for that, `trial.py` finds out: numbers of rows that are filled up, columns that are
+computed again, sums that are cut. Products of weights are shared out between threads. Of a weight that is used with few
+rows again and again a copy in another layout is kept: panels, where a kernel for small products reads them as they lie,
+or its columns at edges. `functions.linear` and `attention` are the users.
 """
 
 from __future__ import annotations
@@ -19,173 +12,201 @@ import functools
 import os
 import time
 import weakref
-from collections.abc import Callable
-from itertools import pairwise
+from collections.abc import Callable, Sequence
+from itertools import groupby
+from typing import Any
 
 import numpy as np
 
 from npformer.errors import NpformerError
+from npformer.trial import GROUP, VECTOR, Kernel
 from npformer.workers import fork, parts, single_blas_thread
 
-SMALL = 10**6  # multiply-adds up to which OpenBLAS has a kernel that copies nothing
-VECTOR = 16  # columns of the narrowest kernel all of whose rows are alike
 PANEL = 64  # columns of a panel: four vectors of sixteen floats
-FEW = 34  # rows up to which a panel's product is small: 34 * 64 * 448 < SMALL
-_DEPTHS = (448, 384, 320, 256, 512, 640, 352, 288, 240, 192, 128)
-
-
-def matmul(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """a @ b, (..., M, K) and (..., K, N) -> (..., M, N): each row with the same bits for every M."""
-    rows, inner, columns = a.shape[-2], a.shape[-1], b.shape[-1]
-    if rows == 1:
-        return matmul(np.repeat(a, 2, axis=-2), b)[..., :1, :]
-    if columns % VECTOR:
-        padded = np.zeros((*b.shape[:-1], columns + -columns % VECTOR), b.dtype)
-        padded[..., :columns] = b
-        return matmul(a, padded)[..., :columns]
-    if rows * columns * inner > SMALL or len(places := cuts(inner, a.dtype)) == 1:
-        return a @ b
-    product = a[..., places[0]] @ b[..., places[0], :]
-    for place in places[1:]:
-        product += a[..., place] @ b[..., place, :]
-    return product
-
-
-def weight_products(x: np.ndarray, *weights: np.ndarray) -> list[np.ndarray]:
-    """[x @ weight for weight in weights], (M, K) and (K, N) -> (M, N) each, shared out between the crew's threads."""
-    rows = len(x)
-    if rows == 1:
-        return [product[:1] for product in weight_products(np.repeat(x, 2, axis=0), *weights)]
-    paneled = [_panels(weight) if 0 < rows <= FEW else None for weight in weights]
-    count = parts(nanoseconds=sum(weight.size for weight in weights) * (0.2 + 0.01 * rows))
-    if count == 1:
-        return [_columns(x, *each, slice(0, each[0].shape[1])) for each in zip(weights, paneled, strict=True)]
-    products = [np.empty((rows, weight.shape[1]), x.dtype) for weight in weights]
-
-    def part(index: int, of: int) -> None:
-        for weight, panels, product in zip(weights, paneled, products, strict=True):
-            edges = [weight.shape[1] * i // of // PANEL * PANEL for i in range(of)] + [weight.shape[1]]
-            share = slice(edges[index], edges[index + 1])
-            product[:, share] = _columns(x, weight, panels, share)
-
-    fork(part, count)
-    return products
-
-
-def _columns(x: np.ndarray, weight: np.ndarray, panels: Panels | None, columns: slice) -> np.ndarray:
-    """x @ weight[:, columns]; the last ones, where they do not fill a panel or a vector, apart from the rest."""
-    loose = (columns.stop - columns.start) % (VECTOR if panels is None else PANEL)
-    last = columns.stop - loose
-    if panels is not None:
-        main = panels.times(x, slice(columns.start, last))
-    elif not loose or weight.size < SMALL:
-        return matmul(x, weight[:, columns])
-    else:
-        main = matmul(x, weight[:, columns.start : last])
-    return np.concatenate([main, matmul(x, weight[:, last : columns.stop])], axis=1) if loose else main
-
-
-# --- where the inner axis is cut -------------------------------------------------------------------------------------
-
-
-def cuts(inner: int, dtype: np.dtype) -> list[slice]:
-    """Where OpenBLAS cuts the inner axis of a large product: blocks of `depth`, the last two of equal length."""
-    return _cuts(inner, depth(dtype.char)) if inner > _DEPTHS[-1] else [slice(0, inner)]
+FEW = 64  # rows so few that to gather a weight's columns at edges would take as long as to multiply them
 
 
 @functools.cache
-def _cuts(inner: int, block: int | None) -> list[slice]:
-    edges = [0]
-    while block and inner - edges[-1] > block:
-        rest = inner - edges[-1]
-        edges.append(edges[-1] + (block if rest >= 2 * block else -(-(rest // 2) // 16) * 16))
-    return [slice(*edge) for edge in pairwise([*edges, inner])]
+def kernel(dtype: np.dtype) -> Kernel:
+    """What products of float32 or float64 need on this BLAS, found at their first use."""
+    return Kernel(dtype)
 
 
 @functools.cache
-def depth(dtype: str) -> int | None:
-    """The block in which this BLAS adds up the inner axis, found by trial; None where no cut gives the same bits.
-
-    A large product is compared with small ones cut at each candidate, on inner axes that tell the candidates apart.
-    It takes hundredths of a second, once in a process.
-    """
+def same_bits(dtype: np.dtype) -> bool:
+    """Whether the trial found a way on this BLAS: rows have the same bits alone and in company, at several sizes."""
     random = np.random.default_rng(0)
-    trials = []
     with single_blas_thread():
-        for inner in (768, 1008, 1024, 3072):  # half of what is left of 1008 tells how halves are rounded up
-            a, b = (random.random(shape, np.float32).astype(dtype) for shape in ((96, inner), (inner, 64)))
-            trials.append((a, b, a @ b))
-        for block in _DEPTHS:
-            if all(_same_bits(a, b, whole, block) for a, b, whole in trials):
-                return block
-    return None
-
-
-def _same_bits(a: np.ndarray, b: np.ndarray, whole: np.ndarray, block: int) -> bool:
-    """Whether rows taken two and seven at a time, cut at `block`, have the bits they have in the whole product."""
-    for rows in (slice(0, 2), slice(40, 47), slice(94, 96)):
-        product = np.zeros_like(whole[rows])
-        for place in _cuts(len(b), block):
-            product += a[rows, place] @ b[place]
-        if not np.array_equal(product, whole[rows]):
-            return False
+        for inner, columns in ((70, 10), (384, 200), (1100, 768)):
+            x, weight = (random.standard_normal(shape).astype(dtype) for shape in ((61, inner), (inner, columns)))
+            whole = matmul(x, weight)
+            for rows in (slice(0, 1), slice(1, 6), slice(3, 17), slice(20, 45)):
+                if not np.array_equal(matmul(x[rows], weight), whole[rows]):
+                    return False
     return True
 
 
-# --- panels: a weight laid out for few rows --------------------------------------------------------------------------
+# --- products of activations -----------------------------------------------------------------------------------------
 
 
-class Panels:
-    """A weight (K, N) as (N / 64, cuts, K / cuts, 64) for each run of cuts of equal length: a copy, read in order.
+def matmul(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """a @ b, (..., M, K) and (..., K, N) -> (..., M, N): a row's bits do not depend on M, nor a column's on N."""
+    if not _has_kernel(a, b):
+        return a @ b
+    rows = a.shape[-2]
+    return column_products(_with_rows(a, kernel(a.dtype).rows(rows)), b)[..., :rows, :]
 
-    The last columns, where they do not fill a panel, are left out.
+
+def row_products(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """a @ b, (..., M, K) and (..., K, N) -> (..., M, N): a row's bits do not depend on M.
+
+    Rows that would need margins around b's columns become the columns of the transposed product, with margins
+    around themselves: many rows need fewer of them than many b.
     """
-
-    def __init__(self, weight: np.ndarray) -> None:
-        inner, columns = weight.shape[0], weight.shape[1] // PANEL * PANEL
-        runs: list[list[slice]] = []
-        for place in cuts(inner, weight.dtype):
-            if runs and place.stop - place.start == runs[-1][0].stop - runs[-1][0].start:
-                runs[-1].append(place)
-            else:
-                runs.append([place])
-        self.runs = []
-        for run in runs:
-            rows = weight[run[0].start : run[-1].stop, :columns]
-            panels = rows.reshape(len(run), -1, columns // PANEL, PANEL).transpose(2, 0, 1, 3)
-            self.runs.append((run[0].start, run[-1].stop, np.ascontiguousarray(panels)))
-
-    def times(self, x: np.ndarray, columns: slice) -> np.ndarray:
-        """x @ weight[:, columns], whole panels, the cuts' products added in the order of the large product."""
-        product: np.ndarray | None = None
-        for start, stop, panels in self.runs:
-            panels = panels[columns.start // PANEL : columns.stop // PANEL]
-            pieces = x[:, start:stop].reshape(len(x), panels.shape[1], -1).swapaxes(0, 1) @ panels
-            for piece in pieces.swapaxes(0, 1):
-                product = piece if product is None else np.add(product, piece, out=product)
-        assert product is not None
-        return product.swapaxes(0, 1).reshape(len(x), -1)
+    if _has_kernel(a, b) and kernel(a.dtype).has_edges(b.shape[-1]):
+        return column_products(b.mT, a.mT).mT
+    return matmul(a, b)
 
 
-_kept: dict[int, tuple[weakref.ref[np.ndarray], int, Panels | None]] = {}
+def column_products(a: np.ndarray, b: np.ndarray, scale: float = 1.0) -> np.ndarray:
+    """a @ (b * scale), (..., M, K) and (..., K, N) -> (..., M, N): a column's bits do not depend on N."""
+    if not _has_kernel(a, b):
+        return a @ (b if scale == 1 else b * scale)
+    k, rows, columns = kernel(a.dtype), a.shape[-2], b.shape[-1]
+    if rows == 1:
+        return column_products(_with_rows(a, 2), b, scale)[..., :1, :]
+    margin = GROUP if k.has_edges(rows) else 0
+    room = k.span - 2 * margin if margin else columns
+    products = []
+    for start in range(0, columns, room):
+        block = b[..., start : start + room]
+        width = block.shape[-1]
+        if margin or width % VECTOR or scale != 1:
+            block = _in_margins(block, margin, scale)
+        products.append(k.product(a, block)[..., margin : margin + width])
+    return products[0] if len(products) == 1 else np.concatenate(products, axis=-1)
 
 
-def _panels(weight: np.ndarray) -> Panels | None:
-    """The panels of a weight that is used with few rows again and again, made at its third such use.
+def _has_kernel(a: np.ndarray, b: np.ndarray) -> bool:
+    """Whether the BLAS is asked at all: not for other types, nor for nothing."""
+    return a.dtype == b.dtype and a.dtype.char in "fd" and a.size > 0 and b.size > 0
 
-    Only of a weight nobody can write to (a loaded model's), as a copy would not follow; and only where a trial
-    showed that this BLAS gains by them.
+
+def _with_rows(a: np.ndarray, rows: int) -> np.ndarray:
+    """a (..., M, K) with rows of zeros behind its own, (..., rows, K)."""
+    if rows == a.shape[-2]:
+        return a
+    filled = np.empty((*a.shape[:-2], rows, a.shape[-1]), a.dtype)
+    filled[..., : a.shape[-2], :] = a
+    filled[..., a.shape[-2] :, :] = 0
+    return filled
+
+
+def _in_margins(b: np.ndarray, margin: int, scale: float = 1.0) -> np.ndarray:
+    """b * scale (..., N) with `margin` columns of zeros at both sides, and more to fill the last vector."""
+    width = b.shape[-1]
+    block = np.empty((*b.shape[:-1], width + 2 * margin + -(width + 2 * margin) % VECTOR), b.dtype)
+    block[..., :margin] = 0
+    np.multiply(b, scale, out=block[..., margin : margin + width])
+    block[..., margin + width :] = 0
+    return block
+
+
+# --- products of weights ---------------------------------------------------------------------------------------------
+
+
+def weight_products(x: np.ndarray, *weights: np.ndarray, out: Sequence[np.ndarray] | None = None) -> list[np.ndarray]:
+    """[x @ weight for weight in weights], (M, K) and (K, N) -> (M, N) each, shared out between the crew's threads.
+
+    out: arrays (kernel(x.dtype).rows(M), N) to compute in, of which the answers are views.
     """
-    if weight.dtype != np.float32 or weight.shape[1] < PANEL or weight.size < 2**16 or not _is_fixed(weight):
+    rows = len(x)
+    if not all(_has_kernel(x, weight) for weight in weights):
+        return [x @ weight for weight in weights]
+    x = _with_rows(x, kernel(x.dtype).rows(rows))
+    products = out or [np.empty((len(x), weight.shape[1]), x.dtype) for weight in weights]
+
+    def part(index: int, of: int) -> None:
+        shares = [
+            slice(n * index // of // PANEL * PANEL, n if index + 1 == of else n * (index + 1) // of // PANEL * PANEL)
+            for n in (weight.shape[1] for weight in weights)
+        ]
+        for weight, product, share in zip(weights, products, shares, strict=True):
+            _columns(x, weight, share, product)
+        if kernel(x.dtype).has_edges(len(x)):
+            _columns_at_edges(x, weights, shares, products)
+
+    fork(part, parts(nanoseconds=sum(weight.size for weight in weights) * (0.2 + 0.01 * rows)))
+    return [product[:rows] for product in products]
+
+
+def _columns(x: np.ndarray, weight: np.ndarray, columns: slice, product: np.ndarray) -> None:
+    """product[:, columns] = x @ weight[:, columns]; those that do not fill a panel or a vector apart from the rest."""
+    panels = _panels(weight) if len(x) <= few_rows() else None
+    last = columns.stop - (columns.stop - columns.start) % (VECTOR if panels is None else PANEL)
+    main = slice(columns.start, last)
+    if panels is not None:
+        product[:, main] = panels.times(x, main)
+    elif main.start < main.stop:
+        kernel(x.dtype).product(x, weight[:, main], out=product[:, main])
+    if last < columns.stop:
+        product[:, last : columns.stop] = column_products(x, weight[:, last : columns.stop])
+
+
+def _columns_at_edges(
+    x: np.ndarray, weights: Sequence[np.ndarray], shares: Sequence[slice], products: Sequence[np.ndarray]
+) -> None:
+    """Compute the columns at the edges of the BLAS's blocks again: all weights' in one product, within margins."""
+    k = kernel(x.dtype)
+    places = [
+        (weight, product, slice(share.start + edge.start, share.start + edge.stop))
+        for weight, product, share in zip(weights, products, shares, strict=True)
+        for edge in k.edges((share.stop - share.start) // VECTOR * VECTOR)
+    ]
+    if not places:
+        return
+    room = k.span - 2 * GROUP
+
+    def gather() -> list[np.ndarray]:
+        columns = np.concatenate([weight[:, place] for weight, _, place in places], axis=1)
+        return [_in_margins(columns[:, i : i + room], GROUP) for i in range(0, columns.shape[1], room)]
+
+    edges = tuple((place.start, place.stop) for _, _, place in places)
+    blocks = (_laid_out(weights, edges, gather) if len(x) <= FEW else None) or gather()
+    again = np.concatenate([k.product(x, block)[:, GROUP : GROUP + room] for block in blocks], axis=1)
+    start = 0
+    for _, product, place in places:
+        width = place.stop - place.start
+        product[:, place] = again[:, start : start + width]
+        start += width
+
+
+def in_order(weight: np.ndarray) -> np.ndarray:
+    """A weight that may be in a small product, its columns side by side: small kernels add up those of a view apart."""
+    return np.ascontiguousarray(weight) if weight.size <= kernel(weight.dtype).small else weight
+
+
+# --- weights laid out anew -------------------------------------------------------------------------------------------
+
+_kept: dict[tuple, tuple[list[weakref.ref[np.ndarray]], int, Any]] = {}
+
+
+def _laid_out(weights: Sequence[np.ndarray], what: Any, make: Callable[[], Any]) -> Any:
+    """make(), a copy of some weights in another layout, from their third use on and kept as long as they are.
+
+    None before that, and for a weight that somebody can write to, as the copy would not follow.
+    """
+    if not all(_is_fixed(weight) for weight in weights):
         return None
-    reference, uses, panels = _kept.get(id(weight), (None, 0, None))
-    if reference is None or reference() is not weight:
-        key = id(weight)
-        reference, uses, panels = weakref.ref(weight, lambda _: _kept.pop(key, None)), 0, None
-    if panels is None and uses >= 2 and panels_pay():
-        panels = Panels(weight)
-    _kept[id(weight)] = (reference, uses + 1, panels)
-    return panels
+    name = (what, *map(id, weights))
+    references, uses, layout = _kept.get(name, ([], 0, None))
+    if not references or any(each() is not weight for each, weight in zip(references, weights, strict=True)):
+        references = [weakref.ref(weight, lambda _: _kept.pop(name, None)) for weight in weights]
+        uses, layout = 0, None
+    if layout is None and uses >= 2:
+        layout = make()
+    _kept[name] = (references, uses + 1, layout)
+    return layout
 
 
 def _is_fixed(array: np.ndarray) -> bool:
@@ -198,13 +219,54 @@ def _is_fixed(array: np.ndarray) -> bool:
     return True
 
 
+class Panels:
+    """A weight (K, N) as (N / 64, parts, K / parts, 64) for each run of parts of equal length: a copy, read in order.
+
+    The parts are those in which a large product adds up the inner axis. The last columns, where they do not fill a
+    panel, are left out.
+    """
+
+    def __init__(self, weight: np.ndarray) -> None:
+        inner, columns = weight.shape[0], weight.shape[1] // PANEL * PANEL
+        self.runs = []
+        for _, run in groupby(kernel(weight.dtype).cuts(inner), key=lambda part: part.stop - part.start):
+            parts = list(run)
+            rows = weight[parts[0].start : parts[-1].stop, :columns]
+            panels = rows.reshape(len(parts), -1, columns // PANEL, PANEL).transpose(2, 0, 1, 3)
+            self.runs.append((parts[0].start, parts[-1].stop, np.ascontiguousarray(panels)))
+
+    def times(self, x: np.ndarray, columns: slice) -> np.ndarray:
+        """x @ weight[:, columns], whole panels, the parts' products added in the order of the large product."""
+        product: np.ndarray | None = None
+        for start, stop, panels in self.runs:
+            panels = panels[columns.start // PANEL : columns.stop // PANEL]
+            pieces = x[:, start:stop].reshape(len(x), panels.shape[1], -1).swapaxes(0, 1) @ panels
+            for piece in pieces.swapaxes(0, 1):
+                product = piece if product is None else np.add(product, piece, out=product)
+        assert product is not None
+        return product.swapaxes(0, 1).reshape(len(x), -1)
+
+
+def _panels(weight: np.ndarray) -> Panels | None:
+    """The panels of a weight used with few rows again and again, where a trial showed that this BLAS gains by them."""
+    if weight.dtype != np.float32 or weight.shape[1] < PANEL or weight.size < 2**16 or not panels_pay():
+        return None
+    return _laid_out([weight], "panels", lambda: Panels(weight))
+
+
+def few_rows() -> int:
+    """Rows up to which a product with a panel is small: 34 where sums are cut at 448 terms, 30 at 512; else 0."""
+    k = kernel(np.dtype(np.float32))
+    return k.small // (PANEL * k.block)
+
+
 @functools.cache
 def panels_pay() -> bool:
     """Whether few rows are quicker with panels on this machine; NPFORMER_PANELS=0 or 1 decides without a trial."""
     choice = os.environ.get("NPFORMER_PANELS") or None
     if choice not in (None, "0", "1"):
         raise NpformerError(f"NPFORMER_PANELS: expected 0 or 1, got {choice!r:.80}")
-    if choice == "0" or (block := depth("f")) is None or FEW * PANEL * block > SMALL:
+    if choice == "0" or few_rows() < 2:
         return False
     if choice == "1":
         return True

@@ -13,7 +13,7 @@ import numpy as np
 
 from npformer.attention import Linear, Memory, attention_backward
 from npformer.attention import attention as attend_to
-from npformer.blas import SMALL
+from npformer.blas import in_order
 from npformer.encoder import Activation, feed_forward, feed_forward_backward
 from npformer.errors import NpformerError
 from npformer.functions import layer_norm, layer_norm_backward, linear, linear_backward
@@ -225,11 +225,6 @@ def decoder_backward(
 def project(x: np.ndarray, weight: np.ndarray, bias: np.ndarray | None = None) -> np.ndarray:
     """The logits of the vocabulary, x E^T + b, (T, D) -> (T, V); softmax makes probabilities of them. Section 3.4."""
     return tap("logits", linear(x, in_order(weight), bias))
-
-
-def in_order(weight: np.ndarray) -> np.ndarray:
-    """A small weight, its columns side by side in memory: a BLAS adds up small products of a transposed view apart."""
-    return np.ascontiguousarray(weight) if weight.size < SMALL else weight
 
 
 def project_backward(

@@ -256,7 +256,8 @@ class Seq2Seq(Model):
         if not lengths:
             return []
         if listening():
-            return work(list(range(len(lengths))))
+            with single_blas_thread():
+                return work(list(range(len(lengths))))
         groups = shards(lengths, self.threads)
         with self.cores(self.threads if len(groups) == 1 else 1):
             results = share([partial(work, group) for group in groups], self.threads)

@@ -1,6 +1,19 @@
 """What all tests share: hypothesis tries the same examples in every run, and takes the time they need."""
 
+from collections.abc import Iterator
+
+import pytest
 from hypothesis import settings
+
+from npformer.workers import single_blas_thread
 
 settings.register_profile("tests", deadline=None, derandomize=True, database=None)
 settings.load_profile("tests")
+
+
+@pytest.fixture(scope="module")
+def one_blas_thread() -> Iterator[None]:
+    """As a model's run has it. Functions called alone leave BLAS its threads, which share out a product's inner axis
+    and rows by their own rules: a row's last bits may then depend on the rows beside it."""
+    with single_blas_thread():
+        yield

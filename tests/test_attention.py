@@ -24,6 +24,8 @@ from npformer.errors import NpformerError
 from npformer.functions import linear
 from npformer.tap import listen
 
+pytestmark = [pytest.mark.numbers, pytest.mark.usefixtures("one_blas_thread")]
+
 DTYPES = ("float32", "float64")
 CALLS = [name for name, each in golden.calls().items() if each["function"] == "scaled_dot_product_attention"]
 

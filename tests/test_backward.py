@@ -33,6 +33,8 @@ from npformer.training import Example, HeadLoss, Trainable, initialise
 from npformer.training.step import gradients
 from npformer.training.translation import TranslationLoss
 
+pytestmark = [pytest.mark.numbers, pytest.mark.usefixtures("one_blas_thread")]
+
 DATA = Path(golden.__file__).parent / "gradients_data"
 DTYPES = ("float32", "float64")
 CLOSE = 1e-9  # of a gradient's largest entry, in float64: two orders of additions differ by less

@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 from npformer.batch import SHARD, SMALL_SHARD, Text, as_padded, pack, shards
 from npformer.errors import NpformerError
 
+pytestmark = pytest.mark.numbers
+
 LENGTHS = st.lists(st.integers(1, 600), min_size=1, max_size=300)
 
 

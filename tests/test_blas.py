@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
 
 import golden
 import numpy as np
@@ -12,7 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from npformer import blas
-from npformer.workers import crew, single_blas_thread
+from npformer.workers import crew
+
+pytestmark = [pytest.mark.numbers, pytest.mark.usefixtures("one_blas_thread")]
 
 DTYPES = ("float32", "float64")
 INNER = st.sampled_from([1, 2, 7, 16, 64, 96, 300, 384, 449, 768, 1000, 1536, 3072])
@@ -23,38 +24,10 @@ def normal(*shape: int, dtype: str = "float32", seed: int = 0) -> np.ndarray:
     return np.random.default_rng((seed, *shape)).standard_normal(shape).astype(dtype)
 
 
-@pytest.fixture(scope="module", autouse=True)
-def one_blas_thread() -> Iterator[None]:
-    """As a model's run has it. Several cut the inner axis elsewhere, if it is no multiple of some power of two."""
-    with single_blas_thread():
-        yield
-
-
-@pytest.fixture(params=[False, True], ids=["plain", "panels"])
-def panels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[bool]:
-    """Whether few rows go to panels: which of the two is decided by a trial elsewhere."""
-    monkeypatch.setattr(blas, "panels_pay", lambda: request.param)
-    return request.param
-
-
-# --- the inner axis --------------------------------------------------------------------------------------------------
-
-
-@given(inner=st.integers(0, 5000), dtype=st.sampled_from(DTYPES))
-def test_cuts_cover_the_inner_axis_once(inner: int, dtype: str) -> None:
-    places = blas.cuts(inner, np.dtype(dtype))
-    assert [place.start for place in places[1:]] == [place.stop for place in places[:-1]]
-    assert (places[0].start, places[-1].stop) == (0, inner)
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_a_depth_that_was_found_is_one(dtype: str) -> None:
-    """Rows taken alone and cut there have the bits of the whole product, at widths that were not tried for it."""
-    if blas.depth(np.dtype(dtype).char) is not None:
-        for inner in (896, 1152, 2048):
-            a, b = normal(80, inner, dtype=dtype), normal(inner, 256, dtype=dtype)
-            parts = [a[:, place] @ b[place] for place in blas.cuts(inner, a.dtype)]
-            assert np.array_equal(sum(part[:2] for part in parts), (a @ b)[:2])
+@pytest.fixture(params=["plain", "panels"] if blas.few_rows() else ["plain"])
+def panels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether few rows go to panels, where this BLAS has small products at all: a trial of time decides elsewhere."""
+    monkeypatch.setattr(blas, "panels_pay", lambda: request.param == "panels")
 
 
 # --- products --------------------------------------------------------------------------------------------------------
@@ -91,11 +64,63 @@ def test_slices_have_the_same_bits_alone_and_in_a_batch(
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("inner", [5, 32, 64, 100])
+def test_columns_have_the_same_bits_in_any_number(inner: int, dtype: str) -> None:
+    """As attention has its queries: the columns of a product whose rows, a text's keys, stay as they are."""
+    for rows in (1, 2, 7, 12, 16, 29, 64, 131):
+        a, b = normal(rows, inner, dtype=dtype), normal(inner, 700, dtype=dtype)
+        whole = blas.column_products(a, b, 0.125)
+        assert np.abs(whole - a.astype("f8") @ (b.astype("f8") * 0.125)).max() <= np.finfo(dtype).eps * inner * 8
+        for first, count in ((0, 1), (3, 2), (40, 12), (100, 130), (317, 310), (699, 1)):
+            part = slice(first, first + count)
+            assert golden.alike(blas.column_products(a, b[:, part], 0.125), whole[:, part])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("width", [4, 16, 32, 64, 80])
+def test_attended_rows_have_the_same_bits_in_any_number(width: int, dtype: str) -> None:
+    for keys in (1, 6, 17, 64, 140):
+        weights, v = normal(2, 340, keys, dtype=dtype), normal(2, keys, width, dtype=dtype)
+        whole = blas.row_products(weights, v)
+        for first, count in ((0, 1), (1, 3), (30, 12), (50, 25), (7, 320)):
+            rows = slice(first, first + count)
+            assert golden.alike(blas.row_products(weights[:, rows], v), whole[:, rows])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    ("inner", "outer"), [(384, 384), (384, 1536), (1536, 384), (768, 768), (768, 3072), (3072, 768)]
+)
+def test_every_number_of_rows_to_300(inner: int, outer: int, dtype: str) -> None:
+    """At the widths of all-MiniLM, DistilBERT and BERT: a row alone, and in any company of up to 299 others."""
+    x, weight = normal(300, inner, dtype=dtype), normal(inner, outer, dtype=dtype)
+    weight.flags.writeable = False
+    (whole,) = blas.weight_products(x, weight)
+    for rows in range(1, 300, 1 if inner * outer < 2**18 and dtype == "float32" else 13):
+        first = rows * 7 % (301 - rows)
+        part = slice(first, first + rows)
+        assert golden.alike(blas.weight_products(x[part], weight)[0], whole[part]), rows
+
+
+def test_products_of_other_types_and_of_nothing_are_numpys() -> None:
+    for a, b in (
+        (np.ones((2, 0), "f"), np.ones((0, 3), "f")),
+        (np.ones((0, 4), "f"), np.ones((4, 3), "f")),
+        (np.ones((2, 4), "f"), np.ones((4, 3))),
+        (np.ones((2, 4), np.int64), np.ones((4, 3), np.int64)),
+    ):
+        for product in (blas.matmul(a, b), blas.column_products(a, b), blas.weight_products(a, b)[0]):
+            assert product.dtype == (a @ b).dtype
+            assert np.array_equal(product, a @ b)
+
+
+@pytest.mark.usefixtures("panels")
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(
     ("inner", "outer"),
     [(768, 768), (768, 3072), (3072, 768), (384, 1536), (1536, 384), (384, 1000), (768, 2)],
 )
-def test_real_widths_have_the_same_bits(inner: int, outer: int, dtype: str, panels: bool) -> None:
+def test_real_widths_have_the_same_bits(inner: int, outer: int, dtype: str) -> None:
     """A loaded model's weight, which cannot be written to, used again and again with all numbers of rows."""
     x, weight = normal(140, inner, dtype=dtype), normal(inner, outer, dtype=dtype)
     weight.flags.writeable = False
@@ -104,10 +129,11 @@ def test_real_widths_have_the_same_bits(inner: int, outer: int, dtype: str, pane
         assert golden.alike(blas.weight_products(x[:rows], weight)[0], whole[:rows])
 
 
+@pytest.mark.usefixtures("panels")
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("threads", [1, 2, 3])
 @pytest.mark.parametrize("rows", [1, 6, 40, 200])
-def test_parts_for_threads_have_the_same_bits(rows: int, threads: int, dtype: str, panels: bool) -> None:
+def test_parts_for_threads_have_the_same_bits(rows: int, threads: int, dtype: str) -> None:
     x = normal(rows, 384, dtype=dtype)
     weights = [normal(384, outer, dtype=dtype, seed=outer) for outer in (384, 1536, 700, 37, 1)]
     for weight in weights:
@@ -131,51 +157,68 @@ def test_inputs_are_never_written_to() -> None:
         assert np.array_equal(weight, before[1])
 
 
-# --- panels ----------------------------------------------------------------------------------------------------------
+# --- weights laid out anew -------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def always_panels(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(blas, "panels_pay", lambda: True)
+def layouts() -> list[str]:
+    """What the kernel at hand has use for: panels or not, or a weight's columns at edges."""
+    if blas.few_rows():
+        return ["panels", "neither"]
+    return ["edges" if blas.kernel(np.dtype("f")).has_edges(12) else "neither"]
 
 
-@pytest.mark.usefixtures("always_panels")
-def test_a_weight_that_can_change_has_no_panels() -> None:
+@pytest.fixture(params=layouts())
+def layout(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setattr(blas, "panels_pay", lambda: request.param == "panels")
+    return request.param
+
+
+def kept(weight: np.ndarray) -> list[tuple]:
+    return [key for key in blas._kept if id(weight) in key]
+
+
+@pytest.mark.usefixtures("layout")
+@pytest.mark.parametrize("rows", [3, 12])
+def test_a_weight_that_can_change_is_not_kept_in_another_layout(rows: int) -> None:
     """A copy would not follow: the answer is always that of the weight as it is."""
-    x, weight = normal(3, 512), normal(512, 128)
+    x, weight = normal(rows, 512), normal(512, 128)
     for _ in range(5):
         weight += 1
         assert golden.alike(blas.weight_products(x, weight)[0], blas.matmul(x, weight))
-    assert blas._panels(weight) is None
+    assert not kept(weight)
 
 
-@pytest.mark.usefixtures("always_panels")
-def test_a_view_of_what_can_change_has_no_panels() -> None:
+@pytest.mark.usefixtures("layout")
+@pytest.mark.parametrize("rows", [4, 12])
+def test_a_view_of_what_can_change_is_not_kept_in_another_layout(rows: int) -> None:
     base = np.random.default_rng(0).standard_normal((256, 512), np.float32)
     view = base.view()
     view.flags.writeable = False
-    x = np.ones((4, 256), np.float32)
+    x = np.ones((rows, 256), np.float32)
     for _ in range(5):
         blas.weight_products(x, view)
     base[:] = 0
     assert not blas.weight_products(x, view)[0].any()
 
 
-def test_panels_go_with_their_weight() -> None:
+def test_what_is_laid_out_anew_goes_with_its_weight(layout: str) -> None:
     weight = normal(512, 128)
     weight.flags.writeable = False
-    for _ in range(3):
-        blas.weight_products(normal(3, 512), weight)
-    key = id(weight)
-    assert blas._kept[key][2] is not None
+    for use in range(3):
+        blas.weight_products(normal(12, 512), weight)
+        assert all(blas._kept[key][2] is None for key in kept(weight)) or use == 2
+    keys = kept(weight)
+    assert len(keys) == (layout != "neither")
+    assert all(blas._kept[key][2] is not None for key in keys)
     del weight
     gc.collect()
-    assert key not in blas._kept
+    assert not any(key in blas._kept for key in keys)
 
 
-@pytest.mark.usefixtures("always_panels")
-def test_a_new_weight_in_an_old_ones_place_is_not_taken_for_it() -> None:
-    x = normal(3, 512)
+@pytest.mark.usefixtures("layout")
+@pytest.mark.parametrize("rows", [3, 12])
+def test_a_new_weight_in_an_old_ones_place_is_not_taken_for_it(rows: int) -> None:
+    x = normal(rows, 512)
     for seed in range(30):
         weight = normal(512, 128, seed=seed)
         weight.flags.writeable = False
@@ -185,6 +228,7 @@ def test_a_new_weight_in_an_old_ones_place_is_not_taken_for_it() -> None:
 
 
 def test_the_environment_decides_about_panels(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(blas, "few_rows", lambda: 34)
     for value, expected in (("0", False), ("1", True)):
         monkeypatch.setenv("NPFORMER_PANELS", value)
         blas.panels_pay.cache_clear()

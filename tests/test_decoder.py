@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from safetensors.numpy import load_file
 from seq2seq_models import random_model
 
-from npformer.attention import causal_mask, masked_attention
+from npformer.attention import RUN, causal_mask, masked_attention
 from npformer.batch import Text
 from npformer.checkpoint import load_folder
 from npformer.decoder import EVERY_KEY, decoder, shift
@@ -23,6 +23,8 @@ from npformer.errors import NpformerError
 from npformer.functions import ACTIVATIONS
 from npformer.generation.memory import Memory
 from npformer.tap import listen, scope
+
+pytestmark = [pytest.mark.numbers, pytest.mark.usefixtures("one_blas_thread")]
 
 DATA = Path(__file__).parent / "golden" / "seq2seq"
 TRANSFORMERS = ["transformer", "transformer-pre-norm"]
@@ -128,10 +130,10 @@ def test_a_masked_key_changes_no_bit(data: st.DataObject, dtype: str) -> None:
     keys[own], values[own] = k, v
     mask = np.zeros((1, room), bool)
     mask[:, own] = True
-    among = masked_attention(q[:1], keys, values, mask, run=32 * n_beams)
+    among = masked_attention(q[:1], keys, values, mask, run=RUN * n_beams)
     assert np.array_equal(among, alone[:1])
     transposed = np.ascontiguousarray(keys.T).T  # as a memory keeps them
-    assert np.array_equal(masked_attention(q, transposed, values, mask, run=32 * n_beams), alone)
+    assert np.array_equal(masked_attention(q, transposed, values, mask, run=RUN * n_beams), alone)
 
 
 def test_what_a_decoder_keeps_has_the_bits_of_one_pass() -> None:

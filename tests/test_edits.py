@@ -12,6 +12,8 @@ from npformer.functions import gelu, softmax
 from npformer.model import Model
 from npformer.tracing import trace
 
+pytestmark = pytest.mark.numbers
+
 TEXTS = ["I love ice cream", "no not", "you love ice cream", "no"]  # runs of equal lengths, and one alone
 
 

@@ -12,6 +12,8 @@ import npformer
 from npformer import cli
 from npformer.checkpoint.families import stored
 
+pytestmark = pytest.mark.numbers
+
 FOLDER = Path(__file__).parent.parent / "weights" / "en-de-multi30k"
 CARD = (FOLDER / "README.md").read_text(encoding="utf-8")
 EXAMPLES = re.findall(r"^\| (\w[^|]+[.!]) \| (\w[^|]+[.!]) \|$", CARD, re.MULTILINE)

@@ -15,6 +15,8 @@ from npformer.encoder import embeddings, encoder, encoder_layer, feed_forward, s
 from npformer.errors import NpformerError
 from npformer.functions import gelu, layer_norm, linear, relu
 
+pytestmark = [pytest.mark.numbers, pytest.mark.usefixtures("one_blas_thread")]
+
 DTYPES = ("float32", "float64")
 
 

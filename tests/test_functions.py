@@ -27,6 +27,8 @@ from npformer.functions import (
     tanh,
 )
 
+pytestmark = [pytest.mark.numbers, pytest.mark.usefixtures("one_blas_thread")]
+
 INF, NAN = np.inf, np.nan
 DTYPES = ("float32", "float64")
 ELEMENT_WISE = (gelu, gelu_tanh, relu, silu, tanh)

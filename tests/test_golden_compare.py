@@ -19,6 +19,8 @@ from npformer.golden.weights import check_weights
 from npformer.model import Model
 from npformer.stages import modules
 
+pytestmark = pytest.mark.numbers
+
 FAMILIES = ("distilbert", "bert")
 LENGTHS = (9, 6, 3)
 

@@ -27,6 +27,8 @@ from npformer.model import Model
 from npformer.tap import tap
 from npformer.tracing import trace
 
+pytestmark = pytest.mark.numbers
+
 FAMILIES = ("distilbert", "bert")
 attention, encoder = (sys.modules[f"npformer.{name}"] for name in ("attention", "encoder"))  # the modules
 LENGTHS = (9, 6, 3)

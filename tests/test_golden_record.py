@@ -22,6 +22,8 @@ from npformer.tasks import Pair
 from npformer.tracing import trace
 from npformer.transformer_config import TransformerConfig
 
+pytestmark = pytest.mark.numbers
+
 TEXTS = ["I love ice cream", Pair("no", "my movie"), "not"]
 FAMILIES = ("distilbert", "bert")
 

@@ -9,6 +9,8 @@ from npformer import heads
 from npformer.functions import gelu, layer_norm, linear, relu, tanh
 from npformer.tap import listen
 
+pytestmark = [pytest.mark.numbers, pytest.mark.usefixtures("one_blas_thread")]
+
 
 def normal(*shape: int, seed: int = 0) -> np.ndarray:
     array = np.random.default_rng((seed, *shape)).standard_normal(shape).astype(np.float32)

@@ -20,6 +20,8 @@ from npformer.errors import NpformerError
 from npformer.model import Model, Output
 from npformer.tap import listen
 
+pytestmark = pytest.mark.numbers
+
 HEADS = [(family, head) for family, each in FAMILIES.items() for head in dict.fromkeys(each.architectures.values())]
 DTYPES = ("float32", "float64")
 THREADS = (1, 2, 3)

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.numbers
+
 
 def run_python(code: str) -> tuple[int, str]:
     """A process of its own with a model in it: its exit code, and what it printed."""

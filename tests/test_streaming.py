@@ -13,6 +13,8 @@ import tiny
 from npformer import Pair, pipeline
 from npformer.tasks.task import Task
 
+pytestmark = pytest.mark.numbers
+
 WINDOW = 50
 
 

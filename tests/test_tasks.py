@@ -18,6 +18,8 @@ from npformer.tasks.encoding import Encoder
 from npformer.tasks.inputs import as_part
 from npformer.tasks.task import TOKENS, InputError
 
+pytestmark = pytest.mark.numbers
+
 NLI = ("contradiction", "neutral", "entailment")
 LONG = "the people of paris had ice cream and it was good " * 12
 

@@ -8,6 +8,8 @@ from npformer.errors import NpformerError
 from npformer.functions import softmax
 from npformer.tasks import Pair, pipeline
 
+pytestmark = pytest.mark.numbers
+
 QUESTION, CONTEXT = "Where do I live?", "My name is Anna and I live in Paris, not in Kyoto."
 
 

@@ -9,6 +9,8 @@ import tiny
 from npformer.errors import NpformerError
 from npformer.tasks import Pair, pipeline
 
+pytestmark = pytest.mark.numbers
+
 THREE = ("NEGATIVE", "NEUTRAL", "POSITIVE")
 NLI = ("contradiction", "neutral", "entailment")
 

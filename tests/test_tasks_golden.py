@@ -15,6 +15,8 @@ from golden.make_tasks import same, write_folder
 
 from npformer.tasks import pipeline
 
+pytestmark = pytest.mark.numbers
+
 DATA = Path(__file__).parent / "golden" / "tasks"
 CASES = [
     (path.stem, number, case)

@@ -11,6 +11,8 @@ from npformer.errors import NpformerError
 from npformer.tasks import pipeline
 from npformer.tasks.sentence_embedding import POOLINGS, Recipe, read_recipe
 
+pytestmark = pytest.mark.numbers
+
 LONG = "the people of paris had ice cream and it was good " * 12
 
 

@@ -26,6 +26,8 @@ from npformer.functions import ACTIVATIONS
 from npformer.seq2seq import Seq2Seq
 from npformer.transformer_config import TransformerConfig
 
+pytestmark = pytest.mark.numbers
+
 DATA = Path(__file__).parent / "golden" / "seq2seq"
 MODULES = [case for case in cases.TORCH if case != "classifier"]
 

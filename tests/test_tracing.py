@@ -29,6 +29,8 @@ from npformer.tasks import Pair
 from npformer.tracing import Trace, trace
 from npformer.transformer_config import TransformerConfig
 
+pytestmark = pytest.mark.numbers
+
 TEXT = "I love ice cream"
 FAMILIES = ("distilbert", "bert")
 LAYER = [stage.name for stage in stages.STAGES if stage.name.startswith("layers.*.")]

@@ -38,6 +38,8 @@ from npformer.training.start import as_distilbert
 from npformer.training.step import cut
 from npformer.training.translation import TranslationLoss
 
+pytestmark = pytest.mark.numbers
+
 DATA = Path(golden.__file__).parent / "gradients_data"
 
 

@@ -23,6 +23,8 @@ from npformer.errors import NpformerError
 from npformer.training import Example, HeadLoss, Recipe, Run, Trainable
 from npformer.training.progress import Progress
 
+pytestmark = pytest.mark.numbers
+
 
 @pytest.mark.parametrize("window", [1, 3, 100])
 def test_batches(window: int) -> None:

@@ -19,6 +19,8 @@ from npformer.seq2seq import Seq2Seq
 from npformer.tasks.task import InputError
 from npformer.tasks.translation import Translation
 
+pytestmark = pytest.mark.numbers
+
 FILES = Path(__file__).parent / "golden" / "seq2seq" / "marian-files"
 EXPECTED: list[dict[str, Any]] = json.loads((FILES / "expected.json").read_text())
 HAS_SENTENCEPIECE = importlib.util.find_spec("sentencepiece") is not None

@@ -22,6 +22,8 @@ from npformer.view.gradients import slope
 from npformer.view.words import word_spans
 from tests import tiny
 
+pytestmark = pytest.mark.numbers
+
 TEXT = "I love good ice cream"
 PAIR = Pair("I love ice", "it is hotter")
 KINDS = ["distilbert", "bert"]

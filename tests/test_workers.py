@@ -31,6 +31,8 @@ from npformer.workers import (
     thread_count,
 )
 
+pytestmark = pytest.mark.numbers
+
 LONG = 10**9  # nanoseconds: work that is worth sharing
 PATIENCE = 30  # seconds for what takes milliseconds, on a machine that is busy with something else
 

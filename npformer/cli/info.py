@@ -25,6 +25,10 @@ TASKS_OF = {
     "masked-lm": ["fill-mask"],
     "translation": ["translation"],
 }
+SAME_BITS = {
+    True: "yes, a text has the same bits alone and in any batch, order and number of threads",
+    False: "no, on this BLAS the last bits of a text depend on the texts beside it; results are right all the same",
+}
 ENCODERS = ["feature-extraction", "sentence-embedding"]
 
 
@@ -55,7 +59,7 @@ def _installation(args: argparse.Namespace) -> dict[str, Any]:
     import tokenizers
     from huggingface_hub.constants import HF_HUB_CACHE
 
-    from npformer.blas import depth, panels_pay
+    from npformer.blas import panels_pay, same_bits
     from npformer.loading import bundled
     from npformer.workers import available_cores, blas_libraries, thread_count
 
@@ -67,17 +71,11 @@ def _installation(args: argparse.Namespace) -> dict[str, Any]:
         "machine": f"{platform.machine()} {platform.system()}, {available_cores()} cores",
         "threads": thread_count(args.threads),
         "BLAS": [_blas(library) for library in blas_libraries()] or ["none that threads can be counted of"],
-        "same bits": [f"{dtype}: {_same_bits(depth(np.dtype(dtype).char))}" for dtype in ("float32", "float64")],
+        "same bits": [f"{dtype}: {SAME_BITS[same_bits(np.dtype(dtype))]}" for dtype in ("float32", "float64")],
         "panels": "yes: weights for few tokens are laid out anew" if panels_pay() else "no: they would not pay here",
         "bundled models": [f"{name} in {folder}" for name, folder in sorted(bundled().items())] or ["none"],
         "cache": HF_HUB_CACHE,
     }
-
-
-def _same_bits(block: int | None) -> str:
-    if block is None:
-        return "no, this BLAS adds up large products otherwise than small ones"
-    return f"yes, in any batch, order and number of threads (sums of {block})"
 
 
 def _blas(library: dict[str, Any]) -> str:

@@ -13,8 +13,9 @@ from itertools import pairwise
 import numpy as np
 
 from npformer.attention import RUN, masked_attention, split_heads
-from npformer.blas import VECTOR
+from npformer.blas import kernel
 from npformer.tap import listening, tap
+from npformer.trial import VECTOR
 from npformer.workers import fork, parts
 
 STEPS = 32  # steps that room is made for at first; it grows by half
@@ -207,8 +208,20 @@ def _attend(
         if keep is not None:
             keep(some)
         for heads, keys, values, mask, context in work:
-            run = RUN * (n_beams if mask.shape[2] > 1 else 1)
-            context[:, some] = masked_attention(heads[:, some] * scale, keys[:, some], values[:, some], mask, run)
+            beams = mask.shape[2]
+            if RUN * beams <= kernel(q.dtype).block:
+                q_k_v = heads[:, some] * scale, keys[:, some], values[:, some]
+                context[:, some] = masked_attention(*q_k_v, mask, RUN * beams)
+            else:  # a run's keys of so many beams would be added up in parts
+                _attend_apart(heads[:, some] * scale, keys[:, some], values[:, some], mask, context[:, some])
 
     fork(part, parts(nanoseconds=0.4 * size))
     return combined
+
+
+def _attend_apart(q: np.ndarray, keys: np.ndarray, values: np.ndarray, mask: np.ndarray, context: np.ndarray) -> None:
+    """Write each beam's context (B, H, beams, K) from copies of its own keys and values alone."""
+    for beam in range(q.shape[2]):
+        own = np.argsort(~mask[:, :, beam], axis=-1, kind="stable")[..., : mask[0, 0, beam].sum(), None]
+        k, v = (np.take_along_axis(array, own, axis=2) for array in (keys, values))
+        context[:, :, beam : beam + 1] = masked_attention(q[:, :, beam : beam + 1], k, v, np.ones(1, bool))

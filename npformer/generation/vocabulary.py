@@ -11,10 +11,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from npformer.blas import FEW, PANEL, SMALL
-from npformer.decoder import in_order, project
+from npformer.blas import in_order, kernel, weight_products
+from npformer.decoder import project
 from npformer.errors import NpformerError
-from npformer.functions import linear, log_softmax
+from npformer.functions import log_softmax
 from npformer.generation.processors import Processors
 from npformer.tap import listening
 from npformer.workers import fork, parts
@@ -28,30 +28,19 @@ class Projection:
     def __init__(self, weight: np.ndarray, bias: np.ndarray | None = None) -> None:
         self.weight = in_order(weight)
         self.bias = bias if bias is not None and bias.any() else None
-        self.whole = weight.shape[1] // PANEL * PANEL
-        self.rest = in_order(weight[:, self.whole :])
         self._logits = np.empty((0, weight.shape[1]), weight.dtype)
 
     def __call__(self, x: np.ndarray) -> np.ndarray:
         """The logits, which are the caller's until the next call."""
         if listening():
             return project(x, self.weight, self.bias).copy()
-        if len(self._logits) < len(x):
-            self._logits = np.empty((len(x), self.weight.shape[1]), x.dtype)
-        logits = self._logits[: len(x)]
-        if len(x) <= FEW or self.weight.size < SMALL:
-            logits[...] = linear(x, self.weight)
-        else:
-            fork(lambda index, of: self._columns(x, logits, index, of), parts(nanoseconds=self.weight.size))
-            logits[:, self.whole :] = linear(x, self.rest)
+        rows = kernel(x.dtype).rows(len(x))
+        if len(self._logits) < rows:
+            self._logits = np.empty((rows, self.weight.shape[1]), x.dtype)
+        (logits,) = weight_products(x, self.weight, out=[self._logits[:rows]])
         if self.bias is not None:
             logits += self.bias
         return logits
-
-    def _columns(self, x: np.ndarray, logits: np.ndarray, index: int, of: int) -> None:
-        """A share of the columns, whole vectors of them, so that a row's bits are those of `linear`."""
-        edges = [self.whole * i // of // PANEL * PANEL for i in (index, index + 1)]
-        np.matmul(x, self.weight[:, slice(*edges)], out=logits[:, slice(*edges)])
 
 
 class Best(NamedTuple):

@@ -1,0 +1,119 @@
+"""Every kernel this CPU can run: tests, bits and what they cost: `python -m tests.benchmarks.kernels [--quick] [NAME...]`.
+
+OpenBLAS chooses its kernels by the CPU, or by OPENBLAS_CORETYPE when it is loaded, so each kernel has a process of its
+own. There the tests that touch numbers run (`pytest -m numbers`), and the bundled model answers lone texts and a batch
+in turns, once with the same bits and once with plain products, on the threads this machine has.
+
+Use the newest NumPy: an old OpenBLAS is not to be trusted with kernels newer than itself.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import npformer
+from npformer import blas
+from npformer.batch import Text
+from npformer.trial import Kernel
+from npformer.workers import blas_libraries
+from tests.benchmarks.table import markdown
+from tests.test_trial import of_this_machine
+
+ROOT = Path(__file__).parent.parent.parent
+WORDS = (4, 10, 25, 60, 120)
+TEXTS = 128
+ROUNDS = 7
+
+
+class Plain(Kernel):
+    """Products as they come: the numbers of rows and columns that are asked for."""
+
+    def rows(self, count: int) -> int:
+        return max(count, 2)
+
+    def has_edges(self, rows: int) -> bool:
+        return False
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", metavar="NAME", help="kernels, by default all that this CPU can run")
+    parser.add_argument("--quick", action="store_true", help="leave out the tests")
+    parser.add_argument("--here", action="store_true", help="measure in this process, as JSON: what the others run")
+    args = parser.parse_args()
+    if args.here:
+        print(json.dumps(measured()))
+        return
+    head = ["kernel", "tests", "float32", "float64", *(f"{words} words" for words in WORDS), f"{TEXTS} texts"]
+    rows = []
+    for name in args.names or of_this_machine():
+        environment = os.environ | {"OPENBLAS_CORETYPE": name, "PYTHONPATH": str(ROOT)}
+        tests = "not run" if args.quick else tested(environment)
+        rows.append([name, tests, *cells(environment)])
+        print(markdown(head, rows[-1:]), flush=True)
+    print(f"\nNumPy {np.__version__}; the last columns: time with the same bits over time with plain products\n")
+    print(markdown(head, rows))
+
+
+def tested(environment: dict[str, str]) -> str:
+    command = [sys.executable, "-m", "pytest", "-m", "numbers", "-p", "no:cacheprovider"]
+    ran = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, check=False)
+    counts = {word: int(number) for number, word in re.findall(r"(\d+) (passed|failed|error)", ran.stdout)}
+    failed = counts.get("failed", 0) + counts.get("error", 0)
+    return f"{counts.get('passed', 0)} passed" + (f", {failed} failed" if failed else "")
+
+
+def cells(environment: dict[str, str]) -> list[str]:
+    command = [sys.executable, "-m", "tests.benchmarks.kernels", "--here"]
+    ran = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, check=True)
+    facts = json.loads(ran.stdout)
+    return [*facts["bits"], *(f"{ratio:.2f}" for ratio in facts["cost"])]
+
+
+def measured() -> dict[str, Any]:
+    bits = [
+        f"{'yes' if blas.same_bits(np.dtype(dtype)) else 'no'}: {blas.kernel(np.dtype(dtype)).means()}"
+        for dtype in ("float32", "float64")
+    ]
+    return {"kernel": [each.get("architecture") for each in blas_libraries()], "bits": bits, "cost": costs()}
+
+
+def costs() -> list[float]:
+    """Least time with the same bits over least time with plain products, of turns in one process."""
+    model, random = npformer.load("distilbert-sst2"), np.random.default_rng(0)
+    tokens = [*(int(words * 1.25) + 2 for words in WORDS)]
+
+    def texts(lengths: list[int]) -> list[Text]:
+        return [Text(np.r_[101, random.integers(1000, 30000, length - 2), 102]) for length in lengths]
+
+    works = [*(texts([length]) for length in tokens), texts(random.integers(6, 80, TEXTS).tolist())]
+    kernels = [blas.kernel(np.dtype(np.float32)), Plain(np.dtype(np.float32))]
+    ratios = []
+    for work in works:
+        least = [np.inf, np.inf]
+        for turn in range(2 * ROUNDS):
+            blas.kernel = lambda dtype, kernel=kernels[turn % 2]: kernel  # type: ignore[assignment]
+            start = time.perf_counter()
+            for repeat in range(30 if len(work) == 1 else 3):
+                before = time.perf_counter()
+                model.run(work)
+                if repeat:
+                    least[turn % 2] = min(least[turn % 2], time.perf_counter() - before)
+                if time.perf_counter() - start > 3:
+                    break
+        ratios.append(least[0] / least[1])
+    return ratios
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,112 @@
+"""The trial finds what the BLAS at hand needs, on every kernel this CPU can run, and what it finds is true."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import subprocess
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from npformer.blas import kernel
+from npformer.workers import single_blas_thread
+
+pytestmark = pytest.mark.numbers
+
+#: Kernels of OpenBLAS by the machines they are for, and what NumPy calls the instructions they need. A way to the same
+#: bits is known for each of them.
+KERNELS = {
+    "x86_64": {
+        "SkylakeX": ("AVX512_SKX",),
+        "Haswell": ("AVX2", "FMA3"),
+        "Sandybridge": ("AVX",),
+        "Nehalem": ("SSE42",),
+        "Prescott": ("SSE3",),
+    },
+    "aarch64": {"ARMV8": (), "NEOVERSEN1": ("ASIMDHP",), "NEOVERSEV1": ("SVE",)},
+}
+DTYPES = ("float32", "float64")
+
+PROGRAM = """
+import json
+import numpy as np
+from npformer import blas
+from npformer.workers import blas_libraries
+print(json.dumps({
+    "kernels": [library.get("architecture") for library in blas_libraries()],
+    "same bits": [blas.same_bits(np.dtype(each)) for each in ("float32", "float64")],
+}))
+"""
+
+
+def of_this_machine() -> list[str]:
+    """The kernels that this CPU has the instructions for."""
+    from numpy._core._multiarray_umath import __cpu_features__ as has
+
+    kernels = KERNELS.get(platform.machine(), {})
+    return [name for name, needs in kernels.items() if all(has.get(each, False) for each in needs)]
+
+
+def found(environment: dict[str, str]) -> dict[str, Any]:
+    ran = subprocess.run([sys.executable, "-c", PROGRAM], env=environment, capture_output=True, text=True, check=True)
+    return json.loads(ran.stdout)
+
+
+@pytest.mark.parametrize("name", of_this_machine())
+def test_a_way_to_the_same_bits_is_found_on_every_kernel(name: str) -> None:
+    """A process of its own for each, as a BLAS chooses its kernels when it is loaded.
+
+    A NumPy on another BLAS takes no notice of the variable; there is nothing to hold then but that the trial ends.
+    """
+    facts = found(os.environ | {"OPENBLAS_CORETYPE": name})
+    if facts["kernels"] and all(facts["kernels"]):
+        assert facts["same bits"] == [True, True], facts
+
+
+def test_a_way_to_the_same_bits_is_found_as_this_process_runs() -> None:
+    facts = found(dict(os.environ))
+    if any(each in (facts["kernels"] or ()) for names in KERNELS.values() for each in names):
+        assert facts["same bits"] == [True, True], facts
+
+
+@settings(max_examples=60)
+@given(inner=st.integers(1, 3000), dtype=st.sampled_from(DTYPES))
+def test_cuts_are_where_a_large_product_cuts(inner: int, dtype: str) -> None:
+    """They cover the inner axis once, and the parts' products, added in their order, have the bits of the whole."""
+    parts = kernel(np.dtype(dtype)).cuts(inner)
+    assert [part.start for part in parts[1:]] == [part.stop for part in parts[:-1]]
+    assert (parts[0].start, parts[-1].stop) == (0, inner)
+    random = np.random.default_rng(inner)
+    a, b = random.random((96, inner)).astype(dtype), random.random((inner, 256)).astype(dtype)
+    with single_blas_thread():
+        in_parts = sum(a[:, part] @ b[part] for part in parts)
+        assert np.array_equal(in_parts, a @ b) or a.size * 256 <= kernel(np.dtype(dtype)).small
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_terms_of_one_block_are_added_in_order(dtype: str) -> None:
+    """Zeros between them change no sum, wherever they stand: what is kept of several beams lies side by side."""
+    k, random = kernel(np.dtype(dtype)), np.random.default_rng(0)
+    dense, b = random.random((2, 16)).astype(dtype), random.random((16, 64)).astype(dtype)
+    expected = dense @ b
+    for spread in range(1, k.block // 16 + 1):
+        places = np.sort(random.permutation(16 * spread)[:16])
+        wide, tall = np.zeros((2, 16 * spread), dtype), np.zeros((16 * spread, 64), dtype)
+        wide[:, places], tall[places] = dense, b
+        with single_blas_thread():
+            assert np.array_equal(wide @ tall, expected), spread
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_numbers_of_rows_repeat_and_are_at_least_two(dtype: str) -> None:
+    k = kernel(np.dtype(dtype))
+    counts = [k.rows(count) for count in range(300)]
+    assert counts[0] >= 2
+    assert all(count <= rows < count + 48 for count, rows in enumerate(counts) if count > 1)
+    assert all(k.rows(rows) == rows for rows in counts)
