@@ -15,6 +15,7 @@ from npformer.attention import (
     self_attention,
     split_heads,
 )
+from npformer.batch import Text
 from npformer.config import Config
 from npformer.decoder import decoder, decoder_layer, shift
 from npformer.encoder import encoder, encoder_layer, feed_forward, sinusoidal_positions
@@ -46,6 +47,7 @@ __all__ = [
     "Model",
     "NpformerError",
     "Pair",
+    "Text",
     "Trace",
     "ablate_heads",
     "causal_mask",

@@ -10,8 +10,10 @@ from npformer.cli.texts import Line, add_text_arguments, read_file
 from npformer.tasks import Pair
 
 EPILOG = """examples:
-  npformer answer -m MODEL --context "I live in Berlin." "Where do I live?"
-  npformer answer -m MODEL --context-file report.txt --file questions.txt"""
+  npformer answer -m distilbert/distilbert-base-cased-distilled-squad \\
+      --context "I live in Berlin." "Where do I live?"
+  npformer answer -m distilbert/distilbert-base-cased-distilled-squad \\
+      --context-file report.txt --file questions.txt"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

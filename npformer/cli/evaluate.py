@@ -12,7 +12,7 @@ from npformer.errors import NpformerError
 
 EPILOG = """examples:
   npformer evaluate --model distilbert-sst2 --data dev.tsv
-  npformer evaluate --model en-de --source test.en --reference test.de --beams 5"""
+  npformer evaluate --model Helsinki-NLP/opus-mt-en-de --source test.en --reference test.de --beams 5"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

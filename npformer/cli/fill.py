@@ -9,7 +9,7 @@ from npformer.cli.answers import add_answer_arguments, add_model_arguments, make
 from npformer.cli.texts import Line, add_text_arguments
 
 EPILOG = """example:
-  npformer fill -m MODEL "I love [MASK] cream\""""
+  npformer fill -m distilbert/distilbert-base-uncased "I love [MASK] cream\""""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

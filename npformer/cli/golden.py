@@ -26,8 +26,10 @@ the file, if it is at hand, or --model.
 
 examples:
   npformer golden record "I love ice cream" "no" -o golden.safetensors
-  npformer golden compare golden.safetensors mine.npz --names names.json
-  npformer golden compare golden.safetensors --torch ./my-model"""
+  npformer golden record --tiny distilbert -o tiny
+  npformer golden compare golden.safetensors mine.npz --names names.json"""
+
+RECORDED = "distilbert-sst2"  # the model that record uses where none is named
 
 #: Options that are of one action alone.
 ONLY = {
@@ -41,12 +43,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "given", nargs="*", metavar="TEXT or FILE", help="record: texts; compare: the golden file, theirs"
     )
-    parser.add_argument("-m", "--model", metavar="MODEL", help="a bundled model, a folder or a Hugging Face id")
+    parser.add_argument(
+        "-m",
+        "--model",
+        metavar="MODEL",
+        help=f"a bundled model, a folder or a Hugging Face id (record: {RECORDED})",
+    )
     add_model_arguments(parser, named=False)
     record = parser.add_argument_group("record")
     record.add_argument("-o", "--output", metavar="FILE", help="the golden file, or the folder of --tiny, to write")
     record.add_argument("--stages", action="append", metavar="GLOB", help="keep only stages such as '*.query'")
-    record.add_argument("--tiny", metavar="FAMILY", help="make a tiny random model: distilbert or bert")
+    record.add_argument("--tiny", metavar="FAMILY", help="make a tiny random model in -o: distilbert or bert")
     record.add_argument("--seed", type=int, metavar="N", help="of the tiny model (0)")
     compare = parser.add_argument_group("compare")
     compare.add_argument(
@@ -73,10 +80,11 @@ def _record(args: argparse.Namespace) -> int:
         return 0
     if args.seed is not None:
         raise NpformerError("--seed goes with --tiny")
-    if args.model is None or not args.given:
-        raise NpformerError("golden record: expected --model MODEL and at least one text")
-    model = load(args.model, args.revision, args.offline, threads=args.threads)
-    recorded = golden.record(model, args.given, args.stages or "*", name=args.model)
+    if not args.given:
+        raise NpformerError("golden record: expected at least one text")
+    name = args.model or RECORDED
+    model = load(name, args.revision, args.offline, threads=args.threads)
+    recorded = golden.record(model, args.given, args.stages or "*", name=name)
     recorded.save(args.output)
     size = Path(args.output).stat().st_size
     texts = "1 text" if len(recorded.texts) == 1 else f"{len(recorded.texts)} texts"

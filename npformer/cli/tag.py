@@ -10,7 +10,7 @@ from npformer.cli.texts import Line, add_text_arguments
 from npformer.tasks.token_classification import STRATEGIES
 
 EPILOG = """example:
-  npformer tag -m MODEL "My name is Sarah and I live in London\""""
+  npformer tag -m dslim/bert-base-NER "My name is Sarah and I live in London\""""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

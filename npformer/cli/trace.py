@@ -16,7 +16,7 @@ from npformer.teardown import corners, shown_stages, teardown
 from npformer.tracing import Trace, trace
 
 EPILOG = """examples:
-  npformer trace "I love ice cream" | less
+  npformer trace "I love ice cream"
   npformer trace "I love ice cream" --stage "*.weights" --layer 3
   npformer trace "I love ice cream" -o stages.safetensors"""
 

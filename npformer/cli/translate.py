@@ -12,7 +12,7 @@ from npformer.cli.texts import Line, add_text_arguments
 EPILOG = """examples:
   npformer translate -m Helsinki-NLP/opus-mt-en-de "A dog runs through the snow."
   npformer translate -m Helsinki-NLP/opus-mt-en-ROMANCE --to fra --file letter.txt > letter.fr.txt
-  npformer translate -m MODEL --beams 4 --best 3 --json < sentences.txt"""
+  npformer translate -m Helsinki-NLP/opus-mt-en-de --beams 4 --best 3 --json < sentences.txt"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
