@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,6 +14,8 @@ from golden import seq2seq_cases as cases
 from npformer.checkpoint import marian, transformer
 from npformer.seq2seq import Seq2Seq
 from npformer.transformer_config import TransformerConfig
+
+MARIAN_FILES = Path(__file__).parent / "golden" / "seq2seq" / "marian-files"
 
 
 @cache
@@ -42,3 +47,20 @@ def random_model(dtype: str = "float32", threads: int = 2, **fields: Any) -> Seq
         if name not in tied and "position" not in name
     }
     return Seq2Seq(config, transformer.build(flat, config, np.dtype(dtype), []), threads=threads)
+
+
+def folder_of_letters(path: Path) -> Path:
+    """The golden Marian model's folder at `path`, with a tokenizer.json whose pieces are letters, for no SentencePiece."""
+    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors
+
+    shutil.copytree(MARIAN_FILES, path, dirs_exist_ok=True, ignore=shutil.ignore_patterns("*.spm", "vocab.json"))
+    pieces = json.loads((MARIAN_FILES / "vocab.json").read_text(encoding="utf-8"))
+    tokenizer = Tokenizer(models.WordLevel(pieces, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="$A </s>", special_tokens=[("</s>", pieces["</s>"])]
+    )
+    tokenizer.decoder = decoders.Fuse()
+    tokenizer.add_special_tokens(["</s>", "<unk>", "<pad>", ">>deu<<", ">>fra<<"])
+    tokenizer.save(str(path / "tokenizer.json"))
+    return path

@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from seq2seq_models import MARIAN_FILES as FILES
+from seq2seq_models import folder_of_letters
 
 import npformer
 from npformer.cli import main
@@ -21,7 +23,6 @@ from npformer.tasks.translation import Translation
 
 pytestmark = pytest.mark.numbers
 
-FILES = Path(__file__).parent / "golden" / "seq2seq" / "marian-files"
 EXPECTED: list[dict[str, Any]] = json.loads((FILES / "expected.json").read_text())
 HAS_SENTENCEPIECE = importlib.util.find_spec("sentencepiece") is not None
 needs_sentencepiece = pytest.mark.skipif(not HAS_SENTENCEPIECE, reason="needs the extra `translate`: sentencepiece")
@@ -34,22 +35,9 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def in_json(folder: Path) -> Path:
+def in_json(tmp_path: Path) -> Path:
     """The same model with a tokenizer.json in place of its SentencePiece models: pieces are letters."""
-    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors
-
-    pieces = json.loads((folder / "vocab.json").read_text())
-    tokenizer = Tokenizer(models.WordLevel(pieces, unk_token="<unk>"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
-    tokenizer.post_processor = processors.TemplateProcessing(
-        single="$A </s>", special_tokens=[("</s>", pieces["</s>"])]
-    )
-    tokenizer.decoder = decoders.Fuse()
-    tokenizer.add_special_tokens(["</s>", "<unk>", "<pad>", ">>deu<<", ">>fra<<"])
-    tokenizer.save(str(folder / "tokenizer.json"))
-    for name in ("source.spm", "target.spm", "vocab.json"):
-        (folder / name).unlink()
-    return folder
+    return folder_of_letters(tmp_path / "model")
 
 
 # --- as Transformers -------------------------------------------------------------------------------------------------

@@ -1,6 +1,6 @@
 """A golden file: texts as token ids, their stages in float32 and float64, and how far a correct port may be off.
 
-The format is in the package's docstring. `record.py` makes one, `compare.py` holds another program's arrays to it.
+The format is in `FORMAT.md`. `record.py` makes one, `compare.py` holds another program's arrays to it.
 """
 
 from __future__ import annotations

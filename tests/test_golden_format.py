@@ -1,0 +1,65 @@
+"""The page of the golden format: the manifest it shows is a real file's, and its readers in Rust and C read that file."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from npformer import golden
+from npformer.cli import main
+
+PAGE = (Path(golden.__file__).parent / "FORMAT.md").read_text(encoding="utf-8")
+SOURCES = {"rust": "reader.rs", "c": "reader.c"}
+
+
+def block(language: str) -> str:
+    """The page's one block of a language."""
+    return re.findall(rf"^```{language}\n(.*?)^```$", PAGE, re.M | re.S)[0]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A folder with the file that the page's command writes, and with the page's readers."""
+    path = tmp_path_factory.mktemp("golden")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(path)
+        assert main(shlex.split(block("console"))[1:]) == 0
+    for language, name in SOURCES.items():
+        (path / name).write_text(block(language), encoding="utf-8")
+    return path
+
+
+def test_the_manifest_on_the_page_is_the_file_s(folder):
+    """All but the versions, and budgets within a factor of 2: they come from samples of rounding, a matter of kernels."""
+    with open(folder / "golden.safetensors", "rb") as file:
+        header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
+    real, shown = json.loads(header["__metadata__"]["manifest"]), json.loads(block("json"))
+    assert list(shown) == list(real)
+    assert shown["versions"].keys() == real["versions"].keys()
+    assert shown["budgets"].keys() == real["budgets"].keys()
+    assert all(0.5 < budget / real["budgets"][name] < 2 for name, budget in shown["budgets"].items())
+    for key in set(real) - {"versions", "budgets"}:
+        assert shown[key] == real[key], key
+
+
+@pytest.mark.parametrize("compiler", ["rustc", "cc"])
+def test_the_page_s_reader_prints_what_the_page_says(compiler, folder):
+    """Compiled and run by the page's own command, it prints the page's line, which is also what the file holds."""
+    if shutil.which(compiler) is None:
+        pytest.skip(f"the reader was NOT compiled: there is no {compiler} on this machine")
+    command, printed = re.search(rf"^\$ ({compiler} .*)\n(.*)$", PAGE, re.M).groups()
+    done = subprocess.run(command, shell=True, cwd=folder, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    assert not done.stderr
+    assert done.stdout == printed + "\n"
+    recorded = golden.load(folder / "golden.safetensors")
+    stage = command.rpartition("0/")[2]
+    first = recorded.stages[stage][0].flat[:4]
+    shape = ",".join(map(str, recorded.stages[stage][0].shape))
+    assert done.stdout == f"0/{stage} F32 [{shape}] [{', '.join(f'{number:.4f}' for number in first)}]\n"
