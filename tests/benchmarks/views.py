@@ -1,4 +1,4 @@
-"""How large the views' files are, and how long they take to open: the README's table of them.
+"""How large the views' files are, and how long they take to open: the table of `README.md` beside this file.
 
     python -m tests.benchmarks.views
 

