@@ -2,6 +2,7 @@
 
 A page's blocks run in order: python in one process and one namespace, console by bash. Blocks marked `text` are what a
 program prints, or commands that need the network, an hour or a file that does not come with npformer: these do not run.
+A `text` block below one that ran is what that one prints, but for its numbers and for `...`.
 Models that an example names by their id on the hub are tiny ones of the same family and head, from a hub on loopback.
 """
 
@@ -14,6 +15,7 @@ import subprocess
 import sys
 from importlib import import_module
 from pathlib import Path
+from typing import NamedTuple
 
 import hub_server
 import numpy as np
@@ -75,10 +77,12 @@ def environment(tmp_path_factory):
         yield given | {"PATH": path, "BROWSER": "true", "PYTHONUTF8": "1"}
 
 
-def run(command: list[str], cwd: Path, env: dict[str, str]) -> None:
+def run(command: list[str], cwd: Path, env: dict[str, str]) -> str:
+    """What a command prints; it must end with exit code 0."""
     done = subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, f"{command[-1]}\n{done.stdout}\n{done.stderr}"
     assert "Traceback" not in done.stderr, done.stderr
+    return done.stdout
 
 
 def bash(script: str) -> list[str]:
@@ -97,7 +101,7 @@ def examples(command: str) -> list[str]:
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_the_examples_of_a_help_text_run(command, environment, tmp_path):
-    """In order, in one folder with the files they name, each ending with exit code 0; evaluate's BLEU is an extra."""
+    """In order, in one folder with the files they name, each ending with exit code 0; BLEU says which package it needs."""
     for name, content in FILES.items():
         (tmp_path / name).write_text(content, encoding="utf-8")
     logits = [npformer.trace(npformer.load("distilbert-sst2"), text)["logits"] for text in ("I love ice cream", "no")]
@@ -107,7 +111,78 @@ def test_the_examples_of_a_help_text_run(command, environment, tmp_path):
     for example in found:
         assert re.search(rf"\bnpformer {command}\b", example) or command in ("finetune", "train-translation"), example
         if "--reference" in example and not importlib.util.find_spec("sacrebleu"):
-            continue
-        run(bash(example), tmp_path, environment)
+            with pytest.raises(AssertionError, match="needs sacrebleu"):
+                run(bash(example), tmp_path, environment)
+        else:
+            run(bash(example), tmp_path, environment)
     wrote = {path.name for path in tmp_path.iterdir()}
-    assert {name for name in re.findall(r"(?:-o|>) (\S+)", " ".join(found))} <= wrote
+    assert set(re.findall(r"(?:-o|>) (\S+)", " ".join(found))) <= wrote
+
+
+# --- pages -----------------------------------------------------------------------------------------------------------
+
+
+class Block(NamedTuple):
+    language: str
+    code: str
+
+
+def blocks(page: str) -> list[Block]:
+    text = (ROOT / page).read_text(encoding="utf-8")
+    return [Block(*found) for found in re.findall(r"^```(\w*)\n(.*?)^```$", text, re.M | re.S)]
+
+
+def program(found: list[Block]) -> str:
+    """A page's blocks as one Python program, in which a line with a form feed ends what each block prints."""
+    lines = ["import subprocess, sys"]
+    for block in found:
+        if block.language == "console":
+            lines.append(f"subprocess.run({bash(block.code)!r}, check=True)")
+        elif block.language == "python":
+            lines.append(block.code)
+        lines.append('print("\\f", flush=True)')
+    return "\n".join(lines)
+
+
+def shape(line: str) -> str:
+    """A printed line without its numbers, which have other last digits elsewhere, and the width they need."""
+    return " ".join(re.sub(r"-?\d[\d.]*(e[-+]\d+)?", "N", line).split())
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_the_blocks_of_a_page_run(page, environment, tmp_path):
+    found = blocks(page)
+    assert {block.language for block in found} <= {*RUN, *SHOWN}
+    printed = run([sys.executable, "-c", program(found)], tmp_path, environment).split("\f")
+    for before, after, output in zip(found, found[1:], printed, strict=False):
+        if before.language in RUN and after.language == "text":
+            lines = [shape(line) for line in after.code.splitlines() if line != "..."]
+            assert set(lines) <= {shape(line) for line in output.splitlines()}, output
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_what_a_page_links_to_is_in_the_checkout(page):
+    """Links to the repository and its pictures are whole addresses in the README, which a package index shows too."""
+    text = (ROOT / page).read_text(encoding="utf-8")
+    for link in re.findall(r"\]\(([^)\s]+)\)", text):
+        path, _, anchor = link.removeprefix(HOME).removeprefix(PICTURES).partition("#")
+        if path.startswith("https://"):
+            continue
+        assert page != "README.md" or not path or link.startswith((HOME, PICTURES)), link
+        target = ROOT / page if not path else ROOT / path if "://" in link else ROOT / Path(page).parent / path
+        assert target.exists(), link
+        if anchor:
+            headings = re.findall(r"^#+ (.*)$", target.read_text(encoding="utf-8"), re.M)
+            assert anchor in {re.sub(r"[^\w -]", "", each).lower().replace(" ", "-") for each in headings}, link
+
+
+def test_the_readme_fits_and_has_the_two_commands_that_ci_runs():
+    """Under 200 lines; `.ci/run` takes both commands out of it, and they are the only ones that no test here runs."""
+    lines = (ROOT / "README.md").read_text(encoding="utf-8").splitlines()
+    assert len(lines) < 200
+    first = blocks("README.md")[0]
+    assert first.language == "text"
+    clone, install, test = first.code.splitlines()
+    assert clone == "git clone https://github.com/npformer/npformer && cd npformer"
+    assert install.startswith("pip install . && npformer classify ")
+    assert test == 'pip install ".[test]" && pytest'

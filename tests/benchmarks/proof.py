@@ -118,7 +118,7 @@ def main() -> None:
         [engine, each["setup"], table.milliseconds(each["seconds"]), f"{own / each['seconds']:.2f}"]
         for engine, each in found["engines"].items()
     ]
-    of = f"{len(sentences):,} sentences of {given.name if given else "random words"}, text to vectors"
+    of = f"{len(sentences):,} sentences of {given.name if given else 'random words'}, text to vectors"
     print(table.markdown([of, "setup", "takes", "npformer's over it"], body))
     print(f"No number of a vector differs by more than {found['apart']:.1e}.\n", flush=True)
 
