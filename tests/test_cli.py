@@ -29,7 +29,7 @@ def test_help_names_every_command_and_fits_80_columns():
     assert max(map(len, output.splitlines())) <= 80
 
 
-@pytest.mark.parametrize("name", ["classify", "zero-shot", "tag", "answer", "fill", "embed", "convert", "info"])
+@pytest.mark.parametrize("name", COMMANDS)
 def test_each_command_s_help_fits_80_columns(name):
     code, output, errors = run(name, "--help")
     assert (code, errors) == (0, "")
@@ -210,9 +210,18 @@ def test_info_of_a_model(models):
     shown = run("info", models["zero-shot"])[1]
     assert "zero-shot-classification" in shown
     assert "contradiction" in shown
+    assert "made from" not in shown  # a folder without a card
     marian = run("info", str(Path(__file__).parent / "golden" / "seq2seq" / "marian-files"), "--json")[1]
     assert json.loads(marian)["tasks"] == "translation"
     assert json.loads(marian)["layers"] == "2 and 2 in the decoder"
+
+
+def test_info_says_what_the_bundled_model_was_made_from_and_where_its_card_is():
+    facts = json.loads(run("info", "distilbert-sst2", "--json")[1])
+    assert facts["made from"] == "sentence-transformers/all-MiniLM-L6-v2"
+    card = Path(facts["card"]).read_text(encoding="utf-8")
+    assert "It is not `distilbert-base-uncased-finetuned-sst-2-english`" in card
+    assert "python examples/published_numbers.py" in card
 
 
 # --- start-up --------------------------------------------------------------------------------------------------------

@@ -23,7 +23,8 @@ from npformer.cli.texts import Line, add_text_arguments
 from npformer.tasks.task import Task
 
 EPILOG = """example:
-  npformer embed -m sentence-transformers/all-MiniLM-L6-v2 --file sentences.txt -o sentences.npy
+  npformer embed -m sentence-transformers/all-MiniLM-L6-v2 \\
+      --file sentences.txt -o sentences.npy
 
 Row i of the array is the vector of text i, or NaN for one that cannot be read."""
 

@@ -1,4 +1,5 @@
-"""Measure a model on a file: accuracy, F1 and confusion of labels, or BLEU of translations."""
+"""Measure a model on a file: accuracy, F1 and confusion of labels, or BLEU of
+translations."""
 
 from __future__ import annotations
 
@@ -12,7 +13,8 @@ from npformer.errors import NpformerError
 
 EPILOG = """examples:
   npformer evaluate --model distilbert-sst2 --data dev.tsv
-  npformer evaluate --model Helsinki-NLP/opus-mt-en-de --source test.en --reference test.de --beams 5"""
+  npformer evaluate --model Helsinki-NLP/opus-mt-en-de \\
+      --source test.en --reference test.de --beams 5"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -1,4 +1,5 @@
-"""Train a model to give texts the labels of a file. Stopped at any point, the same command goes on."""
+"""Train a model to give texts the labels of a file. Stopped at any point, the same
+command goes on."""
 
 from __future__ import annotations
 
@@ -15,11 +16,13 @@ from npformer.training.data import label_keys, label_names, read_rows
 from npformer.training.progress import Progress
 from npformer.training.start import companions, start, write_model
 
-EPILOG = """files: .tsv, .csv or .jsonl with a column "label" and a text (text, sentence), or two (text and text_pair,
-sentence1 and sentence2, premise and hypothesis, question and sentence).
+EPILOG = """files: .tsv, .csv or .jsonl with a column "label" and a text (text, sentence),
+or two (text and text_pair, sentence1 and sentence2, premise and hypothesis,
+question and sentence).
 
 examples:
-  npformer finetune --model distilbert/distilbert-base-uncased --train train.tsv --dev dev.tsv -o mine
+  npformer finetune --model distilbert/distilbert-base-uncased \\
+      --train train.tsv --dev dev.tsv -o mine
   npformer classify --model mine "I love ice cream"
   npformer evaluate --model mine --data test.tsv"""
 

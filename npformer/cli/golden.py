@@ -1,8 +1,12 @@
-"""Record a model's stages for ports of it, or hold a port's stages to them and find the first that diverges.
+"""Record a model's stages for ports of it, or compare a port's stages with them
+and find the first that diverges.
 
-golden record TEXT ... -o FILE      every stage of the texts, its float64 truth, and how far a correct port may be off
-golden record --tiny FAMILY -o DIR  a tiny random model with its golden file, the same every time
-golden compare FILE THEIRS          THEIRS is a .safetensors or .npz file of the port's arrays; or --torch MODEL
+golden record TEXT ... -o FILE      every stage of the texts, its float64 truth,
+                                    and how far a correct port may be off
+golden record --tiny FAMILY -o DIR  a tiny random model with its golden file,
+                                    the same every time
+golden compare FILE THEIRS          THEIRS is a .safetensors or .npz file of the
+                                    port's arrays; or --torch MODEL
 """
 
 from __future__ import annotations
@@ -21,8 +25,8 @@ from npformer.loading import load
 from npformer.model import Model
 
 DIVERGES = 1
-EPILOG = """compare ends with exit code 1 where a stage diverges, and says why where it has the model: the one named in
-the file, if it is at hand, or --model.
+EPILOG = """compare ends with exit code 1 where a stage diverges, and says why where it has
+the model: the one named in the file, if it is at hand, or --model.
 
 examples:
   npformer golden record "I love ice cream" "no" -o golden.safetensors

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import platform
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -83,6 +84,15 @@ def _blas(library: dict[str, Any]) -> str:
     return f"{library.get('internal_api')} {library.get('version')}{kernels}, {library.get('num_threads')} threads"
 
 
+def _card(folder: Path | None) -> dict[str, str]:
+    """Where the model's card is, and which model the card says this one was made from."""
+    card = folder / "README.md" if folder else Path()
+    if not card.is_file():
+        return {}
+    base = re.search(r"^base_model: *(\S+)$", card.read_text(encoding="utf-8", errors="replace"), re.MULTILINE)
+    return {"card": str(card)} | ({"made from": base[1]} if base else {})
+
+
 def _model(model: Model) -> dict[str, Any]:
     from npformer.checkpoint.families import stored
     from npformer.tokenizer import longest_text
@@ -95,6 +105,7 @@ def _model(model: Model) -> dict[str, Any]:
     inference = ["zero-shot-classification"] if knows_entailment else []
     facts: dict[str, Any] = {
         "folder": str(model.folder),
+        **_card(model.folder),
         "family": config.model_type,
         "head": config.head,
         "layers": f"{config.n_layers} and {decoder} in the decoder" if decoder else config.n_layers,

@@ -1,4 +1,5 @@
-"""Show every stage of one text on its way through a model: token ids, embeddings, a layer, the head, the label."""
+"""Show every stage of one text on its way through a model: token ids, embeddings,
+a layer, the head, the label."""
 
 from __future__ import annotations
 

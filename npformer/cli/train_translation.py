@@ -1,4 +1,5 @@
-"""Train an encoder-decoder to translate, from scratch. Stopped at any point, the same command goes on."""
+"""Train an encoder-decoder to translate, from scratch. Stopped at any point, the
+same command goes on."""
 
 from __future__ import annotations
 
@@ -15,10 +16,12 @@ from npformer.training.progress import Progress
 from npformer.training.start import write_model
 from npformer.training.translation import TranslationLoss, evaluate
 
-EPILOG = """files: one sentence a line; line N of the second is the translation of line N of the first.
+EPILOG = """files: one sentence a line; line N of the second is the translation
+of line N of the first.
 
 examples:
-  npformer train-translation --train train.en train.de --dev dev.en dev.de -o en-de
+  npformer train-translation --train train.en train.de \\
+      --dev dev.en dev.de -o en-de
   npformer evaluate --model en-de --source test.en --reference test.de --beams 5
   npformer translate --model en-de "A dog runs through the snow." """
 

@@ -1,4 +1,5 @@
-"""Translate each text. A blank line stays one, so that the lines of source and translation go together."""
+"""Translate each text. A blank line stays one, so that the lines of source and
+translation go together."""
 
 from __future__ import annotations
 
@@ -10,9 +11,12 @@ from npformer.cli.answers import add_model_arguments, answered, make_task, plain
 from npformer.cli.texts import Line, add_text_arguments
 
 EPILOG = """examples:
-  npformer translate -m Helsinki-NLP/opus-mt-en-de "A dog runs through the snow."
-  npformer translate -m Helsinki-NLP/opus-mt-en-ROMANCE --to fra --file letter.txt > letter.fr.txt
-  npformer translate -m Helsinki-NLP/opus-mt-en-de --beams 4 --best 3 --json < sentences.txt"""
+  npformer translate -m Helsinki-NLP/opus-mt-en-de \\
+      "A dog runs through the snow."
+  npformer translate -m Helsinki-NLP/opus-mt-en-ROMANCE \\
+      --to fra --file letter.txt > letter.fr.txt
+  npformer translate -m Helsinki-NLP/opus-mt-en-de \\
+      --beams 4 --best 3 --json < sentences.txt"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

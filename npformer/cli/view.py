@@ -1,4 +1,5 @@
-"""Draw a text's way through a model: attention by head, layer or neuron, every stage, or the words a label rests on."""
+"""Draw a text's way through a model: attention by head, layer or neuron, every
+stage, or the words a label rests on."""
 
 from __future__ import annotations
 
@@ -18,8 +19,10 @@ KINDS = ("heads", "model", "neurons", "stages", "attribution")
 EPILOG = """Without -o the view is printed, as far as a terminal can show it.
 
 examples:
-  npformer view "time flies like an arrow" --layer 0 --head 8 -o view.html --open
-  npformer view "time flies like an arrow" --pair "fruit flies like a banana" --kind model -o view.html
+  npformer view "time flies like an arrow" --layer 0 --head 8 \\
+      -o view.html --open
+  npformer view "time flies like an arrow" \\
+      --pair "fruit flies like a banana" --kind model -o view.html
   npformer view "I love ice cream" --kind attribution"""
 
 

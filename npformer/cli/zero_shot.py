@@ -9,7 +9,8 @@ from npformer.cli.answers import add_answer_arguments, add_model_arguments, make
 from npformer.cli.texts import Line, add_text_arguments
 
 EPILOG = """example:
-  npformer zero-shot -m typeform/distilbert-base-uncased-mnli -l politics,sport "Who won the election?\""""
+  npformer zero-shot -m typeform/distilbert-base-uncased-mnli \\
+      -l politics,sport "Who won the election?\""""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
