@@ -221,8 +221,18 @@ class _Blas:
 
     @functools.cached_property
     def libraries(self) -> list[Any]:
-        from threadpoolctl import ThreadpoolController
+        """Controllers of the BLAS libraries; none, and a warning once a process, where threadpoolctl is missing."""
+        try:
+            from threadpoolctl import ThreadpoolController
+        except ImportError:
+            import warnings
 
+            warnings.warn(
+                "threadpoolctl is not installed, so BLAS keeps its own threads beside npformer's: runs are slower, and "
+                "a text's result may differ in its last bits from batch to batch; pip install threadpoolctl",
+                stacklevel=2,
+            )
+            return []
         return list(ThreadpoolController().select(user_api="blas").lib_controllers)
 
     @contextmanager

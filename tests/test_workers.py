@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import random
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import golden
@@ -299,6 +302,31 @@ def test_what_is_shown_of_blas() -> None:
 
 
 @pytest.mark.usefixtures("two_blas_threads")
+def test_without_threadpoolctl_a_model_runs_and_warns_once() -> None:
+    """A run in several threads and one after it: the same numbers to rounding, and one warning in the whole process."""
+    root = Path(__file__).parent.parent
+    code = (
+        f"import sys; sys.path[:0] = [{str(root)!r}, {str(root / 'tests')!r}]\n"
+        "sys.modules['threadpoolctl'] = None  # as if it were not installed\n"
+        "import tiny, numpy as np, warnings\n"
+        "from npformer.batch import Text\n"
+        "from npformer.workers import blas_libraries\n"
+        "model, texts = tiny.model(threads=2), [Text(np.arange(60))] * 40\n"
+        "with warnings.catch_warnings(record=True) as caught:\n"
+        "    warnings.simplefilter('always')\n"
+        "    first, second = model.run(texts), model.run(texts[:1])\n"
+        "    found = blas_libraries()\n"
+        "print(found, *[each.message for each in caught], sep='\\n')\n"
+        "assert np.allclose(first[0]['logits'], second[0]['logits'], atol=1e-6)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    libraries, warning = done.stdout.splitlines()
+    assert libraries == "[]"
+    assert warning.startswith("threadpoolctl is not installed, so BLAS keeps its own threads")
+    assert warning.endswith("pip install threadpoolctl")
+
+
 def test_many_threads_call_many_models() -> None:
     """Each gets its own answers, to the bit, while others fail; nothing is left behind."""
     kinds = [("distilbert", "sequence-classification"), ("bert", "base"), ("bert", "token-classification")]
