@@ -6,6 +6,7 @@ The format of checkpoints is the same; what is particular to them is in `checkpo
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,25 +21,27 @@ from npformer.errors import NpformerError
 
 @contextmanager
 def written_whole(path: str | os.PathLike[str]) -> Iterator[Path]:
-    """A file to write beside `path`, renamed to it when the block ends well, and removed when it does not.
+    """A file to write in a folder beside `path`, renamed to it when the block ends well, and removed when it does not.
 
     Raises NpformerError, which names `path`, where it cannot be written.
     """
     path = Path(path)
     if not path.name:
         raise NpformerError(f"{path}: cannot be written: it names no file")
-    partial = path.with_name(f".{path.stem}.{os.urandom(4).hex()}.partial{path.suffix}")  # some writers go by endings
+    # A folder, because some writers go by a file's ending, and some put files of their own beside it.
+    folder = path.with_name(f".{path.name}.{os.urandom(4).hex()}.partial")
     try:
-        yield partial
-        os.replace(partial, path)
+        folder.mkdir()
+        yield folder / path.name
+        os.replace(folder / path.name, path)
     except OSError as error:
         raise NpformerError(f"{path}: cannot be written: {error.strerror or error}") from None
     finally:
-        partial.unlink(missing_ok=True)
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def save_arrays(path: str | Path, arrays: Mapping[str, np.ndarray], metadata: Mapping[str, str]) -> None:
-    """A safetensors file, written beside its place and renamed when it is complete."""
+    """Write a safetensors file beside its place, and rename it when it is complete."""
     with written_whole(path) as partial:
         write_tensors(partial, arrays, metadata)
 

@@ -230,7 +230,7 @@ class _Blas:
             warnings.warn(
                 "threadpoolctl is not installed, so BLAS keeps its own threads beside npformer's: runs are slower, and "
                 "a text's result may differ in its last bits from batch to batch; pip install threadpoolctl",
-                stacklevel=2,
+                stacklevel=3,  # past functools
             )
             return []
         return list(ThreadpoolController().select(user_api="blas").lib_controllers)

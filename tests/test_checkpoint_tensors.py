@@ -17,7 +17,8 @@ from npformer.checkpoint.write import write_tensors
 from npformer.errors import NpformerError
 
 RNG = np.random.default_rng(0)
-DTYPES = (np.float64, np.float32, np.float16, np.int64, np.int32, np.int16, np.int8, np.uint8, np.bool_)
+SIGNED = (np.float64, np.float32, np.float16, np.int64, np.int32, np.int16, np.int8)
+DTYPES = (*SIGNED, np.uint64, np.uint32, np.uint16, np.uint8, np.bool_)
 ARRAYS = {np.dtype(dtype).name: RNG.integers(0, 2, (3, 5)).astype(dtype) for dtype in DTYPES} | {
     "scalar": np.array(2.5, np.float32),
     "empty": np.zeros((0, 3), np.float32),
@@ -55,12 +56,47 @@ def test_the_library_reads_what_is_written_here(tmp_path):
         assert file.metadata() == {"format": "npformer"}
 
 
+@settings(max_examples=100)
+@given(st.dictionaries(st.text(), st.text(), min_size=1))
+def test_metadata_may_be_any_text(tmp_path_factory, metadata):
+    """The header is rewritten in order, in its place: whatever is escaped in it, its length stays."""
+    path = tmp_path_factory.getbasetemp() / "metadata.safetensors"
+    write_tensors(path, ARRAYS, metadata)
+    with safetensors.safe_open(path, "np") as file:
+        assert file.metadata() == metadata
+        assert set(file.keys()) == ARRAYS.keys()
+    assert read_tensors(path)[1] == metadata
+
+
+def test_equal_contents_are_equal_bytes(tmp_path):
+    """In other processes, too, and whatever the order they are given in. The library by itself orders metadata anew."""
+    metadata = {str(n): "x" for n in range(10)}
+    write_tensors(tmp_path / "a.safetensors", ARRAYS, metadata)
+    write_tensors(tmp_path / "b.safetensors", dict(reversed(ARRAYS.items())), dict(reversed(metadata.items())))
+    code = (
+        "import sys, pathlib; from npformer.checkpoint.tensors import read_tensors\n"
+        "from npformer.checkpoint.write import write_tensors\n"
+        "folder = pathlib.Path(sys.argv[1])\n"
+        "write_tensors(folder / 'c.safetensors', *read_tensors(folder / 'a.safetensors'))\n"
+    )
+    subprocess.run([sys.executable, "-c", code, tmp_path], check=True)
+    assert len({(tmp_path / f"{name}.safetensors").read_bytes() for name in "abc"}) == 1
+
+
+def test_a_file_has_the_permissions_of_any_other(tmp_path):
+    write_tensors(tmp_path / "a.safetensors", ARRAYS, {"format": "npformer"})
+    (tmp_path / "b").touch()
+    assert (tmp_path / "a.safetensors").stat().st_mode == (tmp_path / "b").stat().st_mode
+
+
 def test_bfloat16(tmp_path):
     bits = np.arange(0, 2**16, 997, dtype=np.uint16)
     header = {"x": {"dtype": "BF16", "shape": [len(bits)], "data_offsets": [0, bits.nbytes]}}
     arrays, _ = read_tensors(write(tmp_path / "a.safetensors", header, bits.tobytes()))
     assert np.array_equal(load(arrays["x"], np.dtype(np.float32)).view(np.uint32) >> 16, bits)
     write_tensors(tmp_path / "b.safetensors", arrays, {})
+    with safetensors.safe_open(tmp_path / "b.safetensors", "np") as file:
+        assert file.get_slice("x").get_dtype() == "BF16"
     again, _ = read_tensors(tmp_path / "b.safetensors")
     assert again["x"].dtype == BFLOAT16
     assert again["x"].tobytes() == bits.tobytes()

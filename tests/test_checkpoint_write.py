@@ -164,14 +164,27 @@ def full(*_, **__):
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
-@pytest.mark.parametrize("where", ["weights", "os.fsync", "shutil.copyfile", "os.rename"])
+def test_no_room_for_the_weights(tmp_path):
+    """What the kernel itself answers, here to a process that may write files of 1 kB: an error and nothing left."""
+    model_folder(tmp_path / "a")
+    code = (
+        "import resource; from npformer.checkpoint import convert\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000)); convert('a', 'b')"
+    )
+    command = [sys.executable, "-c", code]
+    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent)}
+    run = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=60, check=False)
+    error = run.stderr.splitlines()[-1]
+    assert error.startswith("npformer.errors.NpformerError: b: cannot be written: ")
+    assert "File too large" in error
+    assert os.listdir(tmp_path) == ["a"]
+
+
+@pytest.mark.parametrize("where", ["os.fsync", "shutil.copyfile", "os.rename"])
 def test_a_full_disk(tmp_path, monkeypatch, where):
     source = model_folder(tmp_path / "a")
-    if where == "weights":
-        monkeypatch.setitem(write.FILES, "npformer", ("/dev/full", "npformer"))  # the kernel's own answer
-    else:
-        module, name = where.split(".")
-        monkeypatch.setattr(getattr(write, module), name, full)
+    module, name = where.split(".")
+    monkeypatch.setattr(getattr(write, module), name, full)
     with pytest.raises(NpformerError, match=f"^{tmp_path / 'b'}: cannot be written: No space left on device"):
         convert(source, tmp_path / "b")
     assert os.listdir(tmp_path) == ["a"]

@@ -11,14 +11,13 @@ import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import BinaryIO
 
 import numpy as np
 
 from npformer.checkpoint import families
 from npformer.checkpoint.folder import CONFIG, OWN_WEIGHTS, read_folder, read_tree
-from npformer.checkpoint.storage import Array, load
-from npformer.checkpoint.tensors import DTYPES
+from npformer.checkpoint.storage import Array, dtype_name, load
 from npformer.errors import NpformerError
 
 #: What belongs to a model beside its weights, copied as it is: the tokenizer, and sentence-transformers' settings.
@@ -40,9 +39,6 @@ COMPANIONS = (
 )
 FILES = {"npformer": (OWN_WEIGHTS, "npformer"), "torch": ("model.safetensors", "pt")}  # and `format` in its metadata
 STORED_DTYPES = ("float16", "float32", "float64")
-
-_CODES = {dtype: code for code, dtype in DTYPES.items()}
-_ALIGNMENT = 64  # of the first tensor, so of every larger one's rows: a cache line
 
 
 def convert(src: str | Path, dst: str | Path, to: str = "npformer", dtype: str | None = None) -> Path:
@@ -99,32 +95,45 @@ def new_folder(dst: Path) -> Iterator[Path]:
 def write_tensors(
     path: Path, arrays: Mapping[str, Array], metadata: Mapping[str, str], dtype: str | None = None
 ) -> None:
-    """A safetensors file, one tensor in memory at a time; the inverse of `tensors.read_tensors`.
+    """Write a safetensors file by the library of that name; the inverse of `tensors.read_tensors`.
 
-    Wider elements come first, as in other writers, so that each tensor is aligned for its dtype.
+    `dtype` None leaves each array in its own. Only arrays that are transposed or of another dtype are copied.
+    Raises OSError where the file cannot be written.
     """
-    dtypes = {name: np.dtype(dtype or array.dtype).newbyteorder("<") for name, array in arrays.items()}
-    names = sorted(arrays, key=lambda name: (-dtypes[name].itemsize, name))
-    header: dict[str, Any] = {"__metadata__": dict(metadata)}
-    end = 0
-    for name in names:
-        start, end = end, end + arrays[name].size * dtypes[name].itemsize
-        shape = list(arrays[name].shape)
-        header[name] = {"dtype": _CODES[dtypes[name]], "shape": shape, "data_offsets": [start, end]}
-    text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-(8 + len(text)) % _ALIGNMENT)
-    with open(path, "wb") as file:
-        file.write(len(text).to_bytes(8, "little") + text)
-        for name in names:
-            file.write(_stored(name, arrays[name], dtypes[name]).data)
+    from safetensors import SafetensorError, TensorSpec, serialize_file
+
+    stored = {name: _stored(name, array, dtype) for name, array in arrays.items()}
+    specs = {  # as safetensors.numpy.save_file makes them, which has no bfloat16
+        name: TensorSpec(dtype=dtype_name(a.dtype), shape=a.shape, data_ptr=a.ctypes.data, data_len=a.nbytes)
+        for name, a in stored.items()
+    }
+    path.touch()
+    mode = path.stat().st_mode
+    try:
+        serialize_file(specs, path, dict(metadata))
+    except SafetensorError as error:
+        raise OSError(str(error)) from error
+    path.chmod(mode)  # the library leaves the file to its owner alone
+    with open(path, "r+b") as file:
+        _sort_metadata(file)
         file.flush()
         os.fsync(file.fileno())  # some disks find out only here that they are full
 
 
-def _stored(name: str, array: Array, dtype: np.dtype[Any]) -> Array:
-    """The array as it lies in the file."""
+def _sort_metadata(file: BinaryIO) -> None:
+    """Sort the metadata in a header, so that equal contents are equal bytes: the library writes it in random order."""
+    length = int.from_bytes(file.read(8), "little")
+    header = json.loads(file.read(length))
+    header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    file.seek(8)
+    file.write(text.ljust(length))
+
+
+def _stored(name: str, array: Array, dtype: str | None) -> Array:
+    """The array as it lies in the file: little-endian, row by row."""
     try:
         with np.errstate(over="raise"):
-            return load(array, dtype)
+            return load(array, np.dtype(dtype or array.dtype).newbyteorder("<"))
     except FloatingPointError:
-        raise NpformerError(f"{name}: a number in it is too large for {dtype.name}") from None
+        raise NpformerError(f"{name}: a number in it is too large for {dtype}") from None

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
@@ -271,8 +272,8 @@ class Run(Generic[E]):
             self.optimiser.restore(arrays)
             for name, value in json.loads(metadata["state"]).items():
                 setattr(self.state, name, value)
-        for stale in self.folder.glob(".*.partial.safetensors"):  # of a run that was killed while it wrote
-            stale.unlink(missing_ok=True)
+        for stale in self.folder.glob(".*.safetensors.*.partial"):  # of a run that was killed while it wrote
+            shutil.rmtree(stale, ignore_errors=True)
 
     def _described(self, examples: Sequence[E], held_out: Sequence[E]) -> str:
         """What makes a run this one: its recipe, its objective with the model's config, first weights, examples."""
