@@ -6,6 +6,7 @@ huggingface_hub is touched unless the name is an id on the hub.
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,10 @@ from npformer.errors import NpformerError
 from npformer.model import Model
 from npformer.transformer_config import TransformerConfig
 from npformer.workers import thread_count
+
+#: The project's own models. A checkout has both, an install the first, unless it was left out.
+OURS = ("distilbert-sst2", "en-de-multi30k")
+REPOSITORY = "https://github.com/npformer/npformer"
 
 
 def load(
@@ -62,6 +67,8 @@ def find_folder(name: str | Path, revision: str | None = None, offline: bool = F
         if revision is not None:
             raise NpformerError(f"revision: only a model on the hub has one; {str(name)!r} is the folder {folder}")
         return folder
+    if name in OURS:
+        raise NpformerError(_not_installed(str(name)))
 
     from npformer.checkpoint.hub import UnknownModel, download, is_hub_id
 
@@ -74,13 +81,42 @@ def find_folder(name: str | Path, revision: str | None = None, offline: bool = F
 
 
 def bundled() -> dict[str, Path]:
-    """The models that come with npformer: name -> folder. They are inside the package, or in a checkout beside it."""
+    """The models that come with npformer: name -> folder.
+
+    They are inside the package, in the checkout it lies in, or in the checkout that the process works in, at its top or
+    in one of its folders.
+    """
     package = Path(__file__).parent
     places = [package / "_weights"]
-    if (package.parent / "pyproject.toml").is_file():
-        places.append(package.parent / "weights")
+    for root in (package.parent, Path(), Path("..")):
+        if (root / "pyproject.toml").is_file() and (root / "npformer").is_dir():
+            places.append(root.resolve() / "weights")
     folders = [folder for place in places if place.is_dir() for folder in sorted(place.iterdir())]
     return {folder.name: folder for folder in reversed(folders) if (folder / CONFIG).is_file()}
+
+
+def _not_installed(name: str) -> str:
+    """Where a model of ours is that this install came without."""
+    path = Path("weights", name)
+    folder = _installed_from() / path
+    if (folder / CONFIG).is_file():
+        todo = f"It lies in the checkout that npformer was installed from. Give its path instead of its name: {folder}"
+    else:
+        todo = f"Get it with `git clone {REPOSITORY}`, and give its path instead of its name: {Path('npformer', path)}"
+    return f"{name}: this model of npformer's is not in the installed package.\n  {todo}"
+
+
+def _installed_from() -> Path:
+    """What `pip install` was given, as it is recorded beside the package (PEP 610); for a name on an index, nothing."""
+    from importlib.metadata import PackageNotFoundError, distribution
+    from urllib.parse import urlsplit
+    from urllib.request import url2pathname
+
+    try:
+        record = json.loads(distribution("npformer").read_text("direct_url.json") or "{}")
+    except PackageNotFoundError:
+        record = {}
+    return Path(url2pathname(urlsplit(record.get("url", "")).path))
 
 
 def _no_folder(name: str | Path) -> str:

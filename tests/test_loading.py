@@ -137,12 +137,57 @@ def test_a_bundled_name_goes_before_a_folder_of_that_name(tmp_path, monkeypatch)
 def test_bundled_models_are_in_the_package_and_in_a_checkout_beside_it(tmp_path, monkeypatch):
     """Beside an installed package is site-packages: a folder `weights` there is not ours."""
     monkeypatch.setattr(loading, "__file__", str(tmp_path / "npformer" / "loading.py"))
+    monkeypatch.chdir(tmp_path.parent)
     installed = tiny.folder(tmp_path / "npformer" / "_weights" / "one")
     beside = [tiny.folder(tmp_path / "weights" / name) for name in ("one", "two")]
     (tmp_path / "weights" / "no-model").mkdir()
     assert bundled() == {"one": installed}
     (tmp_path / "pyproject.toml").touch()
     assert bundled() == {"one": installed, "two": beside[1]}
+
+
+@pytest.fixture
+def site(tmp_path, monkeypatch):
+    """A site-packages where npformer is installed without its models; the process works in another folder."""
+    site = tmp_path / "site-packages"
+    (site / "npformer").mkdir(parents=True)
+    (site / "npformer-0.1.0.dist-info").mkdir()
+    (site / "npformer-0.1.0.dist-info" / "METADATA").write_text("Metadata-Version: 2.4\nName: npformer\n")
+    monkeypatch.setattr(loading, "__file__", str(site / "npformer" / "loading.py"))
+    monkeypatch.syspath_prepend(site)
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    return site
+
+
+@pytest.mark.parametrize("name", loading.OURS)
+def test_a_model_of_ours_that_was_not_installed(site, name):
+    """No network is asked, and the command says where the model is got; where the checkout is known, its path."""
+    missing = f"{name}: this model of npformer's is not in the installed package.\n  "
+    clone = "Get it with `git clone https://github.com/npformer/npformer`, and give its path instead of its name: "
+    assert error(name) == f"{missing}{clone}npformer/weights/{name}"
+    record = site / "npformer-0.1.0.dist-info" / "direct_url.json"
+    record.write_text('{"url": "https://example.org/npformer.zip", "archive_info": {}}')
+    assert error(name) == f"{missing}{clone}npformer/weights/{name}"
+    checkout = site.parent / "my checkout"
+    folder = tiny.folder(checkout / "weights" / name)
+    record.write_text(json.dumps({"url": checkout.as_uri(), "dir_info": {}}))
+    found = "It lies in the checkout that npformer was installed from. Give its path instead of its name: "
+    assert error(name) == f"{missing}{found}{folder}"
+
+
+def test_in_a_checkout_an_installed_package_finds_its_models(site, tmp_path, monkeypatch):
+    """As examples/*.ipynb do after `pip install .`: at the top of the checkout and in any of its folders."""
+    checkout = tmp_path / "checkout"
+    (checkout / "npformer").mkdir(parents=True)
+    (checkout / "examples").mkdir()
+    (checkout / "pyproject.toml").touch()
+    folder = tiny.folder(checkout / "weights" / "en-de-multi30k")
+    for place in (checkout, checkout / "examples"):
+        monkeypatch.chdir(place)
+        assert find_folder("en-de-multi30k") == folder
+    monkeypatch.chdir(tmp_path)
+    assert bundled() == {}
 
 
 # --- what loading costs ----------------------------------------------------------------------------------------------
