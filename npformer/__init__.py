@@ -37,6 +37,9 @@ from npformer.tap import scope, tap
 from npformer.tasks import Pair, pipeline
 
 if TYPE_CHECKING:
+    from npformer import golden as golden
+    from npformer import training as training
+    from npformer import view as view
     from npformer.edits import ablate_heads, edit, patch
     from npformer.tracing import Trace, trace
 

@@ -3,13 +3,13 @@
     python tests/run_notebooks.py            leaves the files alone
     python tests/run_notebooks.py --write    keeps what the cells print, to be committed
 
-Needs the `notebooks` extra. A cell that prints something and was committed without any output fails, too. What it
-prints is not compared: last digits depend on the machine, and the published numbers on its cache of models.
+Needs the `notebooks` group, and npformer installed: a notebook runs in its folder, as its readers run it. A cell that
+prints something and was committed without any output fails, too. What it prints is not compared: last digits depend on
+the machine, and the published numbers on its cache of models.
 """
 
 from __future__ import annotations
 
-import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,6 @@ TIMEOUT = 300  # seconds a cell may take
 
 
 def main() -> int:
-    os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
     paths = sorted((ROOT / "examples").glob("*.ipynb"))
     failures = [problem for path in paths for problem in run(path, write="--write" in sys.argv[1:])]
     print("\n".join(failures) or f"{len(paths)} notebooks ran without an error")

@@ -1,7 +1,7 @@
 """npformer beside torch, ONNX Runtime and CTranslate2: `python -m tests.benchmarks.peers [--json FILE] [--quick]`.
 
 Every engine gets the same weights and texts, and the setup in which it is quickest: texts sorted by length, in batches
-of 1, 4, 8 or 32. All have to answer with the same logits. Needs the extras `oracle` and `bench`. `models.py` opens the
+of 1, 4, 8 or 32. All have to answer with the same logits. Needs the groups `oracle` and `bench`. `models.py` opens the
 engines, `measure.py` races them, `table.py` prints.
 """
 

@@ -5,7 +5,7 @@
 
 The first is `examples/train_encoder.py`'s training and prints each epoch's accuracy on the test texts. The second is
 that of a folder that `npformer train-translation` left, with its tokenizer; it prints each epoch's loss on the dev
-pairs and leaves a folder that `npformer evaluate` takes. Stopped, the same command goes on. Needs the extra `oracle`.
+pairs and leaves a folder that `npformer evaluate` takes. Stopped, the same command goes on. Needs the group `oracle`.
 """
 
 from __future__ import annotations

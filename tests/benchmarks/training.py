@@ -4,7 +4,7 @@ Forward, backward, clipping and AdamW on a batch, of three models: DistilBERT-ba
 of width 256 on 32 texts of 256, and an encoder-decoder of width 128 on 128 pairs of like lengths. Both engines begin
 with the same weights, drop out at the same places and take turns in one process; without dropout their first losses
 must agree.
-Needs the extra `oracle`.
+Needs the group `oracle`.
 """
 
 from __future__ import annotations

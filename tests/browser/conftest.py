@@ -1,6 +1,6 @@
 """A real browser for the views: Debian's chromium by selenium, without a network, its console watched.
 
-Install `chromium` and `chromium-driver`, and the `browser` extra. Where there is no browser these tests are skipped,
+Install `chromium` and `chromium-driver`, and the `browser` group. Where there is no browser these tests are skipped,
 and say so.
 """
 
@@ -21,7 +21,7 @@ CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
 @pytest.fixture(scope="session")
 def driver() -> Iterator[Any]:
     """One chromium for all tests: headless, no host name resolves, every console line kept."""
-    webdriver = pytest.importorskip("selenium.webdriver", reason="the `browser` extra is not installed")
+    webdriver = pytest.importorskip("selenium.webdriver", reason="the `browser` group is not installed")
     if not CHROMIUM or not DRIVER:
         pytest.skip("no chromium and chromedriver on this machine")
     options = webdriver.ChromeOptions()

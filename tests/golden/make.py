@@ -2,7 +2,7 @@
 
     python tests/golden/make.py [--check]
 
-It needs the `oracle` extra (torch, transformers, mpmath); the tests that read the values need none of it. What is
+It needs the `oracle` group (torch, transformers, mpmath); the tests that read the values need none of it. What is
 made, all of it under `data/`:
 
     <case>/            a tiny model of `cases.py`: its checkpoint as transformers saves it, its inputs and every stage

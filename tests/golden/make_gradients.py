@@ -2,7 +2,7 @@
 
     python tests/golden/make_gradients.py [--check]
 
-It needs the `oracle` extra; the tests that read the values do not. Under `gradients_data/`:
+It needs the `oracle` group; the tests that read the values do not. Under `gradients_data/`:
 
     functions.safetensors    gradients of the single functions of `gradient_calls`, in full, in float32 and float64
     models.safetensors       of every parameter of the models under `data/`, by the loss of its head: torch's float32 error,

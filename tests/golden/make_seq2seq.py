@@ -2,7 +2,7 @@
 
     python tests/golden/make_seq2seq.py [--check]
 
-It needs the `oracle` extra. Under `seq2seq/` it writes, each float as torch gives it in float32 and in float64:
+It needs the `oracle` group. Under `seq2seq/` it writes, each float as torch gives it in float32 and in float64:
 
     <case>/           a state dict of one of torch's modules with its config.json, and what a run of it gives; of the
                       encoder-decoders every stage

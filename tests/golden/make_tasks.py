@@ -2,7 +2,7 @@
 
     python tests/golden/make_tasks.py [--check]
 
-It needs the `oracle` extra (torch, transformers). What is made is `tasks/<task>.json`: for each case the tiny model (of
+It needs the `oracle` group (torch, transformers). What is made is `tasks/<task>.json`: for each case the tiny model (of
 `tiny.py`, so that no weights are stored), what the pipeline was called with, and what transformers.pipeline answered.
 Question answering is a pipeline of transformers 4 only (4.57.6 made the file); with transformers 5 it is left as it is.
 The vectors of sentence-embedding are those of the sentence-transformers package.

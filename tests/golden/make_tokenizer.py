@@ -2,7 +2,7 @@
 
     python tests/golden/make_tokenizer.py [--check]
 
-It needs the `oracle` extra (transformers). What is made is `tasks/tokenizer_ids.json`: each case is the files of a
+It needs the `oracle` group (transformers). What is made is `tasks/tokenizer_ids.json`: each case is the files of a
 folder, and the ids that transformers' AutoTokenizer gives there for the forty texts of `texts.py`.
 """
 

@@ -1,0 +1,115 @@
+"""Checks the package as users get it: built, installed, type-checked, and tested from its source distribution.
+
+    python tests/packaging.py                       and every test of the source distribution, which takes ten minutes
+    python tests/packaging.py tests/test_cli.py -x  and these of them: arguments for pytest
+
+Needs the `package` group. Each environment is new, with the pip that Python brings, and no step runs in the checkout
+unless it says so.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+import tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+TRANSLATOR = "en-de-multi30k"
+PROGRAM = """
+import npformer, sys
+try:
+    print("loaded", npformer.load(sys.argv[1]).folder)
+except npformer.NpformerError as error:
+    print(error)
+"""
+CLEAN = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "NPFORMER_DEMO")}
+
+
+def main() -> None:
+    with tempfile.TemporaryDirectory() as made:
+        folder = Path(made)
+        wheel, source = build(folder)
+        check_wheel(folder, wheel)
+        check_install_without_the_model(folder)
+        check_tests(folder, source, sys.argv[1:])
+    say("the package is as it should be")
+
+
+def build(folder: Path) -> tuple[Path, Path]:
+    """The wheel, made from the source distribution, and that; both with metadata that an index takes."""
+    say("wheel and source distribution")
+    run(sys.executable, "-m", "build", "--outdir", folder / "dist", ROOT)
+    (wheel,), (source,) = (folder / "dist").glob("*.whl"), (folder / "dist").glob("*.tar.gz")
+    run(sys.executable, "-m", "twine", "check", "--strict", wheel, source)
+    return wheel, source
+
+
+def check_wheel(folder: Path, wheel: Path) -> None:
+    """A user's program runs with the wheel, and its types are known."""
+    say("a user's program, run and type-checked")
+    python = environment(folder / "user", wheel, "mypy")
+    shutil.copy(ROOT / "tests" / "user_program.py", folder)
+    run(python, "user_program.py", cwd=folder)
+    run(python, "-m", "mypy", "--strict", "user_program.py", cwd=folder)
+    expect(load(python, TRANSLATOR, folder), "git clone https://github.com/")
+
+
+def check_install_without_the_model(folder: Path) -> None:
+    """NPFORMER_DEMO=0 leaves the model out. A name without a model is answered by its path; in the checkout it is found."""
+    say("pip install . without the bundled model")
+    python = environment(folder / "small", ROOT, NPFORMER_DEMO="0")
+    size = sum(path.stat().st_size for path in (folder / "small").rglob("npformer/**/*") if path.is_file())
+    print(f"npformer alone: {size / 1e6:.1f} MB with its compiled Python")
+    assert size < 5e6, size
+    for name in ("distilbert-sst2", TRANSLATOR):
+        model = ROOT / "weights" / name
+        expect(load(python, name, folder), f"Give its path instead of its name: {model}")
+        expect(load(python, name, ROOT / "examples"), f"loaded {model}")
+        expect(load(python, str(model), folder), f"loaded {model}")
+
+
+def check_tests(folder: Path, source: Path, arguments: list[str]) -> None:
+    """The README's second command, in the unpacked source distribution, with these arguments for pytest."""
+    say("tests of the source distribution")
+    with tarfile.open(source) as archive:
+        archive.extractall(folder, filter="data")
+    unpacked = folder / source.name.removesuffix(".tar.gz")
+    python = environment(folder / "tests", ".[test]", cwd=unpacked)
+    run(python, "-m", "pytest", *arguments, cwd=unpacked)
+
+
+def environment(folder: Path, *packages: str | Path, cwd: Path = ROOT, **variables: str) -> Path:
+    """The Python of a new virtual environment that has these packages."""
+    run(sys.executable, "-m", "venv", folder)
+    python = folder / ("Scripts" if os.name == "nt" else "bin") / "python"
+    run(python, "-m", "pip", "install", "-q", *packages, cwd=cwd, **variables)
+    return python
+
+
+def load(python: Path, name: str, cwd: Path) -> str:
+    """What a program prints that loads a model by this name in this folder."""
+    command = [python, "-c", PROGRAM, name]
+    return subprocess.run(command, cwd=cwd, env=CLEAN, check=True, capture_output=True, text=True).stdout
+
+
+def expect(printed: str, part: str) -> None:
+    print(printed, end="")
+    assert part in printed, f"expected {part!r} in {printed!r}"
+
+
+def run(*command: str | Path, cwd: Path = ROOT, **variables: str) -> None:
+    result = subprocess.run(command, cwd=cwd, env=CLEAN | variables, check=False)
+    if result.returncode:
+        sys.exit(f"{' '.join(map(str, command))}: exit code {result.returncode}")
+
+
+def say(what: str) -> None:
+    print(f"\n-- {what}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
