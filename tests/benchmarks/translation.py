@@ -2,8 +2,8 @@
 
 A Marian-base sized model with random weights (6 + 6 layers, 512 wide, 58,101 tokens) translates 64 sources of mixed
 length, greedily and with four beams, into targets of a fixed length; then npformer alone, the time of a token as the
-target grows. Engines take turns in one process, and the least time of each counts. Needs the groups `oracle`, `bench`
-and `translate`.
+target grows. Engines take turns in one process, and the least time of each counts. Needs the groups `oracle` and
+`bench`, and the extra `translate`.
 """
 
 from __future__ import annotations
