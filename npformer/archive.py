@@ -23,10 +23,10 @@ from npformer.errors import NpformerError
 def written_whole(path: str | os.PathLike[str]) -> Iterator[Path]:
     """A file to write in a folder beside `path`, renamed to it when the block ends well, and removed when it does not.
 
-    Raises NpformerError, which names `path`, where it cannot be written.
+    Raises NpformerError, which names `path`, where it cannot be written. A folder, a pipe or a device is not replaced.
     """
     path = Path(path)
-    if not path.name:
+    if not path.name or (os.path.exists(path) and not os.path.isfile(path)):
         raise NpformerError(f"{path}: cannot be written: it names no file")
     # A folder, because some writers go by a file's ending, and some put files of their own beside it.
     folder = path.with_name(f".{path.name}.{os.urandom(4).hex()}.partial")

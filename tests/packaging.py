@@ -3,8 +3,7 @@
     python tests/packaging.py                       and every test of the source distribution, which takes ten minutes
     python tests/packaging.py tests/test_cli.py -x  and these of them: arguments for pytest
 
-Needs the `package` group. Each environment is new, with the pip that Python brings, and no step runs in the checkout
-unless it says so.
+Needs the `package` group. Each environment is new, with the pip that Python brings.
 """
 
 from __future__ import annotations
@@ -59,7 +58,7 @@ def check_wheel(folder: Path, wheel: Path) -> None:
 
 
 def check_install_without_the_model(folder: Path) -> None:
-    """NPFORMER_DEMO=0 leaves the model out. A name without a model is answered by its path; in the checkout it is found."""
+    """NPFORMER_DEMO=0 leaves the model out. Its name is then answered by its path, and works in the checkout."""
     say("pip install . without the bundled model")
     python = environment(folder / "small", ROOT, NPFORMER_DEMO="0")
     size = sum(path.stat().st_size for path in (folder / "small").rglob("npformer/**/*") if path.is_file())

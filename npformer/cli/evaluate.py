@@ -62,7 +62,7 @@ def _translations(args: argparse.Namespace) -> None:
     try:
         import sacrebleu
     except ImportError:
-        raise NpformerError("BLEU needs sacrebleu: pip install sacrebleu") from None
+        raise NpformerError('BLEU needs sacrebleu: pip install "npformer[evaluate]"') from None
     from npformer.tasks import pipeline
     from npformer.tasks.task import InputError
     from npformer.training.pairs import read_pairs
