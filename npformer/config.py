@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from npformer.errors import NpformerError
 
@@ -95,6 +95,9 @@ FAMILIES = {
     ),
 }
 
+#: The model_types that are a `TransformerConfig`: Marian's checkpoints, and torch's own modules.
+TRANSFORMER_TYPES = ("marian", "transformer")
+
 
 @dataclass(frozen=True)
 class Config:
@@ -118,8 +121,9 @@ class Config:
     problem_type: str | None = None
     tied: bool = True  # the vocabulary projection is the token table, transposed
 
-    norm_first = False  # these two are fields of the 2017 models' `TransformerConfig`; BERT has neither
+    norm_first = False  # BERT has none of these; the 2017 models' `TransformerConfig` does
     scale_embedding = False
+    padding_idx: ClassVar[int | None] = None
 
     def __post_init__(self) -> None:
         family = _family(self.model_type)
@@ -171,11 +175,12 @@ class Config:
         `tie_weights_` and `sinusoidal_pos_embds` need no field: Transformers ties by `tie_word_embeddings` alone,
         and a checkpoint stores its sinusoidal positions like learned ones.
         """
-        if cls is Config and data.get("model_type") in ("marian", "transformer"):
+        _one_of("model_type", data.get("model_type"), (*FAMILIES, *TRANSFORMER_TYPES))
+        if cls is Config and data["model_type"] in TRANSFORMER_TYPES:
             from npformer.transformer_config import TransformerConfig
 
             return TransformerConfig.from_dict(data, head)
-        family = _family(data.get("model_type"))
+        family = _family(data["model_type"])
         _reject_unsupported(data)
         sizes = {}
         for ours, theirs in family.sizes.items():

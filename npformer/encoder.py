@@ -79,15 +79,20 @@ def embeddings_backward(
     segment: Mapping[str, np.ndarray] | None = None,
     eps: float = 1e-12,
     scale: float = 1.0,
+    padding_idx: int | None = None,
 ) -> dict[str, Any]:
-    """Of Normalize(token * scale + position [+ segment]): the gradients of the tables, of which only rows are not 0."""
+    """Of Normalize(token * scale + position [+ segment]): the gradients of the tables, of which only rows are not 0.
+
+    padding_idx: a token whose row gets none, as in torch's nn.Embedding.
+    """
     stages = stages.within("embeddings")
     grads: dict[str, Any] = {}
     if norm is not None:
         grad, grads["norm"] = layer_norm_backward(stages.before("norm", grad), stages["sum"], **norm, eps=eps)
     grad = stages.before("sum", grad)
     d_token = stages.before("token", grad)
-    grads["token"] = {"weight": embedding_backward(d_token if scale == 1 else d_token * scale, ids)}
+    trained = slice(None) if padding_idx is None else ids != padding_idx
+    grads["token"] = {"weight": embedding_backward((d_token if scale == 1 else d_token * scale)[trained], ids[trained])}
     grads["position"] = {"weight": embedding_backward(stages.before("position", grad), positions)}
     if segment is not None:
         segments = np.zeros_like(ids) if segments is None else segments

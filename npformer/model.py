@@ -125,8 +125,9 @@ def encode_backward(
         eps=config.eps, only=only, norm_first=config.norm_first, norm=weights.get("norm"),
     )  # fmt: skip
     grads = embeddings_backward(
-        grad, stages, batch.ids, batch.positions, batch.segments, **tables, eps=config.eps, scale=scale
-    )
+        grad, stages, batch.ids, batch.positions, batch.segments, **tables, eps=config.eps, scale=scale,
+        padding_idx=config.padding_idx,
+    )  # fmt: skip
     return {"embeddings": grads, **tree}
 
 

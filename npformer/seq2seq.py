@@ -109,7 +109,9 @@ def decode_target_backward(
         ACTIVATIONS[config.activation], weights["layers"], config.eps, config.norm_first, weights.get("norm"),
     )  # fmt: skip
     tables = weights["embeddings"]
-    d_tables = embeddings_backward(grad, stages, target.ids, target.positions, None, **tables, scale=scale)
+    d_tables = embeddings_backward(
+        grad, stages, target.ids, target.positions, None, **tables, scale=scale, padding_idx=config.padding_idx
+    )
     return dsource, {"embeddings": d_tables, **tree}
 
 

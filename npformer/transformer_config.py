@@ -58,7 +58,7 @@ class TransformerConfig(Config):
     modules: tuple[tuple[str, str], ...] = ()  # our group -> the checkpoint's module, where its name is not torch's
 
     def __post_init__(self) -> None:
-        base._one_of("model_type", self.model_type, ("marian", "transformer"))
+        base._one_of("model_type", self.model_type, base.TRANSFORMER_TYPES)
         base._one_of("head", self.head, HEADS)
         base._one_of("torch_class", self.torch_class, TORCH_CLASSES)
         base._one_of("positions", self.positions, POSITIONS)
@@ -109,6 +109,14 @@ class TransformerConfig(Config):
         return self.head == "translation" or (self.torch_class == "nn.TransformerEncoder" and self.vocab_size > 0)
 
     @property
+    def padding_idx(self) -> int | None:  # type: ignore[override]
+        """The token whose row looking it up does not train: Marian's padding, which is its start token too.
+
+        A projection that is tied to the table does train the row, in torch as well.
+        """
+        return self.pad_id if self.model_type == "marian" else None
+
+    @property
     def n_outputs(self) -> int:
         return self.target_vocab_size if self.head == "translation" else len(self.labels)
 
@@ -128,7 +136,7 @@ class TransformerConfig(Config):
         pad_token_id null, head "base", id2label two labels, modules {}. Any other name is an error.
         """
         model_type = data.get("model_type")
-        base._one_of("model_type", model_type, ("marian", "transformer"))
+        base._one_of("model_type", model_type, base.TRANSFORMER_TYPES)
         settings = _marian(data) if model_type == "marian" else _own(data)
         return cls(**{**settings, "head": head or settings["head"]})
 

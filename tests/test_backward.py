@@ -19,6 +19,7 @@ import tiny
 from golden import gradients as given
 from safetensors import safe_open
 from safetensors.numpy import load_file
+from seq2seq_models import golden_model
 
 from npformer import functions
 from npformer.attention import masked_attention, scaled_dot_product_attention, scaled_dot_product_attention_backward
@@ -258,6 +259,25 @@ def test_finite_differences_of_the_encoder_decoder(norm_first: bool, tied: bool)
         error = abs(numerical(loss, 3e-3) - (grad * direction).sum())
         array[...] = start
         assert error <= CLOSE * max(np.linalg.norm(grad), 1e-1), name
+
+
+def test_training_a_marian_checkpoint_leaves_the_padding_token_s_row_alone() -> None:
+    """The row gets what the tied projection gives it, and nothing for being looked up: torch's `padding_idx`."""
+    model = golden_model("marian-small", "float64")
+    pad = model.config.pad_id
+    assert model.config.start_id == pad  # every target looks it up
+    weights, loss = Trainable(model.weights, model.config), TranslationLoss(model.config)
+    example = Example(Text(np.array([5, 9, 0])), np.array([7, 8]))
+    found = gradients(loss, weights, [example]).flat
+    (table,) = (name for name in found if name.endswith("embeddings.token.weight"))
+    projection = weights.tree["head"]["output"]["weight"].copy()  # a table of its own, which alone is moved
+    head = {"output": {**weights.tree["head"]["output"], "weight": projection}}
+
+    def value(step: float) -> float:
+        projection[:, pad] = weights.flat[table][pad] + step
+        return loss.part({**weights.tree, "head": head}, [example], loss.count(example), None).loss
+
+    assert dense(found[table], weights.flat[table])[pad].sum() == pytest.approx(numerical(value, 3e-3), rel=1e-6)
 
 
 def test_every_stage_has_a_gradient() -> None:

@@ -146,3 +146,10 @@ def test_messages_stay_short_whatever_came():
     with pytest.raises(NpformerError) as error:
         Config.from_dict({**BERT, "hidden_act": "x" * 10**6})
     assert len(str(error.value)) < 300
+
+
+def test_refusals_list_all_families():
+    with pytest.raises(
+        NpformerError, match=r"'gpt2' is not supported; supported: distilbert, bert, marian, transformer$"
+    ):
+        Config.from_dict({"model_type": "gpt2"})
