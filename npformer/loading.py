@@ -31,16 +31,18 @@ def load(
     offline: bool = False,
     dtype: Any = np.float32,
     threads: int | None = None,
+    head: str | None = None,
 ) -> Model:
     """The model that `name` means: a bundled model's name, a local folder, or a hub id such as "owner/model".
 
     revision: a branch, tag or commit on the hub. offline: use no network, only what is in the cache. dtype: float32,
-    or float64 for a model that computes in double throughout. threads: as in `Model`.
+    or float64 for a model that computes in double throughout. threads: as in `Model`. head: the head to read, such as
+    "masked-lm", where config.json names none in its `architectures`, or another one of the checkpoint's.
     Raises NpformerError for a name that is none of the three, and for whatever keeps the model from being read.
     """
     dtype, threads = parameter_dtype(dtype), thread_count(threads)  # before anything is downloaded
     folder = find_folder(name, revision, offline)
-    config, weights = load_folder(folder, dtype)
+    config, weights = load_folder(folder, dtype, head)
     if isinstance(config, TransformerConfig) and not config.reads_ids:
         raise NpformerError(
             f"{folder}: {config.torch_class} computes on rows and not on token ids; npformer.checkpoint.load_folder "

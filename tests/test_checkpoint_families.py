@@ -197,10 +197,29 @@ def test_what_does_not_fit_is_listed_in_both_names():
 def test_a_long_list_is_cut():
     config, tensors = checkpoint("BertModel")
     tensors |= {"x" * 1000 + str(i): np.zeros(1, np.float32) for i in range(1000)}
-    with pytest.raises(NpformerError) as error:
+    with pytest.warns(UserWarning, match="does not need") as caught:
         to_tree(tensors, config)
-    assert "unknown: and 988 more" in str(error.value)
-    assert len(str(error.value)) < 5000
+    assert "unknown: and 988 more" in str(caught[0].message)
+    assert len(str(caught[0].message)) < 5000
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_a_tensor_that_is_not_needed_is_a_warning_that_names_it(name):
+    """As in Transformers: the model is the same without it. What other heads have, and buffers, need no warning."""
+    config, tensors = checkpoint(name)
+    expected = flatten(to_tree(tensors, config))
+    with pytest.warns(UserWarning, match="tensors that the model does not need.*\n  unknown: lora.weight$") as caught:
+        found = flatten(to_tree({**tensors, "lora.weight": np.zeros(1, np.float32)}, config))
+    assert caught[0].filename == __file__
+    assert found.keys() == expected.keys()
+    assert all(np.array_equal(found[key], expected[key]) for key in expected)
+
+
+def test_a_converted_checkpoint_has_its_head_left_out_without_a_warning():
+    config, tensors = checkpoint("BertForTokenClassification")
+    stored = families.stored(to_tree(tensors, config), config)
+    base = Config.from_dict(ARCHITECTURES["BertForTokenClassification"]["config"], "base")
+    assert families.own_to_tree(stored, base).keys() == {"embeddings", "layers"}
 
 
 def test_flatten_and_unflatten_are_inverses():

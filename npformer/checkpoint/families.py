@@ -114,7 +114,7 @@ def to_tree(flat: Mapping[str, Array], config: Config, dtype: Any = np.float32) 
 
     dtype None leaves each tensor in its own. The encoder's prefix may be there or not, and norms may have the old
     names gamma and beta. What the family uses for another head than this one's is passed over, so that the encoder
-    or one head loads from a checkpoint that has more; any other name that is not needed is an error.
+    or one head loads from a checkpoint that has more; any other name that is not needed is a warning.
     """
     if isinstance(config, TransformerConfig):
         return _transformer(config).to_tree(flat, config, dtype)
@@ -144,7 +144,9 @@ def own_to_tree(flat: Mapping[str, Array], config: Config, dtype: Any = np.float
     if isinstance(config, TransformerConfig):
         return transformer.own_to_tree(flat, config, dtype)
     expected = _parameters(config, config.head)
-    unknown = [name for name in flat if name not in expected]
+    heads = FAMILIES[config.model_type].heads
+    known = {name for head in heads for name in _parameters(config, head)}
+    unknown = [name for name in flat if name not in known]
     return layout.build(flat, config, _needed(expected, flat, config), dtype, unknown)
 
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from npformer.checkpoint.storage import Array, dtype_name, is_floating, load
 from npformer.config import Config
-from npformer.errors import NpformerError
+from npformer.errors import NpformerError, warn
 
 Tree = dict[str, Any]  # nested dicts of arrays; "layers" is a list
 
@@ -113,7 +113,9 @@ def build(
 ) -> Tree:
     """The tree of the arrays found (ours by name and layout), in `dtype` (None: each in its own), read-only.
 
-    A name that is not `expected`, one that is and is not there, and a wrong shape are errors, all listed in one.
+    A name that is `expected` and not there, and a wrong shape, are errors, all listed in one. `unknown` names, which
+    the model does not need, are a warning, as in Transformers. Beside a config.json that was written by hand, for
+    torch's own modules, they are an error, as in torch's `load_state_dict`.
     `sources` says what a name is called in the file.
     """
     tied = is_tied(config) and _same_transposed(found.get(PROJECTION), found.get(TOKENS))
@@ -125,9 +127,12 @@ def build(
         for name, parameter in needed.items()
         if name in found and (problem := _problem(found[name], parameter.shape))
     ]
-    if missing or unknown or wrong:
+    if missing or wrong or (unknown and config.model_type == "transformer"):
         lines = _listed("missing", missing) + _listed("unknown", list(unknown)) + _listed("wrong", wrong)
         raise NpformerError("\n  ".join(["the checkpoint does not fit its config.json:", *lines]))
+    if unknown:
+        title = "the checkpoint has tensors that the model does not need; they are left out:"
+        warn("\n  ".join([title, *_listed("unknown", list(unknown))]))
     flat = {name: load(found[name], dtype) for name in needed}
     if tied:
         flat[PROJECTION] = flat[TOKENS].T

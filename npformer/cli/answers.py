@@ -14,6 +14,7 @@ from npformer.cli.texts import Line, count, interactive, lines
 from npformer.errors import NpformerError
 from npformer.tasks import pipeline
 from npformer.tasks.encoding import LONG
+from npformer.tasks.progress import with_bar
 from npformer.tasks.task import InputError, Task
 
 Answered = tuple[Line, Any]  # a line and its answer; None where it has none
@@ -135,10 +136,7 @@ def progress(items: Iterator[Answered], args: argparse.Namespace) -> Iterator[An
     """The items, with a bar on stderr if they are many, someone watches, and the answers go elsewhere."""
     if not sys.stderr.isatty() or sys.stdout.isatty() or not (args.file or not args.texts):
         return items
-    from tqdm import tqdm
-
-    bar: Iterator[Answered] = tqdm(items, total=count(args), unit=" texts", delay=1, file=sys.stderr)
-    return bar
+    return with_bar(items, count(args), delay=1)
 
 
 def plain(text: str, width: int | None = None) -> str:

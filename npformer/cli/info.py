@@ -18,19 +18,11 @@ EPILOG = """examples:
   npformer info
   npformer info distilbert-sst2"""
 
-#: The tasks that read a head. Those of an encoder are for all but encoder-decoders.
-TASKS_OF = {
-    "sequence-classification": ["text-classification"],
-    "token-classification": ["token-classification"],
-    "question-answering": ["question-answering"],
-    "masked-lm": ["fill-mask"],
-    "translation": ["translation"],
-}
+ENCODERS = ["feature-extraction", "sentence-embedding"]  # tasks of every encoder, whatever its head
 SAME_BITS = {
     True: "yes, a text has the same bits alone and in any batch, order and number of threads",
     False: "no, on this BLAS the last bits of a text depend on the texts beside it; results are right all the same",
 }
-ENCODERS = ["feature-extraction", "sentence-embedding"]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -95,6 +87,7 @@ def _card(folder: Path | None) -> dict[str, str]:
 
 def _model(model: Model) -> dict[str, Any]:
     from npformer.checkpoint.families import stored
+    from npformer.tasks.pipeline import TASK_OF
     from npformer.tokenizer import longest_text
     from npformer.transformer_config import TransformerConfig
 
@@ -102,6 +95,7 @@ def _model(model: Model) -> dict[str, Any]:
     arrays = stored(dict(model.weights), config)
     knows_entailment = any(label.lower().startswith("entail") for label in config.labels)
     decoder = config.n_decoder_layers if isinstance(config, TransformerConfig) else 0
+    own = [TASK_OF[config.head]] if config.head in TASK_OF.keys() - {"base"} else []
     inference = ["zero-shot-classification"] if knows_entailment else []
     facts: dict[str, Any] = {
         "folder": str(model.folder),
@@ -115,7 +109,7 @@ def _model(model: Model) -> dict[str, Any]:
         "longest text": f"{longest_text(model.folder, config)} tokens",
         "parameters": f"{sum(array.size for array in arrays.values()) / 1e6:.1f} million",
         "memory": f"{sum(array.nbytes for array in arrays.values()) / 1e6:.1f} MB as {model.dtype}",
-        "tasks": ", ".join([*TASKS_OF.get(config.head, []), *inference, *(() if decoder else ENCODERS)]),
+        "tasks": ", ".join([*own, *inference, *(() if decoder else ENCODERS)]),
     }
     if config.labels:
         facts["labels"] = list(config.labels)

@@ -86,13 +86,12 @@ class Encoder:
         if n_tokens <= limit:
             return Encoded([encoding], n_tokens)
         if long == "error":
-            raise NpformerError(
-                f"{n_tokens} tokens, and the model takes {limit}; long='truncate' reads the first, long='window' all"
-            )
+            most = f"the model takes {limit}" if limit == self.limit else f"at most {limit} are wanted"
+            raise NpformerError(f"{n_tokens} tokens, and {most}; long='truncate' reads the first, long='window' all")
         texts = [self._whole(each, special=False) for each in ([part] if isinstance(part, str) else part)]
         room = limit - self.tokenizer.num_special_tokens_to_add(len(texts) == 2)
         if room < 1:
-            raise NpformerError(f"the model takes {limit} tokens, which is too few for any text")
+            raise NpformerError(f"a text has {limit} tokens at most, which is too few for any text")
         if long == "truncate":
             for text, length in zip(texts, _lengths([len(each) for each in texts], room, cut), strict=True):
                 text.truncate(length)

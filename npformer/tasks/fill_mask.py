@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 
 from npformer import heads
-from npformer.errors import NpformerError
+from npformer.errors import NpformerError, warn
 from npformer.functions import ACTIVATIONS
 from npformer.model import Model
 from npformer.tap import listening
-from npformer.tasks.inputs import Part, as_text, warn
+from npformer.tasks.inputs import Part, as_text
 from npformer.tasks.options import Options
 from npformer.tasks.task import Request, Task, probabilities, without_head
 from npformer.tokenizer import special_token

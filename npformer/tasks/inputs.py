@@ -3,8 +3,6 @@ two texts."""
 
 from __future__ import annotations
 
-import sys
-import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -24,13 +22,17 @@ Part = str | tuple[str, str]  # what the tokenizer is given for one of the model
 
 
 def as_part(item: Any) -> Part:
-    """A text or a pair from what the caller gave: a string, a Pair, or {"text": ..., "text_pair": ...}."""
+    """A text or a pair from what the caller gave: a string, a Pair, or {"text": ..., "text_pair": ...}.
+
+    A pair whose second text is empty is its first text alone: Transformers' pipelines leave it out as well.
+    """
     if isinstance(item, str):
         return as_text(item)
     if isinstance(item, Mapping):
         item = _from_mapping(item)
     if isinstance(item, Pair):
-        return as_text(item.text, "text"), as_text(item.text_pair, "text_pair")
+        text, second = as_text(item.text, "text"), as_text(item.text_pair, "text_pair")
+        return (text, second) if second else text
     if isinstance(item, list | tuple):
         raise NpformerError(
             f"expected a text, got {type(item).__name__}; for two texts that belong together "
@@ -60,14 +62,6 @@ def unknown(kind: str, name: object, known: Iterable[str], hint: str = "") -> Np
     near = get_close_matches(str(name), known, n=1, cutoff=0.6)
     meant = f"; did you mean {near[0]!r}?" if near else "."
     return NpformerError(f"{kind}: {name!r:.80} is not known{meant} {hint or 'Known: ' + ', '.join(known)}")
-
-
-def warn(message: str) -> None:
-    """A warning that points at the line outside of npformer that led to it."""
-    frame, level = sys._getframe(1), 2
-    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("npformer."):
-        frame, level = frame.f_back, level + 1
-    warnings.warn(message, stacklevel=level)
 
 
 def _from_mapping(item: Mapping[str, Any]) -> Pair | str:

@@ -13,18 +13,6 @@ from npformer.errors import NpformerError
 from npformer.tasks.encoding import LONG
 from npformer.tasks.inputs import unknown
 
-#: Arguments of transformers.pipeline that have no part here, and what to do instead.
-ELSEWHERE = {
-    "batch_size": "texts are batched as the model likes it best; leave it out",
-    "device": "everything runs on the CPU; leave it out",
-    "framework": "everything runs on NumPy; leave it out",
-    "max_length": "texts are cut at the model's own length; leave it out",
-    "num_workers": "threads= says how many cores to use",
-    "padding": "nothing is padded; leave it out",
-    "tokenizer": "the tokenizer comes with the model; leave it out",
-    "truncation": "long='truncate' cuts long texts, and is the default",
-}
-
 
 @dataclass(frozen=True)
 class Options:
@@ -32,6 +20,8 @@ class Options:
 
     long: str = ""  # one of LONG; by default "window" where a stride is given, else "truncate"
     stride: int | None = None  # tokens that neighbouring windows share; by default a quarter of a window
+    max_length: int | None = None  # tokens of a text or a window, where they are to be fewer than the model takes
+    progress: bool = False  # show a bar on stderr while many texts are answered
 
     def __post_init__(self) -> None:
         if not self.long:
@@ -39,6 +29,9 @@ class Options:
         self.one_of("long", LONG)
         if self.stride is not None:
             self.whole("stride", 0)
+        if self.max_length is not None:
+            self.whole("max_length", 1)
+        self.boolean("progress")
 
     def one_of(self, name: str, known: Iterable[str]) -> None:
         if getattr(self, name) not in known:
@@ -58,7 +51,7 @@ class Options:
         known = [each.name for each in fields(self)]
         for name in given:
             if name not in known:
-                raise unknown(f"argument of {task}", name, known, ELSEWHERE.get(name, ""))
+                raise unknown(f"argument of {task}", name, known)
         if "stride" in given and "long" not in given:
             given = {**given, "long": ""}
         return replace(self, **given)

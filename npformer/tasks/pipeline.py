@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from npformer.checkpoint.folder import CONFIG, read_json
+from npformer.config import FAMILIES, Config
 from npformer.errors import NpformerError
 from npformer.model import Model
 from npformer.tasks.inputs import unknown
@@ -26,8 +29,24 @@ TASKS = {
     "sentence-embedding": ("sentence_embedding", "SentenceEmbedding"),
     "translation": ("translation", "Translation"),
 }
-ALIASES = {"sentiment-analysis": "text-classification", "ner": "token-classification"}
-DEFAULTS = {"text-classification": "distilbert-sst2"}  # bundled models
+#: Transformers' other names of tasks. A cross-encoder ranks texts by the score of the pair (query, text).
+ALIASES = {
+    "sentiment-analysis": "text-classification",
+    "ner": "token-classification",
+    "text-ranking": "text-classification",
+}
+TRANSLATION = re.compile(r"translation_(\w+)_to_(\w+)")  # names such as translation_en_to_de
+DEFAULTS = dict.fromkeys(("text-classification", "sentiment-analysis"), "distilbert-sst2")  # bundled models
+
+#: A model's head -> the task of a pipeline that is told none.
+TASK_OF = {
+    "base": "feature-extraction",
+    "sequence-classification": "text-classification",
+    "token-classification": "token-classification",
+    "question-answering": "question-answering",
+    "masked-lm": "fill-mask",
+    "translation": "translation",
+}
 
 #: What to look for where a task has no default model.
 WANTED = {
@@ -38,11 +57,12 @@ WANTED = {
     "feature-extraction": "any encoder",
     "sentence-embedding": "an encoder, best a sentence-transformers one",
     "translation": "a Marian translation model, Helsinki-NLP/opus-mt-en-de say",
+    "text-ranking": "a cross-encoder, cross-encoder/ms-marco-MiniLM-L6-v2 say",
 }
 
 
 def pipeline(
-    task: str,
+    task: str | None = None,
     model: str | Path | Model | None = None,
     threads: int | None = None,
     *,
@@ -53,39 +73,82 @@ def pipeline(
 ) -> Task:
     """What answers texts for a task: `pipeline("text-classification")("I love ice cream")`.
 
-    task: one of TASKS, or the aliases "sentiment-analysis" and "ner". model: a bundled model's name, a folder, a hub id
-    or a Model; text-classification has a default. threads: cores to use. revision, offline, dtype: as in `load`.
-    options: the task's own, as a default for every call; see each task's class.
+    task: one of TASKS, or another of Transformers' names for one ("sentiment-analysis", "ner", "text-ranking",
+    "translation_en_to_de"); without one, what the model's config says that it is for. model: a bundled model's name, a
+    folder, a hub id or a Model; text-classification has a default. A folder whose config.json names no architecture is
+    read with the task's head. threads: cores to use. revision, offline, dtype: as in `load`.
+    options: the task's own, as a default for every call; see each task's class. Transformers' keywords that change
+    nothing here (batch_size, padding, device="cpu", ...) are accepted. progress=True shows a bar for many texts.
     Raises NpformerError for an unknown task or option, and for a model that does not fit the task.
     """
-    name = ALIASES.get(task, task)
-    if name not in TASKS:
-        raise unknown("task", task, [*TASKS, *ALIASES])
-    module, class_name = TASKS[name]
-    kind: type[Task] = getattr(import_module(f"npformer.tasks.{module}"), class_name)
+    name = None if task is None else _known(task)
     if isinstance(model, Model):
+        kind = _class(name or _task_of(model.config.head))
         made = model if threads is None else _with_threads(model, threads)
     else:
-        made = _loaded(name, model, threads, revision, offline, dtype)
+        from npformer.loading import find_folder, load
+
+        folder = find_folder(_default(task, name) if model is None else model, revision, offline)
+        kind = _class(name or _inferred(folder))
+        if kind.name == "sentence-embedding":
+            from npformer.tasks.sentence_embedding import encoder_folder
+
+            folder = encoder_folder(folder)
+        made = load(folder, dtype=dtype, threads=threads, head=None if _names_head(folder) else kind.head)
+    target = TRANSLATION.fullmatch(task or "")
+    if target and made.config.head == "translation" and made.tokenizer.languages:
+        options = {"to": target[2], **options}
     return kind(made, **options)
 
 
-def _loaded(
-    task: str, name: str | Path | None, threads: int | None, revision: str | None, offline: bool, dtype: Any
-) -> Model:
-    from npformer.loading import find_folder, load
+def _known(task: str) -> str:
+    """The name in TASKS of a task by any of its names."""
+    name = "translation" if TRANSLATION.fullmatch(str(task)) else ALIASES.get(task, task)
+    if name not in TASKS:
+        raise unknown("task", task, [*TASKS, *ALIASES, "translation_XX_to_YY"])
+    return name
 
-    if name is None:
-        name = DEFAULTS.get(task)
-    if name is None:
+
+def _class(name: str) -> type[Task]:
+    module, class_name = TASKS[name]
+    kind: type[Task] = getattr(import_module(f"npformer.tasks.{module}"), class_name)
+    return kind
+
+
+def _default(task: str | None, name: str | None) -> str:
+    """The model of a task that was given none."""
+    if task is None or name is None:
+        raise NpformerError("pipeline: expected a task or a model, or both; pipeline('text-classification')")
+    if task not in DEFAULTS:
+        wanted = WANTED[task if task in WANTED else name]
         raise NpformerError(
-            f"{task}: no model comes with npformer; give model=, the folder or Hugging Face id of {WANTED[task]}"
+            f"{task}: no model comes with npformer; give model=, the folder or Hugging Face id of {wanted}"
         )
-    if task == "sentence-embedding":
-        from npformer.tasks.sentence_embedding import encoder_folder
+    return DEFAULTS[task]
 
-        name, revision = encoder_folder(find_folder(name, revision, offline)), None
-    return load(name, revision=revision, offline=offline, dtype=dtype, threads=threads)
+
+def _task_of(head: str) -> str:
+    if head not in TASK_OF:
+        raise NpformerError(f"task: none is for a {head} model; npformer.load reads it")
+    return TASK_OF[head]
+
+
+def _inferred(folder: Path) -> str:
+    """The task that a model's folder is for: by the head in its config.json, sentence-transformers' by modules.json."""
+    if (folder / "modules.json").exists():
+        return "sentence-embedding"
+    if not _names_head(folder):
+        raise NpformerError(f"{folder / CONFIG}: no architectures to infer the task from; give the task too")
+    try:
+        return _task_of(Config.from_dict(read_json(folder / CONFIG)).head)
+    except NpformerError as error:
+        raise NpformerError(f"{folder / CONFIG}: {error}") from None
+
+
+def _names_head(folder: Path) -> bool:
+    """Whether a folder's config.json says which head the model has; the 2017 models' always does."""
+    described = read_json(folder / CONFIG)
+    return bool(described.get("architectures")) or described.get("model_type") not in FAMILIES
 
 
 def _with_threads(model: Model, threads: int) -> Model:

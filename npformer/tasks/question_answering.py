@@ -36,6 +36,8 @@ class AnswerOptions(Options):
         if self.doc_stride is not None:
             self.whole("doc_stride", 0)
         super().__post_init__()
+        if self.max_length is not None:
+            raise NpformerError("max_length: give max_seq_len=, the tokens of a window")
         self.whole("top_k", 1)
         self.whole("max_answer_len", 1)
         if self.max_seq_len is not None:
@@ -61,6 +63,10 @@ class QuestionAnswering(Task):
         if question is not None or context is not None:
             inputs = _paired(inputs if question is None else question, context)
         return super().__call__(inputs, **options)
+
+    def settle(self, options: Any, given: Mapping[str, Any]) -> Any:
+        """As elsewhere, but Transformers' truncation changes nothing: a long context is read in windows there too."""
+        return super().settle(options, {name: value for name, value in given.items() if name != "truncation"})
 
     def window_size(self, options: AnswerOptions) -> tuple[int | None, int | None]:
         limit = min(options.max_seq_len or 384, self.encoder.limit)

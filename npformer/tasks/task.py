@@ -8,17 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from operator import length_hint
 from typing import Any, ClassVar
 
 import numpy as np
 
-from npformer.errors import NpformerError
+from npformer.errors import NpformerError, warn
 from npformer.functions import softmax
 from npformer.model import Model
 from npformer.tap import tap
 from npformer.tasks.encoding import Encoded, Encoder
-from npformer.tasks.inputs import Pair, Part, as_part, warn
+from npformer.tasks.habits import translated
+from npformer.tasks.inputs import Pair, Part, as_part
 from npformer.tasks.options import Options
+from npformer.tasks.progress import with_bar
 from npformer.tasks.results import carrying
 
 WINDOW = 1024  # inputs that are read before the first is answered: enough for the model to work at its fastest
@@ -26,8 +29,8 @@ ONE = str | bytes | bytearray | Mapping | Pair  # types that are a single input,
 TOKENS = 32_768  # tokens whose answers are in memory at once
 
 CUT = (
-    "input {index} has {n_tokens} tokens and was cut to the model's length. Each result tells by .truncated, this "
-    "warning comes once a call; {window}long='error' refuses them"
+    "input {index} has {n_tokens} tokens and was cut to {limit}. Each result tells by .truncated, this warning comes "
+    "once a call; {window}long='error' refuses them"
 )
 
 
@@ -81,17 +84,22 @@ class Task:
         """The answers to one input, to a list of them, or to an iterator's; `options` go before those of the task."""
         settled = self.settle(self.options, options)
         if isinstance(inputs, Iterator):
-            return self.stream(inputs, settled)
+            return self._watched(inputs, settled)
         if isinstance(inputs, ONE) or not isinstance(inputs, Iterable):
             try:
                 return next(self.stream(iter([inputs]), settled))
             except InputError as error:
                 raise NpformerError(error.reason) from None
-        return self.collect(list(self.stream(iter(inputs), settled)))
+        return self.collect(list(self._watched(inputs, settled)))
+
+    def _watched(self, inputs: Iterable[Any], options: Any) -> Iterator[Any]:
+        """The answers as they come, with a bar if that was asked for: of the inputs' length, where they have one."""
+        answers = self.stream(iter(inputs), options)
+        return with_bar(answers, length_hint(inputs) or None) if options.progress else answers
 
     def settle(self, options: Any, given: Mapping[str, Any]) -> Any:
         """The options with those that were given in place; each name and value is checked."""
-        return options.changed(self.name, given)
+        return options.changed(self.name, translated(given, self.cut))
 
     def stream(self, items: Iterator[Any], options: Any, quiet: bool = False) -> Iterator[Any]:
         """An answer for each item, in order.
@@ -111,7 +119,8 @@ class Task:
                     elif result.truncated and not (warned or quiet):
                         warned = True
                         hint = "long='window' reads texts whole, " if self.has_windows else ""
-                        warn(CUT.format(index=index, n_tokens=result.n_tokens, window=hint))
+                        limit = f"max_length={options.max_length}" if options.max_length else "the model's length"
+                        warn(CUT.format(index=index, n_tokens=result.n_tokens, limit=limit, window=hint))
                     yield result
                     index += 1
 
@@ -147,7 +156,7 @@ class Task:
 
     def window_size(self, options: Any) -> tuple[int | None, int | None]:
         """The tokens of a piece, where they are to be fewer than the model takes, and the tokens that two share."""
-        return None, options.stride
+        return options.max_length, options.stride
 
     def runner(self) -> Model:
         """The model that reads the texts."""

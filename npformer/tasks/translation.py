@@ -13,13 +13,14 @@ from typing import Any
 import numpy as np
 
 from npformer.batch import Text
-from npformer.errors import NpformerError
+from npformer.errors import NpformerError, warn
 from npformer.generation import Hypothesis, generate, stream
 from npformer.generation.settings import NAMES, resolve
 from npformer.model import Model
 from npformer.seq2seq import Seq2Seq
-from npformer.tasks.inputs import as_text, unknown, warn
-from npformer.tasks.options import ELSEWHERE, Options
+from npformer.tasks.habits import translated
+from npformer.tasks.inputs import as_text, unknown
+from npformer.tasks.options import Options
 from npformer.tasks.results import carrying
 from npformer.tasks.task import WINDOW, InputError, Task
 from npformer.tokenizer import longest_text
@@ -74,12 +75,13 @@ class Translation(Task):
 
     def settle(self, options: TranslationOptions, given: Mapping[str, Any]) -> Any:
         """The options with those that were given in place, settings of generation among them."""
-        for name in given.keys() - {"long", "to", *NAMES}:
-            hint = f"{ELSEWHERE[name]}." if name in ELSEWHERE else ""
-            raise unknown(f"argument of {self.name}", name, ("long", "to", *NAMES), hint)
+        given = translated(given, self.cut)
+        own = ("long", "to", "progress")
+        for name in given.keys() - {*own, *NAMES}:
+            raise unknown(f"argument of {self.name}", name, (*own, *NAMES))
         settings = {**options.settings, **{name: value for name, value in given.items() if name in NAMES}}
-        own = {name: value for name, value in given.items() if name not in NAMES}
-        settled: TranslationOptions = super().settle(options, {**own, "settings": settings})
+        others = {name: given[name] for name in own if name in given}
+        settled: TranslationOptions = super().settle(options, {**others, "settings": settings})
         resolve(self.model.folder, self.model.config, settings)
         if settled.to is not None:
             self._code(f">>{settled.to.strip('<>')}<<")

@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from npformer.errors import NpformerError
+from npformer.errors import NpformerError, warn
 from npformer.model import Model
-from npformer.tasks.inputs import Part, as_text, warn
+from npformer.tasks.inputs import Part, as_text
 from npformer.tasks.options import Options
 from npformer.tasks.task import Request, Task, logits_of_texts, probabilities
 

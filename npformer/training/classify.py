@@ -7,9 +7,9 @@ from pathlib import Path
 
 import numpy as np
 
+from npformer.errors import warn
 from npformer.model import Model
 from npformer.tasks.encoding import Encoder
-from npformer.tasks.inputs import warn
 from npformer.training.data import Row, label_ids
 from npformer.training.metrics import Scores, scores
 from npformer.training.step import Example

@@ -1,0 +1,58 @@
+"""What callers of transformers.pipeline are used to giving: one table of their keywords.
+
+A pipeline applies it to every keyword, when it is made and when it is called. Keywords that change nothing are
+accepted, and a value that would change something is refused with the reason.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from npformer.errors import NpformerError
+
+
+class Habit(NamedTuple):
+    """A keyword that changes nothing here."""
+
+    accepts: Callable[[Any], bool]
+    reason: str  # why another value is refused
+
+
+def _is_count(value: Any) -> bool:
+    return value is None or (type(value) is int and value >= 0)
+
+
+HABITS = {
+    "batch_size": Habit(_is_count, "expected a whole number; texts are batched as suits the model best"),
+    "device": Habit(lambda value: str(value) in ("None", "-1", "cpu"), "everything runs on the CPU: -1 or 'cpu'"),
+    "device_map": Habit(lambda value: value in (None, "auto", "cpu"), "everything runs on the CPU: 'cpu' or 'auto'"),
+    "framework": Habit(lambda value: value in (None, "np"), "everything runs on NumPy: 'np'"),
+    "num_workers": Habit(_is_count, "expected a whole number; threads= says how many cores to use"),
+    "padding": Habit(
+        lambda value: value in (None, True, False, "longest", "do_not_pad"), "texts are never padded; leave it out"
+    ),
+    "tokenizer": Habit(lambda value: value is None, "the tokenizer comes with the model; leave it out"),
+}
+
+#: Which of two texts gives way, `Task.cut`, by Transformers' name.
+STRATEGIES = {"longest": "longest_first", "first": "only_first", "second": "only_second"}
+
+
+def translated(given: Mapping[str, Any], cut: str) -> dict[str, Any]:
+    """The keywords in our terms: those that change nothing are left out, truncation becomes `long`.
+
+    cut: which of two texts gives way in this task. Raises NpformerError for a value that is not supported.
+    """
+    for name in given.keys() & HABITS.keys():
+        if not HABITS[name].accepts(given[name]):
+            raise NpformerError(f"{name}: {given[name]!r:.80} is not supported; {HABITS[name].reason}")
+    kept = {name: value for name, value in given.items() if name not in HABITS}
+    truncation = kept.pop("truncation", None)
+    if truncation is None:
+        return kept
+    if "long" in kept:
+        raise NpformerError("truncation: long= says the same; give one of the two")
+    if truncation not in (True, False, STRATEGIES[cut], "do_not_truncate"):
+        raise NpformerError(f"truncation: expected True, False or {STRATEGIES[cut]!r}, got {truncation!r:.80}")
+    return {**kept, "long": "error" if truncation in (False, "do_not_truncate") else "truncate"}
