@@ -1,7 +1,8 @@
 """A trace as text to read: stage by stage, shapes, formulas and corner values, from token ids to the label.
 
-The order and the numbers shown are those of a reader's own notebook: of each row the first and last three columns,
-rounded as torch prints them. `npformer trace` prints this; `Trace` itself prints as a table of means and ranges.
+The order and the numbers shown are those of a reader's own notebook: of each row the first and last three columns.
+They have an exponent where torch prints one, and four digits, so that there is room for the tokens' names.
+`npformer trace` prints this; `Trace` itself prints as a table of means and ranges.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from npformer.tracing import Trace
 WIDTH = 80
 EDGE = 3  # rows and columns shown at either end
 COLUMNS = 2 * EDGE  # columns up to which all are shown
-LABEL = 14  # room for a row's number and token
+LABEL = 14  # most room for a row's number and token
 ROWS = 8  # rows up to which all are shown
 
 
@@ -27,7 +28,7 @@ def shown_stages(trace: Trace, layer: int | None = None, patterns: Sequence[str]
     patterns: show what matches one of them instead, of that layer or of all.
     Raises NpformerError for a layer the model does not have, or a pattern that matches nothing.
     """
-    of_layer = {name: int(name.split(".")[1]) for name in trace if name.startswith("layers.")}
+    of_layer = {name: number for name in trace if (number := _layer(name)) is not None}
     last = max(of_layer.values(), default=-1)
     if layer is not None and not 0 <= layer <= last:
         raise NpformerError(f"layer {layer}: the model has layers 0 to {last}")
@@ -37,18 +38,43 @@ def shown_stages(trace: Trace, layer: int | None = None, patterns: Sequence[str]
     return [name for name in trace if name == output or of_layer.get(name, layer or 0) == (layer or 0)]
 
 
-def teardown(trace: Trace, names: Sequence[str] | None = None) -> str:
-    """The trace of one text from ids to label, stage by stage; names: `shown_stages` unless given."""
+def teardown(trace: Trace, layer: int | None = None, patterns: Sequence[str] | None = None) -> str:
+    """The trace of one text from ids to label, stage by stage: those of `shown_stages`.
+
+    It says which layers are left out, but not where patterns choose the stages.
+    """
     if trace.ids is None or isinstance(trace.ids, list):
         raise NpformerError("teardown: expected the trace of one text")
     tokens = trace.tokens or [str(each) for each in trace.ids.tolist()]
-    names = shown_stages(trace) if names is None else names
-    blocks = [_tokens(tokens, trace.ids), *(_stage(trace, name, tokens) for name in names)]
+    blocks = [_tokens(tokens, trace.ids)]
+    before = -1
+    for name in shown_stages(trace, layer, patterns):
+        number = _layer(name)
+        if number is not None and number != before and not patterns:
+            blocks += _left_out(before, number)
+            before = number
+        blocks.append(_stage(trace, name, tokens))
     if trace.label is not None:
         logits = trace["logits"]
         score = f"  {trace['probabilities'][np.argmax(logits)]:.7f}" if "probabilities" in trace else ""
         blocks.append(f"{trace.label}{score}")
     return "\n\n".join(blocks)
+
+
+def _layer(name: str) -> int | None:
+    """The number of the layer that a stage is in."""
+    return int(name.split(".")[1]) if name.startswith("layers.") else None
+
+
+def _left_out(before: int, number: int) -> list[str]:
+    """The line that says what is not shown of the layers from `before`, which is shown (-1: none), to `number`.
+
+    The first layer that is shown is whole; of the second, the last, there is the output.
+    """
+    first, last = before + 1, number - 1
+    parts = [f"layer {first}" if first == last else f"layers {first} to {last}"] if first <= last else []
+    parts += [f"layer {number} up to its output"] if before >= 0 else []
+    return [f"... left out: {', '.join(parts)} (--layer N shows one)"] if parts else []
 
 
 def _tokens(tokens: Sequence[str], ids: np.ndarray) -> str:
@@ -96,7 +122,7 @@ def _rows(matrix: np.ndarray, labels: Sequence[str]) -> list[str]:
     gap = (
         len(columns) if len(columns) < matrix.shape[1] else 0
     )  # where columns are left out, "..." stands in the middle
-    room = min(LABEL, WIDTH - len(columns) * (width + 1) - (4 if gap else 0))
+    room = min(LABEL, WIDTH - len(columns) * (width + 1) - (4 if gap else 0))  # at least 10
     lines = []
     for previous, i in zip([-1, *rows], rows, strict=False):
         if i > previous + 1:
@@ -104,7 +130,7 @@ def _rows(matrix: np.ndarray, labels: Sequence[str]) -> list[str]:
         cells = [f" {matrix[i, j]:>{width}{form}}" for j in columns]
         if gap:
             cells.insert(EDGE, " ...")
-        label = f"{i}" if room < LABEL else labels[i] if len(labels[i]) <= room else labels[i][: room - 1] + "…"
+        label = labels[i] if len(labels[i]) <= room else labels[i][: room - 1] + "…"
         lines.append(f"{label:<{room}}" + "".join(cells))
     return lines
 
@@ -114,8 +140,8 @@ def _edges(size: int, most: int) -> list[int]:
 
 
 def _format(shown: np.ndarray) -> tuple[str, int]:
-    """How torch prints such numbers: with an exponent where they are small, large, or far apart."""
+    """One format for a stage's numbers: with an exponent where they are small, large, or far apart, as in torch."""
     sizes = np.abs(shown[shown != 0])
     if sizes.size and (sizes.max() > 1000 * sizes.min() or sizes.max() > 1e8 or sizes.min() < 1e-4):
-        return ".4e", 11
+        return ".3e", 10
     return ".4f", 8

@@ -9,6 +9,7 @@ Changing stages is in `edits.py`, what each stage is in `stages.py`, comparing t
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
@@ -100,6 +101,10 @@ class Row:
     std: float
     min: float
     max: float
+
+    @property
+    def numbers(self) -> tuple[float, ...]:
+        return self.mean, self.std, self.min, self.max
 
 
 class Trace(Mapping[str, Any]):
@@ -225,8 +230,10 @@ class Trace(Mapping[str, Any]):
 
     def __str__(self) -> str:
         lines = [f"{'stage':<31} {'shape':<12} {'mean':>8} {'std':>8} {'min':>8} {'max':>8}"]
-        for row in map(self.row, self):
-            numbers = " ".join(f"{number:8.3g}" for number in (row.mean, row.std, row.min, row.max))
+        rows = list(map(self.row, self))
+        form = _format([number for row in rows for number in row.numbers])
+        for row in rows:
+            numbers = " ".join(f"{number:{form}}" for number in row.numbers)
             lines.append(f"{row.stage.name:<31} {row.shape.replace(', ', ','):<12} {numbers}")
         return "\n".join(lines)
 
@@ -247,8 +254,10 @@ class Trace(Mapping[str, Any]):
         )
         head = "".join(f"<th style='text-align:left'>{title}</th>" for title in titles)
         body = ""
-        for row in map(self.row, self):
-            numbers = [f"{number:.3g}" for number in (row.mean, row.std, row.min, row.max)]
+        rows = list(map(self.row, self))
+        form = _format([number for row in rows for number in row.numbers])
+        for row in rows:
+            numbers = [f"{number:{form}}" for number in row.numbers]
             cells = [
                 row.stage.name,
                 row.shape,
@@ -374,6 +383,13 @@ def _names(model: Model, ids: np.ndarray) -> list[str]:
     except NpformerError:  # ids need none: a golden's tiny model comes without
         return [str(number) for number in ids.tolist()]
     return [tokenizer.id_to_token(number) or str(number) for number in ids.tolist()]
+
+
+def _format(numbers: Sequence[float]) -> str:
+    """One format for a table's numbers, 8 wide: four decimals, or as many as the largest leaves room for."""
+    largest = max((abs(number) for number in numbers if math.isfinite(number)), default=0.0)
+    digits = len(f"{largest:.0f}")
+    return f"8.{min(4, 6 - digits)}f" if digits <= 6 else "8.1e"
 
 
 def _only(parts: list[np.ndarray]) -> np.ndarray:

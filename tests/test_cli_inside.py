@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
@@ -15,8 +16,10 @@ import tiny
 from npformer import golden
 from npformer.archive import save_arrays
 from npformer.checkpoint import load_folder
+from npformer.cli import classify as classify_command
 from npformer.cli import golden as golden_command
 from npformer.cli import trace as trace_command
+from npformer.cli import view as view_command
 from npformer.errors import NpformerError
 from npformer.model import Model
 from npformer.teardown import teardown
@@ -50,7 +53,8 @@ def test_the_teardown_goes_from_tokens_to_the_label(folder: Path, capsys: pytest
     layer = [name for name in titles if name.startswith("layers.0.")]
     assert titles[:5] == [f"embeddings.{name}" for name in ("token", "position", "segment", "sum", "norm")]
     assert len(layer) == 18
-    assert titles[5 + 18 :] == ["layers.2.ffn_norm", "pooler", "pooled", "logits", "probabilities"]
+    left_out = "... left out: layer 1, layer 2 up to its output (--layer N shows one)"
+    assert titles[5 + 18 :] == [left_out, "layers.2.ffn_norm", "pooler", "pooled", "logits", "probabilities"]
     model = Model(*load_folder(folder), folder=folder)
     t = trace(model, TEXT)
     assert lines[-1] == f"{t.label}  {t['probabilities'].max():.7f}"
@@ -59,16 +63,59 @@ def test_the_teardown_goes_from_tokens_to_the_label(folder: Path, capsys: pytest
 def test_corner_values_are_the_first_and_last_three_columns_as_torch_prints_them(folder: Path) -> None:
     t = trace(Model(*load_folder(folder), folder=folder), TEXT)
     x = t["embeddings.norm"]
-    row = next(line for line in teardown(t, ["embeddings.norm"]).splitlines() if line.startswith("2 love"))
+    row = next(line for line in teardown(t, patterns=["embeddings.norm"]).splitlines() if line.startswith("2 love"))
     assert row.split()[2:] == [*(f"{value:.4f}" for value in x[2, :3]), "...", *(f"{value:.4f}" for value in x[2, -3:])]
     t["embeddings.norm"][2, 0] = 1e-6  # numbers far apart are shown with an exponent
-    row = next(line for line in teardown(t, ["embeddings.norm"]).splitlines() if line.startswith("2 "))
-    assert row.split()[1] == "1.0000e-06"
+    row = next(line for line in teardown(t, patterns=["embeddings.norm"]).splitlines() if line.startswith("2 "))
+    assert row.split()[:3] == ["2", "love", "1.000e-06"]
+
+
+def test_wide_numbers_keep_the_tokens_names(folder: Path) -> None:
+    """Every row has its token, all numbers of a stage have one format, and no line is wider than 80."""
+    t = trace(Model(*load_folder(folder), folder=folder), TEXT)
+    for name in ("embeddings.norm", "layers.0.attention.weights"):  # with columns left out, and all of them
+        array = t[name][0] if name.endswith("weights") else t[name]
+        array[3, 1] = -1e-7
+        lines = teardown(t, patterns=[name]).split("\n\n")[1].splitlines()[1:]
+        assert [line.split()[1] for line in lines] == t.tokens
+        numbers = [number for line in lines for number in line[10:].replace("...", "").split()]
+        assert all(re.fullmatch(r"-?\d\.\d{3}e[+-]\d\d", number) for number in numbers)
+        assert max(map(len, lines)) <= 80
+    table = [line[45:].split() for line in str(t).splitlines()[1:]]
+    assert {len(number.partition(".")[2]) for row in table for number in row} == {4}
+
+
+@pytest.mark.parametrize(
+    ("layer", "lines"),
+    [
+        (0, ["layer 1, layer 2 up to its output"]),
+        (1, ["layer 0", "layer 2 up to its output"]),
+        (2, ["layers 0 to 1"]),
+    ],
+)
+def test_what_is_left_out_is_said(layer: int, lines: list[str], folder: Path) -> None:
+    """And nothing is where patterns choose the stages."""
+    t = trace(Model(*load_folder(folder), folder=folder), TEXT)
+    said = [line for line in teardown(t, layer).splitlines() if "left out" in line]
+    assert said == [f"... left out: {each} (--layer N shows one)" for each in lines]
+    assert "left out" not in teardown(t, layer, ["*.weights"])
+
+
+def test_pairs_are_given_the_same_way(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """--pair, to trace, view and classify; in classify for every text."""
+    run(trace_command, [TEXT, "--pair", "no", "-m", folder])
+    printed = capsys.readouterr().out
+    label, score = printed.splitlines()[-1].split()
+    run(classify_command, [TEXT, TEXT, "--pair", "no", "-m", folder])
+    classified = capsys.readouterr().out.splitlines()
+    assert [line.split()[:2] for line in classified] == [[label, f"{float(score):.4f}"]] * 2
+    run(view_command, [TEXT, "--pair", "no", "-m", folder])
+    assert "7 [SEP]" in capsys.readouterr().out
 
 
 def test_long_texts_show_their_ends_and_wrap(folder: Path) -> None:
     t = trace(Model(*load_folder(folder), folder=folder), "you and your movie " * 9)
-    text = teardown(t, ["embeddings.norm", "layers.0.attention.weights"])
+    text = teardown(t, patterns=["embeddings.norm", "layers.0.attention.weights"])
     assert max(map(len, text.splitlines())) <= 80
     assert text.splitlines().count("...") == 2
     assert text.count("token ") > 2
@@ -91,7 +138,7 @@ def test_stages_and_layers_are_chosen(folder: Path, capsys: pytest.CaptureFixtur
 
 
 def test_json_is_for_programs(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run(trace_command, [TEXT, "no", "-m", folder, "--json", "--stage", "*.query", "--layer", "1"])
+    run(trace_command, [TEXT, "--pair", "no", "-m", folder, "--json", "--stage", "*.query", "--layer", "1"])
     shown = json.loads(capsys.readouterr().out)
     assert shown["tokens"] == ["[CLS]", "i", "love", "ice", "cream", "[SEP]", "no", "[SEP]"]
     assert shown["label"] in ("NEGATIVE", "POSITIVE")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import sys
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -18,6 +19,20 @@ from npformer.tasks.progress import with_bar
 from npformer.tasks.task import InputError, Task
 
 Answered = tuple[Line, Any]  # a line and its answer; None where it has none
+
+#: A task's setting -> the option that gives it, where that has another name: errors name what was given.
+OPTIONS = {
+    "aggregation_strategy": "--strategy",
+    "candidate_labels": "--labels",
+    "do_sample=True": "--sample",
+    "hypothesis_template": "--template",
+    "ignore_labels": "--ignore",
+    "length_penalty": "--length-penalty",
+    "max_answer_len": "--max-answer-len",
+    "max_new_tokens": "--max-tokens",
+    "num_beams": "--beams",
+    "num_return_sequences": "--best",
+}
 
 
 def add_model_arguments(parser: argparse.ArgumentParser, default: str = "", named: bool = True) -> None:
@@ -53,10 +68,14 @@ def make_task(name: str, args: argparse.Namespace, **options: Any) -> Task:
     """The pipeline of a task, with what its command was told."""
     if getattr(args, "stride", None) is not None:
         options["stride"] = args.stride
-    return pipeline(
-        name, args.model, threads=args.threads, revision=args.revision, offline=args.offline,
-        **{key: value for key, value in options.items() if value is not None},
-    )  # fmt: skip
+    try:
+        return pipeline(
+            name, args.model, threads=args.threads, revision=args.revision, offline=args.offline,
+            **{key: value for key, value in options.items() if value is not None},
+        )  # fmt: skip
+    except NpformerError as error:
+        setting = "|".join(map(re.escape, OPTIONS))
+        raise NpformerError(re.sub(rf"\b({setting})", lambda found: OPTIONS[found[1]], str(error))) from error
 
 
 def answered(

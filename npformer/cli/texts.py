@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from npformer.errors import NpformerError
+from npformer.tasks.inputs import Pair
 
 LONGEST = 2**24  # bytes of a line: a file without line ends is no list of texts
 
@@ -33,6 +34,16 @@ def add_text_arguments(parser: argparse.ArgumentParser, what: str = "text") -> N
     parser.add_argument(
         "-f", "--file", action="append", default=[], metavar="FILE", help=f"read a {what} from each line (- is stdin)"
     )
+
+
+def add_pair_argument(parser: Any) -> None:
+    """--pair, for a parser, or for a group of options that exclude each other."""
+    parser.add_argument("--pair", metavar="TEXT", help="a second text, for models that read two together")
+
+
+def paired(text: str, pair: str | None) -> str | Pair:
+    """What the model is to read: a text, or with --pair two."""
+    return text if pair is None else Pair(text, pair)
 
 
 def lines(args: argparse.Namespace) -> Iterator[Line]:

@@ -10,21 +10,22 @@ from pathlib import Path
 from typing import Any
 
 from npformer.cli.answers import add_model_arguments
+from npformer.cli.texts import add_pair_argument, paired
 from npformer.errors import NpformerError
 from npformer.loading import load
-from npformer.tasks import Pair
 from npformer.teardown import corners, shown_stages, teardown
 from npformer.tracing import Trace, trace
 
 EPILOG = """examples:
   npformer trace "I love ice cream"
+  npformer trace "I love ice cream" --pair "So do I"
   npformer trace "I love ice cream" --stage "*.weights" --layer 3
   npformer trace "I love ice cream" -o stages.safetensors"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("text", metavar="TEXT", help="what the model is to read")
-    parser.add_argument("pair", nargs="?", metavar="TEXT_PAIR", help="a second text, for models that read two together")
+    add_pair_argument(parser)
     add_model_arguments(parser, default="distilbert-sst2")
     parser.add_argument("--layer", type=int, metavar="N", help="the layer to show (0)")
     parser.add_argument("--stage", action="append", metavar="GLOB", help="the stages to show, such as '*.weights'")
@@ -34,8 +35,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> None:
     model = load(args.model, args.revision, args.offline, threads=args.threads)
-    recorded = trace(model, args.text if args.pair is None else Pair(args.text, args.pair))
-    names = shown_stages(recorded, args.layer, args.stage)
+    recorded = trace(model, paired(args.text, args.pair))
+    names = shown_stages(recorded, args.layer, args.stage)  # a wrong one is an error before anything is written
     if args.output is not None:
         if Path(args.output).suffix != ".safetensors":
             raise NpformerError(f"{args.output}: the name of a trace's file ends in .safetensors")
@@ -44,7 +45,7 @@ def run(args: argparse.Namespace) -> None:
         ascii_only = sys.stdout.encoding.lower() not in ("utf-8", "utf8")
         print(json.dumps(_described(recorded, names), ensure_ascii=ascii_only))
     else:
-        print(teardown(recorded, names))
+        print(teardown(recorded, args.layer, args.stage))
 
 
 def _described(recorded: Trace, names: list[str]) -> dict[str, Any]:

@@ -11,9 +11,9 @@ from typing import Any
 from npformer import view
 from npformer.archive import written_whole
 from npformer.cli.answers import add_model_arguments
+from npformer.cli.texts import add_pair_argument, paired
 from npformer.errors import NpformerError
 from npformer.loading import load
-from npformer.tasks import Pair
 
 KINDS = ("heads", "model", "neurons", "stages", "attribution")
 EPILOG = """Without -o the view is printed, as far as a terminal can show it.
@@ -28,7 +28,7 @@ examples:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("text", metavar="TEXT", help="what the model is to read")
-    parser.add_argument("--pair", metavar="TEXT", help="a second text, for models that read two together")
+    add_pair_argument(parser)
     parser.add_argument("--kind", choices=KINDS, default="heads", help="what to show (heads)")
     parser.add_argument("--layer", type=int, metavar="N", help="the layer that shows first (0)")
     parser.add_argument("--head", type=int, metavar="N", help="the head that shows first (heads: all; neurons: 0)")
@@ -43,8 +43,7 @@ def run(args: argparse.Namespace) -> None:
         raise NpformerError("--open: there is no file to open; name one with -o")
     options = _options(args)
     model = load(args.model, args.revision, args.offline, threads=args.threads)
-    text = args.text if args.pair is None else Pair(args.text, args.pair)
-    shown = getattr(view, args.kind)(model, text, **options)
+    shown = getattr(view, args.kind)(model, paired(args.text, args.pair), **options)
     if args.output is None:
         print(shown.svg() if args.svg else shown)
         return
