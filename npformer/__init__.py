@@ -2,45 +2,50 @@
 
 The maths: `functions`, `attention`, `encoder`, `decoder`, `heads`. Models and tasks: `load`, `pipeline`. Looking
 inside: `trace`, `edit`, `golden`, `view`. Learning: `training`.
+
+Every name is imported when it is first used, so that the command `npformer` can set itself up before NumPy is loaded.
 """
 
+import sys
 from importlib import import_module
+from importlib.util import find_spec
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
-
-from npformer.attention import (
-    causal_mask,
-    combine_heads,
-    padding_mask,
-    scaled_dot_product_attention,
-    self_attention,
-    split_heads,
-)
-from npformer.batch import Text
-from npformer.config import Config
-from npformer.decoder import decoder, decoder_layer, shift
-from npformer.encoder import encoder, encoder_layer, feed_forward, sinusoidal_positions
-from npformer.errors import NpformerError
-from npformer.functions import (
-    cross_entropy,
-    embedding,
-    gelu,
-    layer_norm,
-    linear,
-    log_softmax,
-    relu,
-    silu,
-    softmax,
-)
-from npformer.loading import load
-from npformer.model import Model
-from npformer.tap import scope, tap
-from npformer.tasks import Pair, pipeline
 
 if TYPE_CHECKING:
     from npformer import golden as golden
     from npformer import training as training
     from npformer import view as view
+    from npformer.attention import (
+        causal_mask,
+        combine_heads,
+        padding_mask,
+        scaled_dot_product_attention,
+        self_attention,
+        split_heads,
+    )
+    from npformer.batch import Text
+    from npformer.config import Config
+    from npformer.decoder import decoder, decoder_layer, shift
     from npformer.edits import ablate_heads, edit, patch
+    from npformer.encoder import encoder, encoder_layer, feed_forward, sinusoidal_positions
+    from npformer.errors import NpformerError
+    from npformer.functions import (
+        cross_entropy,
+        embedding,
+        gelu,
+        layer_norm,
+        linear,
+        log_softmax,
+        relu,
+        silu,
+        softmax,
+    )
+    from npformer.loading import load
+    from npformer.model import Model
+    from npformer.tap import scope, tap
+    from npformer.tasks.inputs import Pair
+    from npformer.tasks.pipeline import pipeline
     from npformer.tracing import Trace, trace
 
 __version__ = "0.1.0"
@@ -84,14 +89,47 @@ __all__ = [
     "trace",
 ]
 
+#: Module -> the names above that it defines.
+_NAMES = {
+    "attention": "causal_mask combine_heads padding_mask scaled_dot_product_attention self_attention split_heads",
+    "batch": "Text",
+    "config": "Config",
+    "decoder": "decoder decoder_layer shift",
+    "edits": "ablate_heads edit patch",
+    "encoder": "encoder encoder_layer feed_forward sinusoidal_positions",
+    "errors": "NpformerError",
+    "functions": "cross_entropy embedding gelu layer_norm linear log_softmax relu silu softmax",
+    "loading": "load",
+    "model": "Model",
+    "tap": "scope tap",
+    "tasks.inputs": "Pair",
+    "tasks.pipeline": "pipeline",
+    "tracing": "Trace trace",
+}
+_MODULE_OF = {name: module for module, names in _NAMES.items() for name in names.split()}
 
-_LATER = {"Trace": "tracing", "ablate_heads": "edits", "edit": "edits", "patch": "edits", "trace": "tracing"}
+
+class _Package(ModuleType):
+    """Keeps `encoder`, `decoder` and `tap` the functions: importing their modules would put these in their place."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if not (name in _MODULE_OF and isinstance(value, ModuleType)):
+            super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Package
 
 
 def __getattr__(name: str) -> Any:
-    """The parts that few programs need, imported when they are first named."""
-    if name in ("golden", "training", "view"):
+    """A public name or a module of the package, imported when it is first named."""
+    if name in _MODULE_OF:
+        value = getattr(import_module(f"npformer.{_MODULE_OF[name]}"), name)
+        globals()[name] = value
+        return value
+    if not name.startswith("_") and find_spec(f"npformer.{name}"):
         return import_module(f"npformer.{name}")
-    if name in _LATER:
-        return getattr(import_module(f"npformer.{_LATER[name]}"), name)
     raise AttributeError(f"module 'npformer' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

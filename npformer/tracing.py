@@ -241,32 +241,16 @@ class Trace(Mapping[str, Any]):
         from html import escape
 
         titles = (
-            "stage",
-            "shape",
-            "formula",
-            "made by",
-            "mean",
-            "std",
-            "min",
-            "max",
-            "Hugging Face",
-            "TransformerLens",
-        )
+            "stage", "shape", "formula", "made by", "mean", "std", "min", "max", "Hugging Face", "TransformerLens",
+        )  # fmt: skip
         head = "".join(f"<th style='text-align:left'>{title}</th>" for title in titles)
         body = ""
         rows = list(map(self.row, self))
         form = _format([number for row in rows for number in row.numbers])
         for row in rows:
             numbers = [f"{number:{form}}" for number in row.numbers]
-            cells = [
-                row.stage.name,
-                row.shape,
-                row.stage.formula,
-                row.stage.function,
-                *numbers,
-                row.module,
-                row.stage.hook,
-            ]
+            made = row.stage.formula, row.stage.function
+            cells = [row.stage.name, row.shape, *made, *numbers, row.module, row.stage.hook]
             body += "<tr>" + "".join(f"<td style='text-align:left'>{escape(cell)}</td>" for cell in cells) + "</tr>\n"
         tokens = [" ".join(escape(token) for token in tokens) for tokens in self._tokens]
         title = f"<p>{'<br>'.join(tokens)}</p>\n" if tokens else ""

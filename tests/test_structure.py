@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+import npformer
+
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "npformer"
 PYTHON = sorted(path for folder in ("npformer", "tests", "examples") for path in (ROOT / folder).rglob("*.py"))
@@ -111,10 +113,14 @@ def python(code: str) -> str:
 
 
 def test_import_loads_numpy_and_nothing_heavier() -> None:
+    """NumPy itself waits until a name is used: the command has to set its process up first."""
     code = """
-import numpy
-before = set(sys.modules)
 import npformer
+assert "numpy" not in sys.modules
+import numpy
+before = set(sys.modules) - {"npformer"}
+for name in npformer.__all__:
+    getattr(npformer, name)
 new = {name.split(".")[0] for name in set(sys.modules) - before}
 print(sorted(new - sys.stdlib_module_names))
 """
@@ -124,6 +130,28 @@ print(sorted(new - sys.stdlib_module_names))
 def test_what_npformer_exports_is_there() -> None:
     code = "import npformer\nprint([name for name in npformer.__all__ if not hasattr(npformer, name)])"
     assert python(code) == "[]\n"
+
+
+def test_exported_names_are_imported_from_where_type_checkers_see_them() -> None:
+    tree = ast.parse((PACKAGE / "__init__.py").read_text(encoding="utf-8"))
+    (typed,) = (node for node in tree.body if isinstance(node, ast.If))
+    seen = {each.name: node.module for node in typed.body if isinstance(node, ast.ImportFrom) for each in node.names}
+    found = {name: f"npformer.{module}" for name, module in npformer._MODULE_OF.items()}
+    assert found == seen
+    assert sorted(found) == sorted(npformer.__all__)
+
+
+def test_a_name_is_the_function_whichever_module_was_imported_first() -> None:
+    """`encoder`, `decoder` and `tap` are modules and functions; other modules are found by their names."""
+    code = """
+import npformer.model, npformer.decoder
+import npformer
+print(*(callable(each) for each in (npformer.encoder, npformer.decoder, npformer.tap)))
+print(npformer.functions.linear is npformer.linear, npformer.golden.__name__, hasattr(npformer, "nothing"))
+from npformer.encoder import encoder
+print(encoder is npformer.encoder)
+"""
+    assert python(code) == "True True True\nTrue npformer.golden False\nTrue\n"
 
 
 def test_files_are_short() -> None:

@@ -7,13 +7,13 @@ None for 0. It is imported when it is asked for, so that `npformer classify` sta
 from __future__ import annotations
 
 import io
-import os
 import sys
 import warnings
 from collections.abc import Sequence
 from importlib import import_module
 
 from npformer import __version__
+from npformer.cli.process import INTERRUPTED, SIGNALLED, discard, interruptible
 from npformer.errors import NpformerError
 
 #: Subcommand -> its module in this folder, and what `npformer --help` says of it.
@@ -36,59 +36,71 @@ COMMANDS = {
 }
 
 BAD_INPUT, USAGE = 1, 2  # exit codes; 0 is success
-_SIGNALLED = 128  # and the signal's number: what a shell reports of a program that the signal has ended
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command with these arguments, by default the process's; the exit code."""
-    given = list(sys.argv[1:] if arguments is None else arguments)
-    if not given or given[0] in ("-h", "--help"):
-        print(_overview(), file=sys.stdout if given else sys.stderr)
-        return 0 if given else USAGE
-    if given[0] == "--version":
-        print(f"npformer {__version__}")
-        return 0
-    if given[0] not in COMMANDS:
-        from difflib import get_close_matches
+    """Run the command with these arguments, by default the process's; the exit code.
 
-        near = get_close_matches(given[0], COMMANDS, n=1)
-        meant = f"; did you mean {near[0]}?" if near else ""
-        print(f"npformer: no command {given[0]!r}{meant}\n\n{_overview()}", file=sys.stderr)
-        return USAGE
-    return _guarded(given[0], given[1:])
-
-
-def complain(message: object) -> None:
-    """A line on stderr, as every message of the command."""
-    print(f"npformer: {message}", file=sys.stderr)
-
-
-def _guarded(name: str, arguments: list[str]) -> int:
-    """Run a subcommand: a user's mistake, a closed pipe and Ctrl-C end it with a line or none, not with a traceback."""
+    A user's mistake, a closed pipe, a full disk and Ctrl-C end it with a line or none, not with a traceback.
+    """
     warnings.showwarning = lambda message, *_, **__: complain(message)
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # what a terminal's encoding lacks is no reason to stop
     try:
-        code = _run(name, arguments)
+        code = _run(list(sys.argv[1:] if arguments is None else arguments))
         sys.stdout.flush()
         return code
     except NpformerError as error:
         complain(error)
         return BAD_INPUT
     except KeyboardInterrupt:
-        return _SIGNALLED + 2
+        return INTERRUPTED
     except BrokenPipeError:  # whoever read our output has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return _SIGNALLED + 13
+        discard(sys.stdout)
+        return SIGNALLED + 13
     except OSError as error:
         complain(f"{error.filename or 'output'}: {error.strerror or error}")
+        if error.filename is None:
+            discard(sys.stdout)
         return BAD_INPUT
     except MemoryError:
         complain("out of memory")
         return BAD_INPUT
 
 
-def _run(name: str, arguments: list[str]) -> int:
+def complain(message: object) -> None:
+    """A line on stderr, as every message of the command; lost where stderr cannot be written."""
+    _to_stderr(f"npformer: {message}")
+
+
+def _to_stderr(text: str) -> None:
+    try:
+        print(text, file=sys.stderr)
+    except OSError:
+        discard(sys.stderr)
+
+
+def _run(given: list[str]) -> int:
+    """What the first argument asks for: a subcommand, --version, or how all this is used."""
+    if given and given[0] in ("-h", "--help"):
+        print(_overview())
+        return 0
+    if given and given[0] == "--version":
+        print(f"npformer {__version__}")
+        return 0
+    if given and given[0] in COMMANDS:
+        return _subcommand(given[0], given[1:])
+    unknown = ""
+    if given:
+        from difflib import get_close_matches
+
+        near = get_close_matches(given[0], COMMANDS, n=1)
+        unknown = f"npformer: no command {given[0]!r}{f'; did you mean {near[0]}?' if near else ''}\n\n"
+    _to_stderr(unknown + _overview())
+    return USAGE
+
+
+def _subcommand(name: str, arguments: list[str]) -> int:
     import argparse
 
     command = import_module(f"npformer.cli.{COMMANDS[name][0]}")
@@ -100,7 +112,14 @@ def _run(name: str, arguments: list[str]) -> int:
         allow_abbrev=False,
     )
     command.add_arguments(parser)
-    return command.run(parser.parse_intermixed_args(arguments)) or 0
+    # argparse's own print_help says nothing of a disk that is full
+    parser.print_help = lambda file=None: print(parser.format_help(), end="", file=file)  # type: ignore[method-assign]
+    try:
+        args = parser.parse_intermixed_args(arguments)
+    except SystemExit as end:  # --help or a wrong argument, of which argparse has told
+        return int(end.code or 0)
+    with interruptible():
+        return command.run(args) or 0
 
 
 def _overview() -> str:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from npformer.cli import complain
 from npformer.errors import NpformerError
 from npformer.tasks.inputs import Pair
 
@@ -42,8 +43,13 @@ def add_pair_argument(parser: Any) -> None:
 
 
 def paired(text: str, pair: str | None) -> str | Pair:
-    """What the model is to read: a text, or with --pair two."""
-    return text if pair is None else Pair(text, pair)
+    """What the model is to read: a text, or with --pair two. Raises NpformerError for what is not UTF-8."""
+    given = {"TEXT": text} if pair is None else {"TEXT": text, "--pair": pair}
+    read = [_decoded(where, argument.encode(errors="surrogateescape")) for where, argument in given.items()]
+    for line in read:
+        if line.error:
+            raise NpformerError(f"{line.where}: {line.error}")
+    return read[0].text if pair is None else Pair(read[0].text, read[1].text)
 
 
 def lines(args: argparse.Namespace) -> Iterator[Line]:
@@ -84,8 +90,11 @@ def read_file(name: str) -> str:
 
 def _stdin_lines() -> Iterator[Line]:
     if sys.stdin.isatty():
-        print("npformer: one text a line; Ctrl-D ends", file=sys.stderr)
-    yield from _lines("stdin", sys.stdin.buffer)
+        complain("one text a line; Ctrl-D ends")
+    try:
+        yield from _lines("stdin", sys.stdin.buffer)
+    except OSError as error:
+        raise NpformerError(f"stdin: {error.strerror or error}") from None
 
 
 def _check_readable(name: str) -> None:

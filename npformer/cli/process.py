@@ -1,0 +1,71 @@
+"""The process of the command: what Ctrl-C does, and standard streams that are closed, full or gone.
+
+Nothing heavy may be imported here: until `set_up` has run, Ctrl-C ends in a traceback.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, TextIO
+
+SIGNALLED = 128  # and the signal's number: what a shell reports of a program that the signal has ended
+INTERRUPTED = SIGNALLED + signal.SIGINT
+
+
+def set_up() -> None:
+    """Let Ctrl-C end the process without a word, and open the standard streams that are closed."""
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # not in a background job, which ignores it
+        signal.signal(signal.SIGINT, _leave)
+        sys.unraisablehook = _unraisable
+    _open_streams()
+
+
+@contextmanager
+def interruptible() -> Iterator[None]:
+    """In here Ctrl-C raises KeyboardInterrupt, so that a command leaves its files whole."""
+    before = signal.getsignal(signal.SIGINT)
+    if before is not _leave:
+        yield
+        return
+    try:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def discard(stream: TextIO) -> None:
+    """Send what a stream still holds nowhere, as it cannot be written."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, stream.fileno())
+    os.close(nowhere)
+
+
+def _leave(*_: Any) -> None:
+    os._exit(INTERRUPTED)
+
+
+def _unraisable(error: Any) -> None:
+    """An interrupt that fell into a destructor would be printed, and lost."""
+    if issubclass(error.exc_type, KeyboardInterrupt):
+        _leave()
+    sys.__unraisablehook__(error)
+
+
+def _open_streams() -> None:
+    """Give a stream that the process was started without (by cron, by `>&-`) its number, before a file takes it.
+
+    Reading it, or writing answers to it, fails as with a closed one; messages go nowhere.
+    """
+    streams = (("stdin", "r", os.O_WRONLY), ("stdout", "w", os.O_RDONLY), ("stderr", "w", os.O_WRONLY))
+    for number, (name, mode, access) in enumerate(streams):
+        if getattr(sys, name) is None:
+            opened = os.open(os.devnull, access)
+            if opened != number:
+                os.dup2(opened, number)
+                os.close(opened)
+            setattr(sys, name, os.fdopen(number, mode, closefd=False))
