@@ -49,7 +49,7 @@ def test_an_old_config_json_says_how_to_generate(tmp_path: Path) -> None:
         ({"max_new_tokens": 0}, "max_new_tokens: expected a whole number from 1 to 64, got 0"),
         ({"max_new_tokens": 65}, "max_new_tokens: expected a whole number from 1 to 64, got 65"),
         ({"max_length": 66}, "^max_length: expected a whole number from 2 to 65, got 66"),
-        ({"max_length": 1}, "^max_length: expected a whole number from 2 to 65, got 1"),
+        ({"max_length": 0}, "^max_length: expected a whole number from 2 to 65, got 0"),
         ({"min_length": 30}, "^min_length: expected a whole number from 0 to 21, got 30"),
         ({"min_length": 9, "max_length": 7}, "^min_length: expected a whole number from 0 to 7, got 9"),
         ({"min_length": 9, "max_new_tokens": 65}, "^max_new_tokens: expected a whole number from 1 to 64, got 65"),

@@ -74,6 +74,8 @@ def test_truncation_with_a_length():
         cut = task("I love ice cream", truncation=True, max_length=4)
     assert cut == task("I love")
     assert (cut.truncated, cut.n_tokens) == (True, 6)
+    with pytest.warns(UserWarning, match="was cut to the model's length"):
+        assert task(LONG, truncation=True, max_length=1000).truncated
     with pytest.raises(NpformerError, match="6 tokens, and at most 4 are wanted"):
         task("I love ice cream", truncation=False, max_length=4)
     with pytest.raises(NpformerError, match="truncation: long= says the same"):

@@ -228,6 +228,22 @@ def test_json_and_the_best(in_json: Path, capsys: pytest.CaptureFixture[str]) ->
     assert complaint == ""
 
 
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--best", "3", "--beams", "1"], "--best: 3 targets need as many beams, or --sample; --beams is 1"),
+        (["--max-tokens", "9999"], "--max-tokens: expected a whole number from 1 to 64, got 9999"),
+        (["--length-penalty", "99"], "--length-penalty: expected a number from -50 to 50, got 99.0"),
+        (["--sample", "--beams", "2"], "--beams: sampling goes with one beam; use no --sample for beam search"),
+    ],
+)
+def test_an_error_names_the_option_that_was_given(
+    arguments: list[str], message: str, in_json: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, lines, complaint = run(capsys, "-m", str(in_json), *arguments, "dog")
+    assert (code, lines, complaint) == (1, [], f"npformer: {message}\n")
+
+
 def test_sampling_by_command(in_json: Path, capsys: pytest.CaptureFixture[str]) -> None:
     outs = [
         run(capsys, "-m", str(in_json), "--sample", "--seed", seed, "--max-tokens", "9", "dog")[1] for seed in "112"

@@ -25,6 +25,7 @@ OPTIONS = {
     "aggregation_strategy": "--strategy",
     "candidate_labels": "--labels",
     "do_sample=True": "--sample",
+    "do_sample=False": "no --sample",
     "hypothesis_template": "--template",
     "ignore_labels": "--ignore",
     "length_penalty": "--length-penalty",

@@ -140,11 +140,13 @@ def resolve(folder: Path | None, config: TransformerConfig, given: Mapping[str, 
     }
     max_length, min_length = values.pop("max_length", None), values.pop("min_length", None)
     if values.get("max_new_tokens") is None:
-        default = min(21, config.max_length)
-        values["max_new_tokens"] = _whole("max_length", max_length or default, 2, config.max_length + 1) - 1
+        default = max(2, min(21, config.max_length))
+        length = _whole("max_length", default if max_length is None else max_length, 2, config.max_length + 1)
+        values["max_new_tokens"] = length - 1
     if values.get("min_new_tokens") is None:
         most = _whole("max_new_tokens", values["max_new_tokens"], 1, config.max_length) + 1
-        values["min_new_tokens"] = max(0, _whole("min_length", min_length or 0, 0, most) - 1)
+        length = _whole("min_length", 0 if min_length is None else min_length, 0, most)
+        values["min_new_tokens"] = max(0, length - 1)
     for name in ("suppress_tokens", "begin_suppress_tokens", "forced_eos_token_id"):
         values[name] = _ids(name, values.get(name))
     words = values.get("bad_words_ids") or []

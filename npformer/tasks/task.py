@@ -119,7 +119,8 @@ class Task:
                     elif result.truncated and not (warned or quiet):
                         warned = True
                         hint = "long='window' reads texts whole, " if self.has_windows else ""
-                        limit = f"max_length={options.max_length}" if options.max_length else "the model's length"
+                        asked = options.max_length is not None and options.max_length < self.encoder.limit
+                        limit = f"max_length={options.max_length}" if asked else "the model's length"
                         warn(CUT.format(index=index, n_tokens=result.n_tokens, limit=limit, window=hint))
                     yield result
                     index += 1
