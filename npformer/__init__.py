@@ -3,16 +3,20 @@
 The maths: `functions`, `attention`, `encoder`, `decoder`, `heads`. Models and tasks: `load`, `pipeline`. Looking
 inside: `trace`, `edit`, `golden`, `view`. Learning: `training`.
 
-Every name is imported when it is first used, so that the command `npformer` can set itself up before NumPy is loaded.
+Every name is imported when it is first used, so that the command `npformer` can set itself up before anything large is
+loaded: NumPy, and of the standard library `typing`, whose own name for this constant would load it.
 """
+
+from __future__ import annotations
 
 import sys
 from importlib import import_module
-from importlib.util import find_spec
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Any
+
     from npformer import golden as golden
     from npformer import training as training
     from npformer import view as view
@@ -126,6 +130,8 @@ def __getattr__(name: str) -> Any:
         value = getattr(import_module(f"npformer.{_MODULE_OF[name]}"), name)
         globals()[name] = value
         return value
+    from importlib.util import find_spec
+
     if not name.startswith("_") and find_spec(f"npformer.{name}"):
         return import_module(f"npformer.{name}")
     raise AttributeError(f"module 'npformer' has no attribute {name!r}")

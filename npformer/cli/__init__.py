@@ -118,8 +118,7 @@ def _subcommand(name: str, arguments: list[str]) -> int:
         args = parser.parse_intermixed_args(arguments)
     except SystemExit as end:  # --help or a wrong argument, of which argparse has told
         return int(end.code or 0)
-    with interruptible():
-        return command.run(args) or 0
+    return interruptible(lambda: command.run(args) or 0)
 
 
 def _overview() -> str:

@@ -1,6 +1,6 @@
 """The process of the command: what Ctrl-C does, and standard streams that are closed, full or gone.
 
-Nothing heavy may be imported here: until `set_up` has run, Ctrl-C ends in a traceback.
+Nothing large is imported here, `typing` included: until `set_up` has run, Ctrl-C ends in a traceback.
 """
 
 from __future__ import annotations
@@ -8,9 +8,11 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any, TextIO
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any, TextIO
 
 SIGNALLED = 128  # and the signal's number: what a shell reports of a program that the signal has ended
 INTERRUPTED = SIGNALLED + signal.SIGINT
@@ -24,16 +26,14 @@ def set_up() -> None:
     _open_streams()
 
 
-@contextmanager
-def interruptible() -> Iterator[None]:
-    """In here Ctrl-C raises KeyboardInterrupt, so that a command leaves its files whole."""
+def interruptible(work: Callable[[], int]) -> int:
+    """What `work` returns. In it Ctrl-C raises KeyboardInterrupt, so that a command leaves its files whole."""
     before = signal.getsignal(signal.SIGINT)
     if before is not _leave:
-        yield
-        return
+        return work()
     try:
         signal.signal(signal.SIGINT, signal.default_int_handler)
-        yield
+        return work()
     finally:
         signal.signal(signal.SIGINT, before)
 
