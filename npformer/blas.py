@@ -125,14 +125,15 @@ def weight_products(x: np.ndarray, *weights: np.ndarray, out: Sequence[np.ndarra
         return [x @ weight for weight in weights]
     x = _with_rows(x, kernel(x.dtype).rows(rows))
     products = out or [np.empty((len(x), weight.shape[1]), x.dtype) for weight in weights]
+    paneled = [_panels(weight, len(x)) for weight in weights]
 
     def part(index: int, of: int) -> None:
         shares = [
             slice(n * index // of // PANEL * PANEL, n if index + 1 == of else n * (index + 1) // of // PANEL * PANEL)
             for n in (weight.shape[1] for weight in weights)
         ]
-        for weight, product, share in zip(weights, products, shares, strict=True):
-            _columns(x, weight, share, product)
+        for each in zip(weights, paneled, shares, products, strict=True):
+            _columns(x, *each)
         if kernel(x.dtype).has_edges(len(x)):
             _columns_at_edges(x, weights, shares, products)
 
@@ -140,9 +141,8 @@ def weight_products(x: np.ndarray, *weights: np.ndarray, out: Sequence[np.ndarra
     return [product[:rows] for product in products]
 
 
-def _columns(x: np.ndarray, weight: np.ndarray, columns: slice, product: np.ndarray) -> None:
+def _columns(x: np.ndarray, weight: np.ndarray, panels: Panels | None, columns: slice, product: np.ndarray) -> None:
     """product[:, columns] = x @ weight[:, columns]; those that do not fill a panel or a vector apart from the rest."""
-    panels = _panels(weight) if len(x) <= few_rows() else None
     last = columns.stop - (columns.stop - columns.start) % (VECTOR if panels is None else PANEL)
     main = slice(columns.start, last)
     if panels is not None:
@@ -247,9 +247,11 @@ class Panels:
         return product.swapaxes(0, 1).reshape(len(x), -1)
 
 
-def _panels(weight: np.ndarray) -> Panels | None:
+def _panels(weight: np.ndarray, rows: int) -> Panels | None:
     """The panels of a weight used with few rows again and again, where a trial showed that this BLAS gains by them."""
-    if weight.dtype != np.float32 or weight.shape[1] < PANEL or weight.size < 2**16 or not panels_pay():
+    if weight.dtype != np.float32 or weight.shape[1] < PANEL or weight.size < 2**16:
+        return None
+    if rows > few_rows() or not panels_pay():
         return None
     return _laid_out([weight], "panels", lambda: Panels(weight))
 

@@ -93,11 +93,12 @@ def test_cuts_are_where_a_large_product_cuts(inner: int, dtype: str) -> None:
 def test_terms_of_one_block_are_added_in_order(dtype: str) -> None:
     """Zeros between them change no sum, wherever they stand: what is kept of several beams lies side by side."""
     k, random = kernel(np.dtype(dtype)), np.random.default_rng(0)
-    dense, b = random.random((2, 16)).astype(dtype), random.random((16, 64)).astype(dtype)
-    expected = dense @ b
+    dense, b = random.random((k.rows(2), 16)).astype(dtype), random.random((16, 64)).astype(dtype)
+    with single_blas_thread():
+        expected = dense @ b
     for spread in range(1, k.block // 16 + 1):
         places = np.sort(random.permutation(16 * spread)[:16])
-        wide, tall = np.zeros((2, 16 * spread), dtype), np.zeros((16 * spread, 64), dtype)
+        wide, tall = np.zeros((len(dense), 16 * spread), dtype), np.zeros((16 * spread, 64), dtype)
         wide[:, places], tall[places] = dense, b
         with single_blas_thread():
             assert np.array_equal(wide @ tall, expected), spread
