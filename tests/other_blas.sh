@@ -1,0 +1,36 @@
+#!/usr/bin/env bash
+# Runs the README's first command and the tests of numbers with a NumPy that is not built on OpenBLAS: Debian's own
+# package, on the reference BLAS and on BLIS. By hand, never in CI. On a bare Debian machine, as root:
+#
+#     tests/other_blas.sh [FOLDER]                both libraries; the last lines are a table
+#     tests/other_blas.sh FOLDER BLAS COMMAND...  one command with one of them, once FOLDER has been used so
+#
+# FOLDER keeps Debian's files and is used again; without it everything is temporary.
+set -euo pipefail
+# shellcheck source=tests/debian_root.sh
+source "$(dirname "$0")/debian_root.sh"
+
+names=(reference blis)
+declare -A library=([reference]=blas [blis]=blis-pthread) # the folders in which Debian keeps each libblas.so.3
+venv_options=(--system-site-packages)                     # where Debian's NumPy is
+
+prepare() { # FOLDER
+    unpack_root "$1/other" "$(dpkg --print-architecture)" \
+        python3,python3-venv,python3-numpy,libblas3,liblapack3,libblis4-pthread
+}
+
+on() { # BLAS COMMAND...
+    local folders
+    folders=$(echo "$root"/usr/lib/*/{"${library[$1]}",lapack})
+    folders=${folders//$root/}
+    LD_LIBRARY_PATH=${folders// /:} inside "${@:2}"
+}
+
+in_use() { # BLAS: that one, if its file is the one that NumPy has loaded
+    local loaded
+    loaded=$(on "$1" python -c 'import numpy
+print(*{line.split()[-1] for line in open("/proc/self/maps") if "/libblas.so" in line})') || return
+    if [[ $loaded = /usr/lib/*/"${library[$1]}"/libblas.so* ]]; then echo "$1"; else echo "$loaded"; fi
+}
+
+main "$@"
