@@ -135,7 +135,9 @@ def test_what_npformer_exports_is_there() -> None:
 def test_exported_names_are_imported_from_where_type_checkers_see_them() -> None:
     tree = ast.parse((PACKAGE / "__init__.py").read_text(encoding="utf-8"))
     (typed,) = (node for node in tree.body if isinstance(node, ast.If))
-    imports = [node for node in typed.body if isinstance(node, ast.ImportFrom) and node.module != "typing"]
+    imports = [
+        node for node in typed.body if isinstance(node, ast.ImportFrom) and node.module not in ("typing", "npformer")
+    ]
     seen = {each.name: node.module for node in imports for each in node.names}
     found = {name: f"npformer.{module}" for name, module in npformer._MODULE_OF.items()}
     assert found == seen

@@ -13,7 +13,8 @@ from npformer.tasks import Pair
 EPILOG = """examples:
   npformer classify "I love ice cream"
   npformer classify --file reviews.txt --json > labels.jsonl
-  npformer classify -m MODEL "A man sleeps." --pair "Nobody is awake."
+  npformer classify -m typeform/distilbert-base-uncased-mnli \\
+    "A man sleeps." --pair "Nobody is awake."
   cut -f2 reviews.tsv | npformer classify --top-k 2"""
 
 
