@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from npformer.blas import column_products, matmul, row_products
+from npformer.blas import column_products, matmul, row_products, with_margins
 from npformer.errors import NpformerError
 from npformer.functions import linear, linear_backward, linears, softmax, softmax_backward
 from npformer.recording import Stages
@@ -84,8 +84,17 @@ def scaled_dot_product_attention(
     # Keys are rows in memory, so that softmax adds up whole vectors, key after key: quicker than many short sums, and
     # in the same order for one query as for many.
     scores = tap("scores", column_products(k, q.mT, scale).mT)
-    weights = tap("weights", softmax(scores, out=spare(scores), run=RUN))
+    weights = tap("weights", _softmax(scores))
     return tap("context", row_products(weights, v))
+
+
+def _softmax(scores: np.ndarray) -> np.ndarray:
+    """softmax(scores); in place where nobody listens, and of the margins too, as one sweep over memory is quickest."""
+    if spare(scores) is None:
+        return softmax(scores, run=RUN)
+    whole = with_margins(scores.mT).mT
+    softmax(whole, out=whole, run=RUN)
+    return scores
 
 
 def scaled_dot_product_attention_backward(
@@ -258,6 +267,7 @@ def attend(
 ) -> np.ndarray:
     """Each text's heads attended and combined, (T, D), (S, D), (S, D) -> (T, D): texts of equal length together."""
     combined = np.empty((len(q), v.shape[-1]), q.dtype)
+    combined[lengths.sum() :] = 0  # rows that fill a batch up, of no text
     for rows, source_rows, count in equal_runs(lengths, source_lengths):
         heads = [
             tap(name, split_heads(array.reshape(count, -1, array.shape[-1]), n_heads))

@@ -66,6 +66,12 @@ class Batch:
             for cut in cuts
         ]
 
+    def filled(self, count: int) -> Batch:
+        """The same texts, and behind them rows of no text up to `count`, so that no product need fill up its own."""
+        more = count - len(self.ids)
+        ids, positions, segments = (np.pad(each, (0, more)) for each in (self.ids, self.positions, self.segments))
+        return Batch(ids, positions, segments, self.lengths)
+
     def split(self, rows: np.ndarray) -> list[np.ndarray]:
         """Packed rows (T, ...) as one array (L, ...) a text."""
         return np.split(rows, self.first[1:])

@@ -20,16 +20,22 @@ import numpy as np
 
 from npformer.errors import NpformerError
 from npformer.trial import GROUP, VECTOR, Kernel
-from npformer.workers import fork, parts, single_blas_thread
+from npformer.workers import fork, parts, plain_products, single_blas_thread
 
 PANEL = 64  # columns of a panel: four vectors of sixteen floats
 FEW = 64  # rows so few that to gather a weight's columns at edges would take as long as to multiply them
 
 
-@functools.cache
 def kernel(dtype: np.dtype) -> Kernel:
     """What products of float32 or float64 need on this BLAS, found at their first use."""
-    return Kernel(dtype)
+    return _kernels(dtype)[plain_products()]
+
+
+@functools.cache
+def _kernels(dtype: np.dtype) -> tuple[Kernel, Kernel]:
+    """For the same bits, and without."""
+    found = Kernel(dtype)
+    return found, found.plain()
 
 
 @functools.cache
@@ -81,7 +87,9 @@ def column_products(a: np.ndarray, b: np.ndarray, scale: float = 1.0) -> np.ndar
     for start in range(0, columns, room):
         block = b[..., start : start + room]
         width = block.shape[-1]
-        if margin or width % VECTOR or scale != 1:
+        if scale == 1 and _lies_in_margins(block, margin):
+            block = with_margins(block)
+        elif margin or width % VECTOR or scale != 1:
             block = _in_margins(block, margin, scale)
         products.append(k.product(a, block)[..., margin : margin + width])
     return products[0] if len(products) == 1 else np.concatenate(products, axis=-1)
@@ -110,6 +118,22 @@ def _in_margins(b: np.ndarray, margin: int, scale: float = 1.0) -> np.ndarray:
     np.multiply(b, scale, out=block[..., margin : margin + width])
     block[..., margin + width :] = 0
     return block
+
+
+def with_margins(b: np.ndarray) -> np.ndarray:
+    """The product that `column_products` cut b's columns out of, with its margins; b itself where there is none."""
+    whole = b.base
+    if isinstance(whole, np.ndarray) and whole.shape[:-1] == b.shape[:-1] and whole.strides == b.strides:
+        return whole
+    return b
+
+
+def _lies_in_margins(b: np.ndarray, margin: int) -> bool:
+    """Whether b is what `column_products` cut out of a product, with `margin` columns to its left."""
+    whole = with_margins(b)
+    left = (b.ctypes.data - whole.ctypes.data) // b.itemsize
+    width = b.shape[-1] + 2 * margin
+    return whole is not b and left == margin and whole.shape[-1] == width + -width % VECTOR
 
 
 # --- products of weights ---------------------------------------------------------------------------------------------

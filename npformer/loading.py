@@ -18,7 +18,7 @@ from npformer.checkpoint.layout import parameter_dtype
 from npformer.errors import NpformerError
 from npformer.model import Model
 from npformer.transformer_config import TransformerConfig
-from npformer.workers import thread_count
+from npformer.workers import thread_count, wants_same_bits
 
 #: The project's own models. A checkout has both, an install the first, unless it was left out.
 OURS = ("distilbert-sst2", "en-de-multi30k")
@@ -32,15 +32,18 @@ def load(
     dtype: Any = np.float32,
     threads: int | None = None,
     head: str | None = None,
+    same_bits: bool | None = None,
 ) -> Model:
     """The model that `name` means: a bundled model's name, a local folder, or a hub id such as "owner/model".
 
     revision: a branch, tag or commit on the hub. offline: use no network, only what is in the cache. dtype: float32,
     or float64 for a model that computes in double throughout. threads: as in `Model`. head: the head to read, such as
-    "masked-lm", where config.json names none in its `architectures`, or another one of the checkpoint's.
+    "masked-lm", where config.json names none in its `architectures`, or another one of the checkpoint's. same_bits: as
+    in `Model`.
     Raises NpformerError for a name that is none of the three, and for whatever keeps the model from being read.
     """
     dtype, threads = parameter_dtype(dtype), thread_count(threads)  # before anything is downloaded
+    same_bits = wants_same_bits(same_bits)
     folder = find_folder(name, revision, offline)
     config, weights = load_folder(folder, dtype, head)
     if isinstance(config, TransformerConfig) and not config.reads_ids:
@@ -51,8 +54,8 @@ def load(
     if isinstance(config, TransformerConfig) and config.head == "translation":
         from npformer.seq2seq import Seq2Seq
 
-        return Seq2Seq(config, weights, folder, threads)
-    return Model(config, weights, folder, threads)
+        return Seq2Seq(config, weights, folder, threads, same_bits)
+    return Model(config, weights, folder, threads, same_bits)
 
 
 def find_folder(name: str | Path, revision: str | None = None, offline: bool = False) -> Path:

@@ -7,7 +7,8 @@ answers as Hugging Face does. Text comes in and goes out in `tasks/`.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -16,13 +17,23 @@ import numpy as np
 
 from npformer import heads
 from npformer.batch import LONG, Batch, Text, as_padded, pack, shards
+from npformer.blas import kernel
 from npformer.config import Config
 from npformer.encoder import embeddings, embeddings_backward, encoder, encoder_backward
 from npformer.errors import NpformerError
 from npformer.functions import ACTIVATIONS, relu, tanh
 from npformer.recording import Stages
 from npformer.tap import listening, tap
-from npformer.workers import crew, hire, share, side_by_side, single_blas_thread, thread_count
+from npformer.workers import (
+    crew,
+    hire,
+    products,
+    share,
+    side_by_side,
+    single_blas_thread,
+    thread_count,
+    wants_same_bits,
+)
 
 POOLED_HEADS = ("sequence-classification", "next-sentence", "multiple-choice")  # they read the first row alone
 POOLER_ACTIVATIONS = {"bert": tanh, "distilbert": relu}
@@ -38,8 +49,11 @@ def forward(
     """
     activation, first = ACTIVATIONS[config.activation], batch.first
     pooled_only = config.head in POOLED_HEADS and not whole
-    if cores == 1:
+    if cores == 1 and listening():
         x = encode(weights, config, batch, only=first if pooled_only else None)
+    elif cores == 1:
+        rows = kernel(weights["embeddings"]["token"]["weight"].dtype).rows(len(batch.ids))
+        x = encode(weights, config, batch.filled(rows), only=first if pooled_only else None)[: len(batch.ids)]
     else:
         only = [first] + [first[:0]] * (cores - 1) if pooled_only else [None] * cores
         pieces = zip(batch.pieces(cores), only, strict=True)
@@ -153,16 +167,23 @@ class Model:
 
     config: sizes and names. weights: the nested dict of arrays that `forward` computes with. tokenizer: a
     `tokenizers.Tokenizer`, read from the checkpoint's folder when first asked for. threads: cores to use, by default
-    NPFORMER_THREADS or all this process may use.
+    NPFORMER_THREADS or all this process may use. same_bits: whether a text's numbers have the same bits alone and in
+    any batch, by default as NPFORMER_SAME_BITS says, or True; False saves time where a CPU's kernels need care for it.
     """
 
     def __init__(
-        self, config: Config, weights: Mapping[str, Any], folder: Path | None = None, threads: int | None = None
+        self,
+        config: Config,
+        weights: Mapping[str, Any],
+        folder: Path | None = None,
+        threads: int | None = None,
+        same_bits: bool | None = None,
     ) -> None:
         self.config = config
         self.weights = weights
         self.folder = folder
         self.threads = thread_count(threads)
+        self.same_bits = wants_same_bits(same_bits)
 
     @cached_property
     def tokenizer(self) -> Any:
@@ -218,10 +239,10 @@ class Model:
         if not texts:
             return []
         if listening():  # every stage once, whole, in the order given, on this thread
-            with single_blas_thread():
+            with self.cores(1):
                 return self._unpack(list(range(len(texts))), texts)
         groups = shards([len(text) for text in texts], self.threads)
-        with single_blas_thread():
+        with self.cores(1):
             if len(texts) == 1 and len(texts[0]) >= LONG * self.threads and hire(self.threads - 1) == self.threads - 1:
                 results = [self._unpack([0], texts, self.threads)]
             elif len(groups) == 1:
@@ -234,6 +255,13 @@ class Model:
             for index, answer in zip(group, result, strict=True):
                 answers[index] = answer
         return answers
+
+    @contextmanager
+    def cores(self, threads: int | None = None) -> Iterator[None]:
+        """BLAS held to one thread, a crew of all threads, or of fewer, and products as the model's same_bits says."""
+        crew_of = crew(self.threads if threads is None else threads)
+        with single_blas_thread(), crew_of, products(plain=not self.same_bits):
+            yield
 
     def _unpack(self, group: list[int], texts: Sequence[Text], cores: int = 1) -> list[dict[str, np.ndarray]]:
         batch = pack([texts[index] for index in group])

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from functools import cached_property, partial
 from itertools import chain
 from pathlib import Path
@@ -25,7 +24,7 @@ from npformer.model import Model, Output, encode, encode_backward, last_rows
 from npformer.recording import Stages
 from npformer.tap import listening, scope, tap
 from npformer.transformer_config import TransformerConfig
-from npformer.workers import crew, share, single_blas_thread
+from npformer.workers import share
 
 if TYPE_CHECKING:
     from npformer.attention import Memory
@@ -126,10 +125,11 @@ class Seq2Seq(Model):
         weights: Mapping[str, Any],
         folder: Path | None = None,
         threads: int | None = None,
+        same_bits: bool | None = None,
     ) -> None:
         if config.head != "translation":
             raise NpformerError(f"Seq2Seq takes an encoder-decoder with its projection, not a {config.head} model")
-        super().__init__(config, weights, folder, threads)
+        super().__init__(config, weights, folder, threads, same_bits)
 
     @cached_property
     def tokenizer(self) -> TranslationTokenizer:
@@ -258,7 +258,7 @@ class Seq2Seq(Model):
         if not lengths:
             return []
         if listening():
-            with single_blas_thread():
+            with self.cores(1):
                 return work(list(range(len(lengths))))
         groups = shards(lengths, self.threads)
         with self.cores(self.threads if len(groups) == 1 else 1):
@@ -267,12 +267,6 @@ class Seq2Seq(Model):
         for index, answer in zip(chain(*groups), chain(*results), strict=True):
             answers[index] = answer
         return answers
-
-    @contextmanager
-    def cores(self, threads: int | None = None) -> Iterator[None]:
-        """BLAS held to one thread, and a crew of all threads, or of fewer, for this one's products."""
-        with single_blas_thread(), crew(self.threads if threads is None else threads):
-            yield
 
     def check(self, texts: Sequence[Text], name: str, vocabulary: int) -> None:
         """Each text is non-empty, no longer than the position table, and its ids are in the vocabulary."""

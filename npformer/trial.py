@@ -12,6 +12,7 @@ The trial takes some milliseconds for each type, once in a process. `blas.py` ma
 
 from __future__ import annotations
 
+import copy
 import functools
 from itertools import pairwise
 
@@ -45,6 +46,12 @@ class Kernel:
             wide = self.edges(WIDE)
             self.span = wide[1].start + GROUP if len(wide) > 2 else WIDE  # columns of one block
             self._edges_from = self._rows_with_edges() if wide else 0
+
+    def plain(self) -> Kernel:
+        """A kernel that takes any number of rows as it comes, whatever bits that gives."""
+        other = copy.copy(self)
+        other._good, other._edges_from = np.ones_like(self._good), 0
+        return other
 
     def means(self) -> str:
         """What is done for the same bits, in words."""

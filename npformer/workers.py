@@ -23,7 +23,9 @@ from npformer.errors import NpformerError
 
 HAND_OVER = 100_000  # ns: waking a helper and waiting for it costs about half of this; less work is done in place
 
-_local = threading.local()  # .crew: how many threads a fork on this thread may use; unset means one
+#: .crew: how many threads a fork on this thread may use; unset means one. .plain: whether products are taken as they
+#: come, without the care for the same bits; tasks have it as whoever shared them out.
+_local = threading.local()
 
 
 def available_cores() -> int:
@@ -48,6 +50,18 @@ def thread_count(threads: int | None = None) -> int:
     return count
 
 
+def wants_same_bits(same_bits: bool | None = None) -> bool:
+    """`same_bits`, else what the environment's NPFORMER_SAME_BITS says, 0 or 1, else True."""
+    if isinstance(same_bits, bool):
+        return same_bits
+    if same_bits is not None:
+        raise NpformerError(f"same_bits: expected True or False, got {same_bits!r:.80}")
+    choice = os.environ.get("NPFORMER_SAME_BITS") or "1"
+    if choice not in ("0", "1"):
+        raise NpformerError(f"NPFORMER_SAME_BITS: expected 0 or 1, got {choice!r:.80}")
+    return choice == "1"
+
+
 # --- helpers: threads that wait for jobs, made when first needed, shared by all callers ------------------------------
 
 
@@ -58,12 +72,14 @@ class _Job:
         self.tasks = deque(enumerate(tasks))
         self.results: list[Any] = [None] * len(tasks)
         self.error: BaseException | None = None
+        self.plain = plain_products()
         self.open = len(tasks)
         self.counting = threading.Lock()
         self.done = threading.Lock()
         self.done.acquire()
 
     def work(self) -> None:
+        _local.plain = self.plain
         while True:
             try:
                 index, task = self.tasks.popleft()
@@ -139,6 +155,21 @@ def crew(threads: int) -> Iterator[None]:
         yield
     finally:
         _local.crew = before
+
+
+@contextmanager
+def products(plain: bool) -> Iterator[None]:
+    """Take products as they come inside, or with the care that gives a row the same bits in any company."""
+    before = plain_products()
+    _local.plain = plain
+    try:
+        yield
+    finally:
+        _local.plain = before
+
+
+def plain_products() -> bool:
+    return getattr(_local, "plain", False)
 
 
 def parts(nanoseconds: float) -> int:

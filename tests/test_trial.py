@@ -14,8 +14,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import npformer
+from npformer.batch import Text
 from npformer.blas import kernel
-from npformer.workers import single_blas_thread
+from npformer.workers import products, share, single_blas_thread
 
 pytestmark = pytest.mark.numbers
 
@@ -111,3 +113,42 @@ def test_numbers_of_rows_repeat_and_are_at_least_two(dtype: str) -> None:
     assert counts[0] >= 2
     assert all(count <= rows < count + 48 for count, rows in enumerate(counts) if count > 1)
     assert all(k.rows(rows) == rows for rows in counts)
+
+
+# --- with and without ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("wanted", [True, False])
+def test_a_model_is_right_with_the_same_bits_and_without(wanted: bool) -> None:
+    """Without, rows are taken as they come; a text's numbers differ by rounding alone."""
+    model, exact = (npformer.load("distilbert-sst2", dtype=dtype, same_bits=wanted) for dtype in DTYPES)
+    random = np.random.default_rng(0)
+    texts = [Text(random.integers(1000, 30000, length)) for length in (1, 5, 16, 16, 40, 130)]
+    together, truth = model.run(texts), exact.run(texts)
+    for text, answer, true in zip(texts, together, truth, strict=True):
+        alone = model.run([text])[0]
+        assert np.abs(answer["logits"] - true["logits"]).max() < 1e-4
+        assert np.abs(alone["logits"] - true["logits"]).max() < 1e-4
+        assert not wanted or np.array_equal(alone["logits"], answer["logits"])
+
+
+def test_without_the_same_bits_nothing_is_filled_up_on_any_thread() -> None:
+    def counts() -> list[int]:
+        return [kernel(np.dtype("float32")).rows(rows) for rows in range(2, 60)]
+
+    with products(plain=True):
+        found = share([counts] * 4, 2)
+        assert not kernel(np.dtype("float32")).has_edges(48)
+    assert found == [list(range(2, 60))] * 4
+    assert share([counts] * 4, 2) == [counts()] * 4
+
+
+def test_the_environment_decides_where_nobody_else_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NPFORMER_SAME_BITS", "0")
+    assert not npformer.load("distilbert-sst2").same_bits
+    assert npformer.load("distilbert-sst2", same_bits=True).same_bits
+    monkeypatch.setenv("NPFORMER_SAME_BITS", "no")
+    with pytest.raises(npformer.NpformerError, match="NPFORMER_SAME_BITS: expected 0 or 1, got 'no'"):
+        npformer.load("distilbert-sst2")
+    with pytest.raises(npformer.NpformerError, match="same_bits: expected True or False, got 3"):
+        npformer.load("distilbert-sst2", same_bits=3)  # type: ignore[arg-type]

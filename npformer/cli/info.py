@@ -19,10 +19,6 @@ EPILOG = """examples:
   npformer info distilbert-sst2"""
 
 ENCODERS = ["feature-extraction", "sentence-embedding"]  # tasks of every encoder, whatever its head
-SAME_BITS = {
-    True: "yes, a text has the same bits alone and in any batch, order and number of threads",
-    False: "no, on this BLAS the last bits of a text depend on the texts beside it; results are right all the same",
-}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -52,7 +48,7 @@ def _installation(args: argparse.Namespace) -> dict[str, Any]:
     import tokenizers
     from huggingface_hub.constants import HF_HUB_CACHE
 
-    from npformer.blas import panels_pay, same_bits
+    from npformer.blas import panels_pay
     from npformer.loading import bundled
     from npformer.workers import available_cores, blas_libraries, thread_count
 
@@ -64,11 +60,22 @@ def _installation(args: argparse.Namespace) -> dict[str, Any]:
         "machine": f"{platform.machine()} {platform.system()}, {available_cores()} cores",
         "threads": thread_count(args.threads),
         "BLAS": [_blas(library) for library in blas_libraries()] or ["none that threads can be counted of"],
-        "same bits": [f"{dtype}: {SAME_BITS[same_bits(np.dtype(dtype))]}" for dtype in ("float32", "float64")],
+        "same bits": [f"{dtype}: {_same_bits(np.dtype(dtype))}" for dtype in ("float32", "float64")],
         "panels": "yes: weights for few tokens are laid out anew" if panels_pay() else "no: they would not pay here",
         "bundled models": [f"{name} in {folder}" for name, folder in sorted(bundled().items())] or ["none"],
         "cache": HF_HUB_CACHE,
     }
+
+
+def _same_bits(dtype: Any) -> str:
+    from npformer.blas import kernel, same_bits
+    from npformer.workers import wants_same_bits
+
+    if not wants_same_bits():
+        return "not asked for: NPFORMER_SAME_BITS=0"
+    if not same_bits(dtype):
+        return "no, on this BLAS a text's last bits depend on the texts beside it; results are right all the same"
+    return f"yes, alone and in any batch, order and number of threads ({kernel(dtype).means()})"
 
 
 def _blas(library: dict[str, Any]) -> str:

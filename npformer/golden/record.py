@@ -81,7 +81,7 @@ def largest_error(arrays: list[np.ndarray], truth: list[np.ndarray]) -> float:
 def in_float64(model: Model) -> Model:
     """The same model with its weights in float64: every stage of it is the truth that float32 rounds."""
     flat = {name: array.astype(np.float64) for name, array in layout.flatten(dict(model.weights)).items()}
-    return Model(model.config, layout.unflatten(flat), model.folder, model.threads)
+    return Model(model.config, layout.unflatten(flat), model.folder, model.threads, model.same_bits)
 
 
 def weights_sha256(model: Model) -> str:

@@ -152,7 +152,7 @@ def _names_head(folder: Path) -> bool:
 
 
 def _with_threads(model: Model, threads: int) -> Model:
-    made = type(model)(model.config, model.weights, model.folder, threads)
+    made = type(model)(model.config, model.weights, model.folder, threads, model.same_bits)
     if "tokenizer" in vars(model):
         made.tokenizer = model.tokenizer
     return made

@@ -228,9 +228,8 @@ def without_head(model: Model) -> Model:
     if model.config.head == "base" and "pooler" not in model.weights:
         return model
     weights = {name: model.weights[name] for name in ("embeddings", "layers")}
-    encoder = Model(
-        replace(model.config, head="base", labels=(), problem_type=None), weights, model.folder, model.threads
-    )
+    config = replace(model.config, head="base", labels=(), problem_type=None)
+    encoder = Model(config, weights, model.folder, model.threads, model.same_bits)
     encoder.tokenizer = model.tokenizer
     return encoder
 
