@@ -163,3 +163,13 @@ def test_errors_name_the_argument_and_what_came(given_: tuple, words: list[str])
     with pytest.raises(NpformerError) as caught:
         as_padded(*given_, *[None] * (3 - len(given_)))
     assert [word for word in words if word not in str(caught.value)] == []
+
+
+def test_a_batch_that_is_filled_up_has_the_same_texts() -> None:
+    """Rows of no text stand behind the texts' own; every column of the batch has them, the lengths do not count them."""
+    batch = pack([Text(np.array([5, 6, 7]), np.array([0, 1, 1])), Text(np.array([8]))])
+    filled = batch.filled(12)
+    assert filled.ids.tolist() == [5, 6, 7, 8] + [0] * 8
+    assert (len(filled.positions), len(filled.segments)) == (12, 12)
+    assert filled.lengths.tolist() == [3, 1]
+    assert batch.filled(4).ids.tolist() == batch.ids.tolist()
