@@ -167,7 +167,7 @@ class Trace(Mapping[str, Any]):
         if name not in self._arrays:
             if name in self._fired:
                 raise NpformerError(f"{name!r}: not recorded; this trace was asked for {', '.join(self.wanted)}")
-            raise NpformerError(table.unknown(name, list(self._fired or self._arrays)))
+            raise NpformerError(table.unknown(str(name), list(self._fired or self._arrays)))
         return _one(self._arrays[name])
 
     def __contains__(self, name: object) -> bool:
@@ -299,6 +299,8 @@ def trace(model: Model | None = None, text: Any = None, stages: str | Iterable[s
     """
     if model is None:
         return Trace(stages)
+    if not isinstance(model, Model):
+        raise NpformerError(f"trace: expected a model, such as npformer.load({str(model)!r:.60}), got {model!r:.60}")
     if text is None:
         raise NpformerError("trace: expected a text to run the model on; trace(model, text), or with trace() as t: ...")
     inputs, tokens, segments = texts_of(model, text)
