@@ -23,7 +23,7 @@ from npformer.trial import GROUP, VECTOR, Kernel
 from npformer.workers import fork, parts, plain_products, single_blas_thread
 
 PANEL = 64  # columns of a panel: four vectors of sixteen floats
-FEW = 64  # rows so few that to gather a weight's columns at edges would take as long as to multiply them
+FEW = 256  # rows so few that to gather a weight's columns at edges takes a good part of the time of their product
 
 
 def kernel(dtype: np.dtype) -> Kernel:
@@ -182,27 +182,33 @@ def _columns_at_edges(
 ) -> None:
     """Compute the columns at the edges of the BLAS's blocks again: all weights' in one product, within margins."""
     k = kernel(x.dtype)
-    places = [
-        (weight, product, slice(share.start + edge.start, share.start + edge.stop))
-        for weight, product, share in zip(weights, products, shares, strict=True)
-        for edge in k.edges((share.stop - share.start) // VECTOR * VECTOR)
-    ]
+    ends = tuple((share.start, share.stop) for share in shares)
+    places = _edges(k, ends)
     if not places:
         return
     room = k.span - 2 * GROUP
 
     def gather() -> list[np.ndarray]:
-        columns = np.concatenate([weight[:, place] for weight, _, place in places], axis=1)
+        columns = np.concatenate([weights[i][:, place] for i, place, _ in places], axis=1)
         return [_in_margins(columns[:, i : i + room], GROUP) for i in range(0, columns.shape[1], room)]
 
-    edges = tuple((place.start, place.stop) for _, _, place in places)
-    blocks = (_laid_out(weights, edges, gather) if len(x) <= FEW else None) or gather()
-    again = np.concatenate([k.product(x, block)[:, GROUP : GROUP + room] for block in blocks], axis=1)
-    start = 0
-    for _, product, place in places:
-        width = place.stop - place.start
-        product[:, place] = again[:, start : start + width]
-        start += width
+    blocks = (_laid_out(weights, ends, gather) if len(x) <= FEW else None) or gather()
+    pieces = [k.product(x, block)[:, GROUP : GROUP + room] for block in blocks]
+    again = pieces[0] if len(pieces) == 1 else np.concatenate(pieces, axis=1)
+    for i, place, gathered in places:
+        products[i][:, place] = again[:, gathered]
+
+
+@functools.cache
+def _edges(k: Kernel, shares: tuple[tuple[int, int], ...]) -> list[tuple[int, slice, slice]]:
+    """What is computed again: the number of the share, the columns there, and those among all that are gathered."""
+    places, end = [], 0
+    for i, (start, stop) in enumerate(shares):
+        for edge in k.edges((stop - start) // VECTOR * VECTOR):
+            width = edge.stop - edge.start
+            places.append((i, slice(start + edge.start, start + edge.stop), slice(end, end + width)))
+            end += width
+    return places
 
 
 def in_order(weight: np.ndarray) -> np.ndarray:
