@@ -40,7 +40,8 @@ def test_keywords_that_change_nothing_are_accepted(name):
     """When the pipeline is made, and when it is called."""
     habits = {
         "batch_size": 8, "padding": True, "device": -1, "device_map": "auto", "framework": "np", "num_workers": 0,
-        "tokenizer": None,
+        "tokenizer": None, "token": None, "torch_dtype": "auto", "trust_remote_code": False, "use_fast": True,
+        "return_all_scores": False,
     }  # fmt: skip
     plain = pipeline(name, TASKS[name])(given(name))
     assert np.array_equal(pipeline(name, TASKS[name], **habits)(given(name)), plain)
@@ -57,6 +58,8 @@ def test_keywords_that_change_nothing_are_accepted(name):
         ("batch_size", "8", "batch_size: '8' is not supported; expected a whole number"),
         ("padding", "max_length", "padding: 'max_length' is not supported; texts are never padded"),
         ("tokenizer", "bert", "tokenizer: 'bert' is not supported; the tokenizer comes with the model"),
+        ("trust_remote_code", True, "trust_remote_code: True is not supported; a checkpoint's code is never run"),
+        ("return_all_scores", True, "return_all_scores: True is not supported; top_k=None gives the scores of all"),
         ("truncation", "first", "truncation: expected True, False or 'longest_first', got 'first'"),
     ],
 )

@@ -32,7 +32,12 @@ HABITS = {
     "padding": Habit(
         lambda value: value in (None, True, False, "longest", "do_not_pad"), "texts are never padded; leave it out"
     ),
+    "return_all_scores": Habit(lambda value: value in (None, False), "top_k=None gives the scores of all labels"),
+    "token": Habit(lambda value: value is None, "the environment's HF_TOKEN is used"),
     "tokenizer": Habit(lambda value: value is None, "the tokenizer comes with the model; leave it out"),
+    "torch_dtype": Habit(lambda value: value in (None, "auto", "float32"), "give dtype= when the pipeline is made"),
+    "trust_remote_code": Habit(lambda value: value in (None, False), "a checkpoint's code is never run"),
+    "use_fast": Habit(lambda value: value in (None, True, False), "leave it out"),
 }
 
 #: Which of two texts gives way, `Task.cut`, by Transformers' name.
