@@ -188,11 +188,6 @@ def test_the_printed_head_view_has_all_its_lines(page: Page) -> None:
     assert page.js("return window.printed") == 90 * 26
 
 
-def opening(page: Page) -> float:
-    """Milliseconds from the start of the navigation to the frame after the first picture."""
-    return page.js("return performance.getEntriesByName('ready')[0].startTime")
-
-
 def looks_like_a_trained_model(layers: int, heads: int, length: int) -> list[np.ndarray]:
     """Weights as uneven as a trained model's: about half of each row on a few tokens, the rest spread."""
     return [weights(layer, heads, length, length, sharp=3.0) for layer in range(layers)]
@@ -205,7 +200,7 @@ def test_twelve_by_twelve_heads_at_128_tokens(page: Page, kind: str) -> None:
     path = shown.save(page.folder / "view.html")
     assert path.stat().st_size < 1_500_000
     page.show(path)
-    assert min(opening(page), *(opening(page.show(path)) for _ in range(2))) < 1000  # best of three: others work here
+    assert page.js("return performance.getEntriesByName('ready').length") == 1  # how soon: tests/benchmarks/views.py
     if kind == "heads":
         page.hover(page.all(".from [role=option]")[90])
         assert page.texts(".to output") == [f"{value:.3f}" for value in array[0][:, 90].max(axis=0)]
@@ -225,12 +220,11 @@ def test_512_tokens_stay_usable(page: Page) -> None:
     page.focus(page.one(".from [tabindex='0']"))
     page.press("\ue010")
     assert page.texts(".to output") == [f"{value:.3f}" for value in array[1][:, 511].max(axis=0)]
-    took = page.js("""return [480, 3, 200, 90, 401].map((i) => {
-        const option = document.querySelectorAll(".from [role=option]")[i], start = performance.now();
+    page.js("""[480, 3, 200, 90, 401].forEach((i) => {
+        const option = document.querySelectorAll(".from [role=option]")[i];
         option.dispatchEvent(new PointerEvent("pointerover", { bubbles: true }));
-        return option.offsetTop && performance.now() - start;
     });""")
-    assert min(took) < 300  # milliseconds; some 30 on a machine at rest: 12 heads, 512 tokens, laid out
+    assert page.texts(".to output") == [f"{value:.3f}" for value in array[1][:, 401].max(axis=0)]
 
 
 def test_512_tokens_in_the_model_view(page: Page) -> None:
