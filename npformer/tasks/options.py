@@ -11,6 +11,7 @@ from typing import Any, Self
 
 from npformer.errors import NpformerError
 from npformer.tasks.encoding import LONG
+from npformer.tasks.habits import HABITS
 from npformer.tasks.inputs import unknown
 
 
@@ -51,7 +52,7 @@ class Options:
         known = [each.name for each in fields(self)]
         for name in given:
             if name not in known:
-                raise unknown(f"argument of {task}", name, known)
+                raise unknown(f"argument of {task}", name, [*known, "truncation", *HABITS])
         if "stride" in given and "long" not in given:
             given = {**given, "long": ""}
         return replace(self, **given)
