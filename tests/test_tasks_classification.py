@@ -84,7 +84,7 @@ def test_sigmoid_of_large_logits_is_neither_a_warning_nor_nan():
         ({"top_k": 1.5}, "top_k"),
         ({"top_k": True}, "top_k"),
         ({"function_to_apply": "softmx"}, "did you mean 'softmax'"),
-        ({"return_all_scores": True}, "'return_all_scores' is not known"),
+        ({"return_all_scores": True}, "return_all_scores: True is not supported; top_k=None gives"),
     ],
 )
 def test_text_classification_refuses(options, message):
