@@ -1,4 +1,4 @@
-"""A user's program, for packaging.py: it runs, and `mypy --strict` knows the types of what it imports.
+"""A user's program, for check_package.py: it runs, and `mypy --strict` knows the types of what it imports.
 
 `assert_type` does nothing when it runs. mypy refuses it where a type is another one, or is not known.
 """
