@@ -219,15 +219,20 @@ def _same(key: str, new: dict[str, np.ndarray], old: dict[str, np.ndarray], exac
         return False
     finite = np.isfinite(a) & ordinary
     gap = np.abs(a[finite] - b[finite].astype(np.float64))
+    if key.endswith("/scores"):  # of beams: sums of float32 logarithms, held so by the tests that read them
+        return bool(np.allclose(a[finite], b[finite], rtol=1e-5, atol=1e-4))
     if key.startswith("error/"):  # torch's own order is another CPU's, and so is what makes of it
         return bool((a <= 3 * b + 1e-7).all() and (b <= 3 * a + 1e-7).all())
     if key.startswith("summary/"):  # columns as in `summary`: an error may differ by its like, the rest as float64 does
         near = a[:, 0].max() <= 3 * b[:, 0].max() + 1e-12  # of all texts: in a single one it is a matter of luck
-        return bool(near and (gap.reshape(a.shape)[:, 1:] <= 1e-12 * b[:, 2:3]).all())
-    if a.dtype == np.float64 or truth is b:
+        size = np.maximum(
+            b[:, 2:3], 0.01 * b[:, 2].max()
+        )  # some are 0 but for rounding, as the gradients of keys' biases
+        return bool(near and (gap.reshape(a.shape)[:, 1:] <= 1e-12 * size).all())
+    if "float32" not in key or truth is b:
         return bool((gap <= 1e-12 * np.abs(b[finite]).max()).all())
     own = np.abs(b[finite] - truth[finite]).max()
-    return bool(gap.max() <= 3 * own + np.spacing(np.abs(b[finite]).max()))
+    return bool(gap.max() <= 3 * own + np.spacing(np.float32(np.abs(b[finite]).max())))
 
 
 def _metadata(path: Path) -> Any:
