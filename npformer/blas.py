@@ -69,8 +69,8 @@ def matmul(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 def row_products(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     """a @ b, (..., M, K) and (..., K, N) -> (..., M, N): a row's bits do not depend on M.
 
-    Rows that would need margins around b's columns become the columns of the transposed product, with margins
-    around themselves: many rows need fewer of them than many b.
+    Where b's columns would need margins, the transposed product is computed, with margins around a's rows: in attention
+    there are more rows than columns, so that margins cost less there.
     """
     if _has_kernel(a, b) and kernel(a.dtype).has_edges(b.shape[-1]):
         return column_products(b.mT, a.mT).mT
