@@ -19,11 +19,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from npformer.checkpoint.load import load
 from npformer.errors import NpformerError
 from npformer.functions import softmax
-from npformer.loading import load
+from npformer.interpret.trace import Trace, trace
 from npformer.model import Model
-from npformer.tracing import Trace, trace
 
 FILE = Path(__file__).parent.parent / "tests" / "published.json"
 

@@ -18,10 +18,10 @@ from pathlib import Path
 
 import numpy as np
 
+from npformer.checkpoint.load import find_folder
 from npformer.errors import NpformerError
-from npformer.loading import find_folder
 from npformer.model import Model
-from npformer.tokenizer import load_tokenizer
+from npformer.text.tokenizer import load_tokenizer
 from npformer.training import HeadLoss, Recipe, Run, Trainable, initialise, project, read_rows
 from npformer.training.animation import animate
 from npformer.training.classify import encode, evaluate

@@ -28,10 +28,9 @@ if TYPE_CHECKING:
         self_attention,
         split_heads,
     )
-    from npformer.batch import Text
+    from npformer.checkpoint.load import load
     from npformer.config import Config
     from npformer.decoder import decoder, decoder_layer, shift
-    from npformer.edits import ablate_heads, edit, patch
     from npformer.encoder import encoder, encoder_layer, feed_forward, sinusoidal_positions
     from npformer.errors import NpformerError
     from npformer.functions import (
@@ -45,12 +44,13 @@ if TYPE_CHECKING:
         silu,
         softmax,
     )
-    from npformer.loading import load
+    from npformer.interpret.edit import ablate_heads, edit, patch
+    from npformer.interpret.trace import Trace, trace
     from npformer.model import Model
+    from npformer.runtime.batch import Text
     from npformer.tap import scope, tap
-    from npformer.tasks.inputs import Pair
     from npformer.tasks.pipeline import pipeline
-    from npformer.tracing import Trace, trace
+    from npformer.text.inputs import Pair
 
 __version__ = "0.1.0"
 
@@ -96,19 +96,19 @@ __all__ = [
 #: Module -> the names above that it defines.
 _NAMES = {
     "attention": "causal_mask combine_heads padding_mask scaled_dot_product_attention self_attention split_heads",
-    "batch": "Text",
+    "runtime.batch": "Text",
     "config": "Config",
     "decoder": "decoder decoder_layer shift",
-    "edits": "ablate_heads edit patch",
+    "interpret.edit": "ablate_heads edit patch",
     "encoder": "encoder encoder_layer feed_forward sinusoidal_positions",
     "errors": "NpformerError",
     "functions": "cross_entropy embedding gelu layer_norm linear log_softmax relu silu softmax",
-    "loading": "load",
+    "checkpoint.load": "load",
     "model": "Model",
     "tap": "scope tap",
-    "tasks.inputs": "Pair",
+    "text.inputs": "Pair",
     "tasks.pipeline": "pipeline",
-    "tracing": "Trace trace",
+    "interpret.trace": "Trace trace",
 }
 _MODULE_OF = {name: module for module, names in _NAMES.items() for name in names.split()}
 

@@ -12,12 +12,12 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from npformer.blas import column_products, matmul, row_products, with_margins
 from npformer.errors import NpformerError
 from npformer.functions import linear, linear_backward, linears, softmax, softmax_backward
-from npformer.recording import Stages
+from npformer.runtime.products import column_products, matmul, row_products, with_margins
+from npformer.runtime.threads import fork, gather, parts
 from npformer.tap import listening, spare, tap
-from npformer.workers import fork, gather, parts
+from npformer.tape import Stages
 
 Linear = Mapping[str, np.ndarray]
 
@@ -240,7 +240,7 @@ def attention_backward(
 
 
 class Memory(Protocol):
-    """Keys and values that a decoder keeps from step to step; the two kinds are in `generation/memory.py`."""
+    """Keys and values that a decoder keeps from step to step; the two kinds are in `generation/kv_cache.py`."""
 
     complete: bool  # whether it has all the keys and values there will be
 

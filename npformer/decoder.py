@@ -13,12 +13,11 @@ import numpy as np
 
 from npformer.attention import Linear, Memory, attention_backward
 from npformer.attention import attention as attend_to
-from npformer.blas import in_order
 from npformer.encoder import Activation, feed_forward, feed_forward_backward
 from npformer.errors import NpformerError
 from npformer.functions import layer_norm, layer_norm_backward, linear, linear_backward
-from npformer.recording import Stages
 from npformer.tap import scope, tap
+from npformer.tape import Stages
 
 EVERY_KEY = np.ones(1, bool)  # the mask of cross-attention: a target's row may attend to its whole source
 
@@ -224,7 +223,7 @@ def decoder_backward(
 
 def project(x: np.ndarray, weight: np.ndarray, bias: np.ndarray | None = None) -> np.ndarray:
     """The logits of the vocabulary, x E^T + b, (T, D) -> (T, V); softmax makes probabilities of them. Section 3.4."""
-    return tap("logits", linear(x, in_order(weight), bias))
+    return tap("logits", linear(x, weight, bias))
 
 
 def project_backward(

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from npformer.workers import fork, parts
+from npformer.runtime.threads import fork, parts
 
 # Elements in a block: few enough for a core's own cache, and enough that two threads do not wait for each other at the
 # interpreter between a formula's passes.

@@ -23,8 +23,8 @@ from npformer.functions import (
     linear,
     linear_backward,
 )
-from npformer.recording import Stages
 from npformer.tap import scope, spare, tap
+from npformer.tape import Stages
 
 Activation = Callable[..., np.ndarray]
 

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from npformer import elementwise
-from npformer.blas import weight_products
 from npformer.errors import NpformerError
+from npformer.runtime.products import weight_products
 
 IGNORED = -100  # a target that no loss is taken of
 
@@ -300,7 +300,7 @@ def cross_entropy(
     loss = np.where(kept, loss, loss.dtype.type(0))
     if reduction == "none":
         return loss
-    total = loss.sum()
+    total: Any = loss.sum()
     with np.errstate(invalid="ignore", divide="ignore"):
         return total if reduction == "sum" else total / total.dtype.type(kept.sum())
 

@@ -9,8 +9,8 @@ import numpy as np
 from npformer.attention import Linear
 from npformer.encoder import Activation
 from npformer.functions import BACKWARDS, layer_norm, layer_norm_backward, linear, linear_backward
-from npformer.recording import Stages
 from npformer.tap import scope, spare, tap
+from npformer.tape import Stages
 
 
 def pool(first: np.ndarray, activation: Activation, weight: np.ndarray, bias: np.ndarray) -> np.ndarray:

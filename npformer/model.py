@@ -16,15 +16,13 @@ from typing import Any
 import numpy as np
 
 from npformer import heads
-from npformer.batch import LONG, Batch, Text, as_padded, pack, shards
-from npformer.blas import kernel
 from npformer.config import Config
 from npformer.encoder import embeddings, embeddings_backward, encoder, encoder_backward
 from npformer.errors import NpformerError
 from npformer.functions import ACTIVATIONS, relu, tanh
-from npformer.recording import Stages
-from npformer.tap import listening, tap
-from npformer.workers import (
+from npformer.runtime.batch import LONG, Batch, Text, as_padded, pack, shards
+from npformer.runtime.products import kernel
+from npformer.runtime.threads import (
     crew,
     hire,
     products,
@@ -34,6 +32,8 @@ from npformer.workers import (
     thread_count,
     wants_same_bits,
 )
+from npformer.tap import listening, tap
+from npformer.tape import Stages
 
 POOLED_HEADS = ("sequence-classification", "next-sentence", "multiple-choice")  # they read the first row alone
 POOLER_ACTIVATIONS = {"bert": tanh, "distilbert": relu}
@@ -187,7 +187,7 @@ class Model:
 
     @cached_property
     def tokenizer(self) -> Any:
-        from npformer.tokenizer import load_tokenizer
+        from npformer.text.tokenizer import load_tokenizer
 
         if self.folder is None:
             raise NpformerError("this model was made without a folder, so it has no tokenizer; give it token ids")

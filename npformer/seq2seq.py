@@ -15,21 +15,21 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from npformer.batch import Batch, Text, as_padded, pack, shards
 from npformer.decoder import decoder, decoder_backward, project, project_backward, shift
 from npformer.encoder import embeddings, embeddings_backward
 from npformer.errors import NpformerError
 from npformer.functions import ACTIVATIONS, IGNORED
 from npformer.model import Model, Output, encode, encode_backward, last_rows
-from npformer.recording import Stages
+from npformer.runtime.batch import Batch, Text, as_padded, pack, shards
+from npformer.runtime.threads import share
 from npformer.tap import listening, scope, tap
+from npformer.tape import Stages
 from npformer.transformer_config import TransformerConfig
-from npformer.workers import share
 
 if TYPE_CHECKING:
     from npformer.attention import Memory
     from npformer.generation import Hypothesis
-    from npformer.translation_tokenizer import TranslationTokenizer
+    from npformer.text.translation_tokenizer import TranslationTokenizer
 
 
 def transformer(
@@ -133,7 +133,7 @@ class Seq2Seq(Model):
 
     @cached_property
     def tokenizer(self) -> TranslationTokenizer:
-        from npformer.translation_tokenizer import load_tokenizer
+        from npformer.text.translation_tokenizer import load_tokenizer
 
         if self.folder is None:
             raise NpformerError("this model was made without a folder, so it has no tokenizer; give it token ids")

@@ -1,7 +1,7 @@
 """Looking inside: `tap` names an intermediate array, `scope` prefixes the name, `listen` hears and may replace it.
 
 A stage costs one context-variable look-up while nobody listens, and nothing is kept alive. What listens is built
-on this: traces in `tracing.py`, edits in `edits.py`, golden files in `golden/`.
+on this: traces in `interpret/trace.py`, edits in `interpret/edit.py`, golden files in `golden/`.
 """
 
 from __future__ import annotations

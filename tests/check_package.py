@@ -1,7 +1,7 @@
 """Checks the package as users get it: built, installed, type-checked, and tested from its source distribution.
 
     python tests/check_package.py                       and every test of the source distribution, which takes ten minutes
-    python tests/check_package.py tests/test_cli.py -x  and these of them: arguments for pytest
+    python tests/check_package.py tests/cli/test_commands.py -x  and these of them: arguments for pytest
 
 Needs the `package` group. Each environment is new, with the pip that Python brings.
 """

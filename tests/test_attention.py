@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-import golden
 import numpy as np
 import pytest
 from hypothesis import given
@@ -23,6 +22,7 @@ from npformer.attention import (
 from npformer.errors import NpformerError
 from npformer.functions import linear
 from npformer.tap import listen
+from tests import golden
 
 pytestmark = [pytest.mark.numbers, pytest.mark.usefixtures("one_blas_thread")]
 

@@ -12,27 +12,28 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import golden
 import numpy as np
 import pytest
-import tiny
-from golden import gradients as given
 from safetensors import safe_open
 from safetensors.numpy import load_file
-from seq2seq_models import golden_model
 
 from npformer import functions
 from npformer.attention import masked_attention, scaled_dot_product_attention, scaled_dot_product_attention_backward
-from npformer.batch import Text, pack
-from npformer.checkpoint import layout, load_folder
+from npformer.checkpoint import load_folder
+from npformer.checkpoint import tree as layout
 from npformer.encoder import encoder, encoder_backward
 from npformer.functions import SparseRows, embedding_backward, layer_norm_backward, linear_backward
 from npformer.model import backward, forward
-from npformer.recording import Recording
+from npformer.runtime.batch import Text, pack
 from npformer.tap import listen
+from npformer.tape import Recording
 from npformer.training import Example, HeadLoss, Trainable, initialise
-from npformer.training.step import gradients
+from npformer.training.gradients import gradients
 from npformer.training.translation import TranslationLoss
+from tests import golden
+from tests.golden import gradients as given
+from tests.support import tiny
+from tests.support.seq2seq_models import golden_model
 
 pytestmark = [pytest.mark.numbers, pytest.mark.usefixtures("one_blas_thread")]
 

@@ -5,24 +5,24 @@ from __future__ import annotations
 from functools import cache
 from pathlib import Path
 
-import golden
 import numpy as np
 import pytest
-from golden import seq2seq_cases as cases
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import load_file
-from seq2seq_models import random_model
 
 from npformer.attention import RUN, causal_mask, masked_attention
-from npformer.batch import Text
 from npformer.checkpoint import load_folder
 from npformer.decoder import EVERY_KEY, decoder, shift
 from npformer.encoder import encoder, sinusoidal_positions
 from npformer.errors import NpformerError
 from npformer.functions import ACTIVATIONS
-from npformer.generation.memory import Memory
+from npformer.generation.kv_cache import Memory
+from npformer.runtime.batch import Text
 from npformer.tap import listen, scope
+from tests import golden
+from tests.golden import seq2seq_cases as cases
+from tests.support.seq2seq_models import random_model
 
 pytestmark = [pytest.mark.numbers, pytest.mark.usefixtures("one_blas_thread")]
 

@@ -17,14 +17,12 @@ from importlib import import_module
 from pathlib import Path
 from typing import NamedTuple
 
-import hub_server
 import numpy as np
 import pytest
-import seq2seq_models
-import tiny
 
 import npformer
 from npformer.cli import COMMANDS
+from tests.support import hub_server, seq2seq_models, tiny
 
 ROOT = Path(__file__).parent.parent
 PAGES = ("README.md", "examples/README.md", "npformer/golden/FORMAT.md", "tests/benchmarks/README.md")

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import golden
 import numpy as np
 import pytest
-import tiny
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -14,6 +12,8 @@ from npformer.checkpoint import load_folder
 from npformer.encoder import embeddings, encoder, encoder_layer, feed_forward, sinusoidal_positions
 from npformer.errors import NpformerError
 from npformer.functions import gelu, layer_norm, linear, relu
+from tests import golden
+from tests.support import tiny
 
 pytestmark = [pytest.mark.numbers, pytest.mark.usefixtures("one_blas_thread")]
 

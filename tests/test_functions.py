@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-import golden
 import numpy as np
 import pytest
 from hypothesis import given
@@ -26,6 +25,7 @@ from npformer.functions import (
     softmax,
     tanh,
 )
+from tests import golden
 
 pytestmark = [pytest.mark.numbers, pytest.mark.usefixtures("one_blas_thread")]
 

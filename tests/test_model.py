@@ -6,19 +6,19 @@ import threading
 from functools import cache
 from typing import Any
 
-import golden
 import numpy as np
 import pytest
-import tiny
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from npformer import functions
-from npformer.batch import Text
 from npformer.config import FAMILIES
 from npformer.errors import NpformerError
 from npformer.model import Model, Output
+from npformer.runtime.batch import Text
 from npformer.tap import listen
+from tests import golden
+from tests.support import tiny
 
 pytestmark = pytest.mark.numbers
 

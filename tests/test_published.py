@@ -11,11 +11,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import tiny
 
 from examples import published_numbers
 from npformer.errors import NpformerError
-from npformer.tracing import trace
+from npformer.interpret.trace import trace
+from tests.support import tiny
 
 TEXT = "I love ice cream"
 

@@ -9,10 +9,10 @@ import weakref
 
 import numpy as np
 import pytest
-import tiny
 
-from npformer.batch import Text
+from npformer.runtime.batch import Text
 from npformer.tap import listen, listening, scope, spare, tap
+from tests.support import tiny
 
 
 class Ear:

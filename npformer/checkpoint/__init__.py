@@ -1,13 +1,13 @@
 """Checkpoints: reading and writing a model's weights as files, without torch and without ever executing what they hold.
 
 `load_folder` reads a local folder whoever wrote it, `convert` writes one, `module_path` says where Hugging Face keeps
-one of our groups of weights. From the bytes up: `storage`, `tensors` and `pickled`/`torch_file`, `layout` and
-`families`, `folder` and `write`.
+one of our groups of weights. From the bytes up: `storage`, `safetensors` and `pickled`/`torch_file`, `tree` and
+`families`, `read` and `convert`.
 """
 
+from npformer.checkpoint.convert import convert
 from npformer.checkpoint.families import module_path, to_torch, to_tree
-from npformer.checkpoint.folder import load_folder
-from npformer.checkpoint.layout import flatten, unflatten
-from npformer.checkpoint.write import convert
+from npformer.checkpoint.read import load_folder
+from npformer.checkpoint.tree import flatten, unflatten
 
 __all__ = ["convert", "flatten", "load_folder", "module_path", "to_torch", "to_tree", "unflatten"]

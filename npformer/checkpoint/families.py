@@ -1,7 +1,7 @@
 """Where each family of checkpoints keeps our groups of weights: one table a family.
 
 A new family of encoders is a new entry of `FAMILIES` here and of `npformer.config.FAMILIES`. What a group holds, and
-so what is transposed and which shape is expected, is the same in every family: `layout.py`.
+so what is transposed and which shape is expected, is the same in every family: `tree.py`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from npformer.checkpoint import layout, transformer
+from npformer.checkpoint import transformer
+from npformer.checkpoint import tree as layout
 from npformer.checkpoint.storage import Array
 from npformer.config import Config
 from npformer.errors import NpformerError

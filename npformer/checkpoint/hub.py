@@ -1,7 +1,7 @@
 """Models from the Hugging Face hub, through huggingface_hub: its cache, endpoint, login, progress bars and retries.
 
-`download` is the whole interface: a hub id in, a local folder out, which `folder.py` reads like any other. For a model
-that is in the cache the client is not even imported. Whether a user's name means one is decided in `loading.py`.
+`download` is the whole interface: a hub id in, a local folder out, which `read.py` reads like any other. For a model
+that is in the cache the client is not even imported. Whether a user's name means one is decided in `load.py`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from npformer.checkpoint.folder import CONFIG, WEIGHTS, read_json
+from npformer.checkpoint.read import CONFIG, WEIGHTS, read_json
 from npformer.config import Config
 from npformer.errors import NpformerError
 
@@ -129,7 +129,7 @@ def _collect(folder: Path, has: Callable[[str], bool]) -> str:
 
 
 def _shards(index: Path) -> list[str]:
-    """The files an index names, as far as they are plain names; `folder.py` says what is wrong with others."""
+    """The files an index names, as far as they are plain names; `read.py` says what is wrong with others."""
     weight_map = read_json(index).get("weight_map")
     names = weight_map.values() if isinstance(weight_map, dict) else ()
     return [name for name in dict.fromkeys(map(str, names)) if re.fullmatch(r"\w[\w.-]*", name)]

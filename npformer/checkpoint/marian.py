@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from npformer.checkpoint import transformer
-from npformer.checkpoint.layout import Tree
 from npformer.checkpoint.storage import Array
 from npformer.checkpoint.transformer import HEAD, Source
+from npformer.checkpoint.tree import Tree
 from npformer.transformer_config import TransformerConfig
 
 #: Our group inside of a layer -> their module inside of one.

@@ -1,7 +1,7 @@
 """Bytes of a file as arrays: mapping, dtypes, bfloat16, and the copy into the dtype a model runs in.
 
 Arrays made here are read-only views of the mapped file, so processes that map the same file share its pages.
-The file formats that say where in a file they lie: `tensors.py` (safetensors), `torch_file.py` (.bin).
+The file formats that say where in a file they lie: `safetensors.py` (safetensors), `torch_file.py` (.bin).
 """
 
 from __future__ import annotations

@@ -12,9 +12,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from npformer.checkpoint import transformer
-from npformer.checkpoint.layout import Tree
 from npformer.checkpoint.storage import Array
 from npformer.checkpoint.transformer import Source
+from npformer.checkpoint.tree import Tree
 from npformer.transformer_config import TransformerConfig
 
 #: The last part of one of our groups -> the name torch gives it inside of the module above it ("" for no module).

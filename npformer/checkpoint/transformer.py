@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from npformer.checkpoint import layout
-from npformer.checkpoint.layout import Parameter, Tree
+from npformer.checkpoint import tree as layout
 from npformer.checkpoint.storage import Array
+from npformer.checkpoint.tree import Parameter, Tree
 from npformer.encoder import sinusoidal_positions
 from npformer.transformer_config import TransformerConfig
 

@@ -14,9 +14,9 @@ from npformer.cli import BAD_INPUT, complain
 from npformer.cli.texts import Line, count, interactive, lines
 from npformer.errors import NpformerError
 from npformer.tasks import pipeline
-from npformer.tasks.encoding import LONG
 from npformer.tasks.progress import with_bar
 from npformer.tasks.task import InputError, Task
+from npformer.text.encoding import LONG
 
 Answered = tuple[Line, Any]  # a line and its answer; None where it has none
 

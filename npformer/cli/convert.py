@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import argparse
 
-from npformer.checkpoint.write import FILES, STORED_DTYPES, convert
-from npformer.loading import find_folder
+from npformer.checkpoint.convert import FILES, STORED_DTYPES, convert
+from npformer.checkpoint.load import find_folder
 
 EPILOG = """examples:
   npformer convert distilbert/distilbert-base-uncased here

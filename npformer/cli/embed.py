@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from npformer.archive import written_whole
+from npformer.checkpoint.archive import written_whole
 from npformer.cli import BAD_INPUT
 from npformer.cli.answers import (
     add_answer_arguments,

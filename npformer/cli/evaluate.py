@@ -38,7 +38,7 @@ def run(args: argparse.Namespace) -> None:
 
 
 def _labels(args: argparse.Namespace) -> None:
-    from npformer.loading import load
+    from npformer.checkpoint.load import load
     from npformer.training.classify import encode, evaluate
     from npformer.training.data import read_rows
 

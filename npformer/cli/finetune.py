@@ -41,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    from npformer.loading import find_folder
+    from npformer.checkpoint.load import find_folder
     from npformer.model import Model
 
     output, recipe = recipes.output(args), recipes.read(args)
@@ -76,7 +76,7 @@ def run(args: argparse.Namespace) -> None:
 
 def _labels(source: Path, found: tuple[str, ...]) -> tuple[str, ...]:
     """The model's own labels where they name or count those of the file, else the file's."""
-    from npformer.checkpoint.folder import CONFIG, read_json
+    from npformer.checkpoint.read import CONFIG, read_json
     from npformer.config import Config
 
     own = Config.from_dict(read_json(source / CONFIG)).labels

@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import Any
 
 from npformer import golden
-from npformer.archive import load_arrays
-from npformer.checkpoint.folder import CONFIG, read_json
+from npformer.checkpoint.archive import load_arrays
+from npformer.checkpoint.load import load
+from npformer.checkpoint.read import CONFIG, read_json
 from npformer.cli.answers import add_model_arguments
 from npformer.errors import NpformerError
-from npformer.loading import load
 from npformer.model import Model
 
 DIVERGES = 1

@@ -31,7 +31,7 @@ def run(args: argparse.Namespace) -> None:
     if args.name is None:
         facts = _installation(args)
     else:
-        from npformer.loading import load
+        from npformer.checkpoint.load import load
 
         facts = _model(load(args.name, args.revision, args.offline, threads=args.threads))
     if args.json:
@@ -48,9 +48,9 @@ def _installation(args: argparse.Namespace) -> dict[str, Any]:
     import tokenizers
     from huggingface_hub.constants import HF_HUB_CACHE
 
-    from npformer.blas import panels_pay
-    from npformer.loading import bundled
-    from npformer.workers import available_cores, blas_libraries, thread_count
+    from npformer.checkpoint.load import bundled
+    from npformer.runtime.products import panels_pay
+    from npformer.runtime.threads import available_cores, blas_libraries, thread_count
 
     return {
         "npformer": f"{__version__} in {Path(__file__).parent.parent}",
@@ -68,8 +68,8 @@ def _installation(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _same_bits(dtype: Any) -> str:
-    from npformer.blas import kernel, same_bits
-    from npformer.workers import wants_same_bits
+    from npformer.runtime.products import kernel, same_bits
+    from npformer.runtime.threads import wants_same_bits
 
     if not wants_same_bits():
         return "not asked for: NPFORMER_SAME_BITS=0"
@@ -95,7 +95,7 @@ def _card(folder: Path | None) -> dict[str, str]:
 def _model(model: Model) -> dict[str, Any]:
     from npformer.checkpoint.families import stored
     from npformer.tasks.pipeline import TASK_OF
-    from npformer.tokenizer import longest_text
+    from npformer.text.tokenizer import longest_text
     from npformer.transformer_config import TransformerConfig
 
     config = model.config

@@ -9,7 +9,7 @@ from pathlib import Path
 from npformer.cli.answers import whole
 from npformer.errors import NpformerError
 from npformer.training import Recipe
-from npformer.training.loop import SCHEDULES
+from npformer.training.trainer import SCHEDULES
 
 
 def add_output_argument(parser: argparse.ArgumentParser) -> None:

@@ -16,7 +16,7 @@ from typing import Any, BinaryIO
 
 from npformer.cli import complain
 from npformer.errors import NpformerError
-from npformer.tasks.inputs import Pair
+from npformer.text.inputs import Pair
 
 LONGEST = 2**24  # bytes of a line: a file without line ends is no list of texts
 

@@ -9,12 +9,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from npformer.checkpoint.load import load
 from npformer.cli.answers import add_model_arguments
 from npformer.cli.texts import add_pair_argument, paired
 from npformer.errors import NpformerError
-from npformer.loading import load
-from npformer.teardown import corners, shown_stages, teardown
-from npformer.tracing import Trace, trace
+from npformer.interpret.teardown import corners, shown_stages, teardown
+from npformer.interpret.trace import Trace, trace
 
 EPILOG = """examples:
   npformer trace "I love ice cream"

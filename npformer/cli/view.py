@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from npformer import view
-from npformer.archive import written_whole
+from npformer.checkpoint.archive import written_whole
+from npformer.checkpoint.load import load
 from npformer.cli.answers import add_model_arguments
 from npformer.cli.texts import add_pair_argument, paired
 from npformer.errors import NpformerError
-from npformer.loading import load
 
 KINDS = ("heads", "model", "neurons", "stages", "attribution")
 EPILOG = """Without -o the view is printed, as far as a terminal can show it.

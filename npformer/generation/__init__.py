@@ -1,7 +1,7 @@
 """Generation: targets for sources, greedily, by sampling or by beam search, with what was computed kept.
 
-`generate` and `stream` are here; the loops are in `search.py`, the choice of tokens in `vocabulary.py` and
-`processors.py`, the settings in `settings.py`, the kept keys and values in `memory.py`.
+`generate` and `stream` are here; the loops are in `search.py`, the choice of tokens in `logits.py` and
+`processors.py`, the settings in `settings.py`, the kept keys and values in `kv_cache.py`.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from npformer.batch import Text
 from npformer.errors import NpformerError
+from npformer.generation.logits import Projection
 from npformer.generation.search import Hypothesis, beam_search, rows
 from npformer.generation.settings import Settings, resolve
-from npformer.generation.vocabulary import Projection
+from npformer.runtime.batch import Text
 from npformer.seq2seq import Seq2Seq
 from npformer.tap import listen
 

@@ -1,6 +1,6 @@
 """The loops: greedy search and sampling, a row a target; beam search, several rows a source.
 
-`Run` steps a decoder for a group of sources; what a step's logits mean is in `vocabulary.py`.
+`Run` steps a decoder for a group of sources; what a step's logits mean is in `logits.py`.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from npformer.batch import Batch
 from npformer.functions import softmax
-from npformer.generation.memory import Memory
+from npformer.generation.kv_cache import Memory
+from npformer.generation.logits import Projection, best, check_choice, greedy
 from npformer.generation.processors import Processors, narrow
 from npformer.generation.settings import Settings
-from npformer.generation.vocabulary import Projection, best, check_choice, greedy
+from npformer.runtime.batch import Batch
 from npformer.seq2seq import Seq2Seq, decode_target
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from npformer.checkpoint.folder import CONFIG, read_json
+from npformer.checkpoint.read import CONFIG, read_json
 from npformer.errors import NpformerError
 from npformer.transformer_config import TransformerConfig
 

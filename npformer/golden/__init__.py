@@ -8,7 +8,7 @@ A golden file is a safetensors file; `FORMAT.md` beside this file says what is i
 
 from npformer.golden.compare import Comparison, assert_close, compare
 from npformer.golden.diagnose import Diagnosis, check_model, diagnose
-from npformer.golden.file import Golden, load
+from npformer.golden.format import Golden, load
 from npformer.golden.record import record
 from npformer.golden.tiny import TINY_FILE, tiny
 from npformer.golden.torch_model import load_torch

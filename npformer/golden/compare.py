@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from npformer.golden.file import Golden
+from npformer.golden.format import Golden
 from npformer.golden.names import Theirs, read
 
 

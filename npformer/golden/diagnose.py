@@ -14,17 +14,17 @@ from typing import Any
 
 import numpy as np
 
-from npformer import stages as table
-from npformer.checkpoint import layout
-from npformer.edits import Edits
+from npformer.checkpoint import tree as layout
 from npformer.errors import NpformerError
 from npformer.golden.compare import Comparison, compare
-from npformer.golden.file import Golden
+from npformer.golden.format import Golden
 from npformer.golden.mistakes import HALF_PRECISION, MISTAKES, Mistake, Port, half
 from npformer.golden.record import FACTOR, jitter, largest_error, weights_sha256
+from npformer.interpret import stages as table
+from npformer.interpret.edit import Edits
+from npformer.interpret.trace import Trace, post_process
 from npformer.model import Model
 from npformer.tap import listen
-from npformer.tracing import Trace, post_process
 
 CANDIDATES = 5  # ways of a mistake whose own rounding error is measured, the nearest ones first
 ENOUGH = 32  # numbers for a correlation to mean anything

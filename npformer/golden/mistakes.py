@@ -16,10 +16,10 @@ from typing import NamedTuple
 import numpy as np
 
 from npformer.attention import combine_heads, split_heads
-from npformer.batch import Text
 from npformer.config import Config
-from npformer.edits import Change
 from npformer.functions import softmax
+from npformer.interpret.edit import Change
+from npformer.runtime.batch import Text
 
 SCORES = "layers.*.attention.scores"
 MOST = 40  # weights that are tried one by one

@@ -13,12 +13,12 @@ from typing import Any
 
 import numpy as np
 
-from npformer import stages as table
-from npformer.checkpoint import layout
+from npformer.checkpoint import tree as layout
 from npformer.checkpoint.families import FAMILIES, module_path
 from npformer.config import Config
 from npformer.errors import NpformerError
-from npformer.golden.file import Golden
+from npformer.golden.format import Golden
+from npformer.interpret import stages as table
 
 IDS = ("ids", "input_ids")
 _OF_TEXT = re.compile(r"(\d{1,9})/(.+)")

@@ -18,13 +18,14 @@ from typing import Any
 
 import numpy as np
 
-from npformer.batch import Text
-from npformer.checkpoint import families, layout
-from npformer.edits import edit
+from npformer.checkpoint import families
+from npformer.checkpoint import tree as layout
 from npformer.errors import NpformerError
-from npformer.golden.file import Golden
+from npformer.golden.format import Golden
+from npformer.interpret.edit import edit
+from npformer.interpret.trace import Trace, post_process, texts_of
 from npformer.model import Model
-from npformer.tracing import Trace, post_process, texts_of
+from npformer.runtime.batch import Text
 
 DRAWS = 8
 FACTOR = 5

@@ -12,14 +12,15 @@ from pathlib import Path
 
 import numpy as np
 
-from npformer.batch import Text
-from npformer.checkpoint import families, layout
-from npformer.checkpoint.folder import CONFIG, load_folder
-from npformer.checkpoint.write import FILES, new_folder, write_tensors
+from npformer.checkpoint import families
+from npformer.checkpoint import tree as layout
+from npformer.checkpoint.convert import FILES, new_folder, write_tensors
+from npformer.checkpoint.read import CONFIG, load_folder
 from npformer.config import Config
 from npformer.errors import NpformerError
 from npformer.golden.record import record
 from npformer.model import Model
+from npformer.runtime.batch import Text
 
 TINY_FILE = "golden.safetensors"
 LENGTHS = (9, 6, 3)  # of the texts: different ones, so that masks matter

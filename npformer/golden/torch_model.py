@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from npformer import stages as table
 from npformer.checkpoint.families import module_path
 from npformer.errors import NpformerError
-from npformer.golden.file import Golden
+from npformer.golden.format import Golden
+from npformer.interpret import stages as table
 
 #: A stage that is what goes into a module -> the group of weights of that module.
 INPUTS = {

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from npformer.checkpoint import layout
+from npformer.checkpoint import tree as layout
 from npformer.golden.mistakes import half
 from npformer.model import Model
 

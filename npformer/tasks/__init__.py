@@ -3,7 +3,7 @@
 Names, arguments and results are those of transformers.pipeline; what differs is said in each task's class.
 """
 
-from npformer.tasks.inputs import Pair
 from npformer.tasks.pipeline import pipeline
+from npformer.text.inputs import Pair
 
 __all__ = ["Pair", "pipeline"]

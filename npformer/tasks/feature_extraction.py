@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 
 from npformer.model import Model
-from npformer.tasks.inputs import Part, as_text
 from npformer.tasks.options import Options
 from npformer.tasks.task import Request, Task, without_head
+from npformer.text.inputs import Part, as_text
 
 
 @dataclass(frozen=True)

@@ -13,10 +13,10 @@ from npformer.errors import NpformerError, warn
 from npformer.functions import ACTIVATIONS
 from npformer.model import Model
 from npformer.tap import listening
-from npformer.tasks.inputs import Part, as_text
 from npformer.tasks.options import Options
 from npformer.tasks.task import Request, Task, probabilities, without_head
-from npformer.tokenizer import special_token
+from npformer.text.inputs import Part, as_text
+from npformer.text.tokenizer import special_token
 
 MASKS = 64  # masks whose scores of the whole vocabulary are in memory at once
 

@@ -10,9 +10,9 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, Self
 
 from npformer.errors import NpformerError
-from npformer.tasks.encoding import LONG
 from npformer.tasks.habits import HABITS
-from npformer.tasks.inputs import unknown
+from npformer.text.encoding import LONG
+from npformer.text.inputs import unknown
 
 
 @dataclass(frozen=True)

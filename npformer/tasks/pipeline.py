@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from npformer.checkpoint.folder import CONFIG, read_json
+from npformer.checkpoint.read import CONFIG, read_json
 from npformer.config import FAMILIES, Config
 from npformer.errors import NpformerError
 from npformer.model import Model
-from npformer.tasks.inputs import unknown
+from npformer.text.inputs import unknown
 
 if TYPE_CHECKING:  # a task's own modules wait until one is asked for: `import npformer` is quick
     from npformer.tasks.task import Task
@@ -86,7 +86,7 @@ def pipeline(
         kind = _class(name or _task_of(model.config.head))
         made = model if threads is None else _with_threads(model, threads)
     else:
-        from npformer.loading import find_folder, load
+        from npformer.checkpoint.load import find_folder, load
 
         folder = find_folder(_default(task, name) if model is None else model, revision, offline)
         kind = _class(name or _inferred(folder))

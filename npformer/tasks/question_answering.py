@@ -13,9 +13,9 @@ import numpy as np
 
 from npformer.errors import NpformerError
 from npformer.functions import softmax
-from npformer.tasks.inputs import Pair, Part, as_text, unknown
 from npformer.tasks.options import Options
 from npformer.tasks.task import Request, Task
+from npformer.text.inputs import Pair, Part, as_text, unknown
 
 
 @dataclass(frozen=True)

@@ -14,13 +14,13 @@ from typing import Any
 
 import numpy as np
 
-from npformer.checkpoint.folder import read_json
+from npformer.checkpoint.read import read_json
 from npformer.errors import NpformerError
 from npformer.model import Model
-from npformer.tasks.encoding import Encoder
-from npformer.tasks.inputs import Part, as_text, unknown
 from npformer.tasks.results import carrying
 from npformer.tasks.task import Request, Task, without_head
+from npformer.text.encoding import Encoder
+from npformer.text.inputs import Part, as_text, unknown
 
 
 def _weighted_mean(x: np.ndarray) -> np.ndarray:

@@ -17,12 +17,12 @@ from npformer.errors import NpformerError, warn
 from npformer.functions import softmax
 from npformer.model import Model
 from npformer.tap import tap
-from npformer.tasks.encoding import Encoded, Encoder
 from npformer.tasks.habits import translated
-from npformer.tasks.inputs import Pair, Part, as_part
 from npformer.tasks.options import Options
 from npformer.tasks.progress import with_bar
 from npformer.tasks.results import carrying
+from npformer.text.encoding import Encoded, Encoder
+from npformer.text.inputs import Pair, Part, as_part
 
 WINDOW = 1024  # inputs that are read before the first is answered: enough for the model to work at its fastest
 ONE = str | bytes | bytearray | Mapping | Pair  # types that are a single input, though some could be iterated

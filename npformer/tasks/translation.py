@@ -12,19 +12,19 @@ from typing import Any
 
 import numpy as np
 
-from npformer.batch import Text
 from npformer.errors import NpformerError, warn
 from npformer.generation import Hypothesis, generate, stream
 from npformer.generation.settings import NAMES, resolve
 from npformer.model import Model
+from npformer.runtime.batch import Text
 from npformer.seq2seq import Seq2Seq
 from npformer.tasks.habits import translated
-from npformer.tasks.inputs import as_text, unknown
 from npformer.tasks.options import Options
 from npformer.tasks.results import carrying
 from npformer.tasks.task import WINDOW, InputError, Task
-from npformer.tokenizer import longest_text
-from npformer.translation_tokenizer import LANGUAGE
+from npformer.text.inputs import as_text, unknown
+from npformer.text.tokenizer import longest_text
+from npformer.text.translation_tokenizer import LANGUAGE
 
 
 @dataclass(frozen=True)

@@ -13,9 +13,9 @@ import numpy as np
 
 from npformer.errors import NpformerError, warn
 from npformer.model import Model
-from npformer.tasks.inputs import Part, as_text
 from npformer.tasks.options import Options
 from npformer.tasks.task import Request, Task, logits_of_texts, probabilities
+from npformer.text.inputs import Part, as_text
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from npformer.archive import written_whole
+from npformer.checkpoint.archive import written_whole
 from npformer.errors import NpformerError
 
 COLOURS = ("#c0392b", "#2471a3", "#1e8449", "#b7950b", "#7d3c98", "#566573")

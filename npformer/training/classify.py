@@ -9,10 +9,10 @@ import numpy as np
 
 from npformer.errors import warn
 from npformer.model import Model
-from npformer.tasks.encoding import Encoder
+from npformer.text.encoding import Encoder
 from npformer.training.data import Row, label_ids
+from npformer.training.gradients import Example
 from npformer.training.metrics import Scores, scores
-from npformer.training.step import Example
 
 WINDOW = 1024  # texts handed to the tokenizer and to the model at a time
 

@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from npformer.checkpoint import families, layout, transformer
+from npformer.checkpoint import families, transformer
+from npformer.checkpoint import tree as layout
 from npformer.config import Config
 from npformer.errors import NpformerError
 from npformer.transformer_config import TransformerConfig

@@ -13,8 +13,8 @@ import numpy as np
 
 from npformer.errors import NpformerError
 from npformer.functions import SparseRows
+from npformer.runtime.threads import share, single_blas_thread
 from npformer.training.trainable import Gradient
-from npformer.workers import share, single_blas_thread
 
 BLOCK = 1 << 16  # elements of a parameter worked on at a time: its four arrays stay in the core's own cache
 

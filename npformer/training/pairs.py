@@ -12,12 +12,12 @@ from typing import Any
 
 import numpy as np
 
-from npformer.batch import Text
 from npformer.errors import NpformerError
+from npformer.runtime.batch import Text
+from npformer.text.translation_tokenizer import FILE
 from npformer.training.data import read_lines
-from npformer.training.step import Example
+from npformer.training.gradients import Example
 from npformer.transformer_config import TransformerConfig
-from npformer.translation_tokenizer import FILE
 
 END, PAD = "</s>", "<pad>"  # ids 0 and 1; the padding token is what a decoder is given first, as in Marian's models
 MOST = 10**6  # tokens of a vocabulary

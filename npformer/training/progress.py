@@ -8,7 +8,7 @@ from collections import deque
 from typing import TYPE_CHECKING, TextIO
 
 if TYPE_CHECKING:
-    from npformer.training.loop import State
+    from npformer.training.trainer import State
 
 BAR = 20  # characters
 

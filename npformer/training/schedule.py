@@ -1,6 +1,6 @@
 """Learning-rate schedules: functions of the step, counted from 0, whose number multiplies the learning rate.
 
-They are those of torch and Transformers, step for step. `loop.py` asks them before each update.
+They are those of torch and Transformers, step for step. `trainer.py` asks them before each update.
 """
 
 from __future__ import annotations

@@ -9,12 +9,13 @@ from pathlib import Path
 
 import numpy as np
 
-from npformer.archive import save_arrays, written_whole
-from npformer.checkpoint import families, layout
-from npformer.checkpoint.folder import CONFIG, OWN_WEIGHTS, read_folder, read_tree
+from npformer.checkpoint import families
+from npformer.checkpoint import tree as layout
+from npformer.checkpoint.archive import save_arrays, written_whole
+from npformer.checkpoint.read import CONFIG, OWN_WEIGHTS, read_folder, read_tree
 from npformer.config import Config
 from npformer.errors import NpformerError
-from npformer.tokenizer import SETTINGS, longest_text, read_settings
+from npformer.text.tokenizer import SETTINGS, longest_text, read_settings
 from npformer.training.initialise import initialise
 from npformer.transformer_config import TransformerConfig
 

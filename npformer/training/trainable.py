@@ -1,6 +1,6 @@
 """A model's weights as training changes them: writable copies, what is tied once, what is computed left alone.
 
-`step.py` sums gradients by the names here, `optimiser.py` moves the arrays.
+`gradients.py` sums gradients by the names here, `optimiser.py` moves the arrays.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from npformer.checkpoint import layout
+from npformer.checkpoint import tree as layout
 from npformer.config import Config
 from npformer.functions import SparseRows, embedding_backward
 

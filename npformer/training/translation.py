@@ -12,14 +12,14 @@ from typing import Any
 
 import numpy as np
 
-from npformer.batch import Text, pack
 from npformer.decoder import shift
 from npformer.errors import NpformerError
 from npformer.functions import cross_entropy, cross_entropy_backward, log_softmax
-from npformer.recording import Edit, Recording
+from npformer.runtime.batch import Text, pack
 from npformer.seq2seq import Seq2Seq, transformer, transformer_backward
 from npformer.tap import listen
-from npformer.training.step import Example, Part
+from npformer.tape import Edit, Recording
+from npformer.training.gradients import Example, Part
 from npformer.transformer_config import TransformerConfig
 
 WINDOW = 256  # pairs handed to the model at a time when it is evaluated

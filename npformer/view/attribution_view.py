@@ -8,16 +8,16 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from npformer.batch import Text
 from npformer.errors import NpformerError
-from npformer.view.attribution import Method, given_scores, leave_one_out, roll_out
+from npformer.interpret.attribution import Method, given_scores, leave_one_out, roll_out
+from npformer.interpret.stacks import is_arrays, is_stages, pick, sides, stacks, stage_arrays, traced
+from npformer.runtime.batch import Text
+from npformer.text.words import printable
 from npformer.view.colour import DIVERGING, SEQUENTIAL
 from npformer.view.pack import Packed
 from npformer.view.page import View
-from npformer.view.source import is_arrays, is_stages, pick, sides, stacks, stage_arrays, traced
 from npformer.view.svg import INK, MUTED, Sheet, text_width
 from npformer.view.terminal import bar, columns, fit
-from npformer.view.words import printable
 
 
 def attribution(
@@ -61,9 +61,9 @@ def _classifies(model: Any) -> bool:
 
 def _asked(model: Any, given: Any, label: str | int | None, steps: int) -> list[Method]:
     """The measures that run a model: by words left out of a text, and by gradients."""
+    from npformer.interpret.gradients import by_gradients  # only a model has any, and its backward is not light
+    from npformer.interpret.trace import texts_of
     from npformer.tap import listening
-    from npformer.tracing import texts_of
-    from npformer.view.gradients import by_gradients  # only a model has any, and its backward is not light
 
     methods = [] if isinstance(given, (list, np.ndarray, Text)) else [leave_one_out(model, given, label)]
     if not listening():

@@ -8,12 +8,12 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from npformer.interpret.stacks import stacks, traced
+from npformer.text.words import printable
 from npformer.view.colour import head_colours
-from npformer.view.source import stacks, traced
 from npformer.view.stack_view import StackView, chosen, elsewhere, strongest, subtitle
 from npformer.view.svg import MUTED, Sheet, text_width
 from npformer.view.terminal import fit, heat_map, legend
-from npformer.view.words import printable
 
 FAINT, FAINTER = 0.05, 0.01  # lines under these weights are not drawn: for all tokens at once, for a few
 

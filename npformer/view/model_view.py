@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from npformer.view.source import stacks, traced
+from npformer.interpret.stacks import stacks, traced
 from npformer.view.stack_view import StackView, chosen, elsewhere, subtitle
 from npformer.view.svg import MUTED, Sheet, weight_cells
 from npformer.view.terminal import LEGEND, pool, shade

@@ -14,13 +14,13 @@ from typing import Any, ClassVar
 import numpy as np
 
 from npformer.errors import NpformerError
+from npformer.interpret.stacks import Side, is_stages, pick, sides, stack_title, stage_arrays, traced
+from npformer.text.words import printable
 from npformer.view.pack import Packed, pack_floats, size
 from npformer.view.page import View
-from npformer.view.source import Side, is_stages, pick, sides, stack_title, stage_arrays, traced
 from npformer.view.stack_view import elsewhere, subtitle
 from npformer.view.svg import MUTED, Sheet, signed_cells, text_width
 from npformer.view.terminal import TIMES, bar, fit
-from npformer.view.words import printable
 
 STAGES = {
     "query": "query_heads", "key": "key_heads", "value": "value_heads",

@@ -22,7 +22,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any, ClassVar
 
-from npformer.archive import written_whole
+from npformer.checkpoint.archive import written_whole
 from npformer.errors import NpformerError
 from npformer.view.colour import DIVERGING, SEQUENTIAL
 from npformer.view.pack import Packed

@@ -10,11 +10,11 @@ from typing import Any, Protocol
 import numpy as np
 
 from npformer.errors import NpformerError
+from npformer.interpret.stacks import Side, Stack, pick
+from npformer.text.words import printable
 from npformer.view.colour import head_colours
 from npformer.view.pack import BUDGET, Packed, pack_decimals, pack_weights, size
 from npformer.view.page import View
-from npformer.view.source import Side, Stack, pick
-from npformer.view.words import printable
 
 
 @dataclass(frozen=True, repr=False, eq=False)

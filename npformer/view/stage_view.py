@@ -13,13 +13,13 @@ from typing import Any, ClassVar
 import numpy as np
 
 from npformer.errors import NpformerError
+from npformer.interpret.stacks import Side, Sides, is_stages, one_text, sides, traced
+from npformer.text.words import printable
 from npformer.view.pack import Packed, pack_floats
 from npformer.view.page import View
-from npformer.view.source import Side, Sides, is_stages, one_text, sides, traced
 from npformer.view.stack_view import sentence
 from npformer.view.svg import MUTED, Sheet, signed_cells, weight_cells
 from npformer.view.terminal import fit
-from npformer.view.words import printable
 
 NUMBERS = 800_000  # numbers a page holds; with more, every stage keeps its first and last rows and columns
 SIZES = (4096, 3072, 2048, 1536, 1024, 768, 512, 384, 256, 192, 128, 96, 64, 48, 32, 24, 16, 8)
@@ -137,7 +137,10 @@ def _numbers(ids: Any, side: Side) -> tuple[int, ...]:
 
 
 def _step(name: str, array: np.ndarray, source: Any, formulas: Mapping[str, str]) -> Step:
-    from npformer.stages import Stage, find  # only this view describes stages, and its table knows checkpoints
+    from npformer.interpret.stages import (  # only this view describes stages, and its table knows checkpoints
+        Stage,
+        find,
+    )
 
     if hasattr(source, "row"):  # a trace knows its model: which activation, and the other library's names
         row = source.row(name)
@@ -151,7 +154,7 @@ def _step(name: str, array: np.ndarray, source: Any, formulas: Mapping[str, str]
 
 def _texts(text: Any, both: Sides) -> tuple[str, ...]:
     """The text or the pair as it was given; else what its words say."""
-    from npformer.tasks.inputs import as_part
+    from npformer.text.inputs import as_part
 
     if text is None or isinstance(text, (list, np.ndarray)) or len(both.distinct) > 1:  # token ids, a translation
         return tuple(sentence(side) for side in both.distinct)

@@ -13,8 +13,8 @@ from xml.sax.saxutils import escape, quoteattr
 
 import numpy as np
 
+from npformer.text.words import printable
 from npformer.view.colour import DIVERGING, SEQUENTIAL, ramp
-from npformer.view.words import printable
 
 INK, MUTED, LINE = "#1b1f26", "#5a6371", "#dce1e7"
 

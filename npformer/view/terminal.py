@@ -12,7 +12,7 @@ from itertools import accumulate
 
 import numpy as np
 
-from npformer.view.words import printable
+from npformer.text.words import printable
 
 SHADES = ((0.6, "█"), (0.4, "▓"), (0.2, "▒"), (0.05, "░"), (-1.0, " "))
 TIMES = "\N{MULTIPLICATION SIGN}"

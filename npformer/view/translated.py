@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from npformer.batch import Text
 from npformer.errors import NpformerError
 from npformer.generation import generate
+from npformer.interpret.trace import Trace
+from npformer.runtime.batch import Text
 from npformer.seq2seq import Seq2Seq
-from npformer.tasks.inputs import as_part
-from npformer.tracing import Trace
+from npformer.text.inputs import as_part
 
 
 class TranslationTrace(Trace):

@@ -22,11 +22,11 @@ from typing import Any
 import numpy as np
 
 import npformer
-from npformer import blas
-from npformer.batch import Text
-from npformer.workers import blas_libraries
+from npformer.runtime import products
+from npformer.runtime.batch import Text
+from npformer.runtime.threads import blas_libraries
 from tests.benchmarks.table import markdown
-from tests.test_trial import of_this_machine
+from tests.runtime.test_kernel import of_this_machine
 
 ROOT = Path(__file__).parent.parent.parent
 WORDS = (4, 10, 25, 60, 120)
@@ -71,7 +71,7 @@ def cells(environment: dict[str, str]) -> list[str]:
 
 def measured() -> dict[str, Any]:
     bits = [
-        f"{'yes' if blas.same_bits(np.dtype(dtype)) else 'no'}: {blas.kernel(np.dtype(dtype)).means()}"
+        f"{'yes' if products.same_bits(np.dtype(dtype)) else 'no'}: {products.kernel(np.dtype(dtype)).means()}"
         for dtype in ("float32", "float64")
     ]
     return {"kernel": [each.get("architecture") for each in blas_libraries()], "bits": bits, "cost": costs()}

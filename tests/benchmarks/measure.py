@@ -19,10 +19,10 @@ from typing import Any, Protocol
 import numpy as np
 from threadpoolctl import ThreadpoolController
 
-from npformer.batch import shards
 from npformer.config import Config
 from npformer.model import Model
-from npformer.workers import available_cores, blas_libraries
+from npformer.runtime.batch import shards
+from npformer.runtime.threads import available_cores, blas_libraries
 
 SPARED = 1.25  # setups this much slower than their engine's best have no further turns
 TRIED = 1  # rounds in which all have theirs

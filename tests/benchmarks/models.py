@@ -16,10 +16,10 @@ from typing import Any
 
 import numpy as np
 
-from npformer.batch import Text
-from npformer.checkpoint.write import COMPANIONS, convert
-from npformer.loading import bundled, load
+from npformer.checkpoint.convert import COMPANIONS, convert
+from npformer.checkpoint.load import bundled, load
 from npformer.model import Model
+from npformer.runtime.batch import Text
 from tests.benchmarks.sizes import BUNDLED
 
 BATCH_SIZES = (1, 4, 8, 32)

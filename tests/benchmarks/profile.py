@@ -22,9 +22,9 @@ from typing import Any
 from unittest import mock
 
 from npformer import model as model_module
-from npformer import workers
 from npformer.functions import ACTIVATIONS
 from npformer.model import Model
+from npformer.runtime import threads as threads_module
 from tests.benchmarks import measure, sizes, table
 
 PRODUCTS, BIAS, GELU, NORM = "x @ W", "biases", "activation", "layer norm"
@@ -97,7 +97,7 @@ def profile(model: Model, lengths: list[int], seconds: float) -> dict[str, float
         for name, attribute, stage in CLOCKS:
             module = importlib.import_module(name)
             stack.enter_context(mock.patch.object(module, attribute, clocks.timed(stage, getattr(module, attribute))))
-        for module in (workers, model_module):
+        for module in (threads_module, model_module):
             stack.enter_context(mock.patch.object(module, "share", clocks.sharing(module.share)))
         timed = {name: clocks.timed(GELU, function) for name, function in ACTIVATIONS.items()}
         stack.enter_context(mock.patch.dict(ACTIVATIONS, timed))
@@ -175,7 +175,7 @@ def main() -> None:
     arguments = parser.parse_args()
     seconds, mixed = (0.5, 64) if arguments.quick else (8.0, 256)
 
-    model = sizes.base_model(workers.available_cores())
+    model = sizes.base_model(threads_module.available_cores())
     machine = measure.machine()
     print(f"{measure.described(machine)}\n\nDistilBERT-base's size, {model.threads} threads\n", flush=True)
     rows = sizes.rows(mixed)

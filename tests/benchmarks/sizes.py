@@ -10,11 +10,12 @@ from pathlib import Path
 
 import numpy as np
 
-from npformer.batch import Text
-from npformer.checkpoint import families, layout
-from npformer.checkpoint.write import FILES, write_tensors
+from npformer.checkpoint import families
+from npformer.checkpoint import tree as layout
+from npformer.checkpoint.convert import FILES, write_tensors
 from npformer.config import Config
 from npformer.model import Model
+from npformer.runtime.batch import Text
 
 BASE = Config("distilbert", "sequence-classification", 30522, 768, 12, 6, 3072, 512, labels=("NEGATIVE", "POSITIVE"))
 BUNDLED = "distilbert-sst2"

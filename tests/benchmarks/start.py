@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from npformer.checkpoint.write import convert
-from npformer.loading import bundled
+from npformer.checkpoint.convert import convert
+from npformer.checkpoint.load import bundled
 from tests.benchmarks import measure, sizes, table
 from tests.benchmarks.sizes import BUNDLED, TEXT
 

@@ -22,19 +22,19 @@ from typing import Any
 import numpy as np
 import torch
 
-from npformer.archive import load_arrays
-from npformer.checkpoint.folder import CONFIG, read_json
-from npformer.loading import find_folder
+from npformer.checkpoint.archive import load_arrays
+from npformer.checkpoint.load import find_folder
+from npformer.checkpoint.read import CONFIG, read_json
 from npformer.model import Model
-from npformer.tokenizer import load_tokenizer
+from npformer.runtime.threads import available_cores
+from npformer.text.tokenizer import load_tokenizer
+from npformer.text.translation_tokenizer import FILE, read_tokenizer
 from npformer.training import Example, HeadLoss, Recipe, initialise, read_rows
 from npformer.training.classify import encode
-from npformer.training.loop import LAST
 from npformer.training.pairs import encode_pairs, read_pairs
+from npformer.training.trainer import LAST
 from npformer.training.translation import TranslationLoss
 from npformer.transformer_config import TransformerConfig
-from npformer.translation_tokenizer import FILE, read_tokenizer
-from npformer.workers import available_cores
 from tests.benchmarks import twins
 
 sys.path.append(str(Path(__file__).parents[2] / "examples"))

@@ -19,14 +19,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from npformer.batch import Text
 from npformer.config import Config
+from npformer.runtime.batch import Text
+from npformer.runtime.threads import available_cores
 from npformer.training import Example, HeadLoss, Recipe, Run, Trainable, gradients, initialise, standard_rates
 from npformer.training.dropout import residual_rates
 from npformer.training.pairs import translator
 from npformer.training.translation import TranslationLoss
 from npformer.transformer_config import TransformerConfig
-from npformer.workers import available_cores
 from tests.benchmarks import measure, sizes, table, twins
 from tests.benchmarks.models import Contender
 

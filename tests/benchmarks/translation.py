@@ -20,9 +20,9 @@ from typing import Any
 
 import numpy as np
 
-from npformer.loading import load
+from npformer.checkpoint.load import load
+from npformer.runtime.threads import available_cores
 from npformer.seq2seq import Seq2Seq
-from npformer.workers import available_cores
 from tests.benchmarks import measure, table
 from tests.benchmarks.models import Contender
 

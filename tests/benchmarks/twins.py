@@ -14,7 +14,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from npformer.checkpoint import families, layout
+from npformer.checkpoint import families
+from npformer.checkpoint import tree as layout
 from npformer.config import Config
 from npformer.decoder import shift
 from npformer.encoder import sinusoidal_positions

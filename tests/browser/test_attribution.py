@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from npformer import view
-from tests import tiny
 from tests.browser.arrays import WORDS, weights
 from tests.browser.page import Page
+from tests.support import tiny
 
 TEXT = "I love good ice cream, not hot."
 RIGHT, END = "\ue014", "\ue010"

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from npformer import view
-from tests import tiny
 from tests.browser.arrays import WORDS, head_stages
 from tests.browser.page import Page
+from tests.support import tiny
 
 WIDTH = 8
 DOWN, RIGHT, ENTER, END = "\ue015", "\ue014", "\ue007", "\ue010"
@@ -96,7 +96,7 @@ def test_masked_scores_print_as_numpy_prints_them(page: Page) -> None:
 
 @pytest.mark.parametrize("family", ["distilbert", "bert"])
 def test_a_model_and_a_text(page: Page, family: str) -> None:
-    from npformer.tracing import trace
+    from npformer.interpret.trace import trace
 
     model, text = tiny.model(family), "I love ice cream"
     page.show(view.neurons(model, text, layer=1, head=3, token=2))

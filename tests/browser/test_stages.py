@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from npformer import view
-from npformer.stages import find
-from npformer.tracing import trace
-from tests import tiny
+from npformer.interpret.stages import find
+from npformer.interpret.trace import trace
 from tests.browser.arrays import encoder_decoder
 from tests.browser.page import Page
+from tests.support import tiny
 
 TEXT = "I love ice cream"
 ENTER = "\ue007"
@@ -170,7 +170,7 @@ def test_source_and_target_of_an_encoder_decoder(page: Page) -> None:
 
 
 def test_a_pair_and_labels_of_ones_own(page: Page) -> None:
-    from npformer.tasks.inputs import Pair
+    from npformer.text.inputs import Pair
 
     page.show(view.stages(tiny.model("bert", "next-sentence"), Pair("I love ice", "it is hot")))
     assert page.texts(".text") == ["I love ice", "it is hot"]

@@ -11,7 +11,7 @@ import numpy as np
 from safetensors import safe_open
 from safetensors.numpy import load_file
 
-from npformer import blas
+from npformer.runtime import products
 
 DATA = Path(__file__).parent / "data"
 CASES = sorted(folder.name for folder in DATA.iterdir() if folder.is_dir())
@@ -103,8 +103,8 @@ def call(name: str, dtype: str) -> tuple[dict[str, np.ndarray], np.ndarray, np.n
 
 def alike(a: np.ndarray, b: np.ndarray) -> bool:
     """Whether two results of one computation have the same bits; or, on a BLAS where no way to that was found, the same
-    numbers but for rounding. `test_trial.py` holds on which kernels a way must be found."""
-    if blas.same_bits(a.dtype):
+    numbers but for rounding. `tests/runtime/test_kernel.py` holds on which kernels a way must be found."""
+    if products.same_bits(a.dtype):
         return np.array_equal(a, b)
     return a.shape == b.shape and np.allclose(a, b, rtol=0, atol=1e5 * np.finfo(a.dtype).eps * np.abs(b).max(initial=1))
 

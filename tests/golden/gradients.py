@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from npformer.batch import Text
 from npformer.config import Config
+from npformer.runtime.batch import Text
 from npformer.transformer_config import TransformerConfig
 
 MODELS = (

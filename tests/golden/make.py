@@ -25,14 +25,15 @@ from typing import Any
 
 import numpy as np
 import torch
-from calls import answer, calls, exact_gelu
-from cases import CASES, Case, build, inputs, keeps, reads_texts
-from orders import ORDERS, added
-from record import stages
 from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
-from texts import TEXTS, Given
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+from tests.golden.calls import answer, calls, exact_gelu
+from tests.golden.cases import CASES, Case, build, inputs, keeps, reads_texts
+from tests.golden.orders import ORDERS, added
+from tests.golden.record import stages
+from tests.golden.texts import TEXTS, Given
 
 HERE = Path(__file__).parent
 BUNDLED = HERE.parent.parent / "weights" / "distilbert-sst2"

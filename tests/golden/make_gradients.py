@@ -19,17 +19,18 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import gradients
 import numpy as np
 import torch
 import transformers
-from make import differences
 from safetensors.numpy import save_file
 from torch.nn import functional
 
-from npformer.checkpoint import families, layout
+from npformer.checkpoint import families
+from npformer.checkpoint import tree as layout
 from npformer.config import Config
 from npformer.encoder import sinusoidal_positions
+from tests.golden import gradients
+from tests.golden.make import differences
 
 HERE = Path(__file__).parent
 DTYPES = {"float32": torch.float32, "float64": torch.float64}

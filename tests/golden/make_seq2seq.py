@@ -21,12 +21,13 @@ import warnings
 from pathlib import Path
 
 import numpy as np
-import seq2seq_cases as cases
 import torch
-from make import _differences as tensor_differences
 from safetensors.numpy import save_file
-from seq2seq_torch import DTYPES, make_torch
 from transformers import MarianConfig, MarianMTModel, MarianTokenizer
+
+from tests.golden import seq2seq_cases as cases
+from tests.golden.make import _differences as tensor_differences
+from tests.golden.seq2seq_torch import DTYPES, make_torch
 
 HERE = Path(__file__).parent
 PAIRS = 5  # of sources and targets whose logits are kept

@@ -17,11 +17,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from tests.support import tiny
+
 HERE = Path(__file__).parent
-sys.path[:0] = [str(HERE.parent), str(HERE.parent.parent)]
-
-import tiny  # noqa: E402
-
 DATA = HERE / "tasks"
 
 TEXTS = [

@@ -14,12 +14,10 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from tests.golden.texts import TEXTS
+from tests.support import tiny
+
 HERE = Path(__file__).parent
-sys.path[:0] = [str(HERE), str(HERE.parent), str(HERE.parent.parent)]
-
-import tiny  # noqa: E402
-from texts import TEXTS  # noqa: E402
-
 FILE = HERE / "tasks" / "tokenizer_ids.json"
 CHARACTERS = 400  # of a text: the pieces are letters, so a longer one would show nothing more
 _FLAGS = {"lstrip": False, "rstrip": False, "normalized": False, "single_word": False}

@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import seq2seq_cases as cases
 import torch
 from safetensors.numpy import save_file
 from torch import nn
 from torch.nn import functional
+
+from tests.golden import seq2seq_cases as cases
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 Stages = dict[str, list[np.ndarray]]

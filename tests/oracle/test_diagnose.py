@@ -14,15 +14,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-import tiny
 import torch
 
 from npformer import golden
-from npformer.batch import Text
 from npformer.checkpoint import load_folder
 from npformer.cli import golden as command
 from npformer.errors import NpformerError
 from npformer.model import Model
+from npformer.runtime.batch import Text
+from tests.support import tiny
 
 Plant = Callable[[Any], None]
 

@@ -9,11 +9,12 @@ import pytest
 import torch
 from transformers import MarianConfig, MarianMTModel
 
-from npformer.batch import Text
-from npformer.checkpoint import families, layout, load_folder
+from npformer.checkpoint import families, load_folder
+from npformer.checkpoint import tree as layout
 from npformer.functions import SparseRows
+from npformer.runtime.batch import Text
 from npformer.training import Trainable
-from npformer.training.step import Example, gradients
+from npformer.training.gradients import Example, gradients
 from npformer.training.translation import TranslationLoss
 
 PAD = 30  # which is the start token too

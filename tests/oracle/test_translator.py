@@ -9,8 +9,8 @@ import pytest
 import torch
 from transformers import MarianMTModel, PreTrainedTokenizerFast
 
-from npformer.checkpoint.write import convert
-from npformer.loading import load
+from npformer.checkpoint.convert import convert
+from npformer.checkpoint.load import load
 from npformer.training import initialise
 from npformer.training.pairs import companions, learn_tokenizer, translator
 from npformer.training.start import write_model

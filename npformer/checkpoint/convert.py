@@ -1,0 +1,139 @@
+"""Writing checkpoints: a safetensors file, and `convert`, which rewrites a whole model folder.
+
+Nothing is ever half-written: a folder is filled under another name beside its place and renamed when it is complete.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+
+from npformer.checkpoint import families
+from npformer.checkpoint.read import CONFIG, OWN_WEIGHTS, read_folder, read_tree
+from npformer.checkpoint.storage import Array, dtype_name, load
+from npformer.errors import NpformerError
+
+#: What belongs to a model beside its weights, copied as it is: the tokenizer, and sentence-transformers' settings.
+COMPANIONS = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.txt",
+    "vocab.json",
+    "target_vocab.json",
+    "source.spm",
+    "target.spm",
+    "generation_config.json",
+    "modules.json",
+    "config_sentence_transformers.json",
+    "sentence_bert_config.json",
+    "1_Pooling/config.json",
+)
+FILES = {"npformer": (OWN_WEIGHTS, "npformer"), "torch": ("model.safetensors", "pt")}  # and `format` in its metadata
+STORED_DTYPES = ("float16", "float32", "float64")
+
+
+def convert(src: str | Path, dst: str | Path, to: str = "npformer", dtype: str | None = None) -> Path:
+    """Write the model in the folder `src` to a new folder `dst`, and return that.
+
+    `to="npformer"`: our names, and weights (in, out), which load without a copy. `to="torch"`: Hugging Face's names
+    and layout; there and back, every tensor has the same bits. `dtype` is what weights are stored in; None leaves
+    each in its own. config.json stays in Hugging Face's form, and the tokenizer's files come along. Tensors that the
+    model of the config does not use (another head) do not.
+
+    Errors: what cannot be read in `src`; `dst` exists; a number that is too large for float16; a full disk.
+    """
+    if to not in FILES:
+        raise NpformerError(f"to: expected one of {', '.join(FILES)}, got {to!r:.80}")
+    if dtype is not None and dtype not in STORED_DTYPES:
+        raise NpformerError(f"dtype: expected one of {', '.join(STORED_DTYPES)}, got {dtype!r:.80}")
+    src, dst = Path(src), Path(dst)
+    with new_folder(dst) as folder:
+        stored = read_folder(src)
+        config, tree = read_tree(stored, None)
+        arrays = families.stored(tree, config) if to == "npformer" else families.to_torch(tree, config)
+        name, form = FILES[to]
+        write_tensors(folder / name, arrays, {"format": form}, dtype)
+        description = {**stored.config, "architectures": [config.architecture]}
+        if dtype is not None:
+            description["dtype"] = dtype
+            description.pop("torch_dtype", None)  # the older name of the same setting
+        text = json.dumps(description, indent=2, ensure_ascii=False)
+        (folder / CONFIG).write_text(text + "\n", encoding="utf-8")
+        for name in COMPANIONS:
+            if (src / name).is_file():
+                (folder / name).parent.mkdir(exist_ok=True)
+                shutil.copyfile(src / name, folder / name)
+    return dst
+
+
+@contextmanager
+def new_folder(dst: Path) -> Iterator[Path]:
+    """A folder to fill, which takes its place and name at the end; on any failure nothing is left of it."""
+    if os.path.lexists(dst):
+        raise NpformerError(f"{dst}: exists already; give the name of a new folder")
+    partial = dst.with_name(f".{dst.name}.{os.urandom(4).hex()}.partial")
+    try:
+        partial.mkdir()
+        yield partial
+        os.rename(partial, dst)
+    except OSError as error:
+        where = f" ({error.filename})" if error.filename else ""
+        raise NpformerError(f"{dst}: cannot be written: {error.strerror or error}{where}") from error
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def write_tensors(
+    path: Path, arrays: Mapping[str, Array], metadata: Mapping[str, str], dtype: str | None = None
+) -> None:
+    """Write a safetensors file by the library of that name; the inverse of `tensors.read_tensors`.
+
+    `dtype` None leaves each array in its own. Only arrays that are transposed or of another dtype are copied.
+    Raises OSError where the file cannot be written.
+    """
+    from safetensors import SafetensorError, TensorSpec, serialize_file
+
+    stored = {name: _stored(name, array, dtype) for name, array in arrays.items()}
+    specs = {  # as safetensors.numpy.save_file makes them, which has no bfloat16
+        name: TensorSpec(dtype=dtype_name(a.dtype), shape=a.shape, data_ptr=a.ctypes.data, data_len=a.nbytes)
+        for name, a in stored.items()
+    }
+    path.touch()
+    mode = path.stat().st_mode
+    try:
+        serialize_file(specs, path, dict(metadata))
+    except SafetensorError as error:
+        raise OSError(str(error)) from error
+    path.chmod(mode)  # the library leaves the file to its owner alone
+    with open(path, "r+b") as file:
+        _sort_metadata(file)
+        file.flush()
+        os.fsync(file.fileno())  # some disks find out only here that they are full
+
+
+def _sort_metadata(file: BinaryIO) -> None:
+    """Sort the metadata in a header, so that equal contents are equal bytes: the library writes it in random order."""
+    length = int.from_bytes(file.read(8), "little")
+    header = json.loads(file.read(length))
+    header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    file.seek(8)
+    file.write(text.ljust(length))
+
+
+def _stored(name: str, array: Array, dtype: str | None) -> Array:
+    """The array as it lies in the file: little-endian, row by row."""
+    try:
+        with np.errstate(over="raise"):
+            return load(array, np.dtype(dtype or array.dtype).newbyteorder("<"))
+    except FloatingPointError:
+        raise NpformerError(f"{name}: a number in it is too large for {dtype}") from None

@@ -1,0 +1,149 @@
+"""`load`: a model by its name - a bundled one, a local folder, or an id on the Hugging Face hub.
+
+Folders are read by `checkpoint/read.py`, hub models are fetched by `checkpoint/hub.py`; neither the network nor
+huggingface_hub is touched unless the name is an id on the hub.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from npformer.checkpoint.read import CONFIG, load_folder
+from npformer.checkpoint.tree import parameter_dtype
+from npformer.errors import NpformerError
+from npformer.model import Model
+from npformer.runtime.threads import thread_count, wants_same_bits
+from npformer.transformer_config import TransformerConfig
+
+#: The project's own models. A checkout has both, an install the first, unless it was left out.
+OURS = ("distilbert-sst2", "en-de-multi30k")
+REPOSITORY = "https://github.com/npformer/npformer"
+
+
+def load(
+    name: str | Path,
+    revision: str | None = None,
+    offline: bool = False,
+    dtype: Any = np.float32,
+    threads: int | None = None,
+    head: str | None = None,
+    same_bits: bool | None = None,
+) -> Model:
+    """The model that `name` means: a bundled model's name, a local folder, or a hub id such as "owner/model".
+
+    revision: a branch, tag or commit on the hub. offline: use no network, only what is in the cache. dtype: float32,
+    or float64 for a model that computes in double throughout. threads: as in `Model`. head: the head to read, such as
+    "masked-lm", where config.json names none in its `architectures`, or another one of the checkpoint's. same_bits: as
+    in `Model`.
+    Raises NpformerError for a name that is none of the three, and for whatever keeps the model from being read.
+    """
+    dtype, threads = parameter_dtype(dtype), thread_count(threads)  # before anything is downloaded
+    same_bits = wants_same_bits(same_bits)
+    folder = find_folder(name, revision, offline)
+    config, weights = load_folder(folder, dtype, head)
+    if isinstance(config, TransformerConfig) and not config.reads_ids:
+        raise NpformerError(
+            f"{folder}: {config.torch_class} computes on rows and not on token ids; npformer.checkpoint.load_folder "
+            "gives its config and weights, for the functions of npformer.attention, encoder and decoder"
+        )
+    if isinstance(config, TransformerConfig) and config.head == "translation":
+        from npformer.seq2seq import Seq2Seq
+
+        return Seq2Seq(config, weights, folder, threads, same_bits)
+    return Model(config, weights, folder, threads, same_bits)
+
+
+def find_folder(name: str | Path, revision: str | None = None, offline: bool = False) -> Path:
+    """The folder of the model that `name` means, downloaded where it has to be; arguments and errors as in `load`.
+
+    A bundled name goes before a folder, and a folder before a hub id: write ./name for a folder named like the others.
+    """
+    if not isinstance(name, str | Path) or not str(name) or "\0" in str(name):
+        raise NpformerError(f"name: expected a bundled model, a folder or a hub id, got {name!r:.80}")
+    folder = bundled().get(name) if isinstance(name, str) else None
+    if folder is None and os.path.isdir(os.path.expanduser(name)):
+        folder = Path(name).expanduser()
+    if folder is not None:
+        if revision is not None:
+            raise NpformerError(f"revision: only a model on the hub has one; {str(name)!r} is the folder {folder}")
+        return folder
+    if name in OURS:
+        raise NpformerError(_not_installed(str(name)))
+
+    from npformer.checkpoint.hub import UnknownModel, download, is_hub_id
+
+    if isinstance(name, Path) or not is_hub_id(name):
+        raise NpformerError(f"{name}: there is {_no_folder(name)}. {_known(name)}")
+    try:
+        return download(name, revision, offline)
+    except UnknownModel as error:
+        raise NpformerError(f"{error}.\n  There is {_no_folder(name)}. {_known(name)}") from error.__cause__
+
+
+def bundled() -> dict[str, Path]:
+    """The models that come with npformer: name -> folder.
+
+    They are inside the package, in the checkout it lies in, or in the checkout that the process works in, at its top or
+    in one of its folders.
+    """
+    package = Path(__file__).parents[1]
+    places = [package / "_weights"]
+    for root in (package.parent, Path(), Path("..")):
+        if (root / "pyproject.toml").is_file() and (root / "npformer").is_dir():
+            places.append(root.resolve() / "weights")
+    folders = [folder for place in places if place.is_dir() for folder in sorted(place.iterdir())]
+    return {folder.name: folder for folder in reversed(folders) if (folder / CONFIG).is_file()}
+
+
+def _not_installed(name: str) -> str:
+    """Where a model of ours is that this install came without."""
+    path = Path("weights", name)
+    folder = _installed_from() / path
+    if (folder / CONFIG).is_file():
+        todo = f"It lies in the checkout that npformer was installed from. Give its path instead of its name: {folder}"
+    else:
+        todo = f"Get it with `git clone {REPOSITORY}`, and give its path instead of its name: {Path('npformer', path)}"
+    return f"{name}: this model of npformer's is not in the installed package.\n  {todo}"
+
+
+def _installed_from() -> Path:
+    """What `pip install` was given, as it is recorded beside the package (PEP 610); for a name on an index, nothing."""
+    from importlib.metadata import PackageNotFoundError, distribution
+    from urllib.parse import urlsplit
+    from urllib.request import url2pathname
+
+    try:
+        record = json.loads(distribution("npformer").read_text("direct_url.json") or "{}")
+    except PackageNotFoundError:
+        record = {}
+    return Path(url2pathname(urlsplit(record.get("url", "")).path))
+
+
+def _no_folder(name: str | Path) -> str:
+    """Why a name is no model folder, with the folder that was perhaps meant."""
+    path = Path(os.path.expanduser(name))
+    if os.path.isfile(path):
+        return f"a file of this name; a model is loaded by its folder, here {path.parent}"
+    try:
+        near = _nearest(path.name, [each.name for each in os.scandir(path.parent) if each.is_dir()])
+    except OSError:
+        near = ""
+    return "no folder of this name" + (f" (did you mean {path.parent / near}?)" if near else "")
+
+
+def _known(name: str | Path) -> str:
+    """The bundled models, with the one that was perhaps meant."""
+    names = sorted(bundled())
+    near = _nearest(str(name), names)
+    return f"Bundled models: {', '.join(names) or 'none'}" + (f"; did you mean {near}?" if near else "")
+
+
+def _nearest(name: str, names: list[str]) -> str:
+    from difflib import get_close_matches
+
+    return next(iter(get_close_matches(name, names, n=1, cutoff=0.7)), "")

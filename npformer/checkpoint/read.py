@@ -1,0 +1,151 @@
+"""A local model folder: its config.json, and whichever of the usual files hold its weights.
+
+The files' formats are read in `safetensors.py` and `torch_file.py`, the names in them by `families.py`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from npformer.checkpoint import families
+from npformer.checkpoint.safetensors import read_tensors
+from npformer.checkpoint.storage import Array, file_size
+from npformer.checkpoint.tree import Tree, parameter_dtype
+from npformer.config import Config
+from npformer.errors import NpformerError
+
+CONFIG = "config.json"
+# Our own names and layout go by a file name of their own: Hugging Face's libraries would take the tensors in a
+# model.safetensors for missing ones and go on with random numbers.
+OWN_WEIGHTS = "npformer.safetensors"
+WEIGHTS = (  # in the order they are looked for
+    OWN_WEIGHTS,
+    "model.safetensors",
+    "model.safetensors.index.json",
+    "pytorch_model.bin",
+    "pytorch_model.bin.index.json",
+)
+
+_MAX_JSON = 64_000_000
+
+
+class Stored(NamedTuple):
+    """A folder as it is: tensors by name, in their own dtypes, and whether names and layout are ours."""
+
+    folder: Path
+    config: dict[str, Any]
+    tensors: dict[str, Array]
+    own: bool
+
+
+def load_folder(path: str | Path, dtype: Any = np.float32, head: str | None = None) -> tuple[Config, Tree]:
+    """The config and the weights of a local folder, in float32 or float64, every array read-only.
+
+    Half precision is widened. What is in `dtype` and in our layout already stays in the file's mapped pages. `head`
+    asks for another head than config.json names. Every problem is an NpformerError that names the file.
+    """
+    dtype = parameter_dtype(dtype)
+    return read_tree(read_folder(path), dtype, head)
+
+
+def read_tree(stored: Stored, dtype: np.dtype[Any] | None, head: str | None = None) -> tuple[Config, Tree]:
+    """The config and the weights of a folder that was read; dtype None leaves every array in its own."""
+    try:
+        config = Config.from_dict(stored.config, head)
+    except NpformerError as error:
+        raise NpformerError(f"{stored.folder / CONFIG}: {error}") from None
+    try:
+        to_tree = families.own_to_tree if stored.own else families.to_tree
+        return config, to_tree(stored.tensors, config, dtype)
+    except NpformerError as error:
+        raise NpformerError(f"{stored.folder}: {error}") from None
+
+
+def read_folder(path: str | Path) -> Stored:
+    """config.json and the first of `WEIGHTS` that is there."""
+    folder = Path(path)
+    try:
+        there = sorted(os.listdir(folder))
+    except (OSError, ValueError) as error:
+        raise NpformerError(f"{folder}: {getattr(error, 'strerror', None) or error}") from None
+    name = next((name for name in WEIGHTS if name in there), None)
+    if name is None:
+        found = ", ".join(there[:20]) or "nothing"
+        raise NpformerError(f"{folder}: no weights; looked for {', '.join(WEIGHTS)}; found {found}")
+    config = read_json(folder / CONFIG)
+    if name.endswith(".index.json"):
+        return Stored(folder, config, _read_shards(folder, name), own=False)
+    return Stored(folder, config, _read_file(folder / name), own=name == OWN_WEIGHTS)
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in a JSON file."""
+    if file_size(path) > _MAX_JSON:
+        raise NpformerError(f"{path}: too large for what it should be")
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise NpformerError(f"{path}: {error.strerror or error}") from None
+    except (ValueError, RecursionError) as error:
+        raise NpformerError(f"{path}: not JSON: {error!s:.200}") from None
+    if not isinstance(data, dict):
+        raise NpformerError(f"{path}: expected a JSON object, got a {type(data).__name__}")
+    return data
+
+
+def _read_file(path: Path) -> dict[str, Array]:
+    if path.suffix == ".safetensors":
+        return read_tensors(path)[0]
+    # Imported here: zipfile and pickletools take longer to import than a converted model takes to load.
+    from npformer.checkpoint.torch_file import read_torch
+
+    return read_torch(path)
+
+
+def _read_shards(folder: Path, index_name: str) -> dict[str, Array]:
+    """The tensors of all shards. The index and the shards must agree on where each tensor is."""
+    index = folder / index_name
+    weight_map = read_json(index).get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise NpformerError(f"{index}: expected a weight_map of tensor: file")
+    for shard in weight_map.values():
+        _check_name(index, shard)
+    tensors: dict[str, Array] = {}
+    for shard in sorted(set(weight_map.values())):
+        listed = {name for name, file in weight_map.items() if file == shard}
+        arrays = _read_file(_shard_path(index, shard))
+        if listed != arrays.keys():
+            odd = min(listed ^ arrays.keys())
+            verb = "is not" if odd in listed else "is also"
+            raise NpformerError(f"{index}: {odd!r:.200} {verb} in {shard}")
+        tensors |= arrays
+    return tensors
+
+
+def _check_name(index: Path, shard: object) -> None:
+    """A shard is named by its file name alone: with any other path an index could reach out of its folder."""
+    suffix = Path(index.name.removesuffix(".index.json")).suffix
+    if not isinstance(shard, str) or not re.fullmatch(rf"[^/\\\0]{{1,200}}{re.escape(suffix)}", shard):
+        raise NpformerError(f"{index}: {shard!r:.200} is no name of a {suffix} file in the same folder")
+
+
+def _shard_path(index: Path, shard: str) -> Path:
+    """Where a shard lies: beside its index, or where the Hugging Face cache keeps what the folder links to."""
+    path = index.parent / shard
+    if not path.exists():
+        raise NpformerError(f"{index}: the shard {shard} is missing from the folder")
+    folder = index.parent.resolve()
+    homes = [folder]
+    if (
+        folder.parent.name == "snapshots"
+    ):  # of a model in a cache, which has a store for its files and one for all models'
+        homes += [folder.parents[1] / "blobs", folder.parents[2] / "blobs"]
+    if not any(path.resolve().is_relative_to(home) for home in homes):
+        raise NpformerError(f"{index}: {shard} is a link out of the folder; put the file itself there")
+    return path

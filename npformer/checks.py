@@ -1,0 +1,57 @@
+"""The checks of what a user gives: each returns the value, or raises an NpformerError that names it, with what was
+expected and what came.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Any
+
+from npformer.errors import NpformerError
+
+
+def whole(name: str, value: Any, low: int, high: float = math.inf) -> int:
+    """`value`, a whole number from low to high."""
+    if type(value) is not int or not low <= value <= high:
+        to = f"from {low} to {high}" if high < math.inf else f"of at least {low}"
+        raise NpformerError(f"{name}: expected a whole number {to}, got {shown(value)}")
+    return value
+
+
+def number(name: str, value: Any, low: float = -math.inf, high: float = math.inf) -> float:
+    """`value`, a number from low to high."""
+    if type(value) not in (int, float) or not low <= value <= high:
+        bounds = "" if low == -math.inf else f" of at least {low}" if high == math.inf else f" from {low} to {high}"
+        raise NpformerError(f"{name}: expected a number{bounds}, got {shown(value)}")
+    return value
+
+
+def positive(name: str, value: Any) -> float:
+    """`value`, a finite number above 0."""
+    if type(value) not in (int, float) or not 0 < value < math.inf:
+        raise NpformerError(f"{name}: expected a number above 0, got {shown(value)}")
+    return value
+
+
+def boolean(name: str, value: Any) -> bool:
+    """`value`, true or false."""
+    if type(value) is not bool:
+        raise NpformerError(f"{name}: expected true or false, got {shown(value)}")
+    return value
+
+
+def one_of(name: str, value: Any, known: Iterable[Any]) -> Any:
+    """`value`, one of the `known` ones."""
+    known = list(dict.fromkeys(known))
+    if not isinstance(value, str | int | None) or value not in known:
+        raise NpformerError(f"{name}: expected one of {', '.join(map(str, known))}, got {shown(value)}")
+    return value
+
+
+def shown(value: object) -> str:
+    """A value as an error shows it: what came may be a megabyte, or a number too long to print."""
+    if isinstance(value, str | bool | float | None) or (isinstance(value, int) and abs(value) < 2**64):
+        text = repr(value)
+        return text if len(text) <= 80 else text[:77] + "..."
+    return f"a {type(value).__name__}"

@@ -1,0 +1,227 @@
+"""What a decoder keeps from step to step: keys and values of its own earlier rows, and of the source.
+
+A step's bits are those of a pass over the whole target: `attention.masked_attention` says why.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+import numpy as np
+
+from npformer.attention import RUN, masked_attention, split_heads
+from npformer.runtime.kernel import VECTOR
+from npformer.runtime.products import kernel
+from npformer.runtime.threads import fork, parts
+from npformer.tap import listening, tap
+
+STEPS = 32  # steps that room is made for at first; it grows by half
+
+
+class Lineage:
+    """Which of the rows kept are each beam's own: its forebears, step by step.
+
+    The beams of a text keep their rows side by side, and none is ever moved: where beams change places, only this
+    table changes. Columns are steps times beams, with room at the end; `mask` (B, 1, beams, room) is True on a
+    beam's own. Without beams to choose from there is one, which owns every row.
+    """
+
+    def __init__(self, n_texts: int, n_beams: int) -> None:
+        self.n_beams = n_beams
+        self.length = 0  # columns in use
+        self.mask = np.zeros((n_texts, 1, n_beams, STEPS * n_beams), bool)
+
+    @property
+    def room(self) -> int:
+        return self.mask.shape[-1]
+
+    @property
+    def width(self) -> int:
+        """Columns to compute with: those in use, filled up to whole vectors; just those for a listener."""
+        return self.length if listening() else min(self.length + -self.length % VECTOR, self.room)
+
+    def step(self, parents: np.ndarray | None = None) -> None:
+        """Begin a step: beam i of each text goes on from the beam parents[:, i] of the step before."""
+        start, self.length = self.length, self.length + self.n_beams
+        if parents is not None and start:
+            own = self.mask[..., :start]
+            self.mask[..., :start] = np.take_along_axis(own, parents[:, None, :, None], axis=2)
+        if self.length > self.room:
+            more = np.zeros((*self.mask.shape[:-1], _grown(self.length, self.n_beams)), bool)
+            more[..., :start] = self.mask[..., :start]
+            self.mask = more
+        self.mask[..., start : self.length] = np.eye(self.n_beams, dtype=bool)
+
+    def keep(self, texts: np.ndarray) -> None:
+        self.mask = self.mask[texts]
+
+
+def _grown(length: int, n_beams: int) -> int:
+    """Room for half as much again, in whole vectors."""
+    return -(-(length + length // 2) // (VECTOR * n_beams)) * VECTOR * n_beams
+
+
+@dataclass
+class OwnMemory:
+    """Keys (B, H, K, room) and values (B, H, room, K) of the target's rows, beams side by side."""
+
+    lineage: Lineage
+    complete: bool = False
+    keys: np.ndarray = field(default_factory=lambda: np.zeros((0, 0, 0, 0)))
+    values: np.ndarray = field(default_factory=lambda: np.zeros((0, 0, 0, 0)))
+
+    def attend(self, q: np.ndarray, k: np.ndarray | None, v: np.ndarray | None, n_heads: int) -> np.ndarray:
+        """Keep a row of each beam, (T, D); attend to the beam's own rows, (T, D)."""
+        assert k is not None
+        assert v is not None
+        line = self.lineage
+        new_keys, new_values = _heads(k, n_heads, line.n_beams), _heads(v, n_heads, line.n_beams)
+        if self.values.shape[-2] < line.room:
+            self._make_room(new_values)
+        new = slice(line.length - line.n_beams, line.length)
+
+        def keep(heads: slice) -> None:
+            self.keys[:, heads, :, new] = new_keys[:, heads].mT
+            self.values[:, heads, new] = new_values[:, heads]
+
+        width = line.width
+        block = slice(None), self.keys[..., :width], self.values[:, :, :width], line.mask[..., :width]
+        return _attend(q, [block], n_heads, line.n_beams, keep)
+
+    def _make_room(self, like: np.ndarray) -> None:
+        """Zeros at the end, as what is masked is multiplied by 0 and must be a number."""
+        count, n_heads, _, width = like.shape
+        values = np.zeros((count, n_heads, self.lineage.room, width), like.dtype)
+        keys = np.zeros((count, n_heads, width, self.lineage.room), like.dtype)
+        used = self.values.shape[-2]
+        if used:
+            values[:, :, :used] = self.values
+            keys[..., :used] = self.keys
+        self.keys, self.values = keys, values
+
+    def keep(self, texts: np.ndarray) -> None:
+        self.keys, self.values = self.keys[texts], self.values[texts]
+
+
+@dataclass
+class SourceMemory:
+    """Keys (B, H, K, S) and values (B, H, S, K) of each text's source, which all of its beams read.
+
+    Neighbouring texts whose sources fill as many whole vectors are one block, so that little is read in vain.
+    """
+
+    n_beams: int
+    lengths: np.ndarray
+    complete: bool = False
+    keys: list[np.ndarray] = field(default_factory=list)
+    values: list[np.ndarray] = field(default_factory=list)
+
+    def attend(self, q: np.ndarray, k: np.ndarray | None, v: np.ndarray | None, n_heads: int) -> np.ndarray:
+        """Keep the sources' packed rows (S, D) once; attend to each text's own, (T, D)."""
+        if k is not None and v is not None:
+            self._fill(_heads(k, n_heads, len(k))[0], _heads(v, n_heads, len(v))[0])
+        blocks, first = [], 0
+        for keys, values in zip(self.keys, self.values, strict=True):
+            lengths = self.lengths[first : first + len(keys)]
+            width = lengths.max() if listening() else keys.shape[-1]
+            mask = (np.arange(width) < lengths[:, None])[:, None, None, :]
+            rows = slice(first * self.n_beams, (first + len(keys)) * self.n_beams)
+            blocks.append((rows, keys[..., :width], values[:, :, :width], mask))
+            first += len(keys)
+        return _attend(q, blocks, n_heads, self.n_beams)
+
+    def _fill(self, k: np.ndarray, v: np.ndarray) -> None:
+        """From all sources' heads (H, S, K); zeros behind each text's own."""
+        n_heads, _, width = k.shape
+        ends = np.cumsum(self.lengths)
+        room = self.lengths + -self.lengths % VECTOR
+        edges = [0, *(np.flatnonzero(np.diff(room)) + 1).tolist(), len(room)]
+        for first, last in pairwise(edges):
+            keys = np.zeros((last - first, n_heads, width, room[first]), k.dtype)
+            values = np.zeros((last - first, n_heads, room[first], width), v.dtype)
+            for i in range(first, last):
+                own = slice(ends[i] - self.lengths[i], ends[i])
+                keys[i - first, :, :, : self.lengths[i]] = k[:, own].mT
+                values[i - first, :, : self.lengths[i]] = v[:, own]
+            self.keys.append(keys)
+            self.values.append(values)
+        self.complete = True
+
+    def keep(self, texts: np.ndarray) -> None:
+        firsts = np.cumsum([0, *(len(keys) for keys in self.keys)])
+        kept = [texts[(texts >= a) & (texts < b)] - a for a, b in pairwise(firsts)]
+        self.keys = [keys[some] for keys, some in zip(self.keys, kept, strict=True) if len(some)]
+        self.values = [values[some] for values, some in zip(self.values, kept, strict=True) if len(some)]
+        self.lengths = self.lengths[texts]
+
+
+class Memory:
+    """All that the decoder's layers keep, for texts of `lengths` source rows and n_beams targets of each."""
+
+    def __init__(self, n_layers: int, lengths: np.ndarray, n_beams: int = 1) -> None:
+        self.lineage = Lineage(len(lengths), n_beams)
+        self.layers = [(OwnMemory(self.lineage), SourceMemory(n_beams, lengths)) for _ in range(n_layers)]
+
+    def step(self, parents: np.ndarray | None = None) -> None:
+        self.lineage.step(parents)
+
+    def keep(self, texts: np.ndarray) -> None:
+        """Go on with these texts only, (B',) indices: the others are finished."""
+        self.lineage.keep(texts)
+        for layer in self.layers:
+            for each in layer:
+                each.keep(texts)
+
+
+def _heads(rows: np.ndarray, n_heads: int, count: int) -> np.ndarray:
+    """Rows (B * count, D), or (B, count, D), as (B, H, count, K)."""
+    return split_heads(rows if rows.ndim == 3 else rows.reshape(-1, count, rows.shape[-1]), n_heads)
+
+
+def _attend(
+    q: np.ndarray,
+    blocks: Sequence[tuple[slice, np.ndarray, np.ndarray, np.ndarray]],
+    n_heads: int,
+    n_beams: int,
+    keep: Callable[[slice], None] | None = None,
+) -> np.ndarray:
+    """The beams of each text to its keys and values, (B * beams, D) -> (B * beams, D).
+
+    A block is some rows of q, and their texts' keys (B, H, K, S), values (B, H, S, K) and mask. keep: what fills in the
+    newest of some heads; it is called by the thread that reads those next, as writing them fetches them.
+    """
+    if keep is not None and listening():
+        keep(slice(None))
+    combined = np.empty_like(q)
+    scale, work, size = 1 / math.sqrt(q.shape[-1] // n_heads), [], 0
+    for rows, keys, values, mask in blocks:
+        heads = tap("query_heads", _heads(q[rows], n_heads, n_beams))
+        keys, values = tap("key_heads", keys.mT), tap("value_heads", values)
+        work.append((heads, keys, values, mask, _heads(combined[rows], n_heads, n_beams)))
+        size += heads.size * values.shape[-2]
+
+    def part(index: int, of: int) -> None:
+        some = slice(n_heads * index // of, n_heads * (index + 1) // of)
+        if keep is not None:
+            keep(some)
+        for heads, keys, values, mask, context in work:
+            beams = mask.shape[2]
+            if RUN * beams <= kernel(q.dtype).block:
+                q_k_v = heads[:, some] * scale, keys[:, some], values[:, some]
+                context[:, some] = masked_attention(*q_k_v, mask, RUN * beams)
+            else:  # a run's keys of so many beams would be added up in parts
+                _attend_apart(heads[:, some] * scale, keys[:, some], values[:, some], mask, context[:, some])
+
+    fork(part, parts(nanoseconds=0.4 * size))
+    return combined
+
+
+def _attend_apart(q: np.ndarray, keys: np.ndarray, values: np.ndarray, mask: np.ndarray, context: np.ndarray) -> None:
+    """Write each beam's context (B, H, beams, K) from copies of its own keys and values alone."""
+    for beam in range(q.shape[2]):
+        own = np.argsort(~mask[:, :, beam], axis=-1, kind="stable")[..., : mask[0, 0, beam].sum(), None]
+        k, v = (np.take_along_axis(array, own, axis=2) for array in (keys, values))
+        context[:, :, beam : beam + 1] = masked_attention(q[:, :, beam : beam + 1], k, v, np.ones(1, bool))

@@ -1,0 +1,158 @@
+"""From a decoder's rows to the few tokens that may come next: the widest product there is, and the best of its columns.
+
+A row's logits, a quarter of a megabyte each for a usual vocabulary, are made and read a few rows at a time, so that
+what is computed from them finds them in a core's cache.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+
+from npformer.decoder import project
+from npformer.errors import NpformerError
+from npformer.functions import log_softmax
+from npformer.generation.processors import Processors
+from npformer.runtime.products import in_order, kernel, weight_products
+from npformer.runtime.threads import fork, parts
+from npformer.tap import listening
+
+ROWS = 8  # rows of logits worked on at a time
+
+
+class Projection:
+    """Rows (R, D) to logits (R, V), x W + b, in an array that is used again at the next step."""
+
+    def __init__(self, weight: np.ndarray, bias: np.ndarray | None = None) -> None:
+        self.weight = in_order(weight)
+        self.bias = bias if bias is not None and bias.any() else None
+        self._logits = np.empty((0, weight.shape[1]), weight.dtype)
+
+    def __call__(self, x: np.ndarray) -> np.ndarray:
+        """The logits, which are the caller's until the next call."""
+        if listening():
+            return project(x, self.weight, self.bias).copy()
+        rows = kernel(x.dtype).rows(len(x))
+        if len(self._logits) < rows:
+            self._logits = np.empty((rows, self.weight.shape[1]), x.dtype)
+        (logits,) = weight_products(x, self.weight, out=[self._logits[:rows]])
+        if self.bias is not None:
+            logits += self.bias
+        return logits
+
+
+class Best(NamedTuple):
+    """The best tokens of each row, best first: (R, k) tokens and their log probabilities."""
+
+    tokens: np.ndarray
+    scores: np.ndarray
+
+
+def best(logits: np.ndarray, ids: np.ndarray, processors: Processors, k: int) -> Best:
+    """The k best tokens after each row's ids (R, L), and their log probabilities as the settings make them.
+
+    As in Transformers' beam search: the logits are normalised, then processed, then normalised again where
+    renormalize_logits says so. To ban a token changes no other score, so bans go before the normalisation where
+    only one is needed.
+    """
+    s = processors.settings
+
+    def work(rows: slice) -> tuple[np.ndarray, np.ndarray]:
+        some = logits[rows]
+        if processors.rescales:
+            some[:] = log_softmax(some)
+            processors(ids[rows], some)
+            if s.renormalize_logits:
+                some[:] = log_softmax(some)
+            return top(some, k)
+        if s.renormalize_logits:
+            processors(ids[rows], some)
+            highest, total = _normaliser(some)
+        else:
+            highest, total = _normaliser(some)
+            processors(ids[rows], some)
+            if _forced(ids, processors):  # a forced token's log probability is 0
+                return top(some, k)
+        tokens, values = top(some, k)
+        values -= highest
+        values -= total
+        return tokens, values
+
+    return Best(*_by_rows(work, len(logits), logits.shape[1]))
+
+
+def _forced(ids: np.ndarray, processors: Processors) -> bool:
+    s = processors.settings
+    first = s.forced_bos_token_id is not None and ids.shape[1] == 1
+    return first or bool(s.forced_eos_token_id and ids.shape[1] == s.max_new_tokens)
+
+
+def _normaliser(scores: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """What log_softmax takes away, (R, 1) each: the maximum, and the logarithm of the sum of exp(score - maximum)."""
+    highest = scores.max(axis=1, keepdims=True)
+    shifted = scores - highest
+    np.exp(shifted, out=shifted)
+    return highest, np.log(shifted.sum(axis=1, keepdims=True))
+
+
+def greedy(logits: np.ndarray, ids: np.ndarray, processors: Processors, scored: bool) -> Best:
+    """The best token after each row's ids; its log probability where it is wanted, else zeros."""
+
+    def work(rows: slice) -> tuple[np.ndarray, np.ndarray]:
+        some = logits[rows]
+        processors(ids[rows], some)
+        tokens = some.argmax(axis=1)[:, None]
+        values = np.take_along_axis(some, tokens, axis=1)
+        check_choice(values)
+        if not scored:
+            return tokens, np.zeros(tokens.shape, logits.dtype)
+        highest, total = _normaliser(some)
+        return tokens, values - highest - total
+
+    return Best(*_by_rows(work, len(logits), logits.shape[1]))
+
+
+def check_choice(scores: np.ndarray) -> None:
+    """Raises NpformerError where a best score is that of a banned token: the settings leave none."""
+    if (scores == -np.inf).any():
+        raise NpformerError("the settings ban every token of a target, or force one that they ban")
+
+
+def top(scores: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
+    """The k greatest of each row, (R, V) -> (R, k) places and values, the greatest first; equal ones by their place.
+
+    The row is read once, as columns of a table: the k greatest lie in the k columns with the greatest maxima.
+    """
+    rows, width = scores.shape
+    columns = width // 64
+    if columns <= 4 * k:
+        return _sorted(scores, np.broadcast_to(np.arange(width), scores.shape), k)
+    table = scores[:, : columns * 64].reshape(rows, 64, columns)
+    chosen = np.argpartition(table.max(axis=1), columns - k, axis=1)[:, columns - k :]
+    places = (np.arange(64)[:, None] * columns + chosen[:, None]).reshape(rows, -1)
+    rest = np.broadcast_to(np.arange(columns * 64, width), (rows, width - columns * 64))
+    places = np.concatenate([places, rest], axis=1)
+    return _sorted(np.take_along_axis(scores, places, axis=1), places, k)
+
+
+def _sorted(values: np.ndarray, places: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
+    order = np.lexsort((places, -values), axis=1)[:, :k]
+    return np.take_along_axis(places, order, axis=1), np.take_along_axis(values, order, axis=1)
+
+
+def _by_rows(
+    work: Callable[[slice], tuple[np.ndarray, np.ndarray]], n_rows: int, width: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """work on a few rows at a time, shared out between the crew's threads, and its answers joined."""
+    blocks = [slice(at, at + ROWS) for at in range(0, n_rows, ROWS)]
+    answers: list[tuple[np.ndarray, np.ndarray]] = [(np.empty(0), np.empty(0))] * len(blocks)
+
+    def part(index: int, of: int) -> None:
+        for i in range(len(blocks) * index // of, len(blocks) * (index + 1) // of):
+            answers[i] = work(blocks[i])
+
+    fork(part, parts(nanoseconds=n_rows * width) if len(blocks) > 1 else 1)
+    tokens, values = zip(*answers, strict=True)
+    return np.concatenate(tokens), np.concatenate(values)

@@ -1,0 +1,110 @@
+"""A golden file: texts as token ids, their stages in float32 and float64, and how far a correct port may be off.
+
+The format is in `FORMAT.md`. `record.py` makes one, `compare.py` holds another program's arrays to it.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from npformer.checkpoint.archive import load_arrays, save_arrays
+from npformer.config import Config
+from npformer.errors import NpformerError
+from npformer.runtime.batch import Text
+
+FORMAT, VERSION = "npformer-golden", "1"
+
+
+@dataclass(frozen=True)
+class Golden:
+    """What a golden file holds. stages and truth: stage -> one array a text, in firing order."""
+
+    model: str  # the name it was loaded by
+    config: Config
+    weights_sha256: str
+    versions: Mapping[str, str]
+    texts: list[Text]
+    tokens: list[list[str]]
+    stages: Mapping[str, list[np.ndarray]]  # float32
+    truth: Mapping[str, list[np.ndarray]]  # float64
+    budgets: Mapping[str, float]  # the largest error of a correct float32 port, a stage
+
+    def __repr__(self) -> str:
+        return f"<npformer Golden of {self.model}: {len(self.stages)} stages of {len(self.texts)} texts>"
+
+    def save(self, path: str | Path) -> None:
+        """Write the file; the same content gives the same bytes."""
+        arrays: dict[str, np.ndarray] = {}
+        for i, text in enumerate(self.texts):
+            for name in ("ids", "segments", "positions"):
+                if (array := getattr(text, name)) is not None:
+                    arrays[f"{i}/{name}"] = array.astype(np.int64)
+            for name in self.stages:
+                arrays[f"{i}/{name}"] = self.stages[name][i]
+                arrays[f"{i}/float64/{name}"] = self.truth[name][i]
+        manifest = {
+            "model": self.model,
+            "config": self.config.to_dict(),
+            "weights_sha256": self.weights_sha256,
+            "versions": dict(self.versions),
+            "tokens": self.tokens,
+            "stages": list(self.stages),
+            "budgets": dict(self.budgets),
+        }
+        written = json.dumps(manifest, ensure_ascii=False, indent=1)
+        save_arrays(path, arrays, {"format": FORMAT, "version": VERSION, "manifest": written})
+
+
+def load(path: str | Path) -> Golden:
+    """Read a golden file. Raises NpformerError, which names the file, for one that is cut short, foreign or altered."""
+    arrays, metadata = load_arrays(path)
+    if metadata.get("format") != FORMAT:
+        raise NpformerError(
+            f"{path}: not a golden file: its metadata has no format {FORMAT}; make one with golden record"
+        )
+    if metadata.get("version") != VERSION:
+        raise NpformerError(
+            f"{path}: version {metadata.get('version')!r:.20} of the format; this npformer reads {VERSION}"
+        )
+    try:
+        return _golden(arrays, json.loads(metadata["manifest"]))
+    except (KeyError, TypeError, AttributeError, ValueError, RecursionError) as error:
+        problem = f"no {error}" if isinstance(error, KeyError) else error
+        raise NpformerError(f"{path}: the golden file does not fit its manifest: {problem!s:.200}") from None
+
+
+def _golden(arrays: Mapping[str, np.ndarray], manifest: dict[str, Any]) -> Golden:
+    stages: list[str] = manifest["stages"]
+    texts, tokens = [], manifest["tokens"]
+    for i, row in enumerate(tokens):
+        given = {name: arrays.get(f"{i}/{name}") for name in ("segments", "positions")}
+        texts.append(Text(arrays[f"{i}/ids"], **given))
+        if any(array.shape != (len(row),) for array in (texts[i].ids, *given.values()) if array is not None):
+            raise ValueError(f"{i}/ids: expected {len(row)} tokens")
+    golden = Golden(
+        model=str(manifest["model"]),
+        config=Config.from_dict(manifest["config"]),
+        weights_sha256=str(manifest["weights_sha256"]),
+        versions=dict(manifest["versions"]),
+        texts=texts,
+        tokens=tokens,
+        stages={name: [arrays[f"{i}/{name}"] for i in range(len(texts))] for name in stages},
+        truth={name: [arrays[f"{i}/float64/{name}"] for i in range(len(texts))] for name in stages},
+        budgets={name: float(manifest["budgets"][name]) for name in stages},
+    )
+    if not texts or not stages:
+        raise ValueError("no texts or no stages")
+    for name in stages:
+        for single, double in zip(golden.stages[name], golden.truth[name], strict=True):
+            if single.dtype != np.float32 or double.dtype != np.float64 or single.shape != double.shape:
+                raise ValueError(f"{name}: expected float32 and float64 of one shape")
+        if not 0 < golden.budgets[name] < math.inf:
+            raise ValueError(f"{name}: expected an error budget above 0")
+    return golden

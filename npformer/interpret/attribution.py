@@ -1,0 +1,170 @@
+"""Which words a result rests on: two measures that need no gradients, each with its own meaning.
+
+Leaving a word out asks the model again without it. Attention roll-out follows attention back through the layers: it
+says where information could flow, not what it did for a label. The measures by gradients are in `gradients.py`, the
+view is `attribution_view.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from npformer.errors import NpformerError
+from npformer.functions import softmax
+from npformer.interpret.stacks import Stack
+from npformer.text.words import text_words, word_spans, word_text
+
+BATCH = 16  # texts
+ODDS = "the log-odds of"
+Pieces = tuple[tuple[str, int | None], ...]  # a text cut into words, each with its number, and what stands between
+
+
+@dataclass(frozen=True, eq=False)
+class Method:
+    """One measure on one text: a score a word, how it was made, and the text to mark."""
+
+    name: str
+    about: str
+    texts: tuple[Pieces, ...]
+    scores: np.ndarray
+    signed: bool
+    beside: tuple[str, np.ndarray] | None = None  # a second column: its heading and a number a word
+
+    @property
+    def words(self) -> list[str]:
+        """The words in order."""
+        return [piece for text in self.texts for piece, number in text if number is not None]
+
+
+@dataclass(frozen=True)
+class Target:
+    """The one number of a text that is explained: the log-odds of a label, log p / (1 - p).
+
+    Log-odds do not saturate as a probability near 1 does. With two labels they are the difference of the logits; with
+    independent labels the logit itself is, and for a regression the output stands in for them.
+    """
+
+    what: str  # "the log-odds of POSITIVE", as a sentence has it
+    label: int
+    alone: bool  # the logit itself: no other label takes from it
+
+    def of(self, logits: np.ndarray) -> np.ndarray:
+        """The number of each text, from its logits: (B, C) -> (B,), in double precision."""
+        logits = logits.astype(np.float64)
+        return logits[:, self.label] if self.alone else log_odds(logits, self.label)
+
+    def gradient(self, logits: np.ndarray) -> np.ndarray:
+        """Of `of` by the logits, (B, C): 1 for the label, and less their own softmax for the others."""
+        grad = np.zeros(logits.shape)
+        if not self.alone:
+            others = [i for i in range(logits.shape[1]) if i != self.label]
+            grad[:, others] = -softmax(logits[:, others].astype(np.float64))
+        grad[:, self.label] = 1
+        return grad.astype(logits.dtype)
+
+    @property
+    def is_odds(self) -> bool:
+        return self.what.startswith(ODDS)
+
+
+def target(config: Any, label: str | int | None, logits: np.ndarray) -> Target:
+    """What is explained of a text with these logits (C,): `label`, by name or number, by default the model's answer.
+
+    Raises NpformerError for a label the model does not have.
+    """
+    names = list(config.labels) if len(config.labels) == len(logits) else [f"label {i}" for i in range(len(logits))]
+    wanted = int(logits.argmax()) if label is None else label
+    number = names.index(wanted) if wanted in names else wanted
+    if not isinstance(number, int) or not 0 <= number < len(names):
+        raise NpformerError(f"attribution: label={label!r}: expected one of {', '.join(names)}")
+    if config.problem_type == "regression":
+        return Target("the model's output", number, True)
+    independent = config.problem_type == "multi_label_classification" or len(logits) == 1
+    return Target(f"{ODDS} {names[number]}", number, independent)
+
+
+def log_odds(logits: np.ndarray, label: int) -> np.ndarray:
+    """log p / (1 - p) of one of several labels, p their softmax: its logit less the log-sum-exp of the others."""
+    return logits[:, label] - np.logaddexp.reduce(np.delete(logits, label, axis=1), axis=1)
+
+
+def leave_one_out(model: Any, given: Any, label: str | int | None) -> Method:
+    """For each word: the log-odds of `label` (default: the model's answer) on the whole text, less those without it."""
+    from npformer.text.inputs import Pair, as_part  # only a model needs texts
+
+    part = as_part(given)
+    texts = (part,) if isinstance(part, str) else part
+    spans = [(i, first, end) for i, text in enumerate(texts) for first, end in text_words(text)]
+    if not spans:
+        raise NpformerError(f"attribution: expected a text with words in it, got {given!r:.80}")
+    without = [[t[:a] + t[b:] if i == j else t for j, t in enumerate(texts)] for i, a, b in spans]
+    logits = _logits(model, [each[0] if len(each) == 1 else Pair(*each) for each in (texts, *without)])
+    explained = target(model.config, label, logits[0])
+    odds = explained.of(logits)
+    about = f"{explained.what} on the whole text ({odds[0]:z.4f}), less {'those' if explained.is_odds else 'that'}"
+    about = f"{about[0].upper()}{about[1:]} without the word."
+    beside = None
+    if explained.is_odds:
+        probabilities = 0.5 + 0.5 * np.tanh(odds / 2)  # the sigmoid, without its overflow
+        about += f" Probability on the whole text: {probabilities[0]:.4f}."
+        beside = ("probability without it", probabilities[1:])
+    return Method("Leave one word out", about, _cut(texts), odds[0] - odds[1:], True, beside)
+
+
+def _logits(model: Any, texts: Sequence[Any]) -> np.ndarray:
+    """The logits of each text in double precision, a few texts at a time: a trace holds what it runs in one piece."""
+    from npformer.interpret.trace import trace
+
+    batches = [list(texts[first : first + BATCH]) for first in range(0, len(texts), BATCH)]
+    return np.concatenate([np.stack(trace(model, batch, "logits").texts("logits")) for batch in batches], dtype=float)
+
+
+def _cut(texts: Sequence[str]) -> tuple[Pieces, ...]:
+    """Each text as its words, numbered through, and what stands between them."""
+    cut, number = [], 0
+    for text in texts:
+        pieces: list[tuple[str, int | None]] = []
+        at = 0
+        for first, end in text_words(text):
+            pieces += [(text[at:first], None), (text[first:end], number)]
+            at, number = end, number + 1
+        cut.append(tuple(piece for piece in [*pieces, (text[at:], None)] if piece[0]))
+    return tuple(cut)
+
+
+def roll_out(stack: Stack, token: int) -> Method:
+    """How much of the output at `token` could come from each word, if attention were all that moves information.
+
+    Each layer is half attention (the mean of its heads) and half the residual: A = (mean W + I) / 2; the layers'
+    product gives the shares (Abnar and Zuidema 2020, "Quantifying Attention Flow in Transformers", section 3).
+    """
+    shares = np.eye(len(stack.keys.tokens))
+    for weights in stack.layers:
+        mean = weights.mean(axis=0, dtype=np.float64)
+        shares = (mean + np.eye(len(mean))) / 2 @ shares
+    name = stack.queries.tokens[token]
+    about = f"Share of each word in the output at {name}: attention averaged over heads, multiplied through the layers"
+    about += ", half of each layer the residual. It knows nothing of the label."
+    return on_tokens("Attention roll-out", about, stack.keys.tokens, shares[token], signed=False)
+
+
+def given_scores(name: str, tokens: Sequence[str], scores: Any) -> Method:
+    """Scores from elsewhere, one a token: `name` says how they were made."""
+    array = np.asarray(scores, np.float64)
+    if array.shape != (len(tokens),) or not np.isfinite(array).all():
+        raise NpformerError(f"attribution: scores {name!r}: expected {len(tokens)} finite numbers, one a token")
+    about = "One score for each token, as handed in; a word has the sum of its pieces."
+    return on_tokens(name, about, tokens, array, signed=bool((array < 0).any()))
+
+
+def on_tokens(name: str, about: str, tokens: Sequence[str], scores: np.ndarray, signed: bool) -> Method:
+    """A measure that has a score for each token: a word has the sum of its pieces."""
+    spans = word_spans(tokens)
+    pieces: list[tuple[str, int | None]] = []
+    for number, (first, end) in enumerate(spans):
+        pieces += [(word_text(tokens[first:end]), number), (" ", None)]
+    return Method(name, about, (tuple(pieces[:-1]),), np.add.reduceat(scores, [first for first, _ in spans]), signed)

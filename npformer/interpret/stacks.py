@@ -1,0 +1,221 @@
+"""What a view is drawn from: a model and a text, a trace, or plain arrays, brought to one form.
+
+`Side` is a row of tokens, `Stack` the attention of several layers between two sides. Next: `head_view.py`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from npformer.errors import NpformerError
+from npformer.text.words import merge_pieces, word_spans, word_text
+
+_STAGE = re.compile(r"((?:\w+\.)*?)layers\.(\d+)\.(\w*attention)\.(\w+)")
+
+
+@dataclass(frozen=True)
+class Side:
+    """The tokens on one side of an attention map, and which of two texts each belongs to (empty: there is one)."""
+
+    tokens: tuple[str, ...]
+    segments: tuple[int, ...] = ()
+
+    @property
+    def is_pair(self) -> bool:
+        return len(set(self.segments)) > 1
+
+    def words(self) -> Side:
+        """The same side with the pieces of a word written as one."""
+        spans = word_spans(self.tokens)
+        segments = tuple(self.segments[first] for first, _ in spans) if self.segments else ()
+        return Side(tuple(word_text(self.tokens[first:end]) for first, end in spans), segments)
+
+
+@dataclass(frozen=True, eq=False)
+class Stack:
+    """Attention weights of several layers, one array (H, L queries, L keys) a layer, and the layers' numbers."""
+
+    title: str
+    numbers: tuple[int, ...]
+    layers: tuple[np.ndarray, ...]
+    queries: Side
+    keys: Side
+
+    @property
+    def heads(self) -> int:
+        return self.layers[0].shape[0]
+
+    @property
+    def has_pieces(self) -> bool:
+        return any(len(word_spans(side.tokens)) < len(side.tokens) for side in (self.queries, self.keys))
+
+    def words(self) -> Stack:
+        """The same attention between whole words."""
+        spans = word_spans(self.queries.tokens), word_spans(self.keys.tokens)
+        layers = tuple(merge_pieces(layer, *spans) for layer in self.layers)
+        return Stack(self.title, self.numbers, layers, self.queries.words(), self.keys.words())
+
+
+@dataclass(frozen=True)
+class Sides:
+    """Who looks at whom: `queries` for decoder and encoder self-attention, `keys` what cross-attention looks at."""
+
+    queries: Side
+    keys: Side
+
+    @property
+    def distinct(self) -> list[Side]:
+        """The one side of self-attention, or the source and the target."""
+        return [self.queries] if self.keys == self.queries else [self.keys, self.queries]
+
+
+def traced(source: Any, text: Any) -> Any:
+    """`source` itself when it holds arrays; else the trace of running the model `source` on `text`."""
+    if is_arrays(source):
+        if text is not None:
+            raise NpformerError("view: a text goes with a model; arrays and traces come with their tokens already")
+        return source
+    if text is None:
+        raise NpformerError(
+            "view: expected a model and a text, a trace, or arrays with tokens=; "
+            f"got {type(source).__name__} alone. Call heads(model, 'some text') or heads(weights, tokens=[...])"
+        )
+    if source.config.head == "translation":
+        from npformer.view.translated import translated  # only a model needs the forward
+
+        return translated(source, text)
+    from npformer.interpret.trace import trace
+
+    return trace(source, text)
+
+
+def is_arrays(source: Any) -> bool:
+    """Whether `source` is a trace, a mapping of stages, or plain arrays, rather than a model."""
+    return is_stages(source) or isinstance(source, (np.ndarray, list, tuple))
+
+
+def is_stages(source: Any) -> bool:
+    """Whether `source` maps stage names to arrays."""
+    return isinstance(source, Mapping) or (hasattr(source, "keys") and hasattr(source, "__getitem__"))
+
+
+def sides(
+    source: Any, tokens: Sequence[str] | None, key_tokens: Sequence[str] | None, segments: Sequence[int] | None
+) -> Sides:
+    """The tokens of both sides: those handed in, else the trace's own."""
+    if tokens is None and key_tokens is None:
+        key_tokens = getattr(source, "key_tokens", None)
+    tokens = getattr(source, "tokens", None) if tokens is None else tokens
+    if tokens is None:
+        raise NpformerError("view: these arrays come without tokens; hand them in as tokens=['[CLS]', ...]")
+    if segments is None and key_tokens is None:
+        segments = getattr(source, "segments", None)
+    queries = _side("tokens", tokens, segments)
+    return Sides(queries, queries if key_tokens is None else _side("key_tokens", key_tokens, None))
+
+
+def _side(name: str, tokens: Sequence[str], segments: Sequence[int] | None) -> Side:
+    if isinstance(tokens, str) or not all(isinstance(token, str) for token in tokens):
+        raise NpformerError(
+            f"view: {name}: expected the tokens of one text, a list of strings (trace several texts apart), "
+            f"got {tokens!r:.80}"
+        )
+    ids = () if segments is None else tuple(int(segment) for segment in segments)
+    if ids and len(ids) != len(tokens):
+        raise NpformerError(f"view: segments: expected one for each of {len(tokens)} tokens, got {len(ids)}")
+    return Side(tuple(tokens), ids)
+
+
+def stage_arrays(source: Any, stage: str) -> dict[tuple[str, str], dict[int, np.ndarray]]:
+    """Every `...layers.N.<block>.<stage>` of `source`, as {(prefix, block): {N: array}}."""
+    found: dict[tuple[str, str], dict[int, np.ndarray]] = {}
+    for name in source.keys():  # noqa: SIM118 (a trace need not be a Mapping)
+        match = _STAGE.fullmatch(name)
+        if match and match[4] == stage:
+            found.setdefault((match[1], match[3]), {})[int(match[2])] = one_text(name, source[name])
+    return found
+
+
+def one_text(name: str, array: Any) -> np.ndarray:
+    """`array` as an ndarray; several texts in one trace are an error."""
+    if isinstance(array, (list, tuple)):
+        raise NpformerError(f"{name}: expected the trace of one text, got that of {len(array)}; trace the texts apart")
+    return np.asarray(array)
+
+
+def stacks(
+    source: Any,
+    tokens: Sequence[str] | None = None,
+    key_tokens: Sequence[str] | None = None,
+    segments: Sequence[int] | None = None,
+) -> list[Stack]:
+    """Every attention stack in `source`: one for an encoder, three for an encoder-decoder."""
+    both = sides(source, tokens, key_tokens, segments)
+    if not is_stages(source):
+        title = "Self-attention" if key_tokens is None else "Cross-attention"
+        return [_stack(title, dict(enumerate(_layer_list(source))), both.queries, both.keys)]
+    found = stage_arrays(source, "weights")
+    if not found:
+        raise NpformerError("view: no stage is named layers.N.attention.weights; trace the whole model, or pass arrays")
+    return [_named_stack(prefix, block, layers, both) for (prefix, block), layers in found.items()]
+
+
+def _named_stack(prefix: str, block: str, layers: Mapping[int, np.ndarray], both: Sides) -> Stack:
+    title, queries, keys = stack_title(prefix, block, both)
+    return _stack(title, layers, queries, keys)
+
+
+def stack_title(prefix: str, block: str, both: Sides) -> tuple[str, Side, Side]:
+    """What the attention at `<prefix>layers.N.<block>` is called, and which side looks at which."""
+    if "cross" in block:
+        return "Cross-attention", both.queries, both.keys
+    if "encoder" in prefix.split("."):
+        return "Encoder self-attention", both.keys, both.keys
+    title = "Decoder self-attention" if "decoder" in prefix.split(".") else "Self-attention"
+    return title, both.queries, both.queries
+
+
+def _layer_list(weights: Any) -> list[np.ndarray]:
+    """Plain weights as a list of layers: from (L, L), (H, L, L), (N, H, L, L), or a list of layers, each (H, L, L)
+    or with a batch of one in front."""
+    if isinstance(weights, (list, tuple)):
+        layers = [np.asarray(layer) for layer in weights]
+        return [layer[0] if layer.ndim == 4 and layer.shape[0] == 1 else layer for layer in layers]
+    if weights.ndim == 4:
+        return list(weights)
+    return [weights[None] if weights.ndim == 2 else weights]
+
+
+def _stack(title: str, layers: Mapping[int, np.ndarray], queries: Side, keys: Side) -> Stack:
+    if not layers:
+        raise NpformerError(f"view: {title}: expected the weights of at least one layer, got none")
+    for number, layer in layers.items():
+        _check(f"{title}, layer {number}", layer, len(queries.tokens), len(keys.tokens))
+    numbers = tuple(sorted(layers))
+    return Stack(title, numbers, tuple(layers[number] for number in numbers), queries, keys)
+
+
+def _check(name: str, weights: np.ndarray, queries: int, keys: int) -> None:
+    if weights.ndim != 3 or weights.shape[1:] != (queries, keys) or not weights.size:
+        raise NpformerError(
+            f"{name}: expected weights (heads, {queries}, {keys}) for these tokens, got {weights.shape}"
+        )
+    if not np.issubdtype(weights.dtype, np.floating):
+        raise NpformerError(f"{name}: expected floating-point weights, got {weights.dtype}")
+    low, high = float(weights.min()), float(weights.max())
+    if not (low >= -1e-5 and high <= 1 + 1e-5):  # also catches NaN
+        raise NpformerError(f"{name}: expected weights between 0 and 1, got {low:g} to {high:g}; are these the scores?")
+
+
+def pick(name: str, wanted: int, choices: Sequence[int]) -> int:
+    """Where `wanted` stands in `choices`; a negative number counts from the end, as in Python."""
+    if -len(choices) <= wanted < 0:
+        return len(choices) + wanted
+    if wanted not in choices:
+        raise NpformerError(f"{name}={wanted}: expected one of {', '.join(map(str, choices))}")
+    return list(choices).index(wanted)

@@ -1,0 +1,147 @@
+"""A trace as text to read: stage by stage, shapes, formulas and corner values, from token ids to the label.
+
+The order and the numbers shown are those of a reader's own notebook: of each row the first and last three columns.
+They have an exponent where torch prints one, and four digits, so that there is room for the tokens' names.
+`npformer trace` prints this; `Trace` itself prints as a table of means and ranges.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from npformer.errors import NpformerError
+from npformer.interpret import stages as table
+from npformer.interpret.trace import Trace
+
+WIDTH = 80
+EDGE = 3  # rows and columns shown at either end
+COLUMNS = 2 * EDGE  # columns up to which all are shown
+LABEL = 14  # most room for a row's number and token
+ROWS = 8  # rows up to which all are shown
+
+
+def shown_stages(trace: Trace, layer: int | None = None, patterns: Sequence[str] | None = None) -> list[str]:
+    """The stages of a trace to show: those outside of the layers, one layer's (the first), and the last one's output.
+
+    patterns: show what matches one of them instead, of that layer or of all.
+    Raises NpformerError for a layer the model does not have, or a pattern that matches nothing.
+    """
+    of_layer = {name: number for name in trace if (number := _layer(name)) is not None}
+    last = max(of_layer.values(), default=-1)
+    if layer is not None and not 0 <= layer <= last:
+        raise NpformerError(f"layer {layer}: the model has layers 0 to {last}")
+    if patterns:
+        return table.matching(patterns, [name for name in trace if layer is None or of_layer.get(name, layer) == layer])
+    output = f"layers.{last}.ffn_norm"
+    return [name for name in trace if name == output or of_layer.get(name, layer or 0) == (layer or 0)]
+
+
+def teardown(trace: Trace, layer: int | None = None, patterns: Sequence[str] | None = None) -> str:
+    """The trace of one text from ids to label, stage by stage: those of `shown_stages`.
+
+    It says which layers are left out, but not where patterns choose the stages.
+    """
+    if trace.ids is None or isinstance(trace.ids, list):
+        raise NpformerError("teardown: expected the trace of one text")
+    tokens = trace.tokens or [str(each) for each in trace.ids.tolist()]
+    blocks = [_tokens(tokens, trace.ids)]
+    before = -1
+    for name in shown_stages(trace, layer, patterns):
+        number = _layer(name)
+        if number is not None and number != before and not patterns:
+            blocks += _left_out(before, number)
+            before = number
+        blocks.append(_stage(trace, name, tokens))
+    if trace.label is not None:
+        logits = trace["logits"]
+        score = f"  {trace['probabilities'][np.argmax(logits)]:.7f}" if "probabilities" in trace else ""
+        blocks.append(f"{trace.label}{score}")
+    return "\n\n".join(blocks)
+
+
+def _layer(name: str) -> int | None:
+    """The number of the layer that a stage is in."""
+    return int(name.split(".")[1]) if name.startswith("layers.") else None
+
+
+def _left_out(before: int, number: int) -> list[str]:
+    """The line that says what is not shown of the layers from `before`, which is shown (-1: none), to `number`.
+
+    The first layer that is shown is whole; of the second, the last, there is the output.
+    """
+    first, last = before + 1, number - 1
+    parts = [f"layer {first}" if first == last else f"layers {first} to {last}"] if first <= last else []
+    parts += [f"layer {number} up to its output"] if before >= 0 else []
+    return [f"... left out: {', '.join(parts)} (--layer N shows one)"] if parts else []
+
+
+def _tokens(tokens: Sequence[str], ids: np.ndarray) -> str:
+    """Numbered tokens over their ids, as many side by side as fit."""
+    lines, start = [], 0
+    cells = [(str(i), token, str(number)) for i, (token, number) in enumerate(zip(tokens, ids.tolist(), strict=True))]
+    widths = [max(map(len, cell)) + 2 for cell in cells]
+    while start < len(cells):
+        end, used = start + 1, 6 + widths[start]
+        while end < len(cells) and used + widths[end] <= WIDTH:
+            used += widths[end]
+            end += 1
+        for title, row in zip(("", "token", "id"), range(3), strict=True):
+            shown = zip(cells[start:end], widths[start:end], strict=True)
+            lines.append(f"{title:<6}" + "".join(f"{cell[row]:>{width}}" for cell, width in shown))
+        start = end
+    return "\n".join(lines)
+
+
+def _stage(trace: Trace, name: str, tokens: Sequence[str]) -> str:
+    array, row = trace[name], trace.row(name)
+    of_heads = f"; head 0 of {len(array)}" if array.ndim == 3 else ""
+    title = f"{name}  {row.shape}  {row.stage.formula}{of_heads}"
+    matrix = _matrix(array)
+    labels = [f"{i} {token}" for i, token in enumerate(tokens)] if len(matrix) == len(tokens) else [""] * len(matrix)
+    return "\n".join([title.rstrip(), *_rows(matrix, labels)])
+
+
+def corners(array: np.ndarray) -> list[list[float]]:
+    """The values that are shown of a stage: first and last rows and columns, of head 0 where there are heads."""
+    matrix = _matrix(array)
+    rows, columns = (_edges(size, most) for size, most in zip(matrix.shape, (ROWS, COLUMNS), strict=True))
+    shown: list[list[float]] = matrix[np.ix_(rows, columns)].tolist()
+    return shown
+
+
+def _matrix(array: np.ndarray) -> np.ndarray:
+    return array[0] if array.ndim == 3 else array[None] if array.ndim == 1 else array
+
+
+def _rows(matrix: np.ndarray, labels: Sequence[str]) -> list[str]:
+    """A line a row that is shown: its label, its first and last columns."""
+    rows, columns = (_edges(size, most) for size, most in zip(matrix.shape, (ROWS, COLUMNS), strict=True))
+    form, width = _format(matrix[np.ix_(rows, columns)])
+    gap = (
+        len(columns) if len(columns) < matrix.shape[1] else 0
+    )  # where columns are left out, "..." stands in the middle
+    room = min(LABEL, WIDTH - len(columns) * (width + 1) - (4 if gap else 0))  # at least 10
+    lines = []
+    for previous, i in zip([-1, *rows], rows, strict=False):
+        if i > previous + 1:
+            lines.append("...")
+        cells = [f" {matrix[i, j]:>{width}{form}}" for j in columns]
+        if gap:
+            cells.insert(EDGE, " ...")
+        label = labels[i] if len(labels[i]) <= room else labels[i][: room - 1] + "…"
+        lines.append(f"{label:<{room}}" + "".join(cells))
+    return lines
+
+
+def _edges(size: int, most: int) -> list[int]:
+    return list(range(size)) if size <= most else [*range(EDGE), *range(size - EDGE, size)]
+
+
+def _format(shown: np.ndarray) -> tuple[str, int]:
+    """One format for a stage's numbers: with an exponent where they are small, large, or far apart, as in torch."""
+    sizes = np.abs(shown[shown != 0])
+    if sizes.size and (sizes.max() > 1000 * sizes.min() or sizes.max() > 1e8 or sizes.min() < 1e-4):
+        return ".3e", 10
+    return ".4f", 8

@@ -1,0 +1,318 @@
+"""Matrix products with the same bits for any number of rows, and fast for few.
+
+What the BLAS at hand needs for that, `kernel.py` finds out: numbers of rows that are filled up, columns that are
+computed again, sums that are cut. Products of weights are shared out between threads. Of a weight that is used with few
+rows again and again a copy in another layout is kept: panels, where a kernel for small products reads them as they lie,
+or its columns at edges. `functions.linear` and `attention` are the users.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import time
+import weakref
+from collections.abc import Callable, Sequence
+from itertools import groupby
+from typing import Any
+
+import numpy as np
+
+from npformer.errors import NpformerError
+from npformer.runtime.kernel import GROUP, VECTOR, Kernel
+from npformer.runtime.threads import fork, parts, plain_products, single_blas_thread
+
+PANEL = 64  # columns of a panel: four vectors of sixteen floats
+FEW = 256  # rows so few that to gather a weight's columns at edges takes a good part of the time of their product
+
+
+def kernel(dtype: np.dtype) -> Kernel:
+    """What products of float32 or float64 need on this BLAS, found at their first use."""
+    return _kernels(dtype)[plain_products()]
+
+
+@functools.cache
+def _kernels(dtype: np.dtype) -> tuple[Kernel, Kernel]:
+    """For the same bits, and without."""
+    found = Kernel(dtype)
+    return found, found.plain()
+
+
+@functools.cache
+def same_bits(dtype: np.dtype) -> bool:
+    """Whether the trial found a way on this BLAS: rows have the same bits alone and in company, at several sizes.
+
+    Six hundred rows are among them, because BLIS has other kernels for 512 rows and more.
+    """
+    random = np.random.default_rng(0)
+    with single_blas_thread():
+        for count, inner, columns in ((61, 70, 10), (600, 384, 384), (61, 1100, 768)):
+            x, weight = (random.standard_normal(shape).astype(dtype) for shape in ((count, inner), (inner, columns)))
+            whole = matmul(x, weight)
+            for rows in (slice(0, 1), slice(1, 6), slice(3, 17), slice(20, 45)):
+                if not np.array_equal(matmul(x[rows], weight), whole[rows]):
+                    return False
+    return True
+
+
+# --- products of activations -----------------------------------------------------------------------------------------
+
+
+def matmul(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """a @ b, (..., M, K) and (..., K, N) -> (..., M, N): a row's bits do not depend on M, nor a column's on N."""
+    if not _has_kernel(a, b):
+        return a @ b
+    rows = a.shape[-2]
+    return column_products(_with_rows(a, kernel(a.dtype).rows(rows)), b)[..., :rows, :]
+
+
+def row_products(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """a @ b, (..., M, K) and (..., K, N) -> (..., M, N): a row's bits do not depend on M.
+
+    Where b's columns would need margins, the transposed product is computed, with margins around a's rows: in attention
+    there are more rows than columns, so that margins cost less there.
+    """
+    if _has_kernel(a, b) and kernel(a.dtype).has_edges(b.shape[-1]):
+        return column_products(b.mT, a.mT).mT
+    return matmul(a, b)
+
+
+def column_products(a: np.ndarray, b: np.ndarray, scale: float = 1.0) -> np.ndarray:
+    """a @ (b * scale), (..., M, K) and (..., K, N) -> (..., M, N): a column's bits do not depend on N."""
+    if not _has_kernel(a, b):
+        return a @ (b if scale == 1 else b * scale)
+    k, rows, columns = kernel(a.dtype), a.shape[-2], b.shape[-1]
+    if rows == 1:
+        return column_products(_with_rows(a, 2), b, scale)[..., :1, :]
+    margin = GROUP if k.has_edges(rows) else 0
+    room = k.span - 2 * margin if margin else columns
+    products = []
+    for start in range(0, columns, room):
+        block = b[..., start : start + room]
+        width = block.shape[-1]
+        if scale == 1 and _lies_in_margins(block, margin):
+            block = with_margins(block)
+        elif margin or width % VECTOR or scale != 1:
+            block = _in_margins(block, margin, scale)
+        products.append(k.product(a, block)[..., margin : margin + width])
+    return products[0] if len(products) == 1 else np.concatenate(products, axis=-1)
+
+
+def _has_kernel(a: np.ndarray, b: np.ndarray) -> bool:
+    """Whether the BLAS is asked at all: not for other types, nor for nothing."""
+    return a.dtype == b.dtype and a.dtype.char in "fd" and a.size > 0 and b.size > 0
+
+
+def _with_rows(a: np.ndarray, rows: int) -> np.ndarray:
+    """a (..., M, K) with rows of zeros behind its own, (..., rows, K)."""
+    if rows == a.shape[-2]:
+        return a
+    filled = np.empty((*a.shape[:-2], rows, a.shape[-1]), a.dtype)
+    filled[..., : a.shape[-2], :] = a
+    filled[..., a.shape[-2] :, :] = 0
+    return filled
+
+
+def _in_margins(b: np.ndarray, margin: int, scale: float = 1.0) -> np.ndarray:
+    """b * scale (..., N) with `margin` columns of zeros at both sides, and more to fill the last vector."""
+    width = b.shape[-1]
+    block = np.empty((*b.shape[:-1], width + 2 * margin + -(width + 2 * margin) % VECTOR), b.dtype)
+    block[..., :margin] = 0
+    np.multiply(b, scale, out=block[..., margin : margin + width])
+    block[..., margin + width :] = 0
+    return block
+
+
+def with_margins(b: np.ndarray) -> np.ndarray:
+    """The product that `column_products` cut b's columns out of, with its margins; b itself where there is none."""
+    whole = b.base
+    if isinstance(whole, np.ndarray) and whole.shape[:-1] == b.shape[:-1] and whole.strides == b.strides:
+        return whole
+    return b
+
+
+def _lies_in_margins(b: np.ndarray, margin: int) -> bool:
+    """Whether b is what `column_products` cut out of a product, with `margin` columns to its left."""
+    whole = with_margins(b)
+    left = (b.ctypes.data - whole.ctypes.data) // b.itemsize
+    width = b.shape[-1] + 2 * margin
+    return whole is not b and left == margin and whole.shape[-1] == width + -width % VECTOR
+
+
+# --- products of weights ---------------------------------------------------------------------------------------------
+
+
+def weight_products(x: np.ndarray, *weights: np.ndarray, out: Sequence[np.ndarray] | None = None) -> list[np.ndarray]:
+    """[x @ weight for weight in weights], (M, K) and (K, N) -> (M, N) each, shared out between the crew's threads.
+
+    out: arrays (kernel(x.dtype).rows(M), N) to compute in, of which the answers are views.
+    """
+    rows = len(x)
+    if not all(_has_kernel(x, weight) for weight in weights):
+        return [x @ weight for weight in weights]
+    x, weights = _with_rows(x, kernel(x.dtype).rows(rows)), tuple(map(in_order, weights))
+    products = out or [np.empty((len(x), weight.shape[1]), x.dtype) for weight in weights]
+    paneled = [_panels(weight, len(x)) for weight in weights]
+
+    def part(index: int, of: int) -> None:
+        shares = [
+            slice(n * index // of // PANEL * PANEL, n if index + 1 == of else n * (index + 1) // of // PANEL * PANEL)
+            for n in (weight.shape[1] for weight in weights)
+        ]
+        for each in zip(weights, paneled, shares, products, strict=True):
+            _columns(x, *each)
+        if kernel(x.dtype).has_edges(len(x)):
+            _columns_at_edges(x, weights, shares, products)
+
+    fork(part, parts(nanoseconds=sum(weight.size for weight in weights) * (0.2 + 0.01 * rows)))
+    return [product[:rows] for product in products]
+
+
+def _columns(x: np.ndarray, weight: np.ndarray, panels: Panels | None, columns: slice, product: np.ndarray) -> None:
+    """product[:, columns] = x @ weight[:, columns]; those that do not fill a panel or a vector apart from the rest."""
+    last = columns.stop - (columns.stop - columns.start) % (VECTOR if panels is None else PANEL)
+    main = slice(columns.start, last)
+    if panels is not None:
+        product[:, main] = panels.times(x, main)
+    elif main.start < main.stop:
+        kernel(x.dtype).product(x, weight[:, main], out=product[:, main])
+    if last < columns.stop:
+        product[:, last : columns.stop] = column_products(x, weight[:, last : columns.stop])
+
+
+def _columns_at_edges(
+    x: np.ndarray, weights: Sequence[np.ndarray], shares: Sequence[slice], products: Sequence[np.ndarray]
+) -> None:
+    """Compute the columns at the edges of the BLAS's blocks again: all weights' in one product, within margins."""
+    k = kernel(x.dtype)
+    ends = tuple((share.start, share.stop) for share in shares)
+    places = _edges(k, ends)
+    if not places:
+        return
+    room = k.span - 2 * GROUP
+
+    def gather() -> list[np.ndarray]:
+        columns = np.concatenate([weights[i][:, place] for i, place, _ in places], axis=1)
+        return [_in_margins(columns[:, i : i + room], GROUP) for i in range(0, columns.shape[1], room)]
+
+    blocks = (_laid_out(weights, ends, gather) if len(x) <= FEW else None) or gather()
+    pieces = [k.product(x, block)[:, GROUP : GROUP + room] for block in blocks]
+    again = pieces[0] if len(pieces) == 1 else np.concatenate(pieces, axis=1)
+    for i, place, gathered in places:
+        products[i][:, place] = again[:, gathered]
+
+
+@functools.cache
+def _edges(k: Kernel, shares: tuple[tuple[int, int], ...]) -> list[tuple[int, slice, slice]]:
+    """What is computed again: the number of the share, the columns there, and those among all that are gathered."""
+    places, end = [], 0
+    for i, (start, stop) in enumerate(shares):
+        for edge in k.edges((stop - start) // VECTOR * VECTOR):
+            width = edge.stop - edge.start
+            places.append((i, slice(start + edge.start, start + edge.stop), slice(end, end + width)))
+            end += width
+    return places
+
+
+def in_order(weight: np.ndarray) -> np.ndarray:
+    """A weight that may be in a small product, its columns side by side: small kernels add up those of a view apart."""
+    return np.ascontiguousarray(weight) if weight.size <= kernel(weight.dtype).small else weight
+
+
+# --- weights laid out anew -------------------------------------------------------------------------------------------
+
+_kept: dict[tuple, tuple[list[weakref.ref[np.ndarray]], int, Any]] = {}
+
+
+def _laid_out(weights: Sequence[np.ndarray], what: Any, make: Callable[[], Any]) -> Any:
+    """make(), a copy of some weights in another layout, from their third use on and kept as long as they are.
+
+    None before that, and for a weight that somebody can write to, as the copy would not follow.
+    """
+    if not all(_is_fixed(weight) for weight in weights):
+        return None
+    name = (what, *map(id, weights))
+    references, uses, layout = _kept.get(name, ([], 0, None))
+    if not references or any(each() is not weight for each, weight in zip(references, weights, strict=True)):
+        references = [weakref.ref(weight, lambda _: _kept.pop(name, None)) for weight in weights]
+        uses, layout = 0, None
+    if layout is None and uses >= 2:
+        layout = make()
+    _kept[name] = (references, uses + 1, layout)
+    return layout
+
+
+def _is_fixed(array: np.ndarray) -> bool:
+    """Whether no array can write to these numbers: not this one, nor any that it is a view of."""
+    base: object = array
+    while isinstance(base, np.ndarray):
+        if base.flags.writeable:
+            return False
+        base = base.base
+    return True
+
+
+class Panels:
+    """A weight (K, N) as (N / 64, parts, K / parts, 64) for each run of parts of equal length: a copy, read in order.
+
+    The parts are those in which a large product adds up the inner axis. The last columns, where they do not fill a
+    panel, are left out.
+    """
+
+    def __init__(self, weight: np.ndarray) -> None:
+        inner, columns = weight.shape[0], weight.shape[1] // PANEL * PANEL
+        self.runs = []
+        for _, run in groupby(kernel(weight.dtype).cuts(inner), key=lambda part: part.stop - part.start):
+            parts = list(run)
+            rows = weight[parts[0].start : parts[-1].stop, :columns]
+            panels = rows.reshape(len(parts), -1, columns // PANEL, PANEL).transpose(2, 0, 1, 3)
+            self.runs.append((parts[0].start, parts[-1].stop, np.ascontiguousarray(panels)))
+
+    def times(self, x: np.ndarray, columns: slice) -> np.ndarray:
+        """x @ weight[:, columns], whole panels, the parts' products added in the order of the large product."""
+        product: np.ndarray | None = None
+        for start, stop, panels in self.runs:
+            panels = panels[columns.start // PANEL : columns.stop // PANEL]
+            pieces = x[:, start:stop].reshape(len(x), panels.shape[1], -1).swapaxes(0, 1) @ panels
+            for piece in pieces.swapaxes(0, 1):
+                product = piece if product is None else np.add(product, piece, out=product)
+        assert product is not None
+        return product.swapaxes(0, 1).reshape(len(x), -1)
+
+
+def _panels(weight: np.ndarray, rows: int) -> Panels | None:
+    """The panels of a weight used with few rows again and again, where a trial showed that this BLAS gains by them."""
+    if weight.dtype != np.float32 or weight.shape[1] < PANEL or weight.size < 2**16:
+        return None
+    if rows > few_rows() or not panels_pay():
+        return None
+    return _laid_out([weight], "panels", lambda: Panels(weight))
+
+
+def few_rows() -> int:
+    """Rows up to which a product with a panel is small: 34 where sums are cut at 448 terms, 30 at 512; else 0."""
+    k = kernel(np.dtype(np.float32))
+    return k.small // (PANEL * k.block)
+
+
+@functools.cache
+def panels_pay() -> bool:
+    """Whether few rows are quicker with panels on this machine; NPFORMER_PANELS=0 or 1 decides without a trial."""
+    choice = os.environ.get("NPFORMER_PANELS") or None
+    if choice not in (None, "0", "1"):
+        raise NpformerError(f"NPFORMER_PANELS: expected 0 or 1, got {choice!r:.80}")
+    if choice == "0" or few_rows() < 2:
+        return False
+    if choice == "1":
+        return True
+    weight = np.random.default_rng(0).random((768, 3072), np.float32)
+    x, panels = weight[:8, :768].copy(), Panels(weight)
+    with single_blas_thread():
+        plain = min(_seconds(lambda: x @ weight) for _ in range(5))
+        return min(_seconds(lambda: panels.times(x, slice(0, 3072))) for _ in range(5)) < 0.9 * plain
+
+
+def _seconds(action: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    action()
+    return time.perf_counter() - start

@@ -1,0 +1,207 @@
+"""Reading a checkpoint's tokenizer: from tokenizer.json, or from the vocab.txt and settings of older checkpoints.
+
+What comes out is a `tokenizers.Tokenizer` that gives the ids Transformers gives, and neither cuts nor pads. The tasks
+in `tasks/` cut texts to the model's length themselves (`text/encoding.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from npformer.checkpoint.read import read_json
+from npformer.config import Config
+from npformer.errors import NpformerError
+
+if TYPE_CHECKING:
+    from tokenizers import AddedToken, Tokenizer
+
+FILE, VOCABULARY, SETTINGS = "tokenizer.json", "vocab.txt", "tokenizer_config.json"
+
+#: The special tokens by role, in the order in which those that the vocabulary lacks are added to it.
+ROLES = {
+    "unk_token": "[UNK]",
+    "sep_token": "[SEP]",
+    "pad_token": "[PAD]",
+    "cls_token": "[CLS]",
+    "mask_token": "[MASK]",
+}
+
+#: Settings of BERT's text clean-up: tokenizer_config.json's name -> the normalizer's, and the value without one.
+CLEAN_UP: dict[str, tuple[str, bool | None]] = {
+    "do_lower_case": ("lowercase", True),
+    "strip_accents": ("strip_accents", None),
+    "tokenize_chinese_chars": ("handle_chinese_chars", True),
+}
+
+
+def load_tokenizer(folder: Path, config: Config) -> Tokenizer:
+    """The tokenizer of a checkpoint folder, for a model of this config.
+
+    Errors: no tokenizer in the folder, a file that cannot be read, a piece without a row in the embedding table.
+    """
+    settings = read_settings(folder)
+    if (folder / FILE).exists():
+        path, tokenizer = folder / FILE, _from_file(folder / FILE, settings)
+    elif (folder / VOCABULARY).exists():
+        path, tokenizer = folder / VOCABULARY, _from_vocabulary(folder, settings)
+    else:
+        raise NpformerError(
+            f"{folder}: no tokenizer; looked for {FILE} and {VOCABULARY}. Copy one from where the model came from"
+        )
+    if tokenizer.post_processor is None:
+        tokenizer.post_processor = _sentence_marks(tokenizer, path, settings)
+    pieces = tokenizer.get_vocab_size()
+    if pieces > config.vocab_size or tokenizer.id_to_token(config.vocab_size) is not None:
+        raise NpformerError(
+            f"{path}: {pieces} pieces, but the model's embedding table has {config.vocab_size} rows; "
+            "the tokenizer belongs to another model"
+        )
+    return tokenizer
+
+
+def read_settings(folder: Path) -> dict[str, Any]:
+    """The content of tokenizer_config.json; nothing where there is none."""
+    return read_json(folder / SETTINGS) if (folder / SETTINGS).exists() else {}
+
+
+def longest_text(folder: Path | None, config: Config) -> int:
+    """How many tokens a text may have: the positions of the model, or fewer if tokenizer_config.json says so."""
+    limit = read_settings(folder).get("model_max_length") if folder is not None else None
+    if limit is None or not isinstance(limit, int | float) or isinstance(limit, bool):
+        return config.max_length
+    if limit < 1:
+        raise NpformerError(f"{folder}/{SETTINGS}: model_max_length: expected at least 1, got {limit}")
+    return int(min(config.max_length, limit))
+
+
+def special_token(folder: Path | None, role: str) -> str:
+    """The special token of a role such as "mask_token"; BERT's own where the folder names none."""
+    if folder is None:
+        return ROLES[role]
+    return _content(_special_tokens(folder, read_settings(folder))[role])
+
+
+def _from_file(path: Path, settings: Mapping[str, Any]) -> Tokenizer:
+    """tokenizer.json, with the clean-up that tokenizer_config.json says, or BERT's own: Transformers goes by that."""
+    from tokenizers import Tokenizer, decoders, models, normalizers
+
+    tokenizer: Tokenizer = _guarded(path, lambda: Tokenizer.from_file(str(path)))
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    unknown = getattr(tokenizer.model, "unk_token", None)
+    if unknown is not None and tokenizer.token_to_id(unknown) is None:
+        raise NpformerError(f"{path}: its token for what is unknown, {unknown!r}, is not in its vocabulary")
+    normalizer = tokenizer.normalizer
+    if tokenizer.decoder is None and isinstance(tokenizer.model, models.WordPiece):
+        tokenizer.decoder = decoders.WordPiece()
+    if isinstance(normalizer, normalizers.BertNormalizer) and _is_bert(settings):
+        for name, (theirs, _) in CLEAN_UP.items():
+            setattr(normalizer, theirs, _setting(path.with_name(SETTINGS), settings, name))
+        tokenizer.normalizer = normalizer
+    return tokenizer
+
+
+def _is_bert(settings: Mapping[str, Any]) -> bool:
+    """Whether Transformers reads the settings: it does for BERT's own class, but not for PreTrainedTokenizerFast."""
+    return str(settings.get("tokenizer_class", "BertTokenizer")).startswith(("Bert", "DistilBert"))
+
+
+def _from_vocabulary(folder: Path, settings: Mapping[str, Any]) -> Tokenizer:
+    """BERT's tokenizer over the pieces of vocab.txt, one a line: clean up, cut at spaces and punctuation, WordPiece."""
+    from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
+
+    path = folder / VOCABULARY
+    special = _special_tokens(folder, settings)
+    unknown = _content(special["unk_token"])
+    model = _guarded(path, lambda: models.WordPiece.from_file(str(path), unk_token=unknown))
+    tokenizer = Tokenizer(model)
+    clean_up: dict[str, Any] = {
+        theirs: _setting(folder / SETTINGS, settings, name) for name, (theirs, _) in CLEAN_UP.items()
+    }
+    tokenizer.normalizer = normalizers.BertNormalizer(**clean_up)
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.decoder = decoders.WordPiece()
+    tokenizer.add_tokens(_added_tokens(folder, settings, special))
+    tokenizer.post_processor = _sentence_marks(tokenizer, path, {**settings, **special})
+    return tokenizer
+
+
+def _sentence_marks(tokenizer: Tokenizer, path: Path, special: Mapping[str, Any]) -> Any:
+    """[CLS] text [SEP], and [CLS] text [SEP] text_pair [SEP] with the pair in segment 1. Devlin et al., figure 2."""
+    from tokenizers import processors
+
+    first, last = (_content(special.get(role) or ROLES[role]) for role in ("cls_token", "sep_token"))
+    for token in (first, last):
+        if tokenizer.token_to_id(token) is None:
+            raise NpformerError(f"{path}: the special token {token!r} is not in the vocabulary")
+    return processors.TemplateProcessing(
+        single=[first, "$A", last],
+        pair=[first, "$A", last, "$B:1", f"{last}:1"],
+        special_tokens=[(token, tokenizer.token_to_id(token)) for token in (first, last)],
+    )
+
+
+def _special_tokens(folder: Path, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Role -> token, a string or its settings; special_tokens_map.json goes before tokenizer_config.json."""
+    path = folder / "special_tokens_map.json"
+    map_ = read_json(path) if path.exists() and "added_tokens_decoder" not in settings else {}
+    special = {role: map_.get(role) or settings.get(role) or default for role, default in ROLES.items()}
+    more = map_.get("additional_special_tokens") or settings.get("additional_special_tokens") or []
+    if not isinstance(more, list) or not all(_content(each) for each in (*special.values(), *more)):
+        raise NpformerError(f"{path if map_ else folder / SETTINGS}: expected special tokens that are strings")
+    return special | {f"additional {i}": each for i, each in enumerate(more)}
+
+
+def _added_tokens(folder: Path, settings: Mapping[str, Any], special: Mapping[str, Any]) -> list[AddedToken]:
+    """What is never split: added_tokens_decoder or the older added_tokens.json, by id, and then the special tokens."""
+    path = folder / "added_tokens.json"
+    names = [_content(each) for each in special.values()]
+    by_id: dict[int, Any] = {}
+    try:
+        if "added_tokens_decoder" in settings:
+            path = folder / SETTINGS
+            by_id = {int(i): each for i, each in settings["added_tokens_decoder"].items()}
+        elif path.exists():
+            by_id = {int(i): {"content": each, "special": each in names} for each, i in read_json(path).items()}
+        tokens = [_added_token(by_id[i]) for i in sorted(by_id)]
+        known = {token.content for token in tokens}
+        return tokens + [_added_token(each, special=True) for each in special.values() if _content(each) not in known]
+    except (TypeError, ValueError, AttributeError) as error:
+        raise NpformerError(f"{path}: added tokens that make no sense: {error!s:.200}") from None
+
+
+def _added_token(token: Any, **flags: bool) -> AddedToken:
+    from tokenizers import AddedToken
+
+    if isinstance(token, str):
+        return AddedToken(token, **flags)
+    names = ("content", "single_word", "lstrip", "rstrip", "normalized", "special")
+    if not _content(token):
+        raise TypeError(f"{token!r:.80} has no content")
+    return AddedToken(**{name: token[name] for name in names if name in token} | flags)
+
+
+def _content(token: Any) -> str:
+    """The text of a special token, which may be written as a string or as an object; "" for what is neither."""
+    text = token.get("content") if isinstance(token, Mapping) else token
+    return text if isinstance(text, str) else ""
+
+
+def _setting(path: Path, settings: Mapping[str, Any], name: str) -> bool | None:
+    default = CLEAN_UP[name][1]
+    value = settings.get(name, default)
+    if type(value) is not bool and value is not default:
+        raise NpformerError(f"{path}: {name}: expected true or false, got {value!r:.80}")
+    return value
+
+
+def _guarded(path: Path, read: Callable[[], Any]) -> Any:
+    """What `read` returns; what the tokenizers library raises, from plain Exception to Rust's panic, names the file."""
+    try:
+        return read()
+    except (KeyboardInterrupt, SystemExit, MemoryError):
+        raise
+    except BaseException as error:
+        raise NpformerError(f"{path}: not a tokenizer that can be read: {error!s:.200}") from None

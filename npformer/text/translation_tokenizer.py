@@ -1,0 +1,185 @@
+"""Tokenizers of translation models: Marian's pair of SentencePiece models, or the tokenizers library's files.
+
+`load_tokenizer` takes what a checkpoint's folder has. The ids are those Transformers gives, except that punctuation is
+never changed first, which Transformers does only where sacremoses happens to be installed, and that a language's code
+ends at its first <<.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from npformer.checkpoint.read import read_json
+from npformer.errors import NpformerError
+from npformer.text.tokenizer import read_settings
+from npformer.transformer_config import TransformerConfig
+
+PIECES = ("source.spm", "target.spm", "vocab.json")
+FILE, TARGET_FILE = "tokenizer.json", "target_tokenizer.json"
+LANGUAGE = re.compile(r">>[^<>]*<<")
+
+
+class TranslationTokenizer(Protocol):
+    """Source text to ids and target ids to text."""
+
+    languages: tuple[str, ...]  # the codes of target languages a source may begin with, such as >>fra<<
+
+    def encode(self, text: str) -> list[int]:
+        """The source's ids, with what ends them."""
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The target's text, without special tokens."""
+
+    def tokens(self, ids: Sequence[int], of_source: bool) -> list[str]:
+        """What to call each id of a source or a target: its piece, with ▁ where a word begins; special ones too."""
+
+
+def load_tokenizer(folder: Path, config: TransformerConfig) -> TranslationTokenizer:
+    """The tokenizer of a translation model's folder.
+
+    Either source.spm, target.spm and vocab.json, read with sentencepiece, or tokenizer.json, with
+    target_tokenizer.json beside it where the target's is another. Errors: files that are missing or cannot be
+    read, a vocabulary that is not the model's.
+    """
+    there = [name for name in PIECES if (folder / name).exists()]
+    if len(there) == len(PIECES):
+        return Pieces(folder, config)
+    if (folder / FILE).exists():
+        return Files(folder, config)
+    missing = ", ".join(name for name in PIECES if name not in there)
+    raise NpformerError(
+        f"{folder}: no tokenizer; looked for {FILE}, and for {', '.join(PIECES)}, of which {missing} "
+        f"{'is' if missing.count(',') == 0 else 'are'} missing. Copy them from where the model came from"
+    )
+
+
+class Pieces:
+    """Two SentencePiece models, whose pieces one vocabulary numbers, or one each."""
+
+    def __init__(self, folder: Path, config: TransformerConfig) -> None:
+        self.source, self.target = (_sentencepiece(folder / name) for name in PIECES[:2])
+        settings = read_settings(folder)
+        self.vocabulary = _vocabulary(folder / PIECES[2], config.vocab_size)
+        target_vocabulary = self.vocabulary
+        if settings.get("separate_vocabs"):
+            target_vocabulary = _vocabulary(folder / "target_vocab.json", config.target_vocab_size)
+        else:
+            self.target = self.source  # a shared vocabulary's pieces become text by the source's, as in Transformers
+        self.pieces = {index: piece for piece, index in target_vocabulary.items()}
+        names = [_content(settings.get(role), default) for role, default in SPECIAL.items()]
+        self.unknown, self.end, self.pad = names
+        for name in names:
+            if name not in self.vocabulary:
+                raise NpformerError(f"{folder / PIECES[2]}: no {name!r:.80}, which every source needs or may need")
+        self.special = frozenset(names)
+        self._split = re.compile("(" + "|".join(map(re.escape, sorted(names, key=len, reverse=True))) + ")")
+        codes = () if settings.get("separate_vocabs") else self.vocabulary
+        self.languages = tuple(piece for piece in codes if LANGUAGE.fullmatch(piece))
+
+    def encode(self, text: str) -> list[int]:
+        tokens: list[str] = []
+        for part in self._split.split(text):
+            if part in self.special:
+                tokens.append(part)
+            elif part:
+                code = LANGUAGE.match(part)
+                if code:
+                    tokens.append(code[0])
+                tokens += self.source.encode(part[code.end() :] if code else part, out_type=str)
+        unknown = self.vocabulary[self.unknown]
+        return [self.vocabulary.get(token, unknown) for token in tokens] + [self.vocabulary[self.end]]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        missing = [each for each in ids if each not in self.pieces]
+        if missing:
+            raise NpformerError(f"decode: {missing[0]} is no id of the target's vocabulary")
+        pieces = [piece for piece in map(self.pieces.__getitem__, ids) if piece not in self.special]
+        return str(self.target.decode(pieces)).replace("▁", " ").strip()
+
+    def tokens(self, ids: Sequence[int], of_source: bool) -> list[str]:
+        pieces = {index: piece for piece, index in self.vocabulary.items()} if of_source else self.pieces
+        return [pieces.get(each, str(each)) for each in ids]
+
+
+class Files:
+    """The tokenizers library's tokenizer.json, for the source and for the target too unless that has its own."""
+
+    def __init__(self, folder: Path, config: TransformerConfig) -> None:
+        self.source = read_tokenizer(folder / FILE, config.vocab_size)
+        own = (folder / TARGET_FILE).exists()
+        self.target = read_tokenizer(folder / TARGET_FILE, config.target_vocab_size) if own else self.source
+        self.end = config.end_ids[0] if config.model_type == "marian" and config.end_ids else None
+        self.languages = tuple(sorted(filter(LANGUAGE.fullmatch, self.source.get_vocab())))
+
+    def encode(self, text: str) -> list[int]:
+        ids: list[int] = self.source.encode(text).ids
+        return ids if self.end is None or ids[-1:] == [self.end] else [*ids, self.end]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return str(self.target.decode(list(ids), skip_special_tokens=True))
+
+    def tokens(self, ids: Sequence[int], of_source: bool) -> list[str]:
+        from tokenizers import decoders, pre_tokenizers
+
+        side = self.source if of_source else self.target
+        found = [side.id_to_token(each) or str(each) for each in ids]
+        if not isinstance(side.pre_tokenizer, pre_tokenizers.ByteLevel):
+            return found
+        texts = [decoders.ByteLevel().decode([each]) for each in found]  # its pieces are bytes under other names
+        return [f"▁{each[1:]}" if each.startswith(" ") else each for each in texts]
+
+
+#: Roles of Marian's special tokens, and what they are where tokenizer_config.json does not say.
+SPECIAL = {"unk_token": "<unk>", "eos_token": "</s>", "pad_token": "<pad>"}
+
+
+def _content(token: Any, default: str) -> str:
+    """The text of a special token, written as a string or as an object."""
+    text = token.get("content") if isinstance(token, dict) else token
+    return text if isinstance(text, str) and text else default
+
+
+def _sentencepiece(path: Path) -> Any:
+    try:
+        from sentencepiece import SentencePieceProcessor
+    except ImportError:
+        raise NpformerError(
+            f"{path}: reading it takes the package sentencepiece; pip install 'npformer[translate]'"
+        ) from None
+    try:
+        return SentencePieceProcessor(model_proto=path.read_bytes())
+    except OSError as error:
+        raise NpformerError(f"{path}: {error.strerror or error}") from None
+    except Exception as error:
+        raise NpformerError(f"{path}: not a SentencePiece model: {error!s:.200}") from None
+
+
+def _vocabulary(path: Path, size: int) -> dict[str, int]:
+    """A vocabulary that maps pieces to rows of the embedding table."""
+    if not path.exists():
+        raise NpformerError(f"{path}: missing; copy it from where the model came from")
+    pieces = read_json(path)
+    odd = next((piece for piece, i in pieces.items() if type(i) is not int or not 0 <= i < size), None)
+    if odd is not None:
+        raise NpformerError(f"{path}: {odd!r:.80}: expected an id below {size}, got {pieces[odd]!r:.40}")
+    return pieces
+
+
+def read_tokenizer(path: Path, size: int) -> Any:
+    """A tokenizer.json, without what it says of padding and cutting; an error where it has more than `size` tokens."""
+    from tokenizers import Tokenizer
+
+    try:
+        tokenizer = Tokenizer.from_file(str(path))
+    except (KeyboardInterrupt, SystemExit, MemoryError):
+        raise
+    except BaseException as error:  # what comes of a bad file is no exception of Python's own
+        raise NpformerError(f"{path}: not a tokenizer that can be read: {error!s:.200}") from None
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    if tokenizer.get_vocab_size() > size:
+        raise NpformerError(f"{path}: {tokenizer.get_vocab_size()} pieces, but the model's table has {size} rows")
+    return tokenizer

@@ -1,0 +1,247 @@
+"""Models from the hub: real downloads, in processes of their own, from the small hub server on loopback.
+
+Every test has its own HF_HOME. `loads` runs npformer.load in a fresh process.
+"""
+
+import fcntl
+import json
+import os
+import pty
+import struct
+import subprocess
+import sys
+import termios
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from npformer.checkpoint import load_folder
+from tests.support import hub_server, tiny, torch_writer
+from tests.support.hub_server import CLIENT, cache, closed_port, loads, python
+
+NAME = "owner/tiny"
+
+
+@pytest.fixture
+def hub():
+    with hub_server.Hub() as server:
+        yield server
+
+
+@pytest.fixture
+def env(hub, tmp_path):
+    return hub_server.environment(hub, tmp_path / "home")
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return tiny.folder(tmp_path / "model")
+
+
+# --- what is fetched, and what is not --------------------------------------------------------------------------------
+
+
+def test_only_the_files_needed_are_fetched_and_a_second_load_needs_no_network(hub, env, folder):
+    for unneeded in ("README.md", "pytorch_model.bin", "tf_model.h5", "vocab.txt", "onnx/model.onnx"):
+        (folder / unneeded).parent.mkdir(exist_ok=True)
+        (folder / unneeded).write_bytes(b"not needed")
+    hub.add(NAME, folder, large=5000)
+    (first,) = loads(env, {"name": NAME})
+    assert first["files"] == ["config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"]
+    assert sorted(hub.asked("GET")) == first["files"]
+    hub.requests.clear()
+    (second,) = loads(env, {"name": NAME}, network=False)
+    assert second == first | {"client": False}
+    assert not hub.requests
+    (local,) = loads(env, {"name": str(folder)})
+    assert local["logits"] == first["logits"]
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        "npformer.safetensors",
+        "model.safetensors",
+        "model.safetensors.index.json",
+        "pytorch_model.bin",
+        "pytorch_model.bin.index.json",
+    ],
+)
+def test_every_form_of_weights(hub, env, folder, form):
+    expected, flat = whole(folder)
+    (folder / "model.safetensors").unlink()
+    save(folder, form, flat)
+    hub.add(NAME, folder)
+    (answer,) = loads(env, {"name": NAME})
+    assert form in answer["files"]
+    (again,) = loads(env, {"name": NAME, "offline": True}, network=False)
+    np.testing.assert_array_equal(answer["logits"], expected)
+    assert again["logits"] == answer["logits"]
+
+
+def whole(folder):
+    """The tiny model's logits, and its tensors by Hugging Face's names."""
+    from npformer.checkpoint import to_torch
+    from npformer.model import Model
+
+    config, weights = load_folder(folder)
+    return Model(config, weights)([2, 9, 8, 3]).logits, to_torch(weights, config)
+
+
+def save(folder, form, flat):
+    from npformer.checkpoint.convert import write_tensors
+
+    kind = "bin" if form.startswith("pytorch") else "safetensors"
+    write = torch_writer.save if kind == "bin" else lambda path, arrays: write_tensors(path, arrays, {"format": "pt"})
+    flat = {name: np.ascontiguousarray(array) for name, array in flat.items()}
+    if form == "npformer.safetensors":
+        tiny.folder(folder, own=True)
+        return
+    if not form.endswith(".index.json"):
+        write(folder / form, flat)
+        return
+    names, weight_map = sorted(flat), {}
+    for i in range(3):
+        shard = f"{form.removesuffix(f'.{kind}.index.json')}-{i + 1:05}-of-00003.{kind}"
+        write(folder / shard, {name: flat[name] for name in names[i::3]})
+        weight_map |= dict.fromkeys(names[i::3], shard)
+    (folder / form).write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
+
+
+def test_an_old_tokenizer_and_a_sentence_transformers_folder(hub, env, folder):
+    (folder / "tokenizer.json").unlink()
+    tiny.vocabulary_folder(folder, do_lower_case=True)
+    (folder / "1_Pooling").mkdir()
+    (folder / "modules.json").write_text("[]")
+    (folder / "1_Pooling/config.json").write_text("{}")
+    (folder / "sentence_bert_config.json").write_text("{}")
+    hub.add(NAME, folder)
+    (answer,) = loads(env, {"name": NAME})
+    assert answer["files"] == [
+        "1_Pooling/config.json",
+        "config.json",
+        "model.safetensors",
+        "modules.json",
+        "sentence_bert_config.json",
+        "tokenizer_config.json",
+        "vocab.txt",
+    ]
+
+
+def test_a_translation_model(hub, env):
+    names = ["config.json", "generation_config.json", "model.safetensors", "source.spm", "target.spm", "vocab.json"]
+    config = {
+        "model_type": "marian",
+        "architectures": ["MarianMTModel"],
+        **dict.fromkeys(("pad_token_id", "eos_token_id", "decoder_start_token_id"), 0),
+        **dict.fromkeys(("vocab_size", "d_model", "max_position_embeddings"), 8),
+        **dict.fromkeys(("encoder_attention_heads", "decoder_attention_heads"), 2),
+        **dict.fromkeys(("encoder_layers", "decoder_layers"), 1),
+        **dict.fromkeys(("encoder_ffn_dim", "decoder_ffn_dim"), 8),
+    }
+    hub.add(NAME, dict.fromkeys(names, b"x") | {"config.json": json.dumps(config).encode(), "README.md": b"x"})
+    done = python(env, f"from npformer.checkpoint.load import find_folder; print(find_folder({NAME!r}))")
+    assert done.returncode == 0, done.stderr
+    assert sorted(path.name for path in Path(done.stdout.strip()).iterdir()) == names
+
+
+def test_revisions_are_branches_tags_and_commits(hub, env, folder, tmp_path):
+    first = hub.add(NAME, folder)
+    hub.add(NAME, tiny.folder(tmp_path / "other", seed=1), branch="v2")
+    hub.repositories[NAME].refs["refs/pr/1"] = hub.repositories[NAME].refs["v2"]
+    calls = [{"name": NAME, "revision": each} for each in (first, "v2", "refs/pr/1")]
+    by_commit, by_branch, by_pull = loads(env, *calls)
+    assert Path(by_commit["folder"]).name == first
+    assert by_branch["folder"] == by_pull["folder"] != by_commit["folder"]
+    assert by_branch["logits"] != by_commit["logits"]
+    assert loads(env, *calls, network=False)[1]["logits"] == by_branch["logits"]
+
+
+def test_a_branch_in_the_cache_is_used_as_it_is(hub, env, folder, tmp_path):
+    old = hub.add(NAME, folder)
+    loads(env, {"name": NAME})
+    new = hub.add(NAME, tiny.folder(tmp_path / "other", seed=1))
+    kept, newer = loads(env, {"name": NAME}, {"name": NAME, "revision": new})
+    assert (Path(kept["folder"]).name, Path(newer["folder"]).name) == (old, new)
+
+
+# --- the cache is everybody's ----------------------------------------------------------------------------------------
+
+
+def test_the_client_finds_what_npformer_fetched(hub, env, folder):
+    hub.add(NAME, folder)
+    loads(env, {"name": NAME})
+    found = python(env, CLIENT + f"print(get({NAME!r}, 'model.safetensors', local_files_only=True))")
+    assert Path(found.stdout.strip()).read_bytes() == (folder / "model.safetensors").read_bytes()
+
+
+def test_what_another_tool_fetched_loads_with_no_network(hub, env, folder):
+    """Another tool leaves no note of what the hub lacks, so we like to ask; where nobody answers, we do without."""
+    commit = hub.add(NAME, folder)
+    done = python(env, CLIENT + f"[get({NAME!r}, f) for f in ('config.json', 'model.safetensors', 'tokenizer.json')]")
+    assert done.returncode == 0, done.stderr
+    (offline,) = loads(env, {"name": NAME, "offline": True}, network=False)
+    (unplugged,) = loads(env | {"HF_ENDPOINT": closed_port()}, {"name": NAME})
+    assert offline["logits"] == unplugged["logits"]
+    (online,) = loads(env, {"name": NAME})
+    assert "tokenizer_config.json" in online["files"]
+    assert hub.asked("GET").count("model.safetensors") == 1
+    assert Path(online["folder"]).name == commit
+
+
+def test_weights_of_another_form_in_the_cache_are_enough(hub, env, folder):
+    _, flat = whole(folder)
+    save(folder, "pytorch_model.bin", flat)
+    hub.add(NAME, folder)
+    python(env, CLIENT + f"[get({NAME!r}, f) for f in ('config.json', 'pytorch_model.bin')]")
+    (answer,) = loads(env, {"name": NAME})
+    assert "model.safetensors" not in answer["files"]
+
+
+def test_shards_in_the_store_that_models_share(hub, env, folder):
+    """Newer clients keep a file that several repositories have once, in a store beside them, behind a second link."""
+    expected, flat = whole(folder)
+    (folder / "model.safetensors").unlink()
+    save(folder, "model.safetensors.index.json", flat)
+    hub.add(NAME, folder)
+    (answer,) = loads(env, {"name": NAME})
+    store = cache(env) / "blobs" / "ab"
+    store.mkdir(parents=True)
+    for link in Path(answer["folder"]).glob("*.safetensors"):
+        blob = link.resolve()
+        blob.rename(store / blob.name)
+        blob.symlink_to(Path("../../blobs/ab") / blob.name)
+    (again,) = loads(env, {"name": NAME}, network=False)
+    np.testing.assert_array_equal(again["logits"], expected)
+
+
+def test_the_server_speaks_to_the_client_itself(hub, env, folder):
+    commit = hub.add(NAME, folder)
+    done = python(
+        env, f"from huggingface_hub import HfApi; i = HfApi().model_info({NAME!r}); print(i.sha, len(i.siblings))"
+    )
+    assert done.stdout.split() == [commit, "4"], done.stderr
+
+
+def test_a_progress_bar_on_a_terminal(hub, env, folder):
+    hub.add(NAME, folder)
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("4H", 24, 100, 0, 0))  # rows, columns
+    program = f"from npformer.checkpoint.load import load; load({NAME!r})"
+    done = subprocess.run([sys.executable, "-c", program], env=env, stdout=subprocess.PIPE, stderr=theirs, timeout=120)
+    os.close(theirs)
+    shown = b""
+    while chunk := read(ours):
+        shown += chunk
+    os.close(ours)
+    assert done.returncode == 0
+    assert b"model.safetensors: 100%" in shown
+    assert done.stdout == b""
+
+
+def read(terminal):
+    try:
+        return os.read(terminal, 65536)
+    except OSError:  # Linux: the other end is closed
+        return b""

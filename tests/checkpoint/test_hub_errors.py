@@ -1,0 +1,223 @@
+"""What goes wrong with models from the hub: every case a clear error, and nothing half-written in the cache.
+
+The hub is the small one on loopback; every call is made in a process of its own, with an empty cache.
+"""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from npformer.checkpoint.hub import is_hub_id
+from tests.support import hub_server, tiny
+from tests.support.hub_server import CLIENT, PROGRAM, cache, closed_port, loads, python
+
+NAME = "owner/tiny"
+
+
+@pytest.fixture
+def hub():
+    with hub_server.Hub() as server:
+        yield server
+
+
+@pytest.fixture
+def env(hub, tmp_path):
+    return hub_server.environment(hub, tmp_path / "home")
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return tiny.folder(tmp_path / "model")
+
+
+def error(env, **call):
+    (answer,) = loads(env, call)
+    assert "error" in answer, answer
+    return answer["error"]
+
+
+# --- names and rights ------------------------------------------------------------------------------------------------
+
+
+def test_an_unknown_id(hub, env, tmp_path):
+    tiny.folder(tmp_path / "runs" / "sentiment")
+    unknown = error(env, name="owner/nothing")
+    assert unknown.startswith(f"owner/nothing: no such model on {hub.url}; if it is a private one, log in")
+    assert "Bundled models: " in unknown
+    path_like = error(env, name=f"{tmp_path}/runs/sentimant")
+    assert f"did you mean {tmp_path}/runs/sentiment?" in path_like
+    done = python(
+        env | {"PWD": str(tmp_path)},
+        f"import os; os.chdir({str(tmp_path)!r})\n" + PROGRAM,
+        text='[{"name": "runs/sentimant"}]',
+    )
+    assert "did you mean runs/sentiment?" in done.stdout
+    near = error(env, name="distilbert-sts2")
+    assert "did you mean distilbert-sst2?" in near
+
+
+@pytest.mark.parametrize("revision", ["v9", "0" * 40])
+def test_a_wrong_revision(hub, env, folder, revision):
+    hub.add(NAME, folder)
+    message = error(env, name=NAME, revision=revision)
+    assert message.startswith(f"{NAME}: no revision '{revision}'; expected a branch, a tag or a commit")
+
+
+@pytest.mark.parametrize("revision", ["", "../main", "a b", "/etc", 3])
+def test_a_revision_that_cannot_be(env, hub, revision):
+    assert error(env, name=NAME, revision=revision).startswith("revision: expected a branch")
+    assert not hub.requests
+
+
+def test_a_gated_model(hub, env, folder):
+    hub.add(NAME, folder, gated=True)
+    assert "access is restricted: accept its conditions at" in error(env, name=NAME)
+    login = env | {"HF_TOKEN": hub_server.TOKEN}
+    assert "this login has none; ask for it at" in error(login, name=NAME)
+    assert "refuses the login: HF_TOKEN" in error(env | {"HF_TOKEN": "hf_wrong"}, name=NAME)
+    hub.repositories[NAME].granted = True
+    (answer,) = loads(login, {"name": NAME})
+    assert "logits" in answer
+
+
+def test_the_login_goes_to_the_hub_and_not_where_the_hub_sends_us(hub, env, folder):
+    hub.add(NAME, folder, large=5000)
+    loads(env | {"HF_TOKEN": hub_server.TOKEN}, {"name": NAME})
+    assert hub.cdn_requests
+    assert all("authorization" not in headers for _, _, headers in hub.cdn_requests)
+    sent = [headers.get("authorization") for _, path, headers in hub.requests if "/resolve/" in path]
+    assert set(sent) == {f"Bearer {hub_server.TOKEN}"}
+
+
+# --- what goes wrong on the way --------------------------------------------------------------------------------------
+
+
+def test_a_broken_transfer_is_taken_up_again(hub, env, tmp_path):
+    """By the client at once, or by older ones when asked again. They receive in pieces of 10 MB: a file of more."""
+    folder = tiny.folder(tmp_path / "large", max_length=90_000)
+    hub.add(NAME, folder)
+    hub.break_after = [11_000_000]
+    answer, *again = loads(env, {"name": NAME}, {"name": NAME})
+    if "error" in answer:
+        assert "the download of model.safetensors broke off" in answer["error"]
+        (answer,) = again
+    assert Path(answer["folder"], "model.safetensors").read_bytes() == (folder / "model.safetensors").read_bytes()
+    assert [headers.get("range") for _, _, headers in hub.cdn_requests] == [None, "bytes=10485760-"]
+
+
+def test_a_transfer_that_stays_broken(hub, env, folder):
+    hub.add(NAME, folder, large=20_000)
+    hub.break_after = [10_000] + [0] * 20
+    message = error(env, name=NAME)
+    assert "the download of model.safetensors broke off" in message
+    assert not list(cache(env).glob("models--*/snapshots/*/model.safetensors"))
+    assert all(
+        path.suffix == ".incomplete" or path.stat().st_size < 20_000 for path in cache(env).glob("models--*/blobs/*")
+    )
+    hub.break_after = []
+    (answer,) = loads(env, {"name": NAME})
+    assert Path(answer["folder"], "model.safetensors").read_bytes() == (folder / "model.safetensors").read_bytes()
+
+
+def test_offline_and_not_in_the_cache(hub, env, folder):
+    hub.add(NAME, folder)
+    asked = error(env, name=NAME, offline=True)
+    assert asked.startswith(
+        f"{NAME}: no config.json in the cache {cache(env)} (revision main), and offline was asked for"
+    )
+    assert "HF_HUB_OFFLINE is set" in error(env | {"HF_HUB_OFFLINE": "1"}, name=NAME)
+    python(env, CLIENT + f"get({NAME!r}, 'config.json')")
+    assert error(env, name=NAME, offline=True).startswith(f"{NAME}: no weights in the cache")
+    (answer,) = loads(env, {"name": NAME})
+    (offline,) = loads(env | {"HF_HUB_OFFLINE": "1"}, {"name": NAME}, network=False)
+    assert offline["logits"] == answer["logits"]
+
+
+def test_nobody_there(env):
+    address = closed_port()
+    message = error(env | {"HF_ENDPOINT": address}, name=NAME)
+    assert message.startswith(f"{NAME}: cannot reach {address} (")
+    assert "check the connection, and HF_ENDPOINT" in message
+    assert "cannot reach" in error(env | {"HF_ENDPOINT": "hub.example"}, name=NAME)
+
+
+def test_a_server_that_answers_garbage(hub, env, folder):
+    hub.add(NAME, folder)
+    hub.page = b"<html>Please log in to the hotel's network</html>"
+    assert "does not answer as a Hugging Face hub does" in error(env, name=NAME)
+    hub.page = b""
+    hub.commit_header = "../../../../somewhere"
+    assert "does not answer as a Hugging Face hub does" in error(env, name=NAME)
+    hub.commit_header = ""
+    hub.status = 503
+    assert f"{hub.url} answered 503" in error(env, name=NAME)
+    hub.status = 0
+    hub.answer = b"\x00\x01garbage\r\n\r\n"
+    assert "cannot reach" in error(env, name=NAME)
+    assert not list(cache(env).glob("models--*/snapshots/*/*"))
+
+
+CONFIG = json.dumps(tiny.config().to_dict()).encode()
+
+
+@pytest.mark.parametrize(
+    ("files", "message"),
+    [
+        ({"README.md": b"x"}, "no config.json on the hub"),
+        ({"config.json": CONFIG, "tf_model.h5": b"x"}, "no weights on the hub that npformer reads; looked for"),
+        (
+            {"config.json": CONFIG, "model.safetensors.index.json": b'{"weight_map": {"a": "one.safetensors"}}'},
+            "one.safetensors is not on the hub, though the index",
+        ),
+        (
+            {"config.json": CONFIG, "model.safetensors.index.json": b'{"weight_map": {"a": "../x.safetensors"}}'},
+            "no name of a .safetensors file in the same folder",
+        ),
+        ({"config.json": b"<html>", "model.safetensors": b"x"}, "config.json: not JSON"),
+        ({"config.json": b'{"model_type": "gpt2"}', "model.safetensors": b"x"}, f"{NAME}: model_type: 'gpt2' is not"),
+    ],
+)
+def test_a_repository_that_is_no_model(hub, env, files, message):
+    hub.add(NAME, files)
+    assert message in error(env, name=NAME)
+    assert "model.safetensors" not in hub.asked("GET")
+
+
+def test_a_cache_that_cannot_be_written(hub, env, folder, tmp_path):
+    hub.add(NAME, folder)
+    (tmp_path / "file").write_text("in the way")
+    message = error(env | {"HF_HOME": str(tmp_path / "file")}, name=NAME)
+    assert message.startswith(f"{NAME}: cannot write to the cache: Not a directory: {tmp_path / 'file'}")
+
+
+def test_a_disk_that_is_full(hub, env, folder):
+    """Stood in for by a limit on the size of files, which fails the same writes."""
+    hub.add(NAME, folder)
+    limit = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))\n"
+    done = python(env, limit + PROGRAM, text=json.dumps([{"name": NAME}]))
+    assert done.returncode == 0, done.stderr
+    message = json.loads(done.stdout)["error"]
+    assert message.startswith(f"{NAME}: cannot write to the cache: File too large: {cache(env)}")
+    assert not list(cache(env).glob("models--*/snapshots/*/*.safetensors"))
+
+
+def test_ids():
+    valid = ("gpt2", "owner/name", "bert-base-uncased", "a.b/c_d-e.f", "_x/y")
+    invalid = (
+        "",
+        "a/b/c",
+        "/a",
+        "a/",
+        "./a",
+        "-a",
+        "a--b",
+        "a..b",
+        "a b",
+        "a.git",
+        "a/" + "b" * 97,
+        "ä/b",
+        "a\\b",
+        "a\n",
+    )
+    assert [name for name in valid + invalid if is_hub_id(name)] == list(valid)

@@ -1,0 +1,222 @@
+"""A model folder: which files are read, and what is said when they do not belong together."""
+
+import json
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+import safetensors.numpy
+
+from npformer.checkpoint import flatten, load_folder, to_tree
+from npformer.config import Config
+from npformer.errors import NpformerError
+from tests.support import torch_writer
+
+ARCHITECTURES = json.loads((Path(__file__).parents[1] / "golden/checkpoints/architectures.json").read_text())
+NAME = "BertForSequenceClassification"
+CONFIG = ARCHITECTURES[NAME]["config"]
+INDEX = {"safetensors": "model.safetensors.index.json", "bin": "pytorch_model.bin.index.json"}
+
+
+def tensors(seed=0):
+    rng = np.random.default_rng(seed)
+    return {key: rng.normal(size=shape).astype(np.float32) for key, shape in ARCHITECTURES[NAME]["tensors"].items()}
+
+
+def save(path, arrays):
+    (torch_writer.save if path.suffix == ".bin" else lambda p, a: safetensors.numpy.save_file(a, p))(path, arrays)
+
+
+def save_shards(folder, kind, arrays, change=None):
+    names = sorted(arrays)
+    weight_map = {}
+    for i, part in enumerate((names[::2], names[1::2])):
+        shard = f"model-{i + 1:05}-of-00002.{kind}"
+        save(folder / shard, {name: arrays[name] for name in part})
+        weight_map |= dict.fromkeys(part, shard)
+    weight_map |= change or {}
+    (folder / INDEX[kind]).write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
+
+
+@pytest.fixture
+def folder(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    return tmp_path
+
+
+def assert_loads(folder, arrays, dtype=np.float32):
+    config, tree = load_folder(folder, dtype)
+    assert config == Config.from_dict(CONFIG)
+    expected = flatten(to_tree(arrays, config, dtype))
+    found = flatten(tree)
+    assert found.keys() == expected.keys()
+    for name, array in found.items():
+        assert array.dtype == dtype
+        assert not array.flags.writeable
+        assert np.array_equal(array, expected[name])
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("stored", [np.float16, np.float32, np.float64])
+@pytest.mark.parametrize("name", ["model.safetensors", "pytorch_model.bin"])
+def test_a_single_file(folder, name, stored, dtype):
+    arrays = {key: array.astype(stored) for key, array in tensors().items()}
+    save(folder / name, arrays)
+    assert_loads(str(folder), arrays, dtype)
+
+
+@pytest.mark.parametrize("kind", INDEX)
+def test_shards(folder, kind):
+    save_shards(folder, kind, tensors())
+    assert_loads(folder, tensors())
+
+
+def test_the_order_in_which_files_are_looked_for(folder):
+    for seed, name in enumerate(
+        ["pytorch_model.bin.index.json", "pytorch_model.bin", INDEX["safetensors"], "model.safetensors"]
+    ):
+        if name in INDEX.values():
+            save_shards(folder, "bin" if "bin" in name else "safetensors", tensors(seed))
+        else:
+            save(folder / name, tensors(seed))
+        assert_loads(folder, tensors(seed))
+
+
+def test_a_folder_without_weights_says_what_is_looked_for_and_what_is_there(folder):
+    (folder / "tf_model.h5").touch()
+    with pytest.raises(NpformerError) as error:
+        load_folder(folder)
+    assert str(error.value) == (
+        f"{folder}: no weights; looked for npformer.safetensors, model.safetensors, model.safetensors.index.json, "
+        "pytorch_model.bin, pytorch_model.bin.index.json; found config.json, tf_model.h5"
+    )
+
+
+@pytest.mark.parametrize("path", ["nowhere", "config.json", "nul\0"])
+def test_no_folder(folder, path):
+    with pytest.raises(NpformerError):
+        load_folder(folder / path)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, "No such file"),
+        (b"", "not JSON"),
+        (b"\xff", "not JSON"),
+        (b"[" * 100_000, "not JSON"),
+        (b"[]", "expected a JSON object, got a list"),
+        (b"{}", "model_type: None is not supported; supported: distilbert, bert"),
+        (b"9" * 5000, "not JSON"),
+    ],
+)
+def test_config_json(folder, content, message):
+    save(folder / "model.safetensors", tensors())
+    path = folder / "config.json"
+    path.unlink() if content is None else path.write_bytes(content)
+    with pytest.raises(NpformerError, match=message) as error:
+        load_folder(folder)
+    assert str(error.value).startswith(f"{path}: ")
+
+
+def test_a_pipe_is_not_waited_for(folder):
+    os.mkfifo(folder / "model.safetensors")
+    with pytest.raises(NpformerError, match="not a regular file"):
+        load_folder(folder)
+
+
+@pytest.mark.parametrize("dtype", [None, np.float16, "int8", "nonsense", 3])
+def test_parameters_are_float32_or_float64(folder, dtype):
+    save(folder / "model.safetensors", tensors())
+    with pytest.raises(NpformerError, match="dtype: expected float32 or float64"):
+        load_folder(folder, dtype)
+
+
+def test_dtype_by_name(folder):
+    save(folder / "model.safetensors", tensors())
+    assert flatten(load_folder(folder, "float64")[1])["pooler.bias"].dtype == np.float64
+
+
+def test_what_does_not_fit_names_the_folder(folder):
+    save(folder / "model.safetensors", {"x": np.zeros(1, np.float32)})
+    with pytest.raises(NpformerError, match=f"^{folder}: the checkpoint does not fit its config.json:\n  missing: emb"):
+        load_folder(folder)
+
+
+@pytest.mark.parametrize("kind", INDEX)
+@pytest.mark.parametrize(
+    "shard",
+    [
+        "../model-00001-of-00002.{kind}",
+        "/etc/passwd",
+        "{folder}/model-00001-of-00002.{kind}",
+        "sub/model-00001-of-00002.{kind}",
+        "..\\model-00001-of-00002.{kind}",
+        "model\0.{kind}",
+        "..",
+        "config.json",
+        "",
+        7,
+        ["model-00001-of-00002.{kind}"],
+    ],
+)
+def test_an_index_that_points_out_of_its_folder(folder, kind, shard):
+    shard = shard.format(kind=kind, folder=folder) if isinstance(shard, str) else shard
+    save_shards(folder, kind, tensors(), {"classifier.weight": shard})
+    with pytest.raises(NpformerError, match=rf"index.json: .* is no name of a .{kind} file in the same folder"):
+        load_folder(folder)
+
+
+def test_a_shard_that_is_a_link_out_of_the_folder(folder, tmp_path_factory):
+    elsewhere = tmp_path_factory.mktemp("elsewhere")
+    save_shards(folder, "safetensors", tensors())
+    shard = folder / "model-00001-of-00002.safetensors"
+    shard.rename(elsewhere / shard.name)
+    shard.symlink_to(elsewhere / shard.name)
+    with pytest.raises(NpformerError, match=r"model-00001-of-00002\.safetensors is a link out of the folder"):
+        load_folder(folder)
+
+
+def test_the_hub_s_cache_links_to_its_blobs(tmp_path):
+    """models--name/snapshots/<revision>/<file> -> ../../blobs/<hash>."""
+    blobs, snapshot = tmp_path / "blobs", tmp_path / "snapshots" / "main"
+    blobs.mkdir()
+    snapshot.mkdir(parents=True)
+    (snapshot / "config.json").write_text(json.dumps(CONFIG))
+    save_shards(snapshot, "safetensors", tensors())
+    for number, path in enumerate(sorted(snapshot.iterdir())):
+        path.rename(blobs / str(number))
+        path.symlink_to(Path("../../blobs") / str(number))
+    assert_loads(snapshot, tensors())
+
+
+@pytest.mark.parametrize("kind", INDEX)
+def test_an_index_that_disagrees_with_its_shards(folder, kind):
+    first, second = (f"model-0000{i}-of-00002.{kind}" for i in (1, 2))
+    save_shards(folder, kind, tensors(), {"extra": first})
+    with pytest.raises(NpformerError, match=f"'extra' is not in {first}"):
+        load_folder(folder)
+    save_shards(folder, kind, tensors(), {min(tensors()): second})
+    with pytest.raises(NpformerError, match=f"'{min(tensors())}' is also in {first}|is not in {second}"):
+        load_folder(folder)
+    save_shards(folder, kind, tensors())
+    (folder / second).unlink()
+    with pytest.raises(NpformerError, match=f"the shard {second} is missing"):
+        load_folder(folder)
+
+
+@pytest.mark.parametrize("index", [{}, {"weight_map": {}}, {"weight_map": ["x"]}, {"weight_map": None}])
+def test_an_index_without_a_map(folder, index):
+    (folder / INDEX["safetensors"]).write_text(json.dumps(index))
+    with pytest.raises(NpformerError, match="expected a weight_map"):
+        load_folder(folder)
+
+
+def test_another_head_of_the_same_checkpoint(folder):
+    save(folder / "model.safetensors", tensors())
+    config, tree = load_folder(folder, head="base")
+    assert config.head == "base"
+    assert "head" not in tree
+    with pytest.raises(NpformerError, match="head: 'poet' is not supported"):
+        load_folder(folder, head="poet")

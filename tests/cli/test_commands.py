@@ -1,0 +1,249 @@
+"""The command `npformer`, run as users run it: in a process of its own, from another folder, on tiny models."""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from npformer.cli import COMMANDS
+from npformer.tasks import Pair, pipeline
+from tests.support.cli_runner import ENVIRONMENT, make_models, rows, run
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    return make_models(tmp_path_factory.mktemp("models"))
+
+
+# --- usage -----------------------------------------------------------------------------------------------------------
+
+
+def test_help_names_every_command_and_fits_80_columns():
+    code, output, _ = run("--help")
+    assert code == 0
+    assert all(f"  {name}" in output for name in COMMANDS)
+    assert max(map(len, output.splitlines())) <= 80
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_each_command_s_help_fits_80_columns(name):
+    code, output, errors = run(name, "--help")
+    assert (code, errors) == (0, "")
+    assert output.startswith(f"usage: npformer {name}")
+    assert max(map(len, output.splitlines())) <= 80
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((), "usage: npformer"),
+        (("clasify", "x"), "no command 'clasify'; did you mean classify?"),
+        (("classify", "--jsn", "x"), "--jsn"),
+        (("classify", "-k", "0", "x"), "whole number above 0"),
+        (("classify", "--long", "cut", "x"), "invalid choice"),
+        (("tag", "x"), "--model"),
+        (("answer", "-m", "x", "who?"), "--context"),
+        (("convert", "x"), "DST"),
+    ],
+)
+def test_wrong_usage_is_exit_code_2(arguments, message):
+    code, output, errors = run(*arguments)
+    assert (code, output) == (2, "")
+    assert message in errors
+
+
+def test_version():
+    code, output, _ = run("--version")
+    assert code == 0
+    assert output.startswith("npformer ")
+
+
+# --- answers ---------------------------------------------------------------------------------------------------------
+
+
+def test_classify_texts_from_arguments(models, tmp_path):
+    code, output, errors = run("classify", "-m", models["classify"], "I love ice cream", "", cwd=tmp_path)
+    assert (code, errors) == (0, "")
+    task = pipeline("text-classification", models["classify"])
+    for line, text in zip(output.splitlines(), ("I love ice cream", ""), strict=True):
+        answer = task(text)
+        assert line == f"{answer['label']:8}  {answer['score']:.4f}  {text}"
+
+
+def test_classify_the_lines_of_a_file_as_json(models, tmp_path):
+    texts = ["ice cream", "", "naïve 我爱 😀", "last"]
+    (tmp_path / "texts.txt").write_bytes(b"\xef\xbb\xbf" + "\r\n".join(texts).encode())
+    code, output, errors = run("classify", "-m", models["classify"], "--json", "-f", "texts.txt", cwd=tmp_path)
+    assert (code, errors) == (0, "")
+    task = pipeline("text-classification", models["classify"])
+    for row, text in zip(rows(output), texts, strict=True):
+        answer = task(text)
+        assert row == {"text": text, **answer, "n_tokens": answer.n_tokens, "truncated": False}
+
+
+def test_classify_standard_input_with_top_k(models):
+    code, output, errors = run("classify", "-m", models["classify"], "--json", "-k", "2", stdin=b"ice\ncream\n")
+    assert (code, errors) == (0, "")
+    labels = pipeline("text-classification", models["classify"])(["ice", "cream"], top_k=2)
+    assert [row["labels"] for row in rows(output)] == labels
+
+
+def test_classify_pairs(models, tmp_path):
+    code, output, errors = run("classify", "-m", models["zero-shot"], "--json", "--pairs", "ice\tcream", "alone")
+    assert code == 1
+    assert errors == "npformer: argument 2: expected two texts with a tab in between, got 1\n"
+    answer = pipeline("text-classification", models["zero-shot"])(Pair("ice", "cream"))
+    assert rows(output)[0]["score"] == answer["score"]
+    assert "argument 2" in rows(output)[1]["error"]
+
+
+def test_zero_shot(models):
+    arguments = ("zero-shot", "-m", models["zero-shot"], "--labels", "politics,sport", "--template", "It is {}.", "ice")
+    answer = pipeline("zero-shot-classification", models["zero-shot"])(
+        "ice", ["politics", "sport"], hypothesis_template="It is {}."
+    )
+    code, output, errors = run(*arguments, "--json")
+    assert (code, errors) == (0, "")
+    assert {name: rows(output)[0][name] for name in ("labels", "scores")} == {
+        name: answer[name] for name in ("labels", "scores")
+    }
+    shown = run(*arguments)[1].splitlines()
+    assert shown == ["ice", *(f"  {s:.4f}  {n}" for n, s in zip(answer["labels"], answer["scores"], strict=True))]
+
+
+def test_tag(models):
+    entities = pipeline("token-classification", models["tag"])("Anna in Paris", aggregation_strategy="simple")
+    code, output, errors = run("tag", "-m", models["tag"], "--json", "Anna in Paris")
+    assert (code, errors) == (0, "")
+    assert rows(output)[0]["entities"] == entities
+    shown = run("tag", "-m", models["tag"], "--strategy", "none", "--ignore", "", "Anna in Paris")[1]
+    assert len(shown.splitlines()) > 3
+
+
+def test_answer(models, tmp_path):
+    (tmp_path / "context.txt").write_text("I live in Paris,\nnot in Kyoto.")
+    arguments = ("answer", "-m", models["answer"], "--context-file", "context.txt", "-k", "2", "Where?")
+    code, output, errors = run(*arguments, "--json", cwd=tmp_path)
+    assert (code, errors) == (0, "")
+    answers = pipeline("question-answering", models["answer"])("Where?", "I live in Paris,\nnot in Kyoto.", top_k=2)
+    assert rows(output)[0]["answers"] == answers
+    shown = run("answer", "-m", models["answer"], "--context", "I live in Paris", "--no-answer", "Where?")[1]
+    assert shown.splitlines()[0] == "Where?"
+
+
+def test_fill(models):
+    words = pipeline("fill-mask", models["fill"])("I love [MASK]", top_k=2)
+    code, output, errors = run("fill", "-m", models["fill"], "--json", "-k", "2", "I love [MASK]", "no mask")
+    assert code == 1
+    assert "argument 2: no [MASK]" in errors
+    assert rows(output)[0]["masks"] == [words]
+    shown = run("fill", "-m", models["fill"], "--targets", "ice,cream", "[MASK] and [MASK]")[1]
+    assert [line for line in shown.splitlines() if "mask" in line] == ["  mask 1", "  mask 2"]
+
+
+def test_embed(models, tmp_path):
+    vectors = pipeline("sentence-embedding", models["embed"])(["ice", "", "cream"])
+    code, output, errors = run("embed", "-m", models["embed"], "--json", "ice", "", "cream")
+    assert (code, errors) == (0, "")
+    assert [row["embedding"] for row in rows(output)] == vectors.tolist()
+    assert "32 numbers: " in run("embed", "-m", models["embed"], "ice")[1]
+    code, output, errors = run("embed", "-m", models["embed"], "-o", "v.npy", stdin=b"ice\n\ncream\n", cwd=tmp_path)
+    assert (code, output, errors) == (0, "", "")
+    array = np.load(tmp_path / "v.npy")
+    assert np.array_equal(array, vectors)
+    assert array.dtype == np.float32
+    assert [path.name for path in tmp_path.iterdir()] == ["v.npy"]
+
+
+def test_a_text_without_a_vector_is_a_row_of_nan(models, tmp_path):
+    arguments = ("embed", "-m", models["embed"], "-o", tmp_path / "v.npy")
+    code, _, errors = run(*arguments, stdin=b"ice\n\xff\ncream")
+    assert code == 1
+    assert errors == "npformer: stdin:2: not UTF-8 (byte 0)\n"
+    array = np.load(tmp_path / "v.npy")
+    assert np.isnan(array).all(axis=1).tolist() == [False, True, False]
+
+
+def test_no_texts_are_an_empty_answer(models, tmp_path):
+    assert run("classify", "-m", models["classify"]) == (0, "", "")
+    assert run("embed", "-m", models["embed"], "-o", tmp_path / "v.npy")[0] == 0
+    assert np.load(tmp_path / "v.npy").shape == (0, 32)
+
+
+# --- convert and info ------------------------------------------------------------------------------------------------
+
+
+def test_convert_there_and_back(models, tmp_path):
+    code, output, errors = run("convert", models["classify"], "own", cwd=tmp_path)
+    assert (code, errors) == (0, "")
+    assert re.fullmatch(r"own: \d+\.\d MB\n", output)
+    assert run("convert", "own", "back", "--to", "torch", cwd=tmp_path)[0] == 0
+    answers = [pipeline("text-classification", path)("ice") for path in (models["classify"], tmp_path / "own")]
+    assert answers[0] == answers[1]
+    assert (tmp_path / "back" / "config.json").exists()
+    code, _, errors = run("convert", models["classify"], "own", cwd=tmp_path)
+    assert code == 1
+    assert "own: exists already" in errors
+
+
+def test_info_of_the_installation():
+    code, output, errors = run("info", "-j", "1", "--json")
+    assert (code, errors) == (0, "")
+    facts = json.loads(output)
+    assert {"npformer", "NumPy", "BLAS", "threads", "same bits", "panels", "bundled models", "cache"} <= facts.keys()
+    assert facts["threads"] == 1
+    assert facts["NumPy"] == np.__version__
+    assert "same bits" in run("info")[1]
+
+
+def test_info_of_a_model(models):
+    code, output, errors = run("info", models["fill"], "--json")
+    assert (code, errors) == (0, "")
+    facts = json.loads(output)
+    assert facts["head"] == "masked-lm"
+    assert facts["tasks"].startswith("fill-mask, ")
+    assert facts["longest text"] == "64 tokens"
+    shown = run("info", models["zero-shot"])[1]
+    assert "zero-shot-classification" in shown
+    assert "contradiction" in shown
+    assert "made from" not in shown  # a folder without a card
+    marian = run("info", str(Path(__file__).parents[1] / "golden" / "seq2seq" / "marian-files"), "--json")[1]
+    assert json.loads(marian)["tasks"] == "translation"
+    assert json.loads(marian)["layers"] == "2 and 2 in the decoder"
+
+
+def test_info_says_what_the_bundled_model_was_made_from_and_where_its_card_is():
+    facts = json.loads(run("info", "distilbert-sst2", "--json")[1])
+    assert facts["made from"] == "sentence-transformers/all-MiniLM-L6-v2"
+    card = Path(facts["card"]).read_text(encoding="utf-8")
+    assert "It is not `distilbert-base-uncased-finetuned-sst-2-english`" in card
+    assert "python examples/published_numbers.py" in card
+
+
+# --- start-up --------------------------------------------------------------------------------------------------------
+
+
+def test_answering_a_text_imports_nothing_heavy(models):
+    script = (
+        "import sys; from npformer.cli import main; code = main(sys.argv[1:]);"
+        "print(sorted({name.partition('.')[0] for name in sys.modules})); sys.exit(code)"
+    )
+    arguments = [sys.executable, "-c", script, "classify", "-m", str(models["classify"]), "ice"]
+    done = subprocess.run(arguments, capture_output=True, env=ENVIRONMENT, timeout=60, text=True, check=True)
+    loaded = set(re.findall(r"'(\w+)'", done.stdout.splitlines()[-1]))
+    heavy = {
+        "huggingface_hub",
+        "tqdm",
+        "safetensors",
+        "torch",
+        "transformers",
+        "logging",
+        "asyncio",
+        "requests",
+        "yaml",
+    }
+    assert not heavy & loaded

@@ -1,0 +1,222 @@
+"""The command as a process, by its installed script and by `python -m`: streams that are closed, full, gone or know few
+letters, and Ctrl-C from the first import to the last. No traceback, the right exit code, nothing said by Python itself."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import sysconfig
+import time
+from itertools import cycle, product
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from npformer.checkpoint import load_folder
+from tests.support.cli_runner import ENVIRONMENT, make_models
+
+SCRIPT = [str(Path(sysconfig.get_path("scripts")) / "npformer")]
+MODULE = [sys.executable, "-m", "npformer"]
+WAYS = {"script": SCRIPT, "module": MODULE}
+TEXT = "I love ice cream"
+#: Commands that print. Starting them all in every way would take minutes: they take turns, and two are started in all.
+PRINTING = {
+    "overview": ["--help"],
+    "version": ["--version"],
+    "help": ["classify", "--help"],
+    "classify": ["classify", TEXT],
+    "json": ["classify", "--json", TEXT],
+    "trace": ["trace", TEXT],
+    "view": ["view", TEXT],
+    "info": ["info"],
+    "golden": ["golden", "record", "--tiny", "bert", "-o", "tiny"],
+}
+UNBUFFERED = ("", "1")
+STARTED = [*product(("help", "classify"), WAYS, UNBUFFERED), *zip(PRINTING, cycle(WAYS), cycle("1"), strict=False)]
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    return make_models(tmp_path_factory.mktemp("models"))
+
+
+@pytest.fixture(params=WAYS)
+def way(request: pytest.FixtureRequest) -> list[str]:
+    return WAYS[request.param]
+
+
+def shell(line: str, way: list[str], arguments: list[str], models: dict[str, Path], place: Path, **environment: str):
+    """Run `line` in a shell, where "$@" is the command with its arguments."""
+    model = ["-m", str(models["classify"])] if arguments[0] in ("classify", "trace", "view") else []
+    done = subprocess.run(
+        ["bash", "-c", line, "bash", *way, *arguments, *model],
+        capture_output=True, cwd=place, env={**ENVIRONMENT, **environment}, timeout=60, stdin=subprocess.DEVNULL,
+    )  # fmt: skip
+    said = done.stderr.decode(errors="replace")
+    assert "Traceback" not in said
+    assert "Exception ignored" not in said
+    return done.returncode, done.stdout.decode(errors="replace"), said
+
+
+# --- streams ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("name", "started", "unbuffered"), sorted(set(STARTED)))
+def test_an_output_that_is_full_closed_or_gone(name, started, unbuffered, models, tmp_path):
+    """The answer is lost: exit code 1 and why, or SIGPIPE's, of which nothing is said."""
+    way, arguments, given = WAYS[started], PRINTING[name], {"PYTHONUNBUFFERED": unbuffered}
+    full = shell('"$@" > /dev/full', way, arguments, models, tmp_path, **given)
+    assert full == (1, "", "npformer: output: No space left on device\n")
+    closed = shell('rm -rf tiny; "$@" >&-', way, arguments, models, tmp_path, **given)
+    assert closed == (1, "", "npformer: output: Bad file descriptor\n")
+    gone = 'set -o pipefail; rm -rf tiny; { sleep 0.01; "$@"; } | exec 0<&-'
+    assert shell(gone, way, arguments, models, tmp_path, **given) == (128 + signal.SIGPIPE, "", "")
+
+
+def test_an_output_that_is_closed_and_not_needed(way, models, tmp_path):
+    """What is written to a file is whole, and no file has taken a standard stream's number."""
+    arguments = ["embed", "-m", str(models["embed"]), TEXT, "-o", "v.npy"]
+    assert shell('"$@" <&- >&- 2>&-', way, arguments, models, tmp_path) == (0, "", "")
+    assert np.load(tmp_path / "v.npy").shape == (1, 32)
+    arguments = ["convert", str(models["classify"]), "own"]
+    assert shell('"$@" <&- 2>&-', way, arguments, models, tmp_path)[0] == 0
+    load_folder(tmp_path / "own")
+
+
+@pytest.mark.parametrize(
+    ("errors", "way"), [("2>&-", SCRIPT), ("2> /dev/full", MODULE), ("2> >(exec 0<&-; sleep 1)", SCRIPT)]
+)
+def test_messages_that_cannot_be_written(errors, way, models, tmp_path):
+    """They are lost; answers and exit codes are as ever."""
+    code, output, _ = shell(f'"$@" {errors}', way, ["classify", TEXT], models, tmp_path)
+    assert (code, output[-17:]) == (0, f"{TEXT}\n")
+    for arguments, expected in (
+        (["classify", "--file", "missing"], 1),
+        (["classify", "--nothing"], 2),
+        (["clasify"], 2),
+        (["view", "a", "--kind", "stages", "--head", "1"], 1),
+    ):
+        assert shell(f'"$@" {errors}', way, arguments, models, tmp_path) == (expected, "", ""), arguments
+
+
+def test_an_input_that_is_closed(way, models, tmp_path):
+    """Nobody misses it where texts are given; else that is what is said."""
+    (tmp_path / "texts").write_text("ice\n")
+    for arguments in (["classify", "ice"], ["classify", "-f", "texts"]):
+        code, output, said = shell('"$@" <&-', way, arguments, models, tmp_path)
+        assert (code, said) == (0, "")
+        assert output.endswith("  ice\n")
+    closed = shell('"$@" <&-', way, ["classify"], models, tmp_path)
+    assert closed == (1, "", "npformer: stdin: Bad file descriptor\n")
+
+
+@pytest.mark.parametrize(
+    ("way", "environment"),
+    [
+        (SCRIPT, {"LC_ALL": "C", "PYTHONUTF8": ""}),
+        (MODULE, {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}),
+        (SCRIPT, {"PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0"}),
+        (MODULE, {"PYTHONIOENCODING": "latin-1", "PYTHONUTF8": "0"}),
+    ],
+)
+def test_few_letters(environment, way, models, tmp_path):
+    """Text is read as UTF-8 whatever the locale, and what it lacks is written as its number."""
+    for arguments in (
+        ["classify", "naïve 我 😀"],
+        ["classify", "ice", "--pair", "naïve 我"],
+        ["trace", "naïve 我 😀", "--layer", "0"],
+        ["trace", "naïve", "--pair", "我", "--json"],
+        ["view", "naïve 我 😀", "--kind", "stages"],
+        ["view", "naïve 我", "--kind", "attribution"],
+    ):
+        code, output, said = shell('"$@"', way, arguments, models, tmp_path, **environment)
+        assert (code, said) == (0, ""), arguments
+        assert output
+    for arguments, expected in ((["classify", "-f", "naïve 我"], 1), (["classify", "--naïve"], 2), (["naïve"], 2)):
+        code, output, said = shell('"$@"', way, arguments, models, tmp_path, **environment)
+        assert (code, output) == (expected, ""), arguments
+        assert "na" in said
+    assert shell('"$@"', way, ["--help"], models, tmp_path, **environment)[0] == 0
+
+
+# --- Ctrl-C ----------------------------------------------------------------------------------------------------------
+
+#: Interrupts the process where it imports a module, or at its end; or says that it imports it, and goes on.
+INTERRUPTING = """
+import atexit, os, signal, sys
+where, told = os.environ["INTERRUPT_AT"], os.environ.get("TELL")
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        if name == where:
+            os.write(int(told), b".") if told else signal.raise_signal(signal.SIGINT)
+sys.meta_path.insert(0, Finder())
+if where == "exit":
+    atexit.register(signal.raise_signal, signal.SIGINT)
+"""
+COMMANDS = {
+    "classify": (SCRIPT, ["classify", TEXT]),
+    "trace": (MODULE, ["trace", TEXT]),
+    "embed": (SCRIPT, ["embed", TEXT, "-o", "v.npy"]),
+}
+PLACES = ("argparse", "numpy", "npformer.tap", "npformer.model", "tokenizers", "exit")
+
+
+def started(way: list[str], arguments: list[str], models: dict[str, Path], place: Path, **more):
+    """The command begun in `place`, with what interrupts it."""
+    (place / "sitecustomize.py").write_text(INTERRUPTING)
+    model = models["embed" if arguments[0] == "embed" else "classify"]
+    environment = {**ENVIRONMENT, "PYTHONPATH": f"{place}:{ENVIRONMENT['PYTHONPATH']}", **more.pop("environment")}
+    return subprocess.Popen(
+        [*way, *arguments, "-m", str(model)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment,
+        cwd=place, preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler), **more,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+@pytest.mark.parametrize("place", PLACES)
+def test_ctrl_c_while_a_module_is_imported(name, place, models, tmp_path):
+    """Also while the process ends. Nothing is half-written."""
+    process = started(*COMMANDS[name], models, tmp_path, environment={"INTERRUPT_AT": place})
+    output, said = process.communicate(timeout=60)
+    assert (process.returncode, said) == (128 + signal.SIGINT, b"")
+    assert bool(output) == (place == "exit" and name != "embed")
+    assert {path.name for path in tmp_path.iterdir()} <= {"sitecustomize.py", "__pycache__", "v.npy"}
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_ctrl_c_at_any_time(name, models, tmp_path):
+    """At every tenth of the time that the command takes, from where it has set itself up."""
+    taken = None
+    codes = []
+    for step in (None, *range(11)):
+        tells, told = os.pipe()
+        environment = {"INTERRUPT_AT": "argparse", "TELL": str(told)}
+        process = started(*COMMANDS[name], models, tmp_path, environment=environment, pass_fds=(told,))
+        os.close(told)
+        os.read(tells, 1)
+        begun = time.monotonic()
+        if step is not None:
+            time.sleep(taken * step / 10)
+            process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=60)
+        os.close(tells)
+        assert said == b""
+        if step is None:
+            taken = time.monotonic() - begun
+            assert process.returncode == 0
+        else:
+            codes.append(process.returncode)
+    assert set(codes) <= {0, 128 + signal.SIGINT, -signal.SIGINT}
+    assert codes[0] == 128 + signal.SIGINT
+
+
+def test_a_background_job_goes_on(way, models, tmp_path):
+    """A shell starts it with SIGINT ignored, and so it stays."""
+    code, output, said = shell('trap "" INT; "$@"', way, ["classify", TEXT], models, tmp_path)
+    assert (code, said) == (0, "")
+    (tmp_path / "sitecustomize.py").write_text(INTERRUPTING)
+    environment = {"PYTHONPATH": f"{tmp_path}:{ENVIRONMENT['PYTHONPATH']}", "INTERRUPT_AT": "numpy"}
+    assert shell('trap "" INT; "$@"', way, ["classify", TEXT], models, tmp_path, **environment) == (0, output, "")

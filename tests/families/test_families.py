@@ -1,0 +1,235 @@
+"""The families' tables, against the state dicts of every architecture as Transformers names and shapes them."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from npformer.checkpoint import families, flatten, module_path, to_torch, to_tree, unflatten
+from npformer.checkpoint import tree as layout
+from npformer.config import Config
+from npformer.errors import NpformerError
+
+ARCHITECTURES = json.loads((Path(__file__).parents[1] / "golden/checkpoints/architectures.json").read_text())
+
+
+def checkpoint(name, **changes):
+    """An architecture's config and random tensors of its shapes, with what is tied stored once (safetensors)."""
+    described = ARCHITECTURES[name]
+    config = Config.from_dict({**described["config"], **changes})
+    rng = np.random.default_rng(0)
+    tensors = {key: rng.normal(size=shape).astype(np.float32) for key, shape in described["tensors"].items()}
+    if config.tied:
+        tensors = {key: array for key, array in tensors.items() if key not in described["tied"]}
+    return config, tensors
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_every_architecture_there_and_back(name):
+    config, tensors = checkpoint(name)
+    tree = to_tree(tensors, config)
+    flat = flatten(tree)
+    for array in flat.values():
+        assert array.dtype == np.float32
+        assert not array.flags.writeable
+    back = to_torch(tree, config)
+    unused = tensors.keys() - back.keys()
+    if name == "BertForPreTraining":  # read as its masked-word head
+        unused -= {key for key in unused if key.startswith(("cls.seq_relationship.", "bert.pooler."))}
+    assert not unused
+    assert back.keys() <= tensors.keys()
+    for key, array in back.items():
+        assert np.array_equal(array, tensors[key])
+    again = flatten(to_tree(back, config, np.float64))
+    assert all(array.dtype == np.float64 and np.array_equal(array, flat[key]) for key, array in again.items())
+
+
+def test_linear_weights_are_transposed_and_contiguous():
+    config, tensors = checkpoint("DistilBertForSequenceClassification")
+    hidden = to_tree(tensors, config)["layers"][1]["ffn"]["hidden"]["weight"]
+    assert np.array_equal(hidden, tensors["distilbert.transformer.layer.1.ffn.lin1.weight"].T)
+    assert hidden.shape == (6, 10)
+    assert hidden.flags.c_contiguous
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_module_paths_are_the_modules_of_the_model(name):
+    config, _ = checkpoint(name)
+    family = families.FAMILIES[config.model_type]
+    for parameter in layout.parameters([*family.encoder, *family.heads[config.head]], config).values():
+        assert module_path(config, parameter.group) in ARCHITECTURES[name]["modules"]
+    for other in (
+        "logits",
+        "layers.2.ffn.hidden",
+        "layers.*.ffn.hidden",
+        "layers.0.attention.scores",
+        "layers.0",
+    ):
+        assert module_path(config, other) is None
+
+
+def test_module_paths_by_name():
+    base, _ = checkpoint("DistilBertModel")
+    classifier, _ = checkpoint("DistilBertForSequenceClassification")
+    assert module_path(classifier, "layers.1.attention.query") == "distilbert.transformer.layer.1.attention.q_lin"
+    assert module_path(base, "layers.1.attention.query") == "transformer.layer.1.attention.q_lin"
+    assert (module_path(classifier, "pooler"), module_path(base, "pooler")) == ("pre_classifier", None)
+
+
+@pytest.mark.parametrize("name", ["DistilBertForMaskedLM", "BertForMaskedLM"])
+def test_a_tied_projection(name):
+    config, tensors = checkpoint(name)
+    tree = to_tree(tensors, config)
+    token = tree["embeddings"]["token"]["weight"]
+    assert np.shares_memory(tree["head"]["output"]["weight"], token)
+    described = ARCHITECTURES[name]
+    stored_twice = {**tensors, next(key for key in described["tied"] if key.endswith("weight")): token.copy()}
+    again = to_tree(stored_twice, config)
+    assert np.shares_memory(again["head"]["output"]["weight"], again["embeddings"]["token"]["weight"])
+    assert to_torch(again, config).keys() == tensors.keys()
+
+
+@pytest.mark.parametrize("name", ["DistilBertForMaskedLM", "BertForMaskedLM"])
+@pytest.mark.parametrize("tied", [False, True])
+def test_a_projection_of_its_own(name, tied):
+    """Where config.json says tied but the checkpoint has two tables, both are used, as in Transformers 5."""
+    config, tensors = checkpoint(name, tie_word_embeddings=False)
+    config = Config.from_dict({**ARCHITECTURES[name]["config"], "tie_word_embeddings": tied})
+    (key,) = (key for key in ARCHITECTURES[name]["tied"] if key.endswith("weight"))
+    tree = to_tree(tensors, config)
+    assert np.array_equal(tree["head"]["output"]["weight"], tensors[key].T)
+    assert np.array_equal(to_torch(tree, config)[key], tensors[key])
+    if not tied:
+        del tensors[key]
+        with pytest.raises(NpformerError, match=rf"missing: head.output.weight \({key}\)"):
+            to_tree(tensors, config)
+
+
+@pytest.mark.parametrize("stored", [{"bias"}, {"decoder.bias"}, {"bias", "decoder.bias"}])
+def test_bert_s_vocabulary_bias_under_either_name(stored):
+    config, tensors = checkpoint("BertForMaskedLM")
+    bias = tensors.pop("cls.predictions.bias")
+    tensors |= {f"cls.predictions.{name}": bias for name in stored}
+    assert np.array_equal(to_tree(tensors, config)["head"]["output"]["bias"], bias)
+
+
+@pytest.mark.parametrize(
+    "name", ["DistilBertModel", "DistilBertForMaskedLM", "BertModel", "BertForTokenClassification"]
+)
+def test_prefix_present_or_absent(name):
+    config, tensors = checkpoint(name)
+    prefix = families.FAMILIES[config.model_type].prefix
+    expected = flatten(to_tree(tensors, config))
+    bare = {key.removeprefix(prefix): array for key, array in tensors.items()}
+    heads = tuple(ARCHITECTURES[name]["modules"])
+    full = {key if key.startswith((prefix, "vocab", "classifier")) else prefix + key: tensors[key] for key in tensors}
+    assert heads
+    for variant in (bare, full):
+        found = flatten(to_tree(variant, config))
+        assert found.keys() == expected.keys()
+        assert all(np.array_equal(found[key], expected[key]) for key in found)
+
+
+def test_old_names_of_norms_and_buffers():
+    config, tensors = checkpoint("BertForMaskedLM")
+    old = {
+        key.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta"): array
+        for key, array in tensors.items()
+    }
+    old["bert.embeddings.position_ids"] = np.arange(8)[None]
+    assert "bert.embeddings.LayerNorm.gamma" in old
+    found, expected = flatten(to_tree(old, config)), flatten(to_tree(tensors, config))
+    assert all(np.array_equal(found[key], expected[key]) for key in expected)
+    with pytest.raises(NpformerError, match="stored twice"):
+        to_tree({**old, "bert.embeddings.LayerNorm.weight": old["bert.embeddings.LayerNorm.gamma"]}, config)
+    with pytest.raises(NpformerError, match="stored twice"):
+        to_tree({**tensors, "embeddings.LayerNorm.weight": tensors["bert.embeddings.LayerNorm.weight"]}, config)
+
+
+def test_a_checkpoint_that_has_more_heads_than_one():
+    """bert-base-uncased's own file names BertForMaskedLM and holds the pooler and the next-sentence head as well."""
+    _, tensors = checkpoint("BertForPreTraining")
+    described = ARCHITECTURES["BertForPreTraining"]["config"]
+    for head, groups in {
+        "masked-lm": {"embeddings", "layers", "head"},
+        "next-sentence": {"embeddings", "layers", "pooler", "head"},
+        "base": {"embeddings", "layers", "pooler"},
+    }.items():
+        assert to_tree(tensors, Config.from_dict(described, head)).keys() == groups
+    with pytest.raises(NpformerError, match=r"missing: head.output.weight \(qa_outputs.weight\)"):
+        to_tree(tensors, Config.from_dict(described, "question-answering"))
+
+
+def test_bert_s_pooler_is_optional_in_the_base_model_only():
+    config, tensors = checkpoint("BertModel")
+    without = {key: array for key, array in tensors.items() if "pooler" not in key}
+    tree = to_tree(without, config)
+    assert "pooler" not in tree
+    assert to_torch(tree, config).keys() == without.keys()
+    half = {**without, "pooler.dense.bias": tensors["pooler.dense.bias"]}
+    with pytest.raises(NpformerError, match=r"missing: pooler.weight \(pooler.dense.weight\)"):
+        to_tree(half, config)
+    config, tensors = checkpoint("BertForSequenceClassification")
+    with pytest.raises(NpformerError, match=r"missing: pooler.weight \(bert.pooler.dense.weight\)"):
+        to_tree({key: array for key, array in tensors.items() if "pooler" not in key}, config)
+
+
+def test_what_does_not_fit_is_listed_in_both_names():
+    config, tensors = checkpoint("DistilBertForSequenceClassification")
+    path = "distilbert.transformer.layer.1"
+    tensors[f"{path}.ffn.lin1.weight"] = np.zeros((10, 5), np.float32)
+    tensors[f"{path}.attention.q_lin.bias"] = np.zeros(6, np.int64)
+    del tensors["classifier.bias"]
+    tensors["distilbert.transformer.layer.2.ffn.lin1.bias"] = np.zeros(10, np.float32)
+    tensors["lora.weight"] = np.zeros(1, np.float32)
+    with pytest.raises(NpformerError) as error:
+        to_tree(tensors, config)
+    assert str(error.value).splitlines() == [
+        "the checkpoint does not fit its config.json:",
+        "  missing: head.output.bias (classifier.bias)",
+        "  unknown: distilbert.transformer.layer.2.ffn.lin1.bias",
+        "  unknown: lora.weight",
+        f"  wrong: layers.1.attention.query.bias ({path}.attention.q_lin.bias): expected floating point, got int64",
+        f"  wrong: layers.1.ffn.hidden.weight ({path}.ffn.lin1.weight), transposed: expected (6, 10), got (5, 10)",
+    ]
+
+
+def test_a_long_list_is_cut():
+    config, tensors = checkpoint("BertModel")
+    tensors |= {"x" * 1000 + str(i): np.zeros(1, np.float32) for i in range(1000)}
+    with pytest.warns(UserWarning, match="does not need") as caught:
+        to_tree(tensors, config)
+    assert "unknown: and 988 more" in str(caught[0].message)
+    assert len(str(caught[0].message)) < 5000
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_a_tensor_that_is_not_needed_is_a_warning_that_names_it(name):
+    """As in Transformers: the model is the same without it. What other heads have, and buffers, need no warning."""
+    config, tensors = checkpoint(name)
+    expected = flatten(to_tree(tensors, config))
+    with pytest.warns(UserWarning, match="tensors that the model does not need.*\n  unknown: lora.weight$") as caught:
+        found = flatten(to_tree({**tensors, "lora.weight": np.zeros(1, np.float32)}, config))
+    assert caught[0].filename == __file__
+    assert found.keys() == expected.keys()
+    assert all(np.array_equal(found[key], expected[key]) for key in expected)
+
+
+def test_a_converted_checkpoint_has_its_head_left_out_without_a_warning():
+    config, tensors = checkpoint("BertForTokenClassification")
+    stored = families.stored(to_tree(tensors, config), config)
+    base = Config.from_dict(ARCHITECTURES["BertForTokenClassification"]["config"], "base")
+    assert families.own_to_tree(stored, base).keys() == {"embeddings", "layers"}
+
+
+def test_flatten_and_unflatten_are_inverses():
+    config, tensors = checkpoint("BertForMaskedLM")
+    tree = to_tree(tensors, config)
+    assert isinstance(tree["layers"], list)
+    assert len(tree["layers"]) == 2
+    flat = flatten(tree)
+    assert flat["layers.1.ffn.hidden.bias"] is tree["layers"][1]["ffn"]["hidden"]["bias"]
+    again = flatten(unflatten(flat))
+    assert list(again) == list(flat)
+    assert all(again[name] is flat[name] for name in flat)

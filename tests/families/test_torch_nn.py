@@ -1,0 +1,243 @@
+"""State dicts of torch's modules with our config.json beside them: what they compute, and what is wrong with bad ones."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+import npformer
+from npformer.attention import attention
+from npformer.checkpoint import convert, flatten, load_folder, marian, to_torch, transformer
+from npformer.checkpoint.read import read_folder
+from npformer.config import Config
+from npformer.decoder import decoder, decoder_layer
+from npformer.encoder import encoder, encoder_layer, sinusoidal_positions
+from npformer.errors import NpformerError
+from npformer.functions import ACTIVATIONS
+from npformer.seq2seq import Seq2Seq
+from npformer.transformer_config import TransformerConfig
+from tests import golden
+from tests.golden import seq2seq_cases as cases
+
+pytestmark = pytest.mark.numbers
+
+DATA = Path(__file__).parents[1] / "golden" / "seq2seq"
+MODULES = [case for case in cases.TORCH if case != "classifier"]
+
+
+def result(case: str, dtype: str) -> np.ndarray:
+    """What the module of a case makes of the golden texts, (T, D)."""
+    config, tree = load_folder(DATA / case, dtype)
+    x, y = cases.rows("source", cases.LENGTHS).astype(dtype), cases.rows("target", cases.TARGET_LENGTHS).astype(dtype)
+    lengths, target_lengths = np.array(cases.LENGTHS), np.array(cases.TARGET_LENGTHS)
+    kind, n_heads, activation = config.torch_class, config.n_heads, ACTIVATIONS[config.activation]
+    options: dict[str, Any] = {"eps": config.eps, "norm_first": config.norm_first}
+    if kind == "nn.MultiheadAttention":
+        return attention(y, target_lengths, x, lengths, n_heads, **tree)
+    if kind == "nn.TransformerEncoderLayer":
+        return encoder_layer(x, lengths, n_heads, activation, **tree, **options)
+    if kind == "nn.TransformerDecoderLayer":
+        return decoder_layer(y, target_lengths, x, lengths, n_heads, activation, **tree, **options)
+    if kind == "nn.TransformerEncoder":
+        return encoder(x, lengths, n_heads, activation, **tree, **options)
+    if kind == "nn.TransformerDecoder":
+        return decoder(y, target_lengths, x, lengths, n_heads, activation, **tree, **options)
+    memory = encoder(x, lengths, n_heads, activation, **tree["encoder"], **options)
+    return decoder(y, target_lengths, memory, lengths, n_heads, activation, **tree["decoder"], **options)
+
+
+@pytest.mark.parametrize("case", MODULES)
+def test_a_module_gives_what_torch_gives(case: str) -> None:
+    """Of one padded batch with masks, in torch's own call of the module; both formats of torch.save are among them."""
+    found = load_file(DATA / case / "stages.safetensors")
+    torch32, truth = found["float32/result"], found["float64/result"]
+    assert golden.over_budget(result(case, "float32").ravel(), torch32, truth) == ""
+    assert np.abs(result(case, "float64").ravel() - truth).max() < 1e-13 * np.abs(truth).max()
+
+
+def test_every_class_option_and_file_format_is_there() -> None:
+    from npformer.transformer_config import TORCH_CLASSES
+
+    configs = [load_folder(DATA / case)[0] for case in MODULES]
+    assert {config.torch_class for config in configs} == set(TORCH_CLASSES)
+    for option in ("norm_first", "bias", "final_norm"):
+        assert {getattr(config, option) for config in configs} == {True, False}
+    assert {config.activation for config in configs} == {"relu", "gelu"}
+    starts = {(DATA / case / "pytorch_model.bin").read_bytes()[:2] for case in cases.TORCH}
+    assert starts == {b"PK", b"\x80\x02"}
+
+
+# --- an encoder of one's own with a classifier -----------------------------------------------------------------------
+
+
+def test_the_classifier_of_003_gives_what_torch_gives() -> None:
+    found = load_file(DATA / "classifier" / "stages.safetensors")
+    ids = [each.tolist() for each in cases.classifier_ids()]
+    answers = {
+        dtype: npformer.load(DATA / "classifier", dtype=dtype)(ids).logits.ravel() for dtype in ("float32", "float64")
+    }
+    assert golden.over_budget(answers["float32"], found["float32/logits"], found["float64/logits"]) == ""
+    # Our table of positions is float32's for a float64 model too, as a checkpoint would hold it.
+    assert np.abs(answers["float64"] - found["float64/logits"]).max() < 1e-6
+
+
+def test_its_positional_encoder_is_within_torchs_error() -> None:
+    found = load_file(DATA / "classifier" / "stages.safetensors")
+    for dtype, allowed in (("float32", 2.0**-24), ("float64", 1e-13)):
+        ours = sinusoidal_positions(40, 16, np.dtype(dtype).type).ravel()
+        assert np.abs(ours - found["float64/positions"]).max() <= allowed
+    assert (
+        np.abs(found["float32/positions"] - found["float64/positions"]).max() > 2.0**-24
+    )  # torch's own, computed in float32
+
+
+def test_the_classifier_is_a_model_like_any_other() -> None:
+    model = npformer.load(DATA / "classifier")
+    assert model.config.labels == ("negative", "positive")
+    assert repr(model) == "<npformer.Model transformer sequence-classification: 3 layers, 4 heads, width 16, float32>"
+    ids = [each.tolist() for each in cases.classifier_ids()]
+    padded = np.zeros((4, 33), int)
+    mask = np.zeros((4, 33), int)
+    for row, kept, each in zip(padded, mask, ids, strict=True):
+        row[: len(each)], kept[: len(each)] = each, 1
+    assert np.array_equal(model(padded, mask).logits, model(ids).logits)
+
+
+# --- files -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("case", cases.TORCH)
+def test_there_and_back_every_tensor_has_the_same_bits(case: str, tmp_path: Path) -> None:
+    stored = read_folder(DATA / case)
+    own = convert(DATA / case, tmp_path / "own")
+    back = convert(own, tmp_path / "back", to="torch")
+    tensors = (
+        load_file(back / "model.safetensors") if (back / "model.safetensors").exists() else read_folder(back).tensors
+    )
+    assert tensors.keys() == stored.tensors.keys()
+    assert all(np.array_equal(tensors[name], stored.tensors[name]) for name in tensors)
+    config, tree = load_folder(DATA / case)
+    assert flatten(tree).keys() == flatten(load_folder(own)[1]).keys()
+    assert TransformerConfig.from_dict(config.to_dict()) == config
+    assert to_torch(tree, config).keys() == stored.tensors.keys()
+
+
+def test_arrays_cannot_be_written_to() -> None:
+    for case in ("transformer", "classifier"):
+        assert not any(array.flags.writeable for array in flatten(load_folder(DATA / case)[1]).values())
+
+
+def folder_of(tmp_path: Path, case: str, **changes: Any) -> Path:
+    """A copy of a case, its config.json changed; ... takes a field out."""
+    folder = tmp_path / "model"
+    shutil.copytree(DATA / case, folder)
+    config = {**json.loads((folder / "config.json").read_text()), **changes}
+    config = {name: value for name, value in config.items() if value is not ...}
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("case", "changes", "message"),
+    [
+        ("transformer", {"n_layers": 3}, r"missing: encoder\.layers\.2\.attention\.query\.weight \(encoder\.layers\.2\.self_attn"),
+        ("transformer", {"n_layers": 1}, r"unknown: encoder\.layers\.1\.self_attn\.in_proj_weight"),
+        ("transformer", {"d_ffn": 25}, r"wrong: encoder\.layers\.0\.ffn\.hidden\.weight \(encoder\.layers\.0\.linear1\.weight\), "
+         r"transposed: expected \(16, 25\), got \(16, 24\)"),
+        ("transformer", {"bias": False}, r"unknown: encoder\.layers\.0\.self_attn\.in_proj_bias"),
+        ("transformer", {"final_norm": False}, r"unknown: encoder\.norm\.weight"),
+        ("attention-no-bias", {"bias": True}, r"missing: query\.bias \(in_proj_bias, third 1 of 3\)"),
+        ("transformer", {"n_heads": 3}, "3 heads do not divide the model's width of 16"),
+        ("transformer", {"d_model": ...}, "no 'd_model'; a transformer's config.json has one"),
+        ("transformer", {"nhead": 4}, "'nhead': no field of a transformer's config.json; those are activation, "),
+        ("transformer", {"activation": "mish"}, "activation: 'mish' is not supported"),
+        ("transformer", {"architectures": ["nn.LSTM"]}, "torch_class: 'nn.LSTM' is not supported; supported: nn.Transformer, "),
+        ("transformer", {"positions": "rotary"}, "positions: 'rotary' is not supported"),
+        ("transformer", {"eps": 0}, "eps: expected a number above 0"),
+        ("transformer", {"norm_first": 1}, "norm_first: expected true or false"),
+        ("transformer", {"modules": ["a"]}, "modules: expected an object"),
+        ("transformer", {"n_layers": -1}, "n_layers: expected a whole number from 0"),
+        ("transformer", {"head": "translation"}, "vocab_size: a translation model has a token table"),
+        ("decoder", {"head": "translation", "vocab_size": 9}, "a translation model has an encoder and a decoder, got nn.TransformerDecoder"),
+        ("transformer", {"head": "sequence-classification", "vocab_size": 9}, "n_decoder_layers: a sequence-classification"),
+        ("transformer", {"share_embeddings": True, "vocab_size": 9, "target_vocab_size": 8}, "one table for both languages"),
+        ("classifier", {"id2label": {"0": "a"}}, r"wrong: head\.output\.weight \(classifier\.fc\.weight\), transposed: "),
+        ("classifier", {"modules": {}}, r"missing: embeddings\.token\.weight \(embedding\.weight\)"),
+        ("classifier", {"positions": "learned"}, r"missing: embeddings\.position\.weight \(positions\.weight\)"),
+    ],
+)  # fmt: skip
+def test_what_does_not_fit_is_an_error_that_says_where(
+    case: str, changes: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(NpformerError, match=message):
+        load_folder(folder_of(tmp_path, case, **changes))
+
+
+def test_a_projection_that_is_no_three_in_one(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path, "attention")
+    tensors = {name: array.copy() for name, array in read_folder(folder).tensors.items()}
+    tensors["in_proj_weight"] = tensors["in_proj_weight"][:47]
+    save_file(tensors, folder / "model.safetensors")
+    with pytest.raises(
+        NpformerError, match=r"query\.weight \(in_proj_weight, third 1 of 3\), transposed: expected \(16, 16\)"
+    ):
+        load_folder(folder)
+
+
+def test_learned_positions_and_positions_kept_as_a_buffer(tmp_path: Path) -> None:
+    """Positions that are in the file are used as they are, with a leading axis of one or without."""
+    folder = folder_of(tmp_path, "classifier", max_length=7)
+    table = np.random.default_rng(0).standard_normal((7, 16), dtype=np.float32)
+    tensors = {name: array.copy() for name, array in read_folder(folder).tensors.items()}
+    config = json.loads((folder / "config.json").read_text())
+    for name, array in (("encoder.positional_encoding.pe", table[None]), ("encoder.position.weight", table)):
+        modules = {**config["modules"], "embeddings.position": name.removesuffix(".weight")}
+        (folder / "config.json").write_text(json.dumps({**config, "modules": modules}))
+        save_file({**tensors, name: array}, folder / "model.safetensors")
+        assert np.array_equal(load_folder(folder)[1]["embeddings"]["position"]["weight"], table)
+
+
+def test_a_decoder_without_an_encoder_is_no_translation_model() -> None:
+    config, tree = load_folder(DATA / "decoder")
+    with pytest.raises(NpformerError, match="Seq2Seq takes an encoder-decoder with its projection, not a base model"):
+        Seq2Seq(config, tree)
+
+
+def test_config_reads_the_2017_models_too() -> None:
+    config = Config.from_dict(cases.torch_config("classifier"))
+    assert isinstance(config, TransformerConfig)
+    assert (config.positions, config.norm_first, config.eps) == ("sinusoidal", False, 1e-5)
+    with pytest.raises(NpformerError, match=r"model_type: 'gpt2' is not supported"):
+        TransformerConfig.from_dict({"model_type": "gpt2"})
+
+
+@pytest.mark.parametrize("case", MODULES)
+def test_a_model_that_reads_no_ids_is_not_loaded_as_one(case: str) -> None:
+    with pytest.raises(
+        NpformerError, match=r"computes on rows and not on token ids; npformer\.checkpoint\.load_folder"
+    ):
+        npformer.load(DATA / case)
+
+
+def test_untied_tables_of_marian() -> None:
+    """Transformers computes with each side's own table where nothing is tied, whatever model.shared holds."""
+    config = replace(TransformerConfig.from_dict(cases.marian_config("marian-small")), shared=True, tied=False)
+    flat = {}
+    for ours, source in marian.sources(config).items():
+        each = transformer.parameters(config)[ours]
+        shape = each.shape[::-1] if source.transposed else each.shape
+        shape = (1, *shape) if ours == "head.output.bias" else shape
+        flat[source.names[0]] = cases.marian_tensor("marian-small", source.names[0], shape)
+    flat["model.shared.weight"] = flat["model.encoder.embed_tokens.weight"] + 1
+    tree = marian.to_tree(flat, config, np.dtype(np.float32))
+    for side in ("encoder", "decoder"):
+        own = flat[f"model.{side}.embed_tokens.weight"]
+        assert np.array_equal(tree[side]["embeddings"]["token"]["weight"], own)
+    assert np.array_equal(tree["head"]["output"]["weight"], flat["lm_head.weight"].T)

@@ -1,0 +1,107 @@
+"""Settings of generation: the caller's, then the model's, then the defaults; what makes no sense is named."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from npformer.errors import NpformerError
+from npformer.generation.settings import Settings, resolve
+from tests.golden import seq2seq_cases as cases
+from tests.support.seq2seq_models import golden_model
+
+
+def test_settings_are_the_callers_then_the_models_then_the_defaults(tmp_path: Path) -> None:
+    config = golden_model("marian-small").config
+    assert resolve(None, config, {}) == Settings(119, (0,), 119, max_new_tokens=20)
+    stored = {
+        "max_length": 30,
+        "num_beams": 4,
+        "bad_words_ids": [[119]],
+        "forced_eos_token_id": 0,
+        "renormalize_logits": True,
+    }
+    ignored = {"transformers_version": "4.22.0", "_from_model_config": True, "typical_p": 1.0, "use_cache": True}
+    (tmp_path / "generation_config.json").write_text(json.dumps({**stored, **ignored}))
+    found = resolve(tmp_path, config, {"num_beams": 2, "min_length": 5})
+    assert (found.max_new_tokens, found.min_new_tokens, found.num_beams) == (29, 4, 2)
+    assert (found.bad_words_ids, found.forced_eos_token_id) == (((119,),), (0,))
+    assert resolve(tmp_path, config, {"max_new_tokens": 7}).max_new_tokens == 7
+    assert resolve(tmp_path, config, {"max_length": 7}).max_new_tokens == 6
+
+
+def test_an_old_config_json_says_how_to_generate(tmp_path: Path) -> None:
+    config = {**cases.marian_config("marian-small"), "num_beams": 6, "max_length": 40, "bad_words_ids": [[119]]}
+    del config["forced_eos_token_id"]
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    found = resolve(tmp_path, golden_model("marian-small").config, {})
+    assert (found.num_beams, found.max_new_tokens, found.forced_eos_token_id) == (6, 39, (0,))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"beams": 4}, "'beams': no such setting; those are max_new_tokens, "),
+        ({"max_new_tokens": 0}, "max_new_tokens: expected a whole number from 1 to 64, got 0"),
+        ({"max_new_tokens": 65}, "max_new_tokens: expected a whole number from 1 to 64, got 65"),
+        ({"max_length": 66}, "^max_length: expected a whole number from 2 to 65, got 66"),
+        ({"max_length": 0}, "^max_length: expected a whole number from 2 to 65, got 0"),
+        ({"min_length": 30}, "^min_length: expected a whole number from 0 to 21, got 30"),
+        ({"min_length": 9, "max_length": 7}, "^min_length: expected a whole number from 0 to 7, got 9"),
+        ({"min_length": 9, "max_new_tokens": 65}, "^max_new_tokens: expected a whole number from 1 to 64, got 65"),
+        ({"min_new_tokens": 30}, "min_new_tokens: expected a whole number from 0 to 20"),
+        ({"num_beams": 0}, "num_beams: expected a whole number from 1"),
+        ({"num_beams": 61}, "num_beams: 61 are too many for a vocabulary of 120"),
+        ({"num_beams": 2.0}, "num_beams: expected a whole number"),
+        ({"num_beams": 2, "do_sample": True}, "sampling goes with one beam"),
+        ({"num_return_sequences": 2}, "2 targets need as many beams, or do_sample=True; num_beams is 1"),
+        ({"temperature": 0}, "temperature: expected a number from 1e-06 to 1000000.0, got 0"),
+        ({"top_p": 1.5}, "top_p: expected a number from 1e-06 to 1, got 1.5"),
+        ({"repetition_penalty": float("nan")}, "repetition_penalty: expected a number from"),
+        ({"length_penalty": 500}, "length_penalty: expected a number from -50 to 50, got 500"),
+        ({"early_stopping": 1}, 'early_stopping: expected True, False or "never", got 1'),
+        ({"do_sample": "no"}, "do_sample: expected True or False, got 'no'"),
+        ({"bad_words_ids": 5}, "bad_words_ids: expected a list of ids for each word, got 5"),
+        ({"forced_bos_token_id": 9, "suppress_tokens": [9]}, "the settings ban every token of a target, or force one"),
+        ({"num_beams": 2, "suppress_tokens": np.arange(120)}, "the settings ban every token of a target"),
+        ({"do_sample": True, "suppress_tokens": np.arange(120)}, "the settings ban every token of a target"),
+        ({"early_stopping": "soon"}, "early_stopping: expected True, False or \"never\", got 'soon'"),
+        ({"suppress_tokens": [120]}, "suppress_tokens: expected a whole number from 0 to 119, got 120"),
+        ({"bad_words_ids": [[3], [-1]]}, "bad_words_ids: expected a whole number"),
+        ({"eos_token_id": "a"}, "eos_token_id: expected a whole number"),
+        ({"typical_p": 0.5}, "typical_p: 0.5 is not supported; it can only be 1.0"),
+        ({"seed": -1}, "seed: expected a whole number from 0"),
+    ],
+)
+def test_settings_that_make_no_sense(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(NpformerError, match=message):
+        golden_model("marian-small").generate([[5, 0]], **settings)
+
+
+def test_what_the_caller_says_goes_before_the_file(tmp_path: Path) -> None:
+    """By either name of a length; None says nothing; NumPy's numbers are numbers."""
+    config = golden_model("marian-small").config
+    (tmp_path / "generation_config.json").write_text('{"max_new_tokens": 50, "min_new_tokens": 3, "num_beams": 5}')
+    found = resolve(tmp_path, config, {"max_length": 7, "min_length": 2, "num_beams": None})
+    assert (found.max_new_tokens, found.min_new_tokens, found.num_beams) == (6, 1, 5)
+    assert resolve(tmp_path, config, {"max_new_tokens": None}).max_new_tokens == 50
+    given = {"max_new_tokens": np.int64(5), "temperature": np.float32(0.5), "suppress_tokens": np.array([3, 4])}
+    found = resolve(tmp_path, config, given)
+    assert (found.max_new_tokens, found.temperature, found.suppress_tokens) == (5, 0.5, (3, 4))
+    (tmp_path / "generation_config.json").write_text('{"max_length": 30}')
+    assert resolve(tmp_path, config, {"max_new_tokens": 9}).max_new_tokens == 9
+
+
+def test_one_source_is_streamed() -> None:
+    with pytest.raises(NpformerError, match="stream: one source at a time, got 2"):
+        golden_model("marian-small").stream([[5, 0], [6, 0]])
+
+
+def test_a_setting_of_the_file_that_is_unknown_names_the_file(tmp_path: Path) -> None:
+    (tmp_path / "generation_config.json").write_text('{"num_beans": 4}')
+    with pytest.raises(NpformerError, match=r"generation_config\.json: 'num_beans': no such setting"):
+        resolve(tmp_path, golden_model("marian-small").config, {})

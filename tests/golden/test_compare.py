@@ -1,0 +1,325 @@
+"""Another program's arrays are recognised by name and layout, held to their budgets, and refused where they must be."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from npformer import golden
+from npformer.checkpoint import families, flatten, load_folder
+from npformer.checkpoint.archive import load_arrays
+from npformer.errors import NpformerError
+from npformer.golden.names import per_text, weight_names
+from npformer.golden.weights import check_weights
+from npformer.interpret.stages import modules
+from npformer.model import Model
+from npformer.runtime.batch import Text
+from tests.support import tiny
+
+pytestmark = pytest.mark.numbers
+
+FAMILIES = ("distilbert", "bert")
+LENGTHS = (9, 6, 3)
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def model(request: pytest.FixtureRequest) -> Model:
+    return tiny.model(request.param)
+
+
+@pytest.fixture(scope="module")
+def recorded(model: Model) -> golden.Golden:
+    return golden.record(model, texts_for(model))
+
+
+def texts_for(model: Model, lengths: tuple[int, ...] = LENGTHS) -> list[Text]:
+    random = np.random.default_rng(0)
+    return [Text(random.integers(5, model.config.vocab_size, length)) for length in lengths]
+
+
+def ours(recorded: golden.Golden) -> dict[str, np.ndarray]:
+    """The recorded float32 stages, named text by text."""
+    return {f"{i}/{name}": array for name in recorded.stages for i, array in enumerate(recorded.stages[name])}
+
+
+def packed(arrays: list[np.ndarray]) -> np.ndarray:
+    return np.concatenate(arrays)
+
+
+def padded(arrays: list[np.ndarray], width: int = 9, fill: float = np.nan) -> np.ndarray:
+    """As a batch, with the axes of tokens as long as the longest text and what no text has filled."""
+    lengths = dict.fromkeys(LENGTHS)
+    shape = [max(each.shape[axis] for each in arrays) for axis in range(arrays[0].ndim)]
+    shape = [width if size == max(lengths) else size for size in shape]
+    batch = np.full((len(arrays), *shape), fill, arrays[0].dtype)
+    for row, array in zip(batch, arrays, strict=True):
+        row[tuple(slice(size) for size in array.shape)] = array
+    return batch
+
+
+# --- layouts --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("width", [9, 16])
+def test_a_padded_batch_of_all_stages_is_recognised(recorded: golden.Golden, width: int) -> None:
+    """What padding holds does not matter, so it is NaN here."""
+    comparison = golden.compare(recorded, {name: padded(arrays, width) for name, arrays in recorded.stages.items()})
+    assert comparison.ok
+    assert not comparison.missing
+    assert len(comparison.rows) == len(recorded.stages)
+    assert max(row.budgets for row in comparison.rows) <= 0.2  # a fifth: the recorded run is one of the draws
+
+
+@pytest.mark.parametrize(
+    ("name", "layout"),
+    [
+        ("layers.0.attention.query", packed),
+        ("layers.0.attention.query", lambda arrays: padded(arrays).reshape(27, 32)),
+        ("layers.0.attention.query_heads", lambda arrays: padded(arrays).swapaxes(1, 2)),
+        ("layers.1.attention.weights", padded),
+        ("logits", np.stack),
+    ],
+)
+def test_other_layouts_are_recognised(recorded: golden.Golden, name: str, layout: Callable) -> None:
+    comparison = golden.compare(recorded, {name: layout(recorded.stages[name])})
+    assert [row.stage for row in comparison.rows] == [name]
+    assert comparison.ok, str(comparison)
+
+
+def test_positions_that_come_once_stand_for_all_texts(recorded: golden.Golden) -> None:
+    assert golden.compare(recorded, {"embeddings.position": recorded.stages["embeddings.position"][0][None]}).ok
+
+
+def test_one_text_comes_with_or_without_a_batch_axis(model: Model) -> None:
+    recorded = golden.record(model, texts_for(model, (5,)))
+    for batch in (False, True):
+        arrays = {name: each[0][None] if batch else each[0] for name, each in recorded.stages.items()}
+        assert golden.compare(recorded, arrays).ok
+    longer = {"logits": recorded.stages["logits"][0], "embeddings.norm": np.zeros((1, 8, 32), np.float32)}
+    longer["embeddings.norm"][0, :5] = recorded.stages["embeddings.norm"][0]
+    assert golden.compare(recorded, longer).ok
+
+
+def test_shapes_that_are_no_layout_are_not() -> None:
+    shapes = [(9, 32), (6, 32)]
+    for shape in ((9, 32), (2, 8, 32), (2, 9, 16), (3, 9, 32), (14, 32), (15, 31), (32,)):
+        assert per_text("layers.0.attention.query", np.zeros(shape), shapes) is None
+    assert per_text("layers.0.attention.weights", np.zeros((2, 4, 9, 8)), [(4, 9, 9), (4, 6, 6)]) is None
+
+
+# --- names ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("prefix", [True, False])
+def test_hugging_faces_module_paths_are_known(model: Model, recorded: golden.Golden, prefix: bool) -> None:
+    arrays = {}
+    for path, stage in modules(model.config).items():
+        if stage in recorded.stages and (prefix or path != "bert.pooler"):  # without: our name of another stage
+            name = path if prefix else path.removeprefix(f"{model.config.model_type}.")
+            arrays[name] = padded(recorded.stages[stage])
+    comparison = golden.compare(recorded, arrays)
+    assert comparison.ok, str(comparison)
+    assert not comparison.theirs.unused
+    assert len(comparison.rows) >= 20
+
+
+def test_transformer_lens_hooks_and_models_outputs_are_known(recorded: golden.Golden) -> None:
+    arrays = {
+        "blocks.0.attn.hook_q": padded(recorded.stages["layers.0.attention.query_heads"]).swapaxes(1, 2),
+        "blocks.1.attn.hook_pattern": padded(recorded.stages["layers.1.attention.weights"]),
+        "hidden_states.1": padded(recorded.stages["layers.0.ffn_norm"]),
+        "last_hidden_state": padded(recorded.stages["layers.1.ffn_norm"]),
+        "attentions.0": padded(recorded.stages["layers.0.attention.weights"]),
+    }
+    comparison = golden.compare(recorded, arrays)
+    assert comparison.ok
+    assert len(comparison.rows) == 5
+
+
+def test_both_logits_of_answers_come_in_one_array() -> None:
+    model = tiny.model("bert", "question-answering")
+    recorded = golden.record(model, texts_for(model))
+    both = np.stack([padded(recorded.stages[f"{name}_logits"]) for name in ("start", "end")], axis=-1)
+    comparison = golden.compare(recorded, {"qa_outputs": both})
+    assert comparison.ok
+    assert [row.stage for row in comparison.rows] == ["start_logits", "end_logits"]
+
+
+def test_a_map_of_names_is_followed(recorded: golden.Golden) -> None:
+    arrays = {"h3": packed(recorded.stages["layers.0.ffn_norm"]), "extra": np.zeros(3)}
+    comparison = golden.compare(recorded, arrays, {"h3": "layers.0.ffn_norm"})
+    assert comparison.ok
+    assert comparison.theirs.unused == ["extra"]
+    with pytest.raises(NpformerError, match=r"name map: 'h3'.*did you mean layers.0.ffn_norm"):
+        golden.compare(recorded, arrays, {"h3": "layers.0.ffn_nrom"})
+
+
+def test_nothing_recognised_is_an_error_that_shows_both_kinds_of_names(recorded: golden.Golden) -> None:
+    with pytest.raises(NpformerError, match=r"got a, b; expected names like layers.0.attention.query or \w+\."):
+        golden.compare(recorded, {"a": np.zeros(3), "b": np.zeros(3)})
+    with pytest.raises(NpformerError, match="none of the 0 arrays"):
+        golden.compare(recorded, {})
+
+
+# --- what is found --------------------------------------------------------------------------------------------------
+
+
+def test_the_first_stage_that_diverges_is_named_and_where(recorded: golden.Golden) -> None:
+    arrays = ours(recorded)
+    for name in ("layers.0.ffn.hidden", "layers.1.ffn_norm"):
+        arrays[f"1/{name}"] = arrays[f"1/{name}"].copy()
+        arrays[f"1/{name}"][4, 7] += 0.01
+    comparison = golden.compare(recorded, arrays)
+    assert not comparison.ok
+    first = comparison.first
+    assert (first.stage, first.worst) == ("layers.0.ffn.hidden", (1, 4, 7))
+    np.testing.assert_allclose(first.max_abs, 0.01, 1e-3)
+    np.testing.assert_allclose(first.budgets, first.max_abs / recorded.budgets["layers.0.ffn.hidden"])
+    assert 0.9999 < first.cosine < 1
+    assert [row.stage for row in comparison.rows if row.diverges] == ["layers.0.ffn.hidden", "layers.1.ffn_norm"]
+
+
+def test_the_table_fits_in_80_columns(recorded: golden.Golden) -> None:
+    arrays = ours(recorded)
+    arrays["0/layers.0.attention.query_heads"] = -1e4 * arrays["0/layers.0.attention.query_heads"]
+    text = str(golden.compare(recorded, {**arrays, **{f"other {i}": np.zeros(1) for i in range(9)}}))
+    lines = text.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert lines[0].split() == ["stage", "max", "abs", "budgets", "cosine", "worst", "at"]
+    assert lines[-1] == "the first stage that diverges: layers.0.attention.query_heads"
+    assert "not used: other 0, other 1" in text
+    assert "3 more" in text
+
+
+def test_numbers_that_are_none_diverge(recorded: golden.Golden) -> None:
+    arrays = ours(recorded)
+    arrays["2/layers.0.attention.weights"] = arrays["2/layers.0.attention.weights"].copy()
+    arrays["2/layers.0.attention.weights"][1, 2] = np.nan
+    comparison = golden.compare(recorded, arrays)
+    assert comparison.first.stage == "layers.0.attention.weights"
+    assert comparison.first.worst == (2, 1, 2, 0)
+    assert "nan at 2, 1, 2, 0; 3 of text 2 are not finite" in str(comparison)
+
+
+def test_a_stage_of_another_shape_diverges(recorded: golden.Golden) -> None:
+    comparison = golden.compare(recorded, {"embeddings.norm": np.zeros((3, 9, 768)), "logits": np.zeros((3, 2))})
+    assert comparison.first.stage == "embeddings.norm"
+    assert "expected (9, 32), one of each of 3 texts, or those in a batch, got (3, 9, 768)" in str(comparison)
+
+
+def test_stages_that_are_missing_are_said_and_no_failure(recorded: golden.Golden) -> None:
+    comparison = golden.compare(recorded, {"logits": np.stack(recorded.stages["logits"])})
+    assert comparison.ok
+    assert len(comparison.missing) == len(recorded.stages) - 1
+    assert "not compared, as they are not there: embeddings.token" in str(comparison)
+    with pytest.raises(NpformerError, match="none of the"):
+        golden.compare(recorded, {"3/nothing": np.zeros(1)})
+    partly = {key: array for key, array in ours(recorded).items() if key != "1/logits"}
+    assert "expected one array a text, 0 to 2, got [0, 2]" in str(golden.compare(recorded, partly))
+
+
+def test_other_token_ids_are_an_error(recorded: golden.Golden) -> None:
+    arrays = ours(recorded)
+    for name, ids in {
+        "input_ids": padded([text.ids for text in recorded.texts], fill=0),
+        "0/ids": recorded.texts[0].ids,
+    }.items():
+        assert golden.compare(recorded, {**arrays, name: ids}).ok
+        with pytest.raises(NpformerError, match="text 0: these arrays are of other token ids"):
+            golden.compare(recorded, {**arrays, name: ids + 1})
+    with pytest.raises(NpformerError, match="the golden file has 3 texts"):
+        golden.compare(recorded, {**arrays, "3/ids": recorded.texts[0].ids})
+
+
+@pytest.mark.parametrize("array", [np.array(["a"]), np.zeros(3, complex), np.array([None])])
+def test_arrays_of_no_numbers_are_an_error(recorded: golden.Golden, array: np.ndarray) -> None:
+    with pytest.raises(NpformerError, match="logits: expected an array of numbers"):
+        golden.compare(recorded, {"logits": array})
+
+
+def test_assert_close_is_for_tests(recorded: golden.Golden) -> None:
+    arrays = ours(recorded)
+    golden.assert_close(recorded, arrays)
+    with pytest.raises(AssertionError, match="the first stage that diverges: logits"):
+        golden.assert_close(recorded, {"logits": np.zeros((3, 2), np.float32)})
+    with pytest.raises(AssertionError, match="no stage was compared"):
+        golden.assert_close(recorded, {"layers.0.attention.query.weight": np.zeros((32, 32))})
+
+
+# --- files of arrays ------------------------------------------------------------------------------------------------
+
+
+def test_arrays_come_from_safetensors_and_npz(recorded: golden.Golden, tmp_path: Path) -> None:
+    import safetensors.numpy
+
+    arrays = {name: padded(each, fill=0) for name, each in recorded.stages.items()}
+    np.savez(tmp_path / "a.npz", **arrays)
+    safetensors.numpy.save_file(
+        {name: np.ascontiguousarray(each) for name, each in arrays.items()}, tmp_path / "a.safetensors"
+    )
+    for name in ("a.npz", "a.safetensors"):
+        assert golden.compare(recorded, load_arrays(tmp_path / name)[0]).ok
+
+
+def test_files_that_cannot_be_read_are_errors(tmp_path: Path) -> None:
+    np.savez(tmp_path / "a.npz", a=np.zeros(1000), b=np.arange(3))
+    data = (tmp_path / "a.npz").read_bytes()
+    for spoilt in (b"", data[:50], data[: len(data) // 2], b"PK" + data[:99], data.replace(b"NUMPY", b"NUMBY")):
+        (tmp_path / "b.npz").write_bytes(spoilt)
+        with pytest.raises(NpformerError, match=r"b\.npz: not an npz file that can be read"):
+            load_arrays(tmp_path / "b.npz")
+    np.savez(tmp_path / "c.npz", a=np.array([{"an": "object"}]))
+    with pytest.raises(NpformerError, match="not an npz file"):
+        load_arrays(tmp_path / "c.npz")
+    with pytest.raises(NpformerError, match="No such file"):
+        load_arrays(tmp_path / "d.npz")
+
+
+# --- weights --------------------------------------------------------------------------------------------------------
+
+
+def test_weights_are_recognised_in_both_layouts(model: Model, recorded: golden.Golden, tmp_path: Path) -> None:
+    config, tree = load_folder(tiny.folder(tmp_path / "m", model.config.model_type))
+    either = [flatten(tree), families.to_torch(tree, config)]
+    for arrays in either:
+        comparison = golden.compare(recorded, arrays)
+        assert not comparison.rows
+        assert not comparison.theirs.unused
+        assert len(comparison.theirs.weights) == len(arrays) == len(flatten(tree))
+        assert check_weights(model, comparison.theirs.weights) == []
+    assert set(either[1]) <= set(weight_names(config))
+
+
+@pytest.mark.parametrize(
+    ("change", "finding"),
+    [
+        (lambda w: w.T, r"lies \(in, out\), the others \(out, in\); it is transposed"),
+        (lambda w: w + 0.5, "differs by up to 0.5"),
+        (lambda w: w * 0, "all zeros"),
+        (lambda w: w[:16], r"expected \(32, 32\) or \(32, 32\), got \(16, 32\)"),
+        (lambda w: w.astype(np.float16), "rounded to float16"),
+    ],
+)
+def test_what_is_wrong_with_a_weight_is_said(change: Callable, finding: str) -> None:
+    model = tiny.model()
+    arrays = families.to_torch(dict(model.weights), model.config)
+    name = "distilbert.transformer.layer.1.attention.k_lin.weight"
+    arrays[name] = change(np.array(arrays[name]))
+    recorded = golden.record(model, "no")
+    found = check_weights(model, golden.compare(recorded, arrays).theirs.weights)
+    assert len(found) == 1
+    import re
+
+    assert re.search(f"layers.1.attention.key.weight: {finding}", found[0]), found
+
+
+def test_numbers_of_one_layout_under_the_shape_of_the_other() -> None:
+    model = tiny.model()
+    weight = model.weights["layers"][0]["ffn"]["hidden"]["weight"]
+    wrong = {"layers.0.ffn.hidden.weight": weight.T.reshape(weight.shape)}
+    assert check_weights(model, wrong) == [
+        "layers.0.ffn.hidden.weight: numbers that lie (out, in) under the shape (in, out)"
+    ]

@@ -1,0 +1,364 @@
+"""Each known mistake, made in a NumPy forward, is named; so are what is no mistake of the stage, and what is unknown.
+
+The same mistakes are planted in torch models in tests/oracle/test_diagnose.py. Here they are made by other means than
+the diagnosis makes them: by patched functions, other weights and other inputs.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from npformer import golden
+from npformer.checkpoint import flatten, unflatten
+from npformer.errors import NpformerError
+from npformer.functions import ACTIVATIONS, gelu
+from npformer.golden.mistakes import HALF_PRECISION, MISTAKES, half
+from npformer.interpret.edit import edit
+from npformer.interpret.trace import trace
+from npformer.model import Model
+from npformer.runtime.batch import Text
+from npformer.tap import tap
+from tests.support import tiny
+
+pytestmark = pytest.mark.numbers
+
+FAMILIES = ("distilbert", "bert")
+attention, encoder = (sys.modules[f"npformer.{name}"] for name in ("attention", "encoder"))  # the modules
+LENGTHS = (9, 6, 3)
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def model(request: pytest.FixtureRequest) -> Model:
+    return tiny.model(request.param)
+
+
+@pytest.fixture(scope="module")
+def recorded(model: Model) -> golden.Golden:
+    return golden.record(model, texts_for(model))
+
+
+def texts_for(model: Model) -> list[Text]:
+    random = np.random.default_rng(2)
+    texts = [Text(random.integers(5, model.config.vocab_size, length)) for length in LENGTHS]
+    if model.config.n_segments:
+        texts = [replace(text, segments=(np.arange(len(text)) > 1).astype(np.int64)) for text in texts]
+    return texts
+
+
+def arrays_of(model: Model, texts: list[Text]) -> dict[str, np.ndarray]:
+    """Every stage of a run, named text by text, as another program would write them."""
+    t = trace(model, texts)
+    return {f"{i}/{name}": array for name in t for i, array in enumerate(t.texts(name))}
+
+
+# --- how the mistakes are made here ---------------------------------------------------------------------------------
+
+Made = Iterator[tuple[Model, list[Text]]]  # the model and texts that the wrong port runs, while it is wrong
+
+
+def with_weights(model: Model, change: Callable[[str, np.ndarray], np.ndarray]) -> Model:
+    flat = flatten(dict(model.weights))
+    return Model(model.config, unflatten({name: change(name, array) for name, array in flat.items()}))
+
+
+@contextmanager
+def patched(home: object, name: str, wrong: object) -> Iterator[None]:
+    right = getattr(home, name)
+    setattr(home, name, wrong)
+    try:
+        yield
+    finally:
+        setattr(home, name, right)
+
+
+def attend(q: np.ndarray, k: np.ndarray, v: np.ndarray, scale: float = 1.0, axis: int = -1) -> np.ndarray:
+    scores = tap("scores", q @ k.mT * np.float32(scale / math.sqrt(q.shape[-1])))
+    e = np.exp(scores - scores.max(axis=axis, keepdims=True))
+    return tap("context", tap("weights", e / e.sum(axis=axis, keepdims=True)) @ v)
+
+
+def attended(wrong: Callable[..., np.ndarray]) -> Callable[[Model, list[Text]], Made]:
+    @contextmanager
+    def made(model: Model, texts: list[Text]) -> Made:
+        with patched(attention, "scaled_dot_product_attention", lambda q, k, v, *_, **__: wrong(q, k, v)):
+            yield model, texts
+
+    return made
+
+
+def norm_made(wrong: Callable[..., np.ndarray]) -> Callable[[Model, list[Text]], Made]:
+    @contextmanager
+    def made(model: Model, texts: list[Text]) -> Made:
+        with patched(encoder, "layer_norm", lambda x, weight, bias, **_: wrong(x) * weight + bias):
+            yield model, texts
+
+    return made
+
+
+def standardized(x: np.ndarray, eps: float = 1e-12, lost: int = 0) -> np.ndarray:
+    centred = x - x.mean(-1, keepdims=True)
+    return centred / np.sqrt((centred**2).sum(-1, keepdims=True) / np.float32(x.shape[-1] - lost) + np.float32(eps))
+
+
+def activation_made(wrong: Callable[..., np.ndarray]) -> Callable[[Model, list[Text]], Made]:
+    @contextmanager
+    def made(model: Model, texts: list[Text]) -> Made:
+        right = ACTIVATIONS["gelu"]
+        ACTIVATIONS["gelu"] = wrong
+        try:
+            yield model, texts
+        finally:
+            ACTIVATIONS["gelu"] = right
+
+    return made
+
+
+def weights_made(group: str, change: Callable[[np.ndarray], np.ndarray]) -> Callable[[Model, list[Text]], Made]:
+    @contextmanager
+    def made(model: Model, texts: list[Text]) -> Made:
+        yield with_weights(model, lambda name, array: change(array) if name == group else array), texts
+
+    return made
+
+
+def texts_made(change: Callable[[Text], Text]) -> Callable[[Model, list[Text]], Made]:
+    @contextmanager
+    def made(model: Model, texts: list[Text]) -> Made:
+        yield model, [change(text) for text in texts]
+
+    return made
+
+
+def stages_made(**changes: Callable[[np.ndarray], np.ndarray]) -> Callable[[Model, list[Text]], Made]:
+    @contextmanager
+    def made(model: Model, texts: list[Text]) -> Made:
+        with edit({f"layers.*.attention.{name}": change for name, change in changes.items()}):
+            yield model, texts
+
+    return made
+
+
+@contextmanager
+def pre_norm(model: Model, texts: list[Text]) -> Made:
+    right = encoder.encoder_layer
+    with patched(encoder, "encoder_layer", lambda *args, **kwargs: right(*args, **{**kwargs, "norm_first": True})):
+        yield model, texts
+
+
+@contextmanager
+def query_key_weights(model: Model, texts: list[Text]) -> Made:
+    flat = flatten(dict(model.weights))
+    swap = {".query.": ".key.", ".key.": ".query."}
+
+    def change(name: str, array: np.ndarray) -> np.ndarray:
+        part = next((part for part in swap if part in name), None)
+        return flat[name.replace(part, swap[part])] if part else array
+
+    yield with_weights(model, change), texts
+
+
+@contextmanager
+def in_half(model: Model, texts: list[Text]) -> Made:
+    with edit({"*": lambda array: array.astype(np.float16)}):
+        yield with_weights(model, lambda name, array: half("float16", array)), texts
+
+
+@contextmanager
+def one_product_in_half(model: Model, texts: list[Text]) -> Made:
+    """A float16 product in a float32 port: its inputs are rounded, the sum is not."""
+    t = trace(model, texts, "layers.0.attention_norm")
+    weights = model.weights["layers"][0]["ffn"]["hidden"]
+    rounded = [
+        half("float16", x) @ half("float16", weights["weight"]) + weights["bias"]
+        for x in t.texts("layers.0.attention_norm")
+    ]
+    with edit({"layers.0.ffn.hidden": rounded}):
+        yield model, texts
+
+
+def read_otherwise(x: np.ndarray) -> np.ndarray:
+    """(H, L, K) as it is when (L, D) is not transposed but only reshaped."""
+    return np.concatenate(list(x), axis=1).reshape(x.shape)
+
+
+def reshaped(weight: np.ndarray) -> np.ndarray:
+    return weight.T.reshape(weight.shape)
+
+
+SCORES, WEIGHTS, KEY = "layers.0.attention.scores", "layers.0.attention.weights", "layers.1.attention.key"
+ACTIVATION, POSITION, SEGMENT = "layers.0.ffn.activation", "embeddings.position", "embeddings.segment"
+AXIS, WIDTH = "softmax over the wrong axis", "scores scaled by sqrt(d_model)"
+POSITIONS, HEADS = "positions off by one", "heads reshaped without the transpose"
+
+#: How a mistake is made, its name, the stage where it shows first.
+MADE = {
+    "tanh gelu": (activation_made(lambda x, out=None: gelu(x, "tanh")), "tanh GELU for erf", ACTIVATION),
+    "silu": (activation_made(lambda x, out=None: x / (1 + np.exp(-x))), "another activation", ACTIVATION),
+    "eps": (norm_made(lambda x: standardized(x, 1e-5)), "another layer norm eps", "embeddings.norm"),
+    "variance": (norm_made(lambda x: standardized(x, lost=1)), "unbiased variance", "embeddings.norm"),
+    "square": (weights_made(f"{KEY}.weight", np.transpose), "transposed weight", KEY),
+    "wide": (weights_made("layers.0.ffn.hidden.weight", reshaped), "transposed weight", "layers.0.ffn.hidden"),
+    "bias": (weights_made("layers.1.ffn.output.bias", np.zeros_like), "missing bias", "layers.1.ffn.output"),
+    "norm's bias": (weights_made("layers.0.ffn_norm.bias", np.zeros_like), "missing bias", "layers.0.ffn_norm"),
+    "head's bias": (weights_made("head.output.bias", np.zeros_like), "missing bias", "logits"),
+    "unscaled": (attended(lambda q, k, v: attend(q, k, v, 8**0.5)), "unscaled scores", SCORES),
+    "twice": (attended(lambda q, k, v: attend(q, k, v, 8**-0.5)), "doubly scaled scores", SCORES),
+    "d_model": (attended(lambda q, k, v: attend(q, k, v, 0.5)), WIDTH, SCORES),
+    "queries": (attended(lambda q, k, v: attend(q, k, v, axis=-2)), AXIS, WEIGHTS),
+    "heads": (attended(lambda q, k, v: attend(q, k, v, axis=-3)), AXIS, WEIGHTS),
+    "q for k": (attended(lambda q, k, v: attend(k, q, v)), "query and key swapped", SCORES),
+    "W_Q for W_K": (query_key_weights, "query and key swapped", "layers.0.attention.query"),
+    "split": (
+        stages_made(query_heads=read_otherwise, key_heads=read_otherwise, value_heads=read_otherwise),
+        HEADS,
+        "layers.0.attention.query_heads",
+    ),
+    "combine": (
+        stages_made(combined=lambda x: np.stack(np.split(x, 4, axis=1)).reshape(x.shape)),
+        HEADS,
+        "layers.0.attention.combined",
+    ),
+    "pre-norm": (pre_norm, "pre-norm for post-norm", "layers.0.attention.query"),
+    "from 1": (texts_made(lambda t: replace(t, positions=np.arange(1, len(t) + 1))), POSITIONS, POSITION),
+    "from 2": (texts_made(lambda t: replace(t, positions=np.arange(2, len(t) + 2))), POSITIONS, POSITION),
+    "types": (texts_made(lambda t: replace(t, segments=None)), "token types ignored", "embeddings.segment"),
+    "no types": (weights_made(f"{SEGMENT}.weight", np.zeros_like), "token types ignored", SEGMENT),
+    "ids": (texts_made(lambda t: replace(t, ids=t.ids[::-1])), "other token ids", "embeddings.token"),
+    "half": (in_half, "half precision", "embeddings.token"),
+    "half product": (one_product_in_half, "half precision", "layers.0.ffn.hidden"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("made", MADE)
+def test_a_mistake_is_named(made: str, model: Model, recorded: golden.Golden) -> None:
+    make, name, stage = MADE[made]
+    if name == "token types ignored" and not model.config.n_segments:
+        return  # DistilBERT has none
+    with make(model, recorded.texts) as (wrong, texts):
+        arrays = arrays_of(wrong, texts)
+    diagnosis = golden.diagnose(recorded, arrays, model)
+    assert (diagnosis.stage, diagnosis.mistake) == (stage, name), f"{diagnosis}"
+    assert not diagnosis.lies_earlier
+    assert f"cause: {name}" in str(diagnosis)
+
+
+def test_an_ignored_mask_is_named(model: Model, recorded: golden.Golden) -> None:
+    """Texts padded with id 0 and run as whole texts, as they are by a port that forgets the mask."""
+    width = max(LENGTHS)
+    texts = [Text(np.pad(text.ids, (0, width - len(text))), _padded(text.segments, width)) for text in recorded.texts]
+    t = trace(model, texts)
+    arrays = {name: np.stack(t[name]) for name in t}
+    comparison = golden.compare(recorded, arrays)
+    assert comparison.first.stage == "layers.0.attention.weights"
+    assert golden.diagnose(recorded, arrays, model).mistake == "mask ignored"
+
+
+def _padded(segments: np.ndarray | None, width: int) -> np.ndarray | None:
+    return None if segments is None else np.pad(segments, (0, width - len(segments)))
+
+
+def test_the_exact_gelu_in_a_model_of_the_tanh_one_is_named() -> None:
+    model = tiny.model("bert", activation="gelu_tanh")
+    recorded = golden.record(model, texts_for(model))
+    arrays = arrays_of(Model(replace(model.config, activation="gelu"), model.weights), recorded.texts)
+    diagnosis = golden.diagnose(recorded, arrays, model)
+    assert (diagnosis.stage, diagnosis.mistake) == ("layers.0.ffn.activation", "erf GELU for tanh")
+
+
+def test_every_mistake_is_made_somewhere_above() -> None:
+    made = {name for _, name, _ in MADE.values()} | {"mask ignored", "erf GELU for tanh"}
+    assert made == {mistake.name for mistake in (*MISTAKES, HALF_PRECISION)}
+    assert len(made) >= 15
+
+
+# --- with few stages ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "made", ["tanh gelu", "variance", "unscaled", "queries", "split", "W_Q for W_K", "pre-norm", "from 2", "bias"]
+)
+@pytest.mark.parametrize("stages", [("hidden_states.0", "hidden_states.1", "hidden_states.2", "logits"), ("logits",)])
+def test_a_mistake_is_named_from_layers_outputs_or_logits_alone(
+    made: str, stages: tuple[str, ...], model: Model, recorded: golden.Golden
+) -> None:
+    """The stages in between are then computed from the nearest that there is, the token ids if there is none."""
+    make, name, _ = MADE[made]
+    with make(model, recorded.texts) as (wrong, texts):
+        t = trace(wrong, texts)
+    ours = {
+        "hidden_states.0": "embeddings.norm",
+        "hidden_states.1": "layers.0.ffn_norm",
+        "hidden_states.2": "layers.1.ffn_norm",
+    }
+    arrays = {f"{i}/{stage}": array for stage in stages for i, array in enumerate(t.texts(ours.get(stage, stage)))}
+    diagnosis = golden.diagnose(recorded, arrays, model)
+    assert diagnosis.mistake == name, f"{diagnosis}"
+
+
+def test_a_golden_of_some_stages_is_enough(model: Model) -> None:
+    recorded = golden.record(model, texts_for(model), ["embeddings.norm", "layers.*.attention.combined", "logits"])
+    make, name, _ = MADE["unscaled"]
+    with make(model, recorded.texts) as (wrong, texts):
+        arrays = arrays_of(wrong, texts)
+    diagnosis = golden.diagnose(recorded, arrays, model)
+    assert (diagnosis.stage, diagnosis.mistake) == ("layers.0.attention.combined", name)
+
+
+# --- no mistake, or none that is known ------------------------------------------------------------------------------
+
+
+def test_a_stage_that_is_right_given_its_inputs_lies_earlier(model: Model, recorded: golden.Golden) -> None:
+    """All queries and keys drift the same way, each within its budget, which adds up in the scores made from them."""
+    name = "layers.0.attention.scores"
+    drift = {"layers.0.attention.query_heads": lambda q: q * np.float32(1 + 1e-6)}
+    drift |= {"layers.0.attention.key_heads": lambda k: k * np.float32(1 + 1e-6)}
+    with edit(drift):
+        arrays = arrays_of(model, recorded.texts)
+    tight = replace(recorded, budgets={**recorded.budgets, name: recorded.budgets[name] / 4})
+    assert golden.compare(tight, arrays).first.stage == name
+    diagnosis = golden.diagnose(tight, arrays, model)
+    assert diagnosis.lies_earlier
+    assert diagnosis.mistake == ""
+    assert "the fault lies earlier" in str(diagnosis)
+
+
+def test_an_unknown_mistake_is_said_to_be_unknown(model: Model, recorded: golden.Golden) -> None:
+    with edit({"layers.0.ffn.hidden": lambda x: x * np.float32(1.01)}):
+        arrays = arrays_of(model, recorded.texts)
+    diagnosis = golden.diagnose(recorded, arrays, model)
+    assert diagnosis.stage == "layers.0.ffn.hidden"
+    assert diagnosis.fits == []
+    assert "none of the known mistakes gives what you have" in str(diagnosis)
+
+
+def test_a_correct_port_has_nothing_to_diagnose(model: Model, recorded: golden.Golden) -> None:
+    diagnosis = golden.diagnose(recorded, arrays_of(model, recorded.texts), model)
+    assert diagnosis.stage == ""
+    assert "nothing to diagnose" in str(diagnosis)
+
+
+def test_what_is_no_number_is_not_computed_with(model: Model, recorded: golden.Golden) -> None:
+    arrays = arrays_of(model, recorded.texts)
+    arrays["0/layers.0.ffn.hidden"] = np.full_like(arrays["0/layers.0.ffn.hidden"], np.nan)
+    assert "cannot be computed with" in str(golden.diagnose(recorded, arrays, model))
+
+
+def test_another_model_is_an_error(model: Model, recorded: golden.Golden) -> None:
+    other = tiny.model(model.config.model_type, seed=1)
+    with pytest.raises(NpformerError, match="not the weights that the golden file"):
+        golden.diagnose(recorded, {}, other)
+
+
+def test_half_rounds_as_the_formats_do() -> None:
+    """float16 as NumPy has it; bfloat16 to the nearest of two neighbours, ties to the even one."""
+    x = np.array([1, 1 + 2**-8, 1 + 3 * 2**-8, 1 + 2**-8 + 2**-20, -3.14159, 65519, 1e-3, 0])
+    np.testing.assert_array_equal(half("float16", x), x.astype(np.float16))
+    np.testing.assert_array_equal(half("bfloat16", x)[:4], [1, 1, 1 + 2**-6, 1 + 2**-7])
+    assert half("bfloat16", np.float32([3.14159])).dtype == np.float32

@@ -1,0 +1,240 @@
+"""A golden file holds a model's stages, their truth and their budgets, and says so plainly when it is not one."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import safetensors.numpy
+
+from npformer import golden
+from npformer.checkpoint import load_folder, transformer, unflatten
+from npformer.checkpoint.archive import load_arrays, save_arrays
+from npformer.config import HEADS
+from npformer.errors import NpformerError
+from npformer.golden.record import in_float64, weights_sha256
+from npformer.interpret.edit import edit
+from npformer.interpret.trace import trace
+from npformer.model import Model
+from npformer.tasks import Pair
+from npformer.transformer_config import TransformerConfig
+from tests.support import tiny
+
+pytestmark = pytest.mark.numbers
+
+TEXTS = ["I love ice cream", Pair("no", "my movie"), "not"]
+FAMILIES = ("distilbert", "bert")
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def model(request: pytest.FixtureRequest) -> Model:
+    return tiny.model(request.param)
+
+
+def test_what_is_recorded_is_the_trace_and_its_truth(model: Model) -> None:
+    recorded = golden.record(model, TEXTS)
+    single, double = trace(model, TEXTS), trace(in_float64(model), list(recorded.texts))
+    assert list(recorded.stages) == list(single)
+    for name in single:
+        for i in range(3):
+            np.testing.assert_array_equal(recorded.stages[name][i], single[name][i])
+            np.testing.assert_array_equal(recorded.truth[name][i], double[name][i])
+            assert (recorded.stages[name][i].dtype, recorded.truth[name][i].dtype) == (np.float32, np.float64)
+
+
+def test_the_budget_is_of_the_size_of_float32s_own_error(model: Model) -> None:
+    """Five times the largest of nine draws of it, so that the recorded run itself is well within."""
+    recorded = golden.record(model, TEXTS)
+    for name, budget in recorded.budgets.items():
+        gap = max(np.abs(a - b).max() for a, b in zip(recorded.stages[name], recorded.truth[name], strict=True))
+        size = max(np.abs(each).max() for each in recorded.truth[name])
+        assert gap <= budget / 5
+        assert 2**-24 * size <= budget <= 2**-14 * size, name
+
+
+def test_the_file_is_read_back_whole_and_is_the_same_each_time(model: Model, tmp_path: Path) -> None:
+    recorded = golden.record(model, TEXTS, name="a model")
+    for name in ("a", "b"):
+        golden.record(model, TEXTS, name="a model").save(tmp_path / name)
+    assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
+    again = golden.load(tmp_path / "a")
+    assert (again.model, again.config, again.tokens) == ("a model", model.config, recorded.tokens)
+    assert (again.budgets, again.versions, again.weights_sha256) == (
+        recorded.budgets,
+        recorded.versions,
+        weights_sha256(model),
+    )
+    for name in recorded.stages:
+        for part in ("stages", "truth"):
+            for a, b in zip(getattr(recorded, part)[name], getattr(again, part)[name], strict=True):
+                np.testing.assert_array_equal(a, b)
+    for a, b in zip(recorded.texts, again.texts, strict=True):
+        np.testing.assert_array_equal(a.ids, b.ids)
+        assert (a.segments is None) == (b.segments is None) == (model.config.n_segments == 0)
+    assert "45 stages of 3 texts" in repr(again) or "44 stages of 3 texts" in repr(again)
+
+
+def test_the_format_is_the_documented_one_for_any_safetensors_library(model: Model, tmp_path: Path) -> None:
+    path = tmp_path / "g.safetensors"
+    golden.record(model, TEXTS, ["embeddings.norm", "*.weights", "logits"]).save(path)
+    arrays = safetensors.numpy.load_file(path)
+    with safetensors.safe_open(path, "numpy") as file:
+        metadata = file.metadata()
+    assert (metadata["format"], metadata["version"]) == ("npformer-golden", "1")
+    manifest = json.loads(metadata["manifest"])
+    stages = ["embeddings.norm", "layers.0.attention.weights", "layers.1.attention.weights", "logits"]
+    assert manifest["stages"] == stages
+    assert list(manifest) == ["model", "config", "weights_sha256", "versions", "tokens", "stages", "budgets"]
+    assert manifest["config"]["model_type"] == model.config.model_type
+    inputs = ["ids", "segments"] if model.config.n_segments else ["ids"]
+    names = [*inputs, *stages, *(f"float64/{name}" for name in stages)]
+    assert sorted(arrays) == sorted(f"{i}/{name}" for i in range(3) for name in names)
+    length = len(manifest["tokens"][0])
+    assert arrays["0/ids"].shape == (length,)
+    assert arrays["0/layers.0.attention.weights"].shape == arrays["0/float64/layers.0.attention.weights"].shape
+    assert arrays["0/layers.0.attention.weights"].shape == (4, length, length)
+    page = (Path(golden.__file__).parent / "FORMAT.md").read_text(encoding="utf-8")
+    assert all(f"`{key}`" in page for key in manifest)
+
+
+@pytest.mark.parametrize("head", HEADS)
+def test_every_head_is_recorded_and_read(head: str, tmp_path: Path) -> None:
+    model = tiny.model("bert", head)
+    golden.record(model, TEXTS).save(tmp_path / "g.safetensors")
+    again = golden.load(tmp_path / "g.safetensors")
+    arrays = {f"{i}/{name}": array for name in again.stages for i, array in enumerate(again.stages[name])}
+    assert golden.compare(again, arrays).ok
+
+
+def test_an_encoder_of_torchs_own_modules_is_recorded_too(tmp_path: Path) -> None:
+    """Its layers normalize first and end in a norm of their own; its module names are not Hugging Face's."""
+    sizes = {"vocab_size": 50, "d_model": 16, "n_heads": 2, "n_layers": 2, "d_ffn": 32, "max_length": 32}
+    forms = {"torch_class": "nn.TransformerEncoder", "norm_first": True, "final_norm": True, "labels": ("A", "B")}
+    config = TransformerConfig("transformer", "sequence-classification", **sizes, **forms)
+    random = np.random.default_rng(0)
+    flat = {name: random.standard_normal(each.shape) for name, each in transformer.parameters(config).items()}
+    model = Model(config, unflatten({name: array.astype(np.float32) for name, array in flat.items()}))
+    golden.record(model, [[1, 2, 3], [4, 5]]).save(tmp_path / "g.safetensors")
+    recorded = golden.load(tmp_path / "g.safetensors")
+    with edit({"layers.*.attention.scores": lambda scores: scores / np.float32(8**0.5)}):
+        t = trace(model, recorded.texts)
+    arrays = {f"{i}/{name}": array for name in t for i, array in enumerate(t[name])}
+    assert golden.diagnose(recorded, arrays, model).mistake == "doubly scaled scores"
+    assert t.label == [config.labels[int(logits.argmax())] for logits in t["logits"]]
+
+
+def test_the_sha256_is_of_the_numbers_whatever_file_they_came_from(tmp_path: Path) -> None:
+    own, theirs = (tiny.folder(tmp_path / str(own), "bert", "masked-lm", own=own) for own in (True, False))
+    digests = {weights_sha256(Model(*load_folder(path))) for path in (own, theirs)}
+    assert len(digests) == 1
+    assert weights_sha256(tiny.model("bert", "masked-lm", seed=1)) not in digests
+
+
+def test_only_a_float32_model_is_recorded(model: Model) -> None:
+    with pytest.raises(NpformerError, match="expected a float32 model, got float64"):
+        golden.record(in_float64(model), TEXTS)
+    with pytest.raises(NpformerError, match="did you mean"):
+        golden.record(model, TEXTS, "layers.*.attention.weigths")
+
+
+# --- tiny models ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_tiny_model_is_small_and_the_same_each_time(family: str, tmp_path: Path) -> None:
+    folders = [golden.tiny(tmp_path / name, family, seed) for name, seed in (("a", 0), ("b", 0), ("c", 1))]
+    files = sorted(path.name for path in folders[0].iterdir())
+    assert files == ["config.json", "golden.safetensors", "model.safetensors"]
+    for name in files:
+        assert (folders[0] / name).read_bytes() == (folders[1] / name).read_bytes()
+    assert (folders[0] / "golden.safetensors").stat().st_size < 1e6
+    assert (folders[0] / "model.safetensors").read_bytes() != (folders[2] / "model.safetensors").read_bytes()
+    model = Model(*load_folder(folders[0]))
+    recorded = golden.load(folders[0] / "golden.safetensors")
+    golden.check_model(recorded, model)
+    golden.assert_close(
+        recorded,
+        {f"{i}/{n}": a for n, each in golden.record(model, recorded.texts).stages.items() for i, a in enumerate(each)},
+    )
+
+
+def test_the_tiny_models_numbers_do_not_depend_on_numpys_version(tmp_path: Path) -> None:
+    """Raw bits of PCG64(0), which NumPy promises not to change, and arithmetic on them; the sum is of these alone."""
+    folder = golden.tiny(tmp_path / "m", "distilbert")
+    arrays, _ = load_arrays(folder / "model.safetensors")
+    first = arrays["distilbert.embeddings.word_embeddings.weight"][0, :3]
+    raw = np.random.PCG64(0).random_raw(3) >> np.uint64(11)
+    np.testing.assert_array_equal(first, (0.3 * 3**0.5 * (raw * 2.0**-52 - 1)).astype(np.float32))
+
+
+def test_a_tiny_model_of_no_family_or_over_another_folder_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(NpformerError, match="'gpt' is no family; there are distilbert, bert"):
+        golden.tiny(tmp_path / "m", "gpt")
+    with pytest.raises(NpformerError, match="exists already"):
+        golden.tiny(tmp_path, "bert")
+    assert list(tmp_path.iterdir()) == []
+
+
+# --- files that are no golden files ---------------------------------------------------------------------------------
+
+
+def test_a_truncated_file_is_an_error(tmp_path: Path) -> None:
+    path = golden.tiny(tmp_path / "m", "bert") / "golden.safetensors"
+    data = path.read_bytes()
+    for length in (0, 7, 1000, len(data) // 2, len(data) - 1):
+        path.write_bytes(data[:length])
+        with pytest.raises(NpformerError, match=r"golden\.safetensors"):
+            golden.load(path)
+
+
+def test_a_foreign_file_is_an_error(tmp_path: Path) -> None:
+    folder = golden.tiny(tmp_path / "m", "bert")
+    with pytest.raises(NpformerError, match="not a golden file"):
+        golden.load(folder / "model.safetensors")
+    with pytest.raises(NpformerError, match="No such file"):
+        golden.load(folder / "nothing.safetensors")
+    np.savez(tmp_path / "a.npz", ids=np.arange(3))
+    with pytest.raises(NpformerError, match="not a golden file"):
+        golden.load(tmp_path / "a.npz")
+
+
+def alter(path: Path, change: object) -> None:
+    """Rewrite a golden file with its manifest, or its arrays, changed."""
+    arrays, metadata = load_arrays(path)
+    arrays, manifest = dict(arrays), json.loads(metadata["manifest"])
+    change(arrays, manifest)
+    save_arrays(path, arrays, {**metadata, "manifest": json.dumps(manifest)})
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda arrays, manifest: manifest.pop("stages"), "no 'stages'"),
+        (lambda arrays, manifest: manifest["stages"].append("mine"), "no '0/mine'"),
+        (lambda arrays, manifest: manifest.update(stages=[]), "no texts or no stages"),
+        (lambda arrays, manifest: manifest["budgets"].update(logits=0), "logits: expected an error budget above 0"),
+        (lambda arrays, manifest: manifest["budgets"].update(logits=float("nan")), "logits: expected an error budget"),
+        (lambda arrays, manifest: manifest["config"].update(model_type="gpt"), "model_type"),
+        (lambda arrays, manifest: manifest["tokens"][0].pop(), "0/ids: expected 8 tokens"),
+        (lambda arrays, manifest: manifest.update(tokens=7), "not iterable"),
+        (lambda arrays, manifest: arrays.pop("1/float64/logits"), "no '1/float64/logits'"),
+        (lambda arrays, manifest: arrays.update({"1/logits": np.zeros(3, np.float32)}), "logits: expected float32 and"),
+        (lambda arrays, manifest: arrays.update({"1/logits": np.zeros(2)}), "logits: expected float32 and float64"),
+    ],
+)
+def test_a_file_that_does_not_fit_its_manifest_is_an_error(tmp_path: Path, change: object, message: str) -> None:
+    path = golden.tiny(tmp_path / "m", "bert") / "golden.safetensors"
+    alter(path, change)
+    with pytest.raises(NpformerError, match=f"does not fit its manifest: .*{message}"):
+        golden.load(path)
+
+
+def test_another_version_of_the_format_is_an_error(tmp_path: Path) -> None:
+    save_arrays(tmp_path / "g.safetensors", {}, {"format": "npformer-golden", "version": "2", "manifest": "{}"})
+    with pytest.raises(NpformerError, match="version '2' of the format; this npformer reads 1"):
+        golden.load(tmp_path / "g.safetensors")
+    save_arrays(tmp_path / "g.safetensors", {}, {"format": "npformer-golden", "version": "1", "manifest": "[" * 9999})
+    with pytest.raises(NpformerError, match="does not fit its manifest"):
+        golden.load(tmp_path / "g.safetensors")

@@ -1,0 +1,221 @@
+"""Attribution by gradients: against finite differences, against completeness, and where a model leaves no choice."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+
+from npformer import edit, load, view
+from npformer.checkpoint import transformer
+from npformer.errors import NpformerError
+from npformer.interpret.attribution import Target, target
+from npformer.interpret.gradients import slope
+from npformer.interpret.trace import texts_of, trace
+from npformer.model import Model
+from npformer.runtime.batch import Text
+from npformer.text.inputs import Pair
+from npformer.text.words import word_spans
+from npformer.transformer_config import TransformerConfig
+from tests.golden import seq2seq_cases as cases
+from tests.support import tiny
+
+pytestmark = pytest.mark.numbers
+
+TEXT = "I love good ice cream"
+PAIR = Pair("I love ice", "it is hotter")
+KINDS = ["distilbert", "bert"]
+CLASSIFIER = "tests/golden/seq2seq/classifier"  # an nn.TransformerEncoder without a tokenizer
+
+
+def method(shown: view.AttributionView, name: str) -> Any:
+    return next(each for each in shown.methods if each.name == name)
+
+
+def sums(about: str) -> tuple[float, ...]:
+    """What integrated gradients say of themselves: the sum, both ends of the way, the change."""
+    numbers = re.search(r"sum to (\S+); .* from (\S+) to (\S+), by (\S+): the sum is off", about)
+    assert numbers
+    return tuple(map(float, numbers.groups()))
+
+
+def prepared(model: Model, text: Any, label: int = 0) -> tuple[Any, list[str], Target]:
+    (ids,), (tokens,), _ = texts_of(model, text)
+    return ids, tokens, target(model.config, label, trace(model, text)["logits"])
+
+
+# --- the target ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("problem", "labels"), [(None, 2), (None, 5), ("multi_label_classification", 3)])
+def test_the_target_has_the_gradient_of_its_own_differences(problem: str | None, labels: int) -> None:
+    config = tiny.config(labels=tuple("abcde"[:labels]), problem_type=problem)
+    logits = np.random.default_rng(1).standard_normal((4, labels))
+    explained, h = target(config, labels - 1, logits[0]), 1e-6
+    steps = h * np.eye(labels)
+    differences = np.stack([explained.of(logits + s) - explained.of(logits - s) for s in steps], axis=1) / (2 * h)
+    np.testing.assert_allclose(explained.gradient(logits), differences, rtol=0, atol=1e-9)  # h² and 1e-16 / h
+
+
+# --- gradient times input --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("text", [TEXT, PAIR], ids=["text", "pair"])
+def test_the_gradient_is_that_of_central_differences(kind: str, text: Any) -> None:
+    model = tiny.model(kind, dtype=np.float64)
+    ids, _, explained = prepared(model, text)
+    here, h = slope(model, [ids], explained), 1e-5
+    rng = np.random.default_rng(2)
+    for _ in range(20):
+        way = rng.standard_normal(here.rows.shape)
+        ends = [slope(model, [ids], explained, here.rows + sign * h * way).values[0] for sign in (1, -1)]
+        # What h leaves of the third derivative, and what it makes of rounding, are both near 1e-9.
+        np.testing.assert_allclose((here.gradient * way).sum(), (ends[0] - ends[1]) / (2 * h), rtol=0, atol=1e-7)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_tokens_score_is_the_change_along_its_own_embedding(kind: str) -> None:
+    model = tiny.model(kind, dtype=np.float64)
+    ids, tokens, explained = prepared(model, TEXT)
+    rows, h, scores = slope(model, [ids], explained).rows, 1e-6, []
+    for i in range(len(tokens)):
+        way = h * rows * (np.arange(len(tokens)) == i)[:, None]
+        ends = [slope(model, [ids], explained, rows + sign * way).values[0] for sign in (1, -1)]
+        scores.append((ends[0] - ends[1]) / (2 * h))
+    shown = method(view.attribution(model, TEXT, label=0), "Gradient × input")  # noqa: RUF001
+    np.testing.assert_allclose(shown.scores, scores, rtol=0, atol=1e-7)
+    assert shown.words == tokens
+
+
+# --- integrated gradients --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("text", [TEXT, PAIR], ids=["text", "pair"])
+def test_integrated_gradients_are_complete(kind: str, text: Any) -> None:
+    model = tiny.model(kind)
+    shown = method(view.attribution(model, text, label="NEGATIVE"), "Integrated gradients")
+    total, start, end, change = sums(shown.about)
+    logits = trace(model, text)["logits"].astype(float)
+    assert end == pytest.approx(logits[0] - logits[1], abs=5e-5)  # as printed
+    assert change == pytest.approx(end - start, abs=2e-4)
+    assert total == pytest.approx(shown.scores.sum(), abs=5e-5)
+    # 50 places. DistilBERT's pooler has ReLUs: a jump of the gradient costs up to half a place's share of its height.
+    assert abs(shown.scores.sum() - change) < {"bert": 5e-4, "distilbert": 2e-2}[kind]
+
+
+def test_the_error_falls_with_the_square_of_the_places() -> None:
+    """As the midpoint rule's does on a function without kinks: BERT's tanh and GELU."""
+    model, errors = tiny.model("bert", dtype=np.float64), []
+    for steps in (20, 40, 80):
+        shown = method(view.attribution(model, TEXT, label=0, steps=steps), "Integrated gradients")
+        found = re.search(r"off by (\S+)\.$", shown.about)
+        assert found
+        errors.append(float(found[1]))
+        assert f"averaged over {steps} places" in shown.about
+    assert errors[0] / errors[1] == pytest.approx(4, rel=0.3)  # one digit of each is printed
+    assert errors[1] / errors[2] == pytest.approx(4, rel=0.3)
+
+
+def test_the_frame_stays_and_every_word_starts_from_the_mask() -> None:
+    model = tiny.model("bert", dtype=np.float64)
+    shown = method(view.attribution(model, PAIR, label=0), "Integrated gradients")
+    scores = dict(zip(enumerate(shown.words), shown.scores, strict=True))
+    assert {word for (_, word), score in scores.items() if score == 0} == {"[CLS]", "[SEP]"}
+    assert "a text of [MASK]" in shown.about
+    (text,), (tokens,), _ = texts_of(model, PAIR)
+    ids = [
+        number if token in ("[CLS]", "[SEP]") else tiny.SPECIAL.index("[MASK]")
+        for number, token in zip(text.ids, tokens, strict=True)
+    ]
+    masked = trace(model, Text(np.array(ids), text.segments))["logits"]
+    assert sums(shown.about)[1] == pytest.approx(masked[0] - masked[1], abs=5e-5)
+
+
+@pytest.mark.parametrize("steps", [1, 50])
+def test_on_a_linear_model_both_are_the_weights_times_the_input(steps: int) -> None:
+    """No block adds anything and no norm bends anything: F(x) = x_0 . (w_0 - w_1) + b_0 - b_1, and the baseline is 0."""
+    config = TransformerConfig(
+        "transformer", "sequence-classification", 20, 8, 2, 2, 16, 32, activation="gelu", labels=("a", "b"),
+        torch_class="nn.TransformerEncoder", norm_first=True,
+    )  # fmt: skip
+    flat = {
+        name: cases.drawn("linear", name, each.shape) * (".output." not in name or name.startswith("head"))
+        for name, each in transformer.parameters(config).items()
+        if "position" not in name
+    }
+    model = Model(config, transformer.build(flat, config, np.dtype(np.float64), []))
+    shown = view.attribution(model, [3, 4, 5], label=0, steps=steps)
+    assert [each.name for each in shown.methods] == ["Gradient × input", "Integrated gradients", "Attention roll-out"]  # noqa: RUF001
+    row = trace(model, [3, 4, 5])["embeddings.sum"][0]
+    weight = model.weights["head"]["output"]["weight"]
+    expected = [row @ (weight[:, 0] - weight[:, 1]), 0, 0]
+    for each in shown.methods[:2]:
+        np.testing.assert_allclose(each.scores, expected, rtol=1e-12, atol=1e-14)
+
+
+# --- what they are offered for ---------------------------------------------------------------------------------------
+
+
+def test_they_stand_between_leaving_out_and_roll_out() -> None:
+    names = [each.name for each in view.attribution(tiny.model("bert"), PAIR).methods]
+    assert names == ["Leave one word out", "Gradient × input", "Integrated gradients", "Attention roll-out"]  # noqa: RUF001
+
+
+def test_a_torch_encoder_without_a_tokenizer_starts_from_zeros() -> None:
+    model = load(CLASSIFIER, dtype="float64")
+    shown = method(view.attribution(model, [3, 4, 5, 6], label="positive", steps=400), "Integrated gradients")
+    total, _, end, change = sums(shown.about)
+    assert "from zeros" in shown.about
+    assert total == pytest.approx(change, abs=5e-2)  # ReLUs, and norms that turn sharply near zeros
+    assert end == pytest.approx(float(np.diff(trace(model, [3, 4, 5, 6])["logits"])[0]), abs=5e-5)
+
+
+def test_a_torch_encoder_with_a_tokenizer_is_asked_with_texts() -> None:
+    model = load(CLASSIFIER)
+    vocabulary = tiny.tokenizer()
+    model.tokenizer = vocabulary
+    text = "0 1 2 3 4"  # pieces that its 50 rows have
+    (ids,), _, _ = texts_of(model, text)
+    assert ids.ids.max() < model.config.vocab_size
+    shown = view.attribution(model, text)
+    assert len(shown.methods) == 4
+    assert method(shown, "Integrated gradients").words == ["[CLS]", *"01234", "[SEP]"]
+
+
+def test_pieces_add_up_to_words() -> None:
+    model = tiny.model("bert", dtype=np.float64)
+    shown = method(view.attribution(model, "hotter politics"), "Gradient × input")  # noqa: RUF001
+    _, tokens, _ = prepared(model, "hotter politics")
+    assert len(shown.words) == len(word_spans(tokens)) < len(tokens)
+    ids, _, explained = prepared(model, "hotter politics", int(trace(model, "hotter politics")["logits"].argmax()))
+    here = slope(model, [ids], explained)
+    assert shown.scores.sum() == pytest.approx(float((here.rows * here.gradient).sum()), abs=1e-12)
+
+
+def test_regression_explains_the_output() -> None:
+    model = tiny.model("distilbert", labels=("score",), problem_type="regression", dtype=np.float64)
+    shown = method(view.attribution(model, TEXT), "Integrated gradients")
+    assert sums(shown.about)[2] == pytest.approx(float(trace(model, TEXT)["logits"][0]), abs=5e-5)
+    assert "the model's output went from" in shown.about
+
+
+def test_under_an_edit_no_gradient_is_offered() -> None:
+    model = tiny.model("bert")
+    with edit({"layers.0.attention.output": lambda array: array * 0}):
+        shown = view.attribution(model, TEXT)
+    assert [each.name for each in shown.methods] == ["Leave one word out", "Attention roll-out"]
+
+
+def test_the_same_bits_on_any_number_of_threads() -> None:
+    shown = [view.attribution(tiny.model("distilbert", threads=n), TEXT, steps=400).methods[2].scores for n in (1, 2)]
+    assert np.array_equal(*shown)
+
+
+@pytest.mark.parametrize("steps", [0, -1])
+def test_no_places_are_an_error(steps: int) -> None:
+    with pytest.raises(NpformerError, match=f"steps={steps}: expected at least 1"):
+        view.attribution(tiny.model(), TEXT, steps=steps)

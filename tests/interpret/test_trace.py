@@ -1,0 +1,371 @@
+"""A trace holds every stage of a forward, text by text, and nothing else; its table, page and file say the same."""
+
+from __future__ import annotations
+
+import gc
+import os
+import sys
+import timeit
+import weakref
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import npformer
+from npformer.attention import scaled_dot_product_attention
+from npformer.checkpoint import transformer, unflatten
+from npformer.config import HEADS
+from npformer.errors import NpformerError
+from npformer.functions import softmax
+from npformer.interpret import stages
+from npformer.interpret.edit import edit
+from npformer.interpret.trace import Trace, trace
+from npformer.model import Model
+from npformer.runtime.batch import Text
+from npformer.seq2seq import Seq2Seq
+from npformer.tap import tap
+from npformer.tasks import Pair
+from npformer.transformer_config import TransformerConfig
+from tests.support import tiny
+
+pytestmark = pytest.mark.numbers
+
+TEXT = "I love ice cream"
+FAMILIES = ("distilbert", "bert")
+LAYER = [stage.name for stage in stages.STAGES if stage.name.startswith("layers.*.")]
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def model(request: pytest.FixtureRequest) -> Model:
+    return tiny.model(request.param)
+
+
+def test_every_stage_fires_once_in_the_order_of_the_table(model: Model) -> None:
+    layers = [name.replace("*", str(n)) for n in range(model.config.n_layers) for name in LAYER]
+    segments = ["embeddings.segment"] if model.config.n_segments else []
+    expected = [
+        *("embeddings.token", "embeddings.position"),
+        *segments,
+        *("embeddings.sum", "embeddings.norm"),
+        *layers,
+        *("pooler", "pooled", "logits", "probabilities"),
+    ]
+    assert list(trace(model, TEXT)) == expected
+    assert set(expected) <= set(stages.names(model.config))
+
+
+def test_shapes_of_one_text_have_no_batch_axis(model: Model) -> None:
+    t = trace(model, TEXT)
+    sizes = {"T": 6, "D": 32, "H": 4, "K": 8, "F": 64, "C": 2}
+    for name in t:
+        symbols = stages.find(name).shape.split(" or ")[0].strip("()")
+        assert t[name].shape == tuple(sizes[each.strip()] for each in symbols.split(",") if each), name
+        assert t[name].dtype == np.float32, name
+
+
+def test_the_stages_are_what_their_formulas_say(model: Model) -> None:
+    t = trace(model, TEXT)
+    attention = model.weights["layers"][0]["attention"]
+    x = t["embeddings.norm"]
+    np.testing.assert_allclose(
+        t["layers.0.attention.query"], x @ attention["query"]["weight"] + attention["query"]["bias"], 1e-5, 1e-5
+    )
+    q, k, v = (t[f"layers.0.attention.{name}_heads"] for name in ("query", "key", "value"))
+    np.testing.assert_allclose(t["layers.0.attention.scores"], q @ k.mT / np.sqrt(8), 1e-4, 1e-5)
+    np.testing.assert_allclose(t["layers.0.attention.weights"], softmax(t["layers.0.attention.scores"]), 1e-5, 1e-6)
+    np.testing.assert_allclose(t["layers.0.attention.context"], t["layers.0.attention.weights"] @ v, 1e-4, 1e-5)
+    np.testing.assert_array_equal(
+        t["layers.0.attention.combined"], np.concatenate(list(t["layers.0.attention.context"]), 1)
+    )
+    np.testing.assert_array_equal(t["layers.0.attention_residual"], x + t["layers.0.attention.output"])
+    np.testing.assert_allclose(t["probabilities"].sum(), 1, 1e-6)
+
+
+def test_each_of_several_texts_has_what_it_has_alone(model: Model) -> None:
+    """Lengths 6, 4, 6, 3 and 4, 4: runs of equal lengths fire once each; a text has the bits it has alone."""
+    texts = [TEXT, "no not", "you love ice cream", "no", "is it", "my movie"]
+    together = trace(model, texts)
+    for i, text in enumerate(texts):
+        alone = trace(model, text)
+        assert together.tokens[i] == alone.tokens
+        assert list(together) == list(alone)
+        for name in alone:
+            np.testing.assert_array_equal(together[name][i], alone[name], err_msg=name)
+            np.testing.assert_array_equal(together.texts(name)[i], alone.texts(name)[0])
+
+
+def test_tracing_changes_no_bit_of_the_answer(model: Model) -> None:
+    texts = [Text(np.array([2, 40, 41, 3])), Text(np.array([2, 60, 3]))]
+    untraced = model.run(texts)
+    with trace() as t:
+        traced = model.run(texts)
+    for a, b in zip(untraced, traced, strict=True):
+        np.testing.assert_array_equal(a["logits"], b["logits"])
+    np.testing.assert_array_equal(t["logits"], [answer["logits"] for answer in untraced])
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("head", HEADS)
+def test_every_head_ends_in_its_probabilities(family: str, head: str) -> None:
+    if family == "distilbert" and head == "next-sentence":
+        return  # BERT's alone
+    t = trace(tiny.model(family, head), [TEXT, "no not", "no"])
+    last = [name for name in t if not name.startswith(("layers.", "embeddings."))]
+    if head == "base":
+        assert last == (["pooler", "pooled"] if family == "bert" else [])
+    elif head == "question-answering":
+        assert last == ["start_logits", "end_logits", "start_probabilities", "end_probabilities"]
+        assert [each.shape for each in t["end_probabilities"]] == [(6,), (4,), (3,)]
+        np.testing.assert_allclose([each.sum() for each in t["start_probabilities"]], 1, 1e-6)
+    else:
+        assert last[-2:] == ["logits", "probabilities"]
+        of_tokens = head in ("token-classification", "masked-lm")
+        assert [array.ndim for array in t["logits"]] == [1 + of_tokens] * 3
+        sums = (
+            np.sum(t["probabilities"])
+            if head == "multiple-choice"
+            else np.concatenate([np.atleast_2d(p) for p in t["probabilities"]]).sum(-1)
+        )
+        np.testing.assert_allclose(sums, 1, 1e-5)
+
+
+def test_a_regression_has_no_probabilities_and_several_labels_have_independent_ones() -> None:
+    regression = tiny.model(labels=("SCORE",), problem_type="regression")
+    assert "probabilities" not in trace(regression, TEXT)
+    several = tiny.model(labels=("A", "B"), problem_type="multi_label_classification")
+    t = trace(several, TEXT)
+    np.testing.assert_allclose(t["probabilities"], 1 / (1 + np.exp(-t["logits"])), 1e-6)
+
+
+def test_pairs_ids_and_segments() -> None:
+    model = tiny.model("bert")
+    t = trace(model, Pair("good", "my movie"))
+    assert t.tokens == ["[CLS]", "good", "[SEP]", "my", "movie", "[SEP]"]
+    assert t.segments == [0, 0, 0, 1, 1, 1]
+    again = trace(model, Text(t.ids, np.array(t.segments)))
+    np.testing.assert_array_equal(again["logits"], t["logits"])
+    assert again.tokens == t.tokens
+    assert trace(tiny.model(), Pair("good", "my movie")).segments == [0, 0, 0, 1, 1, 1]  # to be read, though not used
+    without = Model(model.config, model.weights)
+    assert trace(without, [2, 3]).tokens == ["2", "3"]
+
+
+def test_the_label_is_the_likelier_one(model: Model) -> None:
+    t = trace(model, [TEXT, "no"])
+    assert t.label == [model.config.labels[int(np.argmax(logits))] for logits in t["logits"]]
+    assert trace(tiny.model(head="base"), TEXT).label is None
+
+
+# --- recording only some stages, and by hand ------------------------------------------------------------------------
+
+
+def test_one_stage_keeps_only_that_stage_alive(model: Model) -> None:
+    kept: dict[str, weakref.ref] = {}
+
+    def watch(name: str, array: np.ndarray) -> np.ndarray:
+        owner = array if array.base is None else array.base
+        kept[name] = weakref.ref(owner)
+        return array
+
+    from npformer.tap import listen
+
+    with listen(watch):
+        t = trace(model, TEXT, "layers.1.attention.weights")
+    gc.collect()
+    assert list(t) == ["layers.1.attention.weights"]
+    assert [name for name, array in kept.items() if array() is not None and name.startswith("layers.")] == list(t)
+    with pytest.raises(NpformerError, match=r"not recorded; this trace was asked for layers.1.attention.weights"):
+        t["layers.0.attention.weights"]
+
+
+def test_patterns_choose_stages(model: Model) -> None:
+    t = trace(model, TEXT, ["layers.*.attention.weights", "logits"])
+    assert list(t) == ["layers.0.attention.weights", "layers.1.attention.weights", "logits"]
+    assert list(t.select("*weights")) == list(t)[:2]
+
+
+def test_a_block_gathers_all_forwards_in_it(model: Model) -> None:
+    with trace() as t:
+        model([[2, 40, 3], [2, 41, 3]])
+        model([2, 42, 43, 3])
+    assert [ids.tolist() for ids in t.ids] == [[2, 40, 3], [2, 41, 3], [2, 42, 43, 3]]
+    assert [array.shape for array in t["layers.0.attention.weights"]] == [(4, 3, 3), (4, 3, 3), (4, 4, 4)]
+    np.testing.assert_array_equal(t["logits"][2], model([2, 42, 43, 3]).logits[0])
+
+
+def test_functions_and_stages_of_ones_own_are_traced_too() -> None:
+    q = np.ones((2, 3, 4), np.float32)
+    with trace() as t:
+        scaled_dot_product_attention(q, q, q)
+        tap("mine", q[0])
+    assert t["weights"].shape == (2, 3, 3)
+    assert t.row("mine").shape == "(3, 4)"
+    assert t.ids is None
+    assert t.tokens is None
+
+
+def test_an_encoder_decoder_is_traced_under_both_names() -> None:
+    """Source rows and target rows are told apart, also in cross-attention, where keys and values are the source's."""
+    sizes = {"vocab_size": 50, "target_vocab_size": 40, "d_model": 16, "n_heads": 2, "n_decoder_heads": 2, "d_ffn": 32}
+    layers = {"n_layers": 2, "n_decoder_layers": 2, "d_decoder_ffn": 32, "max_length": 32}
+    config = TransformerConfig("marian", "translation", **sizes, **layers)
+    random = np.random.default_rng(0)
+    flat = {name: random.standard_normal(each.shape) for name, each in transformer.parameters(config).items()}
+    model = Seq2Seq(config, unflatten({name: array.astype(np.float32) for name, array in flat.items()}))
+    lengths = ((5, 4), (7, 4), (7, 6))
+    pairs = [tuple(Text(random.integers(0, 40, length)) for length in pair) for pair in lengths]
+    with trace() as t:
+        model.run(pairs)
+    for i, (source, target) in enumerate(lengths):
+        assert t["encoder.layers.1.attention.weights"][i].shape == (2, source, source)
+        assert t["decoder.layers.1.cross_attention.weights"][i].shape == (2, target, source)
+        assert t["decoder.layers.1.cross_attention.key"][i].shape == (source, 16)
+        with trace() as alone:
+            model.run(pairs[i : i + 1])
+        for name in t:
+            np.testing.assert_array_equal(t[name][i], alone[name], err_msg=name)
+    assert t.row("decoder.layers.0.cross_attention.weights").stage.formula == "W_h = softmax(scores)"
+    with edit({"decoder.*": lambda array: array}), trace() as edited:
+        model.run(pairs)
+    assert all(np.array_equal(a, b) for name in t for a, b in zip(t[name], edited[name], strict=True))
+    with pytest.raises(NpformerError, match="depend on a target"):
+        trace(model, TEXT)
+
+
+def test_taps_cost_less_than_a_hundredth_of_a_short_forward(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a tap and a scope cost with nobody listening, times how often they are passed, of the bundled model."""
+    model = npformer.load("distilbert-sst2")
+    text = [Text(np.array([101, 1045, 2293, 3256, 6949, 102]))]
+    forward = min(timeit.repeat(lambda: model.run(text), number=1, repeat=60))
+    modules = [sys.modules[f"npformer.{name}"] for name in ("attention", "encoder", "heads", "model")]
+    count: Counter[str] = Counter()
+    for name, right in (("tap", tap), ("scope", npformer.scope)):
+        for module in modules:
+            if hasattr(module, name):
+                monkeypatch.setattr(module, name, lambda *given, n=name, f=right: (count.update([n]), f(*given))[1])
+    model.run(text)
+    assert count["tap"] == 5 - 1 + 6 * 18 + 3 + 2  # stages, ids and lengths
+    costs = {"tap": "tap('scores', array)", "scope": "with scope('layers.0'): pass"}
+    globals_ = {"tap": tap, "scope": npformer.scope, "array": np.zeros(3)}
+    spent = sum(count[n] * min(timeit.repeat(costs[n], globals=globals_, number=1000, repeat=20)) / 1000 for n in costs)
+    assert spent < 0.01 * forward
+
+
+# --- names that are not there ---------------------------------------------------------------------------------------
+
+
+def test_a_name_that_never_fired_is_an_error_with_the_nearest(model: Model) -> None:
+    t = trace(model, TEXT)
+    with pytest.raises(NpformerError, match=r"did you mean layers.0.attention.weights"):
+        t["layers.0.attention.weigths"]
+    with pytest.raises(NpformerError, match="did you mean"):
+        t.select("layers.7.*")
+    assert "layers.0.attention.weigths" not in t
+    assert t.get("layers.7.ffn_norm") is None
+    with pytest.raises(NpformerError, match=r"\*.hiden.*did you mean layers.0.ffn.hidden"):
+        trace(model, TEXT, "*.hiden")
+
+
+def test_a_block_without_a_forward_is_an_error() -> None:
+    with pytest.raises(NpformerError, match="run a model first"), trace():
+        pass
+    with pytest.raises(NpformerError, match="no stage has fired"):
+        Trace()["logits"]
+
+
+def test_an_error_inside_a_block_is_the_error_that_is_seen(model: Model) -> None:
+    with pytest.raises(ZeroDivisionError), trace():
+        raise ZeroDivisionError
+
+
+@pytest.mark.parametrize("text", [None, 3.5, ("a", "b"), np.ones(3), {"txt": "a"}])
+def test_what_is_no_text_is_an_error(model: Model, text: object) -> None:
+    with pytest.raises(NpformerError):
+        trace(model, text)
+
+
+# --- what each stage is ---------------------------------------------------------------------------------------------
+
+
+def test_a_row_says_what_a_stage_is(model: Model) -> None:
+    row = trace(model, TEXT).row("layers.1.attention.weights")
+    assert (row.shape, row.stage.formula) == ("(4, 6, 6)", "W_h = softmax(scores)")
+    assert row.stage.hook == "blocks.1.attn.hook_pattern"
+    np.testing.assert_allclose(row.mean, 1 / 6, 1e-6)
+    assert 0 <= row.min < row.mean < row.max <= 1
+    paths = {"distilbert": "distilbert.transformer.layer.1.ffn.lin1", "bert": "bert.encoder.layer.1.intermediate.dense"}
+    assert trace(model, TEXT).row("layers.1.ffn.hidden").module == paths[model.config.model_type]
+
+
+def test_every_function_of_the_table_exists() -> None:
+    import importlib
+
+    for stage in stages.STAGES:
+        module, function = stage.function.split(".")
+        assert callable(getattr(importlib.import_module(f"npformer.{module}"), function)), stage
+
+
+def test_every_module_of_hugging_face_is_named_once() -> None:
+    for family in FAMILIES:
+        paths = stages.modules(tiny.config(family))
+        assert len(paths) > 20
+        assert set(paths.values()) <= set(stages.names(tiny.config(family)))
+
+
+def test_the_table_fits_in_80_columns(model: Model) -> None:
+    lines = str(trace(model, [TEXT, "no"])).splitlines()
+    assert max(map(len, lines)) <= 80
+    assert len(lines) == 1 + len(trace(model, TEXT))
+    assert lines[0].split() == ["stage", "shape", "mean", "std", "min", "max"]
+
+
+def test_the_page_shows_names_formulas_and_escaped_tokens(model: Model) -> None:
+    page = trace(model, "<b> & co")._repr_html_()
+    assert "&lt;" in page
+    assert "<b>" not in page
+    assert page.count("<tr>") == 1 + len(trace(model, TEXT))
+    assert "W_h = softmax(scores)" in page
+    assert "2 texts" in repr(trace(model, [TEXT, "no"]))
+
+
+# --- files ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("texts", [TEXT, [TEXT, Pair("no", "是 good"), "no"]])
+def test_a_saved_trace_is_read_back_whole(model: Model, texts: object, tmp_path: Path) -> None:
+    t = trace(model, texts)
+    t.save(tmp_path / "t.safetensors")
+    again = Trace.load(tmp_path / "t.safetensors")
+    assert list(again) == list(t)
+    assert (again.tokens, again.segments, again.label) == (t.tokens, t.segments, t.label)
+    for name in t:
+        for a, b in zip(t.texts(name), again.texts(name), strict=True):
+            np.testing.assert_array_equal(a, b)
+    assert again.row("layers.0.ffn.hidden") == t.row("layers.0.ffn.hidden")
+    t.save(tmp_path / "u.safetensors")
+    assert (tmp_path / "t.safetensors").read_bytes() == (tmp_path / "u.safetensors").read_bytes()
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["t.safetensors", "u.safetensors"]
+
+
+def test_any_other_file_is_an_error(model: Model, tmp_path: Path) -> None:
+    path = tmp_path / "t.safetensors"
+    with pytest.raises(NpformerError, match="No such file"):
+        Trace.load(path)
+    trace(model, TEXT).save(path)
+    data = path.read_bytes()
+    for length in (0, 4, 100, len(data) // 2, len(data) - 1):
+        path.write_bytes(data[:length])
+        with pytest.raises(NpformerError, match=r"t.safetensors"):
+            Trace.load(path)
+    tiny.folder(tmp_path / "model")
+    with pytest.raises(NpformerError, match="not a trace that npformer saved"):
+        Trace.load(tmp_path / "model" / "model.safetensors")
+    with pytest.raises(NpformerError, match="cannot be written"):
+        trace(model, TEXT).save(tmp_path / "nowhere" / "t.safetensors")
+    os.mkfifo(tmp_path / "pipe")
+    for taken in ("model", "pipe"):
+        with pytest.raises(NpformerError, match=f"{taken}: cannot be written: it names no file"):
+            trace(model, TEXT).save(tmp_path / taken)
+    assert (tmp_path / "pipe").is_fifo()

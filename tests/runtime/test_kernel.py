@@ -1,0 +1,154 @@
+"""The trial finds what the BLAS at hand needs, on every kernel this CPU can run, and what it finds is true."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import subprocess
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import npformer
+from npformer.runtime.batch import Text
+from npformer.runtime.products import kernel
+from npformer.runtime.threads import products, share, single_blas_thread
+
+pytestmark = pytest.mark.numbers
+
+#: Kernels of OpenBLAS by the machines they are for, and what NumPy calls the instructions they need. A way to the same
+#: bits is known for each of them.
+KERNELS = {
+    "x86_64": {
+        "SkylakeX": ("AVX512_SKX",),
+        "Haswell": ("AVX2", "FMA3"),
+        "Sandybridge": ("AVX",),
+        "Nehalem": ("SSE42",),
+        "Prescott": ("SSE3",),
+    },
+    "aarch64": {"ARMV8": (), "NEOVERSEN1": ("ASIMDHP",), "NEOVERSEV1": ("SVE",)},
+}
+DTYPES = ("float32", "float64")
+
+PROGRAM = """
+import json
+import numpy as np
+from npformer.runtime import products
+from npformer.runtime.threads import blas_libraries
+print(json.dumps({
+    "kernels": [library.get("architecture") for library in blas_libraries()],
+    "same bits": [products.same_bits(np.dtype(each)) for each in ("float32", "float64")],
+}))
+"""
+
+
+def of_this_machine() -> list[str]:
+    """The kernels that this CPU has the instructions for."""
+    from numpy._core._multiarray_umath import __cpu_features__ as has
+
+    kernels = KERNELS.get(platform.machine(), {})
+    return [name for name, needs in kernels.items() if all(has.get(each, False) for each in needs)]
+
+
+def found(environment: dict[str, str]) -> dict[str, Any]:
+    ran = subprocess.run([sys.executable, "-c", PROGRAM], env=environment, capture_output=True, text=True, check=True)
+    return json.loads(ran.stdout)
+
+
+@pytest.mark.parametrize("name", of_this_machine())
+def test_a_way_to_the_same_bits_is_found_on_every_kernel(name: str) -> None:
+    """A process of its own for each, as a BLAS chooses its kernels when it is loaded.
+
+    A NumPy on another BLAS takes no notice of the variable; there is nothing to hold then but that the trial ends.
+    """
+    facts = found(os.environ | {"OPENBLAS_CORETYPE": name})
+    if facts["kernels"] and all(facts["kernels"]):
+        assert facts["same bits"] == [True, True], facts
+
+
+def test_a_way_to_the_same_bits_is_found_as_this_process_runs() -> None:
+    facts = found(dict(os.environ))
+    if any(each in (facts["kernels"] or ()) for names in KERNELS.values() for each in names):
+        assert facts["same bits"] == [True, True], facts
+
+
+@settings(max_examples=60)
+@given(inner=st.integers(1, 3000), dtype=st.sampled_from(DTYPES))
+def test_cuts_are_where_a_large_product_cuts(inner: int, dtype: str) -> None:
+    """They cover the inner axis once, and the parts' products, added in their order, have the bits of the whole."""
+    parts = kernel(np.dtype(dtype)).cuts(inner)
+    assert [part.start for part in parts[1:]] == [part.stop for part in parts[:-1]]
+    assert (parts[0].start, parts[-1].stop) == (0, inner)
+    random = np.random.default_rng(inner)
+    a, b = random.random((96, inner)).astype(dtype), random.random((inner, 256)).astype(dtype)
+    with single_blas_thread():
+        in_parts = sum(a[:, part] @ b[part] for part in parts)
+        assert np.array_equal(in_parts, a @ b) or a.size * 256 <= kernel(np.dtype(dtype)).small
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_terms_of_one_block_are_added_in_order(dtype: str) -> None:
+    """Zeros between them change no sum, wherever they stand: what is kept of several beams lies side by side."""
+    k, random = kernel(np.dtype(dtype)), np.random.default_rng(0)
+    dense, b = random.random((k.rows(2), 16)).astype(dtype), random.random((16, 64)).astype(dtype)
+    with single_blas_thread():
+        expected = dense @ b
+    for spread in range(1, k.block // 16 + 1):
+        places = np.sort(random.permutation(16 * spread)[:16])
+        wide, tall = np.zeros((len(dense), 16 * spread), dtype), np.zeros((16 * spread, 64), dtype)
+        wide[:, places], tall[places] = dense, b
+        with single_blas_thread():
+            assert np.array_equal(wide @ tall, expected), spread
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_numbers_of_rows_repeat_and_are_at_least_two(dtype: str) -> None:
+    k = kernel(np.dtype(dtype))
+    counts = [k.rows(count) for count in range(300)]
+    assert counts[0] >= 2
+    assert all(count <= rows < count + 48 for count, rows in enumerate(counts) if count > 1)
+    assert all(k.rows(rows) == rows for rows in counts)
+
+
+# --- with and without ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("wanted", [True, False])
+def test_a_model_is_right_with_the_same_bits_and_without(wanted: bool) -> None:
+    """Without, rows are taken as they come; a text's numbers differ by rounding alone."""
+    model, exact = (npformer.load("distilbert-sst2", dtype=dtype, same_bits=wanted) for dtype in DTYPES)
+    random = np.random.default_rng(0)
+    texts = [Text(random.integers(1000, 30000, length)) for length in (1, 5, 16, 16, 40, 130)]
+    together, truth = model.run(texts), exact.run(texts)
+    for text, answer, true in zip(texts, together, truth, strict=True):
+        alone = model.run([text])[0]
+        assert np.abs(answer["logits"] - true["logits"]).max() < 1e-4
+        assert np.abs(alone["logits"] - true["logits"]).max() < 1e-4
+        assert not wanted or np.array_equal(alone["logits"], answer["logits"])
+
+
+def test_without_the_same_bits_nothing_is_filled_up_on_any_thread() -> None:
+    def counts() -> list[int]:
+        return [kernel(np.dtype("float32")).rows(rows) for rows in range(2, 60)]
+
+    with products(plain=True):
+        found = share([counts] * 4, 2)
+        assert not kernel(np.dtype("float32")).has_edges(48)
+    assert found == [list(range(2, 60))] * 4
+    assert share([counts] * 4, 2) == [counts()] * 4
+
+
+def test_the_environment_decides_where_nobody_else_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NPFORMER_SAME_BITS", "0")
+    assert not npformer.load("distilbert-sst2").same_bits
+    assert npformer.load("distilbert-sst2", same_bits=True).same_bits
+    monkeypatch.setenv("NPFORMER_SAME_BITS", "no")
+    with pytest.raises(npformer.NpformerError, match="NPFORMER_SAME_BITS: expected 0 or 1, got 'no'"):
+        npformer.load("distilbert-sst2")
+    with pytest.raises(npformer.NpformerError, match="same_bits: expected True or False, got 3"):
+        npformer.load("distilbert-sst2", same_bits=3)  # type: ignore[arg-type]

@@ -1,0 +1,371 @@
+"""Threads: work shared out and put together, errors from any of them, BLAS's own threads put back, forks, callers."""
+
+from __future__ import annotations
+
+import random
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from threadpoolctl import threadpool_limits
+
+from npformer.errors import NpformerError
+from npformer.model import Model
+from npformer.runtime import threads as threads_module
+from npformer.runtime.batch import Text
+from npformer.runtime.threads import (
+    available_cores,
+    blas_libraries,
+    crew,
+    fork,
+    gather,
+    hire,
+    parts,
+    share,
+    side_by_side,
+    single_blas_thread,
+    thread_count,
+)
+from tests import golden
+from tests.support import tiny
+
+pytestmark = pytest.mark.numbers
+
+LONG = 10**9  # nanoseconds: work that is worth sharing
+PATIENCE = 30  # seconds for what takes milliseconds, on a machine that is busy with something else
+
+
+def blas_threads() -> set[int]:
+    """NumPy's, and not those of a library that another test may have loaded since."""
+    return {each["num_threads"] for each in blas_libraries()}
+
+
+@pytest.fixture
+def two_blas_threads() -> Iterator[None]:
+    """What the host program has set, and expects to find again."""
+    with threadpool_limits(2, user_api="blas"):
+        assert blas_threads() == {2}
+        yield
+        assert blas_threads() == {2}
+
+
+# --- how many --------------------------------------------------------------------------------------------------------
+
+
+def test_the_number_of_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("NPFORMER_THREADS", raising=False)
+    assert thread_count() == available_cores() >= 1
+    assert thread_count(3) == 3
+    monkeypatch.setenv("NPFORMER_THREADS", "5")
+    assert thread_count() == 5
+    assert thread_count(2) == 2
+    assert tiny.model().threads == 5
+    monkeypatch.setenv("NPFORMER_THREADS", "")
+    assert thread_count() == available_cores()
+
+
+@pytest.mark.parametrize("value", ["0", "-1", "two", "1.5", "1e3", " ", "٣x"])
+def test_the_environments_number_is_whole_and_at_least_one(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NPFORMER_THREADS", value)
+    with pytest.raises(NpformerError) as caught:
+        thread_count()
+    assert str(caught.value).startswith("NPFORMER_THREADS: expected a whole number of at least 1")
+    assert repr(value) in str(caught.value)
+
+
+@pytest.mark.parametrize("value", [0, -1, 1.5, "two", [1]])
+def test_the_arguments_number_is_whole_and_at_least_one(value: object) -> None:
+    with pytest.raises(NpformerError, match=r"^threads: expected a whole number of at least 1"):
+        tiny.model(threads=value)
+
+
+def test_work_is_cut_only_where_that_pays() -> None:
+    assert parts(LONG) == 1
+    with crew(3):
+        assert parts(LONG) == 3
+        assert parts(1000) == 1
+        with crew(2):
+            assert parts(LONG) == 2
+        assert parts(LONG) == 3
+    assert parts(LONG) == 1
+
+
+def test_a_crew_ends_with_an_exception() -> None:
+    with pytest.raises(ZeroDivisionError), crew(3):
+        raise ZeroDivisionError
+    assert parts(LONG) == 1
+
+
+# --- sharing ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3, 20])
+@pytest.mark.parametrize("count", [0, 1, 2, 7, 100])
+def test_results_come_in_the_tasks_order(count: int, threads: int) -> None:
+    assert share([lambda i=i: i * i for i in range(count)], threads) == [i * i for i in range(count)]
+
+
+def test_tasks_run_side_by_side() -> None:
+    """Each of three waits for the other two."""
+    barrier = threading.Barrier(3)
+    assert sorted(share([lambda: barrier.wait(PATIENCE)] * 3, 3)) == [0, 1, 2]
+
+
+def test_fork_calls_every_part_once() -> None:
+    called = []
+    fork(lambda index, of: called.append((index, of)), 4)
+    assert sorted(called) == [(0, 4), (1, 4), (2, 4), (3, 4)]
+
+
+def test_tasks_may_share_in_turn() -> None:
+    def task(i: int) -> int:
+        return sum(share([lambda j=j: i * j for j in range(5)], 2))
+
+    assert share([lambda i=i: task(i) for i in range(20)], 3) == [10 * i for i in range(20)]
+
+
+@pytest.mark.parametrize("kind", [ValueError, KeyboardInterrupt, SystemExit, NpformerError])
+@pytest.mark.parametrize("place", [0, 1, 9])
+def test_an_error_comes_up_once(place: int, kind: type[BaseException]) -> None:
+    def task(i: int) -> int:
+        if i == place:
+            raise kind(f"task {i}")
+        return i
+
+    for threads in (1, 2, 3):
+        with pytest.raises(kind, match=f"task {place}"):
+            share([lambda i=i: task(i) for i in range(10)], threads)
+        assert share([lambda i=i: i for i in range(10)], threads) == list(range(10))
+
+
+def test_an_error_in_a_helper_comes_up_in_the_caller() -> None:
+    caller, barrier = threading.current_thread(), threading.Barrier(2)
+
+    def task() -> None:
+        barrier.wait(PATIENCE)  # so that both threads have one of the two tasks
+        if threading.current_thread() is not caller:
+            raise ValueError("in a helper")
+
+    with pytest.raises(ValueError, match="in a helper"):
+        share([task, task], 2)
+
+
+def test_after_an_error_no_further_task_is_begun() -> None:
+    begun = []
+
+    def task(i: int) -> None:
+        begun.append(i)
+        raise ValueError
+
+    with pytest.raises(ValueError):  # noqa: PT011
+        share([lambda i=i: task(i) for i in range(1000)], 2)
+    assert len(begun) <= 2
+
+
+# --- BLAS's own threads ----------------------------------------------------------------------------------------------
+
+
+class Interrupt(BaseException):
+    """What Ctrl-C raises, from a place of our choice."""
+
+
+def test_an_interrupt_at_the_hand_over_leaves_no_helper_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A helper that stands at the barrier when the caller never comes is let go, and the next call has it."""
+    waiting = threading.Event()
+
+    def interrupted(job: threads_module._Job) -> None:
+        if threading.current_thread() is threading.main_thread():
+            assert waiting.wait(PATIENCE)
+            raise Interrupt
+        work(job)
+
+    def task() -> list[np.ndarray]:
+        waiting.set()
+        return list(gather(np.ones((2, 3))))
+
+    work = threads_module._Job.work
+    monkeypatch.setattr(threads_module._Job, "work", interrupted)
+    with pytest.raises(Interrupt):
+        side_by_side([task, task])
+    monkeypatch.undo()
+    found = side_by_side([task, task])
+    assert [each[0].shape for each in found] == [(4, 3), (4, 3)]
+
+
+def test_a_system_without_threads_to_give(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The caller does the work alone, one long text's too; and later there may be threads again."""
+
+    def refused(self: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    model, texts = tiny.model(threads=9), [Text(np.arange(5, 45)) for _ in range(30)]
+    long = Text(np.full(900, 7))
+    alone = tiny.model(threads=1, max_length=1000)
+    many = tiny.model(threads=9, max_length=1000)
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refused)
+        assert hire(50) < 50
+        answers = model.run(texts)
+        assert np.array_equal(many.run([long])[0]["logits"], alone.run([long])[0]["logits"])
+    assert np.array_equal(answers[3]["logits"], tiny.model(threads=1).run(texts[3:4])[0]["logits"])
+    assert hire(9) == 9
+    assert np.array_equal(many.run([long])[0]["logits"], alone.run([long])[0]["logits"])
+
+
+@pytest.mark.parametrize("place", range(4))
+@pytest.mark.usefixtures("two_blas_threads")
+def test_an_interrupt_while_blas_is_set(place: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wherever it comes, the next call that ends well leaves what the host had."""
+    calls = []
+
+    def interrupted(library: Any, count: int) -> None:
+        calls.append(count)
+        if len(calls) == place // 2 + 1:
+            if place % 2:
+                setting(library, count)
+            raise Interrupt
+        setting(library, count)
+
+    setting = threads_module._set_blas_threads
+    monkeypatch.setattr(threads_module, "_set_blas_threads", interrupted)
+    with pytest.raises(Interrupt), single_blas_thread():
+        pass
+    monkeypatch.undo()
+    with single_blas_thread():
+        assert blas_threads() == {1}
+
+
+@pytest.mark.usefixtures("two_blas_threads")
+def test_blas_is_held_to_one_thread_and_put_back() -> None:
+    with single_blas_thread():
+        assert blas_threads() == {1}
+        with single_blas_thread():
+            assert blas_threads() == {1}
+        assert blas_threads() == {1}
+    assert blas_threads() == {2}
+    with pytest.raises(ZeroDivisionError), single_blas_thread():
+        raise ZeroDivisionError
+    assert blas_threads() == {2}
+
+
+@pytest.mark.usefixtures("two_blas_threads")
+def test_the_last_to_leave_puts_it_back() -> None:
+    entered, leave = threading.Event(), threading.Event()
+
+    def other() -> None:
+        with single_blas_thread():
+            entered.set()
+            leave.wait(PATIENCE)
+
+    thread = threading.Thread(target=other)
+    with single_blas_thread():
+        thread.start()
+        assert entered.wait(PATIENCE)
+    assert blas_threads() == {1}
+    leave.set()
+    thread.join()
+    assert blas_threads() == {2}
+
+
+@pytest.mark.usefixtures("two_blas_threads")
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_a_models_run_puts_blas_back(threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, texts = tiny.model(threads=threads), [Text(np.arange(60))] * 60
+    model.run(texts)
+    assert blas_threads() == {2}
+    with pytest.raises(NpformerError):
+        model.run([Text(np.array([-1]))])
+    assert blas_threads() == {2}
+
+    def fail(*_: object, **__: object) -> None:
+        raise MemoryError("in a shard")
+
+    monkeypatch.setattr("npformer.model.forward", fail)
+    with pytest.raises(MemoryError, match="in a shard"):
+        model.run(texts)
+    assert blas_threads() == {2}
+    monkeypatch.undo()
+    model.run(texts)
+
+
+def test_what_is_shown_of_blas() -> None:
+    (library, *_) = blas_libraries()
+    assert {"internal_api", "version", "num_threads"} <= library.keys()
+
+
+# --- many callers ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("two_blas_threads")
+def test_without_threadpoolctl_a_model_runs_and_warns_once() -> None:
+    """A run in several threads and one after it: the same numbers to rounding, and one warning in the whole process."""
+    root = Path(__file__).parents[2]
+    code = (
+        f"import sys; sys.path[:0] = [{str(root)!r}]\n"
+        "sys.modules['threadpoolctl'] = None  # as if it were not installed\n"
+        "import numpy as np, warnings\n"
+        "from tests.support import tiny\n"
+        "from npformer.runtime.batch import Text\n"
+        "from npformer.runtime.threads import blas_libraries\n"
+        "model, texts = tiny.model(threads=2), [Text(np.arange(60))] * 40\n"
+        "with warnings.catch_warnings(record=True) as caught:\n"
+        "    warnings.simplefilter('always')\n"
+        "    first, second = model.run(texts), model.run(texts[:1])\n"
+        "    found = blas_libraries()\n"
+        "print(found, *[each.message for each in caught], sep='\\n')\n"
+        "assert np.allclose(first[0]['logits'], second[0]['logits'], atol=1e-6)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    libraries, warning = done.stdout.splitlines()
+    assert libraries == "[]"
+    assert warning.startswith("threadpoolctl is not installed, so BLAS keeps its own threads")
+    assert warning.endswith("pip install threadpoolctl")
+
+
+def test_many_threads_call_many_models() -> None:
+    """Each gets its own answers, to the bit, while others fail; nothing is left behind."""
+    kinds = [("distilbert", "sequence-classification"), ("bert", "base"), ("bert", "token-classification")]
+    models = [tiny.model(*kind, threads=threads) for kind in kinds for threads in (1, 2, 3)]
+    texts = [Text(np.arange(length)) for length in (1, 2, 9, 9, 30, 64) * 12]
+    expected = [model.run(texts) for model in models]
+    wrong: list[object] = []
+
+    def caller(seed: int) -> None:
+        choose = random.Random(seed)
+        try:
+            for _ in range(6):
+                index = choose.randrange(len(models))
+                chosen = choose.sample(range(len(texts)), choose.choice([1, 3, 72]))
+                answers = models[index].run([texts[i] for i in chosen])
+                for i, answer in zip(chosen, answers, strict=True):
+                    if not all(golden.alike(answer[name], expected[index][i][name]) for name in answer):
+                        wrong.append((seed, index, i))
+                try:
+                    models[index].run([texts[0], Text(np.array([10**6]))])
+                except NpformerError:
+                    continue
+                wrong.append("no error")
+        except BaseException as error:
+            wrong.append(error)
+
+    callers = [threading.Thread(target=caller, args=(seed,)) for seed in range(8)]
+    for each in callers:
+        each.start()
+    for each in callers:
+        each.join()
+    assert wrong == []
+    assert blas_threads() == {2}
+
+
+def test_a_model_made_in_a_thread_that_ended_still_runs() -> None:
+    made: list[Model] = []
+    thread = threading.Thread(target=lambda: made.append(tiny.model(threads=3)))
+    thread.start()
+    thread.join()
+    assert len(made[0].run([Text(np.arange(60))] * 50)) == 50

@@ -1,0 +1,66 @@
+"""Encoder-decoders for tests: the golden Marian models of `golden/seq2seq_cases.py`, and small ones drawn at random."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from npformer.checkpoint import marian, transformer
+from npformer.seq2seq import Seq2Seq
+from npformer.transformer_config import TransformerConfig
+from tests.golden import seq2seq_cases as cases
+
+MARIAN_FILES = Path(__file__).parents[1] / "golden" / "seq2seq" / "marian-files"
+
+
+@cache
+def golden_model(case: str, dtype: str = "float32", threads: int = 2) -> Seq2Seq:
+    """A Marian model of the golden values, its weights by Hugging Face's names."""
+    config = TransformerConfig.from_dict(cases.marian_config(case))
+    parameters, tied, flat = transformer.parameters(config), transformer.ties(config), {}
+    for ours, source in marian.sources(config).items():
+        name = source.names[0]
+        if ours in tied or "embed_positions" in name:
+            continue
+        shape = parameters[ours].shape[::-1] if source.transposed else parameters[ours].shape
+        flat[name] = cases.marian_tensor(case, name, (1, *shape) if name == "final_logits_bias" else shape)
+    return Seq2Seq(config, marian.to_tree(flat, config, np.dtype(dtype)), threads=threads)
+
+
+def random_model(dtype: str = "float32", threads: int = 2, **fields: Any) -> Seq2Seq:
+    """Two layers on either side with heads 64 wide, so that products are as in large models; a long position table."""
+    sizes: dict[str, Any] = {
+        "vocab_size": 500, "target_vocab_size": 500, "d_model": 128, "n_heads": 2, "n_layers": 2, "d_ffn": 192,
+        "n_decoder_heads": 2, "n_decoder_layers": 2, "d_decoder_ffn": 192, "max_length": 512, "activation": "silu",
+        "shared": True, "tied": True, "scale_embedding": True, "start_id": 499, "end_ids": (0,), "pad_id": 499,
+    }  # fmt: skip
+    config = TransformerConfig("transformer", "translation", **{**sizes, **fields})
+    tied = transformer.ties(config)
+    flat = {
+        name: cases.drawn("random", name, each.shape)
+        for name, each in transformer.parameters(config).items()
+        if name not in tied and "position" not in name
+    }
+    return Seq2Seq(config, transformer.build(flat, config, np.dtype(dtype), []), threads=threads)
+
+
+def folder_of_letters(path: Path) -> Path:
+    """The golden Marian model's folder at `path`, with a tokenizer.json whose pieces are letters, for no SentencePiece."""
+    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors
+
+    shutil.copytree(MARIAN_FILES, path, dirs_exist_ok=True, ignore=shutil.ignore_patterns("*.spm", "vocab.json"))
+    pieces = json.loads((MARIAN_FILES / "vocab.json").read_text(encoding="utf-8"))
+    tokenizer = Tokenizer(models.WordLevel(pieces, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="$A </s>", special_tokens=[("</s>", pieces["</s>"])]
+    )
+    tokenizer.decoder = decoders.Fuse()
+    tokenizer.add_special_tokens(["</s>", "<unk>", "<pad>", ">>deu<<", ">>fra<<"])
+    tokenizer.save(str(path / "tokenizer.json"))
+    return path

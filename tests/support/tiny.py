@@ -1,0 +1,135 @@
+"""Tiny random models for tests, of every family and head: as a `Model` in memory, or as a checkpoint folder on disk.
+
+    from tests.support import tiny
+    model = tiny.model("bert", "token-classification", labels=("O", "B-PER"))
+    path = tiny.folder(tmp_path / "model", "distilbert", "masked-lm", n_layers=1)
+
+The same arguments give the same weights. The vocabulary is a real WordPiece one of a few hundred pieces, so every text
+tokenizes: into words where it has them, else into letters.
+"""
+
+from __future__ import annotations
+
+import json
+import string
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from npformer.checkpoint import families
+from npformer.checkpoint import tree as layout
+from npformer.checkpoint.convert import FILES, write_tensors
+from npformer.config import Config
+from npformer.model import Model
+
+SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+WORDS = (
+    "about all am and are as at be because been but by can cream do for from good great had has have he "
+    "her his hot how ice if in is it like love movie music my news no not of on one or our out paris "
+    "people politics right she so sport that the their them then there they this time to up was we were "
+    "what when where which who will with you your example ##ed ##er ##est ##ing ##ion ##ly ##ness"
+)
+VOCABULARY = (
+    *SPECIAL,
+    *string.digits,
+    *string.ascii_letters,
+    *string.punctuation,
+    *(f"##{each}" for each in string.digits + string.ascii_letters),
+    *"äöüéèñçß我爱冰激凌京都日本",
+    *WORDS.split(),
+)
+LABELS = {
+    "sequence-classification": ("NEGATIVE", "POSITIVE"),
+    "token-classification": ("O", "B-PER", "I-PER", "B-LOC", "I-LOC"),
+}
+
+
+def config(model_type: str = "distilbert", head: str = "sequence-classification", **overrides: Any) -> Config:
+    """Two layers of four heads, 32 wide, 64 positions; every field can be set by name."""
+    fields: dict[str, Any] = {
+        "vocab_size": len(VOCABULARY),
+        "d_model": 32,
+        "n_heads": 4,
+        "n_layers": 2,
+        "d_ffn": 64,
+        "max_length": 64,
+        "n_segments": 2 if model_type == "bert" else 0,
+        "labels": LABELS.get(head, ()),
+    }
+    return Config(model_type, head, **(fields | overrides))
+
+
+def weights(config: Config, seed: int = 0, dtype: Any = np.float32) -> layout.Tree:
+    """Random weights, read-only as a loaded checkpoint's are; large enough for answers that differ."""
+    random = np.random.default_rng(seed)
+    family = families.FAMILIES[config.model_type]
+    flat = {}
+    for name, parameter in layout.parameters([*family.encoder, *family.heads[config.head]], config).items():
+        is_norm = parameter.group.endswith("norm") and parameter.name == "weight"
+        array = random.standard_normal(parameter.shape) * 0.2 + is_norm
+        flat[name] = array.astype(dtype)
+        flat[name].flags.writeable = False
+    if layout.is_tied(config):
+        flat[layout.PROJECTION] = flat[layout.TOKENS].T
+    return layout.unflatten(flat)
+
+
+def model(
+    model_type: str = "distilbert",
+    head: str = "sequence-classification",
+    seed: int = 0,
+    threads: int | None = None,
+    dtype: Any = np.float32,
+    **overrides: Any,
+) -> Model:
+    """A model in memory, with the tokenizer of `tokenizer()`."""
+    settings = config(model_type, head, **overrides)
+    made = Model(settings, weights(settings, seed, dtype), threads=threads)
+    made.tokenizer = tokenizer()
+    return made
+
+
+def folder(
+    path: Path,
+    model_type: str = "distilbert",
+    head: str = "sequence-classification",
+    seed: int = 0,
+    own: bool = False,
+    lowercase: bool = True,
+    **overrides: Any,
+) -> Path:
+    """The same model as a checkpoint folder, as Hugging Face writes one, or with `own` as `npformer convert` does."""
+    settings = config(model_type, head, **overrides)
+    tree = weights(settings, seed)
+    path.mkdir(parents=True, exist_ok=True)
+    (path / "config.json").write_text(json.dumps(settings.to_dict(), indent=2), encoding="utf-8")
+    arrays = layout.stored(tree, settings) if own else families.to_torch(tree, settings)
+    name, form = FILES["npformer" if own else "torch"]
+    write_tensors(path / name, arrays, {"format": form})
+    tokenizer(lowercase).save(str(path / "tokenizer.json"))
+    described = {"do_lower_case": lowercase, "model_max_length": settings.max_length}
+    (path / "tokenizer_config.json").write_text(json.dumps(described), encoding="utf-8")
+    return path
+
+
+def vocabulary_folder(path: Path, **tokenizer_config: Any) -> Path:
+    """A folder whose tokenizer is only vocab.txt and tokenizer_config.json, as old checkpoints have it."""
+    path.mkdir(parents=True, exist_ok=True)
+    (path / "vocab.txt").write_text("\n".join(VOCABULARY) + "\n", encoding="utf-8")
+    (path / "tokenizer_config.json").write_text(json.dumps(tokenizer_config), encoding="utf-8")
+    return path
+
+
+def tokenizer(lowercase: bool = True) -> Any:
+    """BERT's WordPiece over VOCABULARY: [CLS] text [SEP], [CLS] text [SEP] pair [SEP]."""
+    from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
+
+    ids = {piece: i for i, piece in enumerate(VOCABULARY)}
+    made = Tokenizer(models.WordPiece(ids, unk_token="[UNK]"))
+    made.normalizer = normalizers.BertNormalizer(lowercase=lowercase)
+    made.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    made.decoder = decoders.WordPiece()
+    made.post_processor = processors.BertProcessing(("[SEP]", ids["[SEP]"]), ("[CLS]", ids["[CLS]"]))
+    made.add_special_tokens(list(SPECIAL))
+    return made

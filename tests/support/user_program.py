@@ -1,0 +1,50 @@
+"""A user's program, for check_package.py: it runs, and `mypy --strict` knows the types of what it imports.
+
+`assert_type` does nothing when it runs. mypy refuses it where a type is another one, or is not known.
+"""
+
+from __future__ import annotations
+
+from typing import assert_type
+
+import numpy as np
+
+import npformer
+from npformer import Config, Model, NpformerError, Trace, edit, linear, pipeline, softmax, trace
+from npformer.golden import Golden
+from npformer.tasks.task import Task
+from npformer.view.head_view import HeadView
+
+TEXT = "I love ice cream"
+
+
+def largest(probabilities: np.ndarray) -> float:
+    return float(probabilities.max())
+
+
+model = npformer.load("distilbert-sst2")
+assert_type(model, Model)
+assert_type(model.config, Config)
+assert_type(model.config.labels, tuple[str, ...])
+
+stages = trace(model, TEXT)
+assert_type(stages, Trace)
+assert_type(npformer.golden.record(model, [TEXT]), Golden)
+assert_type(npformer.view.heads(model, TEXT), HeadView)
+
+weights = model.weights["layers"][0]["attention"]["query"]
+query = linear(stages["embeddings.norm"], **weights)
+assert_type(query, np.ndarray)
+print(query.shape, largest(softmax(query)))
+
+with edit({"layers.0.attention.weights": lambda weights: weights * 0}):
+    model.run([npformer.runtime.batch.Text(np.array([101, 102]))])
+
+classify = pipeline("text-classification")
+assert_type(classify, Task)
+print(classify(TEXT))
+
+try:
+    npformer.load("./no-such-folder")
+except NpformerError as error:
+    print(error)

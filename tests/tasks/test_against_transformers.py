@@ -1,0 +1,40 @@
+"""Every task answers as transformers.pipeline does (sentence-embedding: as sentence-transformers) on tiny models of
+both families. The golden files hold what those answered and golden/make_tasks.py how they were asked.
+
+Scores are compared to 1e-5 of their size: both sides compute in float32, through two layers and a softmax, in another
+order. Everything else, characters and words and the order of the answers, is equal.
+"""
+
+import json
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from npformer.tasks import pipeline
+from tests.golden.make_tasks import same, write_folder
+
+pytestmark = pytest.mark.numbers
+
+DATA = Path(__file__).parents[1] / "golden" / "tasks"
+CASES = [
+    (path.stem, number, case)
+    for path in sorted(DATA.glob("*.json"))
+    if path.stem != "tokenizer_ids"
+    for number, case in enumerate(json.loads(path.read_text()))
+]
+
+
+@pytest.mark.parametrize(("task", "case"), [pytest.param(t, c, id=f"{t}-{n}") for t, n, c in CASES])
+def test_the_answers_are_transformers(task, case, tmp_path):
+    folder = write_folder(tmp_path / "model", case)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        pipe = pipeline(task, folder)
+        arguments = {} if task == "sentence-embedding" else case["arguments"]
+        arguments = {name: value for name, value in arguments.items() if name != "truncation"}
+        answer = pipe(case["inputs"], **arguments)
+    if isinstance(answer, np.ndarray):
+        answer = answer.tolist()
+    assert same(answer, case["result"]), (answer, case["result"])

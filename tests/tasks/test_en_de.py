@@ -1,0 +1,47 @@
+"""The bundled translator of a checkout: it loads, fits, and writes what its card says."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import npformer
+from npformer import cli
+from npformer.checkpoint.families import stored
+
+pytestmark = pytest.mark.numbers
+
+FOLDER = Path(__file__).parents[2] / "weights" / "en-de-multi30k"
+CARD = (FOLDER / "README.md").read_text(encoding="utf-8")
+EXAMPLES = re.findall(r"^\| (\w[^|]+[.!]) \| (\w[^|]+[.!]) \|$", CARD, re.MULTILINE)
+
+
+@pytest.fixture(scope="module")
+def translator() -> npformer.tasks.task.Task:
+    return npformer.pipeline("translation", "en-de-multi30k")
+
+
+def test_it_writes_what_the_card_says(translator: npformer.tasks.task.Task) -> None:
+    """Alone and together, the sentence of the introduction to Transformers among them."""
+    assert len(EXAMPLES) >= 4
+    assert "The dog jumped over the green door!" in dict(EXAMPLES)
+    sources, targets = zip(*EXAMPLES, strict=True)
+    assert [each["translation_text"] for each in translator(list(sources))] == list(targets)
+    assert translator(sources[0])["translation_text"] == targets[0]
+
+
+def test_the_command_finds_it(capsys: pytest.CaptureFixture[str]) -> None:
+    source, target = EXAMPLES[0]
+    assert cli.main(["translate", "-m", "en-de-multi30k", source]) == 0
+    assert capsys.readouterr().out == target + "\n"
+
+
+def test_its_size(translator: npformer.tasks.task.Task) -> None:
+    """No more than 20 MB, half precision on disk, the parameters that the card counts."""
+    assert sum(each.stat().st_size for each in FOLDER.iterdir()) < 20e6
+    arrays = stored(dict(translator.model.weights), translator.model.config)
+    assert f"{sum(each.size for each in arrays.values()):,} parameters" in CARD
+    assert all(np.array_equal(each, each.astype(np.float16)) for each in arrays.values())

@@ -1,0 +1,247 @@
+"""What transformers' users are used to: their keywords, their names of tasks, a pipeline that is told a model alone, a
+pair without a second text, a head for a config that names none, and a bar for many texts."""
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from npformer import NpformerError, Pair, load, pipeline
+from tests.support import tiny
+
+MARIAN = Path(__file__).parents[1] / "golden" / "seq2seq" / "marian-files"
+NLI = ("contradiction", "neutral", "entailment")
+LONG = "the people of paris had ice cream and it was good " * 12
+TASKS = {
+    "text-classification": tiny.model("bert", "sequence-classification"),
+    "token-classification": tiny.model("distilbert", "token-classification"),
+    "question-answering": tiny.model("bert", "question-answering"),
+    "fill-mask": tiny.model("bert", "masked-lm"),
+    "feature-extraction": tiny.model("bert", "base"),
+    "sentence-embedding": tiny.model("bert", "base"),
+}
+
+
+@pytest.fixture(params=TASKS)
+def name(request):
+    return request.param
+
+
+def given(name, text="I [MASK] ice"):
+    return Pair("Who had it?", text) if name == "question-answering" else text
+
+
+# --- keywords --------------------------------------------------------------------------------------------------------
+
+
+def test_keywords_that_change_nothing_are_accepted(name):
+    """When the pipeline is made, and when it is called."""
+    habits = {
+        "batch_size": 8, "padding": True, "device": -1, "device_map": "auto", "framework": "np", "num_workers": 0,
+        "tokenizer": None, "token": None, "torch_dtype": "auto", "trust_remote_code": False, "use_fast": True,
+        "return_all_scores": False,
+    }  # fmt: skip
+    plain = pipeline(name, TASKS[name])(given(name))
+    assert np.array_equal(pipeline(name, TASKS[name], **habits)(given(name)), plain)
+    assert np.array_equal(pipeline(name, TASKS[name])(given(name), truncation=True, device="cpu"), plain)
+
+
+@pytest.mark.parametrize(
+    ("keyword", "value", "message"),
+    [
+        ("device", 0, "device: 0 is not supported; everything runs on the CPU"),
+        ("device", "cuda", "device: 'cuda' is not supported; everything runs on the CPU"),
+        ("device_map", {"": 0}, "device_map: .* everything runs on the CPU"),
+        ("framework", "pt", "framework: 'pt' is not supported; everything runs on NumPy"),
+        ("batch_size", "8", "batch_size: '8' is not supported; expected a whole number"),
+        ("padding", "max_length", "padding: 'max_length' is not supported; texts are never padded"),
+        ("tokenizer", "bert", "tokenizer: 'bert' is not supported; the tokenizer comes with the model"),
+        ("trust_remote_code", True, "trust_remote_code: True is not supported; a checkpoint's code is never run"),
+        ("return_all_scores", True, "return_all_scores: True is not supported; top_k=None gives the scores of all"),
+        ("truncation", "first", "truncation: expected True, False or 'longest_first', got 'first'"),
+    ],
+)
+def test_keywords_that_would_change_something_are_refused(keyword, value, message):
+    with pytest.raises(NpformerError, match=message):
+        pipeline("text-classification", TASKS["text-classification"], **{keyword: value})
+    with pytest.raises(NpformerError, match=message):
+        pipeline("text-classification", TASKS["text-classification"])("ice", **{keyword: value})
+
+
+def test_truncation_with_a_length():
+    """A text is cut to N tokens, [CLS] and [SEP] among them, and the answer is that of its beginning."""
+    task = pipeline("text-classification", TASKS["text-classification"])
+    with pytest.warns(UserWarning, match="has 6 tokens and was cut to max_length=4"):
+        cut = task("I love ice cream", truncation=True, max_length=4)
+    assert cut == task("I love")
+    assert (cut.truncated, cut.n_tokens) == (True, 6)
+    with pytest.warns(UserWarning, match="was cut to the model's length"):
+        assert task(LONG, truncation=True, max_length=1000).truncated
+    with pytest.raises(NpformerError, match="6 tokens, and at most 4 are wanted"):
+        task("I love ice cream", truncation=False, max_length=4)
+    with pytest.raises(NpformerError, match="truncation: long= says the same"):
+        task("ice", truncation=True, long="window")
+    with pytest.raises(NpformerError, match="max_length: give max_seq_len="):
+        pipeline("question-answering", TASKS["question-answering"], max_length=20)
+
+
+def test_truncation_leaves_the_windows_of_a_question():
+    """Transformers reads a long context in windows, and knows no truncation there."""
+    task = pipeline("question-answering", TASKS["question-answering"])
+    assert task(given("question-answering", LONG), truncation=True) == task(given("question-answering", LONG))
+
+
+def test_truncation_of_translations():
+    pytest.importorskip("sentencepiece", reason="needs the extra `translate`: sentencepiece")
+    task = pipeline("translation_en_to_deu", MARIAN, max_length=4)
+    with pytest.raises(NpformerError, match="tokens, and the model takes"):
+        task("dog " * 900)
+    with pytest.warns(UserWarning, match="was cut"):
+        assert task("dog " * 900, truncation=True).truncated
+
+
+# --- names and models ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", [each for each in TASKS if each != "sentence-embedding"])
+def test_a_pipeline_of_a_model_alone(name, tmp_path):
+    """Its task is that of the architecture in config.json, of a folder and of a loaded model."""
+    model = TASKS[name]
+    folder = tiny.folder(tmp_path / "model", model.config.model_type, model.config.head)
+    assert pipeline(model=folder).name == pipeline(model=load(folder)).name == name
+    assert np.array_equal(pipeline(model=folder)(given(name)), pipeline(name, folder)(given(name)))
+
+
+def test_a_pipeline_of_other_models_alone(tmp_path):
+    folder = tiny.folder(tmp_path / "model", "bert", "base")
+    (folder / "modules.json").write_text(
+        json.dumps(
+            [
+                {"type": "sentence_transformers.models.Transformer", "path": ""},
+                {"type": "sentence_transformers.models.Pooling", "path": ""},
+            ]
+        )
+    )
+    assert pipeline(model=folder).name == "sentence-embedding"
+    with pytest.raises(NpformerError, match="task: none is for a next-sentence model"):
+        pipeline(model=tiny.model("bert", "next-sentence"))
+    with pytest.raises(NpformerError, match="expected a task or a model"):
+        pipeline()
+
+
+def test_other_names_of_tasks():
+    """A cross-encoder's task has no default: the bundled model of sentiment ranks nothing."""
+    model = TASKS["text-classification"]
+    for name in ("sentiment-analysis", "text-ranking"):
+        assert pipeline(name, model).name == "text-classification"
+    assert pipeline("ner", TASKS["token-classification"]).name == "token-classification"
+    assert pipeline("sentiment-analysis")("I love ice cream")["label"] == "POSITIVE"
+    with pytest.raises(NpformerError, match=r"text-ranking: no model comes with npformer; .* a cross-encoder"):
+        pipeline("text-ranking")
+
+
+def test_the_language_in_a_task_s_name():
+    """A model of several languages is asked for it; one of another language says so."""
+    pytest.importorskip("sentencepiece", reason="needs the extra `translate`: sentencepiece")
+    assert pipeline(model=MARIAN).name == "translation"
+    asked = pipeline("translation_en_to_fra", MARIAN, max_length=8)("dog")
+    assert asked == pipeline("translation", MARIAN, max_length=8, to="fra")("dog")
+    with pytest.raises(NpformerError, match="language: '>>eng<<' is not known"):
+        pipeline("translation_de_to_eng", MARIAN)
+
+
+def test_a_config_without_architectures(tmp_path):
+    """A task reads it with its own head, `load` with the one it is told; nothing is guessed."""
+    folder = tiny.folder(tmp_path / "model", "bert", "masked-lm")
+    expected = pipeline("fill-mask", folder)("I [MASK] ice")
+    described = json.loads((folder / "config.json").read_text())
+    del described["architectures"]
+    (folder / "config.json").write_text(json.dumps(described))
+    assert pipeline("fill-mask", folder)("I [MASK] ice") == expected
+    assert load(folder, head="masked-lm").config.head == "masked-lm"
+    assert load(folder).config.head == "base"
+    with pytest.raises(NpformerError, match=r"config.json: no architectures to infer the task from; give the task too"):
+        pipeline(model=folder)
+    with pytest.raises(NpformerError, match=r"missing: head.output.weight"):
+        pipeline("token-classification", folder)
+    with pytest.raises(NpformerError, match="head: 'masked' is not supported; supported: base"):
+        load(folder, head="masked")
+
+
+# --- pairs -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("family", ["bert", "distilbert"])
+def test_a_pair_without_a_second_text(family):
+    """It is the first text alone, as in transformers' pipeline; an empty first text stays one."""
+    task = pipeline("text-classification", tiny.model(family, "sequence-classification"))
+    alone = task("ice cream")
+    for pair in (Pair("ice cream", ""), {"text": "ice cream", "text_pair": ""}):
+        assert task(pair) == task([pair, "ice"])[0] == alone
+        assert task(pair).n_tokens == 4
+    assert task(Pair("", "ice")).n_tokens == 4
+    assert task(Pair("", "")) == task("")
+    assert task(Pair("ice", " ")).n_tokens == 4
+
+
+def test_transformers_scores_of_pairs_without_a_text():
+    """Transformers 5.23's own, of the tiny models, printed by its pipelines: equal to float32's rounding."""
+    task = pipeline("text-classification", tiny.model("bert", "sequence-classification", labels=NLI))
+    expected = {("ice cream", ""): 0.64034355, ("", "ice"): 0.64316577, ("", ""): 0.73811847, ("ice", " "): 0.62277347}
+    for pair, score in expected.items():
+        assert task(Pair(*pair))["score"] == pytest.approx(score, rel=1e-6)
+    zero_shot = pipeline("zero-shot-classification", tiny.model("bert", "sequence-classification", labels=NLI))
+    answer = zero_shot("ice cream", candidate_labels=["", "sport"], hypothesis_template="{}")
+    assert answer["scores"] == pytest.approx([0.60736233, 0.39263764], rel=1e-6)  # an empty hypothesis stays one
+
+
+# --- progress --------------------------------------------------------------------------------------------------------
+
+
+class Known:
+    """An iterator that knows how many texts are left."""
+
+    def __init__(self, texts):
+        self.texts = list(texts)
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        if not self.texts:
+            raise StopIteration
+        return self.texts.pop()
+
+    def __length_hint__(self):
+        return len(self.texts)
+
+
+def test_progress_of_lists_and_generators(name, capsys):
+    """Where the pipeline is made or called; with the number of texts where it is known; answers are the same."""
+    task = pipeline(name, TASKS[name])
+    texts = [given(name)] * 3
+    plain = list(task(texts))
+    assert capsys.readouterr().err == ""
+    watched = pipeline(name, TASKS[name], progress=True)
+    calls = {
+        "3/3": [lambda: watched(texts), lambda: task(texts, progress=True), lambda: task(Known(texts), progress=True)],
+        "3 texts [": [lambda: task((each for each in texts), progress=True)],
+    }
+    for shown, ways in calls.items():
+        for call in ways:
+            assert list(map(str, call())) == list(map(str, plain))
+            assert shown in capsys.readouterr().err
+    watched(texts[0])
+    watched(texts, progress=False)
+    assert capsys.readouterr().err == ""
+    with pytest.raises(NpformerError, match="progress: expected True or False, got 'yes'"):
+        task(texts, progress="yes")
+
+
+def test_progress_of_translations(capsys, tmp_path):
+    pytest.importorskip("sentencepiece", reason="needs the extra `translate`: sentencepiece")
+    task = pipeline("translation", shutil.copytree(MARIAN, tmp_path / "model"), max_length=3)
+    assert len(task(["dog", "dogs"], progress=True)) == 2
+    assert "2/2" in capsys.readouterr().err

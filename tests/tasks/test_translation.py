@@ -1,0 +1,366 @@
+"""Text to text: Marian's tokenizers as Transformers has them, the translation task, its command, and missing files."""
+
+from __future__ import annotations
+
+import importlib.util
+import io
+import json
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import npformer
+from npformer.cli import main
+from npformer.errors import NpformerError
+from npformer.seq2seq import Seq2Seq
+from npformer.tasks.task import InputError
+from npformer.tasks.translation import Translation
+from tests.support.seq2seq_models import MARIAN_FILES as FILES
+from tests.support.seq2seq_models import folder_of_letters
+
+pytestmark = pytest.mark.numbers
+
+EXPECTED: list[dict[str, Any]] = json.loads((FILES / "expected.json").read_text())
+HAS_SENTENCEPIECE = importlib.util.find_spec("sentencepiece") is not None
+needs_sentencepiece = pytest.mark.skipif(not HAS_SENTENCEPIECE, reason="needs the extra `translate`: sentencepiece")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A copy of the tiny Marian model."""
+    return Path(shutil.copytree(FILES, tmp_path / "model"))
+
+
+@pytest.fixture
+def in_json(tmp_path: Path) -> Path:
+    """The same model with a tokenizer.json in place of its SentencePiece models: pieces are letters."""
+    return folder_of_letters(tmp_path / "model")
+
+
+# --- as Transformers -------------------------------------------------------------------------------------------------
+
+
+@needs_sentencepiece
+def test_ids_and_translations_are_those_of_transformers() -> None:
+    """With language codes, unknown letters, spaces and special tokens in the text; settings from generation_config.json."""
+    task = npformer.pipeline("translation", FILES)
+    assert isinstance(task, Translation)
+    assert [task.model.tokenizer.encode(each["text"]) for each in EXPECTED] == [each["ids"] for each in EXPECTED]
+    texts = [each["text"] for each in EXPECTED]
+    assert [each["translation_text"] for each in task(texts)] == [each["target"] for each in EXPECTED]
+    assert task(texts[0])["translation_text"] == EXPECTED[0]["target"]
+    assert task(texts[0])[0]["translation_text"] == EXPECTED[0]["target"]  # as of transformers' list of one
+
+
+@needs_sentencepiece
+def test_tokenizer_of_shared_pieces() -> None:
+    tokenizer = npformer.load(FILES).tokenizer
+    assert tokenizer.languages == (">>deu<<", ">>fra<<")
+    assert tokenizer.target is tokenizer.source
+    assert tokenizer.decode(tokenizer.encode("A dog runs.")) == "A dog runs."
+    with pytest.raises(NpformerError, match="decode: 999 is no id"):
+        tokenizer.decode([999])
+
+
+@needs_sentencepiece
+def test_separate_vocabularies(folder: Path) -> None:
+    """Each language its own numbers: the target's pieces are read back by the target's model."""
+    pieces = json.loads((folder / "vocab.json").read_text())
+    turned = {piece: len(pieces) - 1 - i for piece, i in pieces.items()}
+    (folder / "target_vocab.json").write_text(json.dumps(turned))
+    settings = json.loads((folder / "tokenizer_config.json").read_text())
+    (folder / "tokenizer_config.json").write_text(json.dumps({**settings, "separate_vocabs": True}))
+    tokenizer = npformer.load(folder).tokenizer
+    assert tokenizer.encode("A dog.") == npformer.load(FILES).tokenizer.encode("A dog.")
+    ids = [turned[piece] for piece in ("▁E", "in")] if "▁E" in turned else [turned["▁"], turned["E"], turned["in"]]
+    assert tokenizer.decode([*ids, turned["</s>"]]).strip() == "Ein"
+    assert tokenizer.languages == ()
+    assert tokenizer.target is not tokenizer.source
+
+
+# --- tokenizer.json --------------------------------------------------------------------------------------------------
+
+
+def test_a_tokenizer_json_will_do(in_json: Path) -> None:
+    task = npformer.pipeline("translation", in_json, num_beams=1, max_new_tokens=5)
+    assert isinstance(task.model, Seq2Seq)
+    assert task.model.tokenizer.encode("dog")[-1] == 0
+    assert sorted(task.model.tokenizer.languages) == [">>deu<<", ">>fra<<"]
+    assert isinstance(task("dog")["translation_text"], str)
+
+
+def test_the_target_may_have_a_tokenizer_of_its_own(in_json: Path) -> None:
+    shutil.copy(in_json / "tokenizer.json", in_json / "target_tokenizer.json")
+    tokenizer = npformer.load(in_json).tokenizer
+    assert tokenizer.decode(tokenizer.encode("dog")) == "dog"
+
+
+# --- the task --------------------------------------------------------------------------------------------------------
+
+
+def test_answers_come_as_texts_do(in_json: Path) -> None:
+    task = npformer.pipeline("translation", in_json, max_new_tokens=6)
+    one, two = task("dog"), task(["dog", {"text": "a man"}])
+    assert two[0] == one
+    assert list(task(iter(["dog"]))) == [one]
+    assert (one.n_tokens, one.truncated) == (4, False)
+    several = task("dog", num_return_sequences=3)
+    assert [list(each) for each in several] == [["translation_text"]] * 3
+    assert several[0] == one
+    assert task("dog", to="deu") == task(">>deu<< dog") == task("dog", to=">>deu<<")
+
+
+def test_settings_of_the_task_stand_until_a_call_says_otherwise(in_json: Path) -> None:
+    task = npformer.pipeline("translation", in_json, max_new_tokens=6, num_beams=2)
+    assert task("dog", max_new_tokens=3) == npformer.pipeline("translation", in_json)(
+        "dog", num_beams=2, max_new_tokens=3
+    )
+    assert task("dog") == npformer.pipeline("translation", in_json)("dog", num_beams=2, max_new_tokens=6)
+
+
+def test_a_translation_grows_token_by_token(in_json: Path) -> None:
+    task = npformer.pipeline("translation", in_json, max_new_tokens=8)
+    grown = list(task.tokens("dog"))
+    assert "".join(grown) == task("dog", num_beams=1)["translation_text"]
+    assert len(grown) > 1
+    beams = npformer.pipeline("translation", in_json, max_new_tokens=8, num_beams=4)
+    assert list(beams.tokens("dog")) == grown
+    drawn = {"do_sample": True, "seed": 3}
+    assert "".join(beams.tokens("dog", **drawn)) == beams("dog", num_beams=1, **drawn)["translation_text"]
+    with pytest.raises(NpformerError, match="stream: a beam search knows its tokens at the end only"):
+        list(task.tokens("dog", num_beams=4))
+    with pytest.warns(UserWarning, match="101 tokens, cut to the 64 that the model takes"):
+        assert list(task.tokens("d" * 100, long="truncate"))
+
+
+def test_half_of_a_letter_waits_for_the_rest_of_it(in_json: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A letter of two tokens comes in one piece; one that is never whole comes at the end, as in the translation."""
+    task = npformer.pipeline("translation", in_json, max_new_tokens=3)
+    for texts, pieces in ((["a", "a\ufffd", "aß"], ["a", "ß"]), (["a", "ab", "ab\ufffd"], ["a", "b", "\ufffd"])):
+        monkeypatch.setattr(task.tokenizer, "decode", lambda ids, texts=texts: texts[len(ids) - 1])
+        assert list(task.tokens("dog")) == pieces
+
+
+def test_too_long_a_text_is_refused_or_cut(in_json: Path) -> None:
+    task = npformer.pipeline("translation", in_json, max_new_tokens=3)
+    with pytest.raises(
+        NpformerError, match="101 tokens, and the model takes 64; split it into sentences, or long='truncate'"
+    ):
+        task("d" * 100)
+    with pytest.warns(UserWarning, match="input 0 has 101 tokens and was cut"):
+        answer = task("d" * 100, long="truncate")
+    assert (answer.n_tokens, answer.truncated) == (101, True)
+    first = "d" * 63  # 63 letters and the end, which a text that is cut keeps
+    assert answer == task(first)
+    with pytest.raises(NpformerError, match="cannot be translated in windows"):
+        task("dog", long="window")
+
+
+@pytest.mark.parametrize(
+    ("text", "options", "message"),
+    [
+        ("", {}, "an empty text; there is nothing to translate"),
+        (" \n", {}, "an empty text"),
+        (">>deu<< ", {}, "an empty text"),
+        (">>eng<< dog", {}, r"language: '>>eng<<' is not known.* Known: >>deu<<, >>fra<<"),
+        ("dog", {"to": "eng"}, "language: '>>eng<<' is not known"),
+        ("dog", {"num_beam": 2}, "argument of translation: 'num_beam' is not known; did you mean 'num_beams'"),
+        ("dog", {"device": 0}, "device: 0 is not supported; everything runs on the CPU"),
+        ("dog", {"progress": 1}, "progress: expected True or False, got 1"),
+        ("dog", {"num_beams": -1}, "num_beams: expected a whole number"),
+        (3, {}, "expected a text, got int"),
+    ],
+)
+def test_what_cannot_be_translated(in_json: Path, text: Any, options: dict[str, Any], message: str) -> None:
+    task = npformer.pipeline("translation", in_json, max_new_tokens=3)
+    with pytest.raises(NpformerError, match=message):
+        task(text, **options)
+
+
+def test_one_bad_text_among_many_is_named(in_json: Path) -> None:
+    task = npformer.pipeline("translation", in_json, max_new_tokens=3)
+    with pytest.raises(InputError, match="input 1: an empty text"):
+        task(["dog", "", "man"])
+
+
+def test_a_model_that_is_no_translator() -> None:
+    classifier = npformer.load(FILES.parent / "classifier")
+    with pytest.raises(
+        NpformerError, match="translation takes an encoder-decoder, this one is a sequence-classification model"
+    ):
+        npformer.pipeline("translation", classifier)
+    with pytest.raises(NpformerError, match=r"no model comes with npformer; give model=, .*opus-mt-en-de"):
+        npformer.pipeline("translation")
+
+
+def test_a_translator_is_no_classifier() -> None:
+    with pytest.raises(NpformerError, match="text-classification takes a sequence-classification model"):
+        npformer.pipeline("text-classification", FILES)
+
+
+# --- the command -----------------------------------------------------------------------------------------------------
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, list[str], str]:
+    code = main(["translate", *arguments])
+    out, err = capsys.readouterr()
+    return code, out.splitlines(), err
+
+
+def test_lines_in_lines_out(in_json: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    task = npformer.pipeline("translation", in_json, max_new_tokens=6)
+    dog, man = (each["translation_text"] for each in task(["dog", "man"], num_beams=2))
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"dog\n\nman\n")))
+    code, lines, _ = run(capsys, "-m", str(in_json), "--beams", "2", "--max-tokens", "6")
+    assert (code, lines) == (0, [dog, "", man])
+
+
+def test_json_and_the_best(in_json: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, lines, complaint = run(
+        capsys, "-m", str(in_json), "--json", "--best", "2", "--max-tokens", "4", "--to", "fra", "dog", ""
+    )
+    first, second = map(json.loads, lines)
+    assert (code, first["text"], first["n_tokens"], len(first["translations"])) == (0, "dog", 6, 2)
+    assert second == {"text": "", "translation_text": ""}
+    assert complaint == ""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--best", "3", "--beams", "1"], "--best: 3 targets need as many beams, or --sample; --beams is 1"),
+        (["--max-tokens", "9999"], "--max-tokens: expected a whole number from 1 to 64, got 9999"),
+        (["--length-penalty", "99"], "--length-penalty: expected a number from -50 to 50, got 99.0"),
+        (["--sample", "--beams", "2"], "--beams: sampling goes with one beam; use no --sample for beam search"),
+    ],
+)
+def test_an_error_names_the_option_that_was_given(
+    arguments: list[str], message: str, in_json: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, lines, complaint = run(capsys, "-m", str(in_json), *arguments, "dog")
+    assert (code, lines, complaint) == (1, [], f"npformer: {message}\n")
+
+
+def test_sampling_by_command(in_json: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    outs = [
+        run(capsys, "-m", str(in_json), "--sample", "--seed", seed, "--max-tokens", "9", "dog")[1] for seed in "112"
+    ]
+    assert outs[0] == outs[1] != outs[2]
+
+
+def test_a_bad_line_is_complained_of_and_the_others_are_translated(
+    in_json: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, lines, complaint = run(capsys, "-m", str(in_json), "--max-tokens", "4", ">>eng<< dog", "dog")
+    assert code == 1
+    assert len(lines) == 2
+    assert "argument 1: language: '>>eng<<' is not known" in complaint
+
+
+# --- files that are missing or broken --------------------------------------------------------------------------------
+
+
+def test_missing_tokenizer_files(folder: Path) -> None:
+    (folder / "target.spm").unlink()
+    with pytest.raises(
+        NpformerError,
+        match=r"no tokenizer; looked for tokenizer\.json, and for source\.spm.*of which target\.spm is missing",
+    ):
+        npformer.pipeline("translation", folder)
+    (folder / "vocab.json").unlink()
+    with pytest.raises(NpformerError, match=r"of which target\.spm, vocab\.json are missing"):
+        npformer.pipeline("translation", folder)
+
+
+def test_without_sentencepiece_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "sentencepiece", None)
+    with pytest.raises(NpformerError, match=r"source\.spm: reading it takes the package sentencepiece; pip install"):
+        npformer.pipeline("translation", FILES)
+
+
+@needs_sentencepiece
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("source.spm", b"no model", r"source\.spm: not a SentencePiece model"),
+        ("vocab.json", b"[1]", r"vocab\.json: expected a JSON object"),
+        ("vocab.json", b'{"a": 900}', r"vocab\.json: 'a': expected an id below \d+, got 900"),
+        ("vocab.json", b'{"</s>": 0, "<unk>": 1}', r"vocab\.json: no '<pad>', which every source needs or may need"),
+    ],
+)
+def test_broken_tokenizer_files(folder: Path, name: str, content: bytes, message: str) -> None:
+    (folder / name).write_bytes(content)
+    with pytest.raises(NpformerError, match=message):
+        npformer.pipeline("translation", folder)
+
+
+def test_a_broken_tokenizer_json(in_json: Path) -> None:
+    (in_json / "tokenizer.json").write_text("{}")
+    with pytest.raises(NpformerError, match=r"tokenizer\.json: not a tokenizer that can be read"):
+        npformer.pipeline("translation", in_json)
+
+
+def test_marians_decoder_without_its_encoder(folder: Path) -> None:
+    from safetensors.numpy import load_file, save_file
+
+    tensors = {
+        name: each for name, each in load_file(folder / "model.safetensors").items() if "encoder.layers" not in name
+    }
+    save_file(tensors, folder / "model.safetensors")
+    with pytest.raises(
+        NpformerError, match=r"missing: encoder\.layers\.0\.attention\.query\.weight \(model\.encoder\.layers\.0"
+    ):
+        npformer.load(folder)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"architectures": ["MarianModel"]},
+            r"architectures: \['MarianModel'\] is not supported; supported: MarianMTModel",
+        ),
+        ({"normalize_before": True}, "normalize_before: True is not supported; supported: False"),
+        ({"encoder_layers": None}, "n_layers: expected a whole number"),
+        ({"decoder_attention_heads": 5}, "5 heads do not divide the model's width of 24"),
+        ({"decoder_start_token_id": 999}, "start_id: expected a whole number from 0 to"),
+    ],
+)
+def test_a_marian_config_that_is_not_supported(folder: Path, changes: dict[str, Any], message: str) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, **changes}))
+    with pytest.raises(NpformerError, match=message):
+        npformer.load(folder)
+
+
+def test_marians_files_there_and_back(tmp_path: Path) -> None:
+    from safetensors.numpy import load_file
+
+    own = npformer.checkpoint.convert(FILES, tmp_path / "own")
+    back = npformer.checkpoint.convert(own, tmp_path / "back", to="torch")
+    first, second = (load_file(each / "model.safetensors") for each in (FILES, back))
+    assert first.keys() == second.keys()
+    assert all((first[name] == second[name]).all() for name in first)
+    assert (own / "source.spm").exists()
+    ids = EXPECTED[0]["ids"]
+    targets = [npformer.load(each).generate([ids])[0][0].ids.tolist() for each in (FILES, own, back)]
+    assert targets[0] == targets[1] == targets[2]
+
+
+def test_an_older_file_with_every_tied_tensor_and_its_positions(folder: Path) -> None:
+    """pytorch_model.bin of earlier versions held the shared table four times, and the sinusoids."""
+    from safetensors.numpy import load_file, save_file
+
+    tensors = load_file(folder / "model.safetensors")
+    model = npformer.load(folder)
+    tables = ("model.encoder.embed_tokens.weight", "model.decoder.embed_tokens.weight", "lm_head.weight")
+    tensors |= dict.fromkeys(tables, tensors["model.shared.weight"])
+    positions = model.weights["encoder"]["embeddings"]["position"]["weight"]
+    tensors |= {f"model.{side}.embed_positions.weight": positions for side in ("encoder", "decoder")}
+    save_file(tensors, folder / "model.safetensors")
+    again = npformer.load(folder)
+    assert again.weights["head"]["output"]["weight"].base is not None  # the token table itself, transposed
+    assert again.generate([[5, 6, 0]])[0][0].ids.tolist() == model.generate([[5, 6, 0]])[0][0].ids.tolist()

@@ -1,0 +1,174 @@
+"""The training loop: it learns, it goes on to the same bits after any stop, it keeps what scored best."""
+
+from __future__ import annotations
+
+import io
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from npformer.errors import NpformerError
+from npformer.training import Example, HeadLoss, Recipe, Run, Trainable
+from npformer.training.progress import Progress
+from tests.training.test_training import examples, weights
+
+pytestmark = pytest.mark.numbers
+
+
+@pytest.mark.parametrize("window", [1, 3, 100])
+def test_batches(window: int) -> None:
+    """Every example once, of like lengths within a window, another order each epoch, the same order each time."""
+    lengths = [(int(n), int(n) % 7) for n in np.random.default_rng(0).integers(1, 40, 205)]
+    recipe = Recipe(batch_size=10, window=window, seed=3)
+    batches = recipe.batches(lengths, 0)
+    assert sorted(np.concatenate(batches)) == list(range(205))
+    assert sorted(map(len, batches)) == [5, *[10] * 20]
+    spread = np.mean([np.ptp([lengths[i][0] for i in batch]) for batch in batches])
+    assert (spread > 25) if window == 1 else (spread < 16) if window == 3 else (spread < 3)
+    again, other = recipe.batches(lengths, 0), recipe.batches(lengths, 1)
+    assert all(np.array_equal(a, b) for a, b in zip(batches, again, strict=True))
+    assert not all(np.array_equal(a, b) for a, b in zip(batches, other, strict=True))
+
+
+RECIPE = Recipe(epochs=3, batch_size=8, learning_rate=2e-3, dropout={"*ffn.output": 0.1}, seed=5)
+
+
+def train(folder: Path | None, threads: int = 1, batch: Sequence[Example] = (), **options: Any) -> Run:
+    trained = weights()
+    run = Run(HeadLoss(trained.config), trained, RECIPE, folder, threads, **options)
+    run.train(list(batch) or examples(), lambda epoch: {"accuracy": epoch / 10})
+    return run
+
+
+def same(a: Trainable, b: Trainable) -> bool:
+    return all(np.array_equal(array, b.flat[name]) for name, array in a.flat.items())
+
+
+def test_training_learns_and_keeps_the_best(tmp_path: Path) -> None:
+    run = train(tmp_path, threads=2, save_every=2)
+    assert [row["epoch"] for row in run.state.history] == [0, 1, 2, 3]
+    assert run.state.history[3]["loss"] < run.state.history[1]["loss"]
+    assert same(run.weights, train(None).weights)
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["best.safetensors", "last.safetensors"]
+    best = load_file(tmp_path / "best.safetensors")
+    assert all(np.array_equal(best[name], array) for name, array in run.weights.flat.items())
+
+
+STOPPED = """
+import sys
+sys.path[:0] = [{root!r}]
+from pathlib import Path
+from tests.training import test_trainer as t
+t.train(Path({folder!r}), save_every=1)
+"""
+
+
+def test_a_killed_run_goes_on_to_the_same_bits(tmp_path: Path) -> None:
+    """kill -9 in the middle, twice; then the rest, with other threads: the weights of a run that never stopped."""
+    code = STOPPED.format(root=str(Path(__file__).parents[2]), folder=str(tmp_path))
+    for _ in range(2):
+        started = _stamp(tmp_path)
+        process = subprocess.Popen([sys.executable, "-c", code], env={**os.environ, "OPENBLAS_NUM_THREADS": "1"})
+        deadline = time.monotonic() + 60
+        while _stamp(tmp_path) == started and process.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.001)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    assert (tmp_path / "last.safetensors").exists()
+    (tmp_path / ".last.safetensors.0.partial").mkdir()  # what a kill in the middle of writing leaves
+    resumed = train(tmp_path, threads=2)
+    whole = train(None)
+    assert not list(tmp_path.glob(".*.partial"))
+    assert same(resumed.weights, whole.weights)
+    for a, b in zip(resumed.state.history, whole.state.history, strict=True):
+        assert {**a, "seconds": 0} == {**b, "seconds": 0}
+
+
+def _stamp(folder: Path) -> int:
+    path = folder / "last.safetensors"
+    return path.stat().st_mtime_ns if path.exists() else 0
+
+
+def test_another_runs_checkpoint_is_refused(tmp_path: Path) -> None:
+    train(tmp_path)
+    others = [examples(7), [Example(each.text, 1 - each.target) for each in examples()], examples()[::-1]]
+    (tmp_path / ".last.safetensors.0.partial").mkdir()  # perhaps of a run that is writing it now
+    for batch in others:
+        with pytest.raises(NpformerError, match=r"last\.safetensors: belongs to a run with another"):
+            train(tmp_path, batch=batch)
+    for smoothing, held_out in ((0.1, []), (0.0, examples(3))):
+        trained = weights()
+        run = Run(HeadLoss(trained.config, smoothing), trained, RECIPE, tmp_path)
+        with pytest.raises(NpformerError, match=r"last\.safetensors: belongs to a run with another"):
+            run.train(examples(), held_out=held_out)
+    assert (tmp_path / ".last.safetensors.0.partial").exists()
+
+
+def test_choosing_weights(tmp_path: Path) -> None:
+    """The epoch that scored highest, the later of two alike; or the mean of the last ones where it scores higher."""
+    trained, kept = weights(), {}
+    run = Run(HeadLoss(trained.config), trained, replace(RECIPE, average=2), tmp_path)
+
+    def evaluate(epoch: int) -> dict[str, float]:
+        kept[epoch] = trained.flat["head.output.weight"].copy()
+        return {"accuracy": [math.nan, 0.5, 0.5, 0.2][epoch]}
+
+    run.train(examples(), evaluate)
+    assert run.choose(lambda epoch: {"accuracy": 0.4})["epoch"] == 2
+    assert np.array_equal(trained.flat["head.output.weight"], kept[2])
+    assert run.choose(lambda epoch: {"accuracy": 0.6}) == {"accuracy": 0.6, "states": 2}
+    assert np.abs(trained.flat["head.output.weight"] - (kept[2] + kept[3]) / 2).max() < 1e-7  # float32 rounds twice
+    with pytest.raises(NpformerError, match="choose: expected a run with a folder, whose evaluation gives 'f1'"):
+        run.choose(evaluate, "f1")
+    with pytest.raises(NpformerError, match="choose: expected a run with a folder"):
+        train(None).choose(evaluate)
+
+
+@pytest.mark.parametrize(
+    ("average", "every", "steps"),
+    [(1, 0, [30]), (2, 0, [20, 30]), (9, 0, [10, 20, 30]), (3, 4, [22, 26, 30]), (9, 7, [2, 9, 16, 23, 30])],
+)
+def test_the_states_that_are_averaged(average: int, every: int, steps: list[int]) -> None:
+    """The last, and those so many steps before it, or an epoch; never the weights before the first step."""
+    recipe = replace(RECIPE, epochs=3, average=average, average_every=every)
+    assert list(recipe.averaged(per_epoch=10)) == steps
+
+
+def test_averaging_within_an_epoch(tmp_path: Path) -> None:
+    trained = weights()
+    run = Run(HeadLoss(trained.config), trained, replace(RECIPE, average=2, average_every=1), tmp_path)
+    run.train(examples(), lambda epoch: {"accuracy": 0.5})
+    last = {name: array.copy() for name, array in trained.flat.items()}
+    run.choose(lambda epoch: {"accuracy": 0.6})
+    before = load_file(tmp_path / f"step-{run.state.step - 1}.safetensors")
+    for name, array in trained.flat.items():
+        assert np.array_equal(array, (before[name] + last[name]) / 2), name
+
+
+def test_progress_is_a_line_an_epoch_where_nobody_watches() -> None:
+    stream = io.StringIO()
+    train(None, progress=Progress(stream))
+    lines = stream.getvalue().splitlines()
+    assert len(lines) == 4
+    assert lines[3].startswith("epoch 3  loss ")
+
+
+def test_recipes_that_make_no_sense() -> None:
+    for wrong in (
+        {"epochs": 0}, {"epochs": 1.5}, {"learning_rate": 0}, {"schedule": "cosine"}, {"learning_rate": math.nan},
+        {"betas": (2, 2)}, {"weight_decay": -1}, {"weight_decay": math.inf}, {"clip": 0}, {"clip": math.nan},
+        {"eps": math.inf}, {"seed": -1}, {"warmup": math.nan}, {"window": 0}, {"average": 0},
+    ):  # fmt: skip
+        with pytest.raises(NpformerError):
+            Recipe(**wrong)
