@@ -20,16 +20,16 @@ import numpy as np
 
 from npformer.checkpoint.load import find_folder
 from npformer.errors import NpformerError
+from npformer.families.torch_nn import TORCH_MODULES
 from npformer.model import Model
 from npformer.text.tokenizer import load_tokenizer
 from npformer.training import HeadLoss, Recipe, Run, Trainable, initialise, project, read_rows
 from npformer.training.animation import animate
 from npformer.training.classify import encode, evaluate
 from npformer.training.progress import Progress
-from npformer.transformer_config import TransformerConfig
 
-CONFIG = TransformerConfig(
-    "transformer", "sequence-classification", vocab_size=30522, d_model=256, n_heads=4, n_layers=4, d_ffn=512,
+CONFIG = TORCH_MODULES.config(
+    "sequence-classification", vocab_size=30522, d_model=256, n_heads=4, n_layers=4, d_ffn=512,
     max_length=256, activation="relu", eps=1e-5, labels=("negative", "positive"), torch_class="nn.TransformerEncoder",
 )  # fmt: skip
 RECIPE = Recipe(

@@ -51,12 +51,14 @@ def embeddings(
     position: Mapping[str, np.ndarray],
     norm: Linear | None = None,
     segment: Mapping[str, np.ndarray] | None = None,
+    project: Linear | None = None,
     eps: float = 1e-12,
     scale: float = 1.0,
 ) -> np.ndarray:
-    """Normalize(token + position [+ segment]), rows of learned tables: ids, positions, segments (T,) -> (T, D).
+    """Normalize(token + position [+ segment]) [W + b], rows of learned tables: ids, positions, segments (T,) -> (T, D).
 
-    The 2017 model has no norm here; its scale is sqrt(D), the token rows' only. Section 3.4.
+    The 2017 model has no norm here; its scale is sqrt(D), the token rows' only. Section 3.4. project: where the tables
+    are narrower than the layers. Lan et al., 2020 (ALBERT), section 3.1.
     """
     with scope("embeddings"):
         tokens = embedding(ids, **token) if scale == 1 else embedding(ids, **token) * scale
@@ -64,7 +66,8 @@ def embeddings(
         if segment is not None:
             total += tap("segment", embedding(np.zeros_like(ids) if segments is None else segments, **segment))
         total = tap("sum", total)
-        return total if norm is None else tap("norm", layer_norm(total, **norm, eps=eps, out=spare(total)))
+        x = total if norm is None else tap("norm", layer_norm(total, **norm, eps=eps, out=spare(total)))
+        return x if project is None else tap("project", linear(x, **project))
 
 
 def embeddings_backward(
@@ -77,16 +80,20 @@ def embeddings_backward(
     position: Mapping[str, np.ndarray],
     norm: Linear | None = None,
     segment: Mapping[str, np.ndarray] | None = None,
+    project: Linear | None = None,
     eps: float = 1e-12,
     scale: float = 1.0,
     padding_idx: int | None = None,
 ) -> dict[str, Any]:
-    """Of Normalize(token * scale + position [+ segment]): the gradients of the tables, of which only rows are not 0.
+    """Of Normalize(token * scale + position [+ segment]) [W + b]: the gradients of the tables, mostly rows of zeros.
 
     padding_idx: a token whose row gets none, as in torch's nn.Embedding.
     """
     stages = stages.within("embeddings")
     grads: dict[str, Any] = {}
+    if project is not None:
+        normed = stages["sum" if norm is None else "norm"]
+        grad, grads["project"] = linear_backward(stages.before("project", grad), normed, **project)
     if norm is not None:
         grad, grads["norm"] = layer_norm_backward(stages.before("norm", grad), stages["sum"], **norm, eps=eps)
     grad = stages.before("sum", grad)

@@ -257,7 +257,13 @@ def gelu_tanh_backward(grad: np.ndarray, x: np.ndarray) -> np.ndarray:
     return gelu_backward(grad, x, "tanh")
 
 
-ACTIVATIONS: dict[str, Callable[..., np.ndarray]] = {"gelu": gelu, "gelu_tanh": gelu_tanh, "relu": relu, "silu": silu}
+ACTIVATIONS: dict[str, Callable[..., np.ndarray]] = {
+    "gelu": gelu,
+    "gelu_tanh": gelu_tanh,
+    "relu": relu,
+    "silu": silu,
+    "tanh": tanh,
+}
 BACKWARDS: dict[Callable[..., np.ndarray], Callable[..., np.ndarray]] = {
     gelu: gelu_backward, gelu_tanh: gelu_tanh_backward, relu: relu_backward, silu: silu_backward, tanh: tanh_backward,
 }  # fmt: skip

@@ -19,7 +19,7 @@ from npformer import heads
 from npformer.config import Config
 from npformer.encoder import embeddings, embeddings_backward, encoder, encoder_backward
 from npformer.errors import NpformerError
-from npformer.functions import ACTIVATIONS, relu, tanh
+from npformer.functions import ACTIVATIONS
 from npformer.runtime.batch import LONG, Batch, Text, as_padded, pack, shards
 from npformer.runtime.products import kernel
 from npformer.runtime.threads import (
@@ -36,7 +36,6 @@ from npformer.tap import listening, tap
 from npformer.tape import Stages
 
 POOLED_HEADS = ("sequence-classification", "next-sentence", "multiple-choice")  # they read the first row alone
-POOLER_ACTIVATIONS = {"bert": tanh, "distilbert": relu}
 
 
 def forward(
@@ -63,7 +62,7 @@ def forward(
     head = weights.get("head", {})
     pooled = x if pooled_only else x[first]
     if "pooler" in weights:
-        pooled = heads.pool(pooled, POOLER_ACTIVATIONS[config.model_type], **weights["pooler"])
+        pooled = heads.pool(pooled, ACTIVATIONS[config.pooler], **weights["pooler"])
     if config.head == "base":
         answers["last_hidden_state"] = x
         if "pooler" in weights:
@@ -101,7 +100,7 @@ def backward(
         activation = ACTIVATIONS[config.activation]
         grad, tree["head"] = heads.masked_words_backward(grads["logits"], stages, x, activation, **head, eps=config.eps)
     if "pooler" in weights and (only is not None or "pooler_output" in grads):
-        activation, first = POOLER_ACTIVATIONS[config.model_type], x if only is not None else x[batch.first]
+        activation, first = ACTIVATIONS[config.pooler], x if only is not None else x[batch.first]
         d_pooled = grad if only is not None else grads["pooler_output"]
         d_first, tree["pooler"] = heads.pool_backward(d_pooled, stages, first, activation, **weights["pooler"])
         if only is not None:
@@ -115,7 +114,8 @@ def encode(weights: Mapping[str, Any], config: Config, batch: Batch, only: np.nd
     """The encoder's last layer, packed token ids -> (T, D), or (B, D) where `only` one row of each text is wanted."""
     ids, lengths = tap("ids", batch.ids), tap("lengths", batch.lengths)
     scale = math.sqrt(config.d_model) if config.scale_embedding else 1.0
-    x = embeddings(ids, batch.positions, batch.segments, **weights["embeddings"], eps=config.eps, scale=scale)
+    positions = batch.positions + config.first_position
+    x = embeddings(ids, positions, batch.segments, **weights["embeddings"], eps=config.eps, scale=scale)
     return encoder(
         x, lengths, config.n_heads, ACTIVATIONS[config.activation], weights["layers"], eps=config.eps, only=only,
         norm_first=config.norm_first, norm=weights.get("norm"),
@@ -133,16 +133,22 @@ def encode_backward(
     """Of `encode`: the gradients of the encoder's weights from that of its last layer, (T, D) or (B, D)."""
     scale = math.sqrt(config.d_model) if config.scale_embedding else 1.0
     tables = weights["embeddings"]
-    x = stages["embeddings.norm" if "norm" in tables else "embeddings.sum"]
+    x = stages[embedded(tables)]
     grad, tree = encoder_backward(
         grad, stages, x, batch.lengths, config.n_heads, ACTIVATIONS[config.activation], weights["layers"],
         eps=config.eps, only=only, norm_first=config.norm_first, norm=weights.get("norm"),
     )  # fmt: skip
     grads = embeddings_backward(
-        grad, stages, batch.ids, batch.positions, batch.segments, **tables, eps=config.eps, scale=scale,
-        padding_idx=config.padding_idx,
+        grad, stages, batch.ids, batch.positions + config.first_position, batch.segments, **tables, eps=config.eps,
+        scale=scale, padding_idx=config.padding_idx,
     )  # fmt: skip
     return {"embeddings": grads, **tree}
+
+
+def embedded(tables: Mapping[str, Any]) -> str:
+    """The stage that the embeddings with these weights end in."""
+    last = "project" if "project" in tables else "norm" if "norm" in tables else "sum"
+    return f"embeddings.{last}"
 
 
 def last_rows(stages: Stages, weights: Mapping[str, Any], config: Config) -> np.ndarray:

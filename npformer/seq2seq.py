@@ -15,16 +15,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from npformer.config import Config
 from npformer.decoder import decoder, decoder_backward, project, project_backward, shift
 from npformer.encoder import embeddings, embeddings_backward
 from npformer.errors import NpformerError
 from npformer.functions import ACTIVATIONS, IGNORED
-from npformer.model import Model, Output, encode, encode_backward, last_rows
+from npformer.model import Model, Output, embedded, encode, encode_backward, last_rows
 from npformer.runtime.batch import Batch, Text, as_padded, pack, shards
 from npformer.runtime.threads import share
 from npformer.tap import listening, scope, tap
 from npformer.tape import Stages
-from npformer.transformer_config import TransformerConfig
 
 if TYPE_CHECKING:
     from npformer.attention import Memory
@@ -32,9 +32,7 @@ if TYPE_CHECKING:
     from npformer.text.translation_tokenizer import TranslationTokenizer
 
 
-def transformer(
-    weights: Mapping[str, Any], config: TransformerConfig, source: Batch, target: Batch
-) -> dict[str, np.ndarray]:
+def transformer(weights: Mapping[str, Any], config: Config, source: Batch, target: Batch) -> dict[str, np.ndarray]:
     """From packed ids of sources and targets to the logits of what follows each target token. Vaswani et al., 2017.
 
     Text i's target attends to text i's source. Answers: logits (T, V), encoder_last_hidden_state (S, D).
@@ -48,7 +46,7 @@ def transformer_backward(
     grads: Mapping[str, np.ndarray],
     stages: Stages,
     weights: Mapping[str, Any],
-    config: TransformerConfig,
+    config: Config,
     source: Batch,
     target: Batch,
 ) -> dict[str, Any]:
@@ -56,7 +54,7 @@ def transformer_backward(
 
     grads: of the logits. A tied projection has its share in "head", each token table its own.
     """
-    decoded, last = stages.within("decoder"), config.n_decoder_layers - 1
+    decoded, last = stages.within("decoder"), config.decoder.n_layers - 1
     name = "norm" if config.final_norm else f"layers.{last}.{'ffn_residual' if config.norm_first else 'ffn_norm'}"
     grad, d_output = project_backward(grads["logits"], stages, decoded[name], **weights["head"]["output"])
     memory = last_rows(stages.within("encoder"), weights["encoder"], config)
@@ -65,7 +63,7 @@ def transformer_backward(
     return {"encoder": d_encoder, "decoder": d_decoder, "head": {"output": d_output}}
 
 
-def encode_source(weights: Mapping[str, Any], config: TransformerConfig, source: Batch) -> np.ndarray:
+def encode_source(weights: Mapping[str, Any], config: Config, source: Batch) -> np.ndarray:
     """The encoder's output, (S, D)."""
     with scope("encoder"):
         return encode(weights["encoder"], config, source)
@@ -73,7 +71,7 @@ def encode_source(weights: Mapping[str, Any], config: TransformerConfig, source:
 
 def decode_target(
     weights: Mapping[str, Any],
-    config: TransformerConfig,
+    config: Config,
     target: Batch,
     source: np.ndarray,
     source_lengths: np.ndarray,
@@ -83,9 +81,9 @@ def decode_target(
     ids, lengths, weights = tap("ids", target.ids), tap("lengths", target.lengths), weights["decoder"]
     scale = math.sqrt(config.d_model) if config.scale_embedding else 1.0
     with scope("decoder"):
-        x = embeddings(ids, target.positions, None, **weights["embeddings"], scale=scale)
+        x = embeddings(ids, target.positions + config.first_position, None, **weights["embeddings"], scale=scale)
         return decoder(
-            x, lengths, source, source_lengths, config.n_decoder_heads, ACTIVATIONS[config.activation],
+            x, lengths, source, source_lengths, config.decoder.n_heads, ACTIVATIONS[config.activation],
             weights["layers"], config.eps, config.norm_first, weights.get("norm"), memory,
         )  # fmt: skip
 
@@ -94,7 +92,7 @@ def decode_target_backward(
     grad: np.ndarray,
     stages: Stages,
     weights: Mapping[str, Any],
-    config: TransformerConfig,
+    config: Config,
     target: Batch,
     source: np.ndarray,
     source_lengths: np.ndarray,
@@ -102,14 +100,21 @@ def decode_target_backward(
     """Of `decode_target`: the gradients of the source's rows (S, D) and of the decoder's weights."""
     stages, weights = stages.within("decoder"), weights["decoder"]
     scale = math.sqrt(config.d_model) if config.scale_embedding else 1.0
-    x = stages["embeddings.norm" if "norm" in weights["embeddings"] else "embeddings.sum"]
+    x = stages[embedded(weights["embeddings"])]
     grad, dsource, tree = decoder_backward(
-        grad, stages, x, target.lengths, source, source_lengths, config.n_decoder_heads,
+        grad, stages, x, target.lengths, source, source_lengths, config.decoder.n_heads,
         ACTIVATIONS[config.activation], weights["layers"], config.eps, config.norm_first, weights.get("norm"),
     )  # fmt: skip
     tables = weights["embeddings"]
     d_tables = embeddings_backward(
-        grad, stages, target.ids, target.positions, None, **tables, scale=scale, padding_idx=config.padding_idx
+        grad,
+        stages,
+        target.ids,
+        target.positions + config.first_position,
+        None,
+        **tables,
+        scale=scale,
+        padding_idx=config.padding_idx,
     )
     return dsource, {"embeddings": d_tables, **tree}
 
@@ -117,11 +122,11 @@ def decode_target_backward(
 class Seq2Seq(Model):
     """An encoder-decoder transformer on NumPy arrays. Arguments as in `Model`; the config's head is "translation"."""
 
-    config: TransformerConfig
+    config: Config
 
     def __init__(
         self,
-        config: TransformerConfig,
+        config: Config,
         weights: Mapping[str, Any],
         folder: Path | None = None,
         threads: int | None = None,
@@ -145,7 +150,7 @@ class Seq2Seq(Model):
 
     def __repr__(self) -> str:
         c = self.config
-        size = f"{c.n_layers} + {c.n_decoder_layers} layers, {c.n_heads} heads, width {c.d_model}, {self.dtype}"
+        size = f"{c.n_layers} + {c.decoder.n_layers} layers, {c.n_heads} heads, width {c.d_model}, {self.dtype}"
         return f"<npformer.Seq2Seq {c.model_type}: {size}>"
 
     def __call__(
@@ -196,9 +201,9 @@ class Seq2Seq(Model):
             if not count or (row[:count] == IGNORED).any():
                 raise NpformerError("labels: expected at least one in each row, and -100 behind the last alone")
             # The others are what the decoder is given, and checked as that.
-            if not 0 <= row[count - 1] < self.config.target_vocab_size:
-                raise NpformerError(f"labels: {row[count - 1]} is outside 0 ... {self.config.target_vocab_size - 1}")
-            rows.append(shift(row[:count], self.config.start_id, 0)[0][:-1])
+            if not 0 <= row[count - 1] < self.config.decoder.vocab_size:
+                raise NpformerError(f"labels: {row[count - 1]} is outside 0 ... {self.config.decoder.vocab_size - 1}")
+            rows.append(shift(row[:count], self.config.decoder.start_id, 0)[0][:-1])
         return rows, None
 
     def run(self, pairs: Sequence[tuple[Text, Text]]) -> list[dict[str, np.ndarray]]:  # type: ignore[override]
@@ -208,7 +213,7 @@ class Seq2Seq(Model):
         """
         sources, targets = [source for source, _ in pairs], [target for _, target in pairs]
         self.check(sources, "input_ids", self.config.vocab_size)
-        self.check(targets, "decoder_input_ids", self.config.target_vocab_size)
+        self.check(targets, "decoder_input_ids", self.config.decoder.vocab_size)
 
         def forward(group: list[int]) -> list[dict[str, np.ndarray]]:
             source, target = pack([sources[i] for i in group]), pack([targets[i] for i in group])

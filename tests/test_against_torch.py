@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from npformer.checkpoint import flatten, load_folder, unflatten
+from npformer.families import encoders
 from npformer.golden.mistakes import MISTAKES, Mistake, Port
 from npformer.interpret.edit import Edits
 from npformer.model import Model
@@ -134,10 +135,9 @@ def test_budgets_are_so_tight_that_a_mistake_is_out_of_them(mistake: Mistake) ->
 
 
 def test_every_family_head_and_option_is_there() -> None:
-    from npformer.config import FAMILIES
 
     configs = [load(golden.DATA / case, "float32").config for case in golden.CASES]
-    for name, family in FAMILIES.items():
+    for name, family in encoders().items():
         assert {config.head for config in configs if config.model_type == name} == set(family.architectures.values())
     assert {config.activation for config in configs} == {"gelu", "gelu_tanh", "relu", "silu"}
     assert {config.tied for config in configs if config.head == "masked-lm"} == {True, False}

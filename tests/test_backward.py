@@ -180,7 +180,7 @@ def test_finite_differences_of_models(head: str) -> None:
     with listen(recording):
         answers = forward(model.weights, model.config, batch)
     grads = {name: random.standard_normal(answer.shape) for name, answer in answers.items()}
-    tied, arrays = layout.is_tied(model.config), layout.flatten(dict(model.weights))
+    tied, arrays = bool(layout.ties(model.config)), layout.flatten(dict(model.weights))
     found = flat(backward(grads, recording.stages, model.weights, model.config, batch), model.weights, tied)
     for name, grad in found.items():
         direction = random.standard_normal(grad.shape)
@@ -236,8 +236,8 @@ def test_finite_differences_of_the_encoder(norm_first: bool, only: bool) -> None
 def test_finite_differences_of_the_encoder_decoder(norm_first: bool, tied: bool) -> None:
     """Every parameter, with one table for both sides and the projection, or three."""
     config = replace(
-        given.TRANSLATOR, target_vocab_size=31, norm_first=norm_first, final_norm=norm_first, tied=tied, shared=tied,
-        scale_embedding=tied, activation="gelu", n_decoder_heads=2,
+        given.TRANSLATOR, norm_first=norm_first, final_norm=norm_first, tied=tied, shared=tied, scale_embedding=tied,
+        activation="gelu", decoder=replace(given.TRANSLATOR.decoder, vocab_size=31, n_heads=2),
     )  # fmt: skip
     trained, random = Trainable(initialise(config, 0, "xavier", np.float64), config), np.random.default_rng(0)
     for array in trained.flat.values():
@@ -266,7 +266,7 @@ def test_training_a_marian_checkpoint_leaves_the_padding_token_s_row_alone() -> 
     """The row gets what the tied projection gives it, and nothing for being looked up: torch's `padding_idx`."""
     model = golden_model("marian-small", "float64")
     pad = model.config.pad_id
-    assert model.config.start_id == pad  # every target looks it up
+    assert model.config.decoder.start_id == pad  # every target looks it up
     weights, loss = Trainable(model.weights, model.config), TranslationLoss(model.config)
     example = Example(Text(np.array([5, 9, 0])), np.array([7, 8]))
     found = gradients(loss, weights, [example]).flat

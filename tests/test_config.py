@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from npformer.config import FAMILIES, Config
 from npformer.errors import NpformerError
+from npformer.families import encoders, family_of, read_config, write_config
 
 ARCHITECTURES = json.loads((Path(__file__).parent / "golden/checkpoints/architectures.json").read_text())
 DISTILBERT = ARCHITECTURES["DistilBertForSequenceClassification"]["config"]
@@ -15,37 +15,37 @@ BERT = ARCHITECTURES["BertForSequenceClassification"]["config"]
 
 
 def test_the_golden_file_has_every_architecture():
-    assert set(ARCHITECTURES) == {name for family in FAMILIES.values() for name in family.architectures}
+    assert set(ARCHITECTURES) == {name for family in encoders().values() for name in family.architectures}
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_every_architecture_is_read_and_written_back(name):
-    config = Config.from_dict(ARCHITECTURES[name]["config"])
-    family = FAMILIES[config.model_type]
+    config = read_config(ARCHITECTURES[name]["config"])
+    family = encoders()[config.model_type]
     assert (config.vocab_size, config.d_model, config.n_heads, config.d_head) == (11, 6, 2, 3)
     assert (config.n_layers, config.d_ffn, config.max_length) == (2, 10, 8)
     assert config.n_segments == (2 if name.startswith("Bert") else 0)
     assert config.head == family.architectures[name]
-    assert family.architectures[config.architecture] == config.head
-    assert Config.from_dict(json.loads(json.dumps(config.to_dict()))) == config
+    assert family.architectures[family.architecture(config)] == config.head
+    assert read_config(json.loads(json.dumps(write_config(config)))) == config
 
 
 def test_labels_are_those_of_id2label_or_numbered():
-    assert Config.from_dict(DISTILBERT).labels == ("LABEL_0", "LABEL_1", "LABEL_2")
-    assert Config.from_dict({**BERT, "id2label": {"1": "no", "0": "yes"}}).labels == ("yes", "no")
-    assert Config.from_dict({**BERT, "id2label": {0: "yes", 1: 7}}).labels == ("yes", "7")
+    assert read_config(DISTILBERT).labels == ("LABEL_0", "LABEL_1", "LABEL_2")
+    assert read_config({**BERT, "id2label": {"1": "no", "0": "yes"}}).labels == ("yes", "no")
+    assert read_config({**BERT, "id2label": {0: "yes", 1: 7}}).labels == ("yes", "7")
     without = {key: value for key, value in BERT.items() if key != "id2label"}
-    assert Config.from_dict(without).labels == ("LABEL_0", "LABEL_1")
-    assert Config.from_dict({**without, "num_labels": 3}).labels == ("LABEL_0", "LABEL_1", "LABEL_2")
+    assert read_config(without).labels == ("LABEL_0", "LABEL_1")
+    assert read_config({**without, "num_labels": 3}).labels == ("LABEL_0", "LABEL_1", "LABEL_2")
 
 
 def test_another_head_can_be_asked_for():
     pretraining = ARCHITECTURES["BertForPreTraining"]["config"]
-    assert Config.from_dict(pretraining).head == "masked-lm"
-    assert Config.from_dict(pretraining, head="next-sentence").head == "next-sentence"
-    assert Config.from_dict({**BERT, "architectures": None}).head == "base"
-    with pytest.raises(NpformerError, match="head: 'next-sentence' is not supported; supported: base"):
-        Config.from_dict(DISTILBERT, head="next-sentence")
+    assert read_config(pretraining).head == "masked-lm"
+    assert read_config(pretraining, head="next-sentence").head == "next-sentence"
+    assert read_config({**BERT, "architectures": None}).head == "base"
+    with pytest.raises(NpformerError, match=r"head: expected one of base, .*got 'next-sentence'"):
+        read_config(DISTILBERT, head="next-sentence")
 
 
 @pytest.mark.parametrize(
@@ -53,45 +53,43 @@ def test_another_head_can_be_asked_for():
     [("gelu", "gelu"), ("gelu_new", "gelu_tanh"), ("relu", "relu"), ("silu", "silu"), ("swish", "silu")],
 )
 def test_activations(theirs, ours):
-    config = Config.from_dict({**BERT, "hidden_act": theirs})
+    config = read_config({**BERT, "hidden_act": theirs})
     assert config.activation == ours
-    assert Config.from_dict(config.to_dict()) == config
-    assert Config.from_dict({**DISTILBERT, "activation": theirs}).activation == ours
+    assert read_config(write_config(config)) == config
+    assert read_config({**DISTILBERT, "activation": theirs}).activation == ours
 
 
 def test_distilbert_s_own_options_change_nothing_that_is_stored():
     options = {"sinusoidal_pos_embds": True, "tie_weights_": False}
-    assert Config.from_dict({**DISTILBERT, **options}) == Config.from_dict(DISTILBERT)
+    assert read_config({**DISTILBERT, **options}) == read_config(DISTILBERT)
 
 
 def test_tied_and_problem_type_and_eps():
-    config = Config.from_dict(
-        {**BERT, "tie_word_embeddings": False, "problem_type": "regression", "layer_norm_eps": 1e-5}
-    )
+    config = read_config({**BERT, "tie_word_embeddings": False, "problem_type": "regression", "layer_norm_eps": 1e-5})
     assert (config.tied, config.problem_type, config.eps) == (False, "regression", 1e-5)
-    assert Config.from_dict(config.to_dict()) == config
+    assert read_config(write_config(config)) == config
 
 
 @pytest.mark.parametrize("field", ["vocab_size", "dim", "n_heads", "n_layers", "hidden_dim", "max_position_embeddings"])
 def test_a_missing_size_is_named(field):
     data = {key: value for key, value in DISTILBERT.items() if key != field}
     with pytest.raises(NpformerError, match=f"no '{field}'"):
-        Config.from_dict(data)
+        read_config(data)
 
 
 @pytest.mark.parametrize("value", [0, -1, 2.0, "6", None, True, [6], 2**31, pytest.param(10**5000, id="huge")])
 @pytest.mark.parametrize("field", ["vocab_size", "num_hidden_layers", "hidden_size", "type_vocab_size"])
 def test_a_nonsense_size_is_named(field, value):
     with pytest.raises(NpformerError, match=f"^{field}: expected a whole number from 1"):
-        Config.from_dict({**BERT, field: value})
+        read_config({**BERT, field: value})
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"model_type": "gpt2"}, "model_type: 'gpt2' is not supported; supported: distilbert, bert"),
-        ({"model_type": None}, "model_type: None is not supported"),
-        ({"model_type": ["bert"]}, "model_type: a list is not supported"),
+        ({"model_type": "gpt2"}, "model_type: expected one of distilbert, bert.*got 'gpt2'"),
+        ({"model_type": None}, "model_type: expected one of .*got None"),
+        ({"model_type": ["bert"]}, "model_type: expected one of .*got a list"),
         (
             {"position_embedding_type": "relative_key"},
             "position_embedding_type: 'relative_key' is not.*'absolute'",
@@ -99,19 +97,19 @@ def test_a_nonsense_size_is_named(field, value):
         ({"is_decoder": True}, "is_decoder: True is not supported"),
         ({"add_cross_attention": True}, "add_cross_attention"),
         ({"pruned_heads": {"0": [1]}}, "pruned_heads"),
-        ({"hidden_act": "mish"}, "hidden_act: 'mish' is not supported; supported: gelu, gelu_new"),
-        ({"hidden_act": {"a": 1}}, "hidden_act: a dict is not supported"),
+        ({"hidden_act": "mish"}, "hidden_act: expected one of gelu, gelu_new.*got 'mish'"),
+        ({"hidden_act": {"a": 1}}, "hidden_act: expected one of .*got a dict"),
         (
             {"architectures": ["BertLMHeadModel"]},
-            "architectures: 'BertLMHeadModel' is not.*BertModel, BertFor",
+            "architectures: expected one of BertModel, BertFor.*got 'BertLMHeadModel'",
         ),
         ({"architectures": "BertModel"}, "architectures: expected a list"),
-        ({"architectures": [3]}, "architectures: 3 is not supported"),
+        ({"architectures": [3]}, "architectures: expected one of .*got 3"),
         ({"num_attention_heads": 4}, "4 heads do not divide the model's width of 6"),
         ({"layer_norm_eps": 0}, "layer_norm_eps: expected a number above 0"),
         ({"layer_norm_eps": float("nan")}, "layer_norm_eps: expected a number above 0"),
         ({"layer_norm_eps": "1e-12"}, "layer_norm_eps: expected a number above 0"),
-        ({"problem_type": "guess"}, "problem_type: 'guess' is not supported"),
+        ({"problem_type": "guess"}, "problem_type: expected one of .*got 'guess'"),
         ({"tie_word_embeddings": 1}, "tie_word_embeddings: expected true or false"),
         ({"id2label": []}, "id2label: expected an object"),
         ({"id2label": {"0": "a", "2": "b"}}, "id2label: expected the ids 0 to 1"),
@@ -122,11 +120,11 @@ def test_a_nonsense_size_is_named(field, value):
 )
 def test_what_is_not_supported_says_what_is(change, message):
     with pytest.raises(NpformerError, match=message):
-        Config.from_dict({**BERT, **change})
+        read_config({**BERT, **change})
 
 
 def test_a_config_made_by_hand_is_checked_too():
-    config = Config.from_dict(BERT)
+    config = read_config(BERT)
     for change in (
         {"d_model": 7},
         {"head": "poet"},
@@ -136,7 +134,7 @@ def test_a_config_made_by_hand_is_checked_too():
         {"eps": -1.0},
     ):
         with pytest.raises(NpformerError):
-            dataclasses.replace(config, **change)
+            family_of(config).check(dataclasses.replace(config, **change))
     with pytest.raises(dataclasses.FrozenInstanceError):
         config.d_model = 8
     assert hash(config) == hash(dataclasses.replace(config))
@@ -144,12 +142,10 @@ def test_a_config_made_by_hand_is_checked_too():
 
 def test_messages_stay_short_whatever_came():
     with pytest.raises(NpformerError) as error:
-        Config.from_dict({**BERT, "hidden_act": "x" * 10**6})
+        read_config({**BERT, "hidden_act": "x" * 10**6})
     assert len(str(error.value)) < 300
 
 
 def test_refusals_list_all_families():
-    with pytest.raises(
-        NpformerError, match=r"'gpt2' is not supported; supported: distilbert, bert, marian, transformer$"
-    ):
-        Config.from_dict({"model_type": "gpt2"})
+    with pytest.raises(NpformerError, match=r"expected one of distilbert, bert, marian, transformer, got 'gpt2'$"):
+        read_config({"model_type": "gpt2"})

@@ -140,7 +140,7 @@ def test_what_a_decoder_keeps_has_the_bits_of_one_pass() -> None:
     """Steps of three texts with four beams each that change places at random, against each beam's whole target."""
     model, random, n_beams, steps = random_model(), np.random.default_rng(0), 4, 40
     config, layers = model.config, model.weights["decoder"]["layers"]
-    shape = (config.n_decoder_heads, ACTIVATIONS[config.activation])
+    shape = (config.decoder.n_heads, ACTIVATIONS[config.activation])
     source_lengths = np.array([3, 40, 17])
     source = random.standard_normal((60, config.d_model), dtype=np.float32)
     memory = Memory(len(layers), source_lengths, n_beams)

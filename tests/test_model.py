@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from npformer import functions
-from npformer.config import FAMILIES
 from npformer.errors import NpformerError
+from npformer.families import encoders
 from npformer.model import Model, Output
 from npformer.runtime.batch import Text
 from npformer.tap import listen
@@ -22,7 +22,7 @@ from tests.support import tiny
 
 pytestmark = pytest.mark.numbers
 
-HEADS = [(family, head) for family, each in FAMILIES.items() for head in dict.fromkeys(each.architectures.values())]
+HEADS = [(family, head) for family, each in encoders().items() for head in dict.fromkeys(each.architectures.values())]
 DTYPES = ("float32", "float64")
 THREADS = (1, 2, 3)
 SIZES = {  # d_model, n_heads, d_ffn, max_length

@@ -2,12 +2,11 @@
 
 `load_folder` reads a local folder whoever wrote it, `convert` writes one, `module_path` says where Hugging Face keeps
 one of our groups of weights. From the bytes up: `storage`, `safetensors` and `pickled`/`torch_file`, `tree` and
-`families`, `read` and `convert`.
+`read` and `convert`.
 """
 
 from npformer.checkpoint.convert import convert
-from npformer.checkpoint.families import module_path, to_torch, to_tree
 from npformer.checkpoint.read import load_folder
-from npformer.checkpoint.tree import flatten, unflatten
+from npformer.checkpoint.tree import flatten, module_path, to_torch, to_tree, unflatten
 
 __all__ = ["convert", "flatten", "load_folder", "module_path", "to_torch", "to_tree", "unflatten"]

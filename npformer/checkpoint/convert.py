@@ -15,10 +15,11 @@ from typing import BinaryIO
 
 import numpy as np
 
-from npformer.checkpoint import families
+from npformer.checkpoint import tree as layout
 from npformer.checkpoint.read import CONFIG, OWN_WEIGHTS, read_folder, read_tree
 from npformer.checkpoint.storage import Array, dtype_name, load
 from npformer.errors import NpformerError
+from npformer.families import family_of
 
 #: What belongs to a model beside its weights, copied as it is: the tokenizer, and sentence-transformers' settings.
 COMPANIONS = (
@@ -59,10 +60,10 @@ def convert(src: str | Path, dst: str | Path, to: str = "npformer", dtype: str |
     with new_folder(dst) as folder:
         stored = read_folder(src)
         config, tree = read_tree(stored, None)
-        arrays = families.stored(tree, config) if to == "npformer" else families.to_torch(tree, config)
+        arrays = layout.stored(tree, config) if to == "npformer" else layout.to_torch(tree, config)
         name, form = FILES[to]
         write_tensors(folder / name, arrays, {"format": form}, dtype)
-        description = {**stored.config, "architectures": [config.architecture]}
+        description = {**stored.config, "architectures": [family_of(config).architecture(config)]}
         if dtype is not None:
             description["dtype"] = dtype
             description.pop("torch_dtype", None)  # the older name of the same setting

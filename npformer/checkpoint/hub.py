@@ -13,8 +13,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from npformer.checkpoint.read import CONFIG, WEIGHTS, read_json
-from npformer.config import Config
 from npformer.errors import NpformerError
+from npformer.families import FAMILIES, read_config
 
 # Wanted beside config and weights; most repositories lack some of them.
 TOKENIZER = ("tokenizer_config.json", "special_tokens_map.json")
@@ -119,7 +119,8 @@ def _collect(folder: Path, has: Callable[[str], bool]) -> str:
         if not has(shard):
             return shard
     extras = [*TOKENIZER]
-    if read_json(folder / CONFIG).get("model_type") == "marian":
+    family = FAMILIES.get(read_json(folder / CONFIG).get("model_type", ""))
+    if family is not None and family.tokenizer_pieces:
         extras += TRANSLATION
     extras += [] if has("tokenizer.json") else OLD_TOKENIZER
     extras += SENTENCE_TRANSFORMERS if has("modules.json") else []
@@ -144,7 +145,7 @@ def _fetch(name: str, revision: str) -> Path:
         _probe(name, revision)
         folder = Path(hf_hub_download(name, CONFIG, revision=revision)).parent
     try:
-        Config.from_dict(read_json(folder / CONFIG))
+        read_config(read_json(folder / CONFIG))
     except NpformerError as error:  # said before the weights of a model that cannot be loaded are fetched
         raise NpformerError(f"{name}: {error}") from None
 

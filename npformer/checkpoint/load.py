@@ -18,7 +18,6 @@ from npformer.checkpoint.tree import parameter_dtype
 from npformer.errors import NpformerError
 from npformer.model import Model
 from npformer.runtime.threads import thread_count, wants_same_bits
-from npformer.transformer_config import TransformerConfig
 
 #: The project's own models. A checkout has both, an install the first, unless it was left out.
 OURS = ("distilbert-sst2", "en-de-multi30k")
@@ -46,12 +45,12 @@ def load(
     same_bits = wants_same_bits(same_bits)
     folder = find_folder(name, revision, offline)
     config, weights = load_folder(folder, dtype, head)
-    if isinstance(config, TransformerConfig) and not config.reads_ids:
+    if not config.vocab_size or (config.decoder and config.head != "translation"):
         raise NpformerError(
             f"{folder}: {config.torch_class} computes on rows and not on token ids; npformer.checkpoint.load_folder "
             "gives its config and weights, for the functions of npformer.attention, encoder and decoder"
         )
-    if isinstance(config, TransformerConfig) and config.head == "translation":
+    if config.head == "translation":
         from npformer.seq2seq import Seq2Seq
 
         return Seq2Seq(config, weights, folder, threads, same_bits)

@@ -13,12 +13,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from npformer.checkpoint import families
+from npformer.checkpoint import tree as layout
 from npformer.checkpoint.safetensors import read_tensors
 from npformer.checkpoint.storage import Array, file_size
 from npformer.checkpoint.tree import Tree, parameter_dtype
 from npformer.config import Config
 from npformer.errors import NpformerError
+from npformer.families import read_config
 
 CONFIG = "config.json"
 # Our own names and layout go by a file name of their own: Hugging Face's libraries would take the tensors in a
@@ -57,11 +58,11 @@ def load_folder(path: str | Path, dtype: Any = np.float32, head: str | None = No
 def read_tree(stored: Stored, dtype: np.dtype[Any] | None, head: str | None = None) -> tuple[Config, Tree]:
     """The config and the weights of a folder that was read; dtype None leaves every array in its own."""
     try:
-        config = Config.from_dict(stored.config, head)
+        config = read_config(stored.config, head)
     except NpformerError as error:
         raise NpformerError(f"{stored.folder / CONFIG}: {error}") from None
     try:
-        to_tree = families.own_to_tree if stored.own else families.to_tree
+        to_tree = layout.own_to_tree if stored.own else layout.to_tree
         return config, to_tree(stored.tensors, config, dtype)
     except NpformerError as error:
         raise NpformerError(f"{stored.folder}: {error}") from None

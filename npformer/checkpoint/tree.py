@@ -1,64 +1,51 @@
-"""Our layout of the weights: which groups a model has, what each holds, and the tree they form.
+"""The tree of weights that a model computes with, and the flat tensors of a file: from one to the other and back.
 
-It does not depend on where the weights came from. How each family of checkpoints names these groups is in
-`families.py`; the files are read in `read.py`.
+What arrays a model has is one table, `GROUPS`; where a family's files have them is said in `families/`. The files are
+read in `read.py`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
+from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from npformer.checkpoint.storage import Array, dtype_name, is_floating, load
-from npformer.config import Config
+from npformer.config import Config, Decoder
+from npformer.encoder import sinusoidal_positions
 from npformer.errors import NpformerError, warn
+from npformer.families import Source, family_of
 
 Tree = dict[str, Any]  # nested dicts of arrays; "layers" is a list
 
 PARAMETER_DTYPES: tuple[np.dtype[Any], ...] = (np.dtype(np.float32), np.dtype(np.float64))
 _MOST_LISTED = 12
 
-
-class Group(NamedTuple):
-    """The parameters of one group, their shapes in letters: V, P, S rows of the tables, D, F widths, C outputs."""
-
-    weight: str
-    bias: str = ""  # "": it has none
-    transposed: bool = False  # a linear weight: torch stores (out, in), we store (in, out)
-
-
-def linear(inputs: str, outputs: str) -> Group:
-    return Group(inputs + outputs, outputs, transposed=True)
-
-
-def embedding(rows: str) -> Group:
-    return Group(rows + "D")
-
-
-NORM = Group("D", "D")
-
-#: Every group that a model can have, in the order of the forward pass; `*` is a layer's number.
+#: Every group of a stack or a head: the shape of its weight and of its bias ("": none), in letters. V, P, S are rows of
+#: the tables and E their width, D is the model's width, F hidden units, C outputs. Two letters side by side are a
+#: linear weight, (in, out); those of a table stand apart, as torch keeps it the same way.
 GROUPS = {
-    "embeddings.token": embedding("V"),
-    "embeddings.position": embedding("P"),
-    "embeddings.segment": embedding("S"),
-    "embeddings.norm": NORM,
-    "layers.*.attention.query": linear("D", "D"),
-    "layers.*.attention.key": linear("D", "D"),
-    "layers.*.attention.value": linear("D", "D"),
-    "layers.*.attention.output": linear("D", "D"),
-    "layers.*.attention_norm": NORM,
-    "layers.*.ffn.hidden": linear("D", "F"),
-    "layers.*.ffn.output": linear("F", "D"),
-    "layers.*.ffn_norm": NORM,
-    "pooler": linear("D", "D"),
-    "head.hidden": linear("D", "D"),
-    "head.norm": NORM,
-    "head.output": linear("D", "C"),
+    "embeddings.token": ("V E", ""),
+    "embeddings.position": ("P E", ""),
+    "embeddings.segment": ("S E", ""),
+    "embeddings.norm": ("E", "E"),
+    "embeddings.project": ("ED", "D"),
+    "attention.query": ("DD", "D"),
+    "attention.key": ("DD", "D"),
+    "attention.value": ("DD", "D"),
+    "attention.output": ("DD", "D"),
+    "attention_norm": ("D", "D"),
+    "ffn.hidden": ("DF", "F"),
+    "ffn.output": ("FD", "D"),
+    "ffn_norm": ("D", "D"),
+    "norm": ("D", "D"),
+    "pooler": ("DD", "D"),
+    "head.hidden": ("DD", "D"),
+    "head.norm": ("D", "D"),
+    "head.output": ("DC", "C"),
 }
-
 TOKENS, PROJECTION = "embeddings.token.weight", "head.output.weight"
 
 
@@ -68,95 +55,230 @@ class Parameter(NamedTuple):
     group: str  # with a layer's number
     name: str  # "weight" or "bias"
     shape: tuple[int, ...]
-    transposed: bool  # in torch's layout
+    transposed: bool  # a linear weight, which files have as torch does, (out, in)
 
 
-def numbers(group: str, config: Config) -> list[str]:
-    """What `*` stands for in a group, in turn; one empty string for a group outside of the layers."""
-    return [str(n) for n in range(config.n_layers)] if "*" in group else [""]
-
-
-def parameters(groups: Iterable[str], config: Config) -> dict[str, Parameter]:
-    """Our flat name of every array of these groups -> what it is."""
-    sizes = {
-        "V": config.vocab_size,
-        "P": config.max_length,
-        "S": config.n_segments,
-        "D": config.d_model,
-        "F": config.d_ffn,
-        "C": config.n_outputs,
-    }
+def parameters(config: Config, head: str | None = None) -> dict[str, Parameter]:
+    """Our flat name of every array of a model -> what it is, in the order of the forward pass; head: another head's."""
     result = {}
-    for group in groups:
-        kind = GROUPS[group]
-        for n in numbers(group, config):
-            for name, letters in (("weight", kind.weight), ("bias", kind.bias)):
-                if letters:
-                    place, shape = group.replace("*", n), tuple(sizes[letter] for letter in letters)
-                    transposed = kind.transposed and name == "weight"
-                    result[f"{place}.{name}"] = Parameter(place, name, shape, transposed)
+    for group in family_of(config).groups(config, head or config.head):
+        sizes = _sizes(config, group)
+        for name, letters in zip(("weight", "bias"), GROUPS[_kind(group)], strict=True):
+            if letters and (name == "weight" or config.bias or group == "head.output"):
+                shape = tuple(sizes[letter] for letter in letters if letter != " ")
+                result[f"{group}.{name}"] = Parameter(group, name, shape, len(letters) == 2)
     return result
 
 
-def is_tied(config: Config) -> bool:
-    """Whether the head projects on the vocabulary with the token table, which is then stored once."""
-    return config.head == "masked-lm" and config.tied
+def _kind(group: str) -> str:
+    """A group's entry of `GROUPS`: without its stack and its layer; cross-attention is attention."""
+    parts = [part for part in group.split(".") if not part.isdigit() and part not in ("encoder", "decoder", "layers")]
+    kind = ".".join(parts).removeprefix("cross_")
+    return kind if kind in GROUPS else f"attention.{kind}"
 
 
-def build(
+def _sizes(config: Config, group: str) -> dict[str, int]:
+    stack: Config | Decoder = config.decoder if group.startswith("decoder.") or not config.n_layers else config
+    return {
+        "V": stack.vocab_size,
+        "P": config.n_positions,
+        "S": config.n_segments,
+        "E": config.d_embedding or config.d_model,
+        "D": config.d_model,
+        "F": stack.d_ffn,
+        "C": config.n_outputs,
+    }
+
+
+def ties(config: Config) -> dict[str, str]:
+    """Arrays that are another one, a table of tokens, which is stored once: name -> the table."""
+    if config.head == "masked-lm" and config.tied:
+        return {PROJECTION: TOKENS}
+    tied = {}
+    if config.shared:
+        tied[f"decoder.{TOKENS}"] = f"encoder.{TOKENS}"
+    if config.tied and config.head == "translation":
+        tied[PROJECTION] = f"{'encoder' if config.shared else 'decoder'}.{TOKENS}"
+    return tied
+
+
+def drawn(config: Config) -> dict[str, Parameter]:
+    """The parameters of a model but tied and computed ones."""
+    tied = ties(config)
+    return {name: each for name, each in parameters(config).items() if name not in tied and not _computed(name, config)}
+
+
+def _computed(name: str, config: Config) -> bool:
+    """Whether an array is a table of sinusoids, which a file need not have."""
+    return config.positions != "learned" and name.endswith("embeddings.position.weight")
+
+
+# --- from a file -----------------------------------------------------------------------------------------------------
+
+
+def to_tree(flat: Mapping[str, Array], config: Config, dtype: Any = np.float32) -> Tree:
+    """A checkpoint's tensors as our tree: linear weights (in, out), all in `dtype` (None: each in its own), read-only.
+
+    What the family uses for another head than this one's is passed over, so that the encoder or one head loads from a
+    checkpoint that has more; any other name that is not needed is a warning.
+    """
+    family, expected, known = family_of(config), parameters(config), _known(config)
+    tensors: dict[str, Array] = {}
+    unknown = []
+    for stored_name, array in flat.items():
+        name = family.current(stored_name, known)
+        if name in tensors:
+            raise NpformerError(f"{stored_name!r:.200}: stored twice, by an old and a current name")
+        if name not in known:
+            unknown.append(stored_name)
+        tensors[name] = array
+    found, titles = {}, {}
+    for ours, source in sources(config).items():
+        name = next((name for name in source.names if name in tensors), source.names[0])
+        titles[ours] = source._replace(names=(name,)).title
+        if name in tensors:
+            found[ours] = _taken(tensors[name], source, expected[ours])
+    return _build(found, config, dtype, unknown, titles)
+
+
+def own_to_tree(flat: Mapping[str, Array], config: Config, dtype: Any = np.float32) -> Tree:
+    """A converted checkpoint's tensors, ours by name and layout, as our tree. In `dtype` already: without a copy."""
+    heads = dict.fromkeys([config.head, *family_of(config).architectures.values()])
+    known = {name for head in heads for name in parameters(config, head)}
+    return _build(flat, config, dtype, [name for name in flat if name not in known])
+
+
+@cache
+def sources(config: Config, head: str | None = None) -> dict[str, Source]:
+    """Our name of every array of the model with this head -> where a file has it."""
+    head = head or config.head
+    arrays = {ours: (each.group, each.name) for ours, each in parameters(config, head).items()}
+    return family_of(config).sources(config, arrays, head)
+
+
+@cache
+def _known(config: Config) -> frozenset[str]:
+    """Every name that a checkpoint of this family and depth can have, whatever its head."""
+    family = family_of(config)
+    heads = dict.fromkeys([config.head, *family.architectures.values()])
+    names = {name for head in heads for source in sources(config, head).values() for name in source.names}
+    return frozenset(names | family.stored_elsewhere(config))
+
+
+def _taken(array: Array, source: Source, parameter: Parameter) -> Array:
+    """The array that a source means in a tensor, as a view. A leading axis of 1 goes: buffers may have one."""
+    if source.third is not None and array.ndim and len(array) % 3 == 0:
+        size = len(array) // 3
+        array = array[source.third * size : (source.third + 1) * size]
+    elif source.third is None and array.ndim == len(parameter.shape) + 1 and len(array) == 1:
+        array = array[0]
+    return array.T if parameter.transposed else array
+
+
+def _build(
     found: Mapping[str, Array],
     config: Config,
-    expected: Mapping[str, Parameter],
     dtype: np.dtype[Any] | None,
-    unknown: Collection[str] = (),
-    sources: Mapping[str, str] | None = None,
+    unknown: Collection[str],
+    titles: Mapping[str, str] | None = None,
 ) -> Tree:
-    """The tree of the arrays found (ours by name and layout), in `dtype` (None: each in its own), read-only.
+    """The tree of the arrays found, ours by name and layout; tied ones are one array, sinusoids are computed.
 
-    A name that is `expected` and not there, and a wrong shape, are errors, all listed in one. `unknown` names, which
-    the model does not need, are a warning, as in Transformers. Beside a config.json that was written by hand, for
-    torch's own modules, they are an error, as in torch's `load_state_dict`.
-    `sources` says what a name is called in the file.
+    A name that is expected and not there, and a wrong shape, are errors, all listed in one. `unknown` names, which the
+    model does not need, are a warning, as in Transformers. Beside a config.json that was written by hand, for torch's
+    own modules, they are an error, as in torch's `load_state_dict`. titles: what a name is called in the file.
     """
-    tied = is_tied(config) and _same_transposed(found.get(PROJECTION), found.get(TOKENS))
-    needed = {name: parameter for name, parameter in expected.items() if not (tied and name == PROJECTION)}
-    titles = {name: f"{name} ({sources[name]})" if sources else name for name in needed}
-    missing = [titles[name] for name in needed if name not in found]
+    expected, absent = parameters(config), _absent(config, found)
+    tied = {name: table for name, table in ties(config).items() if _is_table(found, name, table)}
+    needed = {name: each for name, each in expected.items() if name not in absent and name not in tied}
+    named = {name: f"{name} ({titles[name]})" if titles else name for name in needed}
+    missing = [named[name] for name in needed if name not in found]
     wrong = [
-        f"{titles[name]}{', transposed' if sources and parameter.transposed else ''}: {problem}"
+        f"{named[name]}{', transposed' if titles and parameter.transposed else ''}: {problem}"
         for name, parameter in needed.items()
         if name in found and (problem := _problem(found[name], parameter.shape))
     ]
-    if missing or wrong or (unknown and config.model_type == "transformer"):
+    if missing or wrong or (unknown and family_of(config).strict):
         lines = _listed("missing", missing) + _listed("unknown", list(unknown)) + _listed("wrong", wrong)
         raise NpformerError("\n  ".join(["the checkpoint does not fit its config.json:", *lines]))
     if unknown:
         title = "the checkpoint has tensors that the model does not need; they are left out:"
         warn("\n  ".join([title, *_listed("unknown", list(unknown))]))
     flat = {name: load(found[name], dtype) for name in needed}
-    if tied:
-        flat[PROJECTION] = flat[TOKENS].T
-    return unflatten(flat)
+    flat |= {name: _sinusoids(config, dtype) for name in absent if _computed(name, config)}
+    for name, table in tied.items():
+        flat[name] = flat[table].T if expected[name].transposed else flat[table]
+    return unflatten({name: flat[name] for name in expected if name in flat})
 
 
-def stored(tree: Tree, config: Config) -> dict[str, Array]:
-    """The flat arrays that a file holds: all of the tree's but a tied projection."""
-    flat = flatten(tree)
-    if is_tied(config) and _same_transposed(flat[PROJECTION], flat[TOKENS]):
-        del flat[PROJECTION]
-    return flat
+def _absent(config: Config, found: Collection[str]) -> set[str]:
+    """What may be absent and is: optional arrays, and optional groups of which no array is there."""
+    optional, expected = family_of(config).optional(config), parameters(config)
+    present = {each.group for name, each in expected.items() if name in found}
+    return {
+        name
+        for name, each in expected.items()
+        if (name in optional and name not in found) or (each.group in optional and each.group not in present)
+    }
 
 
-def _same_transposed(projection: Array | None, tokens: Array | None) -> bool:
-    """Whether a projection is the token table: absent, the same memory, or the same numbers.
+def _is_table(found: Mapping[str, Array], name: str, table: str) -> bool:
+    """Whether a tied array is its table: absent, the same memory, or the same numbers.
 
     Where a checkpoint says that they are tied but holds two different ones, Transformers 5 uses both; so do we.
     """
-    if projection is None or tokens is None:
-        return projection is None
-    if projection.T.__array_interface__ == tokens.__array_interface__:
+    if name not in found or table not in found:
+        return name not in found
+    array = found[name].T if name == PROJECTION else found[name]
+    if array.__array_interface__ == found[table].__array_interface__:
         return True
-    return tokens.dtype == projection.dtype and np.array_equal(tokens, projection.T)
+    return array.dtype == found[table].dtype and np.array_equal(array, found[table])
+
+
+def _sinusoids(config: Config, dtype: Any) -> Array:
+    """The table of positions as checkpoints have it, in float32, whatever the model computes in."""
+    width, halves = config.d_embedding or config.d_model, config.positions == "sinusoidal-halves"
+    table = sinusoidal_positions(config.n_positions, width, halves=halves).astype(dtype or np.float32, copy=False)
+    table.flags.writeable = False
+    return table
+
+
+# --- to a file -------------------------------------------------------------------------------------------------------
+
+
+def stored(tree: Tree, config: Config) -> dict[str, Array]:
+    """The flat arrays that a file of ours holds: all of the tree's but tied and computed ones."""
+    flat = flatten(tree)
+    tied = {name for name, table in ties(config).items() if _is_table(flat, name, table)}
+    return {name: array for name, array in flat.items() if name not in tied and not _computed(name, config)}
+
+
+def to_torch(tree: Tree, config: Config) -> dict[str, Array]:
+    """Our tree as a checkpoint's tensors, by name and layout: the inverse of `to_tree`. Linear weights are views."""
+    expected = parameters(config)
+    flat: dict[str, Array] = {}
+    thirds: dict[str, dict[int, Array]] = {}
+    for ours, array in stored(tree, config).items():
+        source = sources(config)[ours]
+        array = array.T if expected[ours].transposed else array
+        if source.third is not None:
+            thirds.setdefault(source.names[0], {})[source.third] = array
+        else:
+            flat |= dict.fromkeys(source.written or source.names[:1], array[None] if source.leading else array)
+    return flat | {name: np.concatenate([parts[i] for i in range(3)]) for name, parts in thirds.items()}
+
+
+def module_path(config: Config, group: str) -> str | None:
+    """The module of the checkpoint's model that holds one of our groups; None for what is no group of this model.
+
+    >>> module_path(config, "layers.0.attention.query")
+    'distilbert.transformer.layer.0.attention.q_lin'
+    """
+    source = sources(config).get(f"{group}.weight")
+    return source.names[0].removesuffix(".weight") if source and source.third is None else None
+
+
+# --- nested and flat -------------------------------------------------------------------------------------------------
 
 
 def flatten(tree: Tree) -> dict[str, Array]:

@@ -10,6 +10,7 @@ from pathlib import Path
 from npformer.cli import complain, recipes
 from npformer.cli.answers import add_model_arguments, whole
 from npformer.errors import NpformerError
+from npformer.families import read_config
 from npformer.training import HeadLoss, Recipe, Run, Trainable, standard_rates
 from npformer.training.classify import encode, evaluate
 from npformer.training.data import label_keys, label_names, read_rows
@@ -77,7 +78,6 @@ def run(args: argparse.Namespace) -> None:
 def _labels(source: Path, found: tuple[str, ...]) -> tuple[str, ...]:
     """The model's own labels where they name or count those of the file, else the file's."""
     from npformer.checkpoint.read import CONFIG, read_json
-    from npformer.config import Config
 
-    own = Config.from_dict(read_json(source / CONFIG)).labels
+    own = read_config(read_json(source / CONFIG)).labels
     return own if {each.lower() for each in found} <= label_keys(own).keys() and len(own) == len(found) else found

@@ -93,15 +93,14 @@ def _card(folder: Path | None) -> dict[str, str]:
 
 
 def _model(model: Model) -> dict[str, Any]:
-    from npformer.checkpoint.families import stored
+    from npformer.checkpoint.tree import stored
     from npformer.tasks.pipeline import TASK_OF
     from npformer.text.tokenizer import longest_text
-    from npformer.transformer_config import TransformerConfig
 
     config = model.config
     arrays = stored(dict(model.weights), config)
     knows_entailment = any(label.lower().startswith("entail") for label in config.labels)
-    decoder = config.n_decoder_layers if isinstance(config, TransformerConfig) else 0
+    decoder = config.decoder.n_layers
     own = [TASK_OF[config.head]] if config.head in TASK_OF.keys() - {"base"} else []
     inference = ["zero-shot-classification"] if knows_entailment else []
     facts: dict[str, Any] = {

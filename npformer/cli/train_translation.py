@@ -8,9 +8,9 @@ from dataclasses import replace
 
 from npformer.cli import complain, recipes
 from npformer.cli.answers import whole
+from npformer.families.transformer import residual_rates
 from npformer.seq2seq import Seq2Seq
 from npformer.training import Recipe, Run, Trainable, initialise
-from npformer.training.dropout import residual_rates
 from npformer.training.pairs import companions, encode_pairs, learn_tokenizer, read_pairs, translator
 from npformer.training.progress import Progress
 from npformer.training.start import write_model

@@ -38,7 +38,7 @@ class Run:
         self.projection = projection
         self.lengths = np.array([len(source) for source in sources])
         self.source = np.concatenate(sources)
-        self.memory = Memory(model.config.n_decoder_layers, self.lengths, n_beams)
+        self.memory = Memory(model.config.decoder.n_layers, self.lengths, n_beams)
         self.steps = 0
 
     def step(self, tokens: np.ndarray, parents: np.ndarray | None = None) -> np.ndarray:

@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 
 from npformer.checkpoint.read import CONFIG, read_json
+from npformer.config import Config
 from npformer.errors import NpformerError
-from npformer.transformer_config import TransformerConfig
+from npformer.families import family_of
 
 FILE = "generation_config.json"
 
@@ -120,7 +121,7 @@ NAMES = (
 )  # fmt: skip
 
 
-def resolve(folder: Path | None, config: TransformerConfig, given: Mapping[str, Any]) -> Settings:
+def resolve(folder: Path | None, config: Config, given: Mapping[str, Any]) -> Settings:
     """The settings for a model, `given` before generation_config.json before the defaults.
 
     max_length and min_length, which Transformers counts with the start token, are understood as well. What is given
@@ -134,8 +135,8 @@ def resolve(folder: Path | None, config: TransformerConfig, given: Mapping[str, 
     values |= given
     end_ids = values.pop("eos_token_id", None)
     settings: dict[str, Any] = {
-        "start_id": values.pop("decoder_start_token_id", config.start_id),
-        "end_ids": config.end_ids if end_ids is None else _ids("eos_token_id", end_ids),
+        "start_id": values.pop("decoder_start_token_id", config.decoder.start_id),
+        "end_ids": config.decoder.end_ids if end_ids is None else _ids("eos_token_id", end_ids),
         "pad_id": values.pop("pad_token_id", config.pad_id),
     }
     max_length, min_length = values.pop("max_length", None), values.pop("min_length", None)
@@ -164,17 +165,17 @@ def resolve(folder: Path | None, config: TransformerConfig, given: Mapping[str, 
             where = f"{path}: " if name in stored else ""
             raise NpformerError(f"{where}{name!r:.80}: no such setting; those are {', '.join(NAMES)}")
     result = Settings(**settings)
-    result.check(config.target_vocab_size, config.max_length)
+    result.check(config.decoder.vocab_size, config.max_length)
     return result
 
 
-def stored_settings(folder: Path | None, config: TransformerConfig) -> tuple[Path | None, dict[str, Any]]:
+def stored_settings(folder: Path | None, config: Config) -> tuple[Path | None, dict[str, Any]]:
     """generation_config.json; without one what an older config.json says of it, as Transformers reads it."""
     if folder is None:
         return None, {}
     if (folder / FILE).exists():
         return folder / FILE, read_json(folder / FILE)
-    if config.model_type != "marian" or not (folder / CONFIG).exists():
+    if not family_of(config).generation_in_config or not (folder / CONFIG).exists():
         return None, {}
     read = {name: value for name, value in read_json(folder / CONFIG).items() if name in NAMES}
     return folder / CONFIG, {"forced_eos_token_id": 0, **read}

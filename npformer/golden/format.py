@@ -17,6 +17,7 @@ import numpy as np
 from npformer.checkpoint.archive import load_arrays, save_arrays
 from npformer.config import Config
 from npformer.errors import NpformerError
+from npformer.families import read_config, write_config
 from npformer.runtime.batch import Text
 
 FORMAT, VERSION = "npformer-golden", "1"
@@ -51,7 +52,7 @@ class Golden:
                 arrays[f"{i}/float64/{name}"] = self.truth[name][i]
         manifest = {
             "model": self.model,
-            "config": self.config.to_dict(),
+            "config": write_config(self.config),
             "weights_sha256": self.weights_sha256,
             "versions": dict(self.versions),
             "tokens": self.tokens,
@@ -90,7 +91,7 @@ def _golden(arrays: Mapping[str, np.ndarray], manifest: dict[str, Any]) -> Golde
             raise ValueError(f"{i}/ids: expected {len(row)} tokens")
     golden = Golden(
         model=str(manifest["model"]),
-        config=Config.from_dict(manifest["config"]),
+        config=read_config(manifest["config"]),
         weights_sha256=str(manifest["weights_sha256"]),
         versions=dict(manifest["versions"]),
         texts=texts,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import NamedTuple
 
@@ -44,12 +44,6 @@ class Port:
 
     def weighing(self, changes: Mapping[str, np.ndarray]) -> Port:
         return replace(self, weights={**self.weights, **changes})
-
-
-class NormFirst(Config):
-    """A config of a model that normalizes before each block."""
-
-    norm_first = True
 
 
 Ways = Iterator[tuple[str, Port]]  # what is particular to each way of making the mistake, and the port made so
@@ -94,11 +88,7 @@ def unbiased_variance(port: Port) -> Ways:
 
 def pre_norm(port: Port) -> Ways:
     """Y = X + Attention(Normalize(X)); Z = Y + FFN(Normalize(Y)), which the forward can do for models that do."""
-    settings = {field.name: getattr(port.config, field.name) for field in fields(port.config)}
-    if "norm_first" in settings:
-        yield "", replace(port, config=replace(port.config, norm_first=True))  # type: ignore[call-arg]
-    else:
-        yield "", replace(port, config=NormFirst(**settings))
+    yield "", replace(port, config=replace(port.config, norm_first=True))
 
 
 # --- weights -----------------------------------------------------------------------------------------------------
@@ -212,7 +202,7 @@ def _positions(text: Text) -> np.ndarray:
 
 
 def segments_ignored(port: Port) -> Ways:
-    if port.config.n_segments:
+    if port.config.reads_token_types:
         yield "all are 0", replace(port, texts=[replace(text, segments=None) for text in port.texts])
         table = "embeddings.segment.weight"
         yield "none is added", port.weighing({table: np.zeros_like(port.weights[table])})

@@ -14,9 +14,10 @@ from typing import Any
 import numpy as np
 
 from npformer.checkpoint import tree as layout
-from npformer.checkpoint.families import FAMILIES, module_path
+from npformer.checkpoint.tree import module_path
 from npformer.config import Config
 from npformer.errors import NpformerError
+from npformer.families import family_of
 from npformer.golden.format import Golden
 from npformer.interpret import stages as table
 
@@ -72,7 +73,7 @@ def read(golden: Golden, arrays: Mapping[str, Any], names: Mapping[str, str] | N
 def stage_names(golden: Golden) -> dict[str, str]:
     """Every name by which one of the golden's stages is known -> the stage."""
     config = golden.config
-    prefix = FAMILIES[config.model_type].prefix if config.model_type in FAMILIES else ""
+    prefix = family_of(config).prefix
     names = {path: stage for path, stage in table.modules(config).items() if stage in golden.stages}
     if config.head == "question-answering" and {"start_logits", "end_logits"} & set(golden.stages):
         names[str(module_path(config, "head.output"))] = "spans"
@@ -91,12 +92,11 @@ def stage_names(golden: Golden) -> dict[str, str]:
 
 def weight_names(config: Config) -> dict[str, str]:
     """Our flat names of a model's weights, and Hugging Face's, with and without the encoder's prefix -> ours."""
-    if config.model_type not in FAMILIES:
-        return {}
-    family, names = FAMILIES[config.model_type], dict[str, str]()
-    for ours, parameter in layout.parameters([*family.encoder, *family.heads[config.head]], config).items():
-        theirs = f"{module_path(config, parameter.group)}.{parameter.name}"
-        names |= {theirs: ours, theirs.removeprefix(family.prefix): ours, ours: ours}
+    prefix, names = family_of(config).prefix, dict[str, str]()
+    for ours, source in layout.sources(config).items():
+        if source.third is None:
+            theirs = source.names[0]
+            names |= {theirs: ours, theirs.removeprefix(prefix): ours, ours: ours}
     return names
 
 

@@ -18,7 +18,6 @@ from typing import Any
 
 import numpy as np
 
-from npformer.checkpoint import families
 from npformer.checkpoint import tree as layout
 from npformer.errors import NpformerError
 from npformer.golden.format import Golden
@@ -91,7 +90,7 @@ def weights_sha256(model: Model) -> str:
     A tied vocabulary projection is not counted, so that it does not matter in which format the weights were stored.
     """
     digest = hashlib.sha256()
-    for name, array in sorted(families.stored(dict(model.weights), model.config).items()):
+    for name, array in sorted(layout.stored(dict(model.weights), model.config).items()):
         digest.update(name.encode())
         digest.update(np.ascontiguousarray(array, dtype="<f4").data)
     return digest.hexdigest()

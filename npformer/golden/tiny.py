@@ -12,12 +12,12 @@ from pathlib import Path
 
 import numpy as np
 
-from npformer.checkpoint import families
 from npformer.checkpoint import tree as layout
 from npformer.checkpoint.convert import FILES, new_folder, write_tensors
 from npformer.checkpoint.read import CONFIG, load_folder
 from npformer.config import Config
 from npformer.errors import NpformerError
+from npformer.families import encoders, write_config
 from npformer.golden.record import record
 from npformer.model import Model
 from npformer.runtime.batch import Text
@@ -31,35 +31,34 @@ def tiny(path: str | Path, family: str, seed: int = 0) -> Path:
 
     Raises NpformerError for a family that is not known, and a folder that is there already.
     """
-    if family not in families.FAMILIES:
-        raise NpformerError(f"tiny: {family!r} is no family; there are {', '.join(families.FAMILIES)}")
-    config = Config(
-        model_type=family,
-        head="sequence-classification",
+    known = encoders()
+    if family not in known:
+        raise NpformerError(f"tiny: {family!r} is no family of encoders; there are {', '.join(known)}")
+    config = known[family].config(
+        "sequence-classification",
         vocab_size=96,
         d_model=32,
         n_heads=4,
         n_layers=2,
         d_ffn=64,
         max_length=24,
-        n_segments=2 if "embeddings.segment" in families.FAMILIES[family].encoder else 0,
+        n_segments=2 if known[family].segments else 0,
         labels=("NEGATIVE", "POSITIVE"),
     )
     bits = np.random.PCG64(seed)
     tree = layout.unflatten(_weights(config, bits))
     with new_folder(Path(path)) as folder:
-        (folder / CONFIG).write_text(json.dumps(config.to_dict(), indent=2) + "\n", encoding="utf-8")
+        (folder / CONFIG).write_text(json.dumps(write_config(config), indent=2) + "\n", encoding="utf-8")
         weights_file, layout_name = FILES["torch"]
-        write_tensors(folder / weights_file, families.to_torch(tree, config), {"format": layout_name})
+        write_tensors(folder / weights_file, layout.to_torch(tree, config), {"format": layout_name})
         model = Model(*load_folder(folder))
         record(model, _texts(config, bits), name=f"tiny-{family}").save(folder / TINY_FILE)
     return Path(path)
 
 
 def _weights(config: Config, bits: np.random.PCG64) -> dict[str, np.ndarray]:
-    family = families.FAMILIES[config.model_type]
     flat = {}
-    for name, parameter in layout.parameters([*family.encoder, *family.heads[config.head]], config).items():
+    for name, parameter in layout.parameters(config).items():
         spread = 1.5 / math.sqrt(parameter.shape[0]) if parameter.transposed else 0.3
         center = 1 if name.endswith("norm.weight") else 0
         flat[name] = (center + spread * _uniform(bits, parameter.shape)).astype(np.float32)
@@ -78,5 +77,5 @@ def _texts(config: Config, bits: np.random.PCG64) -> list[Text]:
     for length in LENGTHS:
         ids = (np.asarray(bits.random_raw(length)) % np.uint64(config.vocab_size)).astype(np.int64)
         segments = (np.arange(length) >= length * 2 // 3).astype(np.int64)
-        texts.append(Text(ids, segments if config.n_segments else None))
+        texts.append(Text(ids, segments if config.reads_token_types else None))
     return texts

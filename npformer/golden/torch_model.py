@@ -13,8 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from npformer.checkpoint.families import module_path
+from npformer.checkpoint.tree import module_path
 from npformer.errors import NpformerError
+from npformer.families import family_of
 from npformer.golden.format import Golden
 from npformer.interpret import stages as table
 
@@ -38,7 +39,7 @@ def load_torch(name: str, golden: Golden) -> Any:
     except ImportError:
         raise NpformerError("--torch needs torch and transformers; pip install torch transformers") from None
     try:
-        architecture = getattr(transformers, golden.config.architecture)
+        architecture = getattr(transformers, family_of(golden.config).architecture(golden.config))
         return architecture.from_pretrained(name, attn_implementation="eager").float().eval()
     except (OSError, ValueError, RuntimeError) as error:
         raise NpformerError(f"{name}: transformers cannot load it: {error!s:.300}") from None
@@ -83,7 +84,9 @@ def listening(model: Any, golden: Golden, heard: dict[str, np.ndarray]) -> Itera
     config = golden.config
     modules = dict(model.named_modules())
     if not any(path in modules for path in table.modules(config)):
-        raise NpformerError(f"{type(model).__name__}: none of the modules of a {config.architecture} model is in it")
+        raise NpformerError(
+            f"{type(model).__name__}: none of the modules of a {family_of(config).architecture(config)} model is in it"
+        )
     outputs = {path: stage for path, stage in table.modules(config).items() if stage in golden.stages}
     if config.head == "question-answering":
         outputs["qa_outputs"] = "qa_outputs"

@@ -16,7 +16,7 @@ import numpy as np
 
 from npformer.errors import NpformerError
 from npformer.interpret.attribution import Method, Target, on_tokens, target
-from npformer.model import Model, backward, forward
+from npformer.model import Model, backward, embedded, forward
 from npformer.runtime.batch import Text, pack
 from npformer.runtime.threads import share, single_blas_thread
 from npformer.tap import listen
@@ -83,7 +83,7 @@ def slope(model: Model, texts: Sequence[Text], explained: Target, rows: np.ndarr
 
 def _stage(model: Model) -> str:
     """The embeddings' output."""
-    return "embeddings.norm" if "norm" in model.weights["embeddings"] else "embeddings.sum"
+    return embedded(model.weights["embeddings"])
 
 
 def gradient_times_input(here: Slope, explained: Target, tokens: Sequence[str]) -> Method:

@@ -13,9 +13,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 
-from npformer.checkpoint.families import FAMILIES, module_path
+from npformer.checkpoint.tree import module_path
 from npformer.config import Config
 from npformer.errors import NpformerError
+from npformer.families import family_of
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,7 @@ _BEFORE = (
     Stage("embeddings.segment", "(T, D)", "S[segments]", "functions.embedding", "embed.hook_token_type_embed"),
     Stage("embeddings.sum", "(T, D)", "token + position [+ segment]", "encoder.embeddings"),
     Stage("embeddings.norm", "(T, D)", "X = Normalize(sum)", "functions.layer_norm", "hook_full_embed"),
+    Stage("embeddings.project", "(T, D)", "X = Normalize(sum) W + b", "functions.linear"),
 )
 _SDPA = "attention.scaled_dot_product_attention"
 _LAYER = (  # of each layer: names below `layers.*`, hooks below `blocks.*`
@@ -81,24 +83,6 @@ def _in_layer(stage: Stage) -> Stage:
 STAGES = (*_BEFORE, *map(_in_layer, _LAYER), *_AFTER)
 _BY_NAME = {stage.name: stage for stage in STAGES}
 
-#: Modules of Hugging Face's models that end in one of our stages and hold no group of weights themselves.
-MODULES = {
-    "distilbert": {
-        "distilbert.transformer.layer.*.ffn.activation": "layers.*.ffn.activation",
-        "distilbert.transformer.layer.*.ffn": "layers.*.ffn.output",
-        "distilbert.transformer.layer.*": "layers.*.ffn_norm",
-        "distilbert.embeddings": "embeddings.norm",
-    },
-    "bert": {
-        "bert.encoder.layer.*.attention.self": "layers.*.attention.combined",
-        "bert.encoder.layer.*.attention": "layers.*.attention_norm",
-        "bert.encoder.layer.*.intermediate": "layers.*.ffn.activation",
-        "bert.encoder.layer.*": "layers.*.ffn_norm",
-        "bert.embeddings": "embeddings.norm",
-        "bert.pooler": "pooled",
-    },
-}
-
 _NUMBER = re.compile(r"(?<=layers\.)\d+(?=\.)")
 
 
@@ -133,17 +117,17 @@ def module(config: Config, name: str) -> str:
 @cache
 def modules(config: Config) -> dict[str, str]:
     """The modules of Hugging Face's model -> the stage that each one's output is; none for the 2017 models."""
-    if config.model_type not in MODULES:
+    family = family_of(config)
+    if not family.stages:
         return {}
     found = {}
     for name in names(config):
         group = "head.output" if name == "logits" and config.head != "question-answering" else name
         if (path := module_path(config, group)) is not None:
             found[path] = name
-    prefix = FAMILIES[config.model_type].prefix
-    for pattern, stage_name in MODULES[config.model_type].items():
+    for pattern, stage_name in family.stages.items():
         for path, name in zip(_numbered(pattern, config), _numbered(stage_name, config), strict=True):
-            found[path.removeprefix(prefix) if config.head == "base" else path] = name
+            found[path.removeprefix(family.prefix) if config.head == "base" else path] = name
     return found
 
 

@@ -22,6 +22,7 @@ import numpy as np
 from npformer.checkpoint.archive import load_arrays, save_arrays
 from npformer.config import Config
 from npformer.errors import NpformerError
+from npformer.families import read_config, write_config
 from npformer.functions import softmax
 from npformer.interpret import stages as table
 from npformer.model import POOLED_HEADS, Model
@@ -263,7 +264,7 @@ class Trace(Mapping[str, Any]):
         arrays = {f"{i}/{name}": array for name, each in self._arrays.items() for i, array in enumerate(each)}
         arrays |= {f"{i}/ids": ids.astype(np.int64) for i, ids in enumerate(self._ids)}
         description = {
-            "config": self.config.to_dict() if self.config else None,
+            "config": write_config(self.config) if self.config else None,
             "tokens": self._tokens,
             "segments": [each.tolist() for each in self._segments],
             "stages": list(self),
@@ -279,7 +280,7 @@ class Trace(Mapping[str, Any]):
                 raise ValueError("no such format in its metadata")
             description = json.loads(metadata["description"])
             trace = cls(description["stages"])
-            trace.config = description["config"] and Config.from_dict(description["config"])
+            trace.config = description["config"] and read_config(description["config"])
             trace._tokens = [[str(token) for token in tokens] for tokens in description["tokens"]]
             trace._segments = [np.asarray(each, np.int64) for each in description["segments"]]
             trace._ids = list(_numbered(arrays, "ids"))
@@ -331,7 +332,7 @@ def texts_of(model: Model, given: Any) -> tuple[list[Text], list[list[str]], lis
             part = as_part(each)
             encoding = model.tokenizer.encode(part) if isinstance(part, str) else model.tokenizer.encode(*part)
             types = np.array(encoding.type_ids)
-            text = Text(np.array(encoding.ids), types if model.config.n_segments else None)
+            text = Text(np.array(encoding.ids), types if model.config.reads_token_types else None)
             tokens.append(encoding.tokens)
         texts.append(text)
         segments.append(types)

@@ -53,7 +53,7 @@ class FillMask(Task):
         self._targets: dict[tuple[str, ...] | None, np.ndarray | None] = {}
         super().__init__(model, **options)
         self.encoder_model = without_head(model)
-        self.mask = special_token(model.folder, "mask_token")
+        self.mask = special_token(model.folder, model.config, "mask_token")
         self.mask_id = model.tokenizer.token_to_id(self.mask)
         if self.mask_id is None:
             raise NpformerError(f"{self.name}: the model's tokenizer has no mask token {self.mask}")

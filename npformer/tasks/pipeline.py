@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from npformer.checkpoint.read import CONFIG, read_json
-from npformer.config import FAMILIES, Config
 from npformer.errors import NpformerError
+from npformer.families import encoders, read_config
 from npformer.model import Model
 from npformer.text.inputs import unknown
 
@@ -140,7 +140,7 @@ def _inferred(folder: Path) -> str:
     if not _names_head(folder):
         raise NpformerError(f"{folder / CONFIG}: no architectures to infer the task from; give the task too")
     try:
-        return _task_of(Config.from_dict(read_json(folder / CONFIG)).head)
+        return _task_of(read_config(read_json(folder / CONFIG)).head)
     except NpformerError as error:
         raise NpformerError(f"{folder / CONFIG}: {error}") from None
 
@@ -148,7 +148,7 @@ def _inferred(folder: Path) -> str:
 def _names_head(folder: Path) -> bool:
     """Whether a folder's config.json says which head the model has; the 2017 models' always does."""
     described = read_json(folder / CONFIG)
-    return bool(described.get("architectures")) or described.get("model_type") not in FAMILIES
+    return bool(described.get("architectures")) or described.get("model_type") not in encoders()
 
 
 def _with_threads(model: Model, threads: int) -> Model:

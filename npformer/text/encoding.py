@@ -54,7 +54,7 @@ class Encoder:
     def __init__(self, model: Model, limit: int | None = None) -> None:
         self.tokenizer = model.tokenizer
         self.threads = model.threads
-        self.has_segments = model.config.n_segments > 0
+        self.has_segments = model.config.reads_token_types
         self.limit = min(longest_text(model.folder, model.config), limit or model.config.max_length)
 
     def encode(self, parts: Sequence[Part]) -> list[Encoding]:

@@ -13,20 +13,12 @@ from typing import TYPE_CHECKING, Any
 from npformer.checkpoint.read import read_json
 from npformer.config import Config
 from npformer.errors import NpformerError
+from npformer.families import Family, family_of
 
 if TYPE_CHECKING:
     from tokenizers import AddedToken, Tokenizer
 
 FILE, VOCABULARY, SETTINGS = "tokenizer.json", "vocab.txt", "tokenizer_config.json"
-
-#: The special tokens by role, in the order in which those that the vocabulary lacks are added to it.
-ROLES = {
-    "unk_token": "[UNK]",
-    "sep_token": "[SEP]",
-    "pad_token": "[PAD]",
-    "cls_token": "[CLS]",
-    "mask_token": "[MASK]",
-}
 
 #: Settings of BERT's text clean-up: tokenizer_config.json's name -> the normalizer's, and the value without one.
 CLEAN_UP: dict[str, tuple[str, bool | None]] = {
@@ -41,17 +33,17 @@ def load_tokenizer(folder: Path, config: Config) -> Tokenizer:
 
     Errors: no tokenizer in the folder, a file that cannot be read, a piece without a row in the embedding table.
     """
-    settings = read_settings(folder)
+    settings, family = read_settings(folder), family_of(config)
     if (folder / FILE).exists():
         path, tokenizer = folder / FILE, _from_file(folder / FILE, settings)
     elif (folder / VOCABULARY).exists():
-        path, tokenizer = folder / VOCABULARY, _from_vocabulary(folder, settings)
+        path, tokenizer = folder / VOCABULARY, _from_vocabulary(folder, settings, family)
     else:
         raise NpformerError(
             f"{folder}: no tokenizer; looked for {FILE} and {VOCABULARY}. Copy one from where the model came from"
         )
     if tokenizer.post_processor is None:
-        tokenizer.post_processor = _sentence_marks(tokenizer, path, settings)
+        tokenizer.post_processor = _template(tokenizer, path, settings, family)
     pieces = tokenizer.get_vocab_size()
     if pieces > config.vocab_size or tokenizer.id_to_token(config.vocab_size) is not None:
         raise NpformerError(
@@ -76,11 +68,12 @@ def longest_text(folder: Path | None, config: Config) -> int:
     return int(min(config.max_length, limit))
 
 
-def special_token(folder: Path | None, role: str) -> str:
-    """The special token of a role such as "mask_token"; BERT's own where the folder names none."""
+def special_token(folder: Path | None, config: Config, role: str) -> str:
+    """The special token of a role such as "mask_token"; the family's own where the folder names none."""
+    family = family_of(config)
     if folder is None:
-        return ROLES[role]
-    return _content(_special_tokens(folder, read_settings(folder))[role])
+        return family.special_tokens[role]
+    return _content(_special_tokens(folder, read_settings(folder), family)[role])
 
 
 def _from_file(path: Path, settings: Mapping[str, Any]) -> Tokenizer:
@@ -108,12 +101,12 @@ def _is_bert(settings: Mapping[str, Any]) -> bool:
     return str(settings.get("tokenizer_class", "BertTokenizer")).startswith(("Bert", "DistilBert"))
 
 
-def _from_vocabulary(folder: Path, settings: Mapping[str, Any]) -> Tokenizer:
+def _from_vocabulary(folder: Path, settings: Mapping[str, Any], family: Family) -> Tokenizer:
     """BERT's tokenizer over the pieces of vocab.txt, one a line: clean up, cut at spaces and punctuation, WordPiece."""
     from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 
     path = folder / VOCABULARY
-    special = _special_tokens(folder, settings)
+    special = _special_tokens(folder, settings, family)
     unknown = _content(special["unk_token"])
     model = _guarded(path, lambda: models.WordPiece.from_file(str(path), unk_token=unknown))
     tokenizer = Tokenizer(model)
@@ -124,30 +117,35 @@ def _from_vocabulary(folder: Path, settings: Mapping[str, Any]) -> Tokenizer:
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     tokenizer.decoder = decoders.WordPiece()
     tokenizer.add_tokens(_added_tokens(folder, settings, special))
-    tokenizer.post_processor = _sentence_marks(tokenizer, path, {**settings, **special})
+    tokenizer.post_processor = _template(tokenizer, path, {**settings, **special}, family)
     return tokenizer
 
 
-def _sentence_marks(tokenizer: Tokenizer, path: Path, special: Mapping[str, Any]) -> Any:
-    """[CLS] text [SEP], and [CLS] text [SEP] text_pair [SEP] with the pair in segment 1. Devlin et al., figure 2."""
+def _template(tokenizer: Tokenizer, path: Path, special: Mapping[str, Any], family: Family) -> Any:
+    """How the family puts a text and a pair of texts between its special tokens. For BERT: Devlin et al., figure 2."""
     from tokenizers import processors
 
-    first, last = (_content(special.get(role) or ROLES[role]) for role in ("cls_token", "sep_token"))
-    for token in (first, last):
+    roles = ("cls_token", "sep_token")
+    tokens = {role: _content(special.get(role) or family.special_tokens[role]) for role in roles}
+    for token in tokens.values():
         if tokenizer.token_to_id(token) is None:
             raise NpformerError(f"{path}: the special token {token!r} is not in the vocabulary")
+    single, pair = (
+        [tokens.get(f"{part}_token", part) + (colon + number) for part, colon, number in parts]
+        for parts in ([each.partition(":") for each in form.split()] for form in (family.single, family.pair))
+    )
     return processors.TemplateProcessing(
-        single=[first, "$A", last],
-        pair=[first, "$A", last, "$B:1", f"{last}:1"],
-        special_tokens=[(token, tokenizer.token_to_id(token)) for token in (first, last)],
+        single=single,
+        pair=pair,
+        special_tokens=[(token, tokenizer.token_to_id(token)) for token in dict.fromkeys(tokens.values())],
     )
 
 
-def _special_tokens(folder: Path, settings: Mapping[str, Any]) -> dict[str, Any]:
+def _special_tokens(folder: Path, settings: Mapping[str, Any], family: Family) -> dict[str, Any]:
     """Role -> token, a string or its settings; special_tokens_map.json goes before tokenizer_config.json."""
     path = folder / "special_tokens_map.json"
     map_ = read_json(path) if path.exists() and "added_tokens_decoder" not in settings else {}
-    special = {role: map_.get(role) or settings.get(role) or default for role, default in ROLES.items()}
+    special = {role: map_.get(role) or settings.get(role) or own for role, own in family.special_tokens.items()}
     more = map_.get("additional_special_tokens") or settings.get("additional_special_tokens") or []
     if not isinstance(more, list) or not all(_content(each) for each in (*special.values(), *more)):
         raise NpformerError(f"{path if map_ else folder / SETTINGS}: expected special tokens that are strings")

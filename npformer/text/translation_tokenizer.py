@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from npformer.checkpoint.read import read_json
+from npformer.config import Config
 from npformer.errors import NpformerError
+from npformer.families import family_of
 from npformer.text.tokenizer import read_settings
-from npformer.transformer_config import TransformerConfig
 
 PIECES = ("source.spm", "target.spm", "vocab.json")
 FILE, TARGET_FILE = "tokenizer.json", "target_tokenizer.json"
@@ -37,7 +38,7 @@ class TranslationTokenizer(Protocol):
         """What to call each id of a source or a target: its piece, with ▁ where a word begins; special ones too."""
 
 
-def load_tokenizer(folder: Path, config: TransformerConfig) -> TranslationTokenizer:
+def load_tokenizer(folder: Path, config: Config) -> TranslationTokenizer:
     """The tokenizer of a translation model's folder.
 
     Either source.spm, target.spm and vocab.json, read with sentencepiece, or tokenizer.json, with
@@ -59,13 +60,13 @@ def load_tokenizer(folder: Path, config: TransformerConfig) -> TranslationTokeni
 class Pieces:
     """Two SentencePiece models, whose pieces one vocabulary numbers, or one each."""
 
-    def __init__(self, folder: Path, config: TransformerConfig) -> None:
+    def __init__(self, folder: Path, config: Config) -> None:
         self.source, self.target = (_sentencepiece(folder / name) for name in PIECES[:2])
         settings = read_settings(folder)
         self.vocabulary = _vocabulary(folder / PIECES[2], config.vocab_size)
         target_vocabulary = self.vocabulary
         if settings.get("separate_vocabs"):
-            target_vocabulary = _vocabulary(folder / "target_vocab.json", config.target_vocab_size)
+            target_vocabulary = _vocabulary(folder / "target_vocab.json", config.decoder.vocab_size)
         else:
             self.target = self.source  # a shared vocabulary's pieces become text by the source's, as in Transformers
         self.pieces = {index: piece for piece, index in target_vocabulary.items()}
@@ -107,11 +108,11 @@ class Pieces:
 class Files:
     """The tokenizers library's tokenizer.json, for the source and for the target too unless that has its own."""
 
-    def __init__(self, folder: Path, config: TransformerConfig) -> None:
+    def __init__(self, folder: Path, config: Config) -> None:
         self.source = read_tokenizer(folder / FILE, config.vocab_size)
         own = (folder / TARGET_FILE).exists()
-        self.target = read_tokenizer(folder / TARGET_FILE, config.target_vocab_size) if own else self.source
-        self.end = config.end_ids[0] if config.model_type == "marian" and config.end_ids else None
+        self.target = read_tokenizer(folder / TARGET_FILE, config.decoder.vocab_size) if own else self.source
+        self.end = config.decoder.end_ids[0] if family_of(config).ends_sources and config.decoder.end_ids else None
         self.languages = tuple(sorted(filter(LANGUAGE.fullmatch, self.source.get_vocab())))
 
     def encode(self, text: str) -> list[int]:

@@ -12,6 +12,7 @@ import numpy as np
 
 from npformer.config import Config
 from npformer.errors import NpformerError
+from npformer.families import family_of
 
 Rates = Mapping[str, float]  # stage or pattern -> the share of its elements that become 0
 
@@ -23,24 +24,7 @@ def standard_rates(
 
     attention: of attention weights, head: of what the classifier reads; by default `rate`, and DistilBERT's head's 0.2.
     """
-    attention = rate if attention is None else attention
-    weights = {"*attention.weights": attention}
-    if config.model_type in ("distilbert", "bert"):
-        last = f"layers.{config.n_layers - 1}.ffn_norm"
-        read = {"token-classification": last, "sequence-classification": "pooled", "multiple-choice": "pooled"}
-        if config.model_type == "distilbert":
-            read["question-answering"] = last
-            head = (0.2 if read.get(config.head) == "pooled" else rate) if head is None else head
-        rates = {"embeddings.norm": rate, **weights, "layers.*.ffn.output": rate}
-        if config.model_type == "bert":
-            rates["layers.*.attention.output"] = rate
-        return rates | ({read[config.head]: rate if head is None else head} if config.head in read else {})
-    return {**residual_rates(rate), "*ffn.activation": rate, **weights}
-
-
-def residual_rates(rate: float) -> dict[str, float]:
-    """The stages of the 2017 paper, section 5.4: what each block adds, and the sums of tokens and positions."""
-    return {"*embeddings.sum": rate, "*attention.output": rate, "*ffn.output": rate}
+    return family_of(config).dropout(config, rate, rate if attention is None else attention, head)
 
 
 class Dropout:

@@ -7,11 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from npformer.checkpoint import families, transformer
 from npformer.checkpoint import tree as layout
 from npformer.config import Config
 from npformer.errors import NpformerError
-from npformer.transformer_config import TransformerConfig
 
 SCHEMES = ("normal", "torch", "xavier")
 
@@ -29,24 +27,11 @@ def initialise(config: Config, seed: int = 0, scheme: str = "normal", dtype: Any
         raise NpformerError(f"scheme: expected one of {', '.join(SCHEMES)}, got {scheme!r:.80}")
     random = np.random.default_rng(seed)
     flat, inputs = {}, 1
-    for name, each in _parameters(config).items():
+    for name, each in layout.drawn(config).items():
         if not each.group.endswith("norm") and each.name == "weight":
             inputs = each.shape[0]
         flat[name] = _drawn(each, random, scheme, inputs).astype(dtype)
-    return families.own_to_tree(flat, config, np.dtype(dtype))
-
-
-def _parameters(config: Config) -> dict[str, layout.Parameter]:
-    """What is drawn: all of a model's parameters but tied and computed ones."""
-    if isinstance(config, TransformerConfig):
-        found, left_out = transformer.parameters(config), set(transformer.ties(config))
-        if config.positions != "learned":
-            left_out |= {name for name in found if name.endswith("embeddings.position.weight")}
-    else:
-        family = families.FAMILIES[config.model_type]
-        found = layout.parameters([*family.encoder, *family.heads[config.head]], config)
-        left_out = {layout.PROJECTION} if layout.is_tied(config) else set()
-    return {name: each for name, each in found.items() if name not in left_out}
+    return layout.own_to_tree(flat, config, np.dtype(dtype))
 
 
 def _drawn(each: layout.Parameter, random: np.random.Generator, scheme: str, inputs: int) -> np.ndarray:

@@ -12,12 +12,13 @@ from typing import Any
 
 import numpy as np
 
+from npformer.config import Config, Decoder
 from npformer.errors import NpformerError
+from npformer.families.marian import MARIAN
 from npformer.runtime.batch import Text
 from npformer.text.translation_tokenizer import FILE
 from npformer.training.data import read_lines
 from npformer.training.gradients import Example
-from npformer.transformer_config import TransformerConfig
 
 END, PAD = "</s>", "<pad>"  # ids 0 and 1; the padding token is what a decoder is given first, as in Marian's models
 MOST = 10**6  # tokens of a vocabulary
@@ -76,15 +77,14 @@ def encode_pairs(
     return [Example(Text(source), target[:-1]) for source, target in zip(*sides, strict=True)]
 
 
-def translator(vocabulary: int, width: int, heads: int, layers: int, ffn: int, longest: int) -> TransformerConfig:
+def translator(vocabulary: int, width: int, heads: int, layers: int, ffn: int, longest: int) -> Config:
     """The 2017 encoder-decoder in Marian's layout, so that Transformers reads it too: one table for source, target and
     projection, its rows times sqrt(width), ReLU, norms after the blocks. Vaswani et al., 2017, sections 3.3 and 3.4.
     """
-    return TransformerConfig(
-        "marian", "translation", vocab_size=vocabulary, target_vocab_size=vocabulary, d_model=width,
-        n_heads=heads, n_decoder_heads=heads, n_layers=layers, n_decoder_layers=layers, d_ffn=ffn, d_decoder_ffn=ffn,
-        max_length=longest, activation="relu", eps=1e-5, positions="sinusoidal-halves", scale_embedding=True,
-        shared=True, tied=True, start_id=1, end_ids=(0,), pad_id=1,
+    return MARIAN.config(
+        "translation", vocab_size=vocabulary, d_model=width, n_heads=heads, n_layers=layers, d_ffn=ffn,
+        max_length=longest, activation="relu", scale_embedding=True, shared=True, tied=True, pad_id=1, padding_idx=1,
+        decoder=Decoder(layers, heads, ffn, vocabulary, start_id=1, end_ids=(0,)),
     )  # fmt: skip
 
 

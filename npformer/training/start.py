@@ -9,15 +9,15 @@ from pathlib import Path
 
 import numpy as np
 
-from npformer.checkpoint import families
 from npformer.checkpoint import tree as layout
 from npformer.checkpoint.archive import save_arrays, written_whole
 from npformer.checkpoint.read import CONFIG, OWN_WEIGHTS, read_folder, read_tree
 from npformer.config import Config
 from npformer.errors import NpformerError
+from npformer.families import read_config, write_config
+from npformer.families.distilbert import DISTILBERT
 from npformer.text.tokenizer import SETTINGS, longest_text, read_settings
 from npformer.training.initialise import initialise
-from npformer.transformer_config import TransformerConfig
 
 TOKENIZER = ("tokenizer.json", SETTINGS, "special_tokens_map.json", "added_tokens.json", "vocab.txt")
 HEAD = "sequence-classification"
@@ -32,8 +32,8 @@ def start(
     A head for the very labels is kept; else a new one is drawn, N(0, 0.02^2). distilbert: rewrite a BERT as one.
     """
     stored = read_folder(folder)
-    described = Config.from_dict(stored.config)
-    if isinstance(described, TransformerConfig) and described.n_decoder_layers:
+    described = read_config(stored.config)
+    if described.decoder:
         raise NpformerError(f"{folder}: fine-tuning for labels takes an encoder, this model has a decoder")
     config, tree = read_tree(stored, np.dtype(np.float32)) if described.head == HEAD else (None, None)
     if config is not None and tree is not None and config.labels == tuple(labels) and not distilbert:
@@ -46,7 +46,7 @@ def start(
     config = replace(config, head=HEAD, labels=tuple(labels), problem_type=None)
     fresh = layout.flatten(initialise(config, seed))
     known = {name: array for name, array in layout.flatten(tree).items() if name in fresh}
-    return config, families.own_to_tree({**fresh, **known}, config), False
+    return config, layout.own_to_tree({**fresh, **known}, config), False
 
 
 def as_distilbert(config: Config, tree: layout.Tree) -> tuple[Config, layout.Tree]:
@@ -61,8 +61,8 @@ def as_distilbert(config: Config, tree: layout.Tree) -> tuple[Config, layout.Tre
     positions = flat["embeddings.position.weight"] + flat["embeddings.segment.weight"][0]
     kept = {name: array for name, array in flat.items() if name.startswith(ENCODER) and ".segment." not in name}
     kept["embeddings.position.weight"] = positions
-    config = replace(config, model_type="distilbert", n_segments=0)
-    return config, families.own_to_tree(kept, config)
+    config = replace(config, model_type="distilbert", n_segments=0, **DISTILBERT.constants)
+    return config, layout.own_to_tree(kept, config)
 
 
 def companions(source: Path, config: Config, limit: int | None = None) -> dict[str, str]:
@@ -76,8 +76,8 @@ def companions(source: Path, config: Config, limit: int | None = None) -> dict[s
 
 def write_model(folder: Path, beside: Mapping[str, str], config: Config, tree: layout.Tree) -> None:
     """A checkpoint folder: weights, the files `beside` them, last config.json; each whole or not there."""
-    save_arrays(folder / OWN_WEIGHTS, families.stored(tree, config), {"format": "npformer"})
-    description = json.dumps(config.to_dict(), indent=2, ensure_ascii=False) + "\n"
+    save_arrays(folder / OWN_WEIGHTS, layout.stored(tree, config), {"format": "npformer"})
+    description = json.dumps(write_config(config), indent=2, ensure_ascii=False) + "\n"
     for name, text in {**beside, CONFIG: description}.items():
         with written_whole(folder / name) as partial:
             partial.write_text(text, encoding="utf-8")

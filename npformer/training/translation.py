@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from npformer.config import Config
 from npformer.decoder import shift
 from npformer.errors import NpformerError
 from npformer.functions import cross_entropy, cross_entropy_backward, log_softmax
@@ -20,7 +21,6 @@ from npformer.seq2seq import Seq2Seq, transformer, transformer_backward
 from npformer.tap import listen
 from npformer.tape import Edit, Recording
 from npformer.training.gradients import Example, Part
-from npformer.transformer_config import TransformerConfig
 
 WINDOW = 256  # pairs handed to the model at a time when it is evaluated
 
@@ -29,11 +29,11 @@ WINDOW = 256  # pairs handed to the model at a time when it is evaluated
 class TranslationLoss:
     """Teacher forcing: the decoder is given the start token and the target, and is to answer the target and its end."""
 
-    config: TransformerConfig
+    config: Config
     label_smoothing: float = 0.1
 
     def __post_init__(self) -> None:
-        if self.config.head != "translation" or not self.config.end_ids:
+        if self.config.head != "translation" or not self.config.decoder.end_ids:
             raise NpformerError("expected a translation model with an end token (eos_token_id)")
 
     def lengths(self, example: Example, /) -> tuple[int, ...]:
@@ -58,9 +58,9 @@ class TranslationLoss:
         return Part(loss, right, transformer_backward({"logits": grad}, stages, tree, self.config, source, target))
 
 
-def _shifted(config: TransformerConfig, examples: Sequence[Example]) -> list[tuple[np.ndarray, np.ndarray]]:
+def _shifted(config: Config, examples: Sequence[Example]) -> list[tuple[np.ndarray, np.ndarray]]:
     """Of each target what the decoder is given, and what it is to answer."""
-    return [shift(each.target, config.start_id, config.end_ids[0]) for each in examples]
+    return [shift(each.target, config.decoder.start_id, config.decoder.end_ids[0]) for each in examples]
 
 
 def evaluate(model: Seq2Seq, examples: Sequence[Example]) -> dict[str, float]:

@@ -34,7 +34,7 @@ def translated(model: Seq2Seq, given: Any) -> TranslationTrace:
     if not len(source):
         raise NpformerError("view: expected a text to translate, got one without a token")
     (hypotheses,) = generate(model, [source])
-    target = np.concatenate([[model.config.start_id], hypotheses[0].ids[:-1]]).astype(np.int64)
+    target = np.concatenate([[model.config.decoder.start_id], hypotheses[0].ids[:-1]]).astype(np.int64)
     found = TranslationTrace("*", model.config)
     found.describe([_names(model, target, is_source=False)], [np.zeros(len(target), np.int64)])
     found.key_tokens, found.key_ids = _names(model, source.ids, is_source=True), source.ids

@@ -10,14 +10,17 @@ from pathlib import Path
 
 import numpy as np
 
-from npformer.checkpoint import families
 from npformer.checkpoint import tree as layout
 from npformer.checkpoint.convert import FILES, write_tensors
-from npformer.config import Config
+from npformer.families import write_config
+from npformer.families.distilbert import DISTILBERT
 from npformer.model import Model
 from npformer.runtime.batch import Text
 
-BASE = Config("distilbert", "sequence-classification", 30522, 768, 12, 6, 3072, 512, labels=("NEGATIVE", "POSITIVE"))
+BASE = DISTILBERT.config(
+    "sequence-classification", vocab_size=30522, d_model=768, n_heads=12, n_layers=6, d_ffn=3072, max_length=512,
+    labels=("NEGATIVE", "POSITIVE"),
+)  # fmt: skip
 BUNDLED = "distilbert-sst2"
 TEXT = "I love ice cream"
 
@@ -48,9 +51,8 @@ def random_texts(lengths: Sequence[int]) -> list[Text]:
 def base_weights() -> layout.Tree:
     """Random weights of DistilBERT-base's size, of the spread that checkpoints begin with; read-only as loaded ones."""
     random = np.random.default_rng(0)
-    family = families.FAMILIES[BASE.model_type]
     flat = {}
-    for name, parameter in layout.parameters([*family.encoder, *family.heads[BASE.head]], BASE).items():
+    for name, parameter in layout.parameters(BASE).items():
         is_scale = parameter.group.endswith("norm") and parameter.name == "weight"
         flat[name] = random.standard_normal(parameter.shape, dtype=np.float32) * np.float32(0.02) + np.float32(is_scale)
         flat[name].flags.writeable = False
@@ -68,8 +70,8 @@ def write_base(folder: Path, form: str) -> Path:
 
     folder.mkdir(parents=True)
     tree = base_weights()
-    arrays = families.stored(tree, BASE) if form == "npformer" else families.to_torch(tree, BASE)
+    arrays = layout.stored(tree, BASE) if form == "npformer" else layout.to_torch(tree, BASE)
     name, written = FILES[form]
     write_tensors(folder / name, arrays, {"format": written})
-    (folder / "config.json").write_text(json.dumps(BASE.to_dict(), indent=2), encoding="utf-8")
+    (folder / "config.json").write_text(json.dumps(write_config(BASE), indent=2), encoding="utf-8")
     return folder

@@ -25,6 +25,7 @@ import torch
 from npformer.checkpoint.archive import load_arrays
 from npformer.checkpoint.load import find_folder
 from npformer.checkpoint.read import CONFIG, read_json
+from npformer.families import read_config
 from npformer.model import Model
 from npformer.runtime.threads import available_cores
 from npformer.text.tokenizer import load_tokenizer
@@ -34,7 +35,6 @@ from npformer.training.classify import encode
 from npformer.training.pairs import encode_pairs, read_pairs
 from npformer.training.trainer import LAST
 from npformer.training.translation import TranslationLoss
-from npformer.transformer_config import TransformerConfig
 from tests.benchmarks import twins
 
 sys.path.append(str(Path(__file__).parents[2] / "examples"))
@@ -95,7 +95,7 @@ def encoder(args: argparse.Namespace) -> None:
 def translation(args: argparse.Namespace) -> None:
     described = json.loads(load_arrays(args.like / "training" / LAST)[1]["run"])
     recipe, smoothing = Recipe(**described["recipe"]), described["settings"]["label_smoothing"]
-    config = TransformerConfig.from_dict(read_json(args.like / CONFIG))
+    config = read_config(read_json(args.like / CONFIG))
     tokenizer = read_tokenizer(args.like / FILE, config.vocab_size)
     examples, held_out = (
         encode_pairs(tokenizer, files, read_pairs(*files), config.max_length) for files in (args.train, args.dev)

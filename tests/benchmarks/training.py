@@ -20,17 +20,16 @@ import numpy as np
 import torch
 
 from npformer.config import Config
+from npformer.families.transformer import residual_rates
 from npformer.runtime.batch import Text
 from npformer.runtime.threads import available_cores
 from npformer.training import Example, HeadLoss, Recipe, Run, Trainable, gradients, initialise, standard_rates
-from npformer.training.dropout import residual_rates
 from npformer.training.pairs import translator
 from npformer.training.translation import TranslationLoss
-from npformer.transformer_config import TransformerConfig
 from tests.benchmarks import measure, sizes, table, twins
 from tests.benchmarks.models import Contender
 
-ENCODER = TransformerConfig(
+ENCODER = Config(
     "transformer", "sequence-classification", vocab_size=30522, d_model=256, n_heads=4, n_layers=4, d_ffn=512,
     max_length=256, activation="relu", eps=1e-5, labels=("negative", "positive"), torch_class="nn.TransformerEncoder",
 )  # fmt: skip

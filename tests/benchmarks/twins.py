@@ -14,20 +14,19 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from npformer.checkpoint import families
 from npformer.checkpoint import tree as layout
 from npformer.config import Config
 from npformer.decoder import shift
 from npformer.encoder import sinusoidal_positions
+from npformer.families import write_config
 from npformer.training import Example
-from npformer.transformer_config import TransformerConfig
 
 IGNORED = -100
 
 
 def load_weights(module: nn.Module, tree: layout.Tree, config: Config) -> nn.Module:
     """The module with npformer's weights, which are all that it has to learn."""
-    state = {name: torch.from_numpy(np.array(a, order="C")) for name, a in families.to_torch(tree, config).items()}
+    state = {name: torch.from_numpy(np.array(a, order="C")) for name, a in layout.to_torch(tree, config).items()}
     missing = set(module.load_state_dict(state, strict=False).missing_keys)
     if lost := sorted(missing & {name for name, each in module.named_parameters() if each.requires_grad}):
         raise SystemExit(f"{lost[0]}: would keep a start of its own")
@@ -64,7 +63,7 @@ class DistilBert(nn.Module):
 class Classifier(nn.Module):
     """The encoder with a classifier on its first row; dropout on what attention and feed-forward network add."""
 
-    def __init__(self, tree: layout.Tree, config: TransformerConfig, rate: float) -> None:
+    def __init__(self, tree: layout.Tree, config: Config, rate: float) -> None:
         super().__init__()
         sizes = (config.d_model, config.n_heads, config.d_ffn)
         self.embedding = nn.Embedding(config.vocab_size, config.d_model)
@@ -93,18 +92,20 @@ class Classifier(nn.Module):
 class Translator(nn.Module):
     """Transformers' MarianMTModel with dropout on what each block adds and on the embeddings."""
 
-    def __init__(self, tree: layout.Tree, config: TransformerConfig, rate: float, smoothing: float) -> None:
+    def __init__(self, tree: layout.Tree, config: Config, rate: float, smoothing: float) -> None:
         super().__init__()
         from transformers import MarianConfig, MarianMTModel
 
-        settings = MarianConfig(**config.to_dict(), dropout=rate, attention_dropout=0.0, activation_dropout=0.0)
+        settings = MarianConfig(**write_config(config), dropout=rate, attention_dropout=0.0, activation_dropout=0.0)
         self.model = load_weights(MarianMTModel(settings), tree, config)
         self.model.final_logits_bias = nn.Parameter(self.model.final_logits_bias)  # npformer trains it
         self.config, self.smoothing = config, smoothing
 
     def loss(self, examples: Sequence[Example]) -> torch.Tensor:
-        shifted = [shift(each.target, self.config.start_id, self.config.end_ids[0]) for each in examples]
-        pad = self.config.start_id
+        shifted = [
+            shift(each.target, self.config.decoder.start_id, self.config.decoder.end_ids[0]) for each in examples
+        ]
+        pad = self.config.decoder.start_id
         source, mask = padded([each.text.ids for each in examples], pad)
         given, wanted = padded([a for a, _ in shifted], pad)[0], padded([b for _, b in shifted], IGNORED)[0]
         logits = self.model(source, attention_mask=mask.long(), decoder_input_ids=given, use_cache=False).logits

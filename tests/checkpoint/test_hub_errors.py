@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from npformer.checkpoint.hub import is_hub_id
+from npformer.families import write_config
 from tests.support import hub_server, tiny
 from tests.support.hub_server import CLIENT, PROGRAM, cache, closed_port, loads, python
 
@@ -158,7 +159,7 @@ def test_a_server_that_answers_garbage(hub, env, folder):
     assert not list(cache(env).glob("models--*/snapshots/*/*"))
 
 
-CONFIG = json.dumps(tiny.config().to_dict()).encode()
+CONFIG = json.dumps(write_config(tiny.config())).encode()
 
 
 @pytest.mark.parametrize(

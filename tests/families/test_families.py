@@ -6,10 +6,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from npformer.checkpoint import families, flatten, module_path, to_torch, to_tree, unflatten
+from npformer.checkpoint import flatten, module_path, to_torch, to_tree, unflatten
 from npformer.checkpoint import tree as layout
-from npformer.config import Config
 from npformer.errors import NpformerError
+from npformer.families import family_of, read_config
 
 ARCHITECTURES = json.loads((Path(__file__).parents[1] / "golden/checkpoints/architectures.json").read_text())
 
@@ -17,7 +17,7 @@ ARCHITECTURES = json.loads((Path(__file__).parents[1] / "golden/checkpoints/arch
 def checkpoint(name, **changes):
     """An architecture's config and random tensors of its shapes, with what is tied stored once (safetensors)."""
     described = ARCHITECTURES[name]
-    config = Config.from_dict({**described["config"], **changes})
+    config = read_config({**described["config"], **changes})
     rng = np.random.default_rng(0)
     tensors = {key: rng.normal(size=shape).astype(np.float32) for key, shape in described["tensors"].items()}
     if config.tied:
@@ -56,8 +56,7 @@ def test_linear_weights_are_transposed_and_contiguous():
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_module_paths_are_the_modules_of_the_model(name):
     config, _ = checkpoint(name)
-    family = families.FAMILIES[config.model_type]
-    for parameter in layout.parameters([*family.encoder, *family.heads[config.head]], config).values():
+    for parameter in layout.parameters(config).values():
         assert module_path(config, parameter.group) in ARCHITECTURES[name]["modules"]
     for other in (
         "logits",
@@ -95,7 +94,7 @@ def test_a_tied_projection(name):
 def test_a_projection_of_its_own(name, tied):
     """Where config.json says tied but the checkpoint has two tables, both are used, as in Transformers 5."""
     config, tensors = checkpoint(name, tie_word_embeddings=False)
-    config = Config.from_dict({**ARCHITECTURES[name]["config"], "tie_word_embeddings": tied})
+    config = read_config({**ARCHITECTURES[name]["config"], "tie_word_embeddings": tied})
     (key,) = (key for key in ARCHITECTURES[name]["tied"] if key.endswith("weight"))
     tree = to_tree(tensors, config)
     assert np.array_equal(tree["head"]["output"]["weight"], tensors[key].T)
@@ -119,7 +118,7 @@ def test_bert_s_vocabulary_bias_under_either_name(stored):
 )
 def test_prefix_present_or_absent(name):
     config, tensors = checkpoint(name)
-    prefix = families.FAMILIES[config.model_type].prefix
+    prefix = family_of(config).prefix
     expected = flatten(to_tree(tensors, config))
     bare = {key.removeprefix(prefix): array for key, array in tensors.items()}
     heads = tuple(ARCHITECTURES[name]["modules"])
@@ -156,9 +155,9 @@ def test_a_checkpoint_that_has_more_heads_than_one():
         "next-sentence": {"embeddings", "layers", "pooler", "head"},
         "base": {"embeddings", "layers", "pooler"},
     }.items():
-        assert to_tree(tensors, Config.from_dict(described, head)).keys() == groups
+        assert to_tree(tensors, read_config(described, head)).keys() == groups
     with pytest.raises(NpformerError, match=r"missing: head.output.weight \(qa_outputs.weight\)"):
-        to_tree(tensors, Config.from_dict(described, "question-answering"))
+        to_tree(tensors, read_config(described, "question-answering"))
 
 
 def test_bert_s_pooler_is_optional_in_the_base_model_only():
@@ -218,9 +217,9 @@ def test_a_tensor_that_is_not_needed_is_a_warning_that_names_it(name):
 
 def test_a_converted_checkpoint_has_its_head_left_out_without_a_warning():
     config, tensors = checkpoint("BertForTokenClassification")
-    stored = families.stored(to_tree(tensors, config), config)
-    base = Config.from_dict(ARCHITECTURES["BertForTokenClassification"]["config"], "base")
-    assert families.own_to_tree(stored, base).keys() == {"embeddings", "layers"}
+    stored = layout.stored(to_tree(tensors, config), config)
+    base = read_config(ARCHITECTURES["BertForTokenClassification"]["config"], "base")
+    assert layout.own_to_tree(stored, base).keys() == {"embeddings", "layers"}
 
 
 def test_flatten_and_unflatten_are_inverses():

@@ -103,7 +103,7 @@ def test_kept_keys_and_values_give_the_bits_of_whole_passes(search: dict[str, An
         SOURCES, model.generate(SOURCES, output_scores=True, **{**LONG, **search}), strict=True
     ):
         for each in hypotheses:
-            target = np.concatenate([[model.config.start_id], each.ids[:-1]])
+            target = np.concatenate([[model.config.decoder.start_id], each.ids[:-1]])
             logits = model.run([(Text(np.array(source)), Text(target))])[0]["logits"]
             if search:
                 scores = log_softmax(logits)

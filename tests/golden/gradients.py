@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from npformer.config import Config
+from npformer.config import Config, Decoder
+from npformer.families.torch_nn import TORCH_MODULES
 from npformer.runtime.batch import Text
-from npformer.transformer_config import TransformerConfig
 
 MODELS = (
     "distilbert-base", "distilbert-sequence-classification", "distilbert-token-classification",
@@ -20,9 +20,9 @@ MODELS = (
 )  # fmt: skip
 TRAINED = "distilbert-sequence-classification"
 SETTINGS = {"steps": 50, "warmup": 10, "learning_rate": 1e-3, "weight_decay": 0.01, "clip": 1.0}
-TRANSLATOR = TransformerConfig(
-    "transformer", "translation", vocab_size=31, d_model=16, n_heads=4, n_layers=2, d_ffn=24, max_length=16,
-    n_decoder_layers=2, n_decoder_heads=4, d_decoder_ffn=24, target_vocab_size=29, final_norm=True, activation="relu", eps=1e-5, end_ids=(1,),
+TRANSLATOR = TORCH_MODULES.config(
+    "translation", vocab_size=31, d_model=16, n_heads=4, n_layers=2, d_ffn=24, max_length=16, final_norm=True,
+    activation="relu", eps=1e-5, decoder=Decoder(n_layers=2, n_heads=4, d_ffn=24, vocab_size=29, end_ids=(1,)),
 )  # fmt: skip
 SMOOTHING = 0.1
 LENGTHS = (9, 5, 5, 1, 7, 9)

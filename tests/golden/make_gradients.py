@@ -25,10 +25,10 @@ import transformers
 from safetensors.numpy import save_file
 from torch.nn import functional
 
-from npformer.checkpoint import families
 from npformer.checkpoint import tree as layout
 from npformer.config import Config
 from npformer.encoder import sinusoidal_positions
+from npformer.families import family_of, read_config
 from tests.golden import gradients
 from tests.golden.make import differences
 
@@ -55,7 +55,7 @@ def make(folder: Path) -> None:
     runs = {f"{dtype}/losses": training_losses(type_) for dtype, type_ in DTYPES.items()}
     for dtype, type_ in DTYPES.items():
         state, runs[f"{dtype}/translation losses"] = translation_losses(type_)
-        flat = layout.flatten(families.to_tree(state, gradients.TRANSLATOR, np.float32))
+        flat = layout.flatten(layout.to_tree(state, gradients.TRANSLATOR, np.float32))
         runs |= {f"translator/{name}": a for name, a in flat.items() if not name.endswith("position.weight")}
     save(runs, folder / "training.safetensors", {})
 
@@ -141,8 +141,12 @@ def autograd(function: Any, given: Any, options: Any, grad: np.ndarray, dtype: t
 def model_gradients(case: str, dtype: torch.dtype) -> dict[str, np.ndarray]:
     """The gradients of every parameter of a model under `data/`, by our names and in our layout."""
     folder = HERE / "data" / case
-    config = Config.from_dict(json.loads((folder / "config.json").read_text()))
-    model = getattr(transformers, config.architecture).from_pretrained(folder, attn_implementation="eager").to(dtype)
+    config = read_config(json.loads((folder / "config.json").read_text()))
+    model = (
+        getattr(transformers, family_of(config).architecture(config))
+        .from_pretrained(folder, attn_implementation="eager")
+        .to(dtype)
+    )
     for parameter in model.parameters():
         parameter.requires_grad_()
     answers = model.eval()(**{key: torch.tensor(array) for key, array in gradients.padded(config).items()})
@@ -165,8 +169,8 @@ def model_gradients(case: str, dtype: torch.dtype) -> dict[str, np.ndarray]:
 
 def ours(grads: dict[str, torch.Tensor], config: Config) -> dict[str, np.ndarray]:
     arrays = {name: grad.numpy() for name, grad in grads.items()}
-    flat = layout.flatten(families.to_tree(arrays, config, next(iter(arrays.values())).dtype))
-    if layout.is_tied(config):
+    flat = layout.flatten(layout.to_tree(arrays, config, next(iter(arrays.values())).dtype))
+    if layout.ties(config):
         flat.pop(layout.PROJECTION)
     return flat
 
@@ -204,11 +208,11 @@ def translation_losses(dtype: torch.dtype) -> tuple[dict[str, np.ndarray], np.nd
     config, settings = gradients.TRANSLATOR, gradients.SETTINGS
     torch.manual_seed(0)
     stack = torch.nn.Transformer(
-        config.d_model, config.n_heads, config.n_layers, config.n_decoder_layers, config.d_ffn, 0.0, batch_first=True
+        config.d_model, config.n_heads, config.n_layers, config.decoder.n_layers, config.d_ffn, 0.0, batch_first=True
     )
     source = torch.nn.Embedding(config.vocab_size, config.d_model)
-    target = torch.nn.Embedding(config.target_vocab_size, config.d_model)
-    head = torch.nn.Linear(config.d_model, config.target_vocab_size)
+    target = torch.nn.Embedding(config.decoder.vocab_size, config.d_model)
+    head = torch.nn.Linear(config.d_model, config.decoder.vocab_size)
     state = {
         **stack.state_dict(), "encoder.embedding.weight": source.weight, "decoder.embedding.weight": target.weight,
         "head.weight": head.weight, "head.bias": head.bias,
@@ -224,8 +228,8 @@ def translation_losses(dtype: torch.dtype) -> tuple[dict[str, np.ndarray], np.nd
     losses = []
     for batch in gradients.pairs():
         x, x_mask = pad([ids for ids, _ in batch])
-        given, y_mask = pad([np.concatenate([[config.start_id], ids]) for _, ids in batch])
-        wanted, _ = pad([np.concatenate([ids, config.end_ids]) for _, ids in batch])
+        given, y_mask = pad([np.concatenate([[config.decoder.start_id], ids]) for _, ids in batch])
+        wanted, _ = pad([np.concatenate([ids, config.decoder.end_ids]) for _, ids in batch])
         length = given.shape[1]
         rows = stack(
             source(x) + positions[: x.shape[1]], target(given) + positions[:length],

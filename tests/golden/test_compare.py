@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from npformer import golden
-from npformer.checkpoint import families, flatten, load_folder
+from npformer.checkpoint import flatten, load_folder
+from npformer.checkpoint import tree as layout
 from npformer.checkpoint.archive import load_arrays
 from npformer.errors import NpformerError
 from npformer.golden.names import per_text, weight_names
@@ -283,7 +284,7 @@ def test_files_that_cannot_be_read_are_errors(tmp_path: Path) -> None:
 
 def test_weights_are_recognised_in_both_layouts(model: Model, recorded: golden.Golden, tmp_path: Path) -> None:
     config, tree = load_folder(tiny.folder(tmp_path / "m", model.config.model_type))
-    either = [flatten(tree), families.to_torch(tree, config)]
+    either = [flatten(tree), layout.to_torch(tree, config)]
     for arrays in either:
         comparison = golden.compare(recorded, arrays)
         assert not comparison.rows
@@ -305,7 +306,7 @@ def test_weights_are_recognised_in_both_layouts(model: Model, recorded: golden.G
 )
 def test_what_is_wrong_with_a_weight_is_said(change: Callable, finding: str) -> None:
     model = tiny.model()
-    arrays = families.to_torch(dict(model.weights), model.config)
+    arrays = layout.to_torch(dict(model.weights), model.config)
     name = "distilbert.transformer.layer.1.attention.k_lin.weight"
     arrays[name] = change(np.array(arrays[name]))
     recorded = golden.record(model, "no")

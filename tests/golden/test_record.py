@@ -10,16 +10,17 @@ import pytest
 import safetensors.numpy
 
 from npformer import golden
-from npformer.checkpoint import load_folder, transformer, unflatten
+from npformer.checkpoint import load_folder, unflatten
+from npformer.checkpoint import tree as layout
 from npformer.checkpoint.archive import load_arrays, save_arrays
 from npformer.config import HEADS
 from npformer.errors import NpformerError
+from npformer.families.torch_nn import TORCH_MODULES
 from npformer.golden.record import in_float64, weights_sha256
 from npformer.interpret.edit import edit
 from npformer.interpret.trace import trace
 from npformer.model import Model
 from npformer.tasks import Pair
-from npformer.transformer_config import TransformerConfig
 from tests.support import tiny
 
 pytestmark = pytest.mark.numbers
@@ -112,9 +113,9 @@ def test_an_encoder_of_torchs_own_modules_is_recorded_too(tmp_path: Path) -> Non
     """Its layers normalize first and end in a norm of their own; its module names are not Hugging Face's."""
     sizes = {"vocab_size": 50, "d_model": 16, "n_heads": 2, "n_layers": 2, "d_ffn": 32, "max_length": 32}
     forms = {"torch_class": "nn.TransformerEncoder", "norm_first": True, "final_norm": True, "labels": ("A", "B")}
-    config = TransformerConfig("transformer", "sequence-classification", **sizes, **forms)
+    config = TORCH_MODULES.config("sequence-classification", **sizes, **forms)
     random = np.random.default_rng(0)
-    flat = {name: random.standard_normal(each.shape) for name, each in transformer.parameters(config).items()}
+    flat = {name: random.standard_normal(each.shape) for name, each in layout.parameters(config).items()}
     model = Model(config, unflatten({name: array.astype(np.float32) for name, array in flat.items()}))
     golden.record(model, [[1, 2, 3], [4, 5]]).save(tmp_path / "g.safetensors")
     recorded = golden.load(tmp_path / "g.safetensors")

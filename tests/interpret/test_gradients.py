@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from npformer import edit, load, view
-from npformer.checkpoint import transformer
+from npformer.checkpoint import tree as layout
 from npformer.errors import NpformerError
+from npformer.families.torch_nn import TORCH_MODULES
 from npformer.interpret.attribution import Target, target
 from npformer.interpret.gradients import slope
 from npformer.interpret.trace import texts_of, trace
@@ -18,7 +19,6 @@ from npformer.model import Model
 from npformer.runtime.batch import Text
 from npformer.text.inputs import Pair
 from npformer.text.words import word_spans
-from npformer.transformer_config import TransformerConfig
 from tests.golden import seq2seq_cases as cases
 from tests.support import tiny
 
@@ -138,16 +138,15 @@ def test_the_frame_stays_and_every_word_starts_from_the_mask() -> None:
 @pytest.mark.parametrize("steps", [1, 50])
 def test_on_a_linear_model_both_are_the_weights_times_the_input(steps: int) -> None:
     """No block adds anything and no norm bends anything: F(x) = x_0 . (w_0 - w_1) + b_0 - b_1, and the baseline is 0."""
-    config = TransformerConfig(
-        "transformer", "sequence-classification", 20, 8, 2, 2, 16, 32, activation="gelu", labels=("a", "b"),
-        torch_class="nn.TransformerEncoder", norm_first=True,
+    config = TORCH_MODULES.config(
+        "sequence-classification", vocab_size=20, d_model=8, n_heads=2, n_layers=2, d_ffn=16, max_length=32,
+        labels=("a", "b"), torch_class="nn.TransformerEncoder", norm_first=True,
     )  # fmt: skip
     flat = {
         name: cases.drawn("linear", name, each.shape) * (".output." not in name or name.startswith("head"))
-        for name, each in transformer.parameters(config).items()
-        if "position" not in name
+        for name, each in layout.drawn(config).items()
     }
-    model = Model(config, transformer.build(flat, config, np.dtype(np.float64), []))
+    model = Model(config, layout.own_to_tree(flat, config, np.dtype(np.float64)))
     shown = view.attribution(model, [3, 4, 5], label=0, steps=steps)
     assert [each.name for each in shown.methods] == ["Gradient × input", "Integrated gradients", "Attention roll-out"]  # noqa: RUF001
     row = trace(model, [3, 4, 5])["embeddings.sum"][0]

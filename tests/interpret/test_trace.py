@@ -15,9 +15,11 @@ import pytest
 
 import npformer
 from npformer.attention import scaled_dot_product_attention
-from npformer.checkpoint import transformer, unflatten
-from npformer.config import HEADS
+from npformer.checkpoint import tree as layout
+from npformer.checkpoint import unflatten
+from npformer.config import HEADS, Decoder
 from npformer.errors import NpformerError
+from npformer.families.marian import MARIAN
 from npformer.functions import softmax
 from npformer.interpret import stages
 from npformer.interpret.edit import edit
@@ -27,7 +29,6 @@ from npformer.runtime.batch import Text
 from npformer.seq2seq import Seq2Seq
 from npformer.tap import tap
 from npformer.tasks import Pair
-from npformer.transformer_config import TransformerConfig
 from tests.support import tiny
 
 pytestmark = pytest.mark.numbers
@@ -208,11 +209,10 @@ def test_functions_and_stages_of_ones_own_are_traced_too() -> None:
 
 def test_an_encoder_decoder_is_traced_under_both_names() -> None:
     """Source rows and target rows are told apart, also in cross-attention, where keys and values are the source's."""
-    sizes = {"vocab_size": 50, "target_vocab_size": 40, "d_model": 16, "n_heads": 2, "n_decoder_heads": 2, "d_ffn": 32}
-    layers = {"n_layers": 2, "n_decoder_layers": 2, "d_decoder_ffn": 32, "max_length": 32}
-    config = TransformerConfig("marian", "translation", **sizes, **layers)
+    sizes = {"vocab_size": 50, "d_model": 16, "n_heads": 2, "n_layers": 2, "d_ffn": 32, "max_length": 32}
+    config = MARIAN.config("translation", **sizes, decoder=Decoder(n_layers=2, n_heads=2, d_ffn=32, vocab_size=40))
     random = np.random.default_rng(0)
-    flat = {name: random.standard_normal(each.shape) for name, each in transformer.parameters(config).items()}
+    flat = {name: random.standard_normal(each.shape) for name, each in layout.parameters(config).items()}
     model = Seq2Seq(config, unflatten({name: array.astype(np.float32) for name, array in flat.items()}))
     lengths = ((5, 4), (7, 4), (7, 6))
     pairs = [tuple(Text(random.integers(0, 40, length)) for length in pair) for pair in lengths]

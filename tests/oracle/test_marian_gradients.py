@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import MarianConfig, MarianMTModel
 
-from npformer.checkpoint import families, load_folder
+from npformer.checkpoint import load_folder
 from npformer.checkpoint import tree as layout
 from npformer.functions import SparseRows
 from npformer.runtime.batch import Text
@@ -38,7 +38,7 @@ def test_every_gradient_is_torch_s(tied: bool, tmp_path: Path) -> None:
     model(torch.tensor([source]), labels=torch.tensor([[*target, 0]])).loss.backward()
     config, tree = load_folder(tmp_path / "model", np.float64)
     theirs = {name: each.grad.numpy() for name, each in model.named_parameters() if each.grad is not None}
-    expected = layout.flatten(families.to_tree(theirs, config, np.float64))
+    expected = layout.flatten(layout.to_tree(theirs, config, np.float64))
     weights = Trainable(tree, config)
     found = gradients(TranslationLoss(config, 0.0), weights, [Example(Text(np.array(source)), np.array(target))]).flat
     for name, grad in found.items():

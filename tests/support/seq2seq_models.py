@@ -10,9 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from npformer.checkpoint import marian, transformer
+from npformer.checkpoint import tree as layout
+from npformer.config import Decoder
+from npformer.families import read_config
+from npformer.families.torch_nn import TORCH_MODULES
 from npformer.seq2seq import Seq2Seq
-from npformer.transformer_config import TransformerConfig
 from tests.golden import seq2seq_cases as cases
 
 MARIAN_FILES = Path(__file__).parents[1] / "golden" / "seq2seq" / "marian-files"
@@ -21,32 +23,25 @@ MARIAN_FILES = Path(__file__).parents[1] / "golden" / "seq2seq" / "marian-files"
 @cache
 def golden_model(case: str, dtype: str = "float32", threads: int = 2) -> Seq2Seq:
     """A Marian model of the golden values, its weights by Hugging Face's names."""
-    config = TransformerConfig.from_dict(cases.marian_config(case))
-    parameters, tied, flat = transformer.parameters(config), transformer.ties(config), {}
-    for ours, source in marian.sources(config).items():
-        name = source.names[0]
-        if ours in tied or "embed_positions" in name:
-            continue
-        shape = parameters[ours].shape[::-1] if source.transposed else parameters[ours].shape
+    config = read_config(cases.marian_config(case))
+    flat = {}
+    for ours, each in layout.drawn(config).items():
+        name = layout.sources(config)[ours].names[0]
+        shape = each.shape[::-1] if each.transposed else each.shape
         flat[name] = cases.marian_tensor(case, name, (1, *shape) if name == "final_logits_bias" else shape)
-    return Seq2Seq(config, marian.to_tree(flat, config, np.dtype(dtype)), threads=threads)
+    return Seq2Seq(config, layout.to_tree(flat, config, np.dtype(dtype)), threads=threads)
 
 
 def random_model(dtype: str = "float32", threads: int = 2, **fields: Any) -> Seq2Seq:
     """Two layers on either side with heads 64 wide, so that products are as in large models; a long position table."""
     sizes: dict[str, Any] = {
-        "vocab_size": 500, "target_vocab_size": 500, "d_model": 128, "n_heads": 2, "n_layers": 2, "d_ffn": 192,
-        "n_decoder_heads": 2, "n_decoder_layers": 2, "d_decoder_ffn": 192, "max_length": 512, "activation": "silu",
-        "shared": True, "tied": True, "scale_embedding": True, "start_id": 499, "end_ids": (0,), "pad_id": 499,
+        "vocab_size": 500, "d_model": 128, "n_heads": 2, "n_layers": 2, "d_ffn": 192, "max_length": 512,
+        "activation": "silu", "shared": True, "tied": True, "scale_embedding": True, "pad_id": 499,
+        "decoder": Decoder(n_layers=2, n_heads=2, d_ffn=192, vocab_size=500, start_id=499, end_ids=(0,)),
     }  # fmt: skip
-    config = TransformerConfig("transformer", "translation", **{**sizes, **fields})
-    tied = transformer.ties(config)
-    flat = {
-        name: cases.drawn("random", name, each.shape)
-        for name, each in transformer.parameters(config).items()
-        if name not in tied and "position" not in name
-    }
-    return Seq2Seq(config, transformer.build(flat, config, np.dtype(dtype), []), threads=threads)
+    config = TORCH_MODULES.config("translation", **{**sizes, **fields})
+    flat = {name: cases.drawn("random", name, each.shape) for name, each in layout.drawn(config).items()}
+    return Seq2Seq(config, layout.own_to_tree(flat, config, np.dtype(dtype)), threads=threads)
 
 
 def folder_of_letters(path: Path) -> Path:

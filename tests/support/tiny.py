@@ -17,10 +17,10 @@ from typing import Any
 
 import numpy as np
 
-from npformer.checkpoint import families
 from npformer.checkpoint import tree as layout
 from npformer.checkpoint.convert import FILES, write_tensors
 from npformer.config import Config
+from npformer.families import encoders, write_config
 from npformer.model import Model
 
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
@@ -54,23 +54,22 @@ def config(model_type: str = "distilbert", head: str = "sequence-classification"
         "n_layers": 2,
         "d_ffn": 64,
         "max_length": 64,
-        "n_segments": 2 if model_type == "bert" else 0,
+        "n_segments": 2 if encoders()[model_type].segments else 0,
         "labels": LABELS.get(head, ()),
     }
-    return Config(model_type, head, **(fields | overrides))
+    return encoders()[model_type].config(head, **(fields | overrides))
 
 
 def weights(config: Config, seed: int = 0, dtype: Any = np.float32) -> layout.Tree:
     """Random weights, read-only as a loaded checkpoint's are; large enough for answers that differ."""
     random = np.random.default_rng(seed)
-    family = families.FAMILIES[config.model_type]
     flat = {}
-    for name, parameter in layout.parameters([*family.encoder, *family.heads[config.head]], config).items():
+    for name, parameter in layout.parameters(config).items():
         is_norm = parameter.group.endswith("norm") and parameter.name == "weight"
         array = random.standard_normal(parameter.shape) * 0.2 + is_norm
         flat[name] = array.astype(dtype)
         flat[name].flags.writeable = False
-    if layout.is_tied(config):
+    if layout.ties(config):
         flat[layout.PROJECTION] = flat[layout.TOKENS].T
     return layout.unflatten(flat)
 
@@ -103,8 +102,8 @@ def folder(
     settings = config(model_type, head, **overrides)
     tree = weights(settings, seed)
     path.mkdir(parents=True, exist_ok=True)
-    (path / "config.json").write_text(json.dumps(settings.to_dict(), indent=2), encoding="utf-8")
-    arrays = layout.stored(tree, settings) if own else families.to_torch(tree, settings)
+    (path / "config.json").write_text(json.dumps(write_config(settings), indent=2), encoding="utf-8")
+    arrays = layout.stored(tree, settings) if own else layout.to_torch(tree, settings)
     name, form = FILES["npformer" if own else "torch"]
     write_tensors(path / name, arrays, {"format": form})
     tokenizer(lowercase).save(str(path / "tokenizer.json"))

@@ -10,7 +10,7 @@ import pytest
 
 import npformer
 from npformer import cli
-from npformer.checkpoint.families import stored
+from npformer.checkpoint.tree import stored
 
 pytestmark = pytest.mark.numbers
 

@@ -67,9 +67,9 @@ def test_the_longest_text_is_the_smaller_of_model_and_settings(limit, tokens, tm
 
 def test_special_tokens_by_role(tmp_path):
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"mask_token": {"content": "<mask>"}}))
-    assert special_token(tmp_path, "mask_token") == "<mask>"
-    assert special_token(tmp_path, "pad_token") == "[PAD]"
-    assert special_token(None, "mask_token") == "[MASK]"
+    assert special_token(tmp_path, CONFIG, "mask_token") == "<mask>"
+    assert special_token(tmp_path, CONFIG, "pad_token") == "[PAD]"
+    assert special_token(None, CONFIG, "mask_token") == "[MASK]"
 
 
 def refused(path, config=CONFIG):

@@ -14,12 +14,12 @@ import npformer
 from npformer import cli
 from npformer.checkpoint.load import load
 from npformer.errors import NpformerError
+from npformer.families.torch_nn import TORCH_MODULES
 from npformer.model import Model
 from npformer.training import Row, initialise, label_ids, label_names, project, read_rows
 from npformer.training.animation import animate
 from npformer.training.metrics import scores
 from npformer.training.pairs import learn_tokenizer
-from npformer.transformer_config import TransformerConfig
 from tests.support import tiny
 
 # --- files -----------------------------------------------------------------------------------------------------------
@@ -333,8 +333,8 @@ def test_principal_components() -> None:
 
 
 def test_a_layer_whose_norms_stand_first_ends_in_its_residual() -> None:
-    config = TransformerConfig(
-        "transformer", "base", vocab_size=30, d_model=16, n_heads=2, n_layers=2, d_ffn=24, max_length=16,
+    config = TORCH_MODULES.config(
+        "base", vocab_size=30, d_model=16, n_heads=2, n_layers=2, d_ffn=24, max_length=16,
         activation="relu", norm_first=True, torch_class="nn.TransformerEncoder",
     )  # fmt: skip
     trace = npformer.trace(Model(config, initialise(config, 0, "torch")), [[5, 6, 7], [8, 9], [5, 9]])

@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from npformer.checkpoint import families, load_folder
+from npformer.checkpoint import load_folder
 from npformer.checkpoint import tree as layout
 from npformer.errors import NpformerError
+from npformer.families.transformer import residual_rates
 from npformer.functions import SparseRows
 from npformer.model import forward
 from npformer.runtime.batch import Text
@@ -31,7 +32,6 @@ from npformer.training import (
     noam,
     standard_rates,
 )  # fmt: skip
-from npformer.training.dropout import residual_rates
 from npformer.training.gradients import cut
 from npformer.training.start import as_distilbert
 from npformer.training.translation import TranslationLoss
@@ -85,7 +85,7 @@ def test_fifty_steps_are_torchs(dtype: str, tolerance: float) -> None:
 def test_fifty_steps_of_a_translator_are_torchs(dtype: str, tolerance: float) -> None:
     """The same of nn.Transformer with tables and a projection, teacher forcing and label smoothing."""
     found, config, settings = load_file(DATA / "training.safetensors"), given.TRANSLATOR, given.SETTINGS
-    trained = Trainable(families.own_to_tree(golden.below(found, "translator"), config, np.dtype(dtype)), config)
+    trained = Trainable(layout.own_to_tree(golden.below(found, "translator"), config, np.dtype(dtype)), config)
     optimiser = Adam(trained.flat, weight_decay=settings["weight_decay"], lazy=False)
     factor = linear(int(settings["warmup"]), int(settings["steps"]))
     losses = []

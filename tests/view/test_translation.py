@@ -40,7 +40,7 @@ def test_the_target_is_the_models_own_translation(model: Any) -> None:
     pieces = {i: piece for piece, i in model.tokenizer.vocabulary.items()}
     t = translated(model, TEXT)
     assert t.key_tokens == [pieces[i] for i in expected["ids"]]
-    assert t.tokens[0] == pieces[model.config.start_id]  # what the decoder reads, so not the end
+    assert t.tokens[0] == pieces[model.config.decoder.start_id]  # what the decoder reads, so not the end
     assert model.tokenizer.decode(t.ids.tolist()) == expected["target"]
     assert t.tokens == [pieces[i] for i in t.ids]
 

@@ -1,0 +1,117 @@
+"""Marian's translation models (Junczys-Dowmunt et al., 2018), as Hugging Face's MarianMTModel has them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from npformer.config import Config, Decoder
+from npformer.families.base import ACTIVATIONS, Source, first, read_activation, reject_other
+from npformer.families.transformer import Transformer, read_fields, read_ids
+
+#: Our field -> Marian's, and what it is where config.json does not say (... where it has to).
+FIELDS = {
+    "vocab_size": ("vocab_size", ...),
+    "d_model": ("d_model", ...),
+    "n_heads": ("encoder_attention_heads", ...),
+    "n_layers": ("encoder_layers", ...),
+    "d_ffn": ("encoder_ffn_dim", ...),
+    "max_length": ("max_position_embeddings", 1024),
+    "scale_embedding": ("scale_embedding", False),
+    "shared": ("share_encoder_decoder_embeddings", True),
+    "tied": ("tie_word_embeddings", True),
+    "pad_id": ("pad_token_id", 58100),
+}
+DECODER_FIELDS = {
+    "n_heads": ("decoder_attention_heads", ...),
+    "n_layers": ("decoder_layers", ...),
+    "d_ffn": ("decoder_ffn_dim", ...),
+    "start_id": ("decoder_start_token_id", 58100),
+}
+#: What older checkpoints also say, and what it always was.
+ALWAYS = {"normalize_before": False, "normalize_embedding": False, "static_position_embeddings": True}
+
+#: Our group inside of a layer -> their module inside of one.
+LAYER = {
+    "attention.query": "self_attn.q_proj",
+    "attention.key": "self_attn.k_proj",
+    "attention.value": "self_attn.v_proj",
+    "attention.output": "self_attn.out_proj",
+    "attention_norm": "self_attn_layer_norm",
+    "cross_attention.query": "encoder_attn.q_proj",
+    "cross_attention.key": "encoder_attn.k_proj",
+    "cross_attention.value": "encoder_attn.v_proj",
+    "cross_attention.output": "encoder_attn.out_proj",
+    "cross_attention_norm": "encoder_attn_layer_norm",
+    "ffn.hidden": "fc1",
+    "ffn.output": "fc2",
+    "ffn_norm": "final_layer_norm",
+}
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Marian(Transformer):
+    """Marian's checkpoints."""
+
+    def read_config(self, data: Mapping[str, Any], head: str | None) -> Config:
+        self.head_of(data)
+        reject_other(data, ALWAYS)
+        decoder = read_fields(DECODER_FIELDS, data, self.model_type)
+        fields = read_fields(FIELDS, data, self.model_type)
+        return self.config(
+            head or "translation",
+            **fields,
+            padding_idx=fields["pad_id"],
+            activation=read_activation("activation_function", data),
+            decoder=Decoder(
+                **decoder,
+                vocab_size=data.get("decoder_vocab_size") or fields["vocab_size"],
+                end_ids=read_ids("eos_token_id", data.get("eos_token_id", 0)),
+            ),
+        )
+
+    def write_config(self, config: Config) -> dict[str, Any]:
+        decoder = config.decoder
+        data = {theirs: getattr(config, ours) for ours, (theirs, _) in FIELDS.items()}
+        data |= {theirs: getattr(decoder, ours) for ours, (theirs, _) in DECODER_FIELDS.items()}
+        return {
+            "model_type": self.model_type,
+            "architectures": [self.architecture(config)],
+            **data,
+            "decoder_vocab_size": decoder.vocab_size,
+            "activation_function": first(ACTIVATIONS, config.activation),
+            "is_encoder_decoder": True,
+            "eos_token_id": list(decoder.end_ids) if len(decoder.end_ids) != 1 else decoder.end_ids[0],
+        }
+
+    def sources(self, config: Config, arrays: Mapping[str, tuple[str, str]], head: str) -> dict[str, Source]:
+        shared = ("model.shared.weight",) if config.shared else ()
+        found = {}
+        for ours, (group, array) in arrays.items():
+            side, _, rest = group.partition(".")
+            if group == "head.output":
+                found[ours] = Source(("lm_head.weight",))
+                if array == "bias":
+                    found[ours] = Source(("final_logits_bias",), leading=True)
+            elif rest == "embeddings.token":
+                names = (f"model.{side}.embed_tokens.weight",)
+                # Transformers lets one table stand for all where they are tied, and each for itself where they are not.
+                both = shared + names if config.tied else names + shared
+                found[ours] = Source(both if side == "encoder" else names)
+            elif rest == "embeddings.position":
+                found[ours] = Source((f"model.{side}.embed_positions.weight",))
+            else:
+                _, n, within = rest.split(".", 2)
+                found[ours] = Source((f"model.{side}.layers.{n}.{LAYER[within]}.{array}",))
+        return found
+
+
+MARIAN = Marian(
+    model_type="marian",
+    architectures={"MarianMTModel": "translation"},
+    constants={"eps": 1e-5, "positions": "sinusoidal-halves"},
+    ends_sources=True,
+    generation_in_config=True,
+    tokenizer_pieces=True,
+)

@@ -1,0 +1,139 @@
+"""A family of encoders as a table: `EncoderTable`, for checkpoints that differ from BERT's in names and constants."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from npformer import checks
+from npformer.config import MOST, MOST_LAYERS, Config
+from npformer.errors import NpformerError
+from npformer.families.base import (
+    ACTIVATIONS,
+    Family,
+    Source,
+    first,
+    numbered,
+    read_activation,
+    read_labels,
+    reject_other,
+    write_labels,
+)
+
+#: Settings that change what is computed, of which one value is supported.
+SUPPORTED = {"position_embedding_type": "absolute", "is_decoder": False, "add_cross_attention": False}
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class EncoderTable(Family):
+    """A family of encoders. Modules are named as in a checkpoint with a head; `*` is a layer's number."""
+
+    sizes: Mapping[str, str]  # our field -> theirs; all of them must be there
+    activation: str  # their name of the field; "gelu" where it is not given
+    eps: str = ""  # their name; "": not a setting, always 1e-12
+    segments: str = ""  # their name of the rows of the token type table; "": there is none
+    encoder: Mapping[str, str]  # our group -> the module that holds it
+    heads: Mapping[str, Mapping[str, str]]  # the same for each head
+    twins: Mapping[str, str] = field(default_factory=dict)  # a parameter -> its name outside of its module
+    lacking: frozenset[str] = frozenset()  # groups of the base model that may be absent
+    buffers: frozenset[str] = frozenset()  # tensors that are no weights
+    dropped: tuple[str, ...] = ("embeddings.norm", "layers.*.ffn.output")  # stages that training drops elements of
+    read: Mapping[str, str] = field(
+        default_factory=dict
+    )  # head -> the stage it reads, of which training drops elements too
+    read_rate: Mapping[str, float] = field(default_factory=dict)  # head -> the rate there, where it is not the others'
+
+    # --- config.json -------------------------------------------------------------------------------------------------
+
+    def check(self, config: Config) -> Config:
+        checks.whole("n_layers", config.n_layers, 1, MOST_LAYERS)
+        checks.whole("vocab_size", config.vocab_size, 1, MOST)
+        checks.whole("n_segments", config.n_segments, 1 if self.segments else 0, MOST if self.segments else 0)
+        return super().check(config)
+
+    def read_config(self, data: Mapping[str, Any], head: str | None) -> Config:
+        """`tie_weights_` and `sinusoidal_pos_embds` need no field: Transformers ties by `tie_word_embeddings` alone,
+        and a checkpoint stores its sinusoidal positions like learned ones.
+        """
+        reject_other(data, SUPPORTED)
+        if data.get("pruned_heads"):
+            raise NpformerError("pruned_heads: a checkpoint with pruned attention heads is not supported")
+        fields: dict[str, Any] = {}
+        for ours, theirs in self.sizes.items():
+            if theirs not in data:
+                raise NpformerError(f"no {theirs!r}; a {self.model_type} config.json has one")
+            least = 1 + self.constants.get("first_position", 0) if ours == "max_length" else 1
+            most = MOST_LAYERS if ours == "n_layers" else MOST
+            fields[ours] = checks.whole(theirs, data[theirs], least, most) - (least - 1)
+        head = head or self.head_of(data)
+        if self.eps:
+            fields["eps"] = checks.positive(self.eps, data.get(self.eps, 1e-12))
+        if self.segments:
+            fields["n_segments"] = checks.whole(self.segments, data.get(self.segments, 2), 1, MOST)
+        return self.config(
+            head,
+            **fields,
+            activation=read_activation(self.activation, data),
+            labels=read_labels(head, data),
+            problem_type=data.get("problem_type"),
+            tied=checks.boolean("tie_word_embeddings", data.get("tie_word_embeddings", True)),
+        )
+
+    def write_config(self, config: Config) -> dict[str, Any]:
+        data: dict[str, Any] = {"model_type": self.model_type, "architectures": [self.architecture(config)]}
+        for ours, theirs in self.sizes.items():
+            data[theirs] = config.n_positions if ours == "max_length" else getattr(config, ours)
+        data[self.activation] = first(ACTIVATIONS, config.activation)
+        data["tie_word_embeddings"] = config.tied
+        if self.eps:
+            data[self.eps] = config.eps
+        if self.segments:
+            data[self.segments] = config.n_segments
+        data |= write_labels(config)
+        if config.problem_type:
+            data["problem_type"] = config.problem_type
+        return data
+
+    # --- weights -----------------------------------------------------------------------------------------------------
+
+    def groups(self, config: Config, head: str) -> list[str]:
+        return [ours for ours, _ in numbered({**self.encoder, **self.heads[head]}, config.n_layers)]
+
+    def sources(self, config: Config, arrays: Mapping[str, tuple[str, str]], head: str) -> dict[str, Source]:
+        modules = dict(numbered({**self.encoder, **self.heads[head]}, config.n_layers))
+        sources = {}
+        for ours, (group, array) in arrays.items():
+            name = f"{modules[group]}.{array}"
+            twin = self.twins.get(name)
+            names = tuple(self._written(each, config) for each in (name, twin) if each)
+            sources[ours] = Source(names, written=names[1:] if twin and config.tied else names)
+        return sources
+
+    def stored_elsewhere(self, config: Config) -> frozenset[str]:
+        return frozenset(self._written(name, config) for name in self.buffers)
+
+    def current(self, name: str, known: Container[str]) -> str:
+        """With the prefix or without, as the model with this head has it; norms' weight and bias by today's names."""
+        for old, new in ((".gamma", ".weight"), (".beta", ".bias")):
+            if name.endswith(old):
+                name = name.removesuffix(old) + new
+        return next(
+            (each for each in (name, self.prefix + name, name.removeprefix(self.prefix)) if each in known), name
+        )
+
+    def optional(self, config: Config) -> frozenset[str]:
+        return self.lacking if config.head == "base" else frozenset()
+
+    def _written(self, name: str, config: Config) -> str:
+        """Hugging Face's model without a head has no prefix."""
+        return name.removeprefix(self.prefix) if config.head == "base" else name
+
+    # --- training ----------------------------------------------------------------------------------------------------
+
+    def dropout(self, config: Config, rate: float, attention: float, head: float | None) -> dict[str, float]:
+        rates = dict.fromkeys(self.dropped, rate) | {"*attention.weights": attention}
+        if stage := self.read.get(config.head):
+            last = stage.replace("*", str(config.n_layers - 1))
+            rates[last] = self.read_rate.get(config.head, rate) if head is None else head
+        return rates

@@ -1,0 +1,181 @@
+"""State dicts of torch's nn.Transformer, its encoder, decoder and layers, and nn.MultiheadAttention.
+
+They may be bare, or part of one's own model with its embeddings and its head. A small config.json beside them says what
+a state dict does not: `TorchModules.read_config` lists its fields. Its `modules` maps our groups to the names of one's
+own model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from npformer import checks
+from npformer.config import Config, Decoder
+from npformer.errors import NpformerError
+from npformer.families.base import Source, read_labels, write_labels
+from npformer.families.transformer import Transformer, read_fields, read_ids
+
+HEADS = ("base", "sequence-classification", "token-classification", "translation")
+
+#: The torch classes whose state dict a checkpoint may be, or may have inside of it.
+CLASSES = (
+    "nn.Transformer",
+    "nn.TransformerEncoder",
+    "nn.TransformerDecoder",
+    "nn.TransformerEncoderLayer",
+    "nn.TransformerDecoderLayer",
+    "nn.MultiheadAttention",
+)
+
+#: Our field -> its name in config.json, and its value where that does not say (... where it has to).
+FIELDS = {
+    "d_model": ("d_model", ...),
+    "n_heads": ("n_heads", ...),
+    "d_ffn": ("d_ffn", ...),
+    "n_layers": ("n_layers", 0),
+    "vocab_size": ("vocab_size", 0),
+    "max_length": ("max_length", 512),
+    "activation": ("activation", "relu"),
+    "eps": ("eps", 1e-5),
+    "norm_first": ("norm_first", False),
+    "bias": ("bias", True),
+    "final_norm": ("final_norm", False),
+    "positions": ("positions", "sinusoidal"),
+    "scale_embedding": ("scale_embedding", False),
+    "shared": ("share_embeddings", False),
+    "tied": ("tie_word_embeddings", False),
+    "pad_id": ("pad_token_id", None),
+}
+DECODER_FIELDS = {
+    "n_layers": ("n_decoder_layers", 0),
+    "n_heads": ("n_decoder_heads", None),
+    "d_ffn": ("d_decoder_ffn", None),
+    "vocab_size": ("target_vocab_size", None),
+    "start_id": ("decoder_start_token_id", 0),
+}
+OTHERS = ("model_type", "architectures", "eos_token_id", "head", "id2label", "label2id", "modules", "dtype")
+
+#: The last part of one of our groups -> the name torch gives it inside of the module above it ("" for no module).
+NAMES = {
+    "attention": "self_attn",
+    "attention_norm": "norm1",
+    "cross_attention": "multihead_attn",
+    "cross_attention_norm": "norm2",
+    "ffn": "",
+    "ffn.hidden": "linear1",
+    "ffn.output": "linear2",
+    "attention.output": "out_proj",
+    "cross_attention.output": "out_proj",
+    "output": "out_proj",
+    "embeddings": "",
+    "embeddings.token": "embedding",
+    "embeddings.position": "positions",
+    "head": "",
+    "head.output": "head",
+}
+THIRDS = {"query": 0, "key": 1, "value": 2}
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class TorchModules(Transformer):
+    """State dicts of torch's modules."""
+
+    def check(self, config: Config) -> Config:
+        checks.one_of("head", config.head, HEADS)
+        checks.one_of("torch_class", config.torch_class, CLASSES)
+        if config.head == "translation" and config.torch_class != "nn.Transformer":
+            raise NpformerError(f"a translation model has an encoder and a decoder, got {config.torch_class}")
+        return config
+
+    def read_config(self, data: Mapping[str, Any], head: str | None) -> Config:
+        """Must be there: model_type "transformer", d_model, n_heads, d_ffn. What else may be, and its default:
+
+        architectures ["nn.Transformer"], n_layers 0, n_decoder_layers 0, n_decoder_heads n_heads, d_decoder_ffn d_ffn,
+        vocab_size 0, target_vocab_size vocab_size, max_length 512, activation "relu", eps 1e-5, norm_first false,
+        bias true, final_norm false, positions "sinusoidal", scale_embedding false, share_embeddings false,
+        tie_word_embeddings false, decoder_start_token_id 0, eos_token_id null, pad_token_id null, head "base",
+        id2label two labels, modules {}. Any other name is an error.
+        """
+        known = {theirs for theirs, _ in (*FIELDS.values(), *DECODER_FIELDS.values())}.union(OTHERS)
+        if odd := sorted(set(data) - known):
+            fields = ", ".join(sorted(known))
+            raise NpformerError(f"{odd[0]!r:.80}: no field of a transformer's config.json; those are {fields}")
+        settings = read_fields(FIELDS, data, "transformer's")
+        decoder = read_fields(DECODER_FIELDS, data, "transformer's")
+        decoder |= {name: settings[name] for name in ("n_heads", "d_ffn", "vocab_size") if decoder[name] is None}
+        architectures, modules = data.get("architectures") or ["nn.Transformer"], data.get("modules") or {}
+        if not isinstance(modules, dict) or not all(isinstance(each, str) for each in modules.values()):
+            raise NpformerError("modules: expected an object of our group: the checkpoint's module")
+        torch_class = architectures[0] if isinstance(architectures, list) else architectures
+        head = head or data.get("head", "base")
+        return self.config(
+            head,
+            **settings,
+            labels=read_labels(head, data),
+            decoder=_decoder(decoder, data, torch_class),
+            torch_class=torch_class,
+            modules=tuple(modules.items()),
+        )
+
+    def write_config(self, config: Config) -> dict[str, Any]:
+        data: dict[str, Any] = {"model_type": self.model_type, "architectures": [config.torch_class]}
+        data |= {theirs: getattr(config, ours) for ours, (theirs, _) in FIELDS.items()}
+        data |= {theirs: getattr(config.decoder, ours) for ours, (theirs, _) in DECODER_FIELDS.items()}
+        data["eos_token_id"] = list(config.decoder.end_ids)
+        return {**data, "head": config.head, "modules": dict(config.modules), **write_labels(config)}
+
+    def architecture(self, config: Config) -> str:
+        return config.torch_class
+
+    def sources(self, config: Config, arrays: Mapping[str, tuple[str, str]], head: str) -> dict[str, Source]:
+        own = dict(config.modules)
+        found = {}
+        for ours, (group, array) in arrays.items():
+            *path, last = group.split(".")
+            pattern = ".".join("*" if part.isdigit() else part for part in [*path, last])
+            n = next((part for part in path if part.isdigit()), "")
+            if last in THIRDS and pattern not in own:
+                name = _join(module(pattern.rpartition(".")[0], config), f"in_proj_{array}")
+                found[ours] = Source((name.replace("*", n),), THIRDS[last])
+            else:
+                name = module(pattern, config).replace("*", n)
+                found[ours] = Source((_join(name, array), name) if last == "position" else (_join(name, array),))
+        return found
+
+
+def _decoder(fields: dict[str, Any], data: Mapping[str, Any], torch_class: object) -> Decoder:
+    """The decoder stack; a decoder layer alone is a stack of one."""
+    if fields["n_layers"] == 0 and torch_class == "nn.TransformerDecoderLayer":
+        fields["n_layers"] = 1
+    return Decoder(**fields, end_ids=read_ids("eos_token_id", data.get("eos_token_id")))
+
+
+def module(group: str, config: Config) -> str:
+    """The module that one of our groups, or what holds several, is in the state dict; `*` is a layer's number.
+
+    >>> module("encoder.layers.*.attention", TORCH_MODULES.read_config({"d_model": 4, "n_heads": 2, "d_ffn": 8}, None))
+    'encoder.layers.*.self_attn'
+    """
+    own = dict(config.modules)
+    if group in own or not group:
+        return own.get(group, "")
+    parent, _, last = group.rpartition(".")
+    if last == "ffn_norm":
+        is_decoder = "decoder" in group or "Decoder" in config.torch_class
+        return _join(module(parent, config), "norm3" if is_decoder else "norm2")
+    above = parent.rpartition(".")[2]
+    return _join(module(parent, config), NAMES.get(f"{above}.{last}", NAMES.get(last, last)))
+
+
+def _join(*parts: str) -> str:
+    return ".".join(part for part in parts if part)
+
+
+TORCH_MODULES = TorchModules(
+    model_type="transformer",
+    architectures=dict.fromkeys(CLASSES, "base"),
+    constants={"positions": "sinusoidal", "torch_class": "nn.Transformer"},
+    strict=True,
+)

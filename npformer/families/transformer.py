@@ -1,0 +1,83 @@
+"""The models of the 2017 paper (Vaswani et al.): an encoder stack, a decoder stack or both.
+
+Their checkpoints are Marian's (`marian.py`) and torch's own modules (`torch_nn.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from npformer import checks
+from npformer.config import MOST, Config
+from npformer.errors import NpformerError
+from npformer.families.base import Family
+
+_PROJECTIONS = ("query", "key", "value", "output")
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Transformer(Family):
+    """A family of the 2017 models."""
+
+    def groups(self, config: Config, head: str) -> list[str]:
+        return [*_groups(config), *(["head.output"] if head != "base" else [])]
+
+    def optional(self, config: Config) -> frozenset[str]:
+        computed = {f"{side}.embeddings.position" for side in ("encoder", "decoder")} | {"embeddings.position"}
+        return frozenset({"head.output.bias"} | (computed if config.positions != "learned" else set()))
+
+    def dropout(self, config: Config, rate: float, attention: float, head: float | None) -> dict[str, float]:
+        return {**residual_rates(rate), "*ffn.activation": rate, "*attention.weights": attention}
+
+
+def residual_rates(rate: float) -> dict[str, float]:
+    """The stages of the 2017 paper, section 5.4: what each block adds, and the sums of tokens and positions."""
+    return {"*embeddings.sum": rate, "*attention.output": rate, "*ffn.output": rate}
+
+
+def read_ids(name: str, value: Any) -> tuple[int, ...]:
+    """One id, several, or none."""
+    ids = [] if value is None else value if isinstance(value, list) else [value]
+    return tuple(checks.whole(name, each, 0, MOST) for each in ids)
+
+
+def sides(config: Config) -> dict[str, str]:
+    """The stacks of a model, "encoder" and "decoder" -> what the names of its groups begin with."""
+    if config.decoder and config.n_layers:
+        return {"encoder": "encoder.", "decoder": "decoder."}
+    return {"decoder" if config.decoder else "encoder": ""}
+
+
+def _groups(config: Config) -> Iterator[str]:
+    if config.torch_class == "nn.MultiheadAttention":
+        yield from _PROJECTIONS
+        return
+    for side, start in sides(config).items():
+        stack: Any = config.decoder if side == "decoder" else config
+        if stack.vocab_size:
+            yield from (f"{start}embeddings.token", f"{start}embeddings.position")
+        layers = [""] if config.torch_class.endswith("Layer") else [f"layers.{n}." for n in range(stack.n_layers)]
+        for layer in layers:
+            yield from (f"{start}{layer}{group}" for group in _layer(side))
+        if config.final_norm:
+            yield f"{start}norm"
+
+
+def _layer(side: str) -> Iterator[str]:
+    blocks = ("attention", "cross_attention") if side == "decoder" else ("attention",)
+    for block in blocks:
+        yield from (f"{block}.{projection}" for projection in _PROJECTIONS)
+        yield f"{block}_norm"
+    yield from ("ffn.hidden", "ffn.output", "ffn_norm")
+
+
+def read_fields(fields: Mapping[str, tuple[str, Any]], data: Mapping[str, Any], kind: str) -> dict[str, Any]:
+    """A config.json's values by our names; `fields`: ours -> theirs, and the default (... where it must be there)."""
+    values = {}
+    for ours, (theirs, default) in fields.items():
+        if default is ... and theirs not in data:
+            raise NpformerError(f"no {theirs!r}; a {kind} config.json has one")
+        values[ours] = data.get(theirs, default)
+    return values
