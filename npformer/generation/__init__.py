@@ -73,12 +73,11 @@ def stream(model: Seq2Seq, source: Text, **settings: Any) -> Iterator[int]:
     return (int(tokens[0]) for _, tokens, _ in steps)
 
 
-def padded(hypotheses: Sequence[Hypothesis], settings_or_config: Any) -> np.ndarray:
+def padded(hypotheses: Sequence[Hypothesis], start_id: int, pad_id: int | None = None) -> np.ndarray:
     """Targets as Transformers returns them, (B, L): the start token first, padding behind the shorter ones."""
-    start, pad = settings_or_config.start_id, settings_or_config.pad_id
     width = max(len(each.ids) for each in hypotheses) + 1
-    table = np.full((len(hypotheses), width), 0 if pad is None else pad)
-    table[:, 0] = start
+    table = np.full((len(hypotheses), width), pad_id or 0)
+    table[:, 0] = start_id
     for row, each in zip(table, hypotheses, strict=True):
         row[1 : 1 + len(each.ids)] = each.ids
     return table

@@ -67,7 +67,9 @@ def test_sixty_sources_token_for_token(case: str, name: str) -> None:
     settings, expected = cases.SETTINGS[name], marian()[f"{case}/{name}/ids"]
     model = golden_model(case)
     found = generated(model, case, **settings)
-    ids = padded([each for hypotheses in found for each in hypotheses], model.config)
+    ids = padded(
+        [each for hypotheses in found for each in hypotheses], model.config.decoder.start_id, model.config.pad_id
+    )
     assert (expected[:, ids.shape[1] :] == model.config.pad_id).all()
     same = (ids == expected[:, : ids.shape[1]]).all(axis=1).reshape(60, -1).all(axis=1)
     assert np.flatnonzero(~same & ~marian()[f"{case}/{name}/ties"]).tolist() == []
@@ -209,7 +211,9 @@ def test_scores_come_where_they_are_asked_for() -> None:
 
 def test_padded_is_what_transformers_returns() -> None:
     config = golden_model("marian-small").config
-    table = padded([Hypothesis(np.array([5, 0])), Hypothesis(np.array([6, 7, 8, 0]))], config)
+    table = padded(
+        [Hypothesis(np.array([5, 0])), Hypothesis(np.array([6, 7, 8, 0]))], config.decoder.start_id, config.pad_id
+    )
     assert table.tolist() == [[119, 5, 0, 119, 119], [119, 6, 7, 8, 0]]
 
 
