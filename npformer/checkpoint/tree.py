@@ -24,8 +24,8 @@ PARAMETER_DTYPES: tuple[np.dtype[Any], ...] = (np.dtype(np.float32), np.dtype(np
 _MOST_LISTED = 12
 
 #: Every group of a stack or a head: the shape of its weight and of its bias ("": none), in letters. V, P, S are rows of
-#: the tables and E their width, D is the model's width, F hidden units, C outputs. Two letters side by side are a
-#: linear weight, (in, out); those of a table stand apart, as torch keeps it the same way.
+#: the tables and E their width, D is the model's width, F hidden units, C outputs, H the width that a head's projection
+#: reads. Two letters side by side are a linear weight, (in, out); apart, a table, as torch has it.
 GROUPS = {
     "embeddings.token": ("V E", ""),
     "embeddings.position": ("P E", ""),
@@ -42,9 +42,9 @@ GROUPS = {
     "ffn_norm": ("D", "D"),
     "norm": ("D", "D"),
     "pooler": ("DD", "D"),
-    "head.hidden": ("DD", "D"),
-    "head.norm": ("D", "D"),
-    "head.output": ("DC", "C"),
+    "head.hidden": ("DE", "E"),
+    "head.norm": ("E", "E"),
+    "head.output": ("HC", "C"),
 }
 TOKENS, PROJECTION = "embeddings.token.weight", "head.output.weight"
 
@@ -87,6 +87,7 @@ def _sizes(config: Config, group: str) -> dict[str, int]:
         "D": config.d_model,
         "F": stack.d_ffn,
         "C": config.n_outputs,
+        "H": config.d_embedding or config.d_model if config.head == "masked-lm" else config.d_model,
     }
 
 

@@ -98,17 +98,23 @@ class EncoderTable(Family):
     # --- weights -----------------------------------------------------------------------------------------------------
 
     def groups(self, config: Config, head: str) -> list[str]:
-        return [ours for ours, _ in numbered({**self.encoder, **self.heads[head]}, config.n_layers)]
+        return list(self._modules(config, head))
 
     def sources(self, config: Config, arrays: Mapping[str, tuple[str, str]], head: str) -> dict[str, Source]:
-        modules = dict(numbered({**self.encoder, **self.heads[head]}, config.n_layers))
-        sources = {}
+        modules, sources = self._modules(config, head), {}
         for ours, (group, array) in arrays.items():
             name = f"{modules[group]}.{array}"
             twin = self.twins.get(name)
             names = tuple(self._written(each, config) for each in (name, twin) if each)
             sources[ours] = Source(names, written=names[1:] if twin and config.tied else names)
         return sources
+
+    def _modules(self, config: Config, head: str) -> dict[str, str]:
+        """Our groups -> their modules; tables as wide as the layers need no projection."""
+        modules = dict(numbered({**self.encoder, **self.heads[head]}, config.n_layers))
+        if config.d_embedding in (0, config.d_model):
+            modules.pop("embeddings.project", None)
+        return modules
 
     def stored_elsewhere(self, config: Config) -> frozenset[str]:
         return frozenset(self._written(name, config) for name in self.buffers)
