@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from npformer import checks
 from npformer.errors import NpformerError
 
-#: Heads on an encoder; "translation" is an encoder-decoder with its projection on the vocabulary.
-HEADS = (
+ENCODER_HEADS = (
     "base",
     "sequence-classification",
     "token-classification",
@@ -16,8 +15,8 @@ HEADS = (
     "masked-lm",
     "next-sentence",
     "multiple-choice",
-    "translation",
 )
+HEADS = (*ENCODER_HEADS, "translation")  # the last: an encoder-decoder with its projection on the vocabulary
 LABELLED = ("sequence-classification", "token-classification")
 
 ACTIVATIONS = ("gelu", "gelu_tanh", "relu", "silu", "tanh")

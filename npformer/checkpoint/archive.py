@@ -13,8 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from npformer.checkpoint.convert import write_tensors
-from npformer.checkpoint.safetensors import read_tensors
+from npformer.checkpoint.safetensors import read_tensors, write_tensors
 from npformer.checkpoint.storage import BFLOAT16, load
 from npformer.errors import NpformerError
 

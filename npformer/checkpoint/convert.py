@@ -1,4 +1,4 @@
-"""Writing checkpoints: a safetensors file, and `convert`, which rewrites a whole model folder.
+"""`convert`: a whole model folder written anew, in our layout or in Hugging Face's.
 
 Nothing is ever half-written: a folder is filled under another name beside its place and renamed when it is complete.
 """
@@ -8,16 +8,13 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO
-
-import numpy as np
 
 from npformer.checkpoint import tree as layout
 from npformer.checkpoint.read import CONFIG, OWN_WEIGHTS, read_folder, read_tree
-from npformer.checkpoint.storage import Array, dtype_name, load
+from npformer.checkpoint.safetensors import write_tensors
 from npformer.errors import NpformerError
 from npformer.families import family_of
 
@@ -91,50 +88,3 @@ def new_folder(dst: Path) -> Iterator[Path]:
         raise NpformerError(f"{dst}: cannot be written: {error.strerror or error}{where}") from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)
-
-
-def write_tensors(
-    path: Path, arrays: Mapping[str, Array], metadata: Mapping[str, str], dtype: str | None = None
-) -> None:
-    """Write a safetensors file by the library of that name; the inverse of `tensors.read_tensors`.
-
-    `dtype` None leaves each array in its own. Only arrays that are transposed or of another dtype are copied.
-    Raises OSError where the file cannot be written.
-    """
-    from safetensors import SafetensorError, TensorSpec, serialize_file
-
-    stored = {name: _stored(name, array, dtype) for name, array in arrays.items()}
-    specs = {  # as safetensors.numpy.save_file makes them, which has no bfloat16
-        name: TensorSpec(dtype=dtype_name(a.dtype), shape=a.shape, data_ptr=a.ctypes.data, data_len=a.nbytes)
-        for name, a in stored.items()
-    }
-    path.touch()
-    mode = path.stat().st_mode
-    try:
-        serialize_file(specs, path, dict(metadata))
-    except SafetensorError as error:
-        raise OSError(str(error)) from error
-    path.chmod(mode)  # the library leaves the file to its owner alone
-    with open(path, "r+b") as file:
-        _sort_metadata(file)
-        file.flush()
-        os.fsync(file.fileno())  # some disks find out only here that they are full
-
-
-def _sort_metadata(file: BinaryIO) -> None:
-    """Sort the metadata in a header, so that equal contents are equal bytes: the library writes it in random order."""
-    length = int.from_bytes(file.read(8), "little")
-    header = json.loads(file.read(length))
-    header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
-    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
-    file.seek(8)
-    file.write(text.ljust(length))
-
-
-def _stored(name: str, array: Array, dtype: str | None) -> Array:
-    """The array as it lies in the file: little-endian, row by row."""
-    try:
-        with np.errstate(over="raise"):
-            return load(array, np.dtype(dtype or array.dtype).newbyteorder("<"))
-    except FloatingPointError:
-        raise NpformerError(f"{name}: a number in it is too large for {dtype}") from None

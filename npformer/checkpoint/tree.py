@@ -272,7 +272,7 @@ def to_torch(tree: Tree, config: Config) -> dict[str, Array]:
 def module_path(config: Config, group: str) -> str | None:
     """The module of the checkpoint's model that holds one of our groups; None for what is no group of this model.
 
-    >>> module_path(config, "layers.0.attention.query")
+    >>> module_path(npformer.load("distilbert-sst2").config, "layers.0.attention.query")
     'distilbert.transformer.layer.0.attention.q_lin'
     """
     source = sources(config).get(f"{group}.weight")

@@ -106,7 +106,7 @@ def find(name: str) -> Stage | None:
 def module(config: Config, name: str) -> str:
     """The Hugging Face module whose output a stage is; "" where none ends there.
 
-    >>> module(config, "layers.0.attention.query")
+    >>> module(npformer.load("distilbert-sst2").config, "layers.0.attention.query")
     'distilbert.transformer.layer.0.attention.q_lin'
     """
     group = "head.output" if name == "logits" else name

@@ -11,7 +11,8 @@ from pathlib import Path
 import numpy as np
 
 from npformer.checkpoint import tree as layout
-from npformer.checkpoint.convert import FILES, write_tensors
+from npformer.checkpoint.convert import FILES
+from npformer.checkpoint.safetensors import write_tensors
 from npformer.families import write_config
 from npformer.families.distilbert import DISTILBERT
 from npformer.model import Model

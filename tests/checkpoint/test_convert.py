@@ -12,9 +12,9 @@ import pytest
 import safetensors.numpy
 
 from npformer.checkpoint import convert, flatten, load_folder
-from npformer.checkpoint.convert import COMPANIONS, write_tensors
+from npformer.checkpoint.convert import COMPANIONS
 from npformer.checkpoint.read import OWN_WEIGHTS
-from npformer.checkpoint.safetensors import read_tensors
+from npformer.checkpoint.safetensors import read_tensors, write_tensors
 from npformer.checkpoint.storage import BFLOAT16
 from npformer.errors import NpformerError
 from npformer.families import write_config

@@ -90,7 +90,7 @@ def whole(folder):
 
 
 def save(folder, form, flat):
-    from npformer.checkpoint.convert import write_tensors
+    from npformer.checkpoint.safetensors import write_tensors
 
     kind = "bin" if form.startswith("pytorch") else "safetensors"
     write = torch_writer.save if kind == "bin" else lambda path, arrays: write_tensors(path, arrays, {"format": "pt"})

@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 
 from npformer.checkpoint import load as loading
-from npformer.checkpoint.convert import write_tensors
 from npformer.checkpoint.load import bundled, find_folder, load
-from npformer.checkpoint.safetensors import read_tensors
+from npformer.checkpoint.safetensors import read_tensors, write_tensors
 from npformer.errors import NpformerError
 from tests.support import tiny
 

@@ -11,8 +11,7 @@ import safetensors.numpy
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from npformer.checkpoint.convert import write_tensors
-from npformer.checkpoint.safetensors import read_tensors
+from npformer.checkpoint.safetensors import read_tensors, write_tensors
 from npformer.checkpoint.storage import BFLOAT16, load
 from npformer.errors import NpformerError
 
@@ -75,7 +74,7 @@ def test_equal_contents_are_equal_bytes(tmp_path):
     write_tensors(tmp_path / "b.safetensors", dict(reversed(ARRAYS.items())), dict(reversed(metadata.items())))
     code = (
         "import sys, pathlib; from npformer.checkpoint.safetensors import read_tensors\n"
-        "from npformer.checkpoint.convert import write_tensors\n"
+        "from npformer.checkpoint.safetensors import write_tensors\n"
         "folder = pathlib.Path(sys.argv[1])\n"
         "write_tensors(folder / 'c.safetensors', *read_tensors(folder / 'a.safetensors'))\n"
     )

@@ -19,7 +19,7 @@ import npformer
 from npformer import families, golden
 from npformer.checkpoint import convert, load_folder, module_path
 from npformer.checkpoint import tree as layout
-from npformer.checkpoint.convert import write_tensors
+from npformer.checkpoint.safetensors import write_tensors
 from npformer.config import Config
 from npformer.model import Model
 from npformer.runtime.batch import Text

@@ -13,7 +13,7 @@ from npformer import golden
 from npformer.checkpoint import load_folder, unflatten
 from npformer.checkpoint import tree as layout
 from npformer.checkpoint.archive import load_arrays, save_arrays
-from npformer.config import HEADS
+from npformer.config import ENCODER_HEADS
 from npformer.errors import NpformerError
 from npformer.families.torch_nn import TORCH_MODULES
 from npformer.golden.record import in_float64, weights_sha256
@@ -100,7 +100,7 @@ def test_the_format_is_the_documented_one_for_any_safetensors_library(model: Mod
     assert all(f"`{key}`" in page for key in manifest)
 
 
-@pytest.mark.parametrize("head", HEADS)
+@pytest.mark.parametrize("head", ENCODER_HEADS)
 def test_every_head_is_recorded_and_read(head: str, tmp_path: Path) -> None:
     model = tiny.model("bert", head)
     golden.record(model, TEXTS).save(tmp_path / "g.safetensors")
@@ -171,7 +171,7 @@ def test_the_tiny_models_numbers_do_not_depend_on_numpys_version(tmp_path: Path)
 
 
 def test_a_tiny_model_of_no_family_or_over_another_folder_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(NpformerError, match="'gpt' is no family; there are distilbert, bert"):
+    with pytest.raises(NpformerError, match="'gpt' is no family of encoders; there are distilbert, bert"):
         golden.tiny(tmp_path / "m", "gpt")
     with pytest.raises(NpformerError, match="exists already"):
         golden.tiny(tmp_path, "bert")

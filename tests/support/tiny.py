@@ -18,7 +18,8 @@ from typing import Any
 import numpy as np
 
 from npformer.checkpoint import tree as layout
-from npformer.checkpoint.convert import FILES, write_tensors
+from npformer.checkpoint.convert import FILES
+from npformer.checkpoint.safetensors import write_tensors
 from npformer.config import Config
 from npformer.families import encoders, write_config
 from npformer.model import Model

@@ -321,7 +321,7 @@ def test_marians_decoder_without_its_encoder(folder: Path) -> None:
     [
         (
             {"architectures": ["MarianModel"]},
-            r"architectures: \['MarianModel'\] is not supported; supported: MarianMTModel",
+            r"architectures: expected one of MarianMTModel, got 'MarianModel'",
         ),
         ({"normalize_before": True}, "normalize_before: True is not supported; supported: False"),
         ({"encoder_layers": None}, "n_layers: expected a whole number"),

@@ -1,0 +1,27 @@
+"""Every example in a docstring runs and prints what it shows."""
+
+from __future__ import annotations
+
+import doctest
+import importlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import npformer
+
+PACKAGE = Path(npformer.__file__).parent
+WITH_EXAMPLES = sorted(path for path in PACKAGE.rglob("*.py") if ">>> " in path.read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize("path", WITH_EXAMPLES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_the_examples_of_a_module(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    parts = ["npformer", *path.relative_to(PACKAGE).with_suffix("").parts]
+    module = importlib.import_module(".".join(parts[:-1] if parts[-1] == "__init__" else parts))
+    monkeypatch.chdir(tmp_path)  # what an example writes
+    names = {"np": np, "npformer": npformer}
+    with np.printoptions(precision=4, suppress=True):
+        found = doctest.testmod(module, extraglobs=names, optionflags=doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE)
+    assert found.attempted
+    assert found.failed == 0
