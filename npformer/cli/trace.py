@@ -9,6 +9,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from npformer.checkpoint.load import load
 from npformer.cli.answers import add_model_arguments
 from npformer.cli.texts import add_pair_argument, paired
@@ -21,6 +23,9 @@ EPILOG = """examples:
   npformer trace "I love ice cream" --pair "So do I"
   npformer trace "I love ice cream" --stage "*.weights" --layer 3
   npformer trace "I love ice cream" -o stages.safetensors"""
+
+#: Of each stage in the JSON object.
+COLUMNS = ("name", "shape", "formula", "function", "huggingface", "transformerlens", "mean", "std", "min", "max")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -49,26 +54,15 @@ def run(args: argparse.Namespace) -> None:
 
 
 def _described(recorded: Trace, names: list[str]) -> dict[str, Any]:
+    rows = recorded.table(COLUMNS, names).records()
     return {
         "tokens": recorded.tokens,
         "ids": recorded.ids.tolist(),
         "label": recorded.label,
-        "stages": [_stage(recorded, name) for name in names],
+        "stages": [{**row, **_values(recorded[name], row)} for name, row in zip(names, rows, strict=True)],
     }
 
 
-def _stage(recorded: Trace, name: str) -> dict[str, Any]:
-    row = recorded.row(name)
-    return {
-        "name": name,
-        "shape": list(recorded[name].shape),
-        "formula": row.stage.formula,
-        "function": f"npformer.{row.stage.function}",
-        "huggingface": row.module or None,
-        "transformerlens": row.stage.hook or None,
-        "mean": row.mean,
-        "std": row.std,
-        "min": row.min,
-        "max": row.max,
-        "corners": corners(recorded[name]),
-    }
+def _values(array: np.ndarray, row: dict[str, Any]) -> dict[str, Any]:
+    """What a row has otherwise for programs: the shape as numbers, the whole name of the function, some values."""
+    return {"shape": list(array.shape), "function": f"npformer.{row['function']}", "corners": corners(array)}

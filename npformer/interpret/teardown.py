@@ -97,7 +97,7 @@ def _tokens(tokens: Sequence[str], ids: np.ndarray) -> str:
 def _stage(trace: Trace, name: str, tokens: Sequence[str]) -> str:
     array, row = trace[name], trace.row(name)
     of_heads = f"; head 0 of {len(array)}" if array.ndim == 3 else ""
-    title = f"{name}  {row.shape}  {row.stage.formula}{of_heads}"
+    title = f"{name}  {row.shape}  {row.formula}{of_heads}"
     matrix = _matrix(array)
     labels = [f"{i} {token}" for i, token in enumerate(tokens)] if len(matrix) == len(tokens) else [""] * len(matrix)
     return "\n".join([title.rstrip(), *_rows(matrix, labels)])

@@ -9,10 +9,9 @@ Changing stages is in `edit.py`, what each stage is in `stages.py`, comparing th
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from html import escape
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -25,6 +24,7 @@ from npformer.errors import NpformerError
 from npformer.families import read_config, write_config
 from npformer.functions import softmax
 from npformer.interpret import stages as table
+from npformer.interpret.summary import COLUMNS, NUMBERS, StageSummary, Table, summary
 from npformer.model import POOLED_HEADS, Model
 from npformer.runtime.batch import Text
 from npformer.tap import listen, tap
@@ -89,23 +89,6 @@ class Rows:
 
     def _is_per_text(self, name: str) -> bool:
         return name in PER_TEXT or (self._pooled and name in OF_EITHER)
-
-
-@dataclass(frozen=True)
-class Row:
-    """What a trace knows of one stage: its line of the table of stages, its names elsewhere, its numbers' spread."""
-
-    stage: table.Stage
-    shape: str
-    module: str
-    mean: float
-    std: float
-    min: float
-    max: float
-
-    @property
-    def numbers(self) -> tuple[float, ...]:
-        return self.mean, self.std, self.min, self.max
 
 
 class Trace(Mapping[str, Any]):
@@ -212,17 +195,13 @@ class Trace(Mapping[str, Any]):
             return None
         return _one([labels[int(np.argmax(logits))] for logits in self.texts("logits")])
 
-    def row(self, name: str) -> Row:
+    def row(self, name: str) -> StageSummary:
         """A stage's shape, formula, the function that makes it, its names elsewhere, its mean, deviation and range."""
-        arrays = self.texts(name)
-        shapes = list(dict.fromkeys(str(array.shape).replace(",)", ")") for array in arrays))
-        flat = np.concatenate([array.ravel() for array in arrays]).astype(np.float64, copy=False)
-        stage = table.find(name) or table.Stage(name, shapes[0], "", "")
-        if self.config and name.endswith(".activation"):
-            stage = replace(stage, function=f"functions.{self.config.activation}")
-        module = table.module(self.config, name) if self.config else ""
-        shape = shapes[0] if len(shapes) == 1 else f"{len(arrays)} texts"
-        return Row(stage, shape, module, float(flat.mean()), float(flat.std()), float(flat.min()), float(flat.max()))
+        return summary(name, self.texts(name), self.config)
+
+    def table(self, columns: Sequence[str] = tuple(COLUMNS), stages: str | Iterable[str] = "*") -> Table:
+        """The rows of the stages that match, with some columns of `summary.COLUMNS`: as text, as HTML, for JSON."""
+        return Table([self.row(name) for name in table.selected(stages, self)], columns)
 
     # --- showing -----------------------------------------------------------------------------------------------------
 
@@ -230,32 +209,12 @@ class Trace(Mapping[str, Any]):
         return f"<npformer.Trace: {len(self)} stages of {max(len(self._ids), 1)} text{'s' * (len(self._ids) > 1)}>"
 
     def __str__(self) -> str:
-        lines = [f"{'stage':<31} {'shape':<12} {'mean':>8} {'std':>8} {'min':>8} {'max':>8}"]
-        rows = list(map(self.row, self))
-        form = _format([number for row in rows for number in row.numbers])
-        for row in rows:
-            numbers = " ".join(f"{number:{form}}" for number in row.numbers)
-            lines.append(f"{row.stage.name:<31} {row.shape.replace(', ', ','):<12} {numbers}")
-        return "\n".join(lines)
+        return str(self.table(("name", "shape", *NUMBERS)))
 
     def _repr_html_(self) -> str:
-        from html import escape
-
-        titles = (
-            "stage", "shape", "formula", "made by", "mean", "std", "min", "max", "Hugging Face", "TransformerLens",
-        )  # fmt: skip
-        head = "".join(f"<th style='text-align:left'>{title}</th>" for title in titles)
-        body = ""
-        rows = list(map(self.row, self))
-        form = _format([number for row in rows for number in row.numbers])
-        for row in rows:
-            numbers = [f"{number:{form}}" for number in row.numbers]
-            made = row.stage.formula, row.stage.function
-            cells = [row.stage.name, row.shape, *made, *numbers, row.module, row.stage.hook]
-            body += "<tr>" + "".join(f"<td style='text-align:left'>{escape(cell)}</td>" for cell in cells) + "</tr>\n"
         tokens = [" ".join(escape(token) for token in tokens) for tokens in self._tokens]
         title = f"<p>{'<br>'.join(tokens)}</p>\n" if tokens else ""
-        return f"{title}<table>\n<thead><tr>{head}</tr></thead>\n<tbody>\n{body}</tbody>\n</table>"
+        return title + self.table()._repr_html_()
 
     # --- files -------------------------------------------------------------------------------------------------------
 
@@ -370,13 +329,6 @@ def _names(model: Model, ids: np.ndarray) -> list[str]:
     except NpformerError:  # ids need none: a golden's tiny model comes without
         return [str(number) for number in ids.tolist()]
     return [tokenizer.id_to_token(number) or str(number) for number in ids.tolist()]
-
-
-def _format(numbers: Sequence[float]) -> str:
-    """One format for a table's numbers, 8 wide: four decimals, or as many as the largest leaves room for."""
-    largest = max((abs(number) for number in numbers if math.isfinite(number)), default=0.0)
-    digits = len(f"{largest:.0f}")
-    return f"8.{min(4, 6 - digits)}f" if digits <= 6 else "8.1e"
 
 
 def _only(parts: list[np.ndarray]) -> np.ndarray:

@@ -1,6 +1,6 @@
 """The stage view: a whole trace, walked from the text to the label, with shapes, formulas and numbers.
 
-What a stage is (formula, function, names elsewhere) comes from `npformer/stages.py`; the page is `assets/stages.js`.
+What a stage is (formula, function, names elsewhere) comes from `interpret/summary.py`; the page is `assets/stages.js`.
 """
 
 from __future__ import annotations
@@ -137,19 +137,13 @@ def _numbers(ids: Any, side: Side) -> tuple[int, ...]:
 
 
 def _step(name: str, array: np.ndarray, source: Any, formulas: Mapping[str, str]) -> Step:
-    from npformer.interpret.stages import (  # only this view describes stages, and its table knows checkpoints
-        Stage,
-        find,
-    )
+    from npformer.interpret.summary import summary  # only this view describes stages, and its table knows checkpoints
 
-    if hasattr(source, "row"):  # a trace knows its model: which activation, and the other library's names
-        row = source.row(name)
-        stage, module = row.stage, row.module
-    else:
-        stage, module = find(name) or Stage(name, "", "", ""), ""
-    names = {"Hugging Face": module, "TransformerLens": stage.hook}
+    # A trace knows its model: which activation, and the other libraries' names.
+    known = source.row(name) if hasattr(source, "row") else summary(name, [array], None)
+    names = {"Hugging Face": known.huggingface, "TransformerLens": known.transformerlens}
     elsewhere = ", ".join(f"{library}: {path}" for library, path in names.items() if path)
-    return Step(name, array, formulas.get(name, stage.formula), stage.function, elsewhere)
+    return Step(name, array, formulas.get(name, known.formula), known.function, elsewhere)
 
 
 def _texts(text: Any, both: Sides) -> tuple[str, ...]:

@@ -226,7 +226,7 @@ def test_an_encoder_decoder_is_traced_under_both_names() -> None:
             model.run(pairs[i : i + 1])
         for name in t:
             np.testing.assert_array_equal(t[name][i], alone[name], err_msg=name)
-    assert t.row("decoder.layers.0.cross_attention.weights").stage.formula == "W_h = softmax(scores)"
+    assert t.row("decoder.layers.0.cross_attention.weights").formula == "W_h = softmax(scores)"
     with edit({"decoder.*": lambda array: array}), trace() as edited:
         model.run(pairs)
     assert all(np.array_equal(a, b) for name in t for a, b in zip(t[name], edited[name], strict=True))
@@ -291,12 +291,12 @@ def test_what_is_no_text_is_an_error(model: Model, text: object) -> None:
 
 def test_a_row_says_what_a_stage_is(model: Model) -> None:
     row = trace(model, TEXT).row("layers.1.attention.weights")
-    assert (row.shape, row.stage.formula) == ("(4, 6, 6)", "W_h = softmax(scores)")
-    assert row.stage.hook == "blocks.1.attn.hook_pattern"
+    assert (row.shape, row.formula) == ("(4, 6, 6)", "W_h = softmax(scores)")
+    assert row.transformerlens == "blocks.1.attn.hook_pattern"
     np.testing.assert_allclose(row.mean, 1 / 6, 1e-6)
     assert 0 <= row.min < row.mean < row.max <= 1
     paths = {"distilbert": "distilbert.transformer.layer.1.ffn.lin1", "bert": "bert.encoder.layer.1.intermediate.dense"}
-    assert trace(model, TEXT).row("layers.1.ffn.hidden").module == paths[model.config.model_type]
+    assert trace(model, TEXT).row("layers.1.ffn.hidden").huggingface == paths[model.config.model_type]
 
 
 def test_every_function_of_the_table_exists() -> None:
@@ -319,6 +319,18 @@ def test_the_table_fits_in_80_columns(model: Model) -> None:
     assert max(map(len, lines)) <= 80
     assert len(lines) == 1 + len(trace(model, TEXT))
     assert lines[0].split() == ["stage", "shape", "mean", "std", "min", "max"]
+
+
+def test_a_table_has_the_columns_that_are_asked_for(model: Model) -> None:
+    table = trace(model, TEXT).table(("name", "mean", "transformerlens"), ["*.weights", "logits"])
+    assert [line.split()[0] for line in str(table).splitlines()] == [
+        "stage", "layers.0.attention.weights", "layers.1.attention.weights", "logits",
+    ]  # fmt: skip
+    assert table._repr_html_().count("<th ") == 3
+    first, *_, last = table.records()
+    assert list(first) == ["name", "mean", "transformerlens"]
+    assert first["mean"] == pytest.approx(1 / 6)
+    assert (first["transformerlens"], last["transformerlens"]) == ("blocks.0.attn.hook_pattern", None)
 
 
 def test_the_page_shows_names_formulas_and_escaped_tokens(model: Model) -> None:

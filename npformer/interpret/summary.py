@@ -1,0 +1,107 @@
+"""What a trace knows of each stage, a row a stage: `Table` prints the rows, shows them as HTML, or gives them to JSON.
+
+`Trace.table` makes one. The values themselves are printed by `teardown.py`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
+from typing import Any
+
+import numpy as np
+
+from npformer.config import Config
+from npformer.interpret import stages
+
+NUMBERS = ("mean", "std", "min", "max")
+COLUMNS = {  # of a `StageSummary`, in order -> the column's title
+    "name": "stage",
+    "shape": "shape",
+    "formula": "formula",
+    "function": "made by",
+    **{number: number for number in NUMBERS},
+    "huggingface": "Hugging Face",
+    "transformerlens": "TransformerLens",
+}
+WIDTHS = {"name": 31, "shape": 12}  # as text
+
+
+@dataclass(frozen=True)
+class StageSummary:
+    """One stage: its shape, formula, the function that makes it, its names elsewhere, the spread of its numbers."""
+
+    name: str
+    shape: str  # of one text, or how many texts there are, of several shapes
+    formula: str
+    function: str  # below npformer: module and name
+    huggingface: str  # the module whose output it is; "" where none ends there
+    transformerlens: str
+    mean: float
+    std: float
+    min: float
+    max: float
+
+
+def summary(name: str, arrays: Sequence[np.ndarray], config: Config | None) -> StageSummary:
+    """What is known of a stage, from its array of each text."""
+    shapes = list(dict.fromkeys(str(array.shape).replace(",)", ")") for array in arrays))
+    flat = np.concatenate([array.ravel() for array in arrays]).astype(np.float64, copy=False)
+    if not flat.size:
+        flat = np.array([math.nan])
+    stage = stages.find(name) or stages.Stage(name, "", "", "")
+    function = f"functions.{config.activation}" if config and name.endswith(".activation") else stage.function
+    return StageSummary(
+        name,
+        shapes[0] if len(shapes) == 1 else f"{len(arrays)} texts",
+        stage.formula,
+        function,
+        stages.module(config, name) if config else "",
+        stage.hook,
+        *(float(number) for number in (flat.mean(), flat.std(), flat.min(), flat.max())),
+    )
+
+
+@dataclass(frozen=True)
+class Table:
+    """Stages' summaries, in columns of the caller's choice: names of `COLUMNS`."""
+
+    rows: Sequence[StageSummary]
+    columns: Sequence[str] = tuple(COLUMNS)
+
+    def __str__(self) -> str:
+        titles = [f"{COLUMNS[name]:>8}" if name in NUMBERS else COLUMNS[name] for name in self.columns]
+        widths = [WIDTHS.get(name, 0) for name in self.columns]
+        lines = [titles, *([cell.replace(", ", ",") for cell in cells] for cells in self._cells())]
+        return "\n".join(
+            " ".join(f"{cell:<{width}}" for cell, width in zip(line, widths, strict=True)) for line in lines
+        )
+
+    def _repr_html_(self) -> str:
+        def cells(tag: str, texts: Sequence[str]) -> str:
+            return "".join(f"<{tag} style='text-align:left'>{escape(text)}</{tag}>" for text in texts)
+
+        head = cells("th", [COLUMNS[name] for name in self.columns])
+        body = "".join(f"<tr>{cells('td', row)}</tr>\n" for row in self._cells())
+        return f"<table>\n<thead><tr>{head}</tr></thead>\n<tbody>\n{body}</tbody>\n</table>"
+
+    def records(self) -> list[dict[str, Any]]:
+        """A dict a row, for JSON; None where there is no name."""
+        given = [{name: getattr(row, name) for name in self.columns} for row in self.rows]
+        return [{name: None if value == "" else value for name, value in row.items()} for row in given]
+
+    def _cells(self) -> list[list[str]]:
+        """Each row as texts, all its numbers in one format."""
+        form = _format([getattr(row, name) for row in self.rows for name in NUMBERS])
+        return [
+            [f"{getattr(row, name):{form if name in NUMBERS else ''}}" for name in self.columns] for row in self.rows
+        ]
+
+
+def _format(numbers: Sequence[float]) -> str:
+    """One format for a table's numbers, 8 wide: four decimals, or as many as the largest leaves room for."""
+    largest = max((abs(number) for number in numbers if math.isfinite(number)), default=0.0)
+    digits = len(f"{largest:.0f}")
+    return f"8.{min(4, 6 - digits)}f" if digits <= 6 else "8.1e"
