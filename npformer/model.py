@@ -86,9 +86,12 @@ def backward(
     grads: of the answers, by their names. A tied projection has its share in "head", the token table its own in
     "embeddings"; tables have `SparseRows`.
     """
-    x, head, tree, only = last_rows(stages, weights, config), weights.get("head", {}), {}, None
-    if config.head in POOLED_HEADS:
-        pooled, only = stages["pooled"] if "pooler" in weights else x, batch.first
+    x, head, tree = last_rows(stages, weights, config), weights.get("head", {}), {}
+    of_texts = config.head in POOLED_HEADS
+    only = batch.first if of_texts and len(x) == len(batch.first) else None  # unless the forward computed every row
+    first = x[batch.first] if only is None else x
+    if of_texts:
+        pooled = stages["pooled"] if "pooler" in weights else first
         grad, tree["head"] = heads.classify_backward(grads["logits"], stages, pooled, **head)
     elif config.head == "base":
         grad = grads["last_hidden_state"].copy() if "last_hidden_state" in grads else np.zeros_like(x)
@@ -99,14 +102,17 @@ def backward(
     else:
         activation = ACTIVATIONS[config.activation]
         grad, tree["head"] = heads.masked_words_backward(grads["logits"], stages, x, activation, **head, eps=config.eps)
-    if "pooler" in weights and (only is not None or "pooler_output" in grads):
-        activation, first = ACTIVATIONS[config.pooler], x if only is not None else x[batch.first]
-        d_pooled = grad if only is not None else grads["pooler_output"]
+    if "pooler" in weights and (of_texts or "pooler_output" in grads):
+        d_pooled = grad if of_texts else grads["pooler_output"]
+        activation = ACTIVATIONS[config.pooler]
         d_first, tree["pooler"] = heads.pool_backward(d_pooled, stages, first, activation, **weights["pooler"])
-        if only is not None:
+        if of_texts:
             grad = d_first
         else:
             grad[batch.first] += d_first
+    if of_texts and only is None:
+        d_first, grad = grad, np.zeros_like(x)
+        grad[batch.first] = d_first
     return tree | encode_backward(grad, stages, weights, config, batch, only)
 
 

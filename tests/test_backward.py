@@ -197,6 +197,23 @@ def test_finite_differences_of_models(head: str) -> None:
         assert error <= CLOSE * max(np.linalg.norm(grad), 1e-1), name
 
 
+@pytest.mark.parametrize("kind", ["distilbert", "bert"])
+@pytest.mark.parametrize("head", ["sequence-classification", "multiple-choice"])
+def test_a_whole_last_layer_has_the_gradients_of_its_first_rows(kind: str, head: str) -> None:
+    """Where every row of the last layer was computed, those that the head does not read add nothing."""
+    model, found = tiny.model(kind, head, dtype=np.float64), []
+    batch = pack(given.texts(model.config))
+    for whole in (False, True):
+        recording = Recording()
+        with listen(recording):
+            answers = forward(model.weights, model.config, batch, whole)
+        grads = {"logits": np.cos(np.arange(answers["logits"].size)).reshape(answers["logits"].shape)}
+        tree = backward(grads, recording.stages, model.weights, model.config, batch)
+        found.append(flat(tree, model.weights, tied=False))
+    for name, grad in found[0].items():
+        assert np.abs(found[1][name] - grad).max() <= CLOSE * max(1, np.abs(grad).max()), name
+
+
 @pytest.mark.parametrize("only", [False, True])
 @pytest.mark.parametrize("norm_first", [False, True])
 def test_finite_differences_of_the_encoder(norm_first: bool, only: bool) -> None:
