@@ -105,13 +105,13 @@ def scaled_dot_product_attention_backward(
     dv = W^T grad; dW = grad v^T; dS = softmax_backward(dW, W); dq = dS k * scale; dk = dS^T q * scale.
     """
     scale = 1 / math.sqrt(q.shape[-1]) if scale is None else float(scale)
-    grad = stages.before("context", grad)
+    grad = stages.through_edit("context", grad)
     weights = stages["weights"]
     dv = weights.mT @ grad
     keys_are_rows = weights.strides[-1] > weights.strides[-2]  # as the forward leaves them: the product lies likewise
     dweights = (v @ grad.mT).mT if keys_are_rows else grad @ v.mT
-    dscores = softmax_backward(stages.before("weights", dweights), stages.made("weights"))
-    dscores = stages.before("scores", dscores)
+    dscores = softmax_backward(stages.through_edit("weights", dweights), stages.made("weights"))
+    dscores = stages.through_edit("scores", dscores)
     dq, dk = dscores @ k, dscores.mT @ q
     dq *= scale
     dk *= scale
@@ -230,11 +230,11 @@ def attention_backward(
 
     Where a text attends to itself, x and source are the same rows, whose gradient is the sum of the two.
     """
-    grad, d_output = linear_backward(stages.before("output", grad), stages["combined"], **output)
-    dq, dk, dv = attend_backward(stages.before("combined", grad), stages, lengths, source_lengths, n_heads)
-    dx, d_query = linear_backward(stages.before("query", dq), x, **query)
-    dsource, d_key = linear_backward(stages.before("key", dk), source, **key)
-    from_values, d_value = linear_backward(stages.before("value", dv), source, **value)
+    grad, d_output = linear_backward(stages.through_edit("output", grad), stages["combined"], **output)
+    dq, dk, dv = attend_backward(stages.through_edit("combined", grad), stages, lengths, source_lengths, n_heads)
+    dx, d_query = linear_backward(stages.through_edit("query", dq), x, **query)
+    dsource, d_key = linear_backward(stages.through_edit("key", dk), source, **key)
+    from_values, d_value = linear_backward(stages.through_edit("value", dv), source, **value)
     dsource += from_values
     return dx, dsource, {"query": d_query, "key": d_key, "value": d_value, "output": d_output}
 
@@ -302,7 +302,7 @@ def attend_backward(
         grads = scaled_dot_product_attention_backward(dcontext, run, q, k, v)
         for whole, part, name, dhead in zip((dq, dk, dv), (rows, source_rows, source_rows), names, grads, strict=True):
             heads = split_heads(whole[part].reshape(count, -1, grad.shape[-1]), n_heads)
-            heads[...] = run.before(name, dhead)
+            heads[...] = run.through_edit(name, dhead)
     return dq, dk, dv
 
 

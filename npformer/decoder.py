@@ -69,13 +69,13 @@ def add_and_norm_backward(
     block_backward: the gradient of block(h), and h -> the gradients of h and of the block's weights.
     """
     if norm_first:
-        dy = stages.before(f"{name}_residual", grad)
+        dy = stages.through_edit(f"{name}_residual", grad)
         dh, grads = block_backward(dy, stages[f"{name}_norm"])
-        dx, d_norm = layer_norm_backward(stages.before(f"{name}_norm", dh), x, **norm, eps=eps)
+        dx, d_norm = layer_norm_backward(stages.through_edit(f"{name}_norm", dh), x, **norm, eps=eps)
     else:
         residual = stages[f"{name}_residual"]
-        dy, d_norm = layer_norm_backward(stages.before(f"{name}_norm", grad), residual, **norm, eps=eps)
-        dy = stages.before(f"{name}_residual", dy)
+        dy, d_norm = layer_norm_backward(stages.through_edit(f"{name}_norm", grad), residual, **norm, eps=eps)
+        dy = stages.through_edit(f"{name}_residual", dy)
         dx, grads = block_backward(dy, x)
     dx += dy
     return dx, {name: grads, f"{name}_norm": d_norm}
@@ -210,7 +210,7 @@ def decoder_backward(
     grads: dict[str, Any] = {"layers": [{} for _ in layers]}
     inputs = [x, *(stages[f"layers.{i}.{last}"] for i in range(len(layers)))]
     if norm is not None:
-        grad, grads["norm"] = layer_norm_backward(stages.before("norm", grad), inputs[-1], **norm, eps=eps)
+        grad, grads["norm"] = layer_norm_backward(stages.through_edit("norm", grad), inputs[-1], **norm, eps=eps)
     total = np.zeros_like(source)
     for i in reversed(range(len(layers))):
         grad, dsource, grads["layers"][i] = decoder_layer_backward(
@@ -230,4 +230,4 @@ def project_backward(
     grad: np.ndarray, stages: Stages, x: np.ndarray, weight: np.ndarray, bias: np.ndarray | None = None
 ) -> tuple[np.ndarray, dict[str, np.ndarray]]:
     """Of x E^T + b: the gradients of x (T, D), of E^T and of b."""
-    return linear_backward(stages.before("logits", grad), x, weight, bias)
+    return linear_backward(stages.through_edit("logits", grad), x, weight, bias)

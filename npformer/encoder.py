@@ -95,15 +95,15 @@ def embeddings_backward(
         normed = stages["sum" if norm is None else "norm"]
         grad, grads["project"] = linear_backward(stages.before("project", grad), normed, **project)
     if norm is not None:
-        grad, grads["norm"] = layer_norm_backward(stages.before("norm", grad), stages["sum"], **norm, eps=eps)
-    grad = stages.before("sum", grad)
-    d_token = stages.before("token", grad)
+        grad, grads["norm"] = layer_norm_backward(stages.through_edit("norm", grad), stages["sum"], **norm, eps=eps)
+    grad = stages.through_edit("sum", grad)
+    d_token = stages.through_edit("token", grad)
     trained = slice(None) if padding_idx is None else ids != padding_idx
     grads["token"] = {"weight": embedding_backward((d_token if scale == 1 else d_token * scale)[trained], ids[trained])}
-    grads["position"] = {"weight": embedding_backward(stages.before("position", grad), positions)}
+    grads["position"] = {"weight": embedding_backward(stages.through_edit("position", grad), positions)}
     if segment is not None:
         segments = np.zeros_like(ids) if segments is None else segments
-        grads["segment"] = {"weight": embedding_backward(stages.before("segment", grad), segments)}
+        grads["segment"] = {"weight": embedding_backward(stages.through_edit("segment", grad), segments)}
     return grads
 
 
@@ -118,9 +118,9 @@ def feed_forward_backward(
     grad: np.ndarray, stages: Stages, x: np.ndarray, activation: Activation, hidden: Linear, output: Linear
 ) -> tuple[np.ndarray, dict[str, dict[str, np.ndarray]]]:
     """Of act(x W_1 + b_1) W_2 + b_2: the gradients of x and of the weights."""
-    grad, d_output = linear_backward(stages.before("output", grad), stages["activation"], **output)
-    grad = BACKWARDS[activation](stages.before("activation", grad), stages["hidden"])
-    grad, d_hidden = linear_backward(stages.before("hidden", grad), x, **hidden)
+    grad, d_output = linear_backward(stages.through_edit("output", grad), stages["activation"], **output)
+    grad = BACKWARDS[activation](stages.through_edit("activation", grad), stages["hidden"])
+    grad, d_hidden = linear_backward(stages.through_edit("hidden", grad), x, **hidden)
     return grad, {"hidden": d_hidden, "output": d_output}
 
 
@@ -188,24 +188,24 @@ def encoder_layer_backward(
     row_lengths = lengths if only is None else np.ones_like(lengths)
     grads: dict[str, Any] = {}
     if norm_first:  # Z = Y + FFN(Normalize(Y)); Y = X + Attention(Normalize(X))
-        dy = stages.before("ffn_residual", grad)
+        dy = stages.through_edit("ffn_residual", grad)
         dh, grads["ffn"] = feed_forward_backward(dy, stages.within("ffn"), stages["ffn_norm"], activation, **ffn)
         dh, grads["ffn_norm"] = layer_norm_backward(
-            stages.before("ffn_norm", dh), stages["attention_residual"], **ffn_norm, eps=eps
+            stages.through_edit("ffn_norm", dh), stages["attention_residual"], **ffn_norm, eps=eps
         )
-        dy = stages.before("attention_residual", dy + dh)
+        dy = stages.through_edit("attention_residual", dy + dh)
         source = stages["attention_norm"]
     else:  # Z = Normalize(Y + FFN(Y)); Y = Normalize(X + Attention(X))
         dz, grads["ffn_norm"] = layer_norm_backward(
-            stages.before("ffn_norm", grad), stages["ffn_residual"], **ffn_norm, eps=eps
+            stages.through_edit("ffn_norm", grad), stages["ffn_residual"], **ffn_norm, eps=eps
         )
-        dz = stages.before("ffn_residual", dz)
+        dz = stages.through_edit("ffn_residual", dz)
         dy, grads["ffn"] = feed_forward_backward(dz, stages.within("ffn"), stages["attention_norm"], activation, **ffn)
         dy += dz
         dy, grads["attention_norm"] = layer_norm_backward(
-            stages.before("attention_norm", dy), stages["attention_residual"], **attention_norm, eps=eps
+            stages.through_edit("attention_norm", dy), stages["attention_residual"], **attention_norm, eps=eps
         )
-        dy = stages.before("attention_residual", dy)
+        dy = stages.through_edit("attention_residual", dy)
         source = x
     rows = source if only is None else source[only]
     drows, dx, grads["attention"] = attention_backward(
@@ -215,7 +215,7 @@ def encoder_layer_backward(
     dx[where] += drows
     if norm_first:
         dx, grads["attention_norm"] = layer_norm_backward(
-            stages.before("attention_norm", dx), x, **attention_norm, eps=eps
+            stages.through_edit("attention_norm", dx), x, **attention_norm, eps=eps
         )
     dx[where] += dy
     return dx, grads
@@ -261,7 +261,7 @@ def encoder_backward(
     grads: dict[str, Any] = {"layers": [{} for _ in layers]}
     inputs = [x, *(stages[f"layers.{i}.{last}"] for i in range(len(layers)))]
     if norm is not None:
-        grad, grads["norm"] = layer_norm_backward(stages.before("norm", grad), inputs[-1], **norm, eps=eps)
+        grad, grads["norm"] = layer_norm_backward(stages.through_edit("norm", grad), inputs[-1], **norm, eps=eps)
     for i in reversed(range(len(layers))):
         rows = only if i + 1 == len(layers) else None
         grad, grads["layers"][i] = encoder_layer_backward(

@@ -28,8 +28,8 @@ def pool_backward(
     bias: np.ndarray | None = None,
 ) -> tuple[np.ndarray, dict[str, np.ndarray]]:
     """Of act(x W + b): the gradients of the first rows (B, D) and of the weights."""
-    grad = BACKWARDS[activation](stages.before("pooled", grad), stages["pooler"])
-    return linear_backward(stages.before("pooler", grad), first, weight, bias)
+    grad = BACKWARDS[activation](stages.through_edit("pooled", grad), stages["pooler"])
+    return linear_backward(stages.through_edit("pooler", grad), first, weight, bias)
 
 
 def classify(pooled: np.ndarray, output: Linear) -> np.ndarray:
@@ -41,7 +41,7 @@ def classify_backward(
     grad: np.ndarray, stages: Stages, pooled: np.ndarray, output: Linear
 ) -> tuple[np.ndarray, dict[str, Any]]:
     """Of x W + b: the gradients of the rows (..., D) and of the weights."""
-    grad, d_output = linear_backward(stages.before("logits", grad), pooled, **output)
+    grad, d_output = linear_backward(stages.through_edit("logits", grad), pooled, **output)
     return grad, {"output": d_output}
 
 
@@ -55,7 +55,7 @@ def spans_backward(
     start: np.ndarray, end: np.ndarray, stages: Stages, x: np.ndarray, output: Linear
 ) -> tuple[np.ndarray, dict[str, Any]]:
     """Of x W + b, whose two columns are the logits of start and end: the gradients of x (T, D) and of the weights."""
-    grad = np.stack([stages.before("start_logits", start), stages.before("end_logits", end)], axis=-1)
+    grad = np.stack([stages.through_edit("start_logits", start), stages.through_edit("end_logits", end)], axis=-1)
     grad, d_output = linear_backward(grad, x, **output)
     return grad, {"output": d_output}
 
@@ -85,9 +85,9 @@ def masked_words_backward(
     eps: float = 1e-12,
 ) -> tuple[np.ndarray, dict[str, Any]]:
     """Of Normalize(act(x W + b)) E^T + c: the gradients of x (T, D) and of the weights, that of E^T among them."""
-    grad, stages = stages.before("logits", grad), stages.within("head")
+    grad, stages = stages.through_edit("logits", grad), stages.within("head")
     grad, d_output = linear_backward(grad, stages["norm"], **output)
-    grad, d_norm = layer_norm_backward(stages.before("norm", grad), stages["activation"], **norm, eps=eps)
-    grad = BACKWARDS[activation](stages.before("activation", grad), stages["hidden"])
-    grad, d_hidden = linear_backward(stages.before("hidden", grad), x, **hidden)
+    grad, d_norm = layer_norm_backward(stages.through_edit("norm", grad), stages["activation"], **norm, eps=eps)
+    grad = BACKWARDS[activation](stages.through_edit("activation", grad), stages["hidden"])
+    grad, d_hidden = linear_backward(stages.through_edit("hidden", grad), x, **hidden)
     return grad, {"hidden": d_hidden, "norm": d_norm, "output": d_output}

@@ -1,7 +1,7 @@
 """What one forward's taps said, kept for its backward pass: `Recording` listens, `Stages` reads.
 
 So training runs the one forward. An edit of stages (dropout) opens before the recording; on the way back
-`Stages.before` takes a gradient from what the forward went on with to what it had made.
+`Stages.through_edit` takes a gradient from what the forward went on with to what it had made.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Stages:
         made = self.edit.made(self.scope + name, self.firing) if self.edit is not None else None
         return self[name] if made is None else made
 
-    def before(self, name: str, grad: np.ndarray) -> np.ndarray:
+    def through_edit(self, name: str, grad: np.ndarray) -> np.ndarray:
         """The gradient of a stage before its edit, from the one after; backward functions call it at every tap."""
         if self.gradients is not None:
             self.gradients.setdefault(self.scope + name, []).append(grad.copy())
