@@ -93,7 +93,7 @@ def embeddings_backward(
     grads: dict[str, Any] = {}
     if project is not None:
         normed = stages["sum" if norm is None else "norm"]
-        grad, grads["project"] = linear_backward(stages.before("project", grad), normed, **project)
+        grad, grads["project"] = linear_backward(stages.through_edit("project", grad), normed, **project)
     if norm is not None:
         grad, grads["norm"] = layer_norm_backward(stages.through_edit("norm", grad), stages["sum"], **norm, eps=eps)
     grad = stages.through_edit("sum", grad)

@@ -62,6 +62,11 @@ def listen(listener: Listener, first: bool = False) -> Iterator[None]:
         _listeners.reset(token)
 
 
+def listeners() -> tuple[Listener, ...]:
+    """Who listens, in the order they hear a stage."""
+    return _listeners.get()
+
+
 def listening() -> bool:
     """Whether something listens: every stage must then be computed, whole, in order, on this thread."""
     return bool(_listeners.get())

@@ -4,6 +4,7 @@
     ablate_heads(model, texts)                                     patch(model, clean, corrupted)
 
 An edit sees what a trace shows: one text's array of the stage, with no batch axis. `trace.py` records the result.
+Gradients taken inside are the edited forward's, where the derivative of the change is known (`Differentiable`).
 """
 
 from __future__ import annotations
@@ -19,9 +20,25 @@ import numpy as np
 
 from npformer.errors import NpformerError
 from npformer.interpret import stages as table
-from npformer.interpret.trace import Rows, Trace, is_input, texts_of, trace
+from npformer.interpret.trace import TextParts, Trace, is_input, texts_of, trace
 from npformer.model import Model
 from npformer.tap import listen
+from npformer.tape import Edit, Pullback, UnknownDerivative
+
+
+@dataclass(frozen=True)
+class Differentiable:
+    """A function of one text's array, and its backward: (array, gradient of the result) -> gradient of the array.
+
+    >>> squared = Differentiable(np.square, lambda array, grad: 2 * array * grad)
+    """
+
+    function: Callable[[np.ndarray], np.ndarray]
+    backward: Callable[[np.ndarray, np.ndarray], np.ndarray]
+
+    def __call__(self, array: np.ndarray) -> np.ndarray:
+        return self.function(array)
+
 
 Change = Callable[[np.ndarray], np.ndarray] | np.ndarray | list[np.ndarray]
 
@@ -32,6 +49,9 @@ def edit(*changes: Mapping[str, Change]) -> Iterator[None]:
 
     Several changes of one stage are made one after another, in the order given. What comes back must have the shape
     that went in. Raises NpformerError where it has not, and on leaving for a name that never fired, with the nearest.
+
+    A gradient taken inside (a training step, attribution, a `Recording`) is the edited forward's: 0 past an array, and
+    through a `Differentiable` its backward. A function whose derivative is not known is an NpformerError then.
     """
     edits = Edits(*changes)
     with listen(edits, first=True):
@@ -39,26 +59,35 @@ def edit(*changes: Mapping[str, Change]) -> Iterator[None]:
     edits.check()
 
 
-class Edits:
+class Edits(Edit):
     """The listener behind `edit`."""
 
     def __init__(self, *changes: Mapping[str, Change]) -> None:
         self._changes = [pair for mapping in changes for pair in mapping.items()]
         self._of: dict[str, list[Change]] = {}  # stage that has fired -> what is done to it
-        self._rows = Rows()
+        self._texts = TextParts()
 
-    def __call__(self, name: str, array: np.ndarray) -> np.ndarray:
-        self._rows.hear(name, array)
+    def change(self, name: str, array: np.ndarray) -> tuple[np.ndarray, Pullback] | None:
+        self._texts.hear(name, array)
         if is_input(name):
-            return array
+            return None
         if name not in self._of:
             self._of[name] = [change for pattern, change in self._changes if fnmatchcase(name, pattern)]
         if not self._of[name]:
-            return array
-        first, parts, join = self._rows.split(name, array)
+            return None
+        first, cut, join = self._texts.split(name, array)
+        parts, pullbacks = cut(array), []
         for change in self._of[name]:
+            pullbacks.append([_pullback(name, change, part) for part in parts])
             parts = [_changed(name, change, first + i, part) for i, part in enumerate(parts)]
-        return join(parts)
+
+        def pullback(grad: np.ndarray) -> np.ndarray:
+            grads = cut(grad)
+            for each in reversed(pullbacks):
+                grads = [back(part) for back, part in zip(each, grads, strict=True)]
+            return join(grads)
+
+        return join(parts), pullback
 
     def check(self) -> None:
         """Raise NpformerError for a name or pattern that met no stage."""
@@ -81,6 +110,22 @@ def _changed(name: str, change: Change, number: int, array: np.ndarray) -> np.nd
     return result.astype(array.dtype, copy=False)
 
 
+def _pullback(name: str, change: Change, array: np.ndarray) -> Pullback:
+    """From the gradient of what `change` makes of `array` to the gradient of `array`."""
+    if not callable(change):  # an array stands in: what was there no longer matters
+        return np.zeros_like
+    if isinstance(change, Differentiable):
+        return lambda grad: change.backward(array, grad.copy())  # it may work in place too
+
+    def unknown(grad: np.ndarray) -> np.ndarray:
+        raise UnknownDerivative(
+            f"edit of {name}: expected a change whose derivative is known, as a gradient is taken through it, got "
+            f"{change!r:.80}; use an array, zero(), scale() and the like, or Differentiable(function, backward)"
+        )
+
+    return unknown
+
+
 # --- what people do to a stage ---------------------------------------------------------------------------------
 
 
@@ -93,12 +138,22 @@ def ablate_head(layer: int, head: int) -> dict[str, Change]:
         context[head] = 0
         return context
 
-    return {f"layers.{layer}.attention.context": without}
+    return {f"layers.{layer}.attention.context": _linear(without)}
 
 
 def zero(name: str) -> dict[str, Change]:
     """Zeros in place of a stage, or of every stage that a pattern matches."""
-    return {name: np.zeros_like}
+    return {name: _linear(np.zeros_like)}
+
+
+def scale(name: str, factor: float) -> dict[str, Change]:
+    """A stage, or every stage that a pattern matches, times a number."""
+    return {name: _linear(lambda array: array * factor)}
+
+
+def _linear(function: Callable[[np.ndarray], np.ndarray]) -> Differentiable:
+    """A function that multiplies each element by a number of its own: it does the same to the gradient."""
+    return Differentiable(function, lambda array, grad: function(grad))
 
 
 def mean_ablate(name: str, reference: Trace) -> dict[str, Change]:
@@ -116,7 +171,7 @@ def mean_ablate(name: str, reference: Trace) -> dict[str, Change]:
             mean = np.concatenate(arrays, axis=-2).mean(axis=-2, keepdims=True)
         else:
             mean = np.mean(arrays, axis=0)
-        changes[stage] = partial(_broadcast, mean)
+        changes[stage] = Differentiable(partial(_broadcast, mean), lambda array, grad: np.zeros_like(grad))
     return changes
 
 
@@ -125,14 +180,16 @@ def _broadcast(mean: np.ndarray, array: np.ndarray) -> np.ndarray:
 
 
 def from_trace(source: Trace, name: str, positions: int | Sequence[int] | None = None) -> dict[str, Change]:
-    """Stages as another trace has them, text by text: whole, or at some tokens' positions only (activation patching).
+    """Stages as another trace has them: whole, or at some tokens' positions only (activation patching).
 
-    A position is a token's row; of weights and scores (H, T, T) it is the query's.
+    Text by text; what a trace of one text has goes into every text. A position is a token's row; of weights and scores
+    (H, T, T) it is the query's.
     """
     changes: dict[str, Change] = {}
     for stage in table.matching(name, list(source)):
         arrays = source.texts(stage)
-        changes[stage] = arrays if positions is None else _at(stage, arrays, positions)
+        whole = arrays[0] if len(arrays) == 1 else arrays
+        changes[stage] = whole if positions is None else _at(stage, arrays, positions)
     return changes
 
 
@@ -152,7 +209,11 @@ def _at(stage: str, arrays: list[np.ndarray], positions: int | Sequence[int]) ->
         array[..., rows, :] = arrays[0][..., rows, :]
         return array
 
-    return patched
+    def backward(array: np.ndarray, grad: np.ndarray) -> np.ndarray:
+        grad[..., rows, :] = 0
+        return grad
+
+    return Differentiable(patched, backward)
 
 
 # --- what the change does --------------------------------------------------------------------------------------

@@ -3,13 +3,14 @@
 Both differentiate the number that leaving a word out compares (`attribution.Target`) by the embeddings' output, the
 input of the first layer (after its norm, where there is one). That is the place Captum's tutorial on BERT takes, with
 LayerIntegratedGradients on `model.bert.embeddings`. They run the model's one forward and backward, on an edit that
-puts rows of its own in place of that stage and keeps the gradient that comes back to it.
+puts rows of its own in place of that stage and keeps the gradient that comes back to it. Inside `npformer.edit` they
+are the edited forward's.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
@@ -17,34 +18,31 @@ import numpy as np
 from npformer.errors import NpformerError
 from npformer.interpret.attribution import Method, Target, on_tokens, target
 from npformer.model import Model, backward, embedded, forward
-from npformer.runtime.batch import Text, pack
+from npformer.runtime.batch import Batch, Text, pack
 from npformer.runtime.threads import share, single_blas_thread
-from npformer.tap import listen
-from npformer.tape import Recording
+from npformer.tap import listen, listening
+from npformer.tape import Edit, Pullback, Recording, Stages
 
 TOKENS = 1024  # of a forward and its backward: more would only take more memory
 FRAME = ("[CLS]", "[SEP]", "<s>", "</s>")  # tokens that stand around every text, and around none
 STAND_INS = ("[MASK]", "<mask>", "[PAD]", "<pad>")
 
 
-@dataclass
-class Inputs:
-    """An edit of one stage that a gradient can pass: `rows`, if any, stand in for it; `grad` is what comes back."""
+class Inputs(Edit):
+    """Puts `rows`, if any, in place of the stage that is differentiated by; `grad` is the gradient that comes back."""
 
-    stage: str
-    rows: np.ndarray | None = None
-    grad: np.ndarray = field(init=False)
+    def __init__(self, stage: str, rows: np.ndarray | None = None) -> None:
+        self.stage, self.rows = stage, rows
+        self.grad = np.zeros(0)
 
-    def __call__(self, name: str, array: np.ndarray) -> np.ndarray:
-        return array if self.rows is None or name != self.stage else self.rows
+    def change(self, name: str, array: np.ndarray) -> tuple[np.ndarray, Pullback] | None:
+        if name != self.stage:
+            return None
+        return array if self.rows is None else self.rows, self._pullback
 
-    def made(self, name: str, firing: int) -> np.ndarray | None:
-        return None  # what lies before the stage is not asked for its gradient
-
-    def backward(self, name: str, firing: int, grad: np.ndarray) -> np.ndarray:
-        if name == self.stage:
-            self.grad = grad.copy()
-        return grad
+    def _pullback(self, grad: np.ndarray) -> np.ndarray:
+        self.grad = grad.copy()
+        return np.zeros_like(grad) if self.rows is not None else grad
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,7 +62,7 @@ def by_gradients(model: Model, text: Text, tokens: Sequence[str], label: str | i
     if steps < 1:
         raise NpformerError(f"attribution: steps={steps}: expected at least 1 place to take the gradient at")
     with single_blas_thread():
-        logits = forward(model.weights, model.config, pack([text]))["logits"]
+        logits = forward(model.weights, model.config, pack([text]), listening())["logits"]
         explained = target(model.config, label, logits[0])
         here = slope(model, [text], explained)
         return [gradient_times_input(here, explained, tokens), integrated(model, text, here, explained, tokens, steps)]
@@ -73,12 +71,17 @@ def by_gradients(model: Model, text: Text, tokens: Sequence[str], label: str | i
 def slope(model: Model, texts: Sequence[Text], explained: Target, rows: np.ndarray | None = None) -> Slope:
     """What the model makes of `texts`, or of `rows` (T, D) in place of their embeddings, and the gradient there."""
     inputs, batch = Inputs(_stage(model), rows), pack(texts)
-    recording = Recording(inputs)
-    with listen(recording):
-        logits = forward(model.weights, model.config, batch)["logits"]
-    grads = {"logits": explained.gradient(logits)}
-    backward(grads, recording.stages, model.weights, model.config, batch)
-    return Slope(recording.stages[inputs.stage], explained.of(logits), inputs.grad)
+    logits, stages = _recorded(model, batch, inputs)
+    backward({"logits": explained.gradient(logits)}, stages, model.weights, model.config, batch)
+    return Slope(stages[inputs.stage], explained.of(logits), inputs.grad)
+
+
+def _recorded(model: Model, batch: Batch, inputs: Inputs) -> tuple[np.ndarray, Stages]:
+    """The logits of a forward, and its stages; inside `npformer.edit` every one whole, as an edit expects them."""
+    recording, whole = Recording(), listening()
+    with listen(inputs), listen(recording):
+        logits = forward(model.weights, model.config, batch, whole)["logits"]
+    return logits, recording.stages
 
 
 def _stage(model: Model) -> str:
@@ -112,7 +115,8 @@ def integrated(model: Model, text: Text, here: Slope, explained: Target, tokens:
     size = max(1, TOKENS // len(text))
     cuts = [places[first : first + size] for first in range(0, steps, size)]
     tasks = [partial(slope, model, [text] * len(cut), explained, np.concatenate(cut)) for cut in cuts]
-    mean = np.concatenate([each.gradient for each in share(tasks, model.threads)]).reshape(steps, *way.shape).mean(0)
+    slopes = share(tasks, 1 if listening() else model.threads)
+    mean = np.concatenate([each.gradient for each in slopes]).reshape(steps, *way.shape).mean(0)
     scores = np.einsum("td,td->t", way, mean, dtype=np.float64)
     start, end, total = slope(model, [text], explained, baseline).values[0], here.values[0], scores.sum()
     about = f"The gradient of {explained.what} by each token's embedding, averaged over {steps} places on the way from"
@@ -137,7 +141,5 @@ def _baseline(model: Model, text: Text, here: Slope, tokens: Sequence[str]) -> t
         return np.zeros_like(here.rows), "zeros"
     kept = np.isin(tokens, FRAME)
     ids = np.where(kept, text.ids, numbers[name])
-    recording = Recording()
-    with listen(recording):
-        forward(model.weights, model.config, pack([Text(ids, text.segments, text.positions)]))
-    return recording.stages[_stage(model)], f"a text of {name}"
+    _, stages = _recorded(model, pack([Text(ids, text.segments, text.positions)]), Inputs(_stage(model)))
+    return stages[_stage(model)], f"a text of {name}"

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 from html import escape
 from pathlib import Path
 from types import TracebackType
@@ -36,6 +37,7 @@ PER_TEXT = ("pooler", "pooled")  # one row a text, and so are the logits that fo
 OF_EITHER = ("logits", "probabilities")  # one row a text or one a token
 FORMAT = "npformer-trace"
 
+Cut = Callable[[np.ndarray], list[np.ndarray]]
 Join = Callable[[list[np.ndarray]], np.ndarray]
 
 
@@ -43,7 +45,7 @@ def is_input(name: str) -> bool:
     return name.rpartition(".")[2] in INPUTS
 
 
-class Rows:
+class TextParts:
     """Which part of a stage belongs to which text: hears every tap of the forwards that run meanwhile.
 
     A scope that taps lengths is a forward of its own (an encoder-decoder's encoder), the next such tap the next one.
@@ -65,27 +67,27 @@ class Rows:
             self._pooled = False
         self._pooled |= name in PER_TEXT
 
-    def split(self, name: str, array: np.ndarray) -> tuple[int, list[np.ndarray], Join]:
-        """The number of the first text in `array`, one array a text, and what puts such a list together again.
+    def split(self, name: str, array: np.ndarray) -> tuple[int, Cut, Join]:
+        """The number of the first text in `array`, what cuts such an array into one a text, and what joins them again.
 
         An array with no part for each text, or outside of any forward, comes as it is, as one.
         """
         own = max((each for each in self._lengths if name.startswith(each)), key=len, default="")
         first = max(self._covered.get(name, 0), self._first.get(own, 0))
-        parts: list[np.ndarray] = [array]
+        cut: Cut = _alone
         join: Join = _only
         if own in self._lengths:
             others = [lengths for scope, lengths in self._lengths.items() if scope != own]
             either = [*others, self._lengths[own]] if name.endswith(OF_SOURCE) else [self._lengths[own]]
             lengths = next((each for each in either if each.sum() == len(array)), None)
             if self._is_per_text(name) or (name.rpartition(".")[2] in RUNS and array.ndim == 4):
-                parts, join = list(array), np.stack
+                cut, join = list, np.stack
             elif lengths is not None:
-                parts, join = np.split(array, np.cumsum(lengths)[:-1]), np.concatenate
+                cut, join = partial(np.split, indices_or_sections=np.cumsum(lengths)[:-1]), np.concatenate
             elif name in OF_EITHER and len(array) == len(self._lengths[own]):  # a head on texts that has no pooler
-                parts, join = list(array), np.stack
-        self._covered[name] = first + len(parts)
-        return first, parts, join
+                cut, join = list, np.stack
+        self._covered[name] = first + len(cut(array))
+        return first, cut, join
 
     def _is_per_text(self, name: str) -> bool:
         return name in PER_TEXT or (self._pooled and name in OF_EITHER)
@@ -106,7 +108,7 @@ class Trace(Mapping[str, Any]):
         self._ids: list[np.ndarray] = []
         self._segments: list[np.ndarray] = []
         self._tokens: list[list[str]] = []
-        self._rows = Rows()
+        self._parts = TextParts()
         self._fired: dict[str, bool] = {}  # in order; whether the stage is wanted
         self._listening: AbstractContextManager[None] | None = None
 
@@ -127,7 +129,7 @@ class Trace(Mapping[str, Any]):
             table.matching(self.wanted, list(self._fired))
 
     def _hear(self, name: str, array: np.ndarray) -> np.ndarray:
-        self._rows.hear(name, array)
+        self._parts.hear(name, array)
         if name == "lengths":
             self._ids[-1:] = np.split(self._ids[-1], np.cumsum(array)[:-1])
         if name == "ids":
@@ -137,7 +139,8 @@ class Trace(Mapping[str, Any]):
         if name not in self._fired:
             self._fired[name] = bool(table.selected(self.wanted, [name]))
         if self._fired[name]:
-            self._arrays.setdefault(name, []).extend(self._rows.split(name, array)[1])
+            _, cut, _ = self._parts.split(name, array)
+            self._arrays.setdefault(name, []).extend(cut(array))
         return array
 
     def describe(self, tokens: list[list[str]], segments: list[np.ndarray]) -> None:
@@ -329,6 +332,10 @@ def _names(model: Model, ids: np.ndarray) -> list[str]:
     except NpformerError:  # ids need none: a golden's tiny model comes without
         return [str(number) for number in ids.tolist()]
     return [tokenizer.id_to_token(number) or str(number) for number in ids.tolist()]
+
+
+def _alone(array: np.ndarray) -> list[np.ndarray]:
+    return [array]
 
 
 def _only(parts: list[np.ndarray]) -> np.ndarray:

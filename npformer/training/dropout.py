@@ -1,4 +1,4 @@
-"""Dropout: an edit of named stages that a gradient can pass. Srivastava et al., 2014.
+"""Dropout: an `Edit` of named stages. Srivastava et al., 2014.
 
 `Dropout` zeroes elements of the stages that `rates` names and scales up the rest; evaluation runs without it.
 """
@@ -13,6 +13,7 @@ import numpy as np
 from npformer.config import Config
 from npformer.errors import NpformerError
 from npformer.families import family_of
+from npformer.tape import Edit, Pullback
 
 Rates = Mapping[str, float]  # stage or pattern -> the share of its elements that become 0
 
@@ -27,8 +28,8 @@ def standard_rates(
     return family_of(config).dropout(config, rate, rate if attention is None else attention, head)
 
 
-class Dropout:
-    """The listener: x -> x * keep / (1 - p) with keep 0 for a share p of the elements, drawn from `seed`.
+class Dropout(Edit):
+    """x -> x * keep / (1 - p) with keep 0 for a share p of the elements, drawn from `seed`.
 
     seed: whole numbers, such as the run's seed, the step and the shard: the same ones draw the same elements. p is a
     multiple of 2^-16, the nearest to the rate, and the scale is that multiple's.
@@ -41,29 +42,18 @@ class Dropout:
         self._rates = dict(rates)
         self._random = np.random.Generator(np.random.SFC64(seed))
         self._of: dict[str, int] = {}  # stage that has fired -> its rate in 2^-16
-        self._made: dict[str, list[np.ndarray]] = {}
-        self._factor: dict[str, list[np.ndarray]] = {}
 
-    def __call__(self, name: str, array: np.ndarray) -> np.ndarray:
+    def change(self, name: str, array: np.ndarray) -> tuple[np.ndarray, Pullback] | None:
         if name not in self._of:
             rates = [rate for pattern, rate in self._rates.items() if fnmatchcase(name, pattern)]
             self._of[name] = round(max(rates, default=0) * 2**16)
         if not (dropped := self._of[name]):
-            return array
+            return None
         drawn = np.frombuffer(self._random.bytes(2 * array.size), np.uint16)
         factor = (drawn >= dropped).astype(array.dtype)
         factor *= 2**16 / (2**16 - dropped)
         factor = _laid_out_like(factor, array)
-        self._factor.setdefault(name, []).append(factor)
-        self._made.setdefault(name, []).append(array)
-        return array * factor
-
-    def made(self, name: str, firing: int) -> np.ndarray | None:
-        return self._made[name][firing] if name in self._made else None
-
-    def backward(self, name: str, firing: int, grad: np.ndarray) -> np.ndarray:
-        """Of x * factor: grad * factor."""
-        return grad * self._factor[name][firing] if name in self._factor else grad
+        return array * factor, lambda grad: grad * factor
 
 
 def _laid_out_like(flat: np.ndarray, array: np.ndarray) -> np.ndarray:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple, Protocol, TypeVar
@@ -22,7 +23,7 @@ from npformer.functions import IGNORED, cross_entropy, cross_entropy_backward
 from npformer.model import backward, forward
 from npformer.runtime.batch import SHARD, SMALL_SHARD, Text, alike, pack
 from npformer.runtime.threads import share, single_blas_thread
-from npformer.tap import listen
+from npformer.tap import listen, listening
 from npformer.tape import Edit, Recording
 from npformer.training.trainable import Gradient, Trainable, add
 
@@ -70,6 +71,7 @@ def gradients(
 ) -> Gradients:
     """The mean loss over a batch's targets, and its gradients. edit: of a shard's stages, such as `Dropout`.
 
+    Inside `npformer.edit` they are those of the edited forward. Whoever listens gets the batch in one shard, in order.
     Raises NpformerError for a batch without a target.
     """
     lengths = [objective.lengths(example) for example in examples]
@@ -84,8 +86,9 @@ def gradients(
         total.add(index, weights.collect(part.tree))
         return part._replace(tree={})
 
+    shards = [list(range(len(examples)))] if listening() else cut(lengths)
     with single_blas_thread():
-        parts = share([partial(work, index, shard) for index, shard in enumerate(cut(lengths))], threads)
+        parts = share([partial(work, index, shard) for index, shard in enumerate(shards)], threads)
     return Gradients(sum(p.loss for p in parts), sum(p.right for p in parts), count, sum(map(sum, lengths)), total.flat)
 
 
@@ -157,9 +160,9 @@ class HeadLoss:
 
     def part(self, tree: Mapping[str, Any], examples: Sequence[Example], count: int, edit: Edit | None, /) -> Part:
         batch = pack([text for example in examples for text in _texts(example)])
-        recording = Recording(edit)
-        with listen(recording):
-            answers = forward(tree, self.config, batch)
+        recording, whole = Recording(), listening()  # whoever listens already is to see every stage whole
+        with listen(edit) if edit else nullcontext(), listen(recording):
+            answers = forward(tree, self.config, batch, whole)
         loss, right, grads = self.losses(answers, [example.target for example in examples], batch.lengths, count)
         return Part(loss, right, backward(grads, recording.stages, tree, self.config, batch))
 

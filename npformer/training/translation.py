@@ -7,6 +7,7 @@ them of sentences.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -46,8 +47,8 @@ class TranslationLoss:
         shifted = _shifted(self.config, examples)
         source, target = pack([each.text for each in examples]), pack([Text(ids) for ids, _ in shifted])
         wanted = np.concatenate([answer for _, answer in shifted])
-        recording = Recording(edit)
-        with listen(recording):
+        recording = Recording()
+        with listen(edit) if edit else nullcontext(), listen(recording):
             logits = transformer(tree, self.config, source, target)["logits"]
         options: dict[str, Any] = {"label_smoothing": self.label_smoothing, "reduction": "sum"}
         options["log_probabilities"] = log_softmax(logits)  # once for both: of so many classes it costs

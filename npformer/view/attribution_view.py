@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -34,9 +35,9 @@ def attribution(
 
     `source` is a model that classifies texts (with `text`, or a pair): leaving out one word at a time, gradient times
     input, integrated gradients (at `steps` places), and attention roll-out; of token ids, from which no word can be
-    left out, all but the first, and while an edit is open no gradients, as they do not know it. From any other model,
-    a trace, or weights with `tokens`: roll-out, to the output at `token`. `scores` adds measures of your own, name to
-    one number a token. `label` is the label to explain, by default the answer.
+    left out, all but the first, and inside an edit by a function whose derivative is not known, no gradients. From any
+    other model, a trace, or weights with `tokens`: roll-out, to the output at `token`. `scores` adds measures of your
+    own, name to one number a token. `label` is the label to explain, by default the answer.
 
     `attribution(model, "I love ice cream").save("words.html")`
     """
@@ -63,11 +64,11 @@ def _asked(model: Any, given: Any, label: str | int | None, steps: int) -> list[
     """The measures that run a model: by words left out of a text, and by gradients."""
     from npformer.interpret.gradients import by_gradients  # only a model has any, and its backward is not light
     from npformer.interpret.trace import texts_of
-    from npformer.tap import listening
+    from npformer.tape import UnknownDerivative
 
     methods = [] if isinstance(given, (list, np.ndarray, Text)) else [leave_one_out(model, given, label)]
-    if not listening():
-        (text,), (tokens,), _ = texts_of(model, given)
+    (text,), (tokens,), _ = texts_of(model, given)
+    with suppress(UnknownDerivative):
         methods += by_gradients(model, text, tokens, label, steps)
     return methods
 

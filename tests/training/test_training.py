@@ -212,7 +212,9 @@ def test_dropout_drops_its_share_and_keeps_the_mean() -> None:
     assert y.dtype == np.float32
     assert (y == 0).mean() == pytest.approx(0.25, abs=0.01)
     assert np.unique(y).tolist() == [0, pytest.approx(4 / 3)]
-    assert np.array_equal(dropout.backward("a.b", 0, x), y)
+    result, pullback = Dropout({"a.*": 0.25}, (1, 2)).change("a.b", x)
+    assert np.array_equal(result, y)
+    assert np.array_equal(pullback(x), y)
     assert np.array_equal(Dropout({"a.*": 0.25}, (1, 2))("a.b", x), y)
     assert not np.array_equal(Dropout({"a.*": 0.25}, (1, 3))("a.b", x), y)
     with pytest.raises(NpformerError, match=r"dropout.*a\.\*.*1"):
@@ -258,21 +260,23 @@ def test_standard_dropout_sites_are_stages() -> None:
     """Every rate's pattern fires in a forward of its model."""
     from npformer.runtime.batch import pack
     from npformer.tap import listen
+    from npformer.tape import Recording
 
     for family, head in (("distilbert", "sequence-classification"), ("bert", "token-classification")):
         model = tiny.model(family, head)
         for pattern, rate in standard_rates(model.config, 0.5).items():
-            dropout = Dropout({pattern: rate}, 0)
-            with listen(dropout):
+            recording = Recording()
+            with listen(Dropout({pattern: rate}, 0)), listen(recording):
                 forward(model.weights, model.config, pack([examples(1)[0].text]))
-            assert dropout._factor, pattern
+            assert recording.changes, pattern
     config = given.TRANSLATOR
     pairs = [Example(Text(source), target) for source, target in next(iter(given.pairs()))]
     for rates in (residual_rates(0.5), standard_rates(config, 0.5)):
         for pattern in rates:
-            dropout = Dropout({pattern: 0.5}, 0)
-            TranslationLoss(config).part(initialise(config), pairs, 1, dropout)
-            assert dropout._factor, pattern
+            recording = Recording()
+            with listen(Dropout({pattern: 0.5}, 0)), listen(recording):
+                TranslationLoss(config).part(initialise(config), pairs, 1, None)
+            assert recording.changes, pattern
 
 
 # --- what a training begins with -------------------------------------------------------------------------------------
