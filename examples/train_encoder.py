@@ -17,15 +17,17 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+from animation import animate  # beside this file
 
 from npformer.checkpoint.load import find_folder
 from npformer.errors import NpformerError
 from npformer.families.torch_nn import TORCH_MODULES
+from npformer.interpret.project import project
 from npformer.model import Model
 from npformer.text.tokenizer import load_tokenizer
-from npformer.training import HeadLoss, Recipe, Run, Trainable, initialise, project, read_rows
-from npformer.training.animation import animate
-from npformer.training.classify import encode, evaluate
+from npformer.training import HeadLoss, Recipe, Trainable, Trainer, initialise, read_labelled
+from npformer.training.data import encode
+from npformer.training.metrics import evaluate_labels
 from npformer.training.progress import Progress
 
 CONFIG = TORCH_MODULES.config(
@@ -53,7 +55,7 @@ def main() -> None:
     weights = Trainable(initialise(CONFIG, args.seed, "torch"), CONFIG)
     model = Model(CONFIG, weights.tree, threads=args.threads)
     model.tokenizer = load_tokenizer(find_folder("distilbert-sst2"), CONFIG)  # its pieces are bert-base-uncased's
-    rows, test_rows = read_rows(args.train), read_rows(args.test)
+    rows, test_rows = read_labelled(args.train), read_labelled(args.test)
     examples, held_out = encode(model, args.train, rows), encode(model, args.test, test_rows)
     headless = {name: tree for name, tree in weights.tree.items() if name != "head"}
     encoder = Model(replace(CONFIG, head="base", labels=()), headless, threads=args.threads)
@@ -62,15 +64,15 @@ def main() -> None:
     def watch(epoch: int) -> dict[str, float]:
         answers = encoder.run([example.text for example in examples])
         np.save(embeddings[epoch], np.stack([each["last_hidden_state"][0] for each in answers]))
-        return {"accuracy": evaluate(model, held_out).accuracy}
+        return {"accuracy": evaluate_labels(model, held_out).accuracy}
 
     recipe = replace(RECIPE, epochs=args.epochs, seed=args.seed)
-    run = Run(HeadLoss(CONFIG), weights, recipe, args.output / "training", model.threads, 50, Progress())
-    history = run.train(examples, watch, held_out=held_out)
+    trainer = Trainer(HeadLoss(CONFIG), weights, recipe, args.output / "training", model.threads, 50, Progress())
+    history = trainer.train(examples, watch, held_out=held_out)
     (args.output / "history.json").write_text(json.dumps(history, indent=1) + "\n", encoding="utf-8")
 
     if missing := [path for path in embeddings if not path.exists()]:
-        raise NpformerError(f"{missing[0]}: is gone, and its epoch is over; delete {run.folder} to begin anew")
+        raise NpformerError(f"{missing[0]}: is gone, and its epoch is over; delete {trainer.folder} to begin anew")
     found = [np.load(path) for path in embeddings]
     if args.tsne:
         frames = [project(each, "tsne") for each in found]

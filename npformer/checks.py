@@ -20,8 +20,8 @@ def whole(name: str, value: Any, low: int, high: float = math.inf) -> int:
 
 
 def number(name: str, value: Any, low: float = -math.inf, high: float = math.inf) -> float:
-    """`value`, a number from low to high."""
-    if type(value) not in (int, float) or not low <= value <= high:
+    """`value`, a finite number from low to high."""
+    if type(value) not in (int, float) or not (low <= value <= high and abs(value) < math.inf):
         bounds = "" if low == -math.inf else f" of at least {low}" if high == math.inf else f" from {low} to {high}"
         raise NpformerError(f"{name}: expected a number{bounds}, got {shown(value)}")
     return value

@@ -29,7 +29,7 @@ from npformer.tap import listen
 from npformer.tape import Recording
 from npformer.training import Example, HeadLoss, Trainable, initialise
 from npformer.training.gradients import gradients
-from npformer.training.translation import TranslationLoss
+from npformer.training.losses import TranslationLoss
 from tests import golden
 from tests.golden import gradients as given
 from tests.support import tiny

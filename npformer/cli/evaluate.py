@@ -39,14 +39,14 @@ def run(args: argparse.Namespace) -> None:
 
 def _labels(args: argparse.Namespace) -> None:
     from npformer.checkpoint.load import load
-    from npformer.training.classify import encode, evaluate
-    from npformer.training.data import read_rows
+    from npformer.training.data import encode, read_labelled
+    from npformer.training.metrics import evaluate_labels
 
-    rows = read_rows(args.data, args.label_column, text_columns(args))
+    rows = read_labelled(args.data, args.label_column, text_columns(args))
     model = load(args.model, args.revision, args.offline, threads=args.threads)
     if model.config.head != "sequence-classification":
         raise NpformerError(f"--data: a {model.config.head} model gives texts no labels")
-    found = evaluate(model, encode(model, args.data, rows))
+    found = evaluate_labels(model, encode(model, args.data, rows))
     if not args.json:
         print(found)
         return
@@ -65,7 +65,7 @@ def _translations(args: argparse.Namespace) -> None:
         raise NpformerError('BLEU needs sacrebleu: pip install "npformer[evaluate]"') from None
     from npformer.tasks import pipeline
     from npformer.tasks.task import InputError
-    from npformer.training.pairs import read_pairs
+    from npformer.training.data import read_pairs
 
     sources, references = map(list, zip(*read_pairs(args.source, args.reference), strict=True))
     options = {"num_beams": args.beams} if args.beams else {}

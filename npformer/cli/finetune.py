@@ -11,9 +11,9 @@ from npformer.cli import complain, recipes
 from npformer.cli.answers import add_model_arguments, whole
 from npformer.errors import NpformerError
 from npformer.families import read_config
-from npformer.training import HeadLoss, Recipe, Run, Trainable, standard_rates
-from npformer.training.classify import encode, evaluate
-from npformer.training.data import label_keys, label_names, read_rows
+from npformer.training import HeadLoss, Recipe, Trainable, Trainer, standard_rates
+from npformer.training.data import encode, label_keys, label_names, read_labelled
+from npformer.training.metrics import evaluate_labels
 from npformer.training.progress import Progress
 from npformer.training.start import companions, start, write_model
 
@@ -47,7 +47,7 @@ def run(args: argparse.Namespace) -> None:
 
     output, recipe = recipes.output(args), recipes.read(args)
     columns = (args.label_column, recipes.text_columns(args))
-    train, dev = read_rows(args.train, *columns), read_rows(args.dev, *columns)
+    train, dev = read_labelled(args.train, *columns), read_labelled(args.dev, *columns)
     if {row.text_pair is None for row in train} != {row.text_pair is None for row in dev}:
         raise NpformerError(f"{args.train} and {args.dev}: one has a text in each row, the other two")
     source = find_folder(args.model, args.revision, args.offline)
@@ -61,18 +61,18 @@ def run(args: argparse.Namespace) -> None:
     held_out = encode(model, args.dev, dev, args.max_length)
 
     def numbers(epoch: int) -> dict[str, float]:
-        found = evaluate(model, held_out)
+        found = evaluate_labels(model, held_out)
         return {"accuracy": found.accuracy, "f1": found.macro_f1}
 
     recipe = replace(recipe, dropout=standard_rates(config, args.dropout, head=args.dropout))
-    training = Run(
+    training = Trainer(
         HeadLoss(config, args.label_smoothing), weights, recipe, output / "training", model.threads,
         args.save_every, Progress(),
     )  # fmt: skip
     training.train(examples, numbers, held_out=held_out)
     found = training.choose(numbers)
     write_model(output, companions(source, config, args.max_length), config, weights.tree)
-    print(f"{output}: {recipes.chosen(found)}\n\n{evaluate(model, held_out)}")
+    print(f"{output}: {recipes.chosen(found)}\n\n{evaluate_labels(model, held_out)}")
 
 
 def _labels(source: Path, found: tuple[str, ...]) -> tuple[str, ...]:

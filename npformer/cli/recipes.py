@@ -71,7 +71,7 @@ def read(args: argparse.Namespace) -> Recipe:
 
 
 def chosen(found: dict[str, float]) -> str:
-    """Which weights `Run.choose` took."""
+    """Which weights `Trainer.choose` took."""
     return f"epoch {found['epoch']:.0f}" if "epoch" in found else f"the mean of the last {found['states']} states"
 
 

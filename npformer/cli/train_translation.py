@@ -10,11 +10,12 @@ from npformer.cli import complain, recipes
 from npformer.cli.answers import whole
 from npformer.families.transformer import residual_rates
 from npformer.seq2seq import Seq2Seq
-from npformer.training import Recipe, Run, Trainable, initialise
-from npformer.training.pairs import companions, encode_pairs, learn_tokenizer, read_pairs, translator
+from npformer.training import Recipe, Trainable, Trainer, TranslationLoss, initialise
+from npformer.training.data import encode_pairs, read_pairs
+from npformer.training.metrics import evaluate_translation
 from npformer.training.progress import Progress
 from npformer.training.start import write_model
-from npformer.training.translation import TranslationLoss, evaluate
+from npformer.training.translator import companions, learn_tokenizer, translator
 
 EPILOG = """files: one sentence a line; line N of the second is the translation
 of line N of the first.
@@ -65,10 +66,10 @@ def run(args: argparse.Namespace) -> None:
 
     recipe = replace(recipe, dropout=residual_rates(args.dropout))
     objective = TranslationLoss(config, args.label_smoothing)
-    training = Run(objective, weights, recipe, output / "training", model.threads, args.save_every, Progress())
+    training = Trainer(objective, weights, recipe, output / "training", model.threads, args.save_every, Progress())
 
     def numbers(epoch: int) -> dict[str, float]:
-        return evaluate(model, held_out)
+        return evaluate_translation(model, held_out)
 
     training.train(examples, numbers, held_out=held_out)
     found = training.choose(numbers)

@@ -1,19 +1,19 @@
 """Training in NumPy: the gradients of the one forward, Adam, and a loop that can be stopped at any step.
 
-Backward passes stand below their forwards, in `functions.py` and on. Here `gradients.py` makes a batch's gradients,
-`optimiser.py` and `schedule.py` use them, `trainer.py` repeats it; `data.py` reads files, `project.py` draws
-embeddings.
+Backward passes stand below their forwards, in `functions.py` and on. Here `losses.py` has what is minimised,
+`gradients.py` a batch's gradients, `optimiser.py` and `schedule.py` use them, `trainer.py` repeats it and `state.py`
+keeps where it stands; `data.py` reads files, `metrics.py` measures.
 """
 
-from npformer.training.data import Row, label_ids, label_names, read_rows
+from npformer.training.data import LabelledText, label_ids, label_names, read_labelled
 from npformer.training.dropout import Dropout, standard_rates
-from npformer.training.gradients import Example, Gradients, HeadLoss, gradients
+from npformer.training.gradients import Gradients, gradients
 from npformer.training.initialise import initialise
+from npformer.training.losses import Example, HeadLoss, TranslationLoss
 from npformer.training.optimiser import Adam, clip_scale, global_norm, is_decayed
-from npformer.training.project import project
 from npformer.training.schedule import constant, linear, noam
 from npformer.training.trainable import Trainable
-from npformer.training.trainer import Recipe, Run
+from npformer.training.trainer import Recipe, Trainer
 
 __all__ = [
     "Adam",
@@ -21,10 +21,11 @@ __all__ = [
     "Example",
     "Gradients",
     "HeadLoss",
+    "LabelledText",
     "Recipe",
-    "Row",
-    "Run",
     "Trainable",
+    "Trainer",
+    "TranslationLoss",
     "clip_scale",
     "constant",
     "global_norm",
@@ -35,7 +36,6 @@ __all__ = [
     "label_names",
     "linear",
     "noam",
-    "project",
-    "read_rows",
+    "read_labelled",
     "standard_rates",
 ]

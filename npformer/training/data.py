@@ -1,6 +1,6 @@
-"""Labelled texts from files: TSV, CSV or JSON Lines, with a label and one or two texts in each row.
+"""Examples from files: labelled texts (TSV, CSV or JSON Lines), or sentences and their translations, line by line.
 
-Every complaint names the file and the line. `cli/finetune.py` uses it.
+Every complaint names the file and the line. `cli/finetune.py` and `cli/train_translation.py` use it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from npformer.errors import NpformerError
+import numpy as np
+
+from npformer.errors import NpformerError, warn
+from npformer.model import Model
+from npformer.runtime.batch import Text
+from npformer.text.encoding import Encoder
+from npformer.training.losses import Example
 
 LABEL = "label"
 TEXTS = (  # the columns that are looked for, in this order
@@ -23,12 +29,13 @@ TEXTS = (  # the columns that are looked for, in this order
     ("text",),
     ("sentence",),
 )
+WINDOW = 1024  # handed to the tokenizer
 LONGEST = 2**24  # characters of a field
 FORMATS = {".tsv": "tsv", ".csv": "csv", ".jsonl": "jsonl", ".ndjson": "jsonl"}
 
 
 @dataclass(frozen=True)
-class Row:
+class LabelledText:
     """One example as the file has it, and the line it ends on."""
 
     label: str
@@ -37,7 +44,7 @@ class Row:
     line: int
 
 
-def read_rows(path: str | Path, label: str = LABEL, texts: Sequence[str] = ()) -> list[Row]:
+def read_labelled(path: str | Path, label: str = LABEL, texts: Sequence[str] = ()) -> list[LabelledText]:
     """The rows of a file, by its ending: .tsv (tabs, no quotes), .csv, or .jsonl (an object a line).
 
     TSV and CSV begin with the columns' names. label, texts: the columns to use; by default "label", and of
@@ -49,7 +56,7 @@ def read_rows(path: str | Path, label: str = LABEL, texts: Sequence[str] = ()) -
         raise NpformerError(f"{path}: expected a file that ends in {', '.join(FORMATS)}")
     is_table = FORMATS[path.suffix] != "jsonl"
     records = _table(path, FORMATS[path.suffix]) if is_table else _objects(path)
-    rows: list[Row] = []
+    rows: list[LabelledText] = []
     columns: Sequence[str] = texts
     for line, record in records:
         if not texts and not (rows and is_table):
@@ -58,13 +65,13 @@ def read_rows(path: str | Path, label: str = LABEL, texts: Sequence[str] = ()) -
                 raise NpformerError(f"{path}:{line}: text in {_and(found)}, in the rows before in {_and(columns)}")
             columns = found
         values = [_value(f"{path}:{line}", record, name) for name in (label, *columns)]
-        rows.append(Row(values[0].strip(), values[1], values[2] if len(values) > 2 else None, line))
+        rows.append(LabelledText(values[0].strip(), values[1], values[2] if len(values) > 2 else None, line))
     if not rows:
         raise NpformerError(f"{path}: no rows")
     return rows
 
 
-def label_names(rows: Sequence[Row]) -> tuple[str, ...]:
+def label_names(rows: Sequence[LabelledText]) -> tuple[str, ...]:
     """The labels of the rows, sorted; whole numbers by size, and then 0 ... the largest, as they count outputs."""
     found = {row.label for row in rows}
     if all(each.isdecimal() for each in found):
@@ -83,7 +90,7 @@ def label_keys(labels: Sequence[str]) -> dict[str, int]:
     return names if any(each.isdecimal() for each in names) else numbers | names
 
 
-def label_ids(path: str | Path, rows: Sequence[Row], labels: Sequence[str]) -> list[int]:
+def label_ids(path: str | Path, rows: Sequence[LabelledText], labels: Sequence[str]) -> list[int]:
     """Each row's label as a number: by its name among `labels`, upper or lower case, or by its number.
 
     Raises NpformerError, with file and line, for one that is neither.
@@ -97,6 +104,51 @@ def label_ids(path: str | Path, rows: Sequence[Row], labels: Sequence[str]) -> l
             raise NpformerError(f"{path}:{row.line}: label {row.label!r:.80}; expected one of {names}")
         ids.append(known[row.label.lower()])
     return ids
+
+
+def encode(model: Model, path: str | Path, rows: Sequence[LabelledText], limit: int | None = None) -> list[Example]:
+    """The rows as token ids, cut to the model's length or to `limit`, with a warning, and their labels' numbers."""
+    encoder = Encoder(model, limit)
+    targets = label_ids(path, rows, model.config.labels)
+    examples, cut = [], 0
+    for start in range(0, len(rows), WINDOW):
+        window = rows[start : start + WINDOW]
+        parts = [row.text if row.text_pair is None else (row.text, row.text_pair) for row in window]
+        for part, encoding, target in zip(parts, encoder.encode(parts), targets[start : start + WINDOW], strict=True):
+            fitted = encoder.fit(part, encoding, "truncate")
+            examples.append(Example(encoder.text(fitted.pieces[0]), target))
+            cut += fitted.truncated
+    if cut:
+        warn(f"{path}: {cut} of {len(rows)} texts were cut to {encoder.limit} tokens")
+    return examples
+
+
+def read_pairs(source: str | Path, target: str | Path) -> list[tuple[str, str]]:
+    """The lines of two files that go together. Raises NpformerError, with file and line, for one that is empty."""
+    sources, targets = read_lines(source), read_lines(target)
+    if len(sources) != len(targets):
+        raise NpformerError(f"{target}: {len(targets)} lines for the {len(sources)} of {source}")
+    for path, lines in ((source, sources), (target, targets)):
+        for number, line in enumerate(lines, 1):
+            if not line.strip():
+                raise NpformerError(f"{path}:{number}: an empty line; each line needs its translation")
+    if not sources:
+        raise NpformerError(f"{source}: no lines")
+    return list(zip(sources, targets, strict=True))
+
+
+def encode_pairs(
+    tokenizer: Any, files: tuple[str | Path, str | Path], pairs: Sequence[tuple[str, str]], longest: int
+) -> list[Example]:
+    """The pairs as ids. Raises NpformerError, with file and line, for a sentence of more than `longest` tokens."""
+    sides = []
+    for path, texts in zip(files, zip(*pairs, strict=True), strict=True):
+        encodings = tokenizer.encode_batch_fast(list(texts))
+        for number, encoding in enumerate(encodings, 1):
+            if len(encoding) > longest:
+                raise NpformerError(f"{path}:{number}: {len(encoding)} tokens, the model takes {longest}")
+        sides.append([np.array(encoding.ids) for encoding in encodings])
+    return [Example(Text(source), target[:-1]) for source, target in zip(*sides, strict=True)]
 
 
 def read_lines(path: str | Path) -> list[str]:

@@ -9,46 +9,22 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import TypeVar
 
 import numpy as np
 
-from npformer.config import Config
 from npformer.errors import NpformerError
-from npformer.functions import IGNORED, cross_entropy, cross_entropy_backward
-from npformer.model import backward, forward
-from npformer.runtime.batch import SHARD, SMALL_SHARD, Text, alike, pack
+from npformer.runtime.batch import SHARD, SMALL_SHARD, alike
 from npformer.runtime.threads import share, single_blas_thread
-from npformer.tap import listen, listening
-from npformer.tape import Edit, Recording
+from npformer.tap import listening
+from npformer.tape import Edit
+from npformer.training.losses import Objective, Part
 from npformer.training.trainable import Gradient, Trainable, add
 
 E = TypeVar("E", contravariant=True)
-
-
-class Part(NamedTuple):
-    """What a shard adds to its batch: its share of the mean loss, how many targets it got right, its gradients."""
-
-    loss: float
-    right: int
-    tree: dict[str, Any]
-
-
-class Objective(Protocol[E]):
-    """What is trained: how long an example is, how many targets it has, and a shard's loss and gradients."""
-
-    def lengths(self, example: E, /) -> tuple[int, ...]:
-        """The tokens of each of its texts: examples that are alike in them are worked on together."""
-
-    def count(self, example: E, /) -> int:
-        """Targets: what the loss is the mean over."""
-
-    def part(self, tree: Mapping[str, Any], examples: Sequence[E], count: int, edit: Edit | None, /) -> Part:
-        """Of some of a batch's examples, when the whole batch has `count` targets."""
 
 
 @dataclass(frozen=True)
@@ -118,88 +94,3 @@ class _Sum:
                 for name, grad in self._waiting.pop(self._next).items():
                     self.flat[name] = add(self.flat[name], grad) if name in self.flat else grad
                 self._next += 1
-
-
-# --- encoders with a head --------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Example:
-    """A text and what the head is to say of it.
-
-    target: a label's number; for a head on tokens one for each token, -100 where none is wanted; for question answering
-    the first and the last token. For multiple choice `text` is the list of choices.
-    """
-
-    text: Any
-    target: Any
-
-
-@dataclass(frozen=True)
-class HeadLoss:
-    """Cross-entropy of an encoder's head: over labels, over the vocabulary, over the choices, or over the tokens where
-    an answer starts and where it ends (the mean of the two). Devlin et al., 2019, section 4.
-    """
-
-    config: Config
-    label_smoothing: float = 0.0
-
-    def __post_init__(self) -> None:
-        if self.config.head == "base":
-            raise NpformerError("a base model has no head, so no loss; load it with the head that is to be trained")
-        if self.config.problem_type not in (None, "single_label_classification"):
-            raise NpformerError(f"problem_type: {self.config.problem_type} is not trained here, one label a text is")
-
-    def lengths(self, example: Example, /) -> tuple[int, ...]:
-        return tuple(map(len, _texts(example)))
-
-    def count(self, example: Example, /) -> int:
-        if self.config.head in ("token-classification", "masked-lm"):
-            return int((np.asarray(example.target) != IGNORED).sum())
-        return 1 if self.config.head == "question-answering" else int(example.target != IGNORED)
-
-    def part(self, tree: Mapping[str, Any], examples: Sequence[Example], count: int, edit: Edit | None, /) -> Part:
-        batch = pack([text for example in examples for text in _texts(example)])
-        recording, whole = Recording(), listening()  # whoever listens already is to see every stage whole
-        with listen(edit) if edit else nullcontext(), listen(recording):
-            answers = forward(tree, self.config, batch, whole)
-        loss, right, grads = self.losses(answers, [example.target for example in examples], batch.lengths, count)
-        return Part(loss, right, backward(grads, recording.stages, tree, self.config, batch))
-
-    def losses(
-        self, answers: Mapping[str, np.ndarray], targets: Sequence[Any], lengths: np.ndarray, count: int
-    ) -> tuple[float, int, dict[str, np.ndarray]]:
-        """The share in the mean loss, how many are right, and the gradients of the answers."""
-        head = self.config.head
-        if head == "question-answering":
-            return self._spans(answers, targets, lengths, count)
-        logits = answers["logits"]
-        rows = logits.reshape(len(targets), -1) if head == "multiple-choice" else logits
-        wanted = np.concatenate([np.asarray(target).reshape(-1) for target in targets])
-        loss, right, grad = self._rows(rows, wanted, count)
-        return loss, right, {"logits": grad.reshape(logits.shape)}
-
-    def _rows(self, logits: np.ndarray, targets: np.ndarray, count: int) -> tuple[float, int, np.ndarray]:
-        options: dict[str, Any] = {"label_smoothing": self.label_smoothing, "reduction": "sum"}
-        loss = float(cross_entropy(logits, targets, **options)) / count
-        grad = cross_entropy_backward(1 / count, logits, targets, **options)
-        return loss, int((logits.argmax(axis=-1) == targets).sum()), grad
-
-    def _spans(
-        self, answers: Mapping[str, np.ndarray], targets: Sequence[Any], lengths: np.ndarray, count: int
-    ) -> tuple[float, int, dict[str, np.ndarray]]:
-        loss, grads = 0.0, {}
-        right = np.ones(len(targets), bool)
-        for column, name in enumerate(("start_logits", "end_logits")):
-            pieces = []
-            for i, logits in enumerate(np.split(answers[name], np.cumsum(lengths)[:-1])):
-                each, is_right, grad = self._rows(logits[None], np.asarray(targets[i])[column : column + 1], 2 * count)
-                loss += each
-                right[i] &= bool(is_right)
-                pieces.append(grad[0])
-            grads[name] = np.concatenate(pieces)
-        return loss, int(right.sum()), grads
-
-
-def _texts(example: Example) -> Sequence[Text]:
-    return [example.text] if isinstance(example.text, Text) else example.text

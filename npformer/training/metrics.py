@@ -1,4 +1,4 @@
-"""How good labels are: accuracy, F1, and which label was taken for which."""
+"""How good a model is: labels by accuracy, F1 and confusion; a translator by its loss and its next tokens."""
 
 from __future__ import annotations
 
@@ -6,6 +6,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+
+from npformer.functions import cross_entropy
+from npformer.model import Model
+from npformer.runtime.batch import Text
+from npformer.seq2seq import Seq2Seq
+from npformer.training.losses import Example, teacher_forced
+
+TEXTS = 1024  # handed to the model at a time
+PAIRS = 256
 
 
 @dataclass(frozen=True)
@@ -59,3 +68,26 @@ def scores(wanted: Sequence[int], given: Sequence[int], labels: Sequence[str]) -
     confusion: np.ndarray = np.zeros((len(labels), len(labels)), np.int64)
     np.add.at(confusion, (np.asarray(wanted), np.asarray(given)), 1)
     return Scores(tuple(labels), confusion)
+
+
+def evaluate_labels(model: Model, examples: Sequence[Example]) -> Scores:
+    """The scores of a classifier on some examples."""
+    given: list[int] = []
+    for start in range(0, len(examples), TEXTS):
+        answers = model.run([example.text for example in examples[start : start + TEXTS]])
+        given += [int(np.argmax(answer["logits"])) for answer in answers]
+    return scores([example.target for example in examples], given, model.config.labels)
+
+
+def evaluate_translation(model: Seq2Seq, examples: Sequence[Example]) -> dict[str, float]:
+    """The mean cross-entropy of a target token given those before it, and the share that is given as the likeliest."""
+    total, right, count = 0.0, 0, 0
+    for start in range(0, len(examples), PAIRS):
+        window = examples[start : start + PAIRS]
+        pairs = teacher_forced(model.config, window)
+        answers = model.run([(each.text, Text(ids)) for each, (ids, _) in zip(window, pairs, strict=True)])
+        for answer, (_, wanted) in zip(answers, pairs, strict=True):
+            total += float(cross_entropy(answer["logits"], wanted, reduction="sum"))
+            right += int((answer["logits"].argmax(axis=-1) == wanted).sum())
+            count += len(wanted)
+    return {"dev_loss": total / count, "accuracy": right / count}

@@ -5,10 +5,9 @@ from __future__ import annotations
 import sys
 import time
 from collections import deque
-from typing import TYPE_CHECKING, TextIO
+from typing import TextIO
 
-if TYPE_CHECKING:
-    from npformer.training.trainer import State
+from npformer.training.state import State
 
 BAR = 20  # characters
 

@@ -30,11 +30,10 @@ from npformer.model import Model
 from npformer.runtime.threads import available_cores
 from npformer.text.tokenizer import load_tokenizer
 from npformer.text.translation_tokenizer import FILE, read_tokenizer
-from npformer.training import Example, HeadLoss, Recipe, initialise, read_rows
-from npformer.training.classify import encode
-from npformer.training.pairs import encode_pairs, read_pairs
+from npformer.training import Example, HeadLoss, Recipe, initialise, read_labelled
+from npformer.training.data import encode, encode_pairs, read_pairs
+from npformer.training.losses import TranslationLoss
 from npformer.training.trainer import LAST
-from npformer.training.translation import TranslationLoss
 from tests.benchmarks import twins
 
 sys.path.append(str(Path(__file__).parents[2] / "examples"))
@@ -43,7 +42,7 @@ sys.path.append(str(Path(__file__).parents[2] / "examples"))
 def train(
     module: Any, objective: Any, examples: Sequence[Example], recipe: Recipe, folder: Path, watch: Callable[[], str]
 ) -> None:
-    """`Run.train`'s order, batches and learning rates; a line an epoch, and the state to go on from."""
+    """`Trainer.train`'s order, batches and learning rates; a line an epoch, and the state to go on from."""
     adam = twins.optimiser(module, recipe.learning_rate, recipe.betas, recipe.eps, recipe.weight_decay)
     per_epoch = -(-len(examples) // recipe.batch_size)
     factor = recipe.factors(per_epoch * recipe.epochs, objective.config.d_model)
@@ -77,7 +76,7 @@ def encoder(args: argparse.Namespace) -> None:
     tree = initialise(SETUP, RECIPE.seed, "torch")
     model = Model(SETUP, tree)
     model.tokenizer = load_tokenizer(find_folder("distilbert-sst2"), SETUP)
-    examples, held_out = (encode(model, path, read_rows(path)) for path in (args.train, args.test))
+    examples, held_out = (encode(model, path, read_labelled(path)) for path in (args.train, args.test))
     module = twins.Classifier(tree, SETUP, max(RECIPE.dropout.values()))
 
     def watch() -> str:

@@ -23,9 +23,9 @@ from npformer.config import Config
 from npformer.families.transformer import residual_rates
 from npformer.runtime.batch import Text
 from npformer.runtime.threads import available_cores
-from npformer.training import Example, HeadLoss, Recipe, Run, Trainable, gradients, initialise, standard_rates
-from npformer.training.pairs import translator
-from npformer.training.translation import TranslationLoss
+from npformer.training import Example, HeadLoss, Recipe, Trainable, Trainer, gradients, initialise, standard_rates
+from npformer.training.losses import TranslationLoss
+from npformer.training.translator import translator
 from tests.benchmarks import measure, sizes, table, twins
 from tests.benchmarks.models import Contender
 
@@ -90,7 +90,7 @@ def measure_row(row: Row, threads: int, rounds: int) -> dict[str, Any]:
     adam = twins.optimiser(module, recipe.learning_rate, recipe.betas, recipe.eps, recipe.weight_decay)
     found, count = {}, sum(sum(objective.lengths(example)) for example in examples)
     for is_lazy, name in ((False, "npformer"), (True, "npformer, lazy")):
-        found[name] = Run(objective, weights, replace(recipe, lazy=is_lazy), threads=threads)
+        found[name] = Trainer(objective, weights, replace(recipe, lazy=is_lazy), threads=threads)
     contenders = [
         Contender(name, "", lambda run=run: run._step(examples, recipe.learning_rate)) for name, run in found.items()
     ]

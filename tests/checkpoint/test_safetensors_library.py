@@ -17,7 +17,7 @@ from npformer import golden
 from npformer.checkpoint import convert
 from npformer.checkpoint.safetensors import read_tensors
 from npformer.runtime.batch import Text
-from npformer.training import Example, HeadLoss, Recipe, Run, Trainable
+from npformer.training import Example, HeadLoss, Recipe, Trainable, Trainer
 from tests.support import tiny
 
 ROOT = Path(__file__).parents[2]
@@ -57,7 +57,7 @@ def record_goldens(folder: Path) -> None:
 def train(folder: Path) -> None:
     trained = Trainable(tiny.model().weights, tiny.config())
     examples = [Example(Text(np.arange(3) + i), i % 2) for i in range(4)]
-    Run(HeadLoss(trained.config), trained, Recipe(epochs=1, batch_size=2), folder / "training").train(examples)
+    Trainer(HeadLoss(trained.config), trained, Recipe(epochs=1, batch_size=2), folder / "training").train(examples)
 
 
 @pytest.mark.parametrize("write", [convert_both_ways, save_trace, record_goldens, train])

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 from npformer import edit, view
-from npformer.checkpoint import transformer
+from npformer.checkpoint import tree as layout
 from npformer.errors import NpformerError
+from npformer.families.torch_nn import TORCH_MODULES
 from npformer.functions import SparseRows
 from npformer.interpret.edit import (
     Differentiable,
@@ -29,8 +30,7 @@ from npformer.runtime.batch import Text, pack
 from npformer.tap import listen
 from npformer.tape import Recording
 from npformer.training import Dropout, Example, Gradients, HeadLoss, Trainable, gradients, initialise
-from npformer.training.translation import TranslationLoss
-from npformer.transformer_config import TransformerConfig
+from npformer.training.losses import TranslationLoss
 from tests.golden import gradients as given
 from tests.golden import seq2seq_cases as cases
 from tests.support import tiny
@@ -108,16 +108,12 @@ def test_a_gradient_passes_an_edit_of_any_stage(kind: str, head: str) -> None:
 
 
 def test_a_gradient_passes_an_edit_of_any_stage_of_a_pre_norm_encoder() -> None:
-    config = TransformerConfig(
-        "transformer", "sequence-classification", 20, 8, 2, 2, 16, 32, activation="gelu", labels=("a", "b"),
-        torch_class="nn.TransformerEncoder", norm_first=True, final_norm=True,
+    config = TORCH_MODULES.config(
+        "sequence-classification", vocab_size=20, d_model=8, n_heads=2, n_layers=2, d_ffn=16, max_length=32,
+        activation="gelu", labels=("a", "b"), torch_class="nn.TransformerEncoder", norm_first=True, final_norm=True,
     )  # fmt: skip
-    flat = {
-        name: cases.drawn("edited", name, each.shape)
-        for name, each in transformer.parameters(config).items()
-        if "position" not in name
-    }
-    weights = Trainable(transformer.build(flat, config, np.dtype(np.float64), []), config)
+    flat = {name: cases.drawn("edited", name, each.shape) for name, each in layout.drawn(config).items()}
+    weights = Trainable(layout.own_to_tree(flat, config, np.dtype(np.float64)), config)
     examples = [Example(Text(np.arange(3, 3 + length)), length % 2) for length in (5, 3, 3)]
     every_stage(lambda: gradients(HeadLoss(config), weights, examples), weights)
 

@@ -13,9 +13,8 @@ from npformer.checkpoint import load_folder
 from npformer.checkpoint import tree as layout
 from npformer.functions import SparseRows
 from npformer.runtime.batch import Text
-from npformer.training import Trainable
-from npformer.training.gradients import Example, gradients
-from npformer.training.translation import TranslationLoss
+from npformer.training import Example, Trainable, gradients
+from npformer.training.losses import TranslationLoss
 
 PAD = 30  # which is the start token too
 

@@ -12,8 +12,8 @@ from transformers import MarianMTModel, PreTrainedTokenizerFast
 from npformer.checkpoint.convert import convert
 from npformer.checkpoint.load import load
 from npformer.training import initialise
-from npformer.training.pairs import companions, learn_tokenizer, translator
 from npformer.training.start import write_model
+from npformer.training.translator import companions, learn_tokenizer, translator
 
 PAIRS = [("A dog runs through the snow.", "Ein Hund läuft durch den Schnee."), ("Two men sit.", "Zwei Männer sitzen.")]
 TEXTS = ["A dog sits.", "Two men run through the snow!", "Grüße, 你好"]

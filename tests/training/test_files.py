@@ -11,15 +11,16 @@ import numpy as np
 import pytest
 
 import npformer
+from examples.animation import animate
 from npformer import cli
 from npformer.checkpoint.load import load
 from npformer.errors import NpformerError
 from npformer.families.torch_nn import TORCH_MODULES
+from npformer.interpret.project import project
 from npformer.model import Model
-from npformer.training import Row, initialise, label_ids, label_names, project, read_rows
-from npformer.training.animation import animate
+from npformer.training import LabelledText, initialise, label_ids, label_names, read_labelled
 from npformer.training.metrics import scores
-from npformer.training.pairs import learn_tokenizer
+from npformer.training.translator import learn_tokenizer
 from tests.support import tiny
 
 # --- files -----------------------------------------------------------------------------------------------------------
@@ -36,7 +37,7 @@ from tests.support import tiny
 )
 def test_rows_of_every_kind_of_file(tmp_path: Path, name: str, content: str) -> None:
     (tmp_path / name).write_text(content, encoding="utf-8")
-    rows = read_rows(tmp_path / name)
+    rows = read_labelled(tmp_path / name)
     assert [(row.label, row.text, row.text_pair) for row in rows] == [("1", 'say "no', None), ("0", "b c", None)]
     assert label_names(rows) == ("0", "1")
     assert label_ids("a", rows, ("bad", "good")) == [1, 0]
@@ -44,9 +45,9 @@ def test_rows_of_every_kind_of_file(tmp_path: Path, name: str, content: str) -> 
 
 def test_rows_of_two_texts(tmp_path: Path) -> None:
     (tmp_path / "a.tsv").write_text("premise\thypothesis\tlabel\na\tb\tyes\n", encoding="utf-8")
-    row = read_rows(tmp_path / "a.tsv")[0]
+    row = read_labelled(tmp_path / "a.tsv")[0]
     assert (row.text, row.text_pair, row.label, row.line) == ("a", "b", "yes", 2)
-    assert read_rows(tmp_path / "a.tsv", "label", ["hypothesis"])[0].text == "b"
+    assert read_labelled(tmp_path / "a.tsv", "label", ["hypothesis"])[0].text == "b"
 
 
 @pytest.mark.parametrize(
@@ -78,29 +79,29 @@ def test_rows_of_two_texts(tmp_path: Path) -> None:
 def test_bad_rows_are_named(tmp_path: Path, name: str, content: bytes, message: str) -> None:
     (tmp_path / name).write_bytes(content)
     with pytest.raises(NpformerError, match=message):
-        read_rows(tmp_path / name)
+        read_labelled(tmp_path / name)
 
 
 def test_bad_labels_are_named(tmp_path: Path) -> None:
     (tmp_path / "a.tsv").write_text("label\ttext\ngood\ta\nGOOD\ta\n1\ta\nawful\tb\n", encoding="utf-8")
-    rows = read_rows(tmp_path / "a.tsv")
+    rows = read_labelled(tmp_path / "a.tsv")
     assert label_ids("a.tsv", rows[:3], ("bad", "good")) == [1, 1, 1]
     with pytest.raises(NpformerError, match=r"a\.tsv:5: label 'awful'; expected one of bad \(0\), good \(1\)"):
         label_ids("a.tsv", rows, ("bad", "good"))
     with pytest.raises(NpformerError, match="No such file"):
-        read_rows(tmp_path / "b.tsv")
+        read_labelled(tmp_path / "b.tsv")
     with pytest.raises(NpformerError, match=r"a\.tsv: labels Bad, bad: expected names that differ in more than case"):
         label_ids("a.tsv", rows, ("Bad", "bad"))
     with pytest.raises(NpformerError, match=r"line 2: 9{80} is too large for a label's number"):
-        label_names([Row("9" * 5000, "a", None, 2), Row("1", "a", None, 3)])
+        label_names([LabelledText("9" * 5000, "a", None, 2), LabelledText("1", "a", None, 3)])
 
 
 def test_names_that_are_numbers_are_names(tmp_path: Path) -> None:
     """Labels 1, 2, 3 and a file with 0: not by number here and by name there, which would make one label of two."""
-    rows = [Row(label, "a", None, line) for line, label in enumerate("312", 2)]
+    rows = [LabelledText(label, "a", None, line) for line, label in enumerate("312", 2)]
     assert label_ids("a.tsv", rows, ("1", "2", "3")) == [2, 0, 1]
     with pytest.raises(NpformerError, match=r"a\.tsv:5: label '0'; expected one of 1, 2, 3$"):
-        label_ids("a.tsv", [*rows, Row("0", "a", None, 5)], ("1", "2", "3"))
+        label_ids("a.tsv", [*rows, LabelledText("0", "a", None, 5)], ("1", "2", "3"))
     assert label_ids("a.tsv", rows, label_names(rows)) == [3, 1, 2]  # outputs are counted from 0
 
 
@@ -267,11 +268,11 @@ def test_evaluate_measures_bleu(translator_folder: Path, capsys: pytest.CaptureF
         (b"ein\nzwei\n", ("--vocabulary", "100"), "a vocabulary on bytes has 258 to 1000000 tokens, got 100"),
         (b"ein\n1 2 3 4 5 6 7 8 9\n", ("--max-length", "9"), r"a\.de:2: [0-9]+ tokens, the model takes 9"),
         (b"ein\nzwei\n", ("--vocabulary", "9" * 30), "a vocabulary on bytes has 258 to 1000000 tokens, got 9"),
-        (b"ein\nzwei\n", ("--seed", "-1"), "seed: expected a whole number from 0, got -1"),
-        (b"ein\nzwei\n", ("--warmup", "nan"), "warmup: expected a number from 0, got nan"),
-        (b"ein\nzwei\n", ("--clip", "-1"), "clip: expected a number between 0 and inf, got -1"),
-        (b"ein\nzwei\n", ("--learning-rate", "1e30"), "learning_rate: expected a number between 0 and 1000"),
-        (b"ein\nzwei\n", ("--eps", "inf"), "eps: expected a number between 0 and 1, got inf"),
+        (b"ein\nzwei\n", ("--seed", "-1"), "seed: expected a whole number of at least 0, got -1"),
+        (b"ein\nzwei\n", ("--warmup", "nan"), "warmup: expected a number of at least 0, got nan"),
+        (b"ein\nzwei\n", ("--clip", "-1"), "clip: expected a number above 0, got -1"),
+        (b"ein\nzwei\n", ("--learning-rate", "1e30"), "learning_rate: expected a number from 0 to 1000"),
+        (b"ein\nzwei\n", ("--eps", "inf"), "eps: expected a number above 0, got inf"),
         (b"ein\nzwei\n", ("--dropout", "0.9999999"), "--dropout: expected a number from 0 to below 1"),
         (b"ein\nzwei\n", ("--width", "33"), "2 heads do not divide the model's width of 33"),
         (b"ein\nzwei\n", ("--dropout", "1"), "--dropout: expected a number from 0 to below 1"),

@@ -19,7 +19,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from npformer.errors import NpformerError
-from npformer.training import Example, HeadLoss, Recipe, Run, Trainable
+from npformer.training import Example, HeadLoss, Recipe, Trainable, Trainer
 from npformer.training.progress import Progress
 from tests.training.test_training import examples, weights
 
@@ -44,9 +44,9 @@ def test_batches(window: int) -> None:
 RECIPE = Recipe(epochs=3, batch_size=8, learning_rate=2e-3, dropout={"*ffn.output": 0.1}, seed=5)
 
 
-def train(folder: Path | None, threads: int = 1, batch: Sequence[Example] = (), **options: Any) -> Run:
+def train(folder: Path | None, threads: int = 1, batch: Sequence[Example] = (), **options: Any) -> Trainer:
     trained = weights()
-    run = Run(HeadLoss(trained.config), trained, RECIPE, folder, threads, **options)
+    run = Trainer(HeadLoss(trained.config), trained, RECIPE, folder, threads, **options)
     run.train(list(batch) or examples(), lambda epoch: {"accuracy": epoch / 10})
     return run
 
@@ -109,7 +109,7 @@ def test_another_runs_checkpoint_is_refused(tmp_path: Path) -> None:
             train(tmp_path, batch=batch)
     for smoothing, held_out in ((0.1, []), (0.0, examples(3))):
         trained = weights()
-        run = Run(HeadLoss(trained.config, smoothing), trained, RECIPE, tmp_path)
+        run = Trainer(HeadLoss(trained.config, smoothing), trained, RECIPE, tmp_path)
         with pytest.raises(NpformerError, match=r"last\.safetensors: belongs to a run with another"):
             run.train(examples(), held_out=held_out)
     assert (tmp_path / ".last.safetensors.0.partial").exists()
@@ -118,7 +118,7 @@ def test_another_runs_checkpoint_is_refused(tmp_path: Path) -> None:
 def test_choosing_weights(tmp_path: Path) -> None:
     """The epoch that scored highest, the later of two alike; or the mean of the last ones where it scores higher."""
     trained, kept = weights(), {}
-    run = Run(HeadLoss(trained.config), trained, replace(RECIPE, average=2), tmp_path)
+    run = Trainer(HeadLoss(trained.config), trained, replace(RECIPE, average=2), tmp_path)
 
     def evaluate(epoch: int) -> dict[str, float]:
         kept[epoch] = trained.flat["head.output.weight"].copy()
@@ -147,7 +147,7 @@ def test_the_states_that_are_averaged(average: int, every: int, steps: list[int]
 
 def test_averaging_within_an_epoch(tmp_path: Path) -> None:
     trained = weights()
-    run = Run(HeadLoss(trained.config), trained, replace(RECIPE, average=2, average_every=1), tmp_path)
+    run = Trainer(HeadLoss(trained.config), trained, replace(RECIPE, average=2, average_every=1), tmp_path)
     run.train(examples(), lambda epoch: {"accuracy": 0.5})
     last = {name: array.copy() for name, array in trained.flat.items()}
     run.choose(lambda epoch: {"accuracy": 0.6})

@@ -22,6 +22,7 @@ from npformer.training import (
     Example,
     HeadLoss,
     Trainable,
+    TranslationLoss,
     clip_scale,
     constant,
     global_norm,
@@ -34,7 +35,6 @@ from npformer.training import (
 )  # fmt: skip
 from npformer.training.gradients import cut
 from npformer.training.start import as_distilbert
-from npformer.training.translation import TranslationLoss
 from tests import golden
 from tests.golden import gradients as given
 from tests.support import tiny

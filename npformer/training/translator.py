@@ -1,41 +1,18 @@
-"""Pairs of sentences that a translator learns from: read, cut into tokens of one vocabulary, and the model for them.
-
-`translation.py` has the loss, `cli/train_translation.py` joins the two.
-"""
+"""A translator from scratch: its vocabulary, its config, and the files beside its weights."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
-from pathlib import Path
+from collections.abc import Iterable
 from typing import Any
-
-import numpy as np
 
 from npformer.config import Config, Decoder
 from npformer.errors import NpformerError
 from npformer.families.marian import MARIAN
-from npformer.runtime.batch import Text
 from npformer.text.translation_tokenizer import FILE
-from npformer.training.data import read_lines
-from npformer.training.gradients import Example
 
 END, PAD = "</s>", "<pad>"  # ids 0 and 1; the padding token is what a decoder is given first, as in Marian's models
 MOST = 10**6  # tokens of a vocabulary
-
-
-def read_pairs(source: str | Path, target: str | Path) -> list[tuple[str, str]]:
-    """The lines of two files that go together. Raises NpformerError, with file and line, for one that is empty."""
-    sources, targets = read_lines(source), read_lines(target)
-    if len(sources) != len(targets):
-        raise NpformerError(f"{target}: {len(targets)} lines for the {len(sources)} of {source}")
-    for path, lines in ((source, sources), (target, targets)):
-        for number, line in enumerate(lines, 1):
-            if not line.strip():
-                raise NpformerError(f"{path}:{number}: an empty line; each line needs its translation")
-    if not sources:
-        raise NpformerError(f"{source}: no lines")
-    return list(zip(sources, targets, strict=True))
 
 
 def learn_tokenizer(texts: Iterable[str], size: int) -> Any:
@@ -61,20 +38,6 @@ def learn_tokenizer(texts: Iterable[str], size: int) -> Any:
     tokenizer.train_from_iterator(texts, trainer)
     tokenizer.post_processor = processors.TemplateProcessing(single=f"$A {END}", special_tokens=[(END, 0)])
     return tokenizer
-
-
-def encode_pairs(
-    tokenizer: Any, files: tuple[str | Path, str | Path], pairs: Sequence[tuple[str, str]], longest: int
-) -> list[Example]:
-    """The pairs as ids. Raises NpformerError, with file and line, for a sentence of more than `longest` tokens."""
-    sides = []
-    for path, texts in zip(files, zip(*pairs, strict=True), strict=True):
-        encodings = tokenizer.encode_batch_fast(list(texts))
-        for number, encoding in enumerate(encodings, 1):
-            if len(encoding) > longest:
-                raise NpformerError(f"{path}:{number}: {len(encoding)} tokens, the model takes {longest}")
-        sides.append([np.array(encoding.ids) for encoding in encodings])
-    return [Example(Text(source), target[:-1]) for source, target in zip(*sides, strict=True)]
 
 
 def translator(vocabulary: int, width: int, heads: int, layers: int, ffn: int, longest: int) -> Config:

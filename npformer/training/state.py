@@ -1,0 +1,123 @@
+"""Where a training stands, and the folder that keeps it: to go on from, and to choose the best weights from.
+
+`trainer.py` writes it as it goes. Every file is written whole or not at all.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field, fields, is_dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from npformer.checkpoint.archive import load_arrays, save_arrays
+from npformer.errors import NpformerError
+from npformer.training.optimiser import Adam
+from npformer.training.trainable import Trainable
+
+FORMAT = "npformer-training"
+LAST, BEST, STEP = "last.safetensors", "best.safetensors", "step-{}.safetensors"
+
+
+@dataclass
+class State:
+    """Where a training stands: steps done, sums over the epoch at hand, and a row of numbers an epoch."""
+
+    step: int = 0
+    loss: float = 0.0
+    right: int = 0
+    count: int = 0
+    seconds: float = 0.0
+    history: list[dict[str, float]] = field(default_factory=list)
+
+    def end_epoch(self, row: dict[str, float]) -> None:
+        """Keep an epoch's row; the next one's sums begin at 0."""
+        self.history.append(row)
+        self.loss, self.right, self.count, self.seconds = 0.0, 0, 0, 0.0
+
+
+@dataclass(frozen=True)
+class Checkpoints:
+    """The folder of a training's files; without a folder nothing is kept."""
+
+    folder: Path | None
+    weights: Trainable
+    optimiser: Adam
+
+    def save(self, identity: str, state: State) -> None:
+        """Write `last.safetensors`: weights, moments, and where the training stands."""
+        if self.folder is not None:
+            arrays = {f"w.{name}": array for name, array in self.weights.flat.items()} | self.optimiser.state()
+            metadata = {"format": FORMAT, "run": identity, "state": json.dumps(asdict(state))}
+            save_arrays(self.folder / LAST, arrays, metadata)
+
+    def resume(self, identity: str, state: State) -> None:
+        """Take weights, moments and state from `last.safetensors`, where it is there.
+
+        Raises NpformerError where `identity` is not what it was saved with.
+        """
+        if self.folder is None:
+            return
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise NpformerError(f"{self.folder}: cannot be made: {error.strerror or error}") from None
+        path = self.folder / LAST
+        if path.exists():
+            arrays, metadata = load_arrays(path)
+            if metadata.get("format") != FORMAT or metadata.get("run") != identity:
+                raise NpformerError(f"{path}: belongs to a run with another recipe, model or data; give another folder")
+            for name, array in self.weights.flat.items():
+                array[...] = arrays[f"w.{name}"]
+            self.optimiser.restore(arrays)
+            for name, value in json.loads(metadata["state"]).items():
+                setattr(state, name, value)
+        for stale in self.folder.glob(".*.safetensors.*.partial"):  # of a training that was killed while it wrote
+            shutil.rmtree(stale, ignore_errors=True)
+
+    def keep(self, name: str, step: int) -> None:
+        """Write the weights alone, under this name."""
+        if self.folder is not None:
+            save_arrays(self.folder / name, self.weights.flat, {"format": FORMAT, "step": str(step)})
+
+    def take_mean(self, names: Sequence[str]) -> None:
+        """Make the weights the mean of those kept under these names."""
+        assert self.folder is not None
+        for count, name in enumerate(names):
+            arrays, _ = load_arrays(self.folder / name)
+            for key, array in self.weights.flat.items():
+                array[...] = arrays[key] if count == 0 else array + arrays[key]
+        for array in self.weights.flat.values():
+            array /= len(names)
+
+
+def identity(recipe: Any, objective: Any, weights: Trainable, examples: Sequence[Any], held_out: Sequence[Any]) -> str:
+    """What makes a training this one: its recipe, its objective with the model's config, first weights, examples."""
+    digest = hashlib.sha256()
+    for part in _bytes([list(weights.flat.items()), list(examples), list(held_out)]):
+        digest.update(part)
+    described: dict[str, Any] = {"recipe": asdict(recipe), "objective": type(objective).__name__}
+    if is_dataclass(objective) and not isinstance(objective, type):
+        described["settings"] = asdict(objective)
+    return json.dumps({**described, "start and data": digest.hexdigest()})
+
+
+def _bytes(value: Any) -> Iterator[bytes]:
+    """The bytes of a value of arrays, numbers and texts."""
+    if isinstance(value, np.ndarray):
+        yield f"{value.dtype} {value.shape}".encode()
+        yield np.ascontiguousarray(value).tobytes()
+    elif is_dataclass(value):
+        yield from _bytes([getattr(value, each.name) for each in fields(value)])
+    elif isinstance(value, list | tuple):
+        yield b"["
+        for each in value:
+            yield from _bytes(each)
+        yield b"]"
+    else:
+        yield repr(value).encode() + b","
