@@ -18,7 +18,7 @@ from npformer.golden.names import Theirs, read
 
 
 @dataclass(frozen=True)
-class Row:
+class StageError:
     """One stage: its error, where it is largest (text, then index), and how alike the directions are."""
 
     stage: str
@@ -37,12 +37,12 @@ class Row:
 class Comparison:
     """Their stages, in firing order, against a golden file's."""
 
-    rows: list[Row]
+    rows: list[StageError]
     theirs: Theirs
     missing: list[str]  # stages of the golden that they do not have
 
     @property
-    def first(self) -> Row | None:
+    def first(self) -> StageError | None:
         """The first stage that diverges."""
         return next((row for row in self.rows if row.diverges), None)
 
@@ -87,9 +87,9 @@ def compare(golden: Golden, arrays: Mapping[str, Any] | Any, names: Mapping[str,
     rows, missing = [], []
     for name in golden.stages:
         if name in theirs.problems:
-            rows.append(Row(name, np.nan, np.nan, np.nan, (), theirs.problems[name]))
+            rows.append(StageError(name, np.nan, np.nan, np.nan, (), theirs.problems[name]))
         elif name in theirs.stages:
-            rows.append(_row(name, theirs.stages[name], golden))
+            rows.append(_error(name, theirs.stages[name], golden))
         else:
             missing.append(name)
     return Comparison(rows, theirs, missing)
@@ -102,18 +102,20 @@ def assert_close(golden: Golden, arrays: Mapping[str, Any] | Any, names: Mapping
         raise AssertionError(f"{comparison}")
 
 
-def _row(name: str, theirs: list[np.ndarray], golden: Golden) -> Row:
+def _error(name: str, theirs: list[np.ndarray], golden: Golden) -> StageError:
     truth = golden.truth[name]
     errors = [np.abs(array.astype(np.float64) - true) for array, true in zip(theirs, truth, strict=True)]
     for i, array in enumerate(theirs):
         if not np.isfinite(array).all():
             worst = np.argwhere(~np.isfinite(array))[0]
-            return Row(name, np.nan, np.nan, np.nan, (i, *worst.tolist()), _not_finite(array, (i, *worst.tolist())))
+            return StageError(
+                name, np.nan, np.nan, np.nan, (i, *worst.tolist()), _not_finite(array, (i, *worst.tolist()))
+            )
     text = int(np.argmax([error.max() for error in errors]))
     worst = np.unravel_index(int(errors[text].argmax()), errors[text].shape)
     largest = float(errors[text].max())
     budgets = largest / golden.budgets[name]
-    return Row(name, largest, budgets, _cosine(theirs, truth), (text, *map(int, worst)))
+    return StageError(name, largest, budgets, _cosine(theirs, truth), (text, *map(int, worst)))
 
 
 def _not_finite(array: np.ndarray, where: tuple[int, ...]) -> str:

@@ -16,10 +16,11 @@ import numpy as np
 
 from npformer.checkpoint import tree as layout
 from npformer.errors import NpformerError
+from npformer.golden.budget import FACTOR, jitter, largest_error
 from npformer.golden.compare import Comparison, compare
 from npformer.golden.format import Golden
 from npformer.golden.mistakes import HALF_PRECISION, MISTAKES, Mistake, Port, half
-from npformer.golden.record import FACTOR, jitter, largest_error, weights_sha256
+from npformer.golden.record import weights_sha256
 from npformer.interpret import stages as table
 from npformer.interpret.edit import Edits
 from npformer.interpret.trace import Trace, post_process

@@ -15,6 +15,7 @@ from functools import partial
 
 import numpy as np
 
+from npformer.checks import whole
 from npformer.errors import NpformerError
 from npformer.interpret.attribution import Method, Target, on_tokens, target
 from npformer.model import Model, backward, embedded, forward
@@ -59,8 +60,7 @@ def by_gradients(model: Model, text: Text, tokens: Sequence[str], label: str | i
 
     label: as in `attribution.target`. steps: at how many places the integral's gradient is taken.
     """
-    if steps < 1:
-        raise NpformerError(f"attribution: steps={steps}: expected at least 1 place to take the gradient at")
+    whole("attribution: steps", steps, 1)
     with single_blas_thread():
         logits = forward(model.weights, model.config, pack([text]), listening())["logits"]
         explained = target(model.config, label, logits[0])

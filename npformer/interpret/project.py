@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from npformer.checks import one_of
 from npformer.errors import NpformerError
 
 METHODS = ("pca", "tsne")
@@ -17,8 +18,7 @@ def project(embeddings: Any, method: str = "pca", dimensions: int = 2, seed: int
     "pca": the coordinates along the directions of largest variance, x - E[x] = U S V^T -> U S (Pearson, 1901); each
     with the sign that makes its largest entry in V positive. "tsne": van der Maaten and Hinton, 2008, by scikit-learn.
     """
-    if method not in METHODS:
-        raise NpformerError(f"method: expected one of {', '.join(METHODS)}, got {method!r:.80}")
+    one_of("method", method, METHODS)
     rows = np.asarray(embeddings if not hasattr(embeddings, "texts") else _first_tokens(embeddings))
     if rows.ndim != 2 or not 1 <= dimensions <= min(rows.shape):
         raise NpformerError(f"project: {dimensions} dimensions need as many rows (N, D), got {rows.shape}")

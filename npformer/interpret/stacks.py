@@ -86,7 +86,7 @@ def traced(source: Any, text: Any) -> Any:
             f"got {type(source).__name__} alone. Call heads(model, 'some text') or heads(weights, tokens=[...])"
         )
     if source.config.head == "translation":
-        from npformer.view.translated import translated  # only a model needs the forward
+        from npformer.interpret.translated import translated  # only a model needs the forward
 
         return translated(source, text)
     from npformer.interpret.trace import trace

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from npformer import load, view
-from npformer.view.translated import translated
+from npformer.interpret.translated import translated
 from tests.browser.page import Page
 
 FILES = Path(__file__).parent.parent / "golden" / "seq2seq" / "marian-files"

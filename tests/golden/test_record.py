@@ -16,7 +16,8 @@ from npformer.checkpoint.archive import load_arrays, save_arrays
 from npformer.config import ENCODER_HEADS
 from npformer.errors import NpformerError
 from npformer.families.torch_nn import TORCH_MODULES
-from npformer.golden.record import in_float64, weights_sha256
+from npformer.golden.budget import in_float64
+from npformer.golden.record import weights_sha256
 from npformer.interpret.edit import edit
 from npformer.interpret.trace import trace
 from npformer.model import Model

@@ -216,5 +216,5 @@ def test_the_same_bits_on_any_number_of_threads() -> None:
 
 @pytest.mark.parametrize("steps", [0, -1])
 def test_no_places_are_an_error(steps: int) -> None:
-    with pytest.raises(NpformerError, match=f"steps={steps}: expected at least 1"):
+    with pytest.raises(NpformerError, match=f"steps: expected a whole number of at least 1, got {steps}"):
         view.attribution(tiny.model(), TEXT, steps=steps)

@@ -16,9 +16,9 @@ from npformer import load, view
 from npformer.errors import NpformerError
 from npformer.generation import generate
 from npformer.interpret.trace import trace
+from npformer.interpret.translated import translated
 from npformer.runtime.batch import Text
 from npformer.text.inputs import Pair
-from npformer.view.translated import translated
 from tests.support.seq2seq_models import random_model
 
 FILES = Path(__file__).parents[1] / "golden" / "seq2seq" / "marian-files"
