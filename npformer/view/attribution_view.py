@@ -83,11 +83,10 @@ class AttributionView(View):
     scripts: ClassVar[tuple[str, ...]] = ("core", "attribution")
     styles: ClassVar[tuple[str, ...]] = ("base", "attribution")
 
-    @property
-    def title(self) -> str:
-        return f"Words that count: {self._sentence()}"
+    heading: ClassVar[str] = "Words that count"
 
-    def _sentence(self) -> str:
+    @property
+    def subject(self) -> str:
         texts = (printable("".join(piece for piece, _ in text)) for text in self.methods[0].texts)
         return " / ".join(texts)[:160]
 
@@ -96,7 +95,6 @@ class AttributionView(View):
 
     def _meta(self) -> dict[str, Any]:
         return {
-            "heading": "Words that count",
             "methods": [_method_meta(each) for each in self.methods],
             "notes": self._notes(),
         }

@@ -11,7 +11,7 @@ import numpy as np
 from npformer.interpret.stacks import stacks, traced
 from npformer.text.words import printable
 from npformer.view.colour import head_colours
-from npformer.view.stack_view import StackView, chosen, elsewhere, strongest, subtitle
+from npformer.view.stack_view import StackView, chosen, elsewhere, strongest
 from npformer.view.svg import MUTED, Sheet, text_width
 from npformer.view.terminal import fit, heat_map, legend
 
@@ -49,12 +49,10 @@ class HeadView(StackView):
     scripts: ClassVar[tuple[str, ...]] = ("core", "stacks", "links", "heads")
     styles: ClassVar[tuple[str, ...]] = ("base", "heads")
 
-    @property
-    def title(self) -> str:
-        return f"Attention heads: {subtitle(self.stacks)}"
+    heading: ClassVar[str] = "Attention heads"
 
     def _meta(self) -> dict[str, Any]:
-        return {**super()._meta(), "heading": "Attention heads", "faint": FAINT, "fainter": FAINTER}
+        return {**super()._meta(), "faint": FAINT, "fainter": FAINTER}
 
     def _notes(self) -> list[str]:
         lines = f"Lines under {FAINT} are not drawn; for the tokens pointed at or kept, those under {FAINTER}."
@@ -67,7 +65,7 @@ class HeadView(StackView):
     def _map(self) -> np.ndarray:
         return self._first.layers[self.layer][list(self.shown)]
 
-    def _heading(self) -> str:
+    def _where(self) -> str:
         stack, count = self._first, len(self.shown)
         listed = ", ".join(map(str, self.shown))
         names = f"head {listed}" if count == 1 else f"all {count} heads" if count == stack.heads else f"heads {listed}"
@@ -79,7 +77,7 @@ class HeadView(StackView):
         if not self.shown:
             return "no head is chosen"
         several = len(self.shown) > 1
-        lines = [self._heading(), f"rows look at columns{', mean of the heads' if several else ''}"]
+        lines = [self._where(), f"rows look at columns{', mean of the heads' if several else ''}"]
         lines += ["", *heat_map(weights.mean(axis=0), stack.queries.tokens, stack.keys.tokens, width)]
         lines += ["", *legend(stack.queries.tokens, stack.keys.tokens, width)]
         lines += ["", f"strongest links{', with their head' if several else ''}"]
@@ -97,7 +95,7 @@ class HeadView(StackView):
         left = max(text_width(printable(token)) for token in stack.queries.tokens) + 10
         right = left + 220.0
         colours = head_colours(stack.heads)["light"]
-        sheet.text(0, 12, self._heading(), bold=True)
+        sheet.text(0, 12, self._where(), bold=True)
         if len(self.shown) > 1:
             top += _colour_key(sheet, self.shown, colours, right)
         for place, head in enumerate(self.shown):

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from npformer.interpret.stacks import stacks, traced
-from npformer.view.stack_view import StackView, chosen, elsewhere, subtitle
+from npformer.view.stack_view import StackView, chosen, elsewhere
 from npformer.view.svg import MUTED, Sheet, weight_cells
 from npformer.view.terminal import LEGEND, pool, shade
 
@@ -40,12 +40,7 @@ class ModelView(StackView):
     scripts: ClassVar[tuple[str, ...]] = ("core", "stacks", "model")
     styles: ClassVar[tuple[str, ...]] = ("base", "model")
 
-    @property
-    def title(self) -> str:
-        return f"Attention of every head: {subtitle(self.stacks)}"
-
-    def _meta(self) -> dict[str, Any]:
-        return {**super()._meta(), "heading": "Attention of every head"}
+    heading: ClassVar[str] = "Attention of every head"
 
     def _height(self) -> int:
         return min(900, 260 + 100 * len(self.stacks[0].layers))

@@ -20,7 +20,7 @@ from npformer.view.pack import Packed, pack_floats, size
 from npformer.view.page import View
 from npformer.view.stack_view import elsewhere, subtitle
 from npformer.view.svg import MUTED, Sheet, signed_cells, text_width
-from npformer.view.terminal import TIMES, bar, fit
+from npformer.view.terminal import TIMES, bar, fit, row_ends
 
 STAGES = {
     "query": "query_heads", "key": "key_heads", "value": "value_heads",
@@ -123,9 +123,11 @@ class NeuronView(View):
     scripts: ClassVar[tuple[str, ...]] = ("core", "neurons")
     styles: ClassVar[tuple[str, ...]] = ("base", "neurons")
 
+    heading: ClassVar[str] = "Attention, neuron by neuron"
+
     @property
-    def title(self) -> str:
-        return f"Attention, neuron by neuron: {subtitle(self.parts)}"
+    def subject(self) -> str:
+        return subtitle(self.parts)
 
     @cached_property
     def _kept(self) -> tuple[tuple[Part, ...], list[Packed]]:
@@ -148,8 +150,7 @@ class NeuronView(View):
         parts, _ = self._kept
         first = self.parts[0]
         return {
-            "heading": "Attention, neuron by neuron",
-            "subtitle": subtitle(self.parts),
+            "subtitle": self.subject,
             "parts": [
                 {
                     "title": part.title, "numbers": part.numbers, "heads": part.heads,
@@ -185,7 +186,7 @@ class NeuronView(View):
         part = self.parts[0]
         return part, {name: array[self.head] for name, array in part.arrays[self.layer].items()}
 
-    def _heading(self) -> str:
+    def _where(self) -> str:
         part = self.parts[0]
         return (
             f"{part.title}, layer {part.numbers[self.layer]}, head {self.head}, "
@@ -197,7 +198,7 @@ class NeuronView(View):
         part, arrays = self._chosen()
         query, scores, weights = (arrays[name][self.token] for name in ("query", "scores", "weights"))
         label, sums = min(24, max(10, width - 50)), arrays["key"] @ query
-        lines = [self._heading(), f"score = query · key / √{len(query)}, weight = softmax of the scores", ""]
+        lines = [self._where(), f"score = query · key / √{len(query)}, weight = softmax of the scores", ""]
         lines.append(f"{'looks at':{label}} {'query·key':>10} {'score':>9} {'weight':>8}")
         for i, name in enumerate(part.keys.tokens):
             numbers = f"{sums[i]:>z10.4f} {scores[i]:>z9.4f} {weights[i]:>z8.4f}"
@@ -206,7 +207,7 @@ class NeuronView(View):
         lines += [
             "",
             f"output = sum of weight {TIMES} value, {len(output)} numbers",
-            "  " + _ends(output),
+            "  " + row_ends(output),
             *elsewhere(self.parts),
         ]
         return "\n".join(fit(line, width).rstrip() for line in lines)
@@ -220,7 +221,7 @@ class NeuronView(View):
         limits = [float(np.abs(numbers).max()) for numbers in shown]
         sheet, left = Sheet(self.title), 14 + max(text_width(printable(name)) for name in part.keys.tokens)
         starts = [left, left + strip + 12, left + 2 * strip + 130]
-        sheet.text(0, 12, self._heading(), bold=True)
+        sheet.text(0, 12, self._where(), bold=True)
         for x, name in zip(starts, ("query, keys", f"query {TIMES} key", "output, values"), strict=True):
             sheet.text(x, 38, name, size=11, fill=MUTED)
         sheet.text(starts[2] - 66, 38, "score", "end", 11, MUTED)
@@ -237,12 +238,6 @@ class NeuronView(View):
             sheet.text(starts[2] - 66, y + 12, f"{arrays['scores'][self.token, i]:z.4f}", "end", 11)
             sheet.text(starts[2] - 12, y + 12, f"{arrays['weights'][self.token, i]:z.4f}", "end", 11)
         return sheet.render()
-
-
-def _ends(row: np.ndarray) -> str:
-    """The first and last three numbers, as NumPy and torch print a long row."""
-    numbers = [f"{value:z.4f}" for value in row]
-    return "[" + ", ".join(numbers if len(numbers) <= 6 else [*numbers[:3], "...", *numbers[-3:]]) + "]"
 
 
 def _pack(parts: Sequence[Part]) -> list[Packed]:

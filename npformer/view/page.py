@@ -42,8 +42,18 @@ class View(ABC):
 
     @property
     @abstractmethod
+    def heading(self) -> str:
+        """What kind of picture it is."""
+
+    @property
+    @abstractmethod
+    def subject(self) -> str:
+        """What it is a picture of."""
+
+    @property
     def title(self) -> str:
         """What the page and the picture are called."""
+        return f"{self.heading}: {self.subject}"
 
     @abstractmethod
     def _meta(self) -> dict[str, Any]:
@@ -71,6 +81,7 @@ class View(ABC):
         meta = {
             "kind": self.kind,
             "title": self.title,
+            "heading": self.heading,
             "scales": {"sequential": SEQUENTIAL, "diverging": DIVERGING},
             "arrays": {block.name: block.head() for block in blocks},
             **self._meta(),

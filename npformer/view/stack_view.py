@@ -27,6 +27,10 @@ class StackView(View):
     shown: tuple[int, ...]
     words: bool = False
 
+    @property
+    def subject(self) -> str:
+        return subtitle(self.stacks)
+
     @cached_property
     def _first(self) -> Stack:
         """The stack that prints and draws, merged into words when that was asked."""
@@ -61,7 +65,7 @@ class StackView(View):
         ]
         form = "words" if self.words and "words" in forms[0] else next(iter(forms[0]))
         return {
-            "subtitle": subtitle(self.stacks),
+            "subtitle": self.subject,
             "stacks": [_stack_meta(stack, each) for stack, each in zip(self.stacks, forms, strict=True)],
             "shown": {"stack": 0, "layer": self.layer, "heads": self.shown, "form": form},
             "colours": head_colours(max(stack.heads for stack in self.stacks)),

@@ -19,7 +19,7 @@ from npformer.view.pack import Packed, pack_floats
 from npformer.view.page import View
 from npformer.view.stack_view import sentence
 from npformer.view.svg import MUTED, Sheet, signed_cells, weight_cells
-from npformer.view.terminal import fit
+from npformer.view.terminal import fit, row_ends
 
 NUMBERS = 800_000  # numbers a page holds; with more, every stage keeps its first and last rows and columns
 SIZES = (4096, 3072, 2048, 1536, 1024, 768, 512, 384, 256, 192, 128, 96, 64, 48, 32, 24, 16, 8)
@@ -78,11 +78,9 @@ class Step:
         largest = float(np.abs(self.array[np.isfinite(self.array)]).max(initial=0.0))
         return 4 if largest == 0.0 else min(8, max(4, 3 - int(np.floor(np.log10(largest)))))
 
-    def ends(self) -> list[str]:
-        """The first row's first and last three numbers, as NumPy prints a long row."""
-        row, decimals = self.array.reshape(-1, self.array.shape[-1])[0], self.decimals()
-        numbers = [f"{value:z.{decimals}f}" for value in (row if len(row) <= 6 else [*row[:3], *row[-3:]])]
-        return numbers if len(row) <= 6 else [*numbers[:3], "...", *numbers[3:]]
+    @property
+    def shape(self) -> str:
+        return str(self.array.shape).replace(",)", ")")
 
 
 @dataclass(frozen=True, eq=False)
@@ -181,11 +179,12 @@ class StageView(View):
     styles: ClassVar[tuple[str, ...]] = ("base", "stages")
 
     @property
-    def title(self) -> str:
-        return f"{self._heading()}: {printable(' / '.join(self.texts))[:160]}"
-
-    def _heading(self) -> str:
+    def heading(self) -> str:
         return "From text to label" if self.outcome else "Every stage"
+
+    @property
+    def subject(self) -> str:
+        return printable(" / ".join(self.texts))[:160]
 
     @cached_property
     def _edge(self) -> int:
@@ -202,7 +201,6 @@ class StageView(View):
     def _meta(self) -> dict[str, Any]:
         outcome = self.outcome
         return {
-            "heading": self._heading(),
             "subtitle": " / ".join(self.texts),
             "texts": self.texts,
             "tokens": {"queries": self.sides.queries.tokens, "keys": self.sides.keys.tokens},
@@ -226,7 +224,7 @@ class StageView(View):
         return {
             "name": step.name,
             "section": step.section,
-            "shape": str(step.array.shape).replace(",)", ")"),
+            "shape": step.shape,
             "formula": step.formula,
             "function": step.function,
             "elsewhere": step.elsewhere,
@@ -265,9 +263,9 @@ class StageView(View):
             if step.section != section:
                 section = step.section
                 lines += ["", section]
-            shape = str(step.array.shape).replace(",)", ")")
-            lines.append(f"  {fit(step.short, 24)} {shape:<13} {step.formula}")
-            lines.append(f"      [{', '.join(step.ends())}]")
+            lines.append(f"  {fit(step.short, 24)} {step.shape:<13} {step.formula}")
+            first = step.array.reshape(-1, step.array.shape[-1])[0]
+            lines.append(f"      {row_ends(first, step.decimals())}")
         if self.outcome:
             lines += ["", "Label"]
             for label, logit, share in zip(
@@ -289,7 +287,7 @@ class StageView(View):
             rows = rows.reshape(-1, rows.shape[-1])[:64]
             limit = float(np.abs(rows[np.isfinite(rows)]).max(initial=0.0))
             sheet.text(12, y, step.name, size=12)
-            sheet.text(262, y, str(step.array.shape).replace(",)", ")"), size=12, fill=MUTED)
+            sheet.text(262, y, step.shape, size=12, fill=MUTED)
             sheet.text(366, y, step.formula, size=12, fill=MUTED)
             sheet.image(590, y - 13, 200, 18, weight_cells(rows) if step.is_weights else signed_cells(rows, limit))
         if self.outcome:

@@ -104,6 +104,12 @@ def pool(weights: np.ndarray, down: int, across: int) -> np.ndarray:
     return np.maximum.reduceat(pooled, np.arange(0, weights.shape[-1], across), axis=-1)
 
 
+def row_ends(row: np.ndarray, decimals: int = 4) -> str:
+    """The first and last three numbers, as NumPy and torch print a long row."""
+    numbers = [f"{value:z.{decimals}f}" for value in (row if len(row) <= 6 else [*row[:3], *row[-3:]])]
+    return "[" + ", ".join(numbers if len(row) <= 6 else [*numbers[:3], "...", *numbers[3:]]) + "]"
+
+
 def bar(fraction: float, width: int) -> str:
     """A bar of eighths of a character, `fraction` of `width` long."""
     eighths = round(min(max(fraction, 0.0), 1.0) * width * 8)
