@@ -31,6 +31,8 @@ class Differentiable:
     """A function of one text's array, and its backward: (array, gradient of the result) -> gradient of the array.
 
     >>> squared = Differentiable(np.square, lambda array, grad: 2 * array * grad)
+    >>> squared(np.array([2.0, 3.0]))
+    array([4., 9.])
     """
 
     function: Callable[[np.ndarray], np.ndarray]
@@ -45,13 +47,23 @@ Change = Callable[[np.ndarray], np.ndarray] | np.ndarray | list[np.ndarray]
 
 @contextmanager
 def edit(*changes: Mapping[str, Change]) -> Iterator[None]:
-    """Replace stages inside: name or pattern -> a function of one text's array, an array, or a list of one a text.
+    """Replace stages inside, and take gradients (training, attribution, a `Recording`) of the edited forward.
 
-    Several changes of one stage are made one after another, in the order given. What comes back must have the shape
-    that went in. Raises NpformerError where it has not, and on leaving for a name that never fired, with the nearest.
+    Parameters
+    ----------
+    changes: name of a stage, or pattern -> a function of one text's array, an array, or a list of one a text. Several
+        changes of one stage are made one after another, in the order given.
 
-    A gradient taken inside (a training step, attribution, a `Recording`) is the edited forward's: 0 past an array, and
-    through a `Differentiable` its backward. A function whose derivative is not known is an NpformerError then.
+    Raises
+    ------
+    NpformerError: where a change gives another shape; on leaving, for a name that never fired; and where a gradient
+        meets a function whose derivative is not known: that takes a `Differentiable`. Past an array it is 0.
+
+    Examples
+    --------
+    >>> with edit({"*.scores": lambda scores: 2 * scores}):
+    ...     npformer.tap("layers.0.attention.scores", np.array([1.0, 3.0]))
+    array([2., 6.])
     """
     edits = Edits(*changes)
     with listen(edits, first=True):

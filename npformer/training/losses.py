@@ -74,7 +74,10 @@ class HeadLoss:
         if self.config.head == "base":
             raise NpformerError("a base model has no head, so no loss; load it with the head that is to be trained")
         if self.config.problem_type not in (None, "single_label_classification"):
-            raise NpformerError(f"problem_type: {self.config.problem_type} is not trained; only one label a text is")
+            problem = self.config.problem_type
+            raise NpformerError(
+                f"problem_type {problem} is unsupported: only single-label classification can be trained"
+            )
 
     def lengths(self, example: Example, /) -> tuple[int, ...]:
         return tuple(map(len, _texts(example)))

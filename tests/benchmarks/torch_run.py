@@ -33,7 +33,7 @@ from npformer.text.translation_tokenizer import FILE, read_tokenizer
 from npformer.training import Example, HeadLoss, Recipe, initialise, read_labelled
 from npformer.training.data import encode, encode_pairs, read_pairs
 from npformer.training.losses import TranslationLoss
-from npformer.training.trainer import LAST
+from npformer.training.state import LAST
 from tests.benchmarks import twins
 
 sys.path.append(str(Path(__file__).parents[2] / "examples"))
