@@ -13,7 +13,6 @@ import os
 import re
 import subprocess
 import sys
-from importlib import import_module
 from pathlib import Path
 from typing import NamedTuple
 
@@ -21,7 +20,7 @@ import numpy as np
 import pytest
 
 import npformer
-from npformer.cli import COMMANDS
+from npformer.cli import COMMANDS, find
 from tests.support import hub_server, seq2seq_models, tiny
 
 ROOT = Path(__file__).parent.parent
@@ -93,8 +92,7 @@ def bash(script: str) -> list[str]:
 
 def examples(command: str) -> list[str]:
     """The commands under `example:` or `examples:` at the end of a help text; a backslash continues one."""
-    epilog = import_module(f"npformer.cli.{COMMANDS[command][0]}").EPILOG
-    indented = epilog.partition("example")[2].partition(":\n")[2].partition("\n\n")[0]
+    indented = find(command).epilog.partition("example")[2].partition(":\n")[2].partition("\n\n")[0]
     return [re.sub(r"\s*\\\n\s*", " ", line).strip() for line in re.split(r"(?<!\\)\n", indented)]
 
 

@@ -1,7 +1,8 @@
 """The command `npformer`: finds a subcommand in `COMMANDS`, reads its arguments and ends without a traceback.
 
-A subcommand is a module in this folder with `add_arguments(parser)` and `run(args)`, which returns an exit code or
-None for 0. It is imported when it is asked for, so that `npformer classify` starts at once.
+A subcommand that asks a task about texts is an entry of `task_commands.py`. Any other is a module in this folder with
+EPILOG, `add_arguments(parser)` and `run(args)`, which returns an exit code or None for 0; it is imported when it is
+asked for, so that `npformer classify` starts at once.
 """
 
 from __future__ import annotations
@@ -9,33 +10,38 @@ from __future__ import annotations
 import io
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib import import_module
+from typing import TYPE_CHECKING, NamedTuple
 
 from npformer import __version__
-from npformer.cli.process import INTERRUPTED, SIGNALLED, discard, interruptible
+from npformer.cli.process import (
+    BAD_INPUT,
+    INTERRUPTED,
+    SIGNALLED,
+    USAGE,
+    complain,
+    discard,
+    interruptible,
+    to_stderr,
+)
+from npformer.cli.task_commands import TASK_COMMANDS
 from npformer.errors import NpformerError
 
-#: Subcommand -> its module in this folder, and what `npformer --help` says of it.
-COMMANDS = {
-    "classify": ("classify", "the label of each text"),
-    "zero-shot": ("zero_shot", "which of your own labels fit each text"),
-    "tag": ("tag", "the names, places, ... in each text"),
-    "answer": ("answer", "answers to questions from a text"),
-    "fill": ("fill", "the words that would stand for [MASK]"),
-    "embed": ("embed", "a vector for each text"),
-    "translate": ("translate", "each text in another language"),
-    "trace": ("trace", "every stage on the way from a text to its label"),
-    "view": ("view", "attention and stages as a page, a picture or plain text"),
-    "golden": ("golden", "golden values for ports, and where a port diverges"),
-    "finetune": ("finetune", "train a model on texts with labels"),
-    "train-translation": ("train_translation", "train a model on sentences and their translations"),
-    "evaluate": ("evaluate", "how well a model labels or translates texts"),
-    "convert": ("convert", "rewrite a checkpoint so that it loads fastest, or back"),
-    "info": ("info", "this machine and installation, or a model"),
-}
+if TYPE_CHECKING:
+    from argparse import ArgumentParser, Namespace
 
-BAD_INPUT, USAGE = 1, 2  # exit codes; 0 is success
+#: Subcommand -> what `npformer --help` says of it. Those that are no task's have a module here, of their name.
+COMMANDS = {name: command.summary for name, command in TASK_COMMANDS.items()} | {
+    "trace": "every stage on the way from a text to its label",
+    "view": "attention and stages as a page, a picture or plain text",
+    "golden": "golden values for ports, and where a port diverges",
+    "finetune": "train a model on texts with labels",
+    "train-translation": "train a model on sentences and their translations",
+    "evaluate": "how well a model labels or translates texts",
+    "convert": "rewrite a checkpoint so that it loads fastest, or back",
+    "info": "this machine and installation, or a model",
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -68,18 +74,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return BAD_INPUT
 
 
-def complain(message: object) -> None:
-    """A line on stderr, as every message of the command; lost where stderr cannot be written."""
-    _to_stderr(f"npformer: {message}")
-
-
-def _to_stderr(text: str) -> None:
-    try:
-        print(text, file=sys.stderr)
-    except OSError:
-        discard(sys.stderr)
-
-
 def _run(given: list[str]) -> int:
     """What the first argument asks for: a subcommand, --version, or how all this is used."""
     if given and given[0] in ("-h", "--help"):
@@ -96,18 +90,36 @@ def _run(given: list[str]) -> int:
 
         near = get_close_matches(given[0], COMMANDS, n=1)
         unknown = f"npformer: no command {given[0]!r}{f'; did you mean {near[0]}?' if near else ''}\n\n"
-    _to_stderr(unknown + _overview())
+    to_stderr(unknown + _overview())
     return USAGE
+
+
+class Command(NamedTuple):
+    """A subcommand as a parser needs it."""
+
+    description: str | None
+    epilog: str
+    add_arguments: Callable[[ArgumentParser], None]
+    run: Callable[[Namespace], int | None]
+
+
+def find(name: str) -> Command:
+    """One of COMMANDS."""
+    if name in TASK_COMMANDS:
+        task = TASK_COMMANDS[name]
+        return Command(task.description, task.epilog, task.add_arguments, task.run)
+    module = import_module(f"npformer.cli.{name.replace('-', '_')}")
+    return Command(module.__doc__, module.EPILOG, module.add_arguments, module.run)
 
 
 def _subcommand(name: str, arguments: list[str]) -> int:
     import argparse
 
-    command = import_module(f"npformer.cli.{COMMANDS[name][0]}")
+    command = find(name)
     parser = argparse.ArgumentParser(
         prog=f"npformer {name}",
-        description=command.__doc__,
-        epilog=getattr(command, "EPILOG", None),
+        description=command.description,
+        epilog=command.epilog,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
@@ -123,7 +135,7 @@ def _subcommand(name: str, arguments: list[str]) -> int:
 
 def _overview() -> str:
     width = max(map(len, COMMANDS))
-    lines = [f"  {name:{width}}  {summary}" for name, (_, summary) in COMMANDS.items()]
+    lines = [f"  {name:{width}}  {summary}" for name, summary in COMMANDS.items()]
     return "\n".join(
         [
             "usage: npformer COMMAND [OPTION ...] [TEXT ...]",

@@ -1,92 +1,86 @@
-"""What the commands that answer texts share: their options, the way from lines to answers, and how answers look."""
+"""How the commands of `task_commands.py` run: lines are read, a task is asked, and the answers are written."""
 
 from __future__ import annotations
 
-import argparse
 import json
 import re
 import sys
+from argparse import Namespace
 from collections import deque
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
-from npformer.cli import BAD_INPUT, complain
+import numpy as np
+
+from npformer.checkpoint.archive import written_whole
+from npformer.cli.process import BAD_INPUT, complain
+from npformer.cli.task_commands import TaskCommand
 from npformer.cli.texts import Line, count, interactive, lines
 from npformer.errors import NpformerError
 from npformer.tasks import pipeline
 from npformer.tasks.progress import with_bar
 from npformer.tasks.task import InputError, Task
-from npformer.text.encoding import LONG
 
 Answered = tuple[Line, Any]  # a line and its answer; None where it has none
 
-#: A task's setting -> the option that gives it, where that has another name: errors name what was given.
-OPTIONS = {
-    "aggregation_strategy": "--strategy",
-    "candidate_labels": "--labels",
-    "do_sample=True": "--sample",
-    "do_sample=False": "no --sample",
-    "hypothesis_template": "--template",
-    "ignore_labels": "--ignore",
-    "length_penalty": "--length-penalty",
-    "max_answer_len": "--max-answer-len",
-    "max_new_tokens": "--max-tokens",
-    "num_beams": "--beams",
-    "num_return_sequences": "--best",
-}
+HEADER = 128  # bytes before a .npy file's numbers
 
 
-def add_model_arguments(parser: argparse.ArgumentParser, default: str = "", named: bool = True) -> None:
-    """Which model, and how it is loaded. named: by --model, which is required where there is no default."""
-    if named:
-        what = f"a bundled model, a folder or a Hugging Face id ({default or 'required'})"
-        required = not default
-        parser.add_argument("-m", "--model", metavar="MODEL", help=what, required=required, default=default or None)
-    parser.add_argument("--revision", metavar="REV", help="a branch, tag or commit of a model on the hub")
-    parser.add_argument("--offline", action="store_true", help="use no network, only what is in the cache")
-    parser.add_argument("-j", "--threads", type=whole, metavar="N", help="cores to use (default: all)")
+def answer_all(command: TaskCommand, args: Namespace) -> int:
+    """Answer every text, as text or with --json as JSON lines, or into the array of --output; the exit code."""
+    as_input = command.as_input(args)
+    task = _task(command, args)
+    answers = _progress(_answered(task, args, as_input, command.keeps_lines), args)
+    if getattr(args, "output", None) is not None:
+        return _write_array(task, answers, Path(args.output))
+    code = 0
+    for line, answer in answers:
+        code = BAD_INPUT if line.error else code
+        if args.json:
+            write_json(_described(command, line, answer))
+        elif answer is not None or command.keeps_lines:
+            print(command.shown(line.text, answer, task), flush=task.window == 1)
+    return code
 
 
-def add_answer_arguments(parser: argparse.ArgumentParser, long: bool = True) -> None:
-    parser.add_argument("--json", action="store_true", help="write a JSON object a line, for programs")
-    if long:
-        parser.add_argument("--long", choices=LONG, help="texts longer than the model (truncate; with --stride window)")
-    parser.add_argument("--stride", type=whole, metavar="N", help="tokens that two windows of a long text share")
+def write_json(value: dict[str, Any]) -> None:
+    """A line of JSON, in ASCII where stdout cannot hold every character."""
+    print(json.dumps(value, ensure_ascii=sys.stdout.encoding.lower() not in ("utf-8", "utf8")))
 
 
-def whole(text: str) -> int:
-    """A whole number of at least 1, for argparse."""
-    number = int(text)
-    if number < 1:
-        raise ValueError
-    return number
+def _described(command: TaskCommand, line: Line, answer: Any) -> dict[str, Any]:
+    if line.error:
+        return {"error": f"{line.where}: {line.error}"}
+    read = {} if answer is None else {"n_tokens": answer.n_tokens, "truncated": answer.truncated}
+    return {"text": line.text, **command.named(answer), **read}
 
 
-whole.__name__ = "whole number above 0"  # argparse says "invalid ... value"
-
-
-def make_task(name: str, args: argparse.Namespace, **options: Any) -> Task:
-    """The pipeline of a task, with what its command was told."""
-    if getattr(args, "stride", None) is not None:
-        options["stride"] = args.stride
+def _task(command: TaskCommand, args: Namespace) -> Task:
+    """The command's pipeline, with the settings that were given; an error names their options."""
+    flags = command.settings()
+    settings = {name: getattr(args, name) for name in flags if getattr(args, name) is not None}
+    if settings.get("do_sample"):
+        settings.setdefault("num_beams", 1)  # the model's own beams are for searching
     try:
         return pipeline(
-            name, args.model, threads=args.threads, revision=args.revision, offline=args.offline,
-            **{key: value for key, value in options.items() if value is not None},
-        )  # fmt: skip
+            command.task, args.model, threads=args.threads, revision=args.revision, offline=args.offline, **settings
+        )
     except NpformerError as error:
-        setting = "|".join(map(re.escape, OPTIONS))
-        raise NpformerError(re.sub(rf"\b({setting})", lambda found: OPTIONS[found[1]], str(error))) from error
+        renamed = "|".join(name for name, flag in flags.items() if flag != f"--{name}")
+
+        def option(found: re.Match[str]) -> str:
+            return f"{'no ' if found[2] == '=False' else ''}{flags[found[1]]}"
+
+        raise NpformerError(re.sub(rf"\b({renamed})(=True|=False)?\b", option, str(error))) from error
 
 
-def answered(
-    task: Task, args: argparse.Namespace, as_input: Callable[[str], Any] = str, blanks: bool = False
-) -> Iterator[Answered]:
-    """Each line with its answer, in order. A line without one is complained of here, but with `blanks` a blank one."""
+def _answered(task: Task, args: Namespace, as_input: Callable[[str], Any], skip_blanks: bool) -> Iterator[Answered]:
+    """Each line with its answer, in order. A line without one is complained of, but with `skip_blanks` a blank one."""
     waiting: deque[Line] = deque()
 
     def is_asked(line: Line) -> bool:
-        return not line.error and not (blanks and not line.text.strip())
+        return not line.error and not (skip_blanks and not line.text.strip())
 
     if interactive(args):
         task.window = 1
@@ -127,44 +121,34 @@ def _without_answer(line: Line) -> Answered:
     return line, None
 
 
-def write(
-    task: Task,
-    args: argparse.Namespace,
-    shown: Callable[[Line, Any], str],
-    named: Callable[[Any], dict[str, Any]],
-    as_input: Callable[[str], Any] = str,
-) -> int:
-    """Write every answer, as `shown` says or with --json as a line of what `named` names; the exit code."""
-    code = 0
-    for line, answer in progress(answered(task, args, as_input), args):
-        if answer is None:
-            code = BAD_INPUT
-            if args.json:
-                write_json({"error": f"{line.where}: {line.error}"})
-        elif args.json:
-            write_json({"text": line.text, **named(answer), "n_tokens": answer.n_tokens, "truncated": answer.truncated})
-        else:
-            print(shown(line, answer), flush=task.window == 1)
+def _progress(answers: Iterator[Answered], args: Namespace) -> Iterator[Answered]:
+    """The answers, with a bar on stderr if they are many, someone watches, and the answers go elsewhere."""
+    if not sys.stderr.isatty() or sys.stdout.isatty() or not (args.file or not args.texts):
+        return answers
+    return with_bar(answers, count(args), delay=1)
+
+
+# --- vectors as an array ---------------------------------------------------------------------------------------------
+
+
+def _write_array(task: Task, answers: Iterator[Answered], path: Path) -> int:
+    """Row by row, so that memory does not grow with the texts; what goes in the header is known at the end."""
+    code = rows = 0
+    empty = task.collect([])[:0]
+    with written_whole(path) as partial, open(partial, "wb") as file:
+        file.write(bytes(HEADER))
+        for _, answer in answers:
+            row = np.full(empty.shape[1], np.nan, empty.dtype) if answer is None else np.asarray(answer)
+            code = BAD_INPUT if answer is None else code
+            file.write(row.tobytes())
+            rows += 1
+        file.seek(0)
+        file.write(_header(rows, empty))
     return code
 
 
-def write_json(value: dict[str, Any]) -> None:
-    print(json.dumps(value, ensure_ascii=sys.stdout.encoding.lower() not in ("utf-8", "utf8")))
-
-
-def progress(items: Iterator[Answered], args: argparse.Namespace) -> Iterator[Answered]:
-    """The items, with a bar on stderr if they are many, someone watches, and the answers go elsewhere."""
-    if not sys.stderr.isatty() or sys.stdout.isatty() or not (args.file or not args.texts):
-        return items
-    return with_bar(items, count(args), delay=1)
-
-
-def plain(text: str, width: int | None = None) -> str:
-    """A text in one line that cannot move a terminal's cursor, cut to the terminal where output goes to one."""
-    text = "".join(each if each.isprintable() else " " for each in text)
-    if width is not None and sys.stdout.isatty():
-        from shutil import get_terminal_size
-
-        room = max(get_terminal_size().columns - width, 20)
-        text = text if len(text) <= room else text[: room - 1] + "…"
-    return text
+def _header(rows: int, like: np.ndarray) -> bytes:
+    """The head of a .npy file, version 1.0, filled up with spaces to HEADER bytes."""
+    described = f"{{'descr': {like.dtype.str!r}, 'fortran_order': False, 'shape': ({rows}, {like.shape[1]}), }}"
+    magic = b"\x93NUMPY\x01\x00" + (HEADER - 10).to_bytes(2, "little")
+    return magic + described.ljust(HEADER - 11).encode() + b"\n"

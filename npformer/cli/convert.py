@@ -6,6 +6,7 @@ import argparse
 
 from npformer.checkpoint.convert import FILES, STORED_DTYPES, convert
 from npformer.checkpoint.load import find_folder
+from npformer.cli.arguments import OFFLINE, REVISION, add_options
 
 EPILOG = """examples:
   npformer convert distilbert/distilbert-base-uncased here
@@ -17,8 +18,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("destination", metavar="DST", help="the folder to make; it must not exist")
     parser.add_argument("--to", choices=FILES, default="npformer", help="the form of the result (%(default)s)")
     parser.add_argument("--dtype", choices=STORED_DTYPES, help="what numbers are stored in (default: as they are)")
-    parser.add_argument("--revision", metavar="REV", help="a branch, tag or commit of a model on the hub")
-    parser.add_argument("--offline", action="store_true", help="use no network, only what is in the cache")
+    add_options(parser, [REVISION, OFFLINE])
 
 
 def run(args: argparse.Namespace) -> None:

@@ -6,8 +6,8 @@ from __future__ import annotations
 import argparse
 import json
 
-from npformer.cli import complain
-from npformer.cli.answers import add_model_arguments, whole
+from npformer.cli.arguments import add_options, model_options, whole
+from npformer.cli.process import complain
 from npformer.cli.recipes import text_columns
 from npformer.errors import NpformerError
 
@@ -18,7 +18,7 @@ EPILOG = """examples:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_model_arguments(parser, default="distilbert-sst2")
+    add_options(parser, model_options("distilbert-sst2"))
     parser.add_argument("--data", metavar="FILE", help="labelled texts, .tsv, .csv or .jsonl, as for finetune")
     parser.add_argument("--label-column", metavar="NAME", default="label", help="the column of the label (%(default)s)")
     parser.add_argument("--text-columns", metavar="A[,B]", help="the column of the text, or of the two")

@@ -7,8 +7,9 @@ import argparse
 from dataclasses import replace
 from pathlib import Path
 
-from npformer.cli import complain, recipes
-from npformer.cli.answers import add_model_arguments, whole
+from npformer.cli import recipes
+from npformer.cli.arguments import add_options, model_options, whole
+from npformer.cli.process import complain
 from npformer.errors import NpformerError
 from npformer.families import read_config
 from npformer.training import HeadLoss, Recipe, Trainable, Trainer, standard_rates
@@ -29,7 +30,7 @@ examples:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_model_arguments(parser)
+    add_options(parser, model_options())
     parser.add_argument("--train", metavar="FILE", required=True, help="labelled texts to learn")
     parser.add_argument("--dev", metavar="FILE", required=True, help="labelled texts to choose the best epoch by")
     recipes.add_output_argument(parser)

@@ -20,7 +20,7 @@ from npformer import golden
 from npformer.checkpoint.archive import load_arrays
 from npformer.checkpoint.load import load
 from npformer.checkpoint.read import CONFIG, read_json
-from npformer.cli.answers import add_model_arguments
+from npformer.cli.arguments import LOADING, add_options
 from npformer.errors import NpformerError
 from npformer.model import Model
 
@@ -53,7 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="MODEL",
         help=f"a bundled model, a folder or a Hugging Face id (record: {RECORDED})",
     )
-    add_model_arguments(parser, named=False)
+    add_options(parser, LOADING)
     record = parser.add_argument_group("record")
     record.add_argument("-o", "--output", metavar="FILE", help="the golden file, or the folder of --tiny, to write")
     record.add_argument("--stages", action="append", metavar="GLOB", help="keep only stages such as '*.query'")

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from npformer import __version__
-from npformer.cli.answers import add_model_arguments
+from npformer.cli.arguments import LOADING, add_options
 from npformer.model import Model
 
 EPILOG = """examples:
@@ -23,7 +23,7 @@ ENCODERS = ["feature-extraction", "sentence-embedding"]  # tasks of every encode
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("name", nargs="?", metavar="MODEL", help="a bundled model, a folder or a Hugging Face id")
-    add_model_arguments(parser, named=False)
+    add_options(parser, LOADING)
     parser.add_argument("--json", action="store_true", help="write a JSON object, for programs")
 
 

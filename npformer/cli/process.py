@@ -1,4 +1,4 @@
-"""The process of the command: what Ctrl-C does, and standard streams that are closed, full or gone.
+"""The process of the command: its exit codes, what Ctrl-C does, and standard streams that are closed, full or gone.
 
 Nothing large is imported here, `typing` included: until `set_up` has run, Ctrl-C ends in a traceback.
 """
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any, TextIO
 
+BAD_INPUT, USAGE = 1, 2  # exit codes; 0 is success
 SIGNALLED = 128  # and the signal's number: what a shell reports of a program that the signal has ended
 INTERRUPTED = SIGNALLED + signal.SIGINT
 
@@ -36,6 +37,18 @@ def interruptible(work: Callable[[], int]) -> int:
         return work()
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+def complain(message: object) -> None:
+    """A line on stderr, as every message of the command; lost where stderr cannot be written."""
+    to_stderr(f"npformer: {message}")
+
+
+def to_stderr(text: str) -> None:
+    try:
+        print(text, file=sys.stderr)
+    except OSError:
+        discard(sys.stderr)
 
 
 def discard(stream: TextIO) -> None:

@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Callable
 from pathlib import Path
 
-from npformer.cli.answers import whole
+from npformer.cli.arguments import whole
 from npformer.errors import NpformerError
 from npformer.training import Recipe
 from npformer.training.trainer import SCHEDULES

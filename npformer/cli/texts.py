@@ -5,16 +5,16 @@ A line that is no UTF-8 text is an answer of its own: it is named, and the other
 
 from __future__ import annotations
 
-import argparse
 import errno
 import os
 import sys
+from argparse import Namespace
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from npformer.cli import complain
+from npformer.cli.process import complain
 from npformer.errors import NpformerError
 from npformer.text.inputs import Pair
 
@@ -30,18 +30,6 @@ class Line:
     error: str = ""
 
 
-def add_text_arguments(parser: argparse.ArgumentParser, what: str = "text") -> None:
-    parser.add_argument("texts", nargs="*", metavar=what.upper(), help=f"a {what}; without any, one a line from stdin")
-    parser.add_argument(
-        "-f", "--file", action="append", default=[], metavar="FILE", help=f"read a {what} from each line (- is stdin)"
-    )
-
-
-def add_pair_argument(parser: Any) -> None:
-    """--pair, for a parser, or for a group of options that exclude each other."""
-    parser.add_argument("--pair", metavar="TEXT", help="a second text, for models that read two together")
-
-
 def paired(text: str, pair: str | None) -> str | Pair:
     """What the model is to read: a text, or with --pair two. Raises NpformerError for what is not UTF-8."""
     given = {"TEXT": text} if pair is None else {"TEXT": text, "--pair": pair}
@@ -52,7 +40,7 @@ def paired(text: str, pair: str | None) -> str | Pair:
     return read[0].text if pair is None else Pair(read[0].text, read[1].text)
 
 
-def lines(args: argparse.Namespace) -> Iterator[Line]:
+def lines(args: Namespace) -> Iterator[Line]:
     """The texts in the order given: arguments, then files; standard input where there are neither.
 
     Raises NpformerError for a file that cannot be read, before the first text.
@@ -66,14 +54,14 @@ def lines(args: argparse.Namespace) -> Iterator[Line]:
         yield from _stdin_lines() if name == "-" else _file_lines(name)
 
 
-def count(args: argparse.Namespace) -> int | None:
+def count(args: Namespace) -> int | None:
     """How many texts there will be, where that can be known before they are read."""
     if not all(os.path.isfile(name) for name in args.file) or not (args.texts or args.file):
         return None
     return len(args.texts) + sum(_count_lines(name) for name in args.file)
 
 
-def interactive(args: argparse.Namespace) -> bool:
+def interactive(args: Namespace) -> bool:
     """Whether the texts are typed on a terminal, each waiting for its answer."""
     return ("-" in args.file or not (args.texts or args.file)) and sys.stdin.isatty()
 
@@ -86,6 +74,20 @@ def read_file(name: str) -> str:
         raise NpformerError(f"{name}: {error.strerror or error}") from None
     except UnicodeDecodeError as error:
         raise NpformerError(f"{name}: not UTF-8 (byte {error.start})") from None
+
+
+def plain(text: str, width: int | None = None) -> str:
+    """A text in one line that cannot move a terminal's cursor, cut to the terminal where output goes to one.
+
+    width: what stands beside it in the line; None: it is not cut.
+    """
+    text = "".join(each if each.isprintable() else " " for each in text)
+    if width is not None and sys.stdout.isatty():
+        from shutil import get_terminal_size
+
+        room = max(get_terminal_size().columns - width, 20)
+        text = text if len(text) <= room else text[: room - 1] + "…"
+    return text
 
 
 def _stdin_lines() -> Iterator[Line]:

@@ -4,16 +4,15 @@ a layer, the head, the label."""
 from __future__ import annotations
 
 import argparse
-import json
-import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from npformer.checkpoint.load import load
-from npformer.cli.answers import add_model_arguments
-from npformer.cli.texts import add_pair_argument, paired
+from npformer.cli.answers import write_json
+from npformer.cli.arguments import PAIR, add_options, model_options
+from npformer.cli.texts import paired
 from npformer.errors import NpformerError
 from npformer.interpret.teardown import corners, shown_stages, teardown
 from npformer.interpret.trace import Trace, trace
@@ -30,8 +29,7 @@ COLUMNS = ("name", "shape", "formula", "function", "huggingface", "transformerle
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("text", metavar="TEXT", help="what the model is to read")
-    add_pair_argument(parser)
-    add_model_arguments(parser, default="distilbert-sst2")
+    add_options(parser, [PAIR, *model_options("distilbert-sst2")])
     parser.add_argument("--layer", type=int, metavar="N", help="the layer to show (0)")
     parser.add_argument("--stage", action="append", metavar="GLOB", help="the stages to show, such as '*.weights'")
     parser.add_argument("--json", action="store_true", help="write a JSON object, for programs")
@@ -47,8 +45,7 @@ def run(args: argparse.Namespace) -> None:
             raise NpformerError(f"{args.output}: the name of a trace's file ends in .safetensors")
         recorded.save(args.output)
     if args.json:
-        ascii_only = sys.stdout.encoding.lower() not in ("utf-8", "utf8")
-        print(json.dumps(_described(recorded, names), ensure_ascii=ascii_only))
+        write_json(_described(recorded, names))
     else:
         print(teardown(recorded, args.layer, args.stage))
 

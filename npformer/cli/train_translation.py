@@ -6,8 +6,9 @@ from __future__ import annotations
 import argparse
 from dataclasses import replace
 
-from npformer.cli import complain, recipes
-from npformer.cli.answers import whole
+from npformer.cli import recipes
+from npformer.cli.arguments import THREADS, add_options, whole
+from npformer.cli.process import complain
 from npformer.families.transformer import residual_rates
 from npformer.seq2seq import Seq2Seq
 from npformer.training import Recipe, Trainable, Trainer, TranslationLoss, initialise
@@ -49,7 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         parser.add_argument(name, type=whole, metavar="N", default=default, help=f"{what} (%(default)s)")
     recipes.add_arguments(parser, RECIPE, label_smoothing=0.1)
     parser.set_defaults(dropout=0.3)
-    parser.add_argument("-j", "--threads", type=whole, metavar="N", help="cores to use (default: all)")
+    add_options(parser, [THREADS])
 
 
 def run(args: argparse.Namespace) -> None:

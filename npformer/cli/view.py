@@ -11,8 +11,8 @@ from typing import Any
 from npformer import view
 from npformer.checkpoint.archive import written_whole
 from npformer.checkpoint.load import load
-from npformer.cli.answers import add_model_arguments
-from npformer.cli.texts import add_pair_argument, paired
+from npformer.cli.arguments import PAIR, add_options, model_options
+from npformer.cli.texts import paired
 from npformer.errors import NpformerError
 
 KINDS = ("heads", "model", "neurons", "stages", "attribution")
@@ -28,14 +28,14 @@ examples:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("text", metavar="TEXT", help="what the model is to read")
-    add_pair_argument(parser)
+    add_options(parser, [PAIR])
     parser.add_argument("--kind", choices=KINDS, default="heads", help="what to show (heads)")
     parser.add_argument("--layer", type=int, metavar="N", help="the layer that shows first (0)")
     parser.add_argument("--head", type=int, metavar="N", help="the head that shows first (heads: all; neurons: 0)")
     parser.add_argument("-o", "--output", metavar="FILE", help="write one HTML file that needs no network")
     parser.add_argument("--svg", action="store_true", help="write (or print) a picture for papers instead")
     parser.add_argument("--open", action="store_true", help="show the file in the browser")
-    add_model_arguments(parser, default="distilbert-sst2")
+    add_options(parser, model_options("distilbert-sst2"))
 
 
 def run(args: argparse.Namespace) -> None:

@@ -11,8 +11,7 @@ from typing import Any, Self
 
 from npformer.errors import NpformerError
 from npformer.tasks.habits import HABITS
-from npformer.text.encoding import LONG
-from npformer.text.inputs import unknown
+from npformer.text.inputs import LONG, unknown
 
 
 @dataclass(frozen=True)

@@ -21,8 +21,6 @@ from npformer.text.tokenizer import longest_text
 if TYPE_CHECKING:
     from tokenizers import Encoding
 
-LONG = ("truncate", "window", "error")  # what may be done with a text that is longer than the model
-
 
 @dataclass
 class Encoded:

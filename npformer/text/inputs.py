@@ -9,6 +9,8 @@ from typing import Any
 
 from npformer.errors import NpformerError
 
+LONG = ("truncate", "window", "error")  # what may be done with a text that is longer than the model
+
 
 @dataclass(frozen=True)
 class Pair:

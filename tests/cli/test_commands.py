@@ -11,6 +11,7 @@ import pytest
 
 from npformer.cli import COMMANDS
 from npformer.tasks import Pair, pipeline
+from npformer.tasks.token_classification import STRATEGIES
 from tests.support.cli_runner import ENVIRONMENT, make_models, rows, run
 
 
@@ -120,6 +121,7 @@ def test_tag(models):
     code, output, errors = run("tag", "-m", models["tag"], "--json", "Anna in Paris")
     assert (code, errors) == (0, "")
     assert rows(output)[0]["entities"] == entities
+    assert f"{{{','.join(STRATEGIES)}}}" in run("tag", "--help")[1]
     shown = run("tag", "-m", models["tag"], "--strategy", "none", "--ignore", "", "Anna in Paris")[1]
     assert len(shown.splitlines()) > 3
 
@@ -225,6 +227,12 @@ def test_info_says_what_the_bundled_model_was_made_from_and_where_its_card_is():
 
 
 # --- start-up --------------------------------------------------------------------------------------------------------
+
+
+def test_help_imports_no_numpy():
+    """What a command needs is imported when it runs."""
+    code = "import sys; from npformer.cli import main; main(['--help']); sys.exit('numpy' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], env=ENVIRONMENT, timeout=60, check=True)
 
 
 def test_answering_a_text_imports_nothing_heavy(models):

@@ -15,10 +15,10 @@ import pytest
 from npformer import golden
 from npformer.checkpoint import load_folder
 from npformer.checkpoint.archive import save_arrays
-from npformer.cli import classify as classify_command
 from npformer.cli import golden as golden_command
 from npformer.cli import trace as trace_command
 from npformer.cli import view as view_command
+from npformer.cli.task_commands import TASK_COMMANDS, TaskCommand
 from npformer.errors import NpformerError
 from npformer.interpret.teardown import teardown
 from npformer.interpret.trace import Trace, trace
@@ -33,7 +33,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny.folder(tmp_path_factory.mktemp("models") / "model", "bert", n_layers=3)
 
 
-def run(command: ModuleType, arguments: Sequence[object]) -> int:
+def run(command: ModuleType | TaskCommand, arguments: Sequence[object]) -> int:
     parser = argparse.ArgumentParser()
     command.add_arguments(parser)
     return command.run(parser.parse_intermixed_args([str(each) for each in arguments])) or 0
@@ -106,7 +106,7 @@ def test_pairs_are_given_the_same_way(folder: Path, capsys: pytest.CaptureFixtur
     run(trace_command, [TEXT, "--pair", "no", "-m", folder])
     printed = capsys.readouterr().out
     label, score = printed.splitlines()[-1].split()
-    run(classify_command, [TEXT, TEXT, "--pair", "no", "-m", folder])
+    run(TASK_COMMANDS["classify"], [TEXT, TEXT, "--pair", "no", "-m", folder])
     classified = capsys.readouterr().out.splitlines()
     assert [line.split()[:2] for line in classified] == [[label, f"{float(score):.4f}"]] * 2
     run(view_command, [TEXT, "--pair", "no", "-m", folder])

@@ -1,0 +1,321 @@
+"""The commands that answer texts: one table. A new one is one entry, and perhaps a function that shows an answer.
+
+An entry says which task answers, which options the command has, and how an answer looks as text and as JSON.
+`answers.py` reads the texts, asks the task and writes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from npformer.cli.arguments import (
+    JSON,
+    PAIR,
+    STRIDE,
+    OneOf,
+    Option,
+    add_options,
+    comma_separated,
+    model_options,
+    option,
+    text_options,
+    whole,
+)
+from npformer.cli.texts import paired, plain, read_file
+from npformer.errors import NpformerError
+from npformer.text.inputs import LONG, Pair
+
+if TYPE_CHECKING:
+    from argparse import ArgumentParser, Namespace
+
+    from npformer.tasks.task import Task
+
+Shown = Callable[[str, Any, "Task"], str]  # of a text, its answer, and the task
+AsInput = Callable[[str], Any]
+
+
+class TaskCommand(NamedTuple):
+    """A command that asks a task about each text."""
+
+    task: str
+    summary: str  # what `npformer --help` says of it
+    description: str
+    epilog: str
+    options: tuple[Option | OneOf, ...]
+    shown: Shown  # an answer as text
+    named: Callable[[Any], dict[str, Any]]  # and as JSON: what stands beside the text
+    as_input: Callable[[Namespace], AsInput] = lambda args: str  # what the task is given of a text
+    keeps_lines: bool = False  # line i of the output is of line i of the input: a blank line is not asked about
+
+    def settings(self) -> dict[str, str]:
+        """The task's settings that the command has options for: setting -> option."""
+        return {each.sets: each.flags[-1] for each in self.options if isinstance(each, Option) and each.sets}
+
+    def add_arguments(self, parser: ArgumentParser) -> None:
+        add_options(parser, self.options)
+
+    def run(self, args: Namespace) -> int:
+        from npformer.cli.answers import answer_all
+
+        return answer_all(self, args)
+
+
+# --- how answers look ------------------------------------------------------------------------------------------------
+
+
+def _several(answer: Any) -> list[Any]:
+    """The best answers, also where one was asked for."""
+    return answer if isinstance(answer, list) else [answer]
+
+
+def _under(text: str, found: list[str]) -> str:
+    """A text with what was found in it below."""
+    return "\n".join([plain(text, 0), *(f"  {each}" for each in found)])
+
+
+def _labels(text: str, answer: Any, task: Task) -> str:
+    width = max(map(len, task.model.config.labels))
+    best = _several(answer)
+    labels = "  ".join(f"{plain(each['label']):{width}}  {each['score']:.4f}" for each in best)
+    return f"{labels}  {plain(text, (width + 10) * len(best))}"
+
+
+def _own_labels(text: str, answer: Any, task: Task) -> str:
+    scores = zip(answer["labels"], answer["scores"], strict=True)
+    return _under(text, [f"{score:.4f}  {plain(label)}" for label, score in scores])
+
+
+def _entities(text: str, answer: Any, task: Task) -> str:
+    return _under(
+        text,
+        [
+            f"{each.get('entity_group', each.get('entity'))}  {each['score']:.4f}  {each['start']}-{each['end']}  "
+            f"{plain(text[each['start'] : each['end']])}"
+            for each in answer
+        ],
+    )
+
+
+def _answers(text: str, answer: Any, task: Task) -> str:
+    found = _several(answer)
+    return _under(text, [f"{one['score']:.4f}  {one['start']}-{one['end']}  {plain(one['answer'])}" for one in found])
+
+
+def _masks(answer: Any) -> list[Any]:
+    """One list of words a mask, also where there is one mask."""
+    return answer if isinstance(answer[0], list) else [answer]
+
+
+def _words(text: str, answer: Any, task: Task) -> str:
+    masks = _masks(answer)
+    found = []
+    for number, words in enumerate(masks, 1):
+        found += [f"mask {number}"] if len(masks) > 1 else []
+        found += [f"{each['score']:.4f}  {plain(each['token_str'])}" for each in words]
+    return _under(text, found)
+
+
+def _vector(text: str, answer: Any, task: Task, count: int = 6) -> str:
+    numbers = " ".join(f"{each:.4f}" for each in answer[:count])
+    return _under(text, [f"{len(answer)} numbers: {numbers}{' ...' if len(answer) > count else ''}"])
+
+
+def _translations(text: str, answer: Any, task: Task) -> str:
+    found = [] if answer is None else _several(answer)
+    return "\n".join(plain(each["translation_text"]) for each in found)
+
+
+def _named_translations(answer: Any) -> dict[str, Any]:
+    if answer is None:  # a blank line
+        return {"translation_text": ""}
+    return {"translations": answer} if isinstance(answer, list) else answer
+
+
+# --- what is asked ---------------------------------------------------------------------------------------------------
+
+
+def _one_or_two(args: Namespace) -> AsInput:
+    return _split if args.pairs else lambda text: paired(text, args.pair)
+
+
+def _split(text: str) -> Pair:
+    found = text.split("\t")
+    if len(found) != 2:
+        raise NpformerError(f"expected two texts with a tab in between, got {len(found)}")
+    return Pair(*found)
+
+
+def _with_context(args: Namespace) -> AsInput:
+    context = args.context if args.context_file is None else read_file(args.context_file)
+    return lambda question: Pair(question, context)
+
+
+# --- the table -------------------------------------------------------------------------------------------------------
+
+LONG_TEXTS = option("--long", "texts longer than the model (truncate; with --stride window)", "long", choices=LONG)
+ANSWER = (JSON, LONG_TEXTS, STRIDE)
+
+TASK_COMMANDS = {
+    "classify": TaskCommand(
+        task="text-classification",
+        summary="the label of each text",
+        description="Say which label fits each text, and how sure the model is.",
+        epilog="""examples:
+  npformer classify "I love ice cream"
+  npformer classify --file reviews.txt --json > labels.jsonl
+  npformer classify -m typeform/distilbert-base-uncased-mnli \\
+    "A man sleeps." --pair "Nobody is awake."
+  cut -f2 reviews.tsv | npformer classify --top-k 2""",
+        options=(
+            *text_options(),
+            *model_options("distilbert-sst2"),
+            OneOf((PAIR, option("--pairs", "each text is two for the model, with a tab in between"))),
+            option("-k --top-k K", "show the K best labels, not only the best one", "top_k", type=whole),
+            *ANSWER,
+        ),
+        shown=_labels,
+        named=lambda answer: {"labels": answer} if isinstance(answer, list) else answer,
+        as_input=_one_or_two,
+    ),
+    "zero-shot": TaskCommand(
+        task="zero-shot-classification",
+        summary="which of your own labels fit each text",
+        description="Say which of your own labels fit each text, by a model of inference.",
+        epilog="""example:
+  npformer zero-shot -m typeform/distilbert-base-uncased-mnli \\
+      -l politics,sport "Who won the election?\"""",
+        options=(
+            *text_options(),
+            *model_options(),
+            option("-l --labels A,B,...", "the labels, with commas in between", "candidate_labels", required=True),
+            option(
+                "--template TEXT", 'a sentence with {} for the label ("This example is {}.")', "hypothesis_template"
+            ),
+            option("--multi-label", "several labels may fit: score each for itself", "multi_label"),
+            *ANSWER,
+        ),
+        shown=_own_labels,
+        named=lambda answer: {name: answer[name] for name in ("labels", "scores")},
+    ),
+    "tag": TaskCommand(
+        task="token-classification",
+        summary="the names, places, ... in each text",
+        description="Find the entities in each text, and at which characters they stand.",
+        epilog="""example:
+  npformer tag -m dslim/bert-base-NER "My name is Sarah and I live in London\"""",
+        options=(
+            *text_options(),
+            *model_options(),
+            option(
+                "--strategy",
+                "how tokens become entities; none: not at all, first, average, max: word by word (%(default)s)",
+                "aggregation_strategy",
+                choices=("none", "simple", "first", "average", "max"),
+                default="simple",
+            ),
+            option("--ignore A,B,...", "labels that are left out (O)", "ignore_labels", type=comma_separated),
+            *ANSWER,
+        ),
+        shown=_entities,
+        named=lambda answer: {"entities": answer},
+    ),
+    "answer": TaskCommand(
+        task="question-answering",
+        summary="answers to questions from a text",
+        description="Answer questions with words of a text, the context.",
+        epilog="""examples:
+  npformer answer -m distilbert/distilbert-base-cased-distilled-squad \\
+      --context "I live in Berlin." "Where do I live?"
+  npformer answer -m distilbert/distilbert-base-cased-distilled-squad \\
+      --context-file report.txt --file questions.txt""",
+        options=(
+            *text_options("question"),
+            OneOf(
+                (
+                    option("-c --context TEXT", "the text that the answers are in"),
+                    option("--context-file FILE", "the same, from a file"),
+                ),
+                required=True,
+            ),
+            *model_options(),
+            option("-k --top-k K", "show the K best answers (%(default)s)", "top_k", type=whole, default=1),
+            option("--no-answer", "say nothing where the context has no answer", "handle_impossible_answer"),
+            option("--max-answer-len N", "the most tokens of an answer (15)", "max_answer_len", type=whole),
+            JSON,
+            STRIDE,
+        ),
+        shown=_answers,
+        named=lambda answer: {"answers": answer} if isinstance(answer, list) else answer,
+        as_input=_with_context,
+    ),
+    "fill": TaskCommand(
+        task="fill-mask",
+        summary="the words that would stand for [MASK]",
+        description="Say which words would stand in place of [MASK].",
+        epilog="""example:
+  npformer fill -m distilbert/distilbert-base-uncased "I love [MASK] cream\"""",
+        options=(
+            *text_options(),
+            *model_options(),
+            option("-k --top-k K", "show the K best words (%(default)s)", "top_k", type=whole, default=5),
+            option("--targets A,B,...", "score these words only", "targets", type=comma_separated),
+            *ANSWER,
+        ),
+        shown=_words,
+        named=lambda answer: {"masks": _masks(answer)},
+    ),
+    "embed": TaskCommand(
+        task="sentence-embedding",
+        summary="a vector for each text",
+        description="Make a vector of each text, for comparing texts by what they mean.",
+        epilog="""example:
+  npformer embed -m sentence-transformers/all-MiniLM-L6-v2 \\
+      --file sentences.txt -o sentences.npy
+
+Row i of the array is the vector of text i, or NaN for one that cannot be read.""",
+        options=(
+            *text_options(),
+            *model_options(),
+            option("-o --output FILE.npy", "write an array, a row a text, for numpy.load"),
+            *ANSWER,
+        ),
+        shown=_vector,
+        named=lambda answer: {"embedding": answer.tolist()},
+    ),
+    "translate": TaskCommand(
+        task="translation",
+        summary="each text in another language",
+        description="""Translate each text. A blank line stays one, so that the lines of source and
+translation go together.""",
+        epilog="""examples:
+  npformer translate -m Helsinki-NLP/opus-mt-en-de \\
+      "A dog runs through the snow."
+  npformer translate -m Helsinki-NLP/opus-mt-en-ROMANCE \\
+      --to fra --file letter.txt > letter.fr.txt
+  npformer translate -m Helsinki-NLP/opus-mt-en-de \\
+      --beams 4 --best 3 --json < sentences.txt""",
+        options=(
+            *text_options(),
+            *model_options(),
+            option("--to CODE", "the language, for a model with several (fra, deu, ...)", "to"),
+            option("-b --beams N", "search with N beams (the model's own)", "num_beams", type=whole),
+            option("--best N", "show the N best translations of a text", "num_return_sequences", type=whole),
+            option("--max-tokens N", "the longest translation (the model's own)", "max_new_tokens", type=whole),
+            option("--length-penalty P", "above 1 favours long translations", "length_penalty", type=float),
+            option("--sample", "draw words by their probability", "do_sample"),
+            option("--seed N", "of --sample: the same seed draws the same words", "seed", type=int),
+            option(
+                "--long",
+                "texts longer than the model (%(default)s)",
+                "long",
+                choices=("error", "truncate"),
+                default="error",
+            ),
+            JSON,
+        ),
+        shown=_translations,
+        named=_named_translations,
+        keeps_lines=True,
+    ),
+}
