@@ -145,5 +145,8 @@ def _overview() -> str:
             *lines,
             "",
             "npformer COMMAND --help says what a command takes, npformer --version which\nversion this is.",
+            "",
+            "exit codes: 0 success; 1 bad input, or a text without an answer; 2 wrong usage;\n"
+            "3 golden compare found a divergence",
         ]
     )

@@ -21,12 +21,13 @@ from npformer.checkpoint.archive import load_arrays
 from npformer.checkpoint.load import load
 from npformer.checkpoint.read import CONFIG, read_json
 from npformer.cli.arguments import LOADING, add_options
+from npformer.cli.process import DIVERGES
 from npformer.errors import NpformerError
 from npformer.model import Model
 
-DIVERGES = 1
-EPILOG = """compare ends with exit code 1 where a stage diverges, and says why where it has
-the model: the one named in the file, if it is at hand, or --model.
+EPILOG = """compare ends with exit code 3 where a stage or a weight diverges, with 1 for
+bad input. It says why where it has the model: the one named in the file, if it
+is at hand, or --model.
 
 examples:
   npformer golden record "I love ice cream" "no" -o golden.safetensors

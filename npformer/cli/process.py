@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any, TextIO
 
-BAD_INPUT, USAGE = 1, 2  # exit codes; 0 is success
+BAD_INPUT, USAGE, DIVERGES = 1, 2, 3  # exit codes; 0 is success
 SIGNALLED = 128  # and the signal's number: what a shell reports of a program that the signal has ended
 INTERRUPTED = SIGNALLED + signal.SIGINT
 

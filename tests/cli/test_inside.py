@@ -16,6 +16,7 @@ from npformer import golden
 from npformer.checkpoint import load_folder
 from npformer.checkpoint.archive import save_arrays
 from npformer.cli import golden as golden_command
+from npformer.cli import main
 from npformer.cli import trace as trace_command
 from npformer.cli import view as view_command
 from npformer.cli.task_commands import TASK_COMMANDS, TaskCommand
@@ -174,7 +175,7 @@ def test_a_trace_of_the_same_texts_is_within_budget(folder: Path, recorded: Path
     assert capsys.readouterr().out.endswith("no stage diverges: all 63 are within their budgets\n")
 
 
-def test_a_divergence_is_shown_and_diagnosed_with_exit_code_1(
+def test_a_divergence_is_shown_and_diagnosed_with_exit_code_3(
     folder: Path, recorded: Path, tmp_path: Path, capsys
 ) -> None:
     from dataclasses import replace
@@ -182,12 +183,21 @@ def test_a_divergence_is_shown_and_diagnosed_with_exit_code_1(
     config, weights = load_folder(folder)
     wrong = Model(replace(config, activation="gelu_tanh"), weights, folder)
     trace(wrong, [TEXT, "no"]).save(tmp_path / "t.safetensors")
-    assert run(golden_command, ["compare", recorded, tmp_path / "t.safetensors", "-m", folder]) == 1
+    assert run(golden_command, ["compare", recorded, tmp_path / "t.safetensors", "-m", folder]) == 3
     printed = capsys.readouterr().out
     assert "the first stage that diverges: layers.0.ffn.activation" in printed
     assert "cause: tanh GELU for erf" in printed
-    assert run(golden_command, ["compare", recorded, tmp_path / "t.safetensors"]) == 1  # the file names the folder
+    assert run(golden_command, ["compare", recorded, tmp_path / "t.safetensors"]) == 3  # the file names the folder
     assert "cause: tanh GELU for erf" in capsys.readouterr().out
+
+
+def test_bad_input_has_another_exit_code_than_a_divergence(recorded: Path, tmp_path: Path, capsys) -> None:
+    np.savez(tmp_path / "off.npz", logits=np.zeros((2, 2), np.float32))
+    codes = [main(["golden", "compare", str(recorded), str(tmp_path / name)]) for name in ("off.npz", "missing.npz")]
+    assert codes == [3, 1]
+    main(["--help"])
+    assert "1 bad input" in (printed := capsys.readouterr().out)
+    assert "3 golden compare" in printed
 
 
 def test_without_the_model_there_is_no_diagnosis(folder: Path, tmp_path: Path, capsys, monkeypatch) -> None:
@@ -196,7 +206,7 @@ def test_without_the_model_there_is_no_diagnosis(folder: Path, tmp_path: Path, c
     model = Model(*load_folder(folder), folder=folder)
     golden.record(model, "no", name="./elsewhere").save(path)
     save_arrays(tmp_path / "t.safetensors", {"logits": np.zeros((1, 2), np.float32)}, {})
-    assert run(golden_command, ["compare", path, tmp_path / "t.safetensors"]) == 1
+    assert run(golden_command, ["compare", path, tmp_path / "t.safetensors"]) == 3
     assert "no diagnosis: ./elsewhere" in capsys.readouterr().out
     other = tiny.folder(tmp_path / "other", "bert", seed=1, n_layers=3)
     with pytest.raises(NpformerError, match="not the weights that the golden file"):
@@ -209,7 +219,7 @@ def test_weights_are_checked_where_they_come(folder: Path, recorded: Path, tmp_p
     _, tree = load_folder(folder)
     key = "layers.2.attention.key.weight"
     save_arrays(tmp_path / "w.safetensors", {key: tree["layers"][2]["attention"]["key"]["weight"] * 2}, {})
-    assert run(golden_command, ["compare", recorded, tmp_path / "w.safetensors"]) == 1
+    assert run(golden_command, ["compare", recorded, tmp_path / "w.safetensors"]) == 3
     assert f"weights: {key}: differs by up to" in capsys.readouterr().out
 
 
