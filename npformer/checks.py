@@ -49,6 +49,16 @@ def one_of(name: str, value: Any, known: Iterable[Any]) -> Any:
     return value
 
 
+def unknown(kind: str, name: object, known: Iterable[str], hint: str = "") -> NpformerError:
+    """The error for a name that is not known: what was perhaps meant, and all that is known."""
+    from difflib import get_close_matches
+
+    known = list(known)
+    near = get_close_matches(str(name), known, n=1, cutoff=0.6)
+    meant = f"; did you mean {near[0]!r}?" if near else "."
+    return NpformerError(f"{kind}: {name!r:.80} is not known{meant} {hint or 'Known: ' + ', '.join(known)}")
+
+
 def shown(value: object) -> str:
     """A value as an error shows it: what came may be a megabyte, or a number too long to print."""
     if isinstance(value, str | bool | float | None) or (isinstance(value, int) and abs(value) < 2**64):

@@ -21,6 +21,7 @@ from npformer.errors import NpformerError
 from npformer.tasks import pipeline
 from npformer.tasks.progress import with_bar
 from npformer.tasks.task import InputError, Task
+from npformer.text.encoding import was_cut
 
 Answered = tuple[Line, Any]  # a line and its answer; None where it has none
 
@@ -107,12 +108,12 @@ def _answered(task: Task, args: Namespace, as_input: Callable[[str], Any], skip_
         cut += answer.truncated
         if answer.truncated and cut == 1:
             hint = " (--long window reads it whole)" if task.has_windows else ""
-            complain(f"{line.where}: {answer.n_tokens} tokens, cut to the model's length{hint}")
+            complain(f"{was_cut(line.where, answer.n_tokens, task.limit(task.options))}{hint}")
         yield line, answer
     while waiting:
         yield _without_answer(waiting.popleft())
     if cut > 1:
-        complain(f"{cut} texts were cut to the model's length")
+        complain(f"{cut} texts were cut")
 
 
 def _without_answer(line: Line) -> Answered:

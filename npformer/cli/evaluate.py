@@ -7,7 +7,6 @@ import argparse
 import json
 
 from npformer.cli.arguments import add_options, model_options, whole
-from npformer.cli.process import complain
 from npformer.cli.recipes import text_columns
 from npformer.errors import NpformerError
 
@@ -65,6 +64,7 @@ def _translations(args: argparse.Namespace) -> None:
         raise NpformerError('BLEU needs sacrebleu: pip install "npformer[evaluate]"') from None
     from npformer.tasks import pipeline
     from npformer.tasks.task import InputError
+    from npformer.text.encoding import warn_of_cuts
     from npformer.training.data import read_pairs
 
     sources, references = map(list, zip(*read_pairs(args.source, args.reference), strict=True))
@@ -73,15 +73,14 @@ def _translations(args: argparse.Namespace) -> None:
         "translation", args.model, threads=args.threads, revision=args.revision, offline=args.offline,
         long="truncate", **options,
     )  # fmt: skip
-    answers = []
-    cut = 0
+    answers, cut = [], {}
     for number, answer in enumerate(task.stream(iter(sources), task.options, quiet=True), 1):
         if isinstance(answer, InputError):
             raise NpformerError(f"{args.source}:{number}: {answer.reason}")
         answers.append(answer["translation_text"])
-        cut += answer.truncated
-    if cut:
-        complain(f"{args.source}: {cut} of {len(sources)} texts were cut to the model's length")
+        if answer.truncated:
+            cut[f"{args.source}:{number}"] = answer.n_tokens
+    warn_of_cuts(cut, len(sources), task.limit(task.options))
     metric = sacrebleu.metrics.BLEU()
     score = metric.corpus_score(answers, [references])
     if args.json:

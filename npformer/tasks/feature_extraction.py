@@ -10,7 +10,7 @@ import numpy as np
 from npformer.model import Model
 from npformer.tasks.options import Options
 from npformer.tasks.task import Request, Task, without_head
-from npformer.text.inputs import Part, as_text
+from npformer.text.inputs import Pair, as_text
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class FeatureExtraction(Task):
     def __init__(self, model: Model, **options: Any) -> None:
         super().__init__(without_head(model), **options)
 
-    def parts(self, item: Any, options: FeatureOptions) -> list[Part]:
+    def inputs(self, item: Any, options: FeatureOptions) -> list[str | Pair]:
         return [as_text(item)]
 
     def answer(self, requests: list[Request], options: FeatureOptions) -> list[Any]:

@@ -15,7 +15,7 @@ from npformer.model import Model
 from npformer.tap import listening
 from npformer.tasks.options import Options
 from npformer.tasks.task import Request, Task, probabilities, without_head
-from npformer.text.inputs import Part, as_text
+from npformer.text.inputs import Pair, as_text
 from npformer.text.tokenizer import special_token
 
 MASKS = 64  # masks whose scores of the whole vocabulary are in memory at once
@@ -67,7 +67,7 @@ class FillMask(Task):
         """The encoder alone, as the head is wanted at the masks only; all of it when someone looks at every stage."""
         return self.model if listening() else self.encoder_model
 
-    def parts(self, item: Any, options: FillOptions) -> list[Part]:
+    def inputs(self, item: Any, options: FillOptions) -> list[str | Pair]:
         return [as_text(item)]
 
     def answer(self, requests: list[Request], options: FillOptions) -> list[Any]:

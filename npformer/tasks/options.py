@@ -9,9 +9,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, Self
 
+from npformer.checks import unknown
 from npformer.errors import NpformerError
 from npformer.tasks.habits import HABITS
-from npformer.text.inputs import LONG, unknown
+from npformer.text.inputs import LONG
 
 
 @dataclass(frozen=True)

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from npformer.checkpoint.read import CONFIG, read_json
+from npformer.checks import unknown
 from npformer.errors import NpformerError
 from npformer.families import encoders, read_config
 from npformer.model import Model
-from npformer.text.inputs import unknown
 
 if TYPE_CHECKING:  # a task's own modules wait until one is asked for: `import npformer` is quick
     from npformer.tasks.task import Task

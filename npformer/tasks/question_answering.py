@@ -11,11 +11,12 @@ from typing import Any
 
 import numpy as np
 
+from npformer.checks import unknown
 from npformer.errors import NpformerError
 from npformer.functions import softmax
 from npformer.tasks.options import Options
 from npformer.tasks.task import Request, Task
-from npformer.text.inputs import Pair, Part, as_text, unknown
+from npformer.text.inputs import Pair, as_text
 
 
 @dataclass(frozen=True)
@@ -73,9 +74,9 @@ class QuestionAnswering(Task):
         stride = options.stride if options.doc_stride is None else options.doc_stride
         return limit, min(limit // 2, 128) if stride is None else stride
 
-    def parts(self, item: Any, options: AnswerOptions) -> list[Part]:
+    def inputs(self, item: Any, options: AnswerOptions) -> list[str | Pair]:
         question, context = _question_and_context(item)
-        return [(as_text(question, "question"), as_text(context, "context"))]
+        return [Pair(as_text(question, "question"), as_text(context, "context"))]
 
     def answer(self, requests: list[Request], options: AnswerOptions) -> list[Any]:
         return [self._best(request, options) for request in requests]

@@ -15,12 +15,13 @@ from typing import Any
 import numpy as np
 
 from npformer.checkpoint.read import read_json
+from npformer.checks import unknown
 from npformer.errors import NpformerError
 from npformer.model import Model
 from npformer.tasks.results import carrying
 from npformer.tasks.task import Request, Task, without_head
 from npformer.text.encoding import Encoder
-from npformer.text.inputs import Part, as_text, unknown
+from npformer.text.inputs import Pair, as_text
 
 
 def _weighted_mean(x: np.ndarray) -> np.ndarray:
@@ -76,7 +77,7 @@ class SentenceEmbedding(Task):
         self.recipe = Recipe() if model.folder is None else read_recipe(_home(model.folder))
         self.encoder = Encoder(self.model, self.recipe.max_length)
 
-    def parts(self, item: Any, options: Any) -> list[Part]:
+    def inputs(self, item: Any, options: Any) -> list[str | Pair]:
         text = self.recipe.prompt + as_text(item)
         return [text.lower() if self.recipe.lowercase else text]
 

@@ -1,7 +1,7 @@
 """`Task`: what all pipelines have in common. Texts come in one, many or endlessly; answers go out the same way.
 
-A task says how one input becomes texts for the model (`parts`) and what is made of the model's answers (`answer`).
-Reading, cutting and batching are here; each task is a file beside this one.
+A task says what the model reads of one item (`inputs`) and what is made of the model's answers (`answer`). Batching is
+here, `text/encoding.py` encodes and cuts; each task is a file beside this one.
 """
 
 from __future__ import annotations
@@ -21,17 +21,12 @@ from npformer.tasks.habits import translated
 from npformer.tasks.options import Options
 from npformer.tasks.progress import with_bar
 from npformer.tasks.results import carrying
-from npformer.text.encoding import Encoded, Encoder
-from npformer.text.inputs import Pair, Part, as_part
+from npformer.text.encoding import Encoded, Encoder, was_cut
+from npformer.text.inputs import Pair, as_text_or_pair
 
 WINDOW = 1024  # inputs that are read before the first is answered: enough for the model to work at its fastest
 ONE = str | bytes | bytearray | Mapping | Pair  # types that are a single input, though some could be iterated
 TOKENS = 32_768  # tokens whose answers are in memory at once
-
-CUT = (
-    "input {index} has {n_tokens} tokens and was cut to {limit}. Each result tells by .truncated, this warning comes "
-    "once a call; {window}long='error' refuses them"
-)
 
 
 class InputError(NpformerError):
@@ -53,6 +48,7 @@ class Request:
 
     @property
     def size(self) -> int:
+        """Tokens for each of which the model gives an answer; none of a source, which is translated as a whole."""
         return sum(len(piece) for each in self.encoded for piece in each.pieces)
 
 
@@ -119,9 +115,10 @@ class Task:
                     elif result.truncated and not (warned or quiet):
                         warned = True
                         hint = "long='window' reads texts whole, " if self.has_windows else ""
-                        asked = options.max_length is not None and options.max_length < self.encoder.limit
-                        limit = f"max_length={options.max_length}" if asked else "the model's length"
-                        warn(CUT.format(index=index, n_tokens=result.n_tokens, limit=limit, window=hint))
+                        warn(
+                            f"{was_cut(f'input {index}', result.n_tokens, self.limit(options))}. This warning comes "
+                            f"once a call, each result tells by .truncated; {hint}long='error' refuses them"
+                        )
                     yield result
                     index += 1
 
@@ -143,9 +140,9 @@ class Task:
 
     # --- what a task defines -------------------------------------------------------------------------------------
 
-    def parts(self, item: Any, options: Any) -> list[Part]:
-        """The model's texts of one input; for most tasks the input itself."""
-        return [as_part(item)]
+    def inputs(self, item: Any, options: Any) -> list[str | Pair]:
+        """What the model reads of one item; for most tasks the item itself."""
+        return [as_text_or_pair(item)]
 
     def answer(self, requests: list[Request], options: Any) -> list[Any]:
         """What is made of the model's answers: a dict, list or array a request, or an NpformerError for a bad one."""
@@ -159,6 +156,10 @@ class Task:
         """The tokens of a piece, where they are to be fewer than the model takes, and the tokens that two share."""
         return options.max_length, options.stride
 
+    def limit(self, options: Any) -> int:
+        """The tokens that a text is cut to."""
+        return min(self.window_size(options)[0] or self.encoder.limit, self.encoder.limit)
+
     def runner(self) -> Model:
         """The model that reads the texts."""
         return self.model
@@ -167,34 +168,29 @@ class Task:
 
     def _prepare(self, window: Sequence[Any], first: int, options: Any) -> list[Request | InputError]:
         """Each input's texts as tokens that fit the model."""
-        parts: list[list[Part] | InputError] = []
-        for index, item in enumerate(window, first):
+        given: list[list[str | Pair] | NpformerError] = []
+        for item in window:
             try:
-                parts.append(self.parts(item, options))
+                given.append(self.inputs(item, options))
             except NpformerError as error:
-                parts.append(InputError(index, error))
-        encodings = iter(
-            self.encoder.encode([part for each in parts if not isinstance(each, InputError) for part in each])
-        )
+                given.append(error)
+        texts = [each for several in given if isinstance(several, list) for each in several]
+        encoded = iter(self.encoder.attempt(texts, options.long, self.cut, *self.window_size(options)))
         requests: list[Request | InputError] = []
-        for index, (item, each) in enumerate(zip(window, parts, strict=True), first):
-            if isinstance(each, InputError):
-                requests.append(each)
-                continue
-            pairs = [(part, next(encodings)) for part in each]
-            try:
-                fitted = [self.encoder.fit(*pair, options.long, self.cut, *self.window_size(options)) for pair in pairs]
-                requests.append(Request(item, fitted))
-            except NpformerError as error:
-                requests.append(InputError(index, error))
+        for index, (item, several) in enumerate(zip(window, given, strict=True), first):
+            found = [next(encoded) for _ in several] if isinstance(several, list) else [several]
+            bad = next((each for each in found if isinstance(each, NpformerError)), None)
+            whole = [each for each in found if isinstance(each, Encoded)]
+            requests.append(Request(item, whole) if bad is None else InputError(index, bad))
         return requests
 
     def _run(self, requests: list[Request]) -> None:
         """Give each request the model's answers to its pieces."""
-        pieces = [piece for request in requests for each in request.encoded for piece in each.pieces]
-        outputs = iter(self.runner().run([self.encoder.text(piece) for piece in pieces]))
+        outputs = iter(
+            self.runner().run([text for request in requests for each in request.encoded for text in each.texts])
+        )
         for request in requests:
-            request.outputs = [[next(outputs) for _ in each.pieces] for each in request.encoded]
+            request.outputs = [[next(outputs) for _ in each.texts] for each in request.encoded]
 
     def _finish(self, group: list[Request | InputError], first: int, options: Any) -> Iterator[Any]:
         requests = [request for request in group if isinstance(request, Request)]
@@ -252,9 +248,8 @@ def logits_of_texts(requests: Sequence[Request]) -> np.ndarray:
             if len(outputs) == 1:
                 logits.append(outputs[0]["logits"])
             else:
-                weights = np.array([len(piece) for piece in encoded.pieces]) / sum(
-                    len(piece) for piece in encoded.pieces
-                )
+                lengths = np.array([len(text) for text in encoded.texts])
+                weights = lengths / lengths.sum()
                 windows = np.stack([output["logits"] for output in outputs])
                 logits.append((windows * weights[:, None]).sum(axis=0).astype(windows.dtype))
     return np.stack(logits)

@@ -15,7 +15,7 @@ from npformer.errors import NpformerError
 from npformer.model import Model
 from npformer.tasks.options import Options
 from npformer.tasks.task import Request, Task, probabilities
-from npformer.text.inputs import Part, as_text
+from npformer.text.inputs import Pair, as_text
 
 STRATEGIES = ("none", "simple", "first", "average", "max")
 
@@ -72,7 +72,7 @@ class TokenClassification(Task):
         self._join = tokenizer.decoder.decode if tokenizer.decoder else " ".join
         self._has_prefix = bool(getattr(tokenizer.model, "continuing_subword_prefix", None))
 
-    def parts(self, item: Any, options: TokenOptions) -> list[Part]:
+    def inputs(self, item: Any, options: TokenOptions) -> list[str | Pair]:
         return [as_text(item)]
 
     def answer(self, requests: list[Request], options: TokenOptions) -> list[Any]:

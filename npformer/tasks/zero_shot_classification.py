@@ -15,7 +15,7 @@ from npformer.errors import NpformerError, warn
 from npformer.model import Model
 from npformer.tasks.options import Options
 from npformer.tasks.task import Request, Task, logits_of_texts, probabilities
-from npformer.text.inputs import Part, as_text
+from npformer.text.inputs import Pair, as_text
 
 
 @dataclass(frozen=True)
@@ -77,9 +77,9 @@ class ZeroShotClassification(Task):
             raise NpformerError("candidate_labels: expected at least one label")
         return super().stream(items, options, quiet)
 
-    def parts(self, item: Any, options: ZeroShotOptions) -> list[Part]:
+    def inputs(self, item: Any, options: ZeroShotOptions) -> list[str | Pair]:
         text = as_text(item)
-        return [(text, options.hypothesis_template.replace("{}", label)) for label in options.candidate_labels]
+        return [Pair(text, options.hypothesis_template.replace("{}", label)) for label in options.candidate_labels]
 
     def answer(self, requests: list[Request], options: ZeroShotOptions) -> list[Any]:
         labels = options.candidate_labels

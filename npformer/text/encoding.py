@@ -1,34 +1,51 @@
-"""From texts to token ids that fit the model: too long a text is cut, read in windows, or refused.
+"""From texts to what a model reads: one path for tasks, traces, golden files, training and views.
 
-The cuts are those that Transformers makes, so that the ids are the same. `task.py` runs the model on the pieces.
+What a caller gives is a text or a `Pair` (`inputs.py`); `Encoder` makes an `Encoded` of it. Too long a text is cut,
+read in windows, or refused, and `was_cut` is the one way to say so. The cuts are those that Transformers makes, so that
+the ids are the same. A translation model's source is read by `SourceEncoder`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from npformer.errors import NpformerError
+from npformer.checks import unknown
+from npformer.errors import NpformerError, warn
 from npformer.model import Model
 from npformer.runtime.batch import Text
-from npformer.text.inputs import Part
+from npformer.text.inputs import Pair
 from npformer.text.tokenizer import longest_text
+from npformer.text.translation_tokenizer import LANGUAGE
 
 if TYPE_CHECKING:
     from tokenizers import Encoding
 
 
+def was_cut(where: str, n_tokens: int, limit: int) -> str:
+    """What every warning of a text that was cut begins with."""
+    return f"{where}: {n_tokens} tokens, cut to {limit}"
+
+
+def warn_of_cuts(cut: Mapping[str, int], count: int, limit: int) -> None:
+    """Warn once of the texts that were cut. cut: where each of them stands -> its tokens. count: of all texts."""
+    if cut:
+        total = f"; {len(cut)} of {count} texts were cut" if count > 1 else ""
+        warn(f"{was_cut(*next(iter(cut.items())), limit)}{total}")
+
+
 @dataclass
 class Encoded:
-    """One text for the model, in one piece or, with overlaps, in several."""
+    """A text or a pair as the model reads it, in one piece or, with overlaps, in several."""
 
-    pieces: list[Encoding]
+    texts: list[Text]  # each piece for the model
     n_tokens: int  # of the whole text, special tokens and all
     truncated: bool = False
+    pieces: list[Encoding] = field(default_factory=list)  # what the tokenizer knows of each; nothing of a source
     starts: list[int] = field(default_factory=lambda: [0])  # the first token of each piece, counted in the whole text
 
     def rows(self) -> list[slice]:
@@ -55,45 +72,84 @@ class Encoder:
         self.has_segments = model.config.reads_token_types
         self.limit = min(longest_text(model.folder, model.config), limit or model.config.max_length)
 
-    def encode(self, parts: Sequence[Part]) -> list[Encoding]:
-        """The whole texts' tokens, special tokens and all."""
-        if len(parts) == 1 or self.threads == 1:
-            return [self._whole(part, special=True) for part in parts]
-        return list(self.tokenizer.encode_batch(parts))
+    def read(
+        self,
+        given: Sequence[str | Pair],
+        long: str = "truncate",
+        cut: str = "longest",
+        limit: int | None = None,
+        stride: int | None = None,
+    ) -> list[Encoded]:
+        """Each text in pieces that the model takes.
 
-    def text(self, piece: Encoding) -> Text:
-        """What the model is given of a piece."""
-        segments = np.array(piece.type_ids, np.int64) if self.has_segments else None
-        return Text(np.array(piece.ids, np.int64), segments)
+        long: what is done with one that is too long, one of LONG. cut: which of two texts gives way, "first", "second"
+        or "longest". limit: the tokens of a piece, where they are to be fewer than the model takes. stride: the tokens
+        that two windows share, by default a quarter of a window. Raises NpformerError for what does not fit.
+        """
+        encoded = self.attempt(given, long, cut, limit, stride)
+        for each in encoded:
+            if isinstance(each, NpformerError):
+                raise each
+        return [each for each in encoded if isinstance(each, Encoded)]
+
+    def attempt(
+        self, given: Sequence[str | Pair], long: str, cut: str, limit: int | None, stride: int | None
+    ) -> list[Encoded | NpformerError]:
+        """As `read`, with the error of a text in its place."""
+        encoded: list[Encoded | NpformerError] = []
+        for each, whole in zip(given, self.encode(given), strict=True):
+            try:
+                encoded.append(self.fit(each, whole, long, cut, limit, stride))
+            except NpformerError as error:
+                encoded.append(error)
+        return encoded
+
+    def encode(self, given: Sequence[str | Pair]) -> list[Encoding]:
+        """The whole texts' tokens, special tokens and all."""
+        if len(given) == 1 or self.threads == 1:
+            return [self._whole(each, special=True) for each in given]
+        return list(self.tokenizer.encode_batch(given))
+
+    def shortened(self, given: str | Pair) -> str | Pair:
+        """A text or a pair as far as the model reads it, to the end of a word."""
+        (encoded,) = self.read([given])
+        if not encoded.truncated:
+            return given
+        kept = []
+        for number, text in enumerate([given] if isinstance(given, str) else given):
+            whole = self._whole(text, special=False)
+            count = encoded.pieces[0].sequence_ids.count(number)
+            words = whole.word_ids
+            end = count
+            while 0 < end < len(words) and words[end] == words[end - 1]:
+                end -= 1
+            kept.append(text[: whole.offsets[(end or count) - 1][1]])
+        return kept[0] if isinstance(given, str) else Pair(*kept)
 
     def fit(
         self,
-        part: Part,
-        encoding: Encoding,
+        given: str | Pair,
+        whole: Encoding,
         long: str,
         cut: str = "longest",
         limit: int | None = None,
         stride: int | None = None,
     ) -> Encoded:
-        """An encoding in pieces that the model takes.
-
-        cut: which of two texts gives way, "first", "second" or "longest". limit: the tokens of a piece, where they are
-        to be fewer than the model takes. stride: the tokens that two windows share, by default a quarter of a window.
-        """
-        limit, n_tokens = min(limit or self.limit, self.limit), len(encoding)
+        """An encoding in pieces that the model takes."""
+        limit, n_tokens = min(limit or self.limit, self.limit), len(whole)
         if n_tokens <= limit:
-            return Encoded([encoding], n_tokens)
+            return self._encoded([whole], n_tokens)
         if long == "error":
             most = f"the model takes {limit}" if limit == self.limit else f"at most {limit} are wanted"
             raise NpformerError(f"{n_tokens} tokens, and {most}; long='truncate' reads the first, long='window' all")
-        texts = [self._whole(each, special=False) for each in ([part] if isinstance(part, str) else part)]
+        texts = [self._whole(each, special=False) for each in ([given] if isinstance(given, str) else given)]
         room = limit - self.tokenizer.num_special_tokens_to_add(len(texts) == 2)
         if room < 1:
             raise NpformerError(f"a text has {limit} tokens at most, which is too few for any text")
         if long == "truncate":
             for text, length in zip(texts, _lengths([len(each) for each in texts], room, cut), strict=True):
                 text.truncate(length)
-            return Encoded([self.tokenizer.post_process(*texts)], n_tokens, truncated=True)
+            return self._encoded([self.tokenizer.post_process(*texts)], n_tokens, truncated=True)
         return self._windows(texts, n_tokens, room, stride, cut)
 
     def _windows(self, texts: list[Encoding], n_tokens: int, room: int, stride: int | None, cut: str) -> Encoded:
@@ -108,12 +164,20 @@ class Encoder:
         texts[moving].truncate(width, stride=stride)
         windows = [texts[moving], *texts[moving].overflowing]
         pieces = [self.tokenizer.post_process(*texts[:moving], window, *texts[moving + 1 :]) for window in windows]
-        return Encoded(pieces, n_tokens, starts=[i * (width - stride) for i in range(len(pieces))])
+        return self._encoded(pieces, n_tokens, starts=[i * (width - stride) for i in range(len(pieces))])
 
-    def _whole(self, part: Part, special: bool) -> Encoding:
-        first, second = (part, None) if isinstance(part, str) else part
+    def _whole(self, given: str | Pair, special: bool) -> Encoding:
+        first, second = (given, None) if isinstance(given, str) else given
         encoding: Encoding = self.tokenizer.encode(first, second, add_special_tokens=special)
         return encoding
+
+    def _encoded(self, pieces: list[Encoding], n_tokens: int, **more: Any) -> Encoded:
+        return Encoded([self.text(piece) for piece in pieces], n_tokens, pieces=pieces, **more)
+
+    def text(self, piece: Encoding) -> Text:
+        """What the model is given of a piece."""
+        segments = np.array(piece.type_ids, np.int64) if self.has_segments else None
+        return Text(np.array(piece.ids, np.int64), segments)
 
 
 def _giving_way(lengths: Sequence[int], cut: str) -> int:
@@ -131,3 +195,38 @@ def _lengths(lengths: Sequence[int], room: int, cut: str) -> list[int]:
     if kept[moving] < 0:
         raise NpformerError(f"one text of the pair has {others} tokens, more than the {room} there is room for")
     return kept
+
+
+class SourceEncoder:
+    """A translation model's tokenizer, and how long its sources may be."""
+
+    def __init__(self, model: Model) -> None:
+        self.tokenizer = model.tokenizer
+        self.limit = longest_text(model.folder, model.config)
+
+    def read(self, text: str, long: str = "", to: str | None = None) -> Encoded:
+        """A source in one piece. long: "truncate" cuts one that is too long, which is refused else.
+
+        to: the language, where the text does not begin with a code of its own. Raises NpformerError for a text with
+        nothing to translate, and for a language that the model does not have.
+        """
+        code = LANGUAGE.match(text)
+        if not text[code.end() if code else 0 :].strip():
+            raise NpformerError("an empty text; there is nothing to translate")
+        if code:
+            self.check_language(code[0])
+        elif to is not None:
+            text = f">>{to.strip('<>')}<< {text}"
+        ids = np.array(self.tokenizer.encode(text), np.int64)
+        if len(ids) <= self.limit:
+            return Encoded([Text(ids)], len(ids))
+        if long != "truncate":
+            or_cut = ", or long='truncate' translates the first of it" if long else ""
+            raise NpformerError(f"{len(ids)} tokens, and the model takes {self.limit}; split it into sentences{or_cut}")
+        return Encoded([Text(np.append(ids[: self.limit - 1], ids[-1]))], len(ids), truncated=True)
+
+    def check_language(self, code: str) -> None:
+        """Raise NpformerError for a code such as >>fra<< that the model does not have."""
+        known = self.tokenizer.languages
+        if code not in known:
+            raise unknown("language", code, known, "" if known else "This model has one, and no codes.")

@@ -3,27 +3,23 @@ two texts."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
+from npformer.checks import unknown
 from npformer.errors import NpformerError
 
 LONG = ("truncate", "window", "error")  # what may be done with a text that is longer than the model
 
 
-@dataclass(frozen=True)
-class Pair:
+class Pair(NamedTuple):
     """Two texts for a model that reads them together: `Pair(text, text_pair)`, a premise and its hypothesis, say."""
 
     text: str
     text_pair: str
 
 
-Part = str | tuple[str, str]  # what the tokenizer is given for one of the model's texts
-
-
-def as_part(item: Any) -> Part:
+def as_text_or_pair(item: Any) -> str | Pair:
     """A text or a pair from what the caller gave: a string, a Pair, or {"text": ..., "text_pair": ...}.
 
     A pair whose second text is empty is its first text alone: Transformers' pipelines leave it out as well.
@@ -34,13 +30,16 @@ def as_part(item: Any) -> Part:
         item = _from_mapping(item)
     if isinstance(item, Pair):
         text, second = as_text(item.text, "text"), as_text(item.text_pair, "text_pair")
-        return (text, second) if second else text
+        return Pair(text, second) if second else text
     if isinstance(item, list | tuple):
         raise NpformerError(
             f"expected a text, got {type(item).__name__}; for two texts that belong together "
             "give npformer.Pair(text, text_pair)"
         )
     return as_text(item)
+
+
+as_part = as_text_or_pair
 
 
 def as_text(value: Any, name: str = "") -> str:
@@ -54,16 +53,6 @@ def as_text(value: Any, name: str = "") -> str:
         except UnicodeEncodeError as error:
             raise NpformerError(f"{where}character {error.start} is half of a surrogate pair, not text") from None
     return value
-
-
-def unknown(kind: str, name: object, known: Iterable[str], hint: str = "") -> NpformerError:
-    """The error for a name that is not known: what was perhaps meant, and all that is known."""
-    from difflib import get_close_matches
-
-    known = list(known)
-    near = get_close_matches(str(name), known, n=1, cutoff=0.6)
-    meant = f"; did you mean {near[0]!r}?" if near else "."
-    return NpformerError(f"{kind}: {name!r:.80} is not known{meant} {hint or 'Known: ' + ', '.join(known)}")
 
 
 def _from_mapping(item: Mapping[str, Any]) -> Pair | str:

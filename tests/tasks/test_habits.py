@@ -73,11 +73,11 @@ def test_keywords_that_would_change_something_are_refused(keyword, value, messag
 def test_truncation_with_a_length():
     """A text is cut to N tokens, [CLS] and [SEP] among them, and the answer is that of its beginning."""
     task = pipeline("text-classification", TASKS["text-classification"])
-    with pytest.warns(UserWarning, match="has 6 tokens and was cut to max_length=4"):
+    with pytest.warns(UserWarning, match="input 0: 6 tokens, cut to 4"):
         cut = task("I love ice cream", truncation=True, max_length=4)
     assert cut == task("I love")
     assert (cut.truncated, cut.n_tokens) == (True, 6)
-    with pytest.warns(UserWarning, match="was cut to the model's length"):
+    with pytest.warns(UserWarning, match="cut to 64"):
         assert task(LONG, truncation=True, max_length=1000).truncated
     with pytest.raises(NpformerError, match="6 tokens, and at most 4 are wanted"):
         task("I love ice cream", truncation=False, max_length=4)
@@ -98,7 +98,7 @@ def test_truncation_of_translations():
     task = pipeline("translation_en_to_deu", MARIAN, max_length=4)
     with pytest.raises(NpformerError, match="tokens, and the model takes"):
         task("dog " * 900)
-    with pytest.warns(UserWarning, match="was cut"):
+    with pytest.warns(UserWarning, match="tokens, cut to"):
         assert task("dog " * 900, truncation=True).truncated
 
 

@@ -9,7 +9,7 @@ from itertools import islice
 
 import pytest
 
-from npformer import Pair, pipeline
+from npformer import pipeline
 from npformer.tasks.task import Task
 from tests.support import tiny
 
@@ -25,18 +25,24 @@ def task() -> Task:
     return made
 
 
+class Item(dict):
+    """A pair of texts, of which a weak reference can be kept."""
+
+    __hash__ = object.__hash__
+
+
 class Source:
     """Pairs one after another, counting those that were asked for and those that are still held."""
 
     def __init__(self, count: int) -> None:
         self.count = count
         self.pulled = 0
-        self.alive: weakref.WeakSet[Pair] = weakref.WeakSet()
+        self.alive: weakref.WeakSet[Item] = weakref.WeakSet()
 
-    def __iter__(self) -> Iterator[Pair]:
+    def __iter__(self) -> Iterator[Item]:
         while self.pulled < self.count:
             self.pulled += 1
-            pair = Pair(f"ice cream {self.pulled}", "I love it " * (self.pulled % 7))
+            pair = Item(text=f"ice cream {self.pulled}", text_pair="I love it " * (self.pulled % 7))
             self.alive.add(pair)
             yield pair
             del pair
@@ -75,7 +81,7 @@ def test_streamed_answers_have_the_bits_of_a_list(task: Task) -> None:
 
 
 def test_what_was_read_before_the_source_failed_is_answered(task: Task) -> None:
-    def source() -> Iterator[Pair]:
+    def source() -> Iterator[Item]:
         yield from Source(WINDOW + 7)
         raise OSError("the disk is gone")
 

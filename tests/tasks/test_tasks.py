@@ -15,7 +15,7 @@ from npformer.tap import listen
 from npformer.tasks import Pair, pipeline
 from npformer.tasks.task import TOKENS, InputError
 from npformer.text.encoding import Encoder
-from npformer.text.inputs import as_part
+from npformer.text.inputs import as_text_or_pair
 from tests.support import tiny
 
 pytestmark = pytest.mark.numbers
@@ -184,7 +184,7 @@ def test_a_pair_is_never_guessed():
 @pytest.mark.parametrize("name", TEXT_TASKS)
 def test_a_long_text_is_cut_with_one_warning(name):
     task, text = make(name), f"[MASK] {LONG}"
-    with pytest.warns(UserWarning, match=r"input 1 has \d+ tokens and was cut") as caught:
+    with pytest.warns(UserWarning, match=r"input 1: \d+ tokens, cut to 64\. This warning comes once") as caught:
         short, long, again = task(["[MASK] ice", text, text])
     assert len(caught) == 1
     assert caught[0].filename == __file__
@@ -220,8 +220,8 @@ def test_windows_cover_a_text_and_their_own_rows_are_each_token_once(chosen, lim
     encoder = Encoder(tiny.model("bert", "base"))
     stride = data.draw(st.integers(0, limit - 3))
     text = " ".join(["[CLS]", *chosen])
-    [whole] = encoder.encode([text])
-    encoded = encoder.fit(text, whole, "window", limit=limit, stride=stride)
+    whole = encoder.tokenizer.encode(text)
+    [encoded] = encoder.read([text], "window", limit=limit, stride=stride)
     assert all(len(piece) <= limit for piece in encoded.pieces)
     ids = [piece.ids[rows] for piece, rows in zip(encoded.pieces, encoded.rows(), strict=True)]
     assert list(itertools.chain(*ids)) == whole.ids
@@ -263,7 +263,7 @@ def test_the_windows_logits_are_averaged_by_their_tokens():
 def test_the_model_s_own_limit_counts(tmp_path):
     folder = tiny.folder(tmp_path / "model", max_length=64)
     (folder / "tokenizer_config.json").write_text('{"model_max_length": 10, "do_lower_case": true}')
-    with pytest.warns(UserWarning, match="was cut"):
+    with pytest.warns(UserWarning, match="cut to 10"):
         assert pipeline("text-classification", folder)("ice cream " * 6).truncated
     assert not pipeline("text-classification", folder)("ice cream " * 4).truncated
 
@@ -293,7 +293,7 @@ def test_bad_inputs_as_answers(name):
 
 def test_a_surrogate_is_named():
     with pytest.raises(NpformerError, match="character 2 is half of a surrogate pair"):
-        as_part("ok\udc80")
+        as_text_or_pair("ok\udc80")
 
 
 def test_options_are_checked_at_once(name):

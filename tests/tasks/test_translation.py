@@ -132,7 +132,7 @@ def test_a_translation_grows_token_by_token(in_json: Path) -> None:
     assert "".join(beams.tokens("dog", **drawn)) == beams("dog", num_beams=1, **drawn)["translation_text"]
     with pytest.raises(NpformerError, match="stream: a beam search knows its tokens at the end only"):
         list(task.tokens("dog", num_beams=4))
-    with pytest.warns(UserWarning, match="101 tokens, cut to the 64 that the model takes"):
+    with pytest.warns(UserWarning, match="text: 101 tokens, cut to 64"):
         assert list(task.tokens("d" * 100, long="truncate"))
 
 
@@ -150,7 +150,7 @@ def test_too_long_a_text_is_refused_or_cut(in_json: Path) -> None:
         NpformerError, match="101 tokens, and the model takes 64; split it into sentences, or long='truncate'"
     ):
         task("d" * 100)
-    with pytest.warns(UserWarning, match="input 0 has 101 tokens and was cut"):
+    with pytest.warns(UserWarning, match="input 0: 101 tokens, cut to 64"):
         answer = task("d" * 100, long="truncate")
     assert (answer.n_tokens, answer.truncated) == (101, True)
     first = "d" * 63  # 63 letters and the end, which a text that is cut keeps

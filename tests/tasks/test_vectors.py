@@ -98,7 +98,7 @@ def test_normalised_vectors_have_length_one(folder):
 def test_lengths_case_and_prompt(folder):
     embed = embedder(folder, max_seq_length=5, do_lower_case=True, prompt="news: ")
     assert embed.recipe == Recipe(("mean",), False, 5, True, "news: ")
-    with pytest.warns(UserWarning, match="was cut"):
+    with pytest.warns(UserWarning, match="cut to"):
         vector = embed("ICE CREAM")
     assert vector.truncated
     assert vector.n_tokens == 6
