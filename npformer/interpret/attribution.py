@@ -94,9 +94,9 @@ def log_odds(logits: np.ndarray, label: int) -> np.ndarray:
 
 def leave_one_out(model: Any, given: Any, label: str | int | None) -> Method:
     """For each word: the log-odds of `label` (default: the model's answer) on the whole text, less those without it."""
-    from npformer.text.inputs import Pair, as_part  # only a model needs texts
+    from npformer.text.inputs import Pair, as_text_or_pair  # only a model needs texts
 
-    part = as_part(given)
+    part = as_text_or_pair(given)
     texts = (part,) if isinstance(part, str) else part
     spans = [(i, first, end) for i, text in enumerate(texts) for first, end in text_words(text)]
     if not spans:

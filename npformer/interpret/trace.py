@@ -29,6 +29,7 @@ from npformer.interpret.summary import COLUMNS, NUMBERS, StageSummary, Table, su
 from npformer.model import POOLED_HEADS, Model
 from npformer.runtime.batch import Text
 from npformer.tap import listen, tap
+from npformer.text.encoding import read_texts
 
 INPUTS = ("ids", "lengths")  # the first taps of a forward: what it computes from, no stages
 RUNS = ("query_heads", "key_heads", "value_heads", "scores", "weights", "context")  # fire once a run of equal lengths
@@ -275,9 +276,10 @@ def trace(model: Model | None = None, text: Any = None, stages: str | Iterable[s
 
 
 def texts_of(model: Model, given: Any) -> tuple[list[Text], list[list[str]], list[np.ndarray]]:
-    """One text or a list of them as token ids, tokens and segments: strings, Pairs, or token ids as they are."""
-    from npformer.text.inputs import as_part  # which loads what reads text; token ids need none of it
+    """One text or a list of them as token ids, tokens and segments: strings, Pairs, or token ids as they are.
 
+    Too long a text is cut, with a warning; token ids are not.
+    """
     if model.config.head == "translation":
         raise NpformerError(
             "a translation model's stages depend on a target too: with trace() as t: model(ids, labels=...); npformer "
@@ -285,19 +287,13 @@ def texts_of(model: Model, given: Any) -> tuple[list[Text], list[list[str]], lis
         )
     several = isinstance(given, list) and not all(isinstance(each, int | np.integer) for each in given)
     texts, tokens, segments = [], [], []
-    for each in given if several else [given]:
-        if isinstance(each, np.ndarray | list | Text):
-            text = each if isinstance(each, Text) else Text(_integers(each))
-            tokens.append(_names(model, text.ids))
-            types = np.zeros(len(text), np.int64) if text.segments is None else text.segments
-        else:
-            part = as_part(each)
-            encoding = model.tokenizer.encode(part) if isinstance(part, str) else model.tokenizer.encode(*part)
-            types = np.array(encoding.type_ids)
-            text = Text(np.array(encoding.ids), types if model.config.reads_token_types else None)
-            tokens.append(encoding.tokens)
+    for encoded in read_texts(model, given if several else [given]):
+        (text,) = encoded.texts
+        piece = next(iter(encoded.pieces), None)  # none of token ids
+        types = np.zeros(len(text), np.int64) if text.segments is None else text.segments
         texts.append(text)
-        segments.append(types)
+        tokens.append(piece.tokens if piece else _names(model, text.ids))
+        segments.append(np.array(piece.type_ids) if piece else types)
     return texts, tokens, segments
 
 
@@ -316,13 +312,6 @@ def post_process(config: Config, answers: Sequence[Mapping[str, np.ndarray]]) ->
         probabilities(np.stack([answer["logits"] for answer in answers]), function)
     elif config.head != "base":
         probabilities(np.concatenate([answer["logits"] for answer in answers]))
-
-
-def _integers(ids: Any) -> np.ndarray:
-    array = np.asarray(ids)
-    if array.ndim != 1 or not np.issubdtype(array.dtype, np.integer):
-        raise NpformerError(f"trace: expected a text, a pair of texts, or token ids, got {ids!r:.80}")
-    return array
 
 
 def _names(model: Model, ids: np.ndarray) -> list[str]:

@@ -12,7 +12,8 @@ from npformer.generation import generate
 from npformer.interpret.trace import Trace
 from npformer.runtime.batch import Text
 from npformer.seq2seq import Seq2Seq
-from npformer.text.inputs import as_part
+from npformer.text.encoding import SourceEncoder
+from npformer.text.inputs import Pair, as_text_or_pair
 
 
 class TranslationTrace(Trace):
@@ -46,15 +47,13 @@ def translated(model: Seq2Seq, given: Any) -> TranslationTrace:
 def _ids(model: Seq2Seq, given: Any) -> np.ndarray:
     if isinstance(given, (list, np.ndarray)):
         return np.asarray(given, np.int64)
-    part = as_part(given)
-    if not isinstance(part, str):
+    text = as_text_or_pair(given)
+    if isinstance(text, Pair):
         raise NpformerError(
             "view: a translation model writes the second text itself; give it one text, or trace it with a target: "
             "with trace() as t: model(ids, labels=...), then heads(t, tokens=..., key_tokens=...)"
         )
-    if not part.strip():
-        raise NpformerError("view: expected a text to translate, got an empty one")
-    return np.array(model.tokenizer.encode(part), np.int64)
+    return SourceEncoder(model).read(text).texts[0].ids
 
 
 def _names(model: Seq2Seq, ids: np.ndarray, is_source: bool) -> list[str]:

@@ -79,7 +79,7 @@ class Translation(Task):
         settled: TranslationOptions = self.settle(self.options, {"num_beams": 1, **options})
         source = self._source(text, settled)
         if source.truncated:
-            warn(was_cut("text", source.n_tokens, self.sources.limit))
+            warn(was_cut("input 0", source.n_tokens, self.sources.limit))
         ids: list[int] = []
         shown = text = ""
         for token in stream(self.model, source.texts[0], **settled.settings):

@@ -18,12 +18,14 @@ from npformer.checks import unknown
 from npformer.errors import NpformerError, warn
 from npformer.model import Model
 from npformer.runtime.batch import Text
-from npformer.text.inputs import Pair
+from npformer.text.inputs import Pair, as_text_or_pair
 from npformer.text.tokenizer import longest_text
 from npformer.text.translation_tokenizer import LANGUAGE
 
 if TYPE_CHECKING:
     from tokenizers import Encoding
+
+IDS = np.ndarray | list | Text  # how token ids are given
 
 
 def was_cut(where: str, n_tokens: int, limit: int) -> str:
@@ -97,24 +99,25 @@ class Encoder:
     ) -> list[Encoded | NpformerError]:
         """As `read`, with the error of a text in its place."""
         encoded: list[Encoded | NpformerError] = []
-        for each, whole in zip(given, self.encode(given), strict=True):
+        for each, whole in zip(given, self._wholes(given), strict=True):
             try:
-                encoded.append(self.fit(each, whole, long, cut, limit, stride))
+                encoded.append(self._fit(each, whole, long, cut, limit, stride))
             except NpformerError as error:
                 encoded.append(error)
         return encoded
 
-    def encode(self, given: Sequence[str | Pair]) -> list[Encoding]:
+    def _wholes(self, given: Sequence[str | Pair]) -> list[Encoding]:
         """The whole texts' tokens, special tokens and all."""
         if len(given) == 1 or self.threads == 1:
             return [self._whole(each, special=True) for each in given]
         return list(self.tokenizer.encode_batch(given))
 
     def shortened(self, given: str | Pair) -> str | Pair:
-        """A text or a pair as far as the model reads it, to the end of a word."""
+        """A text or a pair as far as the model reads it, to the end of a word; a warning says where that is not all."""
         (encoded,) = self.read([given])
         if not encoded.truncated:
             return given
+        warn_of_cuts({"input 0": encoded.n_tokens}, 1, self.limit)
         kept = []
         for number, text in enumerate([given] if isinstance(given, str) else given):
             whole = self._whole(text, special=False)
@@ -126,7 +129,7 @@ class Encoder:
             kept.append(text[: whole.offsets[(end or count) - 1][1]])
         return kept[0] if isinstance(given, str) else Pair(*kept)
 
-    def fit(
+    def _fit(
         self,
         given: str | Pair,
         whole: Encoding,
@@ -172,9 +175,9 @@ class Encoder:
         return encoding
 
     def _encoded(self, pieces: list[Encoding], n_tokens: int, **more: Any) -> Encoded:
-        return Encoded([self.text(piece) for piece in pieces], n_tokens, pieces=pieces, **more)
+        return Encoded([self._text(piece) for piece in pieces], n_tokens, pieces=pieces, **more)
 
-    def text(self, piece: Encoding) -> Text:
+    def _text(self, piece: Encoding) -> Text:
         """What the model is given of a piece."""
         segments = np.array(piece.type_ids, np.int64) if self.has_segments else None
         return Text(np.array(piece.ids, np.int64), segments)
@@ -195,6 +198,27 @@ def _lengths(lengths: Sequence[int], room: int, cut: str) -> list[int]:
     if kept[moving] < 0:
         raise NpformerError(f"one text of the pair has {others} tokens, more than the {room} there is room for")
     return kept
+
+
+def read_texts(model: Model, given: Sequence[Any]) -> list[Encoded]:
+    """Texts, Pairs or token ids, each in one piece. Too long a text is cut, with a warning; ids stay as they are."""
+    written = {i: as_text_or_pair(each) for i, each in enumerate(given) if not isinstance(each, IDS)}
+    if not written:  # which need no tokenizer
+        return [_of_ids(each) for each in given]
+    encoder = Encoder(model)
+    encoded = dict(zip(written, encoder.read(list(written.values())), strict=True))
+    cut = {f"input {i}": each.n_tokens for i, each in encoded.items() if each.truncated}
+    warn_of_cuts(cut, len(given), encoder.limit)
+    return [encoded[i] if i in encoded else _of_ids(each) for i, each in enumerate(given)]
+
+
+def _of_ids(ids: Any) -> Encoded:
+    if not isinstance(ids, Text):
+        array = np.asarray(ids)
+        if array.ndim != 1 or not np.issubdtype(array.dtype, np.integer):
+            raise NpformerError(f"expected a text, a pair of texts, or token ids, got {ids!r:.80}")
+        ids = Text(array)
+    return Encoded([ids], len(ids))
 
 
 class SourceEncoder:

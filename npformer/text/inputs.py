@@ -39,9 +39,6 @@ def as_text_or_pair(item: Any) -> str | Pair:
     return as_text(item)
 
 
-as_part = as_text_or_pair
-
-
 def as_text(value: Any, name: str = "") -> str:
     """A string that is Unicode text: lone surrogates, which no file in UTF-8 can hold, are refused."""
     where = f"{name}: " if name else ""

@@ -14,10 +14,11 @@ from typing import Any
 
 import numpy as np
 
-from npformer.errors import NpformerError, warn
+from npformer.errors import NpformerError
 from npformer.model import Model
 from npformer.runtime.batch import Text
-from npformer.text.encoding import Encoder
+from npformer.text.encoding import Encoder, warn_of_cuts
+from npformer.text.inputs import Pair
 from npformer.training.losses import Example
 
 LABEL = "label"
@@ -110,17 +111,16 @@ def encode(model: Model, path: str | Path, rows: Sequence[LabelledText], limit: 
     """The rows as token ids, cut to the model's length or to `limit`, with a warning, and their labels' numbers."""
     encoder = Encoder(model, limit)
     targets = label_ids(path, rows, model.config.labels)
-    examples, cut = [], 0
+    texts, cut = [], {}
     for start in range(0, len(rows), WINDOW):
         window = rows[start : start + WINDOW]
-        parts = [row.text if row.text_pair is None else (row.text, row.text_pair) for row in window]
-        for part, encoding, target in zip(parts, encoder.encode(parts), targets[start : start + WINDOW], strict=True):
-            fitted = encoder.fit(part, encoding, "truncate")
-            examples.append(Example(encoder.text(fitted.pieces[0]), target))
-            cut += fitted.truncated
-    if cut:
-        warn(f"{path}: {cut} of {len(rows)} texts were cut to {encoder.limit} tokens")
-    return examples
+        given = [row.text if row.text_pair is None else Pair(row.text, row.text_pair) for row in window]
+        for row, encoded in zip(window, encoder.read(given), strict=True):
+            texts += encoded.texts
+            if encoded.truncated:
+                cut[f"{path}:{row.line}"] = encoded.n_tokens
+    warn_of_cuts(cut, len(rows), encoder.limit)
+    return [Example(*each) for each in zip(texts, targets, strict=True)]
 
 
 def read_pairs(source: str | Path, target: str | Path) -> list[tuple[str, str]]:

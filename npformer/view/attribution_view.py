@@ -12,7 +12,6 @@ import numpy as np
 from npformer.errors import NpformerError
 from npformer.interpret.attribution import Method, given_scores, leave_one_out, roll_out
 from npformer.interpret.stacks import is_arrays, is_stages, pick, sides, stacks, stage_arrays, traced
-from npformer.runtime.batch import Text
 from npformer.text.words import printable
 from npformer.view.colour import DIVERGING, SEQUENTIAL
 from npformer.view.pack import Packed
@@ -41,6 +40,8 @@ def attribution(
 
     `attribution(model, "I love ice cream").save("words.html")`
     """
+    if not is_arrays(source) and _classifies(source) and text is not None:
+        text = _shortened(source, text)
     arrays = traced(source, text)
     methods = [] if is_arrays(source) or not _classifies(source) else _asked(source, text, label, steps)
     if not methods and label is not None:
@@ -55,6 +56,14 @@ def attribution(
     return AttributionView(tuple(methods))
 
 
+def _shortened(model: Any, text: Any) -> Any:
+    """The words that the model reads, so that every measure is of the same ones; token ids as they are."""
+    from npformer.text.encoding import IDS, Encoder  # only a model needs texts
+    from npformer.text.inputs import as_text_or_pair
+
+    return text if isinstance(text, IDS) else Encoder(model).shortened(as_text_or_pair(text))
+
+
 def _classifies(model: Any) -> bool:
     """Whether a model gives one row of logits a text, and reads a text as strings."""
     return model.config.head in ("sequence-classification", "next-sentence")
@@ -65,8 +74,9 @@ def _asked(model: Any, given: Any, label: str | int | None, steps: int) -> list[
     from npformer.interpret.gradients import by_gradients  # only a model has any, and its backward is not light
     from npformer.interpret.trace import texts_of
     from npformer.tape import UnknownDerivative
+    from npformer.text.encoding import IDS
 
-    methods = [] if isinstance(given, (list, np.ndarray, Text)) else [leave_one_out(model, given, label)]
+    methods = [] if isinstance(given, IDS) else [leave_one_out(model, given, label)]
     (text,), (tokens,), _ = texts_of(model, given)
     with suppress(UnknownDerivative):
         methods += by_gradients(model, text, tokens, label, steps)

@@ -146,11 +146,11 @@ def _step(name: str, array: np.ndarray, source: Any, formulas: Mapping[str, str]
 
 def _texts(text: Any, both: Sides) -> tuple[str, ...]:
     """The text or the pair as it was given; else what its words say."""
-    from npformer.text.inputs import as_part
+    from npformer.text.inputs import as_text_or_pair
 
     if text is None or isinstance(text, (list, np.ndarray)) or len(both.distinct) > 1:  # token ids, a translation
         return tuple(sentence(side) for side in both.distinct)
-    part = as_part(text)
+    part = as_text_or_pair(text)
     return (part,) if isinstance(part, str) else part
 
 

@@ -174,9 +174,9 @@ def test_texts_that_are_cut(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     files = ["--train", str(tmp_path / "a.tsv"), "--dev", str(tmp_path / "a.tsv"), "-o", str(tmp_path / "out")]
     command = ["finetune", "-m", str(tmp_path / "model"), *files, "--epochs", "1", "--max-length", "9"]
     assert cli.main([*command, "--clip", "0"]) == 0
-    assert "a.tsv: 1 of 2 texts were cut to 9 tokens" in capsys.readouterr().err
+    assert "a.tsv:2: 32 tokens, cut to 9; 1 of 2 texts were cut" in capsys.readouterr().err
     assert cli.main(["evaluate", "-m", str(tmp_path / "out"), "--data", str(tmp_path / "a.tsv")]) == 0
-    assert "a.tsv: 1 of 2 texts were cut to 9 tokens" in capsys.readouterr().err
+    assert "a.tsv:2: 32 tokens, cut to 9; 1 of 2 texts were cut" in capsys.readouterr().err
 
 
 # --- translation -----------------------------------------------------------------------------------------------------
@@ -229,6 +229,7 @@ def test_train_translation_learns_a_language(translator_folder: Path, capsys: py
 
 
 @needs_sacrebleu
+@pytest.mark.filterwarnings("default")
 def test_evaluate_names_the_line_of_a_pair(translator_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder, model = translator_folder, str(translator_folder / "out")
     files = [str(folder / "some.en"), str(folder / "some.de")]
@@ -238,7 +239,7 @@ def test_evaluate_names_the_line_of_a_pair(translator_folder: Path, capsys: pyte
     assert "some.en:2: an empty line; each line needs its translation" in capsys.readouterr().err
     (folder / "some.en").write_text("a dog\n" + "a man " * 300 + "\n", encoding="utf-8")
     assert cli.main(["evaluate", "-m", model, "--source", files[0], "--reference", files[1]]) == 0
-    assert "some.en: 1 of 2 texts were cut to the model's length" in capsys.readouterr().err
+    assert "some.en:2: 602 tokens, cut to 256; 1 of 2 texts were cut" in capsys.readouterr().err
 
 
 @needs_sacrebleu

@@ -88,7 +88,7 @@ def test_the_walk_shows_source_and_target(model: Any) -> None:
     ("text", "message"),
     [
         (Pair("a", "b"), "a translation model writes the second text itself"),
-        ("  ", "expected a text to translate, got an empty one"),
+        ("  ", "an empty text; there is nothing to translate"),
         ("dog " * 200, "the model takes"),
         (3, "expected a text"),
     ],

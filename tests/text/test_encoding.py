@@ -1,0 +1,109 @@
+"""One path from texts to token ids: whoever asks gets the same ids, and the same warning of what was cut."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from npformer import Pair, golden, pipeline, trace, view
+from npformer.model import Model
+from npformer.text.encoding import Encoder, read_texts
+from npformer.training.classify import encode
+from npformer.training.data import Row
+from tests.support import tiny
+
+LONG = "I love ice cream " * 20  # 82 tokens of a model that takes 64
+
+
+def by_task(model: Model, given: Any) -> Any:
+    with trace() as t:
+        pipeline("text-classification", model)(given)
+    return t.ids
+
+
+def by_training(model: Model, given: Any) -> Any:
+    text, text_pair = (given, None) if isinstance(given, str) else given
+    (example,) = encode(model, "a.tsv", [Row(model.config.labels[0], text, text_pair, 2)])
+    return example.text.ids
+
+
+WAYS: dict[str, Callable[[Model, Any], Any]] = {
+    "task": by_task,
+    "trace": lambda model, given: trace(model, given, "logits").ids,
+    "golden file": lambda model, given: golden.record(model, given, "logits").texts[0].ids,
+    "training": by_training,
+}
+
+
+@pytest.fixture(scope="module")
+def model() -> Model:
+    return tiny.model("bert")
+
+
+@pytest.mark.parametrize("text", ["ice cream", Pair("ice", "cream"), LONG, Pair(LONG, "ice"), Pair(LONG, LONG)])
+@pytest.mark.parametrize("way", WAYS)
+def test_every_way_reads_the_same_ids(way: str, text: Any, model: Model) -> None:
+    (expected,) = Encoder(model).read([text])
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        ids = WAYS[way](model, text)
+    assert np.array_equal(ids, expected.texts[0].ids)
+    assert len(ids) <= 64
+    said = [str(each.message) for each in caught]
+    assert len(said) == expected.truncated
+    assert all(f": {expected.n_tokens} tokens, cut to 64" in each for each in said)
+
+
+def test_a_view_is_of_the_words_that_are_read(model: Model) -> None:
+    with pytest.warns(UserWarning, match="input 0: 82 tokens, cut to 64"):
+        shown = view.attribution(model, LONG)
+    read = LONG.split()[:62]
+    assert shown.methods[0].words == read
+    for each in shown.methods[1:]:  # of tokens
+        assert each.words == ["[CLS]", *(word.lower() for word in read), "[SEP]"]
+
+
+def test_token_ids_are_never_cut(model: Model) -> None:
+    ids = list(range(5, 75))
+    text, other = read_texts(model, [ids, np.array(ids[:3])])
+    assert (text.texts[0].ids.tolist(), other.texts[0].ids.tolist()) == (ids, ids[:3])
+    assert not text.truncated
+    with pytest.raises(ValueError, match="has 70 tokens, the model takes 64"):
+        trace(model, ids)
+
+
+def test_of_several_texts_the_first_that_was_cut_is_named_and_the_others_counted(model: Model) -> None:
+    with pytest.warns(UserWarning, match=r"^input 1: 82 tokens, cut to 64; 2 of 3 texts were cut$"):
+        trace(model, ["ice", LONG, LONG], "logits")
+
+
+WORDS = st.lists(st.sampled_from(["ice", "cream", "love", "unloved", "éclairs", "antidisestablishment"]), max_size=50)
+
+
+@settings(max_examples=60, deadline=None)
+@given(first=WORDS, second=WORDS, limit=st.integers(16, 40))
+def test_a_shortened_text_is_what_is_read_to_the_end_of_a_word(first: list[str], second: list[str], limit: int) -> None:
+    encoder = Encoder(tiny.model("bert"), limit)
+    text = Pair(" ".join(["ice", *first]), " ".join(["ice", *second]))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        short = encoder.shortened(text)
+    (whole,), (read,) = encoder.read([text]), encoder.read([short])
+    assert not read.truncated
+    assert (short == text) == (not whole.truncated)
+    for one, other in zip(short, text, strict=True):
+        assert other.startswith(one)
+        assert other.split()[: len(one.split())] == one.split()
+
+
+def test_a_rows_place_is_named_where_a_file_s_text_is_cut(model: Model, tmp_path: Path) -> None:
+    rows = [Row(model.config.labels[0], text, None, line) for line, text in enumerate(["ice", LONG, LONG], 2)]
+    with pytest.warns(UserWarning, match=r"a\.tsv:3: 82 tokens, cut to 64; 2 of 3 texts were cut$"):
+        encode(model, tmp_path / "a.tsv", rows)
