@@ -45,18 +45,30 @@ def one_of(name: str, value: Any, known: Iterable[Any]) -> Any:
     """`value`, one of the `known` ones."""
     known = list(dict.fromkeys(known))
     if not isinstance(value, str | int | None) or value not in known:
-        raise NpformerError(f"{name}: expected one of {', '.join(map(str, known))}, got {shown(value)}")
+        expected = list(map(str, known))
+        raise NpformerError(
+            f"{name}: expected one of {', '.join(expected)}, got {shown(value)}{_meant(value, expected)}"
+        )
     return value
 
 
 def unknown(kind: str, name: object, known: Iterable[str], hint: str = "") -> NpformerError:
-    """The error for a name that is not known: what was perhaps meant, and all that is known."""
+    """The error for a name that is not known: what was perhaps meant, and all that is known, or the `hint`."""
+    known = list(known)
+    meant = _meant(name, known) or "."
+    return NpformerError(f"{kind}: {name!r:.80} is not known{meant} {hint or 'Known: ' + ', '.join(known)}")
+
+
+def nearest(name: str, known: Iterable[str], count: int = 1) -> list[str]:
+    """Up to `count` of the known names, those that `name` was perhaps meant for, the likeliest first."""
     from difflib import get_close_matches
 
-    known = list(known)
-    near = get_close_matches(str(name), known, n=1, cutoff=0.6)
-    meant = f"; did you mean {near[0]!r}?" if near else "."
-    return NpformerError(f"{kind}: {name!r:.80} is not known{meant} {hint or 'Known: ' + ', '.join(known)}")
+    return get_close_matches(name, list(known), n=count, cutoff=0.6)
+
+
+def _meant(name: object, known: Iterable[str]) -> str:
+    near = nearest(name, known) if isinstance(name, str) else []
+    return f"; did you mean {near[0]!r}?" if near else ""
 
 
 def shown(value: object) -> str:

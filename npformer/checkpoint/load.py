@@ -15,6 +15,7 @@ import numpy as np
 
 from npformer.checkpoint.read import CONFIG, load_folder
 from npformer.checkpoint.tree import parameter_dtype
+from npformer.checks import nearest
 from npformer.errors import NpformerError
 from npformer.model import Model
 from npformer.runtime.threads import thread_count, wants_same_bits
@@ -129,20 +130,14 @@ def _no_folder(name: str | Path) -> str:
     if os.path.isfile(path):
         return f"a file of this name; a model is loaded by its folder, here {path.parent}"
     try:
-        near = _nearest(path.name, [each.name for each in os.scandir(path.parent) if each.is_dir()])
+        near = nearest(path.name, [each.name for each in os.scandir(path.parent) if each.is_dir()])
     except OSError:
-        near = ""
-    return "no folder of this name" + (f" (did you mean {path.parent / near}?)" if near else "")
+        near = []
+    return "no folder of this name" + (f" (did you mean {path.parent / near[0]}?)" if near else "")
 
 
 def _known(name: str | Path) -> str:
     """The bundled models, with the one that was perhaps meant."""
     names = sorted(bundled())
-    near = _nearest(str(name), names)
-    return f"Bundled models: {', '.join(names) or 'none'}" + (f"; did you mean {near}?" if near else "")
-
-
-def _nearest(name: str, names: list[str]) -> str:
-    from difflib import get_close_matches
-
-    return next(iter(get_close_matches(name, names, n=1, cutoff=0.7)), "")
+    near = nearest(str(name), names)
+    return f"Bundled models: {', '.join(names) or 'none'}" + (f"; did you mean {near[0]}?" if near else "")

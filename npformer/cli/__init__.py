@@ -15,6 +15,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, NamedTuple
 
 from npformer import __version__
+from npformer.checks import nearest
 from npformer.cli.process import (
     BAD_INPUT,
     INTERRUPTED,
@@ -86,9 +87,7 @@ def _run(given: list[str]) -> int:
         return _subcommand(given[0], given[1:])
     unknown = ""
     if given:
-        from difflib import get_close_matches
-
-        near = get_close_matches(given[0], COMMANDS, n=1)
+        near = nearest(given[0], COMMANDS)
         unknown = f"npformer: no command {given[0]!r}{f'; did you mean {near[0]}?' if near else ''}\n\n"
     to_stderr(unknown + _overview())
     return USAGE

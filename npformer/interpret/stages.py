@@ -6,7 +6,6 @@ A stage that is the output of a group of weights has that group's name; `*` is a
 
 from __future__ import annotations
 
-import difflib
 import fnmatch
 import re
 from collections.abc import Iterable, Sequence
@@ -14,6 +13,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 
 from npformer.checkpoint.tree import module_path
+from npformer.checks import nearest
 from npformer.config import Config
 from npformer.errors import NpformerError
 from npformer.families import family_of
@@ -159,9 +159,9 @@ def unknown(name: str, names: Sequence[str]) -> str:
     """The message for a stage that is not among `names`: which ones it may have been meant for."""
     if not names:
         return f"{name!r}: no stage has fired; run a model first"
-    near = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
+    near = nearest(name, names, 3)
     if not near:  # a pattern, perhaps, whose last part is misspelt
         lasts = {each.rpartition(".")[2]: each for each in reversed(names)}
-        near = [lasts[last] for last in difflib.get_close_matches(name.rpartition(".")[2], lasts, n=3, cutoff=0.5)]
+        near = [lasts[last] for last in nearest(name.rpartition(".")[2], lasts, 3)]
     near = near or [names[0], names[-1]]
     return f"{name!r}: no such stage; did you mean {' or '.join(near)}?"

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from npformer.checks import boolean
 from npformer.model import Model
 from npformer.tasks.options import Options
 from npformer.tasks.task import Request, Task, without_head
@@ -21,7 +22,7 @@ class FeatureOptions(Options):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.boolean("return_tensors")
+        boolean("return_tensors", self.return_tensors)
 
 
 class FeatureExtraction(Task):

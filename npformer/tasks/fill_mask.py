@@ -9,13 +9,14 @@ from typing import Any
 import numpy as np
 
 from npformer import heads
+from npformer.checks import whole
 from npformer.errors import NpformerError, warn
 from npformer.functions import ACTIVATIONS
 from npformer.model import Model
 from npformer.tap import listening
 from npformer.tasks.options import Options
 from npformer.tasks.task import Request, Task, probabilities, without_head
-from npformer.text.inputs import Pair, as_text
+from npformer.text.inputs import Pair, as_text, as_texts
 from npformer.text.tokenizer import special_token
 
 MASKS = 64  # masks whose scores of the whole vocabulary are in memory at once
@@ -31,12 +32,12 @@ class FillOptions(Options):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.whole("top_k", 1)
+        whole("top_k", self.top_k, 1)
         targets = [self.targets] if isinstance(self.targets, str) else self.targets
         if targets is not None:
-            if not isinstance(targets, list | tuple) or not targets:
-                raise NpformerError(f"targets: expected a word or a list of words, got {targets!r:.80}")
-            object.__setattr__(self, "targets", tuple(as_text(each, "targets") for each in targets))
+            object.__setattr__(self, "targets", tuple(as_texts(targets, "targets")))
+            if not self.targets:
+                raise NpformerError("targets: expected at least one word")
 
 
 class FillMask(Task):

@@ -5,12 +5,11 @@ An option's value is checked when the options are made, so that a mistake shows 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, Self
 
-from npformer.checks import unknown
-from npformer.errors import NpformerError
+from npformer.checks import boolean, one_of, unknown, whole
 from npformer.tasks.habits import HABITS
 from npformer.text.inputs import LONG
 
@@ -27,25 +26,12 @@ class Options:
     def __post_init__(self) -> None:
         if not self.long:
             object.__setattr__(self, "long", "truncate" if self.stride is None else "window")
-        self.one_of("long", LONG)
+        one_of("long", self.long, LONG)
         if self.stride is not None:
-            self.whole("stride", 0)
+            whole("stride", self.stride, 0)
         if self.max_length is not None:
-            self.whole("max_length", 1)
-        self.boolean("progress")
-
-    def one_of(self, name: str, known: Iterable[str]) -> None:
-        if getattr(self, name) not in known:
-            raise unknown(name, getattr(self, name), known)
-
-    def whole(self, name: str, least: int) -> None:
-        value = getattr(self, name)
-        if type(value) is not int or value < least:
-            raise NpformerError(f"{name}: expected a whole number of at least {least}, got {value!r:.80}")
-
-    def boolean(self, name: str) -> None:
-        if type(getattr(self, name)) is not bool:
-            raise NpformerError(f"{name}: expected True or False, got {getattr(self, name)!r:.80}")
+            whole("max_length", self.max_length, 1)
+        boolean("progress", self.progress)
 
     def changed(self, task: str, given: Mapping[str, Any]) -> Self:
         """These options with those that were given in place."""

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from npformer.checks import unknown
+from npformer.checks import boolean, unknown, whole
 from npformer.errors import NpformerError
 from npformer.functions import softmax
 from npformer.tasks.options import Options
@@ -35,16 +35,16 @@ class AnswerOptions(Options):
 
     def __post_init__(self) -> None:
         if self.doc_stride is not None:
-            self.whole("doc_stride", 0)
+            whole("doc_stride", self.doc_stride, 0)
         super().__post_init__()
         if self.max_length is not None:
             raise NpformerError("max_length: give max_seq_len=, the tokens of a window")
-        self.whole("top_k", 1)
-        self.whole("max_answer_len", 1)
+        whole("top_k", self.top_k, 1)
+        whole("max_answer_len", self.max_answer_len, 1)
         if self.max_seq_len is not None:
-            self.whole("max_seq_len", 1)
-        self.boolean("handle_impossible_answer")
-        self.boolean("align_to_words")
+            whole("max_seq_len", self.max_seq_len, 1)
+        boolean("handle_impossible_answer", self.handle_impossible_answer)
+        boolean("align_to_words", self.align_to_words)
 
 
 class QuestionAnswering(Task):

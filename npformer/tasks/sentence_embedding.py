@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from npformer.checkpoint.read import read_json
-from npformer.checks import unknown
+from npformer.checks import one_of, whole
 from npformer.errors import NpformerError
 from npformer.model import Model
 from npformer.tasks.results import carrying
@@ -115,10 +115,8 @@ def read_recipe(folder: Path) -> Recipe:
     pooling = _optional(folder / modules[1][1] / "config.json")
     settings = _optional(folder / modules[0][1] / "sentence_bert_config.json")
     length = settings.get("max_seq_length")
-    if length is not None and (type(length) is not int or length < 3):
-        raise NpformerError(
-            f"{folder}/sentence_bert_config.json: max_seq_length: expected at least 3, got {length!r:.80}"
-        )
+    if length is not None:
+        whole(f"{folder}/sentence_bert_config.json: max_seq_length", length, 3)
     return Recipe(
         poolings=_poolings(folder / modules[1][1], pooling),
         normalize="Normalize" in kinds,
@@ -166,10 +164,7 @@ def _poolings(folder: Path, pooling: dict[str, Any]) -> tuple[str, ...]:
         raise NpformerError(
             f"{folder}/config.json: pooling_mode: expected a name or a list of names, got {modes!r:.80}"
         )
-    for mode in modes:
-        if mode not in POOLINGS:
-            raise NpformerError(f"{folder}/config.json: {unknown('pooling_mode', mode, POOLINGS)}")
-    return tuple(modes)
+    return tuple(one_of(f"{folder}/config.json: pooling_mode", mode, POOLINGS) for mode in modes)
 
 
 def _prompt(path: Path, pooling: dict[str, Any]) -> str:

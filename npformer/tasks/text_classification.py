@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from npformer.checks import one_of, whole
 from npformer.config import Config
 from npformer.tasks.options import Options
 from npformer.tasks.task import Request, Task, logits_of_texts, probabilities
@@ -27,9 +28,9 @@ class ClassificationOptions(Options):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.top_k is not None and self.top_k != BEST:
-            self.whole("top_k", 1)
+            whole("top_k", self.top_k, 1)
         if self.function_to_apply is not None:
-            self.one_of("function_to_apply", ("softmax", "sigmoid", "none"))
+            one_of("function_to_apply", self.function_to_apply, ("softmax", "sigmoid", "none"))
 
 
 class TextClassification(Task):

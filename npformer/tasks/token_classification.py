@@ -11,11 +11,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from npformer.errors import NpformerError
+from npformer.checks import one_of
 from npformer.model import Model
 from npformer.tasks.options import Options
 from npformer.tasks.task import Request, Task, probabilities
-from npformer.text.inputs import Pair, as_text
+from npformer.text.inputs import Pair, as_text, as_texts
 
 STRATEGIES = ("none", "simple", "first", "average", "max")
 
@@ -31,11 +31,8 @@ class TokenOptions(Options):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.one_of("aggregation_strategy", STRATEGIES)
-        if not isinstance(self.ignore_labels, list | tuple) or not all(
-            isinstance(each, str) for each in self.ignore_labels
-        ):
-            raise NpformerError(f"ignore_labels: expected a list of labels, got {self.ignore_labels!r:.80}")
+        one_of("aggregation_strategy", self.aggregation_strategy, STRATEGIES)
+        as_texts(self.ignore_labels, "ignore_labels")
 
 
 class Token(NamedTuple):

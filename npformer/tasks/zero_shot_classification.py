@@ -11,11 +11,12 @@ from typing import Any
 
 import numpy as np
 
+from npformer.checks import boolean
 from npformer.errors import NpformerError, warn
 from npformer.model import Model
 from npformer.tasks.options import Options
 from npformer.tasks.task import Request, Task, logits_of_texts, probabilities
-from npformer.text.inputs import Pair, as_text
+from npformer.text.inputs import Pair, as_text, as_texts
 
 
 @dataclass(frozen=True)
@@ -32,14 +33,12 @@ class ZeroShotOptions(Options):
         labels = self.candidate_labels
         if isinstance(labels, str):
             labels = [label.strip() for label in labels.split(",") if label.strip()]
-        if not isinstance(labels, list | tuple):
-            raise NpformerError(f"candidate_labels: expected a list of labels, got {labels!r:.80}")
-        object.__setattr__(self, "candidate_labels", [as_text(label, "candidate_labels") for label in labels])
+        object.__setattr__(self, "candidate_labels", as_texts(labels, "candidate_labels"))
         if "{}" not in as_text(self.hypothesis_template, "hypothesis_template"):
             raise NpformerError(
                 f"hypothesis_template: expected a {{}} for the label in {self.hypothesis_template!r:.80}"
             )
-        self.boolean("multi_label")
+        boolean("multi_label", self.multi_label)
 
 
 class ZeroShotClassification(Task):

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from npformer.checks import unknown
+from npformer.checks import shown, unknown
 from npformer.errors import NpformerError
 
 LONG = ("truncate", "window", "error")  # what may be done with a text that is longer than the model
@@ -50,6 +50,13 @@ def as_text(value: Any, name: str = "") -> str:
         except UnicodeEncodeError as error:
             raise NpformerError(f"{where}character {error.start} is half of a surrogate pair, not text") from None
     return value
+
+
+def as_texts(values: Any, name: str) -> list[str]:
+    """A list of texts, such as the labels that an option takes."""
+    if not isinstance(values, list | tuple):
+        raise NpformerError(f"{name}: expected a list of texts, got {shown(values)}")
+    return [as_text(each, name) for each in values]
 
 
 def _from_mapping(item: Mapping[str, Any]) -> Pair | str:

@@ -145,7 +145,7 @@ def test_tasks_answer(tmp_path: Path) -> None:
         ("token-classification", "token-classification", "I love it"),
     ):
         assert npformer.pipeline(task, folder(tmp_path / head, head))(text)
-    with pytest.warns(UserWarning, match="42 tokens and was cut"):
+    with pytest.warns(UserWarning, match="42 tokens, cut to 30"):
         npformer.pipeline("text-classification", tmp_path / "sequence-classification")("it " * 40)
 
 

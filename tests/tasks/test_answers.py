@@ -191,7 +191,7 @@ def test_a_tokenizer_without_a_mask_token(tmp_path):
     ("options", "message"),
     [
         ({"top_k": 0}, "top_k"),
-        ({"targets": []}, "targets: expected a word or a list of words"),
+        ({"targets": []}, "targets: expected at least one word"),
         ({"targets": 3}, "targets"),
         ({"targets": [3]}, "targets: expected a text, got int"),
         ({"target": "ice"}, "did you mean 'targets'"),

@@ -140,7 +140,7 @@ def test_without_an_entailment_label_the_last_one_is_taken():
         ({"candidate_labels": 3}, "candidate_labels: expected a list"),
         ({"candidate_labels": [3]}, "candidate_labels: expected a text, got int"),
         ({"candidate_labels": "a", "hypothesis_template": "none"}, r"expected a \{\} for the label in 'none'"),
-        ({"candidate_labels": "a", "multi_label": 1}, "multi_label: expected True or False"),
+        ({"candidate_labels": "a", "multi_label": 1}, "multi_label: expected true or false"),
         ({"candidate_label": "a"}, "did you mean 'candidate_labels'"),
     ],
 )
@@ -214,7 +214,7 @@ def test_tokens_of_windows_are_those_of_the_text():
     ("options", "message"),
     [
         ({"aggregation_strategy": "averge"}, "did you mean 'average'"),
-        ({"ignore_labels": "O"}, "ignore_labels: expected a list of labels"),
+        ({"ignore_labels": "O"}, "ignore_labels: expected a list of texts"),
         ({"ignore_labels": [3]}, "ignore_labels"),
         ({"agregation_strategy": "max"}, "did you mean 'aggregation_strategy'"),
     ],

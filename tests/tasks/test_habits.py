@@ -236,7 +236,7 @@ def test_progress_of_lists_and_generators(name, capsys):
     watched(texts[0])
     watched(texts, progress=False)
     assert capsys.readouterr().err == ""
-    with pytest.raises(NpformerError, match="progress: expected True or False, got 'yes'"):
+    with pytest.raises(NpformerError, match="progress: expected true or false, got 'yes'"):
         task(texts, progress="yes")
 
 

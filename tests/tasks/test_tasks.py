@@ -300,7 +300,9 @@ def test_options_are_checked_at_once(name):
     task = make(name)
     with pytest.raises(NpformerError, match=rf"argument of {name}: 'strid' is not known; did you mean 'stride'\?"):
         task(iter([]), strid=3)
-    with pytest.raises(NpformerError, match=r"long: 'truncated' is not known; did you mean 'truncate'\?"):
+    with pytest.raises(
+        NpformerError, match=r"long: expected one of truncate, window, error, got 'truncated'; did you mean 'truncate'"
+    ):
         task(iter([]), long="truncated")
     with pytest.raises(NpformerError, match="stride: expected a whole number of at least 0"):
         task(iter([]), stride=-1)

@@ -169,7 +169,7 @@ def test_too_long_a_text_is_refused_or_cut(in_json: Path) -> None:
         ("dog", {"to": "eng"}, "language: '>>eng<<' is not known"),
         ("dog", {"num_beam": 2}, "argument of translation: 'num_beam' is not known; did you mean 'num_beams'"),
         ("dog", {"device": 0}, "device: 0 is not supported; everything runs on the CPU"),
-        ("dog", {"progress": 1}, "progress: expected True or False, got 1"),
+        ("dog", {"progress": 1}, "progress: expected true or false, got 1"),
         ("dog", {"num_beams": -1}, "num_beams: expected a whole number"),
         (3, {}, "expected a text, got int"),
     ],
