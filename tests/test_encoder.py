@@ -14,16 +14,11 @@ from npformer.errors import NpformerError
 from npformer.functions import gelu, layer_norm, linear, relu
 from tests import golden
 from tests.support import tiny
+from tests.support.draw import normal
 
 pytestmark = [pytest.mark.numbers, pytest.mark.usefixtures("one_blas_thread")]
 
 DTYPES = ("float32", "float64")
-
-
-def normal(*shape: int, dtype: str = "float32", seed: int = 0) -> np.ndarray:
-    array = np.random.default_rng((seed, *shape)).standard_normal(shape).astype(dtype)
-    array.flags.writeable = False
-    return array
 
 
 def layers(n: int = 2, dtype: str = "float32") -> list[dict]:

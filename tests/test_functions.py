@@ -26,6 +26,7 @@ from npformer.functions import (
     tanh,
 )
 from tests import golden
+from tests.support.draw import normal
 
 pytestmark = [pytest.mark.numbers, pytest.mark.usefixtures("one_blas_thread")]
 
@@ -154,10 +155,6 @@ def test_odd_numbers_of_cross_entropy(dtype: str) -> None:
 
 
 # --- dtypes, shapes, memory ------------------------------------------------------------------------------------------
-
-
-def normal(*shape: int, dtype: str = "float32") -> np.ndarray:
-    return np.random.default_rng(len(shape)).standard_normal(shape).astype(dtype)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

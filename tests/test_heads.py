@@ -8,14 +8,9 @@ import pytest
 from npformer import heads
 from npformer.functions import gelu, layer_norm, linear, relu, tanh
 from npformer.tap import listen
+from tests.support.draw import normal
 
 pytestmark = [pytest.mark.numbers, pytest.mark.usefixtures("one_blas_thread")]
-
-
-def normal(*shape: int, seed: int = 0) -> np.ndarray:
-    array = np.random.default_rng((seed, *shape)).standard_normal(shape).astype(np.float32)
-    array.flags.writeable = False
-    return array
 
 
 def group(inputs: int, outputs: int) -> dict[str, np.ndarray]:

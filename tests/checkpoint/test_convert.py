@@ -18,13 +18,13 @@ from npformer.checkpoint.safetensors import read_tensors, write_tensors
 from npformer.checkpoint.storage import BFLOAT16
 from npformer.errors import NpformerError
 from npformer.families import write_config
-from tests.families.test_families import ARCHITECTURES, checkpoint
+from tests.families.test_families import ARCHITECTURES, random_checkpoint
 from tests.support import torch_writer
 
 
 def model_folder(path, name="DistilBertForSequenceClassification", dtype=np.float32, kind="safetensors"):
     """As Hugging Face writes it, with every companion file."""
-    _, tensors = checkpoint(name)
+    _, tensors = random_checkpoint(name)
     tensors = {key: array.astype(dtype) for key, array in tensors.items()}
     path.mkdir()
     (path / "config.json").write_text(json.dumps({**ARCHITECTURES[name]["config"], "torch_dtype": "float32"}))
@@ -94,8 +94,8 @@ def test_bfloat16_keeps_its_bits(tmp_path):
 
 
 def test_a_number_too_large_for_float16(tmp_path):
-    config, tensors = checkpoint("DistilBertModel")
-    tensors["embeddings.LayerNorm.bias"][2] = 1e5
+    config, tensors = random_checkpoint("DistilBertModel")
+    tensors["embeddings.LayerNorm.bias"] = np.full(config.d_model, 1e5, np.float32)
     (tmp_path / "a").mkdir()
     safetensors.numpy.save_file(tensors, tmp_path / "a" / "model.safetensors")
     (tmp_path / "a" / "config.json").write_text(json.dumps(write_config(config)))
@@ -222,7 +222,7 @@ def test_a_bad_source_leaves_nothing(tmp_path):
 def test_loading_takes_the_memory_of_the_weights_once(tmp_path):
     """A file whose tensors must be copied (half precision, transposed) is let go of piece by piece: the peak over the
     float32 weights stays under a quarter of them."""
-    config, _ = checkpoint("DistilBertModel", vocab_size=40_000, dim=512, hidden_dim=2048)
+    config, _ = random_checkpoint("DistilBertModel", vocab_size=40_000, dim=512, hidden_dim=2048)
     from npformer.checkpoint import tree as layout
 
     shapes = layout.parameters(config)

@@ -11,7 +11,7 @@ import safetensors.numpy
 from npformer.checkpoint import flatten, load_folder, to_tree
 from npformer.errors import NpformerError
 from npformer.families import read_config
-from tests.support import torch_writer
+from tests.support import draw, torch_writer
 
 ARCHITECTURES = json.loads((Path(__file__).parents[1] / "golden/checkpoints/architectures.json").read_text())
 NAME = "BertForSequenceClassification"
@@ -20,8 +20,7 @@ INDEX = {"safetensors": "model.safetensors.index.json", "bin": "pytorch_model.bi
 
 
 def tensors(seed=0):
-    rng = np.random.default_rng(seed)
-    return {key: rng.normal(size=shape).astype(np.float32) for key, shape in ARCHITECTURES[NAME]["tensors"].items()}
+    return draw.tensors(ARCHITECTURES[NAME]["tensors"], seed)
 
 
 def save(path, arrays):

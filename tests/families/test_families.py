@@ -10,16 +10,16 @@ from npformer.checkpoint import flatten, module_path, to_torch, to_tree, unflatt
 from npformer.checkpoint import tree as layout
 from npformer.errors import NpformerError
 from npformer.families import family_of, read_config
+from tests.support import draw
 
 ARCHITECTURES = json.loads((Path(__file__).parents[1] / "golden/checkpoints/architectures.json").read_text())
 
 
-def checkpoint(name, **changes):
+def random_checkpoint(name, **changes):
     """An architecture's config and random tensors of its shapes, with what is tied stored once (safetensors)."""
     described = ARCHITECTURES[name]
     config = read_config({**described["config"], **changes})
-    rng = np.random.default_rng(0)
-    tensors = {key: rng.normal(size=shape).astype(np.float32) for key, shape in described["tensors"].items()}
+    tensors = draw.tensors(described["tensors"])
     if config.tied:
         tensors = {key: array for key, array in tensors.items() if key not in described["tied"]}
     return config, tensors
@@ -27,7 +27,7 @@ def checkpoint(name, **changes):
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_every_architecture_there_and_back(name):
-    config, tensors = checkpoint(name)
+    config, tensors = random_checkpoint(name)
     tree = to_tree(tensors, config)
     flat = flatten(tree)
     for array in flat.values():
@@ -46,7 +46,7 @@ def test_every_architecture_there_and_back(name):
 
 
 def test_linear_weights_are_transposed_and_contiguous():
-    config, tensors = checkpoint("DistilBertForSequenceClassification")
+    config, tensors = random_checkpoint("DistilBertForSequenceClassification")
     hidden = to_tree(tensors, config)["layers"][1]["ffn"]["hidden"]["weight"]
     assert np.array_equal(hidden, tensors["distilbert.transformer.layer.1.ffn.lin1.weight"].T)
     assert hidden.shape == (6, 10)
@@ -55,7 +55,7 @@ def test_linear_weights_are_transposed_and_contiguous():
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_module_paths_are_the_modules_of_the_model(name):
-    config, _ = checkpoint(name)
+    config, _ = random_checkpoint(name)
     for parameter in layout.parameters(config).values():
         assert module_path(config, parameter.group) in ARCHITECTURES[name]["modules"]
     for other in (
@@ -69,8 +69,8 @@ def test_module_paths_are_the_modules_of_the_model(name):
 
 
 def test_module_paths_by_name():
-    base, _ = checkpoint("DistilBertModel")
-    classifier, _ = checkpoint("DistilBertForSequenceClassification")
+    base, _ = random_checkpoint("DistilBertModel")
+    classifier, _ = random_checkpoint("DistilBertForSequenceClassification")
     assert module_path(classifier, "layers.1.attention.query") == "distilbert.transformer.layer.1.attention.q_lin"
     assert module_path(base, "layers.1.attention.query") == "transformer.layer.1.attention.q_lin"
     assert (module_path(classifier, "pooler"), module_path(base, "pooler")) == ("pre_classifier", None)
@@ -78,7 +78,7 @@ def test_module_paths_by_name():
 
 @pytest.mark.parametrize("name", ["DistilBertForMaskedLM", "BertForMaskedLM"])
 def test_a_tied_projection(name):
-    config, tensors = checkpoint(name)
+    config, tensors = random_checkpoint(name)
     tree = to_tree(tensors, config)
     token = tree["embeddings"]["token"]["weight"]
     assert np.shares_memory(tree["head"]["output"]["weight"], token)
@@ -93,7 +93,7 @@ def test_a_tied_projection(name):
 @pytest.mark.parametrize("tied", [False, True])
 def test_a_projection_of_its_own(name, tied):
     """Where config.json says tied but the checkpoint has two tables, both are used, as in Transformers 5."""
-    config, tensors = checkpoint(name, tie_word_embeddings=False)
+    config, tensors = random_checkpoint(name, tie_word_embeddings=False)
     config = read_config({**ARCHITECTURES[name]["config"], "tie_word_embeddings": tied})
     (key,) = (key for key in ARCHITECTURES[name]["tied"] if key.endswith("weight"))
     tree = to_tree(tensors, config)
@@ -107,7 +107,7 @@ def test_a_projection_of_its_own(name, tied):
 
 @pytest.mark.parametrize("stored", [{"bias"}, {"decoder.bias"}, {"bias", "decoder.bias"}])
 def test_bert_s_vocabulary_bias_under_either_name(stored):
-    config, tensors = checkpoint("BertForMaskedLM")
+    config, tensors = random_checkpoint("BertForMaskedLM")
     bias = tensors.pop("cls.predictions.bias")
     tensors |= {f"cls.predictions.{name}": bias for name in stored}
     assert np.array_equal(to_tree(tensors, config)["head"]["output"]["bias"], bias)
@@ -117,7 +117,7 @@ def test_bert_s_vocabulary_bias_under_either_name(stored):
     "name", ["DistilBertModel", "DistilBertForMaskedLM", "BertModel", "BertForTokenClassification"]
 )
 def test_prefix_present_or_absent(name):
-    config, tensors = checkpoint(name)
+    config, tensors = random_checkpoint(name)
     prefix = family_of(config).prefix
     expected = flatten(to_tree(tensors, config))
     bare = {key.removeprefix(prefix): array for key, array in tensors.items()}
@@ -131,7 +131,7 @@ def test_prefix_present_or_absent(name):
 
 
 def test_old_names_of_norms_and_buffers():
-    config, tensors = checkpoint("BertForMaskedLM")
+    config, tensors = random_checkpoint("BertForMaskedLM")
     old = {
         key.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta"): array
         for key, array in tensors.items()
@@ -148,7 +148,7 @@ def test_old_names_of_norms_and_buffers():
 
 def test_a_checkpoint_that_has_more_heads_than_one():
     """bert-base-uncased's own file names BertForMaskedLM and holds the pooler and the next-sentence head as well."""
-    _, tensors = checkpoint("BertForPreTraining")
+    _, tensors = random_checkpoint("BertForPreTraining")
     described = ARCHITECTURES["BertForPreTraining"]["config"]
     for head, groups in {
         "masked-lm": {"embeddings", "layers", "head"},
@@ -161,7 +161,7 @@ def test_a_checkpoint_that_has_more_heads_than_one():
 
 
 def test_bert_s_pooler_is_optional_in_the_base_model_only():
-    config, tensors = checkpoint("BertModel")
+    config, tensors = random_checkpoint("BertModel")
     without = {key: array for key, array in tensors.items() if "pooler" not in key}
     tree = to_tree(without, config)
     assert "pooler" not in tree
@@ -169,13 +169,13 @@ def test_bert_s_pooler_is_optional_in_the_base_model_only():
     half = {**without, "pooler.dense.bias": tensors["pooler.dense.bias"]}
     with pytest.raises(NpformerError, match=r"missing: pooler.weight \(pooler.dense.weight\)"):
         to_tree(half, config)
-    config, tensors = checkpoint("BertForSequenceClassification")
+    config, tensors = random_checkpoint("BertForSequenceClassification")
     with pytest.raises(NpformerError, match=r"missing: pooler.weight \(bert.pooler.dense.weight\)"):
         to_tree({key: array for key, array in tensors.items() if "pooler" not in key}, config)
 
 
 def test_what_does_not_fit_is_listed_in_both_names():
-    config, tensors = checkpoint("DistilBertForSequenceClassification")
+    config, tensors = random_checkpoint("DistilBertForSequenceClassification")
     path = "distilbert.transformer.layer.1"
     tensors[f"{path}.ffn.lin1.weight"] = np.zeros((10, 5), np.float32)
     tensors[f"{path}.attention.q_lin.bias"] = np.zeros(6, np.int64)
@@ -195,7 +195,7 @@ def test_what_does_not_fit_is_listed_in_both_names():
 
 
 def test_a_long_list_is_cut():
-    config, tensors = checkpoint("BertModel")
+    config, tensors = random_checkpoint("BertModel")
     tensors |= {"x" * 1000 + str(i): np.zeros(1, np.float32) for i in range(1000)}
     with pytest.warns(UserWarning, match="does not need") as caught:
         to_tree(tensors, config)
@@ -206,7 +206,7 @@ def test_a_long_list_is_cut():
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_a_tensor_that_is_not_needed_is_a_warning_that_names_it(name):
     """As in Transformers: the model is the same without it. What other heads have, and buffers, need no warning."""
-    config, tensors = checkpoint(name)
+    config, tensors = random_checkpoint(name)
     expected = flatten(to_tree(tensors, config))
     with pytest.warns(UserWarning, match="tensors that the model does not need.*\n  unknown: lora.weight$") as caught:
         found = flatten(to_tree({**tensors, "lora.weight": np.zeros(1, np.float32)}, config))
@@ -216,14 +216,14 @@ def test_a_tensor_that_is_not_needed_is_a_warning_that_names_it(name):
 
 
 def test_a_converted_checkpoint_has_its_head_left_out_without_a_warning():
-    config, tensors = checkpoint("BertForTokenClassification")
+    config, tensors = random_checkpoint("BertForTokenClassification")
     stored = layout.stored(to_tree(tensors, config), config)
     base = read_config(ARCHITECTURES["BertForTokenClassification"]["config"], "base")
     assert layout.own_to_tree(stored, base).keys() == {"embeddings", "layers"}
 
 
 def test_flatten_and_unflatten_are_inverses():
-    config, tensors = checkpoint("BertForMaskedLM")
+    config, tensors = random_checkpoint("BertForMaskedLM")
     tree = to_tree(tensors, config)
     assert isinstance(tree["layers"], list)
     assert len(tree["layers"]) == 2

@@ -10,8 +10,7 @@ import pytest
 import safetensors.numpy
 
 from npformer import golden
-from npformer.checkpoint import load_folder, unflatten
-from npformer.checkpoint import tree as layout
+from npformer.checkpoint import load_folder
 from npformer.checkpoint.archive import load_arrays, save_arrays
 from npformer.config import ENCODER_HEADS
 from npformer.errors import NpformerError
@@ -115,9 +114,7 @@ def test_an_encoder_of_torchs_own_modules_is_recorded_too(tmp_path: Path) -> Non
     sizes = {"vocab_size": 50, "d_model": 16, "n_heads": 2, "n_layers": 2, "d_ffn": 32, "max_length": 32}
     forms = {"torch_class": "nn.TransformerEncoder", "norm_first": True, "final_norm": True, "labels": ("A", "B")}
     config = TORCH_MODULES.config("sequence-classification", **sizes, **forms)
-    random = np.random.default_rng(0)
-    flat = {name: random.standard_normal(each.shape) for name, each in layout.parameters(config).items()}
-    model = Model(config, unflatten({name: array.astype(np.float32) for name, array in flat.items()}))
+    model = Model(config, tiny.weights(config))
     golden.record(model, [[1, 2, 3], [4, 5]]).save(tmp_path / "g.safetensors")
     recorded = golden.load(tmp_path / "g.safetensors")
     with edit({"layers.*.attention.scores": lambda scores: scores / np.float32(8**0.5)}):

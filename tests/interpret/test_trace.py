@@ -15,8 +15,6 @@ import pytest
 
 import npformer
 from npformer.attention import scaled_dot_product_attention
-from npformer.checkpoint import tree as layout
-from npformer.checkpoint import unflatten
 from npformer.config import ENCODER_HEADS, Decoder
 from npformer.errors import NpformerError
 from npformer.families.marian import MARIAN
@@ -211,9 +209,7 @@ def test_an_encoder_decoder_is_traced_under_both_names() -> None:
     """Source rows and target rows are told apart, also in cross-attention, where keys and values are the source's."""
     sizes = {"vocab_size": 50, "d_model": 16, "n_heads": 2, "n_layers": 2, "d_ffn": 32, "max_length": 32}
     config = MARIAN.config("translation", **sizes, decoder=Decoder(n_layers=2, n_heads=2, d_ffn=32, vocab_size=40))
-    random = np.random.default_rng(0)
-    flat = {name: random.standard_normal(each.shape) for name, each in layout.parameters(config).items()}
-    model = Seq2Seq(config, unflatten({name: array.astype(np.float32) for name, array in flat.items()}))
+    random, model = np.random.default_rng(0), Seq2Seq(config, tiny.weights(config))
     lengths = ((5, 4), (7, 4), (7, 6))
     pairs = [tuple(Text(random.integers(0, 40, length)) for length in pair) for pair in lengths]
     with trace() as t:

@@ -16,6 +16,7 @@ from npformer.families import read_config
 from npformer.families.torch_nn import TORCH_MODULES
 from npformer.seq2seq import Seq2Seq
 from tests.golden import seq2seq_cases as cases
+from tests.support import tiny
 
 MARIAN_FILES = Path(__file__).parents[1] / "golden" / "seq2seq" / "marian-files"
 
@@ -40,8 +41,7 @@ def random_model(dtype: str = "float32", threads: int = 2, **fields: Any) -> Seq
         "decoder": Decoder(n_layers=2, n_heads=2, d_ffn=192, vocab_size=500, start_id=499, end_ids=(0,)),
     }  # fmt: skip
     config = TORCH_MODULES.config("translation", **{**sizes, **fields})
-    flat = {name: cases.drawn("random", name, each.shape) for name, each in layout.drawn(config).items()}
-    return Seq2Seq(config, layout.own_to_tree(flat, config, np.dtype(dtype)), threads=threads)
+    return Seq2Seq(config, tiny.weights(config, dtype=dtype), threads=threads)
 
 
 def folder_of_letters(path: Path) -> Path:

@@ -62,7 +62,7 @@ def config(model_type: str = "distilbert", head: str = "sequence-classification"
 
 
 def weights(config: Config, seed: int = 0, dtype: Any = np.float32) -> layout.Tree:
-    """Random weights, read-only as a loaded checkpoint's are; large enough for answers that differ."""
+    """Random weights of any config, read-only as a loaded checkpoint's are; large enough for answers that differ."""
     random = np.random.default_rng(seed)
     flat = {}
     for name, parameter in layout.parameters(config).items():
@@ -70,8 +70,8 @@ def weights(config: Config, seed: int = 0, dtype: Any = np.float32) -> layout.Tr
         array = random.standard_normal(parameter.shape) * 0.2 + is_norm
         flat[name] = array.astype(dtype)
         flat[name].flags.writeable = False
-    if layout.ties(config):
-        flat[layout.PROJECTION] = flat[layout.TOKENS].T
+    for name, table in layout.ties(config).items():
+        flat[name] = flat[table].T if name == layout.PROJECTION else flat[table]
     return layout.unflatten(flat)
 
 
