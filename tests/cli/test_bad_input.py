@@ -28,7 +28,7 @@ def test_lines_that_are_not_utf_8_are_named_and_the_rest_answered(models, tmp_pa
     assert rows(output)[3] == {"error": "bad.txt:4: not UTF-8 (byte 2)"}
 
 
-def test_an_argument_that_is_not_utf_8(models):
+def test_an_argument_that_is_not_utf_8_is_named_and_the_rest_answered(models):
     code, output, errors = run("classify", "-m", models["classify"], b"\xff".decode(errors="surrogateescape"), "ice")
     assert code == 1
     assert "argument 1: not UTF-8" in errors
@@ -54,13 +54,13 @@ def test_bad_input_is_exit_code_1(models, arguments, message, tmp_path):
     assert message in errors
 
 
-def test_a_model_of_another_kind(models):
+def test_a_model_of_another_task_is_bad_input(models):
     code, _, errors = run("tag", "-m", models["classify"], "x")
     assert code == 1
     assert "takes a token-classification model" in errors
 
 
-def test_long_texts_are_named(models):
+def test_texts_that_are_cut_are_named(models):
     text = "ice cream " * 60
     code, output, errors = run("classify", "-m", models["classify"], "--json", text, "ice", text)
     assert code == 0
@@ -74,7 +74,7 @@ def test_long_texts_are_named(models):
     assert run("classify", "-m", models["classify"], "--long", "window", text)[2] == ""
 
 
-def test_nothing_is_half_written(models, tmp_path):
+def test_a_command_that_fails_leaves_its_output_file_alone(models, tmp_path):
     (tmp_path / "v.npy").write_bytes(b"before")
     code, _, errors = run("embed", "-m", models["embed"], "-o", "v.npy", "-f", "missing.txt", cwd=tmp_path)
     assert code == 1
@@ -87,7 +87,7 @@ def test_nothing_is_half_written(models, tmp_path):
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs the device that is always full")
-def test_a_full_disk(models):
+def test_a_full_disk_is_said_in_one_line(models):
     with open("/dev/full", "wb") as full:
         done = subprocess.run(
             command("classify", "-m", models["classify"], "ice"), stdout=full, stderr=-1, env=ENVIRONMENT, timeout=60
@@ -129,7 +129,7 @@ def test_ctrl_c_ends_quietly(models, tmp_path):
     assert process.returncode == 128 + signal.SIGINT
 
 
-def test_an_encoding_that_lacks_a_character(models):
+def test_a_character_that_the_encoding_lacks_is_written_as_its_number(models):
     code, output, _ = run("classify", "-m", models["classify"], "naïve 😀", PYTHONUTF8="0", PYTHONIOENCODING="ascii")
     assert code == 0
     assert r"na\xefve \U0001f600" in output
@@ -166,7 +166,7 @@ def test_texts_typed_on_a_terminal_are_answered_one_by_one(models):
 
 @pytest.mark.skipif(not hasattr(os, "openpty"), reason="needs terminals that a program can play")
 @pytest.mark.parametrize("watched", ["stdout", "stderr"])
-def test_on_a_terminal(watched, models, tmp_path):
+def test_only_a_terminal_that_shows_them_cuts_lines(watched, models, tmp_path):
     (tmp_path / "texts").write_bytes(b"ice cream " * 30 + b"\n")
     user, terminal = os.openpty()
     streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, watched: terminal}

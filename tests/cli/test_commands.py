@@ -57,7 +57,7 @@ def test_wrong_usage_is_exit_code_2(arguments, message):
     assert message in errors
 
 
-def test_version():
+def test_version_is_printed():
     code, output, _ = run("--version")
     assert code == 0
     assert output.startswith("npformer ")
@@ -93,7 +93,7 @@ def test_classify_standard_input_with_top_k(models):
     assert [row["labels"] for row in rows(output)] == labels
 
 
-def test_classify_pairs(models, tmp_path):
+def test_classify_reads_pairs_with_a_tab_in_between(models, tmp_path):
     code, output, errors = run("classify", "-m", models["zero-shot"], "--json", "--pairs", "ice\tcream", "alone")
     assert code == 1
     assert errors == "npformer: argument 2: expected two texts with a tab in between, got 1\n"
@@ -102,7 +102,7 @@ def test_classify_pairs(models, tmp_path):
     assert "argument 2" in rows(output)[1]["error"]
 
 
-def test_zero_shot(models):
+def test_zero_shot_scores_the_given_labels(models):
     arguments = ("zero-shot", "-m", models["zero-shot"], "--labels", "politics,sport", "--template", "It is {}.", "ice")
     answer = pipeline("zero-shot-classification", models["zero-shot"])(
         "ice", ["politics", "sport"], hypothesis_template="It is {}."
@@ -116,7 +116,7 @@ def test_zero_shot(models):
     assert shown == ["ice", *(f"  {s:.4f}  {n}" for n, s in zip(answer["labels"], answer["scores"], strict=True))]
 
 
-def test_tag(models):
+def test_tag_shows_the_entities_of_its_strategy(models):
     entities = pipeline("token-classification", models["tag"])("Anna in Paris", aggregation_strategy="simple")
     code, output, errors = run("tag", "-m", models["tag"], "--json", "Anna in Paris")
     assert (code, errors) == (0, "")
@@ -126,7 +126,7 @@ def test_tag(models):
     assert len(shown.splitlines()) > 3
 
 
-def test_answer(models, tmp_path):
+def test_answer_takes_a_context_from_a_file_or_an_option(models, tmp_path):
     (tmp_path / "context.txt").write_text("I live in Paris,\nnot in Kyoto.")
     arguments = ("answer", "-m", models["answer"], "--context-file", "context.txt", "-k", "2", "Where?")
     code, output, errors = run(*arguments, "--json", cwd=tmp_path)
@@ -137,7 +137,7 @@ def test_answer(models, tmp_path):
     assert shown.splitlines()[0] == "Where?"
 
 
-def test_fill(models):
+def test_fill_shows_words_for_each_mask(models):
     words = pipeline("fill-mask", models["fill"])("I love [MASK]", top_k=2)
     code, output, errors = run("fill", "-m", models["fill"], "--json", "-k", "2", "I love [MASK]", "no mask")
     assert code == 1
@@ -147,7 +147,7 @@ def test_fill(models):
     assert [line for line in shown.splitlines() if "mask" in line] == ["  mask 1", "  mask 2"]
 
 
-def test_embed(models, tmp_path):
+def test_embed_writes_vectors_as_text_json_or_an_array(models, tmp_path):
     vectors = pipeline("sentence-embedding", models["embed"])(["ice", "", "cream"])
     code, output, errors = run("embed", "-m", models["embed"], "--json", "ice", "", "cream")
     assert (code, errors) == (0, "")
@@ -161,7 +161,7 @@ def test_embed(models, tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["v.npy"]
 
 
-def test_a_text_without_a_vector_is_a_row_of_nan(models, tmp_path):
+def test_embed_writes_a_row_of_nan_for_a_text_it_cannot_read(models, tmp_path):
     arguments = ("embed", "-m", models["embed"], "-o", tmp_path / "v.npy")
     code, _, errors = run(*arguments, stdin=b"ice\n\xff\ncream")
     assert code == 1
@@ -179,7 +179,7 @@ def test_no_texts_are_an_empty_answer(models, tmp_path):
 # --- convert and info ------------------------------------------------------------------------------------------------
 
 
-def test_convert_there_and_back(models, tmp_path):
+def test_convert_there_and_back_keeps_the_answers(models, tmp_path):
     code, output, errors = run("convert", models["classify"], "own", cwd=tmp_path)
     assert (code, errors) == (0, "")
     assert re.fullmatch(r"own: \d+\.\d MB\n", output)
@@ -192,7 +192,7 @@ def test_convert_there_and_back(models, tmp_path):
     assert "own: exists already" in errors
 
 
-def test_info_of_the_installation():
+def test_info_describes_the_installation():
     code, output, errors = run("info", "-j", "1", "--json")
     assert (code, errors) == (0, "")
     facts = json.loads(output)
@@ -202,7 +202,7 @@ def test_info_of_the_installation():
     assert "same bits" in run("info")[1]
 
 
-def test_info_of_a_model(models):
+def test_info_describes_a_model(models):
     code, output, errors = run("info", models["fill"], "--json")
     assert (code, errors) == (0, "")
     facts = json.loads(output)

@@ -71,7 +71,7 @@ def test_corner_values_are_the_first_and_last_three_columns_as_torch_prints_them
     assert row.split()[:3] == ["2", "love", "1.000e-06"]
 
 
-def test_wide_numbers_keep_the_tokens_names(folder: Path) -> None:
+def test_wide_numbers_in_a_teardown_keep_the_tokens_names(folder: Path) -> None:
     """Every row has its token, all numbers of a stage have one format, and no line is wider than 80."""
     t = trace(Model(*load_folder(folder), folder=folder), TEXT)
     for name in ("embeddings.norm", "layers.0.attention.weights"):  # with columns left out, and all of them
@@ -94,7 +94,7 @@ def test_wide_numbers_keep_the_tokens_names(folder: Path) -> None:
         (2, ["layers 0 to 1"]),
     ],
 )
-def test_what_is_left_out_is_said(layer: int, lines: list[str], folder: Path) -> None:
+def test_the_teardown_says_which_layers_it_leaves_out(layer: int, lines: list[str], folder: Path) -> None:
     """And nothing is where patterns choose the stages."""
     t = trace(Model(*load_folder(folder), folder=folder), TEXT)
     said = [line for line in teardown(t, layer).splitlines() if "left out" in line]
@@ -102,7 +102,7 @@ def test_what_is_left_out_is_said(layer: int, lines: list[str], folder: Path) ->
     assert "left out" not in teardown(t, layer, ["*.weights"])
 
 
-def test_pairs_are_given_the_same_way(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_pair_is_one_option_of_trace_view_and_classify(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """--pair, to trace, view and classify; in classify for every text."""
     run(trace_command, [TEXT, "--pair", "no", "-m", folder])
     printed = capsys.readouterr().out
@@ -114,7 +114,7 @@ def test_pairs_are_given_the_same_way(folder: Path, capsys: pytest.CaptureFixtur
     assert "7 [SEP]" in capsys.readouterr().out
 
 
-def test_long_texts_show_their_ends_and_wrap(folder: Path) -> None:
+def test_the_teardown_of_a_long_text_shows_its_ends_and_wraps(folder: Path) -> None:
     t = trace(Model(*load_folder(folder), folder=folder), "you and your movie " * 9)
     text = teardown(t, patterns=["embeddings.norm", "layers.0.attention.weights"])
     assert max(map(len, text.splitlines())) <= 80
@@ -122,7 +122,7 @@ def test_long_texts_show_their_ends_and_wrap(folder: Path) -> None:
     assert text.count("token ") > 2
 
 
-def test_stages_and_layers_are_chosen(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_trace_shows_the_chosen_stages_and_layers(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run(trace_command, [TEXT, "-m", folder, "--stage", "*.weights", "--layer", 1])
     assert [line for line in capsys.readouterr().out.splitlines() if line.startswith("layers")] == [
         "layers.1.attention.weights  (4, 6, 6)  W_h = softmax(scores); head 0 of 4"
@@ -138,7 +138,7 @@ def test_stages_and_layers_are_chosen(folder: Path, capsys: pytest.CaptureFixtur
         run(trace_command, [TEXT, "-m", folder, "--stage", "*.wights"])
 
 
-def test_json_is_for_programs(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_trace_describes_each_stage_as_json(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run(trace_command, [TEXT, "--pair", "no", "-m", folder, "--json", "--stage", "*.query", "--layer", "1"])
     shown = json.loads(capsys.readouterr().out)
     assert shown["tokens"] == ["[CLS]", "i", "love", "ice", "cream", "[SEP]", "no", "[SEP]"]
@@ -149,7 +149,7 @@ def test_json_is_for_programs(folder: Path, capsys: pytest.CaptureFixture[str]) 
     assert np.shape(stage["corners"]) == (8, 6)
 
 
-def test_the_whole_trace_is_written(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_trace_writes_every_stage_to_a_file(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run(trace_command, [TEXT, "-m", folder, "--stage", "logits", "-o", tmp_path / "t.safetensors"])
     t = Trace.load(tmp_path / "t.safetensors")
     assert len(t) == 5 + 3 * 18 + 4
@@ -169,13 +169,13 @@ def recorded(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     return path
 
 
-def test_a_trace_of_the_same_texts_is_within_budget(folder: Path, recorded: Path, tmp_path: Path, capsys) -> None:
+def test_golden_compare_passes_a_trace_of_the_same_texts(folder: Path, recorded: Path, tmp_path: Path, capsys) -> None:
     trace(Model(*load_folder(folder), folder=folder), [TEXT, "no"]).save(tmp_path / "t.safetensors")
     assert run(golden_command, ["compare", recorded, tmp_path / "t.safetensors", "-m", folder]) == 0
     assert capsys.readouterr().out.endswith("no stage diverges: all 63 are within their budgets\n")
 
 
-def test_a_divergence_is_shown_and_diagnosed_with_exit_code_3(
+def test_golden_compare_shows_and_diagnoses_a_divergence_with_exit_code_3(
     folder: Path, recorded: Path, tmp_path: Path, capsys
 ) -> None:
     from dataclasses import replace
@@ -191,7 +191,9 @@ def test_a_divergence_is_shown_and_diagnosed_with_exit_code_3(
     assert "cause: tanh GELU for erf" in capsys.readouterr().out
 
 
-def test_bad_input_has_another_exit_code_than_a_divergence(recorded: Path, tmp_path: Path, capsys) -> None:
+def test_golden_compare_has_another_exit_code_for_bad_input_than_for_a_divergence(
+    recorded: Path, tmp_path: Path, capsys
+) -> None:
     np.savez(tmp_path / "off.npz", logits=np.zeros((2, 2), np.float32))
     codes = [main(["golden", "compare", str(recorded), str(tmp_path / name)]) for name in ("off.npz", "missing.npz")]
     assert codes == [3, 1]
@@ -200,7 +202,7 @@ def test_bad_input_has_another_exit_code_than_a_divergence(recorded: Path, tmp_p
     assert "3 golden compare" in printed
 
 
-def test_without_the_model_there_is_no_diagnosis(folder: Path, tmp_path: Path, capsys, monkeypatch) -> None:
+def test_golden_compare_without_the_model_has_no_diagnosis(folder: Path, tmp_path: Path, capsys, monkeypatch) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     path = tmp_path / "g.safetensors"
     model = Model(*load_folder(folder), folder=folder)
@@ -213,7 +215,7 @@ def test_without_the_model_there_is_no_diagnosis(folder: Path, tmp_path: Path, c
         run(golden_command, ["compare", path, tmp_path / "t.safetensors", "-m", other])
 
 
-def test_weights_are_checked_where_they_come(folder: Path, recorded: Path, tmp_path: Path, capsys) -> None:
+def test_golden_compare_checks_weights_that_come_along(folder: Path, recorded: Path, tmp_path: Path, capsys) -> None:
     assert run(golden_command, ["compare", recorded, folder / "model.safetensors"]) == 0
     assert "weights: all 57 are the model's" in capsys.readouterr().out
     _, tree = load_folder(folder)
@@ -223,7 +225,7 @@ def test_weights_are_checked_where_they_come(folder: Path, recorded: Path, tmp_p
     assert f"weights: {key}: differs by up to" in capsys.readouterr().out
 
 
-def test_a_map_of_names_is_read(recorded: Path, tmp_path: Path, capsys) -> None:
+def test_golden_compare_reads_a_map_of_names(recorded: Path, tmp_path: Path, capsys) -> None:
     reference = golden.load(recorded)
     np.savez(tmp_path / "a.npz", answer=np.stack(reference.stages["logits"]))
     (tmp_path / "names.json").write_text('{"answer": "logits"}')
@@ -239,7 +241,7 @@ def test_a_map_of_names_is_read(recorded: Path, tmp_path: Path, capsys) -> None:
     capsys.readouterr()
 
 
-def test_a_tiny_model_is_its_own_golden(tmp_path: Path, capsys) -> None:
+def test_golden_compare_finds_the_tiny_model_beside_its_file(tmp_path: Path, capsys) -> None:
     """The model beside the golden file is found, so nothing has to be named."""
     for seed in ([], ["--seed", 3]):
         out = tmp_path / f"tiny{len(seed)}"
@@ -264,6 +266,6 @@ def test_a_tiny_model_is_its_own_golden(tmp_path: Path, capsys) -> None:
         (["compare", "nothing.safetensors", "h"], r"nothing\.safetensors: No such file"),
     ],
 )
-def test_wrong_arguments_are_errors(arguments: list[str], message: str) -> None:
+def test_wrong_arguments_of_golden_are_errors(arguments: list[str], message: str) -> None:
     with pytest.raises(NpformerError, match=message):
         run(golden_command, arguments)

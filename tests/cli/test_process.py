@@ -65,7 +65,9 @@ def shell(line: str, way: list[str], arguments: list[str], models: dict[str, Pat
 
 
 @pytest.mark.parametrize(("name", "started", "unbuffered"), sorted(set(STARTED)))
-def test_an_output_that_is_full_closed_or_gone(name, started, unbuffered, models, tmp_path):
+def test_an_output_that_is_full_or_closed_is_said_and_one_that_is_gone_is_not(
+    name, started, unbuffered, models, tmp_path
+):
     """The answer is lost: exit code 1 and why, or SIGPIPE's, of which nothing is said."""
     way, arguments, given = WAYS[started], PRINTING[name], {"PYTHONUNBUFFERED": unbuffered}
     full = shell('"$@" > /dev/full', way, arguments, models, tmp_path, **given)
@@ -76,7 +78,7 @@ def test_an_output_that_is_full_closed_or_gone(name, started, unbuffered, models
     assert shell(gone, way, arguments, models, tmp_path, **given) == (128 + signal.SIGPIPE, "", "")
 
 
-def test_an_output_that_is_closed_and_not_needed(way, models, tmp_path):
+def test_a_closed_output_is_not_missed_by_what_writes_a_file(way, models, tmp_path):
     """What is written to a file is whole, and no file has taken a standard stream's number."""
     arguments = ["embed", "-m", str(models["embed"]), TEXT, "-o", "v.npy"]
     assert shell('"$@" <&- >&- 2>&-', way, arguments, models, tmp_path) == (0, "", "")
@@ -89,7 +91,7 @@ def test_an_output_that_is_closed_and_not_needed(way, models, tmp_path):
 @pytest.mark.parametrize(
     ("errors", "way"), [("2>&-", SCRIPT), ("2> /dev/full", MODULE), ("2> >(exec 0<&-; sleep 1)", SCRIPT)]
 )
-def test_messages_that_cannot_be_written(errors, way, models, tmp_path):
+def test_messages_that_cannot_be_written_are_lost(errors, way, models, tmp_path):
     """They are lost; answers and exit codes are as ever."""
     code, output, _ = shell(f'"$@" {errors}', way, ["classify", TEXT], models, tmp_path)
     assert (code, output[-17:]) == (0, f"{TEXT}\n")
@@ -102,7 +104,7 @@ def test_messages_that_cannot_be_written(errors, way, models, tmp_path):
         assert shell(f'"$@" {errors}', way, arguments, models, tmp_path) == (expected, "", ""), arguments
 
 
-def test_an_input_that_is_closed(way, models, tmp_path):
+def test_a_closed_input_is_missed_only_where_it_is_read(way, models, tmp_path):
     """Nobody misses it where texts are given; else that is what is said."""
     (tmp_path / "texts").write_text("ice\n")
     for arguments in (["classify", "ice"], ["classify", "-f", "texts"]):
@@ -122,7 +124,7 @@ def test_an_input_that_is_closed(way, models, tmp_path):
         (MODULE, {"PYTHONIOENCODING": "latin-1", "PYTHONUTF8": "0"}),
     ],
 )
-def test_few_letters(environment, way, models, tmp_path):
+def test_an_encoding_of_few_letters_changes_no_text_that_is_read(environment, way, models, tmp_path):
     """Text is read as UTF-8 whatever the locale, and what it lacks is written as its number."""
     for arguments in (
         ["classify", "naïve 我 😀"],
@@ -177,7 +179,7 @@ def started(way: list[str], arguments: list[str], models: dict[str, Path], place
 
 @pytest.mark.parametrize("name", COMMANDS)
 @pytest.mark.parametrize("place", PLACES)
-def test_ctrl_c_while_a_module_is_imported(name, place, models, tmp_path):
+def test_ctrl_c_while_a_module_is_imported_ends_quietly(name, place, models, tmp_path):
     """Also while the process ends. Nothing is half-written."""
     process = started(*COMMANDS[name], models, tmp_path, environment={"INTERRUPT_AT": place})
     output, said = process.communicate(timeout=60)
@@ -187,7 +189,7 @@ def test_ctrl_c_while_a_module_is_imported(name, place, models, tmp_path):
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_ctrl_c_at_any_time(name, models, tmp_path):
+def test_ctrl_c_at_any_time_ends_quietly(name, models, tmp_path):
     """At every tenth of the time that the command takes, from where it has set itself up."""
     taken = None
     codes = []
@@ -213,7 +215,7 @@ def test_ctrl_c_at_any_time(name, models, tmp_path):
     assert codes[0] == 128 + signal.SIGINT
 
 
-def test_a_background_job_goes_on(way, models, tmp_path):
+def test_a_background_job_ignores_ctrl_c(way, models, tmp_path):
     """A shell starts it with SIGINT ignored, and so it stays."""
     code, output, said = shell('trap "" INT; "$@"', way, ["classify", TEXT], models, tmp_path)
     assert (code, said) == (0, "")

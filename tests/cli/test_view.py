@@ -57,7 +57,7 @@ def test_every_kind_has_a_test() -> None:
 
 @pytest.mark.parametrize("kind", command.KINDS)
 @pytest.mark.parametrize("pair", [(), ("--pair", OTHER)], ids=["text", "pair"])
-def test_a_file_is_one_whole_page(kind: str, pair: tuple[str, ...], folder: Path, tmp_path: Path, capsys) -> None:
+def test_view_writes_one_whole_page(kind: str, pair: tuple[str, ...], folder: Path, tmp_path: Path, capsys) -> None:
     path = tmp_path / "view.html"
     assert run(capsys, TEXT, *pair, "-m", folder, "--kind", kind, "-o", path) == (0, "", "")
     page = path.read_text(encoding="utf-8")
@@ -69,7 +69,7 @@ def test_a_file_is_one_whole_page(kind: str, pair: tuple[str, ...], folder: Path
 
 
 @pytest.mark.parametrize("kind", command.KINDS)
-def test_without_a_file_it_prints_eighty_columns(kind: str, folder: Path, capsys) -> None:
+def test_view_without_a_file_prints_eighty_columns(kind: str, folder: Path, capsys) -> None:
     code, out, err = run(capsys, TEXT, "-m", folder, "--kind", kind)
     assert (code, err) == (0, "")
     assert out.splitlines()[0].startswith(PRINTED[kind])
@@ -77,12 +77,12 @@ def test_without_a_file_it_prints_eighty_columns(kind: str, folder: Path, capsys
     assert all(word in out for word in ("love", "ice", "cream")) or kind == "model"
 
 
-def test_heads_is_what_shows_when_nothing_is_said(folder: Path, capsys) -> None:
+def test_view_shows_heads_where_no_kind_is_given(folder: Path, capsys) -> None:
     assert run(capsys, TEXT, "-m", folder) == run(capsys, TEXT, "-m", folder, "--kind", "heads")
 
 
 @pytest.mark.parametrize("kind", command.KINDS)
-def test_a_picture_goes_to_a_file_or_to_stdout(kind: str, folder: Path, tmp_path: Path, capsys) -> None:
+def test_view_writes_a_picture_to_a_file_or_to_stdout(kind: str, folder: Path, tmp_path: Path, capsys) -> None:
     path = tmp_path / "view.svg"
     assert run(capsys, TEXT, "-m", folder, "--kind", kind, "--svg", "-o", path) == (0, "", "")
     picture = path.read_text(encoding="utf-8")
@@ -91,7 +91,7 @@ def test_a_picture_goes_to_a_file_or_to_stdout(kind: str, folder: Path, tmp_path
     assert run(capsys, TEXT, "-m", folder, "--kind", kind, "--svg") == (0, picture + "\n", "")
 
 
-def test_layer_and_head_are_what_shows_first(folder: Path, tmp_path: Path, capsys) -> None:
+def test_layer_and_head_are_what_a_view_shows_first(folder: Path, tmp_path: Path, capsys) -> None:
     _, out, _ = run(capsys, TEXT, "-m", folder, "--layer", 2, "--head", 3)
     assert out.startswith("Self-attention, layer 2, head 3\n")
     _, out, _ = run(capsys, TEXT, "-m", folder, "--layer", 2)
@@ -121,7 +121,7 @@ def test_layer_and_head_are_what_shows_first(folder: Path, tmp_path: Path, capsy
         (("--svg", "-o", "nowhere/view.svg"), "view.svg"),
     ],
 )
-def test_what_cannot_be_is_an_error_of_one_line(
+def test_a_view_that_cannot_be_is_an_error_of_one_line(
     arguments: tuple[object, ...], message: str, folder: Path, tmp_path: Path, capsys, monkeypatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -140,13 +140,13 @@ def test_what_cannot_be_is_an_error_of_one_line(
         ((), "the following arguments are required: TEXT"),
     ],
 )
-def test_wrong_arguments_are_explained(arguments: tuple[object, ...], message: str, capsys) -> None:
+def test_wrong_arguments_of_view_are_explained(arguments: tuple[object, ...], message: str, capsys) -> None:
     text = (TEXT,) if arguments else ()
     assert main(["view", *text, *map(str, arguments)]) == 2
     assert message in capsys.readouterr().err
 
 
-def test_open_shows_the_file(folder: Path, tmp_path: Path, capsys, monkeypatch) -> None:
+def test_open_shows_the_file_in_the_browser(folder: Path, tmp_path: Path, capsys, monkeypatch) -> None:
     opened: list[str] = []
     monkeypatch.setattr("webbrowser.open", opened.append)
     monkeypatch.chdir(tmp_path)
@@ -155,7 +155,7 @@ def test_open_shows_the_file(folder: Path, tmp_path: Path, capsys, monkeypatch) 
 
 
 @pytest.mark.parametrize("kind", command.KINDS)
-def test_hostile_text_is_text(kind: str, folder: Path, tmp_path: Path, capsys) -> None:
+def test_hostile_text_is_text_in_every_view(kind: str, folder: Path, tmp_path: Path, capsys) -> None:
     code, out, _ = run(capsys, HOSTILE, "--pair", HOSTILE, "-m", folder, "--kind", kind)
     assert code == 0
     assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u202a-\u202e]", out)
@@ -168,7 +168,7 @@ def test_hostile_text_is_text(kind: str, folder: Path, tmp_path: Path, capsys) -
 
 @pytest.mark.parametrize("text", ["", "   ", "!"])
 @pytest.mark.parametrize("kind", command.KINDS)
-def test_texts_of_little_or_nothing(kind: str, text: str, folder: Path, capsys) -> None:
+def test_views_of_little_or_no_text(kind: str, text: str, folder: Path, capsys) -> None:
     code, out, err = run(capsys, text, "-m", folder, "--kind", kind)
     if kind == "attribution" and not text.strip():
         assert (code, out) == (1, "")
@@ -202,7 +202,7 @@ def test_a_translation_model_is_viewed_from_its_source(kind: str, tmp_path: Path
     assert "a translation model writes the second text itself" in err
 
 
-def test_as_users_run_it(folder: Path, tmp_path: Path) -> None:
+def test_view_in_a_process_of_its_own(folder: Path, tmp_path: Path) -> None:
     """In a process of its own: any terminal's encoding, a missing model, and a file beside others."""
     code, out, _ = run_apart("view", TEXT, "-m", folder)
     assert code == 0

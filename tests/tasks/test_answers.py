@@ -20,7 +20,7 @@ def asker(**options):
 # --- question-answering ----------------------------------------------------------------------------------------------
 
 
-def test_a_question_in_any_form():
+def test_a_question_and_its_context_in_any_form():
     ask = asker()
     answer = ask(question=QUESTION, context=CONTEXT)
     assert set(answer) == {"score", "start", "end", "answer"}
@@ -32,7 +32,7 @@ def test_a_question_in_any_form():
     assert list(ask(Pair(QUESTION, CONTEXT) for _ in range(2))) == [answer, answer]
 
 
-def test_scores_are_products_of_probabilities():
+def test_an_answer_s_score_is_the_product_of_its_ends_probabilities():
     model = tiny.model("bert", "question-answering")
     encoding = model.tokenizer.encode(QUESTION, CONTEXT)
     output = model([encoding.ids], token_type_ids=[encoding.type_ids])
@@ -48,7 +48,7 @@ def test_scores_are_products_of_probabilities():
     assert answer["score"] == pytest.approx(scores.max(), rel=1e-5)
 
 
-def test_top_k_gives_a_list_best_first():
+def test_top_k_answers_are_a_list_best_first():
     answers = asker()(question=QUESTION, context=CONTEXT, top_k=4)
     assert len(answers) == 4
     assert [each["score"] for each in answers] == sorted((each["score"] for each in answers), reverse=True)
@@ -60,19 +60,19 @@ def test_an_answer_is_not_longer_than_asked():
         assert answer["end"] - answer["start"] <= 5
 
 
-def test_no_answer_competes_with_the_others():
+def test_no_answer_competes_with_the_answers():
     answers = asker(top_k=100, handle_impossible_answer=True)(question=QUESTION, context=CONTEXT)
     assert {"start": 0, "end": 0, "answer": ""}.items() <= min(answers, key=lambda each: len(each["answer"])).items()
 
 
 @pytest.mark.parametrize("context", ["", "  \n "])
-def test_nothing_to_answer_from(context):
+def test_a_context_without_words_gives_an_empty_answer(context):
     assert asker()(question=QUESTION, context=context) == {"score": 0.0, "start": 0, "end": 0, "answer": ""}
     impossible = asker(handle_impossible_answer=True)(question=QUESTION, context=context)
     assert impossible == {"score": 1.0, "start": 0, "end": 0, "answer": ""}
 
 
-def test_fewer_answers_than_asked_for():
+def test_top_k_gives_no_more_answers_than_there_are():
     answers = asker()(question=QUESTION, context="Anna", top_k=50)
     assert 1 <= len(answers) < 50
     assert all(each["answer"] for each in answers)
@@ -118,7 +118,7 @@ def filler(family="bert", **fields):
 
 
 @pytest.mark.parametrize("family", ["bert", "distilbert"])
-def test_the_words_are_those_of_the_whole_model(family):
+def test_fill_mask_gives_the_words_of_the_whole_model(family):
     fill = filler(family)
     encoding = fill.model.tokenizer.encode("I love [MASK] cream")
     place = encoding.ids.index(fill.mask_id)
@@ -139,7 +139,7 @@ def test_several_masks_give_a_list_each():
     assert "[MASK]" not in one[0]["sequence"]
 
 
-def test_more_words_than_there_are():
+def test_fill_mask_gives_no_more_words_than_there_are():
     fill = filler()
     assert len(fill("[MASK]", top_k=10_000)) == fill.model.config.vocab_size
     assert len(fill("[MASK]", targets=["ice", "cream"])) == 2
@@ -152,7 +152,7 @@ def test_targets_keep_their_probability_among_all_words():
         assert each["score"] == everything[each["token_str"]]
 
 
-def test_a_target_that_is_no_token():
+def test_a_target_that_is_no_token_stands_for_its_first_piece():
     fill = filler()
     with pytest.warns(UserWarning, match="'Kyoto' is no token of the vocabulary; 'k' is taken") as caught:
         first = fill("I love [MASK]", targets="Kyoto")
@@ -170,7 +170,7 @@ def test_a_mask_in_any_window_is_filled():
     assert len(word["sequence"].split()) == 221
 
 
-def test_a_text_without_a_mask():
+def test_a_text_without_a_mask_is_refused():
     fill = filler()
     with pytest.raises(NpformerError, match=r"^no \[MASK\] in what the model read of the text"):
         fill("ice cream")
@@ -180,7 +180,7 @@ def test_a_text_without_a_mask():
         fill("ice cream " * 60 + "[MASK]")
 
 
-def test_a_tokenizer_without_a_mask_token(tmp_path):
+def test_fill_mask_refuses_a_tokenizer_without_a_mask_token(tmp_path):
     folder = tiny.folder(tmp_path / "model", "bert", "masked-lm")
     (folder / "tokenizer_config.json").write_text('{"mask_token": "<mask>"}')
     with pytest.raises(NpformerError, match="no mask token <mask>"):

@@ -22,7 +22,7 @@ def classifier(**fields):
 # --- text-classification ---------------------------------------------------------------------------------------------
 
 
-def test_one_label_or_a_list_of_them():
+def test_text_classification_gives_one_label_or_a_list_of_them():
     classify = classifier(labels=THREE)
     best, ranked = classify("ice cream"), classify("ice cream", top_k=None)
     assert [each["score"] for each in ranked] == sorted((each["score"] for each in ranked), reverse=True)
@@ -99,7 +99,7 @@ def zero_shot(labels=NLI, **options):
     return pipeline("zero-shot-classification", tiny.model("bert", "sequence-classification", labels=labels), **options)
 
 
-def test_labels_in_any_form():
+def test_candidate_labels_in_any_form():
     ask = zero_shot()
     answer = ask("ice cream", ["politics", "sport"])
     assert set(answer) == {"sequence", "labels", "scores"}
@@ -113,7 +113,7 @@ def test_labels_in_any_form():
     assert answer == zero_shot(candidate_labels=["politics", "sport"])("ice cream")
 
 
-def test_a_label_s_score_is_the_pair_s_entailment():
+def test_a_candidate_label_s_score_is_the_pair_s_entailment():
     model = tiny.model("bert", "sequence-classification", labels=NLI)
     answer = pipeline("zero-shot-classification", model)("ice cream", "politics", hypothesis_template="{} it is")
     logits = pipeline("text-classification", model, top_k=None, function_to_apply="none")(
@@ -154,7 +154,7 @@ def test_zero_shot_needs_two_labels_of_the_model():
         zero_shot(("entailment",))
 
 
-def test_a_template_is_no_format_string():
+def test_a_hypothesis_template_is_no_format_string():
     assert zero_shot()("ice", "a{0.__class__}b", hypothesis_template="{} {0!r} %s")["labels"] == ["a{0.__class__}b"]
 
 
@@ -168,7 +168,7 @@ def tagger(**fields):
     return pipeline("token-classification", model, ignore_labels=[])
 
 
-def test_characters_are_those_of_the_text():
+def test_an_entity_s_characters_are_those_of_the_text():
     for token in tagger()(TEXT):
         assert 0 <= token["start"] < token["end"] <= len(TEXT)
         piece = token["word"].removeprefix("##")
@@ -186,13 +186,13 @@ def test_entities_cover_the_text_in_order(strategy):
 
 
 @pytest.mark.parametrize("strategy", ["first", "average", "max"])
-def test_words_stay_whole(strategy):
+def test_entities_by_a_strategy_for_words_are_whole_words(strategy):
     ends = {each[edge] for each in tagger()(TEXT, aggregation_strategy=strategy) for edge in ("start", "end")}
     inside = {TEXT.index("loved") + 1, TEXT.index("loved") + 4, TEXT.index("Anna") + 2}
     assert not ends & inside
 
 
-def test_labels_are_left_out():
+def test_ignored_labels_are_left_out():
     everything = tagger()(TEXT)
     labels = {each["entity"] for each in everything}
     assert len(labels) > 1
@@ -200,7 +200,7 @@ def test_labels_are_left_out():
         assert tagger()(TEXT, ignore_labels=[label]) == [each for each in everything if each["entity"] != label]
 
 
-def test_tokens_of_windows_are_those_of_the_text():
+def test_entities_in_windows_are_those_of_the_text():
     tag = tagger(max_length=16)
     tokens = tag(TEXT, long="window", stride=4)
     assert [each["index"] for each in tokens] == list(range(1, len(tokens) + 1))

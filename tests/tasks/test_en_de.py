@@ -24,7 +24,7 @@ def translator() -> npformer.tasks.task.Task:
     return npformer.pipeline("translation", "en-de-multi30k")
 
 
-def test_it_writes_what_the_card_says(translator: npformer.tasks.task.Task) -> None:
+def test_the_bundled_translator_writes_what_its_card_says(translator: npformer.tasks.task.Task) -> None:
     """Alone and together, the sentence of the introduction to Transformers among them."""
     assert len(EXAMPLES) >= 4
     assert "The dog jumped over the green door!" in dict(EXAMPLES)
@@ -33,13 +33,13 @@ def test_it_writes_what_the_card_says(translator: npformer.tasks.task.Task) -> N
     assert translator(sources[0])["translation_text"] == targets[0]
 
 
-def test_the_command_finds_it(capsys: pytest.CaptureFixture[str]) -> None:
+def test_translate_finds_the_bundled_translator(capsys: pytest.CaptureFixture[str]) -> None:
     source, target = EXAMPLES[0]
     assert cli.main(["translate", "-m", "en-de-multi30k", source]) == 0
     assert capsys.readouterr().out == target + "\n"
 
 
-def test_its_size(translator: npformer.tasks.task.Task) -> None:
+def test_the_bundled_translator_s_size(translator: npformer.tasks.task.Task) -> None:
     """No more than 20 MB, half precision on disk, the parameters that the card counts."""
     assert sum(each.stat().st_size for each in FOLDER.iterdir()) < 20e6
     arrays = stored(dict(translator.model.weights), translator.model.config)

@@ -70,7 +70,7 @@ def test_keywords_that_would_change_something_are_refused(keyword, value, messag
         pipeline("text-classification", TASKS["text-classification"])("ice", **{keyword: value})
 
 
-def test_truncation_with_a_length():
+def test_truncation_cuts_a_text_to_max_length():
     """A text is cut to N tokens, [CLS] and [SEP] among them, and the answer is that of its beginning."""
     task = pipeline("text-classification", TASKS["text-classification"])
     with pytest.warns(UserWarning, match="input 0: 6 tokens, cut to 4"):
@@ -93,7 +93,7 @@ def test_truncation_leaves_the_windows_of_a_question():
     assert task(given("question-answering", LONG), truncation=True) == task(given("question-answering", LONG))
 
 
-def test_truncation_of_translations():
+def test_truncation_cuts_a_source_that_is_refused_without():
     pytest.importorskip("sentencepiece", reason="needs the extra `translate`: sentencepiece")
     task = pipeline("translation_en_to_deu", MARIAN, max_length=4)
     with pytest.raises(NpformerError, match="tokens, and the model takes"):
@@ -106,7 +106,7 @@ def test_truncation_of_translations():
 
 
 @pytest.mark.parametrize("name", [each for each in TASKS if each != "sentence-embedding"])
-def test_a_pipeline_of_a_model_alone(name, tmp_path):
+def test_a_pipeline_infers_its_task_from_the_model(name, tmp_path):
     """Its task is that of the architecture in config.json, of a folder and of a loaded model."""
     model = TASKS[name]
     folder = tiny.folder(tmp_path / "model", model.config.model_type, model.config.head)
@@ -114,7 +114,7 @@ def test_a_pipeline_of_a_model_alone(name, tmp_path):
     assert np.array_equal(pipeline(model=folder)(given(name)), pipeline(name, folder)(given(name)))
 
 
-def test_a_pipeline_of_other_models_alone(tmp_path):
+def test_a_pipeline_infers_its_task_from_a_folder_or_says_why_not(tmp_path):
     folder = tiny.folder(tmp_path / "model", "bert", "base")
     (folder / "modules.json").write_text(
         json.dumps(
@@ -152,7 +152,7 @@ def test_the_language_in_a_task_s_name():
         pipeline("translation_de_to_eng", MARIAN)
 
 
-def test_a_config_without_architectures(tmp_path):
+def test_a_config_without_architectures_takes_the_task_s_head(tmp_path):
     """A task reads it with its own head, `load` with the one it is told; nothing is guessed."""
     folder = tiny.folder(tmp_path / "model", "bert", "masked-lm")
     expected = pipeline("fill-mask", folder)("I [MASK] ice")
@@ -174,7 +174,7 @@ def test_a_config_without_architectures(tmp_path):
 
 
 @pytest.mark.parametrize("family", ["bert", "distilbert"])
-def test_a_pair_without_a_second_text(family):
+def test_a_pair_with_an_empty_second_text_is_its_first(family):
     """It is the first text alone, as in transformers' pipeline; an empty first text stays one."""
     task = pipeline("text-classification", tiny.model(family, "sequence-classification"))
     alone = task("ice cream")

@@ -243,7 +243,7 @@ def test_windows_of_a_pair_move_over_the_longer_text():
         task(Pair(LONG, LONG), long="window")
 
 
-def test_a_question_longer_than_the_model():
+def test_a_question_longer_than_the_model_is_refused():
     with pytest.raises(NpformerError, match="leaves no room for the other"):
         make("question-answering")(Pair(LONG, "ice cream"))
 
@@ -260,7 +260,7 @@ def test_the_windows_logits_are_averaged_by_their_tokens():
         assert whole[label] == pytest.approx(mean, rel=1e-5)
 
 
-def test_the_model_s_own_limit_counts(tmp_path):
+def test_a_text_is_cut_to_the_tokenizer_s_own_limit(tmp_path):
     folder = tiny.folder(tmp_path / "model", max_length=64)
     (folder / "tokenizer_config.json").write_text('{"model_max_length": 10, "do_lower_case": true}')
     with pytest.warns(UserWarning, match="cut to 10"):
@@ -272,7 +272,7 @@ def test_the_model_s_own_limit_counts(tmp_path):
 
 
 @pytest.mark.parametrize("bad", [None, 3, 2.5, b"ice", ["ice"], object(), {"txt": "ice"}, {"text": 3}, "\ud83d"])
-def test_what_is_no_text(name, bad):
+def test_what_is_no_text_is_refused(name, bad):
     task = make(name)
     good = as_input(name, "[MASK]")
     with pytest.raises(NpformerError, match="input 1: "):
@@ -283,7 +283,7 @@ def test_what_is_no_text(name, bad):
         assert "input" not in str(caught.value)
 
 
-def test_bad_inputs_as_answers(name):
+def test_a_quiet_stream_answers_bad_inputs_with_their_errors(name):
     task = make(name)
     good = as_input(name, "[MASK]")
     answers = list(task.stream(iter([3, good, None, good]), task.options, quiet=True))
@@ -291,12 +291,12 @@ def test_bad_inputs_as_answers(name):
     assert equal(answers[1], task(good))
 
 
-def test_a_surrogate_is_named():
+def test_half_of_a_surrogate_pair_is_named():
     with pytest.raises(NpformerError, match="character 2 is half of a surrogate pair"):
         as_text_or_pair("ok\udc80")
 
 
-def test_options_are_checked_at_once(name):
+def test_options_are_checked_before_any_text_is_read(name):
     task = make(name)
     with pytest.raises(NpformerError, match=rf"argument of {name}: 'strid' is not known; did you mean 'stride'\?"):
         task(iter([]), strid=3)
@@ -339,12 +339,12 @@ def test_a_model_of_another_head_is_refused():
         assert pipeline(name, model).model.config.head == "base"
 
 
-def test_aliases():
+def test_a_task_has_transformers_other_names():
     assert pipeline("sentiment-analysis", TASKS["text-classification"][0]).name == "text-classification"
     assert pipeline("ner", TASKS["token-classification"][0]).name == "token-classification"
 
 
-def test_threads_are_the_caller_s_choice():
+def test_a_pipeline_runs_on_the_caller_s_threads():
     model = tiny.model(threads=1)
     assert pipeline("text-classification", model).model is model
     assert pipeline("text-classification", model, threads=2).model.threads == 2

@@ -56,7 +56,7 @@ def test_ids_and_translations_are_those_of_transformers() -> None:
 
 
 @needs_sentencepiece
-def test_tokenizer_of_shared_pieces() -> None:
+def test_marians_tokenizer_of_shared_pieces() -> None:
     tokenizer = npformer.load(FILES).tokenizer
     assert tokenizer.languages == (">>deu<<", ">>fra<<")
     assert tokenizer.target is tokenizer.source
@@ -66,7 +66,7 @@ def test_tokenizer_of_shared_pieces() -> None:
 
 
 @needs_sentencepiece
-def test_separate_vocabularies(folder: Path) -> None:
+def test_marians_tokenizer_of_separate_vocabularies(folder: Path) -> None:
     """Each language its own numbers: the target's pieces are read back by the target's model."""
     pieces = json.loads((folder / "vocab.json").read_text())
     turned = {piece: len(pieces) - 1 - i for piece, i in pieces.items()}
@@ -84,7 +84,7 @@ def test_separate_vocabularies(folder: Path) -> None:
 # --- tokenizer.json --------------------------------------------------------------------------------------------------
 
 
-def test_a_tokenizer_json_will_do(in_json: Path) -> None:
+def test_a_translator_needs_no_more_than_a_tokenizer_json(in_json: Path) -> None:
     task = npformer.pipeline("translation", in_json, num_beams=1, max_new_tokens=5)
     assert isinstance(task.model, Seq2Seq)
     assert task.model.tokenizer.encode("dog")[-1] == 0
@@ -101,7 +101,7 @@ def test_the_target_may_have_a_tokenizer_of_its_own(in_json: Path) -> None:
 # --- the task --------------------------------------------------------------------------------------------------------
 
 
-def test_answers_come_as_texts_do(in_json: Path) -> None:
+def test_translations_come_as_texts_do(in_json: Path) -> None:
     task = npformer.pipeline("translation", in_json, max_new_tokens=6)
     one, two = task("dog"), task(["dog", {"text": "a man"}])
     assert two[0] == one
@@ -113,7 +113,7 @@ def test_answers_come_as_texts_do(in_json: Path) -> None:
     assert task("dog", to="deu") == task(">>deu<< dog") == task("dog", to=">>deu<<")
 
 
-def test_settings_of_the_task_stand_until_a_call_says_otherwise(in_json: Path) -> None:
+def test_settings_of_a_translator_stand_until_a_call_says_otherwise(in_json: Path) -> None:
     task = npformer.pipeline("translation", in_json, max_new_tokens=6, num_beams=2)
     assert task("dog", max_new_tokens=3) == npformer.pipeline("translation", in_json)(
         "dog", num_beams=2, max_new_tokens=3
@@ -144,7 +144,7 @@ def test_half_of_a_letter_waits_for_the_rest_of_it(in_json: Path, monkeypatch: p
         assert list(task.tokens("dog")) == pieces
 
 
-def test_too_long_a_text_is_refused_or_cut(in_json: Path) -> None:
+def test_too_long_a_source_is_refused_or_cut(in_json: Path) -> None:
     task = npformer.pipeline("translation", in_json, max_new_tokens=3)
     with pytest.raises(
         NpformerError, match="101 tokens, and the model takes 64; split it into sentences, or long='truncate'"
@@ -174,19 +174,19 @@ def test_too_long_a_text_is_refused_or_cut(in_json: Path) -> None:
         (3, {}, "expected a text, got int"),
     ],
 )
-def test_what_cannot_be_translated(in_json: Path, text: Any, options: dict[str, Any], message: str) -> None:
+def test_what_cannot_be_translated_is_refused(in_json: Path, text: Any, options: dict[str, Any], message: str) -> None:
     task = npformer.pipeline("translation", in_json, max_new_tokens=3)
     with pytest.raises(NpformerError, match=message):
         task(text, **options)
 
 
-def test_one_bad_text_among_many_is_named(in_json: Path) -> None:
+def test_one_bad_source_among_many_is_named(in_json: Path) -> None:
     task = npformer.pipeline("translation", in_json, max_new_tokens=3)
     with pytest.raises(InputError, match="input 1: an empty text"):
         task(["dog", "", "man"])
 
 
-def test_a_model_that_is_no_translator() -> None:
+def test_translation_refuses_a_model_that_is_no_translator() -> None:
     classifier = npformer.load(FILES.parent / "classifier")
     with pytest.raises(
         NpformerError, match="translation takes an encoder-decoder, this one is a sequence-classification model"
@@ -210,7 +210,9 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, list[
     return code, out.splitlines(), err
 
 
-def test_lines_in_lines_out(in_json: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_translate_writes_a_line_for_each_line(
+    in_json: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     task = npformer.pipeline("translation", in_json, max_new_tokens=6)
     dog, man = (each["translation_text"] for each in task(["dog", "man"], num_beams=2))
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"dog\n\nman\n")))
@@ -218,7 +220,7 @@ def test_lines_in_lines_out(in_json: Path, capsys: pytest.CaptureFixture[str], m
     assert (code, lines) == (0, [dog, "", man])
 
 
-def test_json_and_the_best(in_json: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_translate_writes_json_and_the_best_of_several(in_json: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, lines, complaint = run(
         capsys, "-m", str(in_json), "--json", "--best", "2", "--max-tokens", "4", "--to", "fra", "dog", ""
     )
@@ -237,21 +239,21 @@ def test_json_and_the_best(in_json: Path, capsys: pytest.CaptureFixture[str]) ->
         (["--sample", "--beams", "2"], "--beams: sampling goes with one beam; use no --sample for beam search"),
     ],
 )
-def test_an_error_names_the_option_that_was_given(
+def test_an_error_of_translate_names_the_option_that_was_given(
     arguments: list[str], message: str, in_json: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     code, lines, complaint = run(capsys, "-m", str(in_json), *arguments, "dog")
     assert (code, lines, complaint) == (1, [], f"npformer: {message}\n")
 
 
-def test_sampling_by_command(in_json: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_translate_samples_by_a_seed(in_json: Path, capsys: pytest.CaptureFixture[str]) -> None:
     outs = [
         run(capsys, "-m", str(in_json), "--sample", "--seed", seed, "--max-tokens", "9", "dog")[1] for seed in "112"
     ]
     assert outs[0] == outs[1] != outs[2]
 
 
-def test_a_bad_line_is_complained_of_and_the_others_are_translated(
+def test_translate_complains_of_a_bad_line_and_translates_the_others(
     in_json: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     code, lines, complaint = run(capsys, "-m", str(in_json), "--max-tokens", "4", ">>eng<< dog", "dog")
@@ -263,7 +265,7 @@ def test_a_bad_line_is_complained_of_and_the_others_are_translated(
 # --- files that are missing or broken --------------------------------------------------------------------------------
 
 
-def test_missing_tokenizer_files(folder: Path) -> None:
+def test_a_translator_s_missing_tokenizer_files_are_named(folder: Path) -> None:
     (folder / "target.spm").unlink()
     with pytest.raises(
         NpformerError,
@@ -291,19 +293,19 @@ def test_without_sentencepiece_the_error_says_what_to_install(monkeypatch: pytes
         ("vocab.json", b'{"</s>": 0, "<unk>": 1}', r"vocab\.json: no '<pad>', which every source needs or may need"),
     ],
 )
-def test_broken_tokenizer_files(folder: Path, name: str, content: bytes, message: str) -> None:
+def test_a_translator_s_broken_tokenizer_files_are_named(folder: Path, name: str, content: bytes, message: str) -> None:
     (folder / name).write_bytes(content)
     with pytest.raises(NpformerError, match=message):
         npformer.pipeline("translation", folder)
 
 
-def test_a_broken_tokenizer_json(in_json: Path) -> None:
+def test_a_translator_s_broken_tokenizer_json_is_named(in_json: Path) -> None:
     (in_json / "tokenizer.json").write_text("{}")
     with pytest.raises(NpformerError, match=r"tokenizer\.json: not a tokenizer that can be read"):
         npformer.pipeline("translation", in_json)
 
 
-def test_marians_decoder_without_its_encoder(folder: Path) -> None:
+def test_marians_decoder_without_its_encoder_is_refused(folder: Path) -> None:
     from safetensors.numpy import load_file, save_file
 
     tensors = {
@@ -329,7 +331,7 @@ def test_marians_decoder_without_its_encoder(folder: Path) -> None:
         ({"decoder_start_token_id": 999}, "start_id: expected a whole number from 0 to"),
     ],
 )
-def test_a_marian_config_that_is_not_supported(folder: Path, changes: dict[str, Any], message: str) -> None:
+def test_a_marian_config_that_is_not_supported_is_refused(folder: Path, changes: dict[str, Any], message: str) -> None:
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, **changes}))
     with pytest.raises(NpformerError, match=message):
@@ -350,7 +352,7 @@ def test_marians_files_there_and_back(tmp_path: Path) -> None:
     assert targets[0] == targets[1] == targets[2]
 
 
-def test_an_older_file_with_every_tied_tensor_and_its_positions(folder: Path) -> None:
+def test_an_older_marian_file_has_every_tied_tensor_and_its_positions(folder: Path) -> None:
     """pytorch_model.bin of earlier versions held the shared table four times, and the sinusoids."""
     from safetensors.numpy import load_file, save_file
 

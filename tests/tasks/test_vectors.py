@@ -34,7 +34,7 @@ def test_features_are_the_encoder_s_whatever_the_head(head):
     assert [np.shape(each) for each in features(["ice", "ice cream"])] == [(1, 3, 32), (1, 4, 32)]
 
 
-def test_windows_give_each_token_once():
+def test_features_of_windows_give_each_token_once():
     features = pipeline("feature-extraction", tiny.model("distilbert", "base"), return_tensors=True)
     whole = features(LONG, long="window", stride=20)
     assert whole.shape == (1, whole.n_tokens, 32)
@@ -62,7 +62,7 @@ def embedder(folder, **settings):
 
 
 @pytest.mark.parametrize("mode", POOLINGS)
-def test_poolings(mode, folder):
+def test_an_embedding_is_pooled_as_its_folder_says(mode, folder):
     embed = embedder(folder, pooling=mode)
     rows = embed.model(embed.model.tokenizer.encode("i love ice cream").ids).last_hidden_state[0].astype(np.float64)
     ramp = np.arange(1, len(rows) + 1)[:, None]
@@ -79,7 +79,7 @@ def test_poolings(mode, folder):
     np.testing.assert_allclose(vector, expected[mode], rtol=1e-5, atol=1e-6)  # a sum of six in float32
 
 
-def test_older_settings_name_each_pooling(folder):
+def test_older_settings_of_a_folder_name_each_pooling(folder):
     embedder(folder)
     flags = {"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": True, "pooling_mode_max_tokens": False}
     (folder / "1_Pooling" / "config.json").write_text(json.dumps(flags))
@@ -95,7 +95,7 @@ def test_normalised_vectors_have_length_one(folder):
         assert np.linalg.norm(vector) == pytest.approx(1, abs=1e-6)
 
 
-def test_lengths_case_and_prompt(folder):
+def test_an_embedding_heeds_its_folder_s_length_case_and_prompt(folder):
     embed = embedder(folder, max_seq_length=5, do_lower_case=True, prompt="news: ")
     assert embed.recipe == Recipe(("mean",), False, 5, True, "news: ")
     with pytest.warns(UserWarning, match="cut to"):
@@ -104,14 +104,14 @@ def test_lengths_case_and_prompt(folder):
     assert vector.n_tokens == 6
 
 
-def test_without_modules_it_is_the_mean(folder):
+def test_an_embedding_without_modules_is_the_mean(folder):
     embed = pipeline("sentence-embedding", folder)
     assert embed.recipe == Recipe()
     rows = embed.model(embed.model.tokenizer.encode("ice").ids).last_hidden_state[0]
     assert np.array_equal(embed("ice"), rows.mean(axis=0))
 
 
-def test_an_older_folder_has_its_encoder_inside(tmp_path):
+def test_an_older_sentence_transformers_folder_has_its_encoder_inside(tmp_path):
     outer = tmp_path / "sentence"
     tiny.folder(outer / "0_Transformer", "bert", "base")
     write_sentence_folder(outer, 32, pooling="cls", normalize=False)
@@ -141,14 +141,14 @@ def test_an_older_folder_has_its_encoder_inside(tmp_path):
         ("config_sentence_transformers.json", '{"default_prompt_name": "q"}', "default_prompt_name: 'q'"),
     ],
 )
-def test_folders_that_make_no_sense(file, content, message, folder):
+def test_sentence_transformers_folders_that_make_no_sense_are_refused(file, content, message, folder):
     write_sentence_folder(folder, 32, pooling="mean", normalize=False)
     (folder / file).write_text(content)
     with pytest.raises(NpformerError, match=message):
         pipeline("sentence-embedding", folder)
 
 
-def test_a_prompt_outside_of_the_pooling_is_not_supported(folder):
+def test_a_prompt_outside_of_the_pooling_is_refused(folder):
     write_sentence_folder(folder, 32, pooling="mean", normalize=False, prompt="news: ")
     (folder / "1_Pooling" / "config.json").write_text('{"pooling_mode": "mean", "include_prompt": false}')
     with pytest.raises(NpformerError, match="include_prompt"):
