@@ -1,7 +1,7 @@
 """Every stage of every family, head and option against torch, and the bundled checkpoint on forty texts.
 
 In float32 a stage's error may be at most twice that of torch, which ran in several orders of adding
-(`golden.over_budget` says why); in float64 it is torch's number but for the order of additions.
+(`torch_values.over_budget` says why); in float64 it is torch's number but for the order of additions.
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ from npformer.interpret.edit import Edits
 from npformer.model import Model
 from npformer.runtime.batch import Text
 from npformer.tap import listen
-from tests import golden
 from tests.golden.texts import TEXTS
+from tests.support import torch_values
+from tests.support.bits import alike
 
 pytestmark = pytest.mark.numbers
 
@@ -57,44 +58,49 @@ def flat(fired: list[np.ndarray]) -> np.ndarray:
 # --- tiny models of every family, head and option --------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("case", golden.CASES)
+@pytest.mark.parametrize("case", torch_values.CASES)
 def test_stages_have_torchs_names(case: str) -> None:
     """All that a case keeps, and nothing but what the family's cases keep: a stage of several is kept with one."""
-    model = load(golden.DATA / case, "float32")
-    found = heard(model, **golden.inputs(case)).keys() - {"ids", "lengths"}
-    family = [each for each in golden.CASES if each.startswith(f"{model.config.model_type}-")]
-    assert golden.stages(case, "float64").keys() <= found
-    assert found <= set().union(*(golden.stages(each, "float64") for each in family))
+    model = load(torch_values.DATA / case, "float32")
+    found = heard(model, **torch_values.inputs(case)).keys() - {"ids", "lengths"}
+    family = [each for each in torch_values.CASES if each.startswith(f"{model.config.model_type}-")]
+    assert torch_values.stages(case, "float64").keys() <= found
+    assert found <= set().union(*(torch_values.stages(each, "float64") for each in family))
 
 
-@pytest.mark.parametrize("case", golden.CASES)
+@pytest.mark.parametrize("case", torch_values.CASES)
 def test_stages_in_float32(case: str) -> None:
     model, torch32, truth = (
-        load(golden.DATA / case, "float32"),
-        golden.stages(case, "float32"),
-        golden.stages(case, "float64"),
+        load(torch_values.DATA / case, "float32"),
+        torch_values.stages(case, "float32"),
+        torch_values.stages(case, "float64"),
     )
-    found = heard(model, **golden.inputs(case))
-    errors = golden.errors(case)
-    wrong = {name: golden.over_budget(flat(found[name]), torch32[name], truth[name], errors[name]) for name in truth}
+    found = heard(model, **torch_values.inputs(case))
+    errors = torch_values.errors(case)
+    wrong = {
+        name: torch_values.over_budget(flat(found[name]), torch32[name], truth[name], errors[name]) for name in truth
+    }
     assert {name: line for name, line in wrong.items() if line} == {}
     assert {array.dtype for name, arrays in found.items() if name not in ("ids", "lengths") for array in arrays} == {
         np.dtype("float32")
     }
 
 
-@pytest.mark.parametrize("case", golden.CASES)
+@pytest.mark.parametrize("case", torch_values.CASES)
 def test_stages_in_float64(case: str) -> None:
-    found, truth = heard(load(golden.DATA / case, "float64"), **golden.inputs(case)), golden.stages(case, "float64")
+    found, truth = (
+        heard(load(torch_values.DATA / case, "float64"), **torch_values.inputs(case)),
+        torch_values.stages(case, "float64"),
+    )
     wrong = {name: np.abs(flat(found[name]) - truth[name]).max() / np.abs(truth[name]).max() for name in truth}
     assert {name: error for name, error in wrong.items() if error > FLOAT64} == {}
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-@pytest.mark.parametrize("case", golden.CASES)
+@pytest.mark.parametrize("case", torch_values.CASES)
 def test_answers_when_nothing_listens(case: str, dtype: str) -> None:
     """The answer of the plain call, which leaves out rows a head does not read, has the bits of the one listened to."""
-    model, given = load(golden.DATA / case, dtype), golden.inputs(case)
+    model, given = load(torch_values.DATA / case, dtype), torch_values.inputs(case)
     answer, found = model(**given), heard(model, **given)
     mask = given["attention_mask"].astype(bool)
     stages = {"last_hidden_state": f"layers.{model.config.n_layers - 1}.ffn_norm", "pooler_output": "pooled"}
@@ -105,7 +111,7 @@ def test_answers_when_nothing_listens(case: str, dtype: str) -> None:
             assert array.shape[:2] == mask.shape
             assert not array[~mask].any()
             array = array[mask]
-        assert golden.alike(array.ravel(), flat(found[stages.get(name, name)]))
+        assert alike(array.ravel(), flat(found[stages.get(name, name)]))
 
 
 @pytest.mark.parametrize("mistake", [each for each in MISTAKES if each.name != "other token ids"], ids=lambda m: m.name)
@@ -113,7 +119,7 @@ def test_budgets_are_so_tight_that_a_mistake_is_out_of_them(mistake: Mistake) ->
     """Each known mistake of ports, planted in float32 by its first way, in every case where it can be made."""
     planted = 0
     for case in ("distilbert-base", "bert-base", "bert-gelu-new"):
-        model, given = load(golden.DATA / case, "float32"), golden.inputs(case)
+        model, given = load(torch_values.DATA / case, "float32"), torch_values.inputs(case)
         segments = given.get("token_type_ids", np.zeros_like(given["input_ids"]))
         rows = zip(given["input_ids"], segments, given["attention_mask"].astype(bool), strict=True)
         texts = [Text(ids[mask], types[mask], np.flatnonzero(mask)) for ids, types, mask in rows]
@@ -127,8 +133,12 @@ def test_budgets_are_so_tight_that_a_mistake_is_out_of_them(mistake: Mistake) ->
                 listen(Edits(*(make() for make in port.edits)), first=True),
             ):
                 wrong.run(port.texts)
-            torch32, truth, errors = golden.stages(case, "float32"), golden.stages(case, "float64"), golden.errors(case)
-            out = [n for n in truth if golden.over_budget(flat(found[n]), torch32[n], truth[n], errors[n])]
+            torch32, truth, errors = (
+                torch_values.stages(case, "float32"),
+                torch_values.stages(case, "float64"),
+                torch_values.errors(case),
+            )
+            out = [n for n in truth if torch_values.over_budget(flat(found[n]), torch32[n], truth[n], errors[n])]
             assert out, f"{mistake.name} in {case}"
             planted += 1
     assert planted
@@ -136,7 +146,7 @@ def test_budgets_are_so_tight_that_a_mistake_is_out_of_them(mistake: Mistake) ->
 
 def test_every_family_head_and_option_is_there() -> None:
 
-    configs = [load(golden.DATA / case, "float32").config for case in golden.CASES]
+    configs = [load(torch_values.DATA / case, "float32").config for case in torch_values.CASES]
     for name, family in encoders().items():
         assert {config.head for config in configs if config.model_type == name} == set(family.architectures.values())
     assert {config.activation for config in configs} == {"gelu", "gelu_tanh", "relu", "silu"}
@@ -152,7 +162,7 @@ GROUPS = [range(24), range(24, 40)]
 
 @cache
 def bundled() -> dict[str, np.ndarray]:
-    return golden.arrays("distilbert-sst2.safetensors")
+    return torch_values.arrays("distilbert-sst2.safetensors")
 
 
 def bundled_texts() -> list[Text]:
@@ -179,7 +189,7 @@ def bundled_run(index: int) -> tuple[dict[str, np.ndarray], dict[str, float]]:
     for dtype, listener in (("float64", keep), ("float32", compare)):
         with listen(listener):
             load(BUNDLED, dtype).run([bundled_texts()[index]])
-    return {name: np.array(summary(truth[name])) for name in golden.below(bundled(), "summary")}, errors
+    return {name: np.array(summary(truth[name])) for name in torch_values.below(bundled(), "summary")}, errors
 
 
 def summary(stage: np.ndarray) -> tuple[float, float, float]:
@@ -203,7 +213,9 @@ def test_bundled_ids() -> None:
 @pytest.mark.parametrize("index", range(len(TEXTS)))
 def test_bundled_stages_in_float64(index: int) -> None:
     """Each stage is torch's, as far as its size and a checksum can tell."""
-    for name, (_, largest, total, checksum) in ((n, s[index]) for n, s in golden.below(bundled(), "summary").items()):
+    for name, (_, largest, total, checksum) in (
+        (n, s[index]) for n, s in torch_values.below(bundled(), "summary").items()
+    ):
         gaps = np.abs(bundled_run(index)[0][name] - (largest, total, checksum))
         assert (gaps <= FLOAT64 * np.array([largest, total, total])).all(), name
 
@@ -211,13 +223,13 @@ def test_bundled_stages_in_float64(index: int) -> None:
 @pytest.mark.parametrize("group", GROUPS, ids=str)
 def test_bundled_stages_in_float32(group: range) -> None:
     wrong = {}
-    for name, theirs in golden.below(bundled(), "summary").items():
+    for name, theirs in torch_values.below(bundled(), "summary").items():
         error, torchs, largest = (
             max(bundled_run(i)[1][name] for i in group),
-            golden.below(bundled(), "error")[name][GROUPS.index(group)].max(),
+            torch_values.below(bundled(), "error")[name][GROUPS.index(group)].max(),
             theirs[group, 1].max(),
         )
-        if error > 2 * torchs + golden.ulp(largest):
+        if error > 2 * torchs + torch_values.ulp(largest):
             wrong[name] = f"error {error:.3g}, torch's {torchs:.3g}"
     assert wrong == {}
 
@@ -231,8 +243,8 @@ def test_bundled_answers() -> None:
         if dtype == "float64":
             assert np.abs(logits - truth).max() <= FLOAT64 * np.abs(truth).max()
         else:
-            error = golden.below(bundled(), "error")["logits"].max()
-            assert golden.over_budget(logits, torch32, truth, error) == ""
+            error = torch_values.below(bundled(), "error")["logits"].max()
+            assert torch_values.over_budget(logits, torch32, truth, error) == ""
 
 
 def test_bundled_scores_of_two_texts() -> None:

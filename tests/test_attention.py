@@ -22,13 +22,14 @@ from npformer.attention import (
 from npformer.errors import NpformerError
 from npformer.functions import linear
 from npformer.tap import listen
-from tests import golden
+from tests.support import torch_values
+from tests.support.bits import alike
 from tests.support.draw import normal
 
 pytestmark = [pytest.mark.numbers, pytest.mark.usefixtures("one_blas_thread")]
 
 DTYPES = ("float32", "float64")
-CALLS = [name for name, each in golden.calls().items() if each["function"] == "scaled_dot_product_attention"]
+CALLS = [name for name, each in torch_values.calls().items() if each["function"] == "scaled_dot_product_attention"]
 
 
 # --- masks -----------------------------------------------------------------------------------------------------------
@@ -94,9 +95,9 @@ def test_heads_divide_the_width(n_heads: int) -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", CALLS)
 def test_torchs_numbers(name: str, dtype: str) -> None:
-    arguments, torch32, truth = golden.call(name, dtype)
-    ours = scaled_dot_product_attention(**arguments, **golden.calls()[name]["options"])
-    assert golden.wrong(ours, torch32, truth) == ""
+    arguments, torch32, truth = torch_values.call(name, dtype)
+    ours = scaled_dot_product_attention(**arguments, **torch_values.calls()[name]["options"])
+    assert torch_values.wrong(ours, torch32, truth) == ""
 
 
 def textbook(q: np.ndarray, k: np.ndarray, v: np.ndarray, mask: np.ndarray | None = None) -> np.ndarray:
@@ -298,7 +299,7 @@ def test_a_text_has_the_same_bits_in_any_company(
     packed = np.concatenate([texts[i] for i in order])
     together = self_attention(packed, np.array(lengths)[order], 4, is_causal=is_causal, **weights)
     for i, answer in zip(order, np.split(together, np.cumsum(np.array(lengths)[order])[:-1]), strict=True):
-        assert golden.alike(answer, alone[i])
+        assert alike(answer, alone[i])
 
 
 def test_a_listener_changes_no_bit() -> None:
@@ -307,6 +308,6 @@ def test_a_listener_changes_no_bit() -> None:
     heard = []
     with listen(lambda name, array: heard.append(name) or array):
         listened = self_attention(x, lengths, 4, **weights)
-    assert golden.alike(listened, self_attention(x, lengths, 4, **weights))
+    assert alike(listened, self_attention(x, lengths, 4, **weights))
     stages = ["query_heads", "key_heads", "value_heads", "scores", "weights", "context"]
     assert heard == ["query", "key", "value", *stages, *stages, "combined", "output"]

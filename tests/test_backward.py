@@ -9,7 +9,6 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -30,14 +29,13 @@ from npformer.tape import Recording
 from npformer.training import Example, HeadLoss, Trainable, initialise
 from npformer.training.gradients import gradients
 from npformer.training.losses import TranslationLoss
-from tests import golden
 from tests.golden import gradients as given
-from tests.support import tiny
+from tests.support import tiny, torch_values
 from tests.support.seq2seq_models import golden_model
 
 pytestmark = [pytest.mark.numbers, pytest.mark.usefixtures("one_blas_thread")]
 
-DATA = Path(golden.__file__).parent / "gradients_data"
+DATA = torch_values.DATA.parent / "gradients_data"
 DTYPES = ("float32", "float64")
 CLOSE = 1e-9  # of a gradient's largest entry, in float64: two orders of additions differ by less
 
@@ -108,10 +106,10 @@ def test_cross_entropy_from_log_probabilities_at_hand() -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", file("functions.safetensors")[1]["options"])
 def test_torchs_gradients_of_functions(name: str, dtype: str) -> None:
-    """In float32 within the budget of `golden.over_budget`, in float64 to the last bits."""
+    """In float32 within the budget of `torch_values.over_budget`, in float64 to the last bits."""
     arrays, described = file("functions.safetensors")
-    found = golden.below(arrays, name)
-    truth, torch32 = golden.below(found, "float64"), golden.below(found, "float32")
+    found = torch_values.below(arrays, name)
+    truth, torch32 = torch_values.below(found, "float64"), torch_values.below(found, "float32")
     given = {key: a for key, a in found.items() if "/" not in key}
     given = {key: a.astype(dtype) if a.dtype.kind == "f" else a for key, a in given.items()}
     grads = ours(name, given, described["options"][name])
@@ -121,14 +119,14 @@ def test_torchs_gradients_of_functions(name: str, dtype: str) -> None:
         if dtype == "float64":
             assert np.abs(grad - truth[key]).max() <= 1e-12 * np.abs(truth[key]).max(), key
         else:
-            assert not golden.over_budget(grad, torch32[key], truth[key]), key
+            assert not torch_values.over_budget(grad, torch32[key], truth[key]), key
 
 
 # --- models ----------------------------------------------------------------------------------------------------------
 
 
 def model_gradients(case: str, dtype: str) -> dict[str, np.ndarray]:
-    config, tree = load_folder(golden.DATA / case, dtype)
+    config, tree = load_folder(torch_values.DATA / case, dtype)
     texts, targets = given.texts(config), given.targets(config)
     if config.head == "base":
         batch, recording = pack(texts), Recording()
@@ -163,7 +161,7 @@ def test_torchs_gradients_of_models(case: str) -> None:
         floor = 1e-13 * scale
         assert np.abs(np.array(found[1:]) - row[1:]).max() <= CLOSE * total + floor * truth[name].size, name
         assert run32[name].dtype == np.float32
-        assert found[0] <= 3 * torchs_error + golden.ulp(largest) + 4 * 2**-23 * scale, name
+        assert found[0] <= 3 * torchs_error + torch_values.ulp(largest) + 4 * 2**-23 * scale, name
 
 
 def numerical(loss: Callable[[float], float], step: float = 1e-4) -> float:

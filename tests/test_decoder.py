@@ -20,8 +20,8 @@ from npformer.functions import ACTIVATIONS
 from npformer.generation.kv_cache import Memory
 from npformer.runtime.batch import Text
 from npformer.tap import listen, scope
-from tests import golden
 from tests.golden import seq2seq_cases as cases
+from tests.support import torch_values
 from tests.support.seq2seq_models import random_model
 
 pytestmark = [pytest.mark.numbers, pytest.mark.usefixtures("one_blas_thread")]
@@ -82,7 +82,7 @@ def heard(case: str, dtype: str) -> dict[str, np.ndarray]:
 
 
 def stages(case: str, dtype: str) -> dict[str, np.ndarray]:
-    return golden.below(load_file(DATA / case / "stages.safetensors"), dtype)
+    return torch_values.below(load_file(DATA / case / "stages.safetensors"), dtype)
 
 
 @pytest.mark.parametrize("case", TRANSFORMERS)
@@ -90,7 +90,7 @@ def test_every_stage_of_nn_transformer_in_float32(case: str) -> None:
     """Causal, source-padding and target-padding masks: torch has one padded batch, here nothing is padded."""
     found, torch32, truth = heard(case, "float32"), stages(case, "float32"), stages(case, "float64")
     assert "decoder.layers.0.cross_attention.weights" in truth
-    wrong = {name: golden.over_budget(found[name], torch32[name], truth[name]) for name in truth}
+    wrong = {name: torch_values.over_budget(found[name], torch32[name], truth[name]) for name in truth}
     assert {name: line for name, line in wrong.items() if line} == {}
 
 

@@ -12,8 +12,8 @@ from npformer.checkpoint import load_folder
 from npformer.encoder import embeddings, encoder, encoder_layer, feed_forward, sinusoidal_positions
 from npformer.errors import NpformerError
 from npformer.functions import gelu, layer_norm, linear, relu
-from tests import golden
-from tests.support import tiny
+from tests.support import tiny, torch_values
+from tests.support.bits import alike
 from tests.support.draw import normal
 
 pytestmark = [pytest.mark.numbers, pytest.mark.usefixtures("one_blas_thread")]
@@ -38,7 +38,7 @@ def test_sinusoidal_positions() -> None:
 
 def test_sinusoidal_positions_are_the_checkpoints() -> None:
     """transformers makes the same table, to the last bit, and stores it like a learned one."""
-    _, tree = load_folder(golden.DATA / "distilbert-sinusoidal")
+    _, tree = load_folder(torch_values.DATA / "distilbert-sinusoidal")
     table = tree["embeddings"]["position"]["weight"]
     assert np.array_equal(sinusoidal_positions(*table.shape), table)
 
@@ -107,7 +107,7 @@ def test_one_row_of_each_text_is_the_row_among_all(lengths: list[int], dtype: st
     whole = encoder(x, sizes, 4, gelu, weights, norm_first=norm_first)
     first = np.cumsum(sizes) - sizes
     for only in (first, first + sizes - 1):
-        assert golden.alike(encoder(x, sizes, 4, gelu, weights, only=only, norm_first=norm_first), whole[only])
+        assert alike(encoder(x, sizes, 4, gelu, weights, only=only, norm_first=norm_first), whole[only])
 
 
 def test_encoder_is_its_layers() -> None:

@@ -25,7 +25,8 @@ from npformer.functions import (
     softmax,
     tanh,
 )
-from tests import golden
+from tests.support import torch_values
+from tests.support.bits import alike
 from tests.support.draw import normal
 
 pytestmark = [pytest.mark.numbers, pytest.mark.usefixtures("one_blas_thread")]
@@ -34,15 +35,15 @@ INF, NAN = np.inf, np.nan
 DTYPES = ("float32", "float64")
 ELEMENT_WISE = (gelu, gelu_tanh, relu, silu, tanh)
 SAME_SHAPE = (*ELEMENT_WISE, softmax, log_softmax, layer_norm)
-CALLS = [name for name, each in golden.calls().items() if each["function"] != "scaled_dot_product_attention"]
+CALLS = [name for name, each in torch_values.calls().items() if each["function"] != "scaled_dot_product_attention"]
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", CALLS)
 def test_torchs_numbers(name: str, dtype: str) -> None:
-    described, (arguments, torch32, truth) = golden.calls()[name], golden.call(name, dtype)
+    described, (arguments, torch32, truth) = torch_values.calls()[name], torch_values.call(name, dtype)
     ours = getattr(functions, described["function"])(**arguments, **described["options"])
-    assert golden.wrong(np.asarray(ours), torch32, truth) == ""
+    assert torch_values.wrong(np.asarray(ours), torch32, truth) == ""
 
 
 # --- error bounds ----------------------------------------------------------------------------------------------------
@@ -65,7 +66,7 @@ def test_gelu_in_float32() -> None:
 
 def test_gelu_in_float64() -> None:
     """The truth is mpmath's, rounded once."""
-    x, truth = (golden.arrays("gelu.safetensors")[name] for name in ("x", "gelu"))
+    x, truth = (torch_values.arrays("gelu.safetensors")[name] for name in ("x", "gelu"))
     assert (np.abs(gelu(x) - truth) <= 4 * 2.0**-52 * np.abs(x) + 2.0**-1074).all()
 
 
@@ -78,7 +79,7 @@ def test_tanh_form_of_gelu_in_float32() -> None:
 
 
 def test_tanh_form_of_gelu_in_float64() -> None:
-    x, truth = (golden.arrays("gelu.safetensors")[name] for name in ("x", "gelu_tanh"))
+    x, truth = (torch_values.arrays("gelu.safetensors")[name] for name in ("x", "gelu_tanh"))
     assert (np.abs(gelu(x, approximate="tanh") - truth) <= 4 * 2.0**-52 * np.abs(x) + 2.0**-1074).all()
 
 
@@ -318,7 +319,7 @@ def test_rows_of_a_product_have_the_same_bits_in_any_company(
     x, weight, bias = (random.standard_normal(shape).astype(dtype) for shape in ((rows, inner), (inner, outer), outer))
     whole = linear(x, weight, bias)
     order = random.permutation(rows)
-    assert golden.alike(linear(x[order], weight, bias), whole[order])
+    assert alike(linear(x[order], weight, bias), whole[order])
     first, last = sorted(random.integers(0, rows + 1, 2))
-    assert golden.alike(linear(x[first:last], weight, bias), whole[first:last])
-    assert golden.alike(linear(x[0], weight, bias), whole[0])
+    assert alike(linear(x[first:last], weight, bias), whole[first:last])
+    assert alike(linear(x[0], weight, bias), whole[0])

@@ -17,8 +17,8 @@ from npformer.families import encoders
 from npformer.model import Model, Output
 from npformer.runtime.batch import Text
 from npformer.tap import listen
-from tests import golden
 from tests.support import tiny
+from tests.support.bits import alike
 
 pytestmark = pytest.mark.numbers
 
@@ -59,7 +59,7 @@ def texts_of(model: Model, lengths: list[int], seed: int = 0) -> list[Text]:
 
 
 def same(a: dict[str, np.ndarray], b: dict[str, np.ndarray]) -> bool:
-    return a.keys() == b.keys() and all(golden.alike(a[name], b[name]) for name in a)
+    return a.keys() == b.keys() and all(alike(a[name], b[name]) for name in a)
 
 
 # --- the same bits ---------------------------------------------------------------------------------------------------
@@ -227,7 +227,7 @@ def test_padded_ragged_and_single_are_one(family: str, head: str) -> None:
             assert array.shape[0] == 1
             whole = answer[name][row]
             per_token = whole.shape[:1] == (5,)
-            assert golden.alike(whole[: len(ids)] if per_token else whole, array[0])
+            assert alike(whole[: len(ids)] if per_token else whole, array[0])
             assert not per_token or not whole[len(ids) :].any()
 
 
@@ -242,7 +242,7 @@ def test_what_the_mask_leaves_out_takes_no_part() -> None:
     assert not answer[mask == 0].any()
     kept = np.flatnonzero(mask[0])
     expected = model.run([Text(ids[0][kept], np.ones(3, int), kept)])[0]["last_hidden_state"]
-    assert golden.alike(answer[0][kept], expected)
+    assert alike(answer[0][kept], expected)
 
 
 def test_segments() -> None:
@@ -264,7 +264,7 @@ def test_choices_are_texts_side_by_side() -> None:
     logits = model(ids).logits
     assert logits.shape == (2, 3)
     single = [model.run([Text(row)])[0]["logits"] for row in ids.reshape(-1, 5)]
-    assert golden.alike(logits.ravel(), np.concatenate(single))
+    assert alike(logits.ravel(), np.concatenate(single))
 
 
 def test_no_texts() -> None:

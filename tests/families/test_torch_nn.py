@@ -24,8 +24,8 @@ from npformer.errors import NpformerError
 from npformer.families import read_config, torch_nn, write_config
 from npformer.functions import ACTIVATIONS
 from npformer.seq2seq import Seq2Seq
-from tests import golden
 from tests.golden import seq2seq_cases as cases
+from tests.support import torch_values
 
 pytestmark = pytest.mark.numbers
 
@@ -59,7 +59,7 @@ def test_a_module_gives_what_torch_gives(case: str) -> None:
     """Of one padded batch with masks, in torch's own call of the module; both formats of torch.save are among them."""
     found = load_file(DATA / case / "stages.safetensors")
     torch32, truth = found["float32/result"], found["float64/result"]
-    assert golden.over_budget(result(case, "float32").ravel(), torch32, truth) == ""
+    assert torch_values.over_budget(result(case, "float32").ravel(), torch32, truth) == ""
     assert np.abs(result(case, "float64").ravel() - truth).max() < 1e-13 * np.abs(truth).max()
 
 
@@ -82,7 +82,7 @@ def test_the_classifier_of_003_gives_what_torch_gives() -> None:
     answers = {
         dtype: npformer.load(DATA / "classifier", dtype=dtype)(ids).logits.ravel() for dtype in ("float32", "float64")
     }
-    assert golden.over_budget(answers["float32"], found["float32/logits"], found["float64/logits"]) == ""
+    assert torch_values.over_budget(answers["float32"], found["float32/logits"], found["float64/logits"]) == ""
     # Our table of positions is float32's for a float64 model too, as a checkpoint would hold it.
     assert np.abs(answers["float64"] - found["float64/logits"]).max() < 1e-6
 

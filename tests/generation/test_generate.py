@@ -21,8 +21,8 @@ from npformer.generation.settings import Settings
 from npformer.runtime.batch import Text
 from npformer.seq2seq import Seq2Seq
 from npformer.tap import listen
-from tests import golden
 from tests.golden import seq2seq_cases as cases
+from tests.support import torch_values
 from tests.support.seq2seq_models import golden_model, random_model
 
 pytestmark = pytest.mark.numbers
@@ -53,7 +53,7 @@ def test_logits_of_marian_models(case: str) -> None:
         for dtype in ("float32", "float64")
     }
     torch32, truth = (marian()[f"{case}/{dtype}/logits"] for dtype in ("float32", "float64"))
-    assert golden.over_budget(answers["float32"], torch32, truth) == ""
+    assert torch_values.over_budget(answers["float32"], torch32, truth) == ""
     assert np.abs(answers["float64"] - truth).max() < 1e-12 * np.abs(truth).max()
 
 

@@ -24,7 +24,7 @@ def run_python(code: str) -> tuple[int, str]:
 PRELUDE = """
 import faulthandler, os, threading, warnings
 import numpy as np
-from tests import golden
+from tests.support.bits import alike
 from tests.support import tiny
 from npformer.runtime import threads
 from npformer.runtime.batch import Text
@@ -36,7 +36,7 @@ def run_in_a_child():
     child = os.fork()
     if child == 0:
         faulthandler.dump_traceback_later(20, exit=True)  # should it hang
-        same = all(golden.alike(each["logits"], expected) for each in model.run(texts))
+        same = all(alike(each["logits"], expected) for each in model.run(texts))
         print("" if same else "other numbers in the child", end="", flush=True)
         os._exit(0)
     if code := os.waitpid(child, 0)[1]:
@@ -47,7 +47,7 @@ def run_in_a_child():
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
 def test_a_forked_child_can_run_a_model() -> None:
     """Its parent's helpers do not live on in it, and it hires its own."""
-    code = "for _ in range(3): run_in_a_child()\nprint(golden.alike(model.run(texts)[0]['logits'], expected))"
+    code = "for _ in range(3): run_in_a_child()\nprint(alike(model.run(texts)[0]['logits'], expected))"
     assert run_python(code) == (0, "True\n")
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from npformer.runtime import products
 from npformer.runtime.threads import crew
-from tests import golden
+from tests.support.bits import alike
 from tests.support.draw import normal
 
 pytestmark = [pytest.mark.numbers, pytest.mark.usefixtures("one_blas_thread")]
@@ -40,7 +40,7 @@ def test_rows_have_the_same_bits_in_any_number(rows: int, inner: int, outer: int
     for first in {0, rows // 2, rows - 1}:
         for count in (1, 2, 5, 31, 64):
             part = slice(first, first + count)
-            assert golden.alike(products.matmul(a[part], b), whole[part])
+            assert alike(products.matmul(a[part], b), whole[part])
 
 
 @settings(max_examples=150)
@@ -57,7 +57,7 @@ def test_slices_have_the_same_bits_alone_and_in_a_batch(
     a, b = normal(*lead, rows, inner, dtype=dtype), normal(*lead, inner, outer, dtype=dtype)
     whole = products.matmul(a, b)
     for place in np.ndindex(*lead):
-        assert golden.alike(products.matmul(a[place], b[place]), whole[place])
+        assert alike(products.matmul(a[place], b[place]), whole[place])
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -70,7 +70,7 @@ def test_columns_have_the_same_bits_in_any_number(inner: int, dtype: str) -> Non
         assert np.abs(whole - a.astype("f8") @ (b.astype("f8") * 0.125)).max() <= np.finfo(dtype).eps * inner * 8
         for first, count in ((0, 1), (3, 2), (40, 12), (100, 130), (317, 310), (699, 1)):
             part = slice(first, first + count)
-            assert golden.alike(products.column_products(a, b[:, part], 0.125), whole[:, part])
+            assert alike(products.column_products(a, b[:, part], 0.125), whole[:, part])
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -81,7 +81,7 @@ def test_attended_rows_have_the_same_bits_in_any_number(width: int, dtype: str) 
         whole = products.row_products(weights, v)
         for first, count in ((0, 1), (1, 3), (30, 12), (50, 25), (7, 320)):
             rows = slice(first, first + count)
-            assert golden.alike(products.row_products(weights[:, rows], v), whole[:, rows])
+            assert alike(products.row_products(weights[:, rows], v), whole[:, rows])
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -96,7 +96,7 @@ def test_every_number_of_rows_to_300(inner: int, outer: int, dtype: str) -> None
     for rows in range(1, 300, 1 if inner * outer < 2**18 and dtype == "float32" else 13):
         first = rows * 7 % (301 - rows)
         part = slice(first, first + rows)
-        assert golden.alike(products.weight_products(x[part], weight)[0], whole[part]), rows
+        assert alike(products.weight_products(x[part], weight)[0], whole[part]), rows
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -106,7 +106,7 @@ def test_a_table_transposed_has_the_same_bits_too(inner: int, outer: int, dtype:
     x, weight = normal(40, inner, dtype=dtype), normal(outer, inner, dtype=dtype).T
     (whole,) = products.weight_products(x, weight)
     for rows in (1, 2, 3, 6, 12, 39):
-        assert golden.alike(products.weight_products(x[:rows], weight)[0], whole[:rows]), rows
+        assert alike(products.weight_products(x[:rows], weight)[0], whole[:rows]), rows
 
 
 def test_products_of_other_types_and_of_nothing_are_numpys() -> None:
@@ -133,7 +133,7 @@ def test_real_widths_have_the_same_bits(inner: int, outer: int, dtype: str) -> N
     weight.flags.writeable = False
     (whole,) = products.weight_products(x, weight)
     for rows in (1, 2, 3, 6, 6, 6, 13, 34, 35, 64, 65, 127, 6, 1):
-        assert golden.alike(products.weight_products(x[:rows], weight)[0], whole[:rows])
+        assert alike(products.weight_products(x[:rows], weight)[0], whole[:rows])
 
 
 @pytest.mark.usefixtures("panels")
@@ -149,7 +149,7 @@ def test_parts_for_threads_have_the_same_bits(rows: int, threads: int, dtype: st
     for _ in range(4):
         with crew(threads):
             found = products.weight_products(x, *weights)
-        assert all(golden.alike(*pair) for pair in zip(found, expected, strict=True))
+        assert all(alike(*pair) for pair in zip(found, expected, strict=True))
 
 
 def test_inputs_are_never_written_to() -> None:
@@ -191,7 +191,7 @@ def test_a_weight_that_can_change_is_not_kept_in_another_layout(rows: int) -> No
     x, weight = normal(rows, 512), normal(512, 128).copy()
     for _ in range(5):
         weight += 1
-        assert golden.alike(products.weight_products(x, weight)[0], products.matmul(x, weight))
+        assert alike(products.weight_products(x, weight)[0], products.matmul(x, weight))
     assert not kept(weight)
 
 
@@ -230,7 +230,7 @@ def test_a_new_weight_in_an_old_ones_place_is_not_taken_for_it(rows: int) -> Non
         weight = normal(512, 128, seed=seed)
         weight.flags.writeable = False
         for _ in range(4):
-            assert golden.alike(products.weight_products(x, weight)[0], products.matmul(x, weight))
+            assert alike(products.weight_products(x, weight)[0], products.matmul(x, weight))
         del weight
 
 

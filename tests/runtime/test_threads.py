@@ -31,8 +31,8 @@ from npformer.runtime.threads import (
     single_blas_thread,
     thread_count,
 )
-from tests import golden
 from tests.support import tiny
+from tests.support.bits import alike
 
 pytestmark = pytest.mark.numbers
 
@@ -344,7 +344,7 @@ def test_many_threads_call_many_models() -> None:
                 chosen = choose.sample(range(len(texts)), choose.choice([1, 3, 72]))
                 answers = models[index].run([texts[i] for i in chosen])
                 for i, answer in zip(chosen, answers, strict=True):
-                    if not all(golden.alike(answer[name], expected[index][i][name]) for name in answer):
+                    if not all(alike(answer[name], expected[index][i][name]) for name in answer):
                         wrong.append((seed, index, i))
                 try:
                     models[index].run([texts[0], Text(np.array([10**6]))])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -35,13 +34,12 @@ from npformer.training import (
 )  # fmt: skip
 from npformer.training.gradients import cut
 from npformer.training.start import as_distilbert
-from tests import golden
 from tests.golden import gradients as given
-from tests.support import tiny
+from tests.support import tiny, torch_values
 
 pytestmark = pytest.mark.numbers
 
-DATA = Path(golden.__file__).parent / "gradients_data"
+DATA = torch_values.DATA.parent / "gradients_data"
 
 
 def examples(n: int = 40, seed: int = 0) -> list[Example]:
@@ -65,7 +63,7 @@ def test_fifty_steps_are_torchs(dtype: str, tolerance: float) -> None:
 
     float64 differs by the order of additions only; float32 by what fifty steps make of its rounding.
     """
-    config, tree = load_folder(golden.DATA / given.TRAINED, dtype)
+    config, tree = load_folder(torch_values.DATA / given.TRAINED, dtype)
     trained, settings = Trainable(tree, config), given.SETTINGS
     optimiser = Adam(trained.flat, weight_decay=settings["weight_decay"], lazy=False)
     factor = linear(int(settings["warmup"]), int(settings["steps"]))
@@ -85,7 +83,7 @@ def test_fifty_steps_are_torchs(dtype: str, tolerance: float) -> None:
 def test_fifty_steps_of_a_translator_are_torchs(dtype: str, tolerance: float) -> None:
     """The same of nn.Transformer with tables and a projection, teacher forcing and label smoothing."""
     found, config, settings = load_file(DATA / "training.safetensors"), given.TRANSLATOR, given.SETTINGS
-    trained = Trainable(layout.own_to_tree(golden.below(found, "translator"), config, np.dtype(dtype)), config)
+    trained = Trainable(layout.own_to_tree(torch_values.below(found, "translator"), config, np.dtype(dtype)), config)
     optimiser = Adam(trained.flat, weight_decay=settings["weight_decay"], lazy=False)
     factor = linear(int(settings["warmup"]), int(settings["steps"]))
     losses = []

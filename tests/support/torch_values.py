@@ -1,0 +1,116 @@
+"""Golden values from torch, read for the tests: what `golden/make.py` describes, without torch."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors import safe_open
+from safetensors.numpy import load_file
+
+DATA = Path(__file__).parents[1] / "golden" / "data"
+CASES = sorted(folder.name for folder in DATA.iterdir() if folder.is_dir())
+
+
+@cache
+def metadata(name: str) -> dict[str, Any]:
+    """What is written beside the arrays of a file under `data/`."""
+    with safe_open(DATA / name, "np") as file:
+        return file.metadata()
+
+
+@cache
+def arrays(name: str) -> dict[str, np.ndarray]:
+    """The arrays of a file under `data/`, none of which can be written to."""
+    found = load_file(DATA / name)
+    for array in found.values():
+        array.flags.writeable = False
+    return found
+
+
+def below(found: dict[str, np.ndarray], path: str) -> dict[str, np.ndarray]:
+    """The arrays whose names begin with path/, by the rest of their names."""
+    return {name.removeprefix(f"{path}/"): array for name, array in found.items() if name.startswith(f"{path}/")}
+
+
+def inputs(case: str) -> dict[str, np.ndarray]:
+    """What a case's model is called with."""
+    return below(arrays(f"{case}/stages.safetensors"), "input")
+
+
+def stages(case: str, dtype: str) -> dict[str, np.ndarray]:
+    """Every stage of a case, flat: the texts' own entries one after another. Its encoder's may lie elsewhere."""
+    own = below(arrays(f"{case}/stages.safetensors"), dtype)
+    encoder = below(arrays(f"{metadata(f'{case}/stages.safetensors')['encoder']}/stages.safetensors"), dtype)
+    return {name: array for name, array in encoder.items() if name.startswith(("embeddings.", "layers."))} | own
+
+
+@cache
+def calls() -> dict[str, dict[str, Any]]:
+    """The golden calls of single functions: name -> its function and options."""
+    return json.loads(metadata("functions.safetensors")["calls"])
+
+
+def errors(case: str) -> dict[str, float]:
+    """The largest error of each stage of a case, over float32 runs of torch that add up in several orders."""
+    own = below(arrays(f"{case}/stages.safetensors"), "error")
+    encoder = below(arrays(f"{metadata(f'{case}/stages.safetensors')['encoder']}/stages.safetensors"), "error")
+    return {name: float(array.max()) for name, array in {**encoder, **own}.items()}
+
+
+def over_budget(ours: np.ndarray, torch32: np.ndarray, truth: np.ndarray, error32: float = 0.0) -> str:
+    """What is wrong with a float32 result, "" where nothing is.
+
+    Its error may be twice that of torch's own float32 run, measured by the float64 run as the truth, or twice error32,
+    where torch ran in several orders of adding: all round at every step, in another order, so none is the better one,
+    and a mistake of any size shows. One ulp of the largest entry is allowed for stages so short that torch has hit the
+    truth by luck. Infinities and NaN must be the truth's.
+    """
+    with np.errstate(over="ignore"):
+        finite = np.isfinite(truth.astype(np.float32))
+    if ours.shape != truth.shape:
+        return f"shape {ours.shape}, not {truth.shape}"
+    if not np.array_equal(np.isfinite(ours), finite) or not np.array_equal(
+        ours[~finite], truth[~finite].astype(np.float32), equal_nan=True
+    ):
+        return "other infinities or NaN than torch"
+    if not finite.any():
+        return ""
+    usual = finite & np.isfinite(torch32)
+    torchs = np.abs(torch32[usual] - truth[usual]).max(initial=0)
+    error = np.abs(ours[finite] - truth[finite]).max()
+    budget = 2 * max(torchs, error32) + ulp(np.abs(truth[finite]).max())
+    return f"error {error:.3g}, allowed {budget:.3g}" if error > budget else ""
+
+
+def ulp(largest: float) -> float:
+    """The distance of float32 numbers at a magnitude."""
+    return float(np.spacing(np.float32(largest)))
+
+
+def call(name: str, dtype: str) -> tuple[dict[str, np.ndarray], np.ndarray, np.ndarray]:
+    """Arguments of one of `calls()` in a dtype, and torch's answers in float32 and float64."""
+    found = below(arrays("functions.safetensors"), name)
+    torch32, truth = found.pop("float32"), found.pop("float64")
+    given = {key: array.astype(dtype) if array.dtype.kind == "f" else array for key, array in found.items()}
+    return given, torch32, truth
+
+
+def wrong(ours: np.ndarray, torch32: np.ndarray, truth: np.ndarray) -> str:
+    """What is wrong with the result of a single function, "" where nothing is, in its own dtype.
+
+    float32 is held to `over_budget`. Two float64 results may differ by their order of additions: by some units of the
+    last place, and more of them where terms cancel; 1e-12 of the largest entry is some thousand.
+    """
+    if ours.dtype == np.float32:
+        return over_budget(ours, torch32, truth)
+    if ours.dtype != np.float64 or ours.shape != truth.shape:
+        return f"{ours.dtype} {ours.shape}, not float64 {truth.shape}"
+    finite = np.isfinite(truth)
+    if not np.array_equal(ours[~finite], truth[~finite], equal_nan=True):
+        return "other infinities or NaN than torch"
+    error = np.abs(ours[finite] - truth[finite])
+    return f"error {error.max():.3g}" if finite.any() and error.max() > 1e-12 * np.abs(truth[finite]).max() else ""
