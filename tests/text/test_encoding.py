@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 from npformer import Pair, golden, pipeline, trace, view
 from npformer.model import Model
 from npformer.text.encoding import Encoder, read_texts
-from npformer.training.classify import encode
-from npformer.training.data import Row
+from npformer.training.data import LabelledText, encode
 from tests.support import tiny
 
 LONG = "I love ice cream " * 20  # 82 tokens of a model that takes 64
@@ -30,7 +29,7 @@ def by_task(model: Model, given: Any) -> Any:
 
 def by_training(model: Model, given: Any) -> Any:
     text, text_pair = (given, None) if isinstance(given, str) else given
-    (example,) = encode(model, "a.tsv", [Row(model.config.labels[0], text, text_pair, 2)])
+    (example,) = encode(model, "a.tsv", [LabelledText(model.config.labels[0], text, text_pair, 2)])
     return example.text.ids
 
 
@@ -104,6 +103,6 @@ def test_a_shortened_text_is_what_is_read_to_the_end_of_a_word(first: list[str],
 
 
 def test_a_rows_place_is_named_where_a_file_s_text_is_cut(model: Model, tmp_path: Path) -> None:
-    rows = [Row(model.config.labels[0], text, None, line) for line, text in enumerate(["ice", LONG, LONG], 2)]
+    rows = [LabelledText(model.config.labels[0], text, None, line) for line, text in enumerate(["ice", LONG, LONG], 2)]
     with pytest.warns(UserWarning, match=r"a\.tsv:3: 82 tokens, cut to 64; 2 of 3 texts were cut$"):
         encode(model, tmp_path / "a.tsv", rows)
