@@ -153,8 +153,8 @@ def test_it_is_traced_with_the_names_of_its_modules(tmp_path: Path) -> None:
     model = npformer.load(folder(tmp_path / "new", "sequence-classification"))
     found = npformer.trace(model, "I love it")
     assert found.tokens == ["<s>", "i", "love", "it", "</s>"]
-    assert found.row("layers.0.ffn.activation").module == "new.blocks.0.act"
-    assert found.row("layers.1.attention.query").module == "new.blocks.1.q"
+    assert found.row("layers.0.ffn.activation").huggingface == "new.blocks.0.act"
+    assert found.row("layers.1.attention.query").huggingface == "new.blocks.1.q"
     assert found.label in ("NEGATIVE", "POSITIVE")
 
 
@@ -163,7 +163,7 @@ def test_tiny_golden_files_and_their_diagnosis(tmp_path: Path) -> None:
     model, recorded = npformer.load(tmp_path / "tiny"), golden.load(tmp_path / "tiny" / golden.TINY_FILE)
     right = npformer.trace(model, recorded.texts)
     by_module = {
-        f"{i}/{right.row(name).module or name}": each for name in right for i, each in enumerate(right.texts(name))
+        f"{i}/{right.row(name).huggingface or name}": each for name in right for i, each in enumerate(right.texts(name))
     }
     assert golden.compare(recorded, by_module).ok
     wrong = npformer.trace(Model(replace(model.config, activation="gelu_tanh"), model.weights), recorded.texts)
