@@ -113,7 +113,7 @@ class Encoder:
         return list(self.tokenizer.encode_batch(given))
 
     def shortened(self, given: str | Pair) -> str | Pair:
-        """A text or a pair as far as the model reads it, to the end of a word; a warning says where that is not all."""
+        """A text or a pair as far as the model reads it, to a word's end if one fits; a warning tells of the cut."""
         (encoded,) = self.read([given])
         if not encoded.truncated:
             return given
@@ -126,19 +126,12 @@ class Encoder:
             end = count
             while 0 < end < len(words) and words[end] == words[end - 1]:
                 end -= 1
-            kept.append(text[: whole.offsets[(end or count) - 1][1]])
+            kept.append(text[: whole.offsets[(end or count) - 1][1] if count else 0])
         return kept[0] if isinstance(given, str) else Pair(*kept)
 
     def _fit(
-        self,
-        given: str | Pair,
-        whole: Encoding,
-        long: str,
-        cut: str = "longest",
-        limit: int | None = None,
-        stride: int | None = None,
+        self, given: str | Pair, whole: Encoding, long: str, cut: str, limit: int | None, stride: int | None
     ) -> Encoded:
-        """An encoding in pieces that the model takes."""
         limit, n_tokens = min(limit or self.limit, self.limit), len(whole)
         if n_tokens <= limit:
             return self._encoded([whole], n_tokens)

@@ -90,7 +90,7 @@ WORDS = st.lists(st.sampled_from(["ice", "cream", "love", "unloved", "éclairs",
 @given(first=WORDS, second=WORDS, limit=st.integers(16, 40))
 def test_a_shortened_text_is_what_is_read_to_the_end_of_a_word(first: list[str], second: list[str], limit: int) -> None:
     encoder = Encoder(tiny.model("bert"), limit)
-    text = Pair(" ".join(["ice", *first]), " ".join(["ice", *second]))
+    text = Pair(" ".join(first), " ".join(second))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         short = encoder.shortened(text)
@@ -99,7 +99,7 @@ def test_a_shortened_text_is_what_is_read_to_the_end_of_a_word(first: list[str],
     assert (short == text) == (not whole.truncated)
     for one, other in zip(short, text, strict=True):
         assert other.startswith(one)
-        assert other.split()[: len(one.split())] == one.split()
+        assert other.split()[: len(one.split())] == one.split() or len(one.split()) == 1  # a word longer than the model
 
 
 def test_a_rows_place_is_named_where_a_file_s_text_is_cut(model: Model, tmp_path: Path) -> None:
