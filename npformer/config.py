@@ -133,6 +133,11 @@ class Config:
         return self.d_model // self.n_heads
 
     @property
+    def table_width(self) -> int:
+        """Width of the tables of tokens, positions and token types."""
+        return self.d_embedding or self.d_model
+
+    @property
     def n_positions(self) -> int:
         """Rows of the position table."""
         return self.first_position + self.max_length

@@ -83,11 +83,11 @@ def _sizes(config: Config, group: str) -> dict[str, int]:
         "V": stack.vocab_size,
         "P": config.n_positions,
         "S": config.n_segments,
-        "E": config.d_embedding or config.d_model,
+        "E": config.table_width,
         "D": config.d_model,
         "F": stack.d_ffn,
         "C": config.n_outputs,
-        "H": config.d_embedding or config.d_model if config.head == "masked-lm" else config.d_model,
+        "H": config.table_width if config.head == "masked-lm" else config.d_model,
     }
 
 
@@ -238,8 +238,10 @@ def _is_table(found: Mapping[str, Array], name: str, table: str) -> bool:
 
 def _sinusoids(config: Config, dtype: Any) -> Array:
     """The table of positions as checkpoints have it, in float32, whatever the model computes in."""
-    width, halves = config.d_embedding or config.d_model, config.positions == "sinusoidal-halves"
-    table = sinusoidal_positions(config.n_positions, width, halves=halves).astype(dtype or np.float32, copy=False)
+    halves = config.positions == "sinusoidal-halves"
+    table = sinusoidal_positions(config.n_positions, config.table_width, halves=halves).astype(
+        dtype or np.float32, copy=False
+    )
     table.flags.writeable = False
     return table
 

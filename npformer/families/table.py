@@ -66,6 +66,8 @@ class EncoderTable(Family):
             least = 1 + self.constants.get("first_position", 0) if ours == "max_length" else 1
             most = MOST_LAYERS if ours == "n_layers" else MOST
             fields[ours] = checks.whole(theirs, data[theirs], least, most) - (least - 1)
+        if fields.get("d_embedding") == fields["d_model"]:
+            fields["d_embedding"] = 0  # no projection follows the tables
         head = head or self.head_of(data)
         if self.eps:
             fields["eps"] = checks.positive(self.eps, data.get(self.eps, 1e-12))
@@ -82,8 +84,9 @@ class EncoderTable(Family):
 
     def write_config(self, config: Config) -> dict[str, Any]:
         data: dict[str, Any] = {"model_type": self.model_type, "architectures": [self.architecture(config)]}
+        sizes = {"max_length": config.n_positions, "d_embedding": config.table_width}
         for ours, theirs in self.sizes.items():
-            data[theirs] = config.n_positions if ours == "max_length" else getattr(config, ours)
+            data[theirs] = sizes.get(ours) or getattr(config, ours)
         data[self.activation] = first(ACTIVATIONS, config.activation)
         data["tie_word_embeddings"] = config.tied
         if self.eps:
@@ -112,7 +115,7 @@ class EncoderTable(Family):
     def _modules(self, config: Config, head: str) -> dict[str, str]:
         """Our groups -> their modules; tables as wide as the layers need no projection."""
         modules = dict(numbered({**self.encoder, **self.heads[head]}, config.n_layers))
-        if config.d_embedding in (0, config.d_model):
+        if config.table_width == config.d_model:
             modules.pop("embeddings.project", None)
         return modules
 

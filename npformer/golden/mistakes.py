@@ -16,6 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from npformer.attention import combine_heads, split_heads
+from npformer.checkpoint.tree import parameters
 from npformer.config import Config
 from npformer.functions import softmax
 from npformer.interpret.edit import Change
@@ -81,9 +82,8 @@ def other_eps(port: Port) -> Ways:
 
 def unbiased_variance(port: Port) -> Ways:
     """Var D / (D - 1): the normalized values shrink by its root, which the norm's weight may do as well."""
-    shrink = math.sqrt(1 - 1 / port.config.d_model)
-    names = [name for name in port.weights if name.endswith("norm.weight")]
-    yield "", port.weighing({name: port.weights[name] * shrink for name in names})
+    norms = {name: weight for name, weight in port.weights.items() if name.endswith("norm.weight")}
+    yield "", port.weighing({name: weight * math.sqrt(1 - 1 / len(weight)) for name, weight in norms.items()})
 
 
 def pre_norm(port: Port) -> Ways:
@@ -96,8 +96,8 @@ def pre_norm(port: Port) -> Ways:
 
 def transposed_weight(port: Port) -> Ways:
     """A weight's numbers read as (in, out) where they lie as (out, in)."""
-    names = [f"{group}.weight" for group in port.groups if not group.endswith("norm")]
-    linear = [name for name in names if not name.startswith("embeddings.")]
+    known = parameters(port.config)
+    linear = [name for name in (f"{group}.weight" for group in port.groups) if known[name].transposed]
     wrong = {name: port.weights[name].T.reshape(port.weights[name].shape) for name in linear}
     yield from _each_and_all(port, wrong)
 

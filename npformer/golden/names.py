@@ -79,7 +79,8 @@ def stage_names(golden: Golden) -> dict[str, str]:
         names[str(module_path(config, "head.output"))] = "spans"
     names |= {path.removeprefix(prefix): stage for path, stage in names.items()}
     layers = [f"layers.{i}" for i in range(config.n_layers)]
-    states = ["embeddings.norm", *(f"{layer}.ffn_norm" for layer in layers)]
+    embedded = "embeddings.norm" if config.table_width == config.d_model else "embeddings.project"
+    states = [embedded, *(f"{layer}.ffn_norm" for layer in layers)]
     outputs = {f"hidden_states.{i}": stage for i, stage in enumerate(states)}
     outputs |= {f"attentions.{i}": f"{layer}.attention.weights" for i, layer in enumerate(layers)}
     outputs |= {"last_hidden_state": states[-1], "pooler_output": "pooled"}

@@ -43,6 +43,7 @@ def tiny(path: str | Path, family: str, seed: int = 0) -> Path:
         n_layers=2,
         d_ffn=64,
         max_length=24,
+        d_embedding=16 if "d_embedding" in known[family].sizes else 0,
         n_segments=2 if known[family].segments else 0,
         labels=("NEGATIVE", "POSITIVE"),
     )

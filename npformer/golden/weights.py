@@ -19,10 +19,10 @@ LAYOUTS = {True: "(out, in)", False: "(in, out)"}
 
 def check_weights(model: Model, theirs: Mapping[str, np.ndarray]) -> list[str]:
     """What is wrong with weights by our flat names: other numbers or shapes, or a layout the others do not have."""
-    ours = layout.flatten(dict(model.weights))
+    ours, known = layout.flatten(dict(model.weights)), layout.parameters(model.config)
     findings, stored_out_in = [], {}
     for name, array in theirs.items():
-        linear = ours[name].ndim == 2 and not name.startswith("embeddings.")
+        linear = known[name].transposed
         if array.shape == ours[name].shape and np.array_equal(array, ours[name]):
             if linear:
                 stored_out_in[name] = False

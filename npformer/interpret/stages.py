@@ -21,7 +21,7 @@ from npformer.families import family_of
 
 @dataclass(frozen=True)
 class Stage:
-    """One stage as a trace of one text has it: T tokens, D wide, H heads of K, F hidden units, C outputs."""
+    """One stage as a trace of one text has it: T tokens, D wide (tables E), H heads of K, F hidden units, C outputs."""
 
     name: str
     shape: str
@@ -31,11 +31,11 @@ class Stage:
 
 
 _BEFORE = (
-    Stage("embeddings.token", "(T, D)", "E[ids]", "functions.embedding", "embed.hook_embed"),
-    Stage("embeddings.position", "(T, D)", "P[positions]", "functions.embedding", "embed.hook_pos_embed"),
-    Stage("embeddings.segment", "(T, D)", "S[segments]", "functions.embedding", "embed.hook_token_type_embed"),
-    Stage("embeddings.sum", "(T, D)", "token + position [+ segment]", "encoder.embeddings"),
-    Stage("embeddings.norm", "(T, D)", "X = Normalize(sum)", "functions.layer_norm", "hook_full_embed"),
+    Stage("embeddings.token", "(T, E)", "E[ids]", "functions.embedding", "embed.hook_embed"),
+    Stage("embeddings.position", "(T, E)", "P[positions]", "functions.embedding", "embed.hook_pos_embed"),
+    Stage("embeddings.segment", "(T, E)", "S[segments]", "functions.embedding", "embed.hook_token_type_embed"),
+    Stage("embeddings.sum", "(T, E)", "token + position [+ segment]", "encoder.embeddings"),
+    Stage("embeddings.norm", "(T, E)", "X = Normalize(sum)", "functions.layer_norm", "hook_full_embed"),
     Stage("embeddings.project", "(T, D)", "X = Normalize(sum) W + b", "functions.linear"),
 )
 _SDPA = "attention.scaled_dot_product_attention"
@@ -63,9 +63,9 @@ _AFTER = (
     Stage("norm", "(T, D)", "Normalize(Z)", "functions.layer_norm"),
     Stage("pooler", "(D,)", "Z[0] W + b", "functions.linear"),
     Stage("pooled", "(D,)", "act(pooler)", "heads.pool", "pooler.hook_pooler_out"),
-    Stage("head.hidden", "(T, D)", "Z W + b", "functions.linear"),
-    Stage("head.activation", "(T, D)", "act(hidden)", "functions.gelu"),
-    Stage("head.norm", "(T, D)", "Normalize(activation)", "functions.layer_norm", "mlm_head.ln.hook_normalized"),
+    Stage("head.hidden", "(T, E)", "Z W + b", "functions.linear"),
+    Stage("head.activation", "(T, E)", "act(hidden)", "functions.gelu"),
+    Stage("head.norm", "(T, E)", "Normalize(activation)", "functions.layer_norm", "mlm_head.ln.hook_normalized"),
     Stage("logits", "(C,) or (T, C)", "features W + b", "functions.linear"),
     Stage("start_logits", "(T,)", "Z W + b, column 0", "heads.spans"),
     Stage("end_logits", "(T,)", "Z W + b, column 1", "heads.spans"),

@@ -35,7 +35,7 @@ def initialise(config: Config, seed: int = 0, scheme: str = "normal", dtype: Any
 
 
 def _drawn(each: layout.Parameter, random: np.random.Generator, scheme: str, inputs: int) -> np.ndarray:
-    is_table, is_attention = ".embeddings." in f".{each.group}", "attention." in each.group
+    is_table, is_attention = each.name == "weight" and not each.transposed, "attention." in each.group
     if each.group.endswith("norm"):
         return np.full(each.shape, 1.0 if each.name == "weight" else 0.0)
     if scheme == "normal":
