@@ -35,13 +35,12 @@ class EncoderTable(Family):
     segments: str = ""  # their name of the rows of the token type table; "": there is none
     encoder: Mapping[str, str]  # our group -> the module that holds it
     heads: Mapping[str, Mapping[str, str]]  # the same for each head
+    supported: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # head -> its own settings like SUPPORTED
     twins: Mapping[str, str] = field(default_factory=dict)  # a parameter -> its name outside of its module
     lacking: frozenset[str] = frozenset()  # groups of the base model that may be absent
-    buffers: frozenset[str] = frozenset()  # tensors that are no weights
+    buffers: frozenset[str] = frozenset()  # tensors that are no weights of ours
     dropped: tuple[str, ...] = ("embeddings.norm", "layers.*.ffn.output")  # stages that training drops elements of
-    read: Mapping[str, str] = field(
-        default_factory=dict
-    )  # head -> the stage it reads, of which training drops elements too
+    read: Mapping[str, str] = field(default_factory=dict)  # head -> the stages it reads; training drops of them too
     read_rate: Mapping[str, float] = field(default_factory=dict)  # head -> the rate there, where it is not the others'
 
     # --- config.json -------------------------------------------------------------------------------------------------
@@ -56,7 +55,8 @@ class EncoderTable(Family):
         """`tie_weights_` and `sinusoidal_pos_embds` need no field: Transformers ties by `tie_word_embeddings` alone,
         and a checkpoint stores its sinusoidal positions like learned ones.
         """
-        reject_other(data, SUPPORTED)
+        head = head or self.head_of(data)
+        reject_other(data, {**SUPPORTED, **self.supported.get(head, {})})
         if data.get("pruned_heads"):
             raise NpformerError("pruned_heads: a checkpoint with pruned attention heads is not supported")
         fields: dict[str, Any] = {}
@@ -68,7 +68,6 @@ class EncoderTable(Family):
             fields[ours] = checks.whole(theirs, data[theirs], least, most) - (least - 1)
         if fields.get("d_embedding") == fields["d_model"]:
             fields["d_embedding"] = 0  # no projection follows the tables
-        head = head or self.head_of(data)
         if self.eps:
             fields["eps"] = checks.positive(self.eps, data.get(self.eps, 1e-12))
         if self.segments:
@@ -142,7 +141,7 @@ class EncoderTable(Family):
 
     def dropout(self, config: Config, rate: float, attention: float, head: float | None) -> dict[str, float]:
         rates = dict.fromkeys(self.dropped, rate) | {"*attention.weights": attention}
-        if stage := self.read.get(config.head):
+        for stage in self.read.get(config.head, "").split():
             last = stage.replace("*", str(config.n_layers - 1))
             rates[last] = self.read_rate.get(config.head, rate) if head is None else head
         return rates

@@ -68,7 +68,8 @@ NEWCOMER = families.EncoderTable(
         "multiple-choice": {"pooler": "top.dense", "head.output": "top.out"},
     },
     stages={"new.blocks.*.act": "layers.*.ffn.activation"},
-    read={"sequence-classification": "pooled"},
+    read={"sequence-classification": "layers.*.ffn_norm pooled"},
+    supported={"masked-lm": {"act": "gelu"}},
 )  # fmt: skip
 HEADS = list(NEWCOMER.heads)
 SPECIAL = {"[UNK]": "<unk>", "[SEP]": "</s>", "[PAD]": "<pad>", "[CLS]": "<s>", "[MASK]": "<mask>"}
@@ -178,7 +179,8 @@ def test_fine_tuning(tmp_path: Path) -> None:
     examples = [Example(Text(np.arange(5 + i)), i % 3) for i in range(6)]
     rates = standard_rates(settings, 0.5)
     assert rates == {
-        "embeddings.norm": 0.5, "layers.*.ffn.output": 0.5, "*attention.weights": 0.5, "pooled": 0.5,
+        "embeddings.norm": 0.5, "layers.*.ffn.output": 0.5, "*attention.weights": 0.5, "layers.1.ffn_norm": 0.5,
+        "pooled": 0.5,
     }  # fmt: skip
 
     def batch(model: Model) -> dict[str, Any]:
@@ -202,3 +204,10 @@ def test_what_it_does_not_have_is_refused() -> None:
         families.read_config(families.write_config(config("base")), "next-sentence")
     with pytest.raises(npformer.NpformerError, match="places: expected a whole number from 3"):
         families.read_config({**families.write_config(config("base")), "places": 2})
+
+
+def test_a_setting_that_one_head_supports_in_part_is_no_matter_to_the_others() -> None:
+    described = {**families.write_config(config("masked-lm")), "act": "relu"}
+    assert families.read_config(described, "base").activation == "relu"
+    with pytest.raises(npformer.NpformerError, match="act: 'relu' is not supported; supported: 'gelu'"):
+        families.read_config(described)
