@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -60,13 +60,18 @@ class Mistake(NamedTuple):
 
 
 def tanh_gelu(port: Port) -> Ways:
-    if port.config.activation == "gelu":
-        yield "", replace(port, config=replace(port.config, activation="gelu_tanh"))
+    yield from _other_gelu(port, "gelu", "gelu_tanh")
 
 
 def erf_gelu(port: Port) -> Ways:
-    if port.config.activation == "gelu_tanh":
-        yield "", replace(port, config=replace(port.config, activation="gelu"))
+    yield from _other_gelu(port, "gelu_tanh", "gelu")
+
+
+def _other_gelu(port: Port, right: str, wrong: str) -> Ways:
+    """Wherever the model has it: in its layers, and in the pooler of some families."""
+    found: dict[str, Any] = {name: wrong for name in ("activation", "pooler") if getattr(port.config, name) == right}
+    if found:
+        yield "", replace(port, config=replace(port.config, **found))
 
 
 def other_activation(port: Port) -> Ways:

@@ -272,6 +272,16 @@ def test_the_exact_gelu_in_a_model_of_the_tanh_one_is_named() -> None:
     assert (diagnosis.stage, diagnosis.mistake) == ("layers.0.ffn.activation", "erf GELU for tanh")
 
 
+def test_another_gelu_is_one_mistake_in_the_layers_and_in_the_pooler() -> None:
+    model = tiny.model("bert", pooler="gelu")
+    recorded = golden.record(model, texts_for(model))
+    wrong = Model(replace(model.config, activation="gelu_tanh", pooler="gelu_tanh"), model.weights)
+    arrays = arrays_of(wrong, recorded.texts)
+    logits = {name: array for name, array in arrays.items() if name.endswith("/logits")}
+    for given in (arrays, logits):
+        assert golden.diagnose(recorded, given, model).mistake == "tanh GELU for erf"
+
+
 def test_every_mistake_is_made_somewhere_above() -> None:
     made = {name for _, name, _ in MADE.values()} | {"mask ignored", "erf GELU for tanh"}
     assert made == {mistake.name for mistake in (*MISTAKES, HALF_PRECISION)}
