@@ -186,6 +186,9 @@ def keep_committed(made: Path, committed: Path) -> None:
         old_path = committed / path.relative_to(made)
         if old_path.exists() and path.name != "model.safetensors":
             new, old = load_file(path), load_file(old_path)
+            if not _differences(path, old_path):  # byte by byte, as safetensors writes metadata in any order
+                shutil.copyfile(old_path, path)
+                continue
             kept = {key: old[key] if key in old and _same(key, new, old, False) else new[key] for key in new}
             _save(kept, path, _metadata(path) or {})
 
