@@ -24,7 +24,7 @@ def test_every_architecture_is_read_and_written_back(name):
     family = encoders()[config.model_type]
     assert (config.vocab_size, config.d_model, config.n_heads, config.d_head) == (11, 6, 2, 3)
     assert (config.n_layers, config.d_ffn, config.max_length) == (2, 10, 8)
-    assert config.n_segments == (2 if name.startswith("Bert") else 0)
+    assert config.n_segments == (0 if name.startswith("DistilBert") else 2)
     assert config.head == family.architectures[name]
     assert family.architectures[family.architecture(config)] == config.head
     assert read_config(json.loads(json.dumps(write_config(config)))) == config
@@ -147,5 +147,7 @@ def test_messages_stay_short_whatever_came():
 
 
 def test_refusals_list_all_families():
-    with pytest.raises(NpformerError, match=r"expected one of distilbert, bert, marian, transformer, got 'gpt2'$"):
+    with pytest.raises(
+        NpformerError, match=r"expected one of distilbert, bert, electra, marian, transformer, got 'gpt2'$"
+    ):
         read_config({"model_type": "gpt2"})

@@ -13,6 +13,7 @@ from npformer.config import Config
 from npformer.families.base import Family, Source
 from npformer.families.bert import BERT
 from npformer.families.distilbert import DISTILBERT
+from npformer.families.electra import ELECTRA
 from npformer.families.marian import MARIAN
 from npformer.families.table import EncoderTable
 from npformer.families.torch_nn import TORCH_MODULES
@@ -20,7 +21,7 @@ from npformer.families.torch_nn import TORCH_MODULES
 __all__ = ["FAMILIES", "EncoderTable", "Family", "Source", "encoders", "family_of", "read_config", "write_config"]
 
 #: model_type -> family.
-FAMILIES: dict[str, Family] = {each.model_type: each for each in (DISTILBERT, BERT, MARIAN, TORCH_MODULES)}
+FAMILIES: dict[str, Family] = {each.model_type: each for each in (DISTILBERT, BERT, ELECTRA, MARIAN, TORCH_MODULES)}
 
 
 def encoders() -> dict[str, EncoderTable]:

@@ -25,11 +25,14 @@ SPELLINGS = {
         "d_ffn": "intermediate_size",
     },
 }
+SPELLINGS["electra"] = SPELLINGS["bert"]
+CONFIGS = {"distilbert": "DistilBertConfig", "bert": "BertConfig", "electra": "ElectraConfig"}
 # Rows as the mask shows them: a text, texts of equal length side by side, one token, gaps, padding before the text.
 SHARED_MASK = ["11111111", "11110000", "11110000", "10000000", "11000000", "10110110", "11100000"]
 VARIANT_MASK = {
     "distilbert": ["111111", "001111", "011010"],
     "bert": ["111111", "101111", "110010"],  # its pooler reads the first column, also where that is padding
+    "electra": ["111111", "101111", "110010"],
 }
 N_TEXTS = 48  # for heads that answer once a text
 
@@ -61,6 +64,14 @@ BERT_HEADS = {
     "next-sentence": ("BertForNextSentencePrediction", {}),
     "multiple-choice": ("BertForMultipleChoice", {}),
 }
+ELECTRA_HEADS = {
+    "sequence-classification": ("ElectraForSequenceClassification", {"num_labels": 5}),
+    "token-classification": ("ElectraForTokenClassification", {"num_labels": 3}),
+    "question-answering": ("ElectraForQuestionAnswering", {}),
+    "masked-lm": ("ElectraForMaskedLM", {}),
+    "multiple-choice": ("ElectraForMultipleChoice", {}),
+}
+NARROW = {"embedding_size": 14}
 CASES = {
     "distilbert-base": Case("distilbert", "DistilBertModel"),
     **{
@@ -74,6 +85,12 @@ CASES = {
     "bert-gelu-new": Case("bert", "BertModel", {"hidden_act": "gelu_new"}, layers=1),
     "bert-relu": Case("bert", "BertModel", {"hidden_act": "relu"}, layers=1),
     "bert-silu": Case("bert", "BertModel", {"hidden_act": "silu", "layer_norm_eps": 1e-2}, layers=1),
+    "electra-base": Case("electra", "ElectraModel", NARROW),
+    **{
+        f"electra-{head}": Case("electra", architecture, {**NARROW, **options}, encoder="electra-base")
+        for head, (architecture, options) in ELECTRA_HEADS.items()
+    },
+    "electra-wide": Case("electra", "ElectraModel", {"embedding_size": SIZES["d_model"]}, layers=1),
 }
 
 
@@ -81,8 +98,7 @@ def build(case: Case) -> Any:
     """The case's model in float32. Parameters of one name are the same in all models of a family."""
     names = {**SPELLINGS[case.family], "vocab_size": "vocab_size", "max_length": "max_position_embeddings"}
     sizes = {names[name]: size for name, size in {**SIZES, "n_layers": case.layers}.items()}
-    configuration = getattr(transformers, {"distilbert": "DistilBertConfig", "bert": "BertConfig"}[case.family])
-    config = configuration(**sizes, **case.options, attn_implementation="eager")
+    config = getattr(transformers, CONFIGS[case.family])(**sizes, **case.options, attn_implementation="eager")
     model = getattr(transformers, case.architecture)(config).eval()
     kept = {"position_embeddings.weight"} if case.options.get("sinusoidal_pos_embds") else set()
     with torch.no_grad():
@@ -99,13 +115,13 @@ def _random(name: str, shape: tuple[int, ...]) -> np.ndarray:
         numbers = 1 + 0.3 * numbers if name.endswith("weight") else 0.3 * numbers
     elif len(shape) == 1:
         numbers *= 0.3
-    elif "embeddings" not in name:  # a linear weight (out, in)
+    elif "embeddings." not in name:  # a linear weight (out, in)
         numbers *= 1.2 / np.sqrt(shape[1])
     return numbers.astype(np.float32)
 
 
 def inputs(name: str, case: Case) -> dict[str, np.ndarray]:
-    """Token ids, mask and for BERT token types of a case, as the model takes them."""
+    """Token ids, mask and, for models that have them, token types of a case, as the model takes them."""
     random = np.random.default_rng(zlib.crc32((case.encoder or name).encode()))
     if reads_texts(case):
         mask = (np.arange(9) < random.integers(1, 10, N_TEXTS)[:, None]).astype(np.int64)
@@ -113,7 +129,7 @@ def inputs(name: str, case: Case) -> dict[str, np.ndarray]:
         pictures = SHARED_MASK if case.layers == 2 else VARIANT_MASK[case.family]
         mask = np.array([[int(each) for each in picture] for picture in pictures])
     given = {"input_ids": random.integers(0, SIZES["vocab_size"], mask.shape), "attention_mask": mask}
-    if case.family == "bert":
+    if case.family != "distilbert":
         given["token_type_ids"] = random.integers(0, 2, mask.shape)
     if case.architecture.endswith("MultipleChoice"):
         given = {key: array.reshape(-1, 2, mask.shape[1]) for key, array in given.items()}

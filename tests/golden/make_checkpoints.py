@@ -36,6 +36,7 @@ SIZES = {
         "max_position_embeddings": 8,
     },
 }
+SIZES["Electra"] = SIZES["Bert"] | {"embedding_size": 4}
 HEADS = (
     "Model",
     "ForSequenceClassification",

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from transformers.models.bert import modeling_bert
 from transformers.models.distilbert import modeling_distilbert
+from transformers.models.electra import modeling_electra
 
 # A module, without the encoder's prefix -> the stages that go in and come out of it; `*` is a layer's number.
 DISTILBERT = {
@@ -58,7 +59,24 @@ BERT = {
     "cls.predictions.decoder": ("", "logits"),
     "qa_outputs": ("", "spans"),
 }
-TABLES = {"distilbert": (DISTILBERT, modeling_distilbert), "bert": (BERT, modeling_bert)}
+ELECTRA = {
+    **{path: stages for path, stages in BERT.items() if path.startswith(("embeddings.", "encoder."))},
+    "embeddings_project": ("", "embeddings.project"),
+    "classifier": ("", "logits"),
+    "classifier.dense": ("", "pooler"),
+    "classifier.activation": ("", "pooled"),
+    "sequence_summary.summary": ("", "pooler"),
+    "sequence_summary.activation": ("", "pooled"),
+    "generator_predictions.dense": ("", "head.hidden"),
+    "generator_predictions.LayerNorm": ("head.activation", "head.norm"),
+    "generator_lm_head": ("", "logits"),
+    "qa_outputs": ("", "spans"),
+}
+TABLES = {
+    "distilbert": (DISTILBERT, modeling_distilbert),
+    "bert": (BERT, modeling_bert),
+    "electra": (ELECTRA, modeling_electra),
+}
 PER_TEXT = ("pooler", "pooled")  # (B, D); so are the logits of a head on texts
 
 

@@ -22,7 +22,7 @@ from tests.support import tiny
 
 pytestmark = pytest.mark.numbers
 
-FAMILIES = ("distilbert", "bert")
+FAMILIES = ("distilbert", "bert", "electra")
 LENGTHS = (9, 6, 3)
 
 
@@ -99,8 +99,8 @@ def test_one_text_comes_with_or_without_a_batch_axis(model: Model) -> None:
     for batch in (False, True):
         arrays = {name: each[0][None] if batch else each[0] for name, each in recorded.stages.items()}
         assert golden.compare(recorded, arrays).ok
-    longer = {"logits": recorded.stages["logits"][0], "embeddings.norm": np.zeros((1, 8, 32), np.float32)}
-    longer["embeddings.norm"][0, :5] = recorded.stages["embeddings.norm"][0]
+    longer = {"logits": recorded.stages["logits"][0], "layers.0.ffn_norm": np.zeros((1, 8, 32), np.float32)}
+    longer["layers.0.ffn_norm"][0, :5] = recorded.stages["layers.0.ffn_norm"][0]
     assert golden.compare(recorded, longer).ok
 
 
@@ -206,8 +206,8 @@ def test_numbers_that_are_none_diverge(recorded: golden.Golden) -> None:
 
 
 def test_a_stage_of_another_shape_diverges(recorded: golden.Golden) -> None:
-    comparison = golden.compare(recorded, {"embeddings.norm": np.zeros((3, 9, 768)), "logits": np.zeros((3, 2))})
-    assert comparison.first.stage == "embeddings.norm"
+    comparison = golden.compare(recorded, {"layers.0.ffn_norm": np.zeros((3, 9, 768)), "logits": np.zeros((3, 2))})
+    assert comparison.first.stage == "layers.0.ffn_norm"
     assert "expected (9, 32), one of each of 3 texts, or those in a batch, got (3, 9, 768)" in str(comparison)
 
 

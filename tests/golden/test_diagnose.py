@@ -22,14 +22,14 @@ from npformer.functions import ACTIVATIONS, gelu
 from npformer.golden.mistakes import HALF_PRECISION, MISTAKES, half
 from npformer.interpret.edit import edit
 from npformer.interpret.trace import trace
-from npformer.model import Model
+from npformer.model import Model, embedded
 from npformer.runtime.batch import Text
 from npformer.tap import tap
 from tests.support import tiny
 
 pytestmark = pytest.mark.numbers
 
-FAMILIES = ("distilbert", "bert")
+FAMILIES = ("distilbert", "bert", "electra")
 attention, encoder = (sys.modules[f"npformer.{name}"] for name in ("attention", "encoder"))  # the modules
 LENGTHS = (9, 6, 3)
 
@@ -303,7 +303,7 @@ def test_a_mistake_is_named_from_layers_outputs_or_logits_alone(
     with make(model, recorded.texts) as (wrong, texts):
         t = trace(wrong, texts)
     ours = {
-        "hidden_states.0": "embeddings.norm",
+        "hidden_states.0": embedded(model.weights["embeddings"]),
         "hidden_states.1": "layers.0.ffn_norm",
         "hidden_states.2": "layers.1.ffn_norm",
     }

@@ -15,14 +15,15 @@ import pytest
 
 import npformer
 from npformer.attention import scaled_dot_product_attention
-from npformer.config import ENCODER_HEADS, Decoder
+from npformer.config import Decoder
 from npformer.errors import NpformerError
+from npformer.families import encoders
 from npformer.families.marian import MARIAN
 from npformer.functions import softmax
 from npformer.interpret import stages
 from npformer.interpret.edit import edit
 from npformer.interpret.trace import Trace, trace
-from npformer.model import Model
+from npformer.model import Model, embedded
 from npformer.runtime.batch import Text
 from npformer.seq2seq import Seq2Seq
 from npformer.tap import tap
@@ -32,7 +33,7 @@ from tests.support import tiny
 pytestmark = pytest.mark.numbers
 
 TEXT = "I love ice cream"
-FAMILIES = ("distilbert", "bert")
+FAMILIES = ("distilbert", "bert", "electra")
 LAYER = [stage.name for stage in stages.STAGES if stage.name.startswith("layers.*.")]
 
 
@@ -48,6 +49,7 @@ def test_every_stage_fires_once_in_the_order_of_the_table(model: Model) -> None:
         *("embeddings.token", "embeddings.position"),
         *segments,
         *("embeddings.sum", "embeddings.norm"),
+        *(["embeddings.project"] if model.config.d_embedding else []),
         *layers,
         *("pooler", "pooled", "logits", "probabilities"),
     ]
@@ -57,7 +59,7 @@ def test_every_stage_fires_once_in_the_order_of_the_table(model: Model) -> None:
 
 def test_shapes_of_one_text_have_no_batch_axis(model: Model) -> None:
     t = trace(model, TEXT)
-    sizes = {"T": 6, "D": 32, "H": 4, "K": 8, "F": 64, "C": 2}
+    sizes = {"T": 6, "D": 32, "E": model.config.table_width, "H": 4, "K": 8, "F": 64, "C": 2}
     for name in t:
         symbols = stages.find(name).shape.split(" or ")[0].strip("()")
         assert t[name].shape == tuple(sizes[each.strip()] for each in symbols.split(",") if each), name
@@ -67,7 +69,7 @@ def test_shapes_of_one_text_have_no_batch_axis(model: Model) -> None:
 def test_the_stages_are_what_their_formulas_say(model: Model) -> None:
     t = trace(model, TEXT)
     attention = model.weights["layers"][0]["attention"]
-    x = t["embeddings.norm"]
+    x = t[embedded(model.weights["embeddings"])]
     np.testing.assert_allclose(
         t["layers.0.attention.query"], x @ attention["query"]["weight"] + attention["query"]["bias"], 1e-5, 1e-5
     )
@@ -105,11 +107,10 @@ def test_tracing_changes_no_bit_of_the_answer(model: Model) -> None:
     np.testing.assert_array_equal(t["logits"], [answer["logits"] for answer in untraced])
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("head", ENCODER_HEADS)
+@pytest.mark.parametrize(
+    ("family", "head"), [(family, head) for family in FAMILIES for head in encoders()[family].heads]
+)
 def test_every_head_ends_in_its_probabilities(family: str, head: str) -> None:
-    if family == "distilbert" and head == "next-sentence":
-        return  # BERT's alone
     t = trace(tiny.model(family, head), [TEXT, "no not", "no"])
     last = [name for name in t if not name.startswith(("layers.", "embeddings."))]
     if head == "base":
@@ -291,7 +292,11 @@ def test_a_row_says_what_a_stage_is(model: Model) -> None:
     assert row.transformerlens == "blocks.1.attn.hook_pattern"
     np.testing.assert_allclose(row.mean, 1 / 6, 1e-6)
     assert 0 <= row.min < row.mean < row.max <= 1
-    paths = {"distilbert": "distilbert.transformer.layer.1.ffn.lin1", "bert": "bert.encoder.layer.1.intermediate.dense"}
+    paths = {
+        "distilbert": "distilbert.transformer.layer.1.ffn.lin1",
+        "bert": "bert.encoder.layer.1.intermediate.dense",
+        "electra": "electra.encoder.layer.1.intermediate.dense",
+    }
     assert trace(model, TEXT).row("layers.1.ffn.hidden").huggingface == paths[model.config.model_type]
 
 

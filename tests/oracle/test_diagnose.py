@@ -26,7 +26,7 @@ from tests.support import tiny
 
 Plant = Callable[[Any], None]
 
-FAMILIES = ("distilbert", "bert")
+FAMILIES = ("distilbert", "bert", "electra")
 
 
 @pytest.fixture(scope="module")
@@ -64,11 +64,12 @@ def torch_model(folder: Path, recorded: golden.Golden, monkeypatch: pytest.Monke
     return made
 
 
-# --- the model's parts, which the two families name differently --------------------------------------------------
+# --- the model's parts, which the families name differently --------------------------------------------------
 
 
 def layers(model: Any) -> Any:
-    return model.distilbert.transformer.layer if hasattr(model, "distilbert") else model.bert.encoder.layer
+    encoder = model.base_model
+    return (encoder.transformer if hasattr(encoder, "transformer") else encoder.encoder).layer
 
 
 def attention(layer: Any) -> Any:

@@ -47,7 +47,8 @@ LABELS = {
 
 
 def config(model_type: str = "distilbert", head: str = "sequence-classification", **overrides: Any) -> Config:
-    """Two layers of four heads, 32 wide, 64 positions; every field can be set by name."""
+    """Two layers of four heads, 32 wide, 64 positions, tables 16 wide if they can be; fields can be set by name."""
+    family = encoders()[model_type]
     fields: dict[str, Any] = {
         "vocab_size": len(VOCABULARY),
         "d_model": 32,
@@ -55,10 +56,11 @@ def config(model_type: str = "distilbert", head: str = "sequence-classification"
         "n_layers": 2,
         "d_ffn": 64,
         "max_length": 64,
-        "n_segments": 2 if encoders()[model_type].segments else 0,
+        "d_embedding": 16 if "d_embedding" in family.sizes else 0,
+        "n_segments": 2 if family.segments else 0,
         "labels": LABELS.get(head, ()),
     }
-    return encoders()[model_type].config(head, **(fields | overrides))
+    return family.config(head, **(fields | overrides))
 
 
 def weights(config: Config, seed: int = 0, dtype: Any = np.float32) -> layout.Tree:

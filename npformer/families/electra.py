@@ -1,0 +1,92 @@
+"""ELECTRA (Clark et al., 2020): a BERT without a pooler of its own, its tables narrower than the layers in some sizes.
+
+The generator has the masked-word head, the discriminator is the base of the others. Its own head, which tells replaced
+tokens from others, is not read: a checkpoint of it (ElectraForPreTraining) is a base model.
+"""
+
+from __future__ import annotations
+
+from npformer.families.table import EncoderTable
+
+ELECTRA = EncoderTable(
+    model_type="electra",
+    constants={"pooler": "gelu"},
+    sizes={
+        "vocab_size": "vocab_size",
+        "d_embedding": "embedding_size",
+        "d_model": "hidden_size",
+        "n_heads": "num_attention_heads",
+        "n_layers": "num_hidden_layers",
+        "d_ffn": "intermediate_size",
+        "max_length": "max_position_embeddings",
+    },
+    activation="hidden_act",
+    eps="layer_norm_eps",
+    segments="type_vocab_size",
+    architectures={
+        "ElectraModel": "base",
+        "ElectraForPreTraining": "base",
+        "ElectraForSequenceClassification": "sequence-classification",
+        "ElectraForTokenClassification": "token-classification",
+        "ElectraForQuestionAnswering": "question-answering",
+        "ElectraForMaskedLM": "masked-lm",
+        "ElectraForMultipleChoice": "multiple-choice",
+    },
+    prefix="electra.",
+    encoder={
+        "embeddings.token": "electra.embeddings.word_embeddings",
+        "embeddings.position": "electra.embeddings.position_embeddings",
+        "embeddings.segment": "electra.embeddings.token_type_embeddings",
+        "embeddings.norm": "electra.embeddings.LayerNorm",
+        "embeddings.project": "electra.embeddings_project",
+        "layers.*.attention.query": "electra.encoder.layer.*.attention.self.query",
+        "layers.*.attention.key": "electra.encoder.layer.*.attention.self.key",
+        "layers.*.attention.value": "electra.encoder.layer.*.attention.self.value",
+        "layers.*.attention.output": "electra.encoder.layer.*.attention.output.dense",
+        "layers.*.attention_norm": "electra.encoder.layer.*.attention.output.LayerNorm",
+        "layers.*.ffn.hidden": "electra.encoder.layer.*.intermediate.dense",
+        "layers.*.ffn.output": "electra.encoder.layer.*.output.dense",
+        "layers.*.ffn_norm": "electra.encoder.layer.*.output.LayerNorm",
+    },
+    heads={
+        "base": {},
+        "sequence-classification": {"pooler": "classifier.dense", "head.output": "classifier.out_proj"},
+        "token-classification": {"head.output": "classifier"},
+        "question-answering": {"head.output": "qa_outputs"},
+        "masked-lm": {
+            "head.hidden": "generator_predictions.dense",
+            "head.norm": "generator_predictions.LayerNorm",
+            "head.output": "generator_lm_head",
+        },
+        "multiple-choice": {"pooler": "sequence_summary.summary", "head.output": "classifier"},
+    },
+    supported={  # whatever is said of the layers, the generator's activation is GELU
+        "masked-lm": {"hidden_act": "gelu"},
+        "multiple-choice": {"summary_type": "first", "summary_use_proj": True, "summary_activation": "gelu"},
+    },
+    buffers=frozenset(
+        {
+            "electra.embeddings.position_ids",
+            "discriminator_predictions.dense.weight",
+            "discriminator_predictions.dense.bias",
+            "discriminator_predictions.dense_prediction.weight",
+            "discriminator_predictions.dense_prediction.bias",
+        }
+    ),
+    stages={
+        "electra.encoder.layer.*.attention.self": "layers.*.attention.combined",
+        "electra.encoder.layer.*.attention": "layers.*.attention_norm",
+        "electra.encoder.layer.*.intermediate": "layers.*.ffn.activation",
+        "electra.encoder.layer.*": "layers.*.ffn_norm",
+        "electra.embeddings": "embeddings.norm",
+        "classifier": "logits",
+        "generator_predictions": "head.norm",
+    },
+    dropped=("embeddings.norm", "layers.*.attention.output", "layers.*.ffn.output"),
+    read={
+        "sequence-classification": "layers.*.ffn_norm pooled",
+        "multiple-choice": "pooled",
+        "token-classification": "layers.*.ffn_norm",
+    },
+    read_rate={"multiple-choice": 0.1},
+)

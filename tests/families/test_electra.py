@@ -1,0 +1,190 @@
+"""What sets ELECTRA apart: narrow tables, two models in one family, a GELU in every head, and heads that are not read."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import npformer
+from npformer import golden
+from npformer.checkpoint import convert, flatten, load_folder, to_torch, to_tree
+from npformer.checkpoint.safetensors import write_tensors
+from npformer.errors import NpformerError
+from npformer.families import read_config
+from npformer.training import standard_rates
+from npformer.training.start import start
+from tests.support import tiny
+from tests.support.cli_runner import run
+
+ARCHITECTURES = json.loads((Path(__file__).parents[1] / "golden/checkpoints/architectures.json").read_text())
+
+
+def described(name: str, **changes: Any) -> dict[str, Any]:
+    return {**ARCHITECTURES[f"Electra{name}"]["config"], **changes}
+
+
+def checkpoint(path: Path, name: str) -> Path:
+    """An architecture's folder as transformers saves it, with random numbers; what is tied is there once."""
+    shapes, tied = (ARCHITECTURES[f"Electra{name}"][key] for key in ("tensors", "tied"))
+    random = np.random.default_rng(0)
+    tensors = {key: random.standard_normal(shapes[key]).astype("f") for key in shapes.keys() - set(tied)}
+    path.mkdir()
+    (path / "config.json").write_text(json.dumps(described(name)))
+    write_tensors(path / "model.safetensors", dict(sorted(tensors.items())), {"format": "pt"})
+    return path
+
+
+def test_a_discriminator_with_its_own_head_is_a_base_model(tmp_path: Path) -> None:
+    """Without a warning, which pytest would raise: the head's tensors are known, but not read."""
+    model = npformer.load(checkpoint(tmp_path / "torch", "ForPreTraining"))
+    assert model.config == read_config(described("Model"))
+    assert model([3, 1, 4]).keys() == {"last_hidden_state"}
+    back = convert(tmp_path / "torch", tmp_path / "back", to="npformer")
+    assert read_config(json.loads((back / "config.json").read_text())) == model.config
+    assert json.loads((back / "config.json").read_text())["architectures"] == ["ElectraModel"]
+
+
+def test_the_encoder_of_any_head_is_a_base_model(tmp_path: Path) -> None:
+    folder = checkpoint(tmp_path / "torch", "ForSequenceClassification")
+    whole, base = load_folder(folder)[1], load_folder(folder, head="base")[1]
+    assert base.keys() == {"embeddings", "layers"}
+    assert all(np.array_equal(array, flatten(whole)[name]) for name, array in flatten(base).items())
+
+
+def test_old_files_of_its_own_names_are_read() -> None:
+    config = read_config(described("ForMaskedLM"))
+    tensors = to_torch(tiny.weights(config), config)
+    old = {key.replace("LayerNorm.weight", "LayerNorm.gamma"): array for key, array in tensors.items()}
+    old |= {
+        "electra.embeddings.position_ids": np.arange(8)[None],
+        "generator_lm_head.weight": tensors["electra.embeddings.word_embeddings.weight"],
+    }
+    assert old.keys() > tensors.keys() - {key for key in tensors if key.endswith("LayerNorm.weight")}
+    found, expected = flatten(to_tree(old, config)), flatten(to_tree(tensors, config))
+    assert found.keys() == expected.keys()
+    assert all(np.array_equal(found[name], expected[name]) for name in found)
+
+
+def test_the_generator_s_projection_is_the_narrow_table() -> None:
+    model = tiny.model("electra", "masked-lm", d_embedding=12)
+    head = model.weights["head"]
+    assert (head["hidden"]["weight"].shape, head["norm"]["weight"].shape) == ((32, 12), (12,))
+    assert np.shares_memory(head["output"]["weight"], model.weights["embeddings"]["token"]["weight"])
+    assert "generator_lm_head.weight" not in to_torch(dict(model.weights), model.config)
+
+
+@pytest.mark.parametrize("head", ["sequence-classification", "multiple-choice"])
+def test_the_pooler_s_activation_is_gelu_whatever_the_layers_have(head: str) -> None:
+    name = {"sequence-classification": "ForSequenceClassification", "multiple-choice": "ForMultipleChoice"}[head]
+    config = read_config(described(name, hidden_act="relu"))
+    assert (config.activation, config.pooler) == ("relu", "gelu")
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "message"),
+    [
+        ("ForMaskedLM", {"hidden_act": "relu"}, "hidden_act: 'relu' is not supported; supported: 'gelu'"),
+        ("ForMultipleChoice", {"summary_type": "mean"}, "summary_type: 'mean' is not supported; supported: 'first'"),
+        ("ForMultipleChoice", {"summary_use_proj": False}, "summary_use_proj: False is not supported"),
+        ("ForMultipleChoice", {"summary_activation": None}, "summary_activation: None is not supported"),
+    ],
+)
+def test_what_one_head_cannot_be_told_is_refused_there_alone(name: str, change: Any, message: str) -> None:
+    with pytest.raises(NpformerError, match=message):
+        read_config(described(name, **change))
+    for other in ("Model", "ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering"):
+        read_config(described(other, **change))
+
+
+def test_a_config_without_the_tables_width_is_an_error() -> None:
+    data = described("Model")
+    del data["embedding_size"]
+    with pytest.raises(NpformerError, match="no 'embedding_size'"):
+        read_config(data)
+
+
+def test_training_drops_what_its_own_does() -> None:
+    always = {"embeddings.norm": 0.2, "layers.*.attention.output": 0.2, "layers.*.ffn.output": 0.2}
+    always["*attention.weights"] = 0.2
+    for head, more in {
+        "sequence-classification": {"layers.1.ffn_norm": 0.2, "pooled": 0.2},
+        "token-classification": {"layers.1.ffn_norm": 0.2},
+        "multiple-choice": {"pooled": 0.1},
+        "question-answering": {},
+    }.items():
+        assert standard_rates(tiny.config("electra", head), 0.2) == always | more
+
+
+def test_its_tokenizer_is_bert_s(tmp_path: Path) -> None:
+    folder = tiny.folder(tmp_path / "model", "electra", "base")
+    (folder / "tokenizer.json").unlink()
+    tiny.vocabulary_folder(folder, do_lower_case=True)
+    pair = npformer.load(folder).tokenizer.encode("I LOVE it", "is zzz")
+    assert pair.tokens == ["[CLS]", "i", "love", "it", "[SEP]", "is", "z", "##z", "##z", "[SEP]"]
+    assert pair.type_ids == [0] * 5 + [1] * 5
+
+
+def test_it_is_traced_with_the_names_of_its_modules() -> None:
+    seen = npformer.trace(tiny.model("electra", "sequence-classification"), "I love it")
+    modules = {name: seen.row(name).huggingface for name in seen}
+    assert modules["embeddings.project"] == "electra.embeddings_project"
+    assert modules["layers.1.attention.query"] == "electra.encoder.layer.1.attention.self.query"
+    assert modules["layers.1.ffn.activation"] == "electra.encoder.layer.1.intermediate"
+    assert (modules["pooler"], modules["logits"]) == ("classifier.dense", "classifier.out_proj")
+    assert seen["embeddings.norm"].shape == (5, 16)
+    assert seen["embeddings.project"].shape == (5, 32)
+
+
+def test_fine_tuning_begins_with_a_discriminator_s_encoder(tmp_path: Path) -> None:
+    folder = checkpoint(tmp_path / "torch", "ForPreTraining")
+    config, tree, kept = start(folder, ("no", "yes"))
+    assert (config.head, config.labels, config.pooler, kept) == (
+        "sequence-classification",
+        ("no", "yes"),
+        "gelu",
+        False,
+    )
+    encoder = flatten(load_folder(folder)[1])
+    assert all(np.array_equal(flatten(tree)[name], array) for name, array in encoder.items())
+    assert flatten(tree).keys() - encoder.keys() == {
+        "pooler.weight", "pooler.bias", "head.output.weight", "head.output.bias",
+    }  # fmt: skip
+
+
+def test_the_commands_take_it(tmp_path: Path) -> None:
+    """A tiny golden file, a training that learns its rows, and a trace of what it made."""
+    assert run("golden", "record", "--tiny", "electra", "-o", tmp_path / "tiny")[0] == 0
+    model, recorded = npformer.load(tmp_path / "tiny"), golden.load(tmp_path / "tiny" / golden.TINY_FILE)
+    seen = npformer.trace(model, recorded.texts)
+    assert golden.compare(
+        recorded,
+        {f"{i}/{seen.row(name).huggingface or name}": each for name in seen for i, each in enumerate(seen.texts(name))},
+    ).ok
+    folder = tiny.folder(tmp_path / "base", "electra", "base")
+    rows = [("i love it", "good"), ("i hate it", "bad"), ("it is good", "good"), ("it is politics", "bad")] * 8
+    train = tmp_path / "train.tsv"
+    train.write_text("sentence\tlabel\n" + "".join(f"{text}\t{label}\n" for text, label in rows))
+    options = (
+        "--train",
+        train,
+        "--dev",
+        train,
+        "-o",
+        tmp_path / "made",
+        "--batch-size",
+        "4",
+        "--learning-rate",
+        "3e-3",
+    )
+    code, _, errors = run("finetune", "--model", folder, *options)
+    assert code == 0, errors
+    code, printed, errors = run("trace", "-m", tmp_path / "made", "I love it")
+    assert code == 0, errors
+    assert re.search(r"embeddings.project +\(5, 32\)", printed), printed
+    classify = npformer.pipeline("text-classification", tmp_path / "made")
+    assert [classify(text)[0]["label"] for text, _ in rows[:4]] == [label for _, label in rows[:4]]
