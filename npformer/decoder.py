@@ -1,7 +1,7 @@
 """The decoder of the 2017 paper: masked self-attention, attention to the encoder's output, feed-forward network.
 
 Rows are packed as in the encoder, and every function the two have in common is the encoder's. Attention Is All You
-Need (Vaswani et al.), section 3.1. Next: `seq2seq.py` joins the two, `generation/` writes text with them.
+Need (Vaswani et al.), section 3.1. Next: `transformer.py` joins the two, `generation/` writes text with them.
 """
 
 from __future__ import annotations

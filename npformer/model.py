@@ -1,167 +1,33 @@
-"""A model: a config, a tree of weights, and the one forward pass from token ids to the head's answer.
+"""Models: `Model`, an encoder with its head, and `Seq2Seq`, an encoder-decoder; token ids in, answers out.
 
-`forward` is the whole computation; `Model` packs what it is given, shares the work between cores and names the
-answers as Hugging Face does. Text comes in and goes out in `tasks/`.
+What they compute is in `transformer.py`, what they run on in `runtime/runner.py`. Text comes in and goes out in
+`tasks/`, and `generation/` writes with a `Seq2Seq`.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from npformer import heads
 from npformer.config import Config
-from npformer.encoder import embeddings, embeddings_backward, encoder, encoder_backward
+from npformer.decoder import shift
 from npformer.errors import NpformerError
-from npformer.functions import ACTIVATIONS
-from npformer.runtime.batch import LONG, Batch, Text, as_padded, pack, shards
+from npformer.functions import IGNORED
+from npformer.runtime.batch import Text, pack
+from npformer.runtime.inputs import as_padded, check_texts, padded, texts_of
 from npformer.runtime.products import kernel
-from npformer.runtime.threads import (
-    crew,
-    hire,
-    products,
-    share,
-    side_by_side,
-    single_blas_thread,
-    thread_count,
-    wants_same_bits,
-)
-from npformer.tap import listening, tap
-from npformer.tape import Stages
+from npformer.runtime.runner import Runner
+from npformer.runtime.threads import side_by_side
+from npformer.tap import listening
+from npformer.transformer import POOLED_HEADS, encode_source, forward, transformer
 
-POOLED_HEADS = ("sequence-classification", "next-sentence", "multiple-choice")  # they read the first row alone
-
-
-def forward(
-    weights: Mapping[str, Any], config: Config, batch: Batch, whole: bool = False, cores: int = 1
-) -> dict[str, np.ndarray]:
-    """From packed token ids to the head's answer: rows (T, ...) for heads on tokens, (B, ...) for heads on texts.
-
-    whole: compute every row of the last layer, even where the head reads only the first of each text.
-    cores: for a batch of one long text, how many share its rows.
-    """
-    activation, first = ACTIVATIONS[config.activation], batch.first
-    pooled_only = config.head in POOLED_HEADS and not whole
-    if cores == 1 and listening():
-        x = encode(weights, config, batch, only=first if pooled_only else None)
-    elif cores == 1:
-        rows = kernel(weights["embeddings"]["token"]["weight"].dtype).rows(len(batch.ids))
-        x = encode(weights, config, batch.filled(rows), only=first if pooled_only else None)[: len(batch.ids)]
-    else:
-        only = [first] + [first[:0]] * (cores - 1) if pooled_only else [None] * cores
-        pieces = zip(batch.pieces(cores), only, strict=True)
-        x = np.concatenate(side_by_side([partial(encode, weights, config, *piece) for piece in pieces]))
-
-    answers: dict[str, np.ndarray] = {}
-    head = weights.get("head", {})
-    pooled = x if pooled_only else x[first]
-    if "pooler" in weights:
-        pooled = heads.pool(pooled, ACTIVATIONS[config.pooler], **weights["pooler"])
-    if config.head == "base":
-        answers["last_hidden_state"] = x
-        if "pooler" in weights:
-            answers["pooler_output"] = pooled
-    elif config.head in POOLED_HEADS:
-        answers["logits"] = heads.classify(pooled, **head)
-    elif config.head == "token-classification":
-        answers["logits"] = heads.classify(x, **head)
-    elif config.head == "question-answering":
-        answers["start_logits"], answers["end_logits"] = heads.spans(x, **head)
-    else:
-        answers["logits"] = heads.masked_words(x, activation, **head, eps=config.eps)
-    return answers
-
-
-def backward(
-    grads: Mapping[str, np.ndarray], stages: Stages, weights: Mapping[str, Any], config: Config, batch: Batch
-) -> dict[str, Any]:
-    """Of `forward`, of which `stages` is the recording: the gradients of the weights, in a tree like theirs.
-
-    grads: of the answers, by their names. A tied projection has its share in "head", the token table its own in
-    "embeddings"; tables have `SparseRows`.
-    """
-    x, head, tree = last_rows(stages, weights, config), weights.get("head", {}), {}
-    of_texts = config.head in POOLED_HEADS
-    only = batch.first if of_texts and len(x) == len(batch.first) else None  # unless the forward computed every row
-    first = x[batch.first] if only is None else x
-    if of_texts:
-        pooled = stages["pooled"] if "pooler" in weights else first
-        grad, tree["head"] = heads.classify_backward(grads["logits"], stages, pooled, **head)
-    elif config.head == "base":
-        grad = grads["last_hidden_state"].copy() if "last_hidden_state" in grads else np.zeros_like(x)
-    elif config.head == "token-classification":
-        grad, tree["head"] = heads.classify_backward(grads["logits"], stages, x, **head)
-    elif config.head == "question-answering":
-        grad, tree["head"] = heads.spans_backward(grads["start_logits"], grads["end_logits"], stages, x, **head)
-    else:
-        activation = ACTIVATIONS[config.activation]
-        grad, tree["head"] = heads.masked_words_backward(grads["logits"], stages, x, activation, **head, eps=config.eps)
-    if "pooler" in weights and (of_texts or "pooler_output" in grads):
-        d_pooled = grad if of_texts else grads["pooler_output"]
-        activation = ACTIVATIONS[config.pooler]
-        d_first, tree["pooler"] = heads.pool_backward(d_pooled, stages, first, activation, **weights["pooler"])
-        if of_texts:
-            grad = d_first
-        else:
-            grad[batch.first] += d_first
-    if of_texts and only is None:
-        d_first, grad = grad, np.zeros_like(x)
-        grad[batch.first] = d_first
-    return tree | encode_backward(grad, stages, weights, config, batch, only)
-
-
-def encode(weights: Mapping[str, Any], config: Config, batch: Batch, only: np.ndarray | None = None) -> np.ndarray:
-    """The encoder's last layer, packed token ids -> (T, D), or (B, D) where `only` one row of each text is wanted."""
-    ids, lengths = tap("ids", batch.ids), tap("lengths", batch.lengths)
-    scale = math.sqrt(config.d_model) if config.scale_embedding else 1.0
-    positions = batch.positions + config.first_position
-    x = embeddings(ids, positions, batch.segments, **weights["embeddings"], eps=config.eps, scale=scale)
-    return encoder(
-        x, lengths, config.n_heads, ACTIVATIONS[config.activation], weights["layers"], eps=config.eps, only=only,
-        norm_first=config.norm_first, norm=weights.get("norm"),
-    )  # fmt: skip
-
-
-def encode_backward(
-    grad: np.ndarray,
-    stages: Stages,
-    weights: Mapping[str, Any],
-    config: Config,
-    batch: Batch,
-    only: np.ndarray | None = None,
-) -> dict[str, Any]:
-    """Of `encode`: the gradients of the encoder's weights from that of its last layer, (T, D) or (B, D)."""
-    scale = math.sqrt(config.d_model) if config.scale_embedding else 1.0
-    tables = weights["embeddings"]
-    x = stages[embedded(tables)]
-    grad, tree = encoder_backward(
-        grad, stages, x, batch.lengths, config.n_heads, ACTIVATIONS[config.activation], weights["layers"],
-        eps=config.eps, only=only, norm_first=config.norm_first, norm=weights.get("norm"),
-    )  # fmt: skip
-    grads = embeddings_backward(
-        grad, stages, batch.ids, batch.positions + config.first_position, batch.segments, **tables, eps=config.eps,
-        scale=scale, padding_idx=config.padding_idx,
-    )  # fmt: skip
-    return {"embeddings": grads, **tree}
-
-
-def embedded(tables: Mapping[str, Any]) -> str:
-    """The stage that the embeddings with these weights end in."""
-    last = "project" if "project" in tables else "norm" if "norm" in tables else "sum"
-    return f"embeddings.{last}"
-
-
-def last_rows(stages: Stages, weights: Mapping[str, Any], config: Config) -> np.ndarray:
-    """The encoder's last layer in a recording, (T, D) or (B, D)."""
-    if "norm" in weights:
-        return stages["norm"]
-    return stages[f"layers.{config.n_layers - 1}.{'ffn_residual' if config.norm_first else 'ffn_norm'}"]
+if TYPE_CHECKING:
+    from npformer.generation import Hypothesis
+    from npformer.text.translation_tokenizer import TranslationTokenizer
 
 
 class Output(dict[str, np.ndarray]):
@@ -174,14 +40,16 @@ class Output(dict[str, np.ndarray]):
             raise AttributeError(f"the model's answers are {', '.join(self)}, not {name}") from None
 
 
-class Model:
-    """A transformer encoder with its head, on NumPy arrays.
+class BaseModel(Runner):
+    """What all models are: a config, the weights that it describes, and what they run on.
 
-    config: sizes and names. weights: the nested dict of arrays that `forward` computes with. tokenizer: a
-    `tokenizers.Tokenizer`, read from the checkpoint's folder when first asked for. threads: cores to use, by default
+    config: sizes and names. weights: the nested dict of arrays that the forward computes with. folder: the
+    checkpoint's, from which the tokenizer is read when first asked for. threads: cores to use, by default
     NPFORMER_THREADS or all this process may use. same_bits: whether a text's numbers have the same bits alone and in
     any batch, by default as NPFORMER_SAME_BITS says, or True; False saves time where a CPU's kernels need care for it.
     """
+
+    config: Config
 
     def __init__(
         self,
@@ -191,19 +59,25 @@ class Model:
         threads: int | None = None,
         same_bits: bool | None = None,
     ) -> None:
+        super().__init__(threads, same_bits)
         self.config = config
         self.weights = weights
         self.folder = folder
-        self.threads = thread_count(threads)
-        self.same_bits = wants_same_bits(same_bits)
+
+    def _tokenizer_folder(self) -> Path:
+        if self.folder is None:
+            raise NpformerError("this model was made without a folder, so it has no tokenizer; give it token ids")
+        return self.folder
+
+
+class Model(BaseModel):
+    """A transformer encoder with its head, on NumPy arrays. Arguments as in `BaseModel`."""
 
     @cached_property
     def tokenizer(self) -> Any:
         from npformer.text.tokenizer import load_tokenizer
 
-        if self.folder is None:
-            raise NpformerError("this model was made without a folder, so it has no tokenizer; give it token ids")
-        return load_tokenizer(self.folder, self.config)
+        return load_tokenizer(self._tokenizer_folder(), self.config)
 
     @property
     def dtype(self) -> np.dtype:
@@ -226,58 +100,39 @@ class Model:
         if ids.ndim != (3 if self.config.head == "multiple-choice" else 2):
             expected = "(B, N, L)" if self.config.head == "multiple-choice" else "(L,) or (B, L)"
             raise NpformerError(f"input_ids: a {self.config.head} model takes {expected}, got {ids.shape}")
-        lead, width = ids.shape[:-1], ids.shape[-1]
-        rows = zip(ids.reshape(-1, width), mask.reshape(-1, width), segments.reshape(-1, width), strict=True)
-        texts = [Text(i[m], s[m], np.flatnonzero(m)) for i, m, s in rows]
         if self.config.head in POOLED_HEADS and not mask[..., 0].all():
             raise NpformerError(f"attention_mask: a {self.config.head} model reads the first token; one text masks it")
-        answers = self.run(texts)
+        lead, width = ids.shape[:-1], ids.shape[-1]
+        ids, mask, segments = (each.reshape(-1, width) for each in (ids, mask, segments))
+        answers = self.run(texts_of(ids, mask, segments))
         output = Output()
         for name in answers[0]:
             arrays = [answer[name] for answer in answers]
-            if self._per_token(name):
-                padded = np.zeros((len(arrays), width, *arrays[0].shape[1:]), self.dtype)
-                padded[mask] = np.concatenate(arrays)
-                output[name] = padded
-            else:
-                output[name] = np.stack(arrays)
+            output[name] = padded(arrays, mask) if self._per_token(name) else np.stack(arrays)
         if self.config.head == "multiple-choice":
             output["logits"] = output["logits"].reshape(lead)
         return output
 
     def run(self, texts: Sequence[Text]) -> list[dict[str, np.ndarray]]:
         """Each text's answers, without padding: the same bits for a text in any company, order or number of threads."""
-        self._check(texts)
-        if not texts:
-            return []
-        if listening():  # every stage once, whole, in the order given, on this thread
-            with self.cores(1):
-                return self._unpack(list(range(len(texts))), texts)
-        groups = shards([len(text) for text in texts], self.threads)
-        with self.cores(1):
-            if len(texts) == 1 and len(texts[0]) >= LONG * self.threads and hire(self.threads - 1) == self.threads - 1:
-                results = [self._unpack([0], texts, self.threads)]
-            elif len(groups) == 1:
-                with crew(self.threads):
-                    results = [self._unpack(groups[0], texts)]
-            else:
-                results = share([partial(self._unpack, group, texts) for group in groups], self.threads)
-        answers: list[dict[str, np.ndarray]] = [{}] * len(texts)
-        for group, result in zip(groups, results, strict=True):
-            for index, answer in zip(group, result, strict=True):
-                answers[index] = answer
-        return answers
+        c = self.config
+        check_texts(texts, c.max_length, c.vocab_size, c.n_segments)
+        lengths = [len(text) for text in texts]
+        some, rows_shared = lambda at: self._forward([texts[i] for i in at]), partial(self._forward, texts)
+        return self.in_shards(lengths, some, rows_shared)
 
-    @contextmanager
-    def cores(self, threads: int | None = None) -> Iterator[None]:
-        """BLAS held to one thread, a crew of all threads, or of fewer, and products as the model's same_bits says."""
-        crew_of = crew(self.threads if threads is None else threads)
-        with single_blas_thread(), crew_of, products(plain=not self.same_bits):
-            yield
-
-    def _unpack(self, group: list[int], texts: Sequence[Text], cores: int = 1) -> list[dict[str, np.ndarray]]:
-        batch = pack([texts[index] for index in group])
-        answers = forward(self.weights, self.config, batch, listening(), cores)
+    def _forward(self, texts: Sequence[Text], threads: int = 1) -> list[dict[str, np.ndarray]]:
+        """Each text's answers; threads: how many share the rows of one long text."""
+        batch = pack(texts)
+        if threads > 1:
+            pieces = batch.pieces(threads)
+            found = side_by_side([partial(forward, self.weights, self.config, piece) for piece in pieces])
+            answers = {name: np.concatenate([each[name] for each in found]) for name in found[0]}
+        elif listening():
+            answers = forward(self.weights, self.config, batch, every_row=True)
+        else:  # with rows of no text behind the others, so that no product need fill up its own
+            filled = batch.filled(kernel(self.dtype).rows(len(batch.ids)))
+            answers = forward(self.weights, self.config, filled)
         per_text = [batch.split(array) if self._per_token(name) else array for name, array in answers.items()]
         return [dict(zip(answers, arrays, strict=True)) for arrays in zip(*per_text, strict=True)]
 
@@ -285,21 +140,132 @@ class Model:
         """Whether an answer has a row for each token, rather than one for each text."""
         return self.config.head not in POOLED_HEADS and answer != "pooler_output"
 
-    def _check(self, texts: Sequence[Text]) -> None:
-        """Each text is non-empty, and its ids, segments and positions have rows in the tables."""
-        tables = {
-            "input_ids": ("ids", self.config.vocab_size, "the vocabulary"),
-            "token_type_ids": ("segments", max(self.config.n_segments, 1), "the segments"),
-            "position": ("positions", self.config.max_length, "the model's positions"),
-        }
-        for index, text in enumerate(texts):
-            if len(text) == 0:
-                raise NpformerError(f"input_ids: text {index} has no tokens")
-            if len(text) > self.config.max_length:
-                most = self.config.max_length
-                raise NpformerError(f"input_ids: text {index} has {len(text)} tokens, the model takes {most}")
-            for name, (field, size, where) in tables.items():
-                values = getattr(text, field)
-                if values is not None and not (values.min() >= 0 and values.max() < size):
-                    wrong = values[(values < 0) | (values >= size)][0]
-                    raise NpformerError(f"{name}: {wrong} of text {index} is outside {where}, 0 ... {size - 1}")
+
+class Seq2Seq(BaseModel):
+    """An encoder-decoder transformer on NumPy arrays. Arguments as in `BaseModel`; its head is "translation"."""
+
+    def __init__(
+        self,
+        config: Config,
+        weights: Mapping[str, Any],
+        folder: Path | None = None,
+        threads: int | None = None,
+        same_bits: bool | None = None,
+    ) -> None:
+        if config.head != "translation":
+            raise NpformerError(f"Seq2Seq takes an encoder-decoder with its projection, not a {config.head} model")
+        super().__init__(config, weights, folder, threads, same_bits)
+
+    @cached_property
+    def tokenizer(self) -> TranslationTokenizer:
+        from npformer.text.translation_tokenizer import load_tokenizer
+
+        return load_tokenizer(self._tokenizer_folder(), self.config)
+
+    @property
+    def dtype(self) -> np.dtype:
+        return self.weights["decoder"]["embeddings"]["token"]["weight"].dtype
+
+    def __repr__(self) -> str:
+        c = self.config
+        size = f"{c.n_layers} + {c.decoder.n_layers} layers, {c.n_heads} heads, width {c.d_model}, {self.dtype}"
+        return f"<npformer.Seq2Seq {c.model_type}: {size}>"
+
+    def __call__(
+        self,
+        input_ids: Any,
+        attention_mask: Any = None,
+        decoder_input_ids: Any = None,
+        decoder_attention_mask: Any = None,
+        labels: Any = None,
+    ) -> Output:
+        """Logits (B, L, V) of what follows each target token, and the encoder's output (B, S, D), padded with zeros.
+
+        Sources and targets: one sequence, a padded array with its mask, or a ragged list. Give decoder_input_ids, which
+        begin with the start token, or labels, which are shifted behind it (-100 at their end is padding).
+        Raises NpformerError for ids, masks or lengths the model cannot take.
+        """
+        ids, mask, _ = as_padded(input_ids, attention_mask, None)
+        if (decoder_input_ids is None) == (labels is None):
+            raise NpformerError("give decoder_input_ids or labels, one of the two")
+        if labels is not None:
+            if decoder_attention_mask is not None:
+                raise NpformerError("decoder_attention_mask: labels need none; -100 marks what is no token")
+            decoder_input_ids, decoder_attention_mask = self._shifted(labels)
+        target_ids, target_mask, _ = as_padded(decoder_input_ids, decoder_attention_mask, None)
+        if ids.ndim != 2 or target_ids.ndim != 2 or len(ids) != len(target_ids):
+            got = f"{target_ids.shape} for {ids.shape}"
+            raise NpformerError(f"decoder_input_ids: expected a target for each source, got {got}")
+        pairs = zip(texts_of(ids, mask), texts_of(target_ids, target_mask), strict=True)
+        answers = self.run(list(pairs))
+        masks = {"logits": target_mask, "encoder_last_hidden_state": mask}
+        return Output({name: padded([answer[name] for answer in answers], where) for name, where in masks.items()})
+
+    def _shifted(self, labels: Any) -> tuple[list[np.ndarray], None]:
+        """The decoder's input for each row of labels: start, label, ..., without the last."""
+        several = isinstance(labels, list | tuple | np.ndarray) and len(labels) and np.ndim(labels[0])
+        rows = []
+        for row in map(np.asarray, labels if several else [labels]):
+            if row.ndim != 1 or row.dtype.kind not in "iu":
+                raise NpformerError(f"labels: expected token ids, a row or several, got shape {row.shape}, {row.dtype}")
+            count = int((row != IGNORED).sum())
+            if not count or (row[:count] == IGNORED).any():
+                raise NpformerError("labels: expected at least one in each row, and -100 behind the last alone")
+            # The others are what the decoder is given, and checked as that.
+            if not 0 <= row[count - 1] < self.config.decoder.vocab_size:
+                raise NpformerError(f"labels: {row[count - 1]} is outside 0 ... {self.config.decoder.vocab_size - 1}")
+            rows.append(shift(row[:count], self.config.decoder.start_id, 0)[0][:-1])
+        return rows, None
+
+    def run(self, pairs: Sequence[tuple[Text, Text]]) -> list[dict[str, np.ndarray]]:
+        """Each (source, target)'s answers without padding: logits (L, V), encoder_last_hidden_state (S, D).
+
+        The same bits for a pair in any company, order or number of threads, and step by step in `generate`.
+        """
+        self._check_sources([source for source, _ in pairs])
+        targets = [target for _, target in pairs]
+        check_texts(targets, self.config.max_length, self.config.decoder.vocab_size, name="decoder_input_ids")
+
+        def work(indices: list[int]) -> list[dict[str, np.ndarray]]:
+            source, target = (pack(texts) for texts in zip(*(pairs[i] for i in indices), strict=True))
+            answers = transformer(self.weights, self.config, source, target)
+            logits = target.split(answers["logits"])
+            states = source.split(answers["encoder_last_hidden_state"])
+            return [{"logits": a, "encoder_last_hidden_state": b} for a, b in zip(logits, states, strict=True)]
+
+        return self.in_shards([len(source) + len(target) for source, target in pairs], work)
+
+    def encode(self, sources: Sequence[Text]) -> list[np.ndarray]:
+        """The encoder's output for each source, (S, D); the same bits in any company."""
+        self._check_sources(sources)
+
+        def work(indices: list[int]) -> list[np.ndarray]:
+            batch = pack([sources[i] for i in indices])
+            return batch.split(encode_source(self.weights, self.config, batch))
+
+        return self.in_shards([len(source) for source in sources], work)
+
+    def _check_sources(self, sources: Sequence[Text]) -> None:
+        check_texts(sources, self.config.max_length, self.config.vocab_size)
+
+    def generate(self, sources: Any, attention_mask: Any = None, **settings: Any) -> list[list[Hypothesis]]:
+        """Targets for one source's ids, a padded array's with its mask, or a list of them: `generation.generate`."""
+        from npformer.generation import generate
+
+        return generate(self, self.sources(sources, attention_mask), **settings)
+
+    def stream(self, source: Any, **settings: Any) -> Iterator[int]:
+        """The target's tokens of one source as they are found, greedily or sampled: `generation.stream`."""
+        from npformer.generation import stream
+
+        sources = self.sources(source)
+        if len(sources) != 1:
+            raise NpformerError(f"stream: one source at a time, got {len(sources)}")
+        return stream(self, sources[0], **settings)
+
+    def sources(self, input_ids: Any, attention_mask: Any = None) -> list[Text]:
+        """What a caller hands the model as texts: as in `__call__`."""
+        ids, mask, _ = as_padded(input_ids, attention_mask, None)
+        if ids.ndim != 2:
+            raise NpformerError(f"input_ids: expected (S,) or (B, S), got {ids.shape}")
+        return texts_of(ids, mask)

@@ -22,13 +22,13 @@ from npformer.checkpoint import load_folder
 from npformer.checkpoint import tree as layout
 from npformer.encoder import encoder, encoder_backward
 from npformer.functions import SparseRows, embedding_backward, layer_norm_backward, linear_backward
-from npformer.model import backward, forward
 from npformer.runtime.batch import Text, pack
 from npformer.tap import listen
 from npformer.tape import Recording
 from npformer.training import Example, HeadLoss, Trainable, initialise
 from npformer.training.gradients import gradients
 from npformer.training.losses import TranslationLoss
+from npformer.transformer import backward, forward
 from tests.golden import gradients as given
 from tests.support import tiny, torch_values
 from tests.support.seq2seq_models import golden_model

@@ -17,7 +17,7 @@ from npformer.checkpoint.read import CONFIG, load_folder
 from npformer.checkpoint.tree import parameter_dtype
 from npformer.checks import nearest
 from npformer.errors import NpformerError
-from npformer.model import Model
+from npformer.model import Model, Seq2Seq
 from npformer.runtime.threads import thread_count, wants_same_bits
 
 #: The project's own models. A checkout has both, an install the first, unless it was left out.
@@ -33,8 +33,10 @@ def load(
     threads: int | None = None,
     head: str | None = None,
     same_bits: bool | None = None,
-) -> Model:
+) -> Model | Any:
     """The model that `name` means: a bundled model's name, a local folder, or a hub id such as "owner/model".
+
+    A `Model`, or a `Seq2Seq` where the checkpoint is an encoder-decoder for translation.
 
     revision: a branch, tag or commit on the hub. offline: use no network, only what is in the cache. dtype: float32,
     or float64 for a model that computes in double throughout. threads: as in `Model`. head: the head to read, such as
@@ -52,8 +54,6 @@ def load(
             "gives its config and weights, for the functions of npformer.attention, encoder and decoder"
         )
     if config.head == "translation":
-        from npformer.seq2seq import Seq2Seq
-
         return Seq2Seq(config, weights, folder, threads, same_bits)
     return Model(config, weights, folder, threads, same_bits)
 

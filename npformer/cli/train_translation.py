@@ -10,7 +10,7 @@ from npformer.cli import recipes
 from npformer.cli.arguments import THREADS, add_options, whole
 from npformer.cli.process import complain
 from npformer.families.transformer import residual_rates
-from npformer.seq2seq import Seq2Seq
+from npformer.model import Seq2Seq
 from npformer.training import Recipe, Trainable, Trainer, TranslationLoss, initialise
 from npformer.training.data import encode_pairs, read_pairs
 from npformer.training.metrics import evaluate_translation

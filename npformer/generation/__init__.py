@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -17,8 +17,10 @@ from npformer.generation.logits import Projection
 from npformer.generation.search import Hypothesis, beam_search, rows
 from npformer.generation.settings import Settings, resolve
 from npformer.runtime.batch import Text
-from npformer.seq2seq import Seq2Seq
 from npformer.tap import listen
+
+if TYPE_CHECKING:
+    from npformer.model import Seq2Seq
 
 __all__ = ["Hypothesis", "Settings", "cross_attentions", "generate", "padded", "stream"]
 

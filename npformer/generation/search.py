@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -16,7 +17,10 @@ from npformer.generation.logits import Projection, best, check_choice, greedy
 from npformer.generation.processors import Processors, narrow
 from npformer.generation.settings import Settings
 from npformer.runtime.batch import Batch
-from npformer.seq2seq import Seq2Seq, decode_target
+from npformer.transformer import decode_target
+
+if TYPE_CHECKING:
+    from npformer.model import Seq2Seq
 
 
 @dataclass

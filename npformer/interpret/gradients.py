@@ -18,11 +18,12 @@ import numpy as np
 from npformer.checks import whole
 from npformer.errors import NpformerError
 from npformer.interpret.attribution import Method, Target, on_tokens, target
-from npformer.model import Model, backward, embedded, forward
+from npformer.model import Model
 from npformer.runtime.batch import Batch, Text, pack
 from npformer.runtime.threads import share, single_blas_thread
 from npformer.tap import listen, listening
 from npformer.tape import Edit, Pullback, Recording, Stages
+from npformer.transformer import backward, embedded, forward
 
 TOKENS = 1024  # of a forward and its backward: more would only take more memory
 FRAME = ("[CLS]", "[SEP]", "<s>", "</s>")  # tokens that stand around every text, and around none

@@ -26,10 +26,11 @@ from npformer.families import read_config, write_config
 from npformer.functions import softmax
 from npformer.interpret import stages as table
 from npformer.interpret.summary import COLUMNS, NUMBERS, StageSummary, Table, summary
-from npformer.model import POOLED_HEADS, Model
+from npformer.model import Model, Seq2Seq
 from npformer.runtime.batch import Text
 from npformer.tap import listen, tap
 from npformer.text.encoding import read_texts
+from npformer.transformer import POOLED_HEADS
 
 INPUTS = ("ids", "lengths")  # the first taps of a forward: what it computes from, no stages
 RUNS = ("query_heads", "key_heads", "value_heads", "scores", "weights", "context")  # fire once a run of equal lengths
@@ -263,7 +264,7 @@ def trace(model: Model | None = None, text: Any = None, stages: str | Iterable[s
     """
     if model is None:
         return Trace(stages)
-    if not isinstance(model, Model):
+    if not isinstance(model, Model | Seq2Seq):
         raise NpformerError(f"trace: expected a model, such as npformer.load({str(model)!r:.60}), got {model!r:.60}")
     if text is None:
         raise NpformerError("trace: expected a text to run the model on; trace(model, text), or with trace() as t: ...")

@@ -10,8 +10,8 @@ import numpy as np
 from npformer.errors import NpformerError
 from npformer.generation import generate
 from npformer.interpret.trace import Trace
+from npformer.model import Seq2Seq
 from npformer.runtime.batch import Text
-from npformer.seq2seq import Seq2Seq
 from npformer.text.encoding import SourceEncoder
 from npformer.text.inputs import Pair, as_text_or_pair
 

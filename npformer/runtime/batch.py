@@ -9,7 +9,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 
@@ -51,19 +50,19 @@ class Batch:
     positions: np.ndarray
     segments: np.ndarray
     lengths: np.ndarray
+    begins: bool = True  # False: a later piece of one text
 
     @property
     def first(self) -> np.ndarray:
         """The row of each text's first token, (B,)."""
-        return np.cumsum(self.lengths) - self.lengths
+        return (np.cumsum(self.lengths) - self.lengths)[: len(self.lengths) if self.begins else 0]
 
     def pieces(self, count: int) -> list[Batch]:
         """One text's rows in `count` pieces, for as many cores to work on side by side."""
         edges = [len(self.ids) * index // count for index in range(count + 1)]
-        cuts = [slice(*edge) for edge in pairwise(edges)]
         return [
-            Batch(self.ids[cut], self.positions[cut], self.segments[cut], lengths=np.array([cut.stop - cut.start]))
-            for cut in cuts
+            Batch(self.ids[a:b], self.positions[a:b], self.segments[a:b], np.array([b - a]), begins=a == 0)
+            for a, b in pairwise(edges)
         ]
 
     def filled(self, count: int) -> Batch:
@@ -74,7 +73,7 @@ class Batch:
 
     def split(self, rows: np.ndarray) -> list[np.ndarray]:
         """Packed rows (T, ...) as one array (L, ...) a text."""
-        return np.split(rows, self.first[1:])
+        return [rows[end - length : end] for length, end in zip(self.lengths, np.cumsum(self.lengths), strict=True)]
 
 
 def pack(texts: Sequence[Text]) -> Batch:
@@ -110,76 +109,3 @@ def alike(lengths: Sequence[tuple[int, ...]], count: int) -> list[list[int]]:
         groups[-1].append(index)
         taken += sum(lengths[index])
     return groups
-
-
-# --- what a caller hands a model -------------------------------------------------------------------------------------
-
-
-def as_padded(input_ids: Any, attention_mask: Any, token_type_ids: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """ids, boolean mask and segments of one shape, (B, L) or (B, N, L); one sequence becomes a batch of one.
-
-    A ragged list of sequences is padded on the right, its mask made from the lengths.
-    """
-    if _is_ragged(input_ids):
-        if attention_mask is not None:
-            raise NpformerError("attention_mask: a ragged list of input_ids needs none; its sequences are whole")
-        lengths = [len(sequence) for sequence in input_ids]
-        mask = np.arange(max(lengths)) < np.array(lengths)[:, None]
-        ids = _filled("input_ids", input_ids, mask)
-        segments = np.zeros_like(ids) if token_type_ids is None else _filled("token_type_ids", token_type_ids, mask)
-        return ids, mask, segments
-    ids = _integers("input_ids", input_ids)
-    mask = np.ones(ids.shape, bool) if attention_mask is None else _mask(attention_mask, ids.shape)
-    segments = np.zeros_like(ids) if token_type_ids is None else _integers("token_type_ids", token_type_ids)
-    if segments.shape != ids.shape:
-        raise NpformerError(f"token_type_ids: expected the shape of input_ids, {ids.shape}, got {segments.shape}")
-    if ids.ndim == 0:
-        raise NpformerError("input_ids: expected a sequence of token ids, got one number, of shape ()")
-    if not mask.any(axis=-1).all():
-        row = int(np.flatnonzero(~mask.any(axis=-1))[0])
-        raise NpformerError(f"attention_mask: row {row} is all zeros; a text has at least one token")
-    return (ids[None], mask[None], segments[None]) if ids.ndim == 1 else (ids, mask, segments)
-
-
-def _is_ragged(input_ids: Any) -> bool:
-    if not isinstance(input_ids, list | tuple) or not input_ids:
-        return False
-    if not all(isinstance(each, list | tuple | np.ndarray) and np.ndim(each[:1]) == 1 for each in input_ids):
-        return False
-    return len({len(each) for each in input_ids}) > 1
-
-
-def _integers(name: str, values: Any) -> np.ndarray:
-    try:
-        array = np.asarray(values)
-    except ValueError:
-        raise NpformerError(f"{name}: expected whole numbers, one sequence or a list of them") from None
-    if array.size == 0:
-        raise NpformerError(f"{name}: expected at least one token, got shape {array.shape}")
-    if not np.issubdtype(array.dtype, np.integer):
-        raise NpformerError(f"{name}: expected whole numbers, got {array.dtype}")
-    return array
-
-
-def _filled(name: str, sequences: Sequence[Any], mask: np.ndarray) -> np.ndarray:
-    if not isinstance(sequences, list | tuple) or len(sequences) != len(mask):
-        raise NpformerError(f"{name}: expected a list of {len(mask)} sequences, one for each of input_ids")
-    padded = np.zeros(mask.shape, np.int64)
-    for row, (sequence, kept) in enumerate(zip(sequences, mask, strict=True)):
-        values = _integers(f"{name}[{row}]", sequence)
-        if values.shape != (kept.sum(),):
-            raise NpformerError(f"{name}[{row}]: expected {kept.sum()} tokens, got shape {values.shape}")
-        padded[row, kept] = values
-    return padded
-
-
-def _mask(attention_mask: Any, shape: tuple[int, ...]) -> np.ndarray:
-    try:
-        mask = np.asarray(attention_mask)
-    except ValueError:
-        raise NpformerError(f"attention_mask: expected the shape of input_ids, {shape}, got a ragged list") from None
-    if mask.shape != shape:
-        raise NpformerError(f"attention_mask: expected the shape of input_ids, {shape}, got {mask.shape}")
-    if not np.isin(mask, (0, 1)).all():
-        raise NpformerError("attention_mask: expected zeros and ones")
-    return mask.astype(bool)

@@ -1,7 +1,7 @@
 """The cores a call may use: helper threads that take shards of a batch, or parts of one product.
 
 NumPy releases the interpreter's lock inside its loops, so threads are enough. While they work, BLAS is held to one
-thread each and put back afterwards. `batch.py` cuts the shards; products, attention and element-wise formulas `fork`.
+thread each and put back afterwards. `runner.py` shares out shards; products, attention and activations `fork`.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from npformer.checkpoint.read import CONFIG, read_json
 from npformer.checks import unknown
 from npformer.errors import NpformerError
 from npformer.families import encoders, read_config
-from npformer.model import Model
+from npformer.model import Model, Seq2Seq
 
 if TYPE_CHECKING:  # a task's own modules wait until one is asked for: `import npformer` is quick
     from npformer.tasks.task import Task
@@ -63,7 +63,7 @@ WANTED = {
 
 def pipeline(
     task: str | None = None,
-    model: str | Path | Model | None = None,
+    model: str | Path | Model | Seq2Seq | None = None,
     threads: int | None = None,
     *,
     revision: str | None = None,
@@ -82,9 +82,9 @@ def pipeline(
     Raises NpformerError for an unknown task or option, and for a model that does not fit the task.
     """
     name = None if task is None else _known(task)
-    if isinstance(model, Model):
+    if isinstance(model, Model | Seq2Seq):
         kind = _class(name or _task_of(model.config.head))
-        made = model if threads is None else _with_threads(model, threads)
+        made: Any = model if threads is None else _with_threads(model, threads)
     else:
         from npformer.checkpoint.load import find_folder, load
 
@@ -151,7 +151,7 @@ def _names_head(folder: Path) -> bool:
     return bool(described.get("architectures")) or described.get("model_type") not in encoders()
 
 
-def _with_threads(model: Model, threads: int) -> Model:
+def _with_threads(model: Any, threads: int) -> Any:
     made = type(model)(model.config, model.weights, model.folder, threads, model.same_bits)
     if "tokenizer" in vars(model):
         made.tokenizer = model.tokenizer

@@ -14,8 +14,7 @@ from npformer.checks import unknown
 from npformer.errors import NpformerError, warn
 from npformer.generation import Hypothesis, generate, stream
 from npformer.generation.settings import NAMES, resolve
-from npformer.model import Model
-from npformer.seq2seq import Seq2Seq
+from npformer.model import Model, Seq2Seq
 from npformer.tasks.habits import translated
 from npformer.tasks.options import Options
 from npformer.tasks.task import WINDOW, InputError, Request, Task
@@ -49,9 +48,9 @@ class Translation(Task):
     head = "translation"
     options_type = TranslationOptions
     has_windows = False
-    model: Seq2Seq
+    model: Seq2Seq  # type: ignore[assignment]
 
-    def __init__(self, model: Model, **options: Any) -> None:
+    def __init__(self, model: Model | Seq2Seq, **options: Any) -> None:
         if not isinstance(model, Seq2Seq):
             raise NpformerError(f"{self.name} takes an encoder-decoder, this one is a {model.config.head} model")
         self.model = model

@@ -16,11 +16,10 @@ from npformer.config import Config
 from npformer.decoder import shift
 from npformer.errors import NpformerError
 from npformer.functions import IGNORED, cross_entropy, cross_entropy_backward, log_softmax
-from npformer.model import backward, forward
 from npformer.runtime.batch import Text, pack
-from npformer.seq2seq import transformer, transformer_backward
 from npformer.tap import listen, listening
 from npformer.tape import Edit, Recording
+from npformer.transformer import backward, forward, transformer, transformer_backward
 
 E = TypeVar("E", contravariant=True)
 

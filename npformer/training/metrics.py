@@ -8,9 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from npformer.functions import cross_entropy
-from npformer.model import Model
+from npformer.model import Model, Seq2Seq
 from npformer.runtime.batch import Text
-from npformer.seq2seq import Seq2Seq
 from npformer.training.losses import Example, teacher_forced
 
 TEXTS = 1024  # handed to the model at a time

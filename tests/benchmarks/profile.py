@@ -21,9 +21,9 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from npformer import model as model_module
 from npformer.functions import ACTIVATIONS
 from npformer.model import Model
+from npformer.runtime import runner as runner_module
 from npformer.runtime import threads as threads_module
 from tests.benchmarks import measure, sizes, table
 
@@ -43,7 +43,7 @@ CLOCKS = (
     ("npformer.attention", "attend", HEADS),
     ("npformer.encoder", "layer_norm", NORM),
     ("npformer.encoder", "encoder_layer", LAYER),
-    ("npformer.model", "embeddings", TABLES),
+    ("npformer.transformer", "embeddings", TABLES),
 )
 ATTENTION = (SCORES, SOFTMAX, HEADS)
 LENGTHS = (8, 16, 32, 64, 128, 256, 512)
@@ -97,7 +97,7 @@ def profile(model: Model, lengths: list[int], seconds: float) -> dict[str, float
         for name, attribute, stage in CLOCKS:
             module = importlib.import_module(name)
             stack.enter_context(mock.patch.object(module, attribute, clocks.timed(stage, getattr(module, attribute))))
-        for module in (threads_module, model_module):
+        for module in (threads_module, runner_module):
             stack.enter_context(mock.patch.object(module, "share", clocks.sharing(module.share)))
         timed = {name: clocks.timed(GELU, function) for name, function in ACTIVATIONS.items()}
         stack.enter_context(mock.patch.dict(ACTIVATIONS, timed))

@@ -21,8 +21,8 @@ from typing import Any
 import numpy as np
 
 from npformer.checkpoint.load import load
+from npformer.model import Seq2Seq
 from npformer.runtime.threads import available_cores
-from npformer.seq2seq import Seq2Seq
 from tests.benchmarks import measure, table
 from tests.benchmarks.models import Contender
 

@@ -23,7 +23,7 @@ from npformer.encoder import encoder, encoder_layer, sinusoidal_positions
 from npformer.errors import NpformerError
 from npformer.families import read_config, torch_nn, write_config
 from npformer.functions import ACTIVATIONS
-from npformer.seq2seq import Seq2Seq
+from npformer.model import Seq2Seq
 from tests.golden import seq2seq_cases as cases
 from tests.support import torch_values
 

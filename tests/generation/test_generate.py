@@ -18,8 +18,8 @@ from npformer.generation import Hypothesis, padded
 from npformer.generation.logits import Projection, top
 from npformer.generation.processors import narrow
 from npformer.generation.settings import Settings
+from npformer.model import Seq2Seq
 from npformer.runtime.batch import Text
-from npformer.seq2seq import Seq2Seq
 from npformer.tap import listen
 from tests.golden import seq2seq_cases as cases
 from tests.support import torch_values

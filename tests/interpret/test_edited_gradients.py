@@ -25,12 +25,13 @@ from npformer.interpret.edit import (
 )
 from npformer.interpret.gradients import slope
 from npformer.interpret.trace import Trace, texts_of, trace
-from npformer.model import Model, backward, forward
+from npformer.model import Model
 from npformer.runtime.batch import Text, pack
 from npformer.tap import listen
 from npformer.tape import Recording
 from npformer.training import Dropout, Example, Gradients, HeadLoss, Trainable, gradients, initialise
 from npformer.training.losses import TranslationLoss
+from npformer.transformer import backward, forward
 from tests.golden import gradients as given
 from tests.golden import seq2seq_cases as cases
 from tests.support import tiny

@@ -23,9 +23,8 @@ from npformer.functions import softmax
 from npformer.interpret import stages
 from npformer.interpret.edit import edit
 from npformer.interpret.trace import Trace, trace
-from npformer.model import Model, embedded
+from npformer.model import Model, Seq2Seq, embedded
 from npformer.runtime.batch import Text
-from npformer.seq2seq import Seq2Seq
 from npformer.tap import tap
 from npformer.tasks import Pair
 from tests.support import tiny
@@ -236,7 +235,7 @@ def test_taps_cost_less_than_a_hundredth_of_a_short_forward(monkeypatch: pytest.
     model = npformer.load("distilbert-sst2")
     text = [Text(np.array([101, 1045, 2293, 3256, 6949, 102]))]
     forward = min(timeit.repeat(lambda: model.run(text), number=1, repeat=60))
-    modules = [sys.modules[f"npformer.{name}"] for name in ("attention", "encoder", "heads", "model")]
+    modules = [sys.modules[f"npformer.{name}"] for name in ("attention", "encoder", "heads", "transformer")]
     count: Counter[str] = Counter()
     for name, right in (("tap", tap), ("scope", npformer.scope)):
         for module in modules:

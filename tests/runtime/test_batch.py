@@ -1,4 +1,4 @@
-"""Packing and shards, and every form in which a caller may hand over token ids."""
+"""Packing and shards."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from npformer.errors import NpformerError
-from npformer.runtime.batch import SHARD, SMALL_SHARD, Text, as_padded, pack, shards
+from npformer.runtime.batch import SHARD, SMALL_SHARD, Text, pack, shards
 
 pytestmark = pytest.mark.numbers
 
@@ -91,78 +91,6 @@ def test_few_tokens_are_one_shard() -> None:
 @pytest.mark.parametrize("threads", [1, 2, 3])
 def test_every_thread_has_a_shard(threads: int) -> None:
     assert len(shards([100] * 30, threads)) % threads == 0
-
-
-# --- what a caller hands a model -------------------------------------------------------------------------------------
-
-
-def shapes(*args: Any) -> tuple[list, list, list]:
-    ids, mask, segments = as_padded(*args)
-    assert ids.shape == mask.shape == segments.shape
-    assert mask.dtype == bool
-    return ids.tolist(), mask.astype(int).tolist(), segments.tolist()
-
-
-@pytest.mark.parametrize("ids", [[1, 2, 3], (1, 2, 3), np.array([1, 2, 3]), np.array([1, 2, 3], np.uint8)])
-def test_one_sequence(ids: Any) -> None:
-    assert shapes(ids, None, None) == ([[1, 2, 3]], [[1, 1, 1]], [[0, 0, 0]])
-    assert shapes(ids, [1, 0, 1], [0, 1, 1]) == ([[1, 2, 3]], [[1, 0, 1]], [[0, 1, 1]])
-
-
-@pytest.mark.parametrize("mask", [[[1, 1], [1, 0]], np.array([[True, True], [True, False]]), [[1.0, 1.0], [1.0, 0.0]]])
-def test_a_padded_array(mask: Any) -> None:
-    assert shapes([[1, 2], [3, 0]], mask, None) == ([[1, 2], [3, 0]], [[1, 1], [1, 0]], [[0, 0], [0, 0]])
-
-
-@pytest.mark.parametrize(
-    "ids", [[[1, 2], [3]], [np.array([1, 2]), np.array([3])], ([1, 2], (3,)), [np.array([1, 2], np.int32), [3]]]
-)
-def test_a_ragged_list(ids: Any) -> None:
-    assert shapes(ids, None, None) == ([[1, 2], [3, 0]], [[1, 1], [1, 0]], [[0, 0], [0, 0]])
-    assert shapes(ids, None, [[0, 1], [1]]) == ([[1, 2], [3, 0]], [[1, 1], [1, 0]], [[0, 1], [1, 0]])
-
-
-def test_choices() -> None:
-    ids, mask, _ = as_padded(np.ones((2, 3, 4), int), None, None)
-    assert ids.shape == mask.shape == (2, 3, 4)
-
-
-@pytest.mark.parametrize(
-    ("given_", "words"),
-    [
-        (([],), ["input_ids"]),
-        (([[]],), ["input_ids", "at least one"]),
-        (([[1], []],), ["input_ids[1]", "at least one"]),
-        ((5,), ["input_ids", "()"]),
-        (("text",), ["input_ids", "whole numbers"]),
-        ((["a", "b"],), ["input_ids", "whole numbers"]),
-        (([1.5, 2],), ["input_ids", "whole numbers", "float64"]),
-        (([True, False],), ["input_ids", "whole numbers", "bool"]),
-        (([1, None],), ["input_ids", "whole numbers"]),
-        ((None,), ["input_ids", "whole numbers"]),
-        (([2**80, 1],), ["input_ids", "whole numbers"]),
-        (([[1, 2], 3],), ["input_ids", "whole numbers"]),
-        (([[1, 2], ["a"]],), ["input_ids[1]", "whole numbers"]),
-        (([[[1, 2], [3]], [[4], [5]]],), ["input_ids", "whole numbers"]),
-        (([[1, 2], [3, 4]], [1, 1]), ["attention_mask", "(2, 2)", "(2,)"]),
-        (([[1, 2], [3, 4]], [[1, 1], [1]]), ["attention_mask"]),
-        (([[1, 2], [3, 4]], [[1, 2], [1, 0]]), ["attention_mask", "zeros and ones"]),
-        (([[1, 2], [3, 4]], [[1, np.nan], [1, 0]]), ["attention_mask", "zeros and ones"]),
-        (([[1, 2], [3, 4]], [["1", "1"], ["1", "0"]]), ["attention_mask", "zeros and ones"]),
-        (([[1, 2], [3, 4]], [[1, 1], [0, 0]]), ["attention_mask", "row 1", "all zeros"]),
-        (([[[1, 2]], [[3, 4]]], [[[1, 1]], [[0, 0]]]), ["attention_mask", "row 1", "all zeros"]),
-        (([1, 2], None, [0]), ["token_type_ids", "(2,)", "(1,)"]),
-        (([1, 2], None, [0.0, 1.0]), ["token_type_ids", "whole numbers", "float64"]),
-        (([[1, 2], [3]], [[1, 1], [1]]), ["attention_mask", "ragged"]),
-        (([[1, 2], [3]], None, [[0, 0], [0, 0]]), ["token_type_ids[1]", "1", "(2,)"]),
-        (([[1, 2], [3]], None, [[0, 0]]), ["token_type_ids", "2 sequences"]),
-        (([[1, 2], [3]], None, 0), ["token_type_ids"]),
-    ],
-)
-def test_errors_name_the_argument_and_what_came(given_: tuple, words: list[str]) -> None:
-    with pytest.raises(NpformerError) as caught:
-        as_padded(*given_, *[None] * (3 - len(given_)))
-    assert [word for word in words if word not in str(caught.value)] == []
 
 
 def test_a_batch_that_is_filled_up_has_the_same_texts() -> None:

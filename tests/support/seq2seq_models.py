@@ -14,7 +14,7 @@ from npformer.checkpoint import tree as layout
 from npformer.config import Decoder
 from npformer.families import read_config
 from npformer.families.torch_nn import TORCH_MODULES
-from npformer.seq2seq import Seq2Seq
+from npformer.model import Seq2Seq
 from tests.golden import seq2seq_cases as cases
 from tests.support import tiny
 

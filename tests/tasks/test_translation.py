@@ -15,7 +15,7 @@ import pytest
 import npformer
 from npformer.cli import main
 from npformer.errors import NpformerError
-from npformer.seq2seq import Seq2Seq
+from npformer.model import Seq2Seq
 from npformer.tasks.task import InputError
 from npformer.tasks.translation import Translation
 from tests.support.seq2seq_models import MARIAN_FILES as FILES

@@ -13,7 +13,6 @@ from npformer.checkpoint import tree as layout
 from npformer.errors import NpformerError
 from npformer.families.transformer import residual_rates
 from npformer.functions import SparseRows
-from npformer.model import forward
 from npformer.runtime.batch import Text
 from npformer.training import (
     Adam,
@@ -34,6 +33,7 @@ from npformer.training import (
 )  # fmt: skip
 from npformer.training.gradients import cut
 from npformer.training.start import as_distilbert
+from npformer.transformer import forward
 from tests.golden import gradients as given
 from tests.support import tiny, torch_values
 

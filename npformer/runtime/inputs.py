@@ -1,0 +1,120 @@
+"""What a caller hands a model: one sequence of ids, a padded array with its mask, or a ragged list; and its check.
+
+`as_padded` gives them all one form, `texts_of` takes the padding away, `padded` puts it back around the answers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from npformer.errors import NpformerError
+from npformer.runtime.batch import Text
+
+
+def as_padded(input_ids: Any, attention_mask: Any, token_type_ids: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """ids, boolean mask and segments of one shape, (B, L) or (B, N, L); one sequence becomes a batch of one.
+
+    A ragged list of sequences is padded on the right, its mask made from the lengths.
+    """
+    if _is_ragged(input_ids):
+        if attention_mask is not None:
+            raise NpformerError("attention_mask: a ragged list of input_ids needs none; its sequences are whole")
+        lengths = [len(sequence) for sequence in input_ids]
+        mask = np.arange(max(lengths)) < np.array(lengths)[:, None]
+        ids = _filled("input_ids", input_ids, mask)
+        segments = np.zeros_like(ids) if token_type_ids is None else _filled("token_type_ids", token_type_ids, mask)
+        return ids, mask, segments
+    ids = _integers("input_ids", input_ids)
+    mask = np.ones(ids.shape, bool) if attention_mask is None else _mask(attention_mask, ids.shape)
+    segments = np.zeros_like(ids) if token_type_ids is None else _integers("token_type_ids", token_type_ids)
+    if segments.shape != ids.shape:
+        raise NpformerError(f"token_type_ids: expected the shape of input_ids, {ids.shape}, got {segments.shape}")
+    if ids.ndim == 0:
+        raise NpformerError("input_ids: expected a sequence of token ids, got one number, of shape ()")
+    if not mask.any(axis=-1).all():
+        row = int(np.flatnonzero(~mask.any(axis=-1))[0])
+        raise NpformerError(f"attention_mask: row {row} is all zeros; a text has at least one token")
+    return (ids[None], mask[None], segments[None]) if ids.ndim == 1 else (ids, mask, segments)
+
+
+def _is_ragged(input_ids: Any) -> bool:
+    if not isinstance(input_ids, list | tuple) or not input_ids:
+        return False
+    if not all(isinstance(each, list | tuple | np.ndarray) and np.ndim(each[:1]) == 1 for each in input_ids):
+        return False
+    return len({len(each) for each in input_ids}) > 1
+
+
+def _integers(name: str, values: Any) -> np.ndarray:
+    try:
+        array = np.asarray(values)
+    except ValueError:
+        raise NpformerError(f"{name}: expected whole numbers, one sequence or a list of them") from None
+    if array.size == 0:
+        raise NpformerError(f"{name}: expected at least one token, got shape {array.shape}")
+    if not np.issubdtype(array.dtype, np.integer):
+        raise NpformerError(f"{name}: expected whole numbers, got {array.dtype}")
+    return array
+
+
+def _filled(name: str, sequences: Sequence[Any], mask: np.ndarray) -> np.ndarray:
+    if not isinstance(sequences, list | tuple) or len(sequences) != len(mask):
+        raise NpformerError(f"{name}: expected a list of {len(mask)} sequences, one for each of input_ids")
+    padded = np.zeros(mask.shape, np.int64)
+    for row, (sequence, kept) in enumerate(zip(sequences, mask, strict=True)):
+        values = _integers(f"{name}[{row}]", sequence)
+        if values.shape != (kept.sum(),):
+            raise NpformerError(f"{name}[{row}]: expected {kept.sum()} tokens, got shape {values.shape}")
+        padded[row, kept] = values
+    return padded
+
+
+def _mask(attention_mask: Any, shape: tuple[int, ...]) -> np.ndarray:
+    try:
+        mask = np.asarray(attention_mask)
+    except ValueError:
+        raise NpformerError(f"attention_mask: expected the shape of input_ids, {shape}, got a ragged list") from None
+    if mask.shape != shape:
+        raise NpformerError(f"attention_mask: expected the shape of input_ids, {shape}, got {mask.shape}")
+    if not np.isin(mask, (0, 1)).all():
+        raise NpformerError("attention_mask: expected zeros and ones")
+    return mask.astype(bool)
+
+
+def texts_of(ids: np.ndarray, mask: np.ndarray, segments: np.ndarray | None = None) -> list[Text]:
+    """The rows of ids (B, L) as texts without padding: the mask's tokens, at the places where they stand."""
+    places = [np.flatnonzero(row) for row in mask]
+    types = [None] * len(ids) if segments is None else [row[at] for row, at in zip(segments, places, strict=True)]
+    return [Text(row[at], each, at) for row, each, at in zip(ids, types, places, strict=True)]
+
+
+def padded(texts: Sequence[np.ndarray], mask: np.ndarray) -> np.ndarray:
+    """Each text's rows (L, ...) where its tokens stand in the mask (B, L), and zeros elsewhere: (B, L, ...)."""
+    rows = np.concatenate(texts)
+    table = np.zeros((*mask.shape, *rows.shape[1:]), rows.dtype)
+    table[mask] = rows
+    return table
+
+
+def check_texts(
+    texts: Sequence[Text], max_length: int, vocab_size: int, n_segments: int = 0, name: str = "input_ids"
+) -> None:
+    """Each text is non-empty and not too long, and its ids, segments and positions have rows in the tables."""
+    tables = (
+        (name, "ids", vocab_size, "the vocabulary"),
+        ("token_type_ids", "segments", max(n_segments, 1), "the segments"),
+        ("position", "positions", max_length, "the model's positions"),
+    )
+    for index, text in enumerate(texts):
+        if len(text) == 0:
+            raise NpformerError(f"{name}: text {index} has no tokens")
+        if len(text) > max_length:
+            raise NpformerError(f"{name}: text {index} has {len(text)} tokens, the model takes {max_length}")
+        for what, field, size, where in tables:
+            values = getattr(text, field)
+            if values is not None and not (values.min() >= 0 and values.max() < size):
+                wrong = values[(values < 0) | (values >= size)][0]
+                raise NpformerError(f"{what}: {wrong} of text {index} is outside {where}, 0 ... {size - 1}")

@@ -1,0 +1,61 @@
+"""What a model runs on: its threads, BLAS held to one thread on each, and products with the same bits or as they come.
+
+`Runner` shares texts out between the cores: many as shards of packed rows, few by the parts of each product, one long
+text by its rows. Whoever listens gets every stage once, whole, in order. Its users are the models in `model.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from itertools import chain
+from typing import TypeVar
+
+from npformer.runtime.batch import LONG, shards
+from npformer.runtime.threads import crew, hire, products, share, single_blas_thread, thread_count, wants_same_bits
+from npformer.tap import listening
+
+A = TypeVar("A")
+
+
+class Runner:
+    """So many threads, and products with the same bits in any batch or without that care: arguments as in `Model`."""
+
+    def __init__(self, threads: int | None = None, same_bits: bool | None = None) -> None:
+        self.threads = thread_count(threads)
+        self.same_bits = wants_same_bits(same_bits)
+
+    @contextmanager
+    def cores(self, threads: int | None = None) -> Iterator[None]:
+        """BLAS held to one thread, a crew of all threads, or of fewer, and products as `same_bits` says."""
+        crew_of = crew(self.threads if threads is None else threads)
+        with single_blas_thread(), crew_of, products(plain=not self.same_bits):
+            yield
+
+    def in_shards(
+        self,
+        lengths: Sequence[int],
+        work: Callable[[list[int]], list[A]],
+        work_on_long: Callable[[int], list[A]] | None = None,
+    ) -> list[A]:
+        """The answers for texts of these lengths, in order, from work(indices), which answers some of them.
+
+        work_on_long(n_threads): the answer of a single long text, whose rows so many threads share.
+        """
+        if not lengths:
+            return []
+        if listening():
+            with self.cores(1):
+                return work(list(range(len(lengths))))
+        groups = shards(lengths, self.threads)
+        if work_on_long and len(lengths) == 1 and lengths[0] >= LONG * self.threads and self._has_all_threads():
+            with self.cores(1):
+                return work_on_long(self.threads)
+        with self.cores(self.threads if len(groups) == 1 else 1):
+            answered = share([partial(work, group) for group in groups], self.threads)
+        by_index = dict(zip(chain(*groups), chain(*answered), strict=True))
+        return [by_index[index] for index in range(len(lengths))]
+
+    def _has_all_threads(self) -> bool:
+        return hire(self.threads - 1) == self.threads - 1

@@ -1,0 +1,224 @@
+"""Whole models, from token ids to answers: `forward`, an encoder and its head; `transformer`, an encoder-decoder.
+
+Only here and in `model.py` is a config known; below, functions take what their formulas take. Under each function is
+its backward.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from npformer import heads
+from npformer.config import Config
+from npformer.decoder import decoder, decoder_backward, project, project_backward
+from npformer.encoder import embeddings, embeddings_backward, encoder, encoder_backward
+from npformer.functions import ACTIVATIONS
+from npformer.runtime.batch import Batch
+from npformer.tap import scope, tap
+from npformer.tape import Stages
+
+if TYPE_CHECKING:
+    from npformer.attention import Memory
+
+POOLED_HEADS = ("sequence-classification", "next-sentence", "multiple-choice")  # they read the first row alone
+
+
+def forward(weights: Mapping[str, Any], config: Config, batch: Batch, every_row: bool = False) -> dict[str, np.ndarray]:
+    """From packed token ids to the head's answer: rows (T, ...) for heads on tokens, (B, ...) for heads on texts.
+
+    every_row: compute every row of the last layer, even where the head reads only the first of each text.
+    """
+    pooled_only = config.head in POOLED_HEADS and not every_row
+    x = encode(weights, config, batch, only=batch.first if pooled_only else None)
+    answers: dict[str, np.ndarray] = {}
+    head = weights.get("head", {})
+    pooled = x if pooled_only else x[batch.first]
+    if "pooler" in weights:
+        pooled = heads.pool(pooled, ACTIVATIONS[config.pooler], **weights["pooler"])
+    if config.head == "base":
+        answers["last_hidden_state"] = x
+        if "pooler" in weights:
+            answers["pooler_output"] = pooled
+    elif config.head in POOLED_HEADS:
+        answers["logits"] = heads.classify(pooled, **head)
+    elif config.head == "token-classification":
+        answers["logits"] = heads.classify(x, **head)
+    elif config.head == "question-answering":
+        answers["start_logits"], answers["end_logits"] = heads.spans(x, **head)
+    else:
+        answers["logits"] = heads.masked_words(x, ACTIVATIONS[config.activation], **head, eps=config.eps)
+    return answers
+
+
+def backward(
+    grads: Mapping[str, np.ndarray], stages: Stages, weights: Mapping[str, Any], config: Config, batch: Batch
+) -> dict[str, Any]:
+    """Of `forward`, of which `stages` is the recording: the gradients of the weights, in a tree like theirs.
+
+    grads: of the answers, by their names. A tied projection has its share in "head", the token table its own in
+    "embeddings"; tables have `SparseRows`.
+    """
+    x, head, tree = last_rows(stages, weights, config), weights.get("head", {}), {}
+    of_texts = config.head in POOLED_HEADS
+    only = batch.first if of_texts and len(x) == len(batch.first) else None  # unless the forward computed every row
+    first = x[batch.first] if only is None else x
+    if of_texts:
+        pooled = stages["pooled"] if "pooler" in weights else first
+        grad, tree["head"] = heads.classify_backward(grads["logits"], stages, pooled, **head)
+    elif config.head == "base":
+        grad = grads["last_hidden_state"].copy() if "last_hidden_state" in grads else np.zeros_like(x)
+    elif config.head == "token-classification":
+        grad, tree["head"] = heads.classify_backward(grads["logits"], stages, x, **head)
+    elif config.head == "question-answering":
+        grad, tree["head"] = heads.spans_backward(grads["start_logits"], grads["end_logits"], stages, x, **head)
+    else:
+        activation = ACTIVATIONS[config.activation]
+        grad, tree["head"] = heads.masked_words_backward(grads["logits"], stages, x, activation, **head, eps=config.eps)
+    if "pooler" in weights and (of_texts or "pooler_output" in grads):
+        d_pooled = grad if of_texts else grads["pooler_output"]
+        activation = ACTIVATIONS[config.pooler]
+        d_first, tree["pooler"] = heads.pool_backward(d_pooled, stages, first, activation, **weights["pooler"])
+        if of_texts:
+            grad = d_first
+        else:
+            grad[batch.first] += d_first
+    if of_texts and only is None:
+        d_first, grad = grad, np.zeros_like(x)
+        grad[batch.first] = d_first
+    return tree | encode_backward(grad, stages, weights, config, batch, only)
+
+
+def encode(weights: Mapping[str, Any], config: Config, batch: Batch, only: np.ndarray | None = None) -> np.ndarray:
+    """The encoder's last layer, packed token ids -> (T, D), or (B, D) where `only` one row of each text is wanted."""
+    ids, lengths = tap("ids", batch.ids), tap("lengths", batch.lengths)
+    scale = math.sqrt(config.d_model) if config.scale_embedding else 1.0
+    positions = batch.positions + config.first_position
+    x = embeddings(ids, positions, batch.segments, **weights["embeddings"], eps=config.eps, scale=scale)
+    return encoder(
+        x, lengths, config.n_heads, ACTIVATIONS[config.activation], weights["layers"], eps=config.eps, only=only,
+        norm_first=config.norm_first, norm=weights.get("norm"),
+    )  # fmt: skip
+
+
+def encode_backward(
+    grad: np.ndarray,
+    stages: Stages,
+    weights: Mapping[str, Any],
+    config: Config,
+    batch: Batch,
+    only: np.ndarray | None = None,
+) -> dict[str, Any]:
+    """Of `encode`: the gradients of the encoder's weights from that of its last layer, (T, D) or (B, D)."""
+    scale = math.sqrt(config.d_model) if config.scale_embedding else 1.0
+    tables = weights["embeddings"]
+    x = stages[embedded(tables)]
+    grad, tree = encoder_backward(
+        grad, stages, x, batch.lengths, config.n_heads, ACTIVATIONS[config.activation], weights["layers"],
+        eps=config.eps, only=only, norm_first=config.norm_first, norm=weights.get("norm"),
+    )  # fmt: skip
+    grads = embeddings_backward(
+        grad, stages, batch.ids, batch.positions + config.first_position, batch.segments, **tables, eps=config.eps,
+        scale=scale, padding_idx=config.padding_idx,
+    )  # fmt: skip
+    return {"embeddings": grads, **tree}
+
+
+def embedded(tables: Mapping[str, Any]) -> str:
+    """The stage that the embeddings with these weights end in."""
+    last = "project" if "project" in tables else "norm" if "norm" in tables else "sum"
+    return f"embeddings.{last}"
+
+
+def last_rows(stages: Stages, weights: Mapping[str, Any], config: Config) -> np.ndarray:
+    """The encoder's last layer in a recording, (T, D) or (B, D)."""
+    if "norm" in weights:
+        return stages["norm"]
+    return stages[f"layers.{config.n_layers - 1}.{'ffn_residual' if config.norm_first else 'ffn_norm'}"]
+
+
+# --- the encoder-decoder ----------------------------------------------------------------------------------------------
+
+
+def transformer(weights: Mapping[str, Any], config: Config, source: Batch, target: Batch) -> dict[str, np.ndarray]:
+    """From packed ids of sources and targets to the logits of what follows each target token. Vaswani et al., 2017.
+
+    Text i's target attends to text i's source. Answers: logits (T, V), encoder_last_hidden_state (S, D).
+    """
+    memory = encode_source(weights, config, source)
+    x = decode_target(weights, config, target, memory, source.lengths)
+    return {"logits": project(x, **weights["head"]["output"]), "encoder_last_hidden_state": memory}
+
+
+def transformer_backward(
+    grads: Mapping[str, np.ndarray],
+    stages: Stages,
+    weights: Mapping[str, Any],
+    config: Config,
+    source: Batch,
+    target: Batch,
+) -> dict[str, Any]:
+    """Of `transformer`, of which `stages` is the recording: the gradients of the weights, in a tree like theirs.
+
+    grads: of the logits. A tied projection has its share in "head", each token table its own.
+    """
+    decoded, last = stages.within("decoder"), config.decoder.n_layers - 1
+    name = "norm" if config.final_norm else f"layers.{last}.{'ffn_residual' if config.norm_first else 'ffn_norm'}"
+    grad, d_output = project_backward(grads["logits"], stages, decoded[name], **weights["head"]["output"])
+    memory = last_rows(stages.within("encoder"), weights["encoder"], config)
+    grad, d_decoder = decode_target_backward(grad, stages, weights, config, target, memory, source.lengths)
+    d_encoder = encode_backward(grad, stages.within("encoder"), weights["encoder"], config, source)
+    return {"encoder": d_encoder, "decoder": d_decoder, "head": {"output": d_output}}
+
+
+def encode_source(weights: Mapping[str, Any], config: Config, source: Batch) -> np.ndarray:
+    """The encoder's output, (S, D)."""
+    with scope("encoder"):
+        return encode(weights["encoder"], config, source)
+
+
+def decode_target(
+    weights: Mapping[str, Any],
+    config: Config,
+    target: Batch,
+    source: np.ndarray,
+    source_lengths: np.ndarray,
+    memory: Sequence[tuple[Memory, Memory]] | None = None,
+) -> np.ndarray:
+    """The decoder's last layer, (T, D). memory: each layer's of earlier rows and of the source, not given again."""
+    ids, lengths, weights = tap("ids", target.ids), tap("lengths", target.lengths), weights["decoder"]
+    scale = math.sqrt(config.d_model) if config.scale_embedding else 1.0
+    with scope("decoder"):
+        x = embeddings(ids, target.positions + config.first_position, None, **weights["embeddings"], scale=scale)
+        return decoder(
+            x, lengths, source, source_lengths, config.decoder.n_heads, ACTIVATIONS[config.activation],
+            weights["layers"], config.eps, config.norm_first, weights.get("norm"), memory,
+        )  # fmt: skip
+
+
+def decode_target_backward(
+    grad: np.ndarray,
+    stages: Stages,
+    weights: Mapping[str, Any],
+    config: Config,
+    target: Batch,
+    source: np.ndarray,
+    source_lengths: np.ndarray,
+) -> tuple[np.ndarray, dict[str, Any]]:
+    """Of `decode_target`: the gradients of the source's rows (S, D) and of the decoder's weights."""
+    stages, weights = stages.within("decoder"), weights["decoder"]
+    scale = math.sqrt(config.d_model) if config.scale_embedding else 1.0
+    x = stages[embedded(weights["embeddings"])]
+    grad, dsource, tree = decoder_backward(
+        grad, stages, x, target.lengths, source, source_lengths, config.decoder.n_heads,
+        ACTIVATIONS[config.activation], weights["layers"], config.eps, config.norm_first, weights.get("norm"),
+    )  # fmt: skip
+    tables = weights["embeddings"]
+    d_tables = embeddings_backward(
+        grad, stages, target.ids, target.positions + config.first_position, None, **tables, scale=scale,
+        padding_idx=config.padding_idx,
+    )  # fmt: skip
+    return dsource, {"embeddings": d_tables, **tree}
