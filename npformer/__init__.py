@@ -1,7 +1,7 @@
 """npformer: the Transformer in NumPy that you can read.
 
-The maths: `functions`, `attention`, `encoder`, `decoder`, `heads`. Models and tasks: `load`, `pipeline`. Looking
-inside: `trace`, `edit`, `golden`, `view`. Learning: `training`.
+The maths: `functions`, `activations`, `attention`, `encoder`, `decoder`, `heads`. Models and tasks: `load`,
+`pipeline`. Looking inside: `trace`, `edit`, `golden`, `view`. Learning: `training`.
 
 Every name is imported when it is first used, so that the command `npformer` can set itself up before anything large is
 loaded: NumPy, and of the standard library `typing`, whose own name for this constant would load it.
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from npformer import golden as golden
     from npformer import training as training
     from npformer import view as view
+    from npformer.activations import gelu, relu, silu
     from npformer.attention import (
         causal_mask,
         combine_heads,
@@ -36,12 +37,9 @@ if TYPE_CHECKING:
     from npformer.functions import (
         cross_entropy,
         embedding,
-        gelu,
         layer_norm,
         linear,
         log_softmax,
-        relu,
-        silu,
         softmax,
     )
     from npformer.interpret.edit import ablate_heads, edit, patch
@@ -95,6 +93,7 @@ __all__ = [
 
 #: Module -> the names above that it defines.
 _NAMES = {
+    "activations": "gelu relu silu",
     "attention": "causal_mask combine_heads padding_mask scaled_dot_product_attention self_attention split_heads",
     "runtime.batch": "Text",
     "config": "Config",
@@ -102,7 +101,7 @@ _NAMES = {
     "interpret.edit": "ablate_heads edit patch",
     "encoder": "encoder encoder_layer feed_forward sinusoidal_positions",
     "errors": "NpformerError",
-    "functions": "cross_entropy embedding gelu layer_norm linear log_softmax relu silu softmax",
+    "functions": "cross_entropy embedding layer_norm linear log_softmax softmax",
     "checkpoint.load": "load",
     "model": "Model",
     "tap": "scope tap",

@@ -5,24 +5,26 @@ Attention Is All You Need (Vaswani et al., 2017), section 3.2. Its users are `en
 
 from __future__ import annotations
 
-import functools
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
 
 from npformer.errors import NpformerError
 from npformer.functions import linear, linear_backward, linears, softmax, softmax_backward
-from npformer.runtime.products import column_products, matmul, row_products, with_margins
-from npformer.runtime.threads import fork, gather, parts
-from npformer.tap import listening, spare, tap
+from npformer.runtime.batch import equal_runs
+from npformer.runtime.blocks import in_place, over_heads
+from npformer.runtime.products import inner_products, inner_products_in_room, row_products
+from npformer.runtime.sums import TERMS, matmul_in_order, sum_in_order
+from npformer.runtime.threads import all_gather
+from npformer.tap import tap
 from npformer.tape import Stages
 
 Linear = Mapping[str, np.ndarray]
 
-RUN = 16  # keys a sum adds up before it is cut: few, as a run may hold the keys of many beams
-SCORES = 1 << 16  # scores worked on at a time: softmax's passes over them stay in the core's own cache
+_softmax = partial(softmax, total=sum_in_order)
 
 
 def padding_mask(lengths: np.ndarray, width: int | None = None) -> np.ndarray:
@@ -81,20 +83,9 @@ def scaled_dot_product_attention(
     scale = 1 / math.sqrt(q.shape[-1]) if scale is None else float(scale)  # a NumPy number would widen float32
     if mask is not None:
         return masked_attention(q * scale, k, v, mask)
-    # Keys are rows in memory, so that softmax adds up whole vectors, key after key: quicker than many short sums, and
-    # in the same order for one query as for many.
-    scores = tap("scores", column_products(k, q.mT, scale).mT)
-    weights = tap("weights", _softmax(scores))
-    return tap("context", row_products(weights, v))
-
-
-def _softmax(scores: np.ndarray) -> np.ndarray:
-    """softmax(scores); in place where nobody listens, and of the margins too, as one sweep over memory is quickest."""
-    if spare(scores) is None:
-        return softmax(scores, run=RUN)
-    whole = with_margins(scores.mT).mT
-    softmax(whole, out=whole, run=RUN)
-    return scores
+    scores = tap("scores", inner_products(q, k, scale))  # q @ k.mT * scale
+    weights = tap("weights", in_place(_softmax, scores))  # softmax(scores)
+    return tap("context", row_products(weights, v))  # weights @ v
 
 
 def scaled_dot_product_attention_backward(
@@ -128,28 +119,22 @@ def _agree(q: tuple[int, ...], k: tuple[int, ...], v: tuple[int, ...]) -> bool:
         return False
 
 
-def masked_attention(q: np.ndarray, k: np.ndarray, v: np.ndarray, mask: np.ndarray, run: int = RUN) -> np.ndarray:
+def masked_attention(q: np.ndarray, k: np.ndarray, v: np.ndarray, mask: np.ndarray, terms: int = TERMS) -> np.ndarray:
     """softmax(q k^T, where mask admits the key) v, the same bits whatever masked keys stand between or after.
 
-    So a decoder may keep keys in a buffer with room at its end, or those of several beams in one, and gets the
-    bits of a pass without. Three things see to it. A product whose columns lie in memory one after another adds
-    up each score alike, however many there are. A masked key's weight is 0 exactly, and adding 0 changes no sum
-    that goes key after key, as NumPy's own sum of a row does not. And a BLAS cuts a long sum at places that
-    depend on its length, so we cut it ourselves, every `run` keys.
+    So a decoder may keep keys where there is room for more, or those of several beams in one place, and gets the bits
+    of a pass without. A masked key's weight is 0 exactly, and adding 0 changes no sum whose order is fixed: sums over
+    keys are cut every `terms` keys.
     """
-    keys = k.mT if k.mT.strides[-1] == k.itemsize else np.ascontiguousarray(k.mT)
-    scores = tap("scores", matmul(q, keys))
-    weights = tap("weights", masked_softmax(scores, mask, run))
-    context = matmul(weights[..., :run], v[..., :run, :])
-    for start in range(run, v.shape[-2], run):
-        context += matmul(weights[..., start : start + run], v[..., start : start + run, :])
-    return tap("context", context)
+    scores = tap("scores", inner_products_in_room(q, k))  # q @ k.mT
+    weights = tap("weights", masked_softmax(scores, mask, terms))
+    return tap("context", matmul_in_order(weights, v, terms))  # weights @ v
 
 
-def masked_softmax(scores: np.ndarray, mask: np.ndarray, run: int = RUN) -> np.ndarray:
+def masked_softmax(scores: np.ndarray, mask: np.ndarray, terms: int = TERMS) -> np.ndarray:
     """softmax over the keys mask admits: boolean, or added to the scores; rows that admit none are zeros.
 
-    The exponentials are added up key after key within runs of `run` keys, and then run after run.
+    The exponentials are added up key after key, cut every `terms` keys.
     """
     if mask.dtype != bool and mask.dtype.kind != "f":
         raise NpformerError(f"attention: mask must be booleans, or floats to be added to the scores, got {mask.dtype}")
@@ -170,12 +155,14 @@ def masked_softmax(scores: np.ndarray, mask: np.ndarray, run: int = RUN) -> np.n
     with np.errstate(invalid="ignore", under="ignore"):
         weights -= weights.max(axis=-1, keepdims=True)
         np.exp(weights, out=weights)
-        runs = (weights[..., start : start + run] for start in range(0, weights.shape[-1], run))
-        weights /= functools.reduce(np.add, (np.add.accumulate(each, axis=-1)[..., -1:] for each in runs))
+        weights /= sum_in_order(weights, terms=terms)
     return weights if every_row else weights * seen
 
 
-def attention(
+# --- on packed rows --------------------------------------------------------------------------------------------------
+
+
+def multi_head_attention(
     x: np.ndarray,
     lengths: np.ndarray,
     source: np.ndarray,
@@ -187,33 +174,30 @@ def attention(
     output: Linear,
     is_causal: bool = False,
     mask: np.ndarray | None = None,
-    memory: Memory | None = None,
+    cache: AttentionCache | None = None,
 ) -> np.ndarray:
     """MultiHead(x, source) = Concat(head_1, ..., head_H) W_O on packed rows, (T, D), (S, D) -> (T, D). Section 3.2.2.
 
     Text i is lengths[i] rows of x, which attend to the source_lengths[i] rows of source that are its own, as
-    is_causal or a mask, the same for every text, admits. A memory stands in for both: it keeps keys and values
+    is_causal or a mask, the same for every text, admits. A cache stands in for both: it keeps keys and values
     from call to call, and once it is complete no more are computed.
     """
-    if memory is not None and memory.complete:
-        combined = memory.attend(tap("query", linear(x, **query)), None, None, n_heads)
-        return tap("output", linear(tap("combined", combined), **output))
-    if x is source:
+    if cache is not None and cache.complete:
+        q = tap("query", linear(x, **query))
+        return tap("output", linear(tap("combined", cache.attend(q, None, None, n_heads)), **output))
+    if x is source:  # x W_q + b_q, x W_k + b_k, x W_v + b_v
         q, k, v = linears(x, query, key, value)
     else:
         q, (k, v) = linear(x, **query), linears(source, key, value)
     q, k, v = tap("query", q), tap("key", k), tap("value", v)
-    k, v = gather(k, v)
-    if len(k) > len(source):  # one long text, whose rows several cores share
-        source_lengths = np.array([len(k)])
-    if memory is not None:
-        combined = memory.attend(q, k, v, n_heads)
+    if cache is not None:
+        combined = cache.attend(q, k, v, n_heads)
     else:
-        combined = attend(q, k, v, lengths, source_lengths, n_heads, is_causal, mask)
+        combined = packed_attention(q, k, v, lengths, source_lengths, n_heads, is_causal, mask)
     return tap("output", linear(tap("combined", combined), **output))
 
 
-def attention_backward(
+def multi_head_attention_backward(
     grad: np.ndarray,
     stages: Stages,
     x: np.ndarray,
@@ -231,7 +215,9 @@ def attention_backward(
     Where a text attends to itself, x and source are the same rows, whose gradient is the sum of the two.
     """
     grad, d_output = linear_backward(stages.through_edit("output", grad), stages["combined"], **output)
-    dq, dk, dv = attend_backward(stages.through_edit("combined", grad), stages, lengths, source_lengths, n_heads)
+    dq, dk, dv = packed_attention_backward(
+        stages.through_edit("combined", grad), stages, lengths, source_lengths, n_heads
+    )
     dx, d_query = linear_backward(stages.through_edit("query", dq), x, **query)
     dsource, d_key = linear_backward(stages.through_edit("key", dk), source, **key)
     from_values, d_value = linear_backward(stages.through_edit("value", dv), source, **value)
@@ -239,7 +225,14 @@ def attention_backward(
     return dx, dsource, {"query": d_query, "key": d_key, "value": d_value, "output": d_output}
 
 
-class Memory(Protocol):
+def self_attention(
+    x: np.ndarray, lengths: np.ndarray, n_heads: int, is_causal: bool = False, **projections: Any
+) -> np.ndarray:
+    """`multi_head_attention` of each text to itself, (T, D) -> (T, D); projections: query, key, value, output."""
+    return multi_head_attention(x, lengths, x, lengths, n_heads, is_causal=is_causal, **projections)
+
+
+class AttentionCache(Protocol):
     """Keys and values that a decoder keeps from step to step; the two kinds are in `generation/kv_cache.py`."""
 
     complete: bool  # whether it has all the keys and values there will be
@@ -248,14 +241,7 @@ class Memory(Protocol):
         """Keep k and v; then let each row of q attend to those that are its own, (T, D) -> (T, D)."""
 
 
-def self_attention(
-    x: np.ndarray, lengths: np.ndarray, n_heads: int, is_causal: bool = False, **projections: Any
-) -> np.ndarray:
-    """`attention` of each text to itself, (T, D) -> (T, D); projections: query, key, value, output."""
-    return attention(x, lengths, x, lengths, n_heads, is_causal=is_causal, **projections)
-
-
-def attend(
+def packed_attention(
     q: np.ndarray,
     k: np.ndarray,
     v: np.ndarray,
@@ -265,34 +251,37 @@ def attend(
     is_causal: bool = False,
     mask: np.ndarray | None = None,
 ) -> np.ndarray:
-    """Each text's heads attended and combined, (T, D), (S, D), (S, D) -> (T, D): texts of equal length together."""
+    """Concat(head_1, ..., head_H) of each text, (T, D), (S, D), (S, D) -> (T, D): texts of equal length together."""
+    own_rows = len(k)
+    k, v = all_gather(k, v)
+    if len(k) > own_rows:  # a piece of one text, whose other rows are computed elsewhere
+        source_lengths = np.array([len(k)])
     combined = np.empty((len(q), v.shape[-1]), q.dtype)
     combined[lengths.sum() :] = 0  # rows that fill a batch up, of no text
     for rows, source_rows, count in equal_runs(lengths, source_lengths):
-        heads = [
+        q_heads, k_heads, v_heads = (
             tap(name, split_heads(array.reshape(count, -1, array.shape[-1]), n_heads))
             for name, array in (
                 ("query_heads", q[rows]),
                 ("key_heads", k[source_rows]),
                 ("value_heads", v[source_rows]),
             )
-        ]
-        context = split_heads(combined[rows].reshape(count, -1, v.shape[-1]), n_heads)
-        size = heads[0].shape[-2] * heads[1].shape[-2]
+        )
+        context = split_heads(combined[rows].reshape(count, -1, v.shape[-1]), n_heads)  # a view: combined is written
 
-        def part(index: int, of: int, run: Any = (heads, context, count, size)) -> None:
-            (q, k, v), context, count, size = run
-            for block in _blocks(count, n_heads * index // of, n_heads * (index + 1) // of, size):
-                context[block] = scaled_dot_product_attention(q[block], k[block], v[block], mask, is_causal)
+        def attend(some: Any, run: Any = (q_heads, k_heads, v_heads, context)) -> None:
+            q, k, v, context = (heads[some] for heads in run)
+            context[...] = scaled_dot_product_attention(q, k, v, mask, is_causal)
 
-        fork(part, min(n_heads, parts(nanoseconds=count * n_heads * size * (2 + 0.02 * heads[0].shape[-1]))))
+        length, source_length = q_heads.shape[-2], k_heads.shape[-2]
+        over_heads(attend, count, n_heads, scores=length * source_length, width=q_heads.shape[-1])
     return combined
 
 
-def attend_backward(
+def packed_attention_backward(
     grad: np.ndarray, stages: Stages, lengths: np.ndarray, source_lengths: np.ndarray, n_heads: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Of `attend`: run by run of equal lengths the gradients of q (T, D), k and v (S, D), their heads combined."""
+    """Of `packed_attention`: the gradients of q (T, D), k and v (S, D), their heads combined."""
     names, rows_of_source = ("query_heads", "key_heads", "value_heads"), int(source_lengths.sum())
     dq, dk, dv = (np.empty((rows, grad.shape[-1]), grad.dtype) for rows in (len(grad), rows_of_source, rows_of_source))
     for index, (rows, source_rows, count) in enumerate(equal_runs(lengths, source_lengths)):
@@ -304,24 +293,3 @@ def attend_backward(
             heads = split_heads(whole[part].reshape(count, -1, grad.shape[-1]), n_heads)
             heads[...] = run.through_edit(name, dhead)
     return dq, dk, dv
-
-
-def _blocks(texts: int, first: int, last: int, size: int) -> Iterator[tuple[slice, slice]]:
-    """Texts and heads first ... last in blocks whose scores, `size` a head, fit a core's cache; a listener gets all."""
-    some = texts * (last - first) if listening() else max(1, SCORES // max(1, size))
-    n_heads = min(last - first, some)
-    n_texts = max(1, some // (last - first))
-    for text in range(0, texts, n_texts):
-        for head in range(first, last, n_heads):
-            yield slice(text, text + n_texts), slice(head, min(head + n_heads, last))
-
-
-def equal_runs(lengths: np.ndarray, source_lengths: np.ndarray) -> Iterator[tuple[slice, slice, int]]:
-    """Neighbouring texts of equal lengths: their rows, their source rows, how many texts they are."""
-    pairs = list(zip(lengths.tolist(), source_lengths.tolist(), strict=True))
-    first = row = source_row = 0
-    for i in range(1, len(pairs) + 1):
-        if i == len(pairs) or pairs[i] != pairs[first]:
-            count, (length, source_length) = i - first, pairs[first]
-            yield slice(row, row + count * length), slice(source_row, source_row + count * source_length), count
-            first, row, source_row = i, row + count * length, source_row + count * source_length

@@ -11,8 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from npformer.attention import Linear, Memory, attention_backward
-from npformer.attention import attention as attend_to
+from npformer.attention import AttentionCache, Linear, multi_head_attention, multi_head_attention_backward
 from npformer.encoder import Activation, feed_forward, feed_forward_backward
 from npformer.errors import NpformerError
 from npformer.functions import layer_norm, layer_norm_backward, linear, linear_backward
@@ -96,20 +95,22 @@ def decoder_layer(
     ffn_norm: Linear,
     eps: float = 1e-5,
     norm_first: bool = False,
-    memory: tuple[Memory, Memory] | None = None,
+    caches: tuple[AttentionCache, AttentionCache] | None = None,
 ) -> np.ndarray:
     """Y = Add&Norm(X, Attention(X)); Z = Add&Norm(Y, Attention(Y, source)); Add&Norm(Z, FFN(Z)). Section 3.1.
 
     x (T, D) are the targets' rows, of which each sees itself and those before it; source (S, D) is the encoder's
-    output, of which each text sees its own rows. memory: what was kept of earlier rows, and of the source.
+    output, of which each text sees its own rows. caches: what was kept of earlier rows, and of the source.
     """
-    own, across = memory or (None, None)
+    own, across = caches or (None, None)
 
     def masked_self_attention(h: np.ndarray) -> np.ndarray:
-        return attend_to(h, lengths, h, lengths, n_heads, is_causal=True, memory=own, **attention)
+        return multi_head_attention(h, lengths, h, lengths, n_heads, is_causal=True, cache=own, **attention)
 
     def source_attention(h: np.ndarray) -> np.ndarray:
-        return attend_to(h, lengths, source, source_lengths, n_heads, mask=EVERY_KEY, memory=across, **cross_attention)
+        return multi_head_attention(
+            h, lengths, source, source_lengths, n_heads, mask=EVERY_KEY, cache=across, **cross_attention
+        )
 
     y = add_and_norm("attention", x, masked_self_attention, attention_norm, eps, norm_first)
     z = add_and_norm("cross_attention", y, source_attention, cross_attention_norm, eps, norm_first)
@@ -144,14 +145,14 @@ def decoder_layer_backward(
 
     def across(grad: np.ndarray, h: np.ndarray) -> tuple[np.ndarray, dict[str, Any]]:
         inside = stages.within("cross_attention")
-        dh, dsource, grads = attention_backward(
+        dh, dsource, grads = multi_head_attention_backward(
             grad, inside, h, lengths, source, source_lengths, n_heads, **cross_attention
         )
         of_source.append(dsource)
         return dh, grads
 
     def own(grad: np.ndarray, h: np.ndarray) -> tuple[np.ndarray, dict[str, Any]]:
-        dh, from_keys, grads = attention_backward(
+        dh, from_keys, grads = multi_head_attention_backward(
             grad, stages.within("attention"), h, lengths, h, lengths, n_heads, **attention
         )
         dh += from_keys
@@ -176,17 +177,17 @@ def decoder(
     eps: float = 1e-5,
     norm_first: bool = False,
     norm: Linear | None = None,
-    memory: Sequence[tuple[Memory, Memory]] | None = None,
+    caches: Sequence[tuple[AttentionCache, AttentionCache]] | None = None,
 ) -> np.ndarray:
     """The layers one after another, and the last norm where there is one, (T, D) and (S, D) -> (T, D)."""
     if len(lengths) != len(source_lengths):
         raise NpformerError(f"decoder: {len(lengths)} targets for {len(source_lengths)} sources")
     for i, weights in enumerate(layers):
         with scope(f"layers.{i}"):
-            kept = memory[i] if memory is not None else None
+            kept = caches[i] if caches is not None else None
             x = decoder_layer(
                 x, lengths, source, source_lengths, n_heads, activation, **weights, eps=eps,
-                norm_first=norm_first, memory=kept,
+                norm_first=norm_first, caches=kept,
             )  # fmt: skip
     return x if norm is None else tap("norm", layer_norm(x, **norm, eps=eps))
 

@@ -12,10 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from npformer.attention import Linear, attention_backward
-from npformer.attention import attention as attend_to
+from npformer.activations import BACKWARDS
+from npformer.attention import Linear, multi_head_attention, multi_head_attention_backward
 from npformer.functions import (
-    BACKWARDS,
     embedding,
     embedding_backward,
     layer_norm,
@@ -146,14 +145,14 @@ def encoder_layer(
     if norm_first:
         h = tap("attention_norm", layer_norm(x, **attention_norm, eps=eps))
         with scope("attention"):
-            a = attend_to(_wanted(h, only), row_lengths, h, lengths, n_heads, **attention)  # type: ignore[arg-type]
+            a = multi_head_attention(_wanted(h, only), row_lengths, h, lengths, n_heads, **attention)  # type: ignore[arg-type]
         y = tap("attention_residual", _wanted(x, only) + a)
         h = tap("ffn_norm", layer_norm(y, **ffn_norm, eps=eps))
         with scope("ffn"):
             f = feed_forward(h, activation, **ffn)
         return tap("ffn_residual", y + f)
     with scope("attention"):
-        a = attend_to(_wanted(x, only), row_lengths, x, lengths, n_heads, **attention)  # type: ignore[arg-type]
+        a = multi_head_attention(_wanted(x, only), row_lengths, x, lengths, n_heads, **attention)  # type: ignore[arg-type]
     y = tap("attention_residual", _wanted(x, only) + a)
     y = tap("attention_norm", layer_norm(y, **attention_norm, eps=eps, out=spare(y)))
     with scope("ffn"):
@@ -208,7 +207,7 @@ def encoder_layer_backward(
         dy = stages.through_edit("attention_residual", dy)
         source = x
     rows = source if only is None else source[only]
-    drows, dx, grads["attention"] = attention_backward(
+    drows, dx, grads["attention"] = multi_head_attention_backward(
         dy, stages.within("attention"), rows, row_lengths, source, lengths, n_heads, **attention
     )
     where: Any = slice(None) if only is None else only

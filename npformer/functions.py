@@ -1,7 +1,7 @@
-"""The functions a Transformer is made of, with the names and meaning of torch.nn.functional.
+"""The functions a Transformer is made of, with the names and meaning of torch.nn.functional; its backward under each.
 
-Every one takes arrays of any leading shape in float32 or float64 and answers in the same type. What is built from
-them: attention in `attention.py`, layers in `encoder.py`, heads in `heads.py`.
+Every one takes arrays of any leading shape in float32 or float64 and answers in the same type. Activations are in
+`activations.py`. What is built from them: attention in `attention.py`, layers in `encoder.py`, heads in `heads.py`.
 """
 
 from __future__ import annotations
@@ -12,35 +12,35 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from npformer import elementwise
 from npformer.errors import NpformerError
 from npformer.runtime.products import weight_products
 
-IGNORED = -100  # a target that no loss is taken of
+IGNORE_INDEX = -100  # a target that no loss is taken of
 
 
 def linear(x: np.ndarray, weight: np.ndarray, bias: np.ndarray | None = None) -> np.ndarray:
     """y = x W + b, (..., in) -> (..., out), with weight (in, out) and bias (out,).
 
-    The transpose of torch.nn.functional.linear's weight, so that the code reads as the papers do. Within a model, which
-    holds BLAS to one thread, a row's result has the same bits whatever other rows stand beside it.
+    The transpose of torch.nn.functional.linear's weight, so that the code reads as the papers do. Within a model a
+    row's result has the same bits whatever other rows stand beside it.
     Raises NpformerError where the shapes do not fit.
     """
     return linears(x, {"weight": weight, "bias": bias})[0]
 
 
 def linears(x: np.ndarray, *layers: Mapping[str, np.ndarray | None]) -> list[np.ndarray]:
-    """[linear(x, **layer) for layer in layers], their products shared out between threads in one hand-over."""
-    weights = [np.asarray(layer["weight"]) for layer in layers]
-    for weight in weights:
+    """[linear(x, **layer) for layer in layers], all their products in one go."""
+    weights, biases = [np.asarray(layer["weight"]) for layer in layers], [layer.get("bias") for layer in layers]
+    for weight, bias in zip(weights, biases, strict=True):
         if weight.ndim != 2 or x.ndim < 1 or x.shape[-1] != weight.shape[0]:
             raise NpformerError(f"linear: weight must be (in, out) with x (..., in), got {weight.shape} and {x.shape}")
-    outputs = weight_products(x.reshape(math.prod(x.shape[:-1]), x.shape[-1]), *weights)
-    for layer, y in zip(layers, outputs, strict=True):
-        if (bias := layer.get("bias")) is not None:
-            if bias.shape != y.shape[-1:]:
-                raise NpformerError(f"linear: bias must be {y.shape[-1:]}, as wide as weight, got {bias.shape}")
-            y += bias
+        if bias is not None and bias.shape != weight.shape[1:]:
+            raise NpformerError(f"linear: bias must be {weight.shape[1:]}, as wide as weight, got {bias.shape}")
+    rows = x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
+    outputs = weight_products(rows, *weights)  # [rows @ weight for weight in weights]
+    for y, bias in zip(outputs, biases, strict=True):
+        if bias is not None:
+            y += bias  # x @ weight + bias
     return [y.reshape(*x.shape[:-1], y.shape[-1]) for y in outputs]
 
 
@@ -144,16 +144,18 @@ def layer_norm_backward(
     return dx, grads
 
 
-def softmax(x: np.ndarray, axis: int = -1, out: np.ndarray | None = None, run: int | None = None) -> np.ndarray:
+def softmax(
+    x: np.ndarray, axis: int = -1, out: np.ndarray | None = None, total: Callable[..., np.ndarray] = np.sum
+) -> np.ndarray:
     """exp(x_i) / sum_j exp(x_j) along `axis`, from x - max x so that nothing overflows.
 
     An infinity where the maximum is taken, +inf or nothing but -inf, gives NaN, as in torch; -inf elsewhere gives 0.
-    run: add up the exponentials of the last axis one after another in runs of so many, and then run after run.
+    total: how the exponentials are added up, in whatever order or in a fixed one.
     """
     with np.errstate(invalid="ignore", divide="ignore", under="ignore"):
         y = np.subtract(x, x.max(axis=axis, keepdims=True, initial=-np.inf), out=out)
         np.exp(y, out=y)
-        y *= 1 / (y.sum(axis=axis, keepdims=True) if run is None else _sum_in_runs(y, run))
+        y *= 1 / total(y, axis=axis, keepdims=True)
     return y
 
 
@@ -162,20 +164,6 @@ def softmax_backward(grad: np.ndarray, y: np.ndarray, axis: int = -1) -> np.ndar
     dx = grad * y
     dx -= y * dx.sum(axis=axis, keepdims=True)
     return dx
-
-
-def _sum_in_runs(y: np.ndarray, run: int) -> np.ndarray:
-    """Sums of the last axis, (..., N) -> (..., 1): in order within each run, so that zeros at the end change nothing.
-
-    NumPy's sum keeps that order where it runs over rows of memory, and only there; `accumulate` keeps it always.
-    """
-    over_rows = y.ndim > 1 and y.shape[-2] > 1 and y.strides[-2] < y.strides[-1]
-    total: np.ndarray | None = None
-    for start in range(0, y.shape[-1], run):
-        part = y[..., start : start + run]
-        sums = part.sum(axis=-1, keepdims=True) if over_rows else np.add.accumulate(part, axis=-1)[..., -1:]
-        total = sums if total is None else total + sums
-    return y.sum(axis=-1, keepdims=True) if total is None else total
 
 
 def log_softmax(x: np.ndarray, axis: int = -1) -> np.ndarray:
@@ -191,88 +179,10 @@ def log_softmax_backward(grad: np.ndarray, y: np.ndarray, axis: int = -1) -> np.
     return grad - np.exp(y) * grad.sum(axis=axis, keepdims=True)
 
 
-def relu(x: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
-    """max(x, 0)."""
-    return np.maximum(x, 0, out=out)
-
-
-def relu_backward(grad: np.ndarray, x: np.ndarray) -> np.ndarray:
-    """Of max(x, 0): dx = grad where x > 0, else 0; 0 at 0, as in torch."""
-    return grad * (x > 0)
-
-
-def silu(x: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
-    """x / (1 + exp(-x)), also called swish. silu(inf) = inf, silu(-inf) = NaN as in torch (its limit is 0)."""
-    return elementwise.in_blocks(elementwise.silu, x, out)
-
-
-def silu_backward(grad: np.ndarray, x: np.ndarray) -> np.ndarray:
-    """Of x s with s = 1 / (1 + exp(-x)): dx = grad s (1 + x (1 - s))."""
-    slope = elementwise.in_blocks(elementwise.silu_slope, x, None)
-    return np.multiply(grad, slope, out=slope)
-
-
-def gelu(x: np.ndarray, approximate: str = "none", out: np.ndarray | None = None) -> np.ndarray:
-    """x Phi(x), with the normal distribution's Phi(x) = (1 + erf(x / sqrt(2))) / 2. Hendrycks and Gimpel, 2016.
-
-    approximate="tanh" gives the paper's x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))) / 2 (gelu_new in checkpoints).
-    The absolute error is at most 2 * 2^-23 |x| in float32 and 4 * 2^-52 |x| in float64.
-    gelu(inf) = inf, gelu(-inf) = NaN as in torch (its limit is 0).
-    """
-    if approximate == "tanh":
-        return elementwise.in_blocks(elementwise.gelu_tanh, x, out)
-    if approximate != "none":
-        raise NpformerError(f'gelu: approximate must be "none" or "tanh", got {approximate!r}')
-    return elementwise.in_blocks(
-        elementwise.gelu_float64 if x.dtype == np.float64 else elementwise.gelu_float32, x, out
-    )
-
-
-def gelu_backward(grad: np.ndarray, x: np.ndarray, approximate: str = "none") -> np.ndarray:
-    """Of x Phi(x): dx = grad (Phi(x) + x phi(x)), phi the normal density; of the approximation its own derivative."""
-    slope = elementwise.in_blocks(
-        elementwise.gelu_tanh_slope if approximate == "tanh" else elementwise.gelu_slope, x, None
-    )
-    return np.multiply(grad, slope, out=slope)
-
-
-def tanh(x: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
-    """(e^x - e^-x) / (e^x + e^-x)."""
-    return np.tanh(x, out=out)
-
-
-def tanh_backward(grad: np.ndarray, x: np.ndarray) -> np.ndarray:
-    """Of tanh x: dx = grad (1 - tanh(x)^2)."""
-    y = np.tanh(x)
-    return grad * (1 - y * y)
-
-
-def gelu_tanh(x: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
-    """gelu(x, approximate="tanh"): the name a checkpoint's configuration chooses by."""
-    return gelu(x, "tanh", out)
-
-
-def gelu_tanh_backward(grad: np.ndarray, x: np.ndarray) -> np.ndarray:
-    """gelu_backward(grad, x, approximate="tanh")."""
-    return gelu_backward(grad, x, "tanh")
-
-
-ACTIVATIONS: dict[str, Callable[..., np.ndarray]] = {
-    "gelu": gelu,
-    "gelu_tanh": gelu_tanh,
-    "relu": relu,
-    "silu": silu,
-    "tanh": tanh,
-}
-BACKWARDS: dict[Callable[..., np.ndarray], Callable[..., np.ndarray]] = {
-    gelu: gelu_backward, gelu_tanh: gelu_tanh_backward, relu: relu_backward, silu: silu_backward, tanh: tanh_backward,
-}  # fmt: skip
-
-
 def cross_entropy(
     logits: np.ndarray,
     targets: np.ndarray,
-    ignore_index: int = IGNORED,
+    ignore_index: int = IGNORE_INDEX,
     label_smoothing: float = 0.0,
     reduction: str = "mean",
     log_probabilities: np.ndarray | None = None,
@@ -315,7 +225,7 @@ def cross_entropy_backward(
     grad: np.ndarray | float,
     logits: np.ndarray,
     targets: np.ndarray,
-    ignore_index: int = IGNORED,
+    ignore_index: int = IGNORE_INDEX,
     label_smoothing: float = 0.0,
     reduction: str = "mean",
     log_probabilities: np.ndarray | None = None,

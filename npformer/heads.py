@@ -6,9 +6,10 @@ from typing import Any
 
 import numpy as np
 
+from npformer.activations import BACKWARDS
 from npformer.attention import Linear
 from npformer.encoder import Activation
-from npformer.functions import BACKWARDS, layer_norm, layer_norm_backward, linear, linear_backward
+from npformer.functions import layer_norm, layer_norm_backward, linear, linear_backward
 from npformer.tap import scope, spare, tap
 from npformer.tape import Stages
 

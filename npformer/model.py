@@ -16,12 +16,12 @@ import numpy as np
 from npformer.config import Config
 from npformer.decoder import shift
 from npformer.errors import NpformerError
-from npformer.functions import IGNORED
+from npformer.functions import IGNORE_INDEX
 from npformer.runtime.batch import Text, pack
 from npformer.runtime.inputs import as_padded, check_texts, padded, texts_of
 from npformer.runtime.products import kernel
 from npformer.runtime.runner import Runner
-from npformer.runtime.threads import side_by_side
+from npformer.runtime.threads import run_row_parallel
 from npformer.tap import listening
 from npformer.transformer import POOLED_HEADS, encode_source, forward, transformer
 
@@ -126,7 +126,7 @@ class Model(BaseModel):
         batch = pack(texts)
         if threads > 1:
             pieces = batch.pieces(threads)
-            found = side_by_side([partial(forward, self.weights, self.config, piece) for piece in pieces])
+            found = run_row_parallel([partial(forward, self.weights, self.config, piece) for piece in pieces])
             answers = {name: np.concatenate([each[name] for each in found]) for name in found[0]}
         elif listening():
             answers = forward(self.weights, self.config, batch, every_row=True)
@@ -208,8 +208,8 @@ class Seq2Seq(BaseModel):
         for row in map(np.asarray, labels if several else [labels]):
             if row.ndim != 1 or row.dtype.kind not in "iu":
                 raise NpformerError(f"labels: expected token ids, a row or several, got shape {row.shape}, {row.dtype}")
-            count = int((row != IGNORED).sum())
-            if not count or (row[:count] == IGNORED).any():
+            count = int((row != IGNORE_INDEX).sum())
+            if not count or (row[:count] == IGNORE_INDEX).any():
                 raise NpformerError("labels: expected at least one in each row, and -100 behind the last alone")
             # The others are what the decoder is given, and checked as that.
             if not 0 <= row[count - 1] < self.config.decoder.vocab_size:

@@ -13,16 +13,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from npformer import heads
+from npformer.activations import ACTIVATIONS
 from npformer.config import Config
 from npformer.decoder import decoder, decoder_backward, project, project_backward
 from npformer.encoder import embeddings, embeddings_backward, encoder, encoder_backward
-from npformer.functions import ACTIVATIONS
 from npformer.runtime.batch import Batch
 from npformer.tap import scope, tap
 from npformer.tape import Stages
 
 if TYPE_CHECKING:
-    from npformer.attention import Memory
+    from npformer.attention import AttentionCache
 
 POOLED_HEADS = ("sequence-classification", "next-sentence", "multiple-choice")  # they read the first row alone
 
@@ -148,9 +148,9 @@ def transformer(weights: Mapping[str, Any], config: Config, source: Batch, targe
 
     Text i's target attends to text i's source. Answers: logits (T, V), encoder_last_hidden_state (S, D).
     """
-    memory = encode_source(weights, config, source)
-    x = decode_target(weights, config, target, memory, source.lengths)
-    return {"logits": project(x, **weights["head"]["output"]), "encoder_last_hidden_state": memory}
+    encoder_output = encode_source(weights, config, source)
+    x = decode_target(weights, config, target, encoder_output, source.lengths)
+    return {"logits": project(x, **weights["head"]["output"]), "encoder_last_hidden_state": encoder_output}
 
 
 def transformer_backward(
@@ -168,8 +168,8 @@ def transformer_backward(
     decoded, last = stages.within("decoder"), config.decoder.n_layers - 1
     name = "norm" if config.final_norm else f"layers.{last}.{'ffn_residual' if config.norm_first else 'ffn_norm'}"
     grad, d_output = project_backward(grads["logits"], stages, decoded[name], **weights["head"]["output"])
-    memory = last_rows(stages.within("encoder"), weights["encoder"], config)
-    grad, d_decoder = decode_target_backward(grad, stages, weights, config, target, memory, source.lengths)
+    encoder_output = last_rows(stages.within("encoder"), weights["encoder"], config)
+    grad, d_decoder = decode_target_backward(grad, stages, weights, config, target, encoder_output, source.lengths)
     d_encoder = encode_backward(grad, stages.within("encoder"), weights["encoder"], config, source)
     return {"encoder": d_encoder, "decoder": d_decoder, "head": {"output": d_output}}
 
@@ -186,16 +186,16 @@ def decode_target(
     target: Batch,
     source: np.ndarray,
     source_lengths: np.ndarray,
-    memory: Sequence[tuple[Memory, Memory]] | None = None,
+    caches: Sequence[tuple[AttentionCache, AttentionCache]] | None = None,
 ) -> np.ndarray:
-    """The decoder's last layer, (T, D). memory: each layer's of earlier rows and of the source, not given again."""
+    """The decoder's last layer, (T, D). caches: each layer's of earlier rows and of the source, not given again."""
     ids, lengths, weights = tap("ids", target.ids), tap("lengths", target.lengths), weights["decoder"]
     scale = math.sqrt(config.d_model) if config.scale_embedding else 1.0
     with scope("decoder"):
         x = embeddings(ids, target.positions + config.first_position, None, **weights["embeddings"], scale=scale)
         return decoder(
             x, lengths, source, source_lengths, config.decoder.n_heads, ACTIVATIONS[config.activation],
-            weights["layers"], config.eps, config.norm_first, weights.get("norm"), memory,
+            weights["layers"], config.eps, config.norm_first, weights.get("norm"), caches,
         )  # fmt: skip
 
 

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from npformer.attention import (
     causal_mask,
     combine_heads,
-    equal_runs,
     padding_mask,
     scaled_dot_product_attention,
     self_attention,
@@ -21,6 +20,7 @@ from npformer.attention import (
 )
 from npformer.errors import NpformerError
 from npformer.functions import linear
+from npformer.runtime.batch import equal_runs
 from npformer.tap import listen
 from tests.support import torch_values
 from tests.support.bits import alike

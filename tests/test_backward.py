@@ -16,7 +16,7 @@ import pytest
 from safetensors import safe_open
 from safetensors.numpy import load_file
 
-from npformer import functions
+from npformer import activations, functions
 from npformer.attention import masked_attention, scaled_dot_product_attention, scaled_dot_product_attention_backward
 from npformer.checkpoint import load_folder
 from npformer.checkpoint import tree as layout
@@ -87,7 +87,7 @@ def ours(name: str, arrays: Mapping[str, np.ndarray], options: Mapping[str, Any]
             scaled_dot_product_attention(**given, **options)
         q, k, v = given["q"], given["k"], given["v"]
         return dict(zip("qkv", scaled_dot_product_attention_backward(grad, recording.stages, q, k, v), strict=True))
-    return {"x": getattr(functions, f"{function}_backward")(grad, given["x"])}
+    return {"x": getattr(activations, f"{function}_backward")(grad, given["x"])}
 
 
 def test_cross_entropy_from_log_probabilities_at_hand() -> None:
@@ -227,12 +227,12 @@ def test_finite_differences_of_the_encoder(norm_first: bool, only: bool) -> None
 
     def run(tree: Mapping[str, Any]) -> np.ndarray:
         parts = {"eps": 1e-5, "only": rows, "norm_first": norm_first, "norm": tree.get("norm")}
-        return encoder(tree["x"], lengths, 4, functions.gelu, tree["layers"], **parts)
+        return encoder(tree["x"], lengths, 4, activations.gelu, tree["layers"], **parts)
 
     with listen(recording):
         run(tree)
     dx, grads = encoder_backward(
-        grad, recording.stages, tree["x"], lengths, 4, functions.gelu, tree["layers"], 1e-5, rows, norm_first, norm
+        grad, recording.stages, tree["x"], lengths, 4, activations.gelu, tree["layers"], 1e-5, rows, norm_first, norm
     )
     arrays, found = layout.flatten(tree), layout.flatten({"x": dx, **grads})
     assert arrays.keys() == found.keys()

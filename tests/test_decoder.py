@@ -11,14 +11,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import load_file
 
-from npformer.attention import RUN, causal_mask, masked_attention
+from npformer.activations import ACTIVATIONS
+from npformer.attention import causal_mask, masked_attention
 from npformer.checkpoint import load_folder
 from npformer.decoder import EVERY_KEY, decoder, shift
 from npformer.encoder import encoder, sinusoidal_positions
 from npformer.errors import NpformerError
-from npformer.functions import ACTIVATIONS
-from npformer.generation.kv_cache import Memory
+from npformer.generation.kv_cache import KVCache
 from npformer.runtime.batch import Text
+from npformer.runtime.sums import TERMS
 from npformer.tap import listen, scope
 from tests.golden import seq2seq_cases as cases
 from tests.support import torch_values
@@ -130,10 +131,10 @@ def test_a_masked_key_changes_no_bit(data: st.DataObject, dtype: str) -> None:
     keys[own], values[own] = k, v
     mask = np.zeros((1, room), bool)
     mask[:, own] = True
-    among = masked_attention(q[:1], keys, values, mask, run=RUN * n_beams)
+    among = masked_attention(q[:1], keys, values, mask, terms=TERMS * n_beams)
     assert np.array_equal(among, alone[:1])
-    transposed = np.ascontiguousarray(keys.T).T  # as a memory keeps them
-    assert np.array_equal(masked_attention(q, transposed, values, mask, run=RUN * n_beams), alone)
+    transposed = np.ascontiguousarray(keys.T).T  # as a cache keeps them
+    assert np.array_equal(masked_attention(q, transposed, values, mask, terms=TERMS * n_beams), alone)
 
 
 def test_what_a_decoder_keeps_has_the_bits_of_one_pass() -> None:
@@ -143,7 +144,7 @@ def test_what_a_decoder_keeps_has_the_bits_of_one_pass() -> None:
     shape = (config.decoder.n_heads, ACTIVATIONS[config.activation])
     source_lengths = np.array([3, 40, 17])
     source = random.standard_normal((60, config.d_model), dtype=np.float32)
-    memory = Memory(len(layers), source_lengths, n_beams)
+    cache = KVCache(len(layers), source_lengths, n_beams)
     histories: list[list[np.ndarray]] = [[] for _ in range(3 * n_beams)]
     for step in range(steps):
         parents = random.integers(n_beams, size=(3, n_beams)) if step else None
@@ -152,8 +153,8 @@ def test_what_a_decoder_keeps_has_the_bits_of_one_pass() -> None:
         x = random.standard_normal((3 * n_beams, config.d_model), dtype=np.float32)
         for history, row in zip(histories, x, strict=True):
             history.append(row)
-        memory.step(parents)
-        last = decoder(x, np.full(3, n_beams), source, source_lengths, *shape, layers, memory=memory.layers)
+        cache.step(parents)
+        last = decoder(x, np.full(3, n_beams), source, source_lengths, *shape, layers, caches=cache.layers)
     whole = decoder(
         np.concatenate([np.stack(history) for history in histories]),
         np.full(3 * n_beams, steps),

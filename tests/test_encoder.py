@@ -7,11 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from npformer.activations import gelu, relu
 from npformer.attention import self_attention
 from npformer.checkpoint import load_folder
 from npformer.encoder import embeddings, encoder, encoder_layer, feed_forward, sinusoidal_positions
 from npformer.errors import NpformerError
-from npformer.functions import gelu, layer_norm, linear, relu
+from npformer.functions import layer_norm, linear
 from tests.support import tiny, torch_values
 from tests.support.bits import alike
 from tests.support.draw import normal

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from npformer import heads
-from npformer.functions import gelu, layer_norm, linear, relu, tanh
+from npformer.activations import gelu, relu, tanh
+from npformer.functions import layer_norm, linear
 from npformer.tap import listen
 from tests.support.draw import normal
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from npformer.errors import NpformerError
 from npformer.generation.logits import Projection
-from npformer.generation.search import Hypothesis, beam_search, rows
+from npformer.generation.search import Hypothesis, beam_search, greedy_or_sample
 from npformer.generation.settings import Settings, resolve
 from npformer.runtime.batch import Text
 from npformer.tap import listen
@@ -54,7 +54,7 @@ def generate(
         if chosen.num_beams > 1:
             found = beam_search(model, some, chosen, projection)
         else:
-            found = _joined(rows(model, some, chosen, projection, output_scores, group), len(group))
+            found = _joined(greedy_or_sample(model, some, chosen, projection, output_scores, group), len(group))
         for (i, _), hypotheses in zip(group, found, strict=True):
             answers[i] += hypotheses[: chosen.num_return_sequences]
     for source, hypotheses in zip(sources, answers, strict=True):
@@ -71,7 +71,7 @@ def stream(model: Seq2Seq, source: Text, **settings: Any) -> Iterator[int]:
     if chosen.num_beams > 1 or chosen.num_return_sequences > 1:
         raise NpformerError("stream: a beam search knows its tokens at the end only; use num_beams=1, one target")
     projection = Projection(**model.weights["head"]["output"])
-    steps = rows(model, model.encode([source]), chosen, projection, group=[(0, 0)])
+    steps = greedy_or_sample(model, model.encode([source]), chosen, projection, group=[(0, 0)])
     return (int(tokens[0]) for _, tokens, _ in steps)
 
 
@@ -110,7 +110,7 @@ def _with_seed(settings: Settings) -> Settings:
 
 
 def _joined(steps: Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]], count: int) -> list[list[Hypothesis]]:
-    """The steps of `rows` as one target for each of `count` places."""
+    """The steps of `greedy_or_sample` as one target for each of `count` places."""
     tokens: list[list[int]] = [[] for _ in range(count)]
     scores: list[list[float]] = [[] for _ in range(count)]
     for places, chosen, given in steps:

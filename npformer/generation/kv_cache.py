@@ -12,16 +12,17 @@ from itertools import pairwise
 
 import numpy as np
 
-from npformer.attention import RUN, masked_attention, split_heads
+from npformer.attention import masked_attention, split_heads
 from npformer.runtime.kernel import VECTOR
 from npformer.runtime.products import kernel
-from npformer.runtime.threads import fork, parts
+from npformer.runtime.sums import TERMS
+from npformer.runtime.threads import parallel_for
 from npformer.tap import listening, tap
 
 STEPS = 32  # steps that room is made for at first; it grows by half
 
 
-class Lineage:
+class BeamAncestry:
     """Which of the rows kept are each beam's own: its forebears, step by step.
 
     The beams of a text keep their rows side by side, and none is ever moved: where beams change places, only this
@@ -65,10 +66,10 @@ def _grown(length: int, n_beams: int) -> int:
 
 
 @dataclass
-class OwnMemory:
+class SelfAttentionCache:
     """Keys (B, H, K, room) and values (B, H, room, K) of the target's rows, beams side by side."""
 
-    lineage: Lineage
+    ancestry: BeamAncestry
     complete: bool = False
     keys: np.ndarray = field(default_factory=lambda: np.zeros((0, 0, 0, 0)))
     values: np.ndarray = field(default_factory=lambda: np.zeros((0, 0, 0, 0)))
@@ -77,7 +78,7 @@ class OwnMemory:
         """Keep a row of each beam, (T, D); attend to the beam's own rows, (T, D)."""
         assert k is not None
         assert v is not None
-        line = self.lineage
+        line = self.ancestry
         new_keys, new_values = _heads(k, n_heads, line.n_beams), _heads(v, n_heads, line.n_beams)
         if self.values.shape[-2] < line.room:
             self._make_room(new_values)
@@ -94,8 +95,8 @@ class OwnMemory:
     def _make_room(self, like: np.ndarray) -> None:
         """Zeros at the end, as what is masked is multiplied by 0 and must be a number."""
         count, n_heads, _, width = like.shape
-        values = np.zeros((count, n_heads, self.lineage.room, width), like.dtype)
-        keys = np.zeros((count, n_heads, width, self.lineage.room), like.dtype)
+        values = np.zeros((count, n_heads, self.ancestry.room, width), like.dtype)
+        keys = np.zeros((count, n_heads, width, self.ancestry.room), like.dtype)
         used = self.values.shape[-2]
         if used:
             values[:, :, :used] = self.values
@@ -107,7 +108,7 @@ class OwnMemory:
 
 
 @dataclass
-class SourceMemory:
+class CrossAttentionCache:
     """Keys (B, H, K, S) and values (B, H, S, K) of each text's source, which all of its beams read.
 
     Neighbouring texts whose sources fill as many whole vectors are one block, so that little is read in vain.
@@ -158,19 +159,21 @@ class SourceMemory:
         self.lengths = self.lengths[texts]
 
 
-class Memory:
+class KVCache:
     """All that the decoder's layers keep, for texts of `lengths` source rows and n_beams targets of each."""
 
     def __init__(self, n_layers: int, lengths: np.ndarray, n_beams: int = 1) -> None:
-        self.lineage = Lineage(len(lengths), n_beams)
-        self.layers = [(OwnMemory(self.lineage), SourceMemory(n_beams, lengths)) for _ in range(n_layers)]
+        self.ancestry = BeamAncestry(len(lengths), n_beams)
+        self.layers = [
+            (SelfAttentionCache(self.ancestry), CrossAttentionCache(n_beams, lengths)) for _ in range(n_layers)
+        ]
 
     def step(self, parents: np.ndarray | None = None) -> None:
-        self.lineage.step(parents)
+        self.ancestry.step(parents)
 
     def keep(self, texts: np.ndarray) -> None:
         """Go on with these texts only, (B',) indices: the others are finished."""
-        self.lineage.keep(texts)
+        self.ancestry.keep(texts)
         for layer in self.layers:
             for each in layer:
                 each.keep(texts)
@@ -203,19 +206,18 @@ def _attend(
         work.append((heads, keys, values, mask, _heads(combined[rows], n_heads, n_beams)))
         size += heads.size * values.shape[-2]
 
-    def part(index: int, of: int) -> None:
-        some = slice(n_heads * index // of, n_heads * (index + 1) // of)
+    def attend(some: slice) -> None:
         if keep is not None:
             keep(some)
         for heads, keys, values, mask, context in work:
             beams = mask.shape[2]
-            if RUN * beams <= kernel(q.dtype).block:
+            if TERMS * beams <= kernel(q.dtype).block:
                 q_k_v = heads[:, some] * scale, keys[:, some], values[:, some]
-                context[:, some] = masked_attention(*q_k_v, mask, RUN * beams)
-            else:  # a run's keys of so many beams would be added up in parts
+                context[:, some] = masked_attention(*q_k_v, mask, TERMS * beams)
+            else:  # so many beams' keys would be added up in parts
                 _attend_apart(heads[:, some] * scale, keys[:, some], values[:, some], mask, context[:, some])
 
-    fork(part, parts(nanoseconds=0.4 * size))
+    parallel_for(attend, n_heads, nanoseconds=0.4 * size)
     return combined
 
 

@@ -16,7 +16,7 @@ from npformer.errors import NpformerError
 from npformer.functions import log_softmax
 from npformer.generation.processors import Processors
 from npformer.runtime.products import in_order, kernel, weight_products
-from npformer.runtime.threads import fork, parts
+from npformer.runtime.threads import parallel_for
 from npformer.tap import listening
 
 ROWS = 8  # rows of logits worked on at a time
@@ -145,14 +145,14 @@ def _sorted(values: np.ndarray, places: np.ndarray, k: int) -> tuple[np.ndarray,
 def _by_rows(
     work: Callable[[slice], tuple[np.ndarray, np.ndarray]], n_rows: int, width: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """work on a few rows at a time, shared out between the crew's threads, and its answers joined."""
+    """work on a few rows at a time, shared out between threads, and its answers joined."""
     blocks = [slice(at, at + ROWS) for at in range(0, n_rows, ROWS)]
     answers: list[tuple[np.ndarray, np.ndarray]] = [(np.empty(0), np.empty(0))] * len(blocks)
 
-    def part(index: int, of: int) -> None:
-        for i in range(len(blocks) * index // of, len(blocks) * (index + 1) // of):
+    def work_on(some: slice) -> None:
+        for i in range(some.start, some.stop):
             answers[i] = work(blocks[i])
 
-    fork(part, parts(nanoseconds=n_rows * width) if len(blocks) > 1 else 1)
+    parallel_for(work_on, len(blocks), nanoseconds=n_rows * width)
     tokens, values = zip(*answers, strict=True)
     return np.concatenate(tokens), np.concatenate(values)

@@ -1,6 +1,6 @@
 """The loops: greedy search and sampling, a row a target; beam search, several rows a source.
 
-`Run` steps a decoder for a group of sources; what a step's logits mean is in `logits.py`.
+`DecodeState` steps a decoder for a group of sources; what a step's logits mean is in `logits.py`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from npformer.functions import softmax
-from npformer.generation.kv_cache import Memory
+from npformer.generation.kv_cache import KVCache
 from npformer.generation.logits import Projection, best, check_choice, greedy
 from npformer.generation.processors import Processors, narrow
 from npformer.generation.settings import Settings
@@ -33,7 +33,7 @@ class Hypothesis:
     cross_attentions: list[np.ndarray] = field(default_factory=list)  # a layer's (H, L, S), where asked for
 
 
-class Run:
+class DecodeState:
     """A decoder going forward, a step at a time, for n_beams targets of each of some encoded sources."""
 
     def __init__(self, model: Seq2Seq, sources: Sequence[np.ndarray], n_beams: int, projection: Projection) -> None:
@@ -42,32 +42,32 @@ class Run:
         self.projection = projection
         self.lengths = np.array([len(source) for source in sources])
         self.source = np.concatenate(sources)
-        self.memory = Memory(model.config.decoder.n_layers, self.lengths, n_beams)
+        self.cache = KVCache(model.config.decoder.n_layers, self.lengths, n_beams)
         self.steps = 0
 
     def step(self, tokens: np.ndarray, parents: np.ndarray | None = None) -> np.ndarray:
         """Logits after one more token of each target, (R,) -> (R, V); parents: the beams they go on from."""
-        self.memory.step(parents)
+        self.cache.step(parents)
         texts = np.full(len(tokens) // self.n_beams, self.n_beams)
         positions = np.full(len(tokens), self.steps)
         target = Batch(tokens, positions, np.zeros_like(tokens), texts)
         with self.model.cores():
             x = decode_target(
-                self.model.weights, self.model.config, target, self.source, self.lengths, self.memory.layers
+                self.model.weights, self.model.config, target, self.source, self.lengths, self.cache.layers
             )
             self.steps += 1
             return self.projection(x)
 
     def keep(self, texts: np.ndarray) -> None:
         """Go on with these texts only."""
-        self.memory.keep(texts)
+        self.cache.keep(texts)
         self.lengths = self.lengths[texts]
 
 
 # --- a row a target --------------------------------------------------------------------------------------------------
 
 
-def rows(
+def greedy_or_sample(
     model: Seq2Seq,
     sources: Sequence[np.ndarray],
     settings: Settings,
@@ -80,7 +80,7 @@ def rows(
     group: the number of each target's source and which of its targets it is, which sampling's draws depend on.
     A target that has ended costs nothing more.
     """
-    run, processors = Run(model, sources, 1, projection), Processors(settings)
+    run, processors = DecodeState(model, sources, 1, projection), Processors(settings)
     draws = [np.random.default_rng([settings.seed or 0, *place]) for place in group if settings.do_sample]
     alive = np.arange(len(sources))
     ids = np.full((len(sources), 1), settings.start_id)
@@ -140,7 +140,7 @@ def beam_search(
     among the best b that have ended are kept by their score, and the best b that have not go on.
     """
     n, b = len(sources), settings.num_beams
-    run, processors = Run(model, sources, b, projection), Processors(settings)
+    run, processors = DecodeState(model, sources, b, projection), Processors(settings)
     scores = np.full((n, b), NEVER, model.dtype)
     scores[:, 0] = 0  # all beams begin alike, so that only one of them counts
     ids, none = np.full((n, b, 1), settings.start_id), np.zeros((n, b, 0), model.dtype)

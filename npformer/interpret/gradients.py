@@ -20,7 +20,7 @@ from npformer.errors import NpformerError
 from npformer.interpret.attribution import Method, Target, on_tokens, target
 from npformer.model import Model
 from npformer.runtime.batch import Batch, Text, pack
-from npformer.runtime.threads import share, single_blas_thread
+from npformer.runtime.threads import run_tasks, single_blas_thread
 from npformer.tap import listen, listening
 from npformer.tape import Edit, Pullback, Recording, Stages
 from npformer.transformer import backward, embedded, forward
@@ -116,7 +116,7 @@ def integrated(model: Model, text: Text, here: Slope, explained: Target, tokens:
     size = max(1, TOKENS // len(text))
     cuts = [places[first : first + size] for first in range(0, steps, size)]
     tasks = [partial(slope, model, [text] * len(cut), explained, np.concatenate(cut)) for cut in cuts]
-    slopes = share(tasks, 1 if listening() else model.threads)
+    slopes = run_tasks(tasks, 1 if listening() else model.threads)
     mean = np.concatenate([each.gradient for each in slopes]).reshape(steps, *way.shape).mean(0)
     scores = np.einsum("td,td->t", way, mean, dtype=np.float64)
     start, end, total = slope(model, [text], explained, baseline).values[0], here.values[0], scores.sum()

@@ -6,7 +6,7 @@ A shard of about a thousand tokens makes products large enough to be fast, and l
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -109,3 +109,14 @@ def alike(lengths: Sequence[tuple[int, ...]], count: int) -> list[list[int]]:
         groups[-1].append(index)
         taken += sum(lengths[index])
     return groups
+
+
+def equal_runs(lengths: np.ndarray, source_lengths: np.ndarray) -> Iterator[tuple[slice, slice, int]]:
+    """Neighbouring texts of equal lengths: their rows, their source rows, how many texts they are."""
+    pairs = list(zip(lengths.tolist(), source_lengths.tolist(), strict=True))
+    first = row = source_row = 0
+    for i in range(1, len(pairs) + 1):
+        if i == len(pairs) or pairs[i] != pairs[first]:
+            count, (length, source_length) = i - first, pairs[first]
+            yield slice(row, row + count * length), slice(source_row, source_row + count * source_length), count
+            first, row, source_row = i, row + count * length, source_row + count * source_length

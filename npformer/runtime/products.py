@@ -20,7 +20,7 @@ import numpy as np
 
 from npformer.errors import NpformerError
 from npformer.runtime.kernel import GROUP, VECTOR, Kernel
-from npformer.runtime.threads import fork, parts, plain_products, single_blas_thread
+from npformer.runtime.threads import num_parts, plain_products, run_tasks, single_blas_thread
 
 PANEL = 64  # columns of a panel: four vectors of sixteen floats
 FEW = 256  # rows so few that to gather a weight's columns at edges takes a good part of the time of their product
@@ -98,6 +98,23 @@ def column_products(a: np.ndarray, b: np.ndarray, scale: float = 1.0) -> np.ndar
     return products[0] if len(products) == 1 else np.concatenate(products, axis=-1)
 
 
+def inner_products(a: np.ndarray, b: np.ndarray, scale: float = 1.0) -> np.ndarray:
+    """a @ b.mT * scale, (..., M, K) and (..., N, K) -> (..., M, N): a row's bits do not depend on M.
+
+    b's rows are rows in memory, so that sums over the answer's last axis add up whole vectors: quicker than many short
+    sums, and in the same order for one row as for many.
+    """
+    return column_products(b, a.mT, scale).mT
+
+
+def inner_products_in_room(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """a @ b.mT, (..., M, K) and (..., N, K) -> (..., M, N): a product's bits depend neither on M nor on N.
+
+    Columns that lie in memory one after another are added up alike, however many there are.
+    """
+    return matmul(a, b.mT if b.mT.strides[-1] == b.itemsize else np.ascontiguousarray(b.mT))
+
+
 def _has_kernel(a: np.ndarray, b: np.ndarray) -> bool:
     """Whether the BLAS is asked at all: not for other types, nor for nothing."""
     return a.dtype == b.dtype and a.dtype.char in "fd" and a.size > 0 and b.size > 0
@@ -143,7 +160,7 @@ def _lies_in_margins(b: np.ndarray, margin: int) -> bool:
 
 
 def weight_products(x: np.ndarray, *weights: np.ndarray, out: Sequence[np.ndarray] | None = None) -> list[np.ndarray]:
-    """[x @ weight for weight in weights], (M, K) and (K, N) -> (M, N) each, shared out between the crew's threads.
+    """[x @ weight for weight in weights], (M, K) and (K, N) -> (M, N) each, shared out between threads.
 
     out: arrays (kernel(x.dtype).rows(M), N) to compute in, of which the answers are views.
     """
@@ -164,7 +181,8 @@ def weight_products(x: np.ndarray, *weights: np.ndarray, out: Sequence[np.ndarra
         if kernel(x.dtype).has_edges(len(x)):
             _columns_at_edges(x, weights, shares, products)
 
-    fork(part, parts(nanoseconds=sum(weight.size for weight in weights) * (0.2 + 0.01 * rows)))
+    n = num_parts(nanoseconds=sum(weight.size for weight in weights) * (0.2 + 0.01 * rows))
+    run_tasks([functools.partial(part, index, n) for index in range(n)], n)
     return [product[:rows] for product in products]
 
 

@@ -13,7 +13,15 @@ from itertools import chain
 from typing import TypeVar
 
 from npformer.runtime.batch import LONG, shards
-from npformer.runtime.threads import crew, hire, products, share, single_blas_thread, thread_count, wants_same_bits
+from npformer.runtime.threads import (
+    num_threads,
+    products,
+    run_tasks,
+    single_blas_thread,
+    start_workers,
+    thread_count,
+    wants_same_bits,
+)
 from npformer.tap import listening
 
 A = TypeVar("A")
@@ -28,9 +36,9 @@ class Runner:
 
     @contextmanager
     def cores(self, threads: int | None = None) -> Iterator[None]:
-        """BLAS held to one thread, a crew of all threads, or of fewer, and products as `same_bits` says."""
-        crew_of = crew(self.threads if threads is None else threads)
-        with single_blas_thread(), crew_of, products(plain=not self.same_bits):
+        """BLAS held to one thread, all threads for `parallel_for`, or fewer, and products as `same_bits` says."""
+        for_products = num_threads(self.threads if threads is None else threads)
+        with single_blas_thread(), for_products, products(plain=not self.same_bits):
             yield
 
     def in_shards(
@@ -53,9 +61,9 @@ class Runner:
             with self.cores(1):
                 return work_on_long(self.threads)
         with self.cores(self.threads if len(groups) == 1 else 1):
-            answered = share([partial(work, group) for group in groups], self.threads)
+            answered = run_tasks([partial(work, group) for group in groups], self.threads)
         by_index = dict(zip(chain(*groups), chain(*answered), strict=True))
         return [by_index[index] for index in range(len(lengths))]
 
     def _has_all_threads(self) -> bool:
-        return hire(self.threads - 1) == self.threads - 1
+        return start_workers(self.threads - 1) == self.threads - 1

@@ -1,7 +1,7 @@
-"""The cores a call may use: helper threads that take shards of a batch, or parts of one product.
+"""The cores a call may use: worker threads that take shards of a batch, or parts of one product.
 
 NumPy releases the interpreter's lock inside its loops, so threads are enough. While they work, BLAS is held to one
-thread each and put back afterwards. `runner.py` shares out shards; products, attention and activations `fork`.
+thread each and put back afterwards. `runner.py` shares out shards, `products.py` and `blocks.py` parts of less.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ import numpy as np
 
 from npformer.errors import NpformerError
 
-HAND_OVER = 100_000  # ns: waking a helper and waiting for it costs about half of this; less work is done in place
+HAND_OVER = 100_000  # ns: waking a worker and waiting for it costs about half of this; less work is done in place
 
-#: .crew: how many threads a fork on this thread may use; unset means one. .plain: whether products are taken as they
-#: come, without the care for the same bits; tasks have it as whoever shared them out.
+#: .num_threads: how many a parallel_for on this thread may use; unset means one. .plain: whether products are taken as
+#: they come, without the care for the same bits; tasks have it as whoever handed them out.
 _local = threading.local()
 
 
@@ -62,7 +62,7 @@ def wants_same_bits(same_bits: bool | None = None) -> bool:
     return choice == "1"
 
 
-# --- helpers: threads that wait for jobs, made when first needed, shared by all callers ------------------------------
+# --- workers: threads that wait for jobs, made when first needed, shared by all callers ------------------------------
 
 
 class _Job:
@@ -97,11 +97,11 @@ class _Job:
 
 
 _jobs: queue.SimpleQueue[_Job] = queue.SimpleQueue()
-_helpers: list[threading.Thread] = []
-_hiring = threading.Lock()
+_workers: list[threading.Thread] = []
+_starting = threading.Lock()
 
 
-def _help() -> None:
+def _work() -> None:
     for library in _blas.libraries:  # one built on OpenMP has a setting a thread, the others one a process
         if getattr(library, "threading_layer", None) == "openmp":
             library.set_num_threads(1)
@@ -109,35 +109,35 @@ def _help() -> None:
         _jobs.get().work()
 
 
-def hire(count: int) -> int:
-    """Have `count` helpers, or as many as there are threads to be had: at a process's end, none."""
-    with _hiring:
-        while len(_helpers) < count:
-            helper = threading.Thread(target=_help, name="npformer-helper", daemon=True)
+def start_workers(count: int) -> int:
+    """Have `count` workers, or as many as there are threads to be had: at a process's end, none."""
+    with _starting:
+        while len(_workers) < count:
+            worker = threading.Thread(target=_work, name="npformer-worker", daemon=True)
             try:
-                helper.start()
+                worker.start()
             except RuntimeError:
                 break
-            _helpers.append(helper)
-        return min(count, len(_helpers))
+            _workers.append(worker)
+        return min(count, len(_workers))
 
 
-def _forget_helpers() -> None:
+def _forget_workers() -> None:
     """In a forked child no thread but the caller's lives on, and no call of another that would put BLAS back."""
-    global _jobs, _hiring, _one_text
-    _jobs, _hiring, _one_text = queue.SimpleQueue(), threading.Lock(), threading.Lock()
-    _helpers.clear()
+    global _jobs, _starting, _one_text
+    _jobs, _starting, _one_text = queue.SimpleQueue(), threading.Lock(), threading.Lock()
+    _workers.clear()
     _blas.put_back()
     _blas.__init__()  # type: ignore[misc]
 
 
-def share(tasks: Sequence[Callable[[], Any]], threads: int) -> list[Any]:
+def run_tasks(tasks: Sequence[Callable[[], Any]], threads: int) -> list[Any]:
     """The tasks' results, in their order, worked on by up to `threads` threads with the caller as one of them."""
-    helpers = hire(min(threads, len(tasks)) - 1)
-    if helpers < 1:
+    workers = min(threads, len(tasks)) - 1
+    if workers < 1 or (workers := start_workers(workers)) < 1:
         return [task() for task in tasks]
     job = _Job(tasks)
-    for _ in range(helpers):
+    for _ in range(workers):
         _jobs.put(job)
     job.work()
     job.done.acquire()
@@ -147,14 +147,14 @@ def share(tasks: Sequence[Callable[[], Any]], threads: int) -> list[Any]:
 
 
 @contextmanager
-def crew(threads: int) -> Iterator[None]:
-    """Let `fork` on this thread use `threads` threads."""
-    before = getattr(_local, "crew", 1)
-    _local.crew = threads
+def num_threads(count: int) -> Iterator[None]:
+    """Let `parallel_for` on this thread use `count` threads."""
+    before = getattr(_local, "num_threads", 1)
+    _local.num_threads = count
     try:
         yield
     finally:
-        _local.crew = before
+        _local.num_threads = before
 
 
 @contextmanager
@@ -172,32 +172,33 @@ def plain_products() -> bool:
     return getattr(_local, "plain", False)
 
 
-def parts(nanoseconds: float) -> int:
-    """Into how many parts to cut work that takes one core about `nanoseconds`: one, or a part a thread of the crew.
+def num_parts(nanoseconds: float) -> int:
+    """Into how many parts to cut work that takes one core about `nanoseconds`: one a thread that this one may use.
 
-    Work that would not repay the hand-over stays whole, and so does all work where no crew stands ready.
+    Work that would not repay the hand-over stays whole.
     """
-    return getattr(_local, "crew", 1) if nanoseconds > 2 * HAND_OVER else 1
+    return getattr(_local, "num_threads", 1) if nanoseconds > 2 * HAND_OVER else 1
 
 
-def fork(part: Callable[[int, int], None], count: int) -> None:
-    """Call part(0, count), ..., part(count - 1, count), each on a thread of the crew."""
-    if count == 1:
-        part(0, 1)
-    else:
-        share([functools.partial(part, index, count) for index in range(count)], count)
+def parallel_for(work: Callable[[slice], None], count: int, nanoseconds: float) -> None:
+    """Call work(slice) for slices that make up range(count), as `num_parts` says, each on a thread of its own."""
+    n = min(count, num_parts(nanoseconds))
+    if n <= 1:
+        work(slice(0, count))
+        return
+    run_tasks([functools.partial(work, slice(count * i // n, count * (i + 1) // n)) for i in range(n)], n)
 
 
 # --- one long text: its rows on several cores, which need each other's keys and values -------------------------------
 
 
 class _Member:
-    """One of several threads that go through the same layers, each with rows of its own, and meet in `gather`."""
+    """One of several threads that go through the same layers, each with rows of its own, and meet in `all_gather`."""
 
-    def __init__(self, index: int, barrier: threading.Barrier, boards: Sequence[list[Any]]) -> None:
+    def __init__(self, index: int, barrier: threading.Barrier, slots: Sequence[list[Any]]) -> None:
         self.index = index
         self.barrier = barrier
-        self.boards = boards  # two, in turn: nobody writes on the one that another may still read
+        self.slots = slots  # two, in turn: nobody writes on the one that another may still read
         self.turn = 0
 
     def run(self, task: Callable[[], Any]) -> Any:
@@ -210,33 +211,34 @@ class _Member:
         finally:
             _local.member = None
 
-    def gather(self, arrays: tuple[np.ndarray, ...]) -> list[np.ndarray]:
-        board = self.boards[self.turn % 2]
+    def all_gather(self, arrays: tuple[np.ndarray, ...]) -> list[np.ndarray]:
+        slots = self.slots[self.turn % 2]
         self.turn += 1
-        board[self.index] = arrays
+        slots[self.index] = arrays
         self.barrier.wait()
-        return [np.concatenate(rows) for rows in zip(*board, strict=True)]
+        return [np.concatenate(rows) for rows in zip(*slots, strict=True)]
 
 
-_one_text = threading.Lock()  # two of them could each wait for a helper that the other holds
+_one_text = threading.Lock()  # two of them could each wait for a worker that the other holds
 
 
-def side_by_side(tasks: Sequence[Callable[[], Any]]) -> list[Any]:
-    """The tasks' results, every task on a thread of its own at the same time; `hire` has said that there are enough."""
-    barrier, boards = threading.Barrier(len(tasks)), [[None] * len(tasks), [None] * len(tasks)]
-    members = [_Member(index, barrier, boards) for index in range(len(tasks))]
+def run_row_parallel(tasks: Sequence[Callable[[], Any]]) -> list[Any]:
+    """The tasks' results, all tasks at the same time, a thread each; `start_workers` has said that there are enough."""
+    barrier, slots = threading.Barrier(len(tasks)), [[None] * len(tasks), [None] * len(tasks)]
+    members = [_Member(index, barrier, slots) for index in range(len(tasks))]
     with _one_text:
         try:
-            return share([functools.partial(m.run, task) for m, task in zip(members, tasks, strict=True)], len(tasks))
-        except BaseException:  # Ctrl-C may come before the caller is a member: helpers would wait for it for ever
+            runs = [functools.partial(member.run, task) for member, task in zip(members, tasks, strict=True)]
+            return run_tasks(runs, len(tasks))
+        except BaseException:  # Ctrl-C may come before the caller is a member: workers would wait for it for ever
             barrier.abort()
             raise
 
 
-def gather(*arrays: np.ndarray) -> Sequence[np.ndarray]:
-    """Each array's rows from all the threads that work on this text side by side; without such, the arrays."""
+def all_gather(*arrays: np.ndarray) -> Sequence[np.ndarray]:
+    """Each array's rows from all the threads that share this text's rows; without such, the arrays."""
     member = getattr(_local, "member", None)
-    return arrays if member is None else member.gather(arrays)
+    return arrays if member is None else member.all_gather(arrays)
 
 
 # --- BLAS threads ----------------------------------------------------------------------------------------------------
@@ -318,5 +320,5 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(
         before=lambda: _blas.lock.acquire(),
         after_in_parent=lambda: _blas.lock.release(),
-        after_in_child=_forget_helpers,
+        after_in_child=_forget_workers,
     )

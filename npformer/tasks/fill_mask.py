@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from npformer import heads
+from npformer.activations import ACTIVATIONS
 from npformer.checks import whole
 from npformer.errors import NpformerError, warn
-from npformer.functions import ACTIVATIONS
 from npformer.model import Model
 from npformer.tap import listening
 from npformer.tasks.options import Options

@@ -18,7 +18,7 @@ import numpy as np
 
 from npformer.errors import NpformerError
 from npformer.runtime.batch import SHARD, SMALL_SHARD, alike
-from npformer.runtime.threads import share, single_blas_thread
+from npformer.runtime.threads import run_tasks, single_blas_thread
 from npformer.tap import listening
 from npformer.tape import Edit
 from npformer.training.losses import Objective, Part
@@ -64,7 +64,7 @@ def gradients(
 
     shards = [list(range(len(examples)))] if listening() else cut(lengths)
     with single_blas_thread():
-        parts = share([partial(work, index, shard) for index, shard in enumerate(shards)], threads)
+        parts = run_tasks([partial(work, index, shard) for index, shard in enumerate(shards)], threads)
     return Gradients(sum(p.loss for p in parts), sum(p.right for p in parts), count, sum(map(sum, lengths)), total.flat)
 
 

@@ -15,7 +15,7 @@ import numpy as np
 from npformer.config import Config
 from npformer.decoder import shift
 from npformer.errors import NpformerError
-from npformer.functions import IGNORED, cross_entropy, cross_entropy_backward, log_softmax
+from npformer.functions import IGNORE_INDEX, cross_entropy, cross_entropy_backward, log_softmax
 from npformer.runtime.batch import Text, pack
 from npformer.tap import listen, listening
 from npformer.tape import Edit, Recording
@@ -83,8 +83,8 @@ class HeadLoss:
 
     def count(self, example: Example, /) -> int:
         if self.config.head in ("token-classification", "masked-lm"):
-            return int((np.asarray(example.target) != IGNORED).sum())
-        return 1 if self.config.head == "question-answering" else int(example.target != IGNORED)
+            return int((np.asarray(example.target) != IGNORE_INDEX).sum())
+        return 1 if self.config.head == "question-answering" else int(example.target != IGNORE_INDEX)
 
     def part(self, tree: Mapping[str, Any], examples: Sequence[Example], count: int, edit: Edit | None, /) -> Part:
         batch = pack([text for example in examples for text in _texts(example)])

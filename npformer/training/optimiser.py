@@ -13,7 +13,7 @@ import numpy as np
 
 from npformer.errors import NpformerError
 from npformer.functions import SparseRows
-from npformer.runtime.threads import share, single_blas_thread
+from npformer.runtime.threads import run_tasks, single_blas_thread
 from npformer.training.trainable import Gradient
 
 BLOCK = 1 << 16  # elements of a parameter worked on at a time: its four arrays stay in the core's own cache
@@ -83,7 +83,7 @@ class Adam:
             for part in _parts(dense.size):
                 w, m, v = (array[part] for array in arrays)
                 tasks.append(partial(self._update, w, m, v, dense.reshape(-1)[part], learning_rate, scale, decay))
-        share(tasks, threads)
+        run_tasks(tasks, threads)
 
     def _dense(self, name: str, grad: Gradient) -> np.ndarray:
         if not isinstance(grad, SparseRows):

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from npformer.functions import ACTIVATIONS
+from npformer.activations import ACTIVATIONS
 from npformer.model import Model
 from npformer.runtime import runner as runner_module
 from npformer.runtime import threads as threads_module
@@ -37,10 +37,11 @@ CLOCKS = (
     ("npformer.functions", "weight_products", PRODUCTS),
     ("npformer.functions", "linears", BIAS),
     ("npformer.attention", "linears", BIAS),
-    ("npformer.attention", "matmul", SCORES),
-    ("npformer.attention", "softmax", SOFTMAX),
-    ("npformer.attention", "gather", WAITING),
-    ("npformer.attention", "attend", HEADS),
+    ("npformer.attention", "inner_products", SCORES),
+    ("npformer.attention", "row_products", SCORES),
+    ("npformer.attention", "in_place", SOFTMAX),
+    ("npformer.attention", "all_gather", WAITING),
+    ("npformer.attention", "packed_attention", HEADS),
     ("npformer.encoder", "layer_norm", NORM),
     ("npformer.encoder", "encoder_layer", LAYER),
     ("npformer.transformer", "embeddings", TABLES),
@@ -98,7 +99,7 @@ def profile(model: Model, lengths: list[int], seconds: float) -> dict[str, float
             module = importlib.import_module(name)
             stack.enter_context(mock.patch.object(module, attribute, clocks.timed(stage, getattr(module, attribute))))
         for module in (threads_module, runner_module):
-            stack.enter_context(mock.patch.object(module, "share", clocks.sharing(module.share)))
+            stack.enter_context(mock.patch.object(module, "run_tasks", clocks.sharing(module.run_tasks)))
         timed = {name: clocks.timed(GELU, function) for name, function in ACTIVATIONS.items()}
         stack.enter_context(mock.patch.dict(ACTIVATIONS, timed))
         run = clocks.timed(REST, model.run)

@@ -13,7 +13,8 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 import npformer
-from npformer.attention import attention
+from npformer.activations import ACTIVATIONS
+from npformer.attention import multi_head_attention
 from npformer.checkpoint import convert, flatten, load_folder, to_torch
 from npformer.checkpoint import tree as layout
 from npformer.checkpoint.read import read_folder
@@ -22,7 +23,6 @@ from npformer.decoder import decoder, decoder_layer
 from npformer.encoder import encoder, encoder_layer, sinusoidal_positions
 from npformer.errors import NpformerError
 from npformer.families import read_config, torch_nn, write_config
-from npformer.functions import ACTIVATIONS
 from npformer.model import Seq2Seq
 from tests.golden import seq2seq_cases as cases
 from tests.support import torch_values
@@ -41,7 +41,7 @@ def result(case: str, dtype: str) -> np.ndarray:
     kind, n_heads, activation = config.torch_class, config.n_heads, ACTIVATIONS[config.activation]
     options: dict[str, Any] = {"eps": config.eps, "norm_first": config.norm_first}
     if kind == "nn.MultiheadAttention":
-        return attention(y, target_lengths, x, lengths, n_heads, **tree)
+        return multi_head_attention(y, target_lengths, x, lengths, n_heads, **tree)
     if kind == "nn.TransformerEncoderLayer":
         return encoder_layer(x, lengths, n_heads, activation, **tree, **options)
     if kind == "nn.TransformerDecoderLayer":

@@ -16,9 +16,9 @@ import numpy as np
 import pytest
 
 from npformer import golden
+from npformer.activations import ACTIVATIONS, gelu
 from npformer.checkpoint import flatten, unflatten
 from npformer.errors import NpformerError
-from npformer.functions import ACTIVATIONS, gelu
 from npformer.golden.mistakes import HALF_PRECISION, MISTAKES, half
 from npformer.interpret.edit import edit
 from npformer.interpret.trace import trace

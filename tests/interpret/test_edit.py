@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from npformer.activations import gelu
 from npformer.errors import NpformerError
-from npformer.functions import gelu, softmax
+from npformer.functions import softmax
 from npformer.interpret.edit import (
     ablate_head,
     ablate_heads,

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 import npformer
 from npformer.runtime.batch import Text
 from npformer.runtime.products import kernel
-from npformer.runtime.threads import products, share, single_blas_thread
+from npformer.runtime.threads import products, run_tasks, single_blas_thread
 
 pytestmark = pytest.mark.numbers
 
@@ -137,10 +137,10 @@ def test_without_the_same_bits_nothing_is_filled_up_on_any_thread() -> None:
         return [kernel(np.dtype("float32")).rows(rows) for rows in range(2, 60)]
 
     with products(plain=True):
-        found = share([counts] * 4, 2)
+        found = run_tasks([counts] * 4, 2)
         assert not kernel(np.dtype("float32")).has_edges(48)
     assert found == [list(range(2, 60))] * 4
-    assert share([counts] * 4, 2) == [counts()] * 4
+    assert run_tasks([counts] * 4, 2) == [counts()] * 4
 
 
 def test_the_environment_decides_where_nobody_else_does(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from npformer.runtime import products
-from npformer.runtime.threads import crew
+from npformer.runtime.threads import num_threads
 from tests.support.bits import alike
 from tests.support.draw import normal
 
@@ -147,7 +147,7 @@ def test_parts_for_threads_have_the_same_bits(rows: int, threads: int, dtype: st
         weight.flags.writeable = False
     expected = [products.matmul(x, weight) for weight in weights]
     for _ in range(4):
-        with crew(threads):
+        with num_threads(threads):
             found = products.weight_products(x, *weights)
         assert all(alike(*pair) for pair in zip(found, expected, strict=True))
 

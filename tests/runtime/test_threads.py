@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -19,16 +20,16 @@ from npformer.model import Model
 from npformer.runtime import threads as threads_module
 from npformer.runtime.batch import Text
 from npformer.runtime.threads import (
+    all_gather,
     available_cores,
     blas_libraries,
-    crew,
-    fork,
-    gather,
-    hire,
-    parts,
-    share,
-    side_by_side,
+    num_parts,
+    num_threads,
+    parallel_for,
+    run_row_parallel,
+    run_tasks,
     single_blas_thread,
+    start_workers,
     thread_count,
 )
 from tests.support import tiny
@@ -85,20 +86,20 @@ def test_the_arguments_number_is_whole_and_at_least_one(value: object) -> None:
 
 
 def test_work_is_cut_only_where_that_pays() -> None:
-    assert parts(LONG) == 1
-    with crew(3):
-        assert parts(LONG) == 3
-        assert parts(1000) == 1
-        with crew(2):
-            assert parts(LONG) == 2
-        assert parts(LONG) == 3
-    assert parts(LONG) == 1
+    assert num_parts(LONG) == 1
+    with num_threads(3):
+        assert num_parts(LONG) == 3
+        assert num_parts(1000) == 1
+        with num_threads(2):
+            assert num_parts(LONG) == 2
+        assert num_parts(LONG) == 3
+    assert num_parts(LONG) == 1
 
 
-def test_a_crew_ends_with_an_exception() -> None:
-    with pytest.raises(ZeroDivisionError), crew(3):
+def test_a_number_of_threads_ends_with_an_exception() -> None:
+    with pytest.raises(ZeroDivisionError), num_threads(3):
         raise ZeroDivisionError
-    assert parts(LONG) == 1
+    assert num_parts(LONG) == 1
 
 
 # --- sharing ---------------------------------------------------------------------------------------------------------
@@ -107,26 +108,33 @@ def test_a_crew_ends_with_an_exception() -> None:
 @pytest.mark.parametrize("threads", [1, 2, 3, 20])
 @pytest.mark.parametrize("count", [0, 1, 2, 7, 100])
 def test_results_come_in_the_tasks_order(count: int, threads: int) -> None:
-    assert share([lambda i=i: i * i for i in range(count)], threads) == [i * i for i in range(count)]
+    assert run_tasks([lambda i=i: i * i for i in range(count)], threads) == [i * i for i in range(count)]
 
 
 def test_tasks_run_side_by_side() -> None:
     """Each of three waits for the other two."""
     barrier = threading.Barrier(3)
-    assert sorted(share([lambda: barrier.wait(PATIENCE)] * 3, 3)) == [0, 1, 2]
+    assert sorted(run_tasks([lambda: barrier.wait(PATIENCE)] * 3, 3)) == [0, 1, 2]
 
 
-def test_fork_calls_every_part_once() -> None:
-    called = []
-    fork(lambda index, of: called.append((index, of)), 4)
-    assert sorted(called) == [(0, 4), (1, 4), (2, 4), (3, 4)]
+@pytest.mark.parametrize(("count", "parts"), [(0, 1), (1, 1), (3, 3), (10, 4)])
+def test_a_parallel_for_goes_over_the_range_once(count: int, parts: int) -> None:
+    called: list[tuple[int, int]] = []
+    with num_threads(4):
+        parallel_for(lambda part: called.append((part.start, part.stop)), count, LONG)
+    edges = [*(start for start, _ in sorted(called)), count]
+    assert sorted(called) == list(pairwise(edges))
+    assert (edges[0], len(called)) == (0, parts)
+    with num_threads(4):
+        parallel_for(lambda part: called.append((part.start, part.stop)), count, nanoseconds=1000)
+    assert called[parts:] == [(0, count)]
 
 
 def test_tasks_may_share_in_turn() -> None:
     def task(i: int) -> int:
-        return sum(share([lambda j=j: i * j for j in range(5)], 2))
+        return sum(run_tasks([lambda j=j: i * j for j in range(5)], 2))
 
-    assert share([lambda i=i: task(i) for i in range(20)], 3) == [10 * i for i in range(20)]
+    assert run_tasks([lambda i=i: task(i) for i in range(20)], 3) == [10 * i for i in range(20)]
 
 
 @pytest.mark.parametrize("kind", [ValueError, KeyboardInterrupt, SystemExit, NpformerError])
@@ -139,20 +147,20 @@ def test_an_error_comes_up_once(place: int, kind: type[BaseException]) -> None:
 
     for threads in (1, 2, 3):
         with pytest.raises(kind, match=f"task {place}"):
-            share([lambda i=i: task(i) for i in range(10)], threads)
-        assert share([lambda i=i: i for i in range(10)], threads) == list(range(10))
+            run_tasks([lambda i=i: task(i) for i in range(10)], threads)
+        assert run_tasks([lambda i=i: i for i in range(10)], threads) == list(range(10))
 
 
-def test_an_error_in_a_helper_comes_up_in_the_caller() -> None:
+def test_an_error_in_a_worker_comes_up_in_the_caller() -> None:
     caller, barrier = threading.current_thread(), threading.Barrier(2)
 
     def task() -> None:
         barrier.wait(PATIENCE)  # so that both threads have one of the two tasks
         if threading.current_thread() is not caller:
-            raise ValueError("in a helper")
+            raise ValueError("in a worker")
 
-    with pytest.raises(ValueError, match="in a helper"):
-        share([task, task], 2)
+    with pytest.raises(ValueError, match="in a worker"):
+        run_tasks([task, task], 2)
 
 
 def test_after_an_error_no_further_task_is_begun() -> None:
@@ -163,7 +171,7 @@ def test_after_an_error_no_further_task_is_begun() -> None:
         raise ValueError
 
     with pytest.raises(ValueError):  # noqa: PT011
-        share([lambda i=i: task(i) for i in range(1000)], 2)
+        run_tasks([lambda i=i: task(i) for i in range(1000)], 2)
     assert len(begun) <= 2
 
 
@@ -174,8 +182,8 @@ class Interrupt(BaseException):
     """What Ctrl-C raises, from a place of our choice."""
 
 
-def test_an_interrupt_at_the_hand_over_leaves_no_helper_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A helper that stands at the barrier when the caller never comes is let go, and the next call has it."""
+def test_an_interrupt_at_the_hand_over_leaves_no_worker_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker that stands at the barrier when the caller never comes is let go, and the next call has it."""
     waiting = threading.Event()
 
     def interrupted(job: threads_module._Job) -> None:
@@ -186,14 +194,14 @@ def test_an_interrupt_at_the_hand_over_leaves_no_helper_waiting(monkeypatch: pyt
 
     def task() -> list[np.ndarray]:
         waiting.set()
-        return list(gather(np.ones((2, 3))))
+        return list(all_gather(np.ones((2, 3))))
 
     work = threads_module._Job.work
     monkeypatch.setattr(threads_module._Job, "work", interrupted)
     with pytest.raises(Interrupt):
-        side_by_side([task, task])
+        run_row_parallel([task, task])
     monkeypatch.undo()
-    found = side_by_side([task, task])
+    found = run_row_parallel([task, task])
     assert [each[0].shape for each in found] == [(4, 3), (4, 3)]
 
 
@@ -209,11 +217,11 @@ def test_a_system_without_threads_to_give(monkeypatch: pytest.MonkeyPatch) -> No
     many = tiny.model(threads=9, max_length=1000)
     with monkeypatch.context() as patch:
         patch.setattr(threading.Thread, "start", refused)
-        assert hire(50) < 50
+        assert start_workers(50) < 50
         answers = model.run(texts)
         assert np.array_equal(many.run([long])[0]["logits"], alone.run([long])[0]["logits"])
     assert np.array_equal(answers[3]["logits"], tiny.model(threads=1).run(texts[3:4])[0]["logits"])
-    assert hire(9) == 9
+    assert start_workers(9) == 9
     assert np.array_equal(many.run([long])[0]["logits"], alone.run([long])[0]["logits"])
 
 

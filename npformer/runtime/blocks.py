@@ -1,0 +1,77 @@
+"""Work cut into blocks that fit a core's own cache, and shared out between threads.
+
+What is computed on a block is the caller's: an activation's formula on a stretch of numbers, attention on some heads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import numpy as np
+
+from npformer.runtime.products import with_margins
+from npformer.runtime.threads import parallel_for
+from npformer.tap import listening, spare
+
+# Elements in a block: few enough for a core's own cache, and enough that two threads do not wait for each other at the
+# interpreter between a formula's passes.
+BLOCK = 1 << 16
+SCORES = 1 << 16  # scores worked on at a time: softmax's passes over them stay in the core's own cache
+
+Formula = Callable[[np.ndarray, np.ndarray], None]
+
+
+def in_blocks(formula: Formula, x: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
+    """formula(x, y), which reads x and writes y, over flat blocks; y, the answer, is new memory, or `out`, even x."""
+    x = np.asarray(x, order="C")
+    y = out if out is not None and out.flags.c_contiguous else np.empty_like(x)
+    flat_x, flat_y = x.reshape(-1), y.reshape(-1)
+
+    def work(part: slice) -> None:
+        with np.errstate(over="ignore", under="ignore", invalid="ignore"):
+            for start in range(part.start, part.stop, BLOCK):
+                block = slice(start, min(start + BLOCK, part.stop))
+                formula(flat_x[block], flat_y[block])
+
+    parallel_for(work, x.size, nanoseconds=2.0 * x.size)
+    if out is None or out is y:
+        return y
+    out[...] = y
+    return out
+
+
+def in_place(function: Callable[..., np.ndarray], array: np.ndarray) -> np.ndarray:
+    """function(array), in the array's own memory unless a listener may have kept it.
+
+    Of a product's margins too, where it has some, as one sweep over memory is quickest.
+    """
+    if spare(array) is None:
+        return function(array)
+    whole = with_margins(array.mT).mT
+    function(whole, out=whole)
+    return array
+
+
+def over_heads(
+    work: Callable[[tuple[slice, slice]], None], n_texts: int, n_heads: int, scores: int, width: int
+) -> None:
+    """Call work((texts, heads)) for blocks that make up all heads of all texts.
+
+    scores: how many a head of a text has; width: the head's.
+    """
+
+    def some_heads(heads: slice) -> None:
+        for block in _blocks(n_texts, heads, scores):
+            work(block)
+
+    parallel_for(some_heads, n_heads, nanoseconds=n_texts * n_heads * scores * (2 + 0.02 * width))
+
+
+def _blocks(n_texts: int, heads: slice, scores: int) -> Iterator[tuple[slice, slice]]:
+    """Blocks of at most SCORES scores; a listener gets all texts and heads in one."""
+    n_heads = heads.stop - heads.start
+    some = n_texts * n_heads if listening() else max(1, SCORES // max(1, scores))
+    heads_of_block, texts_of_block = min(n_heads, some), max(1, some // n_heads)
+    for text in range(0, n_texts, texts_of_block):
+        for head in range(heads.start, heads.stop, heads_of_block):
+            yield slice(text, text + texts_of_block), slice(head, min(head + heads_of_block, heads.stop))
