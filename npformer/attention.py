@@ -226,10 +226,44 @@ def multi_head_attention_backward(
 
 
 def self_attention(
-    x: np.ndarray, lengths: np.ndarray, n_heads: int, is_causal: bool = False, **projections: Any
+    x: np.ndarray,
+    lengths: np.ndarray,
+    n_heads: int,
+    is_causal: bool = False,
+    row_indices: np.ndarray | None = None,
+    **projections: Any,
 ) -> np.ndarray:
-    """`multi_head_attention` of each text to itself, (T, D) -> (T, D); projections: query, key, value, output."""
-    return multi_head_attention(x, lengths, x, lengths, n_heads, is_causal=is_causal, **projections)
+    """`multi_head_attention` of each text to itself, (T, D) -> (T, D); projections: query, key, value, output.
+
+    row_indices: the rows that are to attend, as many of each text; without it all.
+    """
+    rows, row_lengths = _attending(x, lengths, row_indices)
+    return multi_head_attention(rows, row_lengths, x, lengths, n_heads, is_causal=is_causal, **projections)
+
+
+def self_attention_backward(
+    grad: np.ndarray,
+    stages: Stages,
+    x: np.ndarray,
+    lengths: np.ndarray,
+    n_heads: int,
+    row_indices: np.ndarray | None = None,
+    **projections: Any,
+) -> tuple[np.ndarray, dict[str, dict[str, np.ndarray]]]:
+    """Of each text's attention to itself: the gradients of x, (T, D), as queries, keys and values, and of weights."""
+    rows, row_lengths = _attending(x, lengths, row_indices)
+    drows, dx, grads = multi_head_attention_backward(
+        grad, stages, rows, row_lengths, x, lengths, n_heads, **projections
+    )
+    dx[slice(None) if row_indices is None else row_indices] += drows
+    return dx, grads
+
+
+def _attending(x: np.ndarray, lengths: np.ndarray, row_indices: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
+    """The rows of x that attend, and how many of each text."""
+    if row_indices is None:
+        return x, lengths
+    return x[row_indices], np.full_like(lengths, len(row_indices) // len(lengths))
 
 
 class AttentionCache(Protocol):

@@ -6,13 +6,26 @@ Need (Vaswani et al.), section 3.1. Next: `transformer.py` joins the two, `gener
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from npformer.attention import AttentionCache, Linear, multi_head_attention, multi_head_attention_backward
-from npformer.encoder import Activation, feed_forward, feed_forward_backward
+from npformer.attention import (
+    AttentionCache,
+    Linear,
+    multi_head_attention,
+    multi_head_attention_backward,
+    self_attention,
+    self_attention_backward,
+)
+from npformer.encoder import (
+    Activation,
+    add_and_norm,
+    add_and_norm_backward,
+    feed_forward,
+    feed_forward_backward,
+)
 from npformer.errors import NpformerError
 from npformer.functions import layer_norm, layer_norm_backward, linear, linear_backward
 from npformer.tap import scope, tap
@@ -31,53 +44,6 @@ def shift(target: Any, start: int, end: int) -> tuple[np.ndarray, np.ndarray]:
     if ids.ndim != 1:
         raise NpformerError(f"shift: expected the ids of one target, (L,), got shape {ids.shape}")
     return np.concatenate([[start], ids]), np.concatenate([ids, [end]])
-
-
-def add_and_norm(
-    name: str,
-    x: np.ndarray,
-    block: Callable[[np.ndarray], np.ndarray],
-    norm: Linear,
-    eps: float,
-    norm_first: bool,
-) -> np.ndarray:
-    """Normalize(x + block(x)); with norm_first x + block(Normalize(x)). (T, D) -> (T, D). Section 5.4's residual."""
-
-    def normalized(rows: np.ndarray) -> np.ndarray:
-        return tap(f"{name}_norm", layer_norm(rows, **norm, eps=eps))
-
-    h = normalized(x) if norm_first else x
-    with scope(name):
-        y = block(h)
-    y = tap(f"{name}_residual", x + y)
-    return y if norm_first else normalized(y)
-
-
-def add_and_norm_backward(
-    name: str,
-    grad: np.ndarray,
-    stages: Stages,
-    x: np.ndarray,
-    block_backward: Callable[[np.ndarray, np.ndarray], tuple[np.ndarray, dict[str, Any]]],
-    norm: Linear,
-    eps: float,
-    norm_first: bool,
-) -> tuple[np.ndarray, dict[str, Any]]:
-    """Of Normalize(x + block(x)), or x + block(Normalize(x)): the gradients of x and of the weights.
-
-    block_backward: the gradient of block(h), and h -> the gradients of h and of the block's weights.
-    """
-    if norm_first:
-        dy = stages.through_edit(f"{name}_residual", grad)
-        dh, grads = block_backward(dy, stages[f"{name}_norm"])
-        dx, d_norm = layer_norm_backward(stages.through_edit(f"{name}_norm", dh), x, **norm, eps=eps)
-    else:
-        residual = stages[f"{name}_residual"]
-        dy, d_norm = layer_norm_backward(stages.through_edit(f"{name}_norm", grad), residual, **norm, eps=eps)
-        dy = stages.through_edit(f"{name}_residual", dy)
-        dx, grads = block_backward(dy, x)
-    dx += dy
-    return dx, {name: grads, f"{name}_norm": d_norm}
 
 
 def decoder_layer(
@@ -105,7 +71,7 @@ def decoder_layer(
     own, across = caches or (None, None)
 
     def masked_self_attention(h: np.ndarray) -> np.ndarray:
-        return multi_head_attention(h, lengths, h, lengths, n_heads, is_causal=True, cache=own, **attention)
+        return self_attention(h, lengths, n_heads, is_causal=True, cache=own, **attention)
 
     def source_attention(h: np.ndarray) -> np.ndarray:
         return multi_head_attention(
@@ -152,11 +118,7 @@ def decoder_layer_backward(
         return dh, grads
 
     def own(grad: np.ndarray, h: np.ndarray) -> tuple[np.ndarray, dict[str, Any]]:
-        dh, from_keys, grads = multi_head_attention_backward(
-            grad, stages.within("attention"), h, lengths, h, lengths, n_heads, **attention
-        )
-        dh += from_keys
-        return dh, grads
+        return self_attention_backward(grad, stages.within("attention"), h, lengths, n_heads, **attention)
 
     grad, grads = add_and_norm_backward("ffn", grad, stages, z, feed, ffn_norm, eps, norm_first)
     grad, more = add_and_norm_backward(

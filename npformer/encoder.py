@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from npformer.activations import BACKWARDS
-from npformer.attention import Linear, multi_head_attention, multi_head_attention_backward
+from npformer.attention import Linear, self_attention, self_attention_backward
 from npformer.functions import (
     embedding,
     embedding_backward,
@@ -123,46 +123,78 @@ def feed_forward_backward(
     return grad, {"hidden": d_hidden, "output": d_output}
 
 
+def add_and_norm(
+    name: str,
+    x: np.ndarray,
+    block: Callable[[np.ndarray], np.ndarray],
+    norm: Linear,
+    eps: float,
+    norm_first: bool,
+    row_indices: np.ndarray | None = None,
+) -> np.ndarray:
+    """Normalize(x + block(x)); with norm_first x + block(Normalize(x)). (T, D) -> (T, D). Section 5.4's residual.
+
+    row_indices: the rows of x that the block answers, where that is not all of them.
+    """
+    h = tap(f"{name}_norm", layer_norm(x, **norm, eps=eps)) if norm_first else x
+    with scope(name):
+        y = block(h)
+    y = tap(f"{name}_residual", (x if row_indices is None else x[row_indices]) + y)
+    return y if norm_first else tap(f"{name}_norm", layer_norm(y, **norm, eps=eps, out=spare(y)))
+
+
+def add_and_norm_backward(
+    name: str,
+    grad: np.ndarray,
+    stages: Stages,
+    x: np.ndarray,
+    block_backward: Callable[[np.ndarray, np.ndarray], tuple[np.ndarray, dict[str, Any]]],
+    norm: Linear,
+    eps: float,
+    norm_first: bool,
+    row_indices: np.ndarray | None = None,
+) -> tuple[np.ndarray, dict[str, Any]]:
+    """Of Normalize(x + block(x)), or x + block(Normalize(x)): the gradients of x and of the weights.
+
+    block_backward: the gradient of block(h), and h -> the gradients of h and of the block's weights.
+    """
+    if norm_first:  # x + block(Normalize(x))
+        dy = stages.through_edit(f"{name}_residual", grad)
+        dh, grads = block_backward(dy, stages[f"{name}_norm"])
+        dx, d_norm = layer_norm_backward(stages.through_edit(f"{name}_norm", dh), x, **norm, eps=eps)
+    else:  # Normalize(x + block(x))
+        residual = stages[f"{name}_residual"]
+        dy, d_norm = layer_norm_backward(stages.through_edit(f"{name}_norm", grad), residual, **norm, eps=eps)
+        dy = stages.through_edit(f"{name}_residual", dy)
+        dx, grads = block_backward(dy, x)
+    dx[slice(None) if row_indices is None else row_indices] += dy
+    return dx, {name: grads, f"{name}_norm": d_norm}
+
+
 def encoder_layer(
     x: np.ndarray,
     lengths: np.ndarray,
     n_heads: int,
     activation: Activation,
-    attention: Mapping[str, Linear],
+    attention: Mapping[str, Any],
     attention_norm: Linear,
     ffn: Mapping[str, Linear],
     ffn_norm: Linear,
     eps: float = 1e-12,
-    only: np.ndarray | None = None,
+    row_indices: np.ndarray | None = None,
     norm_first: bool = False,
 ) -> np.ndarray:
     """Y = Normalize(X + Attention(X)); Z = Normalize(Y + FFN(Y)), (T, D) -> (T, D). Section 3.1.
 
-    only: the one row of each text that is wanted, (B,); the rest is not computed, and the answer is (B, D).
+    row_indices: the one row of each text that is wanted, (B,); the rest is not computed, and the answer is (B, D).
     norm_first: Y = X + Attention(Normalize(X)); Z = Y + FFN(Normalize(Y)). Xiong et al., 2020, figure 1.
     """
-    row_lengths = lengths if only is None else np.full_like(lengths, len(only) // len(lengths))
-    if norm_first:
-        h = tap("attention_norm", layer_norm(x, **attention_norm, eps=eps))
-        with scope("attention"):
-            a = multi_head_attention(_wanted(h, only), row_lengths, h, lengths, n_heads, **attention)  # type: ignore[arg-type]
-        y = tap("attention_residual", _wanted(x, only) + a)
-        h = tap("ffn_norm", layer_norm(y, **ffn_norm, eps=eps))
-        with scope("ffn"):
-            f = feed_forward(h, activation, **ffn)
-        return tap("ffn_residual", y + f)
-    with scope("attention"):
-        a = multi_head_attention(_wanted(x, only), row_lengths, x, lengths, n_heads, **attention)  # type: ignore[arg-type]
-    y = tap("attention_residual", _wanted(x, only) + a)
-    y = tap("attention_norm", layer_norm(y, **attention_norm, eps=eps, out=spare(y)))
-    with scope("ffn"):
-        f = feed_forward(y, activation, **ffn)
-    z = tap("ffn_residual", y + f)
-    return tap("ffn_norm", layer_norm(z, **ffn_norm, eps=eps, out=spare(z)))
 
+    def attend(h: np.ndarray) -> np.ndarray:
+        return self_attention(h, lengths, n_heads, row_indices=row_indices, **attention)
 
-def _wanted(x: np.ndarray, only: np.ndarray | None) -> np.ndarray:
-    return x if only is None else x[only]
+    y = add_and_norm("attention", x, attend, attention_norm, eps, norm_first, row_indices)
+    return add_and_norm("ffn", y, lambda h: feed_forward(h, activation, **ffn), ffn_norm, eps, norm_first)
 
 
 def encoder_layer_backward(
@@ -172,52 +204,31 @@ def encoder_layer_backward(
     lengths: np.ndarray,
     n_heads: int,
     activation: Activation,
-    attention: Mapping[str, Linear],
+    attention: Mapping[str, Any],
     attention_norm: Linear,
     ffn: Mapping[str, Linear],
     ffn_norm: Linear,
     eps: float = 1e-12,
-    only: np.ndarray | None = None,
+    row_indices: np.ndarray | None = None,
     norm_first: bool = False,
 ) -> tuple[np.ndarray, dict[str, Any]]:
     """Of Y = Normalize(X + Attention(X)); Z = Normalize(Y + FFN(Y)): the gradients of X (T, D) and of the weights.
 
-    only: grad (B, D) is that of one row of each text. norm_first as in `encoder_layer`.
+    row_indices: grad (B, D) is that of one row of each text. norm_first as in `encoder_layer`.
     """
-    row_lengths = lengths if only is None else np.ones_like(lengths)
-    grads: dict[str, Any] = {}
-    if norm_first:  # Z = Y + FFN(Normalize(Y)); Y = X + Attention(Normalize(X))
-        dy = stages.through_edit("ffn_residual", grad)
-        dh, grads["ffn"] = feed_forward_backward(dy, stages.within("ffn"), stages["ffn_norm"], activation, **ffn)
-        dh, grads["ffn_norm"] = layer_norm_backward(
-            stages.through_edit("ffn_norm", dh), stages["attention_residual"], **ffn_norm, eps=eps
-        )
-        dy = stages.through_edit("attention_residual", dy + dh)
-        source = stages["attention_norm"]
-    else:  # Z = Normalize(Y + FFN(Y)); Y = Normalize(X + Attention(X))
-        dz, grads["ffn_norm"] = layer_norm_backward(
-            stages.through_edit("ffn_norm", grad), stages["ffn_residual"], **ffn_norm, eps=eps
-        )
-        dz = stages.through_edit("ffn_residual", dz)
-        dy, grads["ffn"] = feed_forward_backward(dz, stages.within("ffn"), stages["attention_norm"], activation, **ffn)
-        dy += dz
-        dy, grads["attention_norm"] = layer_norm_backward(
-            stages.through_edit("attention_norm", dy), stages["attention_residual"], **attention_norm, eps=eps
-        )
-        dy = stages.through_edit("attention_residual", dy)
-        source = x
-    rows = source if only is None else source[only]
-    drows, dx, grads["attention"] = multi_head_attention_backward(
-        dy, stages.within("attention"), rows, row_lengths, source, lengths, n_heads, **attention
+    y = stages["attention_residual" if norm_first else "attention_norm"]
+
+    def feed(grad: np.ndarray, h: np.ndarray) -> tuple[np.ndarray, dict[str, Any]]:
+        return feed_forward_backward(grad, stages.within("ffn"), h, activation, **ffn)
+
+    def attend(grad: np.ndarray, h: np.ndarray) -> tuple[np.ndarray, dict[str, Any]]:
+        return self_attention_backward(grad, stages.within("attention"), h, lengths, n_heads, row_indices, **attention)
+
+    grad, grads = add_and_norm_backward("ffn", grad, stages, y, feed, ffn_norm, eps, norm_first)
+    grad, first = add_and_norm_backward(
+        "attention", grad, stages, x, attend, attention_norm, eps, norm_first, row_indices
     )
-    where: Any = slice(None) if only is None else only
-    dx[where] += drows
-    if norm_first:
-        dx, grads["attention_norm"] = layer_norm_backward(
-            stages.through_edit("attention_norm", dx), x, **attention_norm, eps=eps
-        )
-    dx[where] += dy
-    return dx, grads
+    return grad, first | grads
 
 
 def encoder(
@@ -227,18 +238,21 @@ def encoder(
     activation: Activation,
     layers: Sequence[Mapping[str, Any]],
     eps: float = 1e-12,
-    only: np.ndarray | None = None,
+    row_indices: np.ndarray | None = None,
     norm_first: bool = False,
     norm: Linear | None = None,
 ) -> np.ndarray:
-    """The layers one after another, (T, D) -> (T, D), or (B, D) where `only` one row of each text is wanted.
+    """The layers one after another, (T, D) -> (T, D).
 
+    row_indices: the one row of each text that is wanted of the last layer, whose answer is (B, D).
     norm: of the last layer's rows, which models with norm_first have.
     """
     for i, weights in enumerate(layers):
-        rows = only if i + 1 == len(layers) else None
+        rows = row_indices if i + 1 == len(layers) else None
         with scope(f"layers.{i}"):
-            x = encoder_layer(x, lengths, n_heads, activation, **weights, eps=eps, only=rows, norm_first=norm_first)
+            x = encoder_layer(
+                x, lengths, n_heads, activation, **weights, eps=eps, row_indices=rows, norm_first=norm_first
+            )
     return x if norm is None else tap("norm", layer_norm(x, **norm, eps=eps))
 
 
@@ -251,7 +265,7 @@ def encoder_backward(
     activation: Activation,
     layers: Sequence[Mapping[str, Any]],
     eps: float = 1e-12,
-    only: np.ndarray | None = None,
+    row_indices: np.ndarray | None = None,
     norm_first: bool = False,
     norm: Linear | None = None,
 ) -> tuple[np.ndarray, dict[str, Any]]:
@@ -262,9 +276,9 @@ def encoder_backward(
     if norm is not None:
         grad, grads["norm"] = layer_norm_backward(stages.through_edit("norm", grad), inputs[-1], **norm, eps=eps)
     for i in reversed(range(len(layers))):
-        rows = only if i + 1 == len(layers) else None
+        rows = row_indices if i + 1 == len(layers) else None
         grad, grads["layers"][i] = encoder_layer_backward(
             grad, stages.within(f"layers.{i}"), inputs[i], lengths, n_heads, activation, **layers[i],
-            eps=eps, only=rows, norm_first=norm_first,
+            eps=eps, row_indices=rows, norm_first=norm_first,
         )  # fmt: skip
     return grad, grads

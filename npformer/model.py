@@ -129,7 +129,7 @@ class Model(BaseModel):
             found = run_row_parallel([partial(forward, self.weights, self.config, piece) for piece in pieces])
             answers = {name: np.concatenate([each[name] for each in found]) for name in found[0]}
         elif listening():
-            answers = forward(self.weights, self.config, batch, every_row=True)
+            answers = forward(self.weights, self.config, batch, all_rows=True)
         else:  # with rows of no text behind the others, so that no product need fill up its own
             filled = batch.filled(kernel(self.dtype).rows(len(batch.ids)))
             answers = forward(self.weights, self.config, filled)

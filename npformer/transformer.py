@@ -27,13 +27,13 @@ if TYPE_CHECKING:
 POOLED_HEADS = ("sequence-classification", "next-sentence", "multiple-choice")  # they read the first row alone
 
 
-def forward(weights: Mapping[str, Any], config: Config, batch: Batch, every_row: bool = False) -> dict[str, np.ndarray]:
+def forward(weights: Mapping[str, Any], config: Config, batch: Batch, all_rows: bool = False) -> dict[str, np.ndarray]:
     """From packed token ids to the head's answer: rows (T, ...) for heads on tokens, (B, ...) for heads on texts.
 
-    every_row: compute every row of the last layer, even where the head reads only the first of each text.
+    all_rows: compute every row of the last layer, even where the head reads only the first of each text.
     """
-    pooled_only = config.head in POOLED_HEADS and not every_row
-    x = encode(weights, config, batch, only=batch.first if pooled_only else None)
+    pooled_only = config.head in POOLED_HEADS and not all_rows
+    x = encode(weights, config, batch, row_indices=batch.first if pooled_only else None)
     answers: dict[str, np.ndarray] = {}
     head = weights.get("head", {})
     pooled = x if pooled_only else x[batch.first]
@@ -64,8 +64,9 @@ def backward(
     """
     x, head, tree = last_rows(stages, weights, config), weights.get("head", {}), {}
     of_texts = config.head in POOLED_HEADS
-    only = batch.first if of_texts and len(x) == len(batch.first) else None  # unless the forward computed every row
-    first = x[batch.first] if only is None else x
+    reads_first = of_texts and len(x) == len(batch.first)  # unless the forward computed every row
+    row_indices = batch.first if reads_first else None
+    first = x[batch.first] if row_indices is None else x
     if of_texts:
         pooled = stages["pooled"] if "pooler" in weights else first
         grad, tree["head"] = heads.classify_backward(grads["logits"], stages, pooled, **head)
@@ -86,21 +87,23 @@ def backward(
             grad = d_first
         else:
             grad[batch.first] += d_first
-    if of_texts and only is None:
+    if of_texts and row_indices is None:
         d_first, grad = grad, np.zeros_like(x)
         grad[batch.first] = d_first
-    return tree | encode_backward(grad, stages, weights, config, batch, only)
+    return tree | encode_backward(grad, stages, weights, config, batch, row_indices)
 
 
-def encode(weights: Mapping[str, Any], config: Config, batch: Batch, only: np.ndarray | None = None) -> np.ndarray:
-    """The encoder's last layer, packed token ids -> (T, D), or (B, D) where `only` one row of each text is wanted."""
+def encode(
+    weights: Mapping[str, Any], config: Config, batch: Batch, row_indices: np.ndarray | None = None
+) -> np.ndarray:
+    """The encoder's last layer, packed token ids -> (T, D); row_indices: one row of each text, (B, D)."""
     ids, lengths = tap("ids", batch.ids), tap("lengths", batch.lengths)
     scale = math.sqrt(config.d_model) if config.scale_embedding else 1.0
     positions = batch.positions + config.first_position
     x = embeddings(ids, positions, batch.segments, **weights["embeddings"], eps=config.eps, scale=scale)
     return encoder(
-        x, lengths, config.n_heads, ACTIVATIONS[config.activation], weights["layers"], eps=config.eps, only=only,
-        norm_first=config.norm_first, norm=weights.get("norm"),
+        x, lengths, config.n_heads, ACTIVATIONS[config.activation], weights["layers"], eps=config.eps,
+        row_indices=row_indices, norm_first=config.norm_first, norm=weights.get("norm"),
     )  # fmt: skip
 
 
@@ -110,7 +113,7 @@ def encode_backward(
     weights: Mapping[str, Any],
     config: Config,
     batch: Batch,
-    only: np.ndarray | None = None,
+    row_indices: np.ndarray | None = None,
 ) -> dict[str, Any]:
     """Of `encode`: the gradients of the encoder's weights from that of its last layer, (T, D) or (B, D)."""
     scale = math.sqrt(config.d_model) if config.scale_embedding else 1.0
@@ -118,7 +121,7 @@ def encode_backward(
     x = stages[embedded(tables)]
     grad, tree = encoder_backward(
         grad, stages, x, batch.lengths, config.n_heads, ACTIVATIONS[config.activation], weights["layers"],
-        eps=config.eps, only=only, norm_first=config.norm_first, norm=weights.get("norm"),
+        eps=config.eps, row_indices=row_indices, norm_first=config.norm_first, norm=weights.get("norm"),
     )  # fmt: skip
     grads = embeddings_backward(
         grad, stages, batch.ids, batch.positions + config.first_position, batch.segments, **tables, eps=config.eps,

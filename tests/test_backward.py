@@ -226,7 +226,7 @@ def test_finite_differences_of_the_encoder(norm_first: bool, only: bool) -> None
     recording = Recording()
 
     def run(tree: Mapping[str, Any]) -> np.ndarray:
-        parts = {"eps": 1e-5, "only": rows, "norm_first": norm_first, "norm": tree.get("norm")}
+        parts = {"eps": 1e-5, "row_indices": rows, "norm_first": norm_first, "norm": tree.get("norm")}
         return encoder(tree["x"], lengths, 4, activations.gelu, tree["layers"], **parts)
 
     with listen(recording):

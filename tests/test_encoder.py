@@ -107,8 +107,8 @@ def test_one_row_of_each_text_is_the_row_among_all(lengths: list[int], dtype: st
     x = normal(sum(lengths), 32, dtype=dtype)
     whole = encoder(x, sizes, 4, gelu, weights, norm_first=norm_first)
     first = np.cumsum(sizes) - sizes
-    for only in (first, first + sizes - 1):
-        assert alike(encoder(x, sizes, 4, gelu, weights, only=only, norm_first=norm_first), whole[only])
+    for rows in (first, first + sizes - 1):
+        assert alike(encoder(x, sizes, 4, gelu, weights, row_indices=rows, norm_first=norm_first), whole[rows])
 
 
 def test_encoder_is_its_layers() -> None:
