@@ -76,9 +76,9 @@ def heard(case: str, dtype: str) -> dict[str, np.ndarray]:
     shape = (config.n_heads, ACTIVATIONS[config.activation])
     with listen(hear):
         with scope("encoder"):
-            memory = encoder(x, lengths, *shape, **tree["encoder"], **options)
+            encoded = encoder(x, lengths, *shape, **tree["encoder"], **options)
         with scope("decoder"):
-            result = decoder(y, target_lengths, memory, lengths, *shape, **tree["decoder"], **options)
+            result = decoder(y, target_lengths, encoded, lengths, *shape, **tree["decoder"], **options)
     return {name: np.concatenate(each) for name, each in found.items()} | {"result": result.ravel()}
 
 

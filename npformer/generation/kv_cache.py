@@ -211,7 +211,7 @@ def _attend(
             keep(some)
         for heads, keys, values, mask, context in work:
             beams = mask.shape[2]
-            if TERMS * beams <= kernel(q.dtype).block:
+            if TERMS * beams <= kernel(q.dtype).k_block_size:
                 q_k_v = heads[:, some] * scale, keys[:, some], values[:, some]
                 context[:, some] = masked_attention(*q_k_v, mask, TERMS * beams)
             else:  # so many beams' keys would be added up in parts

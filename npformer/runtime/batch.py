@@ -93,10 +93,10 @@ def shards(lengths: Sequence[int], threads: int) -> list[list[int]]:
     """
     total = sum(lengths)
     count = math.ceil(total / SHARD / threads) * threads
-    return alike([(length,) for length in lengths], 1 if total < SMALL_SHARD * threads else count)
+    return group_by_length([(length,) for length in lengths], 1 if total < SMALL_SHARD * threads else count)
 
 
-def alike(lengths: Sequence[tuple[int, ...]], count: int) -> list[list[int]]:
+def group_by_length(lengths: Sequence[tuple[int, ...]], count: int) -> list[list[int]]:
     """Indices of examples, each of texts of some lengths, in at most `count` groups of about as many tokens.
 
     The longest stand first and equal lengths side by side, as attention takes those together.

@@ -5,7 +5,7 @@ A BLAS chooses among kernels by the sizes it is given, and kernels add in differ
 * one row goes to a matrix-vector routine, and some numbers of rows to a kernel of their own (`Kernel.rows`);
 * columns that do not fill a vector go to kernels that depend on the number of rows (`VECTOR`: they are filled up);
 * the first and last columns of the blocks a wide product is worked in have sums of their own (`Kernel.edges`);
-* a large product adds up the inner axis block by block, a small one in one sweep (`Kernel.cuts`, `Kernel.small`).
+* a large product adds up the inner axis block by block, a small one in one sweep (`Kernel.k_blocks`, `Kernel.small`).
 
 The trial takes some milliseconds for each type, once in a process. `products.py` makes its products by what it finds.
 """
@@ -33,14 +33,14 @@ LONG = 2048  # an inner axis longer than two blocks
 class Kernel:
     """What products of one type need on this BLAS.
 
-    block: terms of the inner axis that are added up in one sweep, and in order.
+    k_block_size: terms of the inner axis that are added up in one sweep, and in order.
     small: multiply-adds up to which a product is added up in one sweep however long its inner axis; 0: none is.
     """
 
     def __init__(self, dtype: np.dtype) -> None:
         self.dtype = dtype
         with single_blas_thread():
-            self.block = self.cuts(LONG)[0].stop
+            self.k_block_size = self.k_blocks(LONG)[0].stop
             self.small = self._small()
             self._good, self._reference = self._good_rows()
             wide = self.edges(WIDE)
@@ -57,7 +57,7 @@ class Kernel:
         """What is done for the same bits, in words."""
         filled = "rows filled up" if any(self.rows(count) != count for count in range(2, ROWS)) else ""
         again = "columns at edges computed again" if self._edges_from else ""
-        cut = f"small sums cut at {self.block} terms" if self.small else ""
+        cut = f"small sums cut at {self.k_block_size} terms" if self.small else ""
         return ", ".join(filter(None, [filled, again, cut])) or "products as they come"
 
     # --- rows and columns --------------------------------------------------------------------------------------------
@@ -107,7 +107,7 @@ class Kernel:
     # --- the inner axis ----------------------------------------------------------------------------------------------
 
     @functools.cache  # noqa: B019
-    def cuts(self, inner: int) -> tuple[slice, ...]:
+    def k_blocks(self, inner: int) -> tuple[slice, ...]:
         """Where a large product cuts its inner axis: it adds up each part alone, and then part after part.
 
         A sum of b, 1 and -b, b so large that b + 1 is b, is 0 where the first two are added first, and 1 where a cut
@@ -132,8 +132,8 @@ class Kernel:
 
     def _small(self) -> int:
         """The most multiply-adds, of sixteen columns and two blocks, that are added up in one sweep."""
-        b = self._random(2 * self.block, VECTOR)
-        parts = self.cuts(len(b))
+        b = self._random(2 * self.k_block_size, VECTOR)
+        parts = self.k_blocks(len(b))
         low, high = 1, LARGE // b.size
         a = self._random(high, len(b))
         while high - low > 1:  # `low` rows are added up in one sweep, `high` rows in parts
@@ -146,7 +146,7 @@ class Kernel:
         """a @ b, two or more rows and columns of whole vectors: a small product cut where a large one is."""
         size = a.shape[-2] * a.shape[-1] * b.shape[-1]
         # Twice the limit: to cut a large product costs time, but changes nothing.
-        if size > 2 * self.small or len(parts := self.cuts(a.shape[-1])) == 1:
+        if size > 2 * self.small or len(parts := self.k_blocks(a.shape[-1])) == 1:
             return np.matmul(a, b, out=out)
         total = np.matmul(a[..., parts[0]], b[..., parts[0], :], out=out)
         for part in parts[1:]:

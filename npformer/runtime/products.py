@@ -280,7 +280,7 @@ class Panels:
     def __init__(self, weight: np.ndarray) -> None:
         inner, columns = weight.shape[0], weight.shape[1] // PANEL * PANEL
         self.runs = []
-        for _, run in groupby(kernel(weight.dtype).cuts(inner), key=lambda part: part.stop - part.start):
+        for _, run in groupby(kernel(weight.dtype).k_blocks(inner), key=lambda part: part.stop - part.start):
             parts = list(run)
             rows = weight[parts[0].start : parts[-1].stop, :columns]
             panels = rows.reshape(len(parts), -1, columns // PANEL, PANEL).transpose(2, 0, 1, 3)
@@ -310,7 +310,7 @@ def _panels(weight: np.ndarray, rows: int) -> Panels | None:
 def few_rows() -> int:
     """Rows up to which a product with a panel is small: 34 where sums are cut at 448 terms, 30 at 512; else 0."""
     k = kernel(np.dtype(np.float32))
-    return k.small // (PANEL * k.block)
+    return k.small // (PANEL * k.k_block_size)
 
 
 @functools.cache

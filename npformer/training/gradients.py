@@ -17,7 +17,7 @@ from typing import TypeVar
 import numpy as np
 
 from npformer.errors import NpformerError
-from npformer.runtime.batch import SHARD, SMALL_SHARD, alike
+from npformer.runtime.batch import SHARD, SMALL_SHARD, group_by_length
 from npformer.runtime.threads import run_tasks, single_blas_thread
 from npformer.tap import listening
 from npformer.tape import Edit
@@ -74,7 +74,7 @@ def cut(lengths: Sequence[tuple[int, ...]]) -> list[list[int]]:
     Whatever the cores at hand, as sums of gradients depend on it. A batch of few tokens stays whole.
     """
     total = sum(map(sum, lengths))
-    return alike(lengths, 2 * math.ceil(total / SHARD / 2) if total >= 2 * SMALL_SHARD else 1)
+    return group_by_length(lengths, 2 * math.ceil(total / SHARD / 2) if total >= 2 * SMALL_SHARD else 1)
 
 
 class _Sum:

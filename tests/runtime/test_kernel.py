@@ -81,7 +81,7 @@ def test_a_way_to_the_same_bits_is_found_as_this_process_runs() -> None:
 @given(inner=st.integers(1, 3000), dtype=st.sampled_from(DTYPES))
 def test_cuts_are_where_a_large_product_cuts(inner: int, dtype: str) -> None:
     """They cover the inner axis once, and the parts' products, added in their order, have the bits of the whole."""
-    parts = kernel(np.dtype(dtype)).cuts(inner)
+    parts = kernel(np.dtype(dtype)).k_blocks(inner)
     assert [part.start for part in parts[1:]] == [part.stop for part in parts[:-1]]
     assert (parts[0].start, parts[-1].stop) == (0, inner)
     random = np.random.default_rng(inner)
@@ -98,7 +98,7 @@ def test_terms_of_one_block_are_added_in_order(dtype: str) -> None:
     dense, b = random.random((k.rows(2), 16)).astype(dtype), random.random((16, 64)).astype(dtype)
     with single_blas_thread():
         expected = dense @ b
-    for spread in range(1, k.block // 16 + 1):
+    for spread in range(1, k.k_block_size // 16 + 1):
         places = np.sort(random.permutation(16 * spread)[:16])
         wide, tall = np.zeros((len(dense), 16 * spread), dtype), np.zeros((16 * spread, 64), dtype)
         wide[:, places], tall[places] = dense, b
