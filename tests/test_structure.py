@@ -17,8 +17,15 @@ PACKAGE = ROOT / "npformer"
 PYTHON = sorted(path for folder in ("npformer", "tests", "examples") for path in (ROOT / folder).rglob("*.py"))
 LONGEST = 400  # lines; what needs more has two subjects
 
-# From what knows least to what knows most. Nothing here imports, not even through others, what stands after it.
-ORDER = ("errors", "functions", "attention", "encoder", "heads", "model", "tasks", "cli")
+# From what knows least to what knows most: a module imports, at whatever time, only what stands before it or beside it.
+# A package is one room; a module of it that needs to know more has its own place, as checkpoint.load, which makes models.
+ORDER = (
+    *("errors", "checks", "tap", "runtime"),
+    *("functions", "activations", "tape", "attention", "encoder", "decoder", "heads"),
+    *("config", "transformer", "families", "checkpoint", "text", "generation", "model", "checkpoint.load"),
+    *("tasks", "training", "interpret", "golden", "view"),
+    *("cli", "__main__"),
+)
 INDEPENDENT = {
     "errors": set(),
     "tap": {"errors"},
@@ -36,22 +43,14 @@ MODULES = {module_name(path): path for path in PACKAGE.rglob("*.py")}
 
 
 @cache
-def imports(name: str) -> tuple[frozenset[str], frozenset[str]]:
-    """What a module imports when it is imported itself, and all that it ever imports, in full names.
-
-    What only type checkers see is not counted.
-    """
+def imports(name: str) -> frozenset[str]:
+    """What a module ever imports, in full names, at its head or in its functions; not what only type checkers see."""
     tree = ast.parse(MODULES[name].read_text(encoding="utf-8"))
     hidden: set[ast.AST] = set()
-    later: set[ast.AST] = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
             hidden.update(ast.walk(node))
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            later.update(ast.walk(node))
-    found = {node: imported(node, name) for node in ast.walk(tree) if node not in hidden}
-    ever = frozenset[str]().union(*found.values())
-    return frozenset[str]().union(*(names for node, names in found.items() if node not in later)), ever
+    return frozenset[str]().union(*(imported(node, name) for node in ast.walk(tree) if node not in hidden))
 
 
 def imported(node: ast.AST, importer: str) -> frozenset[str]:
@@ -70,45 +69,49 @@ def imported(node: ast.AST, importer: str) -> frozenset[str]:
 
 
 def reached(name: str) -> set[str]:
-    """All of our modules that are imported when this one is: a module brings the package it lies in along."""
+    """All of our modules that a module ever imports, through others too; the package it lies in brings only names."""
     found: set[str] = set()
     waiting = [name]
     while waiting:
-        each = waiting.pop()
-        for other in imports(each)[0] & MODULES.keys():
-            package = other.rpartition(".")[0]
-            brought = {other} | ({package} if package != "npformer" and not each.startswith(package) else set())
-            waiting.extend(brought - found)
-            found |= brought
+        others = imports(waiting.pop()) & MODULES.keys() - {"npformer"}
+        waiting.extend(others - found)
+        found |= others
     return found
 
 
-def files_of(name: str) -> list[str]:
-    """A module, or all modules of a package."""
-    return [each for each in MODULES if each == f"npformer.{name}" or each.startswith(f"npformer.{name}.")]
+def place(name: str) -> int:
+    """Where a module stands in ORDER, by its own name or that of the package it lies in."""
+    names = [name.removeprefix("npformer."), name.split(".")[1]]
+    return next(ORDER.index(each) for each in names if each in ORDER)
 
 
-@pytest.mark.parametrize("name", ORDER)
+def test_every_module_has_a_place() -> None:
+    rooms = {name.split(".")[1] for name in MODULES if name != "npformer"}
+    assert sorted(each for each in ORDER if "." not in each) == sorted(rooms)
+    assert [each for each in ORDER if f"npformer.{each}" not in MODULES] == []
+
+
+@pytest.mark.parametrize("name", sorted(MODULES.keys() - {"npformer"}))
 def test_imports_point_one_way(name: str) -> None:
-    after = {each for later in ORDER[ORDER.index(name) + 1 :] for each in files_of(later)}
-    for each in files_of(name):
-        assert sorted(reached(each) & after) == [], each
+    ours = imports(name) & MODULES.keys() - {"npformer"}
+    assert sorted(each for each in ours if place(each) > place(name)) == []
 
 
 @pytest.mark.parametrize("name", INDEPENDENT)
 def test_what_everything_rests_on_rests_on_nothing(name: str) -> None:
-    ours = {each.removeprefix("npformer.") for each in imports(f"npformer.{name}")[0] if each.startswith("npformer")}
+    ours = {each.removeprefix("npformer.") for each in imports(f"npformer.{name}") if each.startswith("npformer")}
     assert ours <= INDEPENDENT[name]
 
 
 def test_imports_make_no_circle() -> None:
+    """Neither those at the head of a file nor those in its functions."""
     circles = [name for name in MODULES if name in reached(name)]
     assert circles == []
 
 
 def test_torch_is_only_for_comparing() -> None:
     """And for what reads its models: `golden`. Checkpoints are read, trained and run without it."""
-    users = {name for name in MODULES if imports(name)[1] & {"torch", "transformers", "onnxruntime"}}
+    users = {name for name in MODULES if imports(name) & {"torch", "transformers", "onnxruntime"}}
     assert {name for name in users if not name.startswith("npformer.golden")} == set()
 
 

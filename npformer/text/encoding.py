@@ -16,7 +16,6 @@ import numpy as np
 
 from npformer.checks import unknown
 from npformer.errors import NpformerError, warn
-from npformer.model import Model
 from npformer.runtime.batch import Text
 from npformer.text.inputs import Pair, as_text_or_pair
 from npformer.text.tokenizer import longest_text
@@ -24,6 +23,8 @@ from npformer.text.translation_tokenizer import LANGUAGE
 
 if TYPE_CHECKING:
     from tokenizers import Encoding
+
+    from npformer.model import Model, Seq2Seq
 
 IDS = np.ndarray | list | Text  # how token ids are given
 
@@ -217,7 +218,7 @@ def _of_ids(ids: Any) -> Encoded:
 class SourceEncoder:
     """A translation model's tokenizer, and how long its sources may be."""
 
-    def __init__(self, model: Model) -> None:
+    def __init__(self, model: Seq2Seq) -> None:
         self.tokenizer = model.tokenizer
         self.limit = longest_text(model.folder, model.config)
 
