@@ -22,9 +22,10 @@ from npformer.errors import NpformerError
 from npformer.golden.mistakes import HALF_PRECISION, MISTAKES, half
 from npformer.interpret.edit import edit
 from npformer.interpret.trace import trace
-from npformer.model import Model, embedded
+from npformer.model import Model
 from npformer.runtime.batch import Text
 from npformer.tap import tap
+from npformer.transformer import embedded
 from tests.support import tiny
 
 pytestmark = pytest.mark.numbers
