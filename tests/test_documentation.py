@@ -183,3 +183,15 @@ def test_the_readme_fits_and_has_the_two_commands_that_ci_runs():
     assert clone == "git clone https://github.com/npformer/npformer && cd npformer"
     assert install.startswith("pip install . && npformer classify ")
     assert test == 'pip install ".[test]" && pytest'
+
+
+def test_the_readme_names_the_maths_in_order_with_its_lines() -> None:
+    """The reading path: each file is there, imports none that comes later, and has about as many lines as are named."""
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    named = re.findall(r"^\| `(\w+)\.py` \| (\d+) \|", readme, flags=re.MULTILINE)
+    assert len(named) == 8
+    for place, (name, lines) in enumerate(named):
+        source = (ROOT / "npformer" / f"{name}.py").read_text(encoding="utf-8")
+        assert abs(len(source.splitlines()) - int(lines)) <= 0.1 * int(lines), name
+        later = [other for other, _ in named[place + 1 :] if other != "tap"]
+        assert not re.findall(rf"^from npformer\.({'|'.join(later)}) import", source, flags=re.MULTILINE) or not later, name
