@@ -9,19 +9,21 @@ from argparse import Namespace
 from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from npformer.checkpoint.archive import written_whole
 from npformer.cli.process import BAD_INPUT, complain
-from npformer.cli.task_commands import TaskCommand
 from npformer.cli.texts import Line, count, interactive, lines
 from npformer.errors import NpformerError
 from npformer.tasks import pipeline
 from npformer.tasks.progress import with_bar
 from npformer.tasks.task import InputError, Task
 from npformer.text.encoding import was_cut
+
+if TYPE_CHECKING:
+    from npformer.cli.task_commands import TaskCommand
 
 Answered = tuple[Line, Any]  # a line and its answer; None where it has none
 
