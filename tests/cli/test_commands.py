@@ -199,7 +199,10 @@ def test_info_describes_the_installation():
     assert {"npformer", "NumPy", "BLAS", "threads", "same bits", "panels", "bundled models", "cache"} <= facts.keys()
     assert facts["threads"] == 1
     assert facts["NumPy"] == np.__version__
-    assert "same bits" in run("info")[1]
+    assert facts["same bits"].startswith("float32: ")
+    shown = run("info", "--dtype", "float64")[1]
+    assert "float64: " in shown
+    assert "float32" not in shown
 
 
 def test_info_describes_a_model(models):
@@ -209,6 +212,8 @@ def test_info_describes_a_model(models):
     assert facts["head"] == "masked-lm"
     assert facts["tasks"].startswith("fill-mask, ")
     assert facts["longest text"] == "64 tokens"
+    assert facts["memory"].endswith(" MB as float32")
+    assert "MB as float64" in run("info", models["fill"], "--dtype", "float64")[1]
     shown = run("info", models["zero-shot"])[1]
     assert "zero-shot-classification" in shown
     assert "contradiction" in shown
