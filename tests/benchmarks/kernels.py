@@ -4,14 +4,14 @@ OpenBLAS chooses its kernels by the CPU, or by OPENBLAS_CORETYPE when it is load
 own. There the tests that touch numbers run (`pytest -m numbers`), and the bundled model answers lone texts and a batch
 in turns, once with the same bits and once with plain products, on the threads this machine has.
 
-Use the newest NumPy: an old OpenBLAS is not to be trusted with kernels newer than itself.
+Use the newest NumPy: an old OpenBLAS is not to be trusted with kernels newer than itself. Where one stops Python under
+some kernel, the table says so.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
 import re
 import subprocess
 import sys
@@ -26,7 +26,7 @@ from npformer.runtime import products
 from npformer.runtime.batch import Text
 from npformer.runtime.threads import blas_libraries
 from tests.benchmarks.table import markdown
-from tests.runtime.test_kernel import of_this_machine
+from tests.support import kernels
 
 ROOT = Path(__file__).parent.parent.parent
 WORDS = (4, 10, 25, 60, 120)
@@ -45,28 +45,39 @@ def main() -> None:
         return
     head = ["kernel", "tests", "float32", "float64", *(f"{words} words" for words in WORDS), f"{TEXTS} texts"]
     rows = []
-    for name in args.names or of_this_machine():
-        environment = os.environ | {"OPENBLAS_CORETYPE": name, "PYTHONPATH": str(ROOT)}
-        tests = "not run" if args.quick else tested(environment)
-        rows.append([name, tests, *cells(environment)])
+    for name in args.names or kernels.of_this_machine():
+        tests = "not run" if args.quick else tested(name)
+        rows.append([name, tests, *cells(name)])
         print(markdown(head, rows[-1:]), flush=True)
     print(f"\nNumPy {np.__version__}; the last columns: time with the same bits over time with plain products\n")
     print(markdown(head, rows))
 
 
-def tested(environment: dict[str, str]) -> str:
-    command = [sys.executable, "-m", "pytest", "-m", "numbers", "-p", "no:cacheprovider"]
-    ran = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, check=False)
+def tested(name: str) -> str:
+    ran = python(name, "-m", "pytest", "-m", "numbers", "-p", "no:cacheprovider")
     counts = {word: int(number) for number, word in re.findall(r"(\d+) (passed|failed|error)", ran.stdout)}
     failed = counts.get("failed", 0) + counts.get("error", 0)
-    return f"{counts.get('passed', 0)} passed" + (f", {failed} failed" if failed else "")
+    return stopped(ran) or f"{counts.get('passed', 0)} passed" + (f", {failed} failed" if failed else "")
 
 
-def cells(environment: dict[str, str]) -> list[str]:
-    command = [sys.executable, "-m", "tests.benchmarks.kernels", "--here"]
-    ran = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, check=True)
+def cells(name: str) -> list[str]:
+    ran = python(name, "-m", "tests.benchmarks.kernels", "--here")
+    if stopped(ran):
+        return [stopped(ran)] * 2 + ["-"] * (len(WORDS) + 1)
+    ran.check_returncode()
     facts = json.loads(ran.stdout)
     return [*facts["bits"], *(f"{ratio:.2f}" for ratio in facts["cost"])]
+
+
+def python(name: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    environment = kernels.under(name) | {"PYTHONPATH": str(ROOT)}
+    command = [sys.executable, *arguments]
+    return subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, check=False)
+
+
+def stopped(ran: subprocess.CompletedProcess) -> str:
+    """What to say of a process that a signal ended, "" of others."""
+    return f"Python stopped: {kernels.stop(ran)}" if ran.returncode < 0 else ""
 
 
 def measured() -> dict[str, Any]:
@@ -95,10 +106,10 @@ def costs() -> list[float]:
             for repeat in range(30 if len(work) == 1 else 3):
                 before = time.perf_counter()
                 model.run(work)
-                if repeat:
+                if repeat:  # the first only warms up
                     least[turn % 2] = min(least[turn % 2], time.perf_counter() - before)
-                if time.perf_counter() - start > 3:
-                    break
+                    if time.perf_counter() - start > 3:
+                        break
         ratios.append(least[0] / least[1])
     return ratios
 

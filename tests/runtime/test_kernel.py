@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import platform
 import subprocess
 import sys
 from typing import Any
@@ -18,21 +17,10 @@ import npformer
 from npformer.runtime.batch import Text
 from npformer.runtime.products import kernel
 from npformer.runtime.threads import products, run_tasks, single_blas_thread
+from tests.support import kernels
 
 pytestmark = pytest.mark.numbers
 
-#: Kernels of OpenBLAS by the machines they are for, and what NumPy calls the instructions they need. A way to the same
-#: bits is known for each of them.
-KERNELS = {
-    "x86_64": {
-        "SkylakeX": ("AVX512_SKX",),
-        "Haswell": ("AVX2", "FMA3"),
-        "Sandybridge": ("AVX",),
-        "Nehalem": ("SSE42",),
-        "Prescott": ("SSE3",),
-    },
-    "aarch64": {"ARMV8": (), "NEOVERSEN1": ("ASIMDHP",), "NEOVERSEV1": ("SVE",)},
-}
 DTYPES = ("float32", "float64")
 
 PROGRAM = """
@@ -47,33 +35,25 @@ print(json.dumps({
 """
 
 
-def of_this_machine() -> list[str]:
-    """The kernels that this CPU has the instructions for."""
-    from numpy._core._multiarray_umath import __cpu_features__ as has
-
-    kernels = KERNELS.get(platform.machine(), {})
-    return [name for name, needs in kernels.items() if all(has.get(each, False) for each in needs)]
-
-
 def found(environment: dict[str, str]) -> dict[str, Any]:
     ran = subprocess.run([sys.executable, "-c", PROGRAM], env=environment, capture_output=True, text=True, check=True)
     return json.loads(ran.stdout)
 
 
-@pytest.mark.parametrize("name", of_this_machine())
+@pytest.mark.parametrize("name", kernels.working())
 def test_a_way_to_the_same_bits_is_found_on_every_kernel(name: str) -> None:
     """A process of its own for each, as a BLAS chooses its kernels when it is loaded.
 
     A NumPy on another BLAS takes no notice of the variable; there is nothing to hold then but that the trial ends.
     """
-    facts = found(os.environ | {"OPENBLAS_CORETYPE": name})
+    facts = found(kernels.under(name))
     if facts["kernels"] and all(facts["kernels"]):
         assert facts["same bits"] == [True, True], facts
 
 
 def test_a_way_to_the_same_bits_is_found_as_this_process_runs() -> None:
     facts = found(dict(os.environ))
-    if any(each in (facts["kernels"] or ()) for names in KERNELS.values() for each in names):
+    if any(each in (facts["kernels"] or ()) for names in kernels.KERNELS.values() for each in names):
         assert facts["same bits"] == [True, True], facts
 
 

@@ -1,0 +1,62 @@
+"""The kernels of OpenBLAS that this CPU can run, for tests and benchmarks that start a process under each."""
+
+from __future__ import annotations
+
+import os
+import platform
+import signal
+import subprocess
+import sys
+from functools import cache
+
+#: Kernels of OpenBLAS by the machines they are for, and what NumPy calls the instructions they need. A way to the same
+#: bits is known for each of them.
+KERNELS = {
+    "x86_64": {
+        "SkylakeX": ("AVX512_SKX",),
+        "Haswell": ("AVX2", "FMA3"),
+        "Sandybridge": ("AVX",),
+        "Nehalem": ("SSE42",),
+        "Prescott": ("SSE3",),
+    },
+    "aarch64": {"ARMV8": (), "NEOVERSEN1": ("ASIMDHP",), "NEOVERSEV1": ("SVE",)},
+}
+#: Products that NumPy makes without npformer: sizes at which an OpenBLAS was seen to stop the process.
+PLAIN = """
+import numpy as np
+for dtype in ("float32", "float64"):
+    np.ones((96, 1100), dtype) @ np.ones((1100, 96), dtype)
+"""
+#: What `working` left out, a line each; conftest.py prints them below the results.
+left_out: list[str] = []
+
+
+def of_this_machine() -> list[str]:
+    """Those that this CPU has the instructions for."""
+    from numpy._core._multiarray_umath import __cpu_features__ as has
+
+    kernels = KERNELS.get(platform.machine(), {})
+    return [name for name, needs in kernels.items() if all(has.get(each, False) for each in needs)]
+
+
+@cache
+def working() -> list[str]:
+    """Those of this machine under which NumPy's own products do not stop Python: that would be no fault of npformer."""
+    names = []
+    for name in of_this_machine():
+        ran = subprocess.run([sys.executable, "-c", PLAIN], env=under(name), capture_output=True, check=False)
+        if ran.returncode < 0:
+            left_out.append(f"left out: the {name} kernels, as NumPy's own products stop Python there: {stop(ran)}")
+        else:
+            names.append(name)
+    return names
+
+
+def under(name: str) -> dict[str, str]:
+    """The environment of a process that is to run on a kernel."""
+    return os.environ | {"OPENBLAS_CORETYPE": name}
+
+
+def stop(ran: subprocess.CompletedProcess) -> str:
+    """What ended a process: SIGSEGV."""
+    return signal.Signals(-ran.returncode).name
