@@ -111,7 +111,8 @@ class Kernel:
         """Where a large product cuts its inner axis: it adds up each part alone, and then part after part.
 
         A sum of b, 1 and -b, b so large that b + 1 is b, is 0 where the first two are added first, and 1 where a cut
-        lies between them. A column of the product tries one place.
+        lies between them. A column of the product tries one place. A last part of less than FAR terms goes unseen: BLIS
+        has such, but needs no cuts, as none of its products is small.
         """
         coarse = self._cut_before(inner, np.arange(FAR, inner - FAR, GROUP))
         first = [place for place in coarse if place - GROUP not in coarse]
