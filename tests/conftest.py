@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
-from npformer.runtime.threads import single_blas_thread
+from npformer.runtime.threads import blas_libraries, single_blas_thread
 from tests.support import kernels
 
 settings.register_profile("tests", deadline=None, derandomize=True, database=None)
@@ -19,6 +19,13 @@ def one_blas_thread() -> Iterator[None]:
     and rows by their own rules: a row's last bits may then depend on the rows beside it."""
     with single_blas_thread():
         yield
+
+
+@pytest.fixture
+def settable_blas() -> None:
+    """For what is claimed of a BLAS whose threads threadpoolctl can set, as OpenBLAS's. It knows no libblas.so."""
+    if not blas_libraries():
+        pytest.skip("threadpoolctl can set no threads of this BLAS")
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:

@@ -89,7 +89,7 @@ test_numbers() { # NAME
     [ "$found" = "$name" ] || stop "expected NumPy to run $name, got $found"
     on "$name" npformer info || readme=failed
     on "$name" pip install -q ".[test]"
-    on "$name" python -m pytest -m numbers -p no:cacheprovider 2>&1 | tee "$log" || true
+    on "$name" python -m pytest -m numbers -rs -p no:cacheprovider 2>&1 | tee "$log" || true
     # pytest's last line, without what the marker leaves out: "2 failed, 500 passed".
     counts=$(sed -nE 's/^([0-9]+ (passed|failed|error).*) in [0-9.]+s.*/\1/; T; s/, [0-9]+ deselected//; p' "$log")
     [[ $readme = ok && $counts = *passed* && $counts != *failed* && $counts != *error* ]] || status=1

@@ -68,6 +68,7 @@ stop.set()
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+@pytest.mark.usefixtures("settable_blas")
 def test_a_child_forked_in_a_call_has_the_hosts_blas_threads() -> None:
     code = """
 from threadpoolctl import threadpool_limits

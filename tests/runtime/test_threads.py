@@ -47,7 +47,7 @@ def blas_threads() -> set[int]:
 
 
 @pytest.fixture
-def two_blas_threads() -> Iterator[None]:
+def two_blas_threads(settable_blas: None) -> Iterator[None]:
     """What the host program has set, and expects to find again."""
     with threadpool_limits(2, user_api="blas"):
         assert blas_threads() == {2}
@@ -301,6 +301,7 @@ def test_a_models_run_puts_blas_back(threads: int, monkeypatch: pytest.MonkeyPat
     model.run(texts)
 
 
+@pytest.mark.usefixtures("settable_blas")
 def test_what_is_shown_of_blas() -> None:
     (library, *_) = blas_libraries()
     assert {"internal_api", "version", "num_threads"} <= library.keys()
@@ -309,7 +310,6 @@ def test_what_is_shown_of_blas() -> None:
 # --- many callers ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.usefixtures("two_blas_threads")
 def test_without_threadpoolctl_a_model_runs_and_warns_once() -> None:
     """A run in several threads and one after it: the same numbers to rounding, and one warning in the whole process."""
     root = Path(__file__).parents[2]
@@ -342,6 +342,7 @@ def test_many_threads_call_many_models() -> None:
     models = [tiny.model(*kind, threads=threads) for kind in kinds for threads in (1, 2, 3)]
     texts = [Text(np.arange(length)) for length in (1, 2, 9, 9, 30, 64) * 12]
     expected = [model.run(texts) for model in models]
+    before = blas_threads()
     wrong: list[object] = []
 
     def caller(seed: int) -> None:
@@ -368,7 +369,7 @@ def test_many_threads_call_many_models() -> None:
     for each in callers:
         each.join()
     assert wrong == []
-    assert blas_threads() == {2}
+    assert blas_threads() == before
 
 
 def test_a_model_made_in_a_thread_that_ended_still_runs() -> None:
