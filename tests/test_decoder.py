@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,8 +16,9 @@ from hypothesis import strategies as st
 from safetensors.numpy import load_file
 
 from npformer.activations import ACTIVATIONS
-from npformer.attention import causal_mask, masked_attention
-from npformer.checkpoint import load_folder
+from npformer.attention import causal_mask, masked_attention, self_attention
+from npformer.checkpoint import flatten, load_folder, unflatten
+from npformer.config import Config
 from npformer.decoder import EVERY_KEY, decoder, shift
 from npformer.encoder import encoder, sinusoidal_positions
 from npformer.errors import NpformerError
@@ -29,6 +34,7 @@ pytestmark = [pytest.mark.numbers, pytest.mark.usefixtures("one_blas_thread")]
 
 DATA = Path(__file__).parent / "golden" / "seq2seq"
 TRANSFORMERS = ["transformer", "transformer-pre-norm"]
+Weights = dict[str, np.ndarray]  # flat
 
 
 # --- what goes in ----------------------------------------------------------------------------------------------------
@@ -59,8 +65,11 @@ def test_positions_in_halves_are_the_papers_in_another_order(width: int) -> None
 
 @cache
 def heard(case: str, dtype: str) -> dict[str, np.ndarray]:
-    """The stages of our run on the packed texts, flat and in the texts' order; the result is one of them."""
-    config, tree = load_folder(DATA / case, dtype)
+    return run(*load_folder(DATA / case, dtype), dtype)
+
+
+def run(config: Config, tree: Mapping[str, Any], dtype: str = "float32") -> dict[str, np.ndarray]:
+    """The stages of a run on the packed texts, flat and in the texts' order; the result is one of them."""
     found: dict[str, list[np.ndarray]] = {}
 
     def hear(name: str, array: np.ndarray) -> np.ndarray:
@@ -82,17 +91,83 @@ def heard(case: str, dtype: str) -> dict[str, np.ndarray]:
     return {name: np.concatenate(each) for name, each in found.items()} | {"result": result.ravel()}
 
 
+@cache
+def torchs(case: str) -> dict[str, np.ndarray]:
+    return load_file(DATA / case / "stages.safetensors")
+
+
 def stages(case: str, dtype: str) -> dict[str, np.ndarray]:
-    return torch_values.below(load_file(DATA / case / "stages.safetensors"), dtype)
+    return torch_values.below(torchs(case), dtype)
+
+
+def out_of_budget(case: str, found: dict[str, np.ndarray]) -> dict[str, str]:
+    """The stages of a float32 run that are further off than torch's are, with what is wrong."""
+    torch32, truth, errors = stages(case, "float32"), stages(case, "float64"), torch_values.errors_in(torchs(case))
+    wrong = {name: torch_values.over_budget(found[name], torch32[name], truth[name], errors[name]) for name in truth}
+    return {name: line for name, line in wrong.items() if line}
 
 
 @pytest.mark.parametrize("case", TRANSFORMERS)
 def test_every_stage_of_nn_transformer_in_float32(case: str) -> None:
     """Causal, source-padding and target-padding masks: torch has one padded batch, here nothing is padded."""
-    found, torch32, truth = heard(case, "float32"), stages(case, "float32"), stages(case, "float64")
-    assert "decoder.layers.0.cross_attention.weights" in truth
-    wrong = {name: torch_values.over_budget(found[name], torch32[name], truth[name]) for name in truth}
-    assert {name: line for name, line in wrong.items() if line} == {}
+    assert "decoder.layers.0.cross_attention.weights" in stages(case, "float64")
+    assert out_of_budget(case, heard(case, "float32")) == {}
+
+
+def changed(part: str, change: Callable[[np.ndarray], np.ndarray]) -> Callable[[Weights], Weights]:
+    """Weights with the change made in those whose names have the part."""
+    return lambda weights: {name: change(array) if part in name else array for name, array in weights.items()}
+
+
+def exchanged(one: str, other: str) -> Callable[[Weights], Weights]:
+    """Weights with those of two names in the decoder's layers exchanged."""
+    names = {one: other, other: one}
+    pattern = re.compile(rf"(?<=decoder\.layers\.\d\.)({one}|{other})\b")
+    return lambda weights: {pattern.sub(lambda found: names[found[1]], name): a for name, a in weights.items()}
+
+
+#: Mistakes of ports of an encoder-decoder, and one of copying: what they make of its config, or of its weights.
+OF_CONFIG: dict[str, Callable[[Config], Config]] = {
+    "another library's eps": lambda config: replace(config, eps=1e-6),
+    "another formula of the activation": lambda config: replace(
+        config, activation={"gelu": "gelu_tanh", "relu": "silu"}[config.activation]
+    ),
+    "norms on the other side of the blocks": lambda config: replace(config, norm_first=not config.norm_first),
+    "fewer heads": lambda config: replace(
+        config, n_heads=2, decoder=replace(config.decoder, n_heads=2)
+    ),
+}
+OF_WEIGHTS: dict[str, Callable[[Weights], Weights]] = {
+    "weights that went through float16": changed("", lambda array: array.astype(np.float16).astype(array.dtype)),
+    "scores scaled twice": changed("cross_attention.query.", lambda array: array / 2),
+    "square weights not transposed": changed("cross_attention.output.weight", np.transpose),
+    "keys for values of the source": exchanged("cross_attention.key", "cross_attention.value"),
+    "one block's norm for another's": exchanged("attention_norm", "cross_attention_norm"),
+    "the encoder's last norm left out": lambda weights: {
+        name: array for name, array in weights.items() if not name.startswith("encoder.norm.")
+    },
+}
+
+
+@pytest.mark.parametrize("mistake", [*OF_CONFIG, *OF_WEIGHTS])
+@pytest.mark.parametrize("case", TRANSFORMERS)
+def test_budgets_are_so_tight_that_a_mistake_is_out_of_them(case: str, mistake: str) -> None:
+    config, tree = load_folder(DATA / case, "float32")
+    weights = flatten(dict(tree))
+    if mistake in OF_CONFIG:
+        config = OF_CONFIG[mistake](config)
+    else:
+        weights = OF_WEIGHTS[mistake](weights)
+    assert out_of_budget(case, {**heard(case, "float32"), **run(config, unflatten(weights))})
+
+
+@pytest.mark.parametrize("case", TRANSFORMERS)
+def test_targets_that_see_what_comes_after_are_out_of_the_budgets(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def seeing_all(*args: Any, is_causal: bool = False, **kwargs: Any) -> np.ndarray:
+        return self_attention(*args, **kwargs)
+
+    monkeypatch.setitem(decoder.__globals__, "self_attention", seeing_all)
+    assert out_of_budget(case, run(*load_folder(DATA / case, "float32")))
 
 
 @pytest.mark.parametrize("case", TRANSFORMERS)

@@ -19,7 +19,7 @@ import json
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,7 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from tests.golden.calls import answer, calls, exact_gelu
 from tests.golden.cases import CASES, Case, build, inputs, keeps, reads_texts
-from tests.golden.orders import ORDERS, added
+from tests.golden.orders import ORDERS, errors
 from tests.golden.record import stages
 from tests.golden.texts import TEXTS, Given
 
@@ -54,28 +54,22 @@ def make(folder: Path) -> None:
 def make_case(folder: Path, name: str, case: Case) -> None:
     model, given = build(case), inputs(name, case)
     model.save_pretrained(folder)
-    errors: dict[str, list[float]] = {}
     arrays = {f"input/{key}": array for key, array in given.items()}
     for dtype, type_ in DTYPES.items():
-        found = stages(model.to(type_), **given)
-        kept = {stage: texts for stage, texts in found.items() if keeps(case, stage)}
-        arrays |= {f"{dtype}/{stage}": np.concatenate(texts) for stage, texts in kept.items()}
-    truth = {name.removeprefix("float64/"): array for name, array in arrays.items() if name.startswith("float64/")}
-    for order in ORDERS:
-        with added(order):
-            found = stages(model.to(torch.float32), **given)
-        for stage in truth:
-            errors.setdefault(f"error/{stage}", []).append(_largest(np.concatenate(found[stage]) - truth[stage]))
-    arrays |= {name: np.array(each) for name, each in errors.items()}
+        found = joined(stages(model.to(type_), **given))
+        kept = {stage: array for stage, array in found.items() if keeps(case, stage)}
+        arrays |= {f"{dtype}/{stage}": array for stage, array in kept.items()}
+    model.to(torch.float32)
+    arrays |= errors(lambda: joined(stages(model, **given)), kept)
     _save(
         arrays, folder / "stages.safetensors",
         {"encoder": name if reads_texts(case) else case.encoder or name, "orders": "; ".join(ORDERS)},
     )  # fmt: skip
 
 
-def _largest(errors: np.ndarray) -> float:
-    """The largest finite magnitude; torch gives NaN for what padding leaves of a row."""
-    return float(np.abs(errors[np.isfinite(errors)]).max(initial=0))
+def joined(stages: dict[str, list[np.ndarray]]) -> dict[str, np.ndarray]:
+    """The texts' own entries of each stage one after another, flat."""
+    return {name: np.concatenate([text.ravel() for text in texts]) for name, texts in stages.items()}
 
 
 def make_functions(folder: Path) -> None:
@@ -113,18 +107,11 @@ def make_bundled(folder: Path) -> None:
             mask = np.arange(max(map(len, ids[batch]))) < np.array([len(each) for each in ids[batch]])[:, None]
             padded = np.zeros(mask.shape, np.int64)
             padded[mask] = np.concatenate(ids[batch])
-            runs = [stages(model, padded, mask.astype(np.int64)) for model in models]
-            for key, array in _of_texts(*runs):
+            given = padded, mask.astype(np.int64)
+            runs = [stages(model, *given) for model in models]
+            of_batch = errors(lambda given=given: joined(stages(models[0], *given)), joined(runs[1]), BUNDLED_ORDERS)
+            for key, array in [*_of_texts(*runs), *of_batch.items()]:
                 arrays.setdefault(key, []).append(array)
-            errors: dict[str, list[float]] = {}
-            for order in BUNDLED_ORDERS:
-                with added(order):
-                    found = stages(models[0], padded, mask.astype(np.int64))
-                for stage, truths in runs[1].items():
-                    of_texts = [_largest(a - b) for a, b in zip(found[stage], truths, strict=True)]
-                    errors.setdefault(f"error/{stage}", []).append(max(of_texts))
-            for key, each in errors.items():
-                arrays.setdefault(key, []).append(np.array(each))
     flat = {"ids": np.concatenate(ids), "lengths": np.array([len(each) for each in ids])}
     _save(
         flat | {key: np.stack(each) for key, each in arrays.items()}, folder / "distilbert-sst2.safetensors",
@@ -225,7 +212,7 @@ def _same(key: str, new: dict[str, np.ndarray], old: dict[str, np.ndarray], exac
     gap = np.abs(a[finite] - b[finite].astype(np.float64))
     if key.endswith("/scores"):  # of beams: sums of float32 logarithms, held so by the tests that read them
         return bool(np.allclose(a[finite], b[finite], rtol=1e-5, atol=1e-4))
-    if key.startswith("error/"):  # torch's own order is another CPU's, and so is what makes of it
+    if "error/" in key:  # torch's own order is another CPU's, and so is what makes of it
         return bool((a <= 3 * b + 1e-7).all() and (b <= 3 * a + 1e-7).all())
     if key.startswith("summary/"):  # columns as in `summary`: an error may differ by its like, the rest as float64 does
         near = a[:, 0].max() <= 3 * b[:, 0].max() + 1e-12  # of all texts: in a single one it is a matter of luck
@@ -244,20 +231,29 @@ def _metadata(path: Path) -> Any:
         return file.metadata()
 
 
-def main() -> int:
+def make_or_check(
+    doc: str | None,
+    make: Callable[[Path], None],
+    committed: Path,
+    same: str,
+    differences: Callable[[Path, Path], list[str]] = differences,
+) -> int:
+    """What a script of golden values does: make them in a folder of its own, then put them in place or compare them."""
     if sys.argv[1:] not in ([], ["--check"]):
-        print(__doc__)
+        print(doc)
         return 2
     with tempfile.TemporaryDirectory() as place:
-        make(Path(place))
+        made = Path(place)
+        make(made)
         if not sys.argv[1:]:
-            keep_committed(Path(place), HERE / "data")
-            shutil.copytree(place, HERE / "data", dirs_exist_ok=True)
+            keep_committed(made, committed)
+            shutil.copytree(made, committed, dirs_exist_ok=True)
             return 0
-        lines = differences(Path(place), HERE / "data")
-    print("\n".join(lines) or f"{len(CASES)} models, {len(calls())} calls, {len(TEXTS)} texts: as committed")
+        lines = differences(made, committed)
+    print("\n".join(lines) or f"{same}: as committed")
     return bool(lines)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    told = f"{len(CASES)} models, {len(calls())} calls, {len(TEXTS)} texts"
+    sys.exit(make_or_check(__doc__, make, HERE / "data", told))

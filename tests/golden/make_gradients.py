@@ -4,17 +4,18 @@
 
 It needs the `oracle` group; the tests that read the values do not. Under `gradients_data/`:
 
-    functions.safetensors    gradients of the single functions of `gradient_calls`, in full, in float32 and float64
-    models.safetensors       of every parameter of the models under `data/`, by the loss of its head: torch's float32 error,
-                             the largest, the sum, and two checksums of the float64 gradient
+    functions.safetensors    gradients of the single functions of `gradient_calls`, in full, in float32 and float64; and
+                             the errors of float32 in each order of `orders.py`
+    models.safetensors       of every parameter of the models under `data/`, by the loss of its head: the largest error of
+                             those orders, and the largest, the sum, and two checksums of the float64 gradient
     training.safetensors     the losses of fifty steps of AdamW with warm-up: a classifier's and a translator's
 """
 
 from __future__ import annotations
 
+import functools
 import json
 import sys
-import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,8 @@ from npformer.config import Config
 from npformer.encoder import sinusoidal_positions
 from npformer.families import family_of, read_config
 from tests.golden import gradients
-from tests.golden.make import differences
+from tests.golden.make import make_or_check
+from tests.golden.orders import errors
 
 HERE = Path(__file__).parent
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
@@ -43,14 +45,19 @@ def make(folder: Path) -> None:
         described[name] = options
         arrays |= {f"{name}/{key}": array for key, array in given.items()} | {f"{name}/grad": grad}
         for dtype, type_ in DTYPES.items():
-            for key, found in autograd(function, given, options, grad, type_).items():
-                arrays[f"{name}/{dtype}/{key}"] = found
+            made = autograd(function, given, options, grad, type_)
+            arrays |= {f"{name}/{dtype}/{key}": found for key, found in made.items()}
+        run = functools.partial(autograd, function, given, options, grad, torch.float32)
+        arrays |= {f"{name}/{key}": found for key, found in errors(run, made).items()}
     save(arrays, folder / "functions.safetensors", {"options": json.dumps(described)})
     arrays, described = {}, {}
     for case in gradients.MODELS:
-        truth, run32 = model_gradients(case, torch.float64), model_gradients(case, torch.float32)
+        truth = model_gradients(case, torch.float64)
+        found = errors(functools.partial(model_gradients, case, torch.float32), truth)
         described[case] = list(truth)
-        arrays[f"summary/{case}"] = np.array([gradients.summary(truth[key], run32[key]) for key in truth])
+        arrays[f"summary/{case}"] = np.array(
+            [(found[f"error/{key}"].max(), *gradients.summary(truth[key])) for key in truth]
+        )
     save(arrays, folder / "models.safetensors", {"parameters": json.dumps(described)})
     runs = {f"{dtype}/losses": training_losses(type_) for dtype, type_ in DTYPES.items()}
     for dtype, type_ in DTYPES.items():
@@ -258,20 +265,6 @@ def save(arrays: dict[str, np.ndarray], path: Path, metadata: dict[str, str]) ->
     save_file({name: np.array(array, order="C") for name, array in arrays.items()}, path, metadata)
 
 
-def main() -> int:
-    if sys.argv[1:] not in ([], ["--check"]):
-        print(__doc__)
-        return 2
-    if not sys.argv[1:]:
-        (HERE / "gradients_data").mkdir(exist_ok=True)
-        make(HERE / "gradients_data")
-        return 0
-    with tempfile.TemporaryDirectory() as place:
-        make(Path(place))
-        lines = differences(Path(place), HERE / "gradients_data")
-    print("\n".join(lines) or f"gradients of {len(gradients.MODELS)} models: as committed")
-    return bool(lines)
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    told = f"gradients of {len(gradients.MODELS)} models"
+    sys.exit(make_or_check(__doc__, make, HERE / "gradients_data", told))

@@ -2,7 +2,8 @@
 
     python tests/golden/make_seq2seq.py [--check]
 
-It needs the `oracle` group. Under `seq2seq/` it writes, each float as torch gives it in float32 and in float64:
+It needs the `oracle` group. Under `seq2seq/` it writes, each float as torch gives it in float32 and in float64, and the
+errors of stages and logits in each order of `orders.py` (`error/...`):
 
     <case>/           a state dict of one of torch's modules with its config.json, and what a run of it gives; of the
                       encoder-decoders every stage
@@ -16,7 +17,6 @@ from __future__ import annotations
 import io
 import json
 import sys
-import tempfile
 import warnings
 from pathlib import Path
 
@@ -27,6 +27,8 @@ from transformers import MarianConfig, MarianMTModel, MarianTokenizer
 
 from tests.golden import seq2seq_cases as cases
 from tests.golden.make import _differences as tensor_differences
+from tests.golden.make import make_or_check
+from tests.golden.orders import ORDERS, errors
 from tests.golden.seq2seq_torch import DTYPES, make_torch
 
 HERE = Path(__file__).parent
@@ -38,11 +40,10 @@ def make(folder: Path) -> None:
     torch.backends.mha.set_fastpath_enabled(False)
     for case in cases.TORCH:
         make_torch(folder / case, case)
-    folder.mkdir(exist_ok=True)
     arrays: dict[str, np.ndarray] = {}
     for case in cases.MARIAN:
         arrays |= {f"{case}/{name}": array for name, array in marian(case).items()}
-    save_file(arrays, folder / "marian.safetensors")
+    save_file(arrays, folder / "marian.safetensors", {"orders": "; ".join(ORDERS)})
     make_files(folder / "marian-files")
 
 
@@ -62,15 +63,15 @@ def marian(case: str) -> dict[str, np.ndarray]:
     ids, mask = padded(sources, config["pad_token_id"])
     arrays: dict[str, np.ndarray] = {}
     answers: dict[str, list[np.ndarray]] = {}
+
+    def logits() -> np.ndarray:
+        pairs = ((torch.from_numpy(s)[None], torch.from_numpy(t)[None]) for s, t in zip(sources, targets, strict=False))
+        return torch.cat([model(source, decoder_input_ids=target).logits[0] for source, target in pairs]).numpy()
+
     for dtype, type_ in DTYPES.items():
         model.to(type_)
         with torch.no_grad():
-            pairs = zip(sources, targets, strict=False)
-            logits = [
-                model(torch.from_numpy(s)[None], decoder_input_ids=torch.from_numpy(t)[None]).logits[0]
-                for s, t in pairs
-            ]
-            arrays[f"{dtype}/logits"] = torch.cat(logits).numpy()
+            arrays[f"{dtype}/logits"] = logits()
             for name, settings in cases.SETTINGS.items():
                 out = model.generate(
                     input_ids=ids, attention_mask=mask, max_new_tokens=cases.MAX_NEW_TOKENS, **settings,
@@ -81,6 +82,9 @@ def marian(case: str) -> dict[str, np.ndarray]:
                 answers.setdefault(name, []).append(found)
                 if "num_beams" in settings and dtype == "float32":
                     arrays[f"{name}/scores"] = np.ascontiguousarray(out.sequences_scores.numpy())
+    model.to(torch.float32)
+    with torch.no_grad():
+        arrays |= errors(lambda: {"logits": logits()}, {"logits": arrays["float64/logits"]})
     for name, (single, double) in answers.items():
         arrays[f"{name}/ids"] = single.astype(np.int16)
         copies = len(single) // len(sources)
@@ -190,19 +194,6 @@ def check(made: Path, committed: Path) -> list[str]:
     return found
 
 
-def main() -> int:
-    if sys.argv[1:] not in ([], ["--check"]):
-        print(__doc__)
-        return 2
-    if not sys.argv[1:]:
-        make(HERE / "seq2seq")
-        return 0
-    with tempfile.TemporaryDirectory() as place:
-        make(Path(place) / "seq2seq")
-        found = check(Path(place) / "seq2seq", HERE / "seq2seq")
-    print("\n".join(found) or "as committed")
-    return 1 if found else 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    told = f"{len(cases.TORCH)} modules, {len(cases.MARIAN)} Marian models"
+    sys.exit(make_or_check(__doc__, make, HERE / "seq2seq", told, check))

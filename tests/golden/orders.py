@@ -1,19 +1,22 @@
-"""Orders in which correct programs add up a product's terms, for torch to run a model in.
+"""Orders in which correct programs add up a sum's terms, for torch to run a model in, forward and backward.
 
 torch's own run is one draw of rounding. A BLAS for another CPU adds one term after another where torch's keeps sixteen
-partial sums, and its error is another, often a larger one; both are right. What a stage's error may be is therefore
-measured on several orders. Only `make.py` uses this; it needs torch.
+partial sums, and its error is another, often a larger one; both are right. What an error may be is therefore measured
+on several orders. Only the scripts that make golden values use this; it needs torch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import torch
-from torch.nn import functional
-from torch.overrides import TorchFunctionMode
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils._python_dispatch import TorchDispatchMode
+
+aten = torch.ops.aten
 
 ROWS = 64  # rows worked on at a time, which stay in a core's cache
 
@@ -26,41 +29,92 @@ ORDERS: dict[str, Order | None] = {
     "even and odd terms apart": lambda k: [range(0, k, 2), range(1, k, 2)],
 }
 
+#: What would add up in torch's own order: nothing that is made golden calls one of them.
+OTHER_PRODUCTS = {
+    f"aten::{name}" for name in ("addbmm", "addmm", "addmv", "baddbmm", "dot", "linear", "mkldnn_linear", "mv", "vdot")
+}
 
-def added(order: str) -> AbstractContextManager[Any]:
-    """Add up every product of float32 inside in one of the ORDERS."""
+
+def errors(
+    run: Callable[[], dict[str, np.ndarray]], truth: dict[str, np.ndarray], orders: Iterable[str] = ORDERS
+) -> dict[str, np.ndarray]:
+    """error/<name> -> the largest error of that array of run(), a float32 run, in each order of adding."""
+    found: dict[str, list[float]] = {}
+    for order in orders:
+        with added(order):
+            arrays = run()
+        for name, array in truth.items():
+            found.setdefault(f"error/{name}", []).append(largest(arrays[name] - array))
+    return {name: np.array(each) for name, each in found.items()}
+
+
+def largest(errors: np.ndarray) -> float:
+    """The largest finite magnitude; torch gives NaN for what padding leaves of a row."""
+    return float(np.abs(errors[np.isfinite(errors)]).max(initial=0))
+
+
+@contextmanager
+def added(order: str) -> Iterator[None]:
+    """Add up every product, and every norm's mean and variance, inside in one of the ORDERS."""
     partial_sums = ORDERS[order]
-    return nullcontext() if partial_sums is None else _Adding(partial_sums)
+    if partial_sums is None:
+        yield
+    else:
+        with sdpa_kernel(SDPBackend.MATH), _Adding(partial_sums):  # attention's own kernels multiply out of sight
+            yield
 
 
-class _Adding(TorchFunctionMode):
+class _Adding(TorchDispatchMode):
     def __init__(self, order: Order) -> None:
         super().__init__()
         self.order = order
 
-    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if function is functional.linear:
-            x, weight, bias = (*args, *kwargs.values(), None)[:3]
-            y = self._product(x, weight.T)
-            return y if bias is None else y + bias
-        if function in (torch.matmul, torch.Tensor.matmul, torch.Tensor.__matmul__):
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if function in (aten.mm.default, aten.bmm.default):
             return self._product(*args)
-        return function(*args, **kwargs)
+        if function in (aten.addmm.default, aten.baddbmm.default) and not kwargs:
+            added, a, b = args
+            return self._product(a, b) + added
+        if function is aten.native_layer_norm.default:
+            return self._layer_norm(*args)
+        if function._schema.name in OTHER_PRODUCTS:
+            raise NotImplementedError(f"{function}: its order of adding cannot be chosen here")
+        return function(*args, **(kwargs or {}))
 
     def _product(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-        if b.ndim == 2:  # a weight, and rows of any leading shape
-            rows = a.reshape(-1, a.shape[-1]).split(ROWS)
-            return torch.cat([self._sum(some, b) for some in rows]).reshape(*a.shape[:-1], b.shape[-1])
-        return torch.stack([self._product(each, other) for each, other in zip(a, b, strict=True)])
+        """(..., M, K) @ (..., K, N), rows that fit a core's cache at a time."""
+        if a.ndim > 2:
+            return torch.stack([self._product(*pair) for pair in zip(a, b, strict=True)])
+        b = b.contiguous()
 
-    def _sum(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-        columns, rows = a.T.contiguous().unsqueeze(-1), b.contiguous().unsqueeze(-2)
+        def block(rows: torch.Tensor) -> torch.Tensor:
+            columns = rows.T.contiguous()
+            zeros = torch.zeros(len(rows), b.shape[1], dtype=b.dtype)
+            return self._sum(len(b), zeros, lambda part, k: part.addcmul_(columns[k, :, None], b[k]))
+
+        return torch.cat([block(rows) for rows in a.split(ROWS)])
+
+    def _layer_norm(
+        self, x: torch.Tensor, shape: Any, weight: torch.Tensor | None, bias: torch.Tensor | None, eps: float
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        (width,) = shape
+        columns = x.movedim(-1, 0).contiguous()
+        zeros = torch.zeros_like(columns[0])
+        mean = self._sum(width, zeros, lambda part, k: part.add_(columns[k])) / width
+        columns = columns - mean
+        variance = self._sum(width, zeros, lambda part, k: part.addcmul_(columns[k], columns[k])) / width
+        scale = (variance + eps).rsqrt()
+        y = (columns * scale).movedim(0, -1)
+        y = y if weight is None else y * weight
+        return y if bias is None else y + bias, mean[..., None], scale[..., None]
+
+    def _sum(self, terms: int, zeros: torch.Tensor, add: Callable[[torch.Tensor, int], torch.Tensor]) -> torch.Tensor:
+        """The partial sums, each of add(sum, term) in its order, added one after another."""
         total = None
-        for terms in self.order(len(columns)):
-            part = torch.zeros(a.shape[0], b.shape[1], dtype=a.dtype)
-            for k in terms:
-                part.addcmul_(columns[k], rows[k])
+        for places in self.order(terms):
+            part = zeros.clone()
+            for k in places:
+                add(part, k)
             total = part if total is None else total + part
         assert total is not None
         return total

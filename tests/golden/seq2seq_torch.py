@@ -14,6 +14,8 @@ from torch import nn
 from torch.nn import functional
 
 from tests.golden import seq2seq_cases as cases
+from tests.golden.make import joined
+from tests.golden.orders import ORDERS, errors
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 Stages = dict[str, list[np.ndarray]]
@@ -28,12 +30,15 @@ def make_torch(folder: Path, case: str) -> None:
     state = {name: torch.from_numpy(cases.drawn(case, name, tuple(t.shape))) for name, t in module.state_dict().items()}
     module.load_state_dict(state)
     torch.save(state, folder / "pytorch_model.bin", _use_new_zipfile_serialization=case not in cases.OLD_FORMAT)
+    module.eval()
     arrays = {}
-    for dtype, type_ in DTYPES.items():
-        with torch.no_grad():
-            heard = run(module.to(type_).eval(), config, type_)
-        arrays |= {f"{dtype}/{name}": np.concatenate([a.ravel() for a in each]) for name, each in heard.items()}
-    save_file(arrays, folder / "stages.safetensors")
+    with torch.no_grad():
+        for dtype, type_ in DTYPES.items():
+            heard = joined(run(module.to(type_), config, type_))
+            arrays |= {f"{dtype}/{name}": array for name, array in heard.items()}
+        module.to(torch.float32)
+        arrays |= errors(lambda: joined(run(module, config, torch.float32)), heard)
+    save_file(arrays, folder / "stages.safetensors", {"orders": "; ".join(ORDERS)})
 
 
 def torch_module(config: dict[str, Any]) -> nn.Module:

@@ -55,10 +55,14 @@ def calls() -> dict[str, dict[str, Any]]:
 
 
 def errors(case: str) -> dict[str, float]:
-    """The largest error of each stage of a case, over float32 runs of torch that add up in several orders."""
-    own = below(arrays(f"{case}/stages.safetensors"), "error")
-    encoder = below(arrays(f"{metadata(f'{case}/stages.safetensors')['encoder']}/stages.safetensors"), "error")
-    return {name: float(array.max()) for name, array in {**encoder, **own}.items()}
+    """`errors_in` the files of a case: its own, and its encoder's for the stages that lie there."""
+    encoder = metadata(f"{case}/stages.safetensors")["encoder"]
+    return {**errors_in(arrays(f"{encoder}/stages.safetensors")), **errors_in(arrays(f"{case}/stages.safetensors"))}
+
+
+def errors_in(found: dict[str, np.ndarray]) -> dict[str, float]:
+    """The largest error of each golden array, over float32 runs of torch that add up in several orders."""
+    return {name: float(array.max()) for name, array in below(found, "error").items()}
 
 
 def over_budget(ours: np.ndarray, torch32: np.ndarray, truth: np.ndarray, error32: float = 0.0) -> str:
