@@ -109,7 +109,11 @@ def test_torchs_gradients_of_functions(name: str, dtype: str) -> None:
     """In float32 within the budget of `torch_values.over_budget`, in float64 to the last bits."""
     arrays, described = file("functions.safetensors")
     found = torch_values.below(arrays, name)
-    truth, torch32, errors = torch_values.below(found, "float64"), torch_values.below(found, "float32"), torch_values.errors_in(found)
+    truth, torch32, errors = (
+        torch_values.below(found, "float64"),
+        torch_values.below(found, "float32"),
+        torch_values.errors_in(found),
+    )
     given = {key: a for key, a in found.items() if "/" not in key}
     given = {key: a.astype(dtype) if a.dtype.kind == "f" else a for key, a in given.items()}
     grads = ours(name, given, described["options"][name])

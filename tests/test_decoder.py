@@ -133,9 +133,7 @@ OF_CONFIG: dict[str, Callable[[Config], Config]] = {
         config, activation={"gelu": "gelu_tanh", "relu": "silu"}[config.activation]
     ),
     "norms on the other side of the blocks": lambda config: replace(config, norm_first=not config.norm_first),
-    "fewer heads": lambda config: replace(
-        config, n_heads=2, decoder=replace(config.decoder, n_heads=2)
-    ),
+    "fewer heads": lambda config: replace(config, n_heads=2, decoder=replace(config.decoder, n_heads=2)),
 }
 OF_WEIGHTS: dict[str, Callable[[Weights], Weights]] = {
     "weights that went through float16": changed("", lambda array: array.astype(np.float16).astype(array.dtype)),
