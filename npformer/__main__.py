@@ -8,7 +8,7 @@ from npformer.cli.process import set_up
 def main() -> int:
     """Run the command of this process; its exit code. Nothing heavy is imported before the process is set up."""
     set_up()
-    from npformer.cli import main as command
+    from npformer.cli.main import main as command
 
     return command()
 

@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 
 import npformer
-from npformer.cli import COMMANDS, find
+from npformer.cli.main import COMMANDS, find
 from tests.support import hub_server, seq2seq_models, tiny
 
 ROOT = Path(__file__).parent.parent

@@ -51,12 +51,12 @@ _LAYER = (  # of each layer: names below `layers.*`, hooks below `blocks.*`
     Stage("attention.context", "(H, T, K)", "W_h V_h", _SDPA, "attn.hook_z"),
     Stage("attention.combined", "(T, D)", "Concat(context)", "attention.combine_heads"),
     Stage("attention.output", "(T, D)", "A = combined W_O + b_O", "functions.linear", "hook_attn_out"),
-    Stage("attention_residual", "(T, D)", "X + A", "encoder.encoder_layer", "hook_resid_mid"),
+    Stage("attention_residual", "(T, D)", "X + A", "encoder.add_and_norm", "hook_resid_mid"),
     Stage("attention_norm", "(T, D)", "Y = Normalize(X + A)", "functions.layer_norm", "ln1.hook_normalized"),
     Stage("ffn.hidden", "(T, F)", "Y W_1 + b_1", "functions.linear", "mlp.hook_pre"),
     Stage("ffn.activation", "(T, F)", "act(hidden)", "activations.gelu", "mlp.hook_post"),
     Stage("ffn.output", "(T, D)", "B = activation W_2 + b_2", "functions.linear", "hook_mlp_out"),
-    Stage("ffn_residual", "(T, D)", "Y + B", "encoder.encoder_layer", "hook_resid_post"),
+    Stage("ffn_residual", "(T, D)", "Y + B", "encoder.add_and_norm", "hook_resid_post"),
     Stage("ffn_norm", "(T, D)", "Z = Normalize(Y + B)", "functions.layer_norm", "hook_normalized_resid_post"),
 )
 _AFTER = (

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from npformer.cli import COMMANDS
+from npformer.cli.main import COMMANDS
 from npformer.tasks import Pair, pipeline
 from npformer.tasks.token_classification import STRATEGIES
 from tests.support.cli_runner import ENVIRONMENT, make_models, rows, run
@@ -236,13 +236,13 @@ def test_info_says_what_the_bundled_model_was_made_from_and_where_its_card_is():
 
 def test_help_imports_no_numpy():
     """What a command needs is imported when it runs."""
-    code = "import sys; from npformer.cli import main; main(['--help']); sys.exit('numpy' in sys.modules)"
+    code = "import sys; from npformer.cli.main import main; main(['--help']); sys.exit('numpy' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], env=ENVIRONMENT, timeout=60, check=True)
 
 
 def test_answering_a_text_imports_nothing_heavy(models):
     script = (
-        "import sys; from npformer.cli import main; code = main(sys.argv[1:]);"
+        "import sys; from npformer.cli.main import main; code = main(sys.argv[1:]);"
         "print(sorted({name.partition('.')[0] for name in sys.modules})); sys.exit(code)"
     )
     arguments = [sys.executable, "-c", script, "classify", "-m", str(models["classify"]), "ice"]

@@ -16,9 +16,9 @@ from npformer import golden
 from npformer.checkpoint import load_folder
 from npformer.checkpoint.archive import save_arrays
 from npformer.cli import golden as golden_command
-from npformer.cli import main
 from npformer.cli import trace as trace_command
 from npformer.cli import view as view_command
+from npformer.cli.main import main
 from npformer.cli.task_commands import TASK_COMMANDS, TaskCommand
 from npformer.errors import NpformerError
 from npformer.interpret.teardown import teardown

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from npformer import Pair, load, view
-from npformer.cli import main
 from npformer.cli import view as command
+from npformer.cli.main import main
 from tests.support import tiny
 from tests.support.cli_runner import run as run_apart
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from npformer import golden
-from npformer.cli import main
+from npformer.cli.main import main
 
 PAGE = (Path(golden.__file__).parent / "FORMAT.md").read_text(encoding="utf-8")
 SOURCES = {"rust": "reader.rs", "c": "reader.c"}

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 import npformer
-from npformer import cli
 from npformer.checkpoint.tree import stored
+from npformer.cli import main as cli
 
 pytestmark = pytest.mark.numbers
 

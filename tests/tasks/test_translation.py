@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import npformer
-from npformer.cli import main
+from npformer.cli.main import main
 from npformer.errors import NpformerError
 from npformer.model import Seq2Seq
 from npformer.tasks.task import InputError

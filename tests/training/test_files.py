@@ -12,8 +12,8 @@ import pytest
 
 import npformer
 from examples.animation import animate
-from npformer import cli
 from npformer.checkpoint.load import load
+from npformer.cli import main as cli
 from npformer.errors import NpformerError
 from npformer.families.torch_nn import TORCH_MODULES
 from npformer.interpret.project import project
