@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from npformer import checks
 from npformer.checkpoint.read import CONFIG, read_json
 from npformer.config import Config
 from npformer.errors import NpformerError
@@ -76,21 +77,20 @@ class Settings:
 
     def check(self, vocabulary: int, longest: int) -> None:
         """Raises NpformerError for a setting that makes no sense, or not for this model."""
-        _whole("max_new_tokens", self.max_new_tokens, 1, longest)
-        _whole("min_new_tokens", self.min_new_tokens, 0, self.max_new_tokens)
-        _whole("num_beams", self.num_beams, 1, 1000)
-        _whole("num_return_sequences", self.num_return_sequences, 1, 1000)
+        checks.whole("max_new_tokens", self.max_new_tokens, 1, longest)
+        checks.whole("min_new_tokens", self.min_new_tokens, 0, self.max_new_tokens)
+        checks.whole("num_beams", self.num_beams, 1, 1000)
+        checks.whole("num_return_sequences", self.num_return_sequences, 1, 1000)
         for name in ("top_k", "no_repeat_ngram_size"):
-            _whole(name, getattr(self, name), 0, 2**31)
+            checks.whole(name, getattr(self, name), 0, 2**31)
         for name, (low, high) in RANGES.items():
-            if not low <= _number(name, value := getattr(self, name)) <= high:
-                raise NpformerError(f"{name}: expected a number from {low} to {high}, got {value!r:.80}")
+            checks.number(name, getattr(self, name), low, high)
         for name in ("early_stopping", "do_sample", "renormalize_logits"):
             if not isinstance(value := getattr(self, name), bool) and (name, value) != ("early_stopping", "never"):
                 words = 'True, False or "never"' if name == "early_stopping" else "True or False"
                 raise NpformerError(f"{name}: expected {words}, got {value!r:.80}")
         if self.seed is not None:
-            _whole("seed", self.seed, 0, 2**63)
+            checks.whole("seed", self.seed, 0, 2**63)
         lists = {
             "decoder_start_token_id": (self.start_id,),
             "eos_token_id": self.end_ids,
@@ -102,7 +102,7 @@ class Settings:
         }
         for name, ids in lists.items():
             for each in ids:
-                _whole(name, each, 0, vocabulary - 1)
+                checks.whole(name, each, 0, vocabulary - 1)
         if self.do_sample and self.num_beams > 1:
             raise NpformerError("num_beams: sampling goes with one beam; use do_sample=False for beam search")
         if self.num_return_sequences > (self.num_return_sequences if self.do_sample else self.num_beams):
@@ -142,11 +142,11 @@ def resolve(folder: Path | None, config: Config, given: Mapping[str, Any]) -> Se
     max_length, min_length = values.pop("max_length", None), values.pop("min_length", None)
     if values.get("max_new_tokens") is None:
         default = max(2, min(21, config.max_length))
-        length = _whole("max_length", default if max_length is None else max_length, 2, config.max_length + 1)
+        length = checks.whole("max_length", default if max_length is None else max_length, 2, config.max_length + 1)
         values["max_new_tokens"] = length - 1
     if values.get("min_new_tokens") is None:
-        most = _whole("max_new_tokens", values["max_new_tokens"], 1, config.max_length) + 1
-        length = _whole("min_length", 0 if min_length is None else min_length, 0, most)
+        most = checks.whole("max_new_tokens", values["max_new_tokens"], 1, config.max_length) + 1
+        length = checks.whole("min_length", 0 if min_length is None else min_length, 0, most)
         values["min_new_tokens"] = max(0, length - 1)
     for name in ("suppress_tokens", "begin_suppress_tokens", "forced_eos_token_id"):
         values[name] = _ids(name, values.get(name))
@@ -186,7 +186,7 @@ def _ids(name: str, value: Any) -> tuple[int, ...]:
     if value is None:
         return ()
     ids = tuple(value) if isinstance(value, list | tuple) else (value,)
-    return tuple(_whole(name, each, 0, 2**31) for each in ids)
+    return tuple(checks.whole(name, each, 0, 2**31) for each in ids)
 
 
 def _plain(value: Any) -> Any:
@@ -194,15 +194,3 @@ def _plain(value: Any) -> Any:
     if isinstance(value, np.generic | np.ndarray):
         return value.tolist()
     return [_plain(each) for each in value] if isinstance(value, list | tuple) else value
-
-
-def _whole(name: str, value: object, low: int, high: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-        raise NpformerError(f"{name}: expected a whole number from {low} to {high}, got {value!r:.80}")
-    return value
-
-
-def _number(name: str, value: object) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise NpformerError(f"{name}: expected a number, got {value!r:.80}")
-    return float(value)
