@@ -1,10 +1,11 @@
-"""Changing a forward pass at its stages, and measuring what the change does.
+"""Changes stages of a forward pass, and measures the effect on the label.
 
     with edit({"layers.2.attention.weights": fn}): model(...)      edit(ablate_head(2, 5))
     ablate_heads(model, texts)                                     patch(model, clean, corrupted)
 
-An edit sees what a trace shows: one text's array of the stage, with no batch axis. `trace.py` records the result.
-Gradients taken inside are the edited forward's, where the derivative of the change is known (`Differentiable`).
+An edit gets the array that a trace shows: a stage of one text, without a batch axis. `trace.py` records the result.
+A gradient taken inside `edit` is the gradient of the edited forward. It needs the derivative of every change on its
+way; `Differentiable` states one.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from npformer.tape import Edit, Pullback, UnknownDerivative
 
 @dataclass(frozen=True)
 class Differentiable:
-    """A function of one text's array, and its backward: (array, gradient of the result) -> gradient of the array.
+    """A change whose derivative is known: `function(array)`, and `backward(array, grad)`, the gradient of the array.
 
     >>> squared = Differentiable(np.square, lambda array, grad: 2 * array * grad)
     >>> squared(np.array([2.0, 3.0]))
@@ -47,17 +48,22 @@ Change = Callable[[np.ndarray], np.ndarray] | np.ndarray | list[np.ndarray]
 
 @contextmanager
 def edit(*changes: Mapping[str, Change]) -> Iterator[None]:
-    """Replace stages inside, and take gradients (training, attribution, a `Recording`) of the edited forward.
+    """Changes stages of every forward that runs inside the `with` block.
+
+    A gradient that is taken inside (training, attribution, a `Recording`) is the gradient of the edited forward.
 
     Parameters
     ----------
-    changes: name of a stage, or pattern -> a function of one text's array, an array, or a list of one a text. Several
-        changes of one stage are made one after another, in the order given.
+    *changes : mappings from a stage's name, or a pattern with `*`, to a change
+        A change is a function of one text's array, an array, or a list with one array for each text. Several changes
+        of one stage are made one after another, in the order given.
 
     Raises
     ------
-    NpformerError: where a change gives another shape; on leaving, for a name that never fired; and where a gradient
-        meets a function whose derivative is not known: that takes a `Differentiable`. Past an array it is 0.
+    NpformerError
+        If a change gives another shape, or a name has not fired by the end of the block. Also if a gradient passes
+        through a function whose derivative is unknown: give a `Differentiable`. The gradient of a stage that an array
+        replaces is 0.
 
     Examples
     --------
@@ -102,14 +108,14 @@ class Edits(Edit):
         return join(parts), pullback
 
     def check(self) -> None:
-        """Raise NpformerError for a name or pattern that met no stage."""
+        """Raises NpformerError for a name or pattern that matched no stage."""
         table.matching([pattern for pattern, _ in self._changes], list(self._of))
 
 
 def _changed(name: str, change: Change, number: int, array: np.ndarray) -> np.ndarray:
-    """What an edit makes of text `number`'s array, in the array's own type."""
+    """Applies a change to the array of text `number`, and keeps the array's dtype."""
     if callable(change):
-        result = np.asarray(change(array.copy()))  # an edit may work in place
+        result = np.asarray(change(array.copy()))  # a user's function may work in place
     elif isinstance(change, np.ndarray):
         result = change
     elif number < len(change):
@@ -123,11 +129,11 @@ def _changed(name: str, change: Change, number: int, array: np.ndarray) -> np.nd
 
 
 def _pullback(name: str, change: Change, array: np.ndarray) -> Pullback:
-    """From the gradient of what `change` makes of `array` to the gradient of `array`."""
-    if not callable(change):  # an array stands in: what was there no longer matters
+    """Returns the function that maps the gradient of `change(array)` to the gradient of `array`."""
+    if not callable(change):  # the stage's own values have no effect once an array replaces them
         return np.zeros_like
     if isinstance(change, Differentiable):
-        return lambda grad: change.backward(array, grad.copy())  # it may work in place too
+        return lambda grad: change.backward(array, grad.copy())  # a user's function may work in place
 
     def unknown(grad: np.ndarray) -> np.ndarray:
         raise UnknownDerivative(
@@ -138,11 +144,11 @@ def _pullback(name: str, change: Change, array: np.ndarray) -> Pullback:
     return unknown
 
 
-# --- what people do to a stage ---------------------------------------------------------------------------------
+# --- changes of a stage ----------------------------------------------------------------------------------------
 
 
 def ablate_head(layer: int, head: int) -> dict[str, Change]:
-    """Leave a head out: what it adds to its layer, its context, is zero."""
+    """Leaves one head out: sets its context, its contribution to the layer, to zero."""
 
     def without(context: np.ndarray) -> np.ndarray:
         if not 0 <= head < len(context):
@@ -154,24 +160,25 @@ def ablate_head(layer: int, head: int) -> dict[str, Change]:
 
 
 def zero(name: str) -> dict[str, Change]:
-    """Zeros in place of a stage, or of every stage that a pattern matches."""
+    """Replaces every stage that matches `name` by zeros."""
     return {name: _linear(np.zeros_like)}
 
 
 def scale(name: str, factor: float) -> dict[str, Change]:
-    """A stage, or every stage that a pattern matches, times a number."""
+    """Multiplies every stage that matches `name` by `factor`."""
     return {name: _linear(lambda array: array * factor)}
 
 
 def _linear(function: Callable[[np.ndarray], np.ndarray]) -> Differentiable:
-    """A function that multiplies each element by a number of its own: it does the same to the gradient."""
+    """Wraps a function y = c * x, with constant c for each element: its gradient is dx = c * dy, the same function."""
     return Differentiable(function, lambda array, grad: function(grad))
 
 
 def mean_ablate(name: str, reference: Trace) -> dict[str, Change]:
-    """In place of stages, what they are on average over the tokens of a trace's texts: (T, D) -> its mean row (D,).
+    """Replaces every row of the stages that match `name` by their mean row over all tokens of the trace `reference`.
 
-    Stages by head (H, T, K) keep a mean a head. Scores and weights (H, T, T) have no such mean: an error.
+    A stage (T, D) has one mean row (D,), a stage (H, T, K) one for each head. Raises NpformerError for scores and
+    weights (H, T, T), whose rows have a different length in each text.
     """
     changes: dict[str, Change] = {}
     for stage in table.matching(name, list(reference)):
@@ -192,10 +199,10 @@ def _broadcast(mean: np.ndarray, array: np.ndarray) -> np.ndarray:
 
 
 def from_trace(source: Trace, name: str, positions: int | Sequence[int] | None = None) -> dict[str, Change]:
-    """Stages as another trace has them: whole, or at some tokens' positions only (activation patching).
+    """Replaces the stages that match `name` by those of the trace `source`: activation patching.
 
-    Text by text; what a trace of one text has goes into every text. A position is a token's row; of weights and scores
-    (H, T, T) it is the query's.
+    `positions` limits the change to the rows of these tokens; in scores and weights (H, T, T) a row is a query. Text i
+    of the trace goes into text i of the forward; a trace of one text goes into every text.
     """
     changes: dict[str, Change] = {}
     for stage in table.matching(name, list(source)):
@@ -206,7 +213,7 @@ def from_trace(source: Trace, name: str, positions: int | Sequence[int] | None =
 
 
 def freeze_attention(source: Trace) -> dict[str, Change]:
-    """Every layer's attention weights as another trace has them, whatever the queries and keys say."""
+    """Replaces the attention weights of every layer by those of the trace `source`."""
     return from_trace(source, "layers.*.attention.weights")
 
 
@@ -228,12 +235,12 @@ def _at(stage: str, arrays: list[np.ndarray], positions: int | Sequence[int]) ->
     return Differentiable(patched, backward)
 
 
-# --- what the change does --------------------------------------------------------------------------------------
+# --- effects on the label --------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Effects:
-    """A table of changes in the label's logit: values (rows, columns), and what the rows and columns are."""
+    """A table of changes in the label's logit: `values` (rows, columns), and the names of the rows and columns."""
 
     values: np.ndarray
     rows: tuple[str, ...]
@@ -257,9 +264,33 @@ class Effects:
 
 
 def ablate_heads(model: Model, texts: Any) -> Effects:
-    """What each head does for the label: the change in its logit without it, the mean over texts; layers x heads.
+    """Measures the effect of each attention head on the label, by leaving out one head at a time.
 
-    The label of a text is the one the whole model gives it.
+    Parameters
+    ----------
+    model : Model that gives a text a label
+    texts : str, Pair, token ids, or a list of these
+
+    Returns
+    -------
+    Effects
+        `values` (layers, heads): the change in the label's logit, averaged over the texts. The label of a text is the
+        answer of the unchanged model.
+
+    Raises
+    ------
+    NpformerError
+        If the model gives texts no labels.
+
+    References
+    ----------
+    Michel, Levy and Neubig, 2019, "Are Sixteen Heads Really Better than One?", section 3.2, has the ablation.
+
+    Examples
+    --------
+    >>> model = npformer.load("distilbert-sst2")
+    >>> ablate_heads(model, "I love ice cream").values.shape
+    (6, 12)
     """
     inputs, _, _ = texts_of(model, texts)
     whole = _logits(model, inputs)
@@ -275,11 +306,39 @@ def ablate_heads(model: Model, texts: Any) -> Effects:
 
 
 def patch(model: Model, clean: Any, corrupted: Any, stages: str | Iterable[str] = "layers.*.ffn_norm") -> Effects:
-    """Activation patching: what one stage at one position does for the clean text's label; stages x positions.
+    """Measures what one stage at one token contributes to the label, by activation patching.
 
-    The change in that label's logit when the corrupted text runs with the stage, at the position, as the clean text
-    has it. Zhang and Nanda, 2024, section 2: the texts have as many tokens, and differ in what matters.
-    Raises NpformerError for texts of different lengths, and stages without a row for each token.
+    The corrupted text runs with the stage, at that token, taken from the run on the clean text.
+
+    Parameters
+    ----------
+    model : Model that gives a text a label
+    clean, corrupted : str, Pair or token ids
+        Two texts of equally many tokens that differ in the words under study.
+    stages : name of a stage, pattern, or several; each has one row for each token
+
+    Returns
+    -------
+    Effects
+        `values` (stages, tokens): the change in the logit of the clean text's label.
+
+    Raises
+    ------
+    NpformerError
+        If the texts have different numbers of tokens, a stage has no row for each token, or the model gives texts no
+        labels.
+
+    References
+    ----------
+    Zhang and Nanda, 2024, "Towards Best Practices of Activation Patching in Language Models", section 2.
+
+    Examples
+    --------
+    >>> model = npformer.load("distilbert-sst2")
+    >>> print(patch(model, "I love ice cream", "I hate ice cream", "layers.[34].ffn_norm"))
+                       [CLS]      i   hate    ice  cream  [SEP]
+    layers.3.ffn_norm +0.001 +1.289 +3.901 +0.644 +1.075 +1.793
+    layers.4.ffn_norm +0.382 +0.728 +1.802 +0.917 +0.617 +0.611
     """
     source = trace(model, clean, stages)
     inputs, tokens, _ = texts_of(model, corrupted)
@@ -295,7 +354,7 @@ def patch(model: Model, clean: Any, corrupted: Any, stages: str | Iterable[str] 
 
 
 def _logits(model: Model, inputs: Any) -> np.ndarray:
-    """(B, C), of a model with labels for whole texts."""
+    """Runs a model with labels for whole texts: the logits (B, C)."""
     if model.config.head not in ("sequence-classification", "next-sentence"):
         raise NpformerError(
             f"a {model.config.head} model gives a text no label; use edit() and measure what you look for"

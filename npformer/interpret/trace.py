@@ -1,9 +1,9 @@
-"""Seeing a forward pass: `trace` records every stage that `tap.py` names, text by text.
+"""Records a forward pass: `trace` keeps every stage that `tap` names, text by text.
 
     t = trace(model, "I love ice cream")          with trace() as t: model(input_ids)
     t["layers.0.attention.weights"]               print(t)
 
-Changing stages is in `edit.py`, what each stage is in `stages.py`, comparing them with another program's in `golden/`.
+`edit.py` changes stages, `stages.py` describes each one, `golden/` compares them with another program's.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from npformer.tap import listen, tap
 from npformer.text.encoding import read_texts
 from npformer.transformer import POOLED_HEADS
 
-INPUTS = ("ids", "lengths")  # the first taps of a forward: what it computes from, no stages
+INPUTS = ("ids", "lengths")  # the first taps of a forward: its inputs, which are not stages
 RUNS = ("query_heads", "key_heads", "value_heads", "scores", "weights", "context")  # fire once a run of equal lengths
-OF_SOURCE = ("cross_attention.key", "cross_attention.value")  # rows of the texts that a decoder looks at
-PER_TEXT = ("pooler", "pooled")  # one row a text, and so are the logits that follow them
-OF_EITHER = ("logits", "probabilities")  # one row a text or one a token
+OF_SOURCE = ("cross_attention.key", "cross_attention.value")  # rows of the texts that a decoder attends to
+PER_TEXT = ("pooler", "pooled")  # one row for each text, and likewise the logits that follow
+OF_EITHER = ("logits", "probabilities")  # one row for each text, or one for each token
 FORMAT = "npformer-trace"
 
 Cut = Callable[[np.ndarray], list[np.ndarray]]
@@ -48,20 +48,20 @@ def is_input(name: str) -> bool:
 
 
 class TextParts:
-    """Which part of a stage belongs to which text: hears every tap of the forwards that run meanwhile.
+    """Finds which part of a stage belongs to which text, from the taps of the forwards that run.
 
-    A scope that taps lengths is a forward of its own (an encoder-decoder's encoder), the next such tap the next one.
-    Texts are numbered through.
+    Each tap named `lengths` starts a forward; an encoder-decoder starts one in the scope of its encoder and one in that
+    of its decoder. Texts are numbered from 0 over all forwards of a scope.
     """
 
     def __init__(self) -> None:
         self._lengths: dict[str, np.ndarray] = {}  # scope -> its texts' lengths
-        self._first: dict[str, int] = {}  # scope -> how many texts earlier forwards had
-        self._covered: dict[str, int] = {}  # stage -> how many texts it has fired for
+        self._first: dict[str, int] = {}  # scope -> number of texts in earlier forwards
+        self._covered: dict[str, int] = {}  # stage -> number of texts it has fired for
         self._pooled = False
 
     def hear(self, name: str, array: np.ndarray) -> None:
-        """Every tap: a forward's lengths, and what tells one head's logits from another's."""
+        """Notes the lengths of a forward, and whether its head pools each text to one row; called for every tap."""
         scope, _, last = name.rpartition(".")
         if last == "lengths":
             self._first[scope] = self._first.get(scope, 0) + len(self._lengths.get(scope, ()))
@@ -70,9 +70,9 @@ class TextParts:
         self._pooled |= name in PER_TEXT
 
     def split(self, name: str, array: np.ndarray) -> tuple[int, Cut, Join]:
-        """The number of the first text in `array`, what cuts such an array into one a text, and what joins them again.
+        """Returns the number of the first text in `array`, a function that cuts the array by text, and its inverse.
 
-        An array with no part for each text, or outside of any forward, comes as it is, as one.
+        An array that has no part for each text, or fires outside of any forward, stays whole.
         """
         own = max((each for each in self._lengths if name.startswith(each)), key=len, default="")
         first = max(self._covered.get(name, 0), self._first.get(own, 0))
@@ -96,11 +96,25 @@ class TextParts:
 
 
 class Trace(Mapping[str, Any]):
-    """The stages of one or more forwards, in firing order: name -> array of the text, or a list of one array a text.
+    """A mapping from the names of stages, in firing order, to their arrays; a list of arrays for several texts.
 
-    A stage of one text is (T, D), of its heads (H, T, T) or (H, T, K), of the whole text (D,) or (C,).
-    tokens, segments, ids: of the text, or a list of them for several; None where they are not known.
-    Recording: `with trace() as t:`. A name that never fired is an NpformerError with the nearest names.
+    The array of a stage is (T, D) for the tokens of a text, (H, T, T) or (H, T, K) for its heads, (D,) or (C,) for the
+    whole text. `tokens`, `segments` and `ids` describe the text (lists of these for several texts; None if unknown).
+    A name that has not fired raises NpformerError and names the nearest ones.
+
+    Parameters
+    ----------
+    stages : name of a stage, pattern with `*`, or several
+        Only stages that match are kept.
+    config : Config, optional
+        The model's, for the label and the names that other libraries give to stages.
+
+    Examples
+    --------
+    >>> with Trace("scores") as t:
+    ...     y = npformer.tap("scores", np.array([[1.0, 2.0]]))
+    >>> t["scores"]
+    array([[1., 2.]])
     """
 
     def __init__(self, stages: str | Iterable[str] = "*", config: Config | None = None) -> None:
@@ -111,7 +125,7 @@ class Trace(Mapping[str, Any]):
         self._segments: list[np.ndarray] = []
         self._tokens: list[list[str]] = []
         self._parts = TextParts()
-        self._fired: dict[str, bool] = {}  # in order; whether the stage is wanted
+        self._fired: dict[str, bool] = {}  # stage, in firing order -> whether it is kept
         self._listening: AbstractContextManager[None] | None = None
 
     # --- recording ---------------------------------------------------------------------------------------------------
@@ -146,7 +160,7 @@ class Trace(Mapping[str, Any]):
         return array
 
     def describe(self, tokens: list[list[str]], segments: list[np.ndarray]) -> None:
-        """Note what the taps do not say of the texts of a forward."""
+        """Adds the tokens and segments of a forward's texts, which no tap carries."""
         self._tokens += tokens
         self._segments += segments
 
@@ -184,28 +198,28 @@ class Trace(Mapping[str, Any]):
         return _one([each.tolist() for each in self._segments]) if self._segments else None
 
     def texts(self, name: str) -> list[np.ndarray]:
-        """A stage as a list of one array a text, also where there is one text."""
+        """Returns a stage as a list with one array for each text, also for one text."""
         array = self[name]
         return array if isinstance(array, list) else [array]
 
     def select(self, pattern: str) -> dict[str, Any]:
-        """The stages that a pattern matches: `t.select("layers.*.attention.weights")`."""
+        """Returns the stages that match a pattern: `t.select("layers.*.attention.weights")`."""
         return {name: self[name] for name in table.matching(pattern, list(self))}
 
     @property
     def label(self) -> Any:
-        """The label with the highest logit, of a model that has labels for whole texts; else None."""
+        """The label with the largest logit; None for a model without labels for whole texts."""
         labels = self.config.labels if self.config and self.config.head == "sequence-classification" else ()
         if not labels or "logits" not in self:
             return None
         return _one([labels[int(np.argmax(logits))] for logits in self.texts("logits")])
 
     def row(self, name: str) -> StageSummary:
-        """A stage's shape, formula, the function that makes it, its names elsewhere, its mean, deviation and range."""
+        """Describes a stage: shape, formula, function, its names in other libraries, mean, deviation and range."""
         return summary(name, self.texts(name), self.config)
 
     def table(self, columns: Sequence[str] = tuple(COLUMNS), stages: str | Iterable[str] = "*") -> Table:
-        """The rows of the stages that match, with some columns of `summary.COLUMNS`: as text, as HTML, for JSON."""
+        """Returns a table of the stages that match, with these columns of `summary.COLUMNS`."""
         return Table([self.row(name) for name in table.selected(stages, self)], columns)
 
     # --- showing -----------------------------------------------------------------------------------------------------
@@ -224,7 +238,7 @@ class Trace(Mapping[str, Any]):
     # --- files -------------------------------------------------------------------------------------------------------
 
     def save(self, path: str | Path) -> None:
-        """A safetensors file: text i's stage as `i/stage`, its token ids as `i/ids`; the rest in the metadata."""
+        """Writes a safetensors file: stage `name` of text i as `i/name`, its token ids as `i/ids`."""
         arrays = {f"{i}/{name}": array for name, each in self._arrays.items() for i, array in enumerate(each)}
         arrays |= {f"{i}/ids": ids.astype(np.int64) for i, ids in enumerate(self._ids)}
         description = {
@@ -237,7 +251,7 @@ class Trace(Mapping[str, Any]):
 
     @classmethod
     def load(cls, path: str | Path) -> Trace:
-        """The trace that `save` wrote. Raises NpformerError for any other file."""
+        """Reads the trace that `save` wrote. Raises NpformerError for any other file."""
         arrays, metadata = load_arrays(path)
         try:
             if metadata.get("format") != FORMAT:
@@ -257,10 +271,33 @@ class Trace(Mapping[str, Any]):
 
 
 def trace(model: Model | None = None, text: Any = None, stages: str | Iterable[str] = "*") -> Trace:
-    """The stages of running `model` on `text`: a string, a Pair, token ids, or a list of such texts.
+    """Runs a model on texts and records its stages, up to `probabilities`.
 
-    After the head's own stages comes `probabilities`, what the head's logits mean. `stages` is a pattern or several:
-    only what matches is kept. Without a model: a trace to be filled, `with trace() as t: model(...)`.
+    Parameters
+    ----------
+    model : Model, optional
+        Without a model, an empty trace to fill: `with trace() as t: model(...)`.
+    text : str, Pair, token ids, or a list of these
+    stages : name of a stage, pattern with `*`, or several
+        Only stages that match are kept.
+
+    Returns
+    -------
+    Trace
+
+    Raises
+    ------
+    NpformerError
+        If `model` is no model, a pattern matches no stage, or a text cannot be read.
+
+    Examples
+    --------
+    >>> model = npformer.load("distilbert-sst2")
+    >>> t = trace(model, "I love ice cream", "layers.0.attention.*")
+    >>> t.tokens
+    ['[CLS]', 'i', 'love', 'ice', 'cream', '[SEP]']
+    >>> t["layers.0.attention.weights"].shape
+    (12, 6, 6)
     """
     if model is None:
         return Trace(stages)
@@ -277,9 +314,9 @@ def trace(model: Model | None = None, text: Any = None, stages: str | Iterable[s
 
 
 def texts_of(model: Model, given: Any) -> tuple[list[Text], list[list[str]], list[np.ndarray]]:
-    """One text or a list of them as token ids, tokens and segments: strings, Pairs, or token ids as they are.
+    """Reads one text or a list of texts (str, Pair or token ids): their token ids, tokens and segments.
 
-    Too long a text is cut, with a warning; token ids are not.
+    A text that is too long for the model is cut, with a warning; token ids are not cut.
     """
     if model.config.head == "translation":
         raise NpformerError(
@@ -290,7 +327,7 @@ def texts_of(model: Model, given: Any) -> tuple[list[Text], list[list[str]], lis
     texts, tokens, segments = [], [], []
     for encoded in read_texts(model, given if several else [given]):
         (text,) = encoded.texts
-        piece = next(iter(encoded.pieces), None)  # none of token ids
+        piece = next(iter(encoded.pieces), None)  # token ids come without a piece
         types = np.zeros(len(text), np.int64) if text.segments is None else text.segments
         texts.append(text)
         tokens.append(piece.tokens if piece else _names(model, text.ids))
@@ -299,7 +336,7 @@ def texts_of(model: Model, given: Any) -> tuple[list[Text], list[list[str]], lis
 
 
 def post_process(config: Config, answers: Sequence[Mapping[str, np.ndarray]]) -> None:
-    """Fire the last stages: what the logits of a model's answers mean, as its task understands them."""
+    """Fires the last stages: the probabilities that the model's task computes from the logits of `answers`."""
     from npformer.tasks.task import probabilities
     from npformer.tasks.text_classification import default_function
 
@@ -316,10 +353,10 @@ def post_process(config: Config, answers: Sequence[Mapping[str, np.ndarray]]) ->
 
 
 def _names(model: Model, ids: np.ndarray) -> list[str]:
-    """Tokens by id, or the ids themselves where the model has no tokenizer."""
+    """Returns the token of each id, or the id itself if the model has no tokenizer."""
     try:
         tokenizer = model.tokenizer
-    except NpformerError:  # ids need none: a golden's tiny model comes without
+    except NpformerError:  # token ids need no tokenizer: a golden file's tiny model comes without one
         return [str(number) for number in ids.tolist()]
     return [tokenizer.id_to_token(number) or str(number) for number in ids.tolist()]
 
@@ -337,7 +374,7 @@ def _one(values: list[Any]) -> Any:
 
 
 def _numbered(arrays: Mapping[str, np.ndarray], name: str) -> Iterator[np.ndarray]:
-    """`0/name`, `1/name`, ..."""
+    """Yields the arrays `0/name`, `1/name`, ..."""
     number = 0
     while f"{number}/{name}" in arrays:
         yield arrays[f"{number}/{name}"]
