@@ -1,6 +1,6 @@
-"""Tasks: text in, answer out, one file a task. `pipeline` makes one by name; `task.py` holds what they share.
+"""Tasks: text in, answer out, one file for each task. `pipeline` makes a task by name; `task.py` has the shared part.
 
-Names, arguments and results are those of transformers.pipeline; what differs is said in each task's class.
+Names, arguments and results are those of transformers.pipeline; each task's class states the differences.
 """
 
 from npformer.tasks.pipeline import pipeline

@@ -1,4 +1,4 @@
-"""feature-extraction: the last layer's vector of each token."""
+"""feature-extraction: a vector for each token, from the last layer."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from npformer.text.inputs import Pair, as_text
 
 @dataclass(frozen=True)
 class FeatureOptions(Options):
-    """return_tensors: an array rather than nested lists."""
+    """Options of `FeatureExtraction`."""
 
     return_tensors: bool = False
 
@@ -26,9 +26,22 @@ class FeatureOptions(Options):
 
 
 class FeatureExtraction(Task):
-    """Nested lists of shape (1, L, D) for each text, [CLS] and [SEP] among its L tokens; any head is left out.
+    """Returns the last layer's vectors of each text: nested lists of shape (1, L, D), special tokens included.
 
-    In a text read in windows each token's vector is that of the window that shows more of what stands around it.
+    In a text read in windows, each token's vector comes from the window that shows more of its surroundings.
+
+    Parameters
+    ----------
+    model : Model with any head; the head is left out
+    return_tensors : bool
+        Return an array in place of nested lists.
+    **options : the options of every task, see `Options`
+
+    Examples
+    --------
+    >>> features = FeatureExtraction(npformer.load("distilbert-sst2"), return_tensors=True)
+    >>> features("I love ice cream").shape
+    (1, 6, 384)
     """
 
     name = "feature-extraction"
@@ -47,6 +60,6 @@ class FeatureExtraction(Task):
 
 
 def vectors(request: Request) -> np.ndarray:
-    """The vectors of a text's tokens, (L, D), each from one of its pieces."""
+    """Returns the vectors of a text's tokens, (L, D), each token's from one piece of the text."""
     pairs = zip(request.outputs[0], request.encoded[0].rows(), strict=True)
     return np.concatenate([output["last_hidden_state"][rows] for output, rows in pairs])

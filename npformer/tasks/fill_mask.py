@@ -1,4 +1,4 @@
-"""fill-mask: the words a masked-word model would put in place of [MASK]."""
+"""fill-mask: the words that a masked-language model predicts in place of [MASK]."""
 
 from __future__ import annotations
 
@@ -19,13 +19,12 @@ from npformer.tasks.task import Request, Task, probabilities, without_head
 from npformer.text.inputs import Pair, as_text, as_texts
 from npformer.text.tokenizer import special_token
 
-MASKS = 64  # masks whose scores of the whole vocabulary are in memory at once
+MASKS = 64  # masks whose scores over the whole vocabulary are in memory at once
 
 
 @dataclass(frozen=True)
 class FillOptions(Options):
-    """top_k: how many words. targets: only these words are scored; of one that is no piece of the vocabulary, its first
-    piece is."""
+    """Options of `FillMask`."""
 
     top_k: int = 5
     targets: Any = None
@@ -41,10 +40,31 @@ class FillOptions(Options):
 
 
 class FillMask(Task):
-    """A list for each text: {"score", "token", "token_str", "sequence"} of the likeliest words, best first; for a text
-    with several masks a list of such lists. The masks are filled one by one, each as if the others stayed.
+    """Returns the likeliest words of each text: dicts with "score", "token", "token_str" and "sequence", best first.
 
-    A list of one text gives a list of one answer."""
+    A text with several masks gives one list for each mask; each mask is filled while the others stay. A list of one
+    text gives a list of one answer.
+
+    Parameters
+    ----------
+    model : Model with a masked-lm head
+    top_k : int
+        Number of words.
+    targets : str or list of str, optional
+        Score only these words. A word that is no token of the vocabulary counts as its first token.
+    **options : the options of every task, see `Options`
+
+    References
+    ----------
+    Devlin et al., 2019, section 3.1.
+
+    Examples
+    --------
+    With a model from the hub::
+
+        fill = npformer.pipeline("fill-mask", "distilbert/distilbert-base-uncased")
+        fill("I love [MASK] cream", top_k=1)[0]["token_str"]
+    """
 
     name = "fill-mask"
     head = "masked-lm"
@@ -65,7 +85,7 @@ class FillMask(Task):
         return settled
 
     def runner(self) -> Model:
-        """The encoder alone, as the head is wanted at the masks only; all of it when someone looks at every stage."""
+        """Returns the encoder alone: `answer` runs the head at the masks only. With a listener, the whole model."""
         return self.model if listening() else self.encoder_model
 
     def inputs(self, item: Any, options: FillOptions) -> list[str | Pair]:
@@ -93,7 +113,7 @@ class FillMask(Task):
         return answers
 
     def _masks(self, request: Request) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """A text's ids (L,), the places of its masks, and what the model answered at each token (L, ...)."""
+        """Returns a text's ids (L,), the positions of its masks, and the model's output at each token (L, ...)."""
         encoded, outputs = request.encoded[0], request.outputs[0]
         rows = encoded.rows()
         ids = np.concatenate([np.array(piece.ids)[each] for piece, each in zip(encoded.pieces, rows, strict=True)])
@@ -101,7 +121,7 @@ class FillMask(Task):
         return ids, np.flatnonzero(ids == self.mask_id), states
 
     def _words(self, scores: np.ndarray, options: FillOptions) -> Iterator[list[tuple[int, float]]]:
-        """The likeliest tokens and their probabilities at each mask, from the whole vocabulary's, (M, V)."""
+        """Yields the likeliest tokens and their probabilities at each mask, from probabilities (M, V)."""
         targets = self._target_ids(options.targets)
         for row in scores if targets is None else scores[:, targets]:
             count = min(options.top_k, len(row))
@@ -121,11 +141,11 @@ class FillMask(Task):
             "score": score,
             "token": token,
             "token_str": decode([token], skip_special_tokens=False),
-            "sequence": decode(filled, skip_special_tokens=alone),  # other masks are to be seen
+            "sequence": decode(filled, skip_special_tokens=alone),  # keeps the other masks
         }
 
     def _target_ids(self, targets: tuple[str, ...] | None) -> np.ndarray | None:
-        """The tokens of the target words; a word that is no token stands for its first one, and is warned of once."""
+        """Returns the ids of the target words; warns once of a word that is no token and counts as its first token."""
         if targets not in self._targets:
             self._targets[targets] = None if targets is None else np.unique([self._target_id(each) for each in targets])
         return self._targets[targets]

@@ -1,7 +1,7 @@
-"""What callers of transformers.pipeline are used to giving: one table of their keywords.
+"""The keywords of transformers.pipeline that change nothing here: one table.
 
-A pipeline applies it to every keyword, when it is made and when it is called. Keywords that change nothing are
-accepted, and a value that would change something is refused with the reason.
+A pipeline looks up every keyword here, when it is made and when it is called. A keyword of the table is accepted and
+ignored; a value that would change the answer is refused with the reason.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from npformer.errors import NpformerError
 
 
 class Habit(NamedTuple):
-    """A keyword that changes nothing here."""
+    """A keyword that is accepted and ignored."""
 
     accepts: Callable[[Any], bool]
-    reason: str  # why another value is refused
+    reason: str  # why other values are refused
 
 
 def _is_count(value: Any) -> bool:
@@ -40,14 +40,14 @@ HABITS = {
     "use_fast": Habit(lambda value: value in (None, True, False), "leave it out"),
 }
 
-#: Which of two texts gives way, `Task.cut`, by Transformers' name.
+#: Which of two texts is cut (`Task.cut`) -> Transformers' name for it.
 STRATEGIES = {"longest": "longest_first", "first": "only_first", "second": "only_second"}
 
 
 def translated(given: Mapping[str, Any], cut: str) -> dict[str, Any]:
-    """The keywords in our terms: those that change nothing are left out, truncation becomes `long`.
+    """Translates Transformers' keywords to ours: drops those of `HABITS`, and turns `truncation` into `long`.
 
-    cut: which of two texts gives way in this task. Raises NpformerError for a value that is not supported.
+    `cut` says which of two texts this task cuts. Raises NpformerError for a value that is not supported.
     """
     for name in given.keys() & HABITS.keys():
         if not HABITS[name].accepts(given[name]):

@@ -1,6 +1,6 @@
-"""`Options`: what every task can be told. Each task adds its own to these, in its file.
+"""`Options`: the options of every task. Each task adds its own, in its file.
 
-An option's value is checked when the options are made, so that a mistake shows before any text is read.
+Values are checked when the options are made, so that a mistake shows before any text is read.
 """
 
 from __future__ import annotations
@@ -16,12 +16,25 @@ from npformer.text.inputs import LONG
 
 @dataclass(frozen=True)
 class Options:
-    """What every task can be told, when it is made or when it is called."""
+    """The options of every task, given when the task is made or when it is called.
 
-    long: str = ""  # one of LONG; by default "window" where a stride is given, else "truncate"
-    stride: int | None = None  # tokens that neighbouring windows share; by default a quarter of a window
-    max_length: int | None = None  # tokens of a text or a window, where they are to be fewer than the model takes
-    progress: bool = False  # show a bar on stderr while many texts are answered
+    Parameters
+    ----------
+    long : "truncate", "window" or "error"
+        What to do with a text that is too long: cut it, read it in overlapping windows, or refuse it. The default is
+        "window" if a stride is given, else "truncate".
+    stride : int, optional
+        Tokens that neighbouring windows share; by default a quarter of a window.
+    max_length : int, optional
+        Tokens of a text or a window, if fewer than the model takes.
+    progress : bool
+        Show a progress bar on stderr while many texts are answered.
+    """
+
+    long: str = ""
+    stride: int | None = None
+    max_length: int | None = None
+    progress: bool = False
 
     def __post_init__(self) -> None:
         if not self.long:
@@ -34,7 +47,7 @@ class Options:
         boolean("progress", self.progress)
 
     def changed(self, task: str, given: Mapping[str, Any]) -> Self:
-        """These options with those that were given in place."""
+        """Returns these options with the given ones changed. Raises NpformerError for an unknown name."""
         known = [each.name for each in fields(self)]
         for name in given:
             if name not in known:

@@ -1,4 +1,4 @@
-"""`pipeline`: a task by its name, ready to be called with texts."""
+"""`pipeline` makes a task by its name, ready to be called with texts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from npformer.errors import NpformerError
 from npformer.families import encoders, read_config
 from npformer.model import Model, Seq2Seq
 
-if TYPE_CHECKING:  # a task's own modules wait until one is asked for: `import npformer` is quick
+if TYPE_CHECKING:  # a task's module is imported only when a pipeline needs it: `import npformer` stays quick
     from npformer.tasks.task import Task
 
 #: Task -> its module in this folder, and its class there.
@@ -29,7 +29,7 @@ TASKS = {
     "sentence-embedding": ("sentence_embedding", "SentenceEmbedding"),
     "translation": ("translation", "Translation"),
 }
-#: Transformers' other names of tasks. A cross-encoder ranks texts by the score of the pair (query, text).
+#: Transformers' other names for tasks. A cross-encoder ranks texts by the score of the pair (query, text).
 ALIASES = {
     "sentiment-analysis": "text-classification",
     "ner": "token-classification",
@@ -38,7 +38,7 @@ ALIASES = {
 TRANSLATION = re.compile(r"translation_(\w+)_to_(\w+)")  # names such as translation_en_to_de
 DEFAULTS = dict.fromkeys(("text-classification", "sentiment-analysis"), "distilbert-sst2")  # bundled models
 
-#: A model's head -> the task of a pipeline that is told none.
+#: A model's head -> the task of a pipeline that is made without a task.
 TASK_OF = {
     "base": "feature-extraction",
     "sequence-classification": "text-classification",
@@ -48,7 +48,7 @@ TASK_OF = {
     "translation": "translation",
 }
 
-#: What to look for where a task has no default model.
+#: Task without a default model -> the kind of model to look for.
 WANTED = {
     "zero-shot-classification": "a classifier trained on natural-language inference",
     "token-classification": "a model with a token-classification head, for named entities say",
@@ -71,15 +71,39 @@ def pipeline(
     dtype: Any = np.float32,
     **options: Any,
 ) -> Task:
-    """What answers texts for a task: `pipeline("text-classification")("I love ice cream")`.
+    """Makes a task by name: call it with one text, a list of texts or a generator.
 
-    task: one of TASKS, or another of Transformers' names for one ("sentiment-analysis", "ner", "text-ranking",
-    "translation_en_to_de"); without one, what the model's config says that it is for. model: a bundled model's name, a
-    folder, a hub id or a Model; text-classification has a default. A folder whose config.json names no architecture is
-    read with the task's head. threads: cores to use. revision, offline, dtype: as in `load`.
-    options: the task's own, as a default for every call; see each task's class. Transformers' keywords that change
-    nothing here (batch_size, padding, device="cpu", ...) are accepted. progress=True shows a bar for many texts.
-    Raises NpformerError for an unknown task or option, and for a model that does not fit the task.
+    Parameters
+    ----------
+    task : str, optional
+        A name in TASKS, or another of Transformers' names ("sentiment-analysis", "ner", "text-ranking",
+        "translation_en_to_de"). Without a task, the head in the model's config decides.
+    model : str, Path or Model, optional
+        A bundled model, a folder, a Hugging Face id or a loaded model; text-classification has a default. A folder
+        whose config.json names no architecture is read with the task's head.
+    threads : int, optional
+        Cores to use; by default all.
+    revision, offline, dtype : as in `load`
+    **options : the task's own, as defaults for every call; see `Options` and the task's class
+        Keywords of transformers.pipeline that change nothing here (batch_size, padding, device="cpu", ...) are
+        accepted.
+
+    Returns
+    -------
+    Task
+
+    Raises
+    ------
+    NpformerError
+        If the task or an option is unknown, or the model does not fit the task.
+
+    Examples
+    --------
+    >>> classify = npformer.pipeline("text-classification")
+    >>> classify("I love ice cream")["label"]
+    'POSITIVE'
+    >>> [answer["label"] for answer in classify(["I love ice cream", "not my music"])]
+    ['POSITIVE', 'NEGATIVE']
     """
     name = None if task is None else _known(task)
     if isinstance(model, Model | Seq2Seq):
@@ -102,7 +126,7 @@ def pipeline(
 
 
 def _known(task: str) -> str:
-    """The name in TASKS of a task by any of its names."""
+    """Returns the name in TASKS of a task that is given by any of its names."""
     name = "translation" if TRANSLATION.fullmatch(str(task)) else ALIASES.get(task, task)
     if name not in TASKS:
         raise unknown("task", task, [*TASKS, *ALIASES, "translation_XX_to_YY"])
@@ -116,7 +140,7 @@ def _class(name: str) -> type[Task]:
 
 
 def _default(task: str | None, name: str | None) -> str:
-    """The model of a task that was given none."""
+    """Returns the default model of a task; raises NpformerError if it has none."""
     if task is None or name is None:
         raise NpformerError("pipeline: expected a task or a model, or both; pipeline('text-classification')")
     if task not in DEFAULTS:
@@ -134,7 +158,7 @@ def _task_of(head: str) -> str:
 
 
 def _inferred(folder: Path) -> str:
-    """The task that a model's folder is for: by the head in its config.json, sentence-transformers' by modules.json."""
+    """Infers the task from a model's folder: sentence embedding if it has modules.json, else by the model's head."""
     if (folder / "modules.json").exists():
         return "sentence-embedding"
     if not _names_head(folder):
@@ -146,7 +170,7 @@ def _inferred(folder: Path) -> str:
 
 
 def _names_head(folder: Path) -> bool:
-    """Whether a folder's config.json says which head the model has; the 2017 models' always does."""
+    """Tells whether a folder's config.json names the model's head; that of an nn.Transformer always does."""
     described = read_json(folder / CONFIG)
     return bool(described.get("architectures")) or described.get("model_type") not in encoders()
 

@@ -1,4 +1,4 @@
-"""A bar on stderr for many texts: how many are answered, how many a second, and the time that is left."""
+"""A progress bar on stderr for many texts: how many are answered, texts per second, and the time left."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import Any
 
 
 def with_bar(answers: Iterable[Any], total: int | None, delay: float = 0) -> Iterator[Any]:
-    """The answers, with a bar that moves as they come. total: how many there will be, where that is known.
+    """Yields the answers and moves a bar with each one.
 
-    delay: seconds before the bar shows, so that quick work has none.
+    `total` is the number of answers, if known; the bar shows after `delay` seconds, so that quick work has none.
     """
     from tqdm import tqdm
 

@@ -1,6 +1,6 @@
-"""question-answering: the words of a context that answer a question, by the probabilities of their ends.
+"""question-answering: the words of a context that answer a question, by the probabilities of their start and end.
 
-Devlin et al. (2019), section 4.2; answers that may be missing, section 4.3. A long context is read in windows.
+Devlin et al., 2019, section 4.2, and section 4.3 for questions without an answer. A long context is read in windows.
 """
 
 from __future__ import annotations
@@ -21,9 +21,7 @@ from npformer.text.inputs import Pair, as_text
 
 @dataclass(frozen=True)
 class AnswerOptions(Options):
-    """top_k: how many answers, in a list if more than one. doc_stride: the tokens that neighbouring windows share, by
-    default 128. max_seq_len: the tokens of a window, by default 384. max_answer_len: the most tokens of an answer.
-    handle_impossible_answer: "" is an answer too, where it is likelier. align_to_words: answers are whole words."""
+    """Options of `QuestionAnswering`."""
 
     long: str = "window"
     top_k: int = 1
@@ -48,11 +46,37 @@ class AnswerOptions(Options):
 
 
 class QuestionAnswering(Task):
-    """{"score", "start", "end", "answer"} of each question and its context; with top_k above 1 a list, best first.
+    """Returns a dict with "score", "start", "end" and "answer" for each question; with top_k above 1 a list of them.
 
-    Ask with (question=..., context=...), each a string or a list, or with {"question", "context"} or a Pair of them.
-    start and end count characters of the context. Answers of the same words are one, their scores added. Nothing in
-    the context to answer with gives "", with score 0.
+    Call it with question= and context=, each a string or a list, or with dicts of both, or Pairs (question, context).
+    "start" and "end" count characters of the context. Answers with the same words are merged and their scores added.
+    A context without a token gives the answer "" with score 0.
+
+    Parameters
+    ----------
+    model : Model with a question-answering head
+    top_k : int
+        Number of answers.
+    max_seq_len, doc_stride : int, optional
+        Tokens of a window (384), and tokens that neighbouring windows share (128).
+    max_answer_len : int
+        Largest number of tokens in an answer.
+    handle_impossible_answer : bool
+        Let "" be an answer: the question has none in the context.
+    align_to_words : bool
+        Extend answers to whole words.
+    **options : the options of every task, see `Options`
+
+    References
+    ----------
+    Devlin et al., 2019, sections 4.2 and 4.3.
+
+    Examples
+    --------
+    With a model from the hub::
+
+        ask = npformer.pipeline("question-answering", "distilbert/distilbert-base-cased-distilled-squad")
+        ask(question="Where do I live?", context="I live in Berlin.")["answer"]
     """
 
     name = "question-answering"
@@ -66,7 +90,7 @@ class QuestionAnswering(Task):
         return super().__call__(inputs, **options)
 
     def settle(self, options: Any, given: Mapping[str, Any]) -> Any:
-        """As elsewhere, but Transformers' truncation changes nothing: a long context is read in windows there too."""
+        """Checks the options; ignores `truncation`, as Transformers reads a long context in windows too."""
         return super().settle(options, {name: value for name, value in given.items() if name != "truncation"})
 
     def window_size(self, options: AnswerOptions) -> tuple[int | None, int | None]:
@@ -82,7 +106,7 @@ class QuestionAnswering(Task):
         return [self._best(request, options) for request in requests]
 
     def _best(self, request: Request, options: AnswerOptions) -> Any:
-        """The best answers of all windows together."""
+        """Returns the best answers over all windows of a context."""
         _, context = _question_and_context(request.item)
         answers: dict[str, dict[str, Any]] = {}
         nothing = np.inf
@@ -103,7 +127,7 @@ class QuestionAnswering(Task):
 
 
 def _paired(question: Any, context: Any) -> Any:
-    """Questions and contexts as inputs: one context may serve many questions."""
+    """Pairs questions with contexts; one context may serve many questions."""
     if question is None or context is None:
         raise NpformerError(f"{'question' if question is None else 'context'}: missing; give question= and context=")
     if isinstance(question, str) or not isinstance(question, list | tuple):
@@ -126,7 +150,7 @@ def _question_and_context(item: Any) -> tuple[Any, Any]:
 
 
 def _over(logits: np.ndarray, inside: np.ndarray) -> np.ndarray:
-    """Probabilities over the context's tokens and the first, [CLS], which stands for no answer; 0 elsewhere, (L,)."""
+    """softmax over the context's tokens and the first token, [CLS], which stands for no answer; 0 elsewhere, (L,)."""
     admitted = inside.copy()
     admitted[0] = True
     probabilities = np.zeros_like(logits)
@@ -137,9 +161,9 @@ def _over(logits: np.ndarray, inside: np.ndarray) -> np.ndarray:
 def _spans(
     start: np.ndarray, end: np.ndarray, inside: np.ndarray, options: AnswerOptions
 ) -> Iterator[tuple[int, int, float]]:
-    """The likeliest spans of one window, best first: p(first) p(last), first <= last < first + max_answer_len.
+    """Yields the likeliest spans of a window, best first: p(first) p(last), first <= last < first + max_answer_len.
 
-    There are more of them than answers asked for, as several can come to the same words.
+    It yields more spans than answers are wanted, as several spans may extend to the same words.
     """
     rows = np.flatnonzero(inside)
     longest = min(options.max_answer_len, len(rows))
@@ -152,7 +176,7 @@ def _spans(
 
 
 def _characters(piece: Any, first: int, last: int, align_to_words: bool) -> tuple[int, int]:
-    """The characters of tokens first ... last, or of the whole words that they are part of."""
+    """Returns the characters of the tokens first ... last, or of the whole words around them."""
     if align_to_words:
         words = piece.token_to_word(first), piece.token_to_word(last)
         if None not in words:

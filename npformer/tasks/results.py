@@ -1,7 +1,7 @@
-"""What a task gives: what transformers.pipeline gives, and with it how much of the text was read.
+"""The results of tasks: those of transformers.pipeline, plus how much of the text was read.
 
-`Answer` is a dict, `Answers` a list, `Array` a NumPy array. Beside its content each has two attributes: `n_tokens`, the
-tokens of the whole text with [CLS] and [SEP], and `truncated`, whether the model saw only the first of them.
+`Answer` is a dict, `Answers` a list, `Array` a NumPy array. Each has two more attributes: `n_tokens`, the number of
+tokens of the whole text with [CLS] and [SEP], and `truncated`, whether the model read only the first of them.
 """
 
 from __future__ import annotations
@@ -18,28 +18,28 @@ class Answer(dict[str, Any]):
     truncated: bool = False
 
     def __missing__(self, key: object) -> Any:
-        """`answer[0]` is the answer: transformers.pipeline puts a single text's label in a list, code relies on it."""
+        """Returns the answer itself for `answer[0]`: transformers.pipeline puts a single text's label in a list."""
         if key == 0:
             return self
         raise KeyError(key)
 
 
 class Answers(list[Any]):
-    """A result of several values: labels in order of their scores, entities in order of the text."""
+    """A result of several values: labels by score, entities by their place in the text."""
 
     n_tokens: int = 0
     truncated: bool = False
 
 
 class Array(np.ndarray):
-    """A result of numbers. For several texts together, `n_tokens` and `truncated` are arrays of one entry a text."""
+    """A result of numbers. For several texts, `n_tokens` and `truncated` are arrays with one entry for each text."""
 
-    n_tokens: Any = None  # so of a part of an array
+    n_tokens: Any = None  # a slice of an array has None
     truncated: Any = None
 
 
 def carrying(value: Any, n_tokens: Any, truncated: Any) -> Answer | Answers | Array:
-    """The value as a result that says how much of the text was read."""
+    """Wraps a value as a result with these attributes."""
     result: Answer | Answers | Array
     if isinstance(value, np.ndarray):
         result = value.view(Array)

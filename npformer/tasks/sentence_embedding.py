@@ -1,6 +1,7 @@
-"""sentence-embedding: one vector for a text, made of its tokens' as the model's sentence-transformers folder says.
+"""sentence-embedding: one vector for each text, pooled from its tokens' vectors.
 
-Reimers and Gurevych (2019). A folder without modules.json has its tokens' mean, as sentence-transformers would take.
+A sentence-transformers folder says in modules.json how to pool (Reimers and Gurevych, 2019). Without modules.json the
+vector is the mean over tokens, as in sentence-transformers.
 """
 
 from __future__ import annotations
@@ -25,13 +26,13 @@ from npformer.text.inputs import Pair, as_text
 
 
 def _weighted_mean(x: np.ndarray) -> np.ndarray:
-    """The mean of the rows by the weights 1, 2, ... L, (L, D) -> (D,)."""
+    """The mean of the rows with weights 1, 2, ... L, (L, D) -> (D,)."""
     weights = np.arange(1, len(x) + 1, dtype=x.dtype)
     mean: np.ndarray = (x * weights[:, None]).sum(axis=0) / weights.sum()
     return mean
 
 
-#: What one vector is made of the tokens' (L, D) -> (D,), by sentence-transformers' names.
+#: How the tokens' vectors become one, (L, D) -> (D,), by sentence-transformers' names.
 POOLINGS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
     "cls": lambda x: x[0],
     "max": lambda x: x.max(axis=0),
@@ -41,7 +42,7 @@ POOLINGS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
     "lasttoken": lambda x: x[-1],
 }
 
-#: The older form of the same setting, true for each mode in use.
+#: The older form of the same setting: flag -> the pooling that it turns on.
 FLAGS = {
     "pooling_mode_cls_token": "cls",
     "pooling_mode_max_tokens": "max",
@@ -54,19 +55,35 @@ FLAGS = {
 
 @dataclass(frozen=True)
 class Recipe:
-    """What a sentence-transformers folder says."""
+    """The settings of a sentence-transformers folder."""
 
-    poolings: tuple[str, ...] = ("mean",)  # their vectors one after another
+    poolings: tuple[str, ...] = ("mean",)  # their vectors are concatenated
     normalize: bool = False
     max_length: int | None = None  # tokens
     lowercase: bool = False
-    prompt: str = ""  # stands before every text
+    prompt: str = ""  # put before every text
 
 
 class SentenceEmbedding(Task):
-    """A vector (D,) for a text, an array (N, D) for a list of N texts.
+    """Returns a vector (D,) for a text, an array (N, D) for a list of N texts.
 
-    The vector of a text read in windows is the windows' mean, each with the weight of its tokens.
+    The vector of a text read in windows is the mean over the windows, weighted by their numbers of tokens.
+
+    Parameters
+    ----------
+    model : Model with any head; the head is left out
+        If its folder is a sentence-transformers one, modules.json says how to pool and whether to normalise.
+    **options : the options of every task, see `Options`
+
+    References
+    ----------
+    Reimers and Gurevych, 2019, "Sentence-BERT: Sentence Embeddings using Siamese BERT-Networks", section 3.
+
+    Examples
+    --------
+    >>> embed = SentenceEmbedding(npformer.load("distilbert-sst2"))
+    >>> embed(["I love ice cream", "not my music"]).shape
+    (2, 384)
     """
 
     name = "sentence-embedding"
@@ -100,9 +117,9 @@ class SentenceEmbedding(Task):
 
 
 def read_recipe(folder: Path) -> Recipe:
-    """modules.json and what it names: the encoder, its pooling, and whether vectors are normalised.
+    """Reads modules.json and the files that it names: the encoder, its pooling, and whether to normalise.
 
-    Errors: another module (a dense layer, say), a pooling that is not known, a file that makes no sense.
+    Raises NpformerError for another module (a dense layer, say), an unknown pooling, or a malformed file.
     """
     if not (folder / "modules.json").exists():
         return Recipe()
@@ -127,20 +144,20 @@ def read_recipe(folder: Path) -> Recipe:
 
 
 def _home(folder: Path) -> Path:
-    """The sentence-transformers folder that an encoder's folder is, or is in."""
+    """Returns the sentence-transformers folder that an encoder's folder is or lies in, else the folder itself."""
     inside = not (folder / "modules.json").exists() and (folder.parent / "modules.json").exists()
     return folder.parent if inside and encoder_folder(folder.parent) == folder else folder
 
 
 def encoder_folder(folder: Path) -> Path:
-    """Where the encoder of a sentence-transformers folder lies: in it, or in older ones in 0_Transformer."""
+    """Returns the folder of a sentence-transformers model's encoder: the folder itself, or its 0_Transformer."""
     if not (folder / "modules.json").exists():
         return folder
     return next((folder / path for kind, path in _modules(folder / "modules.json") if kind == "Transformer"), folder)
 
 
 def _modules(path: Path) -> list[tuple[str, str]]:
-    """The kind and the folder of each module of modules.json."""
+    """Returns the kind and the folder of each module in modules.json."""
     try:
         modules = json.loads(path.read_text(encoding="utf-8"))
         found = [(str(each["type"]).rsplit(".", 1)[-1], str(each["path"])) for each in modules]
@@ -168,7 +185,7 @@ def _poolings(folder: Path, pooling: dict[str, Any]) -> tuple[str, ...]:
 
 
 def _prompt(path: Path, pooling: dict[str, Any]) -> str:
-    """What stands before every text, where the model has a default prompt."""
+    """Returns the model's default prompt, "" if it has none."""
     described = _optional(path)
     name = described.get("default_prompt_name")
     if name is None:

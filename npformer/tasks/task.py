@@ -1,7 +1,7 @@
-"""`Task`: what all pipelines have in common. Texts come in one, many or endlessly; answers go out the same way.
+"""`Task`, the base of all tasks: from texts (one, a list or a generator) to answers.
 
-A task says what the model reads of one item (`inputs`) and what is made of the model's answers (`answer`). Batching is
-here, `text/encoding.py` encodes and cuts; each task is a file beside this one.
+A task defines `inputs`, the texts that the model reads for one item, and `answer`, which turns the model's outputs into
+answers. Batching is here, `text/encoding.py` encodes and cuts texts; each task is a file beside this one.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from npformer.tasks.results import carrying
 from npformer.text.encoding import Encoded, Encoder, was_cut
 from npformer.text.inputs import Pair, as_text_or_pair
 
-WINDOW = 1024  # inputs that are read before the first is answered: enough for the model to work at its fastest
-ONE = str | bytes | bytearray | Mapping | Pair  # types that are a single input, though some could be iterated
-TOKENS = 32_768  # tokens whose answers are in memory at once
+WINDOW = 1024  # inputs read before the first is answered: enough for the model to run at full speed
+ONE = str | bytes | bytearray | Mapping | Pair  # types that are one input, although some can be iterated
+TOKENS = 32_768  # tokens whose outputs are in memory at once
 
 
 class InputError(NpformerError):
-    """One input that cannot be answered: `index`, counted from 0, and why."""
+    """An input that cannot be answered: its `index`, counted from 0, and the reason."""
 
     def __init__(self, index: int, reason: object) -> None:
         super().__init__(f"input {index}: {reason}")
@@ -40,7 +40,7 @@ class InputError(NpformerError):
 
 @dataclass
 class Request:
-    """An input on its way: what it is, the model's texts, and for each piece of each text the model's answers."""
+    """An input, its encoded texts, and the model's outputs for each piece of each text."""
 
     item: Any
     encoded: list[Encoded]
@@ -48,22 +48,27 @@ class Request:
 
     @property
     def size(self) -> int:
-        """Tokens for each of which the model gives an answer; none of a source, which is translated as a whole."""
+        """Tokens that the model gives an output for; 0 for a source text, which is translated as a whole."""
         return sum(len(piece) for each in self.encoded for piece in each.pieces)
 
 
 class Task:
-    """A model and what it is asked. Call it with one text, with many, or with a generator of them.
+    """A model and the question it is asked. Call it with one text, a list of texts or a generator.
 
     One input gives one answer, a list gives a list, and an iterator gives a generator that holds about a thousand
-    inputs in memory. An answer has the same bits in any company, order and number of threads.
+    inputs in memory. The bits of an answer do not depend on the other texts, their order or the number of threads.
+
+    Parameters
+    ----------
+    model : Model with the task's head
+    **options : the task's own, and those of every task, see `Options`
     """
 
     name: ClassVar[str]
-    head: ClassVar[str]  # the model's head that this task reads
+    head: ClassVar[str]  # the head of models for this task
     options_type: ClassVar[type[Options]] = Options
-    cut: ClassVar[str] = "longest"  # which of two texts gives way where they are too long
-    has_windows: ClassVar[bool] = True  # whether too long a text can be read in several pieces
+    cut: ClassVar[str] = "longest"  # which of two texts is cut when they are too long
+    has_windows: ClassVar[bool] = True  # whether a text that is too long can be read in several pieces
 
     def __init__(self, model: Model, **options: Any) -> None:
         if model.config.head != self.head:
@@ -77,7 +82,7 @@ class Task:
         return f"<npformer.{self.name} {self.model!r}>"
 
     def __call__(self, inputs: Any, **options: Any) -> Any:
-        """The answers to one input, to a list of them, or to an iterator's; `options` go before those of the task."""
+        """Answers one input, a list or an iterator; `options` take precedence over those of the task."""
         settled = self.settle(self.options, options)
         if isinstance(inputs, Iterator):
             return self._watched(inputs, settled)
@@ -89,18 +94,19 @@ class Task:
         return self.collect(list(self._watched(inputs, settled)))
 
     def _watched(self, inputs: Iterable[Any], options: Any) -> Iterator[Any]:
-        """The answers as they come, with a bar if that was asked for: of the inputs' length, where they have one."""
+        """Yields the answers as they are made, with a progress bar if `options.progress`."""
         answers = self.stream(iter(inputs), options)
         return with_bar(answers, length_hint(inputs) or None) if options.progress else answers
 
     def settle(self, options: Any, given: Mapping[str, Any]) -> Any:
-        """The options with those that were given in place; each name and value is checked."""
+        """Returns the options with the given ones changed; checks each name and value."""
         return options.changed(self.name, translated(given, self.cut))
 
     def stream(self, items: Iterator[Any], options: Any, quiet: bool = False) -> Iterator[Any]:
-        """An answer for each item, in order.
+        """Yields an answer for each item, in order.
 
-        quiet: an input that cannot be answered gives its InputError as the answer, and nobody is warned of cut texts.
+        With `quiet` an input that cannot be answered yields its InputError, and there is no warning for texts that
+        were cut.
         """
         index = 0
         warned = False
@@ -123,7 +129,7 @@ class Task:
                     index += 1
 
     def _windows(self, items: Iterator[Any]) -> Iterator[list[Any]]:
-        """Items as many as are answered together; where reading them fails, first what was read."""
+        """Yields lists of `self.window` items. If reading the items fails, yields those that were read, then raises."""
         window: list[Any] = []
         try:
             for item in items:
@@ -138,36 +144,36 @@ class Task:
         if window:
             yield window
 
-    # --- what a task defines -------------------------------------------------------------------------------------
+    # --- for each task to define ---------------------------------------------------------------------------------
 
     def inputs(self, item: Any, options: Any) -> list[str | Pair]:
-        """What the model reads of one item; for most tasks the item itself."""
+        """Returns the texts that the model reads for one item; for most tasks the item itself."""
         return [as_text_or_pair(item)]
 
     def answer(self, requests: list[Request], options: Any) -> list[Any]:
-        """What is made of the model's answers: a dict, list or array a request, or an NpformerError for a bad one."""
+        """Turns the model's outputs into answers: a dict, list or array for each request, or its NpformerError."""
         raise NotImplementedError
 
     def collect(self, answers: list[Any]) -> Any:
-        """The answers to a list of inputs."""
+        """Puts the answers to a list of inputs together."""
         return answers
 
     def window_size(self, options: Any) -> tuple[int | None, int | None]:
-        """The tokens of a piece, where they are to be fewer than the model takes, and the tokens that two share."""
+        """Returns the tokens of a piece, None for as many as the model takes, and the tokens that neighbours share."""
         return options.max_length, options.stride
 
     def limit(self, options: Any) -> int:
-        """The tokens that a text is cut to."""
+        """Returns the number of tokens that a text is cut to."""
         return min(self.window_size(options)[0] or self.encoder.limit, self.encoder.limit)
 
     def runner(self) -> Model:
-        """The model that reads the texts."""
+        """Returns the model that reads the texts."""
         return self.model
 
-    # --- the way of an input -------------------------------------------------------------------------------------
+    # --- from an input to its answer -----------------------------------------------------------------------------
 
     def _prepare(self, window: Sequence[Any], first: int, options: Any) -> list[Request | InputError]:
-        """Each input's texts as tokens that fit the model."""
+        """Encodes the texts of each input, in pieces that fit the model."""
         given: list[list[str | Pair] | NpformerError] = []
         for item in window:
             try:
@@ -185,7 +191,7 @@ class Task:
         return requests
 
     def _run(self, requests: list[Request]) -> None:
-        """Give each request the model's answers to its pieces."""
+        """Runs the model on all pieces and gives each request its outputs."""
         outputs = iter(
             self.runner().run([text for request in requests for each in request.encoded for text in each.texts])
         )
@@ -201,12 +207,12 @@ class Task:
                 yield answer if isinstance(answer, InputError) else InputError(index, answer)
             else:
                 longest = max(request.encoded, key=lambda each: each.n_tokens)
-                request.outputs = []  # they may be large, and the window lives on
+                request.outputs = []  # may be large, and the request stays in memory until the window ends
                 yield carrying(answer, longest.n_tokens, longest.truncated)
 
 
 def _groups(requests: list[Request | InputError]) -> Iterator[list[Request | InputError]]:
-    """The requests in their order, in runs of at most TOKENS tokens, or of one request."""
+    """Yields the requests in order, in groups of at most TOKENS tokens or of one request."""
     group: list[Request | InputError] = []
     taken = 0
     for request in requests:
@@ -220,7 +226,7 @@ def _groups(requests: list[Request | InputError]) -> Iterator[list[Request | Inp
 
 
 def without_head(model: Model) -> Model:
-    """The same encoder on the same weights, without its pooler and head: what it answers is last_hidden_state."""
+    """Returns the encoder without its pooler and head, on the same weights: it outputs last_hidden_state."""
     if model.config.head == "base" and "pooler" not in model.weights:
         return model
     weights = {name: model.weights[name] for name in ("embeddings", "layers")}
@@ -231,7 +237,7 @@ def without_head(model: Model) -> Model:
 
 
 def probabilities(logits: np.ndarray, function: str = "softmax") -> np.ndarray:
-    """softmax or sigmoid of the logits over their last axis, or "none": the logits; (..., C) -> (..., C)."""
+    """Applies softmax over the last axis, sigmoid or nothing ("none") to logits (..., C)."""
     if function == "softmax":
         return tap("probabilities", softmax(logits))
     if function == "sigmoid":
@@ -241,7 +247,7 @@ def probabilities(logits: np.ndarray, function: str = "softmax") -> np.ndarray:
 
 
 def logits_of_texts(requests: Sequence[Request]) -> np.ndarray:
-    """The model's logits of each text of the requests, (texts, C); for one in windows their mean, by their tokens."""
+    """Returns the logits of each text, (texts, C); of a text in windows the mean, weighted by the windows' tokens."""
     logits = []
     for request in requests:
         for encoded, outputs in zip(request.encoded, request.outputs, strict=True):

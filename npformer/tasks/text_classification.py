@@ -12,15 +12,12 @@ from npformer.config import Config
 from npformer.tasks.options import Options
 from npformer.tasks.task import Request, Task, logits_of_texts, probabilities
 
-BEST = "best"  # top_k where none is given: the one best label, not in a list
+BEST = "best"  # the default of top_k: the best label, not in a list
 
 
 @dataclass(frozen=True)
 class ClassificationOptions(Options):
-    """top_k: how many labels, in a list; None for all. Without it the best one, alone.
-
-    function_to_apply: "softmax", "sigmoid" or "none"; by default what the model was made for.
-    """
+    """Options of `TextClassification`."""
 
     top_k: Any = BEST
     function_to_apply: str | None = None
@@ -34,10 +31,25 @@ class ClassificationOptions(Options):
 
 
 class TextClassification(Task):
-    """{"label", "score"} of each text, not in a list where there is one text; with top_k a list of them, best first.
+    """Returns a dict with "label" and "score" for each text; with top_k a list of such dicts, best first.
 
-    The logits of a text read in windows are the windows' mean, each with the weight of its tokens. Of a pair the
-    longer text is read in windows, each beside the whole of the other one.
+    The logits of a text read in windows are the mean over the windows, weighted by their numbers of tokens. Of a pair,
+    the longer text is read in windows, each together with the whole other text.
+
+    Parameters
+    ----------
+    model : Model with a sequence-classification head
+    top_k : int or None
+        Number of labels; None for all. By default the best label alone, not in a list.
+    function_to_apply : "softmax", "sigmoid" or "none", optional
+        Turns logits into scores; by default chosen by the model's problem_type.
+    **options : the options of every task, see `Options`
+
+    Examples
+    --------
+    >>> classify = npformer.pipeline("text-classification")
+    >>> [each["label"] for each in classify("I love ice cream", top_k=2)]
+    ['POSITIVE', 'NEGATIVE']
     """
 
     name = "text-classification"
@@ -56,7 +68,8 @@ class TextClassification(Task):
 
 
 def default_function(config: Config) -> str:
-    """What turns a model's logits into scores: nothing for a regression, sigmoid for labels that exclude no other."""
+    """Names the function from logits to scores: "none" for regression, "sigmoid" for independent labels or one label,
+    else "softmax"."""
     if config.problem_type == "regression":
         return "none"
     several = config.problem_type == "multi_label_classification"

@@ -1,6 +1,6 @@
-"""token-classification: the label of each token, or of the entities that neighbouring tokens make up.
+"""token-classification: the label of each token, or the entities that neighbouring tokens form.
 
-A label B-X begins an entity of kind X, I-X goes on with it (Ramshaw and Marcus, 1995).
+A label B-X begins an entity of kind X, I-X continues it (Ramshaw and Marcus, 1995).
 """
 
 from __future__ import annotations
@@ -22,9 +22,7 @@ STRATEGIES = ("none", "simple", "first", "average", "max")
 
 @dataclass(frozen=True)
 class TokenOptions(Options):
-    """aggregation_strategy: "none" gives each token; "simple" joins neighbours of one kind; "first", "average" and
-    "max" do so after giving a word's tokens one label: its first token's, that of their mean scores, its surest one's.
-    ignore_labels: labels, or kinds of entities, that are left out."""
+    """Options of `TokenClassification`."""
 
     aggregation_strategy: str = "none"
     ignore_labels: Sequence[str] = ("O",)
@@ -36,14 +34,14 @@ class TokenOptions(Options):
 
 
 class Token(NamedTuple):
-    """A token, or with a strategy for words, a word: its scores are those of the labels."""
+    """A token, or a word under a strategy for words, with the scores of its labels."""
 
-    text: str  # the piece of the vocabulary; what stands in the text where that is unknown
+    text: str  # the token's string; for an unknown token its characters in the text
     scores: np.ndarray
     place: int
     start: int  # its characters in the text: start ... end - 1
     end: int
-    goes_on: bool  # with the word of the token before
+    goes_on: bool  # whether it continues the word of the token before
 
     @property
     def best(self) -> int:
@@ -51,10 +49,32 @@ class Token(NamedTuple):
 
 
 class TokenClassification(Task):
-    """A list for each text: {"entity", "score", "index", "word", "start", "end"} of each token, or, with a strategy,
-    {"entity_group", "score", "word", "start", "end"} of each entity. start and end count characters of the text.
+    """Returns a list for each text: a dict for each token, or with a strategy a dict for each entity.
 
-    Of two entities on the same characters, where windows overlap, the longer one stays, or the one of better score.
+    A token has "entity", "score", "index", "word", "start", "end"; an entity has "entity_group", "score", "word",
+    "start", "end". "start" and "end" count characters of the text. Where windows overlap, the longer of two entities
+    on the same characters is kept, or of two equally long ones that with the larger score.
+
+    Parameters
+    ----------
+    model : Model with a token-classification head
+    aggregation_strategy : "none", "simple", "first", "average" or "max"
+        "simple" joins neighbours of one kind. The last three first give the tokens of a word one label: that of its
+        first token, of their mean scores, or of the token with the largest score.
+    ignore_labels : list of str
+        Labels, or kinds of entities, to leave out.
+    **options : the options of every task, see `Options`
+
+    References
+    ----------
+    Devlin et al., 2019, section 5.3; Ramshaw and Marcus, 1995, for the labels.
+
+    Examples
+    --------
+    With a model from the hub::
+
+        tag = npformer.pipeline("ner", "dslim/bert-base-NER", aggregation_strategy="simple")
+        tag("My name is Sarah")[0]["entity_group"]
     """
 
     name = "token-classification"
@@ -109,7 +129,7 @@ class TokenClassification(Task):
         return [self._entity(group, labels) for group in _groups(tokens, labels)]
 
     def _word(self, tokens: list[Token], strategy: str) -> Token:
-        """One word's tokens as one, with scores by the strategy."""
+        """Joins the tokens of a word, with scores by the strategy."""
         if strategy == "first":
             scores = tokens[0].scores
         elif strategy == "max":
@@ -120,7 +140,7 @@ class TokenClassification(Task):
         return Token(text, scores, tokens[0].place, tokens[0].start, tokens[-1].end, goes_on=False)
 
     def _entity(self, tokens: list[Token], labels: Sequence[str]) -> dict[str, Any]:
-        """Neighbours of one kind as one entity, its score the mean of theirs."""
+        """Joins neighbouring tokens of one kind to an entity; its score is the mean of theirs."""
         return {
             "entity_group": labels[tokens[0].best].split("-", 1)[-1],
             "score": float(np.mean([token.scores.max() for token in tokens])),
@@ -152,7 +172,7 @@ def _words(tokens: list[Token]) -> list[list[Token]]:
 
 
 def _groups(tokens: list[Token], labels: Sequence[str]) -> list[list[Token]]:
-    """Neighbours of one kind; a B- begins a new group. A label without B- or I- goes on with its like."""
+    """Groups neighbouring tokens of one kind. B- begins a new group; a label without B- or I- continues its own."""
     groups: list[list[Token]] = []
     last = ""
     for token in tokens:
@@ -171,7 +191,7 @@ def _ignored(entity: dict[str, Any], options: TokenOptions) -> bool:
 
 
 def _without_overlaps(entities: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Of entities on the same characters, found in neighbouring windows, the longest one; of equal ones the surest."""
+    """Keeps one of several overlapping entities from neighbouring windows: the longest, then the best score."""
     kept: list[dict[str, Any]] = []
     for entity in sorted(entities, key=lambda each: each["start"]):
         if kept and entity["start"] < kept[-1]["end"]:

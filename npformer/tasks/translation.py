@@ -1,7 +1,7 @@
-"""translation: texts in another language, by a model with an encoder and a decoder.
+"""translation: texts in another language, by an encoder-decoder.
 
-How targets are searched for is told by the settings of `generation.Settings`; the model's generation_config.json
-says what the caller does not.
+The settings of `generation.Settings` control the search; those that the caller does not give come from the model's
+generation_config.json.
 """
 
 from __future__ import annotations
@@ -24,8 +24,7 @@ from npformer.text.inputs import as_text
 
 @dataclass(frozen=True)
 class TranslationOptions(Options):
-    """to: the target's language, for a model with several; a text may begin with its own >>code<<. settings: how
-    targets are searched for. long: by default "error", as half a translation is easily taken for a whole one."""
+    """Options of `Translation`. `long` is "error" by default: half a translation is easily taken for a whole one."""
 
     to: str | None = None
     settings: Mapping[str, Any] = field(default_factory=dict)
@@ -39,9 +38,25 @@ class TranslationOptions(Options):
 
 
 class Translation(Task):
-    """{"translation_text"} of each text; a list of them, best first, where num_return_sequences asks for several.
+    """Returns a dict with "translation_text" for each text; a list of dicts if num_return_sequences is above 1.
 
-    Settings of generation (num_beams, max_new_tokens, length_penalty, ...) are given like other options.
+    Parameters
+    ----------
+    model : Seq2Seq with a translation head
+    to : str, optional
+        The target's language, for a model with several. A text may also begin with a code of its own, as >>fra<<.
+    long : "error" or "truncate"
+        What to do with a text that is too long.
+    progress : bool
+        Show a progress bar on stderr.
+    **options : the settings of generation: num_beams, max_new_tokens, length_penalty, ...
+
+    Examples
+    --------
+    With a model from the hub::
+
+        translate = npformer.pipeline("translation", "Helsinki-NLP/opus-mt-en-de")
+        translate("The dog runs.")["translation_text"]
     """
 
     name = "translation"
@@ -60,7 +75,7 @@ class Translation(Task):
         self.options = self.settle(TranslationOptions(), options)
 
     def settle(self, options: TranslationOptions, given: Mapping[str, Any]) -> Any:
-        """The options with those that were given in place, settings of generation among them."""
+        """Returns the options with the given ones changed, the settings of generation among them."""
         given = translated(given, self.cut)
         own = ("long", "to", "progress")
         for name in given.keys() - {*own, *NAMES}:
@@ -74,7 +89,7 @@ class Translation(Task):
         return settled
 
     def tokens(self, text: str, **options: Any) -> Iterator[str]:
-        """One text's translation as it grows, greedily or by sampling: what each token adds to it."""
+        """Yields the translation of one text piece by piece, as each token is chosen, greedily or by sampling."""
         settled: TranslationOptions = self.settle(self.options, {"num_beams": 1, **options})
         source = self._source(text, settled)
         if source.truncated:
@@ -84,17 +99,17 @@ class Translation(Task):
         for token in stream(self.model, source.texts[0], **settled.settings):
             ids.append(token)
             text = self.tokenizer.decode(ids)
-            if text.startswith(shown) and not text.endswith("\ufffd"):  # half of a letter waits for the rest of it
+            if text.startswith(shown) and not text.endswith("\ufffd"):  # part of a character waits for its other bytes
                 yield text[len(shown) :]
                 shown = text
         if text != shown and text.startswith(shown):
             yield text[len(shown) :]
 
     def limit(self, options: Any) -> int:
-        """The tokens that a source is cut to."""
+        """Returns the number of tokens that a source is cut to."""
         return self.sources.limit
 
-    # --- the way of an input -------------------------------------------------------------------------------------
+    # --- from an input to its answer -----------------------------------------------------------------------------
 
     def _prepare(self, window: Sequence[Any], first: int, options: TranslationOptions) -> list[Any]:
         prepared: list[Request | InputError] = []
@@ -110,7 +125,7 @@ class Translation(Task):
         return self.sources.read(text, options.long, options.to)
 
     def _run(self, requests: list[Request]) -> None:
-        """Nothing yet: a group is translated as a whole in `answer`."""
+        """Does nothing: `answer` translates a group as a whole."""
 
     def answer(self, requests: list[Request], options: TranslationOptions) -> list[Any]:
         sources = [request.encoded[0].texts[0] for request in requests]

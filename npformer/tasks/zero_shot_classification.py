@@ -1,6 +1,6 @@
-"""zero-shot-classification: which of the caller's own labels fit a text, asked of a model of inference.
+"""zero-shot-classification: which of the caller's labels fit a text, by a model for natural-language inference.
 
-The text is the premise, a sentence made of each label the hypothesis (Yin et al., 2019).
+The text is the premise; each label, put into a sentence, is a hypothesis (Yin et al., 2019).
 """
 
 from __future__ import annotations
@@ -21,8 +21,7 @@ from npformer.text.inputs import Pair, as_text, as_texts
 
 @dataclass(frozen=True)
 class ZeroShotOptions(Options):
-    """candidate_labels: a list, or a string with commas between them. hypothesis_template: a sentence with {} for the
-    label. multi_label: each label is scored for itself; otherwise the scores of the labels add up to 1."""
+    """Options of `ZeroShotClassification`."""
 
     candidate_labels: Any = ()
     hypothesis_template: str = "This example is {}."
@@ -42,10 +41,31 @@ class ZeroShotOptions(Options):
 
 
 class ZeroShotClassification(Task):
-    """{"sequence", "labels", "scores"} of each text, the best label first.
+    """Returns a dict with "sequence", "labels" and "scores" for each text, the best label first.
 
-    One label at a time (or with multi_label): the softmax of its entailment against its contradiction. Else: the
-    softmax of the labels' entailment logits.
+    The scores are the softmax over the labels' entailment logits. With multi_label, or for one label, the score is the
+    softmax of the label's entailment and contradiction logits.
+
+    Parameters
+    ----------
+    model : Model with a sequence-classification head and a label that begins with "entail"
+    candidate_labels : list of str, or str with commas between the labels
+    hypothesis_template : str
+        A sentence with {} for the label.
+    multi_label : bool
+        Score each label on its own; otherwise the scores of all labels add up to 1.
+    **options : the options of every task, see `Options`
+
+    References
+    ----------
+    Yin et al., 2019, "Benchmarking Zero-shot Text Classification", section 5.
+
+    Examples
+    --------
+    With a model from the hub::
+
+        ask = npformer.pipeline("zero-shot-classification", "typeform/distilbert-base-uncased-mnli")
+        ask("Who won the election?", ["politics", "sport"])["labels"][0]
     """
 
     name = "zero-shot-classification"
