@@ -1,9 +1,9 @@
-"""Golden files: one model's stages, to hold a port of it to, in any language and framework.
+"""Golden files: the stages of a model, for testing ports of it in any language and framework.
 
     golden.record(model, ["I love ice cream"]).save("g.safetensors")
     print(golden.compare(golden.load("g.safetensors"), arrays))            golden.assert_close(g, arrays) in a test
 
-A golden file is a safetensors file; `FORMAT.md` beside this file says what is in it, with readers in Rust and C.
+A golden file is a safetensors file; `FORMAT.md` beside this file describes it, with readers in Rust and C.
 """
 
 from npformer.golden.compare import Comparison, assert_close, compare

@@ -1,11 +1,10 @@
-"""How far a correct float32 port may be from the truth: the error budget of each stage.
+"""The error budget of each stage: how far a correct float32 port may be from the truth.
 
-Correct ports differ in rounding: in the order of additions, in the last bit of exp or tanh. So the model is run a few
-times more, each value of each stage moved by up to one unit in the last place, which draws as many samples of what
-rounding does from that stage on. The gap is the largest distance of any of these runs from the truth, the budget FACTOR
-times that. Measured on tiny models and a six-layer DistilBERT, torch stays within 1.6 gaps at every stage, and a port
-that adds in plain loops within 3.5, while the smallest of the known mistakes, eps = 1e-5 in a single layer norm, is 7
-gaps off.
+Correct ports differ in rounding: in the order of additions, in the last bit of exp or tanh. To sample these errors, the
+model runs a few more times with each value of each stage moved by up to one unit in the last place. The gap is the
+largest distance of any run from the truth, the budget FACTOR times the gap. Measured on tiny models and a six-layer
+DistilBERT, torch stays within 1.6 gaps at every stage and a port that adds in plain loops within 3.5; the smallest of
+the known mistakes, eps = 1e-5 in a single layer norm, is 7 gaps off.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ FACTOR = 5
 
 
 def run(model: Model, texts: list[Text], stages: str | Iterable[str] = "*", seed: int | None = None) -> Trace:
-    """The model's stages; with a seed, those of a run whose every value is off by a random unit in the last place."""
+    """Runs the model and records its stages; with a seed, each value is moved by a random unit in the last place."""
     with ExitStack() as stack:
         if seed is not None:
             stack.enter_context(edit({"*": jitter(seed)}))
@@ -39,7 +38,7 @@ def run(model: Model, texts: list[Text], stages: str | Iterable[str] = "*", seed
 def budgets(
     model: Model, texts: list[Text], recorded: Trace, truth: Trace, stages: str | Iterable[str]
 ) -> dict[str, float]:
-    """FACTOR times the largest error of the float32 run and of DRAWS further ones with other rounding, a stage."""
+    """Returns stage -> FACTOR times the largest error of the float32 run and of DRAWS runs with other rounding."""
     runs = [recorded, *(run(model, texts, stages, seed) for seed in range(DRAWS))]
     return {name: FACTOR * max(largest_error(each.texts(name), truth.texts(name)) for each in runs) for name in truth}
 
@@ -49,13 +48,13 @@ def largest_error(arrays: list[np.ndarray], truth: list[np.ndarray]) -> float:
 
 
 def in_float64(model: Model) -> Model:
-    """The same model with its weights in float64: every stage of it is the truth that float32 rounds."""
+    """Returns the same model with weights in float64; its stages are the truth."""
     flat = {name: array.astype(np.float64) for name, array in layout.flatten(dict(model.weights)).items()}
     return Model(model.config, layout.unflatten(flat), model.folder, model.threads, model.same_bits)
 
 
 def jitter(seed: int) -> Any:
-    """Move every value by -1, 0 or 1 unit in its last place; zeros stay."""
+    """Returns a change that moves every value by -1, 0 or 1 unit in its last place; zeros stay."""
     random = np.random.default_rng(seed)
 
     def moved(array: np.ndarray) -> np.ndarray:

@@ -1,7 +1,7 @@
-"""Holding another program's arrays to a golden file: a line a stage, and the first stage that diverges.
+"""Compares another program's arrays with a golden file: one line for each stage, and the first stage that diverges.
 
-An error is the largest distance of a stage's values from the float64 truth; it is told as such and in budgets, where up
-to 1 is what a correct float32 port may have. Why a stage diverges is for `diagnose.py`.
+The error of a stage is the largest distance of its values from the float64 truth. It is also given as a multiple of the
+stage's budget, the largest error of a correct float32 port. `diagnose.py` finds out why a stage diverges.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from npformer.golden.names import Theirs, read
 
 @dataclass(frozen=True)
 class StageError:
-    """One stage: its error, where it is largest (text, then index), and how alike the directions are."""
+    """The error of one stage, in absolute terms and in budgets, and the place (text, then index) of the largest."""
 
     stage: str
-    max_abs: float  # NaN where theirs is not finite
+    max_abs: float  # NaN if their array is not finite
     budgets: float
-    cosine: float
+    cosine: float  # of the angle between their values and the truth
     worst: tuple[int, ...]
     problem: str = ""  # why it could not be compared
 
@@ -35,11 +35,11 @@ class StageError:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Their stages, in firing order, against a golden file's."""
+    """The errors of another program's stages, in firing order."""
 
     rows: list[StageError]
     theirs: Theirs
-    missing: list[str]  # stages of the golden that they do not have
+    missing: list[str]  # stages of the golden file that the other program does not have
 
     @property
     def first(self) -> StageError | None:
@@ -75,9 +75,33 @@ class Comparison:
 
 
 def compare(golden: Golden, arrays: Mapping[str, Any] | Any, names: Mapping[str, str] | None = None) -> Comparison:
-    """Hold arrays (name -> array, or a live torch model) to a golden file. names: a map of their names to ours.
+    """Compares another program's stages with a golden file.
 
-    Raises NpformerError where no array is recognised, or they were computed from other token ids.
+    Parameters
+    ----------
+    golden : Golden
+    arrays : mapping from name to array, or a torch model
+        A name is npformer's, Hugging Face's or TransformerLens's name of a stage. A torch model runs on the file's
+        token ids.
+    names : mapping, optional
+        From their names to npformer's, for other names.
+
+    Returns
+    -------
+    Comparison
+        `ok`, `first` (the first stage that diverges) and `rows`; printing it shows a table.
+
+    Raises
+    ------
+    NpformerError
+        If no array is recognised, or they were computed from other token ids.
+
+    Examples
+    --------
+    >>> model = npformer.load("distilbert-sst2")
+    >>> reference = npformer.golden.record(model, "I love ice cream", "logits")
+    >>> compare(reference, {"logits": np.array([1.0, 2.0])}).first.stage
+    'logits'
     """
     if not isinstance(arrays, Mapping):
         from npformer.golden.torch_model import stages_of
@@ -96,7 +120,25 @@ def compare(golden: Golden, arrays: Mapping[str, Any] | Any, names: Mapping[str,
 
 
 def assert_close(golden: Golden, arrays: Mapping[str, Any] | Any, names: Mapping[str, str] | None = None) -> None:
-    """For pytest: an AssertionError with the table where a stage of `compare` diverges, or no stage was compared."""
+    """Raises an AssertionError with the table of `compare` if a stage diverges or no stage was compared: for pytest.
+
+    Parameters
+    ----------
+    golden, arrays, names : as in `compare`
+
+    Raises
+    ------
+    AssertionError
+        If a stage diverges, or no stage was compared.
+    NpformerError
+        As in `compare`.
+
+    Examples
+    --------
+    >>> model = npformer.load("distilbert-sst2")
+    >>> reference = npformer.golden.record(model, "I love ice cream", "logits")
+    >>> assert_close(reference, npformer.trace(model, "I love ice cream"))
+    """
     comparison = compare(golden, arrays, names)
     if not comparison.ok or not comparison.rows:
         raise AssertionError(f"{comparison}")

@@ -1,8 +1,8 @@
-"""Why a stage diverges: it is computed again from the other program's own inputs, rightly and with the known mistakes.
+"""Finds out why a stage diverges, by computing it again from the other program's own inputs.
 
-If that agrees with theirs when made rightly, the fault lies earlier; if it does with a mistake, that is its name.
-All of it is the model's own forward in float64, with their arrays in place of its stages. `mistakes.py` has the
-mistakes.
+If the correct computation gives their values, the fault lies earlier. If a known mistake gives their values, that is
+the diagnosis. Each computation is the model's forward in float64, with their arrays in place of its stages;
+`mistakes.py` has the mistakes.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from npformer.interpret.trace import Trace, post_process
 from npformer.model import Model
 from npformer.tap import listen
 
-CANDIDATES = 5  # ways of a mistake whose own rounding error is measured, the nearest ones first
-ENOUGH = 32  # numbers for a correlation to mean anything
-ALIKE = 12  # times that an error of half precision may be larger or smaller than a simulated one
+CANDIDATES = 5  # number of nearest mistakes whose rounding error is measured
+ENOUGH = 32  # fewest numbers for a meaningful correlation
+ALIKE = 12  # largest ratio between an error and that of simulated half precision, either way
 
 
 @dataclass(frozen=True)
 class Fit:
-    """A mistake that makes of their inputs what they have, and how far it is off in budgets."""
+    """A mistake that gives their values from their inputs, and its distance from them in budgets."""
 
     mistake: Mistake
     way: str
@@ -46,11 +46,11 @@ class Fit:
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """What became of the first stage that diverges."""
+    """The diagnosis of the first stage that diverges."""
 
-    stage: str  # "" where none does
-    rightly: float = 0.0  # budgets between theirs and the stage computed rightly from their inputs; inf: no numbers
-    inputs: tuple[str, ...] = ()  # their stages before it, in whose place nothing was computed
+    stage: str  # "" if none diverges
+    rightly: float = 0.0  # budgets between their stage and the correct one from their inputs; inf: not comparable
+    inputs: tuple[str, ...] = ()  # their earlier stages, used as they are
     fits: list[Fit] = field(default_factory=list)  # best first
 
     @property
@@ -59,7 +59,7 @@ class Diagnosis:
 
     @property
     def mistake(self) -> str:
-        """The name of the mistake, "" where none was found."""
+        """The name of the mistake, "" if none was found."""
         return self.fits[0].mistake.name if self.fits else ""
 
     def __str__(self) -> str:
@@ -92,9 +92,33 @@ def diagnose(
     names: Mapping[str, str] | None = None,
     comparison: Comparison | None = None,
 ) -> Diagnosis:
-    """The cause of the first divergence of `compare`. model: the golden's own.
+    """Finds the cause of the first divergence: a known mistake, or a fault in an earlier stage.
 
-    Raises NpformerError for another model than the golden was recorded from.
+    Parameters
+    ----------
+    golden, arrays, names : as in `compare`
+    model : Model that the golden file was recorded from
+    comparison : Comparison, optional
+        The result of `compare` on the same arrays, if it is at hand.
+
+    Returns
+    -------
+    Diagnosis
+        `stage`, `mistake` (its name, "" if none of the known ones fits) and `fits`; printing it shows the reasons.
+
+    Raises
+    ------
+    NpformerError
+        If `model` has other weights than the golden file, or as in `compare`.
+
+    Examples
+    --------
+    >>> model = npformer.load("distilbert-sst2")
+    >>> reference = npformer.golden.record(model, "I love ice cream", ["*.scores", "*_heads"])
+    >>> theirs = dict(npformer.trace(model, "I love ice cream"))
+    >>> theirs["layers.0.attention.scores"] = theirs["layers.0.attention.scores"] * 32**0.5  # no division by sqrt(K)
+    >>> diagnose(reference, theirs, model).mistake
+    'unscaled scores'
     """
     check_model(golden, model)
     comparison = comparison or compare(golden, arrays, names)
@@ -104,7 +128,7 @@ def diagnose(
 
 
 def check_model(golden: Golden, model: Model) -> None:
-    """Raise NpformerError unless the golden file was recorded from this model's weights."""
+    """Raises NpformerError unless the golden file was recorded from this model's weights."""
     if weights_sha256(model) != golden.weights_sha256:
         raise NpformerError(
             f"these are not the weights that the golden file of {golden.model} was recorded from; give that model"
@@ -112,11 +136,11 @@ def check_model(golden: Golden, model: Model) -> None:
 
 
 class _Enough(Exception):
-    """The stage that was wanted has fired; the rest of the forward is not needed."""
+    """Raised to stop a forward once the wanted stage has fired."""
 
 
 class _Case:
-    """One diverging stage, their arrays before it, and the port that should have made it."""
+    """One diverging stage, the other program's earlier arrays, and the correct model."""
 
     def __init__(self, golden: Golden, comparison: Comparison, model: Model) -> None:
         assert comparison.first is not None
@@ -139,16 +163,16 @@ class _Case:
         everything = list(range(len(self.theirs)))
         unpadded = [i for i in everything if len(self.golden.texts[i]) == self.port.width]
         fits = self.exact_fits(everything)
-        if not fits and unpadded and len(unpadded) < len(everything):  # padding may take part in a mistake
+        if not fits and unpadded and len(unpadded) < len(everything):  # a mistake may depend on their padding
             fits = self.exact_fits(unpadded)
         return Diagnosis(self.stage, budgets, tuple(self.given), fits or self.half_fits())
 
     def exact_fits(self, texts: list[int]) -> list[Fit]:
-        """The mistakes that give what they have, on these texts, within the budget; best first."""
+        """Returns the mistakes that give their values on these texts within the budget, best first."""
         budget, tried = self.golden.budgets[self.stage], []
         for mistake in MISTAKES:
             for way, port in mistake.ways(self.port):
-                with suppress(NpformerError):  # a way that is not possible with these weights or texts
+                with suppress(NpformerError):  # impossible with these weights or texts
                     made = self.compute(port)
                     if self.distance(made, self.rightly, texts) > budget:
                         tried.append((self.distance(made, texts=texts), mistake, way, port, made))
@@ -159,9 +183,9 @@ class _Case:
         return fits
 
     def half_fits(self) -> list[Fit]:
-        """Half precision, where the error is of its size and has nothing to do with the values."""
+        """Returns half precision as the mistake if the error has its size and is unrelated to the values."""
         error = _flat(self.theirs) - _flat(self.rightly)
-        with np.errstate(invalid="ignore", divide="ignore"):  # of a stage whose values are all one number
+        with np.errstate(invalid="ignore", divide="ignore"):  # a constant stage has no correlation
             related = abs(np.corrcoef(error, _flat(self.rightly))[0, 1]) > 0.5
         fits = []
         for kind, port in HALF_PRECISION.ways(self.port):
@@ -174,7 +198,7 @@ class _Case:
         return [replace(fit, budgets=fit.budgets / budget) for _, _, fit in sorted(fits, key=lambda each: each[:2])[:1]]
 
     def compute(self, port: Port, dtype: Any = np.float64, seed: int | None = None) -> list[np.ndarray]:
-        """The stage as this port makes it of their inputs, one array a text."""
+        """Computes the stage from their inputs as `port` does, one array for each text."""
         weights = layout.unflatten({name: array.astype(dtype, copy=False) for name, array in port.weights.items()})
         model = Model(port.config, weights, threads=1)
         noise = [] if seed is None else [{"*": jitter(seed)}]
@@ -194,27 +218,29 @@ class _Case:
             )
             post_process(port.config, model.run(port.texts))
         return [
-            array[tuple(slice(size) for size in theirs.shape)]  # without the padding a mistake may have brought in
+            array[tuple(slice(size) for size in theirs.shape)]  # without padding that a mistake has added
             for array, theirs in zip(recorded.texts(self.stage), self.theirs, strict=True)
         ]
 
     def distance(
         self, made: list[np.ndarray], other: list[np.ndarray] | None = None, texts: list[int] | None = None
     ) -> float:
-        """The largest difference between what was made and theirs, or another, on all texts or some."""
+        """Returns the largest difference between `made` and `other` (by default theirs), on some or all texts."""
         other = self.theirs if other is None else other
         chosen = range(len(made)) if texts is None else texts
         return largest_error([made[i] for i in chosen], [other[i] for i in chosen])
 
     def rounding(self, port: Port, made: list[np.ndarray]) -> float:
-        """The error budget of a stage that is made wrongly: its numbers may be larger than the right ones."""
+        """Returns the error budget of a stage with a mistake: its numbers may be larger than the correct ones."""
         draws = [self.compute(port, np.float32, seed) for seed in range(3)]
         return FACTOR * max(largest_error(draw, made) for draw in draws)
 
     def _bears(self, group: str) -> bool:
-        """Whether a group of weights stands between the stages they gave and the one in question."""
+        """Tells whether a group of weights is used between the stages they gave and the one in question."""
         place = {name: i for i, name in enumerate(table.names(self.port.config))}
-        norms = [place[name] for name in self.given if name.endswith("norm")]  # all that follows one is made from it
+        norms = [
+            place[name] for name in self.given if name.endswith("norm")
+        ]  # later stages depend only on the last one
         made = place.get("logits" if group == "head.output" else group, -1)
         return group not in self.given and max(norms, default=-1) < made <= place[self.stage]
 

@@ -1,6 +1,6 @@
-"""A golden file: texts as token ids, their stages in float32 and float64, and how far a correct port may be off.
+"""A golden file: texts as token ids, their stages in float32 and float64, and the error budget of each stage.
 
-The format is in `FORMAT.md`. `record.py` makes one, `compare.py` holds another program's arrays to it.
+`FORMAT.md` describes the format. `record.py` makes a file, `compare.py` compares another program's arrays with it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ FORMAT, VERSION = "npformer-golden", "1"
 
 @dataclass(frozen=True)
 class Golden:
-    """What a golden file holds. stages and truth: stage -> one array a text, in firing order."""
+    """The content of a golden file. `stages` and `truth` map stages, in firing order, to one array for each text."""
 
     model: str  # the name it was loaded by
     config: Config
@@ -35,13 +35,13 @@ class Golden:
     tokens: list[list[str]]
     stages: Mapping[str, list[np.ndarray]]  # float32
     truth: Mapping[str, list[np.ndarray]]  # float64
-    budgets: Mapping[str, float]  # the largest error of a correct float32 port, a stage
+    budgets: Mapping[str, float]  # stage -> the largest error of a correct float32 port
 
     def __repr__(self) -> str:
         return f"<npformer Golden of {self.model}: {len(self.stages)} stages of {len(self.texts)} texts>"
 
     def save(self, path: str | Path) -> None:
-        """Write the file; the same content gives the same bytes."""
+        """Writes the file; the same content gives the same bytes."""
         arrays: dict[str, np.ndarray] = {}
         for i, text in enumerate(self.texts):
             for name in ("ids", "segments", "positions"):
@@ -64,7 +64,28 @@ class Golden:
 
 
 def load(path: str | Path) -> Golden:
-    """Read a golden file. Raises NpformerError, which names the file, for one that is cut short, foreign or altered."""
+    """Reads a golden file.
+
+    Parameters
+    ----------
+    path : str or Path
+
+    Returns
+    -------
+    Golden
+
+    Raises
+    ------
+    NpformerError
+        If the file is no golden file, is cut short, or does not fit its manifest.
+
+    Examples
+    --------
+    >>> model = npformer.load("distilbert-sst2")
+    >>> npformer.golden.record(model, "I love ice cream", "logits").save("g.safetensors")
+    >>> load("g.safetensors")
+    <npformer Golden of distilbert-sst2: 1 stages of 1 texts>
+    """
     arrays, metadata = load_arrays(path)
     if metadata.get("format") != FORMAT:
         raise NpformerError(

@@ -1,7 +1,7 @@
-"""The mistakes that ports make, each as a change of the one forward pass: the project's own functions, wrongly called.
+"""The known mistakes of ports, each as a change to npformer's own forward pass.
 
-A mistake takes a `Port`, the model as it should be, and gives the same made wrongly, in one way or several.
-`diagnose.py` runs them; a new mistake is a function and a line of `MISTAKES`.
+A mistake takes a `Port`, the correct model, and yields ports with the mistake, one for each way to make it.
+`diagnose.py` runs them; a new mistake is a function and a line in `MISTAKES`.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ MOST = 40  # weights that are tried one by one
 
 @dataclass(frozen=True)
 class Port:
-    """A forward pass to be made wrong: what it computes with, and the edits of its stages."""
+    """A forward pass to change: its config, weights, texts and edits, and the stage to explain."""
 
     config: Config
     weights: Mapping[str, np.ndarray]  # flat
     texts: list[Text]
-    groups: tuple[str, ...]  # of weights, those that come to bear on the stage in question
-    stage: str  # in question
-    theirs: list[np.ndarray]  # what the other program has for it
-    width: int  # tokens of a text in its batch, padding and all
-    edits: tuple[Callable[[], Mapping[str, Change]], ...] = ()  # made anew for each run, as some remember
-    from_ids: bool = False  # whether it is computed from the token ids rather than from their stages
+    groups: tuple[str, ...]  # groups of weights that the stage depends on directly
+    stage: str  # the stage to explain
+    theirs: list[np.ndarray]  # the other program's values of it
+    width: int  # tokens of a text in the other program's batch, padding included
+    edits: tuple[Callable[[], Mapping[str, Change]], ...] = ()  # functions, as an edit with state is made for each run
+    from_ids: bool = False  # whether the stage is computed from the token ids, not from their stages
 
     def editing(self, make: Callable[[], Mapping[str, Change]]) -> Port:
         return replace(self, edits=(*self.edits, make))
@@ -47,7 +47,7 @@ class Port:
         return replace(self, weights={**self.weights, **changes})
 
 
-Ways = Iterator[tuple[str, Port]]  # what is particular to each way of making the mistake, and the port made so
+Ways = Iterator[tuple[str, Port]]  # the ways to make a mistake: a description of each, and the port
 
 
 class Mistake(NamedTuple):
@@ -68,7 +68,7 @@ def erf_gelu(port: Port) -> Ways:
 
 
 def _other_gelu(port: Port, right: str, wrong: str) -> Ways:
-    """Wherever the model has it: in its layers, and in the pooler of some families."""
+    """Replaces the activation wherever the model uses it: in the layers, and in the pooler of some families."""
     found: dict[str, Any] = {name: wrong for name in ("activation", "pooler") if getattr(port.config, name) == right}
     if found:
         yield "", replace(port, config=replace(port.config, **found))
@@ -86,13 +86,13 @@ def other_eps(port: Port) -> Ways:
 
 
 def unbiased_variance(port: Port) -> Ways:
-    """Var D / (D - 1): the normalized values shrink by its root, which the norm's weight may do as well."""
+    """Var D / (D - 1) in place of Var; the same as multiplying the norm's weight by sqrt((D - 1) / D)."""
     norms = {name: weight for name, weight in port.weights.items() if name.endswith("norm.weight")}
     yield "", port.weighing({name: weight * math.sqrt(1 - 1 / len(weight)) for name, weight in norms.items()})
 
 
 def pre_norm(port: Port) -> Ways:
-    """Y = X + Attention(Normalize(X)); Z = Y + FFN(Normalize(Y)), which the forward can do for models that do."""
+    """Y = X + Attention(Normalize(X)); Z = Y + FFN(Normalize(Y))."""
     yield "", replace(port, config=replace(port.config, norm_first=True))
 
 
@@ -100,7 +100,7 @@ def pre_norm(port: Port) -> Ways:
 
 
 def transposed_weight(port: Port) -> Ways:
-    """A weight's numbers read as (in, out) where they lie as (out, in)."""
+    """Reads the numbers of a weight stored as (out, in) in the order of (in, out)."""
     known = parameters(port.config)
     linear = [name for name in (f"{group}.weight" for group in port.groups) if known[name].transposed]
     wrong = {name: port.weights[name].T.reshape(port.weights[name].shape) for name in linear}
@@ -154,7 +154,7 @@ def softmax_axis(port: Port) -> Ways:
 
 
 def _weighing_along(axis: int) -> dict[str, Change]:
-    waiting = deque[np.ndarray]()  # one text's scores after another's, until their weights come by
+    waiting = deque[np.ndarray]()  # the scores of each text, until its weights are computed
 
     def keep(scores: np.ndarray) -> np.ndarray:
         waiting.append(scores.copy())
@@ -164,7 +164,7 @@ def _weighing_along(axis: int) -> dict[str, Change]:
 
 
 def heads_not_transposed(port: Port) -> Ways:
-    """(L, D) read as (H, L, K), and back, without moving the heads' axis in front of the tokens'."""
+    """Reshapes (L, D) to (H, L, K), and back, without the transpose from (L, H, K)."""
     heads = port.config.n_heads
 
     def splitting() -> dict[str, Change]:
@@ -179,7 +179,7 @@ def heads_not_transposed(port: Port) -> Ways:
 
 
 def mask_ignored(port: Port) -> Ways:
-    """Padding attended to like any token: every text as long as the batch, id 0 where it has ended."""
+    """Attends to padding: makes every text as long as the batch, with id 0 after its end."""
     if any(len(text) < port.width <= port.config.max_length for text in port.texts):
         yield "", replace(port, texts=[_longer(text, port.width) for text in port.texts], from_ids=True)
 
@@ -214,10 +214,10 @@ def segments_ignored(port: Port) -> Ways:
 
 
 def other_ids(port: Port) -> Ways:
-    """Rows of the token table, but not those of these ids."""
+    """Finds the ids whose rows of the token table are nearest to theirs."""
     if port.stage == "embeddings.token":
         rows = port.weights["embeddings.token.weight"]
-        sizes = np.vecdot(rows, rows)  # |e - row|^2 is least where |e|^2 / 2 - e row is
+        sizes = np.vecdot(rows, rows)  # |e - row|^2 is smallest where |row|^2 / 2 - e row is
         ids = [np.argmin(sizes / 2 - array @ rows.T, axis=-1) for array in port.theirs]
         texts = [replace(text, ids=each) for text, each in zip(port.texts, ids, strict=True)]
         yield f"{ids[0].tolist()!s:.60}", replace(port, texts=texts)
@@ -227,7 +227,7 @@ def other_ids(port: Port) -> Ways:
 
 
 def half(kind: str, array: np.ndarray) -> np.ndarray:
-    """The values a float16 or bfloat16 can hold, in the array's own type; to the nearest, ties to even."""
+    """Rounds to float16 or bfloat16, to nearest with ties to even, and converts back to the array's dtype."""
     if kind == "float16":
         with np.errstate(over="ignore"):
             return array.astype(np.float16).astype(array.dtype)
@@ -237,7 +237,7 @@ def half(kind: str, array: np.ndarray) -> np.ndarray:
 
 
 def half_precision(port: Port) -> Ways:
-    """Weights and stages rounded to half: what comes out is one draw of such an error, to compare in size alone."""
+    """Rounds weights and stages to 16 bits: one sample of such an error, whose size alone is compared."""
     for kind in ("float16", "bfloat16"):
         weights = {name: half(kind, array) for name, array in port.weights.items()}
         yield kind, port.weighing(weights).editing(partial(dict[str, Change], {"*": partial(half, kind)}))
@@ -279,5 +279,5 @@ MISTAKES = (
     ),
     Mistake("other token ids", "these are embeddings of other tokens: another tokenizer, or another text", other_ids),
 )
-#: Looked for when none of those fits: its error is not the same in two programs, only of the same size.
+#: Tried when none of the above fits: the error differs between two programs, only its size is the same.
 HALF_PRECISION = Mistake("half precision", "computed or accumulated in 16 bits; use float32", half_precision)

@@ -1,7 +1,7 @@
-"""Reading another program's arrays: which of our stages or weights each one is, and which part of it is which text.
+"""Reads another program's arrays: finds the stage or weight that each one is, and the part of it for each text.
 
-A stage may come by our name, by that of the Hugging Face module whose output it is, by TransformerLens's hook, or by a
-map of the user's. It may be packed or padded, with or without a batch axis. `compare.py` is the user.
+The name of a stage is ours, that of the Hugging Face module whose output it is, TransformerLens's hook, or one in the
+user's map of names. The array may be packed or padded, with or without a batch axis. `compare.py` uses this.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ _OF_TEXT = re.compile(r"(\d{1,9})/(.+)")
 class Theirs:
     """Another program's arrays by our names."""
 
-    stages: dict[str, list[np.ndarray]] = field(default_factory=dict)  # one array a text, as the golden has them
-    weights: dict[str, np.ndarray] = field(default_factory=dict)  # by flat name, as they came
-    problems: dict[str, str] = field(default_factory=dict)  # a stage that cannot be compared -> why
-    unused: list[str] = field(default_factory=list)  # names that are none of the golden's stages
-    width: int = 0  # tokens of a padded text, where any array was padded
+    stages: dict[str, list[np.ndarray]] = field(default_factory=dict)  # one array for each text, without padding
+    weights: dict[str, np.ndarray] = field(default_factory=dict)  # by flat name, unchanged
+    problems: dict[str, str] = field(default_factory=dict)  # a stage that cannot be compared -> the reason
+    unused: list[str] = field(default_factory=list)  # names that are no stage of the golden file
+    width: int = 0  # tokens of a padded text, if any array was padded
 
 
 def read(golden: Golden, arrays: Mapping[str, Any], names: Mapping[str, str] | None = None) -> Theirs:
-    """Their arrays as the golden's stages. names: their name -> ours, where theirs is none of those known.
+    """Finds the golden file's stages among their arrays. `names` maps their names to ours, beyond the known ones.
 
-    Raises NpformerError where nothing is recognised, or the token ids among them are not the golden's.
+    Raises NpformerError if no name is recognised, or their token ids are not the golden file's.
     """
     known, weights = stage_names(golden), weight_names(golden.config)
     for theirs, meant in (names or {}).items():
@@ -71,7 +71,7 @@ def read(golden: Golden, arrays: Mapping[str, Any], names: Mapping[str, str] | N
 
 
 def stage_names(golden: Golden) -> dict[str, str]:
-    """Every name by which one of the golden's stages is known -> the stage."""
+    """Returns every known name of the golden file's stages -> the stage."""
     config = golden.config
     prefix = family_of(config).prefix
     names = {path: stage for path, stage in table.modules(config).items() if stage in golden.stages}
@@ -92,7 +92,7 @@ def stage_names(golden: Golden) -> dict[str, str]:
 
 
 def weight_names(config: Config) -> dict[str, str]:
-    """Our flat names of a model's weights, and Hugging Face's, with and without the encoder's prefix -> ours."""
+    """Returns our flat names of a model's weights, and Hugging Face's with and without the encoder's prefix -> ours."""
     prefix, names = family_of(config).prefix, dict[str, str]()
     for ours, source in layout.sources(config).items():
         if source.third is None:
@@ -102,7 +102,7 @@ def weight_names(config: Config) -> dict[str, str]:
 
 
 def as_array(name: str, value: Any) -> np.ndarray:
-    """An array or a torch tensor as floating-point numbers, or as integers where it holds token ids."""
+    """Converts an array or a torch tensor to a NumPy array of floating-point numbers or integers."""
     if hasattr(value, "detach"):
         value = value.detach().cpu()
         value = value.float() if value.dtype.is_floating_point else value
@@ -113,7 +113,7 @@ def as_array(name: str, value: Any) -> np.ndarray:
 
 
 def _place(golden: Golden, name: str, given: dict[int, np.ndarray], result: Theirs) -> None:
-    """One stage, as one array for all texts (number -1) or as one a text."""
+    """Adds a stage to `result`, given as one array for all texts (number -1) or as one for each text."""
     shapes = [array.shape for array in golden.truth[name]]
     if -1 not in given and set(given) != set(range(len(shapes))):
         result.problems[name] = f"expected one array a text, 0 to {len(shapes) - 1}, got {sorted(given)}"
@@ -133,10 +133,10 @@ def _place(golden: Golden, name: str, given: dict[int, np.ndarray], result: Thei
 
 
 def per_text(name: str, array: np.ndarray, shapes: list[tuple[int, ...]]) -> list[np.ndarray] | None:
-    """One array a text from any layout of a stage; None where its shape is none of them.
+    """Cuts a stage in any known layout into one array for each text; None for another shape.
 
-    (T, ...): packed, the texts one after another; (B, L, ...): padded on the right, L at least the longest text;
-    (B L, ...): the same as rows; (B, L, H, K) in place of (B, H, L, K); (1, L, D) for the positions of all texts.
+    The layouts: (T, ...), packed, the texts one after another; (B, L, ...), padded on the right, L at least the longest
+    text; (B L, ...), the same as rows; (B, L, H, K) in place of (B, H, L, K); (1, L, D), positions for all texts.
     """
     for read_as in _layouts(name, array, shapes):
         if len(read_as) == 1 and name == "embeddings.position":
@@ -155,7 +155,7 @@ def per_text(name: str, array: np.ndarray, shapes: list[tuple[int, ...]]) -> lis
 
 
 def _layouts(name: str, array: np.ndarray, shapes: list[tuple[int, ...]]) -> Iterator[np.ndarray]:
-    """The array with a batch axis in front, in each way that it may be read."""
+    """Yields the array with a batch axis in front, in each possible reading of its shape."""
     rank = len(shapes[0])
     if array.ndim == rank and len(shapes) == 1:
         yield array[None]
@@ -170,7 +170,7 @@ def _layouts(name: str, array: np.ndarray, shapes: list[tuple[int, ...]]) -> Ite
 
 
 def token_axes(name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """The axes of one text's array that count its tokens."""
+    """Returns the axes of one text's array that count its tokens."""
     stage = table.find(name)
     symbols = stage.shape if stage else ""
     if " or " in symbols:

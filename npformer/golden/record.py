@@ -1,4 +1,4 @@
-"""Recording a golden file: one model's stages in float32, their float64 truth, and the error budget of each."""
+"""Records a golden file: a model's stages in float32, their truth in float64, and the error budget of each."""
 
 from __future__ import annotations
 
@@ -18,10 +18,30 @@ from npformer.model import Model
 
 
 def record(model: Model, texts: Any, stages: str | Iterable[str] = "*", name: str | None = None) -> Golden:
-    """The golden file of a float32 model and a text, or a list of them: strings, Pairs, or token ids.
+    """Records the stages of a model on texts as a golden file, to be saved with `.save(path)`.
 
-    stages: a pattern or several; only what matches is kept. name: what the file calls the model, by default the name of
-    its folder.
+    Parameters
+    ----------
+    model : Model in float32
+    texts : str, Pair, token ids, or a list of these
+    stages : name of a stage, pattern with `*`, or several
+        Only stages that match are kept.
+    name : str, optional
+        The model's name in the file; by default the name of its folder.
+
+    Returns
+    -------
+    Golden
+
+    Raises
+    ------
+    NpformerError
+        If the model is not in float32, a pattern matches no stage, or a text cannot be read.
+
+    Examples
+    --------
+    >>> record(npformer.load("distilbert-sst2"), ["I love ice cream", "not my music"], "*.weights")
+    <npformer Golden of distilbert-sst2: 6 stages of 2 texts>
     """
     if model.dtype != np.float32:
         raise NpformerError(
@@ -44,9 +64,8 @@ def record(model: Model, texts: Any, stages: str | Iterable[str] = "*", name: st
 
 
 def weights_sha256(model: Model) -> str:
-    """Of each array in the order of their names: the name, then its values as little-endian float32, (in, out) by rows.
-
-    A tied vocabulary projection is not counted, so that it does not matter in which format the weights were stored.
+    """Hashes the weights in order of their names: each name, then its values as little-endian float32, (in, out) by
+    rows. A tied vocabulary projection is left out, so that the hash does not depend on the format of the checkpoint.
     """
     digest = hashlib.sha256()
     for name, array in sorted(layout.stored(dict(model.weights), model.config).items()):

@@ -1,7 +1,8 @@
-"""A tiny random model and its golden file, for the CI of a port: from a seed, the same bytes every time.
+"""A tiny random model and its golden file, for the CI of a port: the same seed gives the same bytes.
 
-The model is a folder in Hugging Face's form, which transformers reads too. Its numbers are the generator's raw bits,
-scaled, so that they do not depend on the version of NumPy. Every part of it matters: no bias is 0, no norm's weight 1.
+The model is a folder in Hugging Face's form, which transformers reads too. Its numbers are scaled raw bits of the
+generator, so that they do not depend on the version of NumPy. No bias is 0 and no norm's weight is 1, so that leaving
+one out shows.
 """
 
 from __future__ import annotations
@@ -28,9 +29,29 @@ LENGTHS = (9, 6, 3)  # of the texts: different ones, so that masks matter
 
 
 def tiny(path: str | Path, family: str, seed: int = 0) -> Path:
-    """Write a new folder: config.json and model.safetensors of a two-layer classifier, and its golden.safetensors.
+    """Writes a new folder with a random two-layer classifier and its golden file.
 
-    Raises NpformerError for a family that is not known, and a folder that is there already.
+    Parameters
+    ----------
+    path : folder to make
+    family : model_type of a family of encoders: "bert", "distilbert", ...
+    seed : of the weights and token ids
+
+    Returns
+    -------
+    Path
+        The folder, with config.json, model.safetensors and golden.safetensors.
+
+    Raises
+    ------
+    NpformerError
+        If the family is unknown, or the folder exists already.
+
+    Examples
+    --------
+    >>> folder = tiny("tiny-bert", "bert")
+    >>> npformer.golden.load(folder / "golden.safetensors")
+    <npformer Golden of tiny-bert: 45 stages of 3 texts>
     """
     known = encoders()
     if family not in known:
@@ -68,13 +89,13 @@ def _weights(config: Config, bits: np.random.PCG64) -> dict[str, np.ndarray]:
 
 
 def _uniform(bits: np.random.PCG64, shape: tuple[int, ...]) -> np.ndarray:
-    """Numbers of variance 1 between -sqrt(3) and sqrt(3)."""
+    """Draws numbers of variance 1 between -sqrt(3) and sqrt(3)."""
     raw = np.asarray(bits.random_raw(math.prod(shape))) >> np.uint64(11)
     return (math.sqrt(3) * (raw * 2.0**-52 - 1)).reshape(shape)
 
 
 def _texts(config: Config, bits: np.random.PCG64) -> list[Text]:
-    """The last third of each text is its second segment, where the model has segments."""
+    """Draws token ids; the last third of each text is its second segment, if the model has segments."""
     texts = []
     for length in LENGTHS:
         ids = (np.asarray(bits.random_raw(length)) % np.uint64(config.vocab_size)).astype(np.int64)

@@ -1,7 +1,7 @@
-"""Hooking a live Hugging Face model: its stages on a golden file's token ids, read off its own modules.
+"""Runs a Hugging Face model in torch on a golden file's token ids and reads its stages by hooks on its modules.
 
-Only torch's own interface is used, of the model that is handed in; torch and transformers are imported when a model is
-loaded by name. What an eager attention function is given and returns is read where the model calls it.
+Stages inside attention come from the arguments and results of the model's eager attention function. torch and
+transformers are imported when they are needed: npformer does not depend on them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from npformer.families import family_of
 from npformer.golden.format import Golden
 from npformer.interpret import stages as table
 
-#: A stage that is what goes into a module -> the group of weights of that module.
+#: A stage that is the input of a module -> the group of weights of that module.
 INPUTS = {
     "embeddings.sum": "embeddings.norm",
     "layers.*.attention.combined": "layers.*.attention.output",
@@ -29,11 +29,26 @@ INPUTS = {
     "pooled": "head.output",
     "head.activation": "head.norm",
 }
-EAGER = "eager_attention_forward"  # what transformers calls the function in each family's module
+EAGER = "eager_attention_forward"  # the function's name in each family's module of transformers
 
 
 def load_torch(name: str, golden: Golden) -> Any:
-    """A model of transformers in float32 with eager attention, from a folder or the hub, with the golden's head."""
+    """Loads a model with transformers, for `compare`: in float32, with eager attention and the golden file's head.
+
+    Parameters
+    ----------
+    name : folder or Hugging Face id
+    golden : Golden
+
+    Returns
+    -------
+    torch.nn.Module
+
+    Raises
+    ------
+    NpformerError
+        If torch or transformers is not installed, or transformers cannot load the model.
+    """
     try:
         import transformers
     except ImportError:
@@ -46,7 +61,7 @@ def load_torch(name: str, golden: Golden) -> Any:
 
 
 def stages_of(model: Any, golden: Golden) -> dict[str, np.ndarray]:
-    """Every stage of the golden that the model shows, padded (B, L, ...), by our names."""
+    """Returns the golden file's stages that the model shows, padded (B, L, ...), by our names."""
     import torch
 
     ids, mask, segments = padded(golden)
@@ -67,7 +82,7 @@ def stages_of(model: Any, golden: Golden) -> dict[str, np.ndarray]:
 
 
 def padded(golden: Golden) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """ids, mask and segments (B, L), zeros where padding is."""
+    """Returns ids, mask and segments (B, L), with zeros as padding."""
     width = max(len(text) for text in golden.texts)
     ids, mask, segments = (np.zeros((len(golden.texts), width), np.int64) for _ in range(3))
     for i, text in enumerate(golden.texts):
@@ -80,7 +95,7 @@ def padded(golden: Golden) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 @contextmanager
 def listening(model: Any, golden: Golden, heard: dict[str, np.ndarray]) -> Iterator[None]:
-    """Fill `heard` with what the modules of the model take and give, while it runs."""
+    """Fills `heard` with the inputs and outputs of the model's modules while it runs."""
     config = golden.config
     modules = dict(model.named_modules())
     if not any(path in modules for path in table.modules(config)):
@@ -108,7 +123,7 @@ def listening(model: Any, golden: Golden, heard: dict[str, np.ndarray]) -> Itera
 
 def _after(heard: dict[str, np.ndarray], stage: str) -> Callable[..., None]:
     def hook(module: Any, args: Any, output: Any) -> None:
-        if stage not in heard:  # of two modules that end in one stage, the inner one speaks first
+        if stage not in heard:  # of two nested modules with the same output, the inner one comes first
             heard[stage] = _numpy(output[0] if isinstance(output, tuple) else output)
 
     return hook
@@ -123,7 +138,7 @@ def _before(heard: dict[str, np.ndarray], stage: str) -> Callable[..., None]:
 
 @contextmanager
 def _attention(model: Any, golden: Golden, modules: dict[str, Any], heard: dict[str, np.ndarray]) -> Iterator[None]:
-    """The heads, weights and context of each layer: what the family's eager attention function is given and returns."""
+    """Records each layer's heads, weights and context: the arguments and results of the eager attention function."""
     home = sys.modules[type(model).__module__]
     eager = getattr(home, EAGER, None)
     if eager is None:

@@ -1,7 +1,7 @@
-"""Another program's weights beside the model's: whether they are the same, and which way round they lie.
+"""Compares another program's weights with the model's: their numbers, and their layout.
 
-torch and most formats store a linear weight (out, in), npformer (in, out); both are recognised. What is found is a line
-of text a weight, and nothing where all is well. A stage that diverges for such a reason is `diagnose.py`'s.
+torch and most formats store a linear weight (out, in), npformer (in, out); both are recognised. Each finding is a line
+of text; equal weights give none. `diagnose.py` finds the stages that diverge because of wrong weights.
 """
 
 from __future__ import annotations
@@ -18,7 +18,24 @@ LAYOUTS = {True: "(out, in)", False: "(in, out)"}
 
 
 def check_weights(model: Model, theirs: Mapping[str, np.ndarray]) -> list[str]:
-    """What is wrong with weights by our flat names: other numbers or shapes, or a layout the others do not have."""
+    """Lists what is wrong with another program's weights: other numbers or shapes, or a layout unlike the others'.
+
+    Parameters
+    ----------
+    model : Model
+    theirs : mapping from npformer's flat names ("layers.0.attention.query.weight") to arrays
+
+    Returns
+    -------
+    list of str
+        One line for each wrong weight.
+
+    Examples
+    --------
+    >>> model = npformer.load("distilbert-sst2")
+    >>> check_weights(model, {"embeddings.norm.bias": np.zeros(384, np.float32)})
+    ['embeddings.norm.bias: all zeros']
+    """
     ours, known = layout.flatten(dict(model.weights)), layout.parameters(model.config)
     findings, stored_out_in = [], {}
     for name, array in theirs.items():
