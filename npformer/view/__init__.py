@@ -1,7 +1,7 @@
-"""Attention you can look at: views of a model's inside as one offline HTML file, a notebook cell, SVG or plain text.
+"""Views of a model's stages and attention: one offline HTML file, a notebook cell, SVG or plain text.
 
-Each takes a model and a text, a trace, or plain arrays; `source.py` brings these to one form, `page.py` says how the
-pages are made, and each `*_view.py` is one view.
+Each view takes a model and a text, a trace, or plain arrays; `interpret/stacks.py` brings these to one form. `page.py`
+makes the pages, and each `*_view.py` is one view.
 """
 
 from npformer.view.attribution_view import AttributionView, attribution

@@ -1,4 +1,4 @@
-"""The attribution view: words marked by what they weigh, one measure at a time. The page is `assets/attribution.js`."""
+"""The attribution view: words marked by their scores, one measure at a time. The page is `assets/attribution.js`."""
 
 from __future__ import annotations
 
@@ -30,15 +30,45 @@ def attribution(
     scores: Mapping[str, Any] | None = None,
     tokens: Sequence[str] | None = None,
 ) -> AttributionView:
-    """Which words a label rests on, marked on the text, by measures named for what they are.
+    """Marks the words of a text by how much the label depends on them, by several measures.
 
-    `source` is a model that classifies texts (with `text`, or a pair): leaving out one word at a time, gradient times
-    input, integrated gradients (at `steps` places), and attention roll-out; of token ids, from which no word can be
-    left out, all but the first, and inside an edit by a function whose derivative is not known, no gradients. From any
-    other model, a trace, or weights with `tokens`: roll-out, to the output at `token`. `scores` adds measures of your
-    own, name to one number a token. `label` is the label to explain, by default the answer.
+    A model that classifies texts gives four: leaving out one word at a time (not for token ids), gradient times input,
+    integrated gradients, and attention roll-out. There are no gradients inside an edit whose derivative is unknown.
+    Any other model, a trace, or weights give attention roll-out alone.
 
-    `attribution(model, "I love ice cream").save("words.html")`
+    Parameters
+    ----------
+    source : Model, Trace, or weights (N, H, L, L) or a list of layers (H, L, L)
+    text : str, Pair or token ids, for a model
+    label : str or int, optional
+        The label to explain; by default the model's answer.
+    token : int
+        The token whose output the roll-out explains.
+    steps : int
+        Number of points at which integrated gradients take the gradient.
+    scores : mapping, optional
+        Measures of your own: name -> one number for each token.
+    tokens : list of str, for weights
+
+    Returns
+    -------
+    AttributionView
+        Shows itself in a notebook; `.save("words.html")`, `.svg()`, `print()`.
+
+    Raises
+    ------
+    NpformerError
+        If the label is unknown, or nothing in `source` gives a measure.
+
+    References
+    ----------
+    Abnar and Zuidema, 2020, section 3 (roll-out); Sundararajan, Taly and Yan, 2017, section 3 (integrated gradients).
+
+    Examples
+    --------
+    >>> view = attribution(npformer.load("distilbert-sst2"), "I love ice cream")
+    >>> [method.name for method in view.methods]
+    ['Leave one word out', 'Gradient × input', 'Integrated gradients', 'Attention roll-out']
     """
     if not is_arrays(source) and _classifies(source) and text is not None:
         text = _shortened(source, text)
@@ -57,7 +87,7 @@ def attribution(
 
 
 def _shortened(model: Any, text: Any) -> Any:
-    """The words that the model reads, so that every measure is of the same ones; token ids as they are."""
+    """Cuts a text to the words that the model reads, the same for every measure; token ids stay."""
     from npformer.text.encoding import IDS, Encoder  # only a model needs texts
     from npformer.text.inputs import as_text_or_pair
 
@@ -65,13 +95,13 @@ def _shortened(model: Any, text: Any) -> Any:
 
 
 def _classifies(model: Any) -> bool:
-    """Whether a model gives one row of logits a text, and reads a text as strings."""
+    """Tells whether a model gives a text one row of logits."""
     return model.config.head in ("sequence-classification", "next-sentence")
 
 
 def _asked(model: Any, given: Any, label: str | int | None, steps: int) -> list[Method]:
-    """The measures that run a model: by words left out of a text, and by gradients."""
-    from npformer.interpret.gradients import by_gradients  # only a model has any, and its backward is not light
+    """Computes the measures that run a model: by words left out of a text, and by gradients."""
+    from npformer.interpret.gradients import by_gradients  # loads the backward passes, which only a model needs
     from npformer.interpret.trace import texts_of
     from npformer.tape import UnknownDerivative
     from npformer.text.encoding import IDS
@@ -119,7 +149,7 @@ class AttributionView(View):
         return min(760, 360 + 28 * max(len(method.scores) for method in self.methods))
 
     def text(self, width: int = 80) -> str:
-        """Each measure as a list of words with bars; against grows to the left, for to the right."""
+        """Each measure as a list of words with bars: to the left against the label, to the right for it."""
         lines: list[str] = []
         for method in self.methods:
             largest, words = _largest(method.scores), method.words
@@ -133,7 +163,7 @@ class AttributionView(View):
         return "\n".join(lines).rstrip()
 
     def svg(self) -> str:
-        """A bar a word, the first measure."""
+        """The first measure, a bar for each word."""
         method = self.methods[0]
         largest, words = _largest(method.scores), method.words
         sheet, row, half = Sheet(self.title), 22.0, 150.0
@@ -169,12 +199,12 @@ def _method_meta(method: Method) -> dict[str, Any]:
 
 
 def _largest(scores: np.ndarray) -> float:
-    """The largest magnitude, what a full bar stands for; 1 where all are 0."""
+    """Returns the largest magnitude, which a full bar stands for; 1 if all scores are 0."""
     return float(np.abs(scores).max(initial=0.0)) or 1.0
 
 
 def _signed_bar(share: float, width: int) -> str:
-    """A bar on either side of a middle: `▒` to the left for a negative share, `█` to the right for a positive."""
+    """Draws a bar from the middle: `▒` to the left for a negative share, `█` to the right for a positive one."""
     half = (width - 1) // 2
     length = round(abs(share) * half)
     return " " * (half - length) + "▒" * length + "│" if share < 0 else " " * half + "│" + "█" * length

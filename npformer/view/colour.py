@@ -1,7 +1,7 @@
-"""Colours: one hue a head for any number of heads, and the two scales every picture uses.
+"""Colours: one hue for each head, for any number of heads, and the two colour scales of all pictures.
 
-Everything here is plain numbers, so that the page (through JSON), the SVG and the tests share one definition.
-Next: `svg.py` draws with these, `page.py` hands them to the browser.
+The page (through JSON), the SVG and the tests share these numbers. `svg.py` draws with them, `page.py` hands them to
+the browser.
 """
 
 from __future__ import annotations
@@ -10,22 +10,23 @@ from math import cos, radians, sin, sqrt
 
 Ramp = tuple[str, ...]
 
-# Weights in 0..1, from the page's own background to the strongest. One hue, lightness monotone: safe for every
+# For weights in 0..1, from the page's background to the strongest. One hue with monotone lightness is safe for every
 # kind of colour blindness and in grey print.
 SEQUENTIAL: dict[str, Ramp] = {
     "light": ("#f5f7fa", "#cfe0f1", "#8fbce2", "#4590cc", "#1a62a6", "#0a3a72", "#06234a"),
     "dark": ("#1b2029", "#1f4369", "#2469a6", "#3b95db", "#7fc1f3", "#c0e2fb", "#f4fbff"),
 }
 
-# Signed numbers, negative to positive: blue and orange stay apart in protanopia, deuteranopia and tritanopia,
-# and both grow away from the background, so that the size reads without the hue.
+# For signed numbers, negative to positive. Blue and orange stay apart in protanopia, deuteranopia and tritanopia, and
+# both grow away from the background, so that the magnitude is readable without the hue.
 DIVERGING: dict[str, Ramp] = {
     "light": ("#08427f", "#2c7bbd", "#9fc8e8", "#f5f5f3", "#f5c08a", "#d2711b", "#7f3800"),
     "dark": ("#a8d4ff", "#4b96e0", "#2a4f7c", "#1f232b", "#7a4a1f", "#dc8a38", "#ffd2a0"),
 }
 
-# Lightness of head colours in OKLCH: at least 3:1 against the page in either theme (tested). Hues that come close
-# lie a Fibonacci number of heads apart (8, 13, 21, 34, ...): a cycle of three tells 8 and 13 apart, one of four 21 up.
+# Lightness of head colours in OKLCH, with a contrast of at least 3:1 against the page in either theme (tested). Heads
+# with similar hues are a Fibonacci number apart (8, 13, 21, 34, ...): a cycle of three lightnesses tells heads 8 and 13
+# apart, a cycle of four those from 21 on.
 _FEW = {"light": (0.60, 0.45, 0.65), "dark": (0.72, 0.62, 0.84)}
 _MANY = {"light": (0.57, 0.40, 0.65, 0.48), "dark": (0.70, 0.62, 0.87, 0.78)}
 _CHROMA = 0.15
@@ -33,9 +34,9 @@ _GOLDEN = 180.0 * (3.0 - sqrt(5.0))
 
 
 def head_colours(count: int) -> dict[str, list[str]]:
-    """Colours for `count` heads, `{"light": [hex, ...], "dark": [hex, ...]}`.
+    """Returns colours for `count` heads, `{"light": [hex, ...], "dark": [hex, ...]}`.
 
-    Hues step by the golden angle, which never repeats and keeps neighbours far apart, while lightness cycles.
+    Hues step by the golden angle, which never repeats and keeps neighbours far apart; lightness cycles.
     """
     return {
         theme: [oklch_to_hex(levels[i % len(levels)], _CHROMA, (250.0 + i * _GOLDEN) % 360.0) for i in range(count)]
@@ -44,7 +45,7 @@ def head_colours(count: int) -> dict[str, list[str]]:
 
 
 def oklch_to_hex(lightness: float, chroma: float, hue: float) -> str:
-    """`#rrggbb` of an OKLCH colour, its chroma lowered until sRGB can show it (Ottosson 2020, "Oklab")."""
+    """Converts an OKLCH colour to `#rrggbb`, lowering its chroma until sRGB can show it (Ottosson 2020, "Oklab")."""
     while True:
         rgb = _oklab_to_linear(lightness, chroma * cos(radians(hue)), chroma * sin(radians(hue)))
         if all(-1e-4 <= channel <= 1.0 + 1e-4 for channel in rgb) or chroma <= 0.0:
@@ -68,7 +69,7 @@ def _gamma(linear: float) -> float:
 
 
 def ramp(colours: Ramp, position: float) -> tuple[int, int, int]:
-    """Red, green, blue at `position` in 0..1 along `colours`, linear between neighbours; outside is clamped."""
+    """Interpolates red, green, blue at `position` along `colours`, linearly; `position` is clamped to 0..1."""
     at = min(max(position, 0.0), 1.0) * (len(colours) - 1)
     low = min(int(at), len(colours) - 2)
     start, end = channels(colours[low]), channels(colours[low + 1])
@@ -77,7 +78,7 @@ def ramp(colours: Ramp, position: float) -> tuple[int, int, int]:
 
 
 def channels(colour: str) -> tuple[int, int, int]:
-    """`#rrggbb` as three integers."""
+    """Converts `#rrggbb` to three integers."""
     return int(colour[1:3], 16), int(colour[3:5], 16), int(colour[5:7], 16)
 
 

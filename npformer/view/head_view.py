@@ -1,4 +1,4 @@
-"""The head view: which token looks at which, head by head, with exact weights. The page is `assets/heads.js`."""
+"""The head view: which token attends to which, head by head, with exact weights. The page is `assets/heads.js`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from npformer.view.stack_view import StackView, chosen, elsewhere, strongest
 from npformer.view.svg import MUTED, Sheet, text_width
 from npformer.view.terminal import fit, heat_map, legend
 
-FAINT, FAINTER = 0.05, 0.01  # lines under these weights are not drawn: for all tokens at once, for a few
+FAINT, FAINTER = 0.05, 0.01  # smallest weight that is drawn: with all tokens shown, with a few
 
 
 def heads(
@@ -29,13 +29,37 @@ def heads(
     key_tokens: Sequence[str] | None = None,
     segments: Sequence[int] | None = None,
 ) -> HeadView:
-    """Lines between tokens for every attention head, coloured by head, with the weights as numbers.
+    """Draws the attention weights of every head as lines between tokens, coloured by head.
 
-    `source` is a model (with `text`, or a pair), a trace, or plain weights (H, L, L), (N, H, L, L) or a list of
-    layers, with `tokens`; `key_tokens` where the other side differs (cross-attention), `segments` (0 and 1) for a
-    pair. `layer` and `heads` are what shows first; `words` merges word pieces: the sum to a word, the mean from it.
+    Parameters
+    ----------
+    source : Model, Trace, or weights (H, L, L), (N, H, L, L) or a list of layers (H, L, L)
+    text : str or Pair, for a model
+    layer, heads : the layer and the heads to show first
+    words : bool
+        Merge the pieces of a word: the sum of the weights to them, the mean of the weights from them.
+    tokens, key_tokens : list of str, for weights
+        The tokens of the queries; those of the keys if they differ, as in cross-attention.
+    segments : list of 0 and 1, optional
+        For each token, which text of a pair it belongs to.
 
-    `heads(model, "time flies like an arrow", layer=0, heads=[8]).save("heads.html")`
+    Returns
+    -------
+    HeadView
+        Shows itself in a notebook; `.save("heads.html")`, `.svg()`, `print()`.
+
+    Raises
+    ------
+    NpformerError
+        If the weights do not fit the tokens, or there is no such layer or head.
+
+    Examples
+    --------
+    >>> view = heads(np.eye(2)[None], tokens=["time", "flies"])
+    >>> print(view)
+    Self-attention, layer 0, head 0
+    rows look at columns
+    ...
     """
     found = stacks(traced(source, text), tokens, key_tokens, segments)
     return HeadView(tuple(found), *chosen(found[0], layer, heads), words)
@@ -108,7 +132,7 @@ class HeadView(StackView):
 
 
 def _colour_key(sheet: Sheet, shown: Sequence[int], colours: Sequence[str], width: float) -> float:
-    """Numbered swatches under the heading, as many a row as fit `width`; returns the height they took."""
+    """Draws numbered swatches under the heading, as many in a row as fit `width`; returns their height."""
     across = max(1, int(width // 22))
     for place, head in enumerate(shown):
         x, y = place % across * 22.0, 22 + place // across * 26.0
@@ -118,7 +142,7 @@ def _colour_key(sheet: Sheet, shown: Sequence[int], colours: Sequence[str], widt
 
 
 def _strands(sheet: Sheet, weights: np.ndarray, colour: str, place: tuple[float, float, float, float]) -> None:
-    """One head's lines; the weight is their opacity and, with it, their width."""
+    """Draws the lines of one head; a larger weight is more opaque and wider."""
     left, right, top, row = place
     bend = (right - left) * 0.42
     for query, key in np.argwhere(weights >= FAINT):

@@ -21,11 +21,27 @@ def model(
     key_tokens: Sequence[str] | None = None,
     segments: Sequence[int] | None = None,
 ) -> ModelView:
-    """Layers by heads of small heat maps, to find the head worth a closer look; a click shows it large.
+    """Draws every head of every layer as a small heat map; a click enlarges one.
 
-    `source` and the other arguments are those of `heads`.
+    Parameters
+    ----------
+    source, text, words, tokens, key_tokens, segments : as in `heads`
 
-    `model(my_model, "time flies like an arrow").save("model.html")`
+    Returns
+    -------
+    ModelView
+        Shows itself in a notebook; `.save("model.html")`, `.svg()`, `print()`.
+
+    Raises
+    ------
+    NpformerError
+        If the weights do not fit the tokens.
+
+    Examples
+    --------
+    >>> view = model(npformer.load("distilbert-sst2"), "time flies like an arrow")
+    >>> view.save("model.html").name
+    'model.html'
     """
     found = stacks(traced(source, text), tokens, key_tokens, segments)
     first = found[0].numbers[0]

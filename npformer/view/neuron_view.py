@@ -1,7 +1,7 @@
-"""The neuron view: how a weight comes about, a dimension at a time: query, key, product, score, weight, value, output.
+"""The neuron view: how a weight is computed, dimension by dimension: query, key, product, score, weight, value, output.
 
-Everything is kept as the floats the model computed with, so that a product in the page is the product in NumPy.
-The page is `assets/neurons.js`.
+Arrays are stored as the model's own floats, so that a product in the page is the product in NumPy. The page is
+`assets/neurons.js`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ STAGES = {
     "query": "query_heads", "key": "key_heads", "value": "value_heads",
     "scores": "scores", "weights": "weights", "context": "context",
 }  # fmt: skip
-BUDGET = 4_000_000  # characters of data; what goes beyond is left out: other layers first, then other heads
+BUDGET = 4_000_000  # most characters of data; to keep it, other layers are left out first, then other heads
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,7 +41,7 @@ class Part:
     arrays: tuple[dict[str, np.ndarray], ...]
 
     def only(self, layers: Sequence[int], heads: Sequence[int]) -> Part:
-        """The same with some layers and heads, by their places."""
+        """Returns the same with these layers and heads only, given by their indices."""
         arrays = tuple({name: a[list(heads)] for name, a in self.arrays[layer].items()} for layer in layers)
         numbers = tuple(self.numbers[layer] for layer in layers)
         return Part(self.title, numbers, tuple(self.heads[head] for head in heads), self.queries, self.keys, arrays)
@@ -57,13 +57,34 @@ def neurons(
     tokens: Sequence[str] | None = None,
     key_tokens: Sequence[str] | None = None,
 ) -> NeuronView:
-    """Every step from a query and the keys to the output of a head, as coloured cells with their numbers.
+    """Draws every step from a query and the keys to the output of a head, as coloured cells with numbers.
 
-    `source` is a model (with `text`, or a pair), a trace, or a mapping with the stages `query_heads`, `key_heads`,
-    `value_heads`, `scores`, `weights` and `context` of `layers.N.attention` (and `tokens`). `layer`, `head` and
-    `token` (whose query it is) are what shows first, and what prints.
+    Parameters
+    ----------
+    source : Model, Trace, or mapping with the stages of `layers.N.attention`
+        The stages `query_heads`, `key_heads`, `value_heads`, `scores`, `weights` and `context`.
+    text : str or Pair, for a model
+    layer, head, token : what to show first and to print; the query is that of `token`
+    tokens, key_tokens : list of str, for a mapping
+        The tokens of the queries; those of the keys if they differ, as in cross-attention.
 
-    `neurons(model, "time flies like an arrow", layer=0, head=8, token=2).save("neurons.html")`
+    Returns
+    -------
+    NeuronView
+        Shows itself in a notebook; `.save("neurons.html")`, `.svg()`, `print()`.
+
+    Raises
+    ------
+    NpformerError
+        If a stage is missing or does not fit the tokens, or there is no such layer, head or token.
+
+    Examples
+    --------
+    >>> view = neurons(npformer.load("distilbert-sst2"), "time flies like an arrow", layer=0, head=8, token=2)
+    >>> print(view)
+    Self-attention, layer 0, head 8, from 2 flies
+    score = query · key / √32, weight = softmax of the scores
+    ...
     """
     parts = _parts(traced(source, text), tokens, key_tokens)
     first = parts[0]
@@ -112,7 +133,7 @@ def _check(where: str, arrays: dict[str, np.ndarray], queries: int, keys: int) -
 
 @dataclass(frozen=True, repr=False, eq=False)
 class NeuronView(View):
-    """See `neurons`. `layer` and `head` are places in the first part."""
+    """See `neurons`. `layer` and `head` are indices in the first part."""
 
     parts: tuple[Part, ...]
     layer: int
@@ -131,11 +152,11 @@ class NeuronView(View):
 
     @cached_property
     def _kept(self) -> tuple[tuple[Part, ...], list[Packed]]:
-        """All layers and heads where they fit the budget; else the chosen layer; else the chosen head of it."""
+        """All layers and heads if they fit the budget; else the chosen layer; else its chosen head."""
         first = self.parts[0]
         layers, heads = range(len(first.numbers)), range(len(first.heads))
         for some in (self.parts, (first.only([self.layer], heads),), (first.only([self.layer], [self.head]),)):
-            # packing takes seconds where it would not fit: float32 never shrinks to less than half, in base64 2/3
+            # float32 never shrinks to less than half, 2/3 in base64: larger data is not packed in vain, for seconds
             raw = sum(array.nbytes for part in some for layer in part.arrays for array in layer.values())
             if raw * 2 / 3 <= BUDGET or some[0].heads != first.heads or len(layers) == 1:
                 blocks = _pack(some)
@@ -194,7 +215,7 @@ class NeuronView(View):
         )
 
     def text(self, width: int = 80) -> str:
-        """A line a key: the dot product, the score, the weight; then the output of the head."""
+        """One line for each key: the dot product, the score, the weight; then the output of the head."""
         part, arrays = self._chosen()
         query, scores, weights = (arrays[name][self.token] for name in ("query", "scores", "weights"))
         label, sums = min(24, max(10, width - 50)), arrays["key"] @ query

@@ -1,8 +1,8 @@
-"""Arrays into text for a page: rounded where that is asked, planes of bytes, deflate, base64.
+"""Packs arrays as text for a page: rounding (for weights), planes of bytes, deflate, base64.
 
-Weights are stored as decimals (`round(w * 1000)` for three), never on a binary grid: what the page prints is then the
-array itself, correctly rounded to the digits shown, not a near value. Anything that is calculated with in the
-browser is stored as the float it is. The reader is `assets/core.js`.
+Weights are stored as decimals (`round(w * 1000)` for three), not on a binary grid, so that the page prints the array
+correctly rounded to the digits shown. Arrays that the browser calculates with are stored as their own floats. The
+reader is `assets/core.js`.
 """
 
 from __future__ import annotations
@@ -15,45 +15,45 @@ from typing import Any
 
 import numpy as np
 
-BUDGET = 1_400_000  # characters of data; with the page around it a file stays under 1.5 MB
-ALWAYS_FITS = 12 * 12 * 128 * 128  # as many weights as this stay within the budget whatever they are
+BUDGET = 1_400_000  # most characters of data; with the page around it a file stays under 1.5 MB
+ALWAYS_FITS = 12 * 12 * 128 * 128  # this many weights stay within the budget whatever their values
 
 
 @dataclass(frozen=True)
 class Packed:
-    """One array as text, with what is needed to read it."""
+    """One array as text, with its shape and format."""
 
     name: str
     shape: tuple[int, ...]
-    kind: str  # "u2": decimals in 16 bits; "f4", "f8": floats as they are
+    kind: str  # "u2": decimals in 16 bits; "f4", "f8": floats, not rounded
     decimals: int
     text: str
 
     def head(self) -> dict[str, Any]:
-        """What the page needs to know before it touches the data."""
+        """Returns the shape and format, which the page reads before the data."""
         return {"shape": list(self.shape), "kind": self.kind, "decimals": self.decimals}
 
 
 def pack_decimals(name: str, weights: np.ndarray, decimals: int) -> Packed:
-    """Numbers in 0..1, rounded to `decimals` (at most 4), keys before queries.
+    """Packs numbers in 0..1, rounded to `decimals` (at most 4), with the axis of keys before that of queries.
 
-    A column of attention (all that looks at one token) is more alike than a row: this order is 5% smaller.
+    The weights to one token are more alike than those from one token: this order packs 5% smaller.
     """
     units = np.rint(weights.astype(np.float64) * 10**decimals).clip(0, None).astype("<u2")
     return Packed(name, weights.shape, "u2", decimals, _encode(np.ascontiguousarray(units.swapaxes(-1, -2))))
 
 
 def pack_floats(name: str, array: np.ndarray, decimals: int = 4) -> Packed:
-    """Floats, bit for bit (half precision widens); `decimals` is how many the page prints."""
+    """Packs floats bit for bit (half precision widens); the page prints `decimals` of them."""
     kind = "f8" if array.dtype == np.float64 else "f4"
     return Packed(name, array.shape, kind, decimals, _encode(np.ascontiguousarray(array, "<" + kind)))
 
 
 def _encode(array: np.ndarray) -> str:
-    """Bytes of equal significance together, then deflate with run lengths and Huffman codes alone.
+    """Puts bytes of equal significance together, then deflates with run lengths and Huffman codes alone.
 
-    The low digits are noise in which looking for repeated strings finds nothing: without the search the result is
-    2% smaller than at level 9 (on real attention, 128 tokens), and made 20 to 40 times as fast.
+    The low digits are noise without repeated strings. Not searching for these makes the result 2% smaller than level 9
+    (on real attention, 128 tokens) and 20 to 40 times as fast.
     """
     planes = array.reshape(-1).view(np.uint8).reshape(-1, array.dtype.itemsize).T.tobytes()
     deflate = zlib.compressobj(6, zlib.DEFLATED, zlib.MAX_WBITS, zlib.DEF_MEM_LEVEL, zlib.Z_RLE)
@@ -61,10 +61,10 @@ def _encode(array: np.ndarray) -> str:
 
 
 def pack_weights(names: Sequence[str], layers: Sequence[np.ndarray]) -> list[Packed]:
-    """Attention weights, one block a layer (the page inflates a layer when it is first looked at).
+    """Packs attention weights, one block for each layer; the page inflates a layer when it is first shown.
 
-    Four decimals when they fit `BUDGET`, else three; weights so evenly spread that three do not fit get two. With
-    more than `ALWAYS_FITS` of them, on longer texts, two would say nothing: it is three, and the file grows.
+    They get four decimals if these fit `BUDGET`, else three, else two. More than `ALWAYS_FITS` weights, those of longer
+    texts, get three even if the file grows beyond the budget: two decimals would show too little of them.
     """
     choices = (4, 3, 2) if sum(layer.size for layer in layers) <= ALWAYS_FITS else (3,)
     for decimals in choices:
@@ -75,5 +75,5 @@ def pack_weights(names: Sequence[str], layers: Sequence[np.ndarray]) -> list[Pac
 
 
 def size(blocks: Sequence[Packed]) -> int:
-    """Characters of data in `blocks`."""
+    """Counts the characters of data in `blocks`."""
     return sum(len(block.text) for block in blocks)

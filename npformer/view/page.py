@@ -1,11 +1,11 @@
-"""One self-contained HTML file a view: a template, a stylesheet, a script, and the data, all inlined.
+"""Makes one self-contained HTML file for each view: a template, a stylesheet, a script and the data, all inlined.
 
-The front-end in `assets/` is plain HTML, CSS and JavaScript kept by hand, without a build step: the views need lines,
-coloured cells and a list box, which a browser draws by itself; a charting library would weigh more than everything
-here and age faster. `core.js` and `base.css` serve every view, and each view adds a stylesheet and a script or two.
+The front-end in `assets/` is plain HTML, CSS and JavaScript without a build step. The views need lines, coloured cells
+and a list box, which a browser draws by itself; a charting library would be larger than all of this and age faster.
+`core.js` and `base.css` serve every view; each view adds a stylesheet and a script or two.
 
-The page's content security policy allows its own script and style, by their hashes, and nothing else: it cannot
-reach the network, and no token, whatever it says, can become markup or code. The views' classes are in `*_view.py`.
+The page's content security policy allows its own script and style, by their hashes, and nothing else. The page cannot
+reach the network, and no token can become markup or code. The views' classes are in `*_view.py`.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from npformer.view.pack import Packed
 
 
 class View(ABC):
-    """A picture of what a model did: shows itself in a notebook, saves as one HTML file, prints as text.
+    """A picture that shows itself in a notebook, saves as one HTML file, and prints as text.
 
-    In a notebook every view stands in an iframe of its own (`srcdoc`), so that any number of them share a page
-    without sharing a script, a style or a key press, and what they hold cannot touch the notebook. A shadow root
-    would isolate styles alone, and its script would depend on how the notebook inserts output.
+    In a notebook every view has an iframe of its own (`srcdoc`): views on one page do not share scripts, styles or key
+    presses, and cannot change the notebook. A shadow root would isolate styles alone, and its script would depend on
+    how the notebook inserts output.
     """
 
     kind: ClassVar[str]
@@ -43,40 +43,40 @@ class View(ABC):
     @property
     @abstractmethod
     def heading(self) -> str:
-        """What kind of picture it is."""
+        """The kind of picture."""
 
     @property
     @abstractmethod
     def subject(self) -> str:
-        """What it is a picture of."""
+        """The subject of the picture: the text, as a rule."""
 
     @property
     def title(self) -> str:
-        """What the page and the picture are called."""
+        """The title of the page and the picture."""
         return f"{self.heading}: {self.subject}"
 
     @abstractmethod
     def _meta(self) -> dict[str, Any]:
-        """What the page knows before it reads any array."""
+        """Returns the data of the page other than its arrays."""
 
     @abstractmethod
     def _blocks(self) -> Sequence[Packed]:
-        """The arrays of the page."""
+        """Returns the arrays of the page."""
 
     @abstractmethod
     def _height(self) -> int:
-        """A good height in a notebook, in pixels."""
+        """Returns the height in a notebook, in pixels."""
 
     @abstractmethod
     def svg(self) -> str:
-        """The picture as a standalone SVG document, for papers and slides."""
+        """Returns the picture as a standalone SVG document, for papers and slides."""
 
     @abstractmethod
     def text(self, width: int = 80) -> str:
-        """The picture for a terminal, at most `width` columns wide."""
+        """Returns the picture for a terminal, at most `width` columns wide."""
 
     def html(self) -> str:
-        """The whole page as one string."""
+        """Returns the whole page as one string."""
         blocks = self._blocks()
         meta = {
             "kind": self.kind,
@@ -99,7 +99,7 @@ class View(ABC):
         return re.sub(r"\{\{(\w+)\}\}", lambda match: parts[match[1]], _asset("page.html"))
 
     def save(self, path: str | os.PathLike[str]) -> Path:
-        """Write the page to `path` and return it: beside it first, then renamed, so that no half page is ever seen."""
+        """Writes the page to `path`, whole or not at all, and returns the path."""
         if not Path(path).name:  # "", "." and "/"
             raise NpformerError(f"{path}: expected a file to write the page to, got a folder; name one, as view.html")
         with written_whole(path) as partial:
@@ -128,5 +128,5 @@ def _hash(text: str) -> str:
 
 
 def _json_in_html(value: Any) -> str:
-    """JSON that no HTML parser can leave early: `<` never appears as itself, nor do lone surrogates."""
+    """Writes JSON that cannot end its HTML element: `<` is escaped, and so are lone surrogates."""
     return json.dumps(value, ensure_ascii=True, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")

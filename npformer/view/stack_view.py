@@ -1,4 +1,4 @@
-"""What the head view and the model view share: several stacks of attention, as pieces or whole words, packed small."""
+"""The shared part of the head view and the model view: stacks of attention, as pieces or whole words, packed small."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from npformer.view.page import View
 
 @dataclass(frozen=True, repr=False, eq=False)
 class StackView(View):
-    """A view of whole attention stacks. `layer` is a place in the first stack, `shown` its chosen heads, and `words`
+    """A view of whole attention stacks: `layer` is an index in the first stack, `shown` its chosen heads, and `words`
     whether word pieces are merged."""
 
     stacks: tuple[Stack, ...]
@@ -33,7 +33,7 @@ class StackView(View):
 
     @cached_property
     def _first(self) -> Stack:
-        """The stack that prints and draws, merged into words when that was asked."""
+        """The stack for `text` and `svg`, its pieces merged if `words`."""
         return self.stacks[0].words() if self.words else self.stacks[0]
 
     @cached_property
@@ -43,7 +43,7 @@ class StackView(View):
 
     @cached_property
     def _packed(self) -> dict[str, Packed]:
-        """Every layer of the form asked for; of the other form too when the file stays small with it."""
+        """Every layer in the form asked for, and in the other form too if the file stays small."""
         asked: dict[str, np.ndarray] = {}
         others: dict[str, np.ndarray] = {}
         for number, forms in enumerate(self._forms):
@@ -73,7 +73,7 @@ class StackView(View):
         }
 
     def _notes(self) -> list[str]:
-        """What the numbers on the page are."""
+        """Returns the notes on the page's numbers."""
         dtype, decimals = self.stacks[0].layers[0].dtype, self._blocks()[0].decimals
         lines = [f"Weights are the model's own ({dtype}), rounded to {decimals} decimals."]
         if any(stack.queries.is_pair for stack in self.stacks):
@@ -93,7 +93,7 @@ def _side_meta(side: Side) -> dict[str, Any]:
 
 
 def chosen(stack: Stack, layer: int, heads: Sequence[int] | None) -> tuple[int, tuple[int, ...]]:
-    """The layer's place in `stack` and the heads to show, checked; no heads means all."""
+    """Checks the layer and the heads to show: returns the layer's index in `stack`, and the heads (None: all)."""
     if isinstance(heads, int):
         raise NpformerError(f"heads={heads}: expected a list of heads; for one write heads=[{heads}]")
     every = range(stack.heads)
@@ -103,18 +103,18 @@ def chosen(stack: Stack, layer: int, heads: Sequence[int] | None) -> tuple[int, 
 
 
 def sentence(side: Side) -> str:
-    """A side's words in a row, for titles."""
+    """Joins a side's words, for titles."""
     text = " ".join(printable(word) for word in side.words().tokens)
     return text if len(text) <= 160 else text[:159] + "…"
 
 
 def elsewhere(parts: Sequence[Looks]) -> list[str]:
-    """For a picture of the first of several attentions: a line that says where the others are."""
+    """Returns a line that names the attentions after the first, which only the page shows."""
     return ["", f"on the page also: {', '.join(part.title for part in parts[1:])}"] if len(parts) > 1 else []
 
 
 class Looks(Protocol):
-    """Attention of one kind: what it is called, who looks, and at whom."""
+    """Attention of one kind: its title, the queries and the keys."""
 
     @property
     def title(self) -> str: ...
@@ -127,14 +127,14 @@ class Looks(Protocol):
 
 
 def subtitle(parts: Sequence[Looks]) -> str:
-    """What was looked at: one text; who → at whom, of cross-attention alone; source / target, of a translation."""
+    """Describes the texts: the text; queries → keys for cross-attention alone; source / target for a translation."""
     if len(parts) == 1 and parts[0].queries != parts[0].keys:
         return f"{sentence(parts[0].queries)} → {sentence(parts[0].keys)}"
     return " / ".join(dict.fromkeys(sentence(side) for part in parts for side in (part.keys, part.queries)))
 
 
 def strongest(weights: np.ndarray, count: int) -> list[tuple[int, int, int]]:
-    """`(head, query, key)` of the largest of `weights` (H, L, L), one head for each pair of tokens."""
+    """Finds the largest of `weights` (H, L, L) as `(head, query, key)`, one head for each pair of tokens."""
     best = weights.max(axis=0)
     order = np.argsort(-best, axis=None, kind="stable")[:count]
     pairs = [divmod(int(at), best.shape[1]) for at in order]

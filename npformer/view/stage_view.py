@@ -1,6 +1,6 @@
-"""The stage view: a whole trace, walked from the text to the label, with shapes, formulas and numbers.
+"""The stage view: a whole trace from the text to the label, with shapes, formulas and numbers.
 
-What a stage is (formula, function, names elsewhere) comes from `interpret/summary.py`; the page is `assets/stages.js`.
+Formulas, functions and other libraries' names come from `interpret/summary.py`; the page is `assets/stages.js`.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from npformer.view.stack_view import sentence
 from npformer.view.svg import MUTED, Sheet, signed_cells, weight_cells
 from npformer.view.terminal import fit, row_ends
 
-NUMBERS = 800_000  # numbers a page holds; with more, every stage keeps its first and last rows and columns
+NUMBERS = 800_000  # most numbers in a page; beyond, every stage keeps only its first and last rows and columns
 SIZES = (4096, 3072, 2048, 1536, 1024, 768, 512, 384, 256, 192, 128, 96, 64, 48, 32, 24, 16, 8)
 
 
 @dataclass(frozen=True, eq=False)
 class Step:
-    """One stage of the walk: its array, and what is known of how it is made."""
+    """One stage: its array, formula, function, and names in other libraries."""
 
     name: str
     array: np.ndarray
@@ -37,7 +37,7 @@ class Step:
 
     @property
     def section(self) -> str:
-        """The part of the walk it belongs to: `Embeddings`, `Layer 3`, or `Head`."""
+        """The section it stands in: `Embeddings`, `Layer 3`, or `Head`."""
         path = self.name.split(".")
         if "layers" in path[:-1]:
             at = path.index("layers")
@@ -53,7 +53,7 @@ class Step:
 
     @property
     def is_weights(self) -> bool:
-        """Whether its numbers are shares of 1, for the scale they are coloured by."""
+        """Whether its numbers are shares of 1, which decides its colour scale."""
         return self.name.split(".")[-1] in ("weights", "probabilities", "start_probabilities", "end_probabilities")
 
     @property
@@ -65,7 +65,7 @@ class Step:
 
     @property
     def columns(self) -> str:
-        """What its columns are: a side's tokens, `labels`, or nothing but numbers."""
+        """What its columns are: `queries` or `keys` (tokens), `labels`, or "" for plain numbers."""
         path = self.name.split(".")
         if path[-1] in ("scores", "weights"):
             return "keys" if "cross_attention" in path else self.rows
@@ -74,7 +74,7 @@ class Step:
         return "labels" if self.name in ("logits", "probabilities") else ""
 
     def decimals(self) -> int:
-        """Four, and more where all the numbers are small, so that the largest shows four digits."""
+        """Decimals to show: four, or more if all numbers are small, so that the largest shows four digits."""
         largest = float(np.abs(self.array[np.isfinite(self.array)]).max(initial=0.0))
         return 4 if largest == 0.0 else min(8, max(4, 3 - int(np.floor(np.log10(largest)))))
 
@@ -85,7 +85,7 @@ class Step:
 
 @dataclass(frozen=True, eq=False)
 class Outcome:
-    """Where the walk ends: labels, each with its logit and probability."""
+    """The labels, each with its logit and probability."""
 
     labels: tuple[str, ...]
     logits: np.ndarray
@@ -102,13 +102,36 @@ def stages(
     formulas: Mapping[str, str] | None = None,
     labels: Sequence[str] | None = None,
 ) -> StageView:
-    """Every stage of a forward pass in order: text, tokens, embeddings, each layer, logits, label.
+    """Draws every stage of a forward pass in order: text, tokens, embeddings, each layer, logits, label.
 
-    `source` is a model (with `text`, or a pair), a trace, or a mapping from stage names to arrays (with `tokens`; for
-    an encoder-decoder those of the target, and the source's as `key_tokens`). `formulas` adds or replaces formulas by
-    stage name; `labels` name the logits where a trace does not.
+    Parameters
+    ----------
+    source : Model, Trace, or mapping from stage names to arrays
+    text : str or Pair, for a model
+    tokens, key_tokens : list of str, for a mapping
+        For an encoder-decoder `tokens` are the target's and `key_tokens` the source's.
+    segments : list of 0 and 1, optional
+        For each token, which text of a pair it belongs to.
+    formulas : mapping, optional
+        Formulas by stage name, to add or to replace.
+    labels : list of str, optional
+        Names of the logits, if the trace has none.
 
-    `stages(model, "I love ice cream").save("stages.html")`
+    Returns
+    -------
+    StageView
+        Shows itself in a notebook; `.save("stages.html")`, `.svg()`, `print()`.
+
+    Raises
+    ------
+    NpformerError
+        If there is no stage, or tokens or labels do not fit the arrays.
+
+    Examples
+    --------
+    >>> view = stages(npformer.load("distilbert-sst2"), "I love ice cream")
+    >>> print(view.text().splitlines()[1])
+    [CLS] i love ice cream [SEP]
     """
     arrays = traced(source, text)
     if not is_stages(arrays):
@@ -130,14 +153,14 @@ def stages(
 
 
 def _numbers(ids: Any, side: Side) -> tuple[int, ...]:
-    """A side's token ids, where they are known."""
+    """Returns a side's token ids, () if they are not known."""
     return tuple(map(int, ids)) if np.shape(ids) == (len(side.tokens),) else ()
 
 
 def _step(name: str, array: np.ndarray, source: Any, formulas: Mapping[str, str]) -> Step:
-    from npformer.interpret.summary import summary  # only this view describes stages, and its table knows checkpoints
+    from npformer.interpret.summary import summary  # only this view needs it, and it imports the checkpoint families
 
-    # A trace knows its model: which activation, and the other libraries' names.
+    # a trace has the model's config, hence its activation and the other libraries' names
     known = source.row(name) if hasattr(source, "row") else summary(name, [array], None)
     names = {"Hugging Face": known.huggingface, "TransformerLens": known.transformerlens}
     elsewhere = ", ".join(f"{library}: {path}" for library, path in names.items() if path)
@@ -145,7 +168,7 @@ def _step(name: str, array: np.ndarray, source: Any, formulas: Mapping[str, str]
 
 
 def _texts(text: Any, both: Sides) -> tuple[str, ...]:
-    """The text or the pair as it was given; else what its words say."""
+    """Returns the text or the pair as given, else the words of its tokens."""
     from npformer.text.inputs import as_text_or_pair
 
     if text is None or isinstance(text, (list, np.ndarray)) or len(both.distinct) > 1:  # token ids, a translation
@@ -155,7 +178,7 @@ def _texts(text: Any, both: Sides) -> tuple[str, ...]:
 
 
 def _outcome(arrays: Any, labels: tuple[str, ...]) -> Outcome | None:
-    """The label's part of the walk, where there is one row of logits and names for them."""
+    """Returns the labels with their probabilities, if there is one row of logits with names."""
     names = list(arrays.keys())
     if not labels or "logits" not in names or "probabilities" not in names:
         return None
@@ -188,7 +211,7 @@ class StageView(View):
 
     @cached_property
     def _edge(self) -> int:
-        """How many rows and columns of each stage are kept: all, or the most that `NUMBERS` allows."""
+        """Rows and columns of each stage to keep: the most that `NUMBERS` allows."""
         sizes = [size for size in SIZES if sum(_kept(step.array, size) for step in self.steps) <= NUMBERS]
         return sizes[0] if sizes else SIZES[-1]
 
@@ -236,7 +259,7 @@ class StageView(View):
         }
 
     def _axis(self, size: int, what: str) -> dict[str, Any]:
-        """An axis's true size, and what its places are called: tokens of a side, labels, or their numbers."""
+        """An axis's true size, and the names along it: tokens of a side, labels, or plain numbers."""
         named = {"queries": self.sides.queries.tokens, "keys": self.sides.keys.tokens, "labels": self.labels}
         if size != len(named.get(what, ())):
             return {"size": size}
@@ -256,7 +279,7 @@ class StageView(View):
         return 760
 
     def text(self, width: int = 80) -> str:
-        """A line a stage: name, shape, formula; under it the first row's ends."""
+        """One line for each stage: name, shape, formula; under it the ends of its first row."""
         lines = [" / ".join(self.texts), *(" ".join(side.tokens) for side in self.sides.distinct)]
         section = ""
         for step in self.steps:
@@ -275,7 +298,7 @@ class StageView(View):
         return "\n".join(fit(line, width).rstrip() for line in lines)
 
     def svg(self) -> str:
-        """The walk as a column: each stage's name, shape and formula, and a strip of its numbers."""
+        """The stages in a column: each one's name, shape and formula, and a strip of its numbers."""
         sheet, y, section = Sheet(self.title), 12.0, ""
         sheet.text(0, y, " / ".join(self.texts), bold=True)
         for step in self.steps:
@@ -298,13 +321,13 @@ class StageView(View):
 
 
 def _kept(array: np.ndarray, size: int) -> int:
-    """How many numbers `_window` leaves."""
+    """Counts the numbers that `_window` keeps."""
     *heads, rows, columns = (1, 1, *array.shape)[-3:] if array.ndim < 3 else array.shape
     return int(np.prod(heads)) * min(rows, size) * min(columns, size)
 
 
 def _window(array: np.ndarray, size: int) -> np.ndarray:
-    """The first and last `size / 2` places of the last two axes of `array`, where they are longer."""
+    """Cuts each of the last two axes that is longer than `size` to its first and last `size / 2` places."""
     for axis in (-2, -1):
         length = array.shape[axis]
         if length > size:

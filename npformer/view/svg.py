@@ -1,6 +1,6 @@
-"""Standalone SVG: a sheet to put text, lines and heat maps on. Heat maps are PNGs inside it, a pixel a cell.
+"""Standalone SVG: a sheet for text, lines and heat maps. A heat map is a PNG inside it, one pixel for each cell.
 
-Text stays text, in the reader's own sans-serif. Colours are the light theme's, on a transparent ground.
+Text stays text, in the reader's own sans-serif. Colours are those of the light theme, on a transparent background.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Sheet:
         self._parts: list[str] = []
 
     def add(self, tag: str, **attributes: object) -> None:
-        """An element without content; underscores in names stand for hyphens."""
+        """Adds an element without content; underscores in names stand for hyphens."""
         self._parts.append(f"<{tag}{_attributes(attributes)}/>")
 
     def text(
@@ -42,7 +42,7 @@ class Sheet:
         fill: str = INK,
         bold: bool = False,
     ) -> None:
-        """One line of text, its baseline at `y`; every string is shown, none is markup."""
+        """Adds one line of text with its baseline at `y`; markup in it is escaped."""
         weight = {"font_weight": "600"} if bold else {}
         attributes = _attributes({"x": x, "y": y, "text_anchor": anchor, "font_size": size, "fill": fill, **weight})
         self._parts.append(f"<text{attributes}>{escape(printable(content))}</text>")
@@ -50,12 +50,12 @@ class Sheet:
         self._reach(x + (wide if anchor == "start" else wide / 2 if anchor == "middle" else 0), y + size / 2)
 
     def rect(self, x: float, y: float, width: float, height: float, fill: str, **attributes: object) -> None:
-        """A filled rectangle."""
+        """Adds a filled rectangle."""
         self.add("rect", x=x, y=y, width=width, height=height, fill=fill, **attributes)
         self._reach(x + width, y + height)
 
     def image(self, x: float, y: float, width: float, height: float, cells: np.ndarray) -> None:
-        """A heat map: `cells` (rows, columns, 3) of uint8 colours, stretched over the rectangle without smoothing."""
+        """Adds a heat map: colours `cells` (rows, columns, 3), stretched over the rectangle without smoothing."""
         self._parts.append(
             f'<image{_attributes({"x": x, "y": y, "width": width, "height": height})} preserveAspectRatio="none" '
             f'style="image-rendering: pixelated" href="{png(cells)}"/>'
@@ -66,7 +66,7 @@ class Sheet:
         self.width, self.height = max(self.width, x), max(self.height, y)
 
     def render(self, margin: float = 12) -> str:
-        """The document."""
+        """Returns the document."""
         width, height = self.width + 2 * margin, self.height + 2 * margin
         body = "\n".join(self._parts)
         return (
@@ -85,17 +85,17 @@ def _attributes(values: dict[str, object]) -> str:
 
 
 def text_width(content: str, size: float = 13) -> float:
-    """About how wide `content` runs: 0.58 of the size a character, an ideograph the whole of it."""
+    """Estimates the width of `content`: 0.58 of `size` for each character, `size` for an ideograph."""
     return sum(size if ord(char) > 0x2E80 else 0.58 * size for char in content)
 
 
 def weight_cells(weights: np.ndarray) -> np.ndarray:
-    """Colours (rows, columns, 3) of weights in 0..1, along the square root, as the page colours them."""
+    """Colours weights in 0..1 by their square root, as the page does: (rows, columns, 3)."""
     return _table(SEQUENTIAL["light"])[np.rint(255 * np.sqrt(np.clip(weights, 0, 1))).astype(int)]
 
 
 def signed_cells(values: np.ndarray, limit: float) -> np.ndarray:
-    """Colours (rows, columns, 3) of signed numbers against the largest magnitude `limit`, along its square root."""
+    """Colours signed numbers by the root of their magnitude over `limit`, as the page does: (rows, columns, 3)."""
     size = np.clip(np.abs(values) / (limit or 1.0), 0, 1)
     place = 127.5 + 127.5 * np.where(np.isfinite(values), np.sign(values) * np.sqrt(size), 0.0)
     return _table(DIVERGING["light"])[np.rint(place).astype(int)]
@@ -106,7 +106,7 @@ def _table(stops: Sequence[str]) -> np.ndarray:
 
 
 def png(cells: np.ndarray) -> str:
-    """A data URI of an 8-bit RGB PNG (W3C PNG, third edition): no filter, one deflate stream."""
+    """Returns the data URI of an 8-bit RGB PNG (W3C PNG, third edition): no filter, one deflate stream."""
     height, width, _ = cells.shape
     rows = np.concatenate([np.zeros((height, 1), np.uint8), cells.reshape(height, -1).astype(np.uint8)], axis=1)
     chunks = [

@@ -1,6 +1,6 @@
-"""Heat maps and tables of plain characters, for a terminal or a log: no colour codes, a set width.
+"""Heat maps and bars of plain characters, for a terminal or a log: no colour codes, a fixed width.
 
-Labels are stripped of control characters first: a token cannot move the cursor. Next: the `text` of each view.
+Control characters are removed from labels first, so that a token cannot move the cursor. Each view's `text` uses this.
 """
 
 from __future__ import annotations
@@ -17,28 +17,28 @@ from npformer.text.words import printable
 SHADES = ((0.6, "█"), (0.4, "▓"), (0.2, "▒"), (0.05, "░"), (-1.0, " "))
 TIMES = "\N{MULTIPLICATION SIGN}"
 LEGEND = "░ from 0.05   ▒ 0.2   ▓ 0.4   █ 0.6"
-ROWS = 48  # lines a map may take before rows are drawn together
+ROWS = 48  # most lines of a map; beyond, a line stands for several rows
 
 
 def shade(weight: float) -> str:
-    """The character for a weight in 0..1."""
+    """Returns the character for a weight in 0..1."""
     return next(char for least, char in SHADES if weight >= least)
 
 
 def columns(text: str) -> int:
-    """Columns `text` takes in a terminal."""
+    """Counts the columns that `text` takes in a terminal."""
     return sum(map(_column, text))
 
 
 def _column(char: str) -> int:
-    """None for a combining mark or a joiner, two for a wide character."""
+    """Returns 0 for a combining mark or a joiner, 2 for a wide character, else 1."""
     if unicodedata.combining(char) or char in "\u200b\u200c\u200d\ufe0f":
         return 0
     return 2 if unicodedata.east_asian_width(char) in "WF" else 1
 
 
 def fit(text: str, width: int) -> str:
-    """`text` in exactly `width` columns: cut with an ellipsis, or filled with spaces."""
+    """Fits `text` into exactly `width` columns: cuts it with an ellipsis, or fills it with spaces."""
     text = printable(text)
     taken = list(accumulate(map(_column, text), initial=0))
     if taken[-1] > width:
@@ -48,10 +48,10 @@ def fit(text: str, width: int) -> str:
 
 
 def heat_map(weights: np.ndarray, rows: Sequence[str], names: Sequence[str], width: int) -> list[str]:
-    """`weights` (queries, keys) as lines: a row a query, numbered columns for the keys.
+    """Draws `weights` (queries, keys): a line for each query, numbered columns for the keys.
 
-    With room, a shade and two digits a cell; else a shade alone; and when even that is too wide or too long, a cell
-    stands for the largest weight of several tokens, and `legend` says of how many.
+    A cell is a shade and two digits if there is room, else a shade alone. If even that is too wide or too long, a cell
+    stands for the largest weight of several tokens; `legend` says of how many.
     """
     label = _label_width(rows, width)
     down, across = _pooling(len(rows), len(names), label, width)
@@ -67,7 +67,7 @@ def heat_map(weights: np.ndarray, rows: Sequence[str], names: Sequence[str], wid
 
 
 def legend(rows: Sequence[str], names: Sequence[str], width: int) -> list[str]:
-    """What the shades of `heat_map` mean, and how many tokens one cell stands for."""
+    """Explains the shades of `heat_map`, and how many tokens one cell stands for."""
     down, across = _pooling(len(rows), len(names), _label_width(rows, width), width)
     return [LEGEND] + ([f"a cell is the largest of {down} {TIMES} {across} weights"] if down * across > 1 else [])
 
@@ -81,7 +81,7 @@ def _pooling(rows: int, names: int, label: int, width: int) -> tuple[int, int]:
 
 
 def _header(count: int, across: int, cell: int, label: int, room: int) -> list[str]:
-    """The numbers of the columns: above each where they fit, else at every tenth cell."""
+    """Numbers the columns: above each if there is room, else at every tenth cell."""
     blank = " " * (label + 1)
     if cell == 5:
         return [blank + "".join(f"{i:>4} " for i in range(count)).rstrip()]
@@ -99,18 +99,18 @@ def _cell(weight: float, width: int) -> str:
 
 
 def pool(weights: np.ndarray, down: int, across: int) -> np.ndarray:
-    """The largest of each `down` by `across` block of (..., rows, columns)."""
+    """Returns the largest of each `down` by `across` block of (..., rows, columns)."""
     pooled = np.maximum.reduceat(weights, np.arange(0, weights.shape[-2], down), axis=-2)
     return np.maximum.reduceat(pooled, np.arange(0, weights.shape[-1], across), axis=-1)
 
 
 def row_ends(row: np.ndarray, decimals: int = 4) -> str:
-    """The first and last three numbers, as NumPy and torch print a long row."""
+    """Prints the first and last three numbers, as NumPy and torch print a long row."""
     numbers = [f"{value:z.{decimals}f}" for value in (row if len(row) <= 6 else [*row[:3], *row[-3:]])]
     return "[" + ", ".join(numbers if len(row) <= 6 else [*numbers[:3], "...", *numbers[3:]]) + "]"
 
 
 def bar(fraction: float, width: int) -> str:
-    """A bar of eighths of a character, `fraction` of `width` long."""
+    """Draws a bar of `fraction` of `width`, in eighths of a character."""
     eighths = round(min(max(fraction, 0.0), 1.0) * width * 8)
     return "█" * (eighths // 8) + ("", "▏", "▎", "▍", "▌", "▋", "▊", "▉")[eighths % 8]
