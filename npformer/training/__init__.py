@@ -1,8 +1,8 @@
-"""Training in NumPy: the gradients of the one forward, Adam, and a loop that can be stopped at any step.
+"""Training in NumPy: gradients of the one forward, Adam, and a loop that can be stopped and resumed at any step.
 
-Backward passes stand below their forwards, in `functions.py` and on. Here `losses.py` has what is minimised,
-`gradients.py` a batch's gradients, `optimiser.py` and `schedule.py` use them, `trainer.py` repeats it and `state.py`
-keeps where it stands; `data.py` reads files, `metrics.py` measures.
+Backward passes stand below their forwards, in `functions.py` and the files that follow it. Here `losses.py` has the
+objectives, `gradients.py` the gradients of a batch, `optimiser.py` and `schedule.py` the update, `trainer.py` the loop
+and `state.py` its checkpoints; `data.py` reads files, `metrics.py` measures.
 """
 
 from npformer.training.data import LabelledText, label_ids, label_names, read_labelled

@@ -1,6 +1,6 @@
-"""Examples from files: labelled texts (TSV, CSV or JSON Lines), or sentences and their translations, line by line.
+"""Reads examples from files: labelled texts (TSV, CSV or JSON Lines), or sentences and their translations.
 
-Every complaint names the file and the line. `cli/finetune.py` and `cli/train_translation.py` use it.
+Every error names the file and the line. `cli/finetune.py` and `cli/train_translation.py` use this.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from npformer.text.inputs import Pair
 from npformer.training.losses import Example
 
 LABEL = "label"
-TEXTS = (  # the columns that are looked for, in this order
+TEXTS = (  # names of the text columns, in the order in which they are tried
     ("text", "text_pair"),
     ("sentence1", "sentence2"),
     ("premise", "hypothesis"),
@@ -30,14 +30,25 @@ TEXTS = (  # the columns that are looked for, in this order
     ("text",),
     ("sentence",),
 )
-WINDOW = 1024  # handed to the tokenizer
-LONGEST = 2**24  # characters of a field
+WINDOW = 1024  # texts handed to the tokenizer at a time
+LONGEST = 2**24  # most characters of a field
 FORMATS = {".tsv": "tsv", ".csv": "csv", ".jsonl": "jsonl", ".ndjson": "jsonl"}
 
 
 @dataclass(frozen=True)
 class LabelledText:
-    """One example as the file has it, and the line it ends on."""
+    """One labelled text of a file, and the line that it ends on.
+
+    Parameters
+    ----------
+    label, text, text_pair : str; text_pair is None for single texts
+    line : int, counted from 1
+
+    Examples
+    --------
+    >>> LabelledText("POSITIVE", "I love ice cream", None, 2).label
+    'POSITIVE'
+    """
 
     label: str
     text: str
@@ -46,11 +57,30 @@ class LabelledText:
 
 
 def read_labelled(path: str | Path, label: str = LABEL, texts: Sequence[str] = ()) -> list[LabelledText]:
-    """The rows of a file, by its ending: .tsv (tabs, no quotes), .csv, or .jsonl (an object a line).
+    """Reads labelled texts from a file.
 
-    TSV and CSV begin with the columns' names. label, texts: the columns to use; by default "label", and of
-    `TEXTS` the first that are there, else the only other one. Raises NpformerError, with file and line, for a row that
-    lacks one or has it empty.
+    Parameters
+    ----------
+    path : .tsv (tabs, no quotes) or .csv, with the columns' names in the first line, or .jsonl (one object a line)
+    label : name of the label's column
+    texts : names of the text's column, or of the two columns of a pair
+        By default the first entry of `TEXTS` that the file has, else its only other column.
+
+    Returns
+    -------
+    list of LabelledText
+
+    Raises
+    ------
+    NpformerError
+        With file and line, if a row lacks a column or has an empty value, or the file has no rows.
+
+    Examples
+    --------
+    >>> with open("data.tsv", "w") as file:
+    ...     _ = file.write("label\\ttext\\nPOSITIVE\\tI love ice cream\\n")
+    >>> read_labelled("data.tsv")
+    [LabelledText(label='POSITIVE', text='I love ice cream', text_pair=None, line=2)]
     """
     path = Path(path)
     if path.suffix not in FORMATS:
@@ -73,7 +103,26 @@ def read_labelled(path: str | Path, label: str = LABEL, texts: Sequence[str] = (
 
 
 def label_names(rows: Sequence[LabelledText]) -> tuple[str, ...]:
-    """The labels of the rows, sorted; whole numbers by size, and then 0 ... the largest, as they count outputs."""
+    """Lists the labels of the rows, sorted. If all are whole numbers: 0 to the largest, as they count outputs.
+
+    Parameters
+    ----------
+    rows : list of LabelledText
+
+    Returns
+    -------
+    tuple of str
+
+    Raises
+    ------
+    NpformerError
+        If a number has more than four digits.
+
+    Examples
+    --------
+    >>> label_names([LabelledText(label, "text", None, 1) for label in ("3", "1")])
+    ('0', '1', '2', '3')
+    """
     found = {row.label for row in rows}
     if all(each.isdecimal() for each in found):
         largest = max((each.lstrip("0") for each in found), key=lambda each: (len(each), each))
@@ -85,16 +134,38 @@ def label_names(rows: Sequence[LabelledText]) -> tuple[str, ...]:
 
 
 def label_keys(labels: Sequence[str]) -> dict[str, int]:
-    """What names each label in a file: its name in lower case, and its number where no name is itself a number."""
+    """Maps what a file may call a label, its name in lower case or its number, to its number.
+
+    If a name is itself a number, labels go by name alone.
+    """
     names = {each.lower(): i for i, each in enumerate(labels)}
     numbers = {str(i): i for i in range(len(labels))}
     return names if any(each.isdecimal() for each in names) else numbers | names
 
 
 def label_ids(path: str | Path, rows: Sequence[LabelledText], labels: Sequence[str]) -> list[int]:
-    """Each row's label as a number: by its name among `labels`, upper or lower case, or by its number.
+    """Converts each row's label to its number.
 
-    Raises NpformerError, with file and line, for one that is neither.
+    Parameters
+    ----------
+    path : the rows' file, for error messages
+    rows : list of LabelledText
+        A row names its label, in upper or lower case, or gives its number.
+    labels : names of the labels
+
+    Returns
+    -------
+    list of int
+
+    Raises
+    ------
+    NpformerError
+        With file and line, if a row's label is not among them.
+
+    Examples
+    --------
+    >>> label_ids("data.tsv", [LabelledText("Positive", "text", None, 2)], ("NEGATIVE", "POSITIVE"))
+    [1]
     """
     if len({each.lower() for each in labels}) < len(labels) or not all(each.strip() for each in labels):
         raise NpformerError(f"{path}: labels {', '.join(labels):.200}: expected names that differ in more than case")
@@ -108,7 +179,7 @@ def label_ids(path: str | Path, rows: Sequence[LabelledText], labels: Sequence[s
 
 
 def encode(model: Model, path: str | Path, rows: Sequence[LabelledText], limit: int | None = None) -> list[Example]:
-    """The rows as token ids, cut to the model's length or to `limit`, with a warning, and their labels' numbers."""
+    """Encodes rows as token ids and label numbers; cuts long texts to the model's length or `limit`, with a warning."""
     encoder = Encoder(model, limit)
     targets = label_ids(path, rows, model.config.labels)
     texts, cut = [], {}
@@ -124,7 +195,7 @@ def encode(model: Model, path: str | Path, rows: Sequence[LabelledText], limit: 
 
 
 def read_pairs(source: str | Path, target: str | Path) -> list[tuple[str, str]]:
-    """The lines of two files that go together. Raises NpformerError, with file and line, for one that is empty."""
+    """Reads two files line by line, as pairs. Raises NpformerError, with file and line, for an empty line."""
     sources, targets = read_lines(source), read_lines(target)
     if len(sources) != len(targets):
         raise NpformerError(f"{target}: {len(targets)} lines for the {len(sources)} of {source}")
@@ -140,7 +211,7 @@ def read_pairs(source: str | Path, target: str | Path) -> list[tuple[str, str]]:
 def encode_pairs(
     tokenizer: Any, files: tuple[str | Path, str | Path], pairs: Sequence[tuple[str, str]], longest: int
 ) -> list[Example]:
-    """The pairs as ids. Raises NpformerError, with file and line, for a sentence of more than `longest` tokens."""
+    """Encodes pairs as token ids. Raises NpformerError, with file and line, if a sentence has over `longest` tokens."""
     sides = []
     for path, texts in zip(files, zip(*pairs, strict=True), strict=True):
         encodings = tokenizer.encode_batch_fast(list(texts))
@@ -152,7 +223,7 @@ def encode_pairs(
 
 
 def read_lines(path: str | Path) -> list[str]:
-    """A file's lines, without what ends them."""
+    """Reads the lines of a file, without line ends."""
     return [line.rstrip("\r\n") for _, line in _lines(Path(path))]
 
 
@@ -185,7 +256,7 @@ def _value(where: str, record: Mapping[str, Any], name: str) -> str:
 
 
 def _table(path: Path, kind: str) -> Iterator[tuple[int, dict[str, str]]]:
-    """The rows of a TSV or CSV file by their columns' names; a TSV's quotes are text."""
+    """Yields the rows of a TSV or CSV file as dicts by column; in a TSV quotes are text."""
     options: dict[str, Any] = {"delimiter": "\t", "quoting": csv.QUOTE_NONE} if kind == "tsv" else {"strict": True}
     lines = _lines(path)
     reader = csv.reader((line for _, line in lines), **options)

@@ -1,7 +1,4 @@
-"""Dropout: an `Edit` of named stages. Srivastava et al., 2014.
-
-`Dropout` zeroes elements of the stages that `rates` names and scales up the rest; evaluation runs without it.
-"""
+"""Dropout as an `Edit` of named stages (Srivastava et al., 2014). Evaluation runs without it."""
 
 from __future__ import annotations
 
@@ -15,24 +12,59 @@ from npformer.errors import NpformerError
 from npformer.families import family_of
 from npformer.tape import Edit, Pullback
 
-Rates = Mapping[str, float]  # stage or pattern -> the share of its elements that become 0
+Rates = Mapping[str, float]  # stage or pattern -> the share of its elements to set to 0
 
 
 def standard_rates(
     config: Config, rate: float = 0.1, attention: float | None = None, head: float | None = None
 ) -> dict[str, float]:
-    """The stages that Transformers drops elements of (DistilBERT, BERT), or torch's nn.Transformer.
+    """Returns the dropout rates of a family's stages: those of Transformers (DistilBERT, BERT) or nn.Transformer.
 
-    attention: of attention weights, head: of what the classifier reads; by default `rate`, and DistilBERT's head's 0.2.
+    Parameters
+    ----------
+    config : Config
+    rate : the rate of every stage but those below
+    attention : the rate of attention weights; by default `rate`
+    head : the rate of the classifier's input; by default `rate`, for DistilBERT 0.2
+
+    Returns
+    -------
+    dict from stage or pattern to rate
+
+    Examples
+    --------
+    >>> standard_rates(npformer.load("distilbert-sst2").config)["*attention.weights"]
+    0.1
     """
     return family_of(config).dropout(config, rate, rate if attention is None else attention, head)
 
 
 class Dropout(Edit):
-    """x -> x * keep / (1 - p) with keep 0 for a share p of the elements, drawn from `seed`.
+    """x -> x * keep / (1 - p), where keep is 0 for a random share p of the elements, else 1.
 
-    seed: whole numbers, such as the run's seed, the step and the shard: the same ones draw the same elements. p is a
-    multiple of 2^-16, the nearest to the rate, and the scale is that multiple's.
+    Parameters
+    ----------
+    rates : mapping from stage or pattern to its rate p, 0 <= p < 1
+        p is rounded to a multiple of 2^-16.
+    seed : int or sequence of int, such as the run's seed, the step and the shard
+        The same seed draws the same elements.
+
+    Raises
+    ------
+    NpformerError
+        If a rate is not from 0 to below 1.
+
+    References
+    ----------
+    Srivastava et al., 2014, "Dropout: A Simple Way to Prevent Neural Networks from Overfitting", section 4.
+
+    Examples
+    --------
+    >>> from npformer.tap import listen
+    >>> with listen(Dropout({"ffn": 0.5}, seed=0), first=True):
+    ...     y = npformer.tap("ffn", np.ones((1, 1000)))
+    >>> np.unique(y)
+    array([0., 2.])
     """
 
     def __init__(self, rates: Rates, seed: int | Sequence[int]) -> None:
@@ -41,7 +73,7 @@ class Dropout(Edit):
                 raise NpformerError(f"dropout: the rate of {name} must lie in 0 ... 1, below 1, got {rate}")
         self._rates = dict(rates)
         self._random = np.random.Generator(np.random.SFC64(seed))
-        self._of: dict[str, int] = {}  # stage that has fired -> its rate in 2^-16
+        self._of: dict[str, int] = {}  # stage that has fired -> its rate times 2^16
 
     def change(self, name: str, array: np.ndarray) -> tuple[np.ndarray, Pullback] | None:
         if name not in self._of:
@@ -57,6 +89,6 @@ class Dropout(Edit):
 
 
 def _laid_out_like(flat: np.ndarray, array: np.ndarray) -> np.ndarray:
-    """Flat numbers in the shape of `array`, its axes in memory as they are there: one pass over both is quick."""
+    """Reshapes flat numbers to the shape and memory order of `array`, so that multiplying the two is fast."""
     order = sorted(range(array.ndim), key=lambda axis: -array.strides[axis])
     return flat.reshape([array.shape[axis] for axis in order]).transpose(np.argsort(order))

@@ -1,8 +1,8 @@
-"""The loss of a batch and its gradients: shards of packed rows, forward and backward on every core.
+"""Computes the loss of a batch and its gradients, in shards of packed rows, on every core.
 
-Shards are cut by the texts' lengths alone and their gradients added in the shards' order, so a step has the same bits
-for any number of threads. A batch of any size needs the memory of a shard's activations for each thread: what is
-elsewhere called gradient accumulation is what every batch does here.
+The shards depend on the texts' lengths alone and their gradients are added in order, so that a step has the same bits
+for any number of threads. A batch of any size needs the memory of one shard's activations for each thread: every batch
+does what is elsewhere called gradient accumulation.
 """
 
 from __future__ import annotations
@@ -29,7 +29,15 @@ E = TypeVar("E", contravariant=True)
 
 @dataclass(frozen=True)
 class Gradients:
-    """A batch's mean loss, the targets it got right of how many, its tokens, and the gradients by parameter."""
+    """The result of `gradients`.
+
+    Parameters
+    ----------
+    loss : mean loss over the targets
+    right, count : targets predicted correctly, and all targets
+    tokens : tokens of the batch
+    flat : gradients by parameter's name; a table's are `SparseRows`
+    """
 
     loss: float
     right: int
@@ -45,10 +53,36 @@ def gradients(
     threads: int = 1,
     edit: Callable[[int], Edit | None] = lambda shard: None,
 ) -> Gradients:
-    """The mean loss over a batch's targets, and its gradients. edit: of a shard's stages, such as `Dropout`.
+    """Computes the mean loss over a batch's targets, and its gradients.
 
-    Inside `npformer.edit` they are those of the edited forward. Whoever listens gets the batch in one shard, in order.
-    Raises NpformerError for a batch without a target.
+    Inside `npformer.edit` the gradients are those of the edited forward. With a listener, the batch is one shard.
+
+    Parameters
+    ----------
+    objective : HeadLoss, TranslationLoss, or another `Objective`
+    weights : Trainable
+    examples : list of Example
+    threads : cores to use
+    edit : function from a shard's number to an `Edit` of its stages, such as `Dropout`, or to None
+
+    Returns
+    -------
+    Gradients
+
+    Raises
+    ------
+    NpformerError
+        If the batch has no target.
+
+    Examples
+    --------
+    >>> from npformer.training import Example, HeadLoss
+    >>> model = npformer.load("distilbert-sst2")
+    >>> weights = Trainable(model.weights, model.config)
+    >>> example = Example(npformer.Text(np.array([101, 2053, 102])), target=0)
+    >>> batch = gradients(HeadLoss(model.config), weights, [example])
+    >>> batch.flat["layers.0.attention.query.weight"].shape
+    (384, 384)
     """
     lengths = [objective.lengths(example) for example in examples]
     count = sum(objective.count(example) for example in examples)
@@ -57,7 +91,7 @@ def gradients(
     total = _Sum(weights)
 
     def work(index: int, shard: list[int]) -> Part:
-        with np.errstate(over="ignore", invalid="ignore"):  # the caller looks whether the gradients are finite
+        with np.errstate(over="ignore", invalid="ignore"):  # the caller checks that the gradients are finite
             part = objective.part(weights.tree, [examples[i] for i in shard], count, edit(index))
         total.add(index, weights.collect(part.tree))
         return part._replace(tree={})
@@ -69,16 +103,17 @@ def gradients(
 
 
 def cut(lengths: Sequence[tuple[int, ...]]) -> list[list[int]]:
-    """Indices in shards of about SHARD tokens, for two cores an even number where the lengths allow it.
+    """Cuts a batch into shards of about SHARD tokens, given as indices; a batch of few tokens stays whole.
 
-    Whatever the cores at hand, as sums of gradients depend on it. A batch of few tokens stays whole.
+    The shards do not depend on the number of cores, as the sums of gradients would. Their number is even if the lengths
+    allow it, which suits two cores.
     """
     total = sum(map(sum, lengths))
     return group_by_length(lengths, 2 * math.ceil(total / SHARD / 2) if total >= 2 * SMALL_SHARD else 1)
 
 
 class _Sum:
-    """Gradients added up in the order of the shards, whichever thread is done first."""
+    """Adds gradients in the order of the shards, whichever thread finishes first."""
 
     def __init__(self, weights: Trainable) -> None:
         self.flat: dict[str, Gradient] = {}

@@ -1,4 +1,4 @@
-"""Weights to begin with, drawn as torch draws them: the same distributions, from NumPy's generator."""
+"""Initial weights, from torch's distributions and NumPy's generator."""
 
 from __future__ import annotations
 
@@ -15,13 +15,38 @@ SCHEMES = ("normal", "torch", "xavier")
 
 
 def initialise(config: Config, seed: int = 0, scheme: str = "normal", dtype: Any = np.float32) -> layout.Tree:
-    """A model's tree of weights. Norms are 1 and 0 in every scheme.
+    """Draws a model's tree of weights. In every scheme the weights of norms are 1 and their biases 0.
 
-    "normal": N(0, 0.02^2), biases 0, as BERT's (Devlin et al., 2019) and Transformers'.
-    "torch": nn.Linear's and nn.Embedding's: U(-1, 1) / sqrt(inputs) for weights and biases, N(0, 1) for tables.
-    "xavier": nn.Transformer's: U(-1, 1) sqrt(6 / (inputs + outputs)), with query, key and value as one matrix of 3 D
-    outputs; biases of attention 0, others as in "torch"; tables N(0, 1 / D).
-    Raises NpformerError for another scheme.
+    Parameters
+    ----------
+    config : Config
+    seed : int
+    scheme : "normal", "torch" or "xavier"
+        "normal": N(0, 0.02^2), biases 0, as in BERT. "torch", as in nn.Linear and nn.Embedding: U(-1, 1) / sqrt(inputs)
+        for weights and biases, N(0, 1) for tables. "xavier", as in nn.Transformer: U(-1, 1) sqrt(6 / (inputs +
+        outputs)), with query, key and value as one matrix of 3 D outputs; biases of attention 0, others as in "torch";
+        tables N(0, 1 / D).
+    dtype : of the arrays
+
+    Returns
+    -------
+    dict
+        The nested dict of arrays that a `Model` takes.
+
+    Raises
+    ------
+    NpformerError
+        If the scheme is unknown.
+
+    References
+    ----------
+    Devlin et al., 2019 (normal); Glorot and Bengio, 2010, equation 16 (xavier).
+
+    Examples
+    --------
+    >>> tree = initialise(npformer.load("distilbert-sst2").config)
+    >>> tree["embeddings"]["token"]["weight"].shape
+    (30522, 384)
     """
     if scheme not in SCHEMES:
         raise NpformerError(f"scheme: expected one of {', '.join(SCHEMES)}, got {scheme!r:.80}")

@@ -1,6 +1,6 @@
-"""What is trained: examples, and the loss and the gradients of some of them. An encoder's head, or an encoder-decoder.
+"""Examples, and the loss and gradients of some of them, for an encoder's head or an encoder-decoder.
 
-`gradients.py` adds up a batch's parts, `data.py` makes examples of files.
+`gradients.py` adds up the parts of a batch, `data.py` reads examples from files.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ E = TypeVar("E", contravariant=True)
 
 
 class Part(NamedTuple):
-    """What a shard adds to its batch: its share of the mean loss, how many targets it got right, its gradients."""
+    """A shard's part of its batch: its share of the mean loss, its correct predictions, its gradients."""
 
     loss: float
     right: int
@@ -33,24 +33,33 @@ class Part(NamedTuple):
 
 
 class Objective(Protocol[E]):
-    """What is trained: how long an example is, how many targets it has, and a shard's loss and gradients."""
+    """An objective of training: the lengths and targets of an example, and the loss and gradients of a shard."""
 
     def lengths(self, example: E, /) -> tuple[int, ...]:
-        """The tokens of each of its texts: examples that are alike in them are worked on together."""
+        """Returns the tokens of each text of an example; examples of similar lengths share a shard."""
 
     def count(self, example: E, /) -> int:
-        """Targets: what the loss is the mean over."""
+        """Returns the number of targets, over which the loss is the mean."""
 
     def part(self, tree: Mapping[str, Any], examples: Sequence[E], count: int, edit: Edit | None, /) -> Part:
-        """Of some of a batch's examples, when the whole batch has `count` targets."""
+        """Computes the loss and gradients of a shard; the whole batch has `count` targets."""
 
 
 @dataclass(frozen=True)
 class Example:
-    """A text and what the head is to say of it.
+    """A text and the target of the head.
 
-    target: a label's number; for a head on tokens one for each token, -100 where none is wanted; for question answering
-    the first and the last token. For multiple choice `text` is the list of choices.
+    Parameters
+    ----------
+    text : Text; for multiple choice the list of choices
+    target : int or array of int
+        A label's number; for a head on tokens one for each token, -100 for those without a target; for question
+        answering the first and the last token of the answer; for translation the target's token ids.
+
+    Examples
+    --------
+    >>> Example(npformer.Text(np.array([101, 2053, 102])), target=0).target
+    0
     """
 
     text: Any
@@ -62,8 +71,30 @@ class Example:
 
 @dataclass(frozen=True)
 class HeadLoss:
-    """Cross-entropy of an encoder's head: over labels, over the vocabulary, over the choices, or over the tokens where
-    an answer starts and where it ends (the mean of the two). Devlin et al., 2019, section 4.
+    """The cross-entropy of an encoder's head.
+
+    It is over the labels, the vocabulary or the choices; for question answering it is the mean of the cross-entropies
+    over the tokens of the answer's start and of its end.
+
+    Parameters
+    ----------
+    config : Config with a head
+    label_smoothing : share of the target spread over all classes
+
+    Raises
+    ------
+    NpformerError
+        If the model has no head, or its problem_type is not single-label classification.
+
+    References
+    ----------
+    Devlin et al., 2019, section 4.
+
+    Examples
+    --------
+    >>> loss = HeadLoss(npformer.load("distilbert-sst2").config)
+    >>> loss.count(Example(npformer.Text(np.array([101, 2053, 102])), target=0))
+    1
     """
 
     config: Config
@@ -88,7 +119,7 @@ class HeadLoss:
 
     def part(self, tree: Mapping[str, Any], examples: Sequence[Example], count: int, edit: Edit | None, /) -> Part:
         batch = pack([text for example in examples for text in _texts(example)])
-        recording, whole = Recording(), listening()  # whoever listens already is to see every stage whole
+        recording, whole = Recording(), listening()  # another listener gets every stage whole
         with listen(edit) if edit else nullcontext(), listen(recording):
             answers = forward(tree, self.config, batch, whole)
         loss, right, grads = self.losses(answers, [example.target for example in examples], batch.lengths, count)
@@ -97,7 +128,7 @@ class HeadLoss:
     def losses(
         self, answers: Mapping[str, np.ndarray], targets: Sequence[Any], lengths: np.ndarray, count: int
     ) -> tuple[float, int, dict[str, np.ndarray]]:
-        """The share in the mean loss, how many are right, and the gradients of the answers."""
+        """Returns the share of the mean loss, the number of correct predictions, and the gradients of the answers."""
         head = self.config.head
         if head == "question-answering":
             return self._spans(answers, targets, lengths, count)
@@ -138,7 +169,31 @@ def _texts(example: Example) -> Sequence[Text]:
 
 @dataclass(frozen=True)
 class TranslationLoss:
-    """Teacher forcing: the decoder is given the start token and the target, and is to answer the target and its end."""
+    """The cross-entropy of an encoder-decoder under teacher forcing.
+
+    The decoder reads the start token and the target, and is to predict the target and its end token.
+
+    Parameters
+    ----------
+    config : Config of a translation model
+    label_smoothing : share of the target spread over the vocabulary
+
+    Raises
+    ------
+    NpformerError
+        If the model is no translation model, or has no end token.
+
+    References
+    ----------
+    Vaswani et al., 2017, section 5.4, has the label smoothing of 0.1.
+
+    Examples
+    --------
+    >>> from npformer.training.translator import translator
+    >>> loss = TranslationLoss(translator(vocabulary=300, width=32, heads=4, layers=2, ffn=64, longest=16))
+    >>> loss.count(Example(npformer.Text(np.array([5, 6, 0])), np.array([7, 8])))  # and the end token
+    3
+    """
 
     config: Config
     label_smoothing: float = 0.1
@@ -161,7 +216,7 @@ class TranslationLoss:
         with listen(edit) if edit else nullcontext(), listen(recording):
             logits = transformer(tree, self.config, source, target)["logits"]
         options: dict[str, Any] = {"label_smoothing": self.label_smoothing, "reduction": "sum"}
-        options["log_probabilities"] = log_softmax(logits)  # once for both: of so many classes it costs
+        options["log_probabilities"] = log_softmax(logits)  # shared by both, as it is costly over a vocabulary
         loss = float(cross_entropy(logits, wanted, **options)) / count
         right = int((logits.argmax(axis=-1) == wanted).sum())
         grad = cross_entropy_backward(1 / count, logits, wanted, **options)
@@ -170,5 +225,5 @@ class TranslationLoss:
 
 
 def teacher_forced(config: Config, examples: Sequence[Example]) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Of each target what the decoder is given, and what it is to answer."""
+    """Returns for each target the ids that the decoder reads, and those that it is to predict."""
     return [shift(each.target, config.decoder.start_id, config.decoder.end_ids[0]) for each in examples]

@@ -1,4 +1,4 @@
-"""How good a model is: labels by accuracy, F1 and confusion; a translator by its loss and its next tokens."""
+"""Measures of a model: accuracy, F1 and confusion of labels; loss and next-token accuracy of a translator."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from npformer.model import Model, Seq2Seq
 from npformer.runtime.batch import Text
 from npformer.training.losses import Example, teacher_forced
 
-TEXTS = 1024  # handed to the model at a time
+TEXTS = 1024  # texts handed to the model at a time
 PAIRS = 256
 
 
 @dataclass(frozen=True)
 class Scores:
-    """confusion[i, j]: texts of label i that were given label j, (C, C)."""
+    """The scores of a classifier; confusion[i, j] counts the texts of label i that were given label j, (C, C)."""
 
     labels: tuple[str, ...]
     confusion: np.ndarray
@@ -29,12 +29,12 @@ class Scores:
 
     @property
     def precision(self) -> np.ndarray:
-        """Of the texts given a label, the share that has it, (C,); 0 where none was."""
+        """The share of the texts given a label that have it, (C,); 0 if none was given it."""
         return np.diag(self.confusion) / np.maximum(1, self.confusion.sum(axis=0))
 
     @property
     def recall(self) -> np.ndarray:
-        """Of the texts of a label, the share that was given it, (C,); 0 where there is none."""
+        """The share of the texts of a label that were given it, (C,); 0 if there is no such text."""
         return np.diag(self.confusion) / np.maximum(1, self.confusion.sum(axis=1))
 
     @property
@@ -45,7 +45,7 @@ class Scores:
 
     @property
     def macro_f1(self) -> float:
-        """The mean of the labels' F1, without labels that neither a text nor an answer has."""
+        """The mean of F1 over the labels that some text has or was given."""
         return float(self.f1[self.confusion.sum(axis=0) + self.confusion.sum(axis=1) > 0].mean())
 
     def __str__(self) -> str:
@@ -63,14 +63,14 @@ class Scores:
 
 
 def scores(wanted: Sequence[int], given: Sequence[int], labels: Sequence[str]) -> Scores:
-    """The scores of labels given, by those wanted, both as numbers."""
+    """Compares the labels given with those wanted, both as numbers."""
     confusion: np.ndarray = np.zeros((len(labels), len(labels)), np.int64)
     np.add.at(confusion, (np.asarray(wanted), np.asarray(given)), 1)
     return Scores(tuple(labels), confusion)
 
 
 def evaluate_labels(model: Model, examples: Sequence[Example]) -> Scores:
-    """The scores of a classifier on some examples."""
+    """Measures a classifier on examples."""
     given: list[int] = []
     for start in range(0, len(examples), TEXTS):
         answers = model.run([example.text for example in examples[start : start + TEXTS]])
@@ -79,7 +79,8 @@ def evaluate_labels(model: Model, examples: Sequence[Example]) -> Scores:
 
 
 def evaluate_translation(model: Seq2Seq, examples: Sequence[Example]) -> dict[str, float]:
-    """The mean cross-entropy of a target token given those before it, and the share that is given as the likeliest."""
+    """Measures the mean cross-entropy of the target's tokens, each given those before it, and the share predicted as
+    the likeliest."""
     total, right, count = 0.0, 0, 0
     for start in range(0, len(examples), PAIRS):
         window = examples[start : start + PAIRS]

@@ -1,6 +1,6 @@
-"""Adam and AdamW on flat arrays, a block at a time, and clipping by the gradients' norm.
+"""Adam and AdamW on flat arrays, block by block, and clipping by the norm of the gradients.
 
-Kingma and Ba, 2015; Loshchilov and Hutter, 2019. The arithmetic is torch.optim's, step for step.
+Kingma and Ba, 2015; Loshchilov and Hutter, 2019. The arithmetic is that of torch.optim, step for step.
 """
 
 from __future__ import annotations
@@ -16,36 +16,101 @@ from npformer.functions import SparseRows
 from npformer.runtime.threads import run_tasks, single_blas_thread
 from npformer.training.trainable import Gradient
 
-BLOCK = 1 << 16  # elements of a parameter worked on at a time: its four arrays stay in the core's own cache
+BLOCK = 1 << 16  # elements of a parameter to update at a time: its four arrays stay in the core's own cache
 
 
 def is_decayed(name: str) -> bool:
-    """Whether weight decay is for this parameter: for weights of linear layers and tables, not for biases and norms."""
+    """Tells whether weight decay applies to a parameter: to weights of linear layers and tables, not biases or norms.
+
+    Parameters
+    ----------
+    name : flat name of the parameter
+
+    Returns
+    -------
+    bool
+
+    Examples
+    --------
+    >>> is_decayed("layers.0.ffn_norm.weight")
+    False
+    """
     group, _, kind = name.rpartition(".")
     return kind == "weight" and not group.endswith("norm")
 
 
 def global_norm(gradients: Mapping[str, Gradient]) -> float:
-    """sqrt of the sum of the squares of all gradients."""
+    """sqrt(sum of the squares of all gradients).
+
+    Parameters
+    ----------
+    gradients : mapping from name to array or SparseRows
+
+    Returns
+    -------
+    float
+
+    Examples
+    --------
+    >>> global_norm({"a": np.array([3.0]), "b": np.array([4.0])})
+    5.0
+    """
     arrays = [grad.values if isinstance(grad, SparseRows) else grad for grad in gradients.values()]
     flat = [np.ascontiguousarray(array).reshape(-1) for array in arrays]
-    with single_blas_thread():  # several would add in another order
+    with single_blas_thread():  # several threads would add in another order
         blocks = (array[start : start + BLOCK] for array in flat for start in range(0, len(array), BLOCK))
         return math.sqrt(sum(float(np.dot(block, block)) for block in blocks))
 
 
 def clip_scale(norm: float, most: float | None) -> float:
-    """What to multiply gradients by, so that their norm is at most `most`; torch's formula, with its 1e-6."""
+    """min(1, most / (norm + 1e-6)): the factor for gradients of this norm, as in torch's clip_grad_norm_.
+
+    Parameters
+    ----------
+    norm : float
+    most : the largest norm; None for no limit
+
+    Returns
+    -------
+    float
+
+    Examples
+    --------
+    >>> round(clip_scale(4.0, 1.0), 4)
+    0.25
+    """
     return 1.0 if most is None else min(1.0, most / (norm + 1e-6))
 
 
 class Adam:
     """m = b1 m + (1 - b1) g; v = b2 v + (1 - b2) g^2; w -= lr m / (1 - b1^t) / (sqrt(v / (1 - b2^t)) + eps).
 
-    weight_decay makes it AdamW: w -= lr * weight_decay * w first, for the parameters that `decayed` names.
-    lazy: of a table with `SparseRows` only the rows with a gradient move, and their m and v with them, which costs
-    what the rows cost (torch.optim.SparseAdam's variant); a row that does not occur is neither decayed nor carried
-    on by its m. Without lazy such a gradient counts as one full of zeros, as torch.optim.Adam has it.
+    Parameters
+    ----------
+    parameters : mapping from name to array, updated in place
+    betas, eps : b1 and b2, eps
+    weight_decay : AdamW's; before each update w -= lr * weight_decay * w
+    lazy : bool
+        Update only the rows of a table that have a gradient (`SparseRows`), with their m and v, as
+        torch.optim.SparseAdam does: the cost is that of these rows. If False, all other rows have gradient 0, as in
+        torch.optim.Adam.
+    decayed : function from a name to whether weight decay applies
+
+    Raises
+    ------
+    NpformerError
+        If a beta is not from 0 to below 1, eps not above 0, or weight_decay below 0.
+
+    References
+    ----------
+    Kingma and Ba, 2015, algorithm 1; Loshchilov and Hutter, 2019, algorithm 2.
+
+    Examples
+    --------
+    >>> w = np.array([1.0, 1.0])
+    >>> Adam({"w": w}).step({"w": np.array([0.5, -2.0])}, learning_rate=0.1)
+    >>> w
+    array([0.9, 1.1])
     """
 
     def __init__(
@@ -70,7 +135,7 @@ class Adam:
     def step(
         self, gradients: Mapping[str, Gradient], learning_rate: float, scale: float = 1.0, threads: int = 1
     ) -> None:
-        """One update from gradients times `scale`; parameters without a gradient stay as they are."""
+        """Makes one update from the gradients times `scale`; parameters without a gradient stay."""
         self.t += 1
         tasks = []
         for name, grad in gradients.items():
@@ -103,7 +168,10 @@ class Adam:
     def _update(
         self, w: np.ndarray, m: np.ndarray, v: np.ndarray, grad: np.ndarray, rate: float, scale: float, decay: float
     ) -> None:
-        """The formula on flat arrays, in place."""
+        """Applies the formula to flat arrays in place. The plain step, without the scratch array:
+
+        m = b1 m + (1 - b1) g; v = b2 v + (1 - b2) g^2; w -= size m / (sqrt(v) / root + eps)
+        """
         b1, b2 = self.betas
         size, root = rate / (1 - b1**self.t), math.sqrt(1 - b2**self.t)
         scratch = np.empty(min(BLOCK, len(w)), w.dtype)
@@ -128,13 +196,13 @@ class Adam:
             w_ -= t
 
     def state(self) -> dict[str, np.ndarray]:
-        """What must be kept beside the weights to go on: m and v by name, and t."""
+        """Returns what to save beside the weights, for `restore`: m and v by name, and t."""
         moments = {f"m.{name}": array for name, array in self.m.items()}
         moments |= {f"v.{name}": array for name, array in self.v.items()}
         return {**moments, "t": np.array([self.t], np.int64)}
 
     def restore(self, state: Mapping[str, np.ndarray]) -> None:
-        """Go on from what `state` gave."""
+        """Restores what `state` returned."""
         for name in self.parameters:
             self.m[name][...] = state[f"m.{name}"]
             self.v[name][...] = state[f"v.{name}"]
@@ -142,6 +210,6 @@ class Adam:
 
 
 def _parts(size: int) -> Sequence[slice]:
-    """Large arrays in pieces for several threads."""
+    """Cuts a large array into pieces for several threads."""
     step = 16 * BLOCK
     return [slice(start, start + step) for start in range(0, size, step)]

@@ -1,4 +1,4 @@
-"""How far a training is: a line on a terminal that is written over, or one line an epoch elsewhere."""
+"""The progress of a training: a line that is rewritten on a terminal, or one line for each epoch elsewhere."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ BAR = 20  # characters
 
 
 class Progress:
-    """Loss and accuracy of the epoch so far, tokens a second of the last hundred steps, and the time left."""
+    """Shows loss and accuracy of the epoch so far, tokens per second over the last hundred steps, and the time left."""
 
     def __init__(self, stream: TextIO | None = None) -> None:
         self.stream = stream or sys.stderr
@@ -21,11 +21,11 @@ class Progress:
         self._shown = 0.0
 
     def add(self, tokens: int, seconds: float) -> None:
-        """A step is done."""
+        """Counts a finished step."""
         self._steps.append((tokens, seconds))
 
     def show(self, epoch: int, epochs: int, state: State, per_epoch: int, total: int) -> None:
-        """Write the line, ten times a second at most, where the stream is a terminal."""
+        """Writes the line, at most ten times a second, if the stream is a terminal."""
         if not self.stream.isatty() or (time.monotonic() - self._shown < 0.1 and state.step % per_epoch):
             return
         self._shown = time.monotonic()
@@ -40,7 +40,7 @@ class Progress:
         self.stream.flush()
 
     def epoch(self, row: dict[str, float]) -> None:
-        """A line for an epoch that is done."""
+        """Writes a line for a finished epoch."""
         numbers = "  ".join(f"{name} {value:.4f}" for name, value in row.items() if name not in ("epoch", "seconds"))
         start = "\r" if self.stream.isatty() else ""
         end = "\x1b[K" if self.stream.isatty() else ""

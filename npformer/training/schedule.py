@@ -1,6 +1,6 @@
-"""Learning-rate schedules: functions of the step, counted from 0, whose number multiplies the learning rate.
+"""Learning-rate schedules: functions from the step, counted from 0, to a factor of the learning rate.
 
-They are those of torch and Transformers, step for step. `trainer.py` asks them before each update.
+They are those of torch and Transformers, step for step. `trainer.py` calls them before each update.
 """
 
 from __future__ import annotations
@@ -13,14 +13,46 @@ Schedule = Callable[[int], float]
 
 
 def constant(warmup: int = 0) -> Schedule:
-    """1, after `warmup` steps that rise to it: 0, 1 / warmup, 2 / warmup, ..."""
+    """factor(step) = min(1, step / warmup).
+
+    Parameters
+    ----------
+    warmup : number of steps below 1
+
+    Returns
+    -------
+    function from step to factor
+
+    Examples
+    --------
+    >>> [constant(warmup=2)(step) for step in range(4)]
+    [0.0, 0.5, 1.0, 1.0]
+    """
     return lambda step: 1.0 if step >= warmup else step / warmup
 
 
 def linear(warmup: int, total: int) -> Schedule:
-    """Rising from 0 at the first step to 1 at step `warmup`, and from there falling to 0 at step `total`.
+    """factor(step) = step / warmup, then (total - step) / (total - warmup): rises from 0 to 1, then falls to 0.
 
-    The first update has the rate 0, as with Transformers' get_linear_schedule_with_warmup.
+    The first update has rate 0, as in Transformers' get_linear_schedule_with_warmup.
+
+    Parameters
+    ----------
+    warmup, total : numbers of steps
+
+    Returns
+    -------
+    function from step to factor
+
+    Raises
+    ------
+    NpformerError
+        If warmup is not from 0 to total.
+
+    Examples
+    --------
+    >>> [linear(warmup=2, total=4)(step) for step in range(5)]
+    [0.0, 0.5, 1.0, 0.5, 0.0]
     """
     if not 0 <= warmup <= total:
         raise NpformerError(f"linear: warmup must lie in 0 ... total, {total}, got {warmup}")
@@ -32,7 +64,31 @@ def linear(warmup: int, total: int) -> Schedule:
 
 
 def noam(width: int, warmup: int) -> Schedule:
-    """width^-0.5 min(n^-0.5, n warmup^-1.5) for the n-th step, n = step + 1. Vaswani et al., 2017, section 5.3."""
+    """factor(step) = width^-0.5 min(n^-0.5, n warmup^-1.5), n = step + 1.
+
+    Parameters
+    ----------
+    width : d_model
+    warmup : number of steps until the largest rate, at least 1
+
+    Returns
+    -------
+    function from step to factor
+
+    Raises
+    ------
+    NpformerError
+        If warmup is below 1.
+
+    References
+    ----------
+    Vaswani et al., 2017, section 5.3.
+
+    Examples
+    --------
+    >>> round(noam(width=512, warmup=4000)(3999), 6)
+    0.000699
+    """
     if warmup < 1:
         raise NpformerError(f"noam: warmup must be at least 1, got {warmup}")
     return lambda step: width**-0.5 * min((step + 1) ** -0.5, (step + 1) * warmup**-1.5)

@@ -1,4 +1,4 @@
-"""What a training begins with and ends in: a checkpoint with a head for new labels, and the folder of the result."""
+"""The start and the end of a fine-tuning: a checkpoint with a head for new labels, and the folder of the result."""
 
 from __future__ import annotations
 
@@ -27,9 +27,10 @@ ENCODER = ("embeddings.", "layers.", "norm.")
 def start(
     folder: Path, labels: Sequence[str], seed: int = 0, distilbert: bool = False
 ) -> tuple[Config, layout.Tree, bool]:
-    """A classifier of these labels that begins with the encoder of a folder, and whether its head is the folder's.
+    """Makes a classifier for these labels from the encoder of a folder; also returns whether it has the folder's head.
 
-    A head for the very labels is kept; else a new one is drawn, N(0, 0.02^2). distilbert: rewrite a BERT as one.
+    The folder's head is kept if it has exactly these labels; otherwise a new one is drawn, N(0, 0.02^2). With
+    `distilbert` a BERT is rewritten as a DistilBERT.
     """
     stored = read_folder(folder)
     described = read_config(stored.config)
@@ -50,10 +51,10 @@ def start(
 
 
 def as_distilbert(config: Config, tree: layout.Tree) -> tuple[Config, layout.Tree]:
-    """A BERT without a head as the DistilBERT that computes the same for single texts: segment 0 goes into positions.
+    """Rewrites a BERT without a head as the DistilBERT that computes the same for single texts.
 
-    E[ids] + P[positions] + S[0] is E[ids] + (P + S[0])[positions]; the pooler is left out.
-    Raises NpformerError for another family, and for an epsilon of the norms that DistilBERT does not have.
+    E[ids] + P[positions] + S[0] = E[ids] + (P + S[0])[positions]; the pooler is left out.
+    Raises NpformerError for another family, or if the norms' eps is not DistilBERT's.
     """
     if config.model_type != "bert" or config.eps != 1e-12:
         raise NpformerError(f"expected a bert with eps 1e-12 to rewrite, got a {config.model_type}, eps {config.eps}")
@@ -66,7 +67,7 @@ def as_distilbert(config: Config, tree: layout.Tree) -> tuple[Config, layout.Tre
 
 
 def companions(source: Path, config: Config, limit: int | None = None) -> dict[str, str]:
-    """The tokenizer's files of a folder; limit: the tokens that texts were cut to, where they are fewer."""
+    """Reads the tokenizer's files of a folder; `limit` becomes the longest text in them, if it is shorter."""
     kept = {name: (source / name).read_text(encoding="utf-8") for name in TOKENIZER if (source / name).is_file()}
     if limit is not None:
         settings = {**read_settings(source), "model_max_length": min(limit, longest_text(source, config))}
@@ -75,7 +76,7 @@ def companions(source: Path, config: Config, limit: int | None = None) -> dict[s
 
 
 def write_model(folder: Path, beside: Mapping[str, str], config: Config, tree: layout.Tree) -> None:
-    """A checkpoint folder: weights, the files `beside` them, last config.json; each whole or not there."""
+    """Writes a checkpoint folder: weights, the files `beside` them, and config.json last; each whole or not at all."""
     save_arrays(folder / OWN_WEIGHTS, layout.stored(tree, config), {"format": "npformer"})
     description = json.dumps(write_config(config), indent=2, ensure_ascii=False) + "\n"
     for name, text in {**beside, CONFIG: description}.items():

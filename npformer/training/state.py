@@ -1,6 +1,6 @@
-"""Where a training stands, and the folder that keeps it: to go on from, and to choose the best weights from.
+"""The state of a training and the folder of its checkpoints, to resume from and to choose the best weights from.
 
-`trainer.py` writes it as it goes. Every file is written whole or not at all.
+`trainer.py` writes the checkpoints. Every file is written whole or not at all.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ LAST, BEST, STEP = "last.safetensors", "best.safetensors", "step-{}.safetensors"
 
 @dataclass
 class State:
-    """Where a training stands: steps done, sums over the epoch at hand, and a row of numbers an epoch."""
+    """The state of a training: steps done, sums over the current epoch, and a row of numbers for each past epoch."""
 
     step: int = 0
     loss: float = 0.0
@@ -36,30 +36,30 @@ class State:
     history: list[dict[str, float]] = field(default_factory=list)
 
     def end_epoch(self, row: dict[str, float]) -> None:
-        """Keep an epoch's row; the next one's sums begin at 0."""
+        """Adds an epoch's row to the history and sets the sums to 0."""
         self.history.append(row)
         self.loss, self.right, self.count, self.seconds = 0.0, 0, 0, 0.0
 
 
 @dataclass(frozen=True)
 class Checkpoints:
-    """The folder of a training's files; without a folder nothing is kept."""
+    """The checkpoints of a training in a folder; without a folder nothing is kept."""
 
     folder: Path | None
     weights: Trainable
     optimiser: Adam
 
     def save(self, identity: str, state: State) -> None:
-        """Write `last.safetensors`: weights, moments, and where the training stands."""
+        """Writes `last.safetensors`: the weights, Adam's moments and the state."""
         if self.folder is not None:
             arrays = {f"w.{name}": array for name, array in self.weights.flat.items()} | self.optimiser.state()
             metadata = {"format": FORMAT, "run": identity, "state": json.dumps(asdict(state))}
             save_arrays(self.folder / LAST, arrays, metadata)
 
     def resume(self, identity: str, state: State) -> None:
-        """Take weights, moments and state from `last.safetensors`, where it is there.
+        """Reads weights, moments and state from `last.safetensors`, if there is one.
 
-        Raises NpformerError where `identity` is not what it was saved with.
+        Raises NpformerError if it was saved with another `identity`.
         """
         if self.folder is None:
             return
@@ -77,16 +77,16 @@ class Checkpoints:
             self.optimiser.restore(arrays)
             for name, value in json.loads(metadata["state"]).items():
                 setattr(state, name, value)
-        for stale in self.folder.glob(".*.safetensors.*.partial"):  # of a training that was killed while it wrote
+        for stale in self.folder.glob(".*.safetensors.*.partial"):  # left by a training that was killed
             shutil.rmtree(stale, ignore_errors=True)
 
     def keep(self, name: str, step: int) -> None:
-        """Write the weights alone, under this name."""
+        """Writes the weights alone under this name."""
         if self.folder is not None:
             save_arrays(self.folder / name, self.weights.flat, {"format": FORMAT, "step": str(step)})
 
     def take_mean(self, names: Sequence[str]) -> None:
-        """Make the weights the mean of those kept under these names."""
+        """Sets the weights to the mean of those kept under these names."""
         assert self.folder is not None
         for count, name in enumerate(names):
             arrays, _ = load_arrays(self.folder / name)
@@ -97,7 +97,7 @@ class Checkpoints:
 
 
 def identity(recipe: Any, objective: Any, weights: Trainable, examples: Sequence[Any], held_out: Sequence[Any]) -> str:
-    """What makes a training this one: its recipe, its objective with the model's config, first weights, examples."""
+    """Identifies a training by its recipe, its objective with the config, its first weights and its examples."""
     digest = hashlib.sha256()
     for part in _bytes([list(weights.flat.items()), list(examples), list(held_out)]):
         digest.update(part)
@@ -108,7 +108,7 @@ def identity(recipe: Any, objective: Any, weights: Trainable, examples: Sequence
 
 
 def _bytes(value: Any) -> Iterator[bytes]:
-    """The bytes of a value of arrays, numbers and texts."""
+    """Yields the bytes of a nested value of arrays, numbers and texts."""
     if isinstance(value, np.ndarray):
         yield f"{value.dtype} {value.shape}".encode()
         yield np.ascontiguousarray(value).tobytes()

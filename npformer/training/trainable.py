@@ -1,6 +1,6 @@
-"""A model's weights as training changes them: writable copies, what is tied once, what is computed left alone.
+"""The weights of a model in training: writable copies, tied arrays shared, computed tables left out.
 
-`gradients.py` sums gradients by the names here, `optimiser.py` moves the arrays.
+`gradients.py` adds gradients by these names, `optimiser.py` updates the arrays.
 """
 
 from __future__ import annotations
@@ -18,16 +18,28 @@ Gradient = np.ndarray | SparseRows
 
 
 class Trainable:
-    """The tree that `forward` computes with, and `flat`, the arrays of it that training moves: name -> array.
+    """Writable weights: `tree`, which the forward reads, and `flat`, the arrays in it that training updates, by name.
 
-    An array that is another one (a projection tied to its token table) is still the same memory here. Tables of
-    sinusoids are no parameters.
+    Two tied arrays (a vocabulary projection and its token table) share memory and have one entry in `flat`. Tables of
+    sinusoids have none.
+
+    Parameters
+    ----------
+    tree : nested dict of arrays, as in `Model.weights`
+    config : Config
+
+    Examples
+    --------
+    >>> model = npformer.load("distilbert-sst2")
+    >>> weights = Trainable(model.weights, model.config)
+    >>> weights.flat["head.output.weight"] is weights.tree["head"]["output"]["weight"]
+    True
     """
 
     def __init__(self, tree: Mapping[str, Any], config: Config) -> None:
         self.config = config
         self.flat: dict[str, np.ndarray] = {}
-        self._tied: dict[str, tuple[str, bool]] = {}  # name -> the array that it is, and whether it is its transpose
+        self._tied: dict[str, tuple[str, bool]] = {}  # tied name -> the array's own name, and whether transposed
         arrays: dict[str, np.ndarray] = {}
         seen: dict[tuple[int, int], str] = {}
         for name, array in layout.flatten(dict(tree)).items():
@@ -47,7 +59,7 @@ class Trainable:
         return name.endswith("embeddings.position.weight") and getattr(self.config, "positions", "learned") != "learned"
 
     def collect(self, tree: Mapping[str, Any]) -> dict[str, Gradient]:
-        """A backward pass's tree of gradients by the names of `flat`, those of tied arrays added up."""
+        """Flattens a tree of gradients to the names of `flat`, and adds up those of tied arrays."""
         flat: dict[str, Gradient] = {}
         for name, grad in layout.flatten(dict(tree)).items():
             table, transposed = self._tied.get(name, (name, False))
@@ -58,13 +70,13 @@ class Trainable:
 
 
 def add(a: Gradient, b: Gradient) -> Gradient:
-    """The sum of two gradients of one array; `a` may become it."""
+    """a + b for two gradients of one array; may write to `a`."""
     if isinstance(a, SparseRows) and isinstance(b, SparseRows):
         return embedding_backward(np.concatenate([a.values, b.values]), np.concatenate([a.ids, b.ids]))
     if isinstance(a, SparseRows):
         a, b = b, a
     assert isinstance(a, np.ndarray)
-    a = np.require(a, requirements=["C", "W"])  # a transposed view comes first where a projection is tied
+    a = np.require(a, requirements=["C", "W"])  # the gradient of a tied projection is a transposed view
     if isinstance(b, SparseRows):
         a[b.ids] += b.values
     else:

@@ -1,8 +1,8 @@
-"""The training loop: epochs of shuffled batches, an evaluation after each, and checkpoints to go on from.
+"""The training loop: epochs of shuffled batches, an evaluation after each epoch, and checkpoints.
 
-A training that was stopped, at whatever step, goes on from its last checkpoint to the same bits: the order of the
-examples and what dropout draws depend on the seed, the epoch and the step alone, and a step has the same bits for any
-number of threads. `gradients.py` makes the gradients, `state.py` has the checkpoints.
+A training that was stopped at any step resumes from its last checkpoint and ends with the same bits: the order of the
+examples and the elements that dropout draws depend on the seed, the epoch and the step alone, and a step has the same
+bits for any number of threads. `gradients.py` computes the gradients, `state.py` has the checkpoints.
 """
 
 from __future__ import annotations
@@ -35,25 +35,31 @@ Evaluate = Callable[[int], dict[str, float]]
 
 @dataclass(frozen=True)
 class Recipe:
-    """How a model is trained.
+    """The settings of a training.
 
     Parameters
     ----------
-    epochs, batch_size: passes over the examples, and examples a step.
-    learning_rate: the largest one; with the schedule "noam" a factor of width^-0.5 min(n^-0.5, n warmup^-1.5).
-    schedule: "constant", "linear" or "noam", after a warm-up.
-    warmup: steps, or below 1 the share of all steps.
-    betas, eps, weight_decay, lazy: `Adam`'s.
-    clip: the largest norm of the gradients, None for any.
-    dropout: stage or pattern -> the share of its elements that become 0.
-    average: averages the last `average` checkpoints, each `average_every` steps apart (0: an epoch); see
-        `Trainer.choose`.
-    window: batches are of examples of like length, by sorting `window` batches' worth of shuffled ones.
-    seed: of the order and of dropout.
+    epochs, batch_size : passes over the examples, and examples in a step
+    learning_rate : the largest rate; with the schedule "noam" a factor of width^-0.5 min(n^-0.5, n warmup^-1.5)
+    schedule : "constant", "linear" or "noam", after a warm-up
+    warmup : number of steps, or below 1 a share of all steps
+    betas, eps, weight_decay, lazy : as in `Adam`
+    clip : the largest norm of the gradients; None for no limit
+    dropout : mapping from stage or pattern to the share of its elements to set to 0
+    average, average_every : average the last `average` checkpoints, `average_every` steps apart (0: an epoch)
+        See `Trainer.choose`.
+    window : sort the examples of `window` batches by length, so that those of a batch have similar lengths
+    seed : of the order and of dropout
 
     Raises
     ------
-    NpformerError: for a value that makes no sense.
+    NpformerError
+        If a value is out of range.
+
+    Examples
+    --------
+    >>> Recipe(epochs=2, learning_rate=2e-5).batch_size
+    32
     """
 
     epochs: int = 3
@@ -88,12 +94,12 @@ class Recipe:
         one_of("schedule", self.schedule, SCHEDULES)
 
     def averaged(self, per_epoch: int) -> range:
-        """The steps after which weights are kept for their mean, at `per_epoch` steps an epoch."""
+        """Returns the steps after which to keep weights for `average`, with `per_epoch` steps in an epoch."""
         last, every = self.epochs * per_epoch, self.average_every or per_epoch
         return range(last - every * min(self.average - 1, (last - 1) // every), last + 1, every)
 
     def batches(self, lengths: Sequence[tuple[int, ...]], epoch: int) -> list[np.ndarray]:
-        """An epoch's batches: the indices of examples of these lengths, drawn by the seed and the epoch alone."""
+        """Draws the batches of an epoch, as indices of examples of these lengths, from the seed and the epoch alone."""
         random, size = np.random.default_rng((self.seed, epoch)), self.batch_size
         order = random.permutation(len(lengths))
         if self.window == 1:
@@ -104,7 +110,7 @@ class Recipe:
         return [order[start : start + size] for start in starts]
 
     def factors(self, total: int, width: int) -> Schedule:
-        """What multiplies the learning rate at each of `total` steps."""
+        """Returns the schedule: the factor of the learning rate at each of `total` steps."""
         warmup = round(self.warmup * total) if self.warmup < 1 else int(self.warmup)
         if self.schedule == "linear":
             return linear(min(warmup, total), total)
@@ -112,16 +118,27 @@ class Recipe:
 
 
 class Trainer(Generic[E]):
-    """Trains weights on examples, and goes on from the checkpoints in its folder.
+    """Trains weights on examples, and resumes from the checkpoints in its folder.
 
     Parameters
     ----------
-    objective: the loss, such as `HeadLoss`.
-    weights: what is trained, in place.
-    folder: keeps `last.safetensors`, to go on from, and `best.safetensors`; None: keep nothing.
-    threads: cores to use; the bits are the same for any number.
-    save_every: steps between saves within an epoch.
-    progress: shows how far it is.
+    objective : HeadLoss, TranslationLoss, or another `Objective`
+    weights : Trainable, updated in place
+    recipe : Recipe
+    folder : for `last.safetensors`, to resume from, and `best.safetensors`; None to keep nothing
+    threads : cores to use; the bits are the same for any number
+    save_every : steps between saves within an epoch
+    progress : Progress, optional
+
+    Examples
+    --------
+    >>> from npformer.training import Example, HeadLoss
+    >>> model = npformer.load("distilbert-sst2")
+    >>> weights = Trainable(model.weights, model.config)
+    >>> examples = [Example(npformer.Text(np.array([101, 2053, 102])), target=0)]
+    >>> history = Trainer(HeadLoss(model.config), weights, Recipe(epochs=1)).train(examples)
+    >>> [row["epoch"] for row in history]
+    [0, 1]
     """
 
     def __init__(
@@ -148,21 +165,26 @@ class Trainer(Generic[E]):
         score: str = "accuracy",
         held_out: Sequence[E] = (),
     ) -> list[dict[str, float]]:
-        """All epochs, or those that are left.
+        """Runs all epochs, or those that are left.
 
         Parameters
         ----------
-        evaluate: numbers of the weights as they stand, before the first epoch (0) and after each.
-        score: which of them is to be large; the weights with the largest are kept.
-        held_out: what `evaluate` measures on, so that a training does not go on with another.
+        examples : list of Example
+        evaluate : function from the epoch's number to measures of the current weights
+            Called before the first epoch (0) and after each.
+        score : name of the measure whose largest value decides which weights are the best
+        held_out : the examples that `evaluate` measures on, as part of the training's identity
 
         Returns
         -------
-        The history: a row an epoch, the first before any.
+        list of dict
+            One row for the start and one for each epoch.
 
         Raises
         ------
-        NpformerError: for no examples, or where the folder holds another training's checkpoint.
+        NpformerError
+            If there are no examples, the folder holds a checkpoint of another training, or the gradients are not
+            finite.
         """
         if not examples:
             raise NpformerError("no examples to train on")
@@ -226,15 +248,17 @@ class Trainer(Generic[E]):
             self._checkpoints.keep(BEST, state.step)
 
     def choose(self, evaluate: Evaluate, score: str = "accuracy") -> dict[str, float]:
-        """Make the weights the best epoch's, or the mean of the recipe's last checkpoints where that scores higher.
+        """Sets the weights to those of the best epoch, or to the mean of the last checkpoints if that scores higher.
 
         Returns
         -------
-        The best epoch's row of the history, or the mean's numbers, with "states" for "epoch".
+        dict
+            The best epoch's row of the history, or the measures of the mean, with "states" in place of "epoch".
 
         Raises
         ------
-        NpformerError: for a training that kept no weights, or has no such score.
+        NpformerError
+            If the training kept no weights, or has no such score.
 
         References
         ----------
@@ -254,5 +278,5 @@ class Trainer(Generic[E]):
 
 
 def _rank(row: dict[str, float], score: str) -> tuple[float, float]:
-    """Larger is better, then later; what is no number comes last."""
+    """Ranks a row by score, then by epoch; NaN comes last."""
     return (-math.inf if math.isnan(row[score]) else row[score], row["epoch"])

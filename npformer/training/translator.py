@@ -1,4 +1,4 @@
-"""A translator from scratch: its vocabulary, its config, and the files beside its weights."""
+"""A new translator: its vocabulary, its config, and the files beside its weights."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from npformer.errors import NpformerError
 from npformer.families.marian import MARIAN
 from npformer.text.translation_tokenizer import FILE
 
-END, PAD = "</s>", "<pad>"  # ids 0 and 1; the padding token is what a decoder is given first, as in Marian's models
-MOST = 10**6  # tokens of a vocabulary
+END, PAD = "</s>", "<pad>"  # ids 0 and 1; the decoder starts with the padding token, as in Marian's models
+MOST = 10**6  # most tokens of a vocabulary
 
 
 def learn_tokenizer(texts: Iterable[str], size: int) -> Any:
-    """One byte-pair vocabulary for both languages (Sennrich et al., 2016), on bytes, so that no character is unknown.
+    """Learns one byte-pair vocabulary for both languages, on bytes, so that no character is unknown.
 
-    A `tokenizers.Tokenizer`; a text's ids end with `END`. The same texts give the same one. Raises NpformerError for a
-    size below the bytes' own.
+    Returns a `tokenizers.Tokenizer` whose ids end with `END`; the same texts give the same tokenizer. Raises
+    NpformerError for a size below the number of bytes. Sennrich et al., 2016.
     """
     from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
@@ -41,8 +41,10 @@ def learn_tokenizer(texts: Iterable[str], size: int) -> Any:
 
 
 def translator(vocabulary: int, width: int, heads: int, layers: int, ffn: int, longest: int) -> Config:
-    """The 2017 encoder-decoder in Marian's layout, so that Transformers reads it too: one table for source, target and
-    projection, its rows times sqrt(width), ReLU, norms after the blocks. Vaswani et al., 2017, sections 3.3 and 3.4.
+    """Returns the config of the 2017 encoder-decoder in Marian's layout, which Transformers reads too.
+
+    One table serves source, target and projection, its rows times sqrt(width); ReLU; norms after the blocks. Vaswani et
+    al., 2017, sections 3.3 and 3.4.
     """
     return MARIAN.config(
         "translation", vocab_size=vocabulary, d_model=width, n_heads=heads, n_layers=layers, d_ffn=ffn,
@@ -52,7 +54,7 @@ def translator(vocabulary: int, width: int, heads: int, layers: int, ffn: int, l
 
 
 def companions(tokenizer: Any, longest: int) -> dict[str, str]:
-    """The files beside a translator's weights: its tokenizer, and how it is used."""
+    """Writes the files beside a translator's weights: its tokenizer and its settings of generation."""
     settings = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": END, "pad_token": PAD}
     generation = {
         "num_beams": 5, "max_length": longest, "decoder_start_token_id": 1, "eos_token_id": 0, "pad_token_id": 1,
