@@ -1,1 +1,1 @@
-"""Looking inside a forward pass: traces, edits, attribution. Each is built on `npformer.tap`; `view/` draws them."""
+"""Traces, edits and attributions of a forward pass, all built on `npformer.tap`; `view/` draws them."""

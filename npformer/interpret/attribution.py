@@ -1,8 +1,8 @@
-"""Which words a result rests on: two measures that need no gradients, each with its own meaning.
+"""Attribution of a result to words, by two measures without gradients.
 
-Leaving a word out asks the model again without it. Attention roll-out follows attention back through the layers: it
-says where information could flow, not what it did for a label. The measures by gradients are in `gradients.py`, the
-view is `attribution_view.py`.
+Leaving a word out runs the model again without it. Attention roll-out follows attention back through the layers: it
+shows where information could flow, not its effect on a label. `gradients.py` has the measures by gradients,
+`view/attribution_view.py` draws all of them.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from npformer.text.words import text_words, word_spans, word_text
 
 BATCH = 16  # texts
 ODDS = "the log-odds of"
-Pieces = tuple[tuple[str, int | None], ...]  # a text cut into words, each with its number, and what stands between
+Pieces = tuple[tuple[str, int | None], ...]  # a text cut into words with their numbers, and the parts between (None)
 
 
 @dataclass(frozen=True, eq=False)
 class Method:
-    """One measure on one text: a score a word, how it was made, and the text to mark."""
+    """One measure on one text: a score for each word, a description, and the text to mark."""
 
     name: str
     about: str
     texts: tuple[Pieces, ...]
     scores: np.ndarray
     signed: bool
-    beside: tuple[str, np.ndarray] | None = None  # a second column: its heading and a number a word
+    beside: tuple[str, np.ndarray] | None = None  # a second column: its heading, and one number for each word
 
     @property
     def words(self) -> list[str]:
@@ -42,23 +42,23 @@ class Method:
 
 @dataclass(frozen=True)
 class Target:
-    """The one number of a text that is explained: the log-odds of a label, log p / (1 - p).
+    """The number that an attribution explains: the log-odds of a label, log p / (1 - p).
 
     Log-odds do not saturate as a probability near 1 does. With two labels they are the difference of the logits; with
-    independent labels the logit itself is, and for a regression the output stands in for them.
+    independent labels they are the logit itself. For a regression the output takes their place.
     """
 
-    what: str  # "the log-odds of POSITIVE", as a sentence has it
+    what: str  # "the log-odds of POSITIVE", to put into a sentence
     label: int
-    alone: bool  # the logit itself: no other label takes from it
+    alone: bool  # whether the target is the logit itself, independent of the other labels
 
     def of(self, logits: np.ndarray) -> np.ndarray:
-        """The number of each text, from its logits: (B, C) -> (B,), in double precision."""
+        """Computes the target of each text from the logits, (B, C) -> (B,), in float64."""
         logits = logits.astype(np.float64)
         return logits[:, self.label] if self.alone else log_odds(logits, self.label)
 
     def gradient(self, logits: np.ndarray) -> np.ndarray:
-        """Of `of` by the logits, (B, C): 1 for the label, and less their own softmax for the others."""
+        """Returns the derivative of `of` by the logits, (B, C): 1 for the label, -softmax of the others for these."""
         grad = np.zeros(logits.shape)
         if not self.alone:
             others = [i for i in range(logits.shape[1]) if i != self.label]
@@ -72,9 +72,9 @@ class Target:
 
 
 def target(config: Any, label: str | int | None, logits: np.ndarray) -> Target:
-    """What is explained of a text with these logits (C,): `label`, by name or number, by default the model's answer.
+    """Makes the target for a text with these logits (C,): `label` by name or number, by default the model's answer.
 
-    Raises NpformerError for a label the model does not have.
+    Raises NpformerError for a label that the model does not have.
     """
     names = list(config.labels) if len(config.labels) == len(logits) else [f"label {i}" for i in range(len(logits))]
     wanted = int(logits.argmax()) if label is None else label
@@ -88,12 +88,15 @@ def target(config: Any, label: str | int | None, logits: np.ndarray) -> Target:
 
 
 def log_odds(logits: np.ndarray, label: int) -> np.ndarray:
-    """log p / (1 - p) of one of several labels, p their softmax: its logit less the log-sum-exp of the others."""
+    """log p / (1 - p) of one label, with p = softmax(logits): its logit minus the log-sum-exp of the others."""
     return logits[:, label] - np.logaddexp.reduce(np.delete(logits, label, axis=1), axis=1)
 
 
 def leave_one_out(model: Any, given: Any, label: str | int | None) -> Method:
-    """For each word: the log-odds of `label` (default: the model's answer) on the whole text, less those without it."""
+    """score_i = log-odds of the label on the whole text - log-odds on the text without word i.
+
+    `label` is by default the model's answer. Raises NpformerError for a text without a word.
+    """
     from npformer.text.inputs import Pair, as_text_or_pair  # only a model needs texts
 
     part = as_text_or_pair(given)
@@ -116,7 +119,7 @@ def leave_one_out(model: Any, given: Any, label: str | int | None) -> Method:
 
 
 def _logits(model: Any, texts: Sequence[Any]) -> np.ndarray:
-    """The logits of each text in double precision, a few texts at a time: a trace holds what it runs in one piece."""
+    """Computes the logits of each text in float64, BATCH texts at a time, as a traced forward runs in one piece."""
     from npformer.interpret.trace import trace
 
     batches = [list(texts[first : first + BATCH]) for first in range(0, len(texts), BATCH)]
@@ -124,7 +127,7 @@ def _logits(model: Any, texts: Sequence[Any]) -> np.ndarray:
 
 
 def _cut(texts: Sequence[str]) -> tuple[Pieces, ...]:
-    """Each text as its words, numbered through, and what stands between them."""
+    """Cuts each text into its words, numbered over all texts, and the parts between them."""
     cut, number = [], 0
     for text in texts:
         pieces: list[tuple[str, int | None]] = []
@@ -137,10 +140,10 @@ def _cut(texts: Sequence[str]) -> tuple[Pieces, ...]:
 
 
 def roll_out(stack: Stack, token: int) -> Method:
-    """How much of the output at `token` could come from each word, if attention were all that moves information.
+    """Computes the share of each word in the output at `token`: row `token` of A_n ... A_2 A_1, A = (mean W + I) / 2.
 
-    Each layer is half attention (the mean of its heads) and half the residual: A = (mean W + I) / 2; the layers'
-    product gives the shares (Abnar and Zuidema 2020, "Quantifying Attention Flow in Transformers", section 3).
+    A layer counts half as attention (the mean over its heads), half as the residual. Abnar and Zuidema, 2020,
+    "Quantifying Attention Flow in Transformers", section 3.
     """
     shares = np.eye(len(stack.keys.tokens))
     for weights in stack.layers:
@@ -153,7 +156,7 @@ def roll_out(stack: Stack, token: int) -> Method:
 
 
 def given_scores(name: str, tokens: Sequence[str], scores: Any) -> Method:
-    """Scores from elsewhere, one a token: `name` says how they were made."""
+    """Wraps scores that a caller computed, one for each token, as a measure called `name`."""
     array = np.asarray(scores, np.float64)
     if array.shape != (len(tokens),) or not np.isfinite(array).all():
         raise NpformerError(f"attribution: scores {name!r}: expected {len(tokens)} finite numbers, one a token")
@@ -162,7 +165,7 @@ def given_scores(name: str, tokens: Sequence[str], scores: Any) -> Method:
 
 
 def on_tokens(name: str, about: str, tokens: Sequence[str], scores: np.ndarray, signed: bool) -> Method:
-    """A measure that has a score for each token: a word has the sum of its pieces."""
+    """Makes a measure from a score for each token: a word gets the sum of its pieces."""
     spans = word_spans(tokens)
     pieces: list[tuple[str, int | None]] = []
     for number, (first, end) in enumerate(spans):

@@ -1,10 +1,9 @@
-"""Which tokens a label rests on, by gradients: gradient times input, and integrated gradients.
+"""Attribution of a label to tokens by gradients: gradient times input, and integrated gradients.
 
-Both differentiate the number that leaving a word out compares (`attribution.Target`) by the embeddings' output, the
-input of the first layer (after its norm, where there is one). That is the place Captum's tutorial on BERT takes, with
-LayerIntegratedGradients on `model.bert.embeddings`. They run the model's one forward and backward, on an edit that
-puts rows of its own in place of that stage and keeps the gradient that comes back to it. Inside `npformer.edit` they
-are the edited forward's.
+Both differentiate the log-odds of the label (`attribution.Target`) by the embeddings' output, the input of the first
+layer, as Captum's tutorial on BERT does with LayerIntegratedGradients on `model.bert.embeddings`. They run the model's
+forward and backward with an edit of that stage, `Inputs`. Inside `npformer.edit` the gradients are those of the edited
+forward.
 """
 
 from __future__ import annotations
@@ -25,13 +24,13 @@ from npformer.tap import listen, listening
 from npformer.tape import Edit, Pullback, Recording, Stages
 from npformer.transformer import backward, embedded, forward
 
-TOKENS = 1024  # of a forward and its backward: more would only take more memory
-FRAME = ("[CLS]", "[SEP]", "<s>", "</s>")  # tokens that stand around every text, and around none
+TOKENS = 1024  # tokens in one forward and backward: more would only need more memory
+FRAME = ("[CLS]", "[SEP]", "<s>", "</s>")  # tokens around every text, which a baseline keeps
 STAND_INS = ("[MASK]", "<mask>", "[PAD]", "<pad>")
 
 
 class Inputs(Edit):
-    """Puts `rows`, if any, in place of the stage that is differentiated by; `grad` is the gradient that comes back."""
+    """Replaces a stage by `rows` (None: leaves it) and keeps the gradient with respect to it in `grad`."""
 
     def __init__(self, stage: str, rows: np.ndarray | None = None) -> None:
         self.stage, self.rows = stage, rows
@@ -49,7 +48,7 @@ class Inputs(Edit):
 
 @dataclass(frozen=True, eq=False)
 class Slope:
-    """At some texts: the embeddings (T, D), the target (B,), and its gradient by the embeddings (T, D)."""
+    """The embeddings of some texts (T, D), the target (B,), and its gradient by the embeddings (T, D)."""
 
     rows: np.ndarray
     values: np.ndarray
@@ -57,9 +56,9 @@ class Slope:
 
 
 def by_gradients(model: Model, text: Text, tokens: Sequence[str], label: str | int | None, steps: int) -> list[Method]:
-    """Gradient times input, and integrated gradients, of a text (L,) with these `tokens`.
+    """Computes gradient times input and integrated gradients of a text (L,) with these `tokens`.
 
-    label: as in `attribution.target`. steps: at how many places the integral's gradient is taken.
+    `label` is as in `attribution.target`; the integral is a sum over `steps` points.
     """
     whole("attribution: steps", steps, 1)
     with single_blas_thread():
@@ -70,7 +69,7 @@ def by_gradients(model: Model, text: Text, tokens: Sequence[str], label: str | i
 
 
 def slope(model: Model, texts: Sequence[Text], explained: Target, rows: np.ndarray | None = None) -> Slope:
-    """What the model makes of `texts`, or of `rows` (T, D) in place of their embeddings, and the gradient there."""
+    """Computes the target of `texts` and its gradient at their embeddings, or at `rows` (T, D) in place of these."""
     inputs, batch = Inputs(_stage(model), rows), pack(texts)
     logits, stages = _recorded(model, batch, inputs)
     backward({"logits": explained.gradient(logits)}, stages, model.weights, model.config, batch)
@@ -78,7 +77,7 @@ def slope(model: Model, texts: Sequence[Text], explained: Target, rows: np.ndarr
 
 
 def _recorded(model: Model, batch: Batch, inputs: Inputs) -> tuple[np.ndarray, Stages]:
-    """The logits of a forward, and its stages; inside `npformer.edit` every one whole, as an edit expects them."""
+    """Runs a forward: its logits and its stages. Another listener, such as an edit, gets every stage whole."""
     recording, whole = Recording(), listening()
     with listen(inputs), listen(recording):
         logits = forward(model.weights, model.config, batch, whole)["logits"]
@@ -86,16 +85,16 @@ def _recorded(model: Model, batch: Batch, inputs: Inputs) -> tuple[np.ndarray, S
 
 
 def _stage(model: Model) -> str:
-    """The embeddings' output."""
+    """Returns the name of the embeddings' output."""
     return embedded(model.weights["embeddings"])
 
 
 def gradient_times_input(here: Slope, explained: Target, tokens: Sequence[str]) -> Method:
-    """score_i = x_i . dF/dx_i, x_i the embedding of token i: to first order, what F loses when x_i becomes 0.
+    """score_i = x_i . dF/dx_i, x_i the embedding of token i: to first order, the decrease of F when x_i becomes 0.
 
-    Simonyan, Vedaldi and Zisserman 2014, "Deep Inside Convolutional Networks", has the gradient; Shrikumar,
-    Greenside and Kundaje 2017, "Learning Important Features Through Propagating Activation Differences", its product
-    with the input. The scores do not add up to F: far from x the model bends.
+    The scores do not add up to F, which is not linear. Simonyan, Vedaldi and Zisserman, 2014, "Deep Inside
+    Convolutional Networks", has the gradient; Shrikumar, Greenside and Kundaje, 2017, "Learning Important Features
+    Through Propagating Activation Differences", its product with the input.
     """
     scores = np.einsum("td,td->t", here.rows, here.gradient, dtype=np.float64)
     about = f"The gradient of {explained.what} ({here.values[0]:z.4f}) by each token's embedding, times the embedding:"
@@ -106,9 +105,9 @@ def gradient_times_input(here: Slope, explained: Target, tokens: Sequence[str]) 
 def integrated(model: Model, text: Text, here: Slope, explained: Target, tokens: Sequence[str], steps: int) -> Method:
     """score_i = (x_i - x'_i) . integral over a in 0..1 of dF/dx_i at x' + a (x - x'), from a baseline x' to x.
 
-    Sundararajan, Taly and Yan 2017, "Axiomatic Attribution for Deep Networks", section 3. The scores add up to
-    F(x) - F(x') (completeness), less what the sum over `steps` places misses of the integral; `about` says how much.
-    The places are the middles of equal parts: finer rules gain nothing where a ReLU makes the gradient jump.
+    The scores add up to F(x) - F(x') (completeness), but for the error of the sum over `steps` points; `about` states
+    the error. The points are the middles of equal parts: higher-order rules gain nothing where a ReLU makes the
+    gradient jump. Sundararajan, Taly and Yan, 2017, "Axiomatic Attribution for Deep Networks", section 3.
     """
     baseline, named = _baseline(model, text, here, tokens)
     way = here.rows - baseline
@@ -127,11 +126,11 @@ def integrated(model: Model, text: Text, here: Slope, explained: Target, tokens:
 
 
 def _baseline(model: Model, text: Text, here: Slope, tokens: Sequence[str]) -> tuple[np.ndarray, str]:
-    """The embeddings of a text that says nothing, (L, D), and what it is called.
+    """Returns the embeddings of a text without information, (L, D), and a name for it.
 
-    [MASK] at every place, in the same positions and segments, [CLS] and [SEP] kept: the model was trained to read
-    [MASK] as a word that it does not know, whereas [PAD], which Captum's tutorial has, was hidden from it. Without
-    [MASK] it is [PAD]; without either, zeros, which the paper names for texts.
+    The text has [MASK] for every token but [CLS] and [SEP], with the same positions and segments. The model was trained
+    to read [MASK] as an unknown word, whereas [PAD], which Captum's tutorial takes, was hidden from it. A tokenizer
+    without [MASK] gives [PAD]; without either, the embeddings are zeros, as the paper suggests for texts.
     """
     try:
         numbers = {name: model.tokenizer.token_to_id(name) for name in STAND_INS}

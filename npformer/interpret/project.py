@@ -1,4 +1,4 @@
-"""Embeddings as points of the plane: principal components by NumPy's SVD, or t-SNE where scikit-learn is installed."""
+"""Projects embeddings to the plane: principal components by NumPy's SVD, or t-SNE if scikit-learn is installed."""
 
 from __future__ import annotations
 
@@ -13,10 +13,12 @@ METHODS = ("pca", "tsne")
 
 
 def project(embeddings: Any, method: str = "pca", dimensions: int = 2, seed: int = 0) -> np.ndarray:
-    """Points (N, dimensions) of rows (N, D), or of a trace of N texts: its texts' first tokens in the last layer.
+    """Projects rows (N, D) to points (N, dimensions); for a trace of N texts the rows are their first tokens in the
+    last layer.
 
-    "pca": the coordinates along the directions of largest variance, x - E[x] = U S V^T -> U S (Pearson, 1901); each
-    with the sign that makes its largest entry in V positive. "tsne": van der Maaten and Hinton, 2008, by scikit-learn.
+    "pca": the coordinates along the directions of largest variance, U S of x - mean(x) = U S V^T (Pearson, 1901), with
+    signs that make the largest entry of each direction in V positive. "tsne": van der Maaten and Hinton, 2008, by
+    scikit-learn.
     """
     one_of("method", method, METHODS)
     rows = np.asarray(embeddings if not hasattr(embeddings, "texts") else _first_tokens(embeddings))
@@ -31,7 +33,7 @@ def project(embeddings: Any, method: str = "pca", dimensions: int = 2, seed: int
 
 
 def _first_tokens(trace: Any) -> np.ndarray:
-    ends = ("ffn_norm", "ffn_residual")  # what a layer ends in, by where its norms stand
+    ends = ("ffn_norm", "ffn_residual")  # the last stage of a post-norm layer, and of a pre-norm layer
     last = [name for name in trace if name == "norm" or (name.startswith("layers.") and name.split(".", 2)[2] in ends)]
     if not last:
         raise NpformerError("project: the trace has no layer's output; record layers.*.ffn_norm")

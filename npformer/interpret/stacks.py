@@ -1,6 +1,6 @@
-"""What a view is drawn from: a model and a text, a trace, or plain arrays, brought to one form.
+"""Brings the inputs of a view to one form: a model and a text, a trace, or plain arrays.
 
-`Side` is a row of tokens, `Stack` the attention of several layers between two sides. Next: `head_view.py`.
+`Side` is a row of tokens, `Stack` the attention of several layers between two sides. `view/head_view.py` draws it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _STAGE = re.compile(r"((?:\w+\.)*?)layers\.(\d+)\.(\w*attention)\.(\w+)")
 
 @dataclass(frozen=True)
 class Side:
-    """The tokens on one side of an attention map, and which of two texts each belongs to (empty: there is one)."""
+    """The tokens on one side of an attention map, and for each which of two texts it belongs to (empty: one text)."""
 
     tokens: tuple[str, ...]
     segments: tuple[int, ...] = ()
@@ -30,7 +30,7 @@ class Side:
         return len(set(self.segments)) > 1
 
     def words(self) -> Side:
-        """The same side with the pieces of a word written as one."""
+        """Returns the side with the pieces of each word merged."""
         spans = word_spans(self.tokens)
         segments = tuple(self.segments[first] for first, _ in spans) if self.segments else ()
         return Side(tuple(word_text(self.tokens[first:end]) for first, end in spans), segments)
@@ -38,7 +38,7 @@ class Side:
 
 @dataclass(frozen=True, eq=False)
 class Stack:
-    """Attention weights of several layers, one array (H, L queries, L keys) a layer, and the layers' numbers."""
+    """Attention weights of several layers, an array (H, queries, keys) for each, and the layers' numbers."""
 
     title: str
     numbers: tuple[int, ...]
@@ -55,7 +55,7 @@ class Stack:
         return any(len(word_spans(side.tokens)) < len(side.tokens) for side in (self.queries, self.keys))
 
     def words(self) -> Stack:
-        """The same attention between whole words."""
+        """Returns the attention between whole words."""
         spans = word_spans(self.queries.tokens), word_spans(self.keys.tokens)
         layers = tuple(merge_pieces(layer, *spans) for layer in self.layers)
         return Stack(self.title, self.numbers, layers, self.queries.words(), self.keys.words())
@@ -63,19 +63,19 @@ class Stack:
 
 @dataclass(frozen=True)
 class Sides:
-    """Who looks at whom: `queries` for decoder and encoder self-attention, `keys` what cross-attention looks at."""
+    """The two sides of attention: `queries` (those of self-attention too), and the `keys` of cross-attention."""
 
     queries: Side
     keys: Side
 
     @property
     def distinct(self) -> list[Side]:
-        """The one side of self-attention, or the source and the target."""
+        """The sides without repetition: one for self-attention, else the source and the target."""
         return [self.queries] if self.keys == self.queries else [self.keys, self.queries]
 
 
 def traced(source: Any, text: Any) -> Any:
-    """`source` itself when it holds arrays; else the trace of running the model `source` on `text`."""
+    """Returns `source` itself if it holds arrays; else the trace of running the model `source` on `text`."""
     if is_arrays(source):
         if text is not None:
             raise NpformerError("view: a text goes with a model; arrays and traces come with their tokens already")
@@ -95,19 +95,19 @@ def traced(source: Any, text: Any) -> Any:
 
 
 def is_arrays(source: Any) -> bool:
-    """Whether `source` is a trace, a mapping of stages, or plain arrays, rather than a model."""
+    """Tells whether `source` is a trace, a mapping of stages or plain arrays, not a model."""
     return is_stages(source) or isinstance(source, (np.ndarray, list, tuple))
 
 
 def is_stages(source: Any) -> bool:
-    """Whether `source` maps stage names to arrays."""
+    """Tells whether `source` maps stage names to arrays."""
     return isinstance(source, Mapping) or (hasattr(source, "keys") and hasattr(source, "__getitem__"))
 
 
 def sides(
     source: Any, tokens: Sequence[str] | None, key_tokens: Sequence[str] | None, segments: Sequence[int] | None
 ) -> Sides:
-    """The tokens of both sides: those handed in, else the trace's own."""
+    """Returns the tokens of both sides: those given, else the trace's own."""
     if tokens is None and key_tokens is None:
         key_tokens = getattr(source, "key_tokens", None)
     tokens = getattr(source, "tokens", None) if tokens is None else tokens
@@ -132,7 +132,7 @@ def _side(name: str, tokens: Sequence[str], segments: Sequence[int] | None) -> S
 
 
 def stage_arrays(source: Any, stage: str) -> dict[tuple[str, str], dict[int, np.ndarray]]:
-    """Every `...layers.N.<block>.<stage>` of `source`, as {(prefix, block): {N: array}}."""
+    """Collects every `...layers.N.<block>.<stage>` of `source`, as {(prefix, block): {N: array}}."""
     found: dict[tuple[str, str], dict[int, np.ndarray]] = {}
     for name in source.keys():  # noqa: SIM118 (a trace need not be a Mapping)
         match = _STAGE.fullmatch(name)
@@ -142,7 +142,7 @@ def stage_arrays(source: Any, stage: str) -> dict[tuple[str, str], dict[int, np.
 
 
 def one_text(name: str, array: Any) -> np.ndarray:
-    """`array` as an ndarray; several texts in one trace are an error."""
+    """Converts to an array. Raises NpformerError for the list of a trace of several texts."""
     if isinstance(array, (list, tuple)):
         raise NpformerError(f"{name}: expected the trace of one text, got that of {len(array)}; trace the texts apart")
     return np.asarray(array)
@@ -154,7 +154,7 @@ def stacks(
     key_tokens: Sequence[str] | None = None,
     segments: Sequence[int] | None = None,
 ) -> list[Stack]:
-    """Every attention stack in `source`: one for an encoder, three for an encoder-decoder."""
+    """Returns the attention stacks of `source`: one for an encoder, three for an encoder-decoder."""
     both = sides(source, tokens, key_tokens, segments)
     if not is_stages(source):
         title = "Self-attention" if key_tokens is None else "Cross-attention"
@@ -171,7 +171,7 @@ def _named_stack(prefix: str, block: str, layers: Mapping[int, np.ndarray], both
 
 
 def stack_title(prefix: str, block: str, both: Sides) -> tuple[str, Side, Side]:
-    """What the attention at `<prefix>layers.N.<block>` is called, and which side looks at which."""
+    """Returns a title for the attention at `<prefix>layers.N.<block>`, the side of its queries and that of its keys."""
     if "cross" in block:
         return "Cross-attention", both.queries, both.keys
     if "encoder" in prefix.split("."):
@@ -181,8 +181,7 @@ def stack_title(prefix: str, block: str, both: Sides) -> tuple[str, Side, Side]:
 
 
 def _layer_list(weights: Any) -> list[np.ndarray]:
-    """Plain weights as a list of layers: from (L, L), (H, L, L), (N, H, L, L), or a list of layers, each (H, L, L)
-    or with a batch of one in front."""
+    """Splits plain weights into layers: (L, L), (H, L, L), (N, H, L, L), or a list of (H, L, L) or (1, H, L, L)."""
     if isinstance(weights, (list, tuple)):
         layers = [np.asarray(layer) for layer in weights]
         return [layer[0] if layer.ndim == 4 and layer.shape[0] == 1 else layer for layer in layers]
@@ -213,7 +212,7 @@ def _check(name: str, weights: np.ndarray, queries: int, keys: int) -> None:
 
 
 def pick(name: str, wanted: int, choices: Sequence[int]) -> int:
-    """Where `wanted` stands in `choices`; a negative number counts from the end, as in Python."""
+    """Returns the index of `wanted` in `choices`; a negative number counts from the end, as in Python."""
     if -len(choices) <= wanted < 0:
         return len(choices) + wanted
     if wanted not in choices:

@@ -1,7 +1,7 @@
-"""The one table of stages: what each is called, its shape, its formula, what makes it, its names elsewhere.
+"""The table of stages: name, shape, formula, function, and names in other libraries.
 
-`tap.py` fires them, `interpret/trace.py` records them, `golden/` compares them with another implementation's.
-A stage that is the output of a group of weights has that group's name; `*` is a layer's number.
+`tap.py` fires stages, `interpret/trace.py` records them, `golden/` compares them with another program's. A stage that
+is the output of a group of weights has that group's name; `*` stands for a layer's number.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from npformer.families import family_of
 
 @dataclass(frozen=True)
 class Stage:
-    """One stage as a trace of one text has it: T tokens, D wide (tables E), H heads of K, F hidden units, C outputs."""
+    """A stage in a trace of one text: T tokens, width D (tables: E), H heads of width K, F hidden units, C outputs."""
 
     name: str
     shape: str
     formula: str
     function: str  # below npformer: module and name
-    hook: str = ""  # TransformerLens's name in a HookedEncoder, where it has one
+    hook: str = ""  # TransformerLens's name in a HookedEncoder, if it has one
 
 
 _BEFORE = (
@@ -87,9 +87,9 @@ _NUMBER = re.compile(r"(?<=layers\.)\d+(?=\.)")
 
 
 def find(name: str) -> Stage | None:
-    """The table's row for a stage, with its layer's number filled in; None for a name the table does not have.
+    """Returns the table's row for a stage, with its layer's number filled in; None for an unknown name.
 
-    An encoder-decoder's stages are those of the row without `encoder.` or `decoder.`, and cross-attention is attention.
+    For an encoder-decoder, `encoder.` and `decoder.` are left out, and cross-attention counts as attention.
 
     >>> find("layers.3.attention.weights").hook
     'blocks.3.attn.hook_pattern'
@@ -104,7 +104,7 @@ def find(name: str) -> Stage | None:
 
 
 def module(config: Config, name: str) -> str:
-    """The Hugging Face module whose output a stage is; "" where none ends there.
+    """Returns the Hugging Face module whose output a stage is; "" if there is none.
 
     >>> module(npformer.load("distilbert-sst2").config, "layers.0.attention.query")
     'distilbert.transformer.layer.0.attention.q_lin'
@@ -116,7 +116,7 @@ def module(config: Config, name: str) -> str:
 
 @cache
 def modules(config: Config) -> dict[str, str]:
-    """The modules of Hugging Face's model -> the stage that each one's output is; none for the 2017 models."""
+    """Returns the modules of Hugging Face's model -> the stage of their output; {} for nn.Transformer models."""
     family = family_of(config)
     if not family.stages:
         return {}
@@ -136,19 +136,19 @@ def _numbered(pattern: str, config: Config) -> list[str]:
 
 
 def names(config: Config) -> list[str]:
-    """Every stage that the table has for a model of this depth, in firing order."""
+    """Lists the table's stages for a model of this depth, in firing order."""
     before, layer, after = ([stage.name for stage in part] for part in (_BEFORE, map(_in_layer, _LAYER), _AFTER))
     return [*before, *(name.replace("*", str(n)) for n in range(config.n_layers) for name in layer), *after]
 
 
 def selected(patterns: str | Iterable[str], names: Iterable[str]) -> list[str]:
-    """The names that one of the patterns matches, in their order; `*` stands for anything, dots too."""
+    """Selects the names that match one of the patterns, in their order; `*` matches anything, also dots."""
     wanted = [patterns] if isinstance(patterns, str) else list(patterns)
     return [name for name in names if any(fnmatch.fnmatchcase(name, pattern) for pattern in wanted)]
 
 
 def matching(patterns: str | Iterable[str], names: Sequence[str]) -> list[str]:
-    """`selected`, and an NpformerError for a pattern that matches nothing, with the names nearest to it."""
+    """Selects as `selected`; raises NpformerError, with the nearest names, for a pattern that matches nothing."""
     for pattern in [patterns] if isinstance(patterns, str) else patterns:
         if not selected(pattern, names):
             raise NpformerError(unknown(pattern, names))
@@ -156,11 +156,11 @@ def matching(patterns: str | Iterable[str], names: Sequence[str]) -> list[str]:
 
 
 def unknown(name: str, names: Sequence[str]) -> str:
-    """The message for a stage that is not among `names`: which ones it may have been meant for."""
+    """Returns the error message for an unknown stage, with the nearest of `names`."""
     if not names:
         return f"{name!r}: no stage has fired; run a model first"
     near = nearest(name, names, 3)
-    if not near:  # a pattern, perhaps, whose last part is misspelt
+    if not near:  # perhaps a pattern with a misspelt last part
         lasts = {each.rpartition(".")[2]: each for each in reversed(names)}
         near = [lasts[last] for last in nearest(name.rpartition(".")[2], lasts, 3)]
     near = near or [names[0], names[-1]]

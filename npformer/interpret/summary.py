@@ -1,6 +1,6 @@
-"""What a trace knows of each stage, a row a stage: `Table` prints the rows, shows them as HTML, or gives them to JSON.
+"""A table of stages, one row for each: `Table` prints the rows, shows them as HTML, or converts them for JSON.
 
-`Trace.table` makes one. The values themselves are printed by `teardown.py`.
+`Trace.table` makes one. `teardown.py` prints the values of the stages.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from npformer.config import Config
 from npformer.interpret import stages
 
 NUMBERS = ("mean", "std", "min", "max")
-COLUMNS = {  # of a `StageSummary`, in order -> the column's title
+COLUMNS = {  # field of `StageSummary`, in order -> title of its column
     "name": "stage",
     "shape": "shape",
     "formula": "formula",
@@ -26,18 +26,18 @@ COLUMNS = {  # of a `StageSummary`, in order -> the column's title
     "huggingface": "Hugging Face",
     "transformerlens": "TransformerLens",
 }
-WIDTHS = {"name": 31, "shape": 12}  # as text
+WIDTHS = {"name": 31, "shape": 12}  # of columns in text
 
 
 @dataclass(frozen=True)
 class StageSummary:
-    """One stage: its shape, formula, the function that makes it, its names elsewhere, the spread of its numbers."""
+    """One stage: its shape, formula, function, names in other libraries, and the spread of its numbers."""
 
     name: str
-    shape: str  # of one text, or how many texts there are, of several shapes
+    shape: str  # of one text, or the number of texts if their shapes differ
     formula: str
     function: str  # below npformer: module and name
-    huggingface: str  # the module whose output it is; "" where none ends there
+    huggingface: str  # the module whose output it is; "" if there is none
     transformerlens: str
     mean: float
     std: float
@@ -46,7 +46,7 @@ class StageSummary:
 
 
 def summary(name: str, arrays: Sequence[np.ndarray], config: Config | None) -> StageSummary:
-    """What is known of a stage, from its array of each text."""
+    """Summarises a stage from its arrays, one for each text."""
     shapes = list(dict.fromkeys(str(array.shape).replace(",)", ")") for array in arrays))
     flat = np.concatenate([array.ravel() for array in arrays]).astype(np.float64, copy=False)
     if not flat.size:
@@ -66,7 +66,7 @@ def summary(name: str, arrays: Sequence[np.ndarray], config: Config | None) -> S
 
 @dataclass(frozen=True)
 class Table:
-    """Stages' summaries, in columns of the caller's choice: names of `COLUMNS`."""
+    """A table of stages with the chosen columns of `COLUMNS`."""
 
     rows: Sequence[StageSummary]
     columns: Sequence[str] = tuple(COLUMNS)
@@ -88,12 +88,12 @@ class Table:
         return f"<table>\n<thead><tr>{head}</tr></thead>\n<tbody>\n{body}</tbody>\n</table>"
 
     def records(self) -> list[dict[str, Any]]:
-        """A dict a row, for JSON; None where there is no name."""
+        """Returns a dict for each row, for JSON; empty names become None."""
         given = [{name: getattr(row, name) for name in self.columns} for row in self.rows]
         return [{name: None if value == "" else value for name, value in row.items()} for row in given]
 
     def _cells(self) -> list[list[str]]:
-        """Each row as texts, all its numbers in one format."""
+        """Formats each row, its numbers in one format for the whole table."""
         form = _format([getattr(row, name) for row in self.rows for name in NUMBERS])
         return [
             [f"{getattr(row, name):{form if name in NUMBERS else ''}}" for name in self.columns] for row in self.rows
@@ -101,7 +101,7 @@ class Table:
 
 
 def _format(numbers: Sequence[float]) -> str:
-    """One format for a table's numbers, 8 wide: four decimals, or as many as the largest leaves room for."""
+    """Returns one format for a table's numbers, 8 wide: four decimals, or as many as the largest leaves room for."""
     largest = max((abs(number) for number in numbers if math.isfinite(number)), default=0.0)
     digits = len(f"{largest:.0f}")
     return f"8.{min(4, 6 - digits)}f" if digits <= 6 else "8.1e"

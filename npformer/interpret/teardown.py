@@ -1,8 +1,7 @@
-"""A trace as text to read: stage by stage, shapes, formulas and corner values, from token ids to the label.
+"""Prints a trace stage by stage, from token ids to the label: shapes, formulas, and the corners of each array.
 
-The order and the numbers shown are those of a reader's own notebook: of each row the first and last three columns.
-They have an exponent where torch prints one, and four digits, so that there is room for the tokens' names.
-`npformer trace` prints this; `Trace` itself prints as a table of means and ranges.
+Each row shows its first and last three columns, with four digits, and an exponent where torch would print one.
+`npformer trace` prints this; a `Trace` itself prints as a table of means and ranges.
 """
 
 from __future__ import annotations
@@ -17,16 +16,16 @@ from npformer.interpret.trace import Trace
 
 WIDTH = 80
 EDGE = 3  # rows and columns shown at either end
-COLUMNS = 2 * EDGE  # columns up to which all are shown
-LABEL = 14  # most room for a row's number and token
-ROWS = 8  # rows up to which all are shown
+COLUMNS = 2 * EDGE  # most columns that are shown whole
+LABEL = 14  # most characters for a row's number and token
+ROWS = 8  # most rows that are shown whole
 
 
 def shown_stages(trace: Trace, layer: int | None = None, patterns: Sequence[str] | None = None) -> list[str]:
-    """The stages of a trace to show: those outside of the layers, one layer's (the first), and the last one's output.
+    """Selects the stages to show: those outside the layers, those of `layer` (0), and the last layer's output.
 
-    patterns: show what matches one of them instead, of that layer or of all.
-    Raises NpformerError for a layer the model does not have, or a pattern that matches nothing.
+    With `patterns`: the stages that match one of them, of `layer` if given, else of all layers.
+    Raises NpformerError for a layer that the model does not have, or a pattern that matches nothing.
     """
     of_layer = {name: number for name in trace if (number := _layer(name)) is not None}
     last = max(of_layer.values(), default=-1)
@@ -39,10 +38,7 @@ def shown_stages(trace: Trace, layer: int | None = None, patterns: Sequence[str]
 
 
 def teardown(trace: Trace, layer: int | None = None, patterns: Sequence[str] | None = None) -> str:
-    """The trace of one text from ids to label, stage by stage: those of `shown_stages`.
-
-    It says which layers are left out, but not where patterns choose the stages.
-    """
+    """Prints the trace of one text, the stages of `shown_stages`, with a line for the layers that are left out."""
     if trace.ids is None or isinstance(trace.ids, list):
         raise NpformerError("teardown: expected the trace of one text")
     tokens = trace.tokens or [str(each) for each in trace.ids.tolist()]
@@ -62,14 +58,14 @@ def teardown(trace: Trace, layer: int | None = None, patterns: Sequence[str] | N
 
 
 def _layer(name: str) -> int | None:
-    """The number of the layer that a stage is in."""
+    """Returns the number of the layer that a stage is in, None outside the layers."""
     return int(name.split(".")[1]) if name.startswith("layers.") else None
 
 
 def _left_out(before: int, number: int) -> list[str]:
-    """The line that says what is not shown of the layers from `before`, which is shown (-1: none), to `number`.
+    """Returns the line for the layers left out between `before`, the last one shown (-1: none), and `number`.
 
-    The first layer that is shown is whole; of the second, the last, there is the output.
+    The first layer shown is whole; of the second, the model's last, only the output is shown.
     """
     first, last = before + 1, number - 1
     parts = [f"layer {first}" if first == last else f"layers {first} to {last}"] if first <= last else []
@@ -78,7 +74,7 @@ def _left_out(before: int, number: int) -> list[str]:
 
 
 def _tokens(tokens: Sequence[str], ids: np.ndarray) -> str:
-    """Numbered tokens over their ids, as many side by side as fit."""
+    """Prints numbered tokens over their ids, as many side by side as fit."""
     lines, start = [], 0
     cells = [(str(i), token, str(number)) for i, (token, number) in enumerate(zip(tokens, ids.tolist(), strict=True))]
     widths = [max(map(len, cell)) + 2 for cell in cells]
@@ -104,7 +100,7 @@ def _stage(trace: Trace, name: str, tokens: Sequence[str]) -> str:
 
 
 def corners(array: np.ndarray) -> list[list[float]]:
-    """The values that are shown of a stage: first and last rows and columns, of head 0 where there are heads."""
+    """Returns the values shown of a stage: its first and last rows and columns, of head 0 if it has heads."""
     matrix = _matrix(array)
     rows, columns = (_edges(size, most) for size, most in zip(matrix.shape, (ROWS, COLUMNS), strict=True))
     shown: list[list[float]] = matrix[np.ix_(rows, columns)].tolist()
@@ -116,7 +112,7 @@ def _matrix(array: np.ndarray) -> np.ndarray:
 
 
 def _rows(matrix: np.ndarray, labels: Sequence[str]) -> list[str]:
-    """A line a row that is shown: its label, its first and last columns."""
+    """Prints a line for each row shown: its label, its first and last columns."""
     rows, columns = (_edges(size, most) for size, most in zip(matrix.shape, (ROWS, COLUMNS), strict=True))
     form, width = _format(matrix[np.ix_(rows, columns)])
     gap = (
@@ -140,7 +136,7 @@ def _edges(size: int, most: int) -> list[int]:
 
 
 def _format(shown: np.ndarray) -> tuple[str, int]:
-    """One format for a stage's numbers: with an exponent where they are small, large, or far apart, as in torch."""
+    """Returns one format for a stage's numbers, with an exponent if they are small, large or far apart, as in torch."""
     sizes = np.abs(shown[shown != 0])
     if sizes.size and (sizes.max() > 1000 * sizes.min() or sizes.max() > 1e8 or sizes.min() < 1e-4):
         return ".3e", 10

@@ -1,4 +1,4 @@
-"""A translation model's stages for the views: the text is translated first, then both sides are run and recorded."""
+"""Records the stages of a translation model for the views: translates the text, then runs both sides."""
 
 from __future__ import annotations
 
@@ -17,19 +17,18 @@ from npformer.text.inputs import Pair, as_text_or_pair
 
 
 class TranslationTrace(Trace):
-    """A trace with tokens on two sides: `tokens` and `ids` are what the decoder read, `key_tokens` and `key_ids` the
-    source's."""
+    """A trace with two sides: `tokens` and `ids` of the decoder, `key_tokens` and `key_ids` of the source."""
 
     key_tokens: Sequence[str]
     key_ids: np.ndarray
 
 
 def translated(model: Seq2Seq, given: Any) -> TranslationTrace:
-    """Every stage of translating a text, (source, target) as in teacher forcing.
+    """Translates a text with the model's own settings and records every stage of (source, translation).
 
-    The target is the translation that `generate` finds with the model's own settings. The decoder reads it behind the
-    start token, without its end: row i is what token i + 1 was chosen from.
-    Raises NpformerError for a pair, and for a text without a word.
+    The decoder reads the start token and the translation without its end token, so that row i of the logits is the one
+    that token i + 1 was chosen from.
+    Raises NpformerError for a pair, or a text without a token.
     """
     source = Text(_ids(model, given))
     if not len(source):
@@ -57,9 +56,9 @@ def _ids(model: Seq2Seq, given: Any) -> np.ndarray:
 
 
 def _names(model: Seq2Seq, ids: np.ndarray, is_source: bool) -> list[str]:
-    """The tokens of either side, or the ids themselves where the model has no tokenizer."""
+    """Returns the tokens of one side, or the ids themselves if the model has no tokenizer."""
     try:
         tokenizer = model.tokenizer
-    except NpformerError:  # ids need none
+    except NpformerError:  # token ids need no tokenizer
         return [str(each) for each in ids.tolist()]
     return tokenizer.tokens(ids.tolist(), is_source)
