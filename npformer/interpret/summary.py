@@ -52,7 +52,7 @@ def summary(name: str, arrays: Sequence[np.ndarray], config: Config | None) -> S
     if not flat.size:
         flat = np.array([math.nan])
     stage = stages.find(name) or stages.Stage(name, "", "", "")
-    function = f"functions.{config.activation}" if config and name.endswith(".activation") else stage.function
+    function = f"activations.{config.activation}" if config and name.endswith(".activation") else stage.function
     return StageSummary(
         name,
         shapes[0] if len(shapes) == 1 else f"{len(arrays)} texts",
