@@ -1,4 +1,4 @@
-"""How the commands of `task_commands.py` run: lines are read, a task is asked, and the answers are written."""
+"""Runs the commands of `task_commands.py`: reads lines, runs a task on them, and writes the answers."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from npformer.text.encoding import was_cut
 if TYPE_CHECKING:
     from npformer.cli.task_commands import TaskCommand
 
-Answered = tuple[Line, Any]  # a line and its answer; None where it has none
+Answered = tuple[Line, Any]  # a line and its answer, None if it has none
 
 HEADER = 128  # bytes before a .npy file's numbers
 
 
 def answer_all(command: TaskCommand, args: Namespace) -> int:
-    """Answer every text, as text or with --json as JSON lines, or into the array of --output; the exit code."""
+    """Answers every text, as text, as JSON lines (--json) or as an array (--output), and returns the exit code."""
     as_input = command.as_input(args)
     task = _task(command, args)
     answers = _progress(_answered(task, args, as_input, command.keeps_lines), args)
@@ -48,7 +48,7 @@ def answer_all(command: TaskCommand, args: Namespace) -> int:
 
 
 def write_json(value: dict[str, Any]) -> None:
-    """A line of JSON, in ASCII where stdout cannot hold every character."""
+    """Prints a line of JSON, in ASCII if the encoding of stdout lacks characters."""
     print(json.dumps(value, ensure_ascii=sys.stdout.encoding.lower() not in ("utf-8", "utf8")))
 
 
@@ -60,11 +60,11 @@ def _described(command: TaskCommand, line: Line, answer: Any) -> dict[str, Any]:
 
 
 def _task(command: TaskCommand, args: Namespace) -> Task:
-    """The command's pipeline, with the settings that were given; an error names their options."""
+    """Makes the command's pipeline with the settings that were given; errors name the command's options."""
     flags = command.settings()
     settings = {name: getattr(args, name) for name in flags if getattr(args, name) is not None}
     if settings.get("do_sample"):
-        settings.setdefault("num_beams", 1)  # the model's own beams are for searching
+        settings.setdefault("num_beams", 1)  # sampling uses no beams, whatever the model's own setting
     try:
         return pipeline(
             command.task, args.model, threads=args.threads, revision=args.revision, offline=args.offline, **settings
@@ -79,7 +79,7 @@ def _task(command: TaskCommand, args: Namespace) -> Task:
 
 
 def _answered(task: Task, args: Namespace, as_input: Callable[[str], Any], skip_blanks: bool) -> Iterator[Answered]:
-    """Each line with its answer, in order. A line without one is complained of, but with `skip_blanks` a blank one."""
+    """Yields each line with its answer, in order, and reports lines without one; `skip_blanks` skips blank lines."""
     waiting: deque[Line] = deque()
 
     def is_asked(line: Line) -> bool:
@@ -125,7 +125,7 @@ def _without_answer(line: Line) -> Answered:
 
 
 def _progress(answers: Iterator[Answered], args: Namespace) -> Iterator[Answered]:
-    """The answers, with a bar on stderr if they are many, someone watches, and the answers go elsewhere."""
+    """Yields the answers, with a progress bar if stderr is a terminal, stdout is not, and the texts come from files."""
     if not sys.stderr.isatty() or sys.stdout.isatty() or not (args.file or not args.texts):
         return answers
     return with_bar(answers, count(args), delay=1)
@@ -135,7 +135,7 @@ def _progress(answers: Iterator[Answered], args: Namespace) -> Iterator[Answered
 
 
 def _write_array(task: Task, answers: Iterator[Answered], path: Path) -> int:
-    """Row by row, so that memory does not grow with the texts; what goes in the header is known at the end."""
+    """Writes a .npy file row by row, so that memory does not grow with the texts, and its header at the end."""
     code = rows = 0
     empty = task.collect([])[:0]
     with written_whole(path) as partial, open(partial, "wb") as file:
@@ -151,7 +151,7 @@ def _write_array(task: Task, answers: Iterator[Answered], path: Path) -> int:
 
 
 def _header(rows: int, like: np.ndarray) -> bytes:
-    """The head of a .npy file, version 1.0, filled up with spaces to HEADER bytes."""
+    """Returns the header of a .npy file, version 1.0, padded with spaces to HEADER bytes."""
     described = f"{{'descr': {like.dtype.str!r}, 'fortran_order': False, 'shape': ({rows}, {like.shape[1]}), }}"
     magic = b"\x93NUMPY\x01\x00" + (HEADER - 10).to_bytes(2, "little")
     return magic + described.ljust(HEADER - 11).encode() + b"\n"

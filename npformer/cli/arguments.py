@@ -1,6 +1,6 @@
-"""Options of the command line as data: those that several commands share, and what adds them to a parser.
+"""Options of the command line as data: those that several commands share, and a function that adds them to a parser.
 
-Light, as `npformer --help` reads them all: what is heavy is imported when a command runs.
+`npformer --help` imports this, so heavy imports wait until a command runs.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class Option(NamedTuple):
-    """What `add_argument` is given, and the setting of a task that it gives, if it gives one."""
+    """The arguments of `add_argument`, and the task's setting that the option sets, if any."""
 
     flags: tuple[str, ...]
     how: dict[str, Any]
@@ -28,9 +28,9 @@ class OneOf(NamedTuple):
 
 
 def option(usage: str, what: str, sets: str = "", **how: Any) -> Option:
-    """An option. usage: its names and what stands for its value, "-k --top-k K"; without one it is a switch.
+    """Makes an option from its usage, "-k --top-k K"; without a value it is a switch.
 
-    what: its help. sets: the task's setting that it gives. how: more for `add_argument`.
+    `what` is its help, `sets` the task's setting that it sets; `how` is passed to `add_argument`.
     """
     flags = tuple(word for word in usage.split() if word.startswith("-"))
     value = usage.split()[len(flags) :]
@@ -39,12 +39,12 @@ def option(usage: str, what: str, sets: str = "", **how: Any) -> Option:
     elif "choices" not in how:
         how["action"] = "store_true"
     if sets:
-        how = {"default": None, **how, "dest": sets}  # what is not given is left to the task
+        how = {"default": None, **how, "dest": sets}  # None leaves the setting to the task
     return Option(flags, {**how, "help": what}, sets)
 
 
 def add_options(parser: ArgumentParser | _ArgumentGroup, options: Sequence[Option | OneOf]) -> None:
-    """Add the options to a parser, in their order."""
+    """Adds the options to a parser, in their order."""
     for each in options:
         if isinstance(each, Option):
             parser.add_argument(*each.flags, **each.how)
@@ -53,7 +53,7 @@ def add_options(parser: ArgumentParser | _ArgumentGroup, options: Sequence[Optio
 
 
 def whole(text: str) -> int:
-    """A whole number of at least 1, for argparse."""
+    """Parses a whole number of at least 1, for argparse."""
     number = int(text)
     if number < 1:
         raise ValueError
@@ -64,7 +64,7 @@ whole.__name__ = "whole number above 0"  # argparse says "invalid ... value"
 
 
 def comma_separated(text: str) -> list[str]:
-    """Names with commas in between."""
+    """Splits names at commas."""
     return text.split(",")
 
 
@@ -77,7 +77,7 @@ LOADING = (REVISION, OFFLINE, THREADS)
 
 
 def model_options(default: str = "") -> tuple[Option, ...]:
-    """--model, which is required where there is no default, and how it is loaded."""
+    """Returns --model, required if there is no default, and the options for loading it."""
     what = f"a bundled model, a folder or a Hugging Face id ({default or 'required'})"
     return option("-m --model MODEL", what, required=not default, default=default or None), *LOADING
 
@@ -88,13 +88,13 @@ PAIR = option("--pair TEXT", "a second text, for models that read two together")
 
 
 def text_options(what: str = "text") -> tuple[Option, ...]:
-    """Texts as arguments or from files; `texts.lines` reads them."""
-    arguments = {"nargs": "*", "metavar": what.upper(), "help": f"a {what}; without any, one a line from stdin"}
+    """Returns the options for texts as arguments or from files; `texts.lines` reads them."""
+    arguments = {"nargs": "*", "metavar": what.upper(), "help": f"a {what}; without any, each line of stdin is one"}
     files = option("-f --file FILE", f"read a {what} from each line (- is stdin)", action="append", default=[])
     return Option(("texts",), arguments), files
 
 
 # --- answers ---------------------------------------------------------------------------------------------------------
 
-JSON = option("--json", "write a JSON object a line, for programs")
-STRIDE = option("--stride N", "tokens that two windows of a long text share", "stride", type=whole)
+JSON = option("--json", "write one JSON object per line, for programs")
+STRIDE = option("--stride N", "tokens shared by neighbouring windows of a long text", "stride", type=whole)

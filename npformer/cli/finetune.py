@@ -1,5 +1,5 @@
-"""Train a model to give texts the labels of a file. Stopped at any point, the same
-command goes on."""
+"""Train a model to label texts as a file does. If it is stopped, the same command
+continues it."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def run(args: argparse.Namespace) -> None:
 
 
 def _labels(source: Path, found: tuple[str, ...]) -> tuple[str, ...]:
-    """The model's own labels where they name or count those of the file, else the file's."""
+    """Returns the model's own labels if those of the file name or count them, else the file's labels."""
     from npformer.checkpoint.read import CONFIG, read_json
 
     own = read_config(read_json(source / CONFIG)).labels

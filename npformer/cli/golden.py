@@ -25,18 +25,18 @@ from npformer.cli.process import DIVERGES
 from npformer.errors import NpformerError
 from npformer.model import Model
 
-EPILOG = """compare ends with exit code 3 where a stage or a weight diverges, with 1 for
-bad input. It says why where it has the model: the one named in the file, if it
-is at hand, or --model.
+EPILOG = """compare ends with exit code 3 if a stage or a weight diverges, with 1 for bad
+input. With the model it also finds the cause: --model, or the model that the
+file names if it is on this machine.
 
 examples:
   npformer golden record "I love ice cream" "no" -o golden.safetensors
   npformer golden record --tiny distilbert -o tiny
   npformer golden compare golden.safetensors mine.npz --names names.json"""
 
-RECORDED = "distilbert-sst2"  # the model that record uses where none is named
+RECORDED = "distilbert-sst2"  # the default model of `record`
 
-#: Options that are of one action alone.
+#: Action -> the options that only it has.
 ONLY = {
     "record": ("output", "tiny", "seed", "stages"),
     "compare": ("torch", "names"),
@@ -59,10 +59,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     record.add_argument("-o", "--output", metavar="FILE", help="the golden file, or the folder of --tiny, to write")
     record.add_argument("--stages", action="append", metavar="GLOB", help="keep only stages such as '*.query'")
     record.add_argument("--tiny", metavar="FAMILY", help="make a tiny random model in -o, such as distilbert")
-    record.add_argument("--seed", type=int, metavar="N", help="of the tiny model (0)")
+    record.add_argument("--seed", type=int, metavar="N", help="seed of the tiny model (0)")
     compare = parser.add_argument_group("compare")
     compare.add_argument(
-        "--torch", metavar="MODEL", help="run this model of transformers, in place of a file of arrays"
+        "--torch", metavar="MODEL", help="run this model with transformers, in place of a file of arrays"
     )
     compare.add_argument("--names", metavar="JSON", help='a file of {"their name": "our stage", ...}')
 
@@ -120,9 +120,9 @@ def _compare(args: argparse.Namespace) -> int:
 
 
 def _model(args: argparse.Namespace, reference: golden.Golden) -> tuple[Model | None, str]:
-    """The golden file's model: the one given, the one that lies beside the file, or the one it names if it is here.
+    """Loads the golden file's model: the one given, the one beside the file, or the one it names if it is here.
 
-    None where there is none, and why; a model that was given must be the right one.
+    Returns None and the reason if there is none. Raises NpformerError if --model is not the file's model.
     """
     beside = Path(args.given[0]).resolve().parent
     given = args.model or args.torch

@@ -18,7 +18,7 @@ EPILOG = """examples:
   npformer info
   npformer info distilbert-sst2"""
 
-ENCODERS = ["feature-extraction", "sentence-embedding"]  # tasks of every encoder, whatever its head
+ENCODERS = ["feature-extraction", "sentence-embedding"]  # tasks that every encoder serves, whatever its head
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -87,7 +87,7 @@ def _blas(library: dict[str, Any]) -> str:
 
 
 def _card(folder: Path | None) -> dict[str, str]:
-    """Where the model's card is, and which model the card says this one was made from."""
+    """Returns the path of the model's card, and the base model that the card names."""
     card = folder / "README.md" if folder else Path()
     if not card.is_file():
         return {}

@@ -1,8 +1,8 @@
-"""The command `npformer`: finds a subcommand in `COMMANDS`, reads its arguments and ends without a traceback.
+"""The command `npformer`: finds a subcommand in `COMMANDS`, parses its arguments and runs it, without tracebacks.
 
-A subcommand that asks a task about texts is an entry of `task_commands.py`. Any other is a module in this folder with
-EPILOG, `add_arguments(parser)` and `run(args)`, which returns an exit code or None for 0; it is imported when it is
-asked for, so that `npformer classify` starts at once.
+A subcommand that runs a task on texts is an entry in `task_commands.py`. Any other is a module in this folder with
+EPILOG, `add_arguments(parser)` and `run(args)`, which returns an exit code or None for 0. Modules are imported only
+when they are needed, so that `npformer classify` starts quickly.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from npformer.errors import NpformerError
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
 
-#: Subcommand -> what `npformer --help` says of it. Those that are no task's have a module here, of their name.
+#: Subcommand -> its line in `npformer --help`. Those that run no task have a module of their name here.
 COMMANDS = {name: command.summary for name, command in TASK_COMMANDS.items()} | {
     "trace": "every stage on the way from a text to its label",
     "view": "attention and stages as a page, a picture or plain text",
@@ -46,13 +46,13 @@ COMMANDS = {name: command.summary for name, command in TASK_COMMANDS.items()} | 
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command with these arguments, by default the process's; the exit code.
+    """Runs the command with these arguments, by default those of the process, and returns the exit code.
 
-    A user's mistake, a closed pipe, a full disk and Ctrl-C end it with a line or none, not with a traceback.
+    A user's mistake, a closed pipe, a full disk or Ctrl-C ends it with one line or none, never with a traceback.
     """
     warnings.showwarning = lambda message, *_, **__: complain(message)
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")  # what a terminal's encoding lacks is no reason to stop
+        sys.stdout.reconfigure(errors="backslashreplace")  # for characters that the terminal's encoding lacks
     try:
         code = _run(list(sys.argv[1:] if arguments is None else arguments))
         sys.stdout.flush()
@@ -62,7 +62,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return BAD_INPUT
     except KeyboardInterrupt:
         return INTERRUPTED
-    except BrokenPipeError:  # whoever read our output has seen enough
+    except BrokenPipeError:  # the reader of our output has closed the pipe, as `head` does
         discard(sys.stdout)
         return SIGNALLED + 13
     except OSError as error:
@@ -76,7 +76,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(given: list[str]) -> int:
-    """What the first argument asks for: a subcommand, --version, or how all this is used."""
+    """Runs the subcommand that the first argument names, or prints the version or the help."""
     if given and given[0] in ("-h", "--help"):
         print(_overview())
         return 0
@@ -94,7 +94,7 @@ def _run(given: list[str]) -> int:
 
 
 class Command(NamedTuple):
-    """A subcommand as a parser needs it."""
+    """A subcommand: its texts for the parser, its arguments, and the function to run."""
 
     description: str | None
     epilog: str
@@ -103,7 +103,7 @@ class Command(NamedTuple):
 
 
 def find(name: str) -> Command:
-    """One of COMMANDS."""
+    """Returns one of COMMANDS by its name."""
     if name in TASK_COMMANDS:
         task = TASK_COMMANDS[name]
         return Command(task.description, task.epilog, task.add_arguments, task.run)
@@ -123,11 +123,11 @@ def _subcommand(name: str, arguments: list[str]) -> int:
         allow_abbrev=False,
     )
     command.add_arguments(parser)
-    # argparse's own print_help says nothing of a disk that is full
+    # argparse's own print_help ignores errors, such as a full disk
     parser.print_help = lambda file=None: print(parser.format_help(), end="", file=file)  # type: ignore[method-assign]
     try:
         args = parser.parse_intermixed_args(arguments)
-    except SystemExit as end:  # --help or a wrong argument, of which argparse has told
+    except SystemExit as end:  # --help, or a wrong argument that argparse has reported
         return int(end.code or 0)
     return interruptible(lambda: command.run(args) or 0)
 
@@ -143,7 +143,7 @@ def _overview() -> str:
             "",
             *lines,
             "",
-            "npformer COMMAND --help says what a command takes, npformer --version which\nversion this is.",
+            "npformer COMMAND --help explains a command;\nnpformer --version prints the version.",
             "",
             "exit codes: 0 success; 1 bad input, or a text without an answer; 2 wrong usage;\n"
             "3 golden compare found a divergence",

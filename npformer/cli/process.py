@@ -1,6 +1,6 @@
-"""The process of the command: its exit codes, what Ctrl-C does, and standard streams that are closed, full or gone.
+"""The command's process: exit codes, Ctrl-C, and standard streams that are closed or full.
 
-Nothing large is imported here, `typing` included: until `set_up` has run, Ctrl-C ends in a traceback.
+Nothing large is imported here, not even `typing`: until `set_up` has run, Ctrl-C ends in a traceback.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ if TYPE_CHECKING:
     from typing import Any, TextIO
 
 BAD_INPUT, USAGE, DIVERGES = 1, 2, 3  # exit codes; 0 is success
-SIGNALLED = 128  # and the signal's number: what a shell reports of a program that the signal has ended
+SIGNALLED = 128  # plus the signal's number: the exit code that a shell reports for a program ended by a signal
 INTERRUPTED = SIGNALLED + signal.SIGINT
 
 
 def set_up() -> None:
-    """Let Ctrl-C end the process without a word, and open the standard streams that are closed."""
+    """Makes Ctrl-C end the process silently, and opens the standard streams that are closed."""
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # not in a background job, which ignores it
         signal.signal(signal.SIGINT, _leave)
         sys.unraisablehook = _unraisable
@@ -28,7 +28,7 @@ def set_up() -> None:
 
 
 def interruptible(work: Callable[[], int]) -> int:
-    """What `work` returns. In it Ctrl-C raises KeyboardInterrupt, so that a command leaves its files whole."""
+    """Runs `work`; in it Ctrl-C raises KeyboardInterrupt, so that a command leaves no half-written file."""
     before = signal.getsignal(signal.SIGINT)
     if before is not _leave:
         return work()
@@ -40,7 +40,7 @@ def interruptible(work: Callable[[], int]) -> int:
 
 
 def complain(message: object) -> None:
-    """A line on stderr, as every message of the command; lost where stderr cannot be written."""
+    """Writes a message as one line to stderr; ignores a stderr that cannot be written."""
     to_stderr(f"npformer: {message}")
 
 
@@ -52,7 +52,7 @@ def to_stderr(text: str) -> None:
 
 
 def discard(stream: TextIO) -> None:
-    """Send what a stream still holds nowhere, as it cannot be written."""
+    """Discards the buffer of a stream that cannot be written."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, stream.fileno())
     os.close(nowhere)
@@ -63,16 +63,16 @@ def _leave(*_: Any) -> None:
 
 
 def _unraisable(error: Any) -> None:
-    """An interrupt that fell into a destructor would be printed, and lost."""
+    """Ends the process for an interrupt in a destructor, which Python would only print."""
     if issubclass(error.exc_type, KeyboardInterrupt):
         _leave()
     sys.__unraisablehook__(error)
 
 
 def _open_streams() -> None:
-    """Give a stream that the process was started without (by cron, by `>&-`) its number, before a file takes it.
+    """Opens /dev/null for each standard stream that is closed (by cron, by `>&-`), before a file takes its number.
 
-    Reading it, or writing answers to it, fails as with a closed one; messages go nowhere.
+    Reading texts from it or writing answers to it still fails; messages to stderr are lost.
     """
     streams = (("stdin", "r", os.O_WRONLY), ("stdout", "w", os.O_RDONLY), ("stderr", "w", os.O_WRONLY))
     for number, (name, mode, access) in enumerate(streams):

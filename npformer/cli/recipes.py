@@ -1,4 +1,4 @@
-"""The options of the commands that train: what a `Recipe` holds, and how often a run is saved."""
+"""The options of the commands that train: the fields of a `Recipe`, and how often a training is saved."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from npformer.training.trainer import SCHEDULES
 
 
 def add_output_argument(parser: argparse.ArgumentParser) -> None:
-    what = "the folder of the result; in its training/ is what a stopped run goes on from, needed no more at the end"
+    what = "folder for the result; its training/ holds the checkpoints to resume from, and can go at the end"
     parser.add_argument("-o", "--output", metavar="DIR", required=True, help=what)
 
 
 def output(args: argparse.Namespace) -> Path:
-    """The folder of the result; NpformerError where a model is there already."""
+    """Returns the folder of the result. Raises NpformerError if it already holds a model."""
     folder = Path(args.output)
     if (folder / "config.json").exists():
         raise NpformerError(f"{folder}: a model is there already; give another folder")
@@ -26,32 +26,38 @@ def output(args: argparse.Namespace) -> Path:
 
 
 def add_arguments(parser: argparse.ArgumentParser, default: Recipe, label_smoothing: float = 0.0) -> None:
-    """Options for every field of a recipe, `default`'s where they are not given."""
+    """Adds an option for every field of a recipe, with `default`'s values as defaults."""
 
     def add(name: str, kind: Callable[[str], object], meta: str, value: object, what: str) -> None:
         parser.add_argument(name, type=kind, metavar=meta, default=value, help=f"{what} (%(default)s)")
 
     add("--epochs", whole, "N", default.epochs, "passes over the texts")
-    add("--batch-size", whole, "N", default.batch_size, "texts a step")
-    add("--learning-rate", float, "R", default.learning_rate, "AdamW's largest; a factor with noam")
-    parser.add_argument("--schedule", choices=SCHEDULES, default=default.schedule, help="(%(default)s)")
-    add("--warmup", float, "W", default.warmup, "steps, or a share of them")
-    add("--weight-decay", float, "D", default.weight_decay, "AdamW's")
-    add("--betas", str, "B1,B2", ",".join(map(str, default.betas)), "Adam's")
-    add("--eps", float, "E", default.eps, "Adam's")
-    add("--clip", float, "N", default.clip, "the gradients' largest norm; 0: as it comes")
-    add("--dropout", float, "P", 0.1, "the rate at the sites that the family has")
-    add("--label-smoothing", float, "E", label_smoothing, "the share of the target spread over all")
-    add("--window", whole, "N", default.window, "batches of like lengths, sorted in so many batches' worth")
-    add("--average", whole, "N", default.average, "last states whose mean is tried beside the best epoch's")
-    parser.add_argument("--average-every", type=whole, metavar="N", default=0, help="steps between them (an epoch)")
-    parser.add_argument("--dense-embeddings", action="store_true", help="move every row of the tables at every step")
-    add("--seed", int, "N", default.seed, "of order, dropout and new weights")
+    add("--batch-size", whole, "N", default.batch_size, "texts in a step")
+    add("--learning-rate", float, "R", default.learning_rate, "the largest learning rate; with noam a factor")
+    parser.add_argument(
+        "--schedule", choices=SCHEDULES, default=default.schedule, help="of the learning rate (%(default)s)"
+    )
+    add("--warmup", float, "W", default.warmup, "steps of warm-up, or below 1 a share of all steps")
+    add("--weight-decay", float, "D", default.weight_decay, "weight decay of AdamW")
+    add("--betas", str, "B1,B2", ",".join(map(str, default.betas)), "decay rates of Adam's moments")
+    add("--eps", float, "E", default.eps, "epsilon of Adam")
+    add("--clip", float, "N", default.clip, "the largest norm of the gradients; 0 for no limit")
+    add("--dropout", float, "P", 0.1, "dropout rate, at the stages usual for the family")
+    add("--label-smoothing", float, "E", label_smoothing, "share of the target spread over all classes")
+    add("--window", whole, "N", default.window, "sort the texts of N batches by length before batching")
+    add("--average", whole, "N", default.average, "average the last N checkpoints, if that scores higher")
+    parser.add_argument(
+        "--average-every", type=whole, metavar="N", default=0, help="steps between those checkpoints (an epoch)"
+    )
+    parser.add_argument(
+        "--dense-embeddings", action="store_true", help="update every row of the embedding tables at every step"
+    )
+    add("--seed", int, "N", default.seed, "seed of the order, dropout and new weights")
     add("--save-every", whole, "N", 500, "steps between saves")
 
 
 def read(args: argparse.Namespace) -> Recipe:
-    """The recipe, without its dropout, which depends on the model; NpformerError for an option that makes no sense."""
+    """Makes the recipe, but for its dropout, which depends on the model. Raises NpformerError for a bad option."""
     try:
         first, second = map(float, args.betas.split(","))
     except ValueError:
@@ -59,7 +65,7 @@ def read(args: argparse.Namespace) -> Recipe:
     if args.average_every and args.average == 1:
         raise NpformerError("--average-every: says how far apart the states of --average are; give --average too")
     for name in ("dropout", "label_smoothing"):
-        if not 0 <= getattr(args, name) <= 1 - 2**-16:  # what `Dropout` can tell from 1
+        if not 0 <= getattr(args, name) <= 1 - 2**-16:  # `Dropout` rounds rates to multiples of 2^-16
             option = f"--{name.replace('_', '-')}"
             raise NpformerError(f"{option}: expected a number from 0 to below 1, got {getattr(args, name)}")
     return Recipe(
@@ -71,12 +77,12 @@ def read(args: argparse.Namespace) -> Recipe:
 
 
 def chosen(found: dict[str, float]) -> str:
-    """Which weights `Trainer.choose` took."""
+    """Describes the weights that `Trainer.choose` took."""
     return f"epoch {found['epoch']:.0f}" if "epoch" in found else f"the mean of the last {found['states']} states"
 
 
 def text_columns(args: argparse.Namespace) -> list[str]:
-    """The columns that --text-columns names, one or two, or none."""
+    """Returns the columns that --text-columns names: one, two or none."""
     names = args.text_columns.split(",") if args.text_columns else []
     if len(names) > 2 or not all(names):
         raise NpformerError(f"--text-columns: expected one name, or two with a comma, got {args.text_columns!r:.80}")

@@ -1,7 +1,7 @@
-"""The commands that answer texts: one table. A new one is one entry, and perhaps a function that shows an answer.
+"""The commands that run a task on texts, as one table. A new command is one entry, and perhaps a function for output.
 
-An entry says which task answers, which options the command has, and how an answer looks as text and as JSON.
-`answers.py` reads the texts, asks the task and writes.
+An entry names the task, the options, and the functions that turn an answer into text and JSON. `answers.py` reads the
+texts, runs the task and writes the answers.
 """
 
 from __future__ import annotations
@@ -31,25 +31,25 @@ if TYPE_CHECKING:
 
     from npformer.tasks.task import Task
 
-Shown = Callable[[str, Any, "Task"], str]  # of a text, its answer, and the task
+Shown = Callable[[str, Any, "Task"], str]  # (text, answer, task) -> the answer as text
 AsInput = Callable[[str], Any]
 
 
 class TaskCommand(NamedTuple):
-    """A command that asks a task about each text."""
+    """A command that runs a task on each text."""
 
     task: str
-    summary: str  # what `npformer --help` says of it
+    summary: str  # its line in `npformer --help`
     description: str
     epilog: str
     options: tuple[Option | OneOf, ...]
-    shown: Shown  # an answer as text
-    named: Callable[[Any], dict[str, Any]]  # and as JSON: what stands beside the text
-    as_input: Callable[[Namespace], AsInput] = lambda args: str  # what the task is given of a text
-    keeps_lines: bool = False  # line i of the output is of line i of the input: a blank line is not asked about
+    shown: Shown  # turns an answer into text
+    named: Callable[[Any], dict[str, Any]]  # turns an answer into the fields of its JSON object
+    as_input: Callable[[Namespace], AsInput] = lambda args: str  # makes the function from a text to the task's input
+    keeps_lines: bool = False  # whether line i of the output belongs to line i of the input; blank lines stay blank
 
     def settings(self) -> dict[str, str]:
-        """The task's settings that the command has options for: setting -> option."""
+        """Returns the task's settings that the command has options for: setting -> option."""
         return {each.sets: each.flags[-1] for each in self.options if isinstance(each, Option) and each.sets}
 
     def add_arguments(self, parser: ArgumentParser) -> None:
@@ -61,16 +61,16 @@ class TaskCommand(NamedTuple):
         return answer_all(self, args)
 
 
-# --- how answers look ------------------------------------------------------------------------------------------------
+# --- answers as text -------------------------------------------------------------------------------------------------
 
 
 def _several(answer: Any) -> list[Any]:
-    """The best answers, also where one was asked for."""
+    """Returns the answers as a list, also a single one."""
     return answer if isinstance(answer, list) else [answer]
 
 
 def _under(text: str, found: list[str]) -> str:
-    """A text with what was found in it below."""
+    """Puts the findings below their text."""
     return "\n".join([plain(text, 0), *(f"  {each}" for each in found)])
 
 
@@ -103,7 +103,7 @@ def _answers(text: str, answer: Any, task: Task) -> str:
 
 
 def _masks(answer: Any) -> list[Any]:
-    """One list of words a mask, also where there is one mask."""
+    """Returns a list of words for each mask, also for a single mask."""
     return answer if isinstance(answer[0], list) else [answer]
 
 
@@ -132,7 +132,7 @@ def _named_translations(answer: Any) -> dict[str, Any]:
     return {"translations": answer} if isinstance(answer, list) else answer
 
 
-# --- what is asked ---------------------------------------------------------------------------------------------------
+# --- inputs of the tasks ---------------------------------------------------------------------------------------------
 
 
 def _one_or_two(args: Namespace) -> AsInput:
@@ -153,7 +153,7 @@ def _with_context(args: Namespace) -> AsInput:
 
 # --- the table -------------------------------------------------------------------------------------------------------
 
-LONG_TEXTS = option("--long", "texts longer than the model (truncate; with --stride window)", "long", choices=LONG)
+LONG_TEXTS = option("--long", "what to do with too long a text (truncate; window with --stride)", "long", choices=LONG)
 ANSWER = (JSON, LONG_TEXTS, STRIDE)
 
 TASK_COMMANDS = {
@@ -170,7 +170,7 @@ TASK_COMMANDS = {
         options=(
             *text_options(),
             *model_options("distilbert-sst2"),
-            OneOf((PAIR, option("--pairs", "each text is two for the model, with a tab in between"))),
+            OneOf((PAIR, option("--pairs", "each text is a pair, with a tab between the two"))),
             option("-k --top-k K", "show the K best labels, not only the best one", "top_k", type=whole),
             *ANSWER,
         ),
@@ -192,7 +192,7 @@ TASK_COMMANDS = {
             option(
                 "--template TEXT", 'a sentence with {} for the label ("This example is {}.")', "hypothesis_template"
             ),
-            option("--multi-label", "several labels may fit: score each for itself", "multi_label"),
+            option("--multi-label", "several labels may fit: score each on its own", "multi_label"),
             *ANSWER,
         ),
         shown=_own_labels,
@@ -209,12 +209,12 @@ TASK_COMMANDS = {
             *model_options(),
             option(
                 "--strategy",
-                "how tokens become entities; none: not at all, first, average, max: word by word (%(default)s)",
+                "how to join tokens: none shows tokens, the last three label whole words (%(default)s)",
                 "aggregation_strategy",
                 choices=("none", "simple", "first", "average", "max"),
                 default="simple",
             ),
-            option("--ignore A,B,...", "labels that are left out (O)", "ignore_labels", type=comma_separated),
+            option("--ignore A,B,...", "labels to leave out (O)", "ignore_labels", type=comma_separated),
             *ANSWER,
         ),
         shown=_entities,
@@ -268,7 +268,7 @@ TASK_COMMANDS = {
     "embed": TaskCommand(
         task="sentence-embedding",
         summary="a vector for each text",
-        description="Make a vector of each text, for comparing texts by what they mean.",
+        description="Make a vector of each text, for comparing texts by their meaning.",
         epilog="""example:
   npformer embed -m sentence-transformers/all-MiniLM-L6-v2 \\
       --file sentences.txt -o sentences.npy
@@ -277,7 +277,7 @@ Row i of the array is the vector of text i, or NaN for one that cannot be read."
         options=(
             *text_options(),
             *model_options(),
-            option("-o --output FILE.npy", "write an array, a row a text, for numpy.load"),
+            option("-o --output FILE.npy", "write an array with one row per text, for numpy.load"),
             *ANSWER,
         ),
         shown=_vector,
@@ -286,8 +286,8 @@ Row i of the array is the vector of text i, or NaN for one that cannot be read."
     "translate": TaskCommand(
         task="translation",
         summary="each text in another language",
-        description="""Translate each text. A blank line stays one, so that the lines of source and
-translation go together.""",
+        description="""Translate each text. A blank line stays blank, so that line N of the output is
+the translation of line N of the input.""",
         epilog="""examples:
   npformer translate -m Helsinki-NLP/opus-mt-en-de \\
       "A dog runs through the snow."
@@ -299,15 +299,17 @@ translation go together.""",
             *text_options(),
             *model_options(),
             option("--to CODE", "the language, for a model with several (fra, deu, ...)", "to"),
-            option("-b --beams N", "search with N beams (the model's own)", "num_beams", type=whole),
+            option("-b --beams N", "search with N beams (the model's setting)", "num_beams", type=whole),
             option("--best N", "show the N best translations of a text", "num_return_sequences", type=whole),
-            option("--max-tokens N", "the longest translation (the model's own)", "max_new_tokens", type=whole),
+            option(
+                "--max-tokens N", "most tokens of a translation (the model's setting)", "max_new_tokens", type=whole
+            ),
             option("--length-penalty P", "above 1 favours long translations", "length_penalty", type=float),
             option("--sample", "draw words by their probability", "do_sample"),
-            option("--seed N", "of --sample: the same seed draws the same words", "seed", type=int),
+            option("--seed N", "seed of --sample: the same seed draws the same words", "seed", type=int),
             option(
                 "--long",
-                "texts longer than the model (%(default)s)",
+                "what to do with too long a text (%(default)s)",
                 "long",
                 choices=("error", "truncate"),
                 default="error",

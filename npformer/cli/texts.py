@@ -1,6 +1,6 @@
-"""Where a command's texts come from: its arguments, or the lines of files and of standard input.
+"""Reads a command's texts: its arguments, or the lines of files and of standard input.
 
-A line that is no UTF-8 text is an answer of its own: it is named, and the others are still read.
+A line that is not UTF-8 is reported, and the others are still read.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from npformer.cli.process import complain
 from npformer.errors import NpformerError
 from npformer.text.inputs import Pair
 
-LONGEST = 2**24  # bytes of a line: a file without line ends is no list of texts
+LONGEST = 2**24  # most bytes of a line: a file without line ends is no list of texts
 
 
 @dataclass
 class Line:
-    """A text and where it stood, or why there is none."""
+    """A text and its place, or the reason why it could not be read."""
 
     where: str
     text: str = ""
@@ -31,7 +31,7 @@ class Line:
 
 
 def paired(text: str, pair: str | None) -> str | Pair:
-    """What the model is to read: a text, or with --pair two. Raises NpformerError for what is not UTF-8."""
+    """Returns the text, with --pair a Pair of texts. Raises NpformerError for text that is not UTF-8."""
     given = {"TEXT": text} if pair is None else {"TEXT": text, "--pair": pair}
     read = [_decoded(where, argument.encode(errors="surrogateescape")) for where, argument in given.items()]
     for line in read:
@@ -41,9 +41,9 @@ def paired(text: str, pair: str | None) -> str | Pair:
 
 
 def lines(args: Namespace) -> Iterator[Line]:
-    """The texts in the order given: arguments, then files; standard input where there are neither.
+    """Yields the texts in order: arguments, then files; standard input if there are neither.
 
-    Raises NpformerError for a file that cannot be read, before the first text.
+    Raises NpformerError before the first text if a file cannot be read.
     """
     for name in args.file:
         if name != "-":
@@ -55,19 +55,19 @@ def lines(args: Namespace) -> Iterator[Line]:
 
 
 def count(args: Namespace) -> int | None:
-    """How many texts there will be, where that can be known before they are read."""
+    """Counts the texts, if that is possible without reading standard input."""
     if not all(os.path.isfile(name) for name in args.file) or not (args.texts or args.file):
         return None
     return len(args.texts) + sum(_count_lines(name) for name in args.file)
 
 
 def interactive(args: Namespace) -> bool:
-    """Whether the texts are typed on a terminal, each waiting for its answer."""
+    """Tells whether the texts are typed on a terminal, so that each needs its answer at once."""
     return ("-" in args.file or not (args.texts or args.file)) and sys.stdin.isatty()
 
 
 def read_file(name: str) -> str:
-    """A whole file as one text."""
+    """Reads a whole file as one text."""
     try:
         return Path(name).read_text(encoding="utf-8-sig")
     except OSError as error:
@@ -77,9 +77,9 @@ def read_file(name: str) -> str:
 
 
 def plain(text: str, width: int | None = None) -> str:
-    """A text in one line that cannot move a terminal's cursor, cut to the terminal where output goes to one.
+    """Makes a text safe to print in one line: replaces control characters, and cuts it to the terminal's width.
 
-    width: what stands beside it in the line; None: it is not cut.
+    `width` is the width of the rest of the line; None: the text is not cut.
     """
     text = "".join(each if each.isprintable() else " " for each in text)
     if width is not None and sys.stdout.isatty():
@@ -141,4 +141,4 @@ def _count_lines(name: str) -> int:
         with open(name, "rb") as file:
             return sum(block.count(b"\n") for block in iter(lambda: file.read(2**20), b""))
     except OSError:
-        return 0  # reading it will say why
+        return 0  # reading the file later reports the reason

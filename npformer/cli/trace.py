@@ -23,7 +23,7 @@ EPILOG = """examples:
   npformer trace "I love ice cream" --stage "*.weights" --layer 3
   npformer trace "I love ice cream" -o stages.safetensors"""
 
-#: Of each stage in the JSON object.
+#: The fields of each stage in the JSON object.
 COLUMNS = ("name", "shape", "formula", "function", "huggingface", "transformerlens", "mean", "std", "min", "max")
 
 
@@ -61,5 +61,5 @@ def _described(recorded: Trace, names: list[str]) -> dict[str, Any]:
 
 
 def _values(array: np.ndarray, row: dict[str, Any]) -> dict[str, Any]:
-    """What a row has otherwise for programs: the shape as numbers, the whole name of the function, some values."""
+    """Returns the fields that differ for programs: the shape as numbers, the function's full name, some values."""
     return {"shape": list(array.shape), "function": f"npformer.{row['function']}", "corners": corners(array)}

@@ -1,5 +1,5 @@
-"""Train an encoder-decoder to translate, from scratch. Stopped at any point, the
-same command goes on."""
+"""Train an encoder-decoder to translate, from scratch. If it is stopped, the same
+command continues it."""
 
 from __future__ import annotations
 

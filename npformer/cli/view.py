@@ -57,7 +57,7 @@ def run(args: argparse.Namespace) -> None:
 
 
 def _options(args: argparse.Namespace) -> dict[str, Any]:
-    """--layer and --head as the view takes them; an error for a view that has no such choice."""
+    """Returns --layer and --head as arguments of the view. Raises NpformerError for a view without such a choice."""
     taken = {"heads": ("layer", "head"), "neurons": ("layer", "head")}.get(args.kind, ())
     given = {name: getattr(args, name) for name in ("layer", "head") if getattr(args, name) is not None}
     for name in given:
