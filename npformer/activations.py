@@ -1,7 +1,7 @@
-"""Activations, with the names and meaning of torch.nn.functional, and under each its backward.
+"""Activations, named as in torch.nn.functional; each has its backward directly below.
 
-A formula that takes several steps is written for one block of numbers, as a function of x that writes y, which may be
-the same memory; `in_blocks` puts it to work. The slope's formula stands beside it.
+A formula of several steps is a function `_name(x, y)` that writes its result to y, which may be x itself. `in_blocks`
+applies it to a whole array. `_name_slope` is its derivative.
 """
 
 from __future__ import annotations
@@ -16,12 +16,27 @@ from npformer.runtime.blocks import in_blocks
 
 
 def relu(x: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
-    """max(x, 0)."""
+    """max(x, 0).
+
+    Parameters
+    ----------
+    x : array
+    out : array like x, optional, to write the result to
+
+    Returns
+    -------
+    array like x
+
+    Examples
+    --------
+    >>> npformer.relu(np.array([-1.0, 0.0, 2.0]))
+    array([0., 0., 2.])
+    """
     return np.maximum(x, 0, out=out)
 
 
 def relu_backward(grad: np.ndarray, x: np.ndarray) -> np.ndarray:
-    """Of max(x, 0): dx = grad where x > 0, else 0; 0 at 0, as in torch."""
+    """Backward of `relu`: dx = grad where x > 0, else 0; at x = 0 the slope is 0, as in torch."""
     return grad * (x > 0)
 
 
@@ -31,18 +46,39 @@ def tanh(x: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
 
 
 def tanh_backward(grad: np.ndarray, x: np.ndarray) -> np.ndarray:
-    """Of tanh x: dx = grad (1 - tanh(x)^2)."""
+    """Backward of `tanh`: dx = grad (1 - tanh(x)^2)."""
     y = np.tanh(x)
     return grad * (1 - y * y)
 
 
 def silu(x: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
-    """x / (1 + exp(-x)), also called swish. silu(inf) = inf, silu(-inf) = NaN as in torch (its limit is 0)."""
+    """x / (1 + exp(-x)), also called swish.
+
+    silu(inf) is inf. silu(-inf) is NaN, as in torch, although its limit is 0.
+
+    Parameters
+    ----------
+    x : array
+    out : array like x, optional, to write the result to
+
+    Returns
+    -------
+    array like x
+
+    References
+    ----------
+    Hendrycks and Gimpel, 2016, Gaussian Error Linear Units, section 2.
+
+    Examples
+    --------
+    >>> npformer.silu(np.array([-1.0, 0.0, 2.0]))
+    array([-0.2689,  0.    ,  1.7616])
+    """
     return in_blocks(_silu, x, out)
 
 
 def silu_backward(grad: np.ndarray, x: np.ndarray) -> np.ndarray:
-    """Of x s with s = 1 / (1 + exp(-x)): dx = grad s (1 + x (1 - s))."""
+    """Backward of `silu`, with s = 1 / (1 + exp(-x)): dx = grad s (1 + x (1 - s))."""
     slope = in_blocks(_silu_slope, x)
     return np.multiply(grad, slope, out=slope)
 
@@ -65,11 +101,34 @@ def _silu_slope(x: np.ndarray, y: np.ndarray) -> None:
 
 
 def gelu(x: np.ndarray, approximate: str = "none", out: np.ndarray | None = None) -> np.ndarray:
-    """x Phi(x), with the normal distribution's Phi(x) = (1 + erf(x / sqrt(2))) / 2. Hendrycks and Gimpel, 2016.
+    """x Phi(x), where Phi(x) = (1 + erf(x / sqrt(2))) / 2 is the normal distribution function.
 
-    approximate="tanh" gives the paper's x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))) / 2 (gelu_new in checkpoints).
-    The absolute error is at most 2 * 2^-23 |x| in float32 and 4 * 2^-52 |x| in float64.
-    gelu(inf) = inf, gelu(-inf) = NaN as in torch (its limit is 0).
+    The absolute error is at most 2 * 2^-23 |x| in float32 and 4 * 2^-52 |x| in float64. gelu(inf) is inf. gelu(-inf) is
+    NaN, as in torch, although its limit is 0.
+
+    Parameters
+    ----------
+    x : array
+    approximate : "none", or "tanh" for x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))) / 2 ("gelu_new" in checkpoints)
+    out : array like x, optional, to write the result to
+
+    Returns
+    -------
+    array like x
+
+    Raises
+    ------
+    NpformerError
+        approximate is neither "none" nor "tanh".
+
+    References
+    ----------
+    Hendrycks and Gimpel, 2016, Gaussian Error Linear Units, section 2.
+
+    Examples
+    --------
+    >>> npformer.gelu(np.array([-1.0, 0.0, 2.0]))
+    array([-0.1587,  0.    ,  1.9545])
     """
     if approximate == "tanh":
         return in_blocks(_gelu_tanh, x, out)
@@ -79,24 +138,24 @@ def gelu(x: np.ndarray, approximate: str = "none", out: np.ndarray | None = None
 
 
 def gelu_backward(grad: np.ndarray, x: np.ndarray, approximate: str = "none") -> np.ndarray:
-    """Of x Phi(x): dx = grad (Phi(x) + x phi(x)), phi the normal density; of the approximation its own derivative."""
+    """Backward of `gelu`: dx = grad (Phi(x) + x phi(x)), phi the normal density; or the slope of the approximation."""
     slope = in_blocks(_gelu_tanh_slope if approximate == "tanh" else _gelu_slope, x)
     return np.multiply(grad, slope, out=slope)
 
 
 def gelu_tanh(x: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
-    """gelu(x, approximate="tanh"): the name a checkpoint's configuration chooses by."""
+    """gelu(x, approximate="tanh"), under the name that a `Config` has for it."""
     return gelu(x, "tanh", out)
 
 
 def gelu_tanh_backward(grad: np.ndarray, x: np.ndarray) -> np.ndarray:
-    """gelu_backward(grad, x, approximate="tanh")."""
+    """Backward of `gelu_tanh`: gelu_backward(grad, x, approximate="tanh")."""
     return gelu_backward(grad, x, "tanh")
 
 
-# NumPy has no erf. But erf(x / sqrt 2) = tanh(x P(x^2)) for a smooth P, so that a polynomial for P gives GELU without a
-# case or a clip. These seven terms are its minimax fit for float32; the paper's approximation is its first two, a
-# little rounded: sqrt(2 / pi) (x + 0.044715 x^3) = x (a + b x^2).
+# NumPy has no erf. But erf(x / sqrt 2) = tanh(x P(x^2)) for a smooth function P, so a polynomial for P gives GELU with
+# no case distinction and no clipping. These seven coefficients are the minimax fit of P for float32. The paper's
+# approximation, sqrt(2 / pi) (x + 0.044715 x^3) = x (a + b x^2), is nearly its first two terms.
 _EXACT = (0.79788494, 0.036333084, -3.2594951e-5, -5.5306205e-5, 3.9647466e-6, -1.3226354e-7, 1.7561766e-9)
 _TANH = (math.sqrt(2 / math.pi), math.sqrt(2 / math.pi) * 0.044715)
 
@@ -143,9 +202,9 @@ def _gelu_slope(x: np.ndarray, y: np.ndarray) -> None:
 
 
 def _gelu_tanh_slope(x: np.ndarray, y: np.ndarray) -> None:
-    """y = (1 + tanh u) / 2 + x u' (1 - tanh(u)^2) / 2, u = a x + b x^3.
+    """y = (1 + tanh u) / 2 + x u' (1 - tanh(u)^2) / 2, with u = a x + b x^3.
 
-    1 - tanh(u)^2 = 4 e / (1 + e)^2 with e = e^-2|u|, which cancels nothing.
+    1 - tanh(u)^2 is computed as 4 e / (1 + e)^2 with e = exp(-2 |u|), where no digits cancel.
     """
     a, b = _TANH
     square = x * x
@@ -155,7 +214,7 @@ def _gelu_tanh_slope(x: np.ndarray, y: np.ndarray) -> None:
     y += 0.5 + 0.5 * np.tanh(u)
 
 
-# log(erfc(z) e^(z^2) / t) with t = 2 / (2 + z), as a polynomial in 2 t - 1: its Chebyshev series to 10^-17, z >= 0.
+# log(erfc(z) e^(z^2) / t) for z >= 0, with t = 2 / (2 + z): its Chebyshev series to 10^-17, as a polynomial in 2 t - 1.
 _LOG_ERFC = (
     -0.6717940840566923, 0.6726432239776567, 0.04734330684190441, -0.0468956102311753,
     -0.009872689366388684, 0.008824938557060623, 0.001758933557766382, -0.002345812500482853,
@@ -169,7 +228,7 @@ _LOG_ERFC = (
 
 
 def _gelu_by_erfc(x: np.ndarray, y: np.ndarray) -> None:
-    """y = x Phi(x), with Phi(-|x|) = erfc(|x| / sqrt 2) / 2 and Phi(|x|) the rest of 1."""
+    """y = x Phi(x), from Phi(-|x|) = erfc(|x| / sqrt 2) / 2 and Phi(|x|) = 1 - Phi(-|x|)."""
     z = np.abs(x) * math.sqrt(0.5)
     t = 2 / (2 + z)
     s = 2 * t - 1

@@ -1,6 +1,6 @@
-"""Attention: masks, heads, scaled dot-product attention, and the block that projects in and out of it.
+"""Attention: masks, heads, scaled dot-product attention, multi-head attention with its four linear layers.
 
-Attention Is All You Need (Vaswani et al., 2017), section 3.2. Its users are `encoder.py` and `decoder.py`.
+Attention Is All You Need (Vaswani et al., 2017), section 3.2. `encoder.py` and `decoder.py` build layers of it.
 """
 
 from __future__ import annotations
@@ -28,15 +28,33 @@ _softmax = partial(softmax, total=sum_in_order)
 
 
 def padding_mask(lengths: np.ndarray, width: int | None = None) -> np.ndarray:
-    """True where a key is a token, False where it is padding: lengths (B,) -> (B, 1, 1, width), width max(lengths)."""
+    """True where a key is a token, False where it is padding: lengths (B,) -> mask (B, 1, 1, width).
+
+    Parameters
+    ----------
+    lengths : (B,) integer array, tokens of each sequence
+    width : int, keys of the padded array; max(lengths) unless given
+
+    Examples
+    --------
+    >>> npformer.padding_mask(np.array([1, 3]))[:, 0, 0].astype(int)
+    array([[1, 0, 0],
+           [1, 1, 1]])
+    """
     lengths = np.asarray(lengths)
     return (np.arange(lengths.max() if width is None else width) < lengths[:, None])[:, None, None, :]
 
 
 def causal_mask(queries: int, keys: int | None = None) -> np.ndarray:
-    """True where key j is no later than query i, (queries, keys); the last query sees the last key. Section 3.2.3.
+    """True where key j is not later than query i, (queries, keys); the last query sees every key. Section 3.2.3.
 
-    >>> causal_mask(3).astype(int)
+    Parameters
+    ----------
+    queries, keys : int, how many; as many keys as queries unless given
+
+    Examples
+    --------
+    >>> npformer.causal_mask(3).astype(int)
     array([[1, 0, 0],
            [1, 1, 0],
            [1, 1, 1]])
@@ -46,7 +64,18 @@ def causal_mask(queries: int, keys: int | None = None) -> np.ndarray:
 
 
 def split_heads(x: np.ndarray, n_heads: int) -> np.ndarray:
-    """(..., L, D) -> (..., H, L, K): head h is columns h K ... (h + 1) K. A view of x."""
+    """(..., L, D) -> (..., H, L, K), a view of x: head h is columns h K ... (h + 1) K - 1. H must divide D.
+
+    Parameters
+    ----------
+    x : (..., L, D) array
+    n_heads : int, H
+
+    Examples
+    --------
+    >>> npformer.split_heads(np.array([[1, 2, 3, 4], [5, 6, 7, 8]]), n_heads=2).tolist()
+    [[[1, 2], [5, 6]], [[3, 4], [7, 8]]]
+    """
     *lead, length, width = x.shape
     if n_heads < 1 or width % n_heads:
         raise NpformerError(f"split_heads: the width of x {x.shape} must be a multiple of n_heads, got {n_heads}")
@@ -54,7 +83,18 @@ def split_heads(x: np.ndarray, n_heads: int) -> np.ndarray:
 
 
 def combine_heads(x: np.ndarray) -> np.ndarray:
-    """(..., H, L, K) -> (..., L, D): the inverse of split_heads."""
+    """(..., H, L, K) -> (..., L, D): the inverse of `split_heads`.
+
+    Parameters
+    ----------
+    x : (..., H, L, K) array
+
+    Examples
+    --------
+    >>> npformer.combine_heads(np.array([[[1, 2], [5, 6]], [[3, 4], [7, 8]]]))
+    array([[1, 2, 3, 4],
+           [5, 6, 7, 8]])
+    """
     *lead, n_heads, length, width = x.shape
     return x.swapaxes(-2, -3).reshape(*lead, length, n_heads * width)
 
@@ -67,11 +107,30 @@ def scaled_dot_product_attention(
     is_causal: bool = False,
     scale: float | None = None,
 ) -> np.ndarray:
-    """softmax(q k^T * scale) v, (..., L, K), (..., S, K), (..., S, W) -> (..., L, W); scale 1 / sqrt(K). Equation 1.
+    """softmax(q k^T * scale) v, equation 1 of the paper. A query that may attend to no key gives zeros.
 
-    mask broadcasts to (..., L, S): booleans, True = may attend, or numbers that are added to the scores. is_causal
-    lets query i see keys 0 ... i, as in torch. A row that may attend to nothing gives zeros.
-    Raises NpformerError where shapes do not fit, or for a mask and is_causal together.
+    Parameters
+    ----------
+    q, k, v : (..., L, K), (..., S, K), (..., S, W) arrays
+    mask : boolean array, True = may attend, or floats added to the scores; broadcasts to (..., L, S)
+    is_causal : bool, query i sees keys 0 ... i only, as in torch
+    scale : float, 1 / sqrt(K) unless given
+
+    Returns
+    -------
+    (..., L, W) array
+
+    Raises
+    ------
+    NpformerError
+        The shapes do not fit; a mask and is_causal together.
+
+    Examples
+    --------
+    >>> values = np.array([[1.0], [3.0]])
+    >>> npformer.scaled_dot_product_attention(np.eye(2), np.eye(2), values, is_causal=True)
+    array([[1.    ],
+           [2.3395]])
     """
     if not _agree(q.shape, k.shape, v.shape):
         got = f"{q.shape}, {k.shape}, {v.shape}"
@@ -91,7 +150,7 @@ def scaled_dot_product_attention(
 def scaled_dot_product_attention_backward(
     grad: np.ndarray, stages: Stages, q: np.ndarray, k: np.ndarray, v: np.ndarray, scale: float | None = None
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Of softmax(q k^T * scale) v = W v: the gradients of q, k and v. A mask needs no word here: W is 0 where it is.
+    """Backward of `scaled_dot_product_attention` = W v, W = softmax(S), S = q k^T * scale (W is 0 where masked):
 
     dv = W^T grad; dW = grad v^T; dS = softmax_backward(dW, W); dq = dS k * scale; dk = dS^T q * scale.
     """
@@ -99,7 +158,7 @@ def scaled_dot_product_attention_backward(
     grad = stages.through_edit("context", grad)
     weights = stages["weights"]
     dv = weights.mT @ grad
-    keys_are_rows = weights.strides[-1] > weights.strides[-2]  # as the forward leaves them: the product lies likewise
+    keys_are_rows = weights.strides[-1] > weights.strides[-2]  # dweights gets the memory order of weights
     dweights = (v @ grad.mT).mT if keys_are_rows else grad @ v.mT
     dscores = softmax_backward(stages.through_edit("weights", dweights), stages.made("weights"))
     dscores = stages.through_edit("scores", dscores)
@@ -110,7 +169,7 @@ def scaled_dot_product_attention_backward(
 
 
 def _agree(q: tuple[int, ...], k: tuple[int, ...], v: tuple[int, ...]) -> bool:
-    """Whether the shapes fit, their leading axes broadcasting."""
+    """Tells whether the shapes fit; leading axes may broadcast."""
     if min(len(q), len(k), len(v)) < 2 or q[-1] != k[-1] or k[-2] != v[-2]:
         return False
     try:
@@ -120,11 +179,10 @@ def _agree(q: tuple[int, ...], k: tuple[int, ...], v: tuple[int, ...]) -> bool:
 
 
 def masked_attention(q: np.ndarray, k: np.ndarray, v: np.ndarray, mask: np.ndarray, terms: int = TERMS) -> np.ndarray:
-    """softmax(q k^T, where mask admits the key) v, the same bits whatever masked keys stand between or after.
+    """softmax(q k^T where the mask admits the key) v, for a scaled q. Masked keys do not change a bit of it.
 
-    So a decoder may keep keys where there is room for more, or those of several beams in one place, and gets the bits
-    of a pass without. A masked key's weight is 0 exactly, and adding 0 changes no sum whose order is fixed: sums over
-    keys are cut every `terms` keys.
+    Their weight is exactly 0, and sums over keys have a fixed order, in groups of `terms` keys. A decoder may thus keep
+    its keys in an array with free space, or those of several beams in one array.
     """
     scores = tap("scores", inner_products_in_room(q, k))  # q @ k.mT
     weights = tap("weights", masked_softmax(scores, mask, terms))
@@ -132,9 +190,9 @@ def masked_attention(q: np.ndarray, k: np.ndarray, v: np.ndarray, mask: np.ndarr
 
 
 def masked_softmax(scores: np.ndarray, mask: np.ndarray, terms: int = TERMS) -> np.ndarray:
-    """softmax over the keys mask admits: boolean, or added to the scores; rows that admit none are zeros.
+    """softmax over the keys that the mask admits; rows that admit none are zeros.
 
-    The exponentials are added up key after key, cut every `terms` keys.
+    The mask is boolean, or floats that are added to the scores. The exponentials are added in groups of `terms` keys.
     """
     if mask.dtype != bool and mask.dtype.kind != "f":
         raise NpformerError(f"attention: mask must be booleans, or floats to be added to the scores, got {mask.dtype}")
@@ -178,9 +236,8 @@ def multi_head_attention(
 ) -> np.ndarray:
     """MultiHead(x, source) = Concat(head_1, ..., head_H) W_O on packed rows, (T, D), (S, D) -> (T, D). Section 3.2.2.
 
-    Text i is lengths[i] rows of x, which attend to the source_lengths[i] rows of source that are its own, as
-    is_causal or a mask, the same for every text, admits. A cache stands in for both: it keeps keys and values
-    from call to call, and once it is complete no more are computed.
+    Text i is lengths[i] rows of x, which attend to its source_lengths[i] rows of source, as is_causal or mask admits. A
+    cache replaces both: it keeps keys and values of earlier calls, and when it is complete no new ones are computed.
     """
     if cache is not None and cache.complete:
         q = tap("query", linear(x, **query))
@@ -210,9 +267,9 @@ def multi_head_attention_backward(
     value: Linear,
     output: Linear,
 ) -> tuple[np.ndarray, np.ndarray, dict[str, dict[str, np.ndarray]]]:
-    """Of Concat(head_1, ..., head_H) W_O: the gradients of x and of source, (T, D) and (S, D), and of the weights.
+    """Backward of `multi_head_attention`: dx (T, D), dsource (S, D) and the gradients of the four linear layers.
 
-    Where a text attends to itself, x and source are the same rows, whose gradient is the sum of the two.
+    In self-attention x and source are the same rows, and their gradient is dx + dsource.
     """
     grad, d_output = linear_backward(stages.through_edit("output", grad), stages["combined"], **output)
     dq, dk, dv = packed_attention_backward(
@@ -233,9 +290,23 @@ def self_attention(
     row_indices: np.ndarray | None = None,
     **projections: Any,
 ) -> np.ndarray:
-    """`multi_head_attention` of each text to itself, (T, D) -> (T, D); projections: query, key, value, output.
+    """Multi-head attention of each text to itself, on packed rows, (T, D) -> (T, D). Section 3.2.2.
 
-    row_indices: the rows that are to attend, as many of each text; without it all.
+    Parameters
+    ----------
+    x : (T, D) array, the tokens of the texts one after another
+    lengths : (B,) integer array, tokens of each text
+    n_heads : int
+    is_causal : bool, a token sees itself and earlier tokens only
+    row_indices : integer array, the rows that attend and are returned, equally many of each text; all unless given
+    projections : query, key, value, output, each {"weight": (D, D), "bias": (D,)}
+
+    Examples
+    --------
+    >>> model = npformer.load("distilbert-sst2")
+    >>> x = np.ones((5, model.config.d_model), np.float32)  # a text of 3 tokens and one of 2
+    >>> npformer.self_attention(x, np.array([3, 2]), 12, **model.weights["layers"][0]["attention"]).shape
+    (5, 384)
     """
     rows, row_lengths = _attending(x, lengths, row_indices)
     return multi_head_attention(rows, row_lengths, x, lengths, n_heads, is_causal=is_causal, **projections)
@@ -250,7 +321,7 @@ def self_attention_backward(
     row_indices: np.ndarray | None = None,
     **projections: Any,
 ) -> tuple[np.ndarray, dict[str, dict[str, np.ndarray]]]:
-    """Of each text's attention to itself: the gradients of x, (T, D), as queries, keys and values, and of weights."""
+    """Backward of `self_attention`: dx (T, D), as queries, keys and values, and the gradients of the linear layers."""
     rows, row_lengths = _attending(x, lengths, row_indices)
     drows, dx, grads = multi_head_attention_backward(
         grad, stages, rows, row_lengths, x, lengths, n_heads, **projections
@@ -260,19 +331,19 @@ def self_attention_backward(
 
 
 def _attending(x: np.ndarray, lengths: np.ndarray, row_indices: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
-    """The rows of x that attend, and how many of each text."""
+    """Selects the rows of x that attend; returns them and their number in each text."""
     if row_indices is None:
         return x, lengths
     return x[row_indices], np.full_like(lengths, len(row_indices) // len(lengths))
 
 
 class AttentionCache(Protocol):
-    """Keys and values that a decoder keeps from step to step; the two kinds are in `generation/kv_cache.py`."""
+    """Keys and values that a decoder keeps from step to step; `generation/kv_cache.py` has the two kinds."""
 
-    complete: bool  # whether it has all the keys and values there will be
+    complete: bool  # it holds all keys and values, so that attend needs no new ones
 
     def attend(self, q: np.ndarray, k: np.ndarray | None, v: np.ndarray | None, n_heads: int) -> np.ndarray:
-        """Keep k and v; then let each row of q attend to those that are its own, (T, D) -> (T, D)."""
+        """Keeps k and v, then lets each row of q attend to the kept keys of its text, (T, D) -> (T, D)."""
 
 
 def packed_attention(
@@ -285,13 +356,13 @@ def packed_attention(
     is_causal: bool = False,
     mask: np.ndarray | None = None,
 ) -> np.ndarray:
-    """Concat(head_1, ..., head_H) of each text, (T, D), (S, D), (S, D) -> (T, D): texts of equal length together."""
+    """Concat(head_1, ..., head_H) of each text, (T, D), (S, D), (S, D) -> (T, D); equal lengths together."""
     own_rows = len(k)
-    k, v = all_gather(k, v)
-    if len(k) > own_rows:  # a piece of one text, whose other rows are computed elsewhere
+    k, v = all_gather(k, v)  # of the whole text, where this call has only some of its rows
+    if len(k) > own_rows:
         source_lengths = np.array([len(k)])
     combined = np.empty((len(q), v.shape[-1]), q.dtype)
-    combined[lengths.sum() :] = 0  # rows that fill a batch up, of no text
+    combined[lengths.sum() :] = 0  # rows after the last text, which only fill up the batch
     for rows, source_rows, count in equal_runs(lengths, source_lengths):
         q_heads, k_heads, v_heads = (
             tap(name, split_heads(array.reshape(count, -1, array.shape[-1]), n_heads))
@@ -315,7 +386,7 @@ def packed_attention(
 def packed_attention_backward(
     grad: np.ndarray, stages: Stages, lengths: np.ndarray, source_lengths: np.ndarray, n_heads: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Of `packed_attention`: the gradients of q (T, D), k and v (S, D), their heads combined."""
+    """Backward of `packed_attention`: dq (T, D), dk (S, D) and dv (S, D), with their heads combined."""
     names, rows_of_source = ("query_heads", "key_heads", "value_heads"), int(source_lengths.sum())
     dq, dk, dv = (np.empty((rows, grad.shape[-1]), grad.dtype) for rows in (len(grad), rows_of_source, rows_of_source))
     for index, (rows, source_rows, count) in enumerate(equal_runs(lengths, source_lengths)):

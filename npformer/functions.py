@@ -1,7 +1,10 @@
-"""The functions a Transformer is made of, with the names and meaning of torch.nn.functional; its backward under each.
+"""The functions a Transformer is made of, named as in torch.nn.functional; each has its backward directly below.
 
-Every one takes arrays of any leading shape in float32 or float64 and answers in the same type. Activations are in
-`activations.py`. What is built from them: attention in `attention.py`, layers in `encoder.py`, heads in `heads.py`.
+All functions take arrays with any leading axes, in float32 or float64, and return the same type. Activations are in
+`activations.py`, attention in `attention.py`, layers in `encoder.py` and `decoder.py`, heads in `heads.py`.
+
+A backward function takes grad, the gradient of the loss with respect to the output, and returns the gradients dx, dW
+... with respect to the inputs.
 """
 
 from __future__ import annotations
@@ -15,21 +18,39 @@ import numpy as np
 from npformer.errors import NpformerError
 from npformer.runtime.products import weight_products
 
-IGNORE_INDEX = -100  # a target that no loss is taken of
+IGNORE_INDEX = -100  # a target that does not count in the loss
 
 
 def linear(x: np.ndarray, weight: np.ndarray, bias: np.ndarray | None = None) -> np.ndarray:
-    """y = x W + b, (..., in) -> (..., out), with weight (in, out) and bias (out,).
+    """y = x W + b.
 
-    The transpose of torch.nn.functional.linear's weight, so that the code reads as the papers do. Within a model a
-    row's result has the same bits whatever other rows stand beside it.
-    Raises NpformerError where the shapes do not fit.
+    Inside a model a row of y has the same bits whatever the other rows of x are.
+
+    Parameters
+    ----------
+    x : (..., in) array
+    weight : (in, out) array, the transpose of torch's, so that the formula reads as in the papers
+    bias : (out,) array, optional
+
+    Returns
+    -------
+    (..., out) array
+
+    Raises
+    ------
+    NpformerError
+        The shapes do not fit.
+
+    Examples
+    --------
+    >>> npformer.linear(np.array([1.0, 2.0]), np.array([[1.0, 0.0, 1.0], [0.0, 1.0, 1.0]]), np.ones(3))
+    array([2., 3., 4.])
     """
     return linears(x, {"weight": weight, "bias": bias})[0]
 
 
 def linears(x: np.ndarray, *layers: Mapping[str, np.ndarray | None]) -> list[np.ndarray]:
-    """[linear(x, **layer) for layer in layers], all their products in one go."""
+    """Computes [linear(x, **layer) for layer in layers]."""
     weights, biases = [np.asarray(layer["weight"]) for layer in layers], [layer.get("bias") for layer in layers]
     for weight, bias in zip(weights, biases, strict=True):
         if weight.ndim != 2 or x.ndim < 1 or x.shape[-1] != weight.shape[0]:
@@ -47,7 +68,7 @@ def linears(x: np.ndarray, *layers: Mapping[str, np.ndarray | None]) -> list[np.
 def linear_backward(
     grad: np.ndarray, x: np.ndarray, weight: np.ndarray, bias: np.ndarray | None = None
 ) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-    """Of y = x W + b: dx = grad W^T, dW = x^T grad, db = the sum of grad's rows. grad (..., out) -> dx (..., in)."""
+    """Backward of `linear`: dx = grad W^T, dW = x^T grad, db = sum of grad's rows. grad (..., out) -> dx (..., in)."""
     rows = grad.reshape(-1, grad.shape[-1])
     grads = {"weight": x.reshape(-1, x.shape[-1]).T @ rows}
     if bias is not None:
@@ -56,9 +77,27 @@ def linear_backward(
 
 
 def embedding(ids: np.ndarray, weight: np.ndarray) -> np.ndarray:
-    """The rows of weight (V, D) that ids (...) name, (..., D).
+    """Looks up rows of a table: weight[ids].
 
-    Raises NpformerError for ids that are no integers or lie outside 0 ... V - 1.
+    Parameters
+    ----------
+    ids : (...) integer array
+    weight : (V, D) array
+
+    Returns
+    -------
+    (..., D) array
+
+    Raises
+    ------
+    NpformerError
+        ids are not integers, or not all in 0 ... V - 1.
+
+    Examples
+    --------
+    >>> npformer.embedding(np.array([2, 0]), np.array([[0.0, 1.0], [2.0, 3.0], [4.0, 5.0]]))
+    array([[4., 5.],
+           [0., 1.]])
     """
     ids = np.asarray(ids)
     if weight.ndim != 2:
@@ -72,14 +111,14 @@ def embedding(ids: np.ndarray, weight: np.ndarray) -> np.ndarray:
 
 
 class SparseRows(NamedTuple):
-    """The gradient of a table: zero but for `values` (U, D) in the rows `ids` (U,), each there once, in order."""
+    """The gradient of a table: `values` (U, D) in the rows `ids` (U,), zero elsewhere; ids ascend, each once."""
 
     ids: np.ndarray
     values: np.ndarray
 
 
 def embedding_backward(grad: np.ndarray, ids: np.ndarray) -> SparseRows:
-    """Of weight[ids]: the sum of grad's rows (..., D) for each id that occurs, added in the order they stand in."""
+    """Backward of `embedding`: dweight[i] = sum of grad's rows where ids == i, added in their order. grad (..., D)."""
     flat = ids.reshape(-1)
     order = np.argsort(flat, kind="stable")
     ordered = flat[order]
@@ -95,11 +134,34 @@ def layer_norm(
     eps: float = 1e-5,
     out: np.ndarray | None = None,
 ) -> np.ndarray:
-    """y = (x - E[x]) / sqrt(Var[x] + eps) * weight + bias over the last axis, (..., D) -> (..., D).
+    """y = (x - E[x]) / sqrt(Var[x] + eps) * weight + bias, with mean and biased variance over the last axis.
 
-    Var is the biased variance. Layer Normalization (Ba et al., 2016), section 3. An infinity makes its row NaN,
-    and so does a variance too large for the type.
-    Raises NpformerError where weight or bias is not (D,).
+    A row that holds an infinity, or whose variance overflows the type, becomes NaN.
+
+    Parameters
+    ----------
+    x : (..., D) array
+    weight, bias : (D,) arrays, optional
+    eps : float
+    out : array like x, optional, to write the result to
+
+    Returns
+    -------
+    (..., D) array
+
+    Raises
+    ------
+    NpformerError
+        weight or bias is not (D,).
+
+    References
+    ----------
+    Ba et al., 2016, Layer Normalization, section 3.
+
+    Examples
+    --------
+    >>> npformer.layer_norm(np.array([1.0, 2.0, 3.0]))
+    array([-1.2247,  0.    ,  1.2247])
     """
     for name, parameter in (("weight", weight), ("bias", bias)):
         if parameter is not None and parameter.shape != x.shape[-1:]:
@@ -107,7 +169,7 @@ def layer_norm(
     with np.errstate(invalid="ignore", over="ignore"):
         y = np.subtract(x, np.add.reduce(x, axis=-1, keepdims=True) / x.shape[-1], out=out)
         variance = np.vecdot(y, y)[..., None] / x.shape[-1]
-        variance[variance == np.inf] = np.nan  # 1 / inf would make the row 0
+        variance[variance == np.inf] = np.nan  # 1 / sqrt(inf) would make the row 0
         y *= 1 / np.sqrt(variance + eps)
     if weight is not None:
         y *= weight
@@ -123,9 +185,9 @@ def layer_norm_backward(
     bias: np.ndarray | None = None,
     eps: float = 1e-5,
 ) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-    """Of y = (x - E[x]) / sqrt(Var[x] + eps) * weight + bias = n * weight + bias, with g = grad * weight:
+    """Backward of `layer_norm`, with n = (x - E[x]) / sqrt(Var[x] + eps) and g = grad * weight:
 
-    dx = (g - E[g] - n E[g n]) / sqrt(Var[x] + eps), dweight = the sum of the rows of grad * n, dbias of grad.
+    dx = (g - E[g] - n E[g n]) / sqrt(Var[x] + eps), dweight = sum of the rows of grad * n, dbias = sum of grad's rows.
     """
     width, grads = x.shape[-1], {}
     n = x - np.add.reduce(x, axis=-1, keepdims=True) / width
@@ -147,10 +209,25 @@ def layer_norm_backward(
 def softmax(
     x: np.ndarray, axis: int = -1, out: np.ndarray | None = None, total: Callable[..., np.ndarray] = np.sum
 ) -> np.ndarray:
-    """exp(x_i) / sum_j exp(x_j) along `axis`, from x - max x so that nothing overflows.
+    """y_i = exp(x_i) / sum_j exp(x_j), computed from x - max(x) so that nothing overflows.
 
-    An infinity where the maximum is taken, +inf or nothing but -inf, gives NaN, as in torch; -inf elsewhere gives 0.
-    total: how the exponentials are added up, in whatever order or in a fixed one.
+    An element of -inf gives 0. As in torch, a slice that holds +inf, or only -inf, gives NaN.
+
+    Parameters
+    ----------
+    x : array
+    axis : int, the axis that sums to 1
+    out : array like x, optional, to write the result to
+    total : function like numpy.sum that adds up the exponentials
+
+    Returns
+    -------
+    array like x
+
+    Examples
+    --------
+    >>> npformer.softmax(np.array([0.0, 1.0, 2.0]))
+    array([0.09  , 0.2447, 0.6652])
     """
     with np.errstate(invalid="ignore", divide="ignore", under="ignore"):
         y = np.subtract(x, x.max(axis=axis, keepdims=True, initial=-np.inf), out=out)
@@ -160,14 +237,31 @@ def softmax(
 
 
 def softmax_backward(grad: np.ndarray, y: np.ndarray, axis: int = -1) -> np.ndarray:
-    """Of y_i = exp(x_i) / sum_j exp(x_j): dx_i = y_i (grad_i - sum_j grad_j y_j)."""
+    """Backward of `softmax`, from its output y: dx_i = y_i (grad_i - sum_j grad_j y_j)."""
     dx = grad * y
     dx -= y * dx.sum(axis=axis, keepdims=True)
     return dx
 
 
 def log_softmax(x: np.ndarray, axis: int = -1) -> np.ndarray:
-    """x_i - log sum_j exp(x_j) along `axis`; infinities as in `softmax`."""
+    """y_i = x_i - log sum_j exp(x_j), computed from x - max(x) so that nothing overflows.
+
+    Infinities have the effect they have in `softmax`.
+
+    Parameters
+    ----------
+    x : array
+    axis : int, the axis that is summed over
+
+    Returns
+    -------
+    array like x
+
+    Examples
+    --------
+    >>> npformer.log_softmax(np.array([0.0, 1.0, 2.0]))
+    array([-2.4076, -1.4076, -0.4076])
+    """
     with np.errstate(invalid="ignore", divide="ignore", under="ignore"):
         y = x - x.max(axis=axis, keepdims=True, initial=-np.inf)
         y -= np.log(np.exp(y).sum(axis=axis, keepdims=True))
@@ -175,7 +269,7 @@ def log_softmax(x: np.ndarray, axis: int = -1) -> np.ndarray:
 
 
 def log_softmax_backward(grad: np.ndarray, y: np.ndarray, axis: int = -1) -> np.ndarray:
-    """Of y_i = x_i - log sum_j exp(x_j): dx_i = grad_i - exp(y_i) sum_j grad_j."""
+    """Backward of `log_softmax`, from its output y: dx_i = grad_i - exp(y_i) sum_j grad_j."""
     return grad - np.exp(y) * grad.sum(axis=axis, keepdims=True)
 
 
@@ -187,11 +281,34 @@ def cross_entropy(
     reduction: str = "mean",
     log_probabilities: np.ndarray | None = None,
 ) -> np.ndarray:
-    """-log softmax(logits)[target], (..., C) and (...) -> a number: the mean over the targets that are not ignored.
+    """-log softmax(logits)[target], averaged over the targets that are not ignored.
 
-    label_smoothing e replaces the target by (1 - e) of it and e / C of every class (Szegedy et al., 2016, section 7).
-    reduction="sum" adds, "none" gives (...) with 0 where ignored. The mean over no target at all is NaN, as in torch.
-    log_probabilities: log softmax(logits), where the caller has it already, for this and for the gradient.
+    Parameters
+    ----------
+    logits : (..., C) array
+    targets : (...) integer array of classes 0 ... C - 1, or ignore_index
+    ignore_index : int, a target that does not count in the loss
+    label_smoothing : float e; the target probability becomes 1 - e, and every class gets e / C more
+    reduction : "mean", "sum", or "none" for the loss of each target, 0 where it is ignored
+    log_probabilities : (..., C) array, optional, log_softmax(logits) where it is known already
+
+    Returns
+    -------
+    scalar, or (...) array for "none"; the mean over no target is NaN, as in torch
+
+    Raises
+    ------
+    NpformerError
+        targets do not fit logits or are not classes; an unknown reduction.
+
+    References
+    ----------
+    Szegedy et al., 2016, Rethinking the Inception Architecture for Computer Vision, section 7, for label smoothing.
+
+    Examples
+    --------
+    >>> float(npformer.cross_entropy(np.log([[0.5, 0.5], [0.25, 0.75]]), np.array([0, -100])).round(4))
+    0.6931
     """
     targets = np.asarray(targets)
     if targets.shape != logits.shape[:-1] or not np.issubdtype(targets.dtype, np.integer):
@@ -230,9 +347,10 @@ def cross_entropy_backward(
     reduction: str = "mean",
     log_probabilities: np.ndarray | None = None,
 ) -> np.ndarray:
-    """Of -log softmax(logits)[target]: grad (softmax(logits) - 1 at the target), 0 where ignored, over their number for
-    the mean. Smoothing e takes (1 - e) off the target and e / C off every class. grad: a number, or (...) for "none".
-    log_probabilities: as in `cross_entropy`.
+    """Backward of `cross_entropy`: dlogits = grad (softmax(logits) - onehot(target)), 0 where the target is ignored.
+
+    The mean divides by the number of targets that count; label smoothing replaces onehot by (1 - e) onehot + e / C.
+    grad is a number, or (...) for reduction="none".
     """
     kept, classes = targets != ignore_index, np.where(targets == ignore_index, 0, targets)[..., None]
     dx = softmax(logits) if log_probabilities is None else np.exp(log_probabilities)
