@@ -1,7 +1,7 @@
-"""The decoder of the 2017 paper: masked self-attention, attention to the encoder's output, feed-forward network.
+"""The decoder: masked self-attention, attention to the encoder's output, feed-forward network; layer and stack.
 
-Rows are packed as in the encoder, and every function the two have in common is the encoder's. Attention Is All You
-Need (Vaswani et al.), section 3.1. Next: `transformer.py` joins the two, `generation/` writes text with them.
+Attention Is All You Need (Vaswani et al., 2017), section 3.1, on packed rows and with the functions of `encoder.py`.
+Next: `transformer.py` joins encoder and decoder, `generation/` writes text with them.
 """
 
 from __future__ import annotations
@@ -31,13 +31,29 @@ from npformer.functions import layer_norm, layer_norm_backward, linear, linear_b
 from npformer.tap import scope, tap
 from npformer.tape import Stages
 
-EVERY_KEY = np.ones(1, bool)  # the mask of cross-attention: a target's row may attend to its whole source
+EVERY_KEY = np.ones(1, bool)  # the mask of cross-attention: each row of a target may attend to its whole source
 
 
 def shift(target: Any, start: int, end: int) -> tuple[np.ndarray, np.ndarray]:
-    """Teacher forcing: what the decoder is given, and what it is to answer at each place, (L,) -> (L + 1,), (L + 1,).
+    """Makes the decoder's input and its labels for teacher forcing: [start, *target] and [*target, end].
 
-    >>> shift([12, 4433, 2304], start=0, end=99999)
+    Parameters
+    ----------
+    target : (L,) token ids
+    start, end : int, token ids
+
+    Returns
+    -------
+    (L + 1,) and (L + 1,) arrays, the input and the labels
+
+    Raises
+    ------
+    NpformerError
+        target is not one sequence.
+
+    Examples
+    --------
+    >>> npformer.shift([12, 4433, 2304], start=0, end=99999)
     (array([   0,   12, 4433, 2304]), array([   12,  4433,  2304, 99999]))
     """
     ids = np.asarray(target, np.int64)
@@ -63,10 +79,42 @@ def decoder_layer(
     norm_first: bool = False,
     caches: tuple[AttentionCache, AttentionCache] | None = None,
 ) -> np.ndarray:
-    """Y = Add&Norm(X, Attention(X)); Z = Add&Norm(Y, Attention(Y, source)); Add&Norm(Z, FFN(Z)). Section 3.1.
+    """Y = Add&Norm(X, Attention(X)); Z = Add&Norm(Y, Attention(Y, source)); result Add&Norm(Z, FFN(Z)).
 
-    x (T, D) are the targets' rows, of which each sees itself and those before it; source (S, D) is the encoder's
-    output, of which each text sees its own rows. caches: what was kept of earlier rows, and of the source.
+    A row of X attends to itself and to earlier rows of its text, a row of Y to all rows of its source.
+
+    Parameters
+    ----------
+    x : (T, D) array, the targets' tokens one after another
+    lengths : (B,) integer array, tokens of each target
+    source : (S, D) array, the encoder's output, one source after another
+    source_lengths : (B,) integer array, tokens of each source
+    n_heads : int
+    activation : function such as `relu`
+    attention, cross_attention, ffn : dicts of linear layers, as in `self_attention` and `feed_forward`
+    attention_norm, cross_attention_norm, ffn_norm : {"weight": (D,), "bias": (D,)}
+    eps : float, of the norms
+    norm_first : bool, x + block(Normalize(x)) instead of Normalize(x + block(x))
+    caches : the keys and values that both attentions keep from earlier calls, optional
+
+    Returns
+    -------
+    (T, D) array
+
+    References
+    ----------
+    Vaswani et al., 2017, section 3.1.
+
+    Examples
+    --------
+    >>> identity = {"weight": np.eye(4)}
+    >>> attention = dict.fromkeys(("query", "key", "value", "output"), identity)
+    >>> layer = {"attention": attention, "cross_attention": attention, "ffn": {"hidden": identity, "output": identity}}
+    >>> layer |= {f"{name}_norm": {} for name in layer}  # norms without weight and bias
+    >>> x, source = np.eye(4)[:2], np.eye(4)[1:]
+    >>> npformer.decoder_layer(x, np.array([2]), source, np.array([3]), 2, npformer.relu, **layer)
+    array([[ 1.732 , -0.5928, -0.5696, -0.5696],
+           [-0.5096,  1.7306, -0.6105, -0.6105]])
     """
     own, across = caches or (None, None)
 
@@ -101,7 +149,7 @@ def decoder_layer_backward(
     eps: float = 1e-5,
     norm_first: bool = False,
 ) -> tuple[np.ndarray, np.ndarray, dict[str, Any]]:
-    """Of the three blocks, last first: the gradients of x (T, D), of source (S, D) and of the weights."""
+    """Backward of `decoder_layer`: dx (T, D), dsource (S, D) and the gradients of the weights."""
     done = "residual" if norm_first else "norm"
     y, z = stages[f"attention_{done}"], stages[f"cross_attention_{done}"]
     of_source = []
@@ -141,7 +189,45 @@ def decoder(
     norm: Linear | None = None,
     caches: Sequence[tuple[AttentionCache, AttentionCache]] | None = None,
 ) -> np.ndarray:
-    """The layers one after another, and the last norm where there is one, (T, D) and (S, D) -> (T, D)."""
+    """Applies the layers one after another, then a last norm where there is one.
+
+    Parameters
+    ----------
+    x : (T, D) array, the embeddings of the targets' tokens one after another
+    lengths : (B,) integer array, tokens of each target
+    source : (S, D) array, the encoder's output, one source after another
+    source_lengths : (B,) integer array, tokens of each source
+    n_heads : int
+    activation : function such as `relu`
+    layers : sequence of dicts of weights, as in `decoder_layer`
+    eps : float, of the norms
+    norm_first : bool, as in `decoder_layer`
+    norm : {"weight": (D,), "bias": (D,)}, optional
+    caches : sequence, the caches of each layer, as in `decoder_layer`, optional
+
+    Returns
+    -------
+    (T, D) array
+
+    Raises
+    ------
+    NpformerError
+        There are not as many targets as sources.
+
+    References
+    ----------
+    Vaswani et al., 2017, section 3.1.
+
+    Examples
+    --------
+    >>> identity = {"weight": np.eye(4)}
+    >>> attention = dict.fromkeys(("query", "key", "value", "output"), identity)
+    >>> layer = {"attention": attention, "cross_attention": attention, "ffn": {"hidden": identity, "output": identity}}
+    >>> layer |= {f"{name}_norm": {} for name in layer}  # norms without weight and bias
+    >>> x, source = np.eye(4)[:2], np.eye(4)[1:]
+    >>> npformer.decoder(x, np.array([2]), source, np.array([3]), 2, npformer.relu, [layer, layer]).shape
+    (2, 4)
+    """
     if len(lengths) != len(source_lengths):
         raise NpformerError(f"decoder: {len(lengths)} targets for {len(source_lengths)} sources")
     for i, weights in enumerate(layers):
@@ -168,7 +254,7 @@ def decoder_backward(
     norm_first: bool = False,
     norm: Linear | None = None,
 ) -> tuple[np.ndarray, np.ndarray, dict[str, Any]]:
-    """Of the layers one after another: the gradients of x, of source and of the weights, {"layers": [...], "norm"}."""
+    """Backward of `decoder`: dx (T, D), dsource (S, D) and the weights' gradients, {"layers": [...], "norm": ...}."""
     last = "ffn_residual" if norm_first else "ffn_norm"
     grads: dict[str, Any] = {"layers": [{} for _ in layers]}
     inputs = [x, *(stages[f"layers.{i}.{last}"] for i in range(len(layers)))]
@@ -185,12 +271,12 @@ def decoder_backward(
 
 
 def project(x: np.ndarray, weight: np.ndarray, bias: np.ndarray | None = None) -> np.ndarray:
-    """The logits of the vocabulary, x E^T + b, (T, D) -> (T, V); softmax makes probabilities of them. Section 3.4."""
+    """The vocabulary's logits x E^T + b, (T, D) -> (T, V); softmax gives probabilities. Section 3.4."""
     return tap("logits", linear(x, weight, bias))
 
 
 def project_backward(
     grad: np.ndarray, stages: Stages, x: np.ndarray, weight: np.ndarray, bias: np.ndarray | None = None
 ) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-    """Of x E^T + b: the gradients of x (T, D), of E^T and of b."""
+    """Backward of `project`: dx (T, D) and the gradients of E^T and b."""
     return linear_backward(stages.through_edit("logits", grad), x, weight, bias)

@@ -1,8 +1,8 @@
 """The encoder: embeddings, feed-forward network, layer and stack, on packed rows.
 
-A batch is its texts' tokens one after another, (T, D), with their `lengths`; there is no padding. The 2017 paper
-(Vaswani et al.), section 3.1, in BERT's form (Devlin et al., 2019). A checkpoint's weights are splatted into the
-functions that use them: `linear(x, **weights["query"])`. Next: `heads.py` for what is made of the last layer.
+Packed rows are the tokens of several texts one after another, (T, D), with the texts' `lengths`; there is no padding.
+Attention Is All You Need (Vaswani et al., 2017), section 3.1, in the form of BERT (Devlin et al., 2019). Weights are
+nested dicts that are passed to the functions as keywords: `linear(x, **weights["query"])`. Next: `heads.py`.
 """
 
 from __future__ import annotations
@@ -29,9 +29,28 @@ Activation = Callable[..., np.ndarray]
 
 
 def sinusoidal_positions(length: int, width: int, dtype: type = np.float32, halves: bool = False) -> np.ndarray:
-    """PE(pos, 2i) = sin(pos / 10000^(2i / D)), PE(pos, 2i + 1) = cos of the same, (length, D). Section 3.5.
+    """PE(pos, 2i) = sin(pos / 10000^(2i / D)), PE(pos, 2i + 1) = cos(pos / 10000^(2i / D)).
 
-    halves: all the sines and then all the cosines, as Marian has them.
+    Parameters
+    ----------
+    length : int, positions
+    width : int, D
+    dtype : float32 or float64
+    halves : bool, all sines first and then all cosines, as in Marian
+
+    Returns
+    -------
+    (length, D) array
+
+    References
+    ----------
+    Vaswani et al., 2017, section 3.5.
+
+    Examples
+    --------
+    >>> npformer.sinusoidal_positions(2, 4)
+    array([[0.    , 1.    , 0.    , 1.    ],
+           [0.8415, 0.5403, 0.01  , 0.9999]], dtype=float32)
     """
     angle = np.arange(length)[:, None] / 10000 ** (np.arange(0, width, 2) / width)
     if halves:
@@ -54,10 +73,10 @@ def embeddings(
     eps: float = 1e-12,
     scale: float = 1.0,
 ) -> np.ndarray:
-    """Normalize(token + position [+ segment]) [W + b], rows of learned tables: ids, positions, segments (T,) -> (T, D).
+    """Normalize(scale * token + position [+ segment]) [W + b], from rows of the tables: (T,), (T,), (T,) -> (T, D).
 
-    The 2017 model has no norm here; its scale is sqrt(D), the token rows' only. Section 3.4. project: where the tables
-    are narrower than the layers. Lan et al., 2020 (ALBERT), section 3.1.
+    scale is sqrt(D) in the 2017 model (section 3.4), which has no norm here. project, the W and b, is for models whose
+    tables are narrower than their layers, as in ALBERT (Lan et al., 2020, section 3.1).
     """
     with scope("embeddings"):
         tokens = embedding(ids, **token) if scale == 1 else embedding(ids, **token) * scale
@@ -84,9 +103,9 @@ def embeddings_backward(
     scale: float = 1.0,
     padding_idx: int | None = None,
 ) -> dict[str, Any]:
-    """Of Normalize(token * scale + position [+ segment]) [W + b]: the gradients of the tables, mostly rows of zeros.
+    """Backward of `embeddings`: the gradients of the tables, as `SparseRows`, and of norm and project.
 
-    padding_idx: a token whose row gets none, as in torch's nn.Embedding.
+    The token padding_idx gets no gradient, as in torch.nn.Embedding.
     """
     stages = stages.within("embeddings")
     grads: dict[str, Any] = {}
@@ -107,7 +126,28 @@ def embeddings_backward(
 
 
 def feed_forward(x: np.ndarray, activation: Activation, hidden: Linear, output: Linear) -> np.ndarray:
-    """FFN(x) = act(x W_1 + b_1) W_2 + b_2, (T, D) -> (T, D). Section 3.3."""
+    """FFN(x) = act(x W_1 + b_1) W_2 + b_2.
+
+    Parameters
+    ----------
+    x : (T, D) array
+    activation : function such as `gelu`
+    hidden, output : {"weight": (D, F), "bias": (F,)} and {"weight": (F, D), "bias": (D,)}
+
+    Returns
+    -------
+    (T, D) array
+
+    References
+    ----------
+    Vaswani et al., 2017, section 3.3.
+
+    Examples
+    --------
+    >>> identity = {"weight": np.eye(2)}
+    >>> npformer.feed_forward(np.array([[-1.0, 2.0]]), npformer.relu, hidden=identity, output=identity)
+    array([[0., 2.]])
+    """
     h = tap("hidden", linear(x, **hidden))
     h = tap("activation", activation(h, out=spare(h)))
     return tap("output", linear(h, **output))
@@ -116,7 +156,7 @@ def feed_forward(x: np.ndarray, activation: Activation, hidden: Linear, output: 
 def feed_forward_backward(
     grad: np.ndarray, stages: Stages, x: np.ndarray, activation: Activation, hidden: Linear, output: Linear
 ) -> tuple[np.ndarray, dict[str, dict[str, np.ndarray]]]:
-    """Of act(x W_1 + b_1) W_2 + b_2: the gradients of x and of the weights."""
+    """Backward of `feed_forward`: dx (T, D) and the gradients of W_1, b_1, W_2, b_2."""
     grad, d_output = linear_backward(stages.through_edit("output", grad), stages["activation"], **output)
     grad = BACKWARDS[activation](stages.through_edit("activation", grad), stages["hidden"])
     grad, d_hidden = linear_backward(stages.through_edit("hidden", grad), x, **hidden)
@@ -132,9 +172,9 @@ def add_and_norm(
     norm_first: bool,
     row_indices: np.ndarray | None = None,
 ) -> np.ndarray:
-    """Normalize(x + block(x)); with norm_first x + block(Normalize(x)). (T, D) -> (T, D). Section 5.4's residual.
+    """Normalize(x + block(x)), or x + block(Normalize(x)) with norm_first, (T, D) -> (T, D). Section 5.4.
 
-    row_indices: the rows of x that the block answers, where that is not all of them.
+    row_indices: the rows of x that the block returns, where it does not return all.
     """
     h = tap(f"{name}_norm", layer_norm(x, **norm, eps=eps)) if norm_first else x
     with scope(name):
@@ -154,9 +194,9 @@ def add_and_norm_backward(
     norm_first: bool,
     row_indices: np.ndarray | None = None,
 ) -> tuple[np.ndarray, dict[str, Any]]:
-    """Of Normalize(x + block(x)), or x + block(Normalize(x)): the gradients of x and of the weights.
+    """Backward of `add_and_norm`: dx and the gradients of the block's weights and the norm's.
 
-    block_backward: the gradient of block(h), and h -> the gradients of h and of the block's weights.
+    block_backward maps the gradient of block(h), and h, to the gradients of h and of the block's weights.
     """
     if norm_first:  # x + block(Normalize(x))
         dy = stages.through_edit(f"{name}_residual", grad)
@@ -184,10 +224,36 @@ def encoder_layer(
     row_indices: np.ndarray | None = None,
     norm_first: bool = False,
 ) -> np.ndarray:
-    """Y = Normalize(X + Attention(X)); Z = Normalize(Y + FFN(Y)), (T, D) -> (T, D). Section 3.1.
+    """Y = Normalize(X + Attention(X)); Z = Normalize(Y + FFN(Y)).
 
-    row_indices: the one row of each text that is wanted, (B,); the rest is not computed, and the answer is (B, D).
-    norm_first: Y = X + Attention(Normalize(X)); Z = Y + FFN(Normalize(Y)). Xiong et al., 2020, figure 1.
+    With norm_first: Y = X + Attention(Normalize(X)); Z = Y + FFN(Normalize(Y)).
+
+    Parameters
+    ----------
+    x : (T, D) array, the tokens of the texts one after another
+    lengths : (B,) integer array, tokens of each text
+    n_heads : int
+    activation : function such as `gelu`
+    attention, ffn : dicts of linear layers, as in `self_attention` and `feed_forward`
+    attention_norm, ffn_norm : {"weight": (D,), "bias": (D,)}
+    eps : float, of the norms
+    row_indices : (B,) integer array, one row of each text; only these are returned, and only what they need is computed
+    norm_first : bool
+
+    Returns
+    -------
+    (T, D) array, or (B, D) with row_indices
+
+    References
+    ----------
+    Vaswani et al., 2017, section 3.1; Xiong et al., 2020, figure 1, for norm_first.
+
+    Examples
+    --------
+    >>> model = npformer.load("distilbert-sst2")
+    >>> x = np.ones((5, model.config.d_model), np.float32)  # a text of 3 tokens and one of 2
+    >>> npformer.encoder_layer(x, np.array([3, 2]), 12, npformer.gelu, **model.weights["layers"][0]).shape
+    (5, 384)
     """
 
     def attend(h: np.ndarray) -> np.ndarray:
@@ -212,10 +278,7 @@ def encoder_layer_backward(
     row_indices: np.ndarray | None = None,
     norm_first: bool = False,
 ) -> tuple[np.ndarray, dict[str, Any]]:
-    """Of Y = Normalize(X + Attention(X)); Z = Normalize(Y + FFN(Y)): the gradients of X (T, D) and of the weights.
-
-    row_indices: grad (B, D) is that of one row of each text. norm_first as in `encoder_layer`.
-    """
+    """Backward of `encoder_layer`: dx (T, D) and the gradients of the weights. With row_indices, grad is (B, D)."""
     y = stages["attention_residual" if norm_first else "attention_norm"]
 
     def feed(grad: np.ndarray, h: np.ndarray) -> tuple[np.ndarray, dict[str, Any]]:
@@ -242,10 +305,34 @@ def encoder(
     norm_first: bool = False,
     norm: Linear | None = None,
 ) -> np.ndarray:
-    """The layers one after another, (T, D) -> (T, D).
+    """Applies the layers one after another, then a last norm where there is one.
 
-    row_indices: the one row of each text that is wanted of the last layer, whose answer is (B, D).
-    norm: of the last layer's rows, which models with norm_first have.
+    Parameters
+    ----------
+    x : (T, D) array, the embeddings of the texts' tokens one after another
+    lengths : (B,) integer array, tokens of each text
+    n_heads : int
+    activation : function such as `gelu`
+    layers : sequence of dicts of weights, as in `encoder_layer`
+    eps : float, of the norms
+    row_indices : (B,) integer array, one row of each text; only these are computed in the last layer
+    norm_first : bool, as in `encoder_layer`
+    norm : {"weight": (D,), "bias": (D,)}, optional; models with norm_first have it
+
+    Returns
+    -------
+    (T, D) array, or (B, D) with row_indices
+
+    References
+    ----------
+    Vaswani et al., 2017, section 3.1.
+
+    Examples
+    --------
+    >>> model = npformer.load("distilbert-sst2")
+    >>> x = np.ones((5, model.config.d_model), np.float32)  # a text of 3 tokens and one of 2
+    >>> npformer.encoder(x, np.array([3, 2]), 12, npformer.gelu, model.weights["layers"]).shape
+    (5, 384)
     """
     for i, weights in enumerate(layers):
         rows = row_indices if i + 1 == len(layers) else None
@@ -269,7 +356,7 @@ def encoder_backward(
     norm_first: bool = False,
     norm: Linear | None = None,
 ) -> tuple[np.ndarray, dict[str, Any]]:
-    """Of the layers one after another: the gradients of x (T, D) and of the weights, {"layers": [...]} and "norm"."""
+    """Backward of `encoder`: dx (T, D) and the gradients of the weights, {"layers": [...], "norm": ...}."""
     last = "ffn_residual" if norm_first else "ffn_norm"
     grads: dict[str, Any] = {"layers": [{} for _ in layers]}
     inputs = [x, *(stages[f"layers.{i}.{last}"] for i in range(len(layers)))]

@@ -1,4 +1,4 @@
-"""Heads: what is made of the encoder's last layer, one small function each. The tasks in `tasks/` read the answers."""
+"""Heads: small functions that make answers of the encoder's last layer. The tasks in `tasks/` read these answers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from npformer.tape import Stages
 
 
 def pool(first: np.ndarray, activation: Activation, weight: np.ndarray, bias: np.ndarray) -> np.ndarray:
-    """act(x W + b) of each text's first row, (B, D) -> (B, D): tanh in BERT's pooler, relu in DistilBERT's."""
+    """act(x W + b) of each text's first row, (B, D) -> (B, D). BERT's act is tanh, DistilBERT's relu."""
     dense = tap("pooler", linear(first, weight, bias))
     return tap("pooled", activation(dense, out=spare(dense)))
 
@@ -28,26 +28,26 @@ def pool_backward(
     weight: np.ndarray,
     bias: np.ndarray | None = None,
 ) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-    """Of act(x W + b): the gradients of the first rows (B, D) and of the weights."""
+    """Backward of `pool`: dfirst (B, D) and the gradients of W and b."""
     grad = BACKWARDS[activation](stages.through_edit("pooled", grad), stages["pooler"])
     return linear_backward(stages.through_edit("pooler", grad), first, weight, bias)
 
 
 def classify(pooled: np.ndarray, output: Linear) -> np.ndarray:
-    """Logits of each row's labels, (..., D) -> (..., C): sequences from their pooled row, tokens from their own."""
+    """The labels' logits x W + b, (..., D) -> (..., C): of a text from its pooled row, of a token from its own row."""
     return tap("logits", linear(pooled, **output))
 
 
 def classify_backward(
     grad: np.ndarray, stages: Stages, pooled: np.ndarray, output: Linear
 ) -> tuple[np.ndarray, dict[str, Any]]:
-    """Of x W + b: the gradients of the rows (..., D) and of the weights."""
+    """Backward of `classify`: dpooled (..., D) and the gradients of W and b."""
     grad, d_output = linear_backward(stages.through_edit("logits", grad), pooled, **output)
     return grad, {"output": d_output}
 
 
 def spans(x: np.ndarray, output: Linear) -> tuple[np.ndarray, np.ndarray]:
-    """The logits of an answer starting and ending at each token, (T, D) -> (T,), (T,). Devlin et al., section 4.2."""
+    """The logits of an answer that starts, or ends, at each token, (T, D) -> (T,), (T,). BERT, section 4.2."""
     start, end = np.moveaxis(linear(x, **output), -1, 0)
     return tap("start_logits", start), tap("end_logits", end)
 
@@ -55,7 +55,7 @@ def spans(x: np.ndarray, output: Linear) -> tuple[np.ndarray, np.ndarray]:
 def spans_backward(
     start: np.ndarray, end: np.ndarray, stages: Stages, x: np.ndarray, output: Linear
 ) -> tuple[np.ndarray, dict[str, Any]]:
-    """Of x W + b, whose two columns are the logits of start and end: the gradients of x (T, D) and of the weights."""
+    """Backward of `spans`, whose logits are the two columns of x W + b: dx (T, D) and the gradients of W and b."""
     grad = np.stack([stages.through_edit("start_logits", start), stages.through_edit("end_logits", end)], axis=-1)
     grad, d_output = linear_backward(grad, x, **output)
     return grad, {"output": d_output}
@@ -64,9 +64,9 @@ def spans_backward(
 def masked_words(
     x: np.ndarray, activation: Activation, hidden: Linear, norm: Linear, output: Linear, eps: float = 1e-12
 ) -> np.ndarray:
-    """Logits of the vocabulary at each token, Normalize(act(x W + b)) E^T + c, (T, D) -> (T, V).
+    """The vocabulary's logits at each token, Normalize(act(x W + b)) E^T + c, (T, D) -> (T, V).
 
-    Devlin et al., section 3.1; E is the table of token embeddings.
+    E is the table of token embeddings. Devlin et al., 2019, section 3.1.
     """
     with scope("head"):
         h = tap("hidden", linear(x, **hidden))
@@ -85,7 +85,7 @@ def masked_words_backward(
     output: Linear,
     eps: float = 1e-12,
 ) -> tuple[np.ndarray, dict[str, Any]]:
-    """Of Normalize(act(x W + b)) E^T + c: the gradients of x (T, D) and of the weights, that of E^T among them."""
+    """Backward of `masked_words`: dx (T, D) and the gradients of W, b, the norm, E^T and c."""
     grad, stages = stages.through_edit("logits", grad), stages.within("head")
     grad, d_output = linear_backward(grad, stages["norm"], **output)
     grad, d_norm = layer_norm_backward(stages.through_edit("norm", grad), stages["activation"], **norm, eps=eps)

@@ -1,7 +1,8 @@
-"""What one forward's taps said, kept for its backward pass: `Recording` listens, `Stages` reads, an `Edit` changes.
+"""Records the stages of a forward for its backward pass: a `Recording` keeps them, `Stages` reads them.
 
-So training runs the one forward. Whatever changes a stage (dropout, a study's edit) tells the recordings behind it how
-a gradient passes the change; on the way back `Stages.through_edit` takes the gradient through.
+So training differentiates the same forward that inference runs. An `Edit` changes a stage (dropout, an ablation) and
+gives the recording a pullback, which maps the gradient after the change to the gradient before it. A backward pass
+applies the pullbacks by `Stages.through_edit`.
 """
 
 from __future__ import annotations
@@ -17,25 +18,25 @@ import numpy as np
 from npformer.errors import NpformerError
 from npformer.tap import listeners
 
-UNREAD = frozenset({"scores", "context", "query", "key", "value"})  # stages that no backward pass reads
+UNREAD = frozenset({"scores", "context", "query", "key", "value"})  # no backward reads them, so they are not kept
 
 Pullback = Callable[[np.ndarray], np.ndarray]  # from the gradient after a change to the gradient before it
-Changes = Mapping[tuple[str, int], list[tuple[np.ndarray, Pullback]]]  # of a stage's n-th firing: before, pullback
+Changes = Mapping[tuple[str, int], list[tuple[np.ndarray, Pullback]]]  # (stage, firing) -> array before, pullback
 
 
 class UnknownDerivative(NpformerError):
-    """A gradient met a change whose derivative is not known."""
+    """A gradient cannot pass a change, because its derivative is not known."""
 
 
 class Edit(ABC):
-    """A listener that changes stages and knows the derivative of what it does. Open it before a `Recording`.
+    """A listener that changes stages and knows the derivative of each change. Open it before a `Recording`.
 
-    Several may change one stage, one after another; the gradient passes them in reverse.
+    Several edits may change one stage, in the order they were opened; the gradient passes them in reverse order.
     """
 
     @abstractmethod
     def change(self, name: str, array: np.ndarray) -> tuple[np.ndarray, Pullback] | None:
-        """What the forward goes on with in place of `array`, and its pullback; None: nothing is changed."""
+        """Returns what replaces `array` in the forward, and the pullback; None leaves the stage as it is."""
 
     def __call__(self, name: str, array: np.ndarray) -> np.ndarray:
         changed = self.change(name, array)
@@ -50,7 +51,10 @@ class Edit(ABC):
 
 @dataclass(frozen=True)
 class Stages:
-    """The stages below a scope. Of one that fires once a run of equal lengths, `firing` is the run that is read."""
+    """The recorded stages below a scope.
+
+    Attention fires once for each run of texts of equal length: `firing` is the number of the run to read.
+    """
 
     arrays: Mapping[str, list[np.ndarray]]
     changes: Changes
@@ -59,22 +63,24 @@ class Stages:
     firing: int = 0
 
     def within(self, scope: str) -> Stages:
+        """The stages below a scope of this one."""
         return replace(self, scope=f"{self.scope}{scope}.")
 
     def run(self, firing: int) -> Stages:
+        """The stages of one run of texts of equal length."""
         return replace(self, firing=firing)
 
     def __getitem__(self, name: str) -> np.ndarray:
-        """A stage as the forward went on with it."""
+        """The array that the forward continued with, after any edit."""
         return self.arrays[self.scope + name][self.firing]
 
     def made(self, name: str) -> np.ndarray:
-        """A stage as the forward had made it, before any edit."""
+        """The array that the forward computed, before any edit."""
         changes = self.changes.get((self.scope + name, self.firing))
         return changes[0][0] if changes else self[name]
 
     def through_edit(self, name: str, grad: np.ndarray) -> np.ndarray:
-        """Maps the gradient of a stage after its edits to the one before them; backward passes call it at every tap."""
+        """Maps the gradient of a stage after its edits to the one before them. A backward calls it at every tap."""
         if self.gradients is not None:
             self.gradients.setdefault(self.scope + name, []).append(grad.copy())
         for _, pullback in reversed(self.changes.get((self.scope + name, self.firing), ())):
@@ -84,9 +90,9 @@ class Stages:
 
 @dataclass(eq=False)
 class Recording:
-    """A listener that keeps every firing of the stages that backward passes read, and the changes before it.
+    """A listener that keeps the stages that backward passes read, and the changes that edits make to them.
 
-    keep_gradients: have the backward pass leave every stage's gradient in `gradients`, in the order it comes to them.
+    keep_gradients: the backward pass also leaves the gradient of every stage in `gradients`, in the order of the pass.
     """
 
     keep_gradients: bool = False
@@ -102,7 +108,7 @@ class Recording:
         return array
 
     def note(self, name: str, before: np.ndarray, pullback: Pullback) -> None:
-        """Keep a change of the stage that is about to be heard."""
+        """Keeps a change of the stage that fires next."""
         self.changes.setdefault((name, self._fired[name]), []).append((before, pullback))
 
     @property

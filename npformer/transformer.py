@@ -1,7 +1,7 @@
-"""Whole models, from token ids to answers: `forward`, an encoder and its head; `transformer`, an encoder-decoder.
+"""Whole models, from token ids to answers: `forward` is an encoder with its head, `transformer` an encoder-decoder.
 
-Only here and in `model.py` is a config known; below, functions take what their formulas take. Under each function is
-its backward.
+Only this module and `model.py` know a `Config`; the functions they call take what their formulas take. Each function
+has its backward directly below.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from npformer.tape import Stages
 if TYPE_CHECKING:
     from npformer.attention import AttentionCache
 
-POOLED_HEADS = ("sequence-classification", "next-sentence", "multiple-choice")  # they read the first row alone
+POOLED_HEADS = ("sequence-classification", "next-sentence", "multiple-choice")  # they read each text's first row only
 
 
 def forward(weights: Mapping[str, Any], config: Config, batch: Batch, all_rows: bool = False) -> dict[str, np.ndarray]:
-    """From packed token ids to the head's answer: rows (T, ...) for heads on tokens, (B, ...) for heads on texts.
+    """The head's answers from packed token ids: rows (T, ...) for heads on tokens, (B, ...) for heads on texts.
 
-    all_rows: compute every row of the last layer, even where the head reads only the first of each text.
+    all_rows: compute every row of the last layer, even where the head reads only the first row of each text.
     """
     pooled_only = config.head in POOLED_HEADS and not all_rows
     x = encode(weights, config, batch, row_indices=batch.first if pooled_only else None)
@@ -57,14 +57,14 @@ def forward(weights: Mapping[str, Any], config: Config, batch: Batch, all_rows: 
 def backward(
     grads: Mapping[str, np.ndarray], stages: Stages, weights: Mapping[str, Any], config: Config, batch: Batch
 ) -> dict[str, Any]:
-    """Of `forward`, of which `stages` is the recording: the gradients of the weights, in a tree like theirs.
+    """Backward of `forward`: the gradients of the weights, in a tree like theirs, with `SparseRows` for the tables.
 
-    grads: of the answers, by their names. A tied projection has its share in "head", the token table its own in
-    "embeddings"; tables have `SparseRows`.
+    grads holds the gradients of the answers by name, stages is the recording of the forward. A projection that shares
+    the token table has its part of the gradient in "head"; the lookup's part is in "embeddings".
     """
     x, head, tree = last_rows(stages, weights, config), weights.get("head", {}), {}
     of_texts = config.head in POOLED_HEADS
-    reads_first = of_texts and len(x) == len(batch.first)  # unless the forward computed every row
+    reads_first = of_texts and len(x) == len(batch.first)  # the forward computed only each text's first row
     row_indices = batch.first if reads_first else None
     first = x[batch.first] if row_indices is None else x
     if of_texts:
@@ -96,7 +96,7 @@ def backward(
 def encode(
     weights: Mapping[str, Any], config: Config, batch: Batch, row_indices: np.ndarray | None = None
 ) -> np.ndarray:
-    """The encoder's last layer, packed token ids -> (T, D); row_indices: one row of each text, (B, D)."""
+    """The encoder's last layer, packed token ids -> (T, D), or (B, D) with row_indices, one row of each text."""
     ids, lengths = tap("ids", batch.ids), tap("lengths", batch.lengths)
     scale = math.sqrt(config.d_model) if config.scale_embedding else 1.0
     positions = batch.positions + config.first_position
@@ -115,7 +115,7 @@ def encode_backward(
     batch: Batch,
     row_indices: np.ndarray | None = None,
 ) -> dict[str, Any]:
-    """Of `encode`: the gradients of the encoder's weights from that of its last layer, (T, D) or (B, D)."""
+    """Backward of `encode`: the gradients of the encoder's weights, from that of its last layer, (T, D) or (B, D)."""
     scale = math.sqrt(config.d_model) if config.scale_embedding else 1.0
     tables = weights["embeddings"]
     x = stages[embedded(tables)]
@@ -131,7 +131,7 @@ def encode_backward(
 
 
 def embedded(tables: Mapping[str, Any]) -> str:
-    """The stage that the embeddings with these weights end in."""
+    """Names the last stage of embeddings with these weights."""
     last = "project" if "project" in tables else "norm" if "norm" in tables else "sum"
     return f"embeddings.{last}"
 
@@ -147,9 +147,9 @@ def last_rows(stages: Stages, weights: Mapping[str, Any], config: Config) -> np.
 
 
 def transformer(weights: Mapping[str, Any], config: Config, source: Batch, target: Batch) -> dict[str, np.ndarray]:
-    """From packed ids of sources and targets to the logits of what follows each target token. Vaswani et al., 2017.
+    """Computes from packed ids the logits of the token after each target token. Vaswani et al., 2017, section 3.
 
-    Text i's target attends to text i's source. Answers: logits (T, V), encoder_last_hidden_state (S, D).
+    Text i of target attends to text i of source. Returns logits (T, V) and encoder_last_hidden_state (S, D).
     """
     encoder_output = encode_source(weights, config, source)
     x = decode_target(weights, config, target, encoder_output, source.lengths)
@@ -164,9 +164,10 @@ def transformer_backward(
     source: Batch,
     target: Batch,
 ) -> dict[str, Any]:
-    """Of `transformer`, of which `stages` is the recording: the gradients of the weights, in a tree like theirs.
+    """Backward of `transformer`: the gradients of the weights, in a tree like theirs, with `SparseRows` for the tables.
 
-    grads: of the logits. A tied projection has its share in "head", each token table its own.
+    grads holds the gradient of the logits, stages is the recording of the forward. A projection that shares a token
+    table has its part of the gradient in "head"; the lookup's part is in "encoder" or "decoder".
     """
     decoded, last = stages.within("decoder"), config.decoder.n_layers - 1
     name = "norm" if config.final_norm else f"layers.{last}.{'ffn_residual' if config.norm_first else 'ffn_norm'}"
@@ -191,7 +192,7 @@ def decode_target(
     source_lengths: np.ndarray,
     caches: Sequence[tuple[AttentionCache, AttentionCache]] | None = None,
 ) -> np.ndarray:
-    """The decoder's last layer, (T, D). caches: each layer's of earlier rows and of the source, not given again."""
+    """The decoder's last layer, (T, D). caches: each layer's keys and values of earlier rows and of the source."""
     ids, lengths, weights = tap("ids", target.ids), tap("lengths", target.lengths), weights["decoder"]
     scale = math.sqrt(config.d_model) if config.scale_embedding else 1.0
     with scope("decoder"):
@@ -211,7 +212,7 @@ def decode_target_backward(
     source: np.ndarray,
     source_lengths: np.ndarray,
 ) -> tuple[np.ndarray, dict[str, Any]]:
-    """Of `decode_target`: the gradients of the source's rows (S, D) and of the decoder's weights."""
+    """Backward of `decode_target`: dsource (S, D) and the gradients of the decoder's weights."""
     stages, weights = stages.within("decoder"), weights["decoder"]
     scale = math.sqrt(config.d_model) if config.scale_embedding else 1.0
     x = stages[embedded(weights["embeddings"])]
