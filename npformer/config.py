@@ -1,4 +1,4 @@
-"""What a model is, in numbers and names: `Config`. It knows no family: `families/` reads it from a config.json."""
+"""The sizes and choices of a model: `Config`. `families/` makes one of a checkpoint's config.json."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ ENCODER_HEADS = (
     "next-sentence",
     "multiple-choice",
 )
-HEADS = (*ENCODER_HEADS, "translation")  # the last: an encoder-decoder with its projection on the vocabulary
+HEADS = (*ENCODER_HEADS, "translation")  # translation: an encoder-decoder that projects to the vocabulary
 LABELLED = ("sequence-classification", "token-classification")
 
 ACTIVATIONS = ("gelu", "gelu_tanh", "relu", "silu", "tanh")
 
-#: Position tables: one that comes with the checkpoint; the paper's sinusoids; Marian's, all sines before all cosines.
+#: Position tables: learned with the checkpoint; the 2017 paper's sinusoids; Marian's, all sines before all cosines.
 POSITIONS = ("learned", "sinusoidal", "sinusoidal-halves")
 
 PROBLEM_TYPES = (None, "regression", "single_label_classification", "multi_label_classification")
 
-# Far above any model, and far below what makes a loop or an allocation go on for ever.
+# Far above any real model, and small enough that no loop or allocation runs for ever.
 MOST = 2**31 - 1
 MOST_LAYERS = 10_000
 MOST_LABELS = 1_000_000
@@ -34,14 +34,14 @@ MOST_LABELS = 1_000_000
 
 @dataclass(frozen=True)
 class Decoder:
-    """The second stack of an encoder-decoder, which is as wide as the first; or a decoder stack on its own."""
+    """The decoder stack of an encoder-decoder, of the encoder's width; or a decoder stack on its own."""
 
-    n_layers: int = 0  # 0: there is none
+    n_layers: int = 0  # 0: no decoder
     n_heads: int = 1
     d_ffn: int = 1
-    vocab_size: int = 0  # 0: it computes on rows
-    start_id: int = 0  # what it is given first
-    end_ids: tuple[int, ...] = ()  # what ends a target
+    vocab_size: int = 0  # 0: no token table, the input is rows
+    start_id: int = 0  # the token before a target's first
+    end_ids: tuple[int, ...] = ()  # the tokens that end a target
 
     def __post_init__(self) -> None:
         checks.whole("decoder.n_layers", self.n_layers, 0, MOST_LAYERS)
@@ -55,39 +55,77 @@ class Decoder:
 
 @dataclass(frozen=True)
 class Config:
-    """What a model is: its family, its head, its sizes, its choices.
+    """The sizes and choices of a model.
 
-    Every way to make one checks it: a field that makes no sense is an `NpformerError` that names the field.
+    Parameters
+    ----------
+    model_type : the family's name
+    head : one of HEADS
+    vocab_size : rows of the token table; 0: no table, the input is rows
+    d_model, n_heads, n_layers, d_ffn : sizes of the encoder
+    max_length : tokens of the longest text
+    n_segments : rows of the token type table; 0: no table
+    d_embedding : width of the tables where a projection follows them; 0: d_model
+    first_position : row of the position table for a text's first token
+    positions : one of POSITIONS
+    scale_embedding : multiply token rows by sqrt(d_model)
+    activation : of the feed-forward network, one of ACTIVATIONS
+    eps : of the layer norms
+    norm_first : norms before the blocks, not after them
+    final_norm : another norm after the last layer
+    bias : linear layers and norms have a bias
+    pooler : activation of the pooler, the layer between a text's first row and its head
+    labels : names of the outputs of a classification head
+    problem_type : one of PROBLEM_TYPES
+    tied : the projection to the vocabulary is the token table, transposed
+    shared : encoder and decoder have one token table
+    pad_id : the padding token
+    padding_idx : a token whose row of the table is not trained
+    decoder : `Decoder`, the second stack
+    torch_class : the torch module that the state dict belongs to, for model_type "transformer"
+    modules : pairs of our group and the state dict's module, where its name is not torch's
+
+    Raises
+    ------
+    NpformerError
+        A field has an impossible value; the message names the field.
+
+    Examples
+    --------
+    >>> npformer.load("distilbert-sst2").config.d_model
+    384
+    >>> npformer.Config("bert", "base", vocab_size=100, d_model=8, n_heads=2, n_layers=1, d_ffn=16, max_length=4).d_head
+    4
     """
 
-    model_type: str  # the family's name
-    head: str  # one of HEADS
-    vocab_size: int  # 0: it computes on rows
+    model_type: str
+    head: str
+    vocab_size: int
     d_model: int
     n_heads: int
     n_layers: int
     d_ffn: int
-    max_length: int  # tokens of the longest text
-    n_segments: int = 0  # rows of the token type table; 0: there is none
-    d_embedding: int = 0  # width of the tables where a projection follows them; 0: d_model
-    first_position: int = 0  # row of the position table for a text's first token
-    positions: str = "learned"  # one of POSITIONS
-    scale_embedding: bool = False  # token rows times sqrt(d_model)
-    activation: str = "gelu"  # of the feed-forward network, one of ACTIVATIONS
-    eps: float = 1e-12  # of the layer norms
-    norm_first: bool = False  # the norms stand before the blocks, not after
-    final_norm: bool = False  # another norm after the last layer
-    bias: bool = True  # the linear layers and the norms have one
-    pooler: str = "tanh"  # activation of the layer between a text's first row and its head, where there is one
-    labels: tuple[str, ...] = ()  # of the outputs of the two classification heads
+    max_length: int
+    n_segments: int = 0
+    d_embedding: int = 0
+    first_position: int = 0
+    positions: str = "learned"
+    scale_embedding: bool = False
+    activation: str = "gelu"
+    eps: float = 1e-12
+    norm_first: bool = False
+    final_norm: bool = False
+    bias: bool = True
+    pooler: str = "tanh"
+    labels: tuple[str, ...] = ()
     problem_type: str | None = None
-    tied: bool = True  # the projection on the vocabulary is the token table, transposed
-    shared: bool = False  # the two stacks have one token table
+    tied: bool = True
+    shared: bool = False
     pad_id: int | None = None
-    padding_idx: int | None = None  # a token whose row looking it up does not train
+    padding_idx: int | None = None
     decoder: Decoder = Decoder()
-    torch_class: str = ""  # the torch module whose state dict the weights are, for model_type "transformer"
-    modules: tuple[tuple[str, str], ...] = ()  # our group -> the state dict's module, where its name is not torch's
+    torch_class: str = ""
+    modules: tuple[tuple[str, str], ...] = ()
 
     def __post_init__(self) -> None:
         checks.one_of("head", self.head, HEADS)
@@ -144,7 +182,7 @@ class Config:
 
     @property
     def reads_token_types(self) -> bool:
-        """Whether it matters which of two texts a token is of."""
+        """Whether the model distinguishes the tokens of two texts."""
         return self.n_segments > 1
 
     @property

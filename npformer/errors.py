@@ -1,6 +1,6 @@
-"""The one exception type for what a user can put right: a file, a setting, an argument. And the one way to warn.
+"""The one exception type for what a user can correct: a file, a setting, an argument. And the one function that warns.
 
-A message says where, what was expected, what came, and what to do.
+A message says where the problem is, what was expected, what came, and what to do.
 """
 
 import sys
@@ -8,11 +8,22 @@ import warnings
 
 
 class NpformerError(ValueError):
-    """Bad input: a corrupt checkpoint, an unsupported setting, a wrong argument."""
+    """An input is wrong: a corrupt checkpoint, an unsupported setting, a bad argument. A ValueError.
+
+    Parameters
+    ----------
+    message : str
+
+    Examples
+    --------
+    >>> npformer.linear(np.ones(2), np.ones((3, 4)))
+    Traceback (most recent call last):
+    npformer.errors.NpformerError: linear: weight must be (in, out) with x (..., in), got (3, 4) and (2,)
+    """
 
 
 def warn(message: str) -> None:
-    """A warning that points at the line outside of npformer that led to it."""
+    """Warns, with the first line outside npformer as the place."""
     frame, level = sys._getframe(1), 2
     while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("npformer."):
         frame, level = frame.f_back, level + 1

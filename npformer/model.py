@@ -1,7 +1,7 @@
-"""Models: `Model`, an encoder with its head, and `Seq2Seq`, an encoder-decoder; token ids in, answers out.
+"""Models from token ids to answers: `Model`, an encoder with its head, and `Seq2Seq`, an encoder-decoder.
 
-What they compute is in `transformer.py`, what they run on in `runtime/runner.py`. Text comes in and goes out in
-`tasks/`, and `generation/` writes with a `Seq2Seq`.
+`transformer.py` computes, `runtime/runner.py` distributes the work over cores. `tasks/` read and write text,
+`generation/` writes with a `Seq2Seq`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 class Output(dict[str, np.ndarray]):
-    """A model's answers by Hugging Face's names, as attributes or keys: output.logits, output["logits"]."""
+    """A model's answers under Hugging Face's names, as keys or attributes: output["logits"], output.logits."""
 
     def __getattr__(self, name: str) -> np.ndarray:
         try:
@@ -41,13 +41,7 @@ class Output(dict[str, np.ndarray]):
 
 
 class BaseModel(Runner):
-    """What all models are: a config, the weights that it describes, and what they run on.
-
-    config: sizes and names. weights: the nested dict of arrays that the forward computes with. folder: the
-    checkpoint's, from which the tokenizer is read when first asked for. threads: cores to use, by default
-    NPFORMER_THREADS or all this process may use. same_bits: whether a text's numbers have the same bits alone and in
-    any batch, by default as NPFORMER_SAME_BITS says, or True; False saves time where a CPU's kernels need care for it.
-    """
+    """The common part of all models: config, weights, tokenizer folder, threads. Parameters as in `Model`."""
 
     config: Config
 
@@ -71,7 +65,24 @@ class BaseModel(Runner):
 
 
 class Model(BaseModel):
-    """A transformer encoder with its head, on NumPy arrays. Arguments as in `BaseModel`."""
+    """A transformer encoder with its head, on token ids.
+
+    Parameters
+    ----------
+    config : Config
+    weights : nested dict of arrays, as `load_folder` returns them
+    folder : Path of the checkpoint, from which the tokenizer is read
+    threads : int, cores to use; the environment's NPFORMER_THREADS, or all cores this process may use, unless given
+    same_bits : bool, a text's answers have the same bits alone and in any batch; the environment's NPFORMER_SAME_BITS,
+        or True, unless given. False saves time on CPUs whose kernels need extra work for it.
+
+    Examples
+    --------
+    >>> model = npformer.load("distilbert-sst2")
+    >>> output = model([[101, 1045, 2293, 3256, 6949, 102]])  # I love ice cream
+    >>> model.config.labels[output.logits[0].argmax()]
+    'POSITIVE'
+    """
 
     @cached_property
     def tokenizer(self) -> Any:
@@ -89,12 +100,22 @@ class Model(BaseModel):
         return f"<npformer.Model {c.model_type} {c.head}: {size}>"
 
     def __call__(self, input_ids: Any, attention_mask: Any = None, token_type_ids: Any = None) -> Output:
-        """The answers for one sequence (L,), a padded array (B, L), or a ragged list of sequences.
+        """Computes the head's answers, in the shapes that Hugging Face gives them.
 
-        attention_mask: 1 where a token stands, 0 where padding does; what it leaves out takes no part in anything, and
-        its rows of the answer are zeros. For a multiple-choice head: (B, N, L), N choices a question.
-        Answers have the shape Hugging Face gives them; a ragged list is padded with zeros on the right.
-        Raises NpformerError for ids, masks or lengths the model cannot take.
+        Parameters
+        ----------
+        input_ids : (L,) or (B, L) integers, or a ragged list of sequences; (B, N, L) for a multiple-choice head
+        attention_mask : of the same shape, 1 = token, 0 = padding, which takes no part and whose answers are zeros
+        token_type_ids : of the same shape, zeros unless given
+
+        Returns
+        -------
+        Output, arrays (B, ...), answers of a ragged list padded with zeros on the right
+
+        Raises
+        ------
+        NpformerError
+            The model cannot take the ids, the mask or the lengths.
         """
         ids, mask, segments = as_padded(input_ids, attention_mask, token_type_ids)
         if ids.ndim != (3 if self.config.head == "multiple-choice" else 2):
@@ -114,7 +135,7 @@ class Model(BaseModel):
         return output
 
     def run(self, texts: Sequence[Text]) -> list[dict[str, np.ndarray]]:
-        """Each text's answers, without padding: the same bits for a text in any company, order or number of threads."""
+        """Each text's answers without padding. Their bits do not depend on other texts, their order or the threads."""
         c = self.config
         check_texts(texts, c.max_length, c.vocab_size, c.n_segments)
         lengths = [len(text) for text in texts]
@@ -122,7 +143,7 @@ class Model(BaseModel):
         return self.in_shards(lengths, some, rows_shared)
 
     def _forward(self, texts: Sequence[Text], threads: int = 1) -> list[dict[str, np.ndarray]]:
-        """Each text's answers; threads: how many share the rows of one long text."""
+        """Each text's answers; several threads share the rows of one long text."""
         batch = pack(texts)
         if threads > 1:
             pieces = batch.pieces(threads)
@@ -130,19 +151,38 @@ class Model(BaseModel):
             answers = {name: np.concatenate([each[name] for each in found]) for name in found[0]}
         elif listening():
             answers = forward(self.weights, self.config, batch, all_rows=True)
-        else:  # with rows of no text behind the others, so that no product need fill up its own
+        else:  # with rows added once for the whole batch, so that no product has to add its own
             filled = batch.filled(kernel(self.dtype).rows(len(batch.ids)))
             answers = forward(self.weights, self.config, filled)
         per_text = [batch.split(array) if self._per_token(name) else array for name, array in answers.items()]
         return [dict(zip(answers, arrays, strict=True)) for arrays in zip(*per_text, strict=True)]
 
     def _per_token(self, answer: str) -> bool:
-        """Whether an answer has a row for each token, rather than one for each text."""
+        """Tells whether an answer has a row for each token, not for each text."""
         return self.config.head not in POOLED_HEADS and answer != "pooler_output"
 
 
 class Seq2Seq(BaseModel):
-    """An encoder-decoder transformer on NumPy arrays. Arguments as in `BaseModel`; its head is "translation"."""
+    """An encoder-decoder transformer on token ids, with head "translation".
+
+    Parameters
+    ----------
+    config, weights, folder, threads, same_bits : as in `Model`
+
+    Raises
+    ------
+    NpformerError
+        The config's head is not "translation".
+
+    Examples
+    --------
+    >>> sizes = {"vocab_size": 9, "n_heads": 2, "n_layers": 1, "d_ffn": 16}
+    >>> decoder = npformer.config.Decoder(**sizes)
+    >>> config = npformer.Config("marian", "translation", d_model=8, max_length=8, decoder=decoder, **sizes)
+    >>> model = Seq2Seq(config, npformer.training.initialise(config))
+    >>> model([3, 4, 0], labels=[5, 6, 7, 0]).logits.shape
+    (1, 4, 9)
+    """
 
     def __init__(
         self,
@@ -179,11 +219,22 @@ class Seq2Seq(BaseModel):
         decoder_attention_mask: Any = None,
         labels: Any = None,
     ) -> Output:
-        """Logits (B, L, V) of what follows each target token, and the encoder's output (B, S, D), padded with zeros.
+        """Computes the logits of the token after each target token.
 
-        Sources and targets: one sequence, a padded array with its mask, or a ragged list. Give decoder_input_ids, which
-        begin with the start token, or labels, which are shifted behind it (-100 at their end is padding).
-        Raises NpformerError for ids, masks or lengths the model cannot take.
+        Parameters
+        ----------
+        input_ids, attention_mask : sources: one sequence, a padded array (B, S) with its mask, or a ragged list
+        decoder_input_ids, decoder_attention_mask : targets in the same forms, beginning with the start token
+        labels : targets without the start token, instead of decoder_input_ids; -100 at their end is padding
+
+        Returns
+        -------
+        Output, logits (B, L, V) and encoder_last_hidden_state (B, S, D), padded with zeros
+
+        Raises
+        ------
+        NpformerError
+            The model cannot take the ids, the masks or the lengths.
         """
         ids, mask, _ = as_padded(input_ids, attention_mask, None)
         if (decoder_input_ids is None) == (labels is None):
@@ -202,7 +253,7 @@ class Seq2Seq(BaseModel):
         return Output({name: padded([answer[name] for answer in answers], where) for name, where in masks.items()})
 
     def _shifted(self, labels: Any) -> tuple[list[np.ndarray], None]:
-        """The decoder's input for each row of labels: start, label, ..., without the last."""
+        """The decoder's input for each row of labels: the start token, then the labels without the last."""
         several = isinstance(labels, list | tuple | np.ndarray) and len(labels) and np.ndim(labels[0])
         rows = []
         for row in map(np.asarray, labels if several else [labels]):
@@ -211,16 +262,17 @@ class Seq2Seq(BaseModel):
             count = int((row != IGNORE_INDEX).sum())
             if not count or (row[:count] == IGNORE_INDEX).any():
                 raise NpformerError("labels: expected at least one in each row, and -100 behind the last alone")
-            # The others are what the decoder is given, and checked as that.
+            # The other labels are checked with the decoder's input.
             if not 0 <= row[count - 1] < self.config.decoder.vocab_size:
                 raise NpformerError(f"labels: {row[count - 1]} is outside 0 ... {self.config.decoder.vocab_size - 1}")
             rows.append(shift(row[:count], self.config.decoder.start_id, 0)[0][:-1])
         return rows, None
 
     def run(self, pairs: Sequence[tuple[Text, Text]]) -> list[dict[str, np.ndarray]]:
-        """Each (source, target)'s answers without padding: logits (L, V), encoder_last_hidden_state (S, D).
+        """Each pair's answers without padding: logits (L, V), encoder_last_hidden_state (S, D).
 
-        The same bits for a pair in any company, order or number of threads, and step by step in `generate`.
+        A pair's bits do not depend on other pairs, their order or the threads; the steps of `generate` have the same
+        bits.
         """
         self._check_sources([source for source, _ in pairs])
         targets = [target for _, target in pairs]
@@ -236,7 +288,7 @@ class Seq2Seq(BaseModel):
         return self.in_shards([len(source) + len(target) for source, target in pairs], work)
 
     def encode(self, sources: Sequence[Text]) -> list[np.ndarray]:
-        """The encoder's output for each source, (S, D); the same bits in any company."""
+        """The encoder's output for each source, (S, D). Its bits do not depend on the other sources."""
         self._check_sources(sources)
 
         def work(indices: list[int]) -> list[np.ndarray]:
@@ -249,13 +301,13 @@ class Seq2Seq(BaseModel):
         check_texts(sources, self.config.max_length, self.config.vocab_size)
 
     def generate(self, sources: Any, attention_mask: Any = None, **settings: Any) -> list[list[Hypothesis]]:
-        """Targets for one source's ids, a padded array's with its mask, or a list of them: `generation.generate`."""
+        """Generates targets for one source's ids, a padded array with its mask, or a list: `generation.generate`."""
         from npformer.generation import generate
 
         return generate(self, self.sources(sources, attention_mask), **settings)
 
     def stream(self, source: Any, **settings: Any) -> Iterator[int]:
-        """The target's tokens of one source as they are found, greedily or sampled: `generation.stream`."""
+        """Generates one source's target token by token: `generation.stream`."""
         from npformer.generation import stream
 
         sources = self.sources(source)
@@ -264,7 +316,7 @@ class Seq2Seq(BaseModel):
         return stream(self, sources[0], **settings)
 
     def sources(self, input_ids: Any, attention_mask: Any = None) -> list[Text]:
-        """What a caller hands the model as texts: as in `__call__`."""
+        """Checks a caller's sources, in the forms of `__call__`, and returns them as texts."""
         ids, mask, _ = as_padded(input_ids, attention_mask, None)
         if ids.ndim != 2:
             raise NpformerError(f"input_ids: expected (S,) or (B, S), got {ids.shape}")

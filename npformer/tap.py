@@ -1,7 +1,7 @@
-"""Looking inside: `tap` names an intermediate array, `scope` prefixes the name, `listen` hears and may replace it.
+"""Named stages: `tap` names an array, `scope` prefixes names, `listen` hears and may replace arrays.
 
-A stage costs one context-variable look-up while nobody listens, and nothing is kept alive. What listens is built
-on this: traces in `interpret/trace.py`, edits in `interpret/edit.py`, golden files in `golden/`.
+Without a listener a tap costs one look-up of a context variable and keeps nothing alive. Traces (`interpret/trace.py`),
+edits (`interpret/edit.py`) and golden files (`golden/`) are listeners.
 """
 
 from __future__ import annotations
@@ -20,9 +20,25 @@ _UNNAMED = nullcontext()
 
 
 def tap(name: str, array: np.ndarray) -> np.ndarray:
-    """Return `array`, unless something listens: then what the listeners make of the stage `name`.
+    """Names an array as a stage: returns it, or what the listeners return for it.
 
-    The full name is the enclosing scopes' and this one, joined by dots: `layers.0.attention.scores`.
+    The full name joins the enclosing scopes and this name by dots: `layers.0.attention.scores`.
+
+    Parameters
+    ----------
+    name : str
+    array : array
+
+    Returns
+    -------
+    array itself without a listener
+
+    Examples
+    --------
+    >>> with npformer.trace() as stages, npformer.scope("layers.0"):
+    ...     x = npformer.tap("double", 2 * np.ones(2))
+    >>> stages["layers.0.double"]
+    array([2., 2.])
     """
     listeners = _listeners.get()
     if not listeners:
@@ -34,7 +50,22 @@ def tap(name: str, array: np.ndarray) -> np.ndarray:
 
 
 def scope(name: str) -> AbstractContextManager[None]:
-    """Prefix the names of the stages inside: `with scope("layers.0"): ...`."""
+    """Prefixes the names of the stages inside.
+
+    Parameters
+    ----------
+    name : str
+
+    Returns
+    -------
+    context manager
+
+    Examples
+    --------
+    >>> with npformer.edit({"layers.*.x": lambda x: x + 1}), npformer.scope("layers.0"):
+    ...     npformer.tap("x", np.zeros(2))
+    array([1., 1.])
+    """
     return _scope(name) if _listeners.get() else _UNNAMED
 
 
@@ -49,10 +80,10 @@ def _scope(name: str) -> Iterator[None]:
 
 @contextmanager
 def listen(listener: Listener, first: bool = False) -> Iterator[None]:
-    """Call `listener(name, array)` at every stage inside, and let what it returns stand in for the array.
+    """Calls `listener(name, array)` at every stage inside; the array it returns replaces the stage.
 
-    Listeners hear a stage in the order they were opened, `first` before those already listening: an edit goes
-    first, so that a trace records what the forward really used, whichever of the two was opened first.
+    Listeners are called in the order they were opened; one opened with `first` is called before those already open.
+    Edits use it, so that a trace records the edited stage whichever of the two was opened first.
     """
     others = _listeners.get()
     token = _listeners.set((listener, *others) if first else (*others, listener))
@@ -63,18 +94,18 @@ def listen(listener: Listener, first: bool = False) -> Iterator[None]:
 
 
 def listeners() -> tuple[Listener, ...]:
-    """Who listens, in the order they hear a stage."""
+    """The open listeners, in the order they are called."""
     return _listeners.get()
 
 
 def listening() -> bool:
-    """Whether something listens: every stage must then be computed, whole, in order, on this thread."""
+    """Tells whether a listener is open. Every stage must then be computed whole, in order, on the calling thread."""
     return bool(_listeners.get())
 
 
 def spare(array: np.ndarray) -> np.ndarray | None:
-    """`array` as room for the next result, or None when a listener may have kept it.
+    """Returns `array` if its memory may hold the next result, or None if a listener may have kept it.
 
-    For arrays a function has made itself: `softmax(scores, out=spare(scores))` saves an allocation.
+    Only for arrays that the caller has made itself: `softmax(scores, out=spare(scores))` saves an allocation.
     """
     return None if _listeners.get() else array

@@ -1,9 +1,11 @@
-"""Every example in a docstring runs and prints what it shows."""
+"""Every example in a docstring runs and prints what it shows; every public name has one, and its parameters."""
 
 from __future__ import annotations
 
 import doctest
 import importlib
+import inspect
+import re
 from pathlib import Path
 
 import numpy as np
@@ -25,3 +27,14 @@ def test_the_examples_of_a_module(path: Path, tmp_path: Path, monkeypatch: pytes
         found = doctest.testmod(module, extraglobs=names, optionflags=doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE)
     assert found.attempted
     assert found.failed == 0
+
+
+@pytest.mark.parametrize("name", npformer.__all__)
+def test_a_public_name_has_an_example_and_describes_every_parameter(name: str) -> None:
+    public = getattr(npformer, name)
+    doc = inspect.getdoc(public) or ""
+    assert "\nExamples\n--------\n>>> " in doc
+    (section,) = re.findall(r"\nParameters\n-+\n(.+?)\n\n", doc, re.DOTALL)
+    described = {name for line in section.splitlines() for name in re.findall(r"\w+", line.partition(":")[0])}
+    given = [] if public is npformer.NpformerError else list(inspect.signature(public).parameters)
+    assert set(given) <= described

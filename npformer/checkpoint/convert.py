@@ -1,6 +1,7 @@
-"""`convert`: a whole model folder written anew, in our layout or in Hugging Face's.
+"""`convert`: writes a model folder in our layout or in Hugging Face's.
 
-Nothing is ever half-written: a folder is filled under another name beside its place and renamed when it is complete.
+A folder is filled under a temporary name beside its place and renamed when it is complete, so that none is
+half-written.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from npformer.checkpoint.safetensors import write_tensors
 from npformer.errors import NpformerError
 from npformer.families import family_of
 
-#: What belongs to a model beside its weights, copied as it is: the tokenizer, and sentence-transformers' settings.
+#: A model's other files, which are copied unchanged: the tokenizer, and sentence-transformers' settings.
 COMPANIONS = (
     "tokenizer.json",
     "tokenizer_config.json",
@@ -35,19 +36,36 @@ COMPANIONS = (
     "sentence_bert_config.json",
     "1_Pooling/config.json",
 )
-FILES = {"npformer": (OWN_WEIGHTS, "npformer"), "torch": ("model.safetensors", "pt")}  # and `format` in its metadata
+FILES = {"npformer": (OWN_WEIGHTS, "npformer"), "torch": ("model.safetensors", "pt")}  # file, `format` in its metadata
 STORED_DTYPES = ("float16", "float32", "float64")
 
 
 def convert(src: str | Path, dst: str | Path, to: str = "npformer", dtype: str | None = None) -> Path:
-    """Write the model in the folder `src` to a new folder `dst`, and return that.
+    """Writes the model of one folder to a new folder, in another layout or precision.
 
-    `to="npformer"`: our names, and weights (in, out), which load without a copy. `to="torch"`: Hugging Face's names
-    and layout; there and back, every tensor has the same bits. `dtype` is what weights are stored in; None leaves
-    each in its own. config.json stays in Hugging Face's form, and the tokenizer's files come along. Tensors that the
-    model of the config does not use (another head) do not.
+    config.json stays in Hugging Face's form, and the tokenizer's files are copied. Tensors that the config's model does
+    not use, such as another head's, are left out. From torch to npformer and back every tensor keeps its bits.
 
-    Errors: what cannot be read in `src`; `dst` exists; a number that is too large for float16; a full disk.
+    Parameters
+    ----------
+    src, dst : str or Path, a model's folder and the new one
+    to : "npformer" for our names and weights (in, out), which load without a copy, or "torch" for Hugging Face's
+    dtype : "float16", "float32" or "float64" to store; each tensor's own unless given
+
+    Returns
+    -------
+    Path of the new folder
+
+    Raises
+    ------
+    NpformerError
+        src cannot be read; dst exists or cannot be written; a number is too large for float16.
+
+    Examples
+    --------
+    >>> src = npformer.load("distilbert-sst2").folder
+    >>> sorted(path.name for path in npformer.checkpoint.convert(src, "converted").glob("*.safetensors"))
+    ['npformer.safetensors']
     """
     if to not in FILES:
         raise NpformerError(f"to: expected one of {', '.join(FILES)}, got {to!r:.80}")
@@ -75,7 +93,7 @@ def convert(src: str | Path, dst: str | Path, to: str = "npformer", dtype: str |
 
 @contextmanager
 def new_folder(dst: Path) -> Iterator[Path]:
-    """A folder to fill, which takes its place and name at the end; on any failure nothing is left of it."""
+    """Makes a folder to fill, which gets its name at the end; after a failure nothing of it is left."""
     if os.path.lexists(dst):
         raise NpformerError(f"{dst}: exists already; give the name of a new folder")
     partial = dst.with_name(f".{dst.name}.{os.urandom(4).hex()}.partial")

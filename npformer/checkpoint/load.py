@@ -1,7 +1,7 @@
-"""`load`: a model by its name - a bundled one, a local folder, or an id on the Hugging Face hub.
+"""`load`: a model by its name, which is a bundled model's, a local folder, or an id on the Hugging Face hub.
 
-Folders are read by `checkpoint/read.py`, hub models are fetched by `checkpoint/hub.py`; neither the network nor
-huggingface_hub is touched unless the name is an id on the hub.
+`checkpoint/read.py` reads folders, `checkpoint/hub.py` downloads models. The network and huggingface_hub are used only
+for an id on the hub.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from npformer.errors import NpformerError
 from npformer.model import Model, Seq2Seq
 from npformer.runtime.threads import thread_count, wants_same_bits
 
-#: The project's own models. A checkout has both, an install the first, unless it was left out.
+#: The project's own models. A checkout has both. An installed package has the first, unless it was built without.
 OURS = ("distilbert-sst2", "en-de-multi30k")
 REPOSITORY = "https://github.com/npformer/npformer"
 
@@ -34,15 +34,30 @@ def load(
     head: str | None = None,
     same_bits: bool | None = None,
 ) -> Model | Any:
-    """The model that `name` means: a bundled model's name, a local folder, or a hub id such as "owner/model".
+    """Loads a model: a `Model`, or a `Seq2Seq` where the checkpoint is an encoder-decoder for translation.
 
-    A `Model`, or a `Seq2Seq` where the checkpoint is an encoder-decoder for translation.
+    Parameters
+    ----------
+    name : str or Path, a bundled model's name, a local folder, or a hub id such as "owner/model"
+    revision : str, branch, tag or commit on the hub
+    offline : bool, read only what is in the cache, without the network
+    dtype : float32, or float64 to compute in double precision throughout
+    threads, same_bits : as in `Model`
+    head : str, the head to read, such as "masked-lm", instead of the one that config.json names in its `architectures`
 
-    revision: a branch, tag or commit on the hub. offline: use no network, only what is in the cache. dtype: float32,
-    or float64 for a model that computes in double throughout. threads: as in `Model`. head: the head to read, such as
-    "masked-lm", where config.json names none in its `architectures`, or another one of the checkpoint's. same_bits: as
-    in `Model`.
-    Raises NpformerError for a name that is none of the three, and for whatever keeps the model from being read.
+    Returns
+    -------
+    Model or Seq2Seq
+
+    Raises
+    ------
+    NpformerError
+        The name is none of the three; the model cannot be read or downloaded.
+
+    Examples
+    --------
+    >>> npformer.load("distilbert-sst2")
+    <npformer.Model distilbert sequence-classification: 6 layers, 12 heads, width 384, float32>
     """
     dtype, threads = parameter_dtype(dtype), thread_count(threads)  # before anything is downloaded
     same_bits = wants_same_bits(same_bits)
@@ -59,9 +74,9 @@ def load(
 
 
 def find_folder(name: str | Path, revision: str | None = None, offline: bool = False) -> Path:
-    """The folder of the model that `name` means, downloaded where it has to be; arguments and errors as in `load`.
+    """Finds the folder of a model, and downloads it if it is on the hub; arguments and errors as in `load`.
 
-    A bundled name goes before a folder, and a folder before a hub id: write ./name for a folder named like the others.
+    A bundled name takes precedence over a folder, and a folder over a hub id: write ./name for a folder of such a name.
     """
     if not isinstance(name, str | Path) or not str(name) or "\0" in str(name):
         raise NpformerError(f"name: expected a bundled model, a folder or a hub id, got {name!r:.80}")
@@ -88,8 +103,8 @@ def find_folder(name: str | Path, revision: str | None = None, offline: bool = F
 def bundled() -> dict[str, Path]:
     """The models that come with npformer: name -> folder.
 
-    They are inside the package, in the checkout it lies in, or in the checkout that the process works in, at its top or
-    in one of its folders.
+    They lie inside the package, in the checkout that the package lies in, or in the checkout that is the working
+    directory or its parent.
     """
     package = Path(__file__).parents[1]
     places = [package / "_weights"]
@@ -101,7 +116,7 @@ def bundled() -> dict[str, Path]:
 
 
 def _not_installed(name: str) -> str:
-    """Where a model of ours is that this install came without."""
+    """Says where to get a model of ours that is not in this install."""
     path = Path("weights", name)
     folder = _installed_from() / path
     if (folder / CONFIG).is_file():
@@ -112,7 +127,7 @@ def _not_installed(name: str) -> str:
 
 
 def _installed_from() -> Path:
-    """What `pip install` was given, as it is recorded beside the package (PEP 610); for a name on an index, nothing."""
+    """The folder that `pip install` was given, as recorded beside the package (PEP 610); empty for a name."""
     from importlib.metadata import PackageNotFoundError, distribution
     from urllib.parse import urlsplit
     from urllib.request import url2pathname
@@ -125,7 +140,7 @@ def _installed_from() -> Path:
 
 
 def _no_folder(name: str | Path) -> str:
-    """Why a name is no model folder, with the folder that was perhaps meant."""
+    """Says why a name is not a model folder, with the folder that was perhaps meant."""
     path = Path(os.path.expanduser(name))
     if os.path.isfile(path):
         return f"a file of this name; a model is loaded by its folder, here {path.parent}"
@@ -137,7 +152,7 @@ def _no_folder(name: str | Path) -> str:
 
 
 def _known(name: str | Path) -> str:
-    """The bundled models, with the one that was perhaps meant."""
+    """Lists the bundled models, with the one that was perhaps meant."""
     names = sorted(bundled())
     near = nearest(str(name), names)
     return f"Bundled models: {', '.join(names) or 'none'}" + (f"; did you mean {near[0]}?" if near else "")

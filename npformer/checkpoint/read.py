@@ -1,6 +1,6 @@
-"""A local model folder: its config.json, and whichever of the usual files hold its weights.
+"""Reads a local model folder: its config.json, and the weights from the usual files.
 
-The files' formats are read in `safetensors.py` and `torch_file.py`, the names in them by `families.py`.
+`safetensors.py` and `torch_file.py` read the file formats, `families/` knows the names in them.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from npformer.errors import NpformerError
 from npformer.families import read_config
 
 CONFIG = "config.json"
-# Our own names and layout go by a file name of their own: Hugging Face's libraries would take the tensors in a
-# model.safetensors for missing ones and go on with random numbers.
+# Weights in our names and layout have a file name of their own. In a model.safetensors Hugging Face's libraries would
+# not find their names, and would continue with random numbers.
 OWN_WEIGHTS = "npformer.safetensors"
 WEIGHTS = (  # in the order they are looked for
     OWN_WEIGHTS,
@@ -37,7 +37,7 @@ _MAX_JSON = 64_000_000
 
 
 class Stored(NamedTuple):
-    """A folder as it is: tensors by name, in their own dtypes, and whether names and layout are ours."""
+    """A folder as it was read: tensors by name in their own dtypes; `own` tells whether names and layout are ours."""
 
     folder: Path
     config: dict[str, Any]
@@ -46,17 +46,37 @@ class Stored(NamedTuple):
 
 
 def load_folder(path: str | Path, dtype: Any = np.float32, head: str | None = None) -> tuple[Config, Tree]:
-    """The config and the weights of a local folder, in float32 or float64, every array read-only.
+    """Reads the config and the weights of a local folder.
 
-    Half precision is widened. What is in `dtype` and in our layout already stays in the file's mapped pages. `head`
-    asks for another head than config.json names. Every problem is an NpformerError that names the file.
+    Weights in half precision are widened. Arrays that have the dtype and our layout already stay memory-mapped.
+
+    Parameters
+    ----------
+    path : str or Path
+    dtype : float32 or float64
+    head : str, another head than config.json names
+
+    Returns
+    -------
+    (Config, nested dict of read-only arrays)
+
+    Raises
+    ------
+    NpformerError
+        A file is missing, corrupt or unsupported; the message names it.
+
+    Examples
+    --------
+    >>> config, weights = npformer.checkpoint.load_folder(npformer.load("distilbert-sst2").folder)
+    >>> weights["layers"][0]["attention"]["query"]["weight"].shape
+    (384, 384)
     """
     dtype = parameter_dtype(dtype)
     return read_tree(read_folder(path), dtype, head)
 
 
 def read_tree(stored: Stored, dtype: np.dtype[Any] | None, head: str | None = None) -> tuple[Config, Tree]:
-    """The config and the weights of a folder that was read; dtype None leaves every array in its own."""
+    """The config and the weights of a folder that was read; with dtype None every array keeps its own."""
     try:
         config = read_config(stored.config, head)
     except NpformerError as error:
@@ -69,7 +89,7 @@ def read_tree(stored: Stored, dtype: np.dtype[Any] | None, head: str | None = No
 
 
 def read_folder(path: str | Path) -> Stored:
-    """config.json and the first of `WEIGHTS` that is there."""
+    """Reads config.json and the first file of `WEIGHTS` that exists."""
     folder = Path(path)
     try:
         there = sorted(os.listdir(folder))
@@ -86,7 +106,7 @@ def read_folder(path: str | Path) -> Stored:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The object in a JSON file."""
+    """Reads a JSON file that holds an object."""
     if file_size(path) > _MAX_JSON:
         raise NpformerError(f"{path}: too large for what it should be")
     try:
@@ -110,7 +130,7 @@ def _read_file(path: Path) -> dict[str, Array]:
 
 
 def _read_shards(folder: Path, index_name: str) -> dict[str, Array]:
-    """The tensors of all shards. The index and the shards must agree on where each tensor is."""
+    """Reads the tensors of all shards. The index and the shards must agree on where each tensor is."""
     index = folder / index_name
     weight_map = read_json(index).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
@@ -130,22 +150,20 @@ def _read_shards(folder: Path, index_name: str) -> dict[str, Array]:
 
 
 def _check_name(index: Path, shard: object) -> None:
-    """A shard is named by its file name alone: with any other path an index could reach out of its folder."""
+    """Checks that a shard is a plain file name: any other path could lead out of the folder."""
     suffix = Path(index.name.removesuffix(".index.json")).suffix
     if not isinstance(shard, str) or not re.fullmatch(rf"[^/\\\0]{{1,200}}{re.escape(suffix)}", shard):
         raise NpformerError(f"{index}: {shard!r:.200} is no name of a {suffix} file in the same folder")
 
 
 def _shard_path(index: Path, shard: str) -> Path:
-    """Where a shard lies: beside its index, or where the Hugging Face cache keeps what the folder links to."""
+    """Where a shard is: beside its index, or in the Hugging Face cache that the folder links to."""
     path = index.parent / shard
     if not path.exists():
         raise NpformerError(f"{index}: the shard {shard} is missing from the folder")
     folder = index.parent.resolve()
     homes = [folder]
-    if (
-        folder.parent.name == "snapshots"
-    ):  # of a model in a cache, which has a store for its files and one for all models'
+    if folder.parent.name == "snapshots":  # in the cache, which keeps files in blobs of the model and of all models
         homes += [folder.parents[1] / "blobs", folder.parents[2] / "blobs"]
     if not any(path.resolve().is_relative_to(home) for home in homes):
         raise NpformerError(f"{index}: {shard} is a link out of the folder; put the file itself there")

@@ -1,7 +1,7 @@
-"""Generation: targets for sources, greedily, by sampling or by beam search, with what was computed kept.
+"""Generation: the targets of sources, by greedy search, sampling or beam search, with a cache of keys and values.
 
-`generate` and `stream` are here; the loops are in `search.py`, the choice of tokens in `logits.py` and
-`processors.py`, the settings in `settings.py`, the kept keys and values in `kv_cache.py`.
+`generate` and `stream` are here, the loops in `search.py`, the choice of tokens in `logits.py` and `processors.py`, the
+settings in `settings.py`, the kept keys and values in `kv_cache.py`.
 """
 
 from __future__ import annotations
@@ -34,12 +34,37 @@ def generate(
     output_attentions: bool = False,
     **settings: Any,
 ) -> list[list[Hypothesis]]:
-    """The targets of each source, num_return_sequences of them, the best first.
+    """Generates num_return_sequences targets for each source, the best first.
 
-    settings: those of `Settings`, by Transformers' names; the model's generation_config.json says what is not given.
-    output_scores: the tokens' log probabilities too. output_attentions: each layer's cross-attention weights too.
-    A target is the same, bit for bit, whatever sources stand beside its own; a sampled one depends on the seed and
-    on its place. Raises NpformerError for settings and sources that make no sense.
+    A target's bits do not depend on the other sources. A sampled target depends on the seed and on its place in the
+    list.
+
+    Parameters
+    ----------
+    model : Seq2Seq
+    sources : sequence of `Text`
+    output_scores : bool, keep the tokens' log probabilities
+    output_attentions : bool, keep the cross-attention weights of each layer
+    settings : fields of `Settings`, by Transformers' names; the model's generation_config.json has those not given
+
+    Returns
+    -------
+    for each source a list of `Hypothesis`
+
+    Raises
+    ------
+    NpformerError
+        A setting or a source is impossible.
+
+    Examples
+    --------
+    >>> sizes = {"vocab_size": 9, "n_heads": 2, "n_layers": 1, "d_ffn": 16}
+    >>> decoder = npformer.config.Decoder(**sizes)
+    >>> config = npformer.Config("marian", "translation", d_model=8, max_length=8, decoder=decoder, **sizes)
+    >>> model = npformer.model.Seq2Seq(config, npformer.training.initialise(config))
+    >>> [[hypothesis]] = generate(model, [npformer.Text(np.array([3, 4]))], max_new_tokens=5)
+    >>> hypothesis.ids.shape
+    (5,)
     """
     chosen = _with_seed(resolve(model.folder, model.config, settings))
     encoded = model.encode(sources)
@@ -66,7 +91,32 @@ def generate(
 
 
 def stream(model: Seq2Seq, source: Text, **settings: Any) -> Iterator[int]:
-    """One source's tokens as they are found, greedily or by sampling; settings as in `generate`."""
+    """Yields one source's target token by token, greedily or by sampling.
+
+    Parameters
+    ----------
+    model : Seq2Seq
+    source : Text
+    settings : as in `generate`, with one beam and one target
+
+    Returns
+    -------
+    iterator of token ids
+
+    Raises
+    ------
+    NpformerError
+        A setting or the source is impossible.
+
+    Examples
+    --------
+    >>> sizes = {"vocab_size": 9, "n_heads": 2, "n_layers": 1, "d_ffn": 16}
+    >>> decoder = npformer.config.Decoder(**sizes)
+    >>> config = npformer.Config("marian", "translation", d_model=8, max_length=8, decoder=decoder, **sizes)
+    >>> model = npformer.model.Seq2Seq(config, npformer.training.initialise(config))
+    >>> len(list(stream(model, npformer.Text(np.array([3, 4])), max_new_tokens=5)))
+    5
+    """
     chosen = _with_seed(resolve(model.folder, model.config, settings))
     if chosen.num_beams > 1 or chosen.num_return_sequences > 1:
         raise NpformerError("stream: a beam search knows its tokens at the end only; use num_beams=1, one target")
@@ -76,7 +126,7 @@ def stream(model: Seq2Seq, source: Text, **settings: Any) -> Iterator[int]:
 
 
 def padded(hypotheses: Sequence[Hypothesis], start_id: int, pad_id: int | None = None) -> np.ndarray:
-    """Targets as Transformers returns them, (B, L): the start token first, padding behind the shorter ones."""
+    """Targets as Transformers returns them, (B, L): the start token first, shorter targets padded on the right."""
     width = max(len(each.ids) for each in hypotheses) + 1
     table = np.full((len(hypotheses), width), pad_id or 0)
     table[:, 0] = start_id
@@ -86,9 +136,9 @@ def padded(hypotheses: Sequence[Hypothesis], start_id: int, pad_id: int | None =
 
 
 def cross_attentions(model: Seq2Seq, source: Text, ids: np.ndarray, start_id: int) -> list[np.ndarray]:
-    """Each decoder layer's weights (H, L, S) from target tokens to source tokens, those that chose ids (L,).
+    """Each decoder layer's weights (H, L, S) from target tokens to source tokens, for the tokens ids (L,).
 
-    They are read from one pass over the whole target, which has the bits of the steps.
+    One pass over the whole target computes them, with the same bits as the steps.
     """
     heard = []
 
@@ -103,14 +153,14 @@ def cross_attentions(model: Seq2Seq, source: Text, ids: np.ndarray, start_id: in
 
 
 def _with_seed(settings: Settings) -> Settings:
-    """A seed of its own for sampling that has none."""
+    """Gives sampling without a seed a random one."""
     if not settings.do_sample or settings.seed is not None:
         return settings
     return replace(settings, seed=int(np.random.SeedSequence().generate_state(1)[0]))
 
 
 def _joined(steps: Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]], count: int) -> list[list[Hypothesis]]:
-    """The steps of `greedy_or_sample` as one target for each of `count` places."""
+    """Joins the steps of `greedy_or_sample` into one target for each of `count` places."""
     tokens: list[list[int]] = [[] for _ in range(count)]
     scores: list[list[float]] = [[] for _ in range(count)]
     for places, chosen, given in steps:

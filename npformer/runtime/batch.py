@@ -1,6 +1,6 @@
-"""Batches without padding: texts as packed rows, cut into shards that the cores take one after another.
+"""Batches without padding: texts as packed rows, in shards that the cores take one after another.
 
-A shard of about a thousand tokens makes products large enough to be fast, and leaves enough shards to share out.
+A shard of about a thousand tokens makes products large enough to be fast, and leaves enough shards for every core.
 """
 
 from __future__ import annotations
@@ -15,13 +15,32 @@ import numpy as np
 from npformer.errors import NpformerError
 
 SHARD = 1024  # tokens
-LONG = 96  # tokens on each core from which cores rather share one text's rows than its products
-SMALL_SHARD = 32  # tokens: fewer than this on each core, and the cores rather share the products of one shard
+LONG = 96  # tokens for each core; a single text with as many or more is split by rows, a shorter one by products
+SMALL_SHARD = 32  # tokens for each core; a batch with fewer is one shard, whose products the cores share
 
 
 @dataclass(frozen=True)
 class Text:
-    """One text's tokens: ids (L,), and where the model has them, segments and positions that are not 0 ... L - 1."""
+    """The tokens of one text.
+
+    Parameters
+    ----------
+    ids : (L,) integer array
+    segments : (L,) integer array, token types where the model has them; zeros unless given
+    positions : (L,) integer array; 0 ... L - 1 unless given
+
+    Raises
+    ------
+    NpformerError
+        An array is not of whole numbers, or not (L,).
+
+    Examples
+    --------
+    >>> model = npformer.load("distilbert-sst2")
+    >>> [answer] = model.run([npformer.Text(np.array([101, 1045, 2293, 3256, 6949, 102]))])
+    >>> answer["logits"].shape
+    (2,)
+    """
 
     ids: np.ndarray
     segments: np.ndarray | None = None
@@ -44,13 +63,13 @@ class Text:
 
 @dataclass(frozen=True)
 class Batch:
-    """Texts one after another: ids, positions and segments (T,), lengths (B,)."""
+    """Packed texts: ids, positions and segments (T,), lengths (B,)."""
 
     ids: np.ndarray
     positions: np.ndarray
     segments: np.ndarray
     lengths: np.ndarray
-    begins: bool = True  # False: a later piece of one text
+    begins: bool = True  # False for a piece of a text that is not its first
 
     @property
     def first(self) -> np.ndarray:
@@ -58,7 +77,7 @@ class Batch:
         return (np.cumsum(self.lengths) - self.lengths)[: len(self.lengths) if self.begins else 0]
 
     def pieces(self, count: int) -> list[Batch]:
-        """One text's rows in `count` pieces, for as many cores to work on side by side."""
+        """One text's rows in `count` pieces, one for each core."""
         edges = [len(self.ids) * index // count for index in range(count + 1)]
         return [
             Batch(self.ids[a:b], self.positions[a:b], self.segments[a:b], np.array([b - a]), begins=a == 0)
@@ -66,18 +85,18 @@ class Batch:
         ]
 
     def filled(self, count: int) -> Batch:
-        """The same texts, and behind them rows of no text up to `count`, so that no product need fill up its own."""
+        """The same texts followed by rows of zeros up to `count` rows, so that no product has to add its own."""
         more = count - len(self.ids)
         ids, positions, segments = (np.pad(each, (0, more)) for each in (self.ids, self.positions, self.segments))
         return Batch(ids, positions, segments, self.lengths)
 
     def split(self, rows: np.ndarray) -> list[np.ndarray]:
-        """Packed rows (T, ...) as one array (L, ...) a text."""
+        """Packed rows (T, ...) as one array (L, ...) for each text."""
         return [rows[end - length : end] for length, end in zip(self.lengths, np.cumsum(self.lengths), strict=True)]
 
 
 def pack(texts: Sequence[Text]) -> Batch:
-    """The texts in their order, one after another."""
+    """Packs texts one after another."""
     return Batch(
         ids=np.concatenate([text.ids for text in texts]),
         positions=np.concatenate([np.arange(len(t)) if t.positions is None else t.positions for t in texts]),
@@ -87,9 +106,9 @@ def pack(texts: Sequence[Text]) -> Batch:
 
 
 def shards(lengths: Sequence[int], threads: int) -> list[list[int]]:
-    """The texts' indices in groups of about SHARD tokens, the longest texts first, equal lengths side by side.
+    """Indices of texts in groups of about SHARD tokens, the longest texts first, equal lengths side by side.
 
-    As many groups as keep every thread at work: a multiple of `threads`, unless they would be very small.
+    The number of groups is a multiple of `threads`, unless they would be very small.
     """
     total = sum(lengths)
     count = math.ceil(total / SHARD / threads) * threads
@@ -97,9 +116,9 @@ def shards(lengths: Sequence[int], threads: int) -> list[list[int]]:
 
 
 def group_by_length(lengths: Sequence[tuple[int, ...]], count: int) -> list[list[int]]:
-    """Indices of examples, each of texts of some lengths, in at most `count` groups of about as many tokens.
+    """Indices of examples, given their texts' lengths, in at most `count` groups of similar numbers of tokens.
 
-    The longest stand first and equal lengths side by side, as attention takes those together.
+    The longest come first, and equal lengths side by side, because attention takes equal lengths together.
     """
     total, taken = sum(map(sum, lengths)), 0
     groups: list[list[int]] = []
@@ -112,7 +131,7 @@ def group_by_length(lengths: Sequence[tuple[int, ...]], count: int) -> list[list
 
 
 def equal_runs(lengths: np.ndarray, source_lengths: np.ndarray) -> Iterator[tuple[slice, slice, int]]:
-    """Neighbouring texts of equal lengths: their rows, their source rows, how many texts they are."""
+    """Finds neighbouring texts of equal lengths; yields their rows, their source rows and their number."""
     pairs = list(zip(lengths.tolist(), source_lengths.tolist(), strict=True))
     first = row = source_row = 0
     for i in range(1, len(pairs) + 1):

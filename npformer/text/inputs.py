@@ -1,5 +1,4 @@
-"""What a task takes: a text, or a `Pair` of texts where the model compares two. Never guessed: two texts in a list are
-two texts."""
+"""The inputs of a task: a text, or a `Pair` of texts for a model that compares two. A list of two texts is two."""
 
 from __future__ import annotations
 
@@ -9,20 +8,30 @@ from typing import Any, NamedTuple
 from npformer.checks import shown, unknown
 from npformer.errors import NpformerError
 
-LONG = ("truncate", "window", "error")  # what may be done with a text that is longer than the model
+LONG = ("truncate", "window", "error")  # ways to treat a text that is longer than the model takes
 
 
 class Pair(NamedTuple):
-    """Two texts for a model that reads them together: `Pair(text, text_pair)`, a premise and its hypothesis, say."""
+    """Two texts that a model reads together, such as a premise and its hypothesis.
+
+    Parameters
+    ----------
+    text, text_pair : str
+
+    Examples
+    --------
+    >>> npformer.Pair("A dog runs.", "An animal moves.").text_pair
+    'An animal moves.'
+    """
 
     text: str
     text_pair: str
 
 
 def as_text_or_pair(item: Any) -> str | Pair:
-    """A text or a pair from what the caller gave: a string, a Pair, or {"text": ..., "text_pair": ...}.
+    """Checks an input: a string, a `Pair`, or {"text": ..., "text_pair": ...}.
 
-    A pair whose second text is empty is its first text alone: Transformers' pipelines leave it out as well.
+    A pair whose second text is empty becomes its first text, as in Transformers' pipelines.
     """
     if isinstance(item, str):
         return as_text(item)
@@ -40,7 +49,7 @@ def as_text_or_pair(item: Any) -> str | Pair:
 
 
 def as_text(value: Any, name: str = "") -> str:
-    """A string that is Unicode text: lone surrogates, which no file in UTF-8 can hold, are refused."""
+    """Checks that a value is a string of valid Unicode; lone surrogates, which UTF-8 cannot hold, are refused."""
     where = f"{name}: " if name else ""
     if not isinstance(value, str):
         raise NpformerError(f"{where}expected a text, got {_kind(value)}")
@@ -53,7 +62,7 @@ def as_text(value: Any, name: str = "") -> str:
 
 
 def as_texts(values: Any, name: str) -> list[str]:
-    """A list of texts, such as the labels that an option takes."""
+    """Checks a list of texts, such as the labels that an option takes."""
     if not isinstance(values, list | tuple):
         raise NpformerError(f"{name}: expected a list of texts, got {shown(values)}")
     return [as_text(each, name) for each in values]
