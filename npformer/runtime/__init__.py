@@ -1,1 +1,1 @@
-"""How it runs, apart from what it computes: batches, products with the same bits, threads."""
+"""How models run, apart from what they compute: batches, products with the same bits, threads."""

@@ -1,7 +1,4 @@
-"""Work cut into blocks that fit a core's own cache, and shared out between threads.
-
-What is computed on a block is the caller's: an activation's formula on a stretch of numbers, attention on some heads.
-"""
+"""Work in blocks that fit a core's cache, shared between threads: activations on numbers, attention on heads."""
 
 from __future__ import annotations
 
@@ -13,16 +10,16 @@ from npformer.runtime.products import with_margins
 from npformer.runtime.threads import parallel_for
 from npformer.tap import listening, spare
 
-# Elements in a block: few enough for a core's own cache, and enough that two threads do not wait for each other at the
-# interpreter between a formula's passes.
+# Elements in a block: few enough for a core's cache, and enough that two threads rarely wait for the interpreter's lock
+# between the steps of a formula.
 BLOCK = 1 << 16
-SCORES = 1 << 16  # scores worked on at a time: softmax's passes over them stay in the core's own cache
+SCORES = 1 << 16  # scores in a block: all steps of softmax find them in the core's cache
 
 Formula = Callable[[np.ndarray, np.ndarray], None]
 
 
 def in_blocks(formula: Formula, x: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
-    """formula(x, y), which reads x and writes y, over flat blocks; y, the answer, is new memory, or `out`, even x."""
+    """Applies formula(x, y), which reads x and writes y, to flat blocks. y is new memory, or `out`, which may be x."""
     x = np.asarray(x, order="C")
     y = out if out is not None and out.flags.c_contiguous else np.empty_like(x)
     flat_x, flat_y = x.reshape(-1), y.reshape(-1)
@@ -41,9 +38,9 @@ def in_blocks(formula: Formula, x: np.ndarray, out: np.ndarray | None = None) ->
 
 
 def in_place(function: Callable[..., np.ndarray], array: np.ndarray) -> np.ndarray:
-    """function(array), in the array's own memory unless a listener may have kept it.
+    """Returns function(array), written to the array's own memory unless a listener may have kept it.
 
-    Of a product's margins too, where it has some, as one sweep over memory is quickest.
+    The margins of a product (`with_margins`) are computed too, because one pass over contiguous memory is faster.
     """
     if spare(array) is None:
         return function(array)
@@ -55,9 +52,9 @@ def in_place(function: Callable[..., np.ndarray], array: np.ndarray) -> np.ndarr
 def over_heads(
     work: Callable[[tuple[slice, slice]], None], n_texts: int, n_heads: int, scores: int, width: int
 ) -> None:
-    """Call work((texts, heads)) for blocks that make up all heads of all texts.
+    """Calls work((texts, heads)) for blocks that cover all heads of all texts.
 
-    scores: how many a head of a text has; width: the head's.
+    scores: the number for one head of one text; width: a head's.
     """
 
     def some_heads(heads: slice) -> None:
@@ -68,7 +65,7 @@ def over_heads(
 
 
 def _blocks(n_texts: int, heads: slice, scores: int) -> Iterator[tuple[slice, slice]]:
-    """Blocks of at most SCORES scores; a listener gets all texts and heads in one."""
+    """Blocks of at most SCORES scores; with a listener one block holds all texts and heads."""
     n_heads = heads.stop - heads.start
     some = n_texts * n_heads if listening() else max(1, SCORES // max(1, scores))
     heads_of_block, texts_of_block = min(n_heads, some), max(1, some // n_heads)

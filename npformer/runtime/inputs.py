@@ -1,6 +1,6 @@
-"""What a caller hands a model: one sequence of ids, a padded array with its mask, or a ragged list; and its check.
+"""Checks token ids from a caller: one sequence, a padded array with its mask, or a ragged list.
 
-`as_padded` gives them all one form, `texts_of` takes the padding away, `padded` puts it back around the answers.
+`as_padded` makes one form of these, `texts_of` removes the padding, `padded` restores it around the answers.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from npformer.runtime.batch import Text
 
 
 def as_padded(input_ids: Any, attention_mask: Any, token_type_ids: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """ids, boolean mask and segments of one shape, (B, L) or (B, N, L); one sequence becomes a batch of one.
+    """Returns ids, boolean mask and segments of one shape, (B, L) or (B, N, L). One sequence becomes a batch of one.
 
-    A ragged list of sequences is padded on the right, its mask made from the lengths.
+    A ragged list of sequences is padded on the right, and its mask follows from the lengths.
     """
     if _is_ragged(input_ids):
         if attention_mask is not None:
@@ -85,14 +85,14 @@ def _mask(attention_mask: Any, shape: tuple[int, ...]) -> np.ndarray:
 
 
 def texts_of(ids: np.ndarray, mask: np.ndarray, segments: np.ndarray | None = None) -> list[Text]:
-    """The rows of ids (B, L) as texts without padding: the mask's tokens, at the places where they stand."""
+    """The rows of ids (B, L) as texts without padding: the tokens where the mask is True, with their positions."""
     places = [np.flatnonzero(row) for row in mask]
     types = [None] * len(ids) if segments is None else [row[at] for row, at in zip(segments, places, strict=True)]
     return [Text(row[at], each, at) for row, each, at in zip(ids, types, places, strict=True)]
 
 
 def padded(texts: Sequence[np.ndarray], mask: np.ndarray) -> np.ndarray:
-    """Each text's rows (L, ...) where its tokens stand in the mask (B, L), and zeros elsewhere: (B, L, ...)."""
+    """Puts each text's rows (L, ...) where the mask (B, L) is True, and zeros elsewhere: (B, L, ...)."""
     rows = np.concatenate(texts)
     table = np.zeros((*mask.shape, *rows.shape[1:]), rows.dtype)
     table[mask] = rows
@@ -102,7 +102,7 @@ def padded(texts: Sequence[np.ndarray], mask: np.ndarray) -> np.ndarray:
 def check_texts(
     texts: Sequence[Text], max_length: int, vocab_size: int, n_segments: int = 0, name: str = "input_ids"
 ) -> None:
-    """Each text is non-empty and not too long, and its ids, segments and positions have rows in the tables."""
+    """Checks that no text is empty or too long, and that ids, segments and positions have rows in the tables."""
     tables = (
         (name, "ids", vocab_size, "the vocabulary"),
         ("token_type_ids", "segments", max(n_segments, 1), "the segments"),

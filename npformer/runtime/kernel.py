@@ -1,13 +1,15 @@
-"""What the products of this BLAS need so that a row has the same bits in any company: found by trial, not by name.
+"""Finds by trial what a BLAS needs so that a row of a product has the same bits whatever the other rows are.
 
-A BLAS chooses among kernels by the sizes it is given, and kernels add in different orders. What was seen in OpenBLAS:
+A BLAS chooses a kernel by the sizes of a product, and kernels add in different orders. OpenBLAS was seen to:
 
-* one row goes to a matrix-vector routine, and some numbers of rows to a kernel of their own (`Kernel.rows`);
-* columns that do not fill a vector go to kernels that depend on the number of rows (`VECTOR`: they are filled up);
-* the first and last columns of the blocks a wide product is worked in have sums of their own (`Kernel.edges`);
-* a large product adds up the inner axis block by block, a small one in one sweep (`Kernel.k_blocks`, `Kernel.small`).
+* compute one row by a matrix-vector routine, and some numbers of rows by kernels of their own (`Kernel.rows`);
+* compute columns that do not fill a vector by kernels that depend on the number of rows (so products are padded to a
+  multiple of `VECTOR` columns);
+* add the first and last columns of each block of a wide product in another order (`Kernel.edges`);
+* add a large product's inner axis block by block (`Kernel.k_blocks`), and a small product's in one pass
+  (`Kernel.small`).
 
-The trial takes some milliseconds for each type, once in a process. `products.py` makes its products by what it finds.
+The trial takes some milliseconds for each dtype, once in a process. `products.py` uses the results.
 """
 
 from __future__ import annotations
@@ -20,21 +22,21 @@ import numpy as np
 
 from npformer.runtime.threads import single_blas_thread
 
-VECTOR = 16  # columns of the widest vectors: a product's columns are filled up to whole ones
-GROUP = 8  # columns that are at an edge together
-ROWS = 48  # rows after which the table of good numbers repeats: a multiple of every tile that was seen
-FAR = 16  # places of the inner axis between terms that a kernel adds to the same accumulator
-INNER = 40  # terms that are enough to tell one order of adding from another
-WIDE = 120 * VECTOR  # columns of several blocks
-LARGE = 2**23  # multiply-adds of a product that no BLAS takes for a small one
+VECTOR = 16  # columns in the widest vector register; products are padded to a multiple of it
+GROUP = 8  # columns that an edge comprises
+ROWS = 48  # period of the good numbers of rows: a multiple of every tile height that was seen
+FAR = 16  # distance on the inner axis at which a kernel adds terms to the same accumulator
+INNER = 40  # terms that suffice to tell two orders of addition apart
+WIDE = 120 * VECTOR  # columns that span several blocks
+LARGE = 2**23  # multiply-adds of a product that every BLAS treats as large
 LONG = 2048  # an inner axis longer than two blocks
 
 
 class Kernel:
-    """What products of one type need on this BLAS.
+    """What products of one dtype need on this BLAS.
 
-    k_block_size: terms of the inner axis that are added up in one sweep, and in order.
-    small: multiply-adds up to which a product is added up in one sweep however long its inner axis; 0: none is.
+    k_block_size: terms of the inner axis that are added in one pass.
+    small: multiply-adds up to which a product adds its whole inner axis in one pass; 0: no product does.
     """
 
     def __init__(self, dtype: np.dtype) -> None:
@@ -48,13 +50,13 @@ class Kernel:
             self._edges_from = self._rows_with_edges() if wide else 0
 
     def plain(self) -> Kernel:
-        """A kernel that takes any number of rows as it comes, whatever bits that gives."""
+        """A kernel that leaves every product as it is, without the same bits."""
         other = copy.copy(self)
         other._good, other._edges_from = np.ones_like(self._good), 0
         return other
 
     def means(self) -> str:
-        """What is done for the same bits, in words."""
+        """Describes in words what is done for the same bits."""
         filled = "rows filled up" if any(self.rows(count) != count for count in range(2, ROWS)) else ""
         again = "columns at edges computed again" if self._edges_from else ""
         cut = f"small sums cut at {self.k_block_size} terms" if self.small else ""
@@ -63,19 +65,19 @@ class Kernel:
     # --- rows and columns --------------------------------------------------------------------------------------------
 
     def rows(self, count: int) -> int:
-        """The next number of rows that gives a row the bits it has in any other such number."""
+        """The next number of rows, from count on, for which a row has the same bits as for all other such numbers."""
         count = max(count, 2)
         while not self._good[count if count <= ROWS else ROWS + 1 + (count - ROWS - 1) % ROWS]:
             count += 1
         return count
 
     def has_edges(self, rows: int) -> bool:
-        """Whether a product of so many rows has columns with sums of their own."""
+        """Tells whether a product of so many rows has edge columns."""
         return 0 < self._edges_from <= rows
 
     @functools.cache  # noqa: B019 - there is one kernel a type, kept as long as the process
     def edges(self, columns: int) -> list[slice]:
-        """The columns of a product, whole vectors wide, that have other bits than in the reference's rows."""
+        """The columns of a product, a multiple of VECTOR wide, whose bits differ from those of the reference's rows."""
         x, w = self._random(ROWS, INNER), self._random(INNER, columns)
         with single_blas_thread():
             differs = (self.product(x, w) != self._truth(x, w)).any(axis=0)
@@ -84,7 +86,7 @@ class Kernel:
         return [slice(*edge) for edge in places.reshape(-1, 2).tolist()]
 
     def _good_rows(self) -> tuple[np.ndarray, int]:
-        """Which numbers of rows give most columns the bits of a pair of rows, or else those of a tall product."""
+        """Finds the numbers of rows that give most columns the bits of two rows, or failing that those of ROWS rows."""
         x, w = self._random(2 * ROWS, INNER), self._random(INNER, 10 * VECTOR)
         whole = [self.product(x[:m], w) for m in range(2, 2 * ROWS + 1)]
         for reference in (2, ROWS):
@@ -92,7 +94,7 @@ class Kernel:
             good = [bool(np.mean((y != truth[: len(y)]).any(axis=0)) < 0.5) for y in whole]
             if good[ROWS - 2] and good[-1]:
                 return np.array([False, False, *good]), reference
-        return np.ones(2 * ROWS + 1, bool), 2  # no way is known: products are right, and taken as they come
+        return np.ones(2 * ROWS + 1, bool), 2  # no method is known: products are correct, their bits may vary
 
     def _rows_with_edges(self) -> int:
         x, w = self._random(ROWS, INNER), self._random(INNER, 10 * VECTOR)
@@ -108,11 +110,10 @@ class Kernel:
 
     @functools.cache  # noqa: B019
     def k_blocks(self, inner: int) -> tuple[slice, ...]:
-        """Where a large product cuts its inner axis: it adds up each part alone, and then part after part.
+        """The blocks in which a large product adds its inner axis: each block alone, then one block after another.
 
-        A sum of b, 1 and -b, b so large that b + 1 is b, is 0 where the first two are added first, and 1 where a cut
-        lies between them. A column of the product tries one place. A last part of less than FAR terms goes unseen: BLIS
-        has such, but needs no cuts, as none of its products is small.
+        The sum b + 1 - b, with b so large that b + 1 rounds to b, is 0 where b and 1 are added first, and 1 where a
+        block boundary lies between them. Each column of one product tries one place.
         """
         coarse = self._cut_before(inner, np.arange(FAR, inner - FAR, GROUP))
         first = [place for place in coarse if place - GROUP not in coarse]
@@ -120,7 +121,7 @@ class Kernel:
         return tuple(slice(*edge) for edge in pairwise([0, *fine, inner]))
 
     def _cut_before(self, inner: int, places: np.ndarray) -> list[int]:
-        """Those of the places that have a cut at most FAR before them."""
+        """The places that have a block boundary at most FAR before them."""
         if not len(places):
             return []
         column, large = np.arange(len(places)), 2.0 ** (np.finfo(self.dtype).nmant + 1)
@@ -132,21 +133,21 @@ class Kernel:
         return places[sums == 1].tolist()
 
     def _small(self) -> int:
-        """The most multiply-adds, of sixteen columns and two blocks, that are added up in one sweep."""
+        """The most multiply-adds, with sixteen columns and two blocks, that are added in one pass."""
         b = self._random(2 * self.k_block_size, VECTOR)
         parts = self.k_blocks(len(b))
         low, high = 1, LARGE // b.size
         a = self._random(high, len(b))
-        while high - low > 1:  # `low` rows are added up in one sweep, `high` rows in parts
+        while high - low > 1:  # `low` rows are added in one pass, `high` rows block by block
             rows = (low + high) // 2
             in_parts = sum(a[:rows, part] @ b[part] for part in parts)
             low, high = (low, rows) if np.array_equal(a[:rows] @ b, in_parts) else (rows, high)
         return low * b.size if low > 1 else 0
 
     def product(self, a: np.ndarray, b: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
-        """a @ b, two or more rows and columns of whole vectors: a small product cut where a large one is."""
+        """a @ b for several rows and a multiple of VECTOR columns; small products are added in a large one's blocks."""
         size = a.shape[-2] * a.shape[-1] * b.shape[-1]
-        # Twice the limit: to cut a large product costs time, but changes nothing.
+        # Twice the limit, to be safe: blocks make a large product slower but change no bit.
         if size > 2 * self.small or len(parts := self.k_blocks(a.shape[-1])) == 1:
             return np.matmul(a, b, out=out)
         total = np.matmul(a[..., parts[0]], b[..., parts[0], :], out=out)
@@ -155,5 +156,5 @@ class Kernel:
         return total
 
     def _random(self, *shape: int) -> np.ndarray:
-        """Numbers of one sign: their sums round, whatever they are."""
+        """Random numbers of one sign, so that their sums round."""
         return np.random.default_rng(shape).random(shape, self.dtype)

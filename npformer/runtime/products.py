@@ -1,9 +1,9 @@
 """Matrix products with the same bits for any number of rows, and fast for few.
 
-What the BLAS at hand needs for that, `kernel.py` finds out: numbers of rows that are filled up, columns that are
-computed again, sums that are cut. Products of weights are shared out between threads. Of a weight that is used with few
-rows again and again a copy in another layout is kept: panels, where a kernel for small products reads them as they lie,
-or its columns at edges. `functions.linear` and `attention` are the users.
+`kernel.py` finds what the BLAS needs: rows added, edge columns computed again, sums added in blocks. Products with
+weights are shared between threads. Of a weight that is used repeatedly with few rows a copy in another layout is kept:
+panels, which a kernel for small products reads in order, or the edge columns. `functions.linear` and `attention` use
+these products.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from npformer.runtime.kernel import GROUP, VECTOR, Kernel
 from npformer.runtime.threads import num_parts, plain_products, run_tasks, single_blas_thread
 
 PANEL = 64  # columns of a panel: four vectors of sixteen floats
-FEW = 256  # rows so few that to gather a weight's columns at edges takes a good part of the time of their product
+FEW = 256  # up to so many rows, gathering a weight's edge columns takes a large part of their product's time
 
 
 def kernel(dtype: np.dtype) -> Kernel:
@@ -33,16 +33,16 @@ def kernel(dtype: np.dtype) -> Kernel:
 
 @functools.cache
 def _kernels(dtype: np.dtype) -> tuple[Kernel, Kernel]:
-    """For the same bits, and without."""
+    """The kernel for the same bits, and the one without."""
     found = Kernel(dtype)
     return found, found.plain()
 
 
 @functools.cache
 def same_bits(dtype: np.dtype) -> bool:
-    """Whether the trial found a way on this BLAS: rows have the same bits alone and in company, at several sizes.
+    """Tests whether rows have the same bits alone and among others on this BLAS, at several sizes.
 
-    Six hundred rows are among them, because BLIS has other kernels for 512 rows and more.
+    Six hundred rows are one of them, because BLIS has other kernels from 512 rows on.
     """
     random = np.random.default_rng(0)
     with single_blas_thread():
@@ -69,8 +69,8 @@ def matmul(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 def row_products(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     """a @ b, (..., M, K) and (..., K, N) -> (..., M, N): a row's bits do not depend on M.
 
-    Where b's columns would need margins, the transposed product is computed, with margins around a's rows: in attention
-    there are more rows than columns, so that margins cost less there.
+    Where b's columns would need margins, the transposed product is computed with margins around a's rows: attention has
+    more rows than columns, so margins cost less there.
     """
     if _has_kernel(a, b) and kernel(a.dtype).has_edges(b.shape[-1]):
         return column_products(b.mT, a.mT).mT
@@ -101,27 +101,27 @@ def column_products(a: np.ndarray, b: np.ndarray, scale: float = 1.0) -> np.ndar
 def inner_products(a: np.ndarray, b: np.ndarray, scale: float = 1.0) -> np.ndarray:
     """a @ b.mT * scale, (..., M, K) and (..., N, K) -> (..., M, N): a row's bits do not depend on M.
 
-    b's rows are rows in memory, so that sums over the answer's last axis add up whole vectors: quicker than many short
-    sums, and in the same order for one row as for many.
+    The result's last axis is strided in memory, so that sums over it add whole vectors: faster than many short sums,
+    and in the same order for one row as for many.
     """
     return column_products(b, a.mT, scale).mT
 
 
 def inner_products_in_room(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """a @ b.mT, (..., M, K) and (..., N, K) -> (..., M, N): a product's bits depend neither on M nor on N.
+    """a @ b.mT, (..., M, K) and (..., N, K) -> (..., M, N): an element's bits depend neither on M nor on N.
 
-    Columns that lie in memory one after another are added up alike, however many there are.
+    Contiguous columns are added in the same order for any number of them.
     """
     return matmul(a, b.mT if b.mT.strides[-1] == b.itemsize else np.ascontiguousarray(b.mT))
 
 
 def _has_kernel(a: np.ndarray, b: np.ndarray) -> bool:
-    """Whether the BLAS is asked at all: not for other types, nor for nothing."""
+    """Tells whether BLAS computes this product: other dtypes and empty arrays do not reach it."""
     return a.dtype == b.dtype and a.dtype.char in "fd" and a.size > 0 and b.size > 0
 
 
 def _with_rows(a: np.ndarray, rows: int) -> np.ndarray:
-    """a (..., M, K) with rows of zeros behind its own, (..., rows, K)."""
+    """Appends rows of zeros to a, (..., M, K) -> (..., rows, K)."""
     if rows == a.shape[-2]:
         return a
     filled = np.empty((*a.shape[:-2], rows, a.shape[-1]), a.dtype)
@@ -131,7 +131,7 @@ def _with_rows(a: np.ndarray, rows: int) -> np.ndarray:
 
 
 def _in_margins(b: np.ndarray, margin: int, scale: float = 1.0) -> np.ndarray:
-    """b * scale (..., N) with `margin` columns of zeros at both sides, and more to fill the last vector."""
+    """b * scale with `margin` columns of zeros on both sides, padded to a multiple of VECTOR columns."""
     width = b.shape[-1]
     block = np.empty((*b.shape[:-1], width + 2 * margin + -(width + 2 * margin) % VECTOR), b.dtype)
     block[..., :margin] = 0
@@ -141,7 +141,7 @@ def _in_margins(b: np.ndarray, margin: int, scale: float = 1.0) -> np.ndarray:
 
 
 def with_margins(b: np.ndarray) -> np.ndarray:
-    """The product that `column_products` cut b's columns out of, with its margins; b itself where there is none."""
+    """The whole product that `column_products` returned b as a slice of; b itself if there is none."""
     whole = b.base
     if isinstance(whole, np.ndarray) and whole.shape[:-1] == b.shape[:-1] and whole.strides == b.strides:
         return whole
@@ -149,7 +149,7 @@ def with_margins(b: np.ndarray) -> np.ndarray:
 
 
 def _lies_in_margins(b: np.ndarray, margin: int) -> bool:
-    """Whether b is what `column_products` cut out of a product, with `margin` columns to its left."""
+    """Tells whether b is a slice that `column_products` returned, with `margin` columns to its left."""
     whole = with_margins(b)
     left = (b.ctypes.data - whole.ctypes.data) // b.itemsize
     width = b.shape[-1] + 2 * margin
@@ -160,9 +160,9 @@ def _lies_in_margins(b: np.ndarray, margin: int) -> bool:
 
 
 def weight_products(x: np.ndarray, *weights: np.ndarray, out: Sequence[np.ndarray] | None = None) -> list[np.ndarray]:
-    """[x @ weight for weight in weights], (M, K) and (K, N) -> (M, N) each, shared out between threads.
+    """[x @ weight for weight in weights], (M, K) and (K, N) -> (M, N) each, shared between threads.
 
-    out: arrays (kernel(x.dtype).rows(M), N) to compute in, of which the answers are views.
+    out: arrays (kernel(x.dtype).rows(M), N) to compute in; the results are views of them.
     """
     rows = len(x)
     if not all(_has_kernel(x, weight) for weight in weights):
@@ -187,7 +187,7 @@ def weight_products(x: np.ndarray, *weights: np.ndarray, out: Sequence[np.ndarra
 
 
 def _columns(x: np.ndarray, weight: np.ndarray, panels: Panels | None, columns: slice, product: np.ndarray) -> None:
-    """product[:, columns] = x @ weight[:, columns]; those that do not fill a panel or a vector apart from the rest."""
+    """product[:, columns] = x @ weight[:, columns]; columns that fill no panel or vector are computed separately."""
     last = columns.stop - (columns.stop - columns.start) % (VECTOR if panels is None else PANEL)
     main = slice(columns.start, last)
     if panels is not None:
@@ -201,7 +201,7 @@ def _columns(x: np.ndarray, weight: np.ndarray, panels: Panels | None, columns: 
 def _columns_at_edges(
     x: np.ndarray, weights: Sequence[np.ndarray], shares: Sequence[slice], products: Sequence[np.ndarray]
 ) -> None:
-    """Compute the columns at the edges of the BLAS's blocks again: all weights' in one product, within margins."""
+    """Computes the edge columns of the BLAS's blocks again, for all weights in one product with margins."""
     k = kernel(x.dtype)
     ends = tuple((share.start, share.stop) for share in shares)
     places = _edges(k, ends)
@@ -222,7 +222,7 @@ def _columns_at_edges(
 
 @functools.cache
 def _edges(k: Kernel, shares: tuple[tuple[int, int], ...]) -> list[tuple[int, slice, slice]]:
-    """What is computed again: the number of the share, the columns there, and those among all that are gathered."""
+    """What is computed again: the share's number, the columns there, and their place among the gathered columns."""
     places, end = [], 0
     for i, (start, stop) in enumerate(shares):
         for edge in k.edges((stop - start) // VECTOR * VECTOR):
@@ -233,7 +233,7 @@ def _edges(k: Kernel, shares: tuple[tuple[int, int], ...]) -> list[tuple[int, sl
 
 
 def in_order(weight: np.ndarray) -> np.ndarray:
-    """A weight that may be in a small product, its columns side by side: small kernels add up those of a view apart."""
+    """Makes a weight contiguous if a small product may use it: small kernels add a view's columns in another order."""
     return np.ascontiguousarray(weight) if weight.size <= kernel(weight.dtype).small else weight
 
 
@@ -243,9 +243,9 @@ _kept: dict[tuple, tuple[list[weakref.ref[np.ndarray]], int, Any]] = {}
 
 
 def _laid_out(weights: Sequence[np.ndarray], what: Any, make: Callable[[], Any]) -> Any:
-    """make(), a copy of some weights in another layout, from their third use on and kept as long as they are.
+    """make(), a copy of weights in another layout; made at their third use, and kept as long as they exist.
 
-    None before that, and for a weight that somebody can write to, as the copy would not follow.
+    None before that, and for a weight that somebody can write to, because the copy would not change with it.
     """
     if not all(_is_fixed(weight) for weight in weights):
         return None
@@ -261,7 +261,7 @@ def _laid_out(weights: Sequence[np.ndarray], what: Any, make: Callable[[], Any])
 
 
 def _is_fixed(array: np.ndarray) -> bool:
-    """Whether no array can write to these numbers: not this one, nor any that it is a view of."""
+    """Tells whether no array can write to this memory: neither this array nor any that it is a view of."""
     base: object = array
     while isinstance(base, np.ndarray):
         if base.flags.writeable:
@@ -271,10 +271,9 @@ def _is_fixed(array: np.ndarray) -> bool:
 
 
 class Panels:
-    """A weight (K, N) as (N / 64, parts, K / parts, 64) for each run of parts of equal length: a copy, read in order.
+    """A copy of a weight (K, N) in contiguous panels: (N / 64, blocks, K / blocks, 64) for each run of equal blocks.
 
-    The parts are those in which a large product adds up the inner axis. The last columns, where they do not fill a
-    panel, are left out.
+    The blocks are those in which a large product adds the inner axis. Columns that do not fill a panel are left out.
     """
 
     def __init__(self, weight: np.ndarray) -> None:
@@ -287,7 +286,7 @@ class Panels:
             self.runs.append((parts[0].start, parts[-1].stop, np.ascontiguousarray(panels)))
 
     def times(self, x: np.ndarray, columns: slice) -> np.ndarray:
-        """x @ weight[:, columns], whole panels, the parts' products added in the order of the large product."""
+        """x @ weight[:, columns] for whole panels; the blocks' products are added in the order of a large product."""
         product: np.ndarray | None = None
         for start, stop, panels in self.runs:
             panels = panels[columns.start // PANEL : columns.stop // PANEL]
@@ -299,7 +298,7 @@ class Panels:
 
 
 def _panels(weight: np.ndarray, rows: int) -> Panels | None:
-    """The panels of a weight used with few rows again and again, where a trial showed that this BLAS gains by them."""
+    """The panels of a weight used repeatedly with few rows, if a trial showed that this BLAS is faster with them."""
     if weight.dtype != np.float32 or weight.shape[1] < PANEL or weight.size < 2**16:
         return None
     if rows > few_rows() or not panels_pay():
@@ -308,14 +307,14 @@ def _panels(weight: np.ndarray, rows: int) -> Panels | None:
 
 
 def few_rows() -> int:
-    """Rows up to which a product with a panel is small: 34 where sums are cut at 448 terms, 30 at 512; else 0."""
+    """Rows up to which a product with a panel is small, e.g. 34 where blocks have 448 terms, 30 at 512; 0: none."""
     k = kernel(np.dtype(np.float32))
     return k.small // (PANEL * k.k_block_size)
 
 
 @functools.cache
 def panels_pay() -> bool:
-    """Whether few rows are quicker with panels on this machine; NPFORMER_PANELS=0 or 1 decides without a trial."""
+    """Tells whether few rows are faster with panels on this machine; NPFORMER_PANELS=0 or 1 decides without a trial."""
     choice = os.environ.get("NPFORMER_PANELS") or None
     if choice not in (None, "0", "1"):
         raise NpformerError(f"NPFORMER_PANELS: expected 0 or 1, got {choice!r:.80}")

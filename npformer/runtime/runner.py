@@ -1,7 +1,7 @@
-"""What a model runs on: its threads, BLAS held to one thread on each, and products with the same bits or as they come.
+"""Runs a model's work on several cores, with BLAS held to one thread on each.
 
-`Runner` shares texts out between the cores: many as shards of packed rows, few by the parts of each product, one long
-text by its rows. Whoever listens gets every stage once, whole, in order. Its users are the models in `model.py`.
+`Runner` distributes texts: many as shards of packed rows, few by the parts of each product, one long text by its rows.
+With a listener every stage is computed once, whole, in order. The models in `model.py` are Runners.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ A = TypeVar("A")
 
 
 class Runner:
-    """So many threads, and products with the same bits in any batch or without that care: arguments as in `Model`."""
+    """A number of threads, and the choice whether products have the same bits in any batch: arguments as in `Model`."""
 
     def __init__(self, threads: int | None = None, same_bits: bool | None = None) -> None:
         self.threads = thread_count(threads)
@@ -36,7 +36,7 @@ class Runner:
 
     @contextmanager
     def cores(self, threads: int | None = None) -> Iterator[None]:
-        """BLAS held to one thread, all threads for `parallel_for`, or fewer, and products as `same_bits` says."""
+        """Holds BLAS to one thread inside, lets `parallel_for` use `threads` or all, sets products to `same_bits`."""
         for_products = num_threads(self.threads if threads is None else threads)
         with single_blas_thread(), for_products, products(plain=not self.same_bits):
             yield
@@ -47,9 +47,9 @@ class Runner:
         work: Callable[[list[int]], list[A]],
         work_on_long: Callable[[int], list[A]] | None = None,
     ) -> list[A]:
-        """The answers for texts of these lengths, in order, from work(indices), which answers some of them.
+        """The answers for texts of these lengths, in order. work(indices) answers some of the texts.
 
-        work_on_long(n_threads): the answer of a single long text, whose rows so many threads share.
+        work_on_long(n_threads) answers a single long text, whose rows that many threads share.
         """
         if not lengths:
             return []

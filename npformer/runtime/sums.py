@@ -1,6 +1,6 @@
-"""Sums in a fixed order: the same bits whatever zeros stand between or behind the terms.
+"""Sums in a fixed order: zeros between or after the terms do not change a bit.
 
-NumPy and a BLAS add long sums up in an order that depends on their length, so they are cut here, every so many terms.
+NumPy and BLAS add a long sum in an order that depends on its length, so sums are added in groups of `terms` here.
 """
 
 from __future__ import annotations
@@ -9,13 +9,13 @@ import numpy as np
 
 from npformer.runtime.products import matmul
 
-TERMS = 16  # terms that are added up before a sum is cut: few, as they may be the keys of many beams
+TERMS = 16  # terms in a group: few, because a group has so many keys of each beam
 
 
 def sum_in_order(y: np.ndarray, axis: int = -1, keepdims: bool = True, terms: int = TERMS) -> np.ndarray:
-    """Sums of the last axis, (..., N) -> (..., 1): term after term within runs of `terms`, and then run after run.
+    """Sums over the last axis, (..., N) -> (..., 1): term after term within groups of `terms`, then group after group.
 
-    NumPy's sum keeps that order where it runs over rows of memory, and only there; `accumulate` keeps it always.
+    NumPy's sum has that order only where it adds whole rows of memory; `accumulate` always has it.
     """
     assert axis == -1
     assert keepdims
@@ -29,7 +29,7 @@ def sum_in_order(y: np.ndarray, axis: int = -1, keepdims: bool = True, terms: in
 
 
 def matmul_in_order(a: np.ndarray, b: np.ndarray, terms: int = TERMS) -> np.ndarray:
-    """a @ b, (..., M, N) and (..., N, K) -> (..., M, K), each sum cut every `terms` terms."""
+    """a @ b, (..., M, N) and (..., N, K) -> (..., M, K), each sum added in groups of `terms` terms."""
     total = matmul(a[..., :terms], b[..., :terms, :])
     for start in range(terms, b.shape[-2], terms):
         total += matmul(a[..., start : start + terms], b[..., start : start + terms, :])

@@ -1,7 +1,7 @@
-"""The cores a call may use: worker threads that take shards of a batch, or parts of one product.
+"""Worker threads that take shards of a batch or parts of one product, and BLAS held to one thread.
 
-NumPy releases the interpreter's lock inside its loops, so threads are enough. While they work, BLAS is held to one
-thread each and put back afterwards. `runner.py` shares out shards, `products.py` and `blocks.py` parts of less.
+NumPy releases the interpreter's lock inside its loops, so threads suffice. While they work BLAS has one thread each;
+its setting is restored afterwards. `runner.py` distributes shards, `products.py` and `blocks.py` parts of them.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ import numpy as np
 
 from npformer.errors import NpformerError
 
-HAND_OVER = 100_000  # ns: waking a worker and waiting for it costs about half of this; less work is done in place
+HAND_OVER = 100_000  # ns: about twice the cost of waking a worker and waiting for it
 
-#: .num_threads: how many a parallel_for on this thread may use; unset means one. .plain: whether products are taken as
-#: they come, without the care for the same bits; tasks have it as whoever handed them out.
+#: .num_threads: how many threads a parallel_for on this thread may use; unset means one. .plain: whether products may
+#: skip what gives the same bits; a task has the setting of the thread that created it.
 _local = threading.local()
 
 
 def available_cores() -> int:
-    """The cores this process may use: its affinity mask, and its control group's quota where there is one."""
+    """The cores this process may use, by its affinity mask and its control group's quota."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     try:
         quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
@@ -39,7 +39,7 @@ def available_cores() -> int:
 
 
 def thread_count(threads: int | None = None) -> int:
-    """`threads`, else the environment's NPFORMER_THREADS, else the cores this process may use."""
+    """Returns `threads`, else the environment's NPFORMER_THREADS, else the cores this process may use."""
     wanted = threads if threads is not None else os.environ.get("NPFORMER_THREADS") or available_cores()
     count = (
         int(wanted) if isinstance(wanted, np.integer) or (isinstance(wanted, str) and wanted.isdecimal()) else wanted
@@ -51,7 +51,7 @@ def thread_count(threads: int | None = None) -> int:
 
 
 def wants_same_bits(same_bits: bool | None = None) -> bool:
-    """`same_bits`, else what the environment's NPFORMER_SAME_BITS says, 0 or 1, else True."""
+    """Returns `same_bits`, else the environment's NPFORMER_SAME_BITS, 0 or 1, else True."""
     if isinstance(same_bits, bool):
         return same_bits
     if same_bits is not None:
@@ -62,15 +62,15 @@ def wants_same_bits(same_bits: bool | None = None) -> bool:
     return choice == "1"
 
 
-# --- workers: threads that wait for jobs, made when first needed, shared by all callers ------------------------------
+# --- workers: threads that wait for jobs, started when first needed, shared by all callers ---------------------------
 #
-# Not concurrent.futures: its executor does not say how many threads it could start, which rows shared between threads
-# have to know, and built on it this file is as long. The hand-over takes 21 us here and 24 us there, the least of 300
-# turns each in one process on two cores: over a whole short text that is no difference.
+# Not concurrent.futures: its executor does not tell how many threads it could start, which `run_row_parallel` must
+# know, and with it this file would be as long. Handing over a task takes 21 us here and 24 us there (the minimum of
+# 300 runs in one process on two cores), which makes no difference for a whole short text.
 
 
 class _Job:
-    """Tasks that whoever is free takes, the caller among them; the last one done wakes the caller."""
+    """Tasks that any free thread takes, the caller included; the thread that finishes the last one wakes the caller."""
 
     def __init__(self, tasks: Sequence[Callable[[], Any]]) -> None:
         self.tasks = deque(enumerate(tasks))
@@ -92,7 +92,7 @@ class _Job:
             try:
                 if self.error is None:
                     self.results[index] = task()
-            except BaseException as error:  # handed to the caller, whichever thread it came up in
+            except BaseException as error:  # raised again in the caller's thread
                 self.error = self.error or error
             with self.counting:
                 self.open -= 1
@@ -106,7 +106,7 @@ _starting = threading.Lock()
 
 
 def _work() -> None:
-    for library in _blas.libraries:  # one built on OpenMP has a setting a thread, the others one a process
+    for library in _blas.libraries:  # built on OpenMP it has a setting for each thread, otherwise for the process
         if getattr(library, "threading_layer", None) == "openmp":
             library.set_num_threads(1)
     while True:
@@ -114,7 +114,7 @@ def _work() -> None:
 
 
 def start_workers(count: int) -> int:
-    """Have `count` workers, or as many as there are threads to be had: at a process's end, none."""
+    """Starts workers until there are `count`; returns how many there are, which may be fewer when a process ends."""
     with _starting:
         while len(_workers) < count:
             worker = threading.Thread(target=_work, name="npformer-worker", daemon=True)
@@ -127,7 +127,7 @@ def start_workers(count: int) -> int:
 
 
 def _forget_workers() -> None:
-    """In a forked child no thread but the caller's lives on, and no call of another that would put BLAS back."""
+    """Resets this module in a forked child, where only the calling thread exists, and restores BLAS's threads."""
     global _jobs, _starting, _one_text
     _jobs, _starting, _one_text = queue.SimpleQueue(), threading.Lock(), threading.Lock()
     _workers.clear()
@@ -136,7 +136,7 @@ def _forget_workers() -> None:
 
 
 def run_tasks(tasks: Sequence[Callable[[], Any]], threads: int) -> list[Any]:
-    """The tasks' results, in their order, worked on by up to `threads` threads with the caller as one of them."""
+    """The tasks' results, in order, computed by up to `threads` threads including the caller's."""
     workers = min(threads, len(tasks)) - 1
     if workers < 1 or (workers := start_workers(workers)) < 1:
         return [task() for task in tasks]
@@ -152,7 +152,7 @@ def run_tasks(tasks: Sequence[Callable[[], Any]], threads: int) -> list[Any]:
 
 @contextmanager
 def num_threads(count: int) -> Iterator[None]:
-    """Let `parallel_for` on this thread use `count` threads."""
+    """Lets `parallel_for` on this thread use `count` threads inside."""
     before = getattr(_local, "num_threads", 1)
     _local.num_threads = count
     try:
@@ -163,7 +163,7 @@ def num_threads(count: int) -> Iterator[None]:
 
 @contextmanager
 def products(plain: bool) -> Iterator[None]:
-    """Take products as they come inside, or with the care that gives a row the same bits in any company."""
+    """Sets products inside to plain, or to those with the same bits for any batch."""
     before = plain_products()
     _local.plain = plain
     try:
@@ -177,15 +177,15 @@ def plain_products() -> bool:
 
 
 def num_parts(nanoseconds: float) -> int:
-    """Into how many parts to cut work that takes one core about `nanoseconds`: one a thread that this one may use.
+    """The number of parts for work that takes one core about `nanoseconds`: one for each thread this one may use.
 
-    Work that would not repay the hand-over stays whole.
+    Work too small to repay the hand-over stays whole.
     """
     return getattr(_local, "num_threads", 1) if nanoseconds > 2 * HAND_OVER else 1
 
 
 def parallel_for(work: Callable[[slice], None], count: int, nanoseconds: float) -> None:
-    """Call work(slice) for slices that make up range(count), as `num_parts` says, each on a thread of its own."""
+    """Calls work(slice) for slices that cover range(count), `num_parts` of them, each on its own thread."""
     n = min(count, num_parts(nanoseconds))
     if n <= 1:
         work(slice(0, count))
@@ -193,16 +193,16 @@ def parallel_for(work: Callable[[slice], None], count: int, nanoseconds: float) 
     run_tasks([functools.partial(work, slice(count * i // n, count * (i + 1) // n)) for i in range(n)], n)
 
 
-# --- one long text: its rows on several cores, which need each other's keys and values -------------------------------
+# --- one long text: its rows on several threads, which exchange keys and values --------------------------------------
 
 
 class _Member:
-    """One of several threads that go through the same layers, each with rows of its own, and meet in `all_gather`."""
+    """One of several threads that compute the same layers, each with its own rows, and meet in `all_gather`."""
 
     def __init__(self, index: int, barrier: threading.Barrier, slots: Sequence[list[Any]]) -> None:
         self.index = index
         self.barrier = barrier
-        self.slots = slots  # two, in turn: nobody writes on the one that another may still read
+        self.slots = slots  # two, used in turn, so that no thread overwrites what another may still read
         self.turn = 0
 
     def run(self, task: Callable[[], Any]) -> Any:
@@ -223,24 +223,24 @@ class _Member:
         return [np.concatenate(rows) for rows in zip(*slots, strict=True)]
 
 
-_one_text = threading.Lock()  # two of them could each wait for a worker that the other holds
+_one_text = threading.Lock()  # two texts at once could each wait for a worker that the other one holds
 
 
 def run_row_parallel(tasks: Sequence[Callable[[], Any]]) -> list[Any]:
-    """The tasks' results, all tasks at the same time, a thread each; `start_workers` has said that there are enough."""
+    """The tasks' results, all run at the same time, a thread each. `start_workers` must have found enough threads."""
     barrier, slots = threading.Barrier(len(tasks)), [[None] * len(tasks), [None] * len(tasks)]
     members = [_Member(index, barrier, slots) for index in range(len(tasks))]
     with _one_text:
         try:
             runs = [functools.partial(member.run, task) for member, task in zip(members, tasks, strict=True)]
             return run_tasks(runs, len(tasks))
-        except BaseException:  # Ctrl-C may come before the caller is a member: workers would wait for it for ever
+        except BaseException:  # after a Ctrl-C before the caller is a member, workers would wait for it for ever
             barrier.abort()
             raise
 
 
 def all_gather(*arrays: np.ndarray) -> Sequence[np.ndarray]:
-    """Each array's rows from all the threads that share this text's rows; without such, the arrays."""
+    """Joins each array's rows from all threads that share a text's rows; without such threads returns the arrays."""
     member = getattr(_local, "member", None)
     return arrays if member is None else member.all_gather(arrays)
 
@@ -249,16 +249,16 @@ def all_gather(*arrays: np.ndarray) -> Sequence[np.ndarray]:
 
 
 class _Blas:
-    """The BLAS libraries loaded in this process, held to one thread while any caller wants them so."""
+    """The BLAS libraries of this process, held to one thread while any caller asks for it."""
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
         self.users: set[object] = set()
-        self.before: list[tuple[Any, int]] = []  # what the host had set, until it is put back
+        self.before: list[tuple[Any, int]] = []  # the program's own setting, until it is restored
 
     @functools.cached_property
     def libraries(self) -> list[Any]:
-        """Controllers of the BLAS libraries; none, and a warning once a process, where threadpoolctl is missing."""
+        """Controllers of the BLAS libraries; without threadpoolctl none, and one warning in a process."""
         try:
             from threadpoolctl import ThreadpoolController
         except ImportError:
@@ -296,9 +296,9 @@ class _Blas:
 
 
 def _set_blas_threads(library: Any, count: int) -> None:
-    """Set the threads of a library for the process, whichever thread set them before.
+    """Sets the threads of a library for the process, whichever thread set them before.
 
-    threadpoolctl from 3.8 on takes the setting only from the thread that used it first, until that is cleared.
+    From version 3.8 on threadpoolctl accepts the setting only from the thread that set it first, until that is cleared.
     """
     clear = getattr(library, "clear_controlling_thread", lambda force: None)
     clear(force=True)
@@ -310,7 +310,7 @@ _blas = _Blas()
 
 
 def single_blas_thread() -> Any:
-    """Hold BLAS to one thread inside; the last caller to leave puts back what the first one found."""
+    """Holds BLAS to one thread inside; when the last caller leaves, the setting before the first one is restored."""
     return _blas.single()
 
 
@@ -320,7 +320,7 @@ def blas_libraries() -> list[dict[str, Any]]:
 
 
 if hasattr(os, "register_at_fork"):
-    # No fork while a thread is inside threadpoolctl: the child would inherit that library's lock, held by nobody.
+    # No fork while a thread is inside threadpoolctl: in the child nobody would release that library's lock.
     os.register_at_fork(
         before=lambda: _blas.lock.acquire(),
         after_in_parent=lambda: _blas.lock.release(),
