@@ -1,6 +1,6 @@
-"""What a decoder keeps from step to step: keys and values of its own earlier rows, and of the source.
+"""Keys and values that a decoder keeps from step to step: of the targets' earlier rows, and of the source.
 
-A step's bits are those of a pass over the whole target: `attention.masked_attention` says why.
+A step has the same bits as a pass over the whole target; `attention.masked_attention` explains why.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from npformer.runtime.sums import TERMS
 from npformer.runtime.threads import parallel_for
 from npformer.tap import listening, tap
 
-STEPS = 32  # steps that room is made for at first; it grows by half
+STEPS = 32  # steps to allocate at first; the allocation grows by half
 
 
 class BeamAncestry:
-    """Which of the rows kept are each beam's own: its forebears, step by step.
+    """Which of the kept rows belong to each beam: its own and those of the beams it continues.
 
-    The beams of a text keep their rows side by side, and none is ever moved: where beams change places, only this
-    table changes. Columns are steps times beams, with room at the end; `mask` (B, 1, beams, room) is True on a
-    beam's own. Without beams to choose from there is one, which owns every row.
+    The beams of a text keep their rows side by side, and no row is moved when beams are reordered: only this table
+    changes. Its columns are steps times beams, with free space at the end. `mask` (B, 1, beams, room) is True where a
+    row belongs to a beam. With one beam, it owns every row.
     """
 
     def __init__(self, n_texts: int, n_beams: int) -> None:
@@ -41,11 +41,11 @@ class BeamAncestry:
 
     @property
     def width(self) -> int:
-        """Columns to compute with: those in use, filled up to whole vectors; just those for a listener."""
+        """Columns to compute with: those in use, padded to a multiple of VECTOR; without padding for a listener."""
         return self.length if listening() else min(self.length + -self.length % VECTOR, self.room)
 
     def step(self, parents: np.ndarray | None = None) -> None:
-        """Begin a step: beam i of each text goes on from the beam parents[:, i] of the step before."""
+        """Begins a step: beam i of each text continues beam parents[:, i] of the step before."""
         start, self.length = self.length, self.length + self.n_beams
         if parents is not None and start:
             own = self.mask[..., :start]
@@ -61,13 +61,13 @@ class BeamAncestry:
 
 
 def _grown(length: int, n_beams: int) -> int:
-    """Room for half as much again, in whole vectors."""
+    """The size for half as many columns again, a multiple of VECTOR."""
     return -(-(length + length // 2) // (VECTOR * n_beams)) * VECTOR * n_beams
 
 
 @dataclass
 class SelfAttentionCache:
-    """Keys (B, H, K, room) and values (B, H, room, K) of the target's rows, beams side by side."""
+    """Keys (B, H, K, room) and values (B, H, room, K) of the targets' rows, beams side by side."""
 
     ancestry: BeamAncestry
     complete: bool = False
@@ -75,7 +75,7 @@ class SelfAttentionCache:
     values: np.ndarray = field(default_factory=lambda: np.zeros((0, 0, 0, 0)))
 
     def attend(self, q: np.ndarray, k: np.ndarray | None, v: np.ndarray | None, n_heads: int) -> np.ndarray:
-        """Keep a row of each beam, (T, D); attend to the beam's own rows, (T, D)."""
+        """Keeps one row of each beam (T, D), then lets it attend to the beam's rows, (T, D)."""
         assert k is not None
         assert v is not None
         line = self.ancestry
@@ -93,7 +93,7 @@ class SelfAttentionCache:
         return _attend(q, [block], n_heads, line.n_beams, keep)
 
     def _make_room(self, like: np.ndarray) -> None:
-        """Zeros at the end, as what is masked is multiplied by 0 and must be a number."""
+        """Enlarges the arrays with zeros: masked values are multiplied by 0, so they must be numbers."""
         count, n_heads, _, width = like.shape
         values = np.zeros((count, n_heads, self.ancestry.room, width), like.dtype)
         keys = np.zeros((count, n_heads, width, self.ancestry.room), like.dtype)
@@ -109,9 +109,9 @@ class SelfAttentionCache:
 
 @dataclass
 class CrossAttentionCache:
-    """Keys (B, H, K, S) and values (B, H, S, K) of each text's source, which all of its beams read.
+    """Keys (B, H, K, S) and values (B, H, S, K) of each text's source, which all its beams read.
 
-    Neighbouring texts whose sources fill as many whole vectors are one block, so that little is read in vain.
+    Neighbouring texts whose sources fill equally many vectors share a block, so that little padding is read.
     """
 
     n_beams: int
@@ -121,7 +121,7 @@ class CrossAttentionCache:
     values: list[np.ndarray] = field(default_factory=list)
 
     def attend(self, q: np.ndarray, k: np.ndarray | None, v: np.ndarray | None, n_heads: int) -> np.ndarray:
-        """Keep the sources' packed rows (S, D) once; attend to each text's own, (T, D)."""
+        """Keeps the sources' rows (S, D) at the first call; lets each row of q attend to its text's source, (T, D)."""
         if k is not None and v is not None:
             self._fill(_heads(k, n_heads, len(k))[0], _heads(v, n_heads, len(v))[0])
         blocks, first = [], 0
@@ -135,7 +135,7 @@ class CrossAttentionCache:
         return _attend(q, blocks, n_heads, self.n_beams)
 
     def _fill(self, k: np.ndarray, v: np.ndarray) -> None:
-        """From all sources' heads (H, S, K); zeros behind each text's own."""
+        """Fills the blocks from all sources' heads (H, S, K), with zeros after each source."""
         n_heads, _, width = k.shape
         ends = np.cumsum(self.lengths)
         room = self.lengths + -self.lengths % VECTOR
@@ -160,7 +160,7 @@ class CrossAttentionCache:
 
 
 class KVCache:
-    """All that the decoder's layers keep, for texts of `lengths` source rows and n_beams targets of each."""
+    """The caches of all decoder layers, for texts of `lengths` source rows with n_beams targets each."""
 
     def __init__(self, n_layers: int, lengths: np.ndarray, n_beams: int = 1) -> None:
         self.ancestry = BeamAncestry(len(lengths), n_beams)
@@ -172,7 +172,7 @@ class KVCache:
         self.ancestry.step(parents)
 
     def keep(self, texts: np.ndarray) -> None:
-        """Go on with these texts only, (B',) indices: the others are finished."""
+        """Keeps only these texts, (B',) indices; the others are finished."""
         self.ancestry.keep(texts)
         for layer in self.layers:
             for each in layer:
@@ -180,7 +180,7 @@ class KVCache:
 
 
 def _heads(rows: np.ndarray, n_heads: int, count: int) -> np.ndarray:
-    """Rows (B * count, D), or (B, count, D), as (B, H, count, K)."""
+    """Rows (B * count, D), or (B, count, D), as heads (B, H, count, K)."""
     return split_heads(rows if rows.ndim == 3 else rows.reshape(-1, count, rows.shape[-1]), n_heads)
 
 
@@ -191,10 +191,11 @@ def _attend(
     n_beams: int,
     keep: Callable[[slice], None] | None = None,
 ) -> np.ndarray:
-    """The beams of each text to its keys and values, (B * beams, D) -> (B * beams, D).
+    """Lets the beams of each text attend to its keys and values, (B * beams, D) -> (B * beams, D).
 
-    A block is some rows of q, and their texts' keys (B, H, K, S), values (B, H, S, K) and mask. keep: what fills in the
-    newest of some heads; it is called by the thread that reads those next, as writing them fetches them.
+    A block is rows of q with their texts' keys (B, H, K, S), values (B, H, S, K) and mask. keep(heads) stores the
+    newest keys and values of some heads; the thread that reads them next calls it, so that they are in its core's
+    cache.
     """
     if keep is not None and listening():
         keep(slice(None))
@@ -214,7 +215,7 @@ def _attend(
             if TERMS * beams <= kernel(q.dtype).k_block_size:
                 q_k_v = heads[:, some] * scale, keys[:, some], values[:, some]
                 context[:, some] = masked_attention(*q_k_v, mask, TERMS * beams)
-            else:  # so many beams' keys would be added up in parts
+            else:  # with so many beams BLAS would add a group of terms in several blocks
                 _attend_apart(heads[:, some] * scale, keys[:, some], values[:, some], mask, context[:, some])
 
     parallel_for(attend, n_heads, nanoseconds=0.4 * size)
@@ -222,7 +223,7 @@ def _attend(
 
 
 def _attend_apart(q: np.ndarray, keys: np.ndarray, values: np.ndarray, mask: np.ndarray, context: np.ndarray) -> None:
-    """Write each beam's context (B, H, beams, K) from copies of its own keys and values alone."""
+    """Writes each beam's context (B, H, beams, K), computed from copies of its own keys and values."""
     for beam in range(q.shape[2]):
         own = np.argsort(~mask[:, :, beam], axis=-1, kind="stable")[..., : mask[0, 0, beam].sum(), None]
         k, v = (np.take_along_axis(array, own, axis=2) for array in (keys, values))

@@ -1,7 +1,7 @@
-"""From a decoder's rows to the few tokens that may come next: the widest product there is, and the best of its columns.
+"""From a decoder's rows to the tokens that may come next: the projection to the vocabulary, and its best columns.
 
-A row's logits, a quarter of a megabyte each for a usual vocabulary, are made and read a few rows at a time, so that
-what is computed from them finds them in a core's cache.
+A row of logits takes a quarter of a megabyte with a usual vocabulary, so a few rows are processed at a time, which
+then stay in a core's cache.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from npformer.runtime.products import in_order, kernel, weight_products
 from npformer.runtime.threads import parallel_for
 from npformer.tap import listening
 
-ROWS = 8  # rows of logits worked on at a time
+ROWS = 8  # rows of logits processed at a time
 
 
 class Projection:
-    """Rows (R, D) to logits (R, V), x W + b, in an array that is used again at the next step."""
+    """Projects rows (R, D) to logits (R, V), x W + b, in an array that every step uses again."""
 
     def __init__(self, weight: np.ndarray, bias: np.ndarray | None = None) -> None:
         self.weight = in_order(weight)
@@ -31,7 +31,7 @@ class Projection:
         self._logits = np.empty((0, weight.shape[1]), weight.dtype)
 
     def __call__(self, x: np.ndarray) -> np.ndarray:
-        """The logits, which are the caller's until the next call."""
+        """Returns the logits; the next call overwrites them."""
         if listening():
             return project(x, self.weight, self.bias).copy()
         rows = kernel(x.dtype).rows(len(x))
@@ -51,11 +51,10 @@ class Best(NamedTuple):
 
 
 def best(logits: np.ndarray, ids: np.ndarray, processors: Processors, k: int) -> Best:
-    """The k best tokens after each row's ids (R, L), and their log probabilities as the settings make them.
+    """The k best tokens after each row's ids (R, L), with the log probabilities that the settings give them.
 
-    As in Transformers' beam search: the logits are normalised, then processed, then normalised again where
-    renormalize_logits says so. To ban a token changes no other score, so bans go before the normalisation where
-    only one is needed.
+    As in Transformers' beam search: logits are normalised, processed, and normalised again with renormalize_logits. A
+    ban changes no other token's score, so bans precede the normalisation where one is enough.
     """
     s = processors.settings
 
@@ -90,7 +89,7 @@ def _forced(ids: np.ndarray, processors: Processors) -> bool:
 
 
 def _normaliser(scores: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """What log_softmax takes away, (R, 1) each: the maximum, and the logarithm of the sum of exp(score - maximum)."""
+    """The two terms that log_softmax subtracts, (R, 1) each: the maximum, and log sum exp(score - maximum)."""
     highest = scores.max(axis=1, keepdims=True)
     shifted = scores - highest
     np.exp(shifted, out=shifted)
@@ -98,7 +97,7 @@ def _normaliser(scores: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def greedy(logits: np.ndarray, ids: np.ndarray, processors: Processors, scored: bool) -> Best:
-    """The best token after each row's ids; its log probability where it is wanted, else zeros."""
+    """The best token after each row's ids; its log probability if `scored`, else zeros."""
 
     def work(rows: slice) -> tuple[np.ndarray, np.ndarray]:
         some = logits[rows]
@@ -115,13 +114,13 @@ def greedy(logits: np.ndarray, ids: np.ndarray, processors: Processors, scored: 
 
 
 def check_choice(scores: np.ndarray) -> None:
-    """Raises NpformerError where a best score is that of a banned token: the settings leave none."""
+    """Raises NpformerError if a best score is -inf: the settings ban every token."""
     if (scores == -np.inf).any():
         raise NpformerError("the settings ban every token of a target, or force one that they ban")
 
 
 def top(scores: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
-    """The k greatest of each row, (R, V) -> (R, k) places and values, the greatest first; equal ones by their place.
+    """The k greatest elements of each row, (R, V) -> (R, k) places and values, in descending order; ties by place.
 
     The row is read once, as columns of a table: the k greatest lie in the k columns with the greatest maxima.
     """
@@ -145,7 +144,7 @@ def _sorted(values: np.ndarray, places: np.ndarray, k: int) -> tuple[np.ndarray,
 def _by_rows(
     work: Callable[[slice], tuple[np.ndarray, np.ndarray]], n_rows: int, width: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """work on a few rows at a time, shared out between threads, and its answers joined."""
+    """Applies work to a few rows at a time, shared between threads, and joins the results."""
     blocks = [slice(at, at + ROWS) for at in range(0, n_rows, ROWS)]
     answers: list[tuple[np.ndarray, np.ndarray]] = [(np.empty(0), np.empty(0))] * len(blocks)
 

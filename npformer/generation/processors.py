@@ -1,6 +1,6 @@
-"""What changes the scores of the next token: bans, forced tokens, the penalty for repetition, and sampling's cuts.
+"""Changes to the scores of the next token: bans, forced tokens, the repetition penalty, and the limits of sampling.
 
-Each works in place on scores (R, V) of rows whose tokens so far, the start token first, are ids (R, L). They go in
+Each function changes scores (R, V) in place; ids (R, L) are the rows' tokens so far, the start token first. They run in
 Transformers' order.
 """
 
@@ -13,13 +13,13 @@ from npformer.generation.settings import Settings
 
 
 def penalise_repetition(ids: np.ndarray, scores: np.ndarray, penalty: float) -> None:
-    """Scores of the tokens so far, divided by the penalty; multiplied where they are negative. Keskar et al., 2019."""
+    """Divides the scores of earlier tokens by the penalty, or multiplies negative ones. Keskar et al., 2019."""
     seen = np.take_along_axis(scores, ids, axis=1)
     np.put_along_axis(scores, ids, np.where(seen < 0, seen * penalty, seen / penalty), axis=1)
 
 
 def ban_repeated_ngrams(ids: np.ndarray, scores: np.ndarray, size: int) -> None:
-    """No n-gram twice: what followed the last n - 1 tokens before may not follow them again."""
+    """Bans every token that would repeat an n-gram of the target, with n = size."""
     length = ids.shape[1]
     if length < size:
         return
@@ -30,7 +30,7 @@ def ban_repeated_ngrams(ids: np.ndarray, scores: np.ndarray, size: int) -> None:
 
 
 def ban_words(ids: np.ndarray, scores: np.ndarray, words: tuple[tuple[int, ...], ...]) -> None:
-    """Words of several tokens: their last token is banned where the ones before it have just come."""
+    """Bans the last token of each word of several tokens where the word's other tokens have just come."""
     for *start, last in words:
         if len(start) <= ids.shape[1]:
             scores[(ids[:, ids.shape[1] - len(start) :] == start).all(axis=1), last] = -np.inf
@@ -47,11 +47,11 @@ class Processors:
 
     @property
     def rescales(self) -> bool:
-        """Whether a score is changed to anything but -inf, so that it matters if it was normalised before."""
+        """Whether a score changes to anything but -inf, so that normalising first gives other results."""
         return self.settings.repetition_penalty != 1
 
     def __call__(self, ids: np.ndarray, scores: np.ndarray) -> None:
-        """Change the scores in place; whether they are logits or log probabilities is the caller's choice."""
+        """Changes the scores in place; they may be logits or log probabilities."""
         s, length = self.settings, ids.shape[1]
         if s.repetition_penalty != 1:
             penalise_repetition(ids, scores, s.repetition_penalty)
@@ -76,9 +76,9 @@ def _force(scores: np.ndarray, tokens: tuple[int, ...]) -> None:
 
 
 def narrow(scores: np.ndarray, settings: Settings) -> None:
-    """What sampling is made from, in place: temperature, then the top_k best, then those that make up top_p.
+    """Limits sampling, in place: divides by the temperature, keeps the top_k best, then those that make up top_p.
 
-    Nucleus sampling: Holtzman et al., 2020. At least the best token stays.
+    At least the best token stays. Nucleus sampling: Holtzman et al., 2020.
     """
     if settings.temperature != 1:
         scores /= settings.temperature

@@ -1,6 +1,6 @@
-"""The loops: greedy search and sampling, a row a target; beam search, several rows a source.
+"""The decoding loops: greedy search and sampling, one row for each target; beam search, several for each source.
 
-`DecodeState` steps a decoder for a group of sources; what a step's logits mean is in `logits.py`.
+`DecodeState` advances a decoder for a group of sources; `logits.py` chooses tokens from its logits.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ if TYPE_CHECKING:
 
 @dataclass
 class Hypothesis:
-    """A target: its ids, without the start token and with what ended it, and what the model gave them."""
+    """A generated target: its ids, without the start token and with the end token, and their scores."""
 
     ids: np.ndarray  # (L,)
     score: float | None = None  # beam search: log probability / length ** length_penalty
     token_scores: np.ndarray | None = None  # (L,) log probabilities of the tokens
-    cross_attentions: list[np.ndarray] = field(default_factory=list)  # a layer's (H, L, S), where asked for
+    cross_attentions: list[np.ndarray] = field(default_factory=list)  # (H, L, S) of each layer, if asked for
 
 
 class DecodeState:
-    """A decoder going forward, a step at a time, for n_beams targets of each of some encoded sources."""
+    """A decoder that advances step by step, with n_beams targets for each of some encoded sources."""
 
     def __init__(self, model: Seq2Seq, sources: Sequence[np.ndarray], n_beams: int, projection: Projection) -> None:
         self.model = model
@@ -46,7 +46,7 @@ class DecodeState:
         self.steps = 0
 
     def step(self, tokens: np.ndarray, parents: np.ndarray | None = None) -> np.ndarray:
-        """Logits after one more token of each target, (R,) -> (R, V); parents: the beams they go on from."""
+        """The logits after one more token of each target, (R,) -> (R, V). parents: the beams that these continue."""
         self.cache.step(parents)
         texts = np.full(len(tokens) // self.n_beams, self.n_beams)
         positions = np.full(len(tokens), self.steps)
@@ -59,12 +59,12 @@ class DecodeState:
             return self.projection(x)
 
     def keep(self, texts: np.ndarray) -> None:
-        """Go on with these texts only."""
+        """Continues with these texts only."""
         self.cache.keep(texts)
         self.lengths = self.lengths[texts]
 
 
-# --- a row a target --------------------------------------------------------------------------------------------------
+# --- one row for each target -----------------------------------------------------------------------------------------
 
 
 def greedy_or_sample(
@@ -75,10 +75,10 @@ def greedy_or_sample(
     scored: bool = False,
     group: Sequence[tuple[int, int]] = (),
 ) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-    """Greedy search, or sampling: of each step the targets it was for, their tokens, and their scores if wanted.
+    """Greedy search or sampling: yields for each step the running targets, their new tokens and their scores.
 
-    group: the number of each target's source and which of its targets it is, which sampling's draws depend on.
-    A target that has ended costs nothing more.
+    group holds for each target its source's number and its own number among the source's targets; draws depend on them.
+    A target that has ended is not computed further.
     """
     run, processors = DecodeState(model, sources, 1, projection), Processors(settings)
     draws = [np.random.default_rng([settings.seed or 0, *place]) for place in group if settings.do_sample]
@@ -104,7 +104,7 @@ def greedy_or_sample(
 def _sample(
     logits: np.ndarray, ids: np.ndarray, processors: Processors, draws: Sequence[np.random.Generator]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """A token of each row by its probability, (R, 1), and the logarithm of that."""
+    """Draws a token for each row by its probability, (R, 1), and returns it with its log probability."""
     processors(ids, logits)
     check_choice(logits.max(axis=1))
     narrow(logits, processors.settings)
@@ -117,18 +117,18 @@ def _sample(
 
 # --- beams -----------------------------------------------------------------------------------------------------------
 
-NEVER = -1e9  # the score of what must not be chosen, as Transformers has it
+NEVER = -1e9  # the score of beams that must not be chosen, as in Transformers
 
 
 @dataclass
 class Beams:
-    """Where a beam search stands: B texts' running targets, b of each, and those of each that have ended."""
+    """The state of a beam search: b running targets of each of B texts, and each text's targets that have ended."""
 
-    texts: np.ndarray  # (B,) which sources they are of
+    texts: np.ndarray  # (B,) indices of their sources
     ids: np.ndarray  # (B, b, L), the start token first
     scores: np.ndarray  # (B, b) log probabilities of the whole target
     token_scores: np.ndarray  # (B, b, L - 1)
-    ended: list[list[Hypothesis]]  # the best b of each, best first
+    ended: list[list[Hypothesis]]  # for each text its best b, best first
 
 
 def beam_search(
@@ -136,13 +136,13 @@ def beam_search(
 ) -> list[list[Hypothesis]]:
     """The best num_beams targets of each source, best first.
 
-    As in Transformers: of the continuations of all beams the best (1 + number of end tokens) * b are looked at; those
-    among the best b that have ended are kept by their score, and the best b that have not go on.
+    As in Transformers: among all beams' continuations the best (1 + number of end tokens) * b are candidates. Those of
+    the best b that have ended are kept by their score; the best b that have not ended continue.
     """
     n, b = len(sources), settings.num_beams
     run, processors = DecodeState(model, sources, b, projection), Processors(settings)
     scores = np.full((n, b), NEVER, model.dtype)
-    scores[:, 0] = 0  # all beams begin alike, so that only one of them counts
+    scores[:, 0] = 0  # all beams are equal at first, so only one of them counts
     ids, none = np.full((n, b, 1), settings.start_id), np.zeros((n, b, 0), model.dtype)
     beams = Beams(np.arange(n), ids, scores, none, [[] for _ in range(n)])
     done: list[list[Hypothesis]] = [[]] * n
@@ -169,7 +169,7 @@ def beam_search(
 
 
 def _advance(beams: Beams, logits: np.ndarray, processors: Processors) -> np.ndarray:
-    """Replace the beams by their best continuations; the beams these go on from, (B, b)."""
+    """Replaces the beams by their best continuations; returns the beams that these continue, (B, b)."""
     s = processors.settings
     n, b, length = beams.ids.shape
     looked_at = max(2, 1 + len(s.end_ids)) * b
@@ -199,17 +199,17 @@ def _advance(beams: Beams, logits: np.ndarray, processors: Processors) -> np.nda
 
 
 def _add(ended: list[Hypothesis], new: Hypothesis, n_beams: int) -> None:
-    """Among the best n_beams, before those of a lower score."""
+    """Inserts a target among the best n_beams, before those with a lower score."""
     ended.append(new)
     ended.sort(key=lambda each: -(each.score or 0.0))
     del ended[n_beams:]
 
 
 def _is_finished(ended: list[Hypothesis], best_running: float, length: int, settings: Settings) -> bool:
-    """Whether nothing better is to come: enough targets have ended, and what runs on will not pass the worst of them.
+    """Tells whether enough targets have ended and no running one can be better than the worst of them.
 
-    What runs on is judged by its score so far at its length so far, which a longer one may still pass; with
-    early_stopping "never" and a positive length penalty at the greatest length, which none can.
+    A running target is judged by its present score and length, which it may still improve on; with early_stopping
+    "never" and a positive length penalty by its present score at the greatest length, which it cannot.
     """
     if length >= settings.max_new_tokens:
         return True

@@ -1,6 +1,6 @@
-"""What a generation may be told: `Settings`, by Transformers' names, from generation_config.json and the caller.
+"""The settings of a generation, by Transformers' names: `Settings`, from the caller and generation_config.json.
 
-Where neither says, the defaults are those of Transformers' `generate`.
+Settings that neither of them gives have the defaults of Transformers' `generate`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from npformer.families import family_of
 
 FILE = "generation_config.json"
 
-#: Settings that say nothing about which tokens come out.
+#: Settings that do not change the generated tokens.
 IGNORED = frozenset({
     "_from_model_config", "transformers_version", "use_cache", "output_attentions", "output_hidden_states",
     "output_scores", "output_logits", "return_dict_in_generate", "bos_token_id", "cache_implementation",
@@ -30,7 +30,7 @@ IGNORED = frozenset({
     "remove_invalid_values", "use_mtp", "continuous_batching_config",
 })  # fmt: skip
 
-#: Settings that are not here, with the value that changes nothing.
+#: Settings that are not supported, with the values that change nothing.
 NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "typical_p": (None, 1.0), "min_p": (None,), "top_h": (None,), "epsilon_cutoff": (None, 0.0),
     "eta_cutoff": (None, 0.0), "encoder_repetition_penalty": (None, 1.0), "encoder_no_repeat_ngram_size": (None, 0),
@@ -42,7 +42,7 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
 }  # fmt: skip
 
 
-#: The numbers that a setting may be; beyond them a score would no longer be one.
+#: The ranges of settings; beyond them scores overflow.
 RANGES = {
     "temperature": (1e-6, 1e6), "repetition_penalty": (1e-6, 1e6), "top_p": (1e-6, 1), "length_penalty": (-50, 50),
 }  # fmt: skip
@@ -60,7 +60,7 @@ class Settings:
     num_beams: int = 1
     num_return_sequences: int = 1
     length_penalty: float = 1.0  # a finished target's score is its log probability / length ** length_penalty
-    early_stopping: bool | str = False  # True: at num_beams finished; False: when better is unlikely; "never"
+    early_stopping: bool | str = False  # stop when num_beams ended: True; better is unlikely: False; impossible: "never"
     do_sample: bool = False
     temperature: float = 1.0
     top_k: int = 50
@@ -76,7 +76,7 @@ class Settings:
     renormalize_logits: bool = False
 
     def check(self, vocabulary: int, longest: int) -> None:
-        """Raises NpformerError for a setting that makes no sense, or not for this model."""
+        """Raises NpformerError for a setting that is impossible, in general or for this model."""
         checks.whole("max_new_tokens", self.max_new_tokens, 1, longest)
         checks.whole("min_new_tokens", self.min_new_tokens, 0, self.max_new_tokens)
         checks.whole("num_beams", self.num_beams, 1, 1000)
@@ -114,7 +114,7 @@ class Settings:
             raise NpformerError(f"num_beams: {self.num_beams} are too many for a vocabulary of {vocabulary}")
 
 
-#: What a caller may set: the fields' names, Transformers' for the ids, and its older ones of the lengths.
+#: Names that a caller may set: the fields, Transformers' names for the ids, and its older names for the lengths.
 NAMES = (
     *(each.name for each in fields(Settings) if each.name not in ("start_id", "end_ids", "pad_id")),
     "decoder_start_token_id", "eos_token_id", "pad_token_id", "max_length", "min_length",
@@ -122,15 +122,14 @@ NAMES = (
 
 
 def resolve(folder: Path | None, config: Config, given: Mapping[str, Any]) -> Settings:
-    """The settings for a model, `given` before generation_config.json before the defaults.
+    """Merges the settings: `given` first, then generation_config.json, then the defaults.
 
-    max_length and min_length, which Transformers counts with the start token, are understood as well. What is given
-    as None is not given.
+    Transformers' older max_length and min_length, which count the start token, are accepted. None means not given.
     """
     path, stored = stored_settings(folder, config)
     values, given = dict(stored), {name: _plain(value) for name, value in given.items() if value is not None}
     for names in ({"max_new_tokens", "max_length"}, {"min_new_tokens", "min_length"}):
-        if names & given.keys():  # the caller's by one name goes before the folder's by the other
+        if names & given.keys():  # the caller's length takes precedence over the folder's under the other name
             values = {name: value for name, value in values.items() if name not in names}
     values |= given
     end_ids = values.pop("eos_token_id", None)
@@ -170,7 +169,7 @@ def resolve(folder: Path | None, config: Config, given: Mapping[str, Any]) -> Se
 
 
 def stored_settings(folder: Path | None, config: Config) -> tuple[Path | None, dict[str, Any]]:
-    """generation_config.json; without one what an older config.json says of it, as Transformers reads it."""
+    """Reads generation_config.json, or an older config.json's settings, as Transformers does; returns the path too."""
     if folder is None:
         return None, {}
     if (folder / FILE).exists():
@@ -182,7 +181,7 @@ def stored_settings(folder: Path | None, config: Config) -> tuple[Path | None, d
 
 
 def _ids(name: str, value: Any) -> tuple[int, ...]:
-    """One id, several, or none."""
+    """One id, several, or none, as a tuple."""
     if value is None:
         return ()
     ids = tuple(value) if isinstance(value, list | tuple) else (value,)
@@ -190,7 +189,7 @@ def _ids(name: str, value: Any) -> tuple[int, ...]:
 
 
 def _plain(value: Any) -> Any:
-    """NumPy's numbers and arrays as Python's."""
+    """Converts NumPy's numbers and arrays to Python's."""
     if isinstance(value, np.generic | np.ndarray):
         return value.tolist()
     return [_plain(each) for each in value] if isinstance(value, list | tuple) else value
