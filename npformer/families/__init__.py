@@ -1,6 +1,6 @@
-"""Families of checkpoints, one file each: config.json, the names of the weights, and whatever else sets one apart.
+"""Families of checkpoints, one file each: the fields of config.json, the names of weights, special tokens, dropout.
 
-A new family is a file here and a line in `FAMILIES`. BERT's relatives are an `EncoderTable` (`table.py`).
+A new family is a file here and an entry in `FAMILIES`. BERT's relatives are an `EncoderTable` (`table.py`).
 """
 
 from __future__ import annotations
@@ -25,24 +25,24 @@ FAMILIES: dict[str, Family] = {each.model_type: each for each in (DISTILBERT, BE
 
 
 def encoders() -> dict[str, EncoderTable]:
-    """The families that are tables: model_type -> family."""
+    """The families that are `EncoderTable`s: model_type -> family."""
     return {name: each for name, each in FAMILIES.items() if isinstance(each, EncoderTable)}
 
 
 def family_of(config: Config) -> Family:
-    """A model's family."""
+    """The family of a model."""
     return FAMILIES[checks.one_of("model_type", config.model_type, FAMILIES)]
 
 
 def read_config(data: Mapping[str, Any], head: str | None = None) -> Config:
-    """The content of a Hugging Face config.json as a `Config`.
+    """Makes a `Config` from the content of a Hugging Face config.json.
 
-    head: another head than `architectures` names, for a checkpoint that carries several (BertForPreTraining, read here
-    as its masked-word head, also has the one for the next sentence). Without `architectures` the head is "base".
+    head: another head than `architectures` names, for a checkpoint with several. BertForPreTraining, for example, is
+    read as its masked-word head and also has a next-sentence head. Without `architectures` the head is "base".
     """
     return FAMILIES[checks.one_of("model_type", data.get("model_type"), FAMILIES)].read_config(data, head)
 
 
 def write_config(config: Config) -> dict[str, Any]:
-    """The content of a config.json that Hugging Face reads, and `read_config` reads back."""
+    """The content of a config.json that Hugging Face reads; the inverse of `read_config`."""
     return family_of(config).write_config(config)

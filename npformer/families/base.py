@@ -1,4 +1,4 @@
-"""What a family of checkpoints is: `Family`, all that is particular to it, and `Source`, where a file has an array."""
+"""The base of all families: `Family`, and `Source`, which says where a file has an array."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from npformer import checks
 from npformer.config import LABELLED, MOST_LABELS, Config
 from npformer.errors import NpformerError
 
-#: Hugging Face's names of the activations -> ours. The first name of each of ours is the one written back.
+#: Hugging Face's names of activations -> ours. Of several names for one of ours the first is written back.
 ACTIVATIONS = {
     "gelu": "gelu",
     "gelu_new": "gelu_tanh",
@@ -20,7 +20,7 @@ ACTIVATIONS = {
     "swish": "silu",
 }
 
-#: The special tokens by role, as BERT has them, in the order in which those that a vocabulary lacks are added to it.
+#: BERT's special tokens by role. Those that a vocabulary lacks are added to it in this order.
 SPECIAL_TOKENS = {
     "unk_token": "[UNK]",
     "sep_token": "[SEP]",
@@ -31,11 +31,11 @@ SPECIAL_TOKENS = {
 
 
 class Source(NamedTuple):
-    """Where a file has one of our arrays; a linear weight lies there as torch has it, (out, in)."""
+    """Where a file has one of our arrays. Linear weights in files are (out, in), as in torch."""
 
-    names: tuple[str, ...]  # of the tensor, the first that is there
-    third: int | None = None  # which third of its rows, where query, key and value are one tensor
-    written: tuple[str, ...] = ()  # its names in a new file, where they are not the first of `names`
+    names: tuple[str, ...]  # names of the tensor; the first that exists counts
+    third: int | None = None  # which third of the rows, where query, key and value are one tensor
+    written: tuple[str, ...] = ()  # names in a new file; the first of `names` if empty
     leading: bool = False  # a new file has it with a leading axis of 1
 
     @property
@@ -45,37 +45,37 @@ class Source(NamedTuple):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Family:
-    """A family: its config.json, the names of its weights, and what else sets it apart.
+    """What is particular to a family of checkpoints.
 
-    A subclass says how config.json is read and written and where each array is.
+    A subclass reads and writes config.json and says where each array is.
     """
 
     model_type: str
     architectures: Mapping[str, str]  # class -> our head; the first class of a head is the one written back
-    constants: Mapping[str, Any] = field(default_factory=dict)  # fields of Config that are the same for all of it
-    prefix: str = ""  # of the encoder's names in a checkpoint; may be absent, and is where there is no head
+    constants: Mapping[str, Any] = field(default_factory=dict)  # fields of Config with one value in the whole family
+    prefix: str = ""  # of the encoder's names in a checkpoint with a head; may be absent in others
     stages: Mapping[str, str] = field(default_factory=dict)  # a module that holds no weights -> our stage
     special_tokens: Mapping[str, str] = field(default_factory=lambda: SPECIAL_TOKENS)
-    single: str = "cls $A sep"  # how a text stands between special tokens; :1 is token type 1
-    pair: str = "cls $A sep $B:1 sep:1"  # and two texts
+    single: str = "cls $A sep"  # the special tokens around a text; :1 is token type 1
+    pair: str = "cls $A sep $B:1 sep:1"  # the special tokens around a pair
     strict: bool = False  # a tensor that the model does not need is an error
-    ends_sources: bool = False  # a text to translate ends in the token that ends a target
-    generation_in_config: bool = False  # older checkpoints' config.json says how targets are generated
-    tokenizer_pieces: bool = False  # SentencePiece files stand for a tokenizer.json
+    ends_sources: bool = False  # a source ends with the token that ends a target
+    generation_in_config: bool = False  # an older checkpoint's config.json has generation settings
+    tokenizer_pieces: bool = False  # SentencePiece files replace tokenizer.json
 
     # --- config.json -------------------------------------------------------------------------------------------------
 
     def config(self, head: str, **fields: Any) -> Config:
-        """A model of this family."""
+        """Makes the `Config` of a model of this family."""
         return self.check(Config(self.model_type, head, **{**self.constants, **fields}))
 
     def check(self, config: Config) -> Config:
-        """`config`, which has a head that the family knows."""
+        """Checks a `Config` and returns it; the family must have its head."""
         checks.one_of("head", config.head, self.architectures.values())
         return config
 
     def read_config(self, data: Mapping[str, Any], head: str | None) -> Config:
-        """The content of a config.json; head: another one than `architectures` names."""
+        """Makes a `Config` from the content of a config.json; head: another one than `architectures` names."""
         raise NotImplementedError
 
     def write_config(self, config: Config) -> dict[str, Any]:
@@ -83,7 +83,7 @@ class Family:
         raise NotImplementedError
 
     def architecture(self, config: Config) -> str:
-        """The class that has this head."""
+        """The class in Hugging Face's library that has this head."""
         return first(self.architectures, config.head)
 
     def head_of(self, data: Mapping[str, Any]) -> str:
@@ -98,19 +98,19 @@ class Family:
     # --- weights -----------------------------------------------------------------------------------------------------
 
     def groups(self, config: Config, head: str) -> list[str]:
-        """The groups of weights that a model with this head has, in the order of the forward pass."""
+        """The groups of weights of a model with this head, in the order of the forward pass."""
         raise NotImplementedError
 
     def sources(self, config: Config, arrays: Mapping[str, tuple[str, str]], head: str) -> dict[str, Source]:
-        """Our flat name of every array, given with its group and its own name -> where it is."""
+        """Our flat name of every array, given with its group and its own name -> where a file has it."""
         raise NotImplementedError
 
     def stored_elsewhere(self, config: Config) -> frozenset[str]:
-        """Tensors of a file that are no weights of any model of ours."""
+        """Tensors of a file that are not weights of any of our models."""
         return frozenset()
 
     def current(self, name: str, known: Container[str]) -> str:
-        """A stored name as `sources` has it, where older files have another."""
+        """Translates a stored name of older files to the one in `sources`."""
         return name
 
     def optional(self, config: Config) -> frozenset[str]:
@@ -120,12 +120,12 @@ class Family:
     # --- training ----------------------------------------------------------------------------------------------------
 
     def dropout(self, config: Config, rate: float, attention: float, head: float | None) -> dict[str, float]:
-        """Stage or pattern -> the share of its elements that the family's own training drops."""
+        """Stage or pattern -> the dropout rate of the family's own training."""
         raise NotImplementedError
 
 
 def read_labels(head: str, data: Mapping[str, Any]) -> tuple[str, ...]:
-    """`id2label` as a tuple for a head that has labels; without it `num_labels`, or 2, numbered ones."""
+    """Reads the labels of a head that has them from `id2label`, or numbers `num_labels` (2 by default) of them."""
     if head not in LABELLED:
         return ()
     id2label = data.get("id2label")
@@ -154,24 +154,24 @@ def write_labels(config: Config) -> dict[str, Any]:
 
 
 def read_activation(name: str, data: Mapping[str, Any], default: str = "gelu") -> str:
-    """The field `name` of a config.json, an activation as Hugging Face names it, in our name."""
+    """Reads an activation from the field `name` of a config.json, as our name."""
     return ACTIVATIONS[checks.one_of(name, data.get(name, default), ACTIVATIONS)]
 
 
 def reject_other(data: Mapping[str, Any], supported: Mapping[str, Any]) -> None:
-    """Raises NpformerError for a setting that changes what is computed, and of which one value is supported."""
+    """Raises NpformerError for a setting with another value than the one that is supported."""
     for name, value in supported.items():
         if data.get(name, value) != value:
             raise NpformerError(f"{name}: {checks.shown(data[name])} is not supported; supported: {value!r}")
 
 
 def numbered(patterns: Mapping[str, str], count: int) -> Iterator[tuple[str, str]]:
-    """The entries of a table, those with `*` once for each of `count` layers, its number in place of the star."""
+    """Yields a table's entries; those with `*` once for each of `count` layers, with its number instead of the star."""
     for ours, theirs in patterns.items():
         for n in map(str, range(count)) if "*" in ours else [""]:
             yield ours.replace("*", n), theirs.replace("*", n)
 
 
 def first(table: Mapping[str, str], value: str) -> str:
-    """The first key of a value."""
+    """The first key that has a value."""
     return next(key for key, each in table.items() if each == value)

@@ -1,4 +1,4 @@
-"""DistilBERT (Sanh et al., 2019): BERT without token types and without a pooler of its own."""
+"""DistilBERT (Sanh et al., 2019): BERT without token types, and without a pooler in its base model."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""ELECTRA (Clark et al., 2020): a BERT without a pooler of its own, its tables narrower than the layers in some sizes.
+"""ELECTRA (Clark et al., 2020): BERT without a pooler, in some sizes with tables narrower than the layers.
 
-The generator has the masked-word head, the discriminator is the base of the others. Its own head, which tells replaced
-tokens from others, is not read: a checkpoint of it (ElectraForPreTraining) is a base model.
+The generator has the masked-word head, the discriminator is the base of the other heads. The discriminator's own head,
+which detects replaced tokens, is not read: a checkpoint with it (ElectraForPreTraining) is a base model.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ ELECTRA = EncoderTable(
         },
         "multiple-choice": {"pooler": "sequence_summary.summary", "head.output": "classifier"},
     },
-    supported={  # whatever is said of the layers, the generator's activation is GELU
+    supported={  # the generator's head has GELU, whatever activation the layers have
         "masked-lm": {"hidden_act": "gelu"},
         "multiple-choice": {"summary_type": "first", "summary_use_proj": True, "summary_activation": "gelu"},
     },

@@ -1,4 +1,4 @@
-"""Marian's translation models (Junczys-Dowmunt et al., 2018), as Hugging Face's MarianMTModel has them."""
+"""Marian's translation models (Junczys-Dowmunt et al., 2018), as in Hugging Face's MarianMTModel."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from npformer.config import Config, Decoder
 from npformer.families.base import ACTIVATIONS, Source, first, read_activation, reject_other
 from npformer.families.transformer import Transformer, read_fields, read_ids
 
-#: Our field -> Marian's, and what it is where config.json does not say (... where it has to).
+#: Our field -> Marian's, and its default (... where config.json must have it).
 FIELDS = {
     "vocab_size": ("vocab_size", ...),
     "d_model": ("d_model", ...),
@@ -29,10 +29,10 @@ DECODER_FIELDS = {
     "d_ffn": ("decoder_ffn_dim", ...),
     "start_id": ("decoder_start_token_id", 58100),
 }
-#: What older checkpoints also say, and what it always was.
+#: Fields of older checkpoints, and their only value.
 ALWAYS = {"normalize_before": False, "normalize_embedding": False, "static_position_embeddings": True}
 
-#: Our group inside of a layer -> their module inside of one.
+#: Our group in a layer -> Marian's module in a layer.
 LAYER = {
     "attention.query": "self_attn.q_proj",
     "attention.key": "self_attn.k_proj",
@@ -96,7 +96,7 @@ class Marian(Transformer):
                     found[ours] = Source(("final_logits_bias",), leading=True)
             elif rest == "embeddings.token":
                 names = (f"model.{side}.embed_tokens.weight",)
-                # Transformers lets one table stand for all where they are tied, and each for itself where they are not.
+                # In Transformers tied tables are one, "shared"; tables that are not tied are stored separately.
                 both = shared + names if config.tied else names + shared
                 found[ours] = Source(both if side == "encoder" else names)
             elif rest == "embeddings.position":

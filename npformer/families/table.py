@@ -1,4 +1,4 @@
-"""A family of encoders as a table: `EncoderTable`, for checkpoints that differ from BERT's in names and constants."""
+"""`EncoderTable`: a family of encoders as a table, for checkpoints that differ from BERT's in names and constants."""
 
 from __future__ import annotations
 
@@ -21,27 +21,27 @@ from npformer.families.base import (
     write_labels,
 )
 
-#: Settings that change what is computed, of which one value is supported.
+#: Settings that change the computation, and the value that is supported.
 SUPPORTED = {"position_embedding_type": "absolute", "is_decoder": False, "add_cross_attention": False}
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class EncoderTable(Family):
-    """A family of encoders. Modules are named as in a checkpoint with a head; `*` is a layer's number."""
+    """A family of encoders. Modules are named as in a checkpoint with a head; `*` stands for a layer's number."""
 
-    sizes: Mapping[str, str]  # our field -> theirs; all of them must be there
-    activation: str  # their name of the field; "gelu" where it is not given
-    eps: str = ""  # their name; "": not a setting, always 1e-12
-    segments: str = ""  # their name of the rows of the token type table; "": there is none
-    encoder: Mapping[str, str]  # our group -> the module that holds it
-    heads: Mapping[str, Mapping[str, str]]  # the same for each head
+    sizes: Mapping[str, str]  # our field -> theirs, which config.json must have
+    activation: str  # their field; its default is "gelu"
+    eps: str = ""  # their field; "": none, always 1e-12
+    segments: str = ""  # their field for the rows of the token type table; "": no table
+    encoder: Mapping[str, str]  # our group -> their module
+    heads: Mapping[str, Mapping[str, str]]  # head -> the same for its groups
     supported: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # head -> its own settings like SUPPORTED
-    twins: Mapping[str, str] = field(default_factory=dict)  # a parameter -> its name outside of its module
+    twins: Mapping[str, str] = field(default_factory=dict)  # a parameter -> its second name in a file
     lacking: frozenset[str] = frozenset()  # groups of the base model that may be absent
-    buffers: frozenset[str] = frozenset()  # tensors that are no weights of ours
-    dropped: tuple[str, ...] = ("embeddings.norm", "layers.*.ffn.output")  # stages that training drops elements of
-    read: Mapping[str, str] = field(default_factory=dict)  # head -> the stages it reads; training drops of them too
-    read_rate: Mapping[str, float] = field(default_factory=dict)  # head -> the rate there, where it is not the others'
+    buffers: frozenset[str] = frozenset()  # tensors that are not weights of ours
+    dropped: tuple[str, ...] = ("embeddings.norm", "layers.*.ffn.output")  # stages with dropout in training
+    read: Mapping[str, str] = field(default_factory=dict)  # head -> the stages it reads, with dropout too
+    read_rate: Mapping[str, float] = field(default_factory=dict)  # head -> their rate, where it differs
 
     # --- config.json -------------------------------------------------------------------------------------------------
 
@@ -52,8 +52,10 @@ class EncoderTable(Family):
         return super().check(config)
 
     def read_config(self, data: Mapping[str, Any], head: str | None) -> Config:
-        """`tie_weights_` and `sinusoidal_pos_embds` need no field: Transformers ties by `tie_word_embeddings` alone,
-        and a checkpoint stores its sinusoidal positions like learned ones.
+        """Reads config.json.
+
+        `tie_weights_` and `sinusoidal_pos_embds` are not read: Transformers ties by `tie_word_embeddings` alone, and a
+        checkpoint stores sinusoidal positions like learned ones.
         """
         head = head or self.head_of(data)
         reject_other(data, {**SUPPORTED, **self.supported.get(head, {})})
@@ -112,7 +114,7 @@ class EncoderTable(Family):
         return sources
 
     def _modules(self, config: Config, head: str) -> dict[str, str]:
-        """Our groups -> their modules; tables as wide as the layers need no projection."""
+        """Our groups -> their modules; tables as wide as the layers have no projection."""
         modules = dict(numbered({**self.encoder, **self.heads[head]}, config.n_layers))
         if config.table_width == config.d_model:
             modules.pop("embeddings.project", None)
@@ -122,7 +124,7 @@ class EncoderTable(Family):
         return frozenset(self._written(name, config) for name in self.buffers)
 
     def current(self, name: str, known: Container[str]) -> str:
-        """With the prefix or without, as the model with this head has it; norms' weight and bias by today's names."""
+        """Adds or removes the prefix, as in the model with this head, and renames gamma and beta to weight and bias."""
         for old, new in ((".gamma", ".weight"), (".beta", ".bias")):
             if name.endswith(old):
                 name = name.removesuffix(old) + new
@@ -134,7 +136,7 @@ class EncoderTable(Family):
         return self.lacking if config.head == "base" else frozenset()
 
     def _written(self, name: str, config: Config) -> str:
-        """Hugging Face's model without a head has no prefix."""
+        """The name in a new file: Hugging Face's model without a head has no prefix."""
         return name.removeprefix(self.prefix) if config.head == "base" else name
 
     # --- training ----------------------------------------------------------------------------------------------------

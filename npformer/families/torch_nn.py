@@ -1,8 +1,8 @@
 """State dicts of torch's nn.Transformer, its encoder, decoder and layers, and nn.MultiheadAttention.
 
-They may be bare, or part of one's own model with its embeddings and its head. A small config.json beside them says what
-a state dict does not: `TorchModules.read_config` lists its fields. Its `modules` maps our groups to the names of one's
-own model.
+They may be bare, or part of your own model with its embeddings and head. A small config.json beside them has what a
+state dict does not tell: `TorchModules.read_config` lists its fields. Its `modules` maps our groups to your model's
+modules.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from npformer.families.transformer import Transformer, read_fields, read_ids
 
 HEADS = ("base", "sequence-classification", "token-classification", "translation")
 
-#: The torch classes whose state dict a checkpoint may be, or may have inside of it.
+#: The torch classes whose state dict a checkpoint may be or contain.
 CLASSES = (
     "nn.Transformer",
     "nn.TransformerEncoder",
@@ -29,7 +29,7 @@ CLASSES = (
     "nn.MultiheadAttention",
 )
 
-#: Our field -> its name in config.json, and its value where that does not say (... where it has to).
+#: Our field -> its name in config.json, and its default (... where config.json must have it).
 FIELDS = {
     "d_model": ("d_model", ...),
     "n_heads": ("n_heads", ...),
@@ -57,7 +57,7 @@ DECODER_FIELDS = {
 }
 OTHERS = ("model_type", "architectures", "eos_token_id", "head", "id2label", "label2id", "modules", "dtype")
 
-#: The last part of one of our groups -> the name torch gives it inside of the module above it ("" for no module).
+#: The last part of one of our groups -> its name in torch's enclosing module ("": not a module of its own).
 NAMES = {
     "attention": "self_attn",
     "attention_norm": "norm1",
@@ -90,13 +90,13 @@ class TorchModules(Transformer):
         return config
 
     def read_config(self, data: Mapping[str, Any], head: str | None) -> Config:
-        """Must be there: model_type "transformer", d_model, n_heads, d_ffn. What else may be, and its default:
+        """Reads config.json, which must have model_type "transformer", d_model, n_heads and d_ffn.
 
-        architectures ["nn.Transformer"], n_layers 0, n_decoder_layers 0, n_decoder_heads n_heads, d_decoder_ffn d_ffn,
-        vocab_size 0, target_vocab_size vocab_size, max_length 512, activation "relu", eps 1e-5, norm_first false,
-        bias true, final_norm false, positions "sinusoidal", scale_embedding false, share_embeddings false,
-        tie_word_embeddings false, decoder_start_token_id 0, eos_token_id null, pad_token_id null, head "base",
-        id2label two labels, modules {}. Any other name is an error.
+        Optional fields and their defaults: architectures ["nn.Transformer"], n_layers 0, n_decoder_layers 0,
+        n_decoder_heads n_heads, d_decoder_ffn d_ffn, vocab_size 0, target_vocab_size vocab_size, max_length 512,
+        activation "relu", eps 1e-5, norm_first false, bias true, final_norm false, positions "sinusoidal",
+        scale_embedding false, share_embeddings false, tie_word_embeddings false, decoder_start_token_id 0,
+        eos_token_id null, pad_token_id null, head "base", id2label two labels, modules {}. Any other field is an error.
         """
         known = {theirs for theirs, _ in (*FIELDS.values(), *DECODER_FIELDS.values())}.union(OTHERS)
         if odd := sorted(set(data) - known):
@@ -146,14 +146,14 @@ class TorchModules(Transformer):
 
 
 def _decoder(fields: dict[str, Any], data: Mapping[str, Any], torch_class: object) -> Decoder:
-    """The decoder stack; a decoder layer alone is a stack of one."""
+    """The decoder stack; a single decoder layer is a stack of one."""
     if fields["n_layers"] == 0 and torch_class == "nn.TransformerDecoderLayer":
         fields["n_layers"] = 1
     return Decoder(**fields, end_ids=read_ids("eos_token_id", data.get("eos_token_id")))
 
 
 def module(group: str, config: Config) -> str:
-    """The module that one of our groups, or what holds several, is in the state dict; `*` is a layer's number.
+    """The module of the state dict that is one of our groups, or holds several; `*` stands for a layer's number.
 
     >>> module("encoder.layers.*.attention", TORCH_MODULES.read_config({"d_model": 4, "n_heads": 2, "d_ffn": 8}, None))
     'encoder.layers.*.self_attn'

@@ -1,6 +1,6 @@
-"""The models of the 2017 paper (Vaswani et al.): an encoder stack, a decoder stack or both.
+"""The base of families of the 2017 models (Vaswani et al.): an encoder stack, a decoder stack, or both.
 
-Their checkpoints are Marian's (`marian.py`) and torch's own modules (`torch_nn.py`).
+These families are Marian (`marian.py`) and torch's own modules (`torch_nn.py`).
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ class Transformer(Family):
 
 
 def residual_rates(rate: float) -> dict[str, float]:
-    """The stages of the 2017 paper, section 5.4: what each block adds, and the sums of tokens and positions."""
+    """Dropout in the 2017 paper, section 5.4: on each block's output, and on the sums of tokens and positions."""
     return {"*embeddings.sum": rate, "*attention.output": rate, "*ffn.output": rate}
 
 
 def read_ids(name: str, value: Any) -> tuple[int, ...]:
-    """One id, several, or none."""
+    """One id, several, or none, as a tuple."""
     ids = [] if value is None else value if isinstance(value, list) else [value]
     return tuple(checks.whole(name, each, 0, MOST) for each in ids)
 
 
 def sides(config: Config) -> dict[str, str]:
-    """The stacks of a model, "encoder" and "decoder" -> what the names of its groups begin with."""
+    """The stacks of a model: "encoder" and "decoder" -> the prefix of its groups."""
     if config.decoder and config.n_layers:
         return {"encoder": "encoder.", "decoder": "decoder."}
     return {"decoder" if config.decoder else "encoder": ""}
@@ -74,7 +74,7 @@ def _layer(side: str) -> Iterator[str]:
 
 
 def read_fields(fields: Mapping[str, tuple[str, Any]], data: Mapping[str, Any], kind: str) -> dict[str, Any]:
-    """A config.json's values by our names; `fields`: ours -> theirs, and the default (... where it must be there)."""
+    """Reads config.json's values under our names. fields: ours -> theirs and the default (... where it is required)."""
     values = {}
     for ours, (theirs, default) in fields.items():
         if default is ... and theirs not in data:
