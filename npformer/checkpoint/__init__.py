@@ -1,8 +1,7 @@
-"""Checkpoints: reading and writing a model's weights as files, without torch and without ever executing what they hold.
+"""Checkpoints: reads and writes a model's weights as files, without torch, and never executes what a file contains.
 
-`load_folder` reads a local folder whoever wrote it, `convert` writes one, `module_path` says where Hugging Face keeps
-one of our groups of weights. From the bytes up: `storage`, `safetensors` and `pickled`/`torch_file`, `tree` and
-`read` and `convert`.
+`load_folder` reads a local folder, `convert` writes one, `module_path` gives Hugging Face's name for one of our groups
+of weights. From bytes to models: `storage`, `safetensors`, `pickled` and `torch_file`, `tree`, `read`, `convert`.
 """
 
 from npformer.checkpoint.convert import convert

@@ -1,6 +1,6 @@
-"""Named arrays in one file, as traces and golden files keep them: safetensors written whole or not at all, npz read.
+"""Named arrays in one file, for traces and golden files: writes safetensors, reads safetensors and npz.
 
-The format of checkpoints is the same; what is particular to them is in `checkpoint/`.
+Checkpoints have the same format; what is particular to them is in the package's other modules.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from npformer.errors import NpformerError
 
 @contextmanager
 def written_whole(path: str | os.PathLike[str]) -> Iterator[Path]:
-    """A file to write in a folder beside `path`, renamed to it when the block ends well, and removed when it does not.
+    """Gives a file to write in a folder beside `path`, and renames it to `path` if the block succeeds; else removes it.
 
-    Raises NpformerError, which names `path`, where it cannot be written. A folder, a pipe or a device is not replaced.
+    Raises NpformerError, which names `path`, if it cannot be written. A folder, a pipe or a device is not replaced.
     """
     path = Path(path)
     if not path.name or (os.path.exists(path) and not os.path.isfile(path)):
         raise NpformerError(f"{path}: cannot be written: it names no file")
-    # A folder, because some writers go by a file's ending, and some put files of their own beside it.
+    # A folder, because some writers depend on a file's suffix, and some write other files beside it.
     folder = path.with_name(f".{path.name}.{os.urandom(4).hex()}.partial")
     try:
         folder.mkdir()
@@ -40,15 +40,15 @@ def written_whole(path: str | os.PathLike[str]) -> Iterator[Path]:
 
 
 def save_arrays(path: str | Path, arrays: Mapping[str, np.ndarray], metadata: Mapping[str, str]) -> None:
-    """Write a safetensors file beside its place, and rename it when it is complete."""
+    """Writes a safetensors file, under a temporary name until it is complete."""
     with written_whole(path) as partial:
         write_tensors(partial, arrays, metadata)
 
 
 def load_arrays(path: str | Path) -> tuple[dict[str, np.ndarray], dict[str, str]]:
-    """The arrays and the metadata of a .safetensors or .npz file (which has none); bfloat16 widened to float32.
+    """Reads the arrays and the metadata of a .safetensors or .npz file (without metadata), bfloat16 widened to float32.
 
-    Raises NpformerError, which names the file, for what is not there, cut short, or holds anything but arrays.
+    Raises NpformerError, which names the file, if it is missing, cut short, or holds anything but arrays.
     """
     path = Path(path)
     if path.suffix != ".npz":

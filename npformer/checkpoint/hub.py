@@ -1,7 +1,7 @@
 """Models from the Hugging Face hub, through huggingface_hub: its cache, endpoint, login, progress bars and retries.
 
-`download` is the whole interface: a hub id in, a local folder out, which `read.py` reads like any other. For a model
-that is in the cache the client is not even imported. Whether a user's name means one is decided in `load.py`.
+`download` turns a hub id into a local folder, which `read.py` reads like any other. A model in the cache needs no
+import of the client. `load.py` decides whether a name is a hub id.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from npformer.checkpoint.read import CONFIG, WEIGHTS, read_json
 from npformer.errors import NpformerError
 from npformer.families import FAMILIES, read_config
 
-# Wanted beside config and weights; most repositories lack some of them.
+# Files to fetch besides config and weights; most repositories lack some of them.
 TOKENIZER = ("tokenizer_config.json", "special_tokens_map.json")
 TRANSLATION = ("vocab.json", "target_vocab.json", "source.spm", "target.spm", "generation_config.json")
 OLD_TOKENIZER = ("vocab.txt", "added_tokens.json")  # where there is no tokenizer.json
@@ -34,24 +34,25 @@ _LOGIN = "log in with `hf auth login`, or set HF_TOKEN"
 
 
 class UnknownModel(NpformerError):
-    """The hub has no model of this name, or could not be asked: the name may have been meant otherwise."""
+    """The hub has no model of this name, or could not be reached: the name may mean something else."""
 
 
 def is_hub_id(name: str) -> bool:
-    """Whether a name is of the form `owner/model`, or `model` for one of the hub's oldest."""
+    """Tells whether a name has the form `owner/model`, or `model` for one of the hub's oldest."""
     return bool(_ID.fullmatch(name))
 
 
 def download(name: str, revision: str | None = None, offline: bool = False) -> Path:
-    """The folder of a hub model in the cache that all Hugging Face tools share, once what it lacks has been fetched.
+    """Fetches what is missing of a hub model, and returns its folder in the cache that all Hugging Face tools share.
 
-    A revision is a branch ("main" by default), a tag or a commit. What is in the cache is used as it is: nobody asks
-    whether a branch has moved on since; name a commit, or delete the model from the cache, to get another state of it.
-    Only the files npformer reads are fetched. `offline`, or HF_HUB_OFFLINE in the environment, forbids any network.
+    A revision is a branch ("main" by default), a tag or a commit. A revision in the cache is used as it is, without
+    asking whether the branch has changed: name a commit, or delete the model from the cache, to get another version.
+    Only the files that npformer reads are fetched. `offline`, or HF_HUB_OFFLINE in the environment, forbids the
+    network.
 
-    Errors: no such model or revision; no permission; no connection, or one that broke; no config or weights there.
+    Raises NpformerError: no such model or revision, no permission, no connection or a broken one, no config or weights.
     """
-    from huggingface_hub import constants  # settings alone: a tenth of the client
+    from huggingface_hub import constants  # takes a tenth of the client's import time
 
     revision = "main" if revision is None else revision
     if not isinstance(revision, str) or not _REVISION.fullmatch(revision):
@@ -72,14 +73,14 @@ def download(name: str, revision: str | None = None, offline: bool = False) -> P
     except NpformerError:
         if missing:
             raise
-        return cached.folder  # what it may lack is a small file that other tools did not ask for
+        return cached.folder  # it may lack only small files that other tools did not request
 
 
 class _Cached:
-    """What the cache holds of one revision of a model.
+    """One revision of a model in the cache.
 
-    Its layout is described in huggingface_hub's guide: refs/<branch> names a commit, snapshots/<commit> has the files,
-    and .no_exist/<commit> an empty file for each that was asked for and is not on the hub.
+    huggingface_hub's guide describes the layout: refs/<branch> names a commit, snapshots/<commit> has the files, and
+    .no_exist/<commit> an empty file for each that was requested and is not on the hub.
     """
 
     def __init__(self, cache: Path, name: str, revision: str) -> None:
@@ -90,7 +91,7 @@ class _Cached:
             stored = ""
         self.commit = stored if _COMMIT.fullmatch(stored) else revision
         self.folder = repo / "snapshots" / self.commit
-        self.unsure: list[str] = []  # what was asked for, and the hub may have
+        self.unsure: list[str] = []  # files that were requested and may be on the hub
 
     def has(self, file: str) -> bool:
         if os.path.exists(self.folder / file):
@@ -105,9 +106,9 @@ def is_known_absent(snapshot: Path, file: str) -> bool:
 
 
 def _collect(folder: Path, has: Callable[[str], bool]) -> str:
-    """Ask `has` for the files a model needs, each only where those before it call for it. Returns what is missing.
+    """Asks `has` for each file that a model needs, and returns what is missing, or "".
 
-    Of several forms of the weights one is enough, so what `folder` has already goes first.
+    One of several forms of the weights is enough, so those in `folder` are tried first.
     """
     if not has(CONFIG):
         return CONFIG
@@ -130,14 +131,14 @@ def _collect(folder: Path, has: Callable[[str], bool]) -> str:
 
 
 def _shards(index: Path) -> list[str]:
-    """The files an index names, as far as they are plain names; `read.py` says what is wrong with others."""
+    """The files that an index names, without names that are not plain; `read.py` reports those."""
     weight_map = read_json(index).get("weight_map")
     names = weight_map.values() if isinstance(weight_map, dict) else ()
     return [name for name in dict.fromkeys(map(str, names)) if re.fullmatch(r"\w[\w.-]*", name)]
 
 
 def _fetch(name: str, revision: str) -> Path:
-    """Download what the cache lacks, all of it from one commit."""
+    """Downloads what the cache lacks, all from one commit."""
     from huggingface_hub import hf_hub_download
     from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
 
@@ -146,7 +147,7 @@ def _fetch(name: str, revision: str) -> Path:
         folder = Path(hf_hub_download(name, CONFIG, revision=revision)).parent
     try:
         read_config(read_json(folder / CONFIG))
-    except NpformerError as error:  # said before the weights of a model that cannot be loaded are fetched
+    except NpformerError as error:  # raised before the weights of an unsupported model are fetched
         raise NpformerError(f"{name}: {error}") from None
 
     def has(file: str) -> bool:
@@ -170,7 +171,7 @@ def _fetch(name: str, revision: str) -> Path:
 
 
 def _probe(name: str, revision: str) -> None:
-    """Ask for config.json once, without the client's patient retries: a wrong name or address is known at once."""
+    """Requests config.json once, without the client's retries, so that a wrong name or address fails at once."""
     from huggingface_hub import constants, get_hf_file_metadata, hf_hub_url
     from huggingface_hub.errors import EntryNotFoundError
 
@@ -187,10 +188,10 @@ def _probe(name: str, revision: str) -> None:
 
 @contextmanager
 def _explained(name: str, revision: str, file: str = "") -> Iterator[None]:
-    """Turn what huggingface_hub and the HTTP library below it raise into an NpformerError."""
+    """Turns the errors of huggingface_hub and of its HTTP library into an NpformerError."""
     from huggingface_hub.errors import HfHubHTTPError
 
-    # its bases are the exceptions of the HTTP library that this version of huggingface_hub is built on
+    # Its bases are the exceptions of the HTTP library that this version of huggingface_hub uses.
     failures: tuple[type[BaseException], ...] = (OSError, *HfHubHTTPError.__bases__)
     try:
         yield

@@ -1,9 +1,9 @@
-"""Reading the pickle inside a torch checkpoint without ever executing it.
+"""Reads the pickle in a torch checkpoint without executing it.
 
-A pickle is a program for a stack machine, and Python's own machine can be made to call anything. This one has no call:
-it knows the instructions that torch.save writes for a dictionary of tensors, and of functions only those that rebuild
-a tensor, which it answers with a record (`Tensor`) of what lies where. Everything else is refused by name.
-`torch_file.py` finds the bytes those records speak of.
+A pickle is a program for a stack machine, and Python's machine can be made to call any function. This machine calls
+none. It knows the instructions that torch.save writes for a dictionary of tensors, and the names of the functions that
+rebuild a tensor, for which it makes a record (`Tensor`). Anything else is an error that names it. `torch_file.py` finds
+the bytes that the records describe.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from typing import Any, BinaryIO
 
 from npformer.errors import NpformerError
 
-_MAX_INSTRUCTIONS = 2_000_000  # a large checkpoint of a thousand tensors has some forty thousand
+_MAX_INSTRUCTIONS = 2_000_000  # a checkpoint of a thousand tensors has about forty thousand
 
 
 @dataclass(frozen=True)
 class Storage:
-    """A one-dimensional run of elements in the file; `view` is (first element, number of elements) of a part of it."""
+    """A run of elements in the file; `view` is (first element, number of elements) of a part of it."""
 
     dtype: str  # as torch names it: "FloatStorage"
     key: str
@@ -29,7 +29,7 @@ class Storage:
 
 @dataclass(frozen=True)
 class Tensor:
-    """A tensor over a storage; everything counts elements."""
+    """A tensor in a storage; offset, shape and strides count elements."""
 
     storage: Storage
     offset: int
@@ -39,7 +39,7 @@ class Tensor:
 
 @dataclass(frozen=True)
 class Name:
-    """An admitted global, standing for itself: there is nothing behind it."""
+    """An admitted global. Only its name is kept; nothing is imported."""
 
     name: str
 
@@ -56,8 +56,8 @@ PARAMETER = "torch._utils._rebuild_parameter"
 ORDERED_DICT = "collections.OrderedDict"
 ADMITTED = {*STORAGES, *REBUILD, PARAMETER, ORDERED_DICT}
 
-# Instructions whose argument is the value they push, and those that push a constant. Protocol 2 and newer: torch.save
-# cannot write an older one.
+# Instructions that push their argument, and those that push a constant, of protocol 2 and newer: torch.save cannot
+# write an older protocol.
 _LITERALS = {
     "BININT", "BININT1", "BININT2", "LONG1", "LONG4", "BINFLOAT",
     "BINUNICODE", "SHORT_BINUNICODE", "BINUNICODE8", "BINSTRING", "SHORT_BINSTRING",
@@ -67,9 +67,9 @@ _CONSTANTS = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False}
 
 
 def read_pickle(file: BinaryIO) -> Any:
-    """The object of the pickle that starts here, and no byte further.
+    """Reads the object of the pickle that starts here, and no byte beyond it.
 
-    It is made of numbers, strings, tuples, lists, dicts (an OrderedDict is one) and of `Tensor`s.
+    The object consists of numbers, strings, tuples, lists, dicts (also for OrderedDict) and `Tensor`s.
     """
     machine = _Machine()
     try:
@@ -155,7 +155,7 @@ class _Machine:
                 arguments, function = self.pop(), self.pop()
                 push(_rebuild(_expect(Name, function).name, _expect(tuple, arguments)))
             case "BUILD":
-                self.pop()  # what is set on a state dict as an attribute: versions of the modules it came from
+                self.pop()  # a state dict's attribute: the versions of its modules
                 _expect(dict, self.stack[-1])
             case _:
                 raise NpformerError(f"the pickle holds the instruction {instruction}, which no tensor needs")
@@ -168,7 +168,7 @@ def _expect(kind: type[Any], value: Any) -> Any:
 
 
 def _small(literal: Any) -> Any:
-    """Numbers of any length can stand in a pickle; those of a checkpoint fit in 64 bits, its magic number in 80."""
+    """Refuses huge integers: those of a checkpoint fit in 64 bits, its magic number in 80."""
     if isinstance(literal, int) and literal.bit_length() > 80:
         raise NpformerError("the pickle holds a number that is too large for a checkpoint")
     return literal
@@ -189,7 +189,7 @@ def _name(module: str, name: str) -> Name:
 
 
 def _storage(pid: object) -> Storage:
-    """torch's persistent id of a storage: ("storage", type, key, device, size) and, in the older format, a view."""
+    """Reads torch's persistent id of a storage: ("storage", type, key, device, size[, view])."""
     match pid:
         case ("storage", Name(kind), str(key), str(_device), int(size), *view) if kind in STORAGES:
             match view:

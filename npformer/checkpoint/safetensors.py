@@ -1,8 +1,8 @@
 """Safetensors files: eight bytes of length, a JSON header, and the tensors' bytes one after another.
 
-The format is described at https://huggingface.co/docs/safetensors. The library safetensors writes it. Reading is done
-here because that library's NumPy side copies every tensor, 409 ms for 264 MB that are mapped here in 0.16 ms, and
-refuses bfloat16. `read.py` chooses the files.
+The format is described at https://huggingface.co/docs/safetensors. The library safetensors writes the files. They are
+read here, because the library's NumPy reader refuses bfloat16 and copies every tensor: 409 ms for 264 MB, which are
+mapped here in 0.16 ms. `read.py` chooses the files.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ _MAX_HEADER = 100_000_000  # the format's own limit
 
 
 def read_tensors(path: Path) -> tuple[dict[str, Array], dict[str, str]]:
-    """A safetensors file as (name -> read-only array in the mapped file, metadata).
+    """Reads a safetensors file as (name -> read-only array in the mapped file, metadata).
 
-    Every tensor keeps its dtype (bfloat16 as `storage.BFLOAT16`). The format wants the tensors to fill the file without
-    holes or overlaps; that, the header and every shape is checked, and nothing is allocated by what a header claims.
+    Every tensor keeps its dtype (bfloat16 as `storage.BFLOAT16`). The header and all shapes are checked; the tensors
+    must fill the file without gaps or overlaps. No memory is allocated by sizes that a header claims.
     """
     buffer = map_file(path)
     try:
@@ -68,7 +68,7 @@ def read_tensors(path: Path) -> tuple[dict[str, Array], dict[str, str]]:
 
 
 def _header(buffer: Any) -> tuple[dict[str, Any], int]:
-    """The header and where the tensors' bytes begin."""
+    """Reads the header, and where the tensors' bytes begin."""
     length = int.from_bytes(buffer[:_LENGTH], "little")
     if len(buffer) < _LENGTH or length > min(_MAX_HEADER, len(buffer) - _LENGTH):
         raise NpformerError(f"a header of {length} bytes in a file of {len(buffer)}")
@@ -119,7 +119,7 @@ def _shape(name: str, entry: dict[str, Any]) -> list[int]:
 
 
 def _whole_numbers(value: object) -> TypeGuard[list[int]]:
-    """A list of them, as short as a shape and each as small as a file's size."""
+    """Tells whether a value is a list of whole numbers, no longer than a shape, each no larger than a file's size."""
     if not isinstance(value, list) or len(value) > 32:
         return False
     return all(type(each) is int and 0 <= each < 2**63 for each in value)
@@ -131,15 +131,15 @@ def _whole_numbers(value: object) -> TypeGuard[list[int]]:
 def write_tensors(
     path: Path, arrays: Mapping[str, Array], metadata: Mapping[str, str], dtype: str | None = None
 ) -> None:
-    """Write a safetensors file by the library of that name; the inverse of `read_tensors`.
+    """Writes a safetensors file with the safetensors library; the inverse of `read_tensors`.
 
-    `dtype` None leaves each array in its own. Only arrays that are transposed or of another dtype are copied.
-    Raises OSError where the file cannot be written.
+    With `dtype` None each array keeps its own. Only arrays that are transposed or of another dtype are copied.
+    Raises OSError if the file cannot be written.
     """
     from safetensors import SafetensorError, TensorSpec, serialize_file
 
     stored = {name: _stored(name, array, dtype) for name, array in arrays.items()}
-    specs = {  # as safetensors.numpy.save_file makes them, which has no bfloat16
+    specs = {  # not by safetensors.numpy.save_file, which has no bfloat16
         name: TensorSpec(dtype=dtype_name(a.dtype), shape=a.shape, data_ptr=a.ctypes.data, data_len=a.nbytes)
         for name, a in stored.items()
     }
@@ -149,15 +149,15 @@ def write_tensors(
         serialize_file(specs, path, dict(metadata))
     except SafetensorError as error:
         raise OSError(str(error)) from error
-    path.chmod(mode)  # the library leaves the file to its owner alone
+    path.chmod(mode)  # the library makes the file readable by its owner only
     with open(path, "r+b") as file:
         _sort_metadata(file)
         file.flush()
-        os.fsync(file.fileno())  # some disks find out only here that they are full
+        os.fsync(file.fileno())  # some file systems report only here that the disk is full
 
 
 def _sort_metadata(file: BinaryIO) -> None:
-    """Sort the metadata in a header, so that equal contents are equal bytes: the library writes it in random order."""
+    """Sorts the metadata in a header, so that equal contents give equal bytes: the library's order is random."""
     length = int.from_bytes(file.read(8), "little")
     header = json.loads(file.read(length))
     header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
@@ -167,7 +167,7 @@ def _sort_metadata(file: BinaryIO) -> None:
 
 
 def _stored(name: str, array: Array, dtype: str | None) -> Array:
-    """The array as it lies in the file: little-endian, row by row."""
+    """The array as the file has it: little-endian, row by row."""
     try:
         with np.errstate(over="raise"):
             return load(array, np.dtype(dtype or array.dtype).newbyteorder("<"))

@@ -1,7 +1,7 @@
-"""Bytes of a file as arrays: mapping, dtypes, bfloat16, and the copy into the dtype a model runs in.
+"""Bytes of a file as arrays: mapping, dtypes, bfloat16, and the copy to the dtype that a model computes in.
 
-Arrays made here are read-only views of the mapped file, so processes that map the same file share its pages.
-The file formats that say where in a file they lie: `safetensors.py` (safetensors), `torch_file.py` (.bin).
+Arrays made here are read-only views of the mapped file, so processes that map the same file share memory. The formats
+that say where arrays are in a file: `safetensors.py`, and `torch_file.py` for .bin files.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from npformer.errors import NpformerError
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
-#: NumPy has no bfloat16. As a field of that name its bits keep their shape and strides until they are widened.
+#: NumPy has no bfloat16. This dtype holds its bits until they are widened.
 BFLOAT16 = np.dtype([("bfloat16", "<u2")])
 
-_BLOCK = 64  # rows of one step of a transposing copy: the block's source and target both stay in the cache
+_BLOCK = 64  # rows of one step of a transposing copy, whose source and target fit in the cache together
 
 
 def file_size(path: Path) -> int:
-    """In bytes. What is no regular file is refused: reading a pipe would wait for ever."""
+    """The size in bytes. Refuses what is not a regular file: reading from a pipe could wait for ever."""
     try:
         status = path.stat()
     except (OSError, ValueError) as error:
@@ -36,7 +36,7 @@ def file_size(path: Path) -> int:
 
 
 def map_file(path: Path) -> mmap.mmap:
-    """The whole file, mapped for reading. It must not be cut short by others while it is in use."""
+    """Maps the whole file for reading. Nobody may truncate it while it is in use."""
     if file_size(path) == 0:
         raise NpformerError(f"{path}: the file is empty")
     try:
@@ -56,7 +56,7 @@ def view(
 ) -> Array:
     """An array in the bytes `span` of a mapped file; `strides` (None: contiguous) and `offset` count elements.
 
-    Raises NpformerError where it would reach out of the span.
+    Raises NpformerError if the array would extend beyond the span.
     """
     if strides is None:
         strides = contiguous_strides(shape)
@@ -77,7 +77,7 @@ def view(
 
 
 def contiguous_strides(shape: Sequence[int]) -> list[int]:
-    """In elements, the last axis fastest."""
+    """The strides of a C-contiguous array, in elements."""
     strides = [1] * len(shape)
     for axis in range(len(shape) - 1, 0, -1):
         strides[axis - 1] = strides[axis] * shape[axis]
@@ -93,9 +93,9 @@ def is_floating(dtype: np.dtype[Any]) -> bool:
 
 
 def load(array: Array, dtype: np.dtype[Any] | None) -> Array:
-    """The array as C-contiguous, aligned and of `dtype` (None: its own), read-only; itself where it is so already.
+    """Returns the array C-contiguous, aligned, read-only and in `dtype` (None: its own), copied only if needed.
 
-    Widening is exact: float16 and bfloat16 are subsets of float32, which is one of float64.
+    Widening is exact: float16 and bfloat16 are subsets of float32, float32 of float64.
     """
     dtype = dtype or array.dtype.newbyteorder("=")
     if array.dtype == dtype and array.flags.c_contiguous and array.flags.aligned:
@@ -109,7 +109,7 @@ def load(array: Array, dtype: np.dtype[Any] | None) -> Array:
 
 
 def _copy(array: Array, result: Array) -> None:
-    """By blocks of rows as they lie in memory: ten times as fast as one transposing copy."""
+    """Copies blocks of rows as they lie in memory, which is ten times as fast as one transposing copy."""
     transposed = array.ndim == 2 and not array.flags.c_contiguous
     source, target = (array.T, result.T) if transposed else (np.atleast_1d(array), np.atleast_1d(result))
     step = _BLOCK if array.ndim > 1 else max(1, len(source))
@@ -118,14 +118,14 @@ def _copy(array: Array, result: Array) -> None:
 
 
 def _widened(array: Array, dtype: np.dtype[Any]) -> Array:
-    """bfloat16 is the upper half of a float32: the same bits, shifted up."""
+    """Widens bfloat16, which is the upper half of a float32, by shifting its bits."""
     if array.dtype == BFLOAT16 and dtype != BFLOAT16:
         return (array["bfloat16"].astype(np.uint32) << 16).view(np.float32)
     return array
 
 
 def _forget(array: Array) -> None:
-    """Let go of the pages below a copied array, so that a file and its copy are not in memory both at once."""
+    """Releases the mapped pages of a copied array, so that file and copy are not in memory together."""
     base: Any = array
     while isinstance(base, np.ndarray):
         base = base.base

@@ -1,7 +1,7 @@
-"""Reading what torch.save wrote, without torch: its zip format, and the one before it (torch < 1.6).
+"""Reads torch.save's files without torch: the zip format, and the format of torch < 1.6.
 
-Both hold a pickle (`pickled.py` reads it) that describes tensors, and the bytes of the storages the tensors look into.
-Tensors may share a storage, skip parts of it and lie in it transposed: each is returned as just such a view.
+Both hold a pickle (read by `pickled.py`) that describes tensors, and the bytes of the storages that hold them. Tensors
+may share a storage, skip parts of it, or be transposed in it: each is returned as such a view.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ _ZIP_LOCAL_HEADER = struct.Struct("<4s22xHH")  # signature, ..., lengths of the 
 
 
 def read_torch(path: Path) -> dict[str, Array]:
-    """A .bin file as name -> read-only array in the mapped file, every tensor in its own dtype.
+    """Reads a .bin file as name -> read-only array in the mapped file, every tensor in its own dtype.
 
-    Whatever the file says is checked against where its bytes end. Checksums are not: torch may leave them out.
+    All positions are checked against the file's size. Checksums are not checked: torch may leave them out.
     """
     buffer = map_file(path)
     try:
@@ -89,7 +89,7 @@ def _view_span(storage: Storage, itemsize: int, span: tuple[int, int]) -> tuple[
 
 
 def _read_zip(buffer: mmap.mmap) -> tuple[dict[str, Tensor], Spans]:
-    """The zip format: `<root>/data.pkl`, and a stored (never compressed) entry `<root>/data/<key>` for each storage."""
+    """Reads the zip format: `<root>/data.pkl`, and an uncompressed entry `<root>/data/<key>` for each storage."""
     entries = _zip_entries(buffer)
     pickles = [name for name in entries if re.fullmatch(r"[^/]+/data\.pkl", name)]
     if len(pickles) != 1:
@@ -112,7 +112,7 @@ def _expect_little_endian(fact: bool) -> None:
 
 
 def _zip_entries(buffer: mmap.mmap) -> Spans:
-    """Where in the file each entry's bytes lie."""
+    """Finds the bytes of each entry in the file."""
     archive: Any = buffer
     try:
         infos = zipfile.ZipFile(archive).infolist()
@@ -137,8 +137,10 @@ def _zip_entries(buffer: mmap.mmap) -> Spans:
 
 
 def _read_legacy(buffer: mmap.mmap) -> tuple[dict[str, Tensor], Spans]:
-    """The older format: five pickles (magic number, protocol, system, the object, the storages' keys), then for each
-    key the number of its elements (8 bytes) and the elements."""
+    """Reads the older format: five pickles (magic number, protocol, system, object, the storages' keys), then storages.
+
+    Each storage is the number of its elements (8 bytes) and the elements, in the order of the keys.
+    """
     file: Any = buffer
     if read_pickle(file) != _LEGACY_MAGIC or read_pickle(file) != _LEGACY_PROTOCOL:
         raise NpformerError("it is in neither of the formats of torch.save")

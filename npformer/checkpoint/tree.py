@@ -1,7 +1,6 @@
-"""The tree of weights that a model computes with, and the flat tensors of a file: from one to the other and back.
+"""Converts between the nested dict of weights that a model computes with and the flat tensors of a file.
 
-What arrays a model has is one table, `GROUPS`; where a family's files have them is said in `families/`. The files are
-read in `read.py`.
+`GROUPS` lists the arrays of a model; `families/` says where a family's files have them; `read.py` reads the files.
 """
 
 from __future__ import annotations
@@ -23,9 +22,10 @@ Tree = dict[str, Any]  # nested dicts of arrays; "layers" is a list
 PARAMETER_DTYPES: tuple[np.dtype[Any], ...] = (np.dtype(np.float32), np.dtype(np.float64))
 _MOST_LISTED = 12
 
-#: Every group of a stack or a head: the shape of its weight and of its bias ("": none), in letters. V, P, S are rows of
-#: the tables and E their width, D is the model's width, F hidden units, C outputs, H the width that a head's projection
-#: reads. Two letters side by side are a linear weight, (in, out); apart, a table, as torch has it.
+#: Every group of a stack or a head: the shapes of its weight and bias ("": none) in letters. V, P, S are the tables'
+#: rows and E their width; D is the model's width, F the hidden units, C the outputs, H the width that a head's
+#: projection reads. Two letters together ("DF") are a linear weight, (in, out); two separate
+#: letters ("V E") are a table, as in torch.
 GROUPS = {
     "embeddings.token": ("V E", ""),
     "embeddings.position": ("P E", ""),
@@ -52,14 +52,14 @@ TOKENS, PROJECTION = "embeddings.token.weight", "head.output.weight"
 class Parameter(NamedTuple):
     """One array of a model."""
 
-    group: str  # with a layer's number
+    group: str  # with the layer's number
     name: str  # "weight" or "bias"
     shape: tuple[int, ...]
-    transposed: bool  # a linear weight, which files have as torch does, (out, in)
+    transposed: bool  # a linear weight, which is (out, in) in torch's files
 
 
 def parameters(config: Config, head: str | None = None) -> dict[str, Parameter]:
-    """Our flat name of every array of a model -> what it is, in the order of the forward pass; head: another head's."""
+    """Our flat name of every array of a model -> its `Parameter`, in the forward's order. head: another head."""
     result = {}
     for group in family_of(config).groups(config, head or config.head):
         sizes = _sizes(config, group)
@@ -71,7 +71,7 @@ def parameters(config: Config, head: str | None = None) -> dict[str, Parameter]:
 
 
 def _kind(group: str) -> str:
-    """A group's entry of `GROUPS`: without its stack and its layer; cross-attention is attention."""
+    """A group's key in `GROUPS`: without stack and layer; cross-attention counts as attention."""
     parts = [part for part in group.split(".") if not part.isdigit() and part not in ("encoder", "decoder", "layers")]
     kind = ".".join(parts).removeprefix("cross_")
     return kind if kind in GROUPS else f"attention.{kind}"
@@ -92,7 +92,7 @@ def _sizes(config: Config, group: str) -> dict[str, int]:
 
 
 def ties(config: Config) -> dict[str, str]:
-    """Arrays that are another one, a table of tokens, which is stored once: name -> the table."""
+    """Arrays that are a token table in another place, and are stored once: name -> the table."""
     if config.head == "masked-lm" and config.tied:
         return {PROJECTION: TOKENS}
     tied = {}
@@ -104,13 +104,13 @@ def ties(config: Config) -> dict[str, str]:
 
 
 def drawn(config: Config) -> dict[str, Parameter]:
-    """The parameters of a model but tied and computed ones."""
+    """The parameters that are initialised for training: all but tied and computed ones."""
     tied = ties(config)
     return {name: each for name, each in parameters(config).items() if name not in tied and not _computed(name, config)}
 
 
 def _computed(name: str, config: Config) -> bool:
-    """Whether an array is a table of sinusoids, which a file need not have."""
+    """Tells whether an array is a table of sinusoids, which a file may lack."""
     return config.positions != "learned" and name.endswith("embeddings.position.weight")
 
 
@@ -118,10 +118,10 @@ def _computed(name: str, config: Config) -> bool:
 
 
 def to_tree(flat: Mapping[str, Array], config: Config, dtype: Any = np.float32) -> Tree:
-    """A checkpoint's tensors as our tree: linear weights (in, out), all in `dtype` (None: each in its own), read-only.
+    """Converts a checkpoint's tensors to our nested dict: linear weights (in, out), `dtype` (None: its own), read-only.
 
-    What the family uses for another head than this one's is passed over, so that the encoder or one head loads from a
-    checkpoint that has more; any other name that is not needed is a warning.
+    Tensors of the family's other heads are ignored, so that the encoder or one head loads from a checkpoint with more.
+    Any other tensor that is not needed gives a warning.
     """
     family, expected, known = family_of(config), parameters(config), _known(config)
     tensors: dict[str, Array] = {}
@@ -143,7 +143,7 @@ def to_tree(flat: Mapping[str, Array], config: Config, dtype: Any = np.float32) 
 
 
 def own_to_tree(flat: Mapping[str, Array], config: Config, dtype: Any = np.float32) -> Tree:
-    """A converted checkpoint's tensors, ours by name and layout, as our tree. In `dtype` already: without a copy."""
+    """Builds our nested dict from a converted checkpoint's tensors; those in `dtype` already are not copied."""
     heads = dict.fromkeys([config.head, *family_of(config).architectures.values()])
     known = {name for head in heads for name in parameters(config, head)}
     return _build(flat, config, dtype, [name for name in flat if name not in known])
@@ -151,7 +151,7 @@ def own_to_tree(flat: Mapping[str, Array], config: Config, dtype: Any = np.float
 
 @cache
 def sources(config: Config, head: str | None = None) -> dict[str, Source]:
-    """Our name of every array of the model with this head -> where a file has it."""
+    """Our flat name of every array of the model with this head -> where a file has it."""
     head = head or config.head
     arrays = {ours: (each.group, each.name) for ours, each in parameters(config, head).items()}
     return family_of(config).sources(config, arrays, head)
@@ -159,7 +159,7 @@ def sources(config: Config, head: str | None = None) -> dict[str, Source]:
 
 @cache
 def _known(config: Config) -> frozenset[str]:
-    """Every name that a checkpoint of this family and depth can have, whatever its head."""
+    """All names that a checkpoint of this family and depth can have, with any head."""
     family = family_of(config)
     heads = dict.fromkeys([config.head, *family.architectures.values()])
     names = {name for head in heads for source in sources(config, head).values() for name in source.names}
@@ -167,7 +167,7 @@ def _known(config: Config) -> frozenset[str]:
 
 
 def _taken(array: Array, source: Source, parameter: Parameter) -> Array:
-    """The array that a source means in a tensor, as a view. A leading axis of 1 goes: buffers may have one."""
+    """The array that a source describes in a tensor, as a view; a buffer's leading axis of 1 is removed."""
     if source.third is not None and array.ndim and len(array) % 3 == 0:
         size = len(array) // 3
         array = array[source.third * size : (source.third + 1) * size]
@@ -183,11 +183,11 @@ def _build(
     unknown: Collection[str],
     titles: Mapping[str, str] | None = None,
 ) -> Tree:
-    """The tree of the arrays found, ours by name and layout; tied ones are one array, sinusoids are computed.
+    """Builds the nested dict from arrays under our names; tied arrays share memory, sinusoids are computed.
 
-    A name that is expected and not there, and a wrong shape, are errors, all listed in one. `unknown` names, which the
-    model does not need, are a warning, as in Transformers. Beside a config.json that was written by hand, for torch's
-    own modules, they are an error, as in torch's `load_state_dict`. titles: what a name is called in the file.
+    One error lists all missing names and wrong shapes. `unknown` names, which the model does not need, give a warning,
+    as in Transformers. In a strict family, torch's own modules with a config.json written by hand, they are an error,
+    as in torch's `load_state_dict`. titles: our name -> the name in the file.
     """
     expected, absent = parameters(config), _absent(config, found)
     tied = {name: table for name, table in ties(config).items() if _is_table(found, name, table)}
@@ -213,7 +213,7 @@ def _build(
 
 
 def _absent(config: Config, found: Collection[str]) -> set[str]:
-    """What may be absent and is: optional arrays, and optional groups of which no array is there."""
+    """The arrays that may be absent and are: optional arrays, and optional groups without any array."""
     optional, expected = family_of(config).optional(config), parameters(config)
     present = {each.group for name, each in expected.items() if name in found}
     return {
@@ -224,9 +224,9 @@ def _absent(config: Config, found: Collection[str]) -> set[str]:
 
 
 def _is_table(found: Mapping[str, Array], name: str, table: str) -> bool:
-    """Whether a tied array is its table: absent, the same memory, or the same numbers.
+    """Tells whether a tied array is its table: absent, in the same memory, or with the same numbers.
 
-    Where a checkpoint says that they are tied but holds two different ones, Transformers 5 uses both; so do we.
+    If a checkpoint says they are tied but has two different arrays, both are used, as in Transformers 5.
     """
     if name not in found or table not in found:
         return name not in found
@@ -237,7 +237,7 @@ def _is_table(found: Mapping[str, Array], name: str, table: str) -> bool:
 
 
 def _sinusoids(config: Config, dtype: Any) -> Array:
-    """The table of positions as checkpoints have it, in float32, whatever the model computes in."""
+    """The table of positions as checkpoints have it: computed in float32, whatever the model's dtype."""
     halves = config.positions == "sinusoidal-halves"
     table = sinusoidal_positions(config.n_positions, config.table_width, halves=halves).astype(
         dtype or np.float32, copy=False
@@ -250,14 +250,14 @@ def _sinusoids(config: Config, dtype: Any) -> Array:
 
 
 def stored(tree: Tree, config: Config) -> dict[str, Array]:
-    """The flat arrays that a file of ours holds: all of the tree's but tied and computed ones."""
+    """The flat arrays that our file format holds: all but tied and computed ones."""
     flat = flatten(tree)
     tied = {name for name, table in ties(config).items() if _is_table(flat, name, table)}
     return {name: array for name, array in flat.items() if name not in tied and not _computed(name, config)}
 
 
 def to_torch(tree: Tree, config: Config) -> dict[str, Array]:
-    """Our tree as a checkpoint's tensors, by name and layout: the inverse of `to_tree`. Linear weights are views."""
+    """Converts our nested dict to a checkpoint's tensors: the inverse of `to_tree`. Linear weights are views."""
     expected = parameters(config)
     flat: dict[str, Array] = {}
     thirds: dict[str, dict[int, Array]] = {}
@@ -272,7 +272,7 @@ def to_torch(tree: Tree, config: Config) -> dict[str, Array]:
 
 
 def module_path(config: Config, group: str) -> str | None:
-    """The module of the checkpoint's model that holds one of our groups; None for what is no group of this model.
+    """The checkpoint's module that holds one of our groups; None for a name that is no group of this model.
 
     >>> module_path(npformer.load("distilbert-sst2").config, "layers.0.attention.query")
     'distilbert.transformer.layer.0.attention.q_lin'
@@ -285,7 +285,7 @@ def module_path(config: Config, group: str) -> str | None:
 
 
 def flatten(tree: Tree) -> dict[str, Array]:
-    """Nested dicts and lists of arrays -> flat, the path's parts joined by dots."""
+    """Flattens nested dicts and lists of arrays; the parts of a path are joined by dots."""
     flat: dict[str, Array] = {}
     for key, value in tree.items():
         if isinstance(value, list):
@@ -298,7 +298,7 @@ def flatten(tree: Tree) -> dict[str, Array]:
 
 
 def unflatten(flat: Mapping[str, Array]) -> Tree:
-    """The inverse of `flatten`: a node whose keys are the numbers 0, 1, ... is a list."""
+    """The inverse of `flatten`; a node with the keys 0, 1, ... becomes a list."""
     tree: Tree = {}
     for name, array in flat.items():
         *path, last = name.split(".")
@@ -319,7 +319,7 @@ def _with_lists(node: Any) -> Any:
 
 
 def parameter_dtype(dtype: Any) -> np.dtype[Any]:
-    """float32 or float64, however it is named; anything else is an error."""
+    """Checks that a dtype is float32 or float64, under any of its names."""
     for supported in PARAMETER_DTYPES:
         if dtype is not None and dtype == supported:
             return supported

@@ -60,7 +60,8 @@ class Settings:
     num_beams: int = 1
     num_return_sequences: int = 1
     length_penalty: float = 1.0  # a finished target's score is its log probability / length ** length_penalty
-    early_stopping: bool | str = False  # stop at num_beams ended: True; if better is unlikely: False; impossible: "never"
+    # True: stops at num_beams ended targets. False: when better is unlikely. "never": when better is impossible.
+    early_stopping: bool | str = False
     do_sample: bool = False
     temperature: float = 1.0
     top_k: int = 50
