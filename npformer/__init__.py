@@ -1,10 +1,10 @@
 """npformer: the Transformer in NumPy that you can read.
 
 The maths: `functions`, `activations`, `attention`, `encoder`, `decoder`, `heads`. Models and tasks: `load`,
-`pipeline`. Looking inside: `trace`, `edit`, `golden`, `view`. Learning: `training`.
+`pipeline`. Looking inside: `trace`, `edit`, `golden`, `view`. Training: `training`.
 
-Every name is imported when it is first used, so that the command `npformer` can set itself up before anything large is
-loaded: NumPy, and of the standard library `typing`, whose own name for this constant would load it.
+Every name is imported when it is first used, so that the command `npformer` can set up its process before NumPy is
+loaded. `TYPE_CHECKING` is not imported from `typing`, because that import is slow too.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ __all__ = [
     "trace",
 ]
 
-#: Module -> the names above that it defines.
+#: Module -> the public names that it defines.
 _NAMES = {
     "activations": "gelu relu silu",
     "attention": "causal_mask combine_heads padding_mask scaled_dot_product_attention self_attention split_heads",
@@ -113,7 +113,7 @@ _MODULE_OF = {name: module for module, names in _NAMES.items() for name in names
 
 
 class _Package(ModuleType):
-    """Keeps `encoder`, `decoder` and `tap` the functions: importing their modules would put these in their place."""
+    """Keeps `encoder`, `decoder` and `tap` functions, although importing the modules of these names would replace them."""
 
     def __setattr__(self, name: str, value: Any) -> None:
         if not (name in _MODULE_OF and isinstance(value, ModuleType)):
@@ -124,7 +124,7 @@ sys.modules[__name__].__class__ = _Package
 
 
 def __getattr__(name: str) -> Any:
-    """A public name or a module of the package, imported when it is first named."""
+    """Imports a public name or a module of the package when it is first used."""
     if name in _MODULE_OF:
         value = getattr(import_module(f"npformer.{_MODULE_OF[name]}"), name)
         globals()[name] = value

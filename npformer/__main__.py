@@ -6,7 +6,7 @@ from npformer.cli.process import set_up
 
 
 def main() -> int:
-    """Run the command of this process; its exit code. Nothing heavy is imported before the process is set up."""
+    """Runs this process's command and returns its exit code. The process is set up before NumPy is imported."""
     set_up()
     from npformer.cli.main import main as command
 

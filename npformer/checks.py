@@ -1,5 +1,5 @@
-"""The checks of what a user gives: each returns the value, or raises an NpformerError that names it, with what was
-expected and what came.
+"""Checks of a user's input: each returns the value, or raises an NpformerError with its name, what was expected and
+what came.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from npformer.errors import NpformerError
 
 
 def whole(name: str, value: Any, low: int, high: float = math.inf) -> int:
-    """`value`, a whole number from low to high."""
+    """Checks that `value` is a whole number from low to high."""
     if type(value) is not int or not low <= value <= high:
         to = f"from {low} to {high}" if high < math.inf else f"of at least {low}"
         raise NpformerError(f"{name}: expected a whole number {to}, got {shown(value)}")
@@ -20,7 +20,7 @@ def whole(name: str, value: Any, low: int, high: float = math.inf) -> int:
 
 
 def number(name: str, value: Any, low: float = -math.inf, high: float = math.inf) -> float:
-    """`value`, a finite number from low to high."""
+    """Checks that `value` is a finite number from low to high."""
     if type(value) not in (int, float) or not (low <= value <= high and abs(value) < math.inf):
         bounds = "" if low == -math.inf else f" of at least {low}" if high == math.inf else f" from {low} to {high}"
         raise NpformerError(f"{name}: expected a number{bounds}, got {shown(value)}")
@@ -28,21 +28,21 @@ def number(name: str, value: Any, low: float = -math.inf, high: float = math.inf
 
 
 def positive(name: str, value: Any) -> float:
-    """`value`, a finite number above 0."""
+    """Checks that `value` is a finite number above 0."""
     if type(value) not in (int, float) or not 0 < value < math.inf:
         raise NpformerError(f"{name}: expected a number above 0, got {shown(value)}")
     return value
 
 
 def boolean(name: str, value: Any) -> bool:
-    """`value`, true or false."""
+    """Checks that `value` is True or False."""
     if type(value) is not bool:
         raise NpformerError(f"{name}: expected true or false, got {shown(value)}")
     return value
 
 
 def one_of(name: str, value: Any, known: Iterable[Any]) -> Any:
-    """`value`, one of the `known` ones."""
+    """Checks that `value` is one of the `known` values."""
     known = list(dict.fromkeys(known))
     if not isinstance(value, str | int | None) or value not in known:
         expected = list(map(str, known))
@@ -53,14 +53,14 @@ def one_of(name: str, value: Any, known: Iterable[Any]) -> Any:
 
 
 def unknown(kind: str, name: object, known: Iterable[str], hint: str = "") -> NpformerError:
-    """The error for a name that is not known: what was perhaps meant, and all that is known, or the `hint`."""
+    """Makes the error for an unknown name: the name that was perhaps meant, and all known names or the `hint`."""
     known = list(known)
     meant = _meant(name, known) or "."
     return NpformerError(f"{kind}: {name!r:.80} is not known{meant} {hint or 'Known: ' + ', '.join(known)}")
 
 
 def nearest(name: str, known: Iterable[str], count: int = 1) -> list[str]:
-    """Up to `count` of the known names, those that `name` was perhaps meant for, the likeliest first."""
+    """Up to `count` known names that are similar to `name`, the most similar first."""
     from difflib import get_close_matches
 
     return get_close_matches(name, list(known), n=count, cutoff=0.6)
@@ -72,7 +72,7 @@ def _meant(name: object, known: Iterable[str]) -> str:
 
 
 def shown(value: object) -> str:
-    """A value as an error shows it: what came may be a megabyte, or a number too long to print."""
+    """A value as errors show it; a long value is shortened, and an object is shown by its type."""
     if isinstance(value, str | bool | float | None) or (isinstance(value, int) and abs(value) < 2**64):
         text = repr(value)
         return text if len(text) <= 80 else text[:77] + "..."

@@ -1,1 +1,1 @@
-"""From texts to token ids that fit the model, and back: tokenizers, pairs, windows, special tokens."""
+"""Text to token ids and back: tokenizers, pairs, windows, special tokens."""

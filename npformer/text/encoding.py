@@ -1,8 +1,8 @@
-"""From texts to what a model reads: one path for tasks, traces, golden files, training and views.
+"""Texts as token ids that fit a model, for tasks, traces, golden files, training and views.
 
-What a caller gives is a text or a `Pair` (`inputs.py`); `Encoder` makes an `Encoded` of it. Too long a text is cut,
-read in windows, or refused, and `was_cut` is the one way to say so. The cuts are those that Transformers makes, so that
-the ids are the same. A translation model's source is read by `SourceEncoder`.
+`Encoder` makes an `Encoded` of a text or a `Pair` (`inputs.py`). A text that is too long is cut, read in windows, or
+refused; `was_cut` words every warning. Cuts are the same as in Transformers, so that the ids are the same.
+`SourceEncoder` reads the source of a translation model.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ if TYPE_CHECKING:
 
     from npformer.model import Model, Seq2Seq
 
-IDS = np.ndarray | list | Text  # how token ids are given
+IDS = np.ndarray | list | Text  # forms of token ids
 
 
 def was_cut(where: str, n_tokens: int, limit: int) -> str:
-    """What every warning of a text that was cut begins with."""
+    """The beginning of every warning that a text was cut."""
     return f"{where}: {n_tokens} tokens, cut to {limit}"
 
 
 def warn_of_cuts(cut: Mapping[str, int], count: int, limit: int) -> None:
-    """Warn once of the texts that were cut. cut: where each of them stands -> its tokens. count: of all texts."""
+    """Warns once of all texts that were cut. cut: place of each such text -> its tokens; count: all texts."""
     if cut:
         total = f"; {len(cut)} of {count} texts were cut" if count > 1 else ""
         warn(f"{was_cut(*next(iter(cut.items())), limit)}{total}")
@@ -43,18 +43,18 @@ def warn_of_cuts(cut: Mapping[str, int], count: int, limit: int) -> None:
 
 @dataclass
 class Encoded:
-    """A text or a pair as the model reads it, in one piece or, with overlaps, in several."""
+    """A text or a pair as the model reads it: one piece, or several that overlap."""
 
-    texts: list[Text]  # each piece for the model
-    n_tokens: int  # of the whole text, special tokens and all
+    texts: list[Text]  # the pieces, for the model
+    n_tokens: int  # of the whole text, including special tokens
     truncated: bool = False
-    pieces: list[Encoding] = field(default_factory=list)  # what the tokenizer knows of each; nothing of a source
-    starts: list[int] = field(default_factory=lambda: [0])  # the first token of each piece, counted in the whole text
+    pieces: list[Encoding] = field(default_factory=list)  # the tokenizer's record of each piece; empty for a source
+    starts: list[int] = field(default_factory=lambda: [0])  # the place of each piece's first token in the whole text
 
     def rows(self) -> list[slice]:
-        """The rows of each piece that together are the whole text, once: an overlap is cut in its middle.
+        """The rows of each piece that cover the whole text once: each overlap is divided in its middle.
 
-        So each token is taken from the piece in which it has more context, [CLS] from the first, [SEP] from the last.
+        So each token comes from the piece in which it has more context, [CLS] from the first, [SEP] from the last.
         """
         before = self.pieces[0].special_tokens_mask.index(0) if len(self.pieces) > 1 else 0
         after = len(self.pieces[0]) - before - sum(1 - each for each in self.pieces[0].special_tokens_mask)
@@ -67,7 +67,7 @@ class Encoded:
 
 
 class Encoder:
-    """A model's tokenizer, and how long its texts may be."""
+    """A model's tokenizer, and the greatest length of its texts."""
 
     def __init__(self, model: Model, limit: int | None = None) -> None:
         self.tokenizer = model.tokenizer
@@ -83,11 +83,11 @@ class Encoder:
         limit: int | None = None,
         stride: int | None = None,
     ) -> list[Encoded]:
-        """Each text in pieces that the model takes.
+        """Encodes each text in pieces that the model takes.
 
-        long: what is done with one that is too long, one of LONG. cut: which of two texts gives way, "first", "second"
-        or "longest". limit: the tokens of a piece, where they are to be fewer than the model takes. stride: the tokens
-        that two windows share, by default a quarter of a window. Raises NpformerError for what does not fit.
+        long: what to do with a text that is too long, one of LONG. cut: which text of a pair is cut, "first", "second"
+        or "longest". limit: the most tokens of a piece, if fewer than the model takes. stride: the tokens that
+        neighbouring windows share, by default a quarter of a window. Raises NpformerError for a text that does not fit.
         """
         encoded = self.attempt(given, long, cut, limit, stride)
         for each in encoded:
@@ -98,7 +98,7 @@ class Encoder:
     def attempt(
         self, given: Sequence[str | Pair], long: str, cut: str, limit: int | None, stride: int | None
     ) -> list[Encoded | NpformerError]:
-        """As `read`, with the error of a text in its place."""
+        """Encodes like `read`, with an error in place of each text that does not fit."""
         encoded: list[Encoded | NpformerError] = []
         for each, whole in zip(given, self._wholes(given), strict=True):
             try:
@@ -108,13 +108,13 @@ class Encoder:
         return encoded
 
     def _wholes(self, given: Sequence[str | Pair]) -> list[Encoding]:
-        """The whole texts' tokens, special tokens and all."""
+        """The tokens of each whole text, including special tokens."""
         if len(given) == 1 or self.threads == 1:
             return [self._whole(each, special=True) for each in given]
         return list(self.tokenizer.encode_batch(given))
 
     def shortened(self, given: str | Pair) -> str | Pair:
-        """A text or a pair as far as the model reads it, to a word's end if one fits; a warning tells of the cut."""
+        """Cuts a text or a pair to what the model reads, at the end of a word if one fits, and warns of the cut."""
         (encoded,) = self.read([given])
         if not encoded.truncated:
             return given
@@ -150,7 +150,7 @@ class Encoder:
         return self._windows(texts, n_tokens, room, stride, cut)
 
     def _windows(self, texts: list[Encoding], n_tokens: int, room: int, stride: int | None, cut: str) -> Encoded:
-        """One text moves past, `stride` tokens of it shown twice; the other, if there is one, stays whole beside it."""
+        """Reads one text in windows that share `stride` tokens; a pair's other text stands whole beside each window."""
         moving = _giving_way([len(text) for text in texts], cut)
         width = room - sum(len(text) for i, text in enumerate(texts) if i != moving)
         if width < 1:
@@ -172,7 +172,7 @@ class Encoder:
         return Encoded([self._text(piece) for piece in pieces], n_tokens, pieces=pieces, **more)
 
     def _text(self, piece: Encoding) -> Text:
-        """What the model is given of a piece."""
+        """The model's input for a piece."""
         segments = np.array(piece.type_ids, np.int64) if self.has_segments else None
         return Text(np.array(piece.ids, np.int64), segments)
 
@@ -182,7 +182,7 @@ def _giving_way(lengths: Sequence[int], cut: str) -> int:
 
 
 def _lengths(lengths: Sequence[int], room: int, cut: str) -> list[int]:
-    """How much of each text is kept: all of the one that does not give way; "longest": shares as equal as can be."""
+    """The tokens of each text to keep: all but those of the text that is cut; with "longest" as equally as possible."""
     kept = list(lengths)
     moving = _giving_way(lengths, cut)
     others = sum(lengths) - lengths[moving]
@@ -195,9 +195,9 @@ def _lengths(lengths: Sequence[int], room: int, cut: str) -> list[int]:
 
 
 def read_texts(model: Model, given: Sequence[Any]) -> list[Encoded]:
-    """Texts, Pairs or token ids, each in one piece. Too long a text is cut, with a warning; ids stay as they are."""
+    """Encodes texts, Pairs or token ids, each in one piece. Long texts are cut, with a warning; ids are not."""
     written = {i: as_text_or_pair(each) for i, each in enumerate(given) if not isinstance(each, IDS)}
-    if not written:  # which need no tokenizer
+    if not written:  # ids need no tokenizer
         return [_of_ids(each) for each in given]
     encoder = Encoder(model)
     encoded = dict(zip(written, encoder.read(list(written.values())), strict=True))
@@ -216,16 +216,16 @@ def _of_ids(ids: Any) -> Encoded:
 
 
 class SourceEncoder:
-    """A translation model's tokenizer, and how long its sources may be."""
+    """A translation model's tokenizer, and the greatest length of its sources."""
 
     def __init__(self, model: Seq2Seq) -> None:
         self.tokenizer = model.tokenizer
         self.limit = longest_text(model.folder, model.config)
 
     def read(self, text: str, long: str = "", to: str | None = None) -> Encoded:
-        """A source in one piece. long: "truncate" cuts one that is too long, which is refused else.
+        """Encodes a source in one piece. long: "truncate" cuts a source that is too long; otherwise it is refused.
 
-        to: the language, where the text does not begin with a code of its own. Raises NpformerError for a text with
+        to: the target language, if the text does not begin with a language code. Raises NpformerError for a text with
         nothing to translate, and for a language that the model does not have.
         """
         code = LANGUAGE.match(text)
@@ -244,7 +244,7 @@ class SourceEncoder:
         return Encoded([Text(np.append(ids[: self.limit - 1], ids[-1]))], len(ids), truncated=True)
 
     def check_language(self, code: str) -> None:
-        """Raise NpformerError for a code such as >>fra<< that the model does not have."""
+        """Raises NpformerError for a language code, such as >>fra<<, that the model does not have."""
         known = self.tokenizer.languages
         if code not in known:
             raise unknown("language", code, known, "" if known else "This model has one, and no codes.")

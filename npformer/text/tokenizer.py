@@ -1,7 +1,7 @@
-"""Reading a checkpoint's tokenizer: from tokenizer.json, or from the vocab.txt and settings of older checkpoints.
+"""Reads a checkpoint's tokenizer from tokenizer.json, or from the vocab.txt and settings of older checkpoints.
 
-What comes out is a `tokenizers.Tokenizer` that gives the ids Transformers gives, and neither cuts nor pads. The tasks
-in `tasks/` cut texts to the model's length themselves (`text/encoding.py`).
+The result is a `tokenizers.Tokenizer` that gives the same ids as Transformers, without cutting or padding. The tasks in
+`tasks/` cut texts to the model's length themselves (`text/encoding.py`).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 FILE, VOCABULARY, SETTINGS = "tokenizer.json", "vocab.txt", "tokenizer_config.json"
 
-#: Settings of BERT's text clean-up: tokenizer_config.json's name -> the normalizer's, and the value without one.
+#: Settings of BERT's text clean-up: tokenizer_config.json's name -> the normalizer's name, and the default.
 CLEAN_UP: dict[str, tuple[str, bool | None]] = {
     "do_lower_case": ("lowercase", True),
     "strip_accents": ("strip_accents", None),
@@ -31,7 +31,7 @@ CLEAN_UP: dict[str, tuple[str, bool | None]] = {
 def load_tokenizer(folder: Path, config: Config) -> Tokenizer:
     """The tokenizer of a checkpoint folder, for a model of this config.
 
-    Errors: no tokenizer in the folder, a file that cannot be read, a piece without a row in the embedding table.
+    Raises NpformerError: no tokenizer in the folder, an unreadable file, a piece without a row in the embedding table.
     """
     settings, family = read_settings(folder), family_of(config)
     if (folder / FILE).exists():
@@ -54,12 +54,12 @@ def load_tokenizer(folder: Path, config: Config) -> Tokenizer:
 
 
 def read_settings(folder: Path) -> dict[str, Any]:
-    """The content of tokenizer_config.json; nothing where there is none."""
+    """The content of tokenizer_config.json; empty if it does not exist."""
     return read_json(folder / SETTINGS) if (folder / SETTINGS).exists() else {}
 
 
 def longest_text(folder: Path | None, config: Config) -> int:
-    """How many tokens a text may have: the positions of the model, or fewer if tokenizer_config.json says so."""
+    """The most tokens of a text: the model's positions, or tokenizer_config.json's limit if that is less."""
     limit = read_settings(folder).get("model_max_length") if folder is not None else None
     if limit is None or not isinstance(limit, int | float) or isinstance(limit, bool):
         return config.max_length
@@ -69,7 +69,7 @@ def longest_text(folder: Path | None, config: Config) -> int:
 
 
 def special_token(folder: Path | None, config: Config, role: str) -> str:
-    """The special token of a role such as "mask_token"; the family's own where the folder names none."""
+    """The special token of a role such as "mask_token"; the family's own if the folder names none."""
     family = family_of(config)
     if folder is None:
         return family.special_tokens[role]
@@ -77,7 +77,7 @@ def special_token(folder: Path | None, config: Config, role: str) -> str:
 
 
 def _from_file(path: Path, settings: Mapping[str, Any]) -> Tokenizer:
-    """tokenizer.json, with the clean-up that tokenizer_config.json says, or BERT's own: Transformers goes by that."""
+    """Reads tokenizer.json, with the clean-up of tokenizer_config.json or BERT's own, as Transformers does."""
     from tokenizers import Tokenizer, decoders, models, normalizers
 
     tokenizer: Tokenizer = _guarded(path, lambda: Tokenizer.from_file(str(path)))
@@ -97,12 +97,12 @@ def _from_file(path: Path, settings: Mapping[str, Any]) -> Tokenizer:
 
 
 def _is_bert(settings: Mapping[str, Any]) -> bool:
-    """Whether Transformers reads the settings: it does for BERT's own class, but not for PreTrainedTokenizerFast."""
+    """Tells whether Transformers reads the clean-up settings: for BERT's classes, not for PreTrainedTokenizerFast."""
     return str(settings.get("tokenizer_class", "BertTokenizer")).startswith(("Bert", "DistilBert"))
 
 
 def _from_vocabulary(folder: Path, settings: Mapping[str, Any], family: Family) -> Tokenizer:
-    """BERT's tokenizer over the pieces of vocab.txt, one a line: clean up, cut at spaces and punctuation, WordPiece."""
+    """Makes BERT's tokenizer from vocab.txt: clean-up, splitting at spaces and punctuation, WordPiece."""
     from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 
     path = folder / VOCABULARY
@@ -122,7 +122,7 @@ def _from_vocabulary(folder: Path, settings: Mapping[str, Any], family: Family) 
 
 
 def _template(tokenizer: Tokenizer, path: Path, special: Mapping[str, Any], family: Family) -> Any:
-    """How the family puts a text and a pair of texts between its special tokens. For BERT: Devlin et al., figure 2."""
+    """The special tokens that the family puts around a text and a pair. For BERT: Devlin et al., 2019, figure 2."""
     from tokenizers import processors
 
     roles = ("cls_token", "sep_token")
@@ -142,7 +142,7 @@ def _template(tokenizer: Tokenizer, path: Path, special: Mapping[str, Any], fami
 
 
 def _special_tokens(folder: Path, settings: Mapping[str, Any], family: Family) -> dict[str, Any]:
-    """Role -> token, a string or its settings; special_tokens_map.json goes before tokenizer_config.json."""
+    """Role -> token, a string or its settings; special_tokens_map.json takes precedence over tokenizer_config.json."""
     path = folder / "special_tokens_map.json"
     map_ = read_json(path) if path.exists() and "added_tokens_decoder" not in settings else {}
     special = {role: map_.get(role) or settings.get(role) or own for role, own in family.special_tokens.items()}
@@ -153,7 +153,7 @@ def _special_tokens(folder: Path, settings: Mapping[str, Any], family: Family) -
 
 
 def _added_tokens(folder: Path, settings: Mapping[str, Any], special: Mapping[str, Any]) -> list[AddedToken]:
-    """What is never split: added_tokens_decoder or the older added_tokens.json, by id, and then the special tokens."""
+    """Tokens that are never split: of added_tokens_decoder or added_tokens.json, by id, then the special tokens."""
     path = folder / "added_tokens.json"
     names = [_content(each) for each in special.values()]
     by_id: dict[int, Any] = {}
@@ -182,7 +182,7 @@ def _added_token(token: Any, **flags: bool) -> AddedToken:
 
 
 def _content(token: Any) -> str:
-    """The text of a special token, which may be written as a string or as an object; "" for what is neither."""
+    """The text of a special token, which may be a string or an object; "" for anything else."""
     text = token.get("content") if isinstance(token, Mapping) else token
     return text if isinstance(text, str) else ""
 
@@ -196,7 +196,7 @@ def _setting(path: Path, settings: Mapping[str, Any], name: str) -> bool | None:
 
 
 def _guarded(path: Path, read: Callable[[], Any]) -> Any:
-    """What `read` returns; what the tokenizers library raises, from plain Exception to Rust's panic, names the file."""
+    """Returns read(); any error of the tokenizers library, even a panic of Rust, becomes one that names the file."""
     try:
         return read()
     except (KeyboardInterrupt, SystemExit, MemoryError):

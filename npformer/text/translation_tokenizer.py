@@ -1,8 +1,7 @@
 """Tokenizers of translation models: Marian's pair of SentencePiece models, or the tokenizers library's files.
 
-`load_tokenizer` takes what a checkpoint's folder has. The ids are those Transformers gives, except that punctuation is
-never changed first, which Transformers does only where sacremoses happens to be installed, and that a language's code
-ends at its first <<.
+The ids are the same as in Transformers, with two exceptions: punctuation is never normalised first, which Transformers
+does only if sacremoses is installed, and a language code ends at its first <<.
 """
 
 from __future__ import annotations
@@ -24,26 +23,26 @@ LANGUAGE = re.compile(r">>[^<>]*<<")
 
 
 class TranslationTokenizer(Protocol):
-    """Source text to ids and target ids to text."""
+    """Turns source text into ids, and target ids into text."""
 
-    languages: tuple[str, ...]  # the codes of target languages a source may begin with, such as >>fra<<
+    languages: tuple[str, ...]  # target languages' codes that a source may begin with, such as >>fra<<
 
     def encode(self, text: str) -> list[int]:
-        """The source's ids, with what ends them."""
+        """The source's ids, with the end token."""
 
     def decode(self, ids: Sequence[int]) -> str:
         """The target's text, without special tokens."""
 
     def tokens(self, ids: Sequence[int], of_source: bool) -> list[str]:
-        """What to call each id of a source or a target: its piece, with ▁ where a word begins; special ones too."""
+        """The name of each id of a source or a target: its piece, with ▁ at the start of a word; special tokens too."""
 
 
 def load_tokenizer(folder: Path, config: Config) -> TranslationTokenizer:
     """The tokenizer of a translation model's folder.
 
-    Either source.spm, target.spm and vocab.json, read with sentencepiece, or tokenizer.json, with
-    target_tokenizer.json beside it where the target's is another. Errors: files that are missing or cannot be
-    read, a vocabulary that is not the model's.
+    It is either source.spm, target.spm and vocab.json, read with sentencepiece, or tokenizer.json, with
+    target_tokenizer.json if the target has its own. Raises NpformerError for files that are missing or unreadable, and
+    for a vocabulary that does not fit the model.
     """
     there = [name for name in PIECES if (folder / name).exists()]
     if len(there) == len(PIECES):
@@ -58,7 +57,7 @@ def load_tokenizer(folder: Path, config: Config) -> TranslationTokenizer:
 
 
 class Pieces:
-    """Two SentencePiece models, whose pieces one vocabulary numbers, or one each."""
+    """Two SentencePiece models, whose pieces have their ids in one vocabulary or in one each."""
 
     def __init__(self, folder: Path, config: Config) -> None:
         self.source, self.target = (_sentencepiece(folder / name) for name in PIECES[:2])
@@ -68,7 +67,7 @@ class Pieces:
         if settings.get("separate_vocabs"):
             target_vocabulary = _vocabulary(folder / "target_vocab.json", config.decoder.vocab_size)
         else:
-            self.target = self.source  # a shared vocabulary's pieces become text by the source's, as in Transformers
+            self.target = self.source  # with a shared vocabulary the source's model decodes, as in Transformers
         self.pieces = {index: piece for piece, index in target_vocabulary.items()}
         names = [_content(settings.get(role), default) for role, default in SPECIAL.items()]
         self.unknown, self.end, self.pad = names
@@ -106,7 +105,7 @@ class Pieces:
 
 
 class Files:
-    """The tokenizers library's tokenizer.json, for the source and for the target too unless that has its own."""
+    """The tokenizers library's tokenizer.json, for the source, and for the target too unless that has its own file."""
 
     def __init__(self, folder: Path, config: Config) -> None:
         self.source = read_tokenizer(folder / FILE, config.vocab_size)
@@ -129,16 +128,16 @@ class Files:
         found = [side.id_to_token(each) or str(each) for each in ids]
         if not isinstance(side.pre_tokenizer, pre_tokenizers.ByteLevel):
             return found
-        texts = [decoders.ByteLevel().decode([each]) for each in found]  # its pieces are bytes under other names
+        texts = [decoders.ByteLevel().decode([each]) for each in found]  # pieces that stand for bytes, as text
         return [f"▁{each[1:]}" if each.startswith(" ") else each for each in texts]
 
 
-#: Roles of Marian's special tokens, and what they are where tokenizer_config.json does not say.
+#: Roles of Marian's special tokens, and their defaults.
 SPECIAL = {"unk_token": "<unk>", "eos_token": "</s>", "pad_token": "<pad>"}
 
 
 def _content(token: Any, default: str) -> str:
-    """The text of a special token, written as a string or as an object."""
+    """The text of a special token, which may be a string or an object."""
     text = token.get("content") if isinstance(token, dict) else token
     return text if isinstance(text, str) and text else default
 
@@ -159,7 +158,7 @@ def _sentencepiece(path: Path) -> Any:
 
 
 def _vocabulary(path: Path, size: int) -> dict[str, int]:
-    """A vocabulary that maps pieces to rows of the embedding table."""
+    """Reads a vocabulary: pieces -> rows of the embedding table."""
     if not path.exists():
         raise NpformerError(f"{path}: missing; copy it from where the model came from")
     pieces = read_json(path)
@@ -170,14 +169,14 @@ def _vocabulary(path: Path, size: int) -> dict[str, int]:
 
 
 def read_tokenizer(path: Path, size: int) -> Any:
-    """A tokenizer.json, without what it says of padding and cutting; an error where it has more than `size` tokens."""
+    """Reads a tokenizer.json, without its padding and truncation; refuses one with more than `size` tokens."""
     from tokenizers import Tokenizer
 
     try:
         tokenizer = Tokenizer.from_file(str(path))
     except (KeyboardInterrupt, SystemExit, MemoryError):
         raise
-    except BaseException as error:  # what comes of a bad file is no exception of Python's own
+    except BaseException as error:  # a bad file can raise a panic of Rust, which is no Exception
         raise NpformerError(f"{path}: not a tokenizer that can be read: {error!s:.200}") from None
     tokenizer.no_truncation()
     tokenizer.no_padding()

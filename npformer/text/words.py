@@ -1,6 +1,6 @@
-"""Words and their pieces: merging the attention of word pieces, and cutting a text into the words one can leave out.
+"""Words and their pieces: merges the attention of word pieces, and splits a text into words that can be left out.
 
-Also `printable`, which every label passes before it reaches a terminal or an SVG. Next: `source.py`.
+`printable` makes labels safe for a terminal or an SVG file.
 """
 
 from __future__ import annotations
@@ -39,16 +39,16 @@ def _special(token: str) -> bool:
 
 
 def word_text(pieces: Sequence[str]) -> str:
-    """The pieces of one word, written as one: `["un", "##do"]` is `undo`."""
+    """Joins the pieces of one word: `["un", "##do"]` is `undo`."""
     first = pieces[0][1:] if pieces[0].startswith(_START_MARKS) and len(pieces[0]) > 1 else pieces[0]
     return first + "".join(piece.removeprefix("##") for piece in pieces[1:])
 
 
 def merge_pieces(weights: np.ndarray, queries: Sequence[Span], keys: Sequence[Span]) -> np.ndarray:
-    """Attention between words, (..., words of the queries, words of the keys), from that between pieces.
+    """Turns attention between pieces into attention between words, (..., words of queries, words of keys).
 
-    To a word: the sum over its pieces; from a word: the mean over its pieces. Rows then still sum to 1
-    (Clark et al. 2019, "What Does BERT Look At?", section 4.1).
+    Attention to a word is the sum over its pieces, attention from a word the mean over its pieces, so that rows still
+    sum to 1. Clark et al., 2019, What Does BERT Look At?, section 4.1.
     """
     to_words = np.add.reduceat(weights, [first for first, _ in keys], axis=-1)
     from_words = np.add.reduceat(to_words, [first for first, _ in queries], axis=-2)
@@ -56,8 +56,10 @@ def merge_pieces(weights: np.ndarray, queries: Sequence[Span], keys: Sequence[Sp
 
 
 def text_words(text: str) -> list[Span]:
-    """`(first, end)` of each word of `text`: what white space parts, less the punctuation at its edges, which
-    counts by itself; every Chinese or Japanese character is a word."""
+    """`(first, end)` of each word of `text`.
+
+    White space separates words. Punctuation at their edges is separate, and so is every Chinese or Japanese character.
+    """
     spans: list[Span] = []
     for first, end in _chunks(text):
         head, tail = first, end
@@ -96,8 +98,8 @@ def _ideographs_apart(text: str, first: int, end: int) -> list[Span]:
 
 
 def printable(text: str) -> str:
-    """`text` with every control and direction-changing character shown as U+FFFD, so that none is obeyed.
+    """Replaces control and direction-changing characters by U+FFFD, so that none has an effect.
 
-    A terminal would run escape sequences, and XML forbids most control characters.
+    A terminal would execute escape sequences, and XML forbids most control characters.
     """
     return "".join("\ufffd" if unicodedata.category(c) in ("Cc", "Cs") or c in _DIRECTION else c for c in text)
