@@ -113,7 +113,7 @@ _MODULE_OF = {name: module for module, names in _NAMES.items() for name in names
 
 
 class _Package(ModuleType):
-    """Keeps `encoder`, `decoder` and `tap` functions, although importing the modules of these names would replace them."""
+    """Keeps the functions `encoder`, `decoder` and `tap`, which importing the modules of these names would replace."""
 
     def __setattr__(self, name: str, value: Any) -> None:
         if not (name in _MODULE_OF and isinstance(value, ModuleType)):
