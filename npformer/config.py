@@ -164,7 +164,7 @@ class Config:
                     checks.whole(name, each, 0, self.decoder.vocab_size - 1)
         if self.shared and self.vocab_size != self.decoder.vocab_size:
             sizes = f"{self.vocab_size} and {self.decoder.vocab_size}"
-            raise NpformerError(f"shared: one table for both languages has one size, got {sizes}")
+            raise NpformerError(f"shared: encoder and decoder share a table, so expected one vocab_size, got {sizes}")
 
     @property
     def d_head(self) -> int:

@@ -193,7 +193,7 @@ class Seq2Seq(BaseModel):
         same_bits: bool | None = None,
     ) -> None:
         if config.head != "translation":
-            raise NpformerError(f"Seq2Seq takes an encoder-decoder with its projection, not a {config.head} model")
+            raise NpformerError(f"Seq2Seq: expected head 'translation', got {config.head!r}")
         super().__init__(config, weights, folder, threads, same_bits)
 
     @cached_property
@@ -261,7 +261,7 @@ class Seq2Seq(BaseModel):
                 raise NpformerError(f"labels: expected token ids, a row or several, got shape {row.shape}, {row.dtype}")
             count = int((row != IGNORE_INDEX).sum())
             if not count or (row[:count] == IGNORE_INDEX).any():
-                raise NpformerError("labels: expected at least one in each row, and -100 behind the last alone")
+                raise NpformerError("labels: expected at least one in each row, and -100 only after the last")
             # The other labels are checked with the decoder's input.
             if not 0 <= row[count - 1] < self.config.decoder.vocab_size:
                 raise NpformerError(f"labels: {row[count - 1]} is outside 0 ... {self.config.decoder.vocab_size - 1}")

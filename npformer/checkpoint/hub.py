@@ -178,7 +178,7 @@ def _probe(name: str, revision: str) -> None:
     try:
         commit = get_hf_file_metadata(hf_hub_url(name, CONFIG, revision=revision)).commit_hash
     except EntryNotFoundError:
-        raise NpformerError(f"{name}: no {CONFIG} on the hub, so it is no transformer npformer knows") from None
+        raise NpformerError(f"{name}: no {CONFIG} on the hub, so npformer cannot read it as a transformer") from None
     if not _COMMIT.fullmatch(commit or ""):
         raise NpformerError(
             f"{name}: {constants.ENDPOINT} does not answer as a Hugging Face hub does (it names no commit); "

@@ -158,7 +158,7 @@ class _Machine:
                 self.pop()  # a state dict's attribute: the versions of its modules
                 _expect(dict, self.stack[-1])
             case _:
-                raise NpformerError(f"the pickle holds the instruction {instruction}, which no tensor needs")
+                raise NpformerError(f"the pickle holds the instruction {instruction}, which is not allowed")
 
 
 def _expect(kind: type[Any], value: Any) -> Any:
@@ -177,14 +177,14 @@ def _small(literal: Any) -> Any:
 def _set_items(target: object, values: list[Any]) -> None:
     keys = values[::2]
     if not all(isinstance(key, str | int) for key in keys):
-        raise NpformerError("the pickle holds a dict with a key that is no string")
+        raise NpformerError("the pickle holds a dict with a key that is not a string")
     _expect(dict, target).update(zip(keys, values[1::2], strict=True))
 
 
 def _name(module: str, name: str) -> Name:
     full = f"{module}.{name}"
     if full not in ADMITTED:
-        raise NpformerError(f"the pickle asks for {full!r:.200}, which no tensor needs; nothing was executed")
+        raise NpformerError(f"the pickle asks for {full!r:.200}, which is not allowed; nothing was executed")
     return Name(full)
 
 
@@ -197,7 +197,7 @@ def _storage(pid: object) -> Storage:
                     return Storage(kind, key, size, None)
                 case [(str(), int(first), int(count))]:
                     return Storage(kind, key, size, (first, count))
-    raise NpformerError("the pickle refers to something outside of it that is no storage of numbers")
+    raise NpformerError("the pickle refers to external data that is not a storage of numbers")
 
 
 def _rebuild(function: str, arguments: tuple[Any, ...]) -> Any:
@@ -210,4 +210,4 @@ def _rebuild(function: str, arguments: tuple[Any, ...]) -> Any:
         numbers = (offset, *_expect(tuple, shape), *_expect(tuple, strides))
         if isinstance(storage, Storage) and all(type(number) is int for number in numbers):
             return Tensor(storage, offset, shape, strides)
-    raise NpformerError(f"the pickle calls {function} with arguments that are none of its own")
+    raise NpformerError(f"the pickle calls {function} with unexpected arguments")

@@ -108,7 +108,7 @@ def read_folder(path: str | Path) -> Stored:
 def read_json(path: Path) -> dict[str, Any]:
     """Reads a JSON file that holds an object."""
     if file_size(path) > _MAX_JSON:
-        raise NpformerError(f"{path}: too large for what it should be")
+        raise NpformerError(f"{path}: too large for a checkpoint's JSON file")
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -153,7 +153,7 @@ def _check_name(index: Path, shard: object) -> None:
     """Checks that a shard is a plain file name: any other path could lead out of the folder."""
     suffix = Path(index.name.removesuffix(".index.json")).suffix
     if not isinstance(shard, str) or not re.fullmatch(rf"[^/\\\0]{{1,200}}{re.escape(suffix)}", shard):
-        raise NpformerError(f"{index}: {shard!r:.200} is no name of a {suffix} file in the same folder")
+        raise NpformerError(f"{index}: {shard!r:.200} is not the name of a {suffix} file in the same folder")
 
 
 def _shard_path(index: Path, shard: str) -> Path:

@@ -101,7 +101,7 @@ class TorchModules(Transformer):
         known = {theirs for theirs, _ in (*FIELDS.values(), *DECODER_FIELDS.values())}.union(OTHERS)
         if odd := sorted(set(data) - known):
             fields = ", ".join(sorted(known))
-            raise NpformerError(f"{odd[0]!r:.80}: no field of a transformer's config.json; those are {fields}")
+            raise NpformerError(f"{odd[0]!r:.80}: unknown field of a transformer's config.json; known: {fields}")
         settings = read_fields(FIELDS, data, "transformer's")
         decoder = read_fields(DECODER_FIELDS, data, "transformer's")
         decoder |= {name: settings[name] for name in ("n_heads", "d_ffn", "vocab_size") if decoder[name] is None}

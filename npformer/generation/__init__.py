@@ -119,7 +119,7 @@ def stream(model: Seq2Seq, source: Text, **settings: Any) -> Iterator[int]:
     """
     chosen = _with_seed(resolve(model.folder, model.config, settings))
     if chosen.num_beams > 1 or chosen.num_return_sequences > 1:
-        raise NpformerError("stream: a beam search knows its tokens at the end only; use num_beams=1, one target")
+        raise NpformerError("stream: unsupported for beam search; use num_beams=1, num_return_sequences=1")
     projection = Projection(**model.weights["head"]["output"])
     steps = greedy_or_sample(model, model.encode([source]), chosen, projection, group=[(0, 0)])
     return (int(tokens[0]) for _, tokens, _ in steps)

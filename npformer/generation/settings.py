@@ -163,7 +163,7 @@ def resolve(folder: Path | None, config: Config, given: Mapping[str, Any]) -> Se
                 raise NpformerError(f"{name}: {value!r:.80} is not supported; it can only be {NEUTRAL[name][-1]}")
         elif name not in IGNORED:
             where = f"{path}: " if name in stored else ""
-            raise NpformerError(f"{where}{name!r:.80}: no such setting; those are {', '.join(NAMES)}")
+            raise NpformerError(f"{where}{name!r:.80}: unknown setting; known: {', '.join(NAMES)}")
     result = Settings(**settings)
     result.check(config.decoder.vocab_size, config.max_length)
     return result

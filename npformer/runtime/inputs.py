@@ -21,7 +21,7 @@ def as_padded(input_ids: Any, attention_mask: Any, token_type_ids: Any) -> tuple
     """
     if _is_ragged(input_ids):
         if attention_mask is not None:
-            raise NpformerError("attention_mask: a ragged list of input_ids needs none; its sequences are whole")
+            raise NpformerError("attention_mask: unsupported with a ragged list of input_ids, which has no padding")
         lengths = [len(sequence) for sequence in input_ids]
         mask = np.arange(max(lengths)) < np.array(lengths)[:, None]
         ids = _filled("input_ids", input_ids, mask)

@@ -142,7 +142,7 @@ class Encoder:
         texts = [self._whole(each, special=False) for each in ([given] if isinstance(given, str) else given)]
         room = limit - self.tokenizer.num_special_tokens_to_add(len(texts) == 2)
         if room < 1:
-            raise NpformerError(f"a text has {limit} tokens at most, which is too few for any text")
+            raise NpformerError(f"limit: {limit} tokens leave no room for text beside the special tokens")
         if long == "truncate":
             for text, length in zip(texts, _lengths([len(each) for each in texts], room, cut), strict=True):
                 text.truncate(length)

@@ -167,7 +167,7 @@ def _added_tokens(folder: Path, settings: Mapping[str, Any], special: Mapping[st
         known = {token.content for token in tokens}
         return tokens + [_added_token(each, special=True) for each in special.values() if _content(each) not in known]
     except (TypeError, ValueError, AttributeError) as error:
-        raise NpformerError(f"{path}: added tokens that make no sense: {error!s:.200}") from None
+        raise NpformerError(f"{path}: invalid added tokens: {error!s:.200}") from None
 
 
 def _added_token(token: Any, **flags: bool) -> AddedToken:

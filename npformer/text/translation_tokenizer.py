@@ -95,7 +95,7 @@ class Pieces:
     def decode(self, ids: Sequence[int]) -> str:
         missing = [each for each in ids if each not in self.pieces]
         if missing:
-            raise NpformerError(f"decode: {missing[0]} is no id of the target's vocabulary")
+            raise NpformerError(f"decode: {missing[0]} is not an id of the target's vocabulary")
         pieces = [piece for piece in map(self.pieces.__getitem__, ids) if piece not in self.special]
         return str(self.target.decode(pieces)).replace("▁", " ").strip()
 

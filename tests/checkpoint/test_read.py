@@ -163,7 +163,7 @@ def test_what_does_not_fit_names_the_folder(folder):
 def test_an_index_that_points_out_of_its_folder(folder, kind, shard):
     shard = shard.format(kind=kind, folder=folder) if isinstance(shard, str) else shard
     save_shards(folder, kind, tensors(), {"classifier.weight": shard})
-    with pytest.raises(NpformerError, match=rf"index.json: .* is no name of a .{kind} file in the same folder"):
+    with pytest.raises(NpformerError, match=rf"index.json: .* is not the name of a .{kind} file in the same folder"):
         load_folder(folder)
 
 

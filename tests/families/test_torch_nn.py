@@ -157,7 +157,7 @@ def folder_of(tmp_path: Path, case: str, **changes: Any) -> Path:
         ("attention-no-bias", {"bias": True}, r"missing: query\.bias \(in_proj_bias, third 1 of 3\)"),
         ("transformer", {"n_heads": 3}, "3 heads do not divide the model's width of 16"),
         ("transformer", {"d_model": ...}, "no 'd_model'; a transformer's config.json has one"),
-        ("transformer", {"nhead": 4}, "'nhead': no field of a transformer's config.json; those are activation, "),
+        ("transformer", {"nhead": 4}, "'nhead': unknown field of a transformer's config.json; known: activation, "),
         ("transformer", {"activation": "mish"}, "activation: expected one of .*got 'mish'"),
         ("transformer", {"architectures": ["nn.LSTM"]}, "torch_class: expected one of nn.Transformer, .*got 'nn.LSTM'"),
         ("transformer", {"positions": "rotary"}, "positions: expected one of .*got 'rotary'"),
@@ -168,7 +168,7 @@ def folder_of(tmp_path: Path, case: str, **changes: Any) -> Path:
         ("transformer", {"head": "translation"}, "vocab_size: a translation model has a token table"),
         ("decoder", {"head": "translation", "vocab_size": 9}, "a translation model has an encoder and a decoder, each of at least one layer"),
         ("transformer", {"head": "sequence-classification", "vocab_size": 9}, "decoder: a sequence-classification model has none, got 1 layers"),
-        ("transformer", {"share_embeddings": True, "vocab_size": 9, "target_vocab_size": 8}, "one table for both languages"),
+        ("transformer", {"share_embeddings": True, "vocab_size": 9, "target_vocab_size": 8}, "encoder and decoder share a table"),
         ("classifier", {"id2label": {"0": "a"}}, r"wrong: head\.output\.weight \(classifier\.fc\.weight\), transposed: "),
         ("classifier", {"modules": {}}, r"missing: embeddings\.token\.weight \(embedding\.weight\)"),
         ("classifier", {"positions": "learned"}, r"missing: embeddings\.position\.weight \(positions\.weight\)"),
@@ -207,7 +207,7 @@ def test_learned_positions_and_positions_kept_as_a_buffer(tmp_path: Path) -> Non
 
 def test_a_decoder_without_an_encoder_is_no_translation_model() -> None:
     config, tree = load_folder(DATA / "decoder")
-    with pytest.raises(NpformerError, match="Seq2Seq takes an encoder-decoder with its projection, not a base model"):
+    with pytest.raises(NpformerError, match="Seq2Seq: expected head 'translation', got 'base'"):
         Seq2Seq(config, tree)
 
 

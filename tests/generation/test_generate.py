@@ -196,7 +196,7 @@ def test_streamed_tokens_are_the_greedy_ones() -> None:
         assert [first, *stream] == whole
     sampled = list(model.stream(source.tolist(), do_sample=True, seed=5, max_new_tokens=12))
     assert sampled == model.generate([source.tolist()], do_sample=True, seed=5, max_new_tokens=12)[0][0].ids.tolist()
-    with pytest.raises(NpformerError, match="a beam search knows its tokens at the end only"):
+    with pytest.raises(NpformerError, match="stream: unsupported for beam search"):
         model.stream(source.tolist(), num_beams=2)
 
 
@@ -251,8 +251,8 @@ def test_labels_are_shifted_behind_the_start_token() -> None:
         ([], "labels: expected token ids, a row or several, got shape"),
         (5, "labels: expected token ids"),
         ([["a"]], "labels: expected token ids"),
-        ([[-100, -100]], "labels: expected at least one in each row, and -100 behind the last alone"),
-        ([[7, -100, 8]], "labels: expected at least one in each row, and -100 behind the last alone"),
+        ([[-100, -100]], "labels: expected at least one in each row, and -100 only after the last"),
+        ([[7, -100, 8]], "labels: expected at least one in each row, and -100 only after the last"),
         ([[7, 7000]], "labels: 7000 is outside 0 ... 119"),
         ([[7, -1]], "labels: -1 is outside 0 ... 119"),
         ([[7], [8]], "expected a target for each source"),

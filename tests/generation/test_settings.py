@@ -45,7 +45,7 @@ def test_an_old_config_json_says_how_to_generate(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"beams": 4}, "'beams': no such setting; those are max_new_tokens, "),
+        ({"beams": 4}, "'beams': unknown setting; known: max_new_tokens, "),
         ({"max_new_tokens": 0}, "max_new_tokens: expected a whole number from 1 to 64, got 0"),
         ({"max_new_tokens": 65}, "max_new_tokens: expected a whole number from 1 to 64, got 65"),
         ({"max_length": 66}, "^max_length: expected a whole number from 2 to 65, got 66"),
@@ -103,5 +103,5 @@ def test_one_source_is_streamed() -> None:
 
 def test_a_setting_of_the_file_that_is_unknown_names_the_file(tmp_path: Path) -> None:
     (tmp_path / "generation_config.json").write_text('{"num_beans": 4}')
-    with pytest.raises(NpformerError, match=r"generation_config\.json: 'num_beans': no such setting"):
+    with pytest.raises(NpformerError, match=r"generation_config\.json: 'num_beans': unknown setting"):
         resolve(tmp_path, golden_model("marian-small").config, {})
