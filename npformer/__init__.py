@@ -32,7 +32,8 @@ if TYPE_CHECKING:
     from npformer.checkpoint.load import load
     from npformer.config import Config
     from npformer.decoder import decoder, decoder_layer, shift
-    from npformer.encoder import encoder, encoder_layer, feed_forward, sinusoidal_positions
+    from npformer.embeddings import sinusoidal_positions
+    from npformer.encoder import encoder, encoder_layer, feed_forward
     from npformer.errors import NpformerError
     from npformer.functions import (
         cross_entropy,
@@ -99,7 +100,8 @@ _NAMES = {
     "config": "Config",
     "decoder": "decoder decoder_layer shift",
     "interpret.edit": "ablate_heads edit patch",
-    "encoder": "encoder encoder_layer feed_forward sinusoidal_positions",
+    "embeddings": "sinusoidal_positions",
+    "encoder": "encoder encoder_layer feed_forward",
     "errors": "NpformerError",
     "functions": "cross_entropy embedding layer_norm linear log_softmax softmax",
     "checkpoint.load": "load",

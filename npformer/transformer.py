@@ -16,7 +16,8 @@ from npformer import heads
 from npformer.activations import ACTIVATIONS
 from npformer.config import Config
 from npformer.decoder import decoder, decoder_backward, project, project_backward
-from npformer.encoder import embeddings, embeddings_backward, encoder, encoder_backward
+from npformer.embeddings import embeddings, embeddings_backward
+from npformer.encoder import encoder, encoder_backward
 from npformer.runtime.batch import Batch
 from npformer.tap import scope, tap
 from npformer.tape import Stages

@@ -26,7 +26,7 @@ from npformer.runtime.batch import Text, pack
 from npformer.tap import listen
 from npformer.tape import Recording
 from npformer.training import Example, HeadLoss, Trainable, initialise
-from npformer.training.gradients import gradients
+from npformer.training.batch_gradients import gradients
 from npformer.training.losses import TranslationLoss
 from npformer.transformer import backward, forward
 from tests.golden import gradients as given

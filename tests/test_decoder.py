@@ -20,7 +20,8 @@ from npformer.attention import causal_mask, masked_attention, self_attention
 from npformer.checkpoint import flatten, load_folder, unflatten
 from npformer.config import Config
 from npformer.decoder import EVERY_KEY, decoder, shift
-from npformer.encoder import encoder, sinusoidal_positions
+from npformer.embeddings import sinusoidal_positions
+from npformer.encoder import encoder
 from npformer.errors import NpformerError
 from npformer.generation.kv_cache import KVCache
 from npformer.runtime.batch import Text

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from npformer.activations import gelu, relu
 from npformer.attention import self_attention
 from npformer.checkpoint import load_folder
-from npformer.encoder import embeddings, encoder, encoder_layer, feed_forward, sinusoidal_positions
+from npformer.embeddings import embeddings, sinusoidal_positions
+from npformer.encoder import encoder, encoder_layer, feed_forward
 from npformer.errors import NpformerError
 from npformer.functions import layer_norm, linear
 from tests.support import tiny, torch_values

@@ -13,7 +13,7 @@ import numpy as np
 
 from npformer.checkpoint.storage import Array, dtype_name, is_floating, load
 from npformer.config import Config, Decoder
-from npformer.encoder import sinusoidal_positions
+from npformer.embeddings import sinusoidal_positions
 from npformer.errors import NpformerError, warn
 from npformer.families import Source, family_of
 

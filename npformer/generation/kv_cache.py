@@ -13,8 +13,8 @@ from itertools import pairwise
 import numpy as np
 
 from npformer.attention import masked_attention, split_heads
-from npformer.runtime.kernel import VECTOR
 from npformer.runtime.products import kernel
+from npformer.runtime.same_bits import VECTOR
 from npformer.runtime.sums import TERMS
 from npformer.runtime.threads import parallel_for
 from npformer.tap import listening, tap

@@ -1,7 +1,7 @@
 """Attribution of a result to words, by two measures without gradients.
 
 Leaving a word out runs the model again without it. Attention roll-out follows attention back through the layers: it
-shows where information could flow, not its effect on a label. `gradients.py` has the measures by gradients,
+shows where information could flow, not its effect on a label. `integrated_gradients.py` has the measures by gradients,
 `view/attribution_view.py` draws all of them.
 """
 

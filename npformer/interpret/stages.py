@@ -34,7 +34,7 @@ _BEFORE = (
     Stage("embeddings.token", "(T, E)", "E[ids]", "functions.embedding", "embed.hook_embed"),
     Stage("embeddings.position", "(T, E)", "P[positions]", "functions.embedding", "embed.hook_pos_embed"),
     Stage("embeddings.segment", "(T, E)", "S[segments]", "functions.embedding", "embed.hook_token_type_embed"),
-    Stage("embeddings.sum", "(T, E)", "token + position [+ segment]", "encoder.embeddings"),
+    Stage("embeddings.sum", "(T, E)", "token + position [+ segment]", "embeddings.embeddings"),
     Stage("embeddings.norm", "(T, E)", "X = Normalize(sum)", "functions.layer_norm", "hook_full_embed"),
     Stage("embeddings.project", "(T, D)", "X = Normalize(sum) W + b", "functions.linear"),
 )

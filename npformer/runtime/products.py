@@ -1,6 +1,6 @@
 """Matrix products with the same bits for any number of rows, and fast for few.
 
-`kernel.py` finds what the BLAS needs: rows added, edge columns computed again, sums added in blocks. Products with
+`same_bits.py` finds what the BLAS needs: rows added, edge columns computed again, sums added in blocks. Products with
 weights are shared between threads. Of a weight that is used repeatedly with few rows a copy in another layout is kept:
 panels, which a kernel for small products reads in order, or the edge columns. `functions.linear` and `attention` use
 these products.
@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from npformer.errors import NpformerError
-from npformer.runtime.kernel import GROUP, VECTOR, Kernel
+from npformer.runtime.same_bits import GROUP, VECTOR, Kernel
 from npformer.runtime.threads import num_parts, plain_products, run_tasks, single_blas_thread
 
 PANEL = 64  # columns of a panel: four vectors of sixteen floats

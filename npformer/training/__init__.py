@@ -1,13 +1,13 @@
 """Training in NumPy: gradients of the one forward, Adam, and a loop that can be stopped and resumed at any step.
 
 Backward passes stand below their forwards, in `functions.py` and the files that follow it. Here `losses.py` has the
-objectives, `gradients.py` the gradients of a batch, `optimiser.py` and `schedule.py` the update, `trainer.py` the loop
-and `state.py` its checkpoints; `data.py` reads files, `metrics.py` measures.
+objectives, `batch_gradients.py` the gradients of a batch, `optimiser.py` and `schedule.py` the update, `trainer.py` the
+loop and `state.py` its checkpoints; `data.py` reads files, `metrics.py` measures.
 """
 
+from npformer.training.batch_gradients import Gradients, gradients
 from npformer.training.data import LabelledText, label_ids, label_names, read_labelled
 from npformer.training.dropout import Dropout, standard_rates
-from npformer.training.gradients import Gradients, gradients
 from npformer.training.initialise import initialise
 from npformer.training.losses import Example, HeadLoss, TranslationLoss
 from npformer.training.optimiser import Adam, clip_scale, global_norm, is_decayed

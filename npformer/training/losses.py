@@ -1,6 +1,6 @@
 """Examples, and the loss and gradients of some of them, for an encoder's head or an encoder-decoder.
 
-`gradients.py` adds up the parts of a batch, `data.py` reads examples from files.
+`batch_gradients.py` adds up the parts of a batch, `data.py` reads examples from files.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The weights of a model in training: writable copies, tied arrays shared, computed tables left out.
 
-`gradients.py` adds gradients by these names, `optimiser.py` updates the arrays.
+`batch_gradients.py` adds gradients by these names, `optimiser.py` updates the arrays.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 A training that was stopped at any step resumes from its last checkpoint and ends with the same bits: the order of the
 examples and the elements that dropout draws depend on the seed, the epoch and the step alone, and a step has the same
-bits for any number of threads. `gradients.py` computes the gradients, `state.py` has the checkpoints.
+bits for any number of threads. `batch_gradients.py` computes the gradients, `state.py` has the checkpoints.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ import numpy as np
 
 from npformer.checks import number, one_of, positive, whole
 from npformer.errors import NpformerError
+from npformer.training.batch_gradients import gradients
 from npformer.training.dropout import Dropout
-from npformer.training.gradients import gradients
 from npformer.training.losses import Objective
 from npformer.training.optimiser import Adam, clip_scale, global_norm
 from npformer.training.progress import Progress

@@ -101,7 +101,9 @@ def _classifies(model: Any) -> bool:
 
 def _asked(model: Any, given: Any, label: str | int | None, steps: int) -> list[Method]:
     """Computes the measures that run a model: by words left out of a text, and by gradients."""
-    from npformer.interpret.gradients import by_gradients  # loads the backward passes, which only a model needs
+    from npformer.interpret.integrated_gradients import (
+        by_gradients,  # loads the backward passes, which only a model needs
+    )
     from npformer.interpret.trace import texts_of
     from npformer.tape import UnknownDerivative
     from npformer.text.encoding import IDS

@@ -17,7 +17,7 @@ from torch.nn import functional
 from npformer.checkpoint import tree as layout
 from npformer.config import Config
 from npformer.decoder import shift
-from npformer.encoder import sinusoidal_positions
+from npformer.embeddings import sinusoidal_positions
 from npformer.families import write_config
 from npformer.training import Example
 

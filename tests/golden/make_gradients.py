@@ -28,7 +28,7 @@ from torch.nn import functional
 
 from npformer.checkpoint import tree as layout
 from npformer.config import Config
-from npformer.encoder import sinusoidal_positions
+from npformer.embeddings import sinusoidal_positions
 from npformer.families import family_of, read_config
 from tests.golden import gradients
 from tests.golden.make import make_or_check

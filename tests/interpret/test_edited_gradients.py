@@ -23,7 +23,7 @@ from npformer.interpret.edit import (
     scale,
     zero,
 )
-from npformer.interpret.gradients import slope
+from npformer.interpret.integrated_gradients import slope
 from npformer.interpret.trace import Trace, texts_of, trace
 from npformer.model import Model
 from npformer.runtime.batch import Text, pack
@@ -243,7 +243,7 @@ def test_a_recording_takes_the_edits_it_stands_in(model: Model) -> None:
 def test_attribution_is_the_edited_models(model: Model, changed: Callable[[Model], list[Any]]) -> None:
     """Its gradient by central differences, and its integrated gradients' sum by the edited ends."""
     from npformer.interpret.attribution import target
-    from npformer.interpret.gradients import by_gradients
+    from npformer.interpret.integrated_gradients import by_gradients
 
     changes, h = changed(model), 1e-5
     (text,), (tokens,), _ = texts_of(model, TEXTS[0])

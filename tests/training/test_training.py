@@ -31,7 +31,7 @@ from npformer.training import (
     noam,
     standard_rates,
 )  # fmt: skip
-from npformer.training.gradients import cut
+from npformer.training.batch_gradients import cut
 from npformer.training.start import as_distilbert
 from npformer.transformer import forward
 from tests.golden import gradients as given

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 import npformer
 from npformer.runtime.batch import Text
-from npformer.runtime.kernel import FAR, GROUP
 from npformer.runtime.products import kernel
+from npformer.runtime.same_bits import FAR, GROUP
 from npformer.runtime.threads import products, run_tasks, single_blas_thread
 from tests.support import kernels
 

@@ -13,7 +13,7 @@ from npformer.checkpoint import tree as layout
 from npformer.errors import NpformerError
 from npformer.families.torch_nn import TORCH_MODULES
 from npformer.interpret.attribution import Target, target
-from npformer.interpret.gradients import slope
+from npformer.interpret.integrated_gradients import slope
 from npformer.interpret.trace import texts_of, trace
 from npformer.model import Model
 from npformer.runtime.batch import Text

@@ -1,0 +1,120 @@
+"""Embeddings: what the first layer reads, rows of learned tables added up, and the sinusoidal positions of 2017.
+
+Vaswani et al., 2017, sections 3.4 and 3.5; Devlin et al., 2019, figure 2. Next: `encoder.py`, the layers above.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from npformer.attention import Linear
+from npformer.functions import (
+    embedding,
+    embedding_backward,
+    layer_norm,
+    layer_norm_backward,
+    linear,
+    linear_backward,
+)
+from npformer.tap import scope, spare, tap
+from npformer.tape import Stages
+
+
+def sinusoidal_positions(length: int, width: int, dtype: type = np.float32, halves: bool = False) -> np.ndarray:
+    """PE(pos, 2i) = sin(pos / 10000^(2i / D)), PE(pos, 2i + 1) = cos(pos / 10000^(2i / D)).
+
+    Parameters
+    ----------
+    length : int, positions
+    width : int, D
+    dtype : float32 or float64
+    halves : bool, all sines first and then all cosines, as in Marian
+
+    Returns
+    -------
+    (length, D) array
+
+    References
+    ----------
+    Vaswani et al., 2017, section 3.5.
+
+    Examples
+    --------
+    >>> npformer.sinusoidal_positions(2, 4)
+    array([[0.    , 1.    , 0.    , 1.    ],
+           [0.8415, 0.5403, 0.01  , 0.9999]], dtype=float32)
+    """
+    angle = np.arange(length)[:, None] / 10000 ** (np.arange(0, width, 2) / width)
+    if halves:
+        return np.concatenate([np.sin(angle), np.cos(angle)], axis=1)[:, :width].astype(dtype)
+    table: np.ndarray = np.empty((length, width), dtype)
+    table[:, 0::2] = np.sin(angle)
+    table[:, 1::2] = np.cos(angle)[:, : width // 2]
+    return table
+
+
+def embeddings(
+    ids: np.ndarray,
+    positions: np.ndarray,
+    segments: np.ndarray | None,
+    token: Mapping[str, np.ndarray],
+    position: Mapping[str, np.ndarray],
+    norm: Linear | None = None,
+    segment: Mapping[str, np.ndarray] | None = None,
+    project: Linear | None = None,
+    eps: float = 1e-12,
+    scale: float = 1.0,
+) -> np.ndarray:
+    """Normalize(scale * token + position [+ segment]) [W + b], from rows of the tables: (T,), (T,), (T,) -> (T, D).
+
+    scale is sqrt(D) in the 2017 model (section 3.4), which has no norm here. project, the W and b, is for models whose
+    tables are narrower than their layers, as in ALBERT (Lan et al., 2020, section 3.1).
+    """
+    with scope("embeddings"):
+        tokens = embedding(ids, **token) if scale == 1 else embedding(ids, **token) * scale
+        total = tap("token", tokens) + tap("position", embedding(positions, **position))
+        if segment is not None:
+            total += tap("segment", embedding(np.zeros_like(ids) if segments is None else segments, **segment))
+        total = tap("sum", total)
+        x = total if norm is None else tap("norm", layer_norm(total, **norm, eps=eps, out=spare(total)))
+        return x if project is None else tap("project", linear(x, **project))
+
+
+def embeddings_backward(
+    grad: np.ndarray,
+    stages: Stages,
+    ids: np.ndarray,
+    positions: np.ndarray,
+    segments: np.ndarray | None,
+    token: Mapping[str, np.ndarray],
+    position: Mapping[str, np.ndarray],
+    norm: Linear | None = None,
+    segment: Mapping[str, np.ndarray] | None = None,
+    project: Linear | None = None,
+    eps: float = 1e-12,
+    scale: float = 1.0,
+    padding_idx: int | None = None,
+) -> dict[str, Any]:
+    """Backward of `embeddings`: the gradients of the tables, as `SparseRows`, and of norm and project.
+
+    The token padding_idx gets no gradient, as in torch.nn.Embedding.
+    """
+    stages = stages.within("embeddings")
+    grads: dict[str, Any] = {}
+    if project is not None:
+        normed = stages["sum" if norm is None else "norm"]
+        grad, grads["project"] = linear_backward(stages.through_edit("project", grad), normed, **project)
+    if norm is not None:
+        grad, grads["norm"] = layer_norm_backward(stages.through_edit("norm", grad), stages["sum"], **norm, eps=eps)
+    grad = stages.through_edit("sum", grad)
+    d_token = stages.through_edit("token", grad)
+    trained = slice(None) if padding_idx is None else ids != padding_idx
+    grads["token"] = {"weight": embedding_backward((d_token if scale == 1 else d_token * scale)[trained], ids[trained])}
+    grads["position"] = {"weight": embedding_backward(stages.through_edit("position", grad), positions)}
+    if segment is not None:
+        segments = np.zeros_like(ids) if segments is None else segments
+        grads["segment"] = {"weight": embedding_backward(stages.through_edit("segment", grad), segments)}
+    return grads
