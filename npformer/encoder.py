@@ -2,7 +2,7 @@
 
 Packed rows are the tokens of several texts one after another, (T, D), with the texts' `lengths`; there is no padding.
 Attention Is All You Need (Vaswani et al., 2017), section 3.1, in the form of BERT (Devlin et al., 2019). Weights are
-nested dicts that are passed to the functions as keywords: `linear(x, **weights["query"])`. Next: `decoder.py`, `heads.py`.
+nested dicts that are passed to the functions as keywords: `linear(x, **weights["query"])`. Next: `decoder.py`.
 """
 
 from __future__ import annotations
