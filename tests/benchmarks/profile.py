@@ -42,6 +42,7 @@ CLOCKS = (
     ("npformer.attention", "in_place", SOFTMAX),
     ("npformer.attention", "all_gather", WAITING),
     ("npformer.attention", "packed_attention", HEADS),
+    ("npformer.embeddings", "layer_norm", NORM),
     ("npformer.encoder", "layer_norm", NORM),
     ("npformer.encoder", "encoder_layer", LAYER),
     ("npformer.transformer", "embeddings", TABLES),

@@ -173,7 +173,7 @@ CONFIG = json.dumps(write_config(tiny.config())).encode()
         ),
         (
             {"config.json": CONFIG, "model.safetensors.index.json": b'{"weight_map": {"a": "../x.safetensors"}}'},
-            "no name of a .safetensors file in the same folder",
+            "not the name of a .safetensors file in the same folder",
         ),
         ({"config.json": b"<html>", "model.safetensors": b"x"}, "config.json: not JSON"),
         ({"config.json": b'{"model_type": "gpt2"}', "model.safetensors": b"x"}, f"{NAME}: model_type: expected one of"),

@@ -31,7 +31,7 @@ from tests.support import tiny
 pytestmark = pytest.mark.numbers
 
 FAMILIES = ("distilbert", "bert", "electra")
-attention, encoder = (sys.modules[f"npformer.{name}"] for name in ("attention", "encoder"))  # the modules
+attention, embeddings, encoder = (sys.modules[f"npformer.{name}"] for name in ("attention", "embeddings", "encoder"))
 LENGTHS = (9, 6, 3)
 
 
@@ -97,7 +97,10 @@ def attended(wrong: Callable[..., np.ndarray]) -> Callable[[Model, list[Text]], 
 def norm_made(wrong: Callable[..., np.ndarray]) -> Callable[[Model, list[Text]], Made]:
     @contextmanager
     def made(model: Model, texts: list[Text]) -> Made:
-        with patched(encoder, "layer_norm", lambda x, weight, bias, **_: wrong(x) * weight + bias):
+        def norm(x: np.ndarray, weight: np.ndarray, bias: np.ndarray, **_: object) -> np.ndarray:
+            return wrong(x) * weight + bias
+
+        with patched(embeddings, "layer_norm", norm), patched(encoder, "layer_norm", norm):
             yield model, texts
 
     return made
