@@ -61,7 +61,7 @@ def test_marians_tokenizer_of_shared_pieces() -> None:
     assert tokenizer.languages == (">>deu<<", ">>fra<<")
     assert tokenizer.target is tokenizer.source
     assert tokenizer.decode(tokenizer.encode("A dog runs.")) == "A dog runs."
-    with pytest.raises(NpformerError, match="decode: 999 is no id"):
+    with pytest.raises(NpformerError, match="decode: 999 is not an id"):
         tokenizer.decode([999])
 
 
