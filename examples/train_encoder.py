@@ -22,7 +22,7 @@ from animation import animate  # beside this file
 from npformer.checkpoint.load import find_folder
 from npformer.errors import NpformerError
 from npformer.families.torch_nn import TORCH_MODULES
-from npformer.interpret.project import project
+from npformer.interpret.plane import project
 from npformer.model import Model
 from npformer.text.tokenizer import load_tokenizer
 from npformer.training import HeadLoss, Recipe, Trainable, Trainer, initialise, read_labelled

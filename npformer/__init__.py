@@ -1,7 +1,7 @@
 """npformer: the Transformer in NumPy that you can read.
 
-The maths: `functions`, `activations`, `attention`, `encoder`, `decoder`, `heads`. Models and tasks: `load`,
-`pipeline`. Looking inside: `trace`, `edit`, `golden`, `view`. Training: `training`.
+The maths: `functions`, `activations`, `masks`, `attention`, `embeddings`, `encoder`, `decoder`, `heads`. Models and
+tasks: `load`, `pipeline`. Looking inside: `trace`, `edit`, `golden`, `view`. Training: `training`.
 
 Every name is imported when it is first used, so that the command `npformer` can set up its process before NumPy is
 loaded. `TYPE_CHECKING` is not imported from `typing`, because that import is slow too.
@@ -21,14 +21,7 @@ if TYPE_CHECKING:
     from npformer import training as training
     from npformer import view as view
     from npformer.activations import gelu, relu, silu
-    from npformer.attention import (
-        causal_mask,
-        combine_heads,
-        padding_mask,
-        scaled_dot_product_attention,
-        self_attention,
-        split_heads,
-    )
+    from npformer.attention import combine_heads, scaled_dot_product_attention, self_attention, split_heads
     from npformer.checkpoint.load import load
     from npformer.config import Config
     from npformer.decoder import decoder, decoder_layer, shift
@@ -45,8 +38,9 @@ if TYPE_CHECKING:
     )
     from npformer.interpret.edit import ablate_heads, edit, patch
     from npformer.interpret.trace import Trace, trace
+    from npformer.masks import causal_mask, padding_mask
     from npformer.model import Model
-    from npformer.runtime.batch import Text
+    from npformer.runtime.packing import Text
     from npformer.tap import scope, tap
     from npformer.tasks.pipeline import pipeline
     from npformer.text.inputs import Pair
@@ -95,8 +89,8 @@ __all__ = [
 #: Module -> the public names that it defines.
 _NAMES = {
     "activations": "gelu relu silu",
-    "attention": "causal_mask combine_heads padding_mask scaled_dot_product_attention self_attention split_heads",
-    "runtime.batch": "Text",
+    "attention": "combine_heads scaled_dot_product_attention self_attention split_heads",
+    "runtime.packing": "Text",
     "config": "Config",
     "decoder": "decoder decoder_layer shift",
     "interpret.edit": "ablate_heads edit patch",
@@ -105,6 +99,7 @@ _NAMES = {
     "errors": "NpformerError",
     "functions": "cross_entropy embedding layer_norm linear log_softmax softmax",
     "checkpoint.load": "load",
+    "masks": "causal_mask padding_mask",
     "model": "Model",
     "tap": "scope tap",
     "text.inputs": "Pair",

@@ -1,4 +1,4 @@
-"""Attention: masks, heads, scaled dot-product attention, multi-head attention with its four linear layers.
+"""Attention: heads, scaled dot-product attention, multi-head attention with its four linear layers.
 
 Attention Is All You Need (Vaswani et al., 2017), section 3.2. `encoder.py` and `decoder.py` build layers of it.
 """
@@ -14,8 +14,8 @@ import numpy as np
 
 from npformer.errors import NpformerError
 from npformer.functions import linear, linear_backward, linears, softmax, softmax_backward
-from npformer.runtime.batch import equal_runs
 from npformer.runtime.blocks import in_place, over_heads
+from npformer.runtime.packing import equal_runs
 from npformer.runtime.products import inner_products, inner_products_in_room, row_products
 from npformer.runtime.sums import TERMS, matmul_in_order, sum_in_order
 from npformer.runtime.threads import all_gather
@@ -25,42 +25,6 @@ from npformer.tape import Stages
 Linear = Mapping[str, np.ndarray]
 
 _softmax = partial(softmax, total=sum_in_order)
-
-
-def padding_mask(lengths: np.ndarray, width: int | None = None) -> np.ndarray:
-    """True where a key is a token, False where it is padding: lengths (B,) -> mask (B, 1, 1, width).
-
-    Parameters
-    ----------
-    lengths : (B,) integer array, tokens of each sequence
-    width : int, keys of the padded array; max(lengths) unless given
-
-    Examples
-    --------
-    >>> npformer.padding_mask(np.array([1, 3]))[:, 0, 0].astype(int)
-    array([[1, 0, 0],
-           [1, 1, 1]])
-    """
-    lengths = np.asarray(lengths)
-    return (np.arange(lengths.max() if width is None else width) < lengths[:, None])[:, None, None, :]
-
-
-def causal_mask(queries: int, keys: int | None = None) -> np.ndarray:
-    """True where key j is not later than query i, (queries, keys); the last query sees every key. Section 3.2.3.
-
-    Parameters
-    ----------
-    queries, keys : int, how many; as many keys as queries unless given
-
-    Examples
-    --------
-    >>> npformer.causal_mask(3).astype(int)
-    array([[1, 0, 0],
-           [1, 1, 0],
-           [1, 1, 1]])
-    """
-    keys = queries if keys is None else keys
-    return np.tri(queries, keys, keys - queries, dtype=bool)
 
 
 def split_heads(x: np.ndarray, n_heads: int) -> np.ndarray:

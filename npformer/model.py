@@ -17,8 +17,8 @@ from npformer.config import Config
 from npformer.decoder import shift
 from npformer.errors import NpformerError
 from npformer.functions import IGNORE_INDEX
-from npformer.runtime.batch import Text, pack
-from npformer.runtime.inputs import as_padded, check_texts, padded, texts_of
+from npformer.runtime.packing import Text, pack
+from npformer.runtime.padding import as_padded, check_texts, padded, texts_of
 from npformer.runtime.products import kernel
 from npformer.runtime.runner import Runner
 from npformer.runtime.threads import run_row_parallel

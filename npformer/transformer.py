@@ -18,7 +18,7 @@ from npformer.config import Config
 from npformer.decoder import decoder, decoder_backward, project, project_backward
 from npformer.embeddings import embeddings, embeddings_backward
 from npformer.encoder import encoder, encoder_backward
-from npformer.runtime.batch import Batch
+from npformer.runtime.packing import Batch
 from npformer.tap import scope, tap
 from npformer.tape import Stages
 

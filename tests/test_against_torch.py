@@ -18,7 +18,7 @@ from npformer.families import encoders
 from npformer.golden.mistakes import MISTAKES, Mistake, Port
 from npformer.interpret.edit import Edits
 from npformer.model import Model
-from npformer.runtime.batch import Text
+from npformer.runtime.packing import Text
 from npformer.tap import listen
 from tests.golden.texts import TEXTS
 from tests.support import torch_values

@@ -10,17 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from npformer.attention import (
-    causal_mask,
-    combine_heads,
-    padding_mask,
-    scaled_dot_product_attention,
-    self_attention,
-    split_heads,
-)
+from npformer.attention import combine_heads, scaled_dot_product_attention, self_attention, split_heads
 from npformer.errors import NpformerError
 from npformer.functions import linear
-from npformer.runtime.batch import equal_runs
+from npformer.masks import causal_mask, padding_mask
+from npformer.runtime.packing import equal_runs
 from npformer.tap import listen
 from tests.support import torch_values
 from tests.support.bits import alike

@@ -22,7 +22,7 @@ from npformer.checkpoint import load_folder
 from npformer.checkpoint import tree as layout
 from npformer.encoder import encoder, encoder_backward
 from npformer.functions import SparseRows, embedding_backward, layer_norm_backward, linear_backward
-from npformer.runtime.batch import Text, pack
+from npformer.runtime.packing import Text, pack
 from npformer.tap import listen
 from npformer.tape import Recording
 from npformer.training import Example, HeadLoss, Trainable, initialise

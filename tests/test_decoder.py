@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from safetensors.numpy import load_file
 
 from npformer.activations import ACTIVATIONS
-from npformer.attention import causal_mask, masked_attention, self_attention
+from npformer.attention import masked_attention, self_attention
 from npformer.checkpoint import flatten, load_folder, unflatten
 from npformer.config import Config
 from npformer.decoder import EVERY_KEY, decoder, shift
@@ -24,7 +24,8 @@ from npformer.embeddings import sinusoidal_positions
 from npformer.encoder import encoder
 from npformer.errors import NpformerError
 from npformer.generation.kv_cache import KVCache
-from npformer.runtime.batch import Text
+from npformer.masks import causal_mask
+from npformer.runtime.packing import Text
 from npformer.runtime.sums import TERMS
 from npformer.tap import listen, scope
 from tests.golden import seq2seq_cases as cases

@@ -15,7 +15,7 @@ from npformer import functions
 from npformer.errors import NpformerError
 from npformer.families import encoders
 from npformer.model import Model, Output
-from npformer.runtime.batch import Text
+from npformer.runtime.packing import Text
 from npformer.tap import listen
 from tests.support import tiny
 from tests.support.bits import alike

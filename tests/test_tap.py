@@ -10,7 +10,7 @@ import weakref
 import numpy as np
 import pytest
 
-from npformer.runtime.batch import Text
+from npformer.runtime.packing import Text
 from npformer.tap import listen, listening, scope, spare, tap
 from tests.support import tiny
 

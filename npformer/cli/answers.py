@@ -1,157 +1,78 @@
-"""Runs the commands of `task_commands.py`: reads lines, runs a task on them, and writes the answers."""
+"""How answers look: as text, below or beside their own text, and as JSON where the task's form is not enough."""
 
 from __future__ import annotations
 
-import json
-import re
-import sys
-from argparse import Namespace
-from collections import deque
-from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from npformer.checkpoint.archive import written_whole
-from npformer.cli.process import BAD_INPUT, complain
-from npformer.cli.texts import Line, count, interactive, lines
-from npformer.errors import NpformerError
-from npformer.tasks import pipeline
-from npformer.tasks.progress import with_bar
-from npformer.tasks.task import InputError, Task
-from npformer.text.encoding import was_cut
+from npformer.cli.texts import plain
 
 if TYPE_CHECKING:
-    from npformer.cli.task_commands import TaskCommand
-
-Answered = tuple[Line, Any]  # a line and its answer, None if it has none
-
-HEADER = 128  # bytes before a .npy file's numbers
+    from npformer.tasks.task import Task
 
 
-def answer_all(command: TaskCommand, args: Namespace) -> int:
-    """Answers every text, as text, as JSON lines (--json) or as an array (--output), and returns the exit code."""
-    as_input = command.as_input(args)
-    task = _task(command, args)
-    answers = _progress(_answered(task, args, as_input, command.keeps_lines), args)
-    if getattr(args, "output", None) is not None:
-        return _write_array(task, answers, Path(args.output))
-    code = 0
-    for line, answer in answers:
-        code = BAD_INPUT if line.error else code
-        if args.json:
-            write_json(_described(command, line, answer))
-        elif answer is not None or command.keeps_lines:
-            print(command.shown(line.text, answer, task), flush=task.window == 1)
-    return code
+def several(answer: Any) -> list[Any]:
+    """Returns the answers as a list, also a single one."""
+    return answer if isinstance(answer, list) else [answer]
 
 
-def write_json(value: dict[str, Any]) -> None:
-    """Prints a line of JSON, in ASCII if the encoding of stdout lacks characters."""
-    print(json.dumps(value, ensure_ascii=sys.stdout.encoding.lower() not in ("utf-8", "utf8")))
+def under(text: str, found: list[str]) -> str:
+    """Puts the findings below their text."""
+    return "\n".join([plain(text, 0), *(f"  {each}" for each in found)])
 
 
-def _described(command: TaskCommand, line: Line, answer: Any) -> dict[str, Any]:
-    if line.error:
-        return {"error": f"{line.where}: {line.error}"}
-    read = {} if answer is None else {"n_tokens": answer.n_tokens, "truncated": answer.truncated}
-    return {"text": line.text, **command.named(answer), **read}
+def labels(text: str, answer: Any, task: Task) -> str:
+    width = max(map(len, task.model.config.labels))
+    best = several(answer)
+    line = "  ".join(f"{plain(each['label']):{width}}  {each['score']:.4f}" for each in best)
+    return f"{line}  {plain(text, (width + 10) * len(best))}"
 
 
-def _task(command: TaskCommand, args: Namespace) -> Task:
-    """Makes the command's pipeline with the settings that were given; errors name the command's options."""
-    flags = command.settings()
-    settings = {name: getattr(args, name) for name in flags if getattr(args, name) is not None}
-    if settings.get("do_sample"):
-        settings.setdefault("num_beams", 1)  # sampling uses no beams, whatever the model's own setting
-    try:
-        return pipeline(
-            command.task, args.model, threads=args.threads, revision=args.revision, offline=args.offline, **settings
-        )
-    except NpformerError as error:
-        renamed = "|".join(name for name, flag in flags.items() if flag != f"--{name}")
-
-        def option(found: re.Match[str]) -> str:
-            return f"{'no ' if found[2] == '=False' else ''}{flags[found[1]]}"
-
-        raise NpformerError(re.sub(rf"\b({renamed})(=True|=False)?\b", option, str(error))) from error
+def own_labels(text: str, answer: Any, task: Task) -> str:
+    scores = zip(answer["labels"], answer["scores"], strict=True)
+    return under(text, [f"{score:.4f}  {plain(label)}" for label, score in scores])
 
 
-def _answered(task: Task, args: Namespace, as_input: Callable[[str], Any], skip_blanks: bool) -> Iterator[Answered]:
-    """Yields each line with its answer, in order, and reports lines without one; `skip_blanks` skips blank lines."""
-    waiting: deque[Line] = deque()
-
-    def is_asked(line: Line) -> bool:
-        return not line.error and not (skip_blanks and not line.text.strip())
-
-    if interactive(args):
-        task.window = 1
-
-    def inputs() -> Iterator[Any]:
-        for line in lines(args):
-            try:
-                text = as_input(line.text)
-            except NpformerError as error:
-                line.error = line.error or str(error)
-            waiting.append(line)
-            if is_asked(line):
-                yield text
-
-    cut = 0
-    for answer in task.stream(inputs(), task.options, quiet=True):
-        while not is_asked(waiting[0]):
-            yield _without_answer(waiting.popleft())
-        line = waiting.popleft()
-        if isinstance(answer, InputError):
-            line.error = answer.reason
-            yield _without_answer(line)
-            continue
-        cut += answer.truncated
-        if answer.truncated and cut == 1:
-            hint = " (--long window reads it whole)" if task.has_windows else ""
-            complain(f"{was_cut(line.where, answer.n_tokens, task.limit(task.options))}{hint}")
-        yield line, answer
-    while waiting:
-        yield _without_answer(waiting.popleft())
-    if cut > 1:
-        complain(f"{cut} texts were cut")
+def entities(text: str, answer: Any, task: Task) -> str:
+    return under(
+        text,
+        [
+            f"{each.get('entity_group', each.get('entity'))}  {each['score']:.4f}  {each['start']}-{each['end']}  "
+            f"{plain(text[each['start'] : each['end']])}"
+            for each in answer
+        ],
+    )
 
 
-def _without_answer(line: Line) -> Answered:
-    if line.error:
-        complain(f"{line.where}: {line.error}")
-    return line, None
+def spans(text: str, answer: Any, task: Task) -> str:
+    found = several(answer)
+    return under(text, [f"{one['score']:.4f}  {one['start']}-{one['end']}  {plain(one['answer'])}" for one in found])
 
 
-def _progress(answers: Iterator[Answered], args: Namespace) -> Iterator[Answered]:
-    """Yields the answers, with a progress bar if stderr is a terminal, stdout is not, and the texts come from files."""
-    if not sys.stderr.isatty() or sys.stdout.isatty() or not (args.file or not args.texts):
-        return answers
-    return with_bar(answers, count(args), delay=1)
+def masks(answer: Any) -> list[Any]:
+    """Returns a list of words for each mask, also for a single mask."""
+    return answer if isinstance(answer[0], list) else [answer]
 
 
-# --- vectors as an array ---------------------------------------------------------------------------------------------
+def words(text: str, answer: Any, task: Task) -> str:
+    of_masks = masks(answer)
+    found = []
+    for number, best in enumerate(of_masks, 1):
+        found += [f"mask {number}"] if len(of_masks) > 1 else []
+        found += [f"{each['score']:.4f}  {plain(each['token_str'])}" for each in best]
+    return under(text, found)
 
 
-def _write_array(task: Task, answers: Iterator[Answered], path: Path) -> int:
-    """Writes a .npy file row by row, so that memory does not grow with the texts, and its header at the end."""
-    code = rows = 0
-    empty = task.collect([])[:0]
-    with written_whole(path) as partial, open(partial, "wb") as file:
-        file.write(bytes(HEADER))
-        for _, answer in answers:
-            row = np.full(empty.shape[1], np.nan, empty.dtype) if answer is None else np.asarray(answer)
-            code = BAD_INPUT if answer is None else code
-            file.write(row.tobytes())
-            rows += 1
-        file.seek(0)
-        file.write(_header(rows, empty))
-    return code
+def vector(text: str, answer: Any, task: Task, count: int = 6) -> str:
+    numbers = " ".join(f"{each:.4f}" for each in answer[:count])
+    return under(text, [f"{len(answer)} numbers: {numbers}{' ...' if len(answer) > count else ''}"])
 
 
-def _header(rows: int, like: np.ndarray) -> bytes:
-    """Returns the header of a .npy file, version 1.0, padded with spaces to HEADER bytes."""
-    described = f"{{'descr': {like.dtype.str!r}, 'fortran_order': False, 'shape': ({rows}, {like.shape[1]}), }}"
-    magic = b"\x93NUMPY\x01\x00" + (HEADER - 10).to_bytes(2, "little")
-    return magic + described.ljust(HEADER - 11).encode() + b"\n"
+def translations(text: str, answer: Any, task: Task) -> str:
+    found = [] if answer is None else several(answer)
+    return "\n".join(plain(each["translation_text"]) for each in found)
+
+
+def named_translations(answer: Any) -> dict[str, Any]:
+    if answer is None:  # a blank line
+        return {"translation_text": ""}
+    return {"translations": answer} if isinstance(answer, list) else answer

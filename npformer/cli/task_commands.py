@@ -1,6 +1,6 @@
 """The commands that run a task on texts, as one table. A new command is one entry, and perhaps a function for output.
 
-An entry names the task, the options, and the functions that turn an answer into text and JSON. `answers.py` reads the
+An entry names the task, the options, and the functions that turn an answer into text and JSON. `run_task.py` reads the
 texts, runs the task and writes the answers.
 """
 
@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from npformer.cli import answers
 from npformer.cli.arguments import (
     JSON,
     PAIR,
@@ -22,7 +23,7 @@ from npformer.cli.arguments import (
     text_options,
     whole,
 )
-from npformer.cli.texts import paired, plain, read_file
+from npformer.cli.texts import paired, read_file
 from npformer.errors import NpformerError
 from npformer.text.inputs import LONG, Pair
 
@@ -56,80 +57,9 @@ class TaskCommand(NamedTuple):
         add_options(parser, self.options)
 
     def run(self, args: Namespace) -> int:
-        from npformer.cli.answers import answer_all
+        from npformer.cli.run_task import answer_all
 
         return answer_all(self, args)
-
-
-# --- answers as text -------------------------------------------------------------------------------------------------
-
-
-def _several(answer: Any) -> list[Any]:
-    """Returns the answers as a list, also a single one."""
-    return answer if isinstance(answer, list) else [answer]
-
-
-def _under(text: str, found: list[str]) -> str:
-    """Puts the findings below their text."""
-    return "\n".join([plain(text, 0), *(f"  {each}" for each in found)])
-
-
-def _labels(text: str, answer: Any, task: Task) -> str:
-    width = max(map(len, task.model.config.labels))
-    best = _several(answer)
-    labels = "  ".join(f"{plain(each['label']):{width}}  {each['score']:.4f}" for each in best)
-    return f"{labels}  {plain(text, (width + 10) * len(best))}"
-
-
-def _own_labels(text: str, answer: Any, task: Task) -> str:
-    scores = zip(answer["labels"], answer["scores"], strict=True)
-    return _under(text, [f"{score:.4f}  {plain(label)}" for label, score in scores])
-
-
-def _entities(text: str, answer: Any, task: Task) -> str:
-    return _under(
-        text,
-        [
-            f"{each.get('entity_group', each.get('entity'))}  {each['score']:.4f}  {each['start']}-{each['end']}  "
-            f"{plain(text[each['start'] : each['end']])}"
-            for each in answer
-        ],
-    )
-
-
-def _answers(text: str, answer: Any, task: Task) -> str:
-    found = _several(answer)
-    return _under(text, [f"{one['score']:.4f}  {one['start']}-{one['end']}  {plain(one['answer'])}" for one in found])
-
-
-def _masks(answer: Any) -> list[Any]:
-    """Returns a list of words for each mask, also for a single mask."""
-    return answer if isinstance(answer[0], list) else [answer]
-
-
-def _words(text: str, answer: Any, task: Task) -> str:
-    masks = _masks(answer)
-    found = []
-    for number, words in enumerate(masks, 1):
-        found += [f"mask {number}"] if len(masks) > 1 else []
-        found += [f"{each['score']:.4f}  {plain(each['token_str'])}" for each in words]
-    return _under(text, found)
-
-
-def _vector(text: str, answer: Any, task: Task, count: int = 6) -> str:
-    numbers = " ".join(f"{each:.4f}" for each in answer[:count])
-    return _under(text, [f"{len(answer)} numbers: {numbers}{' ...' if len(answer) > count else ''}"])
-
-
-def _translations(text: str, answer: Any, task: Task) -> str:
-    found = [] if answer is None else _several(answer)
-    return "\n".join(plain(each["translation_text"]) for each in found)
-
-
-def _named_translations(answer: Any) -> dict[str, Any]:
-    if answer is None:  # a blank line
-        return {"translation_text": ""}
-    return {"translations": answer} if isinstance(answer, list) else answer
 
 
 # --- inputs of the tasks ---------------------------------------------------------------------------------------------
@@ -174,7 +104,7 @@ TASK_COMMANDS = {
             option("-k --top-k K", "show the K best labels, not only the best one", "top_k", type=whole),
             *ANSWER,
         ),
-        shown=_labels,
+        shown=answers.labels,
         named=lambda answer: {"labels": answer} if isinstance(answer, list) else answer,
         as_input=_one_or_two,
     ),
@@ -195,7 +125,7 @@ TASK_COMMANDS = {
             option("--multi-label", "several labels may fit: score each on its own", "multi_label"),
             *ANSWER,
         ),
-        shown=_own_labels,
+        shown=answers.own_labels,
         named=lambda answer: {name: answer[name] for name in ("labels", "scores")},
     ),
     "tag": TaskCommand(
@@ -217,7 +147,7 @@ TASK_COMMANDS = {
             option("--ignore A,B,...", "labels to leave out (O)", "ignore_labels", type=comma_separated),
             *ANSWER,
         ),
-        shown=_entities,
+        shown=answers.entities,
         named=lambda answer: {"entities": answer},
     ),
     "answer": TaskCommand(
@@ -245,7 +175,7 @@ TASK_COMMANDS = {
             JSON,
             STRIDE,
         ),
-        shown=_answers,
+        shown=answers.spans,
         named=lambda answer: {"answers": answer} if isinstance(answer, list) else answer,
         as_input=_with_context,
     ),
@@ -262,8 +192,8 @@ TASK_COMMANDS = {
             option("--targets A,B,...", "score these words only", "targets", type=comma_separated),
             *ANSWER,
         ),
-        shown=_words,
-        named=lambda answer: {"masks": _masks(answer)},
+        shown=answers.words,
+        named=lambda answer: {"masks": answers.masks(answer)},
     ),
     "embed": TaskCommand(
         task="sentence-embedding",
@@ -280,7 +210,7 @@ Row i of the array is the vector of text i, or NaN for one that cannot be read."
             option("-o --output FILE.npy", "write an array with one row per text, for numpy.load"),
             *ANSWER,
         ),
-        shown=_vector,
+        shown=answers.vector,
         named=lambda answer: {"embedding": answer.tolist()},
     ),
     "translate": TaskCommand(
@@ -316,8 +246,8 @@ the translation of line N of the input.""",
             ),
             JSON,
         ),
-        shown=_translations,
-        named=_named_translations,
+        shown=answers.translations,
+        named=answers.named_translations,
         keeps_lines=True,
     ),
 }

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from npformer.checkpoint.load import load
-from npformer.cli.answers import write_json
 from npformer.cli.arguments import PAIR, add_options, model_options
+from npformer.cli.run_task import write_json
 from npformer.cli.texts import paired
 from npformer.errors import NpformerError
 from npformer.interpret.teardown import corners, shown_stages, teardown

@@ -16,7 +16,7 @@ from npformer.errors import NpformerError
 from npformer.generation.logits import Projection
 from npformer.generation.search import Hypothesis, beam_search, greedy_or_sample
 from npformer.generation.settings import Settings, resolve
-from npformer.runtime.batch import Text
+from npformer.runtime.packing import Text
 from npformer.tap import listen
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from npformer.generation.kv_cache import KVCache
 from npformer.generation.logits import Projection, best, check_choice, greedy
 from npformer.generation.processors import Processors, narrow
 from npformer.generation.settings import Settings
-from npformer.runtime.batch import Batch
+from npformer.runtime.packing import Batch
 from npformer.transformer import decode_target
 
 if TYPE_CHECKING:

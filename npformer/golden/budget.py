@@ -19,7 +19,7 @@ from npformer.checkpoint import tree as layout
 from npformer.interpret.edit import edit
 from npformer.interpret.trace import Trace, post_process
 from npformer.model import Model
-from npformer.runtime.batch import Text
+from npformer.runtime.packing import Text
 
 DRAWS = 8
 FACTOR = 5

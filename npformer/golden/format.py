@@ -18,7 +18,7 @@ from npformer.checkpoint.archive import load_arrays, save_arrays
 from npformer.config import Config
 from npformer.errors import NpformerError
 from npformer.families import read_config, write_config
-from npformer.runtime.batch import Text
+from npformer.runtime.packing import Text
 
 FORMAT, VERSION = "npformer-golden", "1"
 

@@ -20,7 +20,7 @@ from npformer.checkpoint.tree import parameters
 from npformer.config import Config
 from npformer.functions import softmax
 from npformer.interpret.edit import Change
-from npformer.runtime.batch import Text
+from npformer.runtime.packing import Text
 
 SCORES = "layers.*.attention.scores"
 MOST = 40  # weights that are tried one by one

@@ -22,7 +22,7 @@ from npformer.errors import NpformerError
 from npformer.families import encoders, write_config
 from npformer.golden.record import record
 from npformer.model import Model
-from npformer.runtime.batch import Text
+from npformer.runtime.packing import Text
 
 TINY_FILE = "golden.safetensors"
 LENGTHS = (9, 6, 3)  # of the texts: different ones, so that masks matter

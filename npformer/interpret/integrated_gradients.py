@@ -18,7 +18,7 @@ from npformer.checks import whole
 from npformer.errors import NpformerError
 from npformer.interpret.attribution import Method, Target, on_tokens, target
 from npformer.model import Model
-from npformer.runtime.batch import Batch, Text, pack
+from npformer.runtime.packing import Batch, Text, pack
 from npformer.runtime.threads import run_tasks, single_blas_thread
 from npformer.tap import listen, listening
 from npformer.tape import Edit, Pullback, Recording, Stages

@@ -27,7 +27,7 @@ from npformer.functions import softmax
 from npformer.interpret import stages as table
 from npformer.interpret.summary import COLUMNS, NUMBERS, StageSummary, Table, summary
 from npformer.model import Model, Seq2Seq
-from npformer.runtime.batch import Text
+from npformer.runtime.packing import Text
 from npformer.tap import listen, tap
 from npformer.text.encoding import read_texts
 from npformer.transformer import POOLED_HEADS

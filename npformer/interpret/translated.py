@@ -11,7 +11,7 @@ from npformer.errors import NpformerError
 from npformer.generation import generate
 from npformer.interpret.trace import Trace
 from npformer.model import Seq2Seq
-from npformer.runtime.batch import Text
+from npformer.runtime.packing import Text
 from npformer.text.encoding import SourceEncoder
 from npformer.text.inputs import Pair, as_text_or_pair
 

@@ -12,7 +12,7 @@ from functools import partial
 from itertools import chain
 from typing import TypeVar
 
-from npformer.runtime.batch import LONG, shards
+from npformer.runtime.packing import LONG, shards
 from npformer.runtime.threads import (
     num_threads,
     products,

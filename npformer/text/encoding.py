@@ -16,7 +16,7 @@ import numpy as np
 
 from npformer.checks import unknown
 from npformer.errors import NpformerError, warn
-from npformer.runtime.batch import Text
+from npformer.runtime.packing import Text
 from npformer.text.inputs import Pair, as_text_or_pair
 from npformer.text.tokenizer import longest_text
 from npformer.text.translation_tokenizer import LANGUAGE

@@ -16,7 +16,7 @@ import numpy as np
 
 from npformer.errors import NpformerError
 from npformer.model import Model
-from npformer.runtime.batch import Text
+from npformer.runtime.packing import Text
 from npformer.text.encoding import Encoder, warn_of_cuts
 from npformer.text.inputs import Pair
 from npformer.training.losses import Example

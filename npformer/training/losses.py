@@ -16,7 +16,7 @@ from npformer.config import Config
 from npformer.decoder import shift
 from npformer.errors import NpformerError
 from npformer.functions import IGNORE_INDEX, cross_entropy, cross_entropy_backward, log_softmax
-from npformer.runtime.batch import Text, pack
+from npformer.runtime.packing import Text, pack
 from npformer.tap import listen, listening
 from npformer.tape import Edit, Recording
 from npformer.transformer import backward, forward, transformer, transformer_backward

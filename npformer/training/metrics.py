@@ -9,7 +9,7 @@ import numpy as np
 
 from npformer.functions import cross_entropy
 from npformer.model import Model, Seq2Seq
-from npformer.runtime.batch import Text
+from npformer.runtime.packing import Text
 from npformer.training.losses import Example, teacher_forced
 
 TEXTS = 1024  # texts handed to the model at a time

@@ -23,7 +23,7 @@ import numpy as np
 
 import npformer
 from npformer.runtime import products
-from npformer.runtime.batch import Text
+from npformer.runtime.packing import Text
 from npformer.runtime.threads import blas_libraries
 from tests.benchmarks.table import markdown
 from tests.support import kernels

@@ -21,7 +21,7 @@ from threadpoolctl import ThreadpoolController
 
 from npformer.config import Config
 from npformer.model import Model
-from npformer.runtime.batch import shards
+from npformer.runtime.packing import shards
 from npformer.runtime.threads import available_cores, blas_libraries
 
 SPARED = 1.25  # setups this much slower than their engine's best have no further turns

@@ -19,7 +19,7 @@ import numpy as np
 from npformer.checkpoint.convert import COMPANIONS, convert
 from npformer.checkpoint.load import bundled, load
 from npformer.model import Model
-from npformer.runtime.batch import Text
+from npformer.runtime.packing import Text
 from tests.benchmarks.sizes import BUNDLED
 
 BATCH_SIZES = (1, 4, 8, 32)

@@ -21,7 +21,7 @@ import torch
 
 from npformer.config import Config
 from npformer.families.transformer import residual_rates
-from npformer.runtime.batch import Text
+from npformer.runtime.packing import Text
 from npformer.runtime.threads import available_cores
 from npformer.training import Example, HeadLoss, Recipe, Trainable, Trainer, gradients, initialise, standard_rates
 from npformer.training.losses import TranslationLoss

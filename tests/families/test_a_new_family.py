@@ -22,7 +22,7 @@ from npformer.checkpoint import tree as layout
 from npformer.checkpoint.safetensors import write_tensors
 from npformer.config import Config
 from npformer.model import Model
-from npformer.runtime.batch import Text
+from npformer.runtime.packing import Text
 from npformer.training import Dropout, Example, HeadLoss, Trainable, gradients, standard_rates
 from npformer.training.start import start
 from tests.support import tiny

@@ -22,7 +22,7 @@ from npformer.families.bert import BERT
 from npformer.golden.weights import check_weights
 from npformer.interpret.stages import find
 from npformer.model import Model
-from npformer.runtime.batch import Text
+from npformer.runtime.packing import Text
 from npformer.training import Example, HeadLoss, Trainable, gradients, initialise
 from tests.support import tiny
 

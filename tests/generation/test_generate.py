@@ -19,7 +19,7 @@ from npformer.generation.logits import Projection, top
 from npformer.generation.processors import narrow
 from npformer.generation.settings import Settings
 from npformer.model import Seq2Seq
-from npformer.runtime.batch import Text
+from npformer.runtime.packing import Text
 from npformer.tap import listen
 from tests.golden import seq2seq_cases as cases
 from tests.support import torch_values

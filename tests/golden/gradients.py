@@ -9,7 +9,7 @@ import numpy as np
 
 from npformer.config import Config, Decoder
 from npformer.families.torch_nn import TORCH_MODULES
-from npformer.runtime.batch import Text
+from npformer.runtime.packing import Text
 
 MODELS = (
     "distilbert-base", "distilbert-sequence-classification", "distilbert-token-classification",

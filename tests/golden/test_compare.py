@@ -17,7 +17,7 @@ from npformer.golden.names import per_text, weight_names
 from npformer.golden.weights import check_weights
 from npformer.interpret.stages import modules
 from npformer.model import Model
-from npformer.runtime.batch import Text
+from npformer.runtime.packing import Text
 from tests.support import tiny
 
 pytestmark = pytest.mark.numbers

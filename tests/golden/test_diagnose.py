@@ -23,7 +23,7 @@ from npformer.golden.mistakes import HALF_PRECISION, MISTAKES, half
 from npformer.interpret.edit import edit
 from npformer.interpret.trace import trace
 from npformer.model import Model
-from npformer.runtime.batch import Text
+from npformer.runtime.packing import Text
 from npformer.tap import tap
 from npformer.transformer import embedded
 from tests.support import tiny

@@ -26,7 +26,7 @@ from npformer.interpret.edit import (
 from npformer.interpret.integrated_gradients import slope
 from npformer.interpret.trace import Trace, texts_of, trace
 from npformer.model import Model
-from npformer.runtime.batch import Text, pack
+from npformer.runtime.packing import Text, pack
 from npformer.tap import listen
 from npformer.tape import Recording
 from npformer.training import Dropout, Example, Gradients, HeadLoss, Trainable, gradients, initialise

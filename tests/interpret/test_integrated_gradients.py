@@ -16,7 +16,7 @@ from npformer.interpret.attribution import Target, target
 from npformer.interpret.integrated_gradients import slope
 from npformer.interpret.trace import texts_of, trace
 from npformer.model import Model
-from npformer.runtime.batch import Text
+from npformer.runtime.packing import Text
 from npformer.text.inputs import Pair
 from npformer.text.words import word_spans
 from tests.golden import seq2seq_cases as cases

@@ -24,7 +24,7 @@ from npformer.interpret import stages
 from npformer.interpret.edit import edit
 from npformer.interpret.trace import Trace, trace
 from npformer.model import Model, Seq2Seq
-from npformer.runtime.batch import Text
+from npformer.runtime.packing import Text
 from npformer.tap import tap
 from npformer.tasks import Pair
 from npformer.transformer import embedded

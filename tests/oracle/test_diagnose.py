@@ -21,7 +21,7 @@ from npformer.checkpoint import load_folder
 from npformer.cli import golden as command
 from npformer.errors import NpformerError
 from npformer.model import Model
-from npformer.runtime.batch import Text
+from npformer.runtime.packing import Text
 from tests.support import tiny
 
 Plant = Callable[[Any], None]

@@ -12,7 +12,7 @@ from transformers import MarianConfig, MarianMTModel
 from npformer.checkpoint import load_folder
 from npformer.checkpoint import tree as layout
 from npformer.functions import SparseRows
-from npformer.runtime.batch import Text
+from npformer.runtime.packing import Text
 from npformer.training import Example, Trainable, gradients
 from npformer.training.losses import TranslationLoss
 

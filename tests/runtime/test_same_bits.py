@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import npformer
-from npformer.runtime.batch import Text
+from npformer.runtime.packing import Text
 from npformer.runtime.products import kernel
 from npformer.runtime.same_bits import FAR, GROUP
 from npformer.runtime.threads import products, run_tasks, single_blas_thread

@@ -18,7 +18,7 @@ from threadpoolctl import threadpool_limits
 from npformer.errors import NpformerError
 from npformer.model import Model
 from npformer.runtime import threads as threads_module
-from npformer.runtime.batch import Text
+from npformer.runtime.packing import Text
 from npformer.runtime.threads import (
     all_gather,
     available_cores,
@@ -318,7 +318,7 @@ def test_without_threadpoolctl_a_model_runs_and_warns_once() -> None:
         "sys.modules['threadpoolctl'] = None  # as if it were not installed\n"
         "import numpy as np, warnings\n"
         "from tests.support import tiny\n"
-        "from npformer.runtime.batch import Text\n"
+        "from npformer.runtime.packing import Text\n"
         "from npformer.runtime.threads import blas_libraries\n"
         "model, texts = tiny.model(threads=2), [Text(np.arange(60))] * 40\n"
         "with warnings.catch_warnings(record=True) as caught:\n"

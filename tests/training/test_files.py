@@ -16,7 +16,7 @@ from npformer.checkpoint.load import load
 from npformer.cli import main as cli
 from npformer.errors import NpformerError
 from npformer.families.torch_nn import TORCH_MODULES
-from npformer.interpret.project import project
+from npformer.interpret.plane import project
 from npformer.model import Model
 from npformer.training import LabelledText, initialise, label_ids, label_names, read_labelled
 from npformer.training.metrics import scores

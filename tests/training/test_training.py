@@ -13,7 +13,7 @@ from npformer.checkpoint import tree as layout
 from npformer.errors import NpformerError
 from npformer.families.transformer import residual_rates
 from npformer.functions import SparseRows
-from npformer.runtime.batch import Text
+from npformer.runtime.packing import Text
 from npformer.training import (
     Adam,
     Dropout,
@@ -256,7 +256,7 @@ def test_standard_dropout_rates() -> None:
 
 def test_standard_dropout_sites_are_stages() -> None:
     """Every rate's pattern fires in a forward of its model."""
-    from npformer.runtime.batch import pack
+    from npformer.runtime.packing import pack
     from npformer.tap import listen
     from npformer.tape import Recording
 

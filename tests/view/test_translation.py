@@ -17,7 +17,7 @@ from npformer.errors import NpformerError
 from npformer.generation import generate
 from npformer.interpret.trace import trace
 from npformer.interpret.translated import translated
-from npformer.runtime.batch import Text
+from npformer.runtime.packing import Text
 from npformer.text.inputs import Pair
 from tests.support.seq2seq_models import random_model
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from npformer.errors import NpformerError
-from npformer.runtime.batch import Text
-from npformer.runtime.inputs import as_padded, check_texts, padded, texts_of
+from npformer.runtime.packing import Text
+from npformer.runtime.padding import as_padded, check_texts, padded, texts_of
 
 
 def shapes(*args: Any) -> tuple[list, list, list]:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from npformer.errors import NpformerError
-from npformer.runtime.batch import Text
+from npformer.runtime.packing import Text
 
 
 def as_padded(input_ids: Any, attention_mask: Any, token_type_ids: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

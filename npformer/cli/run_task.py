@@ -1,0 +1,157 @@
+"""Runs the commands of `task_commands.py`: reads lines, runs a task on them, and writes the answers."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from argparse import Namespace
+from collections import deque
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from npformer.checkpoint.archive import written_whole
+from npformer.cli.process import BAD_INPUT, complain
+from npformer.cli.texts import Line, count, interactive, lines
+from npformer.errors import NpformerError
+from npformer.tasks import pipeline
+from npformer.tasks.progress import with_bar
+from npformer.tasks.task import InputError, Task
+from npformer.text.encoding import was_cut
+
+if TYPE_CHECKING:
+    from npformer.cli.task_commands import TaskCommand
+
+Answered = tuple[Line, Any]  # a line and its answer, None if it has none
+
+HEADER = 128  # bytes before a .npy file's numbers
+
+
+def answer_all(command: TaskCommand, args: Namespace) -> int:
+    """Answers every text, as text, as JSON lines (--json) or as an array (--output), and returns the exit code."""
+    as_input = command.as_input(args)
+    task = _task(command, args)
+    answers = _progress(_answered(task, args, as_input, command.keeps_lines), args)
+    if getattr(args, "output", None) is not None:
+        return _write_array(task, answers, Path(args.output))
+    code = 0
+    for line, answer in answers:
+        code = BAD_INPUT if line.error else code
+        if args.json:
+            write_json(_described(command, line, answer))
+        elif answer is not None or command.keeps_lines:
+            print(command.shown(line.text, answer, task), flush=task.window == 1)
+    return code
+
+
+def write_json(value: dict[str, Any]) -> None:
+    """Prints a line of JSON, in ASCII if the encoding of stdout lacks characters."""
+    print(json.dumps(value, ensure_ascii=sys.stdout.encoding.lower() not in ("utf-8", "utf8")))
+
+
+def _described(command: TaskCommand, line: Line, answer: Any) -> dict[str, Any]:
+    if line.error:
+        return {"error": f"{line.where}: {line.error}"}
+    read = {} if answer is None else {"n_tokens": answer.n_tokens, "truncated": answer.truncated}
+    return {"text": line.text, **command.named(answer), **read}
+
+
+def _task(command: TaskCommand, args: Namespace) -> Task:
+    """Makes the command's pipeline with the settings that were given; errors name the command's options."""
+    flags = command.settings()
+    settings = {name: getattr(args, name) for name in flags if getattr(args, name) is not None}
+    if settings.get("do_sample"):
+        settings.setdefault("num_beams", 1)  # sampling uses no beams, whatever the model's own setting
+    try:
+        return pipeline(
+            command.task, args.model, threads=args.threads, revision=args.revision, offline=args.offline, **settings
+        )
+    except NpformerError as error:
+        renamed = "|".join(name for name, flag in flags.items() if flag != f"--{name}")
+
+        def option(found: re.Match[str]) -> str:
+            return f"{'no ' if found[2] == '=False' else ''}{flags[found[1]]}"
+
+        raise NpformerError(re.sub(rf"\b({renamed})(=True|=False)?\b", option, str(error))) from error
+
+
+def _answered(task: Task, args: Namespace, as_input: Callable[[str], Any], skip_blanks: bool) -> Iterator[Answered]:
+    """Yields each line with its answer, in order, and reports lines without one; `skip_blanks` skips blank lines."""
+    waiting: deque[Line] = deque()
+
+    def is_asked(line: Line) -> bool:
+        return not line.error and not (skip_blanks and not line.text.strip())
+
+    if interactive(args):
+        task.window = 1
+
+    def inputs() -> Iterator[Any]:
+        for line in lines(args):
+            try:
+                text = as_input(line.text)
+            except NpformerError as error:
+                line.error = line.error or str(error)
+            waiting.append(line)
+            if is_asked(line):
+                yield text
+
+    cut = 0
+    for answer in task.stream(inputs(), task.options, quiet=True):
+        while not is_asked(waiting[0]):
+            yield _without_answer(waiting.popleft())
+        line = waiting.popleft()
+        if isinstance(answer, InputError):
+            line.error = answer.reason
+            yield _without_answer(line)
+            continue
+        cut += answer.truncated
+        if answer.truncated and cut == 1:
+            hint = " (--long window reads it whole)" if task.has_windows else ""
+            complain(f"{was_cut(line.where, answer.n_tokens, task.limit(task.options))}{hint}")
+        yield line, answer
+    while waiting:
+        yield _without_answer(waiting.popleft())
+    if cut > 1:
+        complain(f"{cut} texts were cut")
+
+
+def _without_answer(line: Line) -> Answered:
+    if line.error:
+        complain(f"{line.where}: {line.error}")
+    return line, None
+
+
+def _progress(answers: Iterator[Answered], args: Namespace) -> Iterator[Answered]:
+    """Yields the answers, with a progress bar if stderr is a terminal, stdout is not, and the texts come from files."""
+    if not sys.stderr.isatty() or sys.stdout.isatty() or not (args.file or not args.texts):
+        return answers
+    return with_bar(answers, count(args), delay=1)
+
+
+# --- vectors as an array ---------------------------------------------------------------------------------------------
+
+
+def _write_array(task: Task, answers: Iterator[Answered], path: Path) -> int:
+    """Writes a .npy file row by row, so that memory does not grow with the texts, and its header at the end."""
+    code = rows = 0
+    empty = task.collect([])[:0]
+    with written_whole(path) as partial, open(partial, "wb") as file:
+        file.write(bytes(HEADER))
+        for _, answer in answers:
+            row = np.full(empty.shape[1], np.nan, empty.dtype) if answer is None else np.asarray(answer)
+            code = BAD_INPUT if answer is None else code
+            file.write(row.tobytes())
+            rows += 1
+        file.seek(0)
+        file.write(_header(rows, empty))
+    return code
+
+
+def _header(rows: int, like: np.ndarray) -> bytes:
+    """Returns the header of a .npy file, version 1.0, padded with spaces to HEADER bytes."""
+    described = f"{{'descr': {like.dtype.str!r}, 'fortran_order': False, 'shape': ({rows}, {like.shape[1]}), }}"
+    magic = b"\x93NUMPY\x01\x00" + (HEADER - 10).to_bytes(2, "little")
+    return magic + described.ljust(HEADER - 11).encode() + b"\n"
