@@ -51,7 +51,7 @@ def check_wheel(folder: Path, wheel: Path) -> None:
     """A user's program runs with the wheel, and its types are known."""
     say("a user's program, run and type-checked")
     python = environment(folder / "user", wheel, "mypy")
-    shutil.copy(ROOT / "tests" / "user_program.py", folder)
+    shutil.copy(ROOT / "tests" / "support" / "user_program.py", folder)
     run(python, "user_program.py", cwd=folder)
     run(python, "-m", "mypy", "--strict", "user_program.py", cwd=folder)
     expect(load(python, TRANSLATOR, folder), "git clone https://github.com/")

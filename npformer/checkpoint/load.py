@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -33,7 +33,7 @@ def load(
     threads: int | None = None,
     head: str | None = None,
     same_bits: bool | None = None,
-) -> Model | Any:
+) -> Model:
     """Loads a model: a `Model`, or a `Seq2Seq` where the checkpoint is an encoder-decoder for translation.
 
     Parameters
@@ -69,7 +69,7 @@ def load(
             "gives its config and weights, for the functions of npformer.attention, encoder and decoder"
         )
     if config.head == "translation":
-        return Seq2Seq(config, weights, folder, threads, same_bits)
+        return cast(Any, Seq2Seq(config, weights, folder, threads, same_bits))  # typed as Model, which most names mean
     return Model(config, weights, folder, threads, same_bits)
 
 
