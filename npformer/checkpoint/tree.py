@@ -189,7 +189,8 @@ def _build(
     as in Transformers. In a strict family, torch's own modules with a config.json written by hand, they are an error,
     as in torch's `load_state_dict`. titles: our name -> the name in the file.
     """
-    expected, absent = parameters(config), _absent(config, found)
+    expected = parameters(config)
+    absent = _absent(config, expected, found)
     tied = {name: table for name, table in ties(config).items() if _is_table(found, name, table)}
     needed = {name: each for name, each in expected.items() if name not in absent and name not in tied}
     named = {name: f"{name} ({titles[name]})" if titles else name for name in needed}
@@ -212,9 +213,9 @@ def _build(
     return unflatten({name: flat[name] for name in expected if name in flat})
 
 
-def _absent(config: Config, found: Collection[str]) -> set[str]:
+def _absent(config: Config, expected: Mapping[str, Parameter], found: Collection[str]) -> set[str]:
     """The arrays that may be absent and are: optional arrays, and optional groups without any array."""
-    optional, expected = family_of(config).optional(config), parameters(config)
+    optional = family_of(config).optional(config)
     present = {each.group for name, each in expected.items() if name in found}
     return {
         name

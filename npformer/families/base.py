@@ -124,6 +124,16 @@ class Family:
         raise NotImplementedError
 
 
+def read_fields(fields: Mapping[str, tuple[str, Any]], data: Mapping[str, Any], kind: str) -> dict[str, Any]:
+    """Reads config.json's values under our names. fields: ours -> theirs and the default (... where it is required)."""
+    values = {}
+    for ours, (theirs, default) in fields.items():
+        if default is ... and theirs not in data:
+            raise NpformerError(f"no {theirs!r}; a {kind} config.json has one")
+        values[ours] = data.get(theirs, default)
+    return values
+
+
 def read_labels(head: str, data: Mapping[str, Any]) -> tuple[str, ...]:
     """Reads the labels of a head that has them from `id2label`, or numbers `num_labels` (2 by default) of them."""
     if head not in LABELLED:

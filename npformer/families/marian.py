@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from npformer.config import Config, Decoder
-from npformer.families.base import ACTIVATIONS, Source, first, read_activation, reject_other
-from npformer.families.transformer import Transformer, read_fields, read_ids
+from npformer.families.base import ACTIVATIONS, Source, first, read_activation, read_fields, reject_other
+from npformer.families.transformer import Transformer, read_ids
 
 #: Our field -> Marian's, and its default (... where config.json must have it).
 FIELDS = {

@@ -16,6 +16,7 @@ from npformer.families.base import (
     first,
     numbered,
     read_activation,
+    read_fields,
     read_labels,
     reject_other,
     write_labels,
@@ -62,12 +63,11 @@ class EncoderTable(Family):
         if data.get("pruned_heads"):
             raise NpformerError("pruned_heads: a checkpoint with pruned attention heads is not supported")
         fields: dict[str, Any] = {}
-        for ours, theirs in self.sizes.items():
-            if theirs not in data:
-                raise NpformerError(f"no {theirs!r}; a {self.model_type} config.json has one")
+        required = {ours: (theirs, ...) for ours, theirs in self.sizes.items()}
+        for ours, value in read_fields(required, data, self.model_type).items():
             least = 1 + self.constants.get("first_position", 0) if ours == "max_length" else 1
             most = MOST_LAYERS if ours == "n_layers" else MOST
-            fields[ours] = checks.whole(theirs, data[theirs], least, most) - (least - 1)
+            fields[ours] = checks.whole(self.sizes[ours], value, least, most) - (least - 1)
         if fields.get("d_embedding") == fields["d_model"]:
             fields["d_embedding"] = 0  # no projection follows the tables
         if self.eps:

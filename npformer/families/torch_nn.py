@@ -14,8 +14,8 @@ from typing import Any
 from npformer import checks
 from npformer.config import Config, Decoder
 from npformer.errors import NpformerError
-from npformer.families.base import Source, read_labels, write_labels
-from npformer.families.transformer import Transformer, read_fields, read_ids
+from npformer.families.base import Source, read_fields, read_labels, write_labels
+from npformer.families.transformer import Transformer, read_ids
 
 HEADS = ("base", "sequence-classification", "token-classification", "translation")
 

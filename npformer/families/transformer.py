@@ -5,13 +5,12 @@ These families are Marian (`marian.py`) and torch's own modules (`torch_nn.py`).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from npformer import checks
 from npformer.config import MOST, Config
-from npformer.errors import NpformerError
 from npformer.families.base import Family
 
 _PROJECTIONS = ("query", "key", "value", "output")
@@ -71,13 +70,3 @@ def _layer(side: str) -> Iterator[str]:
         yield from (f"{block}.{projection}" for projection in _PROJECTIONS)
         yield f"{block}_norm"
     yield from ("ffn.hidden", "ffn.output", "ffn_norm")
-
-
-def read_fields(fields: Mapping[str, tuple[str, Any]], data: Mapping[str, Any], kind: str) -> dict[str, Any]:
-    """Reads config.json's values under our names. fields: ours -> theirs and the default (... where it is required)."""
-    values = {}
-    for ours, (theirs, default) in fields.items():
-        if default is ... and theirs not in data:
-            raise NpformerError(f"no {theirs!r}; a {kind} config.json has one")
-        values[ours] = data.get(theirs, default)
-    return values
