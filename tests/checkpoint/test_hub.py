@@ -17,26 +17,10 @@ import numpy as np
 import pytest
 
 from npformer.checkpoint import load_folder
-from tests.support import hub_server, tiny, torch_writer
+from tests.support import tiny, torch_writer
 from tests.support.hub_server import CLIENT, cache, closed_port, loads, python
 
 NAME = "owner/tiny"
-
-
-@pytest.fixture
-def hub():
-    with hub_server.Hub() as server:
-        yield server
-
-
-@pytest.fixture
-def env(hub, tmp_path):
-    return hub_server.environment(hub, tmp_path / "home")
-
-
-@pytest.fixture
-def folder(tmp_path):
-    return tiny.folder(tmp_path / "model")
 
 
 # --- what is fetched, and what is not --------------------------------------------------------------------------------

@@ -16,22 +16,6 @@ from tests.support.hub_server import CLIENT, PROGRAM, cache, closed_port, loads,
 NAME = "owner/tiny"
 
 
-@pytest.fixture
-def hub():
-    with hub_server.Hub() as server:
-        yield server
-
-
-@pytest.fixture
-def env(hub, tmp_path):
-    return hub_server.environment(hub, tmp_path / "home")
-
-
-@pytest.fixture
-def folder(tmp_path):
-    return tiny.folder(tmp_path / "model")
-
-
 def error(env, **call):
     (answer,) = loads(env, call)
     assert "error" in answer, answer

@@ -1,0 +1,21 @@
+"""What the tests of the hub share: a hub on loopback, an environment that knows no other, and a model to serve."""
+
+import pytest
+
+from tests.support import hub_server, tiny
+
+
+@pytest.fixture
+def hub():
+    with hub_server.Hub() as server:
+        yield server
+
+
+@pytest.fixture
+def env(hub, tmp_path):
+    return hub_server.environment(hub, tmp_path / "home")
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return tiny.folder(tmp_path / "model")
