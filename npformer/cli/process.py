@@ -29,14 +29,24 @@ def set_up() -> None:
 
 def interruptible(work: Callable[[], int]) -> int:
     """Runs `work`; in it Ctrl-C raises KeyboardInterrupt, so that a command leaves no half-written file."""
-    before = signal.getsignal(signal.SIGINT)
-    if before is not _leave:
+    if signal.getsignal(signal.SIGINT) is not _leave:
         return work()
+    interrupted = False
+
+    def interrupt(*_: Any) -> None:
+        nonlocal interrupted
+        interrupted = True
+        raise KeyboardInterrupt
+
     try:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.signal(signal.SIGINT, interrupt)
         return work()
+    except Exception:
+        if interrupted:  # an extension module that is being imported turns KeyboardInterrupt into an error of its own
+            raise KeyboardInterrupt from None
+        raise
     finally:
-        signal.signal(signal.SIGINT, before)
+        signal.signal(signal.SIGINT, _leave)
 
 
 def complain(message: object) -> None:

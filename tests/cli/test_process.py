@@ -163,7 +163,8 @@ COMMANDS = {
     "trace": (MODULE, ["trace", TEXT]),
     "embed": (SCRIPT, ["embed", TEXT, "-o", "v.npy"]),
 }
-PLACES = ("argparse", "numpy", "npformer.tap", "npformer.model", "tokenizers", "exit")
+#: `datetime` is imported by NumPy's compiled part, which makes an ImportError of any error there.
+PLACES = ("argparse", "numpy", "datetime", "npformer.tap", "npformer.model", "tokenizers", "exit")
 
 
 def started(way: list[str], arguments: list[str], models: dict[str, Path], place: Path, **more):
