@@ -5,10 +5,7 @@ Checkpoints have the same format; what is particular to them is in the package's
 
 from __future__ import annotations
 
-import os
-import shutil
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -16,27 +13,7 @@ import numpy as np
 from npformer.checkpoint.safetensors import read_tensors, write_tensors
 from npformer.checkpoint.storage import BFLOAT16, load
 from npformer.errors import NpformerError
-
-
-@contextmanager
-def written_whole(path: str | os.PathLike[str]) -> Iterator[Path]:
-    """Gives a file to write in a folder beside `path`, and renames it to `path` if the block succeeds; else removes it.
-
-    Raises NpformerError, which names `path`, if it cannot be written. A folder, a pipe or a device is not replaced.
-    """
-    path = Path(path)
-    if not path.name or (os.path.exists(path) and not os.path.isfile(path)):
-        raise NpformerError(f"{path}: cannot be written: it names no file")
-    # A folder, because some writers depend on a file's suffix, and some write other files beside it.
-    folder = path.with_name(f".{path.name}.{os.urandom(4).hex()}.partial")
-    try:
-        folder.mkdir()
-        yield folder / path.name
-        os.replace(folder / path.name, path)
-    except OSError as error:
-        raise NpformerError(f"{path}: cannot be written: {error.strerror or error}") from None
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+from npformer.files import open_file, written_whole
 
 
 def save_arrays(path: str | Path, arrays: Mapping[str, np.ndarray], metadata: Mapping[str, str]) -> None:
@@ -60,7 +37,7 @@ def load_arrays(path: str | Path) -> tuple[dict[str, np.ndarray], dict[str, str]
     import zlib
 
     try:
-        with open(path, "rb") as opened, np.load(opened, allow_pickle=False) as file:
+        with open_file(path) as opened, np.load(opened, allow_pickle=False) as file:
             return dict(file), {}
     except OSError as error:
         raise NpformerError(f"{path}: {error.strerror or error}") from None

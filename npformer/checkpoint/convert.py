@@ -7,10 +7,7 @@ half-written.
 from __future__ import annotations
 
 import json
-import os
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 from npformer.checkpoint import tree as layout
@@ -18,6 +15,7 @@ from npformer.checkpoint.read import CONFIG, OWN_WEIGHTS, read_folder, read_tree
 from npformer.checkpoint.safetensors import write_tensors
 from npformer.errors import NpformerError
 from npformer.families import family_of
+from npformer.files import new_folder
 
 #: A model's other files, which are copied unchanged: the tokenizer, and sentence-transformers' settings.
 COMPANIONS = (
@@ -89,20 +87,3 @@ def convert(src: str | Path, dst: str | Path, to: str = "npformer", dtype: str |
                 (folder / name).parent.mkdir(exist_ok=True)
                 shutil.copyfile(src / name, folder / name)
     return dst
-
-
-@contextmanager
-def new_folder(dst: Path) -> Iterator[Path]:
-    """Makes a folder to fill, which gets its name at the end; after a failure nothing of it is left."""
-    if os.path.lexists(dst):
-        raise NpformerError(f"{dst}: exists already; give the name of a new folder")
-    partial = dst.with_name(f".{dst.name}.{os.urandom(4).hex()}.partial")
-    try:
-        partial.mkdir()
-        yield partial
-        os.rename(partial, dst)
-    except OSError as error:
-        where = f" ({error.filename})" if error.filename else ""
-        raise NpformerError(f"{dst}: cannot be written: {error.strerror or error}{where}") from error
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)

@@ -12,9 +12,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from npformer.checkpoint.read import CONFIG, WEIGHTS, read_json
+from npformer.checkpoint.read import CONFIG, WEIGHTS
 from npformer.errors import NpformerError
 from npformer.families import FAMILIES, read_config
+from npformer.files import read_json
 
 # Files to fetch besides config and weights; most repositories lack some of them.
 TOKENIZER = ("tokenizer_config.json", "special_tokens_map.json")

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from pathlib import Path
@@ -15,11 +14,12 @@ import numpy as np
 
 from npformer.checkpoint import tree as layout
 from npformer.checkpoint.safetensors import read_tensors
-from npformer.checkpoint.storage import Array, file_size
+from npformer.checkpoint.storage import Array
 from npformer.checkpoint.tree import Tree, parameter_dtype
 from npformer.config import Config
 from npformer.errors import NpformerError
 from npformer.families import read_config
+from npformer.files import read_json
 
 CONFIG = "config.json"
 # Weights in our names and layout have a file name of their own. In a model.safetensors Hugging Face's libraries would
@@ -32,8 +32,6 @@ WEIGHTS = (  # in the order they are looked for
     "pytorch_model.bin",
     "pytorch_model.bin.index.json",
 )
-
-_MAX_JSON = 64_000_000
 
 
 class Stored(NamedTuple):
@@ -103,21 +101,6 @@ def read_folder(path: str | Path) -> Stored:
     if name.endswith(".index.json"):
         return Stored(folder, config, _read_shards(folder, name), own=False)
     return Stored(folder, config, _read_file(folder / name), own=name == OWN_WEIGHTS)
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """Reads a JSON file that holds an object."""
-    if file_size(path) > _MAX_JSON:
-        raise NpformerError(f"{path}: too large for a checkpoint's JSON file")
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise NpformerError(f"{path}: {error.strerror or error}") from None
-    except (ValueError, RecursionError) as error:
-        raise NpformerError(f"{path}: not JSON: {error!s:.200}") from None
-    if not isinstance(data, dict):
-        raise NpformerError(f"{path}: expected a JSON object, got a {type(data).__name__}")
-    return data
 
 
 def _read_file(path: Path) -> dict[str, Array]:

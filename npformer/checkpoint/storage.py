@@ -7,7 +7,7 @@ that say where arrays are in a file: `safetensors.py`, and `torch_file.py` for .
 from __future__ import annotations
 
 import mmap
-import stat
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from npformer.errors import NpformerError
+from npformer.files import open_file
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -24,26 +25,15 @@ BFLOAT16 = np.dtype([("bfloat16", "<u2")])
 _BLOCK = 64  # rows of one step of a transposing copy, whose source and target fit in the cache together
 
 
-def file_size(path: Path) -> int:
-    """The size in bytes. Refuses what is not a regular file: reading from a pipe could wait for ever."""
-    try:
-        status = path.stat()
-    except (OSError, ValueError) as error:
-        raise NpformerError(f"{path}: {getattr(error, 'strerror', None) or error}") from None
-    if not stat.S_ISREG(status.st_mode):
-        raise NpformerError(f"{path}: not a regular file")
-    return status.st_size
-
-
 def map_file(path: Path) -> mmap.mmap:
     """Maps the whole file for reading. Nobody may truncate it while it is in use."""
-    if file_size(path) == 0:
-        raise NpformerError(f"{path}: the file is empty")
-    try:
-        with open(path, "rb") as file:
+    with open_file(path) as file:
+        if os.fstat(file.fileno()).st_size == 0:
+            raise NpformerError(f"{path}: the file is empty")
+        try:
             return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    except OSError as error:
-        raise NpformerError(f"{path}: {error.strerror or error}") from None
+        except OSError as error:
+            raise NpformerError(f"{path}: {error.strerror or error}") from None
 
 
 def view(

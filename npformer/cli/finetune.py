@@ -78,7 +78,8 @@ def run(args: argparse.Namespace) -> None:
 
 def _labels(source: Path, found: tuple[str, ...]) -> tuple[str, ...]:
     """Returns the model's own labels if those of the file name or count them, else the file's labels."""
-    from npformer.checkpoint.read import CONFIG, read_json
+    from npformer.checkpoint.read import CONFIG
+    from npformer.files import read_json
 
     own = read_config(read_json(source / CONFIG)).labels
     return own if {each.lower() for each in found} <= label_keys(own).keys() and len(own) == len(found) else found

@@ -19,10 +19,11 @@ from typing import Any
 from npformer import golden
 from npformer.checkpoint.archive import load_arrays
 from npformer.checkpoint.load import load
-from npformer.checkpoint.read import CONFIG, read_json
+from npformer.checkpoint.read import CONFIG
 from npformer.cli.arguments import LOADING, add_options
 from npformer.cli.process import DIVERGES
 from npformer.errors import NpformerError
+from npformer.files import read_json
 from npformer.model import Model
 
 EPILOG = """compare ends with exit code 3 if a stage or a weight diverges, with 1 for bad

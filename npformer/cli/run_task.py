@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from npformer.checkpoint.archive import written_whole
 from npformer.cli.process import BAD_INPUT, complain
 from npformer.cli.texts import Line, count, interactive, lines
 from npformer.errors import NpformerError
+from npformer.files import written_whole
 from npformer.tasks import pipeline
 from npformer.tasks.progress import with_bar
 from npformer.tasks.task import InputError, Task

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from npformer import view
-from npformer.checkpoint.archive import written_whole
 from npformer.checkpoint.load import load
 from npformer.cli.arguments import PAIR, add_options, model_options
 from npformer.cli.texts import paired
 from npformer.errors import NpformerError
+from npformer.files import written_whole
 
 KINDS = ("heads", "model", "neurons", "stages", "attribution")
 EPILOG = """Without -o the view is printed, as far as a terminal can show it.

@@ -13,10 +13,11 @@ from typing import Any
 import numpy as np
 
 from npformer import checks
-from npformer.checkpoint.read import CONFIG, read_json
+from npformer.checkpoint.read import CONFIG
 from npformer.config import Config
 from npformer.errors import NpformerError
 from npformer.families import family_of
+from npformer.files import read_json
 
 FILE = "generation_config.json"
 

@@ -14,12 +14,13 @@ from pathlib import Path
 import numpy as np
 
 from npformer.checkpoint import tree as layout
-from npformer.checkpoint.convert import FILES, new_folder
+from npformer.checkpoint.convert import FILES
 from npformer.checkpoint.read import CONFIG, load_folder
 from npformer.checkpoint.safetensors import write_tensors
 from npformer.config import Config
 from npformer.errors import NpformerError
 from npformer.families import encoders, write_config
+from npformer.files import new_folder
 from npformer.golden.record import record
 from npformer.model import Model
 from npformer.runtime.packing import Text

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from npformer.checkpoint.read import CONFIG, read_json
+from npformer.checkpoint.read import CONFIG
 from npformer.checks import unknown
 from npformer.errors import NpformerError
 from npformer.families import encoders, read_config
+from npformer.files import read_json
 from npformer.model import Model, Seq2Seq
 
 if TYPE_CHECKING:  # a task's module is imported only when a pipeline needs it: `import npformer` stays quick

@@ -15,9 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from npformer.checkpoint.read import read_json
 from npformer.checks import one_of, whole
 from npformer.errors import NpformerError
+from npformer.files import read_json
 from npformer.model import Model
 from npformer.tasks.results import carrying
 from npformer.tasks.task import Request, Task, without_head

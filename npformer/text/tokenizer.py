@@ -10,10 +10,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from npformer.checkpoint.read import read_json
 from npformer.config import Config
 from npformer.errors import NpformerError
 from npformer.families import Family, family_of
+from npformer.files import read_json
 
 if TYPE_CHECKING:
     from tokenizers import AddedToken, Tokenizer

@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from npformer.checkpoint.read import read_json
 from npformer.config import Config
 from npformer.errors import NpformerError
 from npformer.families import family_of
+from npformer.files import read_json
 from npformer.text.tokenizer import read_settings
 
 PIECES = ("source.spm", "target.spm", "vocab.json")

@@ -10,12 +10,13 @@ from pathlib import Path
 import numpy as np
 
 from npformer.checkpoint import tree as layout
-from npformer.checkpoint.archive import save_arrays, written_whole
+from npformer.checkpoint.archive import save_arrays
 from npformer.checkpoint.read import CONFIG, OWN_WEIGHTS, read_folder, read_tree
 from npformer.config import Config
 from npformer.errors import NpformerError
 from npformer.families import read_config, write_config
 from npformer.families.distilbert import DISTILBERT
+from npformer.files import written_whole
 from npformer.text.tokenizer import SETTINGS, longest_text, read_settings
 from npformer.training.initialise import initialise
 

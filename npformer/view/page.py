@@ -22,8 +22,8 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any, ClassVar
 
-from npformer.checkpoint.archive import written_whole
 from npformer.errors import NpformerError
+from npformer.files import written_whole
 from npformer.view.colour import DIVERGING, SEQUENTIAL
 from npformer.view.pack import Packed
 

@@ -24,8 +24,9 @@ import torch
 
 from npformer.checkpoint.archive import load_arrays
 from npformer.checkpoint.load import find_folder
-from npformer.checkpoint.read import CONFIG, read_json
+from npformer.checkpoint.read import CONFIG
 from npformer.families import read_config
+from npformer.files import read_json
 from npformer.model import Model
 from npformer.runtime.threads import available_cores
 from npformer.text.tokenizer import load_tokenizer
