@@ -29,7 +29,7 @@ HOME = "https://github.com/npformer/npformer/blob/main/"
 PICTURES = "https://raw.githubusercontent.com/npformer/npformer/main/"
 LEFT_OUT = "weights/en-de-multi30k/"  # of the source distribution
 RUN = ("python", "console")
-SHOWN = ("text", "json", "rust", "c")  # Rust and C are compiled and run by test_golden_format.py
+SHOWN = ("text", "json", "rust", "c")  # Rust and C are compiled and run by golden/test_format.py
 
 #: What the hub serves: id -> family, head and settings of a tiny model.
 MODELS = {

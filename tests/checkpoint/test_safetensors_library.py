@@ -1,6 +1,6 @@
 """Every safetensors file of this project is one for the safetensors library: what it writes, and what lies in the checkout.
 
-Single arrays, dtypes and damaged files are in test_checkpoint_tensors.py.
+Single arrays, dtypes and damaged files are in test_storage.py, test_safetensors.py and test_torch_file.py.
 """
 
 from __future__ import annotations
