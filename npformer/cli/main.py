@@ -1,8 +1,8 @@
 """The command `npformer`: finds a subcommand in `COMMANDS`, parses its arguments and runs it, without tracebacks.
 
-A subcommand that runs a task on texts is an entry in `task_commands.py`. Any other is a module in this folder with
+A subcommand that runs a task on texts has an entry in `task_commands.py` too. Any other is a module in this folder with
 EPILOG, `add_arguments(parser)` and `run(args)`, which returns an exit code or None for 0. Modules are imported only
-when they are needed, so that `npformer classify` starts quickly.
+when they are needed, so that `npformer --help` answers at once.
 """
 
 from __future__ import annotations
@@ -26,14 +26,20 @@ from npformer.cli.process import (
     interruptible,
     to_stderr,
 )
-from npformer.cli.task_commands import TASK_COMMANDS
 from npformer.errors import NpformerError
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
 
-#: Subcommand -> its line in `npformer --help`. Those that run no task have a module of their name here.
-COMMANDS = {name: command.summary for name, command in TASK_COMMANDS.items()} | {
+#: Subcommand -> its line in `npformer --help`.
+COMMANDS = {
+    "classify": "the label of each text",
+    "zero-shot": "which of your own labels fit each text",
+    "tag": "the names, places, ... in each text",
+    "answer": "answers to questions from a text",
+    "fill": "the words that would stand for [MASK]",
+    "embed": "a vector for each text",
+    "translate": "each text in another language",
     "trace": "every stage on the way from a text to its label",
     "view": "attention and stages as a page, a picture or plain text",
     "golden": "golden values for ports, and where a port diverges",
@@ -104,6 +110,8 @@ class Command(NamedTuple):
 
 def find(name: str) -> Command:
     """Returns one of COMMANDS by its name."""
+    from npformer.cli.task_commands import TASK_COMMANDS
+
     if name in TASK_COMMANDS:
         task = TASK_COMMANDS[name]
         return Command(task.description, task.epilog, task.add_arguments, task.run)

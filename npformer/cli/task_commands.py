@@ -1,4 +1,6 @@
-"""The commands that run a task on texts, as one table. A new command is one entry, and perhaps a function for output.
+"""The commands that run a task on texts, as one table.
+
+A new command is one entry, its line in `main.py`, and perhaps a function for output.
 
 An entry names the task, the options, and the functions that turn an answer into text and JSON. `run_task.py` reads the
 texts, runs the task and writes the answers.
@@ -40,7 +42,6 @@ class TaskCommand(NamedTuple):
     """A command that runs a task on each text."""
 
     task: str
-    summary: str  # its line in `npformer --help`
     description: str
     epilog: str
     options: tuple[Option | OneOf, ...]
@@ -89,7 +90,6 @@ ANSWER = (JSON, LONG_TEXTS, STRIDE)
 TASK_COMMANDS = {
     "classify": TaskCommand(
         task="text-classification",
-        summary="the label of each text",
         description="Say which label fits each text, and how sure the model is.",
         epilog="""examples:
   npformer classify "I love ice cream"
@@ -110,7 +110,6 @@ TASK_COMMANDS = {
     ),
     "zero-shot": TaskCommand(
         task="zero-shot-classification",
-        summary="which of your own labels fit each text",
         description="Say which of your own labels fit each text, by a model of inference.",
         epilog="""example:
   npformer zero-shot -m typeform/distilbert-base-uncased-mnli \\
@@ -130,7 +129,6 @@ TASK_COMMANDS = {
     ),
     "tag": TaskCommand(
         task="token-classification",
-        summary="the names, places, ... in each text",
         description="Find the entities in each text, and at which characters they stand.",
         epilog="""example:
   npformer tag -m dslim/bert-base-NER "My name is Sarah and I live in London\"""",
@@ -152,7 +150,6 @@ TASK_COMMANDS = {
     ),
     "answer": TaskCommand(
         task="question-answering",
-        summary="answers to questions from a text",
         description="Answer questions with words of a text, the context.",
         epilog="""examples:
   npformer answer -m distilbert/distilbert-base-cased-distilled-squad \\
@@ -181,7 +178,6 @@ TASK_COMMANDS = {
     ),
     "fill": TaskCommand(
         task="fill-mask",
-        summary="the words that would stand for [MASK]",
         description="Say which words would stand in place of [MASK].",
         epilog="""example:
   npformer fill -m distilbert/distilbert-base-uncased "I love [MASK] cream\"""",
@@ -197,7 +193,6 @@ TASK_COMMANDS = {
     ),
     "embed": TaskCommand(
         task="sentence-embedding",
-        summary="a vector for each text",
         description="Make a vector of each text, for comparing texts by their meaning.",
         epilog="""example:
   npformer embed -m sentence-transformers/all-MiniLM-L6-v2 \\
@@ -215,7 +210,6 @@ Row i of the array is the vector of text i, or NaN for one that cannot be read."
     ),
     "translate": TaskCommand(
         task="translation",
-        summary="each text in another language",
         description="""Translate each text. A blank line stays blank, so that line N of the output is
 the translation of line N of the input.""",
         epilog="""examples:

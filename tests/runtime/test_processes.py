@@ -17,7 +17,9 @@ def run_python(code: str) -> tuple[int, str]:
     root = Path(__file__).parents[2]
     path = f"import sys; sys.path[:0] = [{str(root)!r}]\n"
     command = [sys.executable, "-c", path + PRELUDE + code]
-    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=900, check=False)
+    done = subprocess.run(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=900, check=False
+    )
     return done.returncode, done.stdout
 
 
