@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     )
     from npformer.interpret.edit import ablate_heads, edit, patch
     from npformer.interpret.trace import Trace, trace
+    from npformer.limits import Limits
     from npformer.masks import causal_mask, padding_mask
     from npformer.model import Model
     from npformer.runtime.packing import Text
@@ -49,6 +50,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "Config",
+    "Limits",
     "Model",
     "NpformerError",
     "Pair",
@@ -99,6 +101,7 @@ _NAMES = {
     "errors": "NpformerError",
     "functions": "cross_entropy embedding layer_norm linear log_softmax softmax",
     "checkpoint.load": "load",
+    "limits": "Limits",
     "masks": "causal_mask padding_mask",
     "model": "Model",
     "tap": "scope tap",

@@ -10,6 +10,9 @@ from typing import Any
 
 from npformer.errors import NpformerError
 
+#: The largest number that float32 holds. Python's whole numbers have no such bound, and JSON can write any.
+LARGEST = 3.4028234663852886e38
+
 
 def whole(name: str, value: Any, low: int, high: float = math.inf) -> int:
     """Checks that `value` is a whole number from low to high."""
@@ -20,16 +23,16 @@ def whole(name: str, value: Any, low: int, high: float = math.inf) -> int:
 
 
 def number(name: str, value: Any, low: float = -math.inf, high: float = math.inf) -> float:
-    """Checks that `value` is a finite number from low to high."""
-    if type(value) not in (int, float) or not (low <= value <= high and abs(value) < math.inf):
+    """Checks that `value` is a number from low to high that float32 can hold."""
+    if type(value) not in (int, float) or not (low <= value <= high and abs(value) <= LARGEST):
         bounds = "" if low == -math.inf else f" of at least {low}" if high == math.inf else f" from {low} to {high}"
         raise NpformerError(f"{name}: expected a number{bounds}, got {shown(value)}")
     return value
 
 
 def positive(name: str, value: Any) -> float:
-    """Checks that `value` is a finite number above 0."""
-    if type(value) not in (int, float) or not 0 < value < math.inf:
+    """Checks that `value` is a number above 0 that float32 can hold."""
+    if type(value) not in (int, float) or not 0 < value <= LARGEST:
         raise NpformerError(f"{name}: expected a number above 0, got {shown(value)}")
     return value
 
@@ -76,4 +79,6 @@ def shown(value: object) -> str:
     if isinstance(value, str | bool | float | None) or (isinstance(value, int) and abs(value) < 2**64):
         text = repr(value)
         return text if len(text) <= 80 else text[:77] + "..."
+    if isinstance(value, int):
+        return f"a whole number of {value.bit_length()} bits"
     return f"a {type(value).__name__}"

@@ -26,10 +26,7 @@ POSITIONS = ("learned", "sinusoidal", "sinusoidal-halves")
 
 PROBLEM_TYPES = (None, "regression", "single_label_classification", "multi_label_classification")
 
-# Far above any real model, and small enough that no loop or allocation runs for ever.
-MOST = 2**31 - 1
-MOST_LAYERS = 10_000
-MOST_LABELS = 1_000_000
+MOST = 2**31 - 1  # of any size, far above any real model; `limits.py` has what a file may ask for
 
 
 @dataclass(frozen=True)
@@ -44,7 +41,7 @@ class Decoder:
     end_ids: tuple[int, ...] = ()  # the tokens that end a target
 
     def __post_init__(self) -> None:
-        checks.whole("decoder.n_layers", self.n_layers, 0, MOST_LAYERS)
+        checks.whole("decoder.n_layers", self.n_layers, 0, MOST)
         for name in ("n_heads", "d_ffn"):
             checks.whole(f"decoder.{name}", getattr(self, name), 1, MOST)
         checks.whole("decoder.vocab_size", self.vocab_size, 0, MOST)
@@ -137,7 +134,7 @@ class Config:
             checks.whole(name, getattr(self, name), 1, MOST)
         for name in ("vocab_size", "n_segments", "d_embedding", "first_position"):
             checks.whole(name, getattr(self, name), 0, MOST)
-        checks.whole("n_layers", self.n_layers, 0, MOST_LAYERS)
+        checks.whole("n_layers", self.n_layers, 0, MOST)
         for name in ("norm_first", "bias", "final_norm", "scale_embedding", "shared", "tied"):
             checks.boolean(name, getattr(self, name))
         checks.positive("eps", self.eps)

@@ -1,10 +1,23 @@
 """The one exception type for what a user can correct: a file, a setting, an argument. And the one function that warns.
 
-A message says where the problem is, what was expected, what came, and what to do.
+A message says where the problem is, what was expected, what came, and what to do. Names and values in it may come from
+a file that someone else wrote, so its length is bounded here, whatever they are.
 """
 
 import sys
 import warnings
+
+_LINES, _WIDTH = 100, 1000  # of the longest message; no message of ours without a foreign name in it comes near
+
+
+def bounded(message: str) -> str:
+    """Shortens a message: long lines in the middle, because both ends say something, and too many lines at the end."""
+    if len(message) <= _WIDTH:
+        return message
+    lines = message.split("\n", _LINES)
+    if len(lines) > _LINES:
+        lines[_LINES:] = ["..."]
+    return "\n".join(each if len(each) <= _WIDTH else f"{each[:700]} ... {each[-290:]}" for each in lines)
 
 
 class NpformerError(ValueError):
@@ -21,10 +34,13 @@ class NpformerError(ValueError):
     npformer.errors.NpformerError: linear: weight must be (in, out) with x (..., in), got (3, 4) and (2,)
     """
 
+    def __init__(self, message: object) -> None:
+        super().__init__(bounded(str(message)))
+
 
 def warn(message: str) -> None:
     """Warns, with the first line outside npformer as the place."""
     frame, level = sys._getframe(1), 2
     while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("npformer."):
         frame, level = frame.f_back, level + 1
-    warnings.warn(message, stacklevel=level)
+    warnings.warn(bounded(message), stacklevel=level)

@@ -41,10 +41,10 @@ def read_bytes(path: str | Path, limit: str, limits: Limits = LIMITS) -> bytes:
             raise NpformerError(f"{path}: {error.strerror or error}") from None
 
 
-def read_json(path: Path, limits: Limits = LIMITS) -> dict[str, Any]:
-    """Reads a JSON file that holds an object."""
+def read_json(path: Path, limits: Limits = LIMITS, limit: str = "json") -> dict[str, Any]:
+    """Reads a JSON file that holds an object, if it has no more bytes than the limit of this name."""
     try:
-        data = json.loads(read_bytes(path, "json", limits).decode("utf-8"))
+        data = json.loads(read_bytes(path, limit, limits).decode("utf-8"))
     except NpformerError:
         raise
     except (ValueError, RecursionError) as error:

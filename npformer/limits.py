@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, fields, replace
+from typing import Any
 
+from npformer import checks
 from npformer.errors import NpformerError
 
 
@@ -11,21 +14,67 @@ from npformer.errors import NpformerError
 class Limits:
     """The most that files and texts may ask for; what asks for more is refused, with the name of the limit.
 
+    Every default leaves far more room than any real checkpoint needs, and costs a hostile one a few seconds and some
+    hundred megabytes at most. Weights themselves have no limit: their sizes in config.json are held against the bytes
+    that the files have.
+
     Parameters
     ----------
-    json : int, bytes of a JSON file of a folder: config.json, tokenizer.json, the index of shards
+    json : int, bytes of a JSON file: tokenizer.json, the index of shards
+        The largest vocabularies, of 256,000 pieces, have tokenizer.json files of 35 MB.
+    config : int, bytes of config.json
+        The largest are those with a label for each of 21,000 classes, 1 MB.
+    header : int, bytes of the header of a safetensors file
+        A BERT of 48 layers has one of 80 kB; npformer's own traces and golden files reach a few megabytes.
+    pickle : int, instructions of the pickle in a file of torch.save
+        A checkpoint of a thousand tensors has about forty thousand.
+    directory : int, bytes of the list of entries in a zip archive, a file of torch.save
+        A thousand tensors take about 100 kB.
+    layers : int, layers of the encoder and of the decoder together
+        The deepest published encoders have 48.
+    labels : int, labels of a classification head
+        The largest known sets have 21,000.
+    positions : int, numbers in a table of sinusoidal positions, which is computed and not in the files
+        32,768 positions of width 1,024; Marian's models have 512 of 512.
+
+    Examples
+    --------
+    >>> npformer.load("distilbert-sst2", limits=npformer.Limits(layers=4))
+    Traceback (most recent call last):
+    npformer.errors.NpformerError: ...: 6 is more than the limit `layers` of 4; ...
     """
 
     json: int = 64_000_000
+    config: int = 4_000_000
+    header: int = 8_000_000
+    pickle: int = 500_000
+    directory: int = 8_000_000
+    layers: int = 1_000
+    labels: int = 100_000
+    positions: int = 2**25
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            checks.whole(f"limits.{field.name}", getattr(self, field.name), 0)
 
     def check(self, name: str, found: int, where: object) -> None:
         """Raises NpformerError if `found` is more than the limit of this name."""
         most = getattr(self, name)
         if found > most:
             raise NpformerError(
-                f"{where}: {found:,} is more than the limit `{name}` of {most:,}; if you trust the source, "
-                f"allow it: load(..., limits=Limits({name}={found}))"
+                f"{where}: {checks.shown(found)} is more than the limit `{name}` of {most}; if you trust the source, "
+                f"allow more: load(..., limits=npformer.Limits({name}=N)), or --allow {name}=N on the command line"
             )
+
+    @classmethod
+    def parse(cls, allowed: Iterable[str]) -> Limits:
+        """Makes the limits that differ from the defaults by settings such as "layers=2000"."""
+        changed: dict[str, Any] = {}
+        for setting in allowed:
+            name, _, number = setting.partition("=")
+            checks.one_of("--allow", name, [field.name for field in fields(cls)])
+            changed[name] = checks.whole(f"--allow {name}", int(number) if number.isdecimal() else number, 0)
+        return replace(LIMITS, **changed)
 
 
 LIMITS = Limits()  # what holds unless the user gives others

@@ -7,16 +7,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from npformer.checkpoint.storage import mapped_files
+from npformer.checkpoint.tree import flatten
 from npformer.config import Config
 from npformer.decoder import shift
 from npformer.errors import NpformerError
 from npformer.functions import IGNORE_INDEX
+from npformer.limits import LIMITS, Limits
 from npformer.runtime.packing import Text, pack
 from npformer.runtime.padding import as_padded, check_texts, padded, texts_of
 from npformer.runtime.products import kernel
@@ -40,6 +44,19 @@ class Output(dict[str, np.ndarray]):
             raise AttributeError(f"the model's answers are {', '.join(self)}, not {name}") from None
 
 
+def expect_finite(answers: Sequence[Mapping[str, np.ndarray]]) -> None:
+    """Raises NpformerError if an answer is NaN or infinite, unless someone listens, who may want to see where."""
+    if listening():
+        return
+    for index, answer in enumerate(answers):
+        for name, array in answer.items():
+            if not np.isfinite(array).all():
+                raise NpformerError(
+                    f"text {index}: its {name} are not finite, because numbers on the way to them were too large for "
+                    f"{array.dtype} or weights are damaged; npformer.trace shows the first stage that is not finite"
+                )
+
+
 class BaseModel(Runner):
     """The common part of all models: config, weights, tokenizer folder, threads. Parameters as in `Model`."""
 
@@ -52,11 +69,25 @@ class BaseModel(Runner):
         folder: Path | None = None,
         threads: int | None = None,
         same_bits: bool | None = None,
+        limits: Limits = LIMITS,
     ) -> None:
         super().__init__(threads, same_bits)
         self.config = config
         self.weights = weights
         self.folder = folder
+        self.limits = limits
+        self._files = mapped_files(flatten(dict(weights)).values())
+
+    @contextmanager
+    def cores(self, threads: int | None = None) -> Iterator[None]:
+        """As in `Runner`; checks before that the weights' files are unchanged, which takes microseconds.
+
+        NumPy's warnings, which say neither where nor why, are off inside: `expect_finite` tells of their results.
+        """
+        for file in self._files:
+            file.check()
+        with np.errstate(over="ignore", invalid="ignore", divide="ignore"), super().cores(threads):
+            yield
 
     def _tokenizer_folder(self) -> Path:
         if self.folder is None:
@@ -75,6 +106,7 @@ class Model(BaseModel):
     threads : int, cores to use; the environment's NPFORMER_THREADS, or all cores this process may use, unless given
     same_bits : bool, a text's answers have the same bits alone and in any batch; the environment's NPFORMER_SAME_BITS,
         or True, unless given. False saves time on CPUs whose kernels need extra work for it.
+    limits : Limits, the most that texts and the tokenizer's files may ask for
 
     Examples
     --------
@@ -140,7 +172,9 @@ class Model(BaseModel):
         check_texts(texts, c.max_length, c.vocab_size, c.n_segments)
         lengths = [len(text) for text in texts]
         some, rows_shared = lambda at: self._forward([texts[i] for i in at]), partial(self._forward, texts)
-        return self.in_shards(lengths, some, rows_shared)
+        answers = self.in_shards(lengths, some, rows_shared)
+        expect_finite(answers)
+        return answers
 
     def _forward(self, texts: Sequence[Text], threads: int = 1) -> list[dict[str, np.ndarray]]:
         """Each text's answers; several threads share the rows of one long text."""
@@ -167,7 +201,7 @@ class Seq2Seq(BaseModel):
 
     Parameters
     ----------
-    config, weights, folder, threads, same_bits : as in `Model`
+    config, weights, folder, threads, same_bits, limits : as in `Model`
 
     Raises
     ------
@@ -191,10 +225,11 @@ class Seq2Seq(BaseModel):
         folder: Path | None = None,
         threads: int | None = None,
         same_bits: bool | None = None,
+        limits: Limits = LIMITS,
     ) -> None:
         if config.head != "translation":
             raise NpformerError(f"Seq2Seq: expected head 'translation', got {config.head!r}")
-        super().__init__(config, weights, folder, threads, same_bits)
+        super().__init__(config, weights, folder, threads, same_bits, limits)
 
     @cached_property
     def tokenizer(self) -> TranslationTokenizer:
@@ -285,7 +320,9 @@ class Seq2Seq(BaseModel):
             states = source.split(answers["encoder_last_hidden_state"])
             return [{"logits": a, "encoder_last_hidden_state": b} for a, b in zip(logits, states, strict=True)]
 
-        return self.in_shards([len(source) + len(target) for source, target in pairs], work)
+        answers = self.in_shards([len(source) + len(target) for source, target in pairs], work)
+        expect_finite(answers)
+        return answers
 
     def encode(self, sources: Sequence[Text]) -> list[np.ndarray]:
         """The encoder's output for each source, (S, D). Its bits do not depend on the other sources."""
@@ -295,7 +332,9 @@ class Seq2Seq(BaseModel):
             batch = pack([sources[i] for i in indices])
             return batch.split(encode_source(self.weights, self.config, batch))
 
-        return self.in_shards([len(source) for source in sources], work)
+        states = self.in_shards([len(source) for source in sources], work)
+        expect_finite([{"encoder_last_hidden_state": each} for each in states])
+        return states
 
     def _check_sources(self, sources: Sequence[Text]) -> None:
         check_texts(sources, self.config.max_length, self.config.vocab_size)

@@ -107,6 +107,7 @@ def test_a_nonsense_size_is_named(field, value):
         ({"architectures": [3]}, "architectures: expected one of .*got 3"),
         ({"num_attention_heads": 4}, "4 heads do not divide the model's width of 6"),
         ({"layer_norm_eps": 0}, "layer_norm_eps: expected a number above 0"),
+        ({"layer_norm_eps": 10**400}, "layer_norm_eps: expected a number above 0, got a whole number of 1329 bits"),
         ({"layer_norm_eps": float("nan")}, "layer_norm_eps: expected a number above 0"),
         ({"layer_norm_eps": "1e-12"}, "layer_norm_eps: expected a number above 0"),
         ({"problem_type": "guess"}, "problem_type: expected one of .*got 'guess'"),
@@ -115,7 +116,7 @@ def test_a_nonsense_size_is_named(field, value):
         ({"id2label": {"0": "a", "2": "b"}}, "id2label: expected the ids 0 to 1"),
         ({"id2label": {"0": "a", "1": None}}, "id2label: expected the ids 0 to 1"),
         ({"id2label": {"0": "a", "1": ["b"]}}, "id2label: expected labels that are strings"),
-        ({"id2label": None, "num_labels": 10**12}, "num_labels: expected a whole number"),
+        ({"id2label": None, "num_labels": 10**12}, "labels: 1000000000000 is more than the limit `labels`"),
     ],
 )
 def test_what_is_not_supported_says_what_is(change, message):

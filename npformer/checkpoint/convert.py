@@ -11,11 +11,12 @@ import shutil
 from pathlib import Path
 
 from npformer.checkpoint import tree as layout
-from npformer.checkpoint.read import CONFIG, OWN_WEIGHTS, read_folder, read_tree
+from npformer.checkpoint.read import CONFIG, OWN_WEIGHTS, own_metadata, read_folder, read_tree
 from npformer.checkpoint.safetensors import write_tensors
 from npformer.errors import NpformerError
 from npformer.families import family_of
 from npformer.files import new_folder
+from npformer.limits import LIMITS, Limits
 
 #: A model's other files, which are copied unchanged: the tokenizer, and sentence-transformers' settings.
 COMPANIONS = (
@@ -38,7 +39,9 @@ FILES = {"npformer": (OWN_WEIGHTS, "npformer"), "torch": ("model.safetensors", "
 STORED_DTYPES = ("float16", "float32", "float64")
 
 
-def convert(src: str | Path, dst: str | Path, to: str = "npformer", dtype: str | None = None) -> Path:
+def convert(
+    src: str | Path, dst: str | Path, to: str = "npformer", dtype: str | None = None, *, limits: Limits = LIMITS
+) -> Path:
     """Writes the model of one folder to a new folder, in another layout or precision.
 
     config.json stays in Hugging Face's form, and the tokenizer's files are copied. Tensors that the config's model does
@@ -49,6 +52,7 @@ def convert(src: str | Path, dst: str | Path, to: str = "npformer", dtype: str |
     src, dst : str or Path, a model's folder and the new one
     to : "npformer" for our names and weights (in, out), which load without a copy, or "torch" for Hugging Face's
     dtype : "float16", "float32" or "float64" to store; each tensor's own unless given
+    limits : Limits, the most that src may ask for
 
     Returns
     -------
@@ -71,11 +75,11 @@ def convert(src: str | Path, dst: str | Path, to: str = "npformer", dtype: str |
         raise NpformerError(f"dtype: expected one of {', '.join(STORED_DTYPES)}, got {dtype!r:.80}")
     src, dst = Path(src), Path(dst)
     with new_folder(dst) as folder:
-        stored = read_folder(src)
-        config, tree = read_tree(stored, None)
+        stored = read_folder(src, limits)
+        config, tree = read_tree(stored, None, allow_nonfinite=True)  # every bit is kept, and `load` looks again
         arrays = layout.stored(tree, config) if to == "npformer" else layout.to_torch(tree, config)
         name, form = FILES[to]
-        write_tensors(folder / name, arrays, {"format": form}, dtype)
+        write_tensors(folder / name, arrays, own_metadata(arrays) if to == "npformer" else {"format": form}, dtype)
         description = {**stored.config, "architectures": [family_of(config).architecture(config)]}
         if dtype is not None:
             description["dtype"] = dtype

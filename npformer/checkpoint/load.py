@@ -17,6 +17,7 @@ from npformer.checkpoint.read import CONFIG, load_folder
 from npformer.checkpoint.tree import parameter_dtype
 from npformer.checks import nearest
 from npformer.errors import NpformerError
+from npformer.limits import LIMITS, Limits
 from npformer.model import Model, Seq2Seq
 from npformer.runtime.threads import thread_count, wants_same_bits
 
@@ -33,6 +34,10 @@ def load(
     threads: int | None = None,
     head: str | None = None,
     same_bits: bool | None = None,
+    *,
+    limits: Limits = LIMITS,
+    mapped: bool = True,
+    allow_nonfinite: bool = False,
 ) -> Model:
     """Loads a model: a `Model`, or a `Seq2Seq` where the checkpoint is an encoder-decoder for translation.
 
@@ -44,6 +49,11 @@ def load(
     dtype : float32, or float64 to compute in double precision throughout
     threads, same_bits : as in `Model`
     head : str, the head to read, such as "masked-lm", instead of the one that config.json names in its `architectures`
+    limits : Limits, the most that files and texts may ask for
+    mapped : bool, whether a converted checkpoint's weights stay in their file, which processes then share and nobody
+        may write: a write is noticed before a call, but one during a call can end the process. False reads the
+        weights into memory. Weights in any other layout or dtype are copied in either case.
+    allow_nonfinite : bool, load weights that are NaN or infinite, to study them with `trace`
 
     Returns
     -------
@@ -52,7 +62,8 @@ def load(
     Raises
     ------
     NpformerError
-        The name is none of the three; the model cannot be read or downloaded.
+        The name is none of the three; the model cannot be read or downloaded, asks for more than the limits, or has
+        weights that are not finite.
 
     Examples
     --------
@@ -62,15 +73,16 @@ def load(
     dtype, threads = parameter_dtype(dtype), thread_count(threads)  # before anything is downloaded
     same_bits = wants_same_bits(same_bits)
     folder = find_folder(name, revision, offline)
-    config, weights = load_folder(folder, dtype, head)
+    config, weights = load_folder(folder, dtype, head, limits=limits, mapped=mapped, allow_nonfinite=allow_nonfinite)
     if not config.vocab_size or (config.decoder and config.head != "translation"):
         raise NpformerError(
             f"{folder}: {config.torch_class} computes on rows and not on token ids; npformer.checkpoint.load_folder "
             "gives its config and weights, for the functions of npformer.attention, encoder and decoder"
         )
     if config.head == "translation":
-        return cast(Any, Seq2Seq(config, weights, folder, threads, same_bits))  # typed as Model, which most names mean
-    return Model(config, weights, folder, threads, same_bits)
+        # typed as Model, which most names mean
+        return cast(Any, Seq2Seq(config, weights, folder, threads, same_bits, limits))
+    return Model(config, weights, folder, threads, same_bits, limits)
 
 
 def find_folder(name: str | Path, revision: str | None = None, offline: bool = False) -> Path:

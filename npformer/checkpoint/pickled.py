@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from typing import Any, BinaryIO
 
 from npformer.errors import NpformerError
+from npformer.limits import LIMITS, Limits
 
-_MAX_INSTRUCTIONS = 2_000_000  # a checkpoint of a thousand tensors has about forty thousand
+_MOST_AXES = 32  # of a tensor; a real one has two
 
 
 @dataclass(frozen=True)
@@ -66,18 +67,21 @@ _MARK = object()
 _CONSTANTS = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False}
 
 
-def read_pickle(file: BinaryIO) -> Any:
+def read_pickle(file: BinaryIO, limits: Limits = LIMITS) -> Any:
     """Reads the object of the pickle that starts here, and no byte beyond it.
 
-    The object consists of numbers, strings, tuples, lists, dicts (also for OrderedDict) and `Tensor`s.
+    The object consists of numbers, strings, tuples, lists, dicts (also for OrderedDict) and `Tensor`s. Every
+    instruction takes time and memory that do not grow with what others have made, so the limit of their number bounds
+    both: a value is never compared, hashed or shown, because one that holds another twice, which holds a third twice,
+    and so on, would be larger than any memory.
     """
     machine = _Machine()
     try:
         for count, (instruction, argument, _) in enumerate(pickletools.genops(file)):
             if instruction.name == "STOP":
                 return machine.pop()
-            if count > _MAX_INSTRUCTIONS:
-                raise NpformerError("the pickle is too long for a checkpoint")
+            if count > limits.pickle:
+                limits.check("pickle", count, "instructions of the pickle")
             machine.run(instruction.name, argument)
     except NpformerError:
         raise
@@ -176,7 +180,7 @@ def _small(literal: Any) -> Any:
 
 def _set_items(target: object, values: list[Any]) -> None:
     keys = values[::2]
-    if not all(isinstance(key, str | int) for key in keys):
+    if not all(isinstance(key, str) for key in keys):  # whole numbers can be chosen to have one hash
         raise NpformerError("the pickle holds a dict with a key that is not a string")
     _expect(dict, target).update(zip(keys, values[1::2], strict=True))
 
@@ -190,7 +194,7 @@ def _name(module: str, name: str) -> Name:
 
 def _storage(pid: object) -> Storage:
     """Reads torch's persistent id of a storage: ("storage", type, key, device, size[, view])."""
-    match pid:
+    match _expect(tuple, pid)[:7]:
         case ("storage", Name(kind), str(key), str(_device), int(size), *view) if kind in STORAGES:
             match view:
                 case [] | [None]:
@@ -201,13 +205,14 @@ def _storage(pid: object) -> Storage:
 
 
 def _rebuild(function: str, arguments: tuple[Any, ...]) -> Any:
-    if function == ORDERED_DICT and arguments == ():
+    if function == ORDERED_DICT and not arguments:
         return {}
     if function == PARAMETER and len(arguments) == 3 and isinstance(arguments[0], Tensor):
         return arguments[0]
     if function in REBUILD and len(arguments) >= REBUILD[function]:
         storage, offset, shape, strides = arguments[:4]
-        numbers = (offset, *_expect(tuple, shape), *_expect(tuple, strides))
-        if isinstance(storage, Storage) and all(type(number) is int for number in numbers):
-            return Tensor(storage, offset, shape, strides)
+        if len(_expect(tuple, shape)) <= _MOST_AXES and len(_expect(tuple, strides)) <= _MOST_AXES:
+            numbers = (offset, *shape, *strides)
+            if isinstance(storage, Storage) and all(type(number) is int for number in numbers):
+                return Tensor(storage, offset, shape, strides)
     raise NpformerError(f"the pickle calls {function} with unexpected arguments")

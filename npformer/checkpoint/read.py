@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,17 +15,19 @@ import numpy as np
 
 from npformer.checkpoint import tree as layout
 from npformer.checkpoint.safetensors import read_tensors
-from npformer.checkpoint.storage import Array
+from npformer.checkpoint.storage import Array, first_nonfinite
 from npformer.checkpoint.tree import Tree, parameter_dtype
 from npformer.config import Config
 from npformer.errors import NpformerError
 from npformer.families import read_config
 from npformer.files import read_json
+from npformer.limits import LIMITS, Limits
 
 CONFIG = "config.json"
 # Weights in our names and layout have a file name of their own. In a model.safetensors Hugging Face's libraries would
 # not find their names, and would continue with random numbers.
 OWN_WEIGHTS = "npformer.safetensors"
+FINITE = "finite"  # a mark in its metadata: "true" if all its numbers were finite when it was written
 WEIGHTS = (  # in the order they are looked for
     OWN_WEIGHTS,
     "model.safetensors",
@@ -41,18 +44,30 @@ class Stored(NamedTuple):
     config: dict[str, Any]
     tensors: dict[str, Array]
     own: bool
+    finite: bool = False  # whether the file says that it was written of finite numbers
+    limits: Limits = LIMITS
 
 
-def load_folder(path: str | Path, dtype: Any = np.float32, head: str | None = None) -> tuple[Config, Tree]:
+def load_folder(
+    path: str | Path,
+    dtype: Any = np.float32,
+    head: str | None = None,
+    *,
+    limits: Limits = LIMITS,
+    mapped: bool = True,
+    allow_nonfinite: bool = False,
+) -> tuple[Config, Tree]:
     """Reads the config and the weights of a local folder.
 
-    Weights in half precision are widened. Arrays that have the dtype and our layout already stay memory-mapped.
+    Weights in half precision are widened. A converted checkpoint's arrays that have the dtype already stay mapped;
+    all others are copies.
 
     Parameters
     ----------
     path : str or Path
     dtype : float32 or float64
     head : str, another head than config.json names
+    limits, mapped, allow_nonfinite : as in `load`
 
     Returns
     -------
@@ -70,23 +85,25 @@ def load_folder(path: str | Path, dtype: Any = np.float32, head: str | None = No
     (384, 384)
     """
     dtype = parameter_dtype(dtype)
-    return read_tree(read_folder(path), dtype, head)
+    return read_tree(read_folder(path, limits, mapped), dtype, head, allow_nonfinite)
 
 
-def read_tree(stored: Stored, dtype: np.dtype[Any] | None, head: str | None = None) -> tuple[Config, Tree]:
+def read_tree(
+    stored: Stored, dtype: np.dtype[Any] | None, head: str | None = None, allow_nonfinite: bool = False
+) -> tuple[Config, Tree]:
     """The config and the weights of a folder that was read; with dtype None every array keeps its own."""
     try:
-        config = read_config(stored.config, head)
+        config = read_config(stored.config, head, stored.limits)
     except NpformerError as error:
         raise NpformerError(f"{stored.folder / CONFIG}: {error}") from None
     try:
         to_tree = layout.own_to_tree if stored.own else layout.to_tree
-        return config, to_tree(stored.tensors, config, dtype)
+        return config, to_tree(stored.tensors, config, dtype, allow_nonfinite or stored.finite)
     except NpformerError as error:
         raise NpformerError(f"{stored.folder}: {error}") from None
 
 
-def read_folder(path: str | Path) -> Stored:
+def read_folder(path: str | Path, limits: Limits = LIMITS, mapped: bool = True) -> Stored:
     """Reads config.json and the first file of `WEIGHTS` that exists."""
     folder = Path(path)
     try:
@@ -97,33 +114,43 @@ def read_folder(path: str | Path) -> Stored:
     if name is None:
         found = ", ".join(there[:20]) or "nothing"
         raise NpformerError(f"{folder}: no weights; looked for {', '.join(WEIGHTS)}; found {found}")
-    config = read_json(folder / CONFIG)
+    config = read_json(folder / CONFIG, limits, "config")
     if name.endswith(".index.json"):
-        return Stored(folder, config, _read_shards(folder, name), own=False)
-    return Stored(folder, config, _read_file(folder / name), own=name == OWN_WEIGHTS)
+        return Stored(folder, config, _read_shards(folder, name, limits, mapped), own=False, limits=limits)
+    tensors, metadata = _read_file(folder / name, limits, mapped)
+    own = name == OWN_WEIGHTS
+    return Stored(folder, config, tensors, own, own and metadata.get(FINITE) == "true", limits)
 
 
-def _read_file(path: Path) -> dict[str, Array]:
+def own_metadata(arrays: Mapping[str, Array]) -> dict[str, str]:
+    """The metadata of a file in our layout: if its numbers are finite, it says so, and loading need not look."""
+    finite = all(first_nonfinite(array) is None for array in arrays.values())
+    return {"format": "npformer"} | ({FINITE: "true"} if finite else {})
+
+
+def _read_file(path: Path, limits: Limits, mapped: bool) -> tuple[dict[str, Array], dict[str, str]]:
+    """Reads a file's tensors and its metadata, which only safetensors have."""
     if path.suffix == ".safetensors":
-        return read_tensors(path)[0]
+        return read_tensors(path, limits, mapped)
     # Imported here: zipfile and pickletools take longer to import than a converted model takes to load.
     from npformer.checkpoint.torch_file import read_torch
 
-    return read_torch(path)
+    return read_torch(path, limits, mapped), {}
 
 
-def _read_shards(folder: Path, index_name: str) -> dict[str, Array]:
+def _read_shards(folder: Path, index_name: str, limits: Limits, mapped: bool) -> dict[str, Array]:
     """Reads the tensors of all shards. The index and the shards must agree on where each tensor is."""
     index = folder / index_name
-    weight_map = read_json(index).get("weight_map")
+    weight_map = read_json(index, limits).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise NpformerError(f"{index}: expected a weight_map of tensor: file")
-    for shard in weight_map.values():
+    names: dict[str, set[str]] = {}
+    for name, shard in weight_map.items():
         _check_name(index, shard)
+        names.setdefault(shard, set()).add(name)
     tensors: dict[str, Array] = {}
-    for shard in sorted(set(weight_map.values())):
-        listed = {name for name, file in weight_map.items() if file == shard}
-        arrays = _read_file(_shard_path(index, shard))
+    for shard, listed in sorted(names.items()):
+        arrays, _ = _read_file(_shard_path(index, shard), limits, mapped)
         if listed != arrays.keys():
             odd = min(listed ^ arrays.keys())
             verb = "is not" if odd in listed else "is also"

@@ -16,8 +16,9 @@ from typing import Any, BinaryIO, TypeGuard
 
 import numpy as np
 
-from npformer.checkpoint.storage import BFLOAT16, Array, dtype_name, load, map_file, view
+from npformer.checkpoint.storage import BFLOAT16, Array, Buffer, dtype_name, load, open_buffer, view
 from npformer.errors import NpformerError
+from npformer.limits import LIMITS, Limits
 
 DTYPES: dict[str, np.dtype[Any]] = {
     "F64": np.dtype("<f8"),
@@ -36,18 +37,17 @@ DTYPES: dict[str, np.dtype[Any]] = {
 }
 
 _LENGTH = 8  # bytes that hold the header's length
-_MAX_HEADER = 100_000_000  # the format's own limit
 
 
-def read_tensors(path: Path) -> tuple[dict[str, Array], dict[str, str]]:
-    """Reads a safetensors file as (name -> read-only array in the mapped file, metadata).
+def read_tensors(path: Path, limits: Limits = LIMITS, mapped: bool = True) -> tuple[dict[str, Array], dict[str, str]]:
+    """Reads a safetensors file as (name -> read-only array in the file, metadata); mapped: as in `load`.
 
     Every tensor keeps its dtype (bfloat16 as `storage.BFLOAT16`). The header and all shapes are checked; the tensors
     must fill the file without gaps or overlaps. No memory is allocated by sizes that a header claims.
     """
-    buffer = map_file(path)
+    buffer = open_buffer(path, mapped)
     try:
-        header, start = _header(buffer)
+        header, start = _header(buffer, limits)
         metadata = _metadata(header.pop("__metadata__", {}))
         spans = {name: _span(name, entry) for name, entry in header.items()}
         described = start + max((last for _, last in spans.values()), default=0)
@@ -67,11 +67,12 @@ def read_tensors(path: Path) -> tuple[dict[str, Array], dict[str, str]]:
     return arrays, metadata
 
 
-def _header(buffer: Any) -> tuple[dict[str, Any], int]:
+def _header(buffer: Buffer, limits: Limits) -> tuple[dict[str, Any], int]:
     """Reads the header, and where the tensors' bytes begin."""
     length = int.from_bytes(buffer[:_LENGTH], "little")
-    if len(buffer) < _LENGTH or length > min(_MAX_HEADER, len(buffer) - _LENGTH):
+    if len(buffer) < _LENGTH or length > len(buffer) - _LENGTH:
         raise NpformerError(f"a header of {length} bytes in a file of {len(buffer)}")
+    limits.check("header", length, "bytes of the header")
     try:
         header = json.loads(buffer[_LENGTH : _LENGTH + length].decode("utf-8"), object_pairs_hook=_unique)
     except (ValueError, RecursionError) as error:

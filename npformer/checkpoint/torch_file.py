@@ -7,7 +7,6 @@ may share a storage, skip parts of it, or be transposed in it: each is returned 
 from __future__ import annotations
 
 import io
-import mmap
 import re
 import struct
 import zipfile
@@ -17,8 +16,9 @@ from typing import Any
 import numpy as np
 
 from npformer.checkpoint.pickled import Storage, Tensor, read_pickle
-from npformer.checkpoint.storage import BFLOAT16, Array, map_file, view
+from npformer.checkpoint.storage import BFLOAT16, Array, Buffer, open_buffer, view
 from npformer.errors import NpformerError
+from npformer.limits import LIMITS, Limits
 
 DTYPES: dict[str, np.dtype[Any]] = {
     "torch.DoubleStorage": np.dtype("<f8"),
@@ -40,14 +40,14 @@ _LEGACY_PROTOCOL = 1001
 _ZIP_LOCAL_HEADER = struct.Struct("<4s22xHH")  # signature, ..., lengths of the name and of the extra field
 
 
-def read_torch(path: Path) -> dict[str, Array]:
-    """Reads a .bin file as name -> read-only array in the mapped file, every tensor in its own dtype.
+def read_torch(path: Path, limits: Limits = LIMITS, mapped: bool = True) -> dict[str, Array]:
+    """Reads a .bin file as name -> read-only array in the file, every tensor in its own dtype; mapped: as in `load`.
 
     All positions are checked against the file's size. Checksums are not checked: torch may leave them out.
     """
-    buffer = map_file(path)
+    buffer = open_buffer(path, mapped)
     try:
-        tensors, spans = (_read_zip if buffer[:4] == b"PK\x03\x04" else _read_legacy)(buffer)
+        tensors, spans = (_read_zip if buffer[:4] == b"PK\x03\x04" else _read_legacy)(buffer, limits)
         return {name: _array(name, tensor, buffer, spans) for name, tensor in tensors.items()}
     except NpformerError as error:
         raise NpformerError(f"{path}: not a readable torch checkpoint: {error}") from None
@@ -57,14 +57,12 @@ def _tensors(content: object) -> dict[str, Tensor]:
     if not isinstance(content, dict):
         raise NpformerError(f"expected a dict of tensors, got a {type(content).__name__}")
     for name, value in content.items():
-        if not isinstance(name, str):
-            raise NpformerError(f"expected names of tensors, got a {type(name).__name__}")
         if not isinstance(value, Tensor):
             raise NpformerError(f"{name!r:.200}: expected a tensor, got a {type(value).__name__}")
     return content
 
 
-def _array(name: str, tensor: Tensor, buffer: mmap.mmap, spans: Spans) -> Array:
+def _array(name: str, tensor: Tensor, buffer: Buffer, spans: Spans) -> Array:
     storage = tensor.storage
     dtype = DTYPES[storage.dtype]
     if storage.key not in spans:
@@ -88,21 +86,21 @@ def _view_span(storage: Storage, itemsize: int, span: tuple[int, int]) -> tuple[
     return start + first * itemsize, start + (first + count) * itemsize
 
 
-def _read_zip(buffer: mmap.mmap) -> tuple[dict[str, Tensor], Spans]:
+def _read_zip(buffer: Buffer, limits: Limits) -> tuple[dict[str, Tensor], Spans]:
     """Reads the zip format: `<root>/data.pkl`, and an uncompressed entry `<root>/data/<key>` for each storage."""
-    entries = _zip_entries(buffer)
+    entries = _zip_entries(buffer, limits)
     pickles = [name for name in entries if re.fullmatch(r"[^/]+/data\.pkl", name)]
     if len(pickles) != 1:
         raise NpformerError("expected a zip archive with one data.pkl, as torch.save writes it")
     root = pickles[0].removesuffix("data.pkl")
     if f"{root}byteorder" in entries:
         _expect_little_endian(_bytes(buffer, entries[f"{root}byteorder"]) == b"little")
-    tensors = _tensors(read_pickle(io.BytesIO(_bytes(buffer, entries[pickles[0]]))))
+    tensors = _tensors(read_pickle(io.BytesIO(_bytes(buffer, entries[pickles[0]])), limits))
     storages = {name: span for name, span in entries.items() if name.startswith(f"{root}data/")}
     return tensors, {name.removeprefix(f"{root}data/"): span for name, span in storages.items()}
 
 
-def _bytes(buffer: mmap.mmap, span: tuple[int, int]) -> bytes:
+def _bytes(buffer: Buffer, span: tuple[int, int]) -> bytes:
     return buffer[slice(*span)]
 
 
@@ -111,11 +109,31 @@ def _expect_little_endian(fact: bool) -> None:
         raise NpformerError("its numbers are not little-endian; save it again on a little-endian machine")
 
 
-def _zip_entries(buffer: mmap.mmap) -> Spans:
+def _file(buffer: Buffer) -> Any:
+    """The bytes to read from their beginning, without a copy."""
+    return io.BytesIO(buffer) if isinstance(buffer, bytes) else buffer
+
+
+class _Archive:
+    """An archive as zipfile reads it: its end, and then its list of entries in one piece, which has a limit."""
+
+    def __init__(self, buffer: Buffer, limits: Limits) -> None:
+        self.file, self.limits = _file(buffer), limits
+        self.seek, self.tell = self.file.seek, self.file.tell
+
+    def read(self, size: int = -1) -> bytes:
+        self.limits.check("directory", size, "bytes of the list of entries")
+        data: bytes = self.file.read(size)
+        return data
+
+
+def _zip_entries(buffer: Buffer, limits: Limits) -> Spans:
     """Finds the bytes of each entry in the file."""
-    archive: Any = buffer
+    archive: Any = _Archive(buffer, limits)
     try:
         infos = zipfile.ZipFile(archive).infolist()
+    except NpformerError:
+        raise
     except (zipfile.BadZipFile, NotImplementedError, ValueError, struct.error, OSError) as error:
         raise NpformerError(f"the zip archive is truncated or corrupt ({error!s:.100})") from None
     spans: Spans = {}
@@ -136,22 +154,22 @@ def _zip_entries(buffer: mmap.mmap) -> Spans:
     return spans
 
 
-def _read_legacy(buffer: mmap.mmap) -> tuple[dict[str, Tensor], Spans]:
+def _read_legacy(buffer: Buffer, limits: Limits) -> tuple[dict[str, Tensor], Spans]:
     """Reads the older format: five pickles (magic number, protocol, system, object, the storages' keys), then storages.
 
     Each storage is the number of its elements (8 bytes) and the elements, in the order of the keys.
     """
-    file: Any = buffer
-    if read_pickle(file) != _LEGACY_MAGIC or read_pickle(file) != _LEGACY_PROTOCOL:
+    file = _file(buffer)
+    if read_pickle(file, limits) != _LEGACY_MAGIC or read_pickle(file, limits) != _LEGACY_PROTOCOL:
         raise NpformerError("it is in neither of the formats of torch.save")
-    system = read_pickle(file)
+    system = read_pickle(file, limits)
     _expect_little_endian(isinstance(system, dict) and system.get("little_endian") is True)
-    tensors, keys = _tensors(read_pickle(file)), read_pickle(file)
+    tensors, keys = _tensors(read_pickle(file, limits)), read_pickle(file, limits)
     storages = {tensor.storage.key: tensor.storage for tensor in tensors.values()}
     if not isinstance(keys, list):
         raise NpformerError("the list of storages is missing")
     spans: Spans = {}
-    start = buffer.tell()
+    start = file.tell()
     for key in keys:
         if not isinstance(key, str) or key not in storages or key in spans:
             raise NpformerError("the list of storages is not the one the tensors refer to")

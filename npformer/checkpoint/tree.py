@@ -6,12 +6,20 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from functools import cache
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from npformer.checkpoint.storage import Array, dtype_name, is_floating, load
+from npformer.checkpoint.storage import (
+    Array,
+    check_storage,
+    dtype_name,
+    first_nonfinite,
+    is_floating,
+    load,
+    place,
+)
 from npformer.config import Config, Decoder
 from npformer.embeddings import sinusoidal_positions
 from npformer.errors import NpformerError, warn
@@ -117,11 +125,12 @@ def _computed(name: str, config: Config) -> bool:
 # --- from a file -----------------------------------------------------------------------------------------------------
 
 
-def to_tree(flat: Mapping[str, Array], config: Config, dtype: Any = np.float32) -> Tree:
+def to_tree(flat: Mapping[str, Array], config: Config, dtype: Any = np.float32, allow_nonfinite: bool = False) -> Tree:
     """Converts a checkpoint's tensors to our nested dict: linear weights (in, out), `dtype` (None: its own), read-only.
 
     Tensors of the family's other heads are ignored, so that the encoder or one head loads from a checkpoint with more.
-    Any other tensor that is not needed gives a warning.
+    Any other tensor that is not needed gives a warning. With a dtype all arrays are copies: as most must be transposed,
+    none keeps the file mapped.
     """
     family, expected, known = family_of(config), parameters(config), _known(config)
     tensors: dict[str, Array] = {}
@@ -139,17 +148,19 @@ def to_tree(flat: Mapping[str, Array], config: Config, dtype: Any = np.float32) 
         titles[ours] = source._replace(names=(name,)).title
         if name in tensors:
             found[ours] = _taken(tensors[name], source, expected[ours])
-    return _build(found, config, dtype, unknown, titles)
+    return _build(found, config, dtype, unknown, titles, dtype is not None, allow_nonfinite)
 
 
-def own_to_tree(flat: Mapping[str, Array], config: Config, dtype: Any = np.float32) -> Tree:
+def own_to_tree(
+    flat: Mapping[str, Array], config: Config, dtype: Any = np.float32, allow_nonfinite: bool = False
+) -> Tree:
     """Builds our nested dict from a converted checkpoint's tensors; those in `dtype` already are not copied."""
     heads = dict.fromkeys([config.head, *family_of(config).architectures.values()])
     known = {name for head in heads for name in parameters(config, head)}
-    return _build(flat, config, dtype, [name for name in flat if name not in known])
+    unknown = [name for name in flat if name not in known]
+    return _build(flat, config, dtype, unknown, allow_nonfinite=allow_nonfinite)
 
 
-@cache
 def sources(config: Config, head: str | None = None) -> dict[str, Source]:
     """Our flat name of every array of the model with this head -> where a file has it."""
     head = head or config.head
@@ -157,7 +168,9 @@ def sources(config: Config, head: str | None = None) -> dict[str, Source]:
     return family_of(config).sources(config, arrays, head)
 
 
-@cache
+_recent_sources = lru_cache(maxsize=4)(sources)  # for `module_path`, which is asked for one group after another
+
+
 def _known(config: Config) -> frozenset[str]:
     """All names that a checkpoint of this family and depth can have, with any head."""
     family = family_of(config)
@@ -182,6 +195,8 @@ def _build(
     dtype: np.dtype[Any] | None,
     unknown: Collection[str],
     titles: Mapping[str, str] | None = None,
+    copy: bool = False,
+    allow_nonfinite: bool = False,
 ) -> Tree:
     """Builds the nested dict from arrays under our names; tied arrays share memory, sinusoids are computed.
 
@@ -190,6 +205,7 @@ def _build(
     as in torch's `load_state_dict`. titles: our name -> the name in the file.
     """
     expected = parameters(config)
+    check_storage({name: found[name] for name in expected if name in found})
     absent = _absent(config, expected, found)
     tied = {name: table for name, table in ties(config).items() if _is_table(found, name, table)}
     needed = {name: each for name, each in expected.items() if name not in absent and name not in tied}
@@ -206,11 +222,27 @@ def _build(
     if unknown:
         title = "the checkpoint has tensors that the model does not need; they are left out:"
         warn("\n  ".join([title, *_listed("unknown", list(unknown))]))
-    flat = {name: load(found[name], dtype) for name in needed}
+    loaded: dict[Any, Array] = {}  # what is the same memory under two names is loaded once
+    for name in needed:
+        if (where := place(found[name])) not in loaded:
+            loaded[where] = load(found[name], dtype, copy)
+            if not allow_nonfinite:
+                _check_finite(named[name], loaded[where])
+    flat = {name: loaded[place(found[name])] for name in needed}
     flat |= {name: _sinusoids(config, dtype) for name in absent if _computed(name, config)}
     for name, table in tied.items():
         flat[name] = flat[table].T if expected[name].transposed else flat[table]
     return unflatten({name: flat[name] for name in expected if name in flat})
+
+
+def _check_finite(title: str, array: Array) -> None:
+    """Checks that every number is finite. The index is that of our layout: (in, out) for a linear weight."""
+    index = first_nonfinite(array)
+    if index is not None:
+        raise NpformerError(
+            f"{title}: the number at {list(index)} is {array[index]}; the checkpoint is damaged, or its training "
+            "failed. load(..., allow_nonfinite=True) reads it all the same, for npformer.trace"
+        )
 
 
 def _absent(config: Config, expected: Mapping[str, Parameter], found: Collection[str]) -> set[str]:
@@ -259,11 +291,11 @@ def stored(tree: Tree, config: Config) -> dict[str, Array]:
 
 def to_torch(tree: Tree, config: Config) -> dict[str, Array]:
     """Converts our nested dict to a checkpoint's tensors: the inverse of `to_tree`. Linear weights are views."""
-    expected = parameters(config)
+    expected, places = parameters(config), sources(config)
     flat: dict[str, Array] = {}
     thirds: dict[str, dict[int, Array]] = {}
     for ours, array in stored(tree, config).items():
-        source = sources(config)[ours]
+        source = places[ours]
         array = array.T if expected[ours].transposed else array
         if source.third is not None:
             thirds.setdefault(source.names[0], {})[source.third] = array
@@ -278,7 +310,7 @@ def module_path(config: Config, group: str) -> str | None:
     >>> module_path(npformer.load("distilbert-sst2").config, "layers.0.attention.query")
     'distilbert.transformer.layer.0.attention.q_lin'
     """
-    source = sources(config).get(f"{group}.weight")
+    source = _recent_sources(config).get(f"{group}.weight")
     return source.names[0].removesuffix(".weight") if source and source.third is None else None
 
 

@@ -9,7 +9,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
-    from argparse import ArgumentParser, _ArgumentGroup
+    from argparse import ArgumentParser, Namespace, _ArgumentGroup
+
+    from npformer.limits import Limits
 
 
 class Option(NamedTuple):
@@ -73,7 +75,20 @@ def comma_separated(text: str) -> list[str]:
 REVISION = option("--revision REV", "a branch, tag or commit of a model on the hub")
 OFFLINE = option("--offline", "use no network, only what is in the cache")
 THREADS = option("-j --threads N", "cores to use (default: all)", type=whole)
-LOADING = (REVISION, OFFLINE, THREADS)
+ALLOW = option("--allow NAME=NUMBER", "raise a limit that an error names", action="append", default=[])
+LOADING = (REVISION, OFFLINE, THREADS, ALLOW)
+
+
+def limits(args: Namespace) -> Limits:
+    """Returns the limits with those that --allow raises."""
+    from npformer.limits import Limits
+
+    return Limits.parse(args.allow)
+
+
+def loading(args: Namespace) -> dict[str, Any]:
+    """Returns the arguments of `load` that the options LOADING set."""
+    return {"revision": args.revision, "offline": args.offline, "threads": args.threads, "limits": limits(args)}
 
 
 def model_options(default: str = "") -> tuple[Option, ...]:

@@ -6,7 +6,7 @@ import argparse
 
 from npformer.checkpoint.convert import FILES, STORED_DTYPES, convert
 from npformer.checkpoint.load import find_folder
-from npformer.cli.arguments import OFFLINE, REVISION, add_options
+from npformer.cli.arguments import ALLOW, OFFLINE, REVISION, add_options, limits
 
 EPILOG = """examples:
   npformer convert distilbert/distilbert-base-uncased here
@@ -18,10 +18,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("destination", metavar="DST", help="the folder to make; it must not exist")
     parser.add_argument("--to", choices=FILES, default="npformer", help="the form of the result (%(default)s)")
     parser.add_argument("--dtype", choices=STORED_DTYPES, help="what numbers are stored in (default: as they are)")
-    add_options(parser, [REVISION, OFFLINE])
+    add_options(parser, [REVISION, OFFLINE, ALLOW])
 
 
 def run(args: argparse.Namespace) -> None:
-    folder = convert(find_folder(args.source, args.revision, args.offline), args.destination, args.to, args.dtype)
+    source = find_folder(args.source, args.revision, args.offline)
+    folder = convert(source, args.destination, args.to, args.dtype, limits=limits(args))
     size = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
     print(f"{folder}: {size / 1e6:.1f} MB")

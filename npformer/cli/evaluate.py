@@ -6,7 +6,7 @@ from __future__ import annotations
 import argparse
 import json
 
-from npformer.cli.arguments import add_options, model_options, whole
+from npformer.cli.arguments import add_options, loading, model_options, whole
 from npformer.cli.recipes import text_columns
 from npformer.errors import NpformerError
 
@@ -42,7 +42,7 @@ def _labels(args: argparse.Namespace) -> None:
     from npformer.training.metrics import evaluate_labels
 
     rows = read_labelled(args.data, args.label_column, text_columns(args))
-    model = load(args.model, args.revision, args.offline, threads=args.threads)
+    model = load(args.model, **loading(args))
     if model.config.head != "sequence-classification":
         raise NpformerError(f"--data: a {model.config.head} model gives texts no labels")
     found = evaluate_labels(model, encode(model, args.data, rows))
@@ -69,10 +69,7 @@ def _translations(args: argparse.Namespace) -> None:
 
     sources, references = map(list, zip(*read_pairs(args.source, args.reference), strict=True))
     options = {"num_beams": args.beams} if args.beams else {}
-    task = pipeline(
-        "translation", args.model, threads=args.threads, revision=args.revision, offline=args.offline,
-        long="truncate", **options,
-    )  # fmt: skip
+    task = pipeline("translation", args.model, long="truncate", **loading(args), **options)
     answers, cut = [], {}
     for number, answer in enumerate(task.stream(iter(sources), task.options, quiet=True), 1):
         if isinstance(answer, InputError):

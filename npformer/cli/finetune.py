@@ -8,10 +8,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from npformer.cli import recipes
-from npformer.cli.arguments import add_options, model_options, whole
+from npformer.cli.arguments import add_options, limits, model_options, whole
 from npformer.cli.process import complain
 from npformer.errors import NpformerError
 from npformer.families import read_config
+from npformer.limits import Limits
 from npformer.training import HeadLoss, Recipe, Trainable, Trainer, standard_rates
 from npformer.training.data import encode, label_keys, label_names, read_labelled
 from npformer.training.metrics import evaluate_labels
@@ -53,11 +54,12 @@ def run(args: argparse.Namespace) -> None:
         raise NpformerError(f"{args.train} and {args.dev}: one has a text in each row, the other two")
     source = find_folder(args.model, args.revision, args.offline)
     given = [each.strip() for each in args.labels.split(",")] if args.labels else None
-    labels = given or _labels(source, label_names([*train, *dev]))
-    config, tree, kept = start(source, labels, args.seed, args.as_distilbert)
+    allowed = limits(args)
+    labels = given or _labels(source, label_names([*train, *dev]), allowed)
+    config, tree, kept = start(source, labels, args.seed, args.as_distilbert, allowed)
     complain(f"{', '.join(labels)}: {'the model has a head for them' if kept else 'a new head'}")
     weights = Trainable(tree, config)
-    model = Model(config, weights.tree, source, args.threads)
+    model = Model(config, weights.tree, source, args.threads, limits=allowed)
     examples = encode(model, args.train, train, args.max_length)
     held_out = encode(model, args.dev, dev, args.max_length)
 
@@ -76,10 +78,10 @@ def run(args: argparse.Namespace) -> None:
     print(f"{output}: {recipes.chosen(found)}\n\n{evaluate_labels(model, held_out)}")
 
 
-def _labels(source: Path, found: tuple[str, ...]) -> tuple[str, ...]:
+def _labels(source: Path, found: tuple[str, ...], limits: Limits) -> tuple[str, ...]:
     """Returns the model's own labels if those of the file name or count them, else the file's labels."""
     from npformer.checkpoint.read import CONFIG
     from npformer.files import read_json
 
-    own = read_config(read_json(source / CONFIG)).labels
+    own = read_config(read_json(source / CONFIG, limits, "config"), limits=limits).labels
     return own if {each.lower() for each in found} <= label_keys(own).keys() and len(own) == len(found) else found

@@ -20,7 +20,7 @@ from npformer import golden
 from npformer.checkpoint.archive import load_arrays
 from npformer.checkpoint.load import load
 from npformer.checkpoint.read import CONFIG
-from npformer.cli.arguments import LOADING, add_options
+from npformer.cli.arguments import LOADING, add_options, loading
 from npformer.cli.process import DIVERGES
 from npformer.errors import NpformerError
 from npformer.files import read_json
@@ -89,7 +89,7 @@ def _record(args: argparse.Namespace) -> int:
     if not args.given:
         raise NpformerError("golden record: expected at least one text")
     name = args.model or RECORDED
-    model = load(name, args.revision, args.offline, threads=args.threads)
+    model = load(name, **loading(args))
     recorded = golden.record(model, args.given, args.stages or "*", name=name)
     recorded.save(args.output)
     size = Path(args.output).stat().st_size
@@ -129,7 +129,7 @@ def _model(args: argparse.Namespace, reference: golden.Golden) -> tuple[Model | 
     given = args.model or args.torch
     name = given or (str(beside) if (beside / CONFIG).exists() else reference.model)
     try:
-        model = load(name, args.revision, args.offline or not given, threads=args.threads)
+        model = load(name, **loading(args) | {"offline": args.offline or not given})
         golden.check_model(reference, model)
     except NpformerError as error:
         if args.model:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from npformer import __version__
-from npformer.cli.arguments import LOADING, add_options
+from npformer.cli.arguments import LOADING, add_options, loading
 from npformer.model import Model
 
 EPILOG = """examples:
@@ -35,7 +35,7 @@ def run(args: argparse.Namespace) -> None:
     else:
         from npformer.checkpoint.load import load
 
-        facts = _model(load(args.name, args.revision, args.offline, args.dtype, args.threads))
+        facts = _model(load(args.name, dtype=args.dtype, **loading(args)))
     if args.json:
         print(json.dumps(facts, indent=2))
         return

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from npformer.cli.arguments import loading
 from npformer.cli.process import BAD_INPUT, complain
 from npformer.cli.texts import Line, count, interactive, lines
 from npformer.errors import NpformerError
@@ -66,9 +67,7 @@ def _task(command: TaskCommand, args: Namespace) -> Task:
     if settings.get("do_sample"):
         settings.setdefault("num_beams", 1)  # sampling uses no beams, whatever the model's own setting
     try:
-        return pipeline(
-            command.task, args.model, threads=args.threads, revision=args.revision, offline=args.offline, **settings
-        )
+        return pipeline(command.task, args.model, **loading(args), **settings)
     except NpformerError as error:
         renamed = "|".join(name for name, flag in flags.items() if flag != f"--{name}")
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from npformer.checkpoint.load import load
-from npformer.cli.arguments import PAIR, add_options, model_options
+from npformer.cli.arguments import PAIR, add_options, loading, model_options
 from npformer.cli.run_task import write_json
 from npformer.cli.texts import paired
 from npformer.errors import NpformerError
@@ -37,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    model = load(args.model, args.revision, args.offline, threads=args.threads)
+    model = load(args.model, **loading(args))
     recorded = trace(model, paired(args.text, args.pair))
     names = shown_stages(recorded, args.layer, args.stage)  # a wrong one is an error before anything is written
     if args.output is not None:

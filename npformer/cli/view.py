@@ -10,7 +10,7 @@ from typing import Any
 
 from npformer import view
 from npformer.checkpoint.load import load
-from npformer.cli.arguments import PAIR, add_options, model_options
+from npformer.cli.arguments import PAIR, add_options, loading, model_options
 from npformer.cli.texts import paired
 from npformer.errors import NpformerError
 from npformer.files import written_whole
@@ -42,7 +42,7 @@ def run(args: argparse.Namespace) -> None:
     if args.open and args.output is None:
         raise NpformerError("--open: there is no file to open; name one with -o")
     options = _options(args)
-    model = load(args.model, args.revision, args.offline, threads=args.threads)
+    model = load(args.model, **loading(args))
     shown = getattr(view, args.kind)(model, paired(args.text, args.pair), **options)
     if args.output is None:
         print(shown.svg() if args.svg else shown)

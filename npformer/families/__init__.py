@@ -10,13 +10,14 @@ from typing import Any
 
 from npformer import checks
 from npformer.config import Config
-from npformer.families.base import Family, Source
+from npformer.families.base import Family, Source, label_count
 from npformer.families.bert import BERT
 from npformer.families.distilbert import DISTILBERT
 from npformer.families.electra import ELECTRA
 from npformer.families.marian import MARIAN
 from npformer.families.table import EncoderTable
 from npformer.families.torch_nn import TORCH_MODULES
+from npformer.limits import LIMITS, Limits
 
 __all__ = ["FAMILIES", "EncoderTable", "Family", "Source", "encoders", "family_of", "read_config", "write_config"]
 
@@ -34,13 +35,19 @@ def family_of(config: Config) -> Family:
     return FAMILIES[checks.one_of("model_type", config.model_type, FAMILIES)]
 
 
-def read_config(data: Mapping[str, Any], head: str | None = None) -> Config:
+def read_config(data: Mapping[str, Any], head: str | None = None, limits: Limits = LIMITS) -> Config:
     """Makes a `Config` from the content of a Hugging Face config.json.
 
     head: another head than `architectures` names, for a checkpoint with several. BertForPreTraining, for example, is
     read as its masked-word head and also has a next-sentence head. Without `architectures` the head is "base".
     """
-    return FAMILIES[checks.one_of("model_type", data.get("model_type"), FAMILIES)].read_config(data, head)
+    family = FAMILIES[checks.one_of("model_type", data.get("model_type"), FAMILIES)]
+    limits.check("labels", label_count(data), "labels")
+    config = family.read_config(data, head)
+    limits.check("layers", config.n_layers + config.decoder.n_layers, "layers")
+    if config.positions != "learned":
+        limits.check("positions", config.n_positions * config.table_width, "numbers in the table of positions")
+    return config
 
 
 def write_config(config: Config) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from npformer import checks
-from npformer.config import LABELLED, MOST_LABELS, Config
+from npformer.config import LABELLED, MOST, Config
 from npformer.errors import NpformerError
 
 #: Hugging Face's names of activations -> ours. Of several names for one of ours the first is written back.
@@ -134,13 +134,19 @@ def read_fields(fields: Mapping[str, tuple[str, Any]], data: Mapping[str, Any], 
     return values
 
 
+def label_count(data: Mapping[str, Any]) -> int:
+    """The number of labels that a config.json asks for, before any is made."""
+    id2label, count = data.get("id2label"), data.get("num_labels")
+    return len(id2label) if isinstance(id2label, Mapping) else count if type(count) is int else 0
+
+
 def read_labels(head: str, data: Mapping[str, Any]) -> tuple[str, ...]:
     """Reads the labels of a head that has them from `id2label`, or numbers `num_labels` (2 by default) of them."""
     if head not in LABELLED:
         return ()
     id2label = data.get("id2label")
     if id2label is None:
-        count = checks.whole("num_labels", data.get("num_labels", 2), 1, MOST_LABELS)
+        count = checks.whole("num_labels", data.get("num_labels", 2), 1, MOST)
         return tuple(f"LABEL_{i}" for i in range(count))
     if not isinstance(id2label, Mapping) or not id2label:
         raise NpformerError(f"id2label: expected an object of id: label, got {checks.shown(id2label)}")

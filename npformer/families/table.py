@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from npformer import checks
-from npformer.config import MOST, MOST_LAYERS, Config
+from npformer.config import MOST, Config
 from npformer.errors import NpformerError
 from npformer.families.base import (
     ACTIVATIONS,
@@ -47,7 +47,7 @@ class EncoderTable(Family):
     # --- config.json -------------------------------------------------------------------------------------------------
 
     def check(self, config: Config) -> Config:
-        checks.whole("n_layers", config.n_layers, 1, MOST_LAYERS)
+        checks.whole("n_layers", config.n_layers, 1, MOST)
         checks.whole("vocab_size", config.vocab_size, 1, MOST)
         checks.whole("n_segments", config.n_segments, 1 if self.segments else 0, MOST if self.segments else 0)
         return super().check(config)
@@ -66,8 +66,7 @@ class EncoderTable(Family):
         required = {ours: (theirs, ...) for ours, theirs in self.sizes.items()}
         for ours, value in read_fields(required, data, self.model_type).items():
             least = 1 + self.constants.get("first_position", 0) if ours == "max_length" else 1
-            most = MOST_LAYERS if ours == "n_layers" else MOST
-            fields[ours] = checks.whole(self.sizes[ours], value, least, most) - (least - 1)
+            fields[ours] = checks.whole(self.sizes[ours], value, least, MOST) - (least - 1)
         if fields.get("d_embedding") == fields["d_model"]:
             fields["d_embedding"] = 0  # no projection follows the tables
         if self.eps:

@@ -114,9 +114,11 @@ def greedy(logits: np.ndarray, ids: np.ndarray, processors: Processors, scored: 
 
 
 def check_choice(scores: np.ndarray) -> None:
-    """Raises NpformerError if a best score is -inf: the settings ban every token."""
+    """Raises NpformerError if a best score is -inf, because the settings ban every token, or is not a number."""
     if (scores == -np.inf).any():
         raise NpformerError("the settings ban every token of a target, or force one that they ban")
+    if not np.isfinite(scores).all():
+        raise NpformerError("the scores of the next token are not finite: the weights are damaged or far too large")
 
 
 def top(scores: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:

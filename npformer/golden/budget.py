@@ -50,7 +50,7 @@ def largest_error(arrays: list[np.ndarray], truth: list[np.ndarray]) -> float:
 def in_float64(model: Model) -> Model:
     """Returns the same model with weights in float64; its stages are the truth."""
     flat = {name: array.astype(np.float64) for name, array in layout.flatten(dict(model.weights)).items()}
-    return Model(model.config, layout.unflatten(flat), model.folder, model.threads, model.same_bits)
+    return Model(model.config, layout.unflatten(flat), model.folder, model.threads, model.same_bits, model.limits)
 
 
 def jitter(seed: int) -> Any:

@@ -10,7 +10,7 @@ import fnmatch
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import lru_cache
 
 from npformer.checkpoint.tree import module_path
 from npformer.checks import nearest
@@ -114,7 +114,7 @@ def module(config: Config, name: str) -> str:
     return path or next((path for path, stage in modules(config).items() if stage == name), "")
 
 
-@cache
+@lru_cache(maxsize=4)  # asked once a stage of a model
 def modules(config: Config) -> dict[str, str]:
     """Returns the modules of Hugging Face's model -> the stage of their output; {} for nn.Transformer models."""
     family = family_of(config)

@@ -109,8 +109,9 @@ def _work() -> None:
     for library in _blas.libraries:  # built on OpenMP it has a setting for each thread, otherwise for the process
         if getattr(library, "threading_layer", None) == "openmp":
             library.set_num_threads(1)
-    while True:
-        _jobs.get().work()
+    with np.errstate(over="ignore", invalid="ignore", divide="ignore"):  # as on the thread that hands work over
+        while True:
+            _jobs.get().work()
 
 
 def start_workers(count: int) -> int:

@@ -14,6 +14,7 @@ from npformer.checks import unknown
 from npformer.errors import NpformerError
 from npformer.families import encoders, read_config
 from npformer.files import read_json
+from npformer.limits import LIMITS, Limits
 from npformer.model import Model, Seq2Seq
 
 if TYPE_CHECKING:  # a task's module is imported only when a pipeline needs it: `import npformer` stays quick
@@ -70,6 +71,9 @@ def pipeline(
     revision: str | None = None,
     offline: bool = False,
     dtype: Any = np.float32,
+    limits: Limits = LIMITS,
+    mapped: bool = True,
+    allow_nonfinite: bool = False,
     **options: Any,
 ) -> Task:
     """Makes a task by name: call it with one text, a list of texts or a generator.
@@ -84,7 +88,7 @@ def pipeline(
         whose config.json names no architecture is read with the task's head.
     threads : int, optional
         Cores to use; by default all.
-    revision, offline, dtype : as in `load`
+    revision, offline, dtype, limits, mapped, allow_nonfinite : as in `load`
     **options : the task's own, as defaults for every call; see `Options` and the task's class
         Keywords of transformers.pipeline that change nothing here (batch_size, padding, device="cpu", ...) are
         accepted.
@@ -114,12 +118,16 @@ def pipeline(
         from npformer.checkpoint.load import find_folder, load
 
         folder = find_folder(_default(task, name) if model is None else model, revision, offline)
-        kind = _class(name or _inferred(folder))
+        kind = _class(name or _inferred(folder, limits))
         if kind.name == "sentence-embedding":
             from npformer.tasks.sentence_embedding import encoder_folder
 
             folder = encoder_folder(folder)
-        made = load(folder, dtype=dtype, threads=threads, head=None if _names_head(folder) else kind.head)
+        head = None if _names_head(folder, limits) else kind.head
+        made = load(
+            folder, dtype=dtype, threads=threads, head=head, limits=limits, mapped=mapped,
+            allow_nonfinite=allow_nonfinite,
+        )  # fmt: skip
     target = TRANSLATION.fullmatch(task or "")
     if target and made.config.head == "translation" and made.tokenizer.languages:
         options = {"to": target[2], **options}
@@ -158,26 +166,26 @@ def _task_of(head: str) -> str:
     return TASK_OF[head]
 
 
-def _inferred(folder: Path) -> str:
+def _inferred(folder: Path, limits: Limits) -> str:
     """Infers the task from a model's folder: sentence embedding if it has modules.json, else by the model's head."""
     if (folder / "modules.json").exists():
         return "sentence-embedding"
-    if not _names_head(folder):
+    if not _names_head(folder, limits):
         raise NpformerError(f"{folder / CONFIG}: no architectures to infer the task from; give the task too")
     try:
-        return _task_of(read_config(read_json(folder / CONFIG)).head)
+        return _task_of(read_config(read_json(folder / CONFIG, limits, "config"), limits=limits).head)
     except NpformerError as error:
         raise NpformerError(f"{folder / CONFIG}: {error}") from None
 
 
-def _names_head(folder: Path) -> bool:
+def _names_head(folder: Path, limits: Limits) -> bool:
     """Tells whether a folder's config.json names the model's head; that of an nn.Transformer always does."""
-    described = read_json(folder / CONFIG)
+    described = read_json(folder / CONFIG, limits, "config")
     return bool(described.get("architectures")) or described.get("model_type") not in encoders()
 
 
 def _with_threads(model: Any, threads: int) -> Any:
-    made = type(model)(model.config, model.weights, model.folder, threads, model.same_bits)
+    made = type(model)(model.config, model.weights, model.folder, threads, model.same_bits, model.limits)
     if "tokenizer" in vars(model):
         made.tokenizer = model.tokenizer
     return made

@@ -231,7 +231,7 @@ def without_head(model: Model) -> Model:
         return model
     weights = {name: model.weights[name] for name in ("embeddings", "layers")}
     config = replace(model.config, head="base", labels=(), problem_type=None)
-    encoder = Model(config, weights, model.folder, model.threads, model.same_bits)
+    encoder = Model(config, weights, model.folder, model.threads, model.same_bits, model.limits)
     encoder.tokenizer = model.tokenizer
     return encoder
 

@@ -11,12 +11,13 @@ import numpy as np
 
 from npformer.checkpoint import tree as layout
 from npformer.checkpoint.archive import save_arrays
-from npformer.checkpoint.read import CONFIG, OWN_WEIGHTS, read_folder, read_tree
+from npformer.checkpoint.read import CONFIG, OWN_WEIGHTS, own_metadata, read_folder, read_tree
 from npformer.config import Config
 from npformer.errors import NpformerError
 from npformer.families import read_config, write_config
 from npformer.families.distilbert import DISTILBERT
 from npformer.files import written_whole
+from npformer.limits import LIMITS, Limits
 from npformer.text.tokenizer import SETTINGS, longest_text, read_settings
 from npformer.training.initialise import initialise
 
@@ -26,15 +27,15 @@ ENCODER = ("embeddings.", "layers.", "norm.")
 
 
 def start(
-    folder: Path, labels: Sequence[str], seed: int = 0, distilbert: bool = False
+    folder: Path, labels: Sequence[str], seed: int = 0, distilbert: bool = False, limits: Limits = LIMITS
 ) -> tuple[Config, layout.Tree, bool]:
     """Makes a classifier for these labels from the encoder of a folder; also returns whether it has the folder's head.
 
     The folder's head is kept if it has exactly these labels; otherwise a new one is drawn, N(0, 0.02^2). With
     `distilbert` a BERT is rewritten as a DistilBERT.
     """
-    stored = read_folder(folder)
-    described = read_config(stored.config)
+    stored = read_folder(folder, limits)
+    described = read_config(stored.config, limits=limits)
     if described.decoder:
         raise NpformerError(f"{folder}: fine-tuning for labels takes an encoder, this model has a decoder")
     config, tree = read_tree(stored, np.dtype(np.float32)) if described.head == HEAD else (None, None)
@@ -78,7 +79,8 @@ def companions(source: Path, config: Config, limit: int | None = None) -> dict[s
 
 def write_model(folder: Path, beside: Mapping[str, str], config: Config, tree: layout.Tree) -> None:
     """Writes a checkpoint folder: weights, the files `beside` them, and config.json last; each whole or not at all."""
-    save_arrays(folder / OWN_WEIGHTS, layout.stored(tree, config), {"format": "npformer"})
+    arrays = layout.stored(tree, config)
+    save_arrays(folder / OWN_WEIGHTS, arrays, own_metadata(arrays))
     description = json.dumps(write_config(config), indent=2, ensure_ascii=False) + "\n"
     for name, text in {**beside, CONFIG: description}.items():
         with written_whole(folder / name) as partial:

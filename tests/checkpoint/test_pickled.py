@@ -36,7 +36,7 @@ def test_plain_values_in_every_protocol(protocol):
     value = {
         "a": [1, -1, 2**40, 300, None, True, False, 1.5],
         "b": ("x", (), (1,), (1, 2), (1, 2, 3), (1, 2, 3, 4)),
-        3: {},
+        "3": {},
     }
     assert read(pickle.dumps(value, protocol)) == value
     assert read(pickle.dumps(OrderedDict(value), protocol)) == value
@@ -176,6 +176,7 @@ def test_instructions_that_no_tensor_needs_are_refused_by_name(code, instruction
         storage("FloatStorage", "0", 1, None, None),
         {(): 1},
         {None: 1},
+        {3: 1},
         Raw(b"]N}b"),
         Raw(b"]NNs"),
         Raw(b"}Na"),
@@ -222,7 +223,7 @@ def test_a_billion_laughs_cost_nothing():
 def test_a_pickle_without_end_or_too_long():
     with pytest.raises(NpformerError, match="corrupt"):
         read(b"\x80\x02" + b"(" * 1000)
-    with pytest.raises(NpformerError, match="too long"):
+    with pytest.raises(NpformerError, match="instructions of the pickle: 500001 is more than the limit `pickle`"):
         read(b"\x80\x02" + b"(" * 3_000_000 + b".")
 
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from npformer.checkpoint.storage import BFLOAT16, load, map_file, view
+from npformer.checkpoint.storage import BFLOAT16, load, open_buffer, view
 from npformer.errors import NpformerError
 
 F4 = np.dtype("<f4")
@@ -17,7 +17,7 @@ F4 = np.dtype("<f4")
 def buffer(tmp_path):
     path = tmp_path / "numbers"
     path.write_bytes(np.arange(16, dtype="<f4").tobytes())
-    return map_file(path)
+    return open_buffer(path)
 
 
 def test_a_view_is_read_only_and_takes_no_copy(buffer):
@@ -64,7 +64,7 @@ def test_every_element_of_a_view_lies_in_its_span(tmp_path_factory, start, stop,
         path.write_bytes(bytes(range(64)))
     try:
         array = view(
-            map_file(path), (start, stop), np.dtype("u1"), *zip(*axes, strict=True) if axes else [(), ()], offset
+            open_buffer(path), (start, stop), np.dtype("u1"), *zip(*axes, strict=True) if axes else [(), ()], offset
         )
     except NpformerError:
         return
@@ -90,7 +90,7 @@ def test_files_that_cannot_be_mapped(tmp_path):
         ".": "not a regular",
     }.items():
         with pytest.raises(NpformerError, match=message):
-            map_file(tmp_path / name)
+            open_buffer(tmp_path / name)
 
 
 @np.errstate(invalid="ignore")  # half of the NaNs are signalling ones

@@ -79,7 +79,7 @@ SPECIAL = {"[UNK]": "<unk>", "[SEP]": "</s>", "[PAD]": "<pad>", "[CLS]": "<s>", 
 def known(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setitem(families.FAMILIES, "newcomer", NEWCOMER)
     yield
-    layout.sources.cache_clear()
+    layout._recent_sources.cache_clear()
 
 
 def config(head: str) -> Config:

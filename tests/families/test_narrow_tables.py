@@ -41,7 +41,7 @@ PROJECT = "embeddings.project"
 def known(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setitem(families.FAMILIES, "narrow", NARROW)
     yield
-    layout.sources.cache_clear()
+    layout._recent_sources.cache_clear()
 
 
 def narrow(head: str = "sequence-classification", width: int = 16, **options: Any) -> Model:

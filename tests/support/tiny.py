@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from npformer.checkpoint import tree as layout
-from npformer.checkpoint.convert import FILES
+from npformer.checkpoint.read import OWN_WEIGHTS, own_metadata
 from npformer.checkpoint.safetensors import write_tensors
 from npformer.config import Config
 from npformer.families import encoders, write_config
@@ -107,8 +107,8 @@ def folder(
     path.mkdir(parents=True, exist_ok=True)
     (path / "config.json").write_text(json.dumps(write_config(settings), indent=2), encoding="utf-8")
     arrays = layout.stored(tree, settings) if own else layout.to_torch(tree, settings)
-    name, form = FILES["npformer" if own else "torch"]
-    write_tensors(path / name, arrays, {"format": form})
+    name = OWN_WEIGHTS if own else "model.safetensors"
+    write_tensors(path / name, arrays, own_metadata(arrays) if own else {"format": "pt"})
     tokenizer(lowercase).save(str(path / "tokenizer.json"))
     described = {"do_lower_case": lowercase, "model_max_length": settings.max_length}
     (path / "tokenizer_config.json").write_text(json.dumps(described), encoding="utf-8")
