@@ -25,7 +25,7 @@ class Limits:
     config : int, bytes of config.json
         The largest are those with a label for each of 21,000 classes, 1 MB.
     header : int, bytes of the header of a safetensors file
-        A BERT of 48 layers has one of 80 kB; npformer's own traces and golden files reach a few megabytes.
+        A BERT of 48 layers has one of 80 kB. (Traces and golden files, which hold more arrays, have `json`.)
     pickle : int, instructions of the pickle in a file of torch.save
         A checkpoint of a thousand tensors has about forty thousand.
     directory : int, bytes of the list of entries in a zip archive, a file of torch.save
@@ -46,10 +46,10 @@ class Limits:
 
     json: int = 64_000_000
     config: int = 4_000_000
-    header: int = 8_000_000
-    pickle: int = 500_000
+    header: int = 4_000_000
+    pickle: int = 300_000
     directory: int = 8_000_000
-    layers: int = 1_000
+    layers: int = 500
     labels: int = 100_000
     positions: int = 2**25
 

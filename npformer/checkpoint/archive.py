@@ -14,6 +14,9 @@ from npformer.checkpoint.safetensors import read_tensors, write_tensors
 from npformer.checkpoint.storage import BFLOAT16, load
 from npformer.errors import NpformerError
 from npformer.files import open_file, written_whole
+from npformer.limits import LIMITS, Limits
+
+MANY = Limits(header=LIMITS.json)  # a trace of many texts has more arrays than any checkpoint
 
 
 def save_arrays(path: str | Path, arrays: Mapping[str, np.ndarray], metadata: Mapping[str, str]) -> None:
@@ -29,7 +32,7 @@ def load_arrays(path: str | Path) -> tuple[dict[str, np.ndarray], dict[str, str]
     """
     path = Path(path)
     if path.suffix != ".npz":
-        arrays, metadata = read_tensors(path)
+        arrays, metadata = read_tensors(path, MANY)
         return {
             name: load(a, np.dtype(np.float32)) if a.dtype == BFLOAT16 else a for name, a in arrays.items()
         }, metadata

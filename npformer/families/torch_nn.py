@@ -75,6 +75,7 @@ NAMES = {
     "head": "",
     "head.output": "head",
 }
+MOST_MODULES = 200  # a layer's groups count once, whatever the number of layers
 THIRDS = {"query": 0, "key": 1, "value": 2}
 
 
@@ -108,6 +109,8 @@ class TorchModules(Transformer):
         architectures, modules = data.get("architectures") or ["nn.Transformer"], data.get("modules") or {}
         if not isinstance(modules, dict) or not all(isinstance(each, str) for each in modules.values()):
             raise NpformerError("modules: expected an object of our group: the checkpoint's module")
+        if len(modules) > MOST_MODULES:
+            raise NpformerError(f"modules: there are fewer than {MOST_MODULES} groups, got {len(modules)}")
         torch_class = architectures[0] if isinstance(architectures, list) else architectures
         head = head or data.get("head", "base")
         return self.config(
