@@ -6,17 +6,18 @@ Checkpoints have the same format; what is particular to them is in the package's
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
+from numpy.lib import format
 
 from npformer.checkpoint.safetensors import read_tensors, write_tensors
 from npformer.checkpoint.storage import BFLOAT16, load
 from npformer.errors import NpformerError
 from npformer.files import open_file, written_whole
 from npformer.limits import LIMITS, Limits
-
-MANY = Limits(header=LIMITS.json)  # a trace of many texts has more arrays than any checkpoint
 
 
 def save_arrays(path: str | Path, arrays: Mapping[str, np.ndarray], metadata: Mapping[str, str]) -> None:
@@ -25,24 +26,43 @@ def save_arrays(path: str | Path, arrays: Mapping[str, np.ndarray], metadata: Ma
         write_tensors(partial, arrays, metadata)
 
 
-def load_arrays(path: str | Path) -> tuple[dict[str, np.ndarray], dict[str, str]]:
+def load_arrays(path: str | Path, limits: Limits = LIMITS) -> tuple[dict[str, np.ndarray], dict[str, str]]:
     """Reads the arrays and the metadata of a .safetensors or .npz file (without metadata), bfloat16 widened to float32.
 
     Raises NpformerError, which names the file, if it is missing, cut short, or holds anything but arrays.
     """
     path = Path(path)
     if path.suffix != ".npz":
-        arrays, metadata = read_tensors(path, MANY)
+        arrays, metadata = read_tensors(path, replace(limits, header=limits.json))  # more arrays than in a checkpoint
         return {
             name: load(a, np.dtype(np.float32)) if a.dtype == BFLOAT16 else a for name, a in arrays.items()
         }, metadata
-    import zipfile
-    import zlib
+    with open_file(path) as opened:
+        try:
+            return _read_npz(opened, limits), {}
+        except NpformerError as error:
+            raise NpformerError(f"{path}: {error}") from None
+        except Exception as error:  # what zipfile, zlib, lzma and NumPy's reader of headers raise for damage
+            raise NpformerError(f"{path}: not an npz file that can be read: {error!s:.200}") from None
 
-    try:
-        with open_file(path) as opened, np.load(opened, allow_pickle=False) as file:
-            return dict(file), {}
-    except OSError as error:
-        raise NpformerError(f"{path}: {error.strerror or error}") from None
-    except (ValueError, EOFError, KeyError, NotImplementedError, zipfile.BadZipFile, zlib.error) as error:
-        raise NpformerError(f"{path}: not an npz file that can be read: {error!s:.200}") from None
+
+def _read_npz(opened: BinaryIO, limits: Limits) -> dict[str, np.ndarray]:
+    """Reads the arrays of an npz file, whose sizes are known before anything is unpacked."""
+    from math import prod
+    from zipfile import ZipFile
+
+    read_magic, headers = format.read_magic, (format.read_array_header_1_0, format.read_array_header_2_0)
+    arrays = {}
+    with ZipFile(opened) as archive:
+        limits.check("unpacked", sum(info.file_size for info in archive.infolist()), "bytes of its arrays")
+        for info in archive.infolist():
+            with archive.open(info) as file:
+                major, _ = read_magic(file)
+                if major > len(headers):
+                    raise NpformerError(f"{info.filename!r:.200}: version {major} of the npy format is not supported")
+                shape, _, dtype = headers[major - 1](file)
+            if prod(shape) * dtype.itemsize > info.file_size:
+                raise NpformerError(f"{info.filename!r:.200}: its shape {shape!s:.100} is larger than the file")
+            with archive.open(info) as file:
+                arrays[info.filename.removesuffix(".npy")] = format.read_array(file, allow_pickle=False)
+    return arrays

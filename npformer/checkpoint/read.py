@@ -146,7 +146,8 @@ def _read_shards(folder: Path, index_name: str, limits: Limits, mapped: bool) ->
         raise NpformerError(f"{index}: expected a weight_map of tensor: file")
     names: dict[str, set[str]] = {}
     for name, shard in weight_map.items():
-        _check_name(index, shard)
+        if not isinstance(shard, str) or shard not in names:
+            _check_name(index, shard)
         names.setdefault(shard, set()).add(name)
     tensors: dict[str, Array] = {}
     for shard, listed in sorted(names.items()):

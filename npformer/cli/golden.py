@@ -20,7 +20,7 @@ from npformer import golden
 from npformer.checkpoint.archive import load_arrays
 from npformer.checkpoint.load import load
 from npformer.checkpoint.read import CONFIG
-from npformer.cli.arguments import LOADING, add_options, loading
+from npformer.cli.arguments import LOADING, add_options, limits, loading
 from npformer.cli.process import DIVERGES
 from npformer.errors import NpformerError
 from npformer.files import read_json
@@ -106,7 +106,7 @@ def _compare(args: argparse.Namespace) -> int:
     if args.torch:
         arrays: Any = golden.load_torch(args.torch, reference)
     else:
-        arrays, _ = load_arrays(args.given[1])
+        arrays, _ = load_arrays(args.given[1], limits(args))
     comparison = golden.compare(reference, arrays, _names(args.names))
     print(comparison)
     findings = golden.check_weights(model, comparison.theirs.weights) if model else []

@@ -239,7 +239,11 @@ class Trainer(Generic[E]):
         state = self.state
         if not all(np.isfinite(array).all() for array in self.weights.flat.values()):
             raise NpformerError(f"epoch {epoch}: weights are not finite; a smaller learning rate may help")
-        row = {"epoch": epoch, **numbers, **evaluate(epoch), "seconds": round(state.seconds, 1)}
+        try:
+            measured = evaluate(epoch)
+        except NpformerError as error:  # weights that are finite may still be too large to compute with
+            raise NpformerError(f"epoch {epoch}: {error}; a smaller learning rate may help") from None
+        row = {"epoch": epoch, **numbers, **measured, "seconds": round(state.seconds, 1)}
         is_best = score in row and not any(_rank(each, score) > _rank(row, score) for each in state.history)
         state.end_epoch(row)
         if self.progress:
