@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import re
 import shutil
 import stat
 from collections.abc import Iterator
@@ -13,14 +15,18 @@ from typing import Any, BinaryIO
 
 from npformer.errors import NpformerError
 from npformer.limits import LIMITS, Limits
+from npformer.locks import partial_folder
 
 
 def open_file(path: str | Path) -> BinaryIO:
     """Opens a file of a model's folder to read its bytes.
 
     Raises NpformerError, which names the file, if it cannot be opened or is not a regular file: reading from a pipe
-    could wait for ever, and reading from a device never ends.
+    could wait for ever, and reading from a device never ends. So does a link out of the folder: a stranger's could lead
+    to any file of yours, whose content would then stand in a message or in a converted model.
     """
+    if os.path.islink(path):
+        _check_link(Path(path))
     try:
         descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
     except (OSError, ValueError) as error:
@@ -31,6 +37,29 @@ def open_file(path: str | Path) -> BinaryIO:
     return open(descriptor, "rb")
 
 
+def as_given(path: str | Path) -> Path:
+    """The path of a file that the user named: a link leads wherever they let it lead."""
+    return Path(os.path.realpath(path)) if os.path.islink(path) else Path(path)
+
+
+def _check_link(path: Path) -> None:
+    """Checks that a link leads to a file beside it, or within the cache that all Hugging Face tools share.
+
+    There the files of a model's snapshot, and of a folder in it, are links to `blobs` of the model and of all models.
+    """
+    home, target = Path(os.path.realpath(path.parent)), Path(os.path.realpath(path))
+    homes = [home]
+    for snapshot in (home, home.parent):
+        if snapshot.parent.name == "snapshots":
+            homes += [snapshot.parents[1] / "blobs", snapshot.parents[2] / "blobs"]
+    if not any(target.is_relative_to(each) for each in homes):
+        there = os.path.abspath(path.parent / os.readlink(path))
+        raise NpformerError(
+            f"{path}: a link out of the model's folder, to {there}, which is not followed; put the file itself there, "
+            f"or, if all of the model's files are in {os.path.dirname(there)}, load that folder"
+        )
+
+
 def read_bytes(path: str | Path, limit: str, limits: Limits = LIMITS) -> bytes:
     """Reads a whole file, if it has no more bytes than the limit of this name."""
     with open_file(path) as file:
@@ -39,6 +68,14 @@ def read_bytes(path: str | Path, limit: str, limits: Limits = LIMITS) -> bytes:
             return file.read()
         except OSError as error:
             raise NpformerError(f"{path}: {error.strerror or error}") from None
+
+
+def read_text(path: Path, limits: Limits = LIMITS) -> str:
+    """Reads a file in UTF-8, of no more bytes than a JSON file may have."""
+    try:
+        return read_bytes(path, "json", limits).decode()
+    except UnicodeDecodeError as error:
+        raise NpformerError(f"{path}: not UTF-8 (byte {error.start})") from None
 
 
 def read_json(path: Path, limits: Limits = LIMITS, limit: str = "json") -> dict[str, Any]:
@@ -56,23 +93,93 @@ def read_json(path: Path, limits: Limits = LIMITS, limit: str = "json") -> dict[
 
 @contextmanager
 def written_whole(path: str | os.PathLike[str]) -> Iterator[Path]:
-    """Gives a file to write in a folder beside `path`, and renames it to `path` if the block succeeds; else removes it.
+    """Gives a file to write, whose content comes to `path` if the block succeeds; after a failure nothing has changed.
 
-    Raises NpformerError, which names `path`, if it cannot be written. A folder, a pipe or a device is not replaced.
+    A new file, and one in the place of another, is written in a folder beside it and renamed; it keeps the other's mode
+    and owner, and a link to it stays. To a pipe or a device (a FIFO, /dev/stdout) the whole content is written at the
+    end. Raises NpformerError, which names `path`, for a folder, a socket or a disk, and if it cannot be written.
     """
     path = Path(path)
-    if not path.name or (os.path.exists(path) and not os.path.isfile(path)):
+    if not path.name:
         raise NpformerError(f"{path}: cannot be written: it names no file")
-    # A folder, because some writers depend on a file's suffix, and some write other files beside it.
-    folder = path.with_name(f".{path.name}.{os.urandom(4).hex()}.partial")
     try:
-        folder.mkdir()
-        yield folder / path.name
-        os.replace(folder / path.name, path)
+        with _written_to_stream(path) if is_stream(path) else _written_beside(path) as partial:
+            yield partial
     except OSError as error:
         raise NpformerError(f"{path}: cannot be written: {error.strerror or error}") from None
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
+def _written_beside(path: Path) -> Iterator[Path]:
+    target = Path(os.path.realpath(path))
+    try:
+        old = os.stat(path)
+    except FileNotFoundError:
+        old = None
+    if old and not os.access(target.parent, os.W_OK):
+        what = "takes no new file, and a file is written whole beside its place before it replaces another"
+        raise PermissionError(f"its folder {target.parent} {what}")
+    # A folder, because some writers depend on a file's suffix, and some write other files beside it.
+    with partial_folder(target) as folder:
+        partial = folder / path.name
+        yield partial
+        _flush_to_disk(partial)
+        if old:
+            if hasattr(os, "chown"):
+                with contextlib.suppress(OSError):  # only root may leave a file to its owner
+                    os.chown(partial, old.st_uid, old.st_gid)
+            partial.chmod(stat.S_IMODE(old.st_mode))
+        os.replace(partial, target)
+
+
+@contextmanager
+def _written_to_stream(path: Path) -> Iterator[Path]:
+    from tempfile import TemporaryDirectory
+
+    with TemporaryDirectory() as folder:
+        partial = Path(folder, path.name)
+        yield partial
+        number = _own_descriptor(path)
+        opened = os.open(path, os.O_WRONLY) if number is None else os.dup(number)
+        with open(opened, "wb") as stream, open(partial, "rb") as whole:
+            shutil.copyfileobj(whole, stream)
+
+
+def is_stream(path: Path) -> bool:
+    """Tells whether a path is written to, and not replaced. Raises NpformerError for what is neither."""
+    if _own_descriptor(path) is not None:
+        return True
+    try:
+        mode = os.stat(path).st_mode
+    except FileNotFoundError:
+        return False
+    except ValueError as error:  # a name with a null character
+        raise NpformerError(f"{path!s:.200}: cannot be written: {error}") from None
+    if stat.S_ISFIFO(mode) or stat.S_ISCHR(mode):
+        return True
+    if not stat.S_ISREG(mode):
+        kinds = {stat.S_ISDIR: "a folder", stat.S_ISSOCK: "a socket", stat.S_ISBLK: "a disk"}
+        kind = next((what for test, what in kinds.items() if test(mode)), "no file")
+        raise NpformerError(f"{path}: cannot be written: it is {kind}; give the name of a file")
+    return False
+
+
+def _own_descriptor(path: Path) -> int | None:
+    """The number of the open descriptor of this process that a path names, as /dev/stdout and /dev/fd/3 do."""
+    for _ in range(40):
+        folder = os.path.realpath(path.parent)
+        if re.fullmatch(rf"/dev/fd|/proc/{os.getpid()}(/task/\d+)?/fd", folder) and path.name.isdecimal():
+            return int(path.name)
+        if not os.path.islink(path):
+            return None
+        path = Path(folder, os.readlink(path))
+    return None
+
+
+def _flush_to_disk(path: Path) -> None:
+    """Some file systems report only here that the disk is full."""
+    with open(path, "rb+") as file:
+        os.fsync(file.fileno())
 
 
 @contextmanager
@@ -80,13 +187,15 @@ def new_folder(dst: Path) -> Iterator[Path]:
     """Makes a folder to fill, which gets its name at the end; after a failure nothing of it is left."""
     if os.path.lexists(dst):
         raise NpformerError(f"{dst}: exists already; give the name of a new folder")
-    partial = dst.with_name(f".{dst.name}.{os.urandom(4).hex()}.partial")
     try:
-        partial.mkdir()
-        yield partial
-        os.rename(partial, dst)
+        with partial_folder(dst) as beside:
+            folder = beside / dst.name
+            folder.mkdir()
+            yield folder
+            for each in folder.rglob("*"):
+                if each.is_file():
+                    _flush_to_disk(each)
+            os.rename(folder, dst)
     except OSError as error:
         where = f" ({error.filename})" if error.filename else ""
         raise NpformerError(f"{dst}: cannot be written: {error.strerror or error}{where}") from error
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)

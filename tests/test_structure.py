@@ -20,7 +20,7 @@ LONGEST = 400  # lines; what needs more has two subjects
 # From what knows least to what knows most: a module imports, at whatever time, only what stands before it or beside it.
 # A package is one room; a module of it that needs to know more has its own place, as checkpoint.load, which makes models.
 ORDER = (
-    *("errors", "checks", "limits", "files", "tap", "runtime"),
+    *("errors", "checks", "limits", "locks", "files", "tap", "runtime"),
     *("functions", "activations", "tape", "masks", "attention", "embeddings", "encoder", "decoder", "heads"),
     *("config", "transformer", "families", "checkpoint", "text", "generation", "model", "checkpoint.load"),
     *("tasks", "training", "interpret", "golden", "view"),

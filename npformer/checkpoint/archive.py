@@ -13,10 +13,10 @@ from typing import BinaryIO
 import numpy as np
 from numpy.lib import format
 
-from npformer.checkpoint.safetensors import read_tensors, write_tensors
+from npformer.checkpoint.safetensors import check_sums, read_tensors, write_tensors
 from npformer.checkpoint.storage import BFLOAT16, load
 from npformer.errors import NpformerError
-from npformer.files import open_file, written_whole
+from npformer.files import as_given, open_file, written_whole
 from npformer.limits import LIMITS, Limits
 
 
@@ -29,11 +29,13 @@ def save_arrays(path: str | Path, arrays: Mapping[str, np.ndarray], metadata: Ma
 def load_arrays(path: str | Path, limits: Limits = LIMITS) -> tuple[dict[str, np.ndarray], dict[str, str]]:
     """Reads the arrays and the metadata of a .safetensors or .npz file (without metadata), bfloat16 widened to float32.
 
-    Raises NpformerError, which names the file, if it is missing, cut short, or holds anything but arrays.
+    Raises NpformerError, which names the file, if it is missing, cut short, or holds anything but arrays, or others
+    than its checksum says.
     """
-    path = Path(path)
-    if path.suffix != ".npz":
+    suffix, path = Path(path).suffix, as_given(path)
+    if suffix != ".npz":
         arrays, metadata = read_tensors(path, replace(limits, header=limits.json))  # more arrays than in a checkpoint
+        check_sums(path, arrays, metadata)
         return {
             name: load(a, np.dtype(np.float32)) if a.dtype == BFLOAT16 else a for name, a in arrays.items()
         }, metadata

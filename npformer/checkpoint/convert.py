@@ -15,7 +15,7 @@ from npformer.checkpoint.read import CONFIG, OWN_WEIGHTS, own_metadata, read_fol
 from npformer.checkpoint.safetensors import write_tensors
 from npformer.errors import NpformerError
 from npformer.families import family_of
-from npformer.files import new_folder
+from npformer.files import new_folder, open_file
 from npformer.limits import LIMITS, Limits
 
 #: A model's other files, which are copied unchanged: the tokenizer, and sentence-transformers' settings.
@@ -87,7 +87,8 @@ def convert(
         text = json.dumps(description, indent=2, ensure_ascii=False)
         (folder / CONFIG).write_text(text + "\n", encoding="utf-8")
         for name in COMPANIONS:
-            if (src / name).is_file():
+            if (src / name).exists():
                 (folder / name).parent.mkdir(exist_ok=True)
-                shutil.copyfile(src / name, folder / name)
+                with open_file(src / name) as source, open(folder / name, "wb") as copy:
+                    shutil.copyfileobj(source, copy)
     return dst

@@ -15,7 +15,7 @@ from pathlib import Path
 from npformer.checkpoint.read import CONFIG, WEIGHTS
 from npformer.errors import NpformerError
 from npformer.families import FAMILIES, read_config
-from npformer.files import read_json
+from npformer.files import open_file, read_json
 
 # Files to fetch besides config and weights; most repositories lack some of them.
 TOKENIZER = ("tokenizer_config.json", "special_tokens_map.json")
@@ -87,8 +87,9 @@ class _Cached:
     def __init__(self, cache: Path, name: str, revision: str) -> None:
         repo = cache / f"models--{name.replace('/', '--')}"
         try:
-            stored = (repo / "refs" / revision).read_text(errors="replace").strip()
-        except OSError:
+            with open_file(repo / "refs" / revision) as file:
+                stored = file.read(100).decode(errors="replace").strip()
+        except NpformerError:
             stored = ""
         self.commit = stored if _COMMIT.fullmatch(stored) else revision
         self.folder = repo / "snapshots" / self.commit

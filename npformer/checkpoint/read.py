@@ -151,7 +151,9 @@ def _read_shards(folder: Path, index_name: str, limits: Limits, mapped: bool) ->
         names.setdefault(shard, set()).add(name)
     tensors: dict[str, Array] = {}
     for shard, listed in sorted(names.items()):
-        arrays, _ = _read_file(_shard_path(index, shard), limits, mapped)
+        if not os.path.lexists(folder / shard):
+            raise NpformerError(f"{index}: the shard {shard} is missing from the folder")
+        arrays, _ = _read_file(folder / shard, limits, mapped)
         if listed != arrays.keys():
             odd = min(listed ^ arrays.keys())
             verb = "is not" if odd in listed else "is also"
@@ -165,17 +167,3 @@ def _check_name(index: Path, shard: object) -> None:
     suffix = Path(index.name.removesuffix(".index.json")).suffix
     if not isinstance(shard, str) or not re.fullmatch(rf"[^/\\\0]{{1,200}}{re.escape(suffix)}", shard):
         raise NpformerError(f"{index}: {shard!r:.200} is not the name of a {suffix} file in the same folder")
-
-
-def _shard_path(index: Path, shard: str) -> Path:
-    """Where a shard is: beside its index, or in the Hugging Face cache that the folder links to."""
-    path = index.parent / shard
-    if not path.exists():
-        raise NpformerError(f"{index}: the shard {shard} is missing from the folder")
-    folder = index.parent.resolve()
-    homes = [folder]
-    if folder.parent.name == "snapshots":  # in the cache, which keeps files in blobs of the model and of all models
-        homes += [folder.parents[1] / "blobs", folder.parents[2] / "blobs"]
-    if not any(path.resolve().is_relative_to(home) for home in homes):
-        raise NpformerError(f"{index}: {shard} is a link out of the folder; put the file itself there")
-    return path

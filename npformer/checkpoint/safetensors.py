@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, BinaryIO, TypeGuard
@@ -36,6 +35,7 @@ DTYPES: dict[str, np.dtype[Any]] = {
     "BOOL": np.dtype("?"),
 }
 
+CHECKSUM = "sha256"  # in the metadata
 _LENGTH = 8  # bytes that hold the header's length
 
 
@@ -126,6 +126,43 @@ def _whole_numbers(value: object) -> TypeGuard[list[int]]:
     return all(type(each) is int and 0 <= each < 2**63 for each in value)
 
 
+# --- checksums -------------------------------------------------------------------------------------------------------
+
+
+def checksum(arrays: Mapping[str, Array], metadata: Mapping[str, str]) -> str:
+    """SHA-256 of a file's content, in hexadecimal: what `write_tensors` puts into the metadata as "sha256".
+
+    Digested are the other entries of the metadata, each as the line `KEY=VALUE`; then for every tensor the line
+    `NAME DTYPE SHAPE`, as the header has them (`head.weight F16 [2, 384]`), and the tensor's bytes in the file. Lines
+    are in UTF-8 and end in a line feed. Entries and tensors are in the order of their names' code points, whatever
+    their order in the file.
+    """
+    import hashlib
+
+    names = {dtype: name for name, dtype in DTYPES.items()}
+    digest = hashlib.sha256()
+    for key in sorted(metadata.keys() - {CHECKSUM}):
+        digest.update(f"{key}={metadata[key]}\n".encode(errors="surrogatepass"))
+    for name in sorted(arrays):
+        array = np.ascontiguousarray(arrays[name])
+        dtype = array.dtype if array.dtype == BFLOAT16 else array.dtype.newbyteorder("<")
+        digest.update(f"{name} {names[dtype]} {list(arrays[name].shape)}\n".encode(errors="surrogatepass"))
+        digest.update(array.astype(dtype, copy=False).data)
+    return digest.hexdigest()
+
+
+def check_sums(path: Path, arrays: Mapping[str, Array], metadata: Mapping[str, str]) -> bool:
+    """Tells whether a file's metadata has a checksum. Raises NpformerError, which names the file, if it is another."""
+    stored = metadata.get(CHECKSUM)
+    if stored is None:
+        return False
+    if checksum(arrays, metadata) != stored:
+        raise NpformerError(
+            f"{path}: damaged: its content has not the sha256 that its metadata says, {stored!r:.80}; get the file anew"
+        )
+    return True
+
+
 # --- writing ---------------------------------------------------------------------------------------------------------
 
 
@@ -134,7 +171,8 @@ def write_tensors(
 ) -> None:
     """Writes a safetensors file with the safetensors library; the inverse of `read_tensors`.
 
-    With `dtype` None each array keeps its own. Only arrays that are transposed or of another dtype are copied.
+    With `dtype` None each array keeps its own. Only arrays that are transposed or of another dtype are copied. The
+    metadata gets the content's checksum.
     Raises OSError if the file cannot be written.
     """
     from safetensors import SafetensorError, TensorSpec, serialize_file
@@ -147,14 +185,12 @@ def write_tensors(
     path.touch()
     mode = path.stat().st_mode
     try:
-        serialize_file(specs, path, dict(metadata))
+        serialize_file(specs, path, {**metadata, CHECKSUM: checksum(stored, metadata)})
     except SafetensorError as error:
         raise OSError(str(error)) from error
     path.chmod(mode)  # the library makes the file readable by its owner only
     with open(path, "r+b") as file:
         _sort_metadata(file)
-        file.flush()
-        os.fsync(file.fileno())  # some file systems report only here that the disk is full
 
 
 def _sort_metadata(file: BinaryIO) -> None:

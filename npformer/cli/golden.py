@@ -23,7 +23,7 @@ from npformer.checkpoint.read import CONFIG
 from npformer.cli.arguments import LOADING, add_options, limits, loading
 from npformer.cli.process import DIVERGES
 from npformer.errors import NpformerError
-from npformer.files import read_json
+from npformer.files import as_given, is_stream, read_json
 from npformer.model import Model
 
 EPILOG = """compare ends with exit code 3 if a stage or a weight diverges, with 1 for bad
@@ -92,9 +92,10 @@ def _record(args: argparse.Namespace) -> int:
     model = load(name, **loading(args))
     recorded = golden.record(model, args.given, args.stages or "*", name=name)
     recorded.save(args.output)
-    size = Path(args.output).stat().st_size
-    texts = "1 text" if len(recorded.texts) == 1 else f"{len(recorded.texts)} texts"
-    print(f"{args.output}: {len(recorded.stages)} stages of {texts}, {size / 1e6:.1f} MB")
+    if not is_stream(Path(args.output)):  # which may be stdout, where the file has gone
+        size = Path(args.output).stat().st_size
+        texts = "1 text" if len(recorded.texts) == 1 else f"{len(recorded.texts)} texts"
+        print(f"{args.output}: {len(recorded.stages)} stages of {texts}, {size / 1e6:.1f} MB")
     return 0
 
 
@@ -139,7 +140,7 @@ def _model(args: argparse.Namespace, reference: golden.Golden) -> tuple[Model | 
 
 
 def _names(path: str | None) -> dict[str, str] | None:
-    names = read_json(Path(path)) if path else None
+    names = read_json(as_given(path)) if path else None
     if names is not None and not all(isinstance(name, str) for name in names.values()):
         raise NpformerError(f"{path}: expected an object of their name: our stage, got {json.dumps(names):.80}")
     return names

@@ -12,12 +12,14 @@ from typing import Any
 
 from npformer import __version__
 from npformer.cli.arguments import LOADING, add_options, loading
+from npformer.files import open_file
 from npformer.model import Model
 
 EPILOG = """examples:
   npformer info
   npformer info distilbert-sst2"""
 
+CARD = 2**16  # bytes of a model's card that are looked at
 ENCODERS = ["feature-extraction", "sentence-embedding"]  # tasks that every encoder serves, whatever its head
 
 
@@ -91,7 +93,8 @@ def _card(folder: Path | None) -> dict[str, str]:
     card = folder / "README.md" if folder else Path()
     if not card.is_file():
         return {}
-    base = re.search(r"^base_model: *(\S+)$", card.read_text(encoding="utf-8", errors="replace"), re.MULTILINE)
+    with open_file(card) as file:
+        base = re.search(r"^base_model: *(\S+)$", file.read(CARD).decode(errors="replace"), re.MULTILINE)
     return {"card": str(card)} | ({"made from": base[1]} if base else {})
 
 

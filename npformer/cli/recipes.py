@@ -8,6 +8,7 @@ from pathlib import Path
 
 from npformer.cli.arguments import whole
 from npformer.errors import NpformerError
+from npformer.locks import in_use
 from npformer.training import Recipe
 from npformer.training.trainer import SCHEDULES
 
@@ -18,10 +19,13 @@ def add_output_argument(parser: argparse.ArgumentParser) -> None:
 
 
 def output(args: argparse.Namespace) -> Path:
-    """Returns the folder of the result. Raises NpformerError if it already holds a model."""
+    """Returns the folder of the result. Raises NpformerError if it holds a model already, or another run uses it."""
     folder = Path(args.output)
     if (folder / "config.json").exists():
         raise NpformerError(f"{folder}: a model is there already; give another folder")
+    if (folder / "training").exists():
+        with in_use(folder / "training"):  # said before anything is read; the training locks it again
+            pass
     return folder
 
 

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from npformer.errors import NpformerError
+from npformer.files import as_given, open_file
 from npformer.model import Model
 from npformer.runtime.packing import Text
 from npformer.text.encoding import Encoder, warn_of_cuts
@@ -296,7 +297,7 @@ def _objects(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
 
 def _lines(path: Path) -> Iterator[tuple[int, str]]:
     try:
-        with open(path, "rb") as file:
+        with open_file(as_given(path)) as file:
             for number, line in enumerate(file, 1):
                 try:
                     yield number, line.decode("utf-8-sig" if number == 1 else "utf-8")

@@ -16,7 +16,7 @@ from npformer.config import Config
 from npformer.errors import NpformerError
 from npformer.families import read_config, write_config
 from npformer.families.distilbert import DISTILBERT
-from npformer.files import written_whole
+from npformer.files import read_text, written_whole
 from npformer.limits import LIMITS, Limits
 from npformer.text.tokenizer import SETTINGS, longest_text, read_settings
 from npformer.training.initialise import initialise
@@ -70,7 +70,7 @@ def as_distilbert(config: Config, tree: layout.Tree) -> tuple[Config, layout.Tre
 
 def companions(source: Path, config: Config, limit: int | None = None) -> dict[str, str]:
     """Reads the tokenizer's files of a folder; `limit` becomes the longest text in them, if it is shorter."""
-    kept = {name: (source / name).read_text(encoding="utf-8") for name in TOKENIZER if (source / name).is_file()}
+    kept = {name: read_text(source / name) for name in TOKENIZER if (source / name).exists()}
     if limit is not None:
         settings = {**read_settings(source), "model_max_length": min(limit, longest_text(source, config))}
         kept[SETTINGS] = json.dumps(settings, indent=2, ensure_ascii=False) + "\n"

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-import shutil
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ import numpy as np
 
 from npformer.checkpoint.archive import load_arrays, save_arrays
 from npformer.errors import NpformerError
+from npformer.locks import clear_partial, in_use
 from npformer.training.optimiser import Adam
 from npformer.training.trainable import Trainable
 
@@ -49,6 +50,10 @@ class Checkpoints:
     weights: Trainable
     optimiser: Adam
 
+    def in_use(self) -> AbstractContextManager[None]:
+        """Makes the folder and locks it: two runs in one folder would each take the other's checkpoints for its own."""
+        return nullcontext() if self.folder is None else in_use(self.folder)
+
     def save(self, identity: str, state: State) -> None:
         """Writes `last.safetensors`: the weights, Adam's moments and the state."""
         if self.folder is not None:
@@ -63,22 +68,20 @@ class Checkpoints:
         """
         if self.folder is None:
             return
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise NpformerError(f"{self.folder}: cannot be made: {error.strerror or error}") from None
         path = self.folder / LAST
         if path.exists():
             arrays, metadata = load_arrays(path)
             if metadata.get("format") != FORMAT or metadata.get("run") != identity:
                 raise NpformerError(f"{path}: belongs to a run with another recipe, model or data; give another folder")
-            for name, array in self.weights.flat.items():
-                array[...] = arrays[f"w.{name}"]
-            self.optimiser.restore(arrays)
-            for name, value in json.loads(metadata["state"]).items():
-                setattr(state, name, value)
-        for stale in self.folder.glob(".*.safetensors.*.partial"):  # left by a training that was killed
-            shutil.rmtree(stale, ignore_errors=True)
+            try:
+                for name, array in self.weights.flat.items():
+                    array[...] = arrays[f"w.{name}"]
+                self.optimiser.restore(arrays)
+                for name, value in asdict(State(**json.loads(metadata["state"]))).items():
+                    setattr(state, name, value)
+            except (KeyError, ValueError, TypeError, IndexError, RecursionError) as error:
+                raise NpformerError(f"{path}: not a checkpoint that npformer saved: {error!s:.200}") from None
+        clear_partial(self.folder)  # left by a training that was killed
 
     def keep(self, name: str, step: int) -> None:
         """Writes the weights alone under this name."""

@@ -183,8 +183,8 @@ class Trainer(Generic[E]):
         Raises
         ------
         NpformerError
-            If there are no examples, the folder holds a checkpoint of another training, or the gradients are not
-            finite.
+            If there are no examples, the folder is in use by another run or holds a checkpoint of another training, or
+            the gradients are not finite.
         """
         if not examples:
             raise NpformerError("no examples to train on")
@@ -193,27 +193,28 @@ class Trainer(Generic[E]):
         total = per_epoch * recipe.epochs
         factors = recipe.factors(total, self.weights.config.d_model)
         this = identity(recipe, self.objective, self.weights, examples, held_out)
-        self._checkpoints.resume(this, state)
-        if not state.history:
-            self._end_epoch(0, {}, evaluate, score)
-            self._checkpoints.save(this, state)
-        lengths = [self.objective.lengths(example) for example in examples]
-        batches = None
-        while state.step < total:
-            epoch, index = divmod(state.step, per_epoch)
-            if batches is None or index == 0:
-                batches = recipe.batches(lengths, epoch)
-            self._step([examples[i] for i in batches[index]], recipe.learning_rate * factors(state.step))
-            if recipe.average > 1 and state.step in recipe.averaged(per_epoch):
-                self._checkpoints.keep(STEP.format(state.step), state.step)
-            if self.progress:
-                self.progress.show(epoch + 1, recipe.epochs, state, per_epoch, total)
-            if state.step % per_epoch == 0:
-                numbers = {"loss": state.loss / per_epoch, "train_accuracy": state.right / state.count}
-                self._end_epoch(epoch + 1, numbers, evaluate, score)
-            if state.step % per_epoch == 0 or state.step % self.save_every == 0:
+        with self._checkpoints.in_use():
+            self._checkpoints.resume(this, state)
+            if not state.history:
+                self._end_epoch(0, {}, evaluate, score)
                 self._checkpoints.save(this, state)
-        return state.history
+            lengths = [self.objective.lengths(example) for example in examples]
+            batches = None
+            while state.step < total:
+                epoch, index = divmod(state.step, per_epoch)
+                if batches is None or index == 0:
+                    batches = recipe.batches(lengths, epoch)
+                self._step([examples[i] for i in batches[index]], recipe.learning_rate * factors(state.step))
+                if recipe.average > 1 and state.step in recipe.averaged(per_epoch):
+                    self._checkpoints.keep(STEP.format(state.step), state.step)
+                if self.progress:
+                    self.progress.show(epoch + 1, recipe.epochs, state, per_epoch, total)
+                if state.step % per_epoch == 0:
+                    numbers = {"loss": state.loss / per_epoch, "train_accuracy": state.right / state.count}
+                    self._end_epoch(epoch + 1, numbers, evaluate, score)
+                if state.step % per_epoch == 0 or state.step % self.save_every == 0:
+                    self._checkpoints.save(this, state)
+            return state.history
 
     def _step(self, examples: Sequence[E], learning_rate: float) -> None:
         recipe, state, start = self.recipe, self.state, time.perf_counter()

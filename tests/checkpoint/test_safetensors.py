@@ -1,5 +1,6 @@
 """safetensors files: read as the safetensors library reads them, and everything its format forbids is refused."""
 
+import hashlib
 import json
 import os
 import subprocess
@@ -11,7 +12,7 @@ import safetensors.numpy
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from npformer.checkpoint.safetensors import read_tensors, write_tensors
+from npformer.checkpoint.safetensors import check_sums, read_tensors, write_tensors
 from npformer.checkpoint.storage import BFLOAT16, load
 from npformer.errors import NpformerError
 
@@ -29,6 +30,21 @@ def write(path, header, data=b""):
     text = header if isinstance(header, bytes) else json.dumps(header).encode()
     path.write_bytes(len(text).to_bytes(8, "little") + text + data)
     return path
+
+
+def sha256_of(path):
+    """What the metadata's sha256 must be, from the file's bytes alone, as the docstring of `checksum` says it."""
+    data = path.read_bytes()
+    start = 8 + int.from_bytes(data[:8], "little")
+    header = json.loads(data[8:start])
+    digest = hashlib.sha256()
+    for key, value in sorted(header.pop("__metadata__").items()):
+        if key != "sha256":
+            digest.update(f"{key}={value}\n".encode())
+    for name, entry in sorted(header.items()):
+        first, last = entry["data_offsets"]
+        digest.update(f"{name} {entry['dtype']} {entry['shape']}\n".encode() + data[start + first : start + last])
+    return digest.hexdigest()
 
 
 def test_reads_what_the_library_writes(tmp_path):
@@ -52,7 +68,7 @@ def test_the_library_reads_what_is_written_here(tmp_path):
         assert array.dtype == transposed[name].dtype
         assert np.array_equal(array, transposed[name])
     with safetensors.safe_open(tmp_path / "a.safetensors", "np") as file:
-        assert file.metadata() == {"format": "npformer"}
+        assert file.metadata() == {"format": "npformer", "sha256": sha256_of(tmp_path / "a.safetensors")}
 
 
 @settings(max_examples=100)
@@ -62,9 +78,31 @@ def test_metadata_may_be_any_text(tmp_path_factory, metadata):
     path = tmp_path_factory.getbasetemp() / "metadata.safetensors"
     write_tensors(path, ARRAYS, metadata)
     with safetensors.safe_open(path, "np") as file:
-        assert file.metadata() == metadata
+        assert file.metadata() == {**metadata, "sha256": sha256_of(path)}
         assert set(file.keys()) == ARRAYS.keys()
-    assert read_tensors(path)[1] == metadata
+    arrays, read = read_tensors(path)
+    assert read == {**metadata, "sha256": read["sha256"]}
+    assert check_sums(path, arrays, read)
+
+
+@pytest.mark.parametrize("where", ["the first byte", "the last byte", "a name", "another entry", "the checksum"])
+def test_a_change_anywhere_is_damage(tmp_path, where):
+    path = tmp_path / "a.safetensors"
+    write_tensors(path, {"a": np.arange(3.0), "b": np.arange(3.0) + 8}, {"by": "test"})
+    data = path.read_bytes()
+    start = 8 + int.from_bytes(data[:8], "little")
+    at = {"the first byte": start, "the last byte": len(data) - 1, "a name": data.index(b'"a"') + 1}
+    at |= {"another entry": data.index(b"test"), "the checksum": data.index(b'"sha256":"') + 10}
+    spoilt = bytearray(data)
+    spoilt[at[where]] ^= 8 if where == "a name" else 1
+    path.write_bytes(spoilt)
+    with pytest.raises(NpformerError, match=r"a\.safetensors: damaged: its content has not the sha256"):
+        check_sums(path, *read_tensors(path))
+
+
+def test_a_file_without_a_checksum_has_none(tmp_path):
+    safetensors.numpy.save_file(ARRAYS, tmp_path / "a.safetensors")
+    assert not check_sums(tmp_path / "a.safetensors", *read_tensors(tmp_path / "a.safetensors"))
 
 
 def test_equal_contents_are_equal_bytes(tmp_path):

@@ -1,0 +1,170 @@
+"""Locks that tell whether another run is alive: on a folder that a run uses, and on files that are being written.
+
+They are the operating system's, and end with the process that holds them, however it ends. So a lock of a dead run is
+free at once. A file with a process's number could not tell: the number is given to other processes in time, and means
+nothing on another host or in another container. NFS has the same locks between its hosts: Linux asks its server for
+them, if the file is open for writing, as it is here. On a file system that has no locks, nothing is locked: a run that
+is refused for ever because of a dead one would be worse than two at once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from npformer.errors import NpformerError
+
+LOCK = ".in-use"
+#: Seconds after which a folder without a lock in it is a dead run's: of one that died while making or removing it.
+ABANDONED = 3600
+
+
+@contextmanager
+def in_use(folder: Path) -> Iterator[None]:
+    """Makes the folder if it is not there, and locks it for one run at a time.
+
+    Raises NpformerError, which says who has it, if another run does; or if it cannot be made.
+    """
+    path = folder / LOCK
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        descriptor = _take(path)
+    except BlockingIOError:
+        raise NpformerError(
+            f"{folder}: in use by {_owner(path)}; wait until it has ended, or give another folder"
+        ) from None
+    except OSError as error:
+        raise NpformerError(f"{folder}: cannot be used: {error.strerror or error}") from None
+    try:
+        with contextlib.suppress(OSError):  # a full disk: then nobody learns who has the folder
+            os.ftruncate(descriptor, 0)
+            os.write(descriptor, f"process {os.getpid()} on {_host()} since {time.strftime('%F %T')}".encode())
+        yield
+    finally:
+        _release(path, descriptor)
+
+
+@contextmanager
+def partial_folder(target: Path) -> Iterator[Path]:
+    """Makes a folder beside `target` to write it in, and removes it at the end; first clears what dead runs left."""
+    clear_partial(target.parent, target.name)
+    folder = target.with_name(f".{_short(target.name)}.{os.urandom(4).hex()}.partial")
+    folder.mkdir()
+    try:
+        descriptor = _take(folder / LOCK)
+        try:
+            yield folder
+        finally:
+            os.close(descriptor)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def clear_partial(folder: Path, name: str | None = None) -> None:
+    """Removes the folders in which runs that are dead were writing the file `name`, by default any file."""
+    pattern = re.compile(rf"\.{'.+' if name is None else re.escape(_short(name))}\.[0-9a-f]{{8}}\.partial", re.DOTALL)
+    with contextlib.suppress(OSError):  # what cannot be listed is said by the writing that follows
+        for each in os.listdir(folder):
+            if pattern.fullmatch(each) and _is_abandoned(folder / each):
+                shutil.rmtree(folder / each, ignore_errors=True)
+
+
+def _short(name: str) -> str:
+    """The beginning of a file's name: a file system takes 255 bytes, and more comes after it."""
+    return name[:50]
+
+
+def _is_abandoned(folder: Path) -> bool:
+    try:
+        descriptor = os.open(folder / LOCK, os.O_RDWR)
+    except FileNotFoundError:
+        return time.time() - os.stat(folder).st_mtime > ABANDONED
+    except OSError:
+        return False
+    try:
+        _lock(descriptor)
+    except OSError:  # a run has it; or there are no locks, and it may be alive
+        return False
+    finally:
+        os.close(descriptor)
+    return True
+
+
+def _take(path: Path) -> int:
+    """Opens and locks a file, which is made if it is not there. Closing the descriptor unlocks it.
+
+    Raises BlockingIOError if it is locked already.
+    """
+    while True:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_NONBLOCK", 0), 0o666)
+        try:
+            with _no_locks_here():
+                _lock(descriptor)
+            if os.path.samestat(os.fstat(descriptor), os.stat(path)):
+                return descriptor
+        except FileNotFoundError:
+            pass  # its last owner removed it between our opening and locking it
+        except BaseException:
+            os.close(descriptor)
+            raise
+        os.close(descriptor)
+
+
+def _release(path: Path, descriptor: int) -> None:
+    """Removes a locked file and unlocks it. In this order: nobody locks a file that is about to go."""
+    with contextlib.suppress(OSError):  # Windows removes no open file
+        os.unlink(path)
+    os.close(descriptor)
+
+
+@contextmanager
+def _no_locks_here() -> Iterator[None]:
+    try:
+        yield
+    except BlockingIOError:
+        raise
+    except OSError:
+        pass  # a file system without locks
+
+
+if sys.platform == "win32":
+    import msvcrt
+
+    def _lock(descriptor: int) -> None:
+        """Raises BlockingIOError if another has locked the file."""
+        os.lseek(descriptor, 2**30, os.SEEK_SET)  # the byte that is locked, beyond those that others read
+        try:
+            msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)
+        except OSError as error:
+            raise BlockingIOError(*error.args) from None
+        finally:
+            os.lseek(descriptor, 0, os.SEEK_SET)
+
+else:
+    import fcntl
+
+    def _lock(descriptor: int) -> None:
+        """Raises BlockingIOError if another has locked the file, and OSError if its file system has no locks."""
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def _owner(path: Path) -> str:
+    try:
+        with open(path, "rb") as file:
+            said = file.read(200).decode(errors="replace")
+    except OSError:
+        said = ""
+    return said if said.isprintable() and said else "another run"
+
+
+def _host() -> str:
+    import platform
+
+    return platform.node() or "this host"
