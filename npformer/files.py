@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import re
@@ -30,7 +31,8 @@ def open_file(path: str | Path) -> BinaryIO:
     try:
         descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
     except (OSError, ValueError) as error:
-        raise NpformerError(f"{path}: {getattr(error, 'strerror', None) or error}") from None
+        what = None if getattr(error, "errno", None) == errno.ENXIO else getattr(error, "strerror", None) or error
+        raise NpformerError(f"{path}: {what or 'not a regular file'}") from None  # ENXIO: a socket
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):  # asked of the opened file, which no one can exchange
         os.close(descriptor)
         raise NpformerError(f"{path}: not a regular file")
@@ -107,6 +109,16 @@ def written_whole(path: str | os.PathLike[str]) -> Iterator[Path]:
             yield partial
     except OSError as error:
         raise NpformerError(f"{path}: cannot be written: {error.strerror or error}") from None
+
+
+def place_in_folder(path: Path) -> Path:
+    """The path of a file that npformer itself names, to write it. Only users name pipes and devices to write to.
+
+    Raises NpformerError if something else than a regular file is there.
+    """
+    if path.exists() and not path.is_file():
+        raise NpformerError(f"{path}: cannot be written: not a regular file is there; remove it")
+    return path
 
 
 @contextmanager

@@ -255,13 +255,11 @@ def test_a_folder_without_a_lock_is_cleared_when_it_is_old(tmp_path: Path) -> No
 def test_only_regular_files_are_opened(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "fifo")
     (tmp_path / "folder").mkdir()
-    for name in ("fifo", "folder", own_device(tmp_path, "/dev/zero").name):
-        with pytest.raises(NpformerError, match=rf"{name}: (not a regular file|a link out of the model's folder)"):
-            open_file(tmp_path / name)
     with socket.socket(socket.AF_UNIX) as server:
         server.bind(str(tmp_path / "socket"))
-        with pytest.raises(NpformerError, match="socket: No such device or address"):
-            open_file(tmp_path / "socket")
+    for name in ("fifo", "folder", "socket", own_device(tmp_path, "/dev/zero").name):
+        with pytest.raises(NpformerError, match=rf"{name}: (not a regular file|a link out of the model's folder)"):
+            open_file(tmp_path / name)
     with pytest.raises(NpformerError, match="none: No such file"):
         open_file(tmp_path / "none")
 

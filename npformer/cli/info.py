@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from npformer import __version__
-from npformer.cli.arguments import LOADING, add_options, loading
+from npformer.cli.arguments import add_options, loading, LOADING
+from npformer.errors import NpformerError
 from npformer.files import open_file
 from npformer.model import Model
 
@@ -91,9 +92,11 @@ def _blas(library: dict[str, Any]) -> str:
 def _card(folder: Path | None) -> dict[str, str]:
     """Returns the path of the model's card, and the base model that the card names."""
     card = folder / "README.md" if folder else Path()
-    if not card.is_file():
+    try:
+        file = open_file(card)
+    except NpformerError:
         return {}
-    with open_file(card) as file:
+    with file:
         base = re.search(r"^base_model: *(\S+)$", file.read(CARD).decode(errors="replace"), re.MULTILINE)
     return {"card": str(card)} | ({"made from": base[1]} if base else {})
 

@@ -11,7 +11,6 @@ import sys
 from argparse import Namespace
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, BinaryIO
 
 from npformer.cli.process import complain
@@ -67,13 +66,17 @@ def interactive(args: Namespace) -> bool:
 
 
 def read_file(name: str) -> str:
-    """Reads a whole file as one text."""
+    """Reads a whole file, which may be a pipe, as one text."""
     try:
-        return Path(name).read_text(encoding="utf-8-sig")
+        with open(name, encoding="utf-8-sig") as file:
+            text = file.read(LONGEST + 1)
     except OSError as error:
         raise NpformerError(f"{name}: {error.strerror or error}") from None
     except UnicodeDecodeError as error:
         raise NpformerError(f"{name}: not UTF-8 (byte {error.start})") from None
+    if len(text) > LONGEST:
+        raise NpformerError(f"{name}: more than {LONGEST} characters; give a shorter text")
+    return text
 
 
 def plain(text: str, width: int | None = None) -> str:

@@ -17,7 +17,7 @@ import numpy as np
 
 from npformer.checks import one_of, whole
 from npformer.errors import NpformerError
-from npformer.files import read_json
+from npformer.files import read_json, read_text
 from npformer.model import Model
 from npformer.tasks.results import carrying
 from npformer.tasks.task import Request, Task, without_head
@@ -158,15 +158,19 @@ def encoder_folder(folder: Path) -> Path:
 
 def _modules(path: Path) -> list[tuple[str, str]]:
     """Returns the kind and the folder of each module in modules.json."""
+    text = read_text(path)
     try:
-        modules = json.loads(path.read_text(encoding="utf-8"))
+        modules = json.loads(text)
         found = [(str(each["type"]).rsplit(".", 1)[-1], str(each["path"])) for each in modules]
-    except (OSError, ValueError, TypeError, KeyError, RecursionError):
+    except (ValueError, TypeError, KeyError, RecursionError):
         raise NpformerError(f"{path}: expected a list of modules, each with a type and a path") from None
     if not all(re.fullmatch(r"[\w-]*", each) for _, each in found):
         raise NpformerError(
             f"{path}: expected the modules in folders beside it, got {', '.join(each for _, each in found)}"
         )
+    linked = next((each for _, each in found if each and (path.parent / each).is_symlink()), None)
+    if linked is not None:
+        raise NpformerError(f"{path.parent / linked}: a link, which is not followed; put the folder itself there")
     return found
 
 

@@ -16,7 +16,7 @@ from npformer.config import Config
 from npformer.errors import NpformerError
 from npformer.families import read_config, write_config
 from npformer.families.distilbert import DISTILBERT
-from npformer.files import read_text, written_whole
+from npformer.files import place_in_folder, read_text, written_whole
 from npformer.limits import LIMITS, Limits
 from npformer.text.tokenizer import SETTINGS, longest_text, read_settings
 from npformer.training.initialise import initialise
@@ -80,8 +80,8 @@ def companions(source: Path, config: Config, limit: int | None = None) -> dict[s
 def write_model(folder: Path, beside: Mapping[str, str], config: Config, tree: layout.Tree) -> None:
     """Writes a checkpoint folder: weights, the files `beside` them, and config.json last; each whole or not at all."""
     arrays = layout.stored(tree, config)
-    save_arrays(folder / OWN_WEIGHTS, arrays, own_metadata(arrays))
+    save_arrays(place_in_folder(folder / OWN_WEIGHTS), arrays, own_metadata(arrays))
     description = json.dumps(write_config(config), indent=2, ensure_ascii=False) + "\n"
     for name, text in {**beside, CONFIG: description}.items():
-        with written_whole(folder / name) as partial:
+        with written_whole(place_in_folder(folder / name)) as partial:
             partial.write_text(text, encoding="utf-8")

@@ -17,6 +17,7 @@ import numpy as np
 
 from npformer.checkpoint.archive import load_arrays, save_arrays
 from npformer.errors import NpformerError
+from npformer.files import place_in_folder
 from npformer.locks import clear_partial, in_use
 from npformer.training.optimiser import Adam
 from npformer.training.trainable import Trainable
@@ -59,7 +60,7 @@ class Checkpoints:
         if self.folder is not None:
             arrays = {f"w.{name}": array for name, array in self.weights.flat.items()} | self.optimiser.state()
             metadata = {"format": FORMAT, "run": identity, "state": json.dumps(asdict(state))}
-            save_arrays(self.folder / LAST, arrays, metadata)
+            save_arrays(place_in_folder(self.folder / LAST), arrays, metadata)
 
     def resume(self, identity: str, state: State) -> None:
         """Reads weights, moments and state from `last.safetensors`, if there is one.
@@ -86,15 +87,19 @@ class Checkpoints:
     def keep(self, name: str, step: int) -> None:
         """Writes the weights alone under this name."""
         if self.folder is not None:
-            save_arrays(self.folder / name, self.weights.flat, {"format": FORMAT, "step": str(step)})
+            path = place_in_folder(self.folder / name)
+            save_arrays(path, self.weights.flat, {"format": FORMAT, "step": str(step)})
 
     def take_mean(self, names: Sequence[str]) -> None:
         """Sets the weights to the mean of those kept under these names."""
         assert self.folder is not None
         for count, name in enumerate(names):
             arrays, _ = load_arrays(self.folder / name)
-            for key, array in self.weights.flat.items():
-                array[...] = arrays[key] if count == 0 else array + arrays[key]
+            try:
+                for key, array in self.weights.flat.items():
+                    array[...] = arrays[key] if count == 0 else array + arrays[key]
+            except (KeyError, ValueError) as error:
+                raise NpformerError(f"{self.folder / name}: not this run's weights: {error!s:.200}") from None
         for array in self.weights.flat.values():
             array /= len(names)
 

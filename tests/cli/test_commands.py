@@ -137,6 +137,12 @@ def test_answer_takes_a_context_from_a_file_or_an_option(models, tmp_path):
     assert shown.splitlines()[0] == "Where?"
 
 
+def test_a_context_without_an_end_is_refused(models):
+    code, output, errors = run("answer", "-m", models["answer"], "--context-file", "/dev/zero", "Where?")
+    assert (code, output) == (1, "")
+    assert errors == "npformer: /dev/zero: more than 16777216 characters; give a shorter text\n"
+
+
 def test_fill_shows_words_for_each_mask(models):
     words = pipeline("fill-mask", models["fill"])("I love [MASK]", top_k=2)
     code, output, errors = run("fill", "-m", models["fill"], "--json", "-k", "2", "I love [MASK]", "no mask")

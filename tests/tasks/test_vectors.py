@@ -153,3 +153,11 @@ def test_a_prompt_outside_of_the_pooling_is_refused(folder):
     (folder / "1_Pooling" / "config.json").write_text('{"pooling_mode": "mean", "include_prompt": false}')
     with pytest.raises(NpformerError, match="include_prompt"):
         pipeline("sentence-embedding", folder)
+
+
+def test_a_module_s_folder_is_no_link(folder, tmp_path):
+    write_sentence_folder(folder, 32, pooling="mean", normalize=False)
+    (folder / "1_Pooling").rename(tmp_path / "elsewhere")
+    (folder / "1_Pooling").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(NpformerError, match=r"1_Pooling: a link, which is not followed; put the folder itself there"):
+        read_recipe(folder)

@@ -1,0 +1,188 @@
+"""Every command that writes a file, to what is not one: devices, pipes, links, stdout, a full disk, a limit of size.
+
+Nothing that stands there is replaced but a regular file; a failure is one line that names the output, and leaves nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import stat
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from npformer.cli import main as cli
+from tests.support import tiny
+from tests.test_files import own_device
+
+TEXT = "it was so hot"
+#: The writer -> its arguments before -o, and the name that it writes to (a trace's ends in .safetensors).
+WRITERS = {
+    "page": ["view", TEXT],
+    "picture": ["view", TEXT, "--svg"],
+    "trace": ["trace", TEXT],
+    "golden": ["golden", "record", TEXT],
+    "embed": ["embed", TEXT],
+}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny.folder(tmp_path_factory.mktemp("models") / "model", "bert", "sequence-classification")
+
+
+@pytest.fixture(params=WRITERS)
+def write(request: pytest.FixtureRequest, model: Path) -> Callable[[Path], int]:
+    return lambda path: cli.main([*WRITERS[request.param], "-m", str(model), "-o", str(path)])
+
+
+@pytest.fixture
+def expected(write: Callable[[Path], int], tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    path = tmp_path_factory.mktemp("expected") / "out.safetensors"
+    assert write(path) == 0
+    assert os.listdir(path.parent) == [path.name]
+    return path.read_bytes()
+
+
+@contextmanager
+def largest_file(size: int) -> Iterator[None]:
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def error_of(capsys: pytest.CaptureFixture[str]) -> str:
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    (line,) = captured.err.splitlines()
+    return line
+
+
+def test_a_full_device_stays_and_is_said(write, tmp_path, capsys):
+    """As root, too, whom nothing stops from replacing a device by a file."""
+    device = own_device(tmp_path, "/dev/full")
+    path = tmp_path / "out.safetensors"
+    path.symlink_to(device)
+    assert write(path) == 1
+    assert error_of(capsys) == f"npformer: {path}: cannot be written: No space left on device"
+    for each in (device, Path("/dev/full")):
+        assert stat.S_ISCHR(os.stat(each).st_mode)
+    assert path.is_symlink()
+    assert sorted(os.listdir(tmp_path)) == ["full", "out.safetensors"]
+
+
+def test_a_pipe_is_written_to(write, expected, tmp_path):
+    path, read = tmp_path / "out.safetensors", []
+    os.mkfifo(path)
+    reader = threading.Thread(target=lambda: read.append(path.read_bytes()), daemon=True)
+    reader.start()
+    assert write(path) == 0
+    reader.join(10)
+    assert read == [expected]
+    assert path.is_fifo()
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_a_link_is_followed(write, expected, tmp_path, there):
+    path, target = tmp_path / "out.safetensors", tmp_path / "folder" / "target"
+    target.parent.mkdir()
+    if there:
+        target.write_bytes(b"old")
+        target.chmod(0o640)
+    path.symlink_to(target)
+    assert write(path) == 0
+    assert path.is_symlink()
+    assert target.read_bytes() == expected
+    assert not there or stat.S_IMODE(target.stat().st_mode) == 0o640
+    assert os.listdir(target.parent) == ["target"]
+
+
+def test_stdout_is_written_to(write, expected, tmp_path, capfdbinary):
+    """After what is there; a trace's table is printed after it, everything else is the file's bytes alone."""
+    path = tmp_path / "out.safetensors"
+    path.symlink_to("/dev/stdout")
+    capfdbinary.readouterr()
+    os.write(1, b"before")
+    assert write(path) == 0
+    out = capfdbinary.readouterr().out
+    assert out.startswith(b"before" + expected)
+    assert len(out) == len(b"before" + expected) or b"embeddings" in out[len(b"before" + expected) :]
+
+
+@pytest.mark.parametrize("limit", [0, 100, 2000])
+def test_a_limit_of_size_leaves_what_was_there(write, tmp_path, capsys, limit):
+    """The same writes fail that do on a full disk or at a quota's end."""
+    path = tmp_path / "out.safetensors"
+    path.write_bytes(b"old")
+    with largest_file(limit):
+        code = write(path)
+    if code == 0:  # the vectors of one text are no more than that
+        assert len(path.read_bytes()) <= limit
+        return
+    assert code == 1
+    line = error_of(capsys)
+    assert line.startswith(f"npformer: {path}: cannot be written: ")
+    assert "File too large" in line
+    assert path.read_bytes() == b"old"
+    assert os.listdir(tmp_path) == [path.name]
+
+
+def test_a_folder_is_refused(write, tmp_path, capsys):
+    (tmp_path / "out.safetensors").mkdir()
+    assert write(tmp_path / "out.safetensors") == 1
+    assert "cannot be written: it is a folder" in error_of(capsys)
+
+
+# --- commands that write a folder ------------------------------------------------------------------------------------
+
+
+def folder_writers(model: Path, data: Path) -> dict[str, list[str]]:
+    pairs = [str(data / "a.txt"), str(data / "a.txt")]
+    sizes = ["--vocabulary", "258", "--width", "16", "--heads", "2", "--ffn", "16", "--layers", "1"]
+    labelled = str(data / "a.tsv")
+    return {
+        "convert": ["convert", str(model)],
+        "tiny": ["golden", "record", "--tiny", "bert", "-o"],
+        "finetune": ["finetune", "-m", str(model), "--train", labelled, "--dev", labelled, "--epochs", "1", "-o"],
+        "translate": ["train-translation", "--train", *pairs, "--dev", *pairs, *sizes, "--epochs", "1", "-o"],
+    }
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("data")
+    (folder / "a.tsv").write_text("label\ttext\nwarm\tit was so hot\ncold\tit was an ice cream\n")
+    (folder / "a.txt").write_text("it was so hot\nit was an ice cream\n")
+    return folder
+
+
+@pytest.mark.parametrize("name", ["convert", "tiny", "finetune", "translate"])
+@pytest.mark.parametrize("limit", [0, 300, 20_000])
+def test_a_limit_of_size_leaves_no_model(name, limit, model, data, tmp_path, capsys):
+    command = [*folder_writers(model, data)[name], str(tmp_path / "out")]
+    with largest_file(limit):
+        assert cli.main(command) == 1
+    assert "File too large" in capsys.readouterr().err.splitlines()[-1]
+    assert not (tmp_path / "out" / "config.json").exists()
+    assert not list(tmp_path.rglob("*.partial"))
+    assert not list(tmp_path.rglob("*.safetensors")) or name in ("finetune", "translate")
+    assert cli.main(command) == 0  # with room again
+
+
+@pytest.mark.parametrize("name", ["finetune", "translate"])
+def test_a_folder_that_another_run_uses_is_refused(name, model, data, tmp_path, capsys):
+    from npformer.locks import in_use
+
+    command = [*folder_writers(model, data)[name], str(tmp_path / "out")]
+    with in_use(tmp_path / "out" / "training"):
+        assert cli.main(command) == 1
+    said = f"npformer: {tmp_path}/out/training: in use by process {os.getpid()} on "
+    assert error_of(capsys).startswith(said)
+    assert os.listdir(tmp_path / "out" / "training") == []

@@ -1,0 +1,35 @@
+"""Pipes, devices, sockets, folders and links out, in the place of every file that a loader knows: an error, never a hang."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.special_files import CASES, KINDS
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_file_in_a_file_s_place_is_an_error_that_names_it(kind: str, tmp_path: Path) -> None:
+    """In a process with 4 GB that is given a minute, so that one that waits, or reads without end, fails here."""
+    command = [sys.executable, "-m", "tests.support.special_files", kind, str(tmp_path)]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=60, check=False)
+    except subprocess.TimeoutExpired as error:
+        said = (error.stdout or b"").decode().splitlines()
+        pytest.fail(f"{kind}: hangs at {said[-1:]}")
+    assert done.returncode == 0, done.stdout[-300:] + done.stderr
+    lines = [json.loads(line) for line in done.stdout.splitlines()]
+    assert len(lines) == 2 * len(CASES)
+    for (name, follows, needed), error in zip(lines[::2], lines[1::2], strict=True):
+        if (kind == "link" and follows) or not needed:
+            assert "not a regular file" not in error
+            assert "a link out" not in error
+        elif "takes the package sentencepiece" not in error:
+            assert name in error
+            assert ("a link out of the model's folder" if kind == "link" else "not a regular file") in error, error
