@@ -22,8 +22,6 @@ from pathlib import Path
 from npformer.errors import NpformerError
 
 LOCK = ".in-use"
-#: Seconds after which a folder without a lock in it is a dead run's: of one that died while making or removing it.
-ABANDONED = 3600
 
 
 @contextmanager
@@ -53,48 +51,48 @@ def in_use(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def partial_folder(target: Path) -> Iterator[Path]:
-    """Makes a folder beside `target` to write it in, and removes it at the end; first clears what dead runs left."""
+    """Makes a folder beside `target` to write it in, and removes it at the end; first clears what dead runs left.
+
+    Its lock, a file beside it, is there before the folder and after it: a kill at any moment leaves a lock that is free.
+    """
     clear_partial(target.parent, target.name)
-    folder = target.with_name(f".{_short(target.name)}.{os.urandom(4).hex()}.partial")
-    folder.mkdir()
+    while True:
+        lock = target.with_name(f".{_short(target.name)}.{os.urandom(4).hex()}.lock")
+        with contextlib.suppress(BlockingIOError):  # another run, which clears, was faster than we to lock our file
+            descriptor = _take(lock)
+            break
+    folder = lock.with_suffix(".partial")
     try:
-        descriptor = _take(folder / LOCK)
-        try:
-            yield folder
-        finally:
-            os.close(descriptor)
+        folder.mkdir()
+        yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+        _release(lock, descriptor)
 
 
 def clear_partial(folder: Path, name: str | None = None) -> None:
     """Removes the folders in which runs that are dead were writing the file `name`, by default any file."""
-    pattern = re.compile(rf"\.{'.+' if name is None else re.escape(_short(name))}\.[0-9a-f]{{8}}\.partial", re.DOTALL)
+    pattern = re.compile(rf"\.{'.+' if name is None else re.escape(_short(name))}\.[0-9a-f]{{8}}\.lock", re.DOTALL)
     with contextlib.suppress(OSError):  # what cannot be listed is said by the writing that follows
-        for each in os.listdir(folder):
-            if pattern.fullmatch(each) and _is_abandoned(folder / each):
-                shutil.rmtree(folder / each, ignore_errors=True)
+        for each in filter(pattern.fullmatch, os.listdir(folder)):
+            with contextlib.suppress(OSError):  # a run has it; or there are no locks here, and it may be alive
+                _clear(folder / each)
+
+
+def _clear(lock: Path) -> None:
+    descriptor = os.open(lock, os.O_RDWR | getattr(os, "O_NONBLOCK", 0))
+    try:
+        _lock(descriptor)
+    except OSError:
+        os.close(descriptor)
+        raise
+    shutil.rmtree(lock.with_suffix(".partial"), ignore_errors=True)
+    _release(lock, descriptor)
 
 
 def _short(name: str) -> str:
     """The beginning of a file's name: a file system takes 255 bytes, and more comes after it."""
     return name[:50]
-
-
-def _is_abandoned(folder: Path) -> bool:
-    try:
-        descriptor = os.open(folder / LOCK, os.O_RDWR)
-    except FileNotFoundError:
-        return time.time() - os.stat(folder).st_mtime > ABANDONED
-    except OSError:
-        return False
-    try:
-        _lock(descriptor)
-    except OSError:  # a run has it; or there are no locks, and it may be alive
-        return False
-    finally:
-        os.close(descriptor)
-    return True
 
 
 def _take(path: Path) -> int:
@@ -119,9 +117,12 @@ def _take(path: Path) -> int:
 
 def _release(path: Path, descriptor: int) -> None:
     """Removes a locked file and unlocks it. In this order: nobody locks a file that is about to go."""
-    with contextlib.suppress(OSError):  # Windows removes no open file
+    with contextlib.suppress(OSError):
         os.unlink(path)
     os.close(descriptor)
+    if os.name == "nt":  # which removes no open file
+        with contextlib.suppress(OSError):
+            os.unlink(path)
 
 
 @contextmanager

@@ -9,7 +9,6 @@ import stat
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -223,30 +222,40 @@ def test_the_next_run_clears_what_a_killed_one_left_and_nothing_of_one_that_live
     for run in runs:
         assert run.stdout is not None
         assert run.stdout.read(5) == b"ready"
-    os.mkdir(tmp_path / ".result.precious.partial")  # not a name of ours
-    assert len(os.listdir(tmp_path)) == 3
+    os.mkdir(tmp_path / ".result.precious.lock")  # not a name of ours
+    assert len(os.listdir(tmp_path)) == 5
     runs[0].send_signal(signal.SIGKILL)
     runs[0].wait()
     for name in ("result", "other"):
         write(tmp_path / name)
-        assert len(os.listdir(tmp_path)) == 3 + (name == "other")  # the other run's, ours, and the precious one
+        assert len(os.listdir(tmp_path)) == 4 + (name == "other")  # the other run's two, ours, and the precious one
     runs[1].send_signal(signal.SIGKILL)
     runs[1].wait()
     for run in runs:
         run.stdout.close()  # type: ignore[union-attr]
     write(tmp_path / "other")
-    assert len(os.listdir(tmp_path)) == 4  # it clears what was to be `other`
+    assert len(os.listdir(tmp_path)) == 5  # it clears what was to be `other`
     write(tmp_path / "result")
-    assert sorted(os.listdir(tmp_path)) == [".result.precious.partial", "other", "result"]
+    assert sorted(os.listdir(tmp_path)) == [".result.precious.lock", "other", "result"]
 
 
-def test_a_folder_without_a_lock_is_cleared_when_it_is_old(tmp_path: Path) -> None:
-    """A run that was killed between making the folder and the lock left it; or one is between them now."""
-    (tmp_path / ".a.01234567.partial").mkdir()
-    (tmp_path / ".a.89abcdef.partial").mkdir()
-    os.utime(tmp_path / ".a.89abcdef.partial", (time.time() - 7200,) * 2)
-    write(tmp_path / "a")
-    assert sorted(os.listdir(tmp_path)) == [".a.01234567.partial", "a"]
+MANY = """
+import sys
+from pathlib import Path
+from npformer.files import written_whole
+for i in range(150):
+    with written_whole(sys.argv[1]) as partial:
+        partial.write_text(sys.argv[2] * 1000)
+    assert len(set(Path(sys.argv[1]).read_text())) == 1
+"""
+
+
+def test_runs_that_write_one_file_at_once_leave_each_other_alone(tmp_path: Path) -> None:
+    """Each clears what dead ones left, at every moment of the others' making and removing of theirs."""
+    command = [sys.executable, "-c", MANY, str(tmp_path / "result")]
+    runs = [subprocess.Popen([*command, letter], cwd=ROOT) for letter in "abc"]
+    assert [run.wait(60) for run in runs] == [0, 0, 0]
+    assert os.listdir(tmp_path) == ["result"]
 
 
 # --- read ------------------------------------------------------------------------------------------------------------

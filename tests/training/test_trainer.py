@@ -87,10 +87,10 @@ def test_a_killed_run_goes_on_to_the_same_bits(tmp_path: Path) -> None:
         process.wait()
     assert (tmp_path / "last.safetensors").exists()
     (tmp_path / ".best.safetensors.0123abcd.partial").mkdir()  # what a kill in the middle of writing leaves
-    (tmp_path / ".best.safetensors.0123abcd.partial" / ".in-use").touch()
+    (tmp_path / ".best.safetensors.0123abcd.lock").touch()
     resumed = train(tmp_path, threads=2)
     whole = train(None)
-    assert not list(tmp_path.glob(".*.partial"))
+    assert not list(tmp_path.glob(".*"))
     assert same(resumed.weights, whole.weights)
     for a, b in zip(resumed.state.history, whole.state.history, strict=True):
         assert {**a, "seconds": 0} == {**b, "seconds": 0}

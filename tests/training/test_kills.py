@@ -1,0 +1,100 @@
+"""A training that is killed again and again, at any moment of a step or of a save, ends with the bits of one that was not."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from npformer.checkpoint.archive import load_arrays, save_arrays
+from npformer.errors import NpformerError
+from npformer.training import HeadLoss, Trainable, Trainer
+from tests.support.subprocesses import run_module
+from tests.training.test_trainer import RECIPE
+from tests.training.test_training import examples, weights
+
+KILLS = 24
+pytestmark = pytest.mark.numbers
+
+
+def train(folder: Path | None) -> Trainable:
+    """150 steps, each of which is saved."""
+    trained = weights()
+    run = Trainer(HeadLoss(trained.config), trained, replace(RECIPE, epochs=30), folder, save_every=1)
+    run.train(examples(), lambda epoch: {"accuracy": epoch / 10})
+    return trained
+
+
+def kill_again_and_again(folder: Path) -> int:
+    """Kills runs in `folder` at random moments after their first save, then lets one end. Returns how many it killed.
+
+    The runs are forks of a process without threads, so that each begins at once.
+    """
+    kills = 0
+    for number in range(KILLS + 1):
+        before = stamp(folder)
+        run = os.fork()
+        if run == 0:
+            try:
+                train(folder)
+                os._exit(0)
+            except BaseException as error:
+                print(repr(error), flush=True)
+                os._exit(1)
+        if number < KILLS:
+            while stamp(folder) == before and os.waitid(os.P_PID, run, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
+                time.sleep(0.0005)
+            time.sleep(random.Random(number).uniform(0, 0.02))
+            os.kill(run, signal.SIGKILL)
+        status = os.waitpid(run, 0)[1]
+        kills += os.WIFSIGNALED(status)
+        assert os.WIFSIGNALED(status) or os.WEXITSTATUS(status) == 0, f"run {number}"
+    return kills
+
+
+def stamp(folder: Path) -> int:
+    path = folder / "last.safetensors"
+    return path.stat().st_mtime_ns if path.exists() else 0
+
+
+def test_kills_at_any_moment(tmp_path: Path) -> None:
+    said = run_module("tests.training.test_kills", str(tmp_path), OPENBLAS_NUM_THREADS="1")
+    assert int(said) > KILLS // 2  # a machine that is slow to kill lets a run end before its time
+    assert sorted(os.listdir(tmp_path)) == ["best.safetensors", "last.safetensors"]
+    arrays, _ = load_arrays(tmp_path / "last.safetensors")
+    for name, array in train(None).flat.items():
+        assert np.array_equal(arrays[f"w.{name}"], array)
+
+
+@pytest.mark.parametrize("damage", ["a bit of the weights", "a bit of the state", "cut short", "of another kind"])
+def test_a_checkpoint_that_was_changed_is_named(tmp_path: Path, damage: str) -> None:
+    trained = weights()
+    run = Trainer(HeadLoss(trained.config), trained, replace(RECIPE, epochs=1), tmp_path)
+    run.train(examples())
+    path = tmp_path / "last.safetensors"
+    data = bytearray(path.read_bytes())
+    if damage == "a bit of the weights":
+        data[-5] ^= 4
+    elif damage == "a bit of the state":
+        data[data.index(b'"step\\": 5'.replace(b'"', b'\\"', 1)) + 10] ^= 1
+    elif damage == "cut short":
+        del data[-5:]
+    path.write_bytes(data)
+    if damage == "of another kind":
+        arrays, metadata = load_arrays(path)
+        save_arrays(path, {name: each for name, each in arrays.items() if not name.startswith("m.")}, metadata)
+    before = path.read_bytes()
+    with pytest.raises(NpformerError, match=r"last\.safetensors: (damaged|not a valid|not a checkpoint)"):
+        Trainer(HeadLoss(trained.config), weights(), replace(RECIPE, epochs=1), tmp_path).train(examples())
+    assert path.read_bytes() == before
+
+
+if __name__ == "__main__":
+    print(kill_again_and_again(Path(sys.argv[1])))
