@@ -53,7 +53,7 @@ def in_use(folder: Path) -> Iterator[None]:
 def partial_folder(target: Path) -> Iterator[Path]:
     """Makes a folder beside `target` to write it in, and removes it at the end; first clears what dead runs left.
 
-    Its lock, a file beside it, is there before the folder and after it: a kill at any moment leaves a lock that is free.
+    Its lock, a file beside it, is there before the folder and after it: a kill at any moment leaves it, free.
     """
     clear_partial(target.parent, target.name)
     while True:

@@ -13,8 +13,9 @@ from typing import Any, cast
 
 import numpy as np
 
-from npformer.checkpoint.read import CONFIG, load_folder
+from npformer.checkpoint.read import CONFIG, OWN_WEIGHTS, load_folder
 from npformer.checkpoint.tree import parameter_dtype
+from npformer.checkpoint.verify import verify_once
 from npformer.checks import nearest
 from npformer.errors import NpformerError
 from npformer.limits import LIMITS, Limits
@@ -93,6 +94,8 @@ def find_folder(name: str | Path, revision: str | None = None, offline: bool = F
     if not isinstance(name, str | Path) or not str(name) or "\0" in str(name):
         raise NpformerError(f"name: expected a bundled model, a folder or a hub id, got {name!r:.80}")
     folder = bundled().get(name) if isinstance(name, str) else None
+    if folder is not None:
+        verify_once(folder / OWN_WEIGHTS)
     if folder is None and os.path.isdir(os.path.expanduser(name)):
         folder = Path(name).expanduser()
     if folder is not None:

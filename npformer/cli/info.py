@@ -11,14 +11,16 @@ from pathlib import Path
 from typing import Any
 
 from npformer import __version__
-from npformer.cli.arguments import add_options, loading, LOADING
+from npformer.cli.arguments import LOADING, add_options, loading
+from npformer.cli.process import BAD_INPUT
 from npformer.errors import NpformerError
 from npformer.files import open_file
 from npformer.model import Model
 
 EPILOG = """examples:
   npformer info
-  npformer info distilbert-sst2"""
+  npformer info distilbert-sst2
+  npformer info --verify distilbert-sst2"""
 
 CARD = 2**16  # bytes of a model's card that are looked at
 ENCODERS = ["feature-extraction", "sentence-embedding"]  # tasks that every encoder serves, whatever its head
@@ -29,11 +31,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_options(parser, LOADING)
     what = "what to load MODEL in, or to try for the same bits (default: float32, which every command computes in)"
     parser.add_argument("--dtype", choices=("float32", "float64"), default="float32", help=what)
+    what = "hold the files of MODEL, or of all bundled models, to their checksums"
+    parser.add_argument("--verify", action="store_true", help=what)
     parser.add_argument("--json", action="store_true", help="write a JSON object, for programs")
 
 
-def run(args: argparse.Namespace) -> None:
-    if args.name is None:
+def run(args: argparse.Namespace) -> int:
+    damaged = False
+    if args.verify:
+        facts, damaged = _verified(args)
+    elif args.name is None:
         facts = _installation(args)
     else:
         from npformer.checkpoint.load import load
@@ -41,11 +48,27 @@ def run(args: argparse.Namespace) -> None:
         facts = _model(load(args.name, dtype=args.dtype, **loading(args)))
     if args.json:
         print(json.dumps(facts, indent=2))
-        return
+        return BAD_INPUT if damaged else 0
     width = max(map(len, facts))
     for name, value in facts.items():
         for row, each in enumerate(value if isinstance(value, list) else [value]):
             print(f"{name if row == 0 else '':{width}}  {each}")
+    return BAD_INPUT if damaged else 0
+
+
+def _verified(args: argparse.Namespace) -> tuple[dict[str, Any], bool]:
+    """Returns for each file its SHA-256 and what it was held to, and whether one is damaged."""
+    from npformer.checkpoint.load import bundled, find_folder
+    from npformer.checkpoint.verify import verify
+
+    models = bundled()  # asked by name, a bundled model is held to its checksum already, and an error is all there is
+    if args.name is None:
+        folders = list(models.values())
+    else:
+        folders = [models.get(args.name) or find_folder(args.name, args.revision, args.offline)]
+    found = {str(folder / each.name): each for folder in folders for each in verify(folder)}
+    facts = {name: f"{each.sha256}  {each.held_to}" for name, each in found.items()}
+    return facts, any(each.damaged for each in found.values())
 
 
 def _installation(args: argparse.Namespace) -> dict[str, Any]:

@@ -114,7 +114,9 @@ def test_a_bundled_model_is_half_precision_on_disk_in_our_layout_and_has_a_card(
     folder = bundled()[BUNDLED]
     with open(folder / "npformer.safetensors", "rb") as opened:
         header = json.loads(opened.read(int.from_bytes(opened.read(8), "little")))
-    assert header.pop("__metadata__") == {"format": "npformer"}
+    metadata = header.pop("__metadata__")
+    assert metadata.keys() == {"format", "finite", "sha256"}
+    assert metadata["format"] == "npformer"
     assert {entry["dtype"] for entry in header.values()} == {"F16"}
     assert header["layers.0.ffn.hidden.weight"]["shape"] == [384, 1536]
     card = (folder / "README.md").read_text(encoding="utf-8")
