@@ -22,6 +22,7 @@ from animation import animate  # beside this file
 from npformer.checkpoint.load import find_folder
 from npformer.errors import NpformerError
 from npformer.families.torch_nn import TORCH_MODULES
+from npformer.files import written_whole
 from npformer.interpret.plane import project
 from npformer.model import Model
 from npformer.text.tokenizer import load_tokenizer
@@ -63,13 +64,15 @@ def main() -> None:
 
     def watch(epoch: int) -> dict[str, float]:
         answers = encoder.run([example.text for example in examples])
-        np.save(embeddings[epoch], np.stack([each["last_hidden_state"][0] for each in answers]))
+        with written_whole(embeddings[epoch]) as partial:
+            np.save(partial, np.stack([each["last_hidden_state"][0] for each in answers]))
         return {"accuracy": evaluate_labels(model, held_out).accuracy}
 
     recipe = replace(RECIPE, epochs=args.epochs, seed=args.seed)
     trainer = Trainer(HeadLoss(CONFIG), weights, recipe, args.output / "training", model.threads, 50, Progress())
     history = trainer.train(examples, watch, held_out=held_out)
-    (args.output / "history.json").write_text(json.dumps(history, indent=1) + "\n", encoding="utf-8")
+    with written_whole(args.output / "history.json") as partial:
+        partial.write_text(json.dumps(history, indent=1) + "\n", encoding="utf-8")
 
     if missing := [path for path in embeddings if not path.exists()]:
         raise NpformerError(f"{missing[0]}: is gone, and its epoch is over; delete {trainer.folder} to begin anew")

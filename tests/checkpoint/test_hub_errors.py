@@ -4,6 +4,7 @@ The hub is the small one on loopback; every call is made in a process of its own
 """
 
 import json
+import time
 from pathlib import Path
 
 import pytest
@@ -103,6 +104,31 @@ def test_a_transfer_that_stays_broken(hub, env, folder):
     hub.break_after = []
     (answer,) = loads(env, {"name": NAME})
     assert Path(answer["folder"], "model.safetensors").read_bytes() == (folder / "model.safetensors").read_bytes()
+
+
+def test_a_transfer_that_stalls_ends(hub, env, folder):
+    """By the client's timeout, ten seconds unless HF_HUB_DOWNLOAD_TIMEOUT says otherwise; the rest comes the next time."""
+    hub.add(NAME, folder, large=20_000)
+    hub.stall_after = 10_000
+    began = time.monotonic()
+    message = error(env | {"HF_HUB_DOWNLOAD_TIMEOUT": "1"}, name=NAME)
+    assert time.monotonic() - began < 60
+    assert message.startswith(f"{NAME}: the download of model.safetensors broke off (")
+    assert "timed out" in message
+    assert not list(cache(env).glob("models--*/snapshots/*/model.safetensors"))
+    hub.stall_after = -1
+    (answer,) = loads(env, {"name": NAME})
+    assert Path(answer["folder"], "model.safetensors").read_bytes() == (folder / "model.safetensors").read_bytes()
+
+
+def test_a_hub_that_never_answers(hub, env, folder):
+    hub.add(NAME, folder)
+    hub.silent = True
+    began = time.monotonic()
+    message = error(env | {"HF_HUB_ETAG_TIMEOUT": "1"}, name=NAME)
+    assert time.monotonic() - began < 60
+    assert message.startswith(f"{NAME}: cannot reach {hub.url} (")
+    assert "timed out" in message
 
 
 def test_offline_and_not_in_the_cache(hub, env, folder):

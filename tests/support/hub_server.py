@@ -46,6 +46,9 @@ class Hub:
         self.requests: list[tuple[str, str, dict[str, str]]] = []
         self.cdn_requests: list[tuple[str, str, dict[str, str]]] = []
         self.break_after: list[int] = []  # how many bytes each next download on the CDN sends before it breaks
+        self.stall_after = -1  # bytes of every download on the CDN after which nothing more comes; -1: all of them come
+        self.silent = False  # the hub takes requests and answers none
+        self.over = threading.Event()
         self.status = 0  # instead of any answer: this status
         self.answer = b""  # instead of any answer: these bytes
         self.page = b""  # instead of any answer: this web page, as a login page in between would
@@ -61,6 +64,7 @@ class Hub:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.over.set()
         for server in (self.hub_server, self.cdn_server):
             server.shutdown()
             server.server_close()
@@ -142,6 +146,9 @@ class _HubHandler(_Handler):
     def do_GET(self) -> None:
         path = unquote(urlsplit(self.path).path)
         self.hub.requests.append((self.command, path, self.sent_headers))
+        if self.hub.silent:
+            self.hub.over.wait()
+            return self.hang_up()
         if self.hub.answer:
             self.wfile.write(self.hub.answer)
             return self.hang_up()
@@ -216,11 +223,17 @@ class _CdnHandler(_Handler):
         self.reply(200, body, {"ETag": f'"{etag}"', "Accept-Ranges": "bytes"})
 
     def send(self, body: bytes) -> None:
-        """The bytes, or as many as go through before the line breaks."""
+        """The bytes, or as many as go through before the line breaks or falls silent."""
+        if self.hub.stall_after >= 0:
+            self.wfile.write(body[: self.hub.stall_after])
+            self.wfile.flush()
+            self.hub.over.wait()
+            return self.hang_up()
         count = self.hub.break_after.pop(0) if self.hub.break_after else len(body)
         self.wfile.write(body[:count])
         if count < len(body):
             self.hang_up()
+        return None
 
 
 # --- processes that load models from it ------------------------------------------------------------------------------
