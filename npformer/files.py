@@ -57,8 +57,8 @@ def _check_link(path: Path) -> None:
     if not any(target.is_relative_to(each) for each in homes):
         there = os.path.abspath(path.parent / os.readlink(path))
         raise NpformerError(
-            f"{path}: a link out of the model's folder, to {there}, which is not followed; put the file itself there, "
-            f"or, if all of the model's files are in {os.path.dirname(there)}, load that folder"
+            f"{path}: a link out of the model's folder, to {there}, which is not followed; copy the folder with "
+            f"the files themselves (cp -rL), or, if all of them are in {os.path.dirname(there)}, load that folder"
         )
 
 

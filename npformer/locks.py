@@ -10,6 +10,7 @@ is refused for ever because of a dead one would be worse than two at once.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import re
 import shutil
@@ -100,19 +101,24 @@ def _take(path: Path) -> int:
 
     Raises BlockingIOError if it is locked already.
     """
-    while True:
+    for more in reversed(range(100)):  # not for ever: some file systems number a file anew each time
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_NONBLOCK", 0), 0o666)
         try:
-            with _no_locks_here():
+            try:
                 _lock(descriptor)
-            if os.path.samestat(os.fstat(descriptor), os.stat(path)):
+            except BlockingIOError:
+                raise
+            except OSError:  # a file system without locks
+                return descriptor
+            if not more or os.path.samestat(os.fstat(descriptor), os.stat(path)):
                 return descriptor
         except FileNotFoundError:
-            pass  # its last owner removed it between our opening and locking it
+            pass
         except BaseException:
             os.close(descriptor)
             raise
-        os.close(descriptor)
+        os.close(descriptor)  # its last owner removed the file between our opening and locking it
+    raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
 
 
 def _release(path: Path, descriptor: int) -> None:
@@ -123,16 +129,6 @@ def _release(path: Path, descriptor: int) -> None:
     if os.name == "nt":  # which removes no open file
         with contextlib.suppress(OSError):
             os.unlink(path)
-
-
-@contextmanager
-def _no_locks_here() -> Iterator[None]:
-    try:
-        yield
-    except BlockingIOError:
-        raise
-    except OSError:
-        pass  # a file system without locks
 
 
 if sys.platform == "win32":

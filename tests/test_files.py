@@ -288,7 +288,7 @@ def test_a_link_is_followed_within_its_folder_and_where_a_user_named_it(tmp_path
         with pytest.raises(NpformerError, match=rf"{name}: a link out of the model's folder, to .* is not followed"):
             read_text(model / name)
         assert read_text(as_given(model / name)) == "elsewhere"
-    with pytest.raises(NpformerError, match=rf"or, if all of the model's files are in {elsewhere}, load that folder"):
+    with pytest.raises(NpformerError, match=rf"\(cp -rL\), or, if all of them are in {elsewhere}, load that folder"):
         read_text(model / "outside")
 
 

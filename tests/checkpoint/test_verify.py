@@ -7,11 +7,13 @@ import json
 import os
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from npformer.checkpoint import convert
 from npformer.checkpoint import load as loading
 from npformer.checkpoint import verify as verifying
+from npformer.checkpoint.archive import load_arrays, save_arrays
 from npformer.checkpoint.load import load
 from npformer.checkpoint.verify import UNKNOWN, verify
 from npformer.cli import main as cli
@@ -88,6 +90,16 @@ def test_the_bundled_models_are_as_they_were_written(capsys: pytest.CaptureFixtu
     rows = [line for line in capsys.readouterr().out.splitlines() if WEIGHTS in line]
     assert rows
     assert all("as its metadata says" in row for row in rows)
+
+
+def test_what_npformer_reads_back_is_held_to_its_checksum(tmp_path: Path) -> None:
+    """Traces, golden files and the state of a training go by `load_arrays`."""
+    save_arrays(tmp_path / "a.safetensors", {"a": np.arange(3.0)}, {"by": "test"})
+    arrays, metadata = load_arrays(tmp_path / "a.safetensors")
+    assert (arrays["a"].tolist(), metadata["by"]) == ([0, 1, 2], "test")
+    flip(tmp_path / "a.safetensors")
+    with pytest.raises(NpformerError, match=r"a\.safetensors: damaged"):
+        load_arrays(tmp_path / "a.safetensors")
 
 
 # --- a bundled model -------------------------------------------------------------------------------------------------

@@ -96,5 +96,19 @@ def test_a_checkpoint_that_was_changed_is_named(tmp_path: Path, damage: str) -> 
     assert path.read_bytes() == before
 
 
+@pytest.mark.parametrize("damage", ["a bit", "another model"])
+def test_best_weights_that_were_changed_are_named(tmp_path: Path, damage: str) -> None:
+    trained = weights()
+    run = Trainer(HeadLoss(trained.config), trained, replace(RECIPE, epochs=1), tmp_path)
+    run.train(examples(), lambda epoch: {"accuracy": 1.0})
+    path = tmp_path / "best.safetensors"
+    if damage == "a bit":
+        path.write_bytes(path.read_bytes()[:-1] + b"x")
+    else:
+        save_arrays(path, {"a": np.zeros(3)}, {})
+    with pytest.raises(NpformerError, match=r"best\.safetensors: (damaged|not this run's weights)"):
+        run.choose(lambda epoch: {"accuracy": 1.0})
+
+
 if __name__ == "__main__":
     print(kill_again_and_again(Path(sys.argv[1])))
