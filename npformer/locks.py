@@ -44,7 +44,9 @@ def in_use(folder: Path) -> Iterator[None]:
     try:
         with contextlib.suppress(OSError):  # a full disk: then nobody learns who has the folder
             os.ftruncate(descriptor, 0)
-            os.write(descriptor, f"process {os.getpid()} on {_host()} since {time.strftime('%F %T')}".encode())
+            os.write(
+                descriptor, f"process {os.getpid()} on {_host()} since {time.strftime('%Y-%m-%d %H:%M:%S')}".encode()
+            )
         yield
     finally:
         _release(path, descriptor)

@@ -146,6 +146,8 @@ def checksum(arrays: Mapping[str, Array], metadata: Mapping[str, str]) -> str:
     for name in sorted(arrays):
         array = np.ascontiguousarray(arrays[name])
         dtype = array.dtype if array.dtype == BFLOAT16 else array.dtype.newbyteorder("<")
+        if dtype not in names:
+            raise NpformerError(f"{name}: {dtype} is not supported; supported: {', '.join(map(dtype_name, names))}")
         digest.update(f"{name} {names[dtype]} {list(arrays[name].shape)}\n".encode(errors="surrogatepass"))
         digest.update(array.astype(dtype, copy=False).data)
     return digest.hexdigest()
@@ -178,6 +180,7 @@ def write_tensors(
     from safetensors import SafetensorError, TensorSpec, serialize_file
 
     stored = {name: _stored(name, array, dtype) for name, array in arrays.items()}
+    entries = {**metadata, CHECKSUM: checksum(stored, metadata)}
     specs = {  # not by safetensors.numpy.save_file, which has no bfloat16
         name: TensorSpec(dtype=dtype_name(a.dtype), shape=a.shape, data_ptr=a.ctypes.data, data_len=a.nbytes)
         for name, a in stored.items()
@@ -185,7 +188,7 @@ def write_tensors(
     path.touch()
     mode = path.stat().st_mode
     try:
-        serialize_file(specs, path, {**metadata, CHECKSUM: checksum(stored, metadata)})
+        serialize_file(specs, path, entries)
     except SafetensorError as error:
         raise OSError(str(error)) from error
     path.chmod(mode)  # the library makes the file readable by its owner only

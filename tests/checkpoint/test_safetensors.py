@@ -100,6 +100,11 @@ def test_a_change_anywhere_is_damage(tmp_path, where):
         check_sums(path, *read_tensors(path))
 
 
+def test_an_array_that_no_file_can_have_is_named(tmp_path):
+    with pytest.raises(NpformerError, match="a: complex128 is not supported; supported: float64, "):
+        write_tensors(tmp_path / "a.safetensors", {"a": np.zeros(3, complex)}, {})
+
+
 def test_a_file_without_a_checksum_has_none(tmp_path):
     safetensors.numpy.save_file(ARRAYS, tmp_path / "a.safetensors")
     assert not check_sums(tmp_path / "a.safetensors", *read_tensors(tmp_path / "a.safetensors"))
