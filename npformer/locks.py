@@ -41,12 +41,11 @@ def in_use(folder: Path) -> Iterator[None]:
         ) from None
     except OSError as error:
         raise NpformerError(f"{folder}: cannot be used: {error.strerror or error}") from None
+    owner = f"process {os.getpid()} on {_host()} since {time.strftime('%Y-%m-%d %H:%M:%S')}"
     try:
         with contextlib.suppress(OSError):  # a full disk: then nobody learns who has the folder
             os.ftruncate(descriptor, 0)
-            os.write(
-                descriptor, f"process {os.getpid()} on {_host()} since {time.strftime('%Y-%m-%d %H:%M:%S')}".encode()
-            )
+            os.write(descriptor, owner.encode())
         yield
     finally:
         _release(path, descriptor)

@@ -109,6 +109,36 @@ def test_imports_make_no_circle() -> None:
     assert circles == []
 
 
+#: What opens files by itself, and which: everything else goes by `files`, which refuses pipes, devices and links out.
+OPENS = {
+    "npformer.files": "any",
+    "npformer.locks": "its locks",
+    "npformer.cli.process": "/dev/null",
+    "npformer.cli.texts": "what a user names, which may be a pipe",
+    "npformer.cli.run_task": "the partial file that it writes",
+    "npformer.checkpoint.convert": "the partial file that it writes",
+    "npformer.checkpoint.safetensors": "the partial file that it writes",
+    "npformer.checkpoint.load": "where pip says the package came from",
+    "npformer.runtime.threads": "the kernel's",
+    "npformer.view.page": "the package's own",
+}
+
+
+def test_files_are_opened_in_one_place() -> None:
+    methods = {"read_text", "read_bytes", "from_file", "load_file", "memmap", "fromfile"}
+    calls = {
+        (name, ast.unparse(node.func))
+        for name, path in MODULES.items()
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Call)
+    }
+    found = {
+        name for name, call in calls if call in ("open", "os.open") or ("." in call and call.split(".")[-1] in methods)
+    }
+    assert sorted(found - OPENS.keys()) == []
+    assert sorted(OPENS.keys() - found) == []
+
+
 def test_torch_is_only_for_comparing() -> None:
     """And for what reads its models: `golden`. Checkpoints are read, trained and run without it."""
     users = {name for name in MODULES if imports(name) & {"torch", "transformers", "onnxruntime"}}
