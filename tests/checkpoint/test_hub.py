@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 
 from npformer.checkpoint import load_folder
+from npformer.checkpoint.verify import verify
 from tests.support import tiny, torch_writer
 from tests.support.hub_server import CLIENT, cache, closed_port, loads, python
 
@@ -198,6 +199,17 @@ def test_shards_in_the_store_that_models_share(hub, env, folder):
         blob.symlink_to(Path("../../blobs/ab") / blob.name)
     (again,) = loads(env, {"name": NAME}, network=False)
     np.testing.assert_array_equal(again["logits"], expected)
+
+
+def test_every_file_of_the_cache_can_be_held_to_what_the_hub_has(hub, env, folder):
+    hub.add(NAME, folder, large=5000)
+    (answer,) = loads(env, {"name": NAME})
+    checked = list(verify(Path(answer["folder"])))
+    assert {each.held_to for each in checked} == {"as the hub has it"}
+    assert [each.name for each in checked] == answer["files"]
+    weights = Path(answer["folder"], "model.safetensors").resolve()
+    weights.write_bytes(weights.read_bytes()[:-1] + b"x")
+    assert [each.name for each in verify(Path(answer["folder"])) if each.damaged] == ["model.safetensors"]
 
 
 def test_the_server_speaks_to_the_client_itself(hub, env, folder):
