@@ -38,6 +38,15 @@ class Limits:
         32,768 positions of width 1,024; Marian's models have 512 of 512.
     unpacked : int, bytes of the arrays of an npz file once they are unpacked
         Every stage of 18 texts of 128 tokens in BERT-base, in float32.
+    tokenizer : int, bytes of a tokenizer.json without its vocabulary
+    vocabulary : int, bytes of vocab.txt or of a SentencePiece model
+        Those of 250,000 pieces have 5 MB.
+    parts : int, parts of a tokenizer.json: normalizers, splits, processors, decoders, the tokens around a text
+    piece : int, characters of a tokenizer's piece, pattern or replacement, and of a word that is looked up in pieces
+    growth : int, times that a tokenizer may make a text longer, by the worst case of its parts
+        SentencePiece's own tokenizers reach 72, by a rare Arabic character that stands for eighteen.
+    characters : int, characters of a text
+        A million take up to 3 s and 600 MB to tokenize; a text to cut takes a block of them at a time.
 
     Examples
     --------
@@ -55,6 +64,12 @@ class Limits:
     labels: int = 100_000
     positions: int = 2**25
     unpacked: int = 2**31
+    tokenizer: int = 8_000_000
+    vocabulary: int = 64_000_000
+    parts: int = 100
+    piece: int = 1_000
+    growth: int = 256
+    characters: int = 1_000_000
 
     def __post_init__(self) -> None:
         for field in fields(self):

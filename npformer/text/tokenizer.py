@@ -6,19 +6,26 @@ The result is a `tokenizers.Tokenizer` that gives the same ids as Transformers, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from npformer.checks import shown
 from npformer.config import Config
 from npformer.errors import NpformerError
 from npformer.families import Family, family_of
-from npformer.files import read_json
+from npformer.files import read_bytes, read_json
+from npformer.limits import LIMITS, Limits
+from npformer.text.guarded import GuardedTokenizer, guarded, read_tokenizer, tried
+from npformer.text.parts import check_rows
 
 if TYPE_CHECKING:
     from tokenizers import AddedToken, Tokenizer
 
 FILE, VOCABULARY, SETTINGS = "tokenizer.json", "vocab.txt", "tokenizer_config.json"
+
+#: White space of Unicode, which the tokenizers library takes from the end of each line of a vocab.txt.
+SPACES = "\t\n\x0b\x0c\r \x85\xa0\u1680" + "".join(map(chr, range(0x2000, 0x200B))) + "\u2028\u2029\u202f\u205f\u3000"
 
 #: Settings of BERT's text clean-up: tokenizer_config.json's name -> the normalizer's name, and the default.
 CLEAN_UP: dict[str, tuple[str, bool | None]] = {
@@ -28,29 +35,27 @@ CLEAN_UP: dict[str, tuple[str, bool | None]] = {
 }
 
 
-def load_tokenizer(folder: Path, config: Config) -> Tokenizer:
+def load_tokenizer(folder: Path, config: Config, limits: Limits = LIMITS) -> GuardedTokenizer:
     """The tokenizer of a checkpoint folder, for a model of this config.
 
-    Raises NpformerError: no tokenizer in the folder, an unreadable file, a piece without a row in the embedding table.
+    Raises NpformerError: no tokenizer in the folder, an unreadable file, a piece without a row in the embedding table,
+    a file that is not within the limits, a tokenizer that fails on one of the texts that it is tried on.
     """
-    settings, family = read_settings(folder), family_of(config)
+    settings, family, has_regex = read_settings(folder), family_of(config), False
     if (folder / FILE).exists():
-        path, tokenizer = folder / FILE, _from_file(folder / FILE, settings)
+        path = folder / FILE
+        tokenizer, has_regex = read_tokenizer(path, config.vocab_size, limits)
+        _complete(tokenizer, path, settings)
     elif (folder / VOCABULARY).exists():
-        path, tokenizer = folder / VOCABULARY, _from_vocabulary(folder, settings, family)
+        path, tokenizer = folder / VOCABULARY, _from_vocabulary(folder, settings, family, limits)
     else:
         raise NpformerError(
             f"{folder}: no tokenizer; looked for {FILE} and {VOCABULARY}. Copy one from where the model came from"
         )
     if tokenizer.post_processor is None:
         tokenizer.post_processor = _template(tokenizer, path, settings, family)
-    pieces = tokenizer.get_vocab_size()
-    if pieces > config.vocab_size or tokenizer.id_to_token(config.vocab_size) is not None:
-        raise NpformerError(
-            f"{path}: {pieces} pieces, but the model's embedding table has {config.vocab_size} rows; "
-            "the tokenizer belongs to another model"
-        )
-    return tokenizer
+    check_rows(str(path), tokenizer.get_vocab_size(), config.vocab_size)  # again, with what was added
+    return tried(tokenizer, path, config.vocab_size, has_regex)
 
 
 def read_settings(folder: Path) -> dict[str, Any]:
@@ -76,16 +81,10 @@ def special_token(folder: Path | None, config: Config, role: str) -> str:
     return _content(_special_tokens(folder, read_settings(folder), family)[role])
 
 
-def _from_file(path: Path, settings: Mapping[str, Any]) -> Tokenizer:
-    """Reads tokenizer.json, with the clean-up of tokenizer_config.json or BERT's own, as Transformers does."""
-    from tokenizers import Tokenizer, decoders, models, normalizers
+def _complete(tokenizer: Tokenizer, path: Path, settings: Mapping[str, Any]) -> None:
+    """Adds the clean-up of tokenizer_config.json or BERT's own to a tokenizer.json, as Transformers does."""
+    from tokenizers import decoders, models, normalizers
 
-    tokenizer: Tokenizer = _guarded(path, lambda: Tokenizer.from_file(str(path)))
-    tokenizer.no_truncation()
-    tokenizer.no_padding()
-    unknown = getattr(tokenizer.model, "unk_token", None)
-    if unknown is not None and tokenizer.token_to_id(unknown) is None:
-        raise NpformerError(f"{path}: its token for what is unknown, {unknown!r}, is not in its vocabulary")
     normalizer = tokenizer.normalizer
     if tokenizer.decoder is None and isinstance(tokenizer.model, models.WordPiece):
         tokenizer.decoder = decoders.WordPiece()
@@ -93,7 +92,6 @@ def _from_file(path: Path, settings: Mapping[str, Any]) -> Tokenizer:
         for name, (theirs, _) in CLEAN_UP.items():
             setattr(normalizer, theirs, _setting(path.with_name(SETTINGS), settings, name))
         tokenizer.normalizer = normalizer
-    return tokenizer
 
 
 def _is_bert(settings: Mapping[str, Any]) -> bool:
@@ -101,24 +99,41 @@ def _is_bert(settings: Mapping[str, Any]) -> bool:
     return str(settings.get("tokenizer_class", "BertTokenizer")).startswith(("Bert", "DistilBert"))
 
 
-def _from_vocabulary(folder: Path, settings: Mapping[str, Any], family: Family) -> Tokenizer:
+def _from_vocabulary(folder: Path, settings: Mapping[str, Any], family: Family, limits: Limits) -> Tokenizer:
     """Makes BERT's tokenizer from vocab.txt: clean-up, splitting at spaces and punctuation, WordPiece."""
     from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 
     path = folder / VOCABULARY
     special = _special_tokens(folder, settings, family)
     unknown = _content(special["unk_token"])
-    model = _guarded(path, lambda: models.WordPiece.from_file(str(path), unk_token=unknown))
-    tokenizer = Tokenizer(model)
+    pieces = _pieces(path, limits)
+    if unknown not in pieces:
+        raise NpformerError(f"{path}: its token for the unknown, {shown(unknown)}, is not in it")
+    with guarded(f"{path}: not a tokenizer that can be read"):
+        tokenizer = Tokenizer(models.WordPiece(pieces, unk_token=unknown))
     clean_up: dict[str, Any] = {
         theirs: _setting(folder / SETTINGS, settings, name) for name, (theirs, _) in CLEAN_UP.items()
     }
     tokenizer.normalizer = normalizers.BertNormalizer(**clean_up)
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     tokenizer.decoder = decoders.WordPiece()
-    tokenizer.add_tokens(_added_tokens(folder, settings, special))
+    added = _added_tokens(folder, settings, special)
+    for token in added:
+        limits.check("piece", len(token.content), f"{folder}: characters of an added token")
+    with guarded(f"{folder}: added tokens"):
+        tokenizer.add_tokens(added)
     tokenizer.post_processor = _template(tokenizer, path, {**settings, **special}, family)
     return tokenizer
+
+
+def _pieces(path: Path, limits: Limits) -> dict[str, int]:
+    """Reads a vocab.txt, which has a piece in each line."""
+    try:
+        lines = read_bytes(path, "vocabulary", limits).decode("utf-8").removesuffix("\n").split("\n")
+    except UnicodeDecodeError as error:
+        raise NpformerError(f"{path}: not UTF-8 (byte {error.start})") from None
+    limits.check("piece", max(map(len, lines)), f"{path}: characters of a piece")
+    return {line.rstrip(SPACES): number for number, line in enumerate(lines)}
 
 
 def _template(tokenizer: Tokenizer, path: Path, special: Mapping[str, Any], family: Family) -> Any:
@@ -166,7 +181,7 @@ def _added_tokens(folder: Path, settings: Mapping[str, Any], special: Mapping[st
         tokens = [_added_token(by_id[i]) for i in sorted(by_id)]
         known = {token.content for token in tokens}
         return tokens + [_added_token(each, special=True) for each in special.values() if _content(each) not in known]
-    except (TypeError, ValueError, AttributeError) as error:
+    except (TypeError, ValueError, AttributeError, OverflowError) as error:
         raise NpformerError(f"{path}: invalid added tokens: {error!s:.200}") from None
 
 
@@ -193,13 +208,3 @@ def _setting(path: Path, settings: Mapping[str, Any], name: str) -> bool | None:
     if type(value) is not bool and value is not default:
         raise NpformerError(f"{path}: {name}: expected true or false, got {value!r:.80}")
     return value
-
-
-def _guarded(path: Path, read: Callable[[], Any]) -> Any:
-    """Returns read(); any error of the tokenizers library, even a panic of Rust, becomes one that names the file."""
-    try:
-        return read()
-    except (KeyboardInterrupt, SystemExit, MemoryError):
-        raise
-    except BaseException as error:
-        raise NpformerError(f"{path}: not a tokenizer that can be read: {error!s:.200}") from None

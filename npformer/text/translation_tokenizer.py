@@ -7,15 +7,19 @@ does only if sacremoses is installed, and a language code ends at its first <<.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+from npformer.checks import boolean, shown
 from npformer.config import Config
 from npformer.errors import NpformerError
 from npformer.families import family_of
-from npformer.files import read_json
-from npformer.text.tokenizer import read_settings
+from npformer.files import read_bytes, read_json
+from npformer.limits import LIMITS, Limits
+from npformer.text.guarded import TRIED, GuardedTokenizer, guarded, read_tokenizer, tried
+from npformer.text.parts import check_charsmap
+from npformer.text.tokenizer import SETTINGS, read_settings
 
 PIECES = ("source.spm", "target.spm", "vocab.json")
 FILE, TARGET_FILE = "tokenizer.json", "target_tokenizer.json"
@@ -37,18 +41,18 @@ class TranslationTokenizer(Protocol):
         """The name of each id of a source or a target: its piece, with ▁ at the start of a word; special tokens too."""
 
 
-def load_tokenizer(folder: Path, config: Config) -> TranslationTokenizer:
+def load_tokenizer(folder: Path, config: Config, limits: Limits = LIMITS) -> TranslationTokenizer:
     """The tokenizer of a translation model's folder.
 
     It is either source.spm, target.spm and vocab.json, read with sentencepiece, or tokenizer.json, with
-    target_tokenizer.json if the target has its own. Raises NpformerError for files that are missing or unreadable, and
-    for a vocabulary that does not fit the model.
+    target_tokenizer.json if the target has its own. Raises NpformerError for files that are missing, unreadable or not
+    within the limits, for a vocabulary that does not fit the model, and for a tokenizer that fails on a short text.
     """
     there = [name for name in PIECES if (folder / name).exists()]
     if len(there) == len(PIECES):
-        return Pieces(folder, config)
+        return Pieces(folder, config, limits)
     if (folder / FILE).exists():
-        return Files(folder, config)
+        return Files(folder, config, limits)
     missing = ", ".join(name for name in PIECES if name not in there)
     raise NpformerError(
         f"{folder}: no tokenizer; looked for {FILE}, and for {', '.join(PIECES)}, of which {missing} "
@@ -59,13 +63,14 @@ def load_tokenizer(folder: Path, config: Config) -> TranslationTokenizer:
 class Pieces:
     """Two SentencePiece models, whose pieces have their ids in one vocabulary or in one each."""
 
-    def __init__(self, folder: Path, config: Config) -> None:
-        self.source, self.target = (_sentencepiece(folder / name) for name in PIECES[:2])
+    def __init__(self, folder: Path, config: Config, limits: Limits) -> None:
+        self.source, self.target = (_sentencepiece(folder / name, limits) for name in PIECES[:2])
         settings = read_settings(folder)
-        self.vocabulary = _vocabulary(folder / PIECES[2], config.vocab_size)
+        separate = boolean(f"{folder / SETTINGS}: separate_vocabs", settings.get("separate_vocabs", False))
+        self.vocabulary = _vocabulary(folder / PIECES[2], config.vocab_size, limits)
         target_vocabulary = self.vocabulary
-        if settings.get("separate_vocabs"):
-            target_vocabulary = _vocabulary(folder / "target_vocab.json", config.decoder.vocab_size)
+        if separate:
+            target_vocabulary = _vocabulary(folder / "target_vocab.json", config.decoder.vocab_size, limits)
         else:
             self.target = self.source  # with a shared vocabulary the source's model decodes, as in Transformers
         self.pieces = {index: piece for piece, index in target_vocabulary.items()}
@@ -76,8 +81,11 @@ class Pieces:
                 raise NpformerError(f"{folder / PIECES[2]}: no {name!r:.80}, which every source needs or may need")
         self.special = frozenset(names)
         self._split = re.compile("(" + "|".join(map(re.escape, sorted(names, key=len, reverse=True))) + ")")
-        codes = () if settings.get("separate_vocabs") else self.vocabulary
+        codes = () if separate else self.vocabulary
         self.languages = tuple(piece for piece in codes if LANGUAGE.fullmatch(piece))
+        for text in TRIED:
+            self.encode(text)
+        self.decode(list(self.pieces)[:100])
 
     def encode(self, text: str) -> list[int]:
         tokens: list[str] = []
@@ -88,7 +96,8 @@ class Pieces:
                 code = LANGUAGE.match(part)
                 if code:
                     tokens.append(code[0])
-                tokens += self.source.encode(part[code.end() :] if code else part, out_type=str)
+                with guarded("the source's SentencePiece model failed"):
+                    tokens += self.source.encode(part[code.end() :] if code else part, out_type=str)
         unknown = self.vocabulary[self.unknown]
         return [self.vocabulary.get(token, unknown) for token in tokens] + [self.vocabulary[self.end]]
 
@@ -97,7 +106,8 @@ class Pieces:
         if missing:
             raise NpformerError(f"decode: {missing[0]} is not an id of the target's vocabulary")
         pieces = [piece for piece in map(self.pieces.__getitem__, ids) if piece not in self.special]
-        return str(self.target.decode(pieces)).replace("▁", " ").strip()
+        with guarded("the target's SentencePiece model failed"):
+            return str(self.target.decode(pieces)).replace("▁", " ").strip()
 
     def tokens(self, ids: Sequence[int], of_source: bool) -> list[str]:
         pieces = {index: piece for piece, index in self.vocabulary.items()} if of_source else self.pieces
@@ -107,10 +117,10 @@ class Pieces:
 class Files:
     """The tokenizers library's tokenizer.json, for the source, and for the target too unless that has its own file."""
 
-    def __init__(self, folder: Path, config: Config) -> None:
-        self.source = read_tokenizer(folder / FILE, config.vocab_size)
+    def __init__(self, folder: Path, config: Config, limits: Limits) -> None:
+        self.source = _read(folder / FILE, config.vocab_size, limits)
         own = (folder / TARGET_FILE).exists()
-        self.target = read_tokenizer(folder / TARGET_FILE, config.decoder.vocab_size) if own else self.source
+        self.target = _read(folder / TARGET_FILE, config.decoder.vocab_size, limits) if own else self.source
         self.end = config.decoder.end_ids[0] if family_of(config).ends_sources and config.decoder.end_ids else None
         self.languages = tuple(sorted(filter(LANGUAGE.fullmatch, self.source.get_vocab())))
 
@@ -142,44 +152,74 @@ def _content(token: Any, default: str) -> str:
     return text if isinstance(text, str) and text else default
 
 
-def _sentencepiece(path: Path) -> Any:
+def _sentencepiece(path: Path, limits: Limits) -> Any:
     try:
         from sentencepiece import SentencePieceProcessor
     except ImportError:
         raise NpformerError(
             f"{path}: reading it takes the package sentencepiece; pip install 'npformer[translate]'"
         ) from None
+    content = read_bytes(path, "vocabulary", limits)
+    if not content:
+        raise NpformerError(f"{path}: an empty file")
+    for blob in charsmaps(path, content):
+        limits.check("growth", check_charsmap(str(path), blob), f"{path}: the text that a character becomes")
+    with guarded(f"{path}: not a SentencePiece model"):
+        return SentencePieceProcessor(model_proto=content)
+
+
+def charsmaps(path: Path, content: bytes) -> Iterator[bytes]:
+    """Yields the maps of characters in a SentencePiece model, a message of protocol buffers.
+
+    A model's fields 3 and 5 are a normalizer_spec and a denormalizer_spec, whose field 2 is a precompiled_charsmap.
+    """
+    for number, value in _fields(path, content):
+        if number in (3, 5):
+            yield from (blob for inner, blob in _fields(path, value) if inner == 2 and blob)
+
+
+def _fields(path: Path, message: bytes) -> Iterator[tuple[int, bytes]]:
+    """Yields number and content of each field that has a length, of a message of protocol buffers."""
+    place = 0
+
+    def varint() -> int:
+        nonlocal place
+        value = shift = 0
+        while True:
+            byte = message[place]
+            place += 1
+            value |= (byte & 127) << shift
+            shift += 7
+            if byte < 128:
+                return value
+
     try:
-        return SentencePieceProcessor(model_proto=path.read_bytes())
-    except OSError as error:
-        raise NpformerError(f"{path}: {error.strerror or error}") from None
-    except Exception as error:
-        raise NpformerError(f"{path}: not a SentencePiece model: {error!s:.200}") from None
+        while place < len(message):
+            key = varint()
+            if key & 7 == 2:
+                length = varint()
+                yield key >> 3, message[place : place + length]
+                place += length
+            elif key & 7 == 0:
+                varint()
+            else:
+                place += {1: 8, 5: 4}[key & 7]
+    except (IndexError, KeyError):
+        raise NpformerError(f"{path}: not a SentencePiece model") from None
 
 
-def _vocabulary(path: Path, size: int) -> dict[str, int]:
+def _vocabulary(path: Path, size: int, limits: Limits) -> dict[str, int]:
     """Reads a vocabulary: pieces -> rows of the embedding table."""
     if not path.exists():
         raise NpformerError(f"{path}: missing; copy it from where the model came from")
-    pieces = read_json(path)
+    pieces = read_json(path, limits)
     odd = next((piece for piece, i in pieces.items() if type(i) is not int or not 0 <= i < size), None)
     if odd is not None:
-        raise NpformerError(f"{path}: {odd!r:.80}: expected an id below {size}, got {pieces[odd]!r:.40}")
+        raise NpformerError(f"{path}: {odd!r:.80}: expected an id below {size}, got {shown(pieces[odd])}")
     return pieces
 
 
-def read_tokenizer(path: Path, size: int) -> Any:
-    """Reads a tokenizer.json, without its padding and truncation; refuses one with more than `size` tokens."""
-    from tokenizers import Tokenizer
-
-    try:
-        tokenizer = Tokenizer.from_file(str(path))
-    except (KeyboardInterrupt, SystemExit, MemoryError):
-        raise
-    except BaseException as error:  # a bad file can raise a panic of Rust, which is no Exception
-        raise NpformerError(f"{path}: not a tokenizer that can be read: {error!s:.200}") from None
-    tokenizer.no_truncation()
-    tokenizer.no_padding()
-    if tokenizer.get_vocab_size() > size:
-        raise NpformerError(f"{path}: {tokenizer.get_vocab_size()} pieces, but the model's table has {size} rows")
-    return tokenizer
+def _read(path: Path, rows: int, limits: Limits) -> GuardedTokenizer:
+    """Reads a tokenizer.json for a table of so many rows."""
+    tokenizer, has_regex = read_tokenizer(path, rows, limits)
+    return tried(tokenizer, path, rows, has_regex)

@@ -1,0 +1,114 @@
+"""`GuardedTokenizer`: a tokenizer of the tokenizers library, read and used as what it is, a part from someone else.
+
+A file is checked before the library reads it (`parts.py`), then tried on a few texts. Afterwards any failure of the
+library is an NpformerError, even a panic of Rust, which is no Exception. Rust prints a panic to stderr as well, which
+cannot be switched off from Python; most are found when a model is loaded.
+
+What cannot be caught here is time: a regular expression of a file can need the square of a text's length. No look at a
+file and no trial in another process would show for which texts, so there is no such option: read files that you do not
+trust in a process with a limit on its time, as `timeout 60 npformer classify -m FOLDER`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from npformer.checks import shown
+from npformer.errors import NpformerError
+from npformer.files import read_bytes
+from npformer.limits import Limits
+from npformer.text.parts import check_rows, read_parts
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+#: Texts that a tokenizer is tried on: none, words, accents apart, scripts, symbols, control characters, spaces.
+TRIED = (
+    "",
+    "a",
+    "Hello, world's 1st e\u0301 \u00e9\u00df\u0130 \u4f60\u597d \uac01 \u0627 \U0001f600 \0\x7f\u200b\ufffd \t\n  z"
+    + "x" * 120,
+)
+#: Texts that a tokenizer with regular expressions of its own is tried on, repeated.
+REPEATED = ("a", " ", "1", "\n", ".", "ab ", TRIED[-1])
+LONGEST, SECONDS = 4096, 0.2  # characters of the last repetition; processor time that one may take, usually 0.005
+
+
+class GuardedTokenizer:
+    """A `tokenizers.Tokenizer`, whose failures in any method are NpformerErrors that begin with `where`."""
+
+    def __init__(self, tokenizer: Tokenizer, where: str) -> None:
+        self.__dict__.update(_tokenizer=tokenizer, _where=where)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):  # of Python's protocols; before __init__ there is no tokenizer either
+            raise AttributeError(name)
+        value = getattr(self._tokenizer, name)
+        return partial(self._call, value) if callable(value) else value
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self._tokenizer, name, value)
+
+    def _call(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        with guarded(f"{self._where}: the tokenizer failed"):
+            return function(*args, **kwargs)
+
+
+@contextmanager
+def guarded(where: str) -> Iterator[None]:
+    """Turns any error of the tokenizers library, even a panic of Rust, into an NpformerError."""
+    try:
+        yield
+    except (NpformerError, KeyboardInterrupt, SystemExit, GeneratorExit, MemoryError):
+        raise
+    except BaseException as error:
+        raise NpformerError(f"{where}: {error!s:.200}") from None
+
+
+def read_tokenizer(path: Path, rows: int, limits: Limits) -> tuple[Tokenizer, bool]:
+    """Reads a tokenizer.json for a table of so many rows, without its padding and truncation.
+
+    Tells too whether it has regular expressions. Raises NpformerError if it is not within the limits.
+    """
+    from tokenizers import Tokenizer, models
+
+    content = read_bytes(path, "json", limits)
+    parts = read_parts(str(path), content, rows, limits)
+    with guarded(f"{path}: not a tokenizer that can be read"):
+        tokenizer = Tokenizer.from_buffer(content)
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    check_rows(str(path), tokenizer.get_vocab_size(), rows)
+    model = tokenizer.model
+    unknown = getattr(model, "unk_token", None)
+    if unknown is not None and model.token_to_id(unknown) is None:
+        raise NpformerError(f"{path}: its token for the unknown, {shown(unknown)}, is not in its vocabulary")
+    if isinstance(model, models.Unigram):
+        if parts["model"].get("unk_id") is None and parts["model"].get("byte_fallback") is not True:
+            raise NpformerError(f"{path}: unk_id: missing; it stands for what is not in the vocabulary")
+        limits.check("piece", max(map(len, tokenizer.get_vocab())), f"{path}: characters of a piece")
+    return tokenizer, parts["has_regex"]
+
+
+def tried(tokenizer: Tokenizer, path: Path, rows: int, has_regex: bool = False) -> GuardedTokenizer:
+    """Tries a tokenizer on a few texts, and returns it guarded; raises NpformerError if it fails on one of them."""
+    result = GuardedTokenizer(tokenizer, str(path))
+    for text in TRIED:
+        for ids in (result.encode(text).ids, result.encode(text, text).ids):
+            if max(ids, default=0) >= rows:
+                raise NpformerError(f"{path}: {text!r:.40} has the id {max(ids)}, and the model's table {rows} rows")
+            result.decode(ids, skip_special_tokens=False)
+    for text in REPEATED if has_regex else ():
+        length = 8
+        while length <= LONGEST:  # doubled, so that a power of the length shows while it is still short
+            began = time.thread_time()
+            result.encode((text * length)[:length] + "!")  # what is to fail fails at the end
+            if time.thread_time() - began > SECONDS:
+                raise NpformerError(f"{path}: its regular expressions take too long for {length} characters")
+            length *= 2
+    return result

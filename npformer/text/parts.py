@@ -1,0 +1,307 @@
+"""Checks the parts of a tokenizer.json before the tokenizers library reads it.
+
+The library believes what a file says: a few lines can ask for more memory than there is, which ends the process and
+cannot be caught. So the parts are read here first, and refused if they lengthen a text beyond the limit `growth`.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+import re
+from collections.abc import Callable, Mapping
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from npformer.checks import shown, unknown, whole
+from npformer.errors import NpformerError
+from npformer.limits import Limits
+
+Part = Mapping[str, Any]
+
+
+STRING, NUMBER = rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', rb"[-+.0-9eE]++"
+#: The long part of a file: pieces with their ids, pieces with their scores, or merges. Each is taken for one value, as
+#: nothing in it can lengthen a text, and reading it in Python would double the time that a tokenizer takes to load.
+TABLES = re.compile(
+    rb'"(?:vocab|merges)"\s*+:\s*+(?:'
+    + rb"\{(?:\s*+" + STRING + rb"\s*+:\s*+" + NUMBER + rb"\s*+,?)*+\s*+\}|"
+    + rb"\[(?:\s*+(?:" + STRING + rb"|\[\s*+" + STRING + rb"\s*+,\s*+(?:" + STRING + rb"|" + NUMBER + rb")\s*+\])"
+    + rb"\s*+,?)*+\s*+\])"
+)  # fmt: skip
+IDS = re.compile(STRING + rb"\s*+:\s*+(\d++)")
+
+
+def read_parts(where: str, content: bytes, rows: int, limits: Limits) -> dict[str, Any]:
+    """Reads a tokenizer.json for a table of so many rows, without its vocabulary, and checks all parts.
+
+    Raises NpformerError for a part that would make the library fail, or exhaust memory or time, when it reads a text.
+    """
+    tables: list[bytes] = []
+
+    def cut(table: re.Match[bytes]) -> bytes:
+        tables.append(table[0])
+        return b'"table": 0'
+
+    rest = TABLES.sub(cut, content)
+    limits.check("tokenizer", len(rest), f"{where}: bytes without the vocabulary")
+    try:
+        data = json.loads(rest.decode("utf-8"), object_pairs_hook=_unique_keys)
+    except (ValueError, RecursionError) as error:
+        raise NpformerError(f"{where}: not a tokenizer that can be read: {error!s:.200}") from None
+    if not isinstance(data, dict):
+        raise NpformerError(f"{where}: not a tokenizer that can be read: expected an object, got {shown(data)}")
+    for table in tables:
+        ids = IDS.findall(table)
+        check_rows(where, len(ids), rows)
+        longest = max(map(len, ids), default=0)
+        if longest > 18 or (ids and max(map(int, ids)) >= rows):
+            raise NpformerError(f"{where}: vocab: expected ids below {rows}, the rows of the model's embedding table")
+    reader = _Reader(where, rows, limits)
+    reader.check_model(data.get("model"))
+    growth = reader.growth("normalizer", data.get("normalizer"))
+    before = growth * reader.growth("pre_tokenizer", data.get("pre_tokenizer"))
+    after = reader.growth("decoder", data.get("decoder"))
+    reader.growth("post_processor", data.get("post_processor"))
+    for names, times in (("normalizer and pre_tokenizer", before), ("decoder", after)):
+        limits.check("growth", times, f"{where}: {names}: the times as long as they can make a text")
+    added = growth * reader.added_tokens(data.get("added_tokens"))  # the library normalizes them when it reads the file
+    limits.check("characters", added, f"{where}: added_tokens: the characters that they have")
+    return {"has_regex": reader.has_regex, **data}
+
+
+def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Makes a JSON object's dict, for json.loads; refuses a key that comes twice, which readers may differ on.
+
+    The tables of a model are all named "table" here.
+    """
+    read = dict(pairs)
+    if len(read) < len(pairs) and len(read) - ("table" in read) < sum(key != "table" for key, _ in pairs):
+        raise ValueError("an object has one key twice")
+    return read
+
+
+def check_rows(where: str, pieces: int, rows: int) -> None:
+    """Refuses a vocabulary of more pieces than the model's embedding table has rows."""
+    if pieces > rows:
+        raise NpformerError(
+            f"{where}: {pieces} pieces, but the model's embedding table has {rows} rows; "
+            "the tokenizer belongs to another model"
+        )
+
+
+def check_charsmap(where: str, blob: bytes) -> int:
+    """Checks SentencePiece's map of characters; returns the length of the longest text that a character becomes.
+
+    The map is the size of a trie in bytes, 4 bytes; the trie, a double array of 32-bit units; and texts that end with a
+    zero byte. Readers follow the trie without a look at its bounds, so each step must stay inside. Yata, 2007, "A
+    compact static double-array keeping character codes", and the units of darts-clone.
+    """
+    size = int.from_bytes(blob[:4], "little")
+    if not 0 < size <= len(blob) - 4 or size % 1024:
+        raise NpformerError(f"{where}: precompiled_charsmap: {size} bytes of trie in {len(blob)}")
+    units, texts = np.frombuffer(blob, "<u4", size // 4, 4).astype(np.int64), blob[4 + size :]
+    offsets = (units >> 10) << ((units & 512) >> 6)
+    bases = (np.arange(len(units)) ^ offsets)[units < 2**31]  # of inner nodes; a byte leads to base ^ byte
+    ends = (np.arange(len(units)) ^ offsets)[(units < 2**31) & (units & 256 > 0)]  # of nodes with a value, at the base
+    inside = not (bases | 255 >= len(units)).any() and not (units[ends] & (2**31 - 1) >= len(texts)).any()
+    if not inside or not texts.endswith(b"\0"):
+        raise NpformerError(f"{where}: precompiled_charsmap: leads out of itself")
+    return max(len(text.decode(errors="replace")) for text in texts.split(b"\0"))
+
+
+class _Reader:
+    """Reads parts, and counts them."""
+
+    def __init__(self, where: str, rows: int, limits: Limits) -> None:
+        self.where, self.rows, self.limits = where, rows, limits
+        self.count = 0
+        self.has_regex = self.has_template = False
+
+    def growth(self, kind: str, part: Any) -> int:
+        """Returns how many times as long a part can make a text, in characters; at least 1."""
+        if part is None:
+            return 1
+        self.count += 1
+        self.limits.check("parts", self.count, f"{self.where}: {kind}")
+        name = part.get("type") if isinstance(part, Mapping) else None
+        if name == "Sequence":
+            return self.sequence(kind, part)
+        if not isinstance(name, str) or name not in PARTS[kind]:
+            raise unknown(f"{self.where}: {kind}", name, [*PARTS[kind], "Sequence"])
+        return PARTS[kind][name](self, part, f"{self.where}: {kind}: {name}")
+
+    def sequence(self, kind: str, part: Part) -> int:
+        """One part after another: their growths multiply."""
+        several = part.get(SEVERAL[kind])
+        if not isinstance(several, list):
+            raise NpformerError(f"{self.where}: {kind}: {SEVERAL[kind]}: expected a list, got {shown(several)}")
+        return prod([self.growth(kind, each) for each in several])
+
+    def text(self, where: str, part: Part, name: str, default: str | None = None) -> str:
+        """Reads a text of a part, no longer than a piece."""
+        text = part.get(name, default)
+        if not isinstance(text, str):
+            raise NpformerError(f"{where}: {name}: expected a text, got {shown(text)}")
+        self.limits.check("piece", len(text), f"{where}: {name}: its characters")
+        return text
+
+    def pattern(self, where: str, part: Part) -> tuple[bool, str]:
+        """Reads a pattern: whether it is a regular expression, and its text."""
+        pattern = part.get("pattern")
+        if not isinstance(pattern, Mapping) or len(pattern) != 1 or not pattern.keys() <= {"String", "Regex"}:
+            raise NpformerError(f'{where}: pattern: expected {{"String": ...}} or {{"Regex": ...}}')
+        is_regex = "Regex" in pattern
+        self.has_regex |= is_regex
+        return is_regex, self.text(f"{where}: pattern", pattern, "Regex" if is_regex else "String")
+
+    # --- parts; each function returns the growth --------------------------------------------------------------------
+
+    def replace(self, part: Part, where: str) -> int:
+        is_regex, pattern = self.pattern(where, part)
+        content = self.text(where, part, "content")
+        if not pattern or (is_regex and content):  # it may match between any two characters
+            return 1 + len(content)
+        return 1 if is_regex else max(1, -(-len(content) // len(pattern)))
+
+    def prepend(self, part: Part, where: str) -> int:
+        return 1 + len(self.text(where, part, "prepend"))
+
+    def precompiled(self, part: Part, where: str) -> int:
+        blob = part.get("precompiled_charsmap")
+        try:
+            read = base64.b64decode(blob, validate=True) if isinstance(blob, str) else b""
+        except (binascii.Error, ValueError):
+            read = b""
+        return max(1, check_charsmap(where, read))
+
+    def split(self, part: Part, where: str) -> int:
+        self.pattern(where, part)
+        return 1
+
+    def fixed_length(self, part: Part, where: str) -> int:
+        whole(f"{where}: length", part.get("length"), 1)
+        return 1
+
+    def strip_decoder(self, part: Part, where: str) -> int:
+        for name in ("start", "stop"):
+            whole(f"{where}: {name}", part.get(name), 0, self.limits.piece)
+        return 1
+
+    def suffix_decoder(self, part: Part, where: str) -> int:
+        """Replaces a suffix by a space."""
+        return 1 if self.text(where, part, "suffix") else 2
+
+    def delimiter_decoder(self, part: Part, where: str) -> int:
+        return 1 if self.text(where, part, "word_delimiter_token") else 2
+
+    # --- what stands around a text -----------------------------------------------------------------------------------
+
+    def one_template(self, where: str) -> None:
+        """Refuses a second template: the library has no answer to one around another."""
+        if self.has_template:
+            raise NpformerError(f"{where}: a second template of special tokens")
+        self.has_template = True
+
+    def ends(self, part: Part, where: str) -> int:
+        """[CLS] and [SEP], each with its id."""
+        self.one_template(where)
+        for name in ("cls", "sep"):
+            pair = part.get(name)
+            if not isinstance(pair, list) or len(pair) != 2 or not isinstance(pair[0], str):
+                raise NpformerError(f"{where}: {name}: expected a token and its id")
+            whole(f"{where}: {name}", pair[1], 0, self.rows - 1)
+        return 1
+
+    def template(self, part: Part, where: str) -> int:
+        self.one_template(where)
+        tokens = part.get("special_tokens")
+        if not isinstance(tokens, Mapping):
+            raise NpformerError(f"{where}: special_tokens: expected an object, got {shown(tokens)}")
+        for name, token in tokens.items():
+            ids = token.get("ids") if isinstance(token, Mapping) else None
+            texts = token.get("tokens") if isinstance(token, Mapping) else None
+            if not isinstance(ids, list) or not isinstance(texts, list) or len(ids) != len(texts):
+                raise NpformerError(f"{where}: special_tokens: {shown(name)}: expected as many ids as tokens")
+            self.limits.check("parts", len(ids), f"{where}: special_tokens: {shown(name)}")
+            for each in ids:
+                whole(f"{where}: special_tokens: {shown(name)}", each, 0, self.rows - 1)
+        for form, wanted in (("single", ["A"]), ("pair", ["A", "B"])):
+            pieces = part.get(form)
+            pieces = pieces if isinstance(pieces, list) else []
+            self.limits.check("parts", len(pieces), f"{where}: {form}")
+            texts = [each.get("Sequence") for each in pieces if isinstance(each, Mapping) and "Sequence" in each]
+            if sorted(str(each.get("id")) if isinstance(each, Mapping) else "" for each in texts) != wanted:
+                raise NpformerError(f"{where}: {form}: expected each text once")
+        return 1
+
+    # --- the vocabulary ----------------------------------------------------------------------------------------------
+
+    def added_tokens(self, tokens: Any) -> int:
+        """Checks the tokens that are never split; returns their characters."""
+        if tokens is None:
+            return 0
+        if not isinstance(tokens, list) or not all(isinstance(each, Mapping) for each in tokens):
+            raise NpformerError(f"{self.where}: added_tokens: expected a list of objects, got {shown(tokens)}")
+        for token in tokens:
+            whole(f"{self.where}: added_tokens: id", token.get("id"), 0, self.rows - 1)
+        return sum(len(self.text(f"{self.where}: added_tokens", token, "content")) for token in tokens)
+
+    def check_model(self, model: Any) -> None:
+        """Checks what a model says of its words."""
+        if not isinstance(model, Mapping):
+            raise NpformerError(f"{self.where}: not a tokenizer that can be read: no model")
+        for name in ("unk_token", "continuing_subword_prefix", "end_of_word_suffix"):
+            if model.get(name) is not None:
+                self.text(f"{self.where}: model", model, name)
+        where = f"{self.where}: model: max_input_chars_per_word"
+        self.limits.check("piece", whole(where, model.get("max_input_chars_per_word", 0), 0), where)
+
+
+def _times(growth: int) -> Callable[[_Reader, Part, str], int]:
+    return lambda reader, part, where: growth
+
+
+#: Fields of tokenizer.json -> types of parts -> how many times as long each makes a text. Unicode's normal forms make
+#: single characters up to 18 times as long, but nothing longer a second time; they count as 1.
+PARTS: Mapping[str, Mapping[str, Callable[[_Reader, Part, str], int]]] = {
+    "normalizer": {
+        **dict.fromkeys(("Lowercase", "NFC", "NFD", "NFKC", "NFKD", "Nmt", "Strip", "StripAccents"), _times(1)),
+        "BertNormalizer": _times(3),  # a Chinese character gets a space on each side
+        "ByteLevel": _times(4),
+        "Precompiled": _Reader.precompiled,
+        "Prepend": _Reader.prepend,
+        "Replace": _Reader.replace,
+    },
+    "pre_tokenizer": {
+        **dict.fromkeys(
+            ("BertPreTokenizer", "CharDelimiterSplit", "Digits", "Punctuation", "UnicodeScripts"), _times(1)
+        ),
+        **dict.fromkeys(("Whitespace", "WhitespaceSplit"), _times(1)),
+        "ByteLevel": _times(5),  # a space before each word, and a character for each byte
+        "FixedLength": _Reader.fixed_length,
+        "Metaspace": _times(2),
+        "Split": _Reader.split,
+    },
+    "post_processor": {
+        **dict.fromkeys(("BertProcessing", "RobertaProcessing"), _Reader.ends),
+        "ByteLevel": _times(1),
+        "TemplateProcessing": _Reader.template,
+    },
+    "decoder": {
+        **dict.fromkeys(("ByteFallback", "ByteLevel", "Fuse", "Metaspace", "WordPiece"), _times(1)),
+        "BPEDecoder": _Reader.suffix_decoder,
+        "CTC": _Reader.delimiter_decoder,
+        "Replace": _Reader.replace,
+        "Strip": _Reader.strip_decoder,
+    },
+}
+SEVERAL = {
+    "normalizer": "normalizers",
+    "pre_tokenizer": "pretokenizers",
+    "post_processor": "processors",
+    "decoder": "decoders",
+}

@@ -1,0 +1,339 @@
+"""A tokenizer is a part from someone else: a file that would make the library abort, panic, hang or fail at a call is
+refused when it is read, with its name; and whatever the library does afterwards is an NpformerError."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from npformer.errors import NpformerError
+from npformer.limits import Limits
+from npformer.text.guarded import GuardedTokenizer, guarded
+from npformer.text.parts import check_charsmap
+from npformer.text.tokenizer import load_tokenizer
+from tests.golden.make_tokenizer import write_folder
+from tests.support import tiny
+
+CONFIG = tiny.config(vocab_size=100)
+WORDS = {piece: i for i, piece in enumerate(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "a", "##a", "b"])}
+WORD_PIECE = {
+    "type": "WordPiece", "unk_token": "[UNK]", "continuing_subword_prefix": "##", "max_input_chars_per_word": 100,
+    "vocab": WORDS,
+}  # fmt: skip
+BPE = {"type": "BPE", "unk_token": "[UNK]", "vocab": WORDS, "merges": []}
+A, B = ({"Sequence": {"id": each, "type_id": 0}} for each in "AB")
+
+
+def several(kind: str, parts: list[Any]) -> dict[str, Any]:
+    return {"type": "Sequence", kind: parts}
+
+
+def replaced(pattern: str, content: str, kind: str = "String") -> dict[str, Any]:
+    return {"type": "Replace", "pattern": {kind: pattern}, "content": content}
+
+
+def template(**fields: Any) -> dict[str, Any]:
+    return {"type": "TemplateProcessing", "single": [A], "pair": [A, B], "special_tokens": {}, **fields}
+
+
+def added(content: str, number: int = 7) -> list[dict[str, Any]]:
+    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "special"), False)
+    return [{"id": number, "content": content, "normalized": True, **flags}]
+
+
+def write(folder: Path, **fields: Any) -> Path:
+    names = ("normalizer", "pre_tokenizer", "post_processor", "decoder", "truncation", "padding")
+    data = {"version": "1.0", "added_tokens": [], **dict.fromkeys(names), "model": WORD_PIECE, **fields}
+    (folder / "tokenizer.json").write_text(json.dumps(data), encoding="utf-8")
+    return folder
+
+
+BOMB = several("normalizers", [replaced("a", "a" * 1000)] * 4)  # the library aborts the process on one letter
+BYTES = {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": False}
+SPACES = [{"type": "Metaspace", "replacement": each, "prepend_scheme": "always", "split": True} for each in "xy" * 20]
+CLS = {"[CLS]": {"id": "[CLS]", "ids": [2], "tokens": ["[CLS]"]}}
+
+#: What a file says -> what the refusal says. With the library alone the first nine end the process.
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "a normalizer that doubles": ({"normalizer": BOMB}, "normalizer.*limit `growth`"),
+    "a normalizer of bytes of bytes": ({"normalizer": several("normalizers", [BYTES] * 32)}, "limit `growth`"),
+    "splits that double": ({"pre_tokenizer": several("pretokenizers", SPACES)}, "limit `growth`"),
+    "splits of bytes of bytes": ({"pre_tokenizer": several("pretokenizers", [BYTES] * 32)}, "limit `growth`"),
+    "a decoder that doubles": ({"decoder": {"type": "Sequence", "decoders": BOMB["normalizers"]}}, "decoder.*`growth`"),
+    "an added token that a normalizer lengthens": (
+        {"normalizer": replaced("a", "a" * 200), "added_tokens": [*added("a" * 900), *added("ab" * 450)] * 3},
+        "added_tokens.*limit `characters`",
+    ),
+    "a template of a million texts": ({"post_processor": template(single=[A] * 10**6)}, "limit `tokenizer`"),
+    "a map of 4 GB": (
+        {"normalizer": {"type": "Precompiled", "precompiled_charsmap": base64.b64encode(b"\xff" * 4).decode()}},
+        "4294967295 bytes of trie in 4",
+    ),
+    "a map without an end": (
+        {"normalizer": {"type": "Precompiled", "precompiled_charsmap": "AAAAAAAAAAAA"}}, "0 bytes of trie",
+    ),
+    "a sequence in a sequence": (
+        {"normalizer": several("normalizers", [several("normalizers", BOMB["normalizers"])])}, "limit `growth`"
+    ),
+    "a pattern that matches between letters": (
+        {"normalizer": several("normalizers", [replaced("(?=a)", "b", "Regex")] * 9)}, "limit `growth`"
+    ),
+    "an empty pattern": ({"normalizer": several("normalizers", [replaced("", "b")] * 9)}, "limit `growth`"),
+    "a long insertion": ({"normalizer": {"type": "Prepend", "prepend": "x" * 2000}}, "limit `piece`"),
+    "many parts": ({"normalizer": several("normalizers", [{"type": "NFC"}] * 101)}, "limit `parts`"),
+    "a part of no type": ({"normalizer": {"pattern": {"String": "a"}, "content": "b"}}, "normalizer: None is not known"),
+    "a part of an unknown type": ({"pre_tokenizer": {"type": "BertPretokenizer"}}, "mean 'BertPreTokenizer'"),
+    "an expression that backtracks": ({"normalizer": replaced("(a+)+$", "b", "Regex")}, "tokenizer failed.*retry"),
+    "a split that backtracks": (
+        {"pre_tokenizer": {"type": "Split", "pattern": {"Regex": "(a|a)*$"}, "behavior": "Isolated", "invert": False}},
+        "tokenizer failed.*retry",
+    ),
+    "an expression that takes the square": (
+        {"normalizer": replaced("a*a*$", "b", "Regex")}, "take too long for"
+    ),
+    "no expression": ({"normalizer": replaced("(a", "b", "Regex")}, "not a tokenizer that can be read"),
+    "a long word": ({"model": WORD_PIECE | {"max_input_chars_per_word": 10**9}}, "limit `piece`"),
+    "a word of no length": ({"model": WORD_PIECE | {"max_input_chars_per_word": -1}}, "at least 0, got -1"),
+    "no entry for the unknown": ({"model": WORD_PIECE | {"unk_token": "zz"}}, "for the unknown, 'zz'"),
+    "BPE without an entry": ({"model": BPE | {"unk_token": "zz"}}, "for the unknown, 'zz'"),
+    "a merge without an entry": ({"model": BPE | {"merges": ["a a"]}}, "not a tokenizer that can be read"),
+    "a merge of pieces shorter than their prefix": (
+        {"model": BPE | {"continuing_subword_prefix": "####", "merges": ["a b"]}}, "not a tokenizer that can be read"
+    ),
+    "words without an entry": (
+        {"model": {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "q"}}, "for the unknown, 'q'"
+    ),
+    "Unigram without an entry": (
+        {"model": {"type": "Unigram", "unk_id": None, "vocab": [["a", 0.0]], "byte_fallback": False}}, "unk_id: missing"
+    ),
+    "a long piece": ({"model": {"type": "Unigram", "unk_id": 0, "vocab": [["a" * 2000, 0.0]]}}, "limit `piece`"),
+    "an id beyond the table": ({"model": WORD_PIECE | {"vocab": {**WORDS, "z": 100}}}, "ids below 100"),
+    "an id of any length": ({"model": WORD_PIECE | {"vocab": {**WORDS, "z": 10**4000}}}, "ids below 100"),
+    "an added id beyond the table": ({"added_tokens": added("x", 2**32 - 1)}, "from 0 to 99, got 4294967295"),
+    "[CLS] beyond the table": (
+        {"post_processor": template(special_tokens={"[CLS]": {**CLS["[CLS]"], "ids": [100]}})}, "from 0 to 99, got 100"
+    ),
+    "more ids than tokens": (
+        {"post_processor": template(special_tokens={"[CLS]": {**CLS["[CLS]"], "ids": [2, 2]}})}, "as many ids as tokens"
+    ),
+    "a template without the text": ({"post_processor": template(single=[])}, "single: expected each text once"),
+    "a template with a text twice": ({"post_processor": template(pair=[A, B, B])}, "pair: expected each text once"),
+    "a template in a template": (
+        {"post_processor": several("processors", [template(), template()])}, "a second template"
+    ),
+    "ends beyond the table": (
+        {"post_processor": {"type": "BertProcessing", "sep": ["x", 2**32 - 1], "cls": ["y", 9]}}, "got 4294967295"
+    ),
+    "a decoder that strips more than there is": (
+        {"decoder": {"type": "Strip", "content": "a", "start": 10**9, "stop": 0}}, "from 0 to 1000, got 1000000000"
+    ),
+    "another kind of file": ({"model": None}, "not a tokenizer that can be read"),
+    "a model with nothing": ({"model": {}}, "not a tokenizer that can be read"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_a_file_that_would_hurt_is_refused(case: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    fields, said = REFUSED[case]
+    with pytest.raises(NpformerError, match=f"(?s)tokenizer.json.*{said}") as caught:
+        load_tokenizer(write(tmp_path, **fields), CONFIG)
+    assert len(str(caught.value)) < 700
+
+
+def test_a_key_that_comes_twice_is_refused(tmp_path: Path) -> None:
+    """Readers differ on which of two counts, so that a check of one says nothing of the other."""
+    text = (write(tmp_path) / "tokenizer.json").read_text()
+    for before in ('"decoder"', '"max_input_chars_per_word"'):
+        twice = text.replace(before, f"{before}: 100, {before.replace('d', chr(92) + 'u0064', 1)}", 1)
+        (tmp_path / "tokenizer.json").write_text(twice)
+        with pytest.raises(NpformerError, match="one key twice"):
+            load_tokenizer(tmp_path, CONFIG)
+
+
+def test_a_limit_can_be_raised_by_who_trusts_the_file(tmp_path: Path) -> None:
+    write(tmp_path, normalizer=replaced("b", "a" * 300))
+    with pytest.raises(NpformerError, match=r"Limits\(growth="):
+        load_tokenizer(tmp_path, CONFIG)
+    assert load_tokenizer(tmp_path, CONFIG, Limits(growth=300)).encode("b").tokens == ["[CLS]", "[UNK]", "[SEP]"]
+
+
+def test_files_as_people_publish_them_are_read(tmp_path: Path) -> None:
+    """Parts in the forms of the best known tokenizers: BERT, GPT-2, Llama 3, XLM-R without its map, ALBERT, CLIP."""
+    llama = (
+        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
+        r"|\s+(?!\S)|\s+"
+    )
+    isolated = {"behavior": "Isolated", "invert": False}
+    forms: list[dict[str, Any]] = [
+        {"pre_tokenizer": several("pretokenizers", [{"type": "Split", "pattern": {"Regex": llama}, **isolated}, BYTES])},
+        {"normalizer": several("normalizers", [{"type": "Prepend", "prepend": "▁"}, replaced(" ", "▁")])},
+        {"normalizer": several("normalizers", [replaced("``", '"'), {"type": "NFKD"}, replaced(" {2,}", " ", "Regex")])},
+        {"normalizer": several("normalizers", [{"type": "NFC"}, replaced(r"\s+", " ", "Regex"), {"type": "Lowercase"}])},
+        {"pre_tokenizer": several("pretokenizers", [{"type": "WhitespaceSplit"}, SPACES[0]])},
+        {"post_processor": several("processors", [BYTES, template(single=[{"SpecialToken": {"id": "[CLS]", "type_id": 0}}, A], special_tokens=CLS)])},
+        {"model": {each: value for each, value in WORD_PIECE.items() if each != "type"}},  # older than its type
+        {"truncation": {"max_length": 2, "strategy": "LongestFirst", "stride": 5, "direction": "Right"}},
+        {"padding": {"strategy": {"Fixed": 10**12}, "direction": "Right", "pad_to_multiple_of": 0, "pad_id": 0, "pad_type_id": 0, "pad_token": "[PAD]"}},
+    ]  # fmt: skip
+    for fields in forms:
+        assert load_tokenizer(write(tmp_path, **fields), CONFIG).encode("a b").ids
+
+
+@pytest.mark.parametrize(
+    ("files", "said"),
+    [
+        ({"vocab.txt": "[PAD]\n[CLS]\n[SEP]\na"}, "for the unknown, '\\[UNK\\]', is not in it"),
+        ({"vocab.txt": "a" * 3000}, "limit `piece`"),
+        ({"vocab.txt": ""}, "for the unknown"),
+        ({"added_tokens.json": '{"0": Infinity}'}, "added_tokens.json"),
+        ({"added_tokens.json": '{"0": 1e400}'}, "added_tokens.json"),
+        ({"added_tokens.json": '{"a": 1' + "0" * 5000 + "}"}, "added_tokens.json"),
+        ({"added_tokens.json": '{"a": [[]]}'}, "added_tokens.json"),
+        ({"tokenizer_config.json": '{"added_tokens_decoder": {"7": {"content": "' + "x" * 2000 + '"}}}'}, "limit `piece`"),
+        ({"tokenizer_config.json": '{"added_tokens_decoder": {"7": {"content": "x", "lstrip": 7}}}'}, "added tokens"),
+        ({"tokenizer_config.json": '{"added_tokens_decoder": {"7": {"content": ["x"]}}}'}, "added tokens"),
+        ({"tokenizer_config.json": '{"unk_token": "' + "x" * 9000 + '"}'}, "for the unknown"),
+        ({"tokenizer_config.json": '{"do_lower_case": ' + "1" * 4000 + "}"}, "do_lower_case"),
+        ({"tokenizer_config.json": '{"do_lower_case": ' + "1" * 5000 + "}"}, "not JSON"),
+        ({"special_tokens_map.json": '{"cls_token": {"content": 1e999}}'}, "special_tokens_map.json"),
+        ({"special_tokens_map.json": "[" * 100_000}, "not JSON"),
+    ],
+)  # fmt: skip
+def test_older_files_are_refused_too(files: dict[str, str], said: str, tmp_path: Path) -> None:
+    folder = write_folder(tmp_path / "model", {})
+    for name, content in files.items():
+        (folder / name).write_text(content, encoding="utf-8")
+    with pytest.raises(NpformerError, match=f"(?s){said}") as caught:
+        load_tokenizer(folder, tiny.config(vocab_size=len(tiny.VOCABULARY) + 8))
+    assert len(str(caught.value)) < 700
+
+
+def test_an_added_token_of_a_zero_character(tmp_path: Path) -> None:
+    """BERT's clean-up makes it empty, and an empty token would be everywhere."""
+    folder = write_folder(tmp_path / "model", {})
+    (folder / "tokenizer_config.json").write_text('{"added_tokens_decoder": {"7": {"content": "\\u0000"}}}')
+    config = tiny.config(vocab_size=len(tiny.VOCABULARY) + 8)
+    try:
+        ids = load_tokenizer(folder, config).encode("ice cream").ids
+    except NpformerError:
+        return
+    assert len(ids) == 4
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "vocab.txt", "tokenizer_config.json", "special_tokens_map.json"])
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no named pipes")
+def test_what_is_no_file_is_not_waited_for(name: str, tmp_path: Path) -> None:
+    folder = write_folder(tmp_path / "model", {})
+    (folder / name).unlink(missing_ok=True)
+    os.mkfifo(folder / name)
+    with pytest.raises(NpformerError, match=f"{name}: not a regular file"):
+        load_tokenizer(folder, tiny.config(vocab_size=len(tiny.VOCABULARY) + 8))
+
+
+# --- what the library does afterwards --------------------------------------------------------------------------------
+
+
+class Panic(BaseException):
+    """As pyo3_runtime.PanicException is: no Exception."""
+
+
+class Failing:
+    """Stands for a tokenizer whose library fails."""
+
+    def __init__(self, error: BaseException) -> None:
+        self.error = error
+        self.model = None
+
+    def encode(self, *_: Any, **__: Any) -> Any:
+        raise self.error
+
+    decode = encode_batch = post_process = encode
+
+
+@pytest.mark.parametrize("method", ["encode", "decode", "encode_batch", "post_process"])
+def test_every_failure_of_the_library_is_an_npformer_error(method: str) -> None:
+    for error in (Panic("x" * 10**5), TypeError("y"), OSError("z")):
+        tokenizer: Any = GuardedTokenizer(Failing(error), "here")  # type: ignore[arg-type]
+        with pytest.raises(NpformerError, match=r"^here: the tokenizer failed: [xyz]") as caught:
+            getattr(tokenizer, method)("text")
+        assert len(str(caught.value)) < 300
+    for passing in (KeyboardInterrupt, SystemExit, GeneratorExit, MemoryError):
+        with pytest.raises(passing), guarded("here"):
+            raise passing
+
+
+def test_a_real_panic_at_a_call(tmp_path: Path) -> None:
+    """An expression may fail for a text that was not tried; the next text is read all the same."""
+    tokenizer = load_tokenizer(write(tmp_path, normalizer=replaced("(b+)+$", "a", "Regex")), CONFIG)
+    with pytest.raises(NpformerError, match=r"tokenizer failed: .*retry-limit"):
+        tokenizer.encode("b" * 40 + "?")
+    assert tokenizer.encode("a").tokens == ["[CLS]", "a", "[SEP]"]
+
+
+def test_a_guarded_tokenizer_is_the_librarys_in_all_else(tmp_path: Path) -> None:
+    tokenizer: Any = load_tokenizer(write(tmp_path), CONFIG)
+    assert tokenizer.token_to_id("a") == 4
+    assert tokenizer.padding is None
+    tokenizer.decoder = None
+    assert tokenizer.decoder is None
+    again = pickle.loads(pickle.dumps(tokenizer))
+    assert again.encode("a b").ids == tokenizer.encode("a b").ids
+    with pytest.raises(AttributeError):
+        tokenizer.nonsense  # noqa: B018
+
+
+# --- SentencePiece's map of characters -------------------------------------------------------------------------------
+
+
+def charsmap(units: int = 256, texts: bytes = b"a\0", **changed: int) -> bytes:
+    """A map with room for so many units; changed: units by their index, as `at_3=...`."""
+    table = np.zeros(units, "<u4")
+    for name, value in changed.items():
+        table[int(name.removeprefix("at_"))] = value
+    return (4 * units).to_bytes(4, "little") + table.tobytes() + texts
+
+
+def test_a_map_of_characters_is_followed_only_inside() -> None:
+    assert check_charsmap("here", charsmap(texts=b"abc\0" + "é".encode() + b"\0")) == 3
+    assert check_charsmap("here", charsmap(512, at_0=256 << 10)) == 1
+    value = {"at_0": 1 << 8 | 5 << 10, "at_5": 1 << 31 | 1}  # the root has a value, in unit 5: text 1
+    assert check_charsmap("here", charsmap(**value)) == 1
+    for wrong in (
+        b"", b"\0\0\0\0", charsmap()[:-1], charsmap(texts=b""), charsmap(250), charsmap(at_0=256 << 10),
+        charsmap(at_0=1 << 10 | 1 << 9), charsmap(**value | {"at_5": 1 << 31 | 2}), charsmap(**value | {"at_5": 900}),
+    ):  # fmt: skip
+        with pytest.raises(NpformerError, match="here: precompiled_charsmap"):
+            check_charsmap("here", wrong)
+
+
+def test_the_process_survives_each_file(tmp_path: Path) -> None:
+    """A process that has 2 GB for them reads all files one after another, and one that is well at the end."""
+    for number, (fields, _) in enumerate([*REFUSED.values(), ({}, "")]):
+        (tmp_path / str(number)).mkdir()
+        write(tmp_path / str(number), **fields)
+    root = Path(__file__).parents[2]
+    code = (
+        f"import resource, sys; sys.path[:0] = [{str(root)!r}]\n"
+        "from pathlib import Path\n"
+        "from tests.support import tiny\n"
+        "from npformer.errors import NpformerError\n"
+        "from npformer.text.tokenizer import load_tokenizer\n"
+        "resource.setrlimit(resource.RLIMIT_AS, (2 * 2**30, 2 * 2**30))\n"
+        f"for number in range({len(REFUSED) + 1}):\n"
+        "    try:\n"
+        f"        tokenizer = load_tokenizer(Path({str(tmp_path)!r}, str(number)), tiny.config(vocab_size=100))\n"
+        "    except NpformerError:\n"
+        "        continue\n"
+        "    print(number, tokenizer.encode('a b').ids)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
+    assert (done.returncode, done.stdout) == (0, f"{len(REFUSED)} [2, 1, 3]\n"), done.stderr[-2000:]
