@@ -120,7 +120,7 @@ class Model(BaseModel):
     def tokenizer(self) -> Any:
         from npformer.text.tokenizer import load_tokenizer
 
-        return load_tokenizer(self._tokenizer_folder(), self.config)
+        return load_tokenizer(self._tokenizer_folder(), self.config, self.limits)
 
     @property
     def dtype(self) -> np.dtype:
@@ -235,7 +235,7 @@ class Seq2Seq(BaseModel):
     def tokenizer(self) -> TranslationTokenizer:
         from npformer.text.translation_tokenizer import load_tokenizer
 
-        return load_tokenizer(self._tokenizer_folder(), self.config)
+        return load_tokenizer(self._tokenizer_folder(), self.config, self.limits)
 
     @property
     def dtype(self) -> np.dtype:

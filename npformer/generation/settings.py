@@ -90,7 +90,7 @@ class Settings:
         for name in ("early_stopping", "do_sample", "renormalize_logits"):
             if not isinstance(value := getattr(self, name), bool) and (name, value) != ("early_stopping", "never"):
                 words = 'True, False or "never"' if name == "early_stopping" else "True or False"
-                raise NpformerError(f"{name}: expected {words}, got {value!r:.80}")
+                raise NpformerError(f"{name}: expected {words}, got {checks.shown(value)}")
         if self.seed is not None:
             checks.whole("seed", self.seed, 0, 2**63)
         lists = {
@@ -153,15 +153,17 @@ def resolve(folder: Path | None, config: Config, given: Mapping[str, Any]) -> Se
         values[name] = _ids(name, values.get(name))
     words = values.get("bad_words_ids") or []
     if not isinstance(words, list | tuple):
-        raise NpformerError(f"bad_words_ids: expected a list of ids for each word, got {words!r:.80}")
+        raise NpformerError(f"bad_words_ids: expected a list of ids for each word, got {checks.shown(words)}")
     values["bad_words_ids"] = tuple(_ids("bad_words_ids", word) for word in words)
     for name, value in values.items():
         if name in NAMES:
             if value is not None:
                 settings[name] = value
         elif name in NEUTRAL:
-            if value not in NEUTRAL[name]:
-                raise NpformerError(f"{name}: {value!r:.80} is not supported; it can only be {NEUTRAL[name][-1]}")
+            if not isinstance(value, str | int | float | None) or value not in NEUTRAL[name]:
+                raise NpformerError(
+                    f"{name}: {checks.shown(value)} is not supported; it can only be {NEUTRAL[name][-1]}"
+                )
         elif name not in IGNORED:
             where = f"{path}: " if name in stored else ""
             raise NpformerError(f"{where}{name!r:.80}: unknown setting; known: {', '.join(NAMES)}")

@@ -37,7 +37,7 @@ class Options:
     progress: bool = False
 
     def __post_init__(self) -> None:
-        if not self.long:
+        if isinstance(self.long, str) and not self.long:
             object.__setattr__(self, "long", "truncate" if self.stride is None else "window")
         one_of("long", self.long, LONG)
         if self.stride is not None:

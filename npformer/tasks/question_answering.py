@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from npformer.checks import boolean, unknown, whole
+from npformer.checks import boolean, shown, unknown, whole
 from npformer.errors import NpformerError
 from npformer.functions import softmax
 from npformer.tasks.options import Options
@@ -132,6 +132,10 @@ def _paired(question: Any, context: Any) -> Any:
         raise NpformerError(f"{'question' if question is None else 'context'}: missing; give question= and context=")
     if isinstance(question, str) or not isinstance(question, list | tuple):
         return Pair(question, context)
+    if not isinstance(context, str | list | tuple):
+        raise NpformerError(
+            f"context: expected a text, or one for each of {len(question)} questions, got {shown(context)}"
+        )
     contexts = [context] * len(question) if isinstance(context, str) else list(context)
     if len(contexts) != len(question):
         raise NpformerError(f"context: expected one, or one for each of {len(question)} questions, got {len(contexts)}")

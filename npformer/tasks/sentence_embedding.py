@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from npformer.checks import one_of, whole
+from npformer.checks import boolean, one_of, shown, whole
 from npformer.errors import NpformerError
 from npformer.files import read_json, read_text
 from npformer.model import Model
@@ -127,7 +127,8 @@ def read_recipe(folder: Path) -> Recipe:
     kinds = [kind for kind, _ in modules]
     if kinds not in (["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"]):
         raise NpformerError(
-            f"{folder}/modules.json: {', '.join(kinds)} is not supported; supported: Transformer, Pooling[, Normalize]"
+            f"{folder}/modules.json: {', '.join(kinds):.200} is not supported; "
+            "supported: Transformer, Pooling[, Normalize]"
         )
     pooling = _optional(folder / modules[1][1] / "config.json")
     settings = _optional(folder / modules[0][1] / "sentence_bert_config.json")
@@ -164,9 +165,9 @@ def _modules(path: Path) -> list[tuple[str, str]]:
         found = [(str(each["type"]).rsplit(".", 1)[-1], str(each["path"])) for each in modules]
     except (ValueError, TypeError, KeyError, RecursionError):
         raise NpformerError(f"{path}: expected a list of modules, each with a type and a path") from None
-    if not all(re.fullmatch(r"[\w-]*", each) for _, each in found):
+    if not all(re.fullmatch(r"[\w-]{0,100}", each) for _, each in found):
         raise NpformerError(
-            f"{path}: expected the modules in folders beside it, got {', '.join(each for _, each in found)}"
+            f"{path}: expected the modules in folders beside it, got {', '.join(shown(each) for _, each in found[:9])}"
         )
     linked = next((each for _, each in found if each and (path.parent / each).is_symlink()), None)
     if linked is not None:
@@ -179,13 +180,13 @@ def _optional(path: Path) -> dict[str, Any]:
 
 
 def _poolings(folder: Path, pooling: dict[str, Any]) -> tuple[str, ...]:
-    modes = pooling.get("pooling_mode") or [mode for flag, mode in FLAGS.items() if pooling.get(flag)] or "mean"
+    where = f"{folder}/config.json"
+    flags = [mode for flag, mode in FLAGS.items() if boolean(f"{where}: {flag}", pooling.get(flag, False))]
+    modes = pooling.get("pooling_mode") or flags or "mean"
     modes = [modes] if isinstance(modes, str) else modes
-    if not isinstance(modes, list):
-        raise NpformerError(
-            f"{folder}/config.json: pooling_mode: expected a name or a list of names, got {modes!r:.80}"
-        )
-    return tuple(one_of(f"{folder}/config.json: pooling_mode", mode, POOLINGS) for mode in modes)
+    if not isinstance(modes, list) or len(modes) > len(POOLINGS):
+        raise NpformerError(f"{where}: pooling_mode: expected a name or a list of names, got {shown(modes)}")
+    return tuple(one_of(f"{where}: pooling_mode", mode, POOLINGS) for mode in modes)
 
 
 def _prompt(path: Path, pooling: dict[str, Any]) -> str:
@@ -194,9 +195,10 @@ def _prompt(path: Path, pooling: dict[str, Any]) -> str:
     name = described.get("default_prompt_name")
     if name is None:
         return ""
-    prompt = (described.get("prompts") or {}).get(name)
+    prompts = described.get("prompts")
+    prompt = prompts.get(name) if isinstance(prompts, dict) and isinstance(name, str) else None
     if not isinstance(prompt, str):
-        raise NpformerError(f"{path}: default_prompt_name: {name!r:.80} is not one of its prompts")
+        raise NpformerError(f"{path}: default_prompt_name: {shown(name)} is not one of its prompts")
     if prompt and pooling.get("include_prompt") is False:
         raise NpformerError(
             f"{path}: a prompt that takes no part in the pooling (include_prompt: false) is not supported"

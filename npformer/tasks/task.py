@@ -86,7 +86,11 @@ class Task:
         settled = self.settle(self.options, options)
         if isinstance(inputs, Iterator):
             return self._watched(inputs, settled)
-        if isinstance(inputs, ONE) or not isinstance(inputs, Iterable):
+        if (
+            isinstance(inputs, ONE)
+            or not isinstance(inputs, Iterable)
+            or (isinstance(inputs, np.ndarray) and not inputs.ndim)
+        ):
             try:
                 return next(self.stream(iter([inputs]), settled))
             except InputError as error:

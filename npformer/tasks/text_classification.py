@@ -24,7 +24,7 @@ class ClassificationOptions(Options):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.top_k is not None and self.top_k != BEST:
+        if self.top_k is not None and not (isinstance(self.top_k, str) and self.top_k == BEST):
             whole("top_k", self.top_k, 1)
         if self.function_to_apply is not None:
             one_of("function_to_apply", self.function_to_apply, ("softmax", "sigmoid", "none"))

@@ -30,7 +30,7 @@ class TranslationOptions(Options):
     settings: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if not self.long:
+        if isinstance(self.long, str) and not self.long:
             object.__setattr__(self, "long", "error")
         super().__post_init__()
         if self.long == "window" or self.stride is not None:

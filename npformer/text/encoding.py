@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from npformer.checks import unknown
+from npformer.checks import shown, unknown
 from npformer.errors import NpformerError, warn
 from npformer.runtime.packing import Text
 from npformer.text.inputs import Pair, as_text_or_pair
@@ -210,7 +210,7 @@ def _of_ids(ids: Any) -> Encoded:
     if not isinstance(ids, Text):
         array = np.asarray(ids)
         if array.ndim != 1 or not np.issubdtype(array.dtype, np.integer):
-            raise NpformerError(f"expected a text, a pair of texts, or token ids, got {ids!r:.80}")
+            raise NpformerError(f"expected a text, a pair of texts, or token ids, got {shown(ids)}")
         ids = Text(array)
     return Encoded([ids], len(ids))
 

@@ -69,7 +69,7 @@ def longest_text(folder: Path | None, config: Config) -> int:
     if limit is None or not isinstance(limit, int | float) or isinstance(limit, bool):
         return config.max_length
     if limit < 1:
-        raise NpformerError(f"{folder}/{SETTINGS}: model_max_length: expected at least 1, got {limit}")
+        raise NpformerError(f"{folder}/{SETTINGS}: model_max_length: expected at least 1, got {shown(limit)}")
     return int(min(config.max_length, limit))
 
 
@@ -144,7 +144,7 @@ def _template(tokenizer: Tokenizer, path: Path, special: Mapping[str, Any], fami
     tokens = {role: _content(special.get(role) or family.special_tokens[role]) for role in roles}
     for token in tokens.values():
         if tokenizer.token_to_id(token) is None:
-            raise NpformerError(f"{path}: the special token {token!r} is not in the vocabulary")
+            raise NpformerError(f"{path}: the special token {shown(token)} is not in the vocabulary")
     single, pair = (
         [tokens.get(f"{part}_token", part) + (colon + number) for part, colon, number in parts]
         for parts in ([each.partition(":") for each in form.split()] for form in (family.single, family.pair))
@@ -192,7 +192,7 @@ def _added_token(token: Any, **flags: bool) -> AddedToken:
         return AddedToken(token, **flags)
     names = ("content", "single_word", "lstrip", "rstrip", "normalized", "special")
     if not _content(token):
-        raise TypeError(f"{token!r:.80} has no content")
+        raise TypeError(f"{shown(token)} has no content")
     return AddedToken(**{name: token[name] for name in names if name in token} | flags)
 
 
@@ -206,5 +206,5 @@ def _setting(path: Path, settings: Mapping[str, Any], name: str) -> bool | None:
     default = CLEAN_UP[name][1]
     value = settings.get(name, default)
     if type(value) is not bool and value is not default:
-        raise NpformerError(f"{path}: {name}: expected true or false, got {value!r:.80}")
+        raise NpformerError(f"{path}: {name}: expected true or false, got {shown(value)}")
     return value
