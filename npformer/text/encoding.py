@@ -7,8 +7,9 @@ refused; `was_cut` words every warning. Cuts are the same as in Transformers, so
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,7 @@ import numpy as np
 from npformer.checks import shown, unknown
 from npformer.errors import NpformerError, warn
 from npformer.runtime.packing import Text
+from npformer.text.borders import BLOCK, Borders
 from npformer.text.inputs import Pair, as_text_or_pair
 from npformer.text.tokenizer import longest_text
 from npformer.text.translation_tokenizer import LANGUAGE
@@ -72,8 +74,13 @@ class Encoder:
     def __init__(self, model: Model, limit: int | None = None) -> None:
         self.tokenizer = model.tokenizer
         self.threads = model.threads
+        self.limits = model.limits
         self.has_segments = model.config.reads_token_types
         self.limit = min(longest_text(model.folder, model.config), limit or model.config.max_length)
+
+    @cached_property
+    def borders(self) -> Borders:
+        return Borders(self.tokenizer)
 
     def read(
         self,
@@ -87,7 +94,8 @@ class Encoder:
 
         long: what to do with a text that is too long, one of LONG. cut: which text of a pair is cut, "first", "second"
         or "longest". limit: the most tokens of a piece, if fewer than the model takes. stride: the tokens that
-        neighbouring windows share, by default a quarter of a window. Raises NpformerError for a text that does not fit.
+        neighbouring windows share, by default a quarter of a window. Raises NpformerError for a text that does not fit,
+        or that has too many characters to be tokenized. If such a text is cut, only the first of it is counted.
         """
         encoded = self.attempt(given, long, cut, limit, stride)
         for each in encoded:
@@ -99,19 +107,68 @@ class Encoder:
         self, given: Sequence[str | Pair], long: str, cut: str, limit: int | None, stride: int | None
     ) -> list[Encoded | NpformerError]:
         """Encodes like `read`, with an error in place of each text that does not fit."""
-        encoded: list[Encoded | NpformerError] = []
-        for each, whole in zip(given, self._wholes(given), strict=True):
-            try:
-                encoded.append(self._fit(each, whole, long, cut, limit, stride))
-            except NpformerError as error:
-                encoded.append(error)
-        return encoded
+        encoded: list[Encoded | NpformerError | None] = [
+            self._try(self._begun, each, cut, limit) if long == "truncate" else None for each in given
+        ]
+        rest = [i for i, each in enumerate(encoded) if each is None]
+        for i, whole in zip(rest, self._wholes([given[i] for i in rest]), strict=True):
+            bad = isinstance(whole, NpformerError)
+            encoded[i] = whole if bad else self._try(self._fit, given[i], whole, long, cut, limit, stride)
+        return [each for each in encoded if each is not None]
 
-    def _wholes(self, given: Sequence[str | Pair]) -> list[Encoding]:
-        """The tokens of each whole text, including special tokens."""
-        if len(given) == 1 or self.threads == 1:
-            return [self._whole(each, special=True) for each in given]
-        return list(self.tokenizer.encode_batch(given))
+    def _try(self, function: Callable[..., Any], *args: Any) -> Any:
+        """Returns what a function returns, or its error."""
+        try:
+            return function(*args)
+        except NpformerError as error:
+            return error
+
+    def _wholes(self, given: Sequence[str | Pair]) -> list[Any]:
+        """The tokens of each whole text, including special tokens; an error for a text that has none."""
+        if len(given) > 1 and self.threads > 1 and not any(map(self._check_length, given)):
+            return list(self.tokenizer.encode_batch(given))
+        return [self._try(self._whole, each, True) for each in given]
+
+    def _begun(self, given: str | Pair, cut: str, limit: int | None) -> Encoded | None:
+        """Encodes the beginning of a text that will be cut, in constant memory; None for a text that is not so long.
+
+        All tokens are counted, block by block, but those of the end of a text that is longer than the limit.
+        """
+        texts = [given] if isinstance(given, str) else list(given)
+        if max(map(len, texts)) <= BLOCK or not self.borders.at_spaces:
+            return None
+        texts = [self._within(text) for text in texts]
+        limit = min(limit or self.limit, self.limit)
+        room = limit - self.tokenizer.num_special_tokens_to_add(len(texts) == 2)
+        begun = [self._first(text, room) for text in texts]
+        if sum(count for _, count in begun) <= room or not all(texts):
+            return None
+        kept = _lengths([count for _, count in begun], room, cut)
+        for (first, _), length in zip(begun, kept, strict=True):
+            first.truncate(length)
+        n_tokens = sum(count for _, count in begun) + limit - room
+        return self._encoded([self.tokenizer.post_process(*(first for first, _ in begun))], n_tokens, truncated=True)
+
+    def _within(self, text: str) -> str:
+        """Cuts a text with more characters than the limit at a border; "" if there is none in its second half."""
+        most = self.limits.characters
+        return text if len(text) <= most else text[: self.borders.before(text, most, most // 2)]
+
+    def _first(self, text: str, count: int) -> tuple[Encoding, int]:
+        """The tokens of the beginning of a text, at least `count` if there are so many, and the number of all."""
+        enough = total = 0
+        for first, end in self.borders.blocks(text):
+            if total < count:
+                enough = end
+            total += len(self._whole(text[first:end], special=False))
+        return self._whole(text[:enough], special=False), total
+
+    def _check_length(self, given: str | Pair) -> NpformerError | None:
+        """Returns the error for a text with more characters than the limit."""
+        for text in [given] if isinstance(given, str) else given:
+            if len(text) > self.limits.characters:
+                return self._try(self.limits.check, "characters", len(text), "characters of a text")
+        return None
 
     def shortened(self, given: str | Pair) -> str | Pair:
         """Cuts a text or a pair to what the model reads, at the end of a word if one fits, and warns of the cut."""
@@ -121,7 +178,7 @@ class Encoder:
         warn_of_cuts({"input 0": encoded.n_tokens}, 1, self.limit)
         kept = []
         for number, text in enumerate([given] if isinstance(given, str) else given):
-            whole = self._whole(text, special=False)
+            whole = self._whole(self._within(text), special=False)
             count = encoded.pieces[0].sequence_ids.count(number)
             words = whole.word_ids
             end = count
@@ -164,6 +221,8 @@ class Encoder:
         return self._encoded(pieces, n_tokens, starts=[i * (width - stride) for i in range(len(pieces))])
 
     def _whole(self, given: str | Pair, special: bool) -> Encoding:
+        if too_long := self._check_length(given):
+            raise too_long
         first, second = (given, None) if isinstance(given, str) else given
         encoding: Encoding = self.tokenizer.encode(first, second, add_special_tokens=special)
         return encoding
@@ -220,6 +279,7 @@ class SourceEncoder:
 
     def __init__(self, model: Seq2Seq) -> None:
         self.tokenizer = model.tokenizer
+        self.limits = model.limits
         self.limit = longest_text(model.folder, model.config)
 
     def read(self, text: str, long: str = "", to: str | None = None) -> Encoded:
@@ -228,6 +288,7 @@ class SourceEncoder:
         to: the target language, if the text does not begin with a language code. Raises NpformerError for a text with
         nothing to translate, and for a language that the model does not have.
         """
+        self.limits.check("characters", len(text), "characters of a text")
         code = LANGUAGE.match(text)
         if not text[code.end() if code else 0 :].strip():
             raise NpformerError("an empty text; there is nothing to translate")
