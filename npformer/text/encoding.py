@@ -138,6 +138,8 @@ class Encoder:
         if max(map(len, texts)) <= BLOCK or not self.borders.at_spaces:
             return None
         texts = [self._within(text) for text in texts]
+        if all(next(self.borders.blocks(text), (0, 0))[1] == len(text) for text in texts):
+            return None  # nothing is gained
         limit = min(limit or self.limit, self.limit)
         room = limit - self.tokenizer.num_special_tokens_to_add(len(texts) == 2)
         begun = [self._first(text, room) for text in texts]
