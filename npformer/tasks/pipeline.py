@@ -181,7 +181,7 @@ def _inferred(folder: Path, limits: Limits) -> str:
 def _names_head(folder: Path, limits: Limits) -> bool:
     """Tells whether a folder's config.json names the model's head; that of an nn.Transformer always does."""
     described = read_json(folder / CONFIG, limits, "config")
-    return bool(described.get("architectures")) or described.get("model_type") not in encoders()
+    return bool(described.get("architectures")) or str(described.get("model_type")) not in encoders()
 
 
 def _with_threads(model: Any, threads: int) -> Any:

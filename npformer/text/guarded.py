@@ -36,7 +36,7 @@ TRIED = (
 )
 #: Texts that a tokenizer with regular expressions of its own is tried on, repeated.
 REPEATED = ("a", " ", "1", "\n", ".", "ab ", TRIED[-1])
-LONGEST, SECONDS = 4096, 0.2  # characters of the last repetition; processor time that one may take, usually 0.005
+LONGEST, SECONDS = 4096, 0.1  # characters of the last repetition; processor time that one may take, usually 0.005
 
 
 class GuardedTokenizer:

@@ -335,5 +335,12 @@ def test_the_process_survives_each_file(tmp_path: Path) -> None:
         "        continue\n"
         "    print(number, tokenizer.encode('a b').ids)\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        env={**os.environ, "RUST_BACKTRACE": "0"},
+    )
     assert (done.returncode, done.stdout) == (0, f"{len(REFUSED)} [2, 1, 3]\n"), done.stderr[-2000:]
