@@ -1,7 +1,7 @@
 """The table of limits: what is above one is refused by its name, and an argument or an option raises it."""
 
 import json
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 
 import numpy as np
@@ -9,11 +9,12 @@ import pytest
 
 import npformer
 from npformer import Limits, NpformerError
-from npformer.checkpoint import convert, load_folder
+from npformer.checkpoint import convert, load_folder, tree
 from npformer.checkpoint.archive import load_arrays
 from npformer.checkpoint.read import read_folder
 from npformer.cli.main import main
 from npformer.errors import warn
+from npformer.interpret import stages
 from tests.support import tiny, torch_writer
 
 TABLE = {field.name: field.default for field in fields(Limits)}
@@ -163,3 +164,12 @@ def test_a_name_of_a_tensor_of_any_length(tmp_path):
 def test_a_model_made_by_hand_has_limits():
     model = tiny.model("bert")
     assert model.limits == Limits()
+
+
+def test_what_is_remembered_of_configs_has_a_bound():
+    """A config may be 70 kB, and what is computed from it megabytes."""
+    model = tiny.model("bert").config
+    for depth in range(1, 20):
+        config = replace(model, n_layers=depth)
+        assert stages.modules(config)["bert.encoder.layer.0.output.dense"] == "layers.0.ffn.output"
+    assert max(stages.modules.cache_info().currsize, tree._recent_sources.cache_info().currsize) <= 4

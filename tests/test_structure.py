@@ -195,6 +195,17 @@ print(encoder is npformer.encoder)
     assert python(code) == "True True True\nTrue npformer.golden False\nTrue\n"
 
 
+def test_caches_have_a_bound() -> None:
+    """But for those with a key for each of two dtypes, or with none: a service may read any number of configs."""
+    unbounded = set()
+    for path in MODULES.values():
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.FunctionDef):
+                names = {ast.unparse(each).removeprefix("functools.") for each in node.decorator_list}
+                unbounded |= {node.name for name in names if name == "cache" or "maxsize=None" in name}
+    assert unbounded <= {"_kernels", "same_bits", "panels_pay"}
+
+
 def test_files_are_short() -> None:
     lines = {str(path.relative_to(ROOT)): len(path.read_text(encoding="utf-8").splitlines()) for path in PYTHON}
     assert {path: count for path, count in lines.items() if count > LONGEST} == {}

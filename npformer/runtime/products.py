@@ -220,7 +220,7 @@ def _columns_at_edges(
         products[i][:, place] = again[:, gathered]
 
 
-@functools.cache
+@functools.lru_cache(maxsize=1000)  # by a model's widths
 def _edges(k: Kernel, shares: tuple[tuple[int, int], ...]) -> list[tuple[int, slice, slice]]:
     """What is computed again: the share's number, the columns there, and their place among the gathered columns."""
     places, end = [], 0

@@ -75,7 +75,7 @@ class Kernel:
         """Tells whether a product of so many rows has edge columns."""
         return 0 < self._edges_from <= rows
 
-    @functools.cache  # noqa: B019 - there is one kernel a type, kept as long as the process
+    @functools.lru_cache(maxsize=1000)  # noqa: B019 - there is one kernel a type, kept as long as the process
     def edges(self, columns: int) -> list[slice]:
         """The columns of a product, a multiple of VECTOR wide, whose bits differ from those of the reference's rows."""
         x, w = self._random(ROWS, INNER), self._random(INNER, columns)
@@ -108,7 +108,7 @@ class Kernel:
 
     # --- the inner axis ----------------------------------------------------------------------------------------------
 
-    @functools.cache  # noqa: B019
+    @functools.lru_cache(maxsize=1000)  # noqa: B019
     def k_blocks(self, inner: int) -> tuple[slice, ...]:
         """The blocks in which a large product adds its inner axis: each block alone, then one block after another.
 

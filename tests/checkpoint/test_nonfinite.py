@@ -93,7 +93,7 @@ def test_weights_that_are_finite_and_too_large(tmp_path, texts):
     write_tensors(folder / "model.safetensors", tensors, {"format": "pt"})
     ids = [[1, *[5, 6, 7] * (1 + number % 7), 2] for number in range(texts)]
     with pytest.raises(
-        NpformerError, match="text 0: its logits are not finite, because numbers .* too large for float32"
+        NpformerError, match=r"text 0: its logits are not finite, because numbers .* too large for float32"
     ):
         npformer.load(folder, threads=2)(ids)
     assert np.isfinite(npformer.load(folder, dtype=np.float64, threads=2)(ids).logits).all()

@@ -1,0 +1,88 @@
+"""Files of named arrays: what an npz file may claim, whatever its headers and its archive say."""
+
+import io
+import zipfile
+
+import numpy as np
+import pytest
+
+from npformer import Limits, NpformerError
+from npformer.checkpoint.archive import load_arrays, save_arrays
+
+
+def npy(header: str, data: bytes = b"", version: bytes = b"\x01\x00") -> bytes:
+    """A member with this header, whatever is in it."""
+    text = header.encode().ljust(118) + b"\n"
+    return b"\x93NUMPY" + version + len(text).to_bytes(2 if version < b"\x02" else 4, "little") + text + data
+
+
+def described(shape: str = "(2,)", dtype: str = "'<f4'") -> str:
+    return f"{{'descr': {dtype}, 'fortran_order': False, 'shape': {shape}}}"
+
+
+def test_arrays_come_back(tmp_path):
+    arrays = {
+        "a": np.arange(6.0).reshape(2, 3),
+        "b/c": np.asfortranarray(np.ones((2, 3))),
+        "d": np.array(3),
+        "e": np.zeros((0, 2)),
+    }
+    np.savez(tmp_path / "plain.npz", **arrays)
+    np.savez_compressed(tmp_path / "packed.npz", **arrays)
+    save_arrays(tmp_path / "a.safetensors", arrays, {"format": "x"})
+    for name in ("plain.npz", "packed.npz", "a.safetensors"):
+        found, metadata = load_arrays(tmp_path / name)
+        assert metadata == ({"format": "x"} if name == "a.safetensors" else {})
+        assert {key: (a.dtype, a.shape, a.tolist()) for key, a in found.items()} == {
+            key: (a.dtype, a.shape, a.tolist()) for key, a in arrays.items()
+        }
+
+
+@pytest.mark.parametrize(
+    ("member", "message"),
+    [
+        (npy("{'descr': ("), "not an npz file that can be read"),  # a TokenError or SyntaxError of Python's own parser
+        (npy("'" * 99), "not an npz file that can be read"),
+        (npy("(" * 99), "not an npz file that can be read"),
+        (npy(described("(2**60,)")), "not an npz file that can be read"),
+        (npy(described("(1000000000000,)")), r"'x\.npy': its shape \(1000000000000,\) is larger than the file"),
+        (npy(described("(65536, 65536, 65536, 65536)"), bytes(8)), "is larger than the file"),
+        (npy(described("(-2, -4)"), bytes(32)), "not an npz file that can be read"),
+        (npy(described("(2,)", "'O'"), bytes(16)), "not an npz file that can be read"),
+        (npy(described("(2,)"), bytes(8), b"\x03\x00"), "version 3 of the npy format is not supported"),
+        (npy(described("(2,)"), bytes(8), b"\x00\x00"), "not an npz file that can be read"),
+        (b"no array", "not an npz file that can be read"),
+        (b"", "not an npz file that can be read"),
+    ],
+)
+def test_what_is_no_array(tmp_path, member, message):
+    with zipfile.ZipFile(tmp_path / "a.npz", "w") as archive:
+        archive.writestr("x.npy", member)
+    with pytest.raises(NpformerError, match=rf"a\.npz: .*{message}"):
+        load_arrays(tmp_path / "a.npz")
+
+
+def test_an_encrypted_entry(tmp_path):
+    """zipfile raises a RuntimeError and asks for a password."""
+    file = io.BytesIO()
+    np.savez(file, x=np.ones(3))
+    data = bytearray(file.getvalue())
+    for start, flags in ((data.index(b"PK\x03\x04"), 6), (data.index(b"PK\x01\x02"), 8)):
+        data[start + flags] |= 1
+    (tmp_path / "a.npz").write_bytes(data)
+    with pytest.raises(NpformerError, match=r"a\.npz: not an npz file that can be read: .*encrypted"):
+        load_arrays(tmp_path / "a.npz")
+
+
+def test_a_bomb_is_measured_before_it_is_unpacked(tmp_path):
+    """A hundred megabytes of zeros in a hundred kilobytes."""
+    with (
+        zipfile.ZipFile(tmp_path / "a.npz", "w", zipfile.ZIP_DEFLATED) as archive,
+        archive.open("x.npy", "w") as member,
+    ):
+        member.write(npy(described("(100000000,)", "'|u1'")))
+        for _ in range(100):
+            member.write(bytes(10**6))
+    assert (tmp_path / "a.npz").stat().st_size < 2e5
+    with pytest.raises(NpformerError, match=r"bytes of its arrays: 1000001\d\d is more than the limit `unpacked`"):
+        load_arrays(tmp_path / "a.npz", Limits(unpacked=10**8))
