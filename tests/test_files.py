@@ -254,7 +254,7 @@ def test_runs_that_write_one_file_at_once_leave_each_other_alone(tmp_path: Path)
     """Each clears what dead ones left, at every moment of the others' making and removing of theirs."""
     command = [sys.executable, "-c", MANY, str(tmp_path / "result")]
     runs = [subprocess.Popen([*command, letter], cwd=ROOT) for letter in "abc"]
-    assert [run.wait(60) for run in runs] == [0, 0, 0]
+    assert [run.wait(120) for run in runs] == [0, 0, 0]
     assert os.listdir(tmp_path) == ["result"]
 
 
