@@ -1,0 +1,53 @@
+"""`Draw`: random choices that are the same on every machine, Python and hash seed."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from collections.abc import Sequence
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+class Draw:
+    """Choices drawn from a key. Only `getrandbits` is used, whose results no version of Python has changed."""
+
+    def __init__(self, *key: object) -> None:
+        text = "/".join(map(str, key))
+        self._bits = random.Random(int.from_bytes(hashlib.sha256(text.encode()).digest(), "big")).getrandbits
+
+    def below(self, n: int) -> int:
+        """A whole number from 0 to n - 1."""
+        return self._bits(64) % n
+
+    def between(self, low: int, high: int) -> int:
+        """A whole number from low to high."""
+        return low + self.below(high - low + 1)
+
+    def chance(self, one_in: int) -> bool:
+        """True once in `one_in` times."""
+        return self.below(one_in) == 0
+
+    def pick(self, values: Sequence[T]) -> T:
+        return values[self.below(len(values))]
+
+    def bytes(self, n: int) -> bytes:
+        return self._bits(8 * n).to_bytes(n, "big") if n else b""
+
+    def span(self, size: int, longest: int = 0) -> tuple[int, int]:
+        """The start and the end of a part of something of this size; most are short."""
+        start = self.below(size + 1)
+        most = min(size - start, longest or size)
+        length = self.below(min(most, 8) + 1) if self.below(4) else self.below(most + 1)
+        return start, start + length
+
+
+class Plain(Draw):
+    """No choice is drawn: the first of several, and what happens most of the time. For the unmutated corpus."""
+
+    def below(self, n: int) -> int:
+        return n - 1
+
+    def pick(self, values: Sequence[T]) -> T:
+        return values[0]
