@@ -218,7 +218,7 @@ def letters() -> dict[str, Any]:
         "post_processor": {
             "type": "TemplateProcessing",
             "single": [first, end],
-            "pair": [first, end],
+            "pair": [first, {"Sequence": {"id": "B", "type_id": 1}}, end],
             "special_tokens": {"</s>": {"id": "</s>", "ids": [0], "tokens": ["</s>"]}},
         },
         "decoder": {"type": "Fuse"},

@@ -25,7 +25,7 @@ MESSAGE = 2000  # characters of an error or a warning
 #: Audit events that nothing in a case may cause: what runs programs, connects, or reads a real pickle.
 FORBIDDEN = (
     "pickle.find_class", "os.system", "os.exec", "os.fork", "os.forkpty", "os.posix_spawn", "os.spawn", "os.startfile",
-    "subprocess.Popen", "socket.connect", "socket.bind", "socket.getaddrinfo", "os.kill", "os.chown",
+    "subprocess.Popen", "socket.connect", "socket.bind", "socket.getaddrinfo", "os.kill",
     "builtins.input", "urllib.Request", "webbrowser.open", "ctypes.dlopen",
 )  # fmt: skip
 #: Audit events that change files, whose arguments are paths: within the case's folder they are allowed.
@@ -38,6 +38,7 @@ CHANGING = (
     "os.link",
     "os.truncate",
     "os.chmod",
+    "os.chown",
     "shutil.rmtree",
 )
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
@@ -54,7 +55,7 @@ class Audit:
         if not self.active:
             return
         if event in FORBIDDEN:
-            self.events.append(f"{event} {arguments!r:.200}")
+            self.events.append(f"executed {event}: {arguments!r:.200}")
         elif event == "open" and isinstance(arguments[2], int) and arguments[2] & WRITING:
             self._changed(event, arguments[:1])
         elif event in CHANGING:
@@ -65,7 +66,7 @@ class Audit:
             if isinstance(path, str | bytes | os.PathLike):
                 place = os.path.abspath(os.fsdecode(path))
                 if not place.startswith(self.home) and place != os.devnull:
-                    self.events.append(f"{event} {place:.200}")
+                    self.events.append(f"changed by {event}: {place:.200}")
 
 
 class Place:
@@ -169,7 +170,7 @@ class Judge:
             found.append(f"memory: {memory / 2**20:.0f} MB for {size / 2**20:.3f} MB of files")
         return {
             "outcome": "finding" if found else outcome, "seconds": seconds, "memory": memory, "what": found[:4], "said": said,
-            "where": where or (found[0].partition("\n")[0][-150:] if found else ""),
+            "where": where or (found[0].partition("\n")[0].replace(str(self.place.root), "")[-150:] if found else ""),
         }  # fmt: skip
 
 
