@@ -159,14 +159,14 @@ def _shards() -> list[Seed]:
 
 
 def _config() -> list[Seed]:
-    found = [(corpus.encoder(*each), hints.ENCODER) for each in corpus.ENCODERS]
-    found += [(corpus.translation(), hints.TRANSLATION)] * 3
+    found = [(corpus.encoder(*each), hints.ENCODER, "model") for each in corpus.ENCODERS]
+    found += [(corpus.translation(), hints.TRANSLATION, "model")] * 3
     for torch_class, head in (
         ("nn.TransformerEncoder", "sequence-classification"), ("nn.TransformerEncoder", "base"), ("nn.Transformer", "base"),
         ("nn.TransformerDecoder", "base"), ("nn.Transformer", "translation"), ("nn.TransformerEncoder", "token-classification"),
     ):  # fmt: skip
-        found.append((corpus.modules(torch_class, head), hints.MODULES))
-    return [Seed(files, {"config.json": _json(known)}) for files, known in found]
+        found.append((corpus.modules(torch_class, head), hints.MODULES, "stack" if head == "base" else "model"))
+    return [Seed(files, {"config.json": _json(known)}, use) for files, known, use in found]
 
 
 def _tokenizer() -> list[Seed]:

@@ -65,7 +65,9 @@ def model(folder: Path, draw: Draw, texts: Sequence[str]) -> None:
         case 4 if not texts:
             goldens.record(load(folder, threads=1), list(TEXTS), "logits").save(folder / "out.safetensors")
         case 5 if not texts:
-            finetuned(folder, Draw("rows"), "data.tsv")
+            path = folder / "rows.tsv"
+            path.write_text("label\ttext\nPOSITIVE\tI love ice cream\nNEGATIVE\tnot my music\n", encoding="utf-8")
+            finetuned(path, Draw("rows"))
         case _:
             call(load(folder, dtype=dtype, threads=threads), draw, texts or TEXTS)
 
@@ -93,6 +95,11 @@ def call(loaded: Any, draw: Draw, texts: Sequence[str]) -> None:
             run(given)
     if draw.chance(8) and task == "text-classification":
         run(npformer.Pair(texts[0], texts[-1]))
+
+
+def stack(folder: Path, draw: Draw, _: Sequence[str]) -> None:
+    """Reads a checkpoint that computes on rows and not on token ids."""
+    load_folder(folder, np.float32 if draw.below(6) else np.float64)
 
 
 def sentence(folder: Path, draw: Draw, texts: Sequence[str]) -> None:
@@ -128,13 +135,11 @@ def trace(folder: Path, draw: Draw, texts: Sequence[str]) -> None:
 
 def table(folder: Path, draw: Draw, texts: Sequence[str]) -> None:
     """Reads labelled texts, and makes one step of a training on the first of them."""
-    finetuned(folder, draw, named(folder, "data.").name)
+    finetuned(named(folder, "data."), draw)
 
 
-def finetuned(folder: Path, draw: Draw, name: str) -> None:
-    path = folder / name
-    if not path.exists():
-        path.write_text("label\ttext\nPOSITIVE\tI love ice cream\nNEGATIVE\tnot my music\n", encoding="utf-8")
+def finetuned(path: Path, draw: Draw) -> None:
+    folder = path.parent
     rows = read_labelled(path)
     labels = label_names(rows)
     if len(labels) > 50:
@@ -209,5 +214,6 @@ def commanded(*arguments: object) -> None:
 
 
 USES: dict[str, Callable[[Path, Draw, Sequence[str]], None]] = {
-    each.__name__: each for each in (model, sentence, golden, trace, table, training, texts, context, info, pairs)
+    each.__name__: each
+    for each in (model, stack, sentence, golden, trace, table, training, texts, context, info, pairs)
 }
