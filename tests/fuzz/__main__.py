@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import resource
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -33,10 +34,10 @@ def main(arguments: Sequence[str] | None = None, out: TextIO = sys.stdout) -> in
         tally.confirm(place)
     seconds = time.monotonic() - started
     print(tally.table(), file=out)
-    print(
-        f"{args.cases} cases in {seconds:.0f} s: {args.cases / seconds:.0f} a second on {args.workers} workers",
-        file=out,
-    )
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    computed = used.ru_utime + used.ru_stime
+    rates = f"{args.cases / seconds:.0f} a second on {args.workers} workers, {args.cases / computed:.0f} a second of computing"
+    print(f"{args.cases} cases in {seconds:.0f} s: {rates}", file=out)
     problems = tally.problems()
     print("\n".join(problems) or "no findings", file=out)
     return bool(problems)
