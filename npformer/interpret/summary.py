@@ -45,6 +45,7 @@ class StageSummary:
     max: float
 
 
+@np.errstate(over="ignore", invalid="ignore")  # a stage that is not finite shows nan and inf
 def summary(name: str, arrays: Sequence[np.ndarray], config: Config | None) -> StageSummary:
     """Summarises a stage from its arrays, one for each text."""
     shapes = list(dict.fromkeys(str(array.shape).replace(",)", ")") for array in arrays))

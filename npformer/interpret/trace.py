@@ -265,7 +265,10 @@ class Trace(Mapping[str, Any]):
             trace._arrays = {str(name): list(_numbered(arrays, name)) for name in description["stages"]}
             if not all(trace._arrays.values()):
                 raise ValueError("a stage is missing")
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            labels = trace.config.labels if trace.config else ()
+            if labels and any(logits.shape[-1:] != (len(labels),) for logits in trace._arrays.get("logits", ())):
+                raise ValueError(f"logits: expected one for each of {len(labels)} labels")
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError, RecursionError) as error:
             raise NpformerError(f"{path}: not a trace that npformer saved: {error!s:.200}") from None
         return trace
 

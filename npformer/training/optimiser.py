@@ -11,6 +11,7 @@ from functools import partial
 
 import numpy as np
 
+from npformer.checks import whole
 from npformer.errors import NpformerError
 from npformer.functions import SparseRows
 from npformer.runtime.threads import run_tasks, single_blas_thread
@@ -57,7 +58,10 @@ def global_norm(gradients: Mapping[str, Gradient]) -> float:
     """
     arrays = [grad.values if isinstance(grad, SparseRows) else grad for grad in gradients.values()]
     flat = [np.ascontiguousarray(array).reshape(-1) for array in arrays]
-    with single_blas_thread():  # several threads would add in another order
+    with (
+        single_blas_thread(),
+        np.errstate(over="ignore", invalid="ignore"),
+    ):  # several threads would add in another order
         blocks = (array[start : start + BLOCK] for array in flat for start in range(0, len(array), BLOCK))
         return math.sqrt(sum(float(np.dot(block, block)) for block in blocks))
 
@@ -165,6 +169,7 @@ class Adam:
         for array, moved in zip(whole, rows, strict=True):
             array[grad.ids] = moved
 
+    @np.errstate(over="ignore", invalid="ignore")  # `Trainer` refuses weights that are not finite at the epoch's end
     def _update(
         self, w: np.ndarray, m: np.ndarray, v: np.ndarray, grad: np.ndarray, rate: float, scale: float, decay: float
     ) -> None:
@@ -202,11 +207,21 @@ class Adam:
         return {**moments, "t": np.array([self.t], np.int64)}
 
     def restore(self, state: Mapping[str, np.ndarray]) -> None:
-        """Restores what `state` returned."""
+        """Restores what `state` returned.
+
+        Raises NpformerError for a moment of another shape, or with numbers that no training gives it; KeyError if one
+        is missing.
+        """
         for name in self.parameters:
-            self.m[name][...] = state[f"m.{name}"]
-            self.v[name][...] = state[f"v.{name}"]
-        self.t = int(state["t"][0])
+            for key, moment, least in ((f"m.{name}", self.m[name], -np.inf), (f"v.{name}", self.v[name], 0)):
+                stored = state[key]
+                if stored.shape != moment.shape or stored.dtype != moment.dtype:
+                    expected = f"{moment.dtype} of {moment.shape}"
+                    raise NpformerError(f"{key:.200}: expected {expected}, got {stored.dtype} of {stored.shape}")
+                if not np.isfinite(stored).all() or not (stored >= least).all():
+                    raise NpformerError(f"{key:.200}: expected finite numbers{' of at least 0' if least == 0 else ''}")
+                moment[...] = stored
+        self.t = whole("t", int(state["t"][0]), 0)
 
 
 def _parts(size: int) -> Sequence[slice]:

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from npformer.checkpoint.archive import load_arrays, save_arrays
+from npformer.checks import number, whole
 from npformer.errors import NpformerError
 from npformer.files import place_in_folder
 from npformer.locks import clear_partial, in_use
@@ -36,6 +37,18 @@ class State:
     count: int = 0
     seconds: float = 0.0
     history: list[dict[str, float]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        for name in ("step", "right", "count"):
+            whole(name, getattr(self, name), 0)
+        for name in ("loss", "seconds"):
+            number(name, getattr(self, name))
+        rows = self.history if isinstance(self.history, list) else [None]
+        if not all(
+            isinstance(row, dict) and "epoch" in row and {int, float}.issuperset(map(type, row.values()))
+            for row in rows
+        ):
+            raise NpformerError("history: expected a list of objects of numbers, each with its epoch")
 
     def end_epoch(self, row: dict[str, float]) -> None:
         """Adds an epoch's row to the history and sets the sums to 0."""

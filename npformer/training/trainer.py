@@ -245,7 +245,9 @@ class Trainer(Generic[E]):
         except NpformerError as error:  # weights that are finite may still be too large to compute with
             raise NpformerError(f"epoch {epoch}: {error}; a smaller learning rate may help") from None
         row = {"epoch": epoch, **numbers, **measured, "seconds": round(state.seconds, 1)}
-        is_best = score in row and not any(_rank(each, score) > _rank(row, score) for each in state.history)
+        is_best = score in row and not any(
+            _rank(each, score) > _rank(row, score) for each in state.history if score in each
+        )
         state.end_epoch(row)
         if self.progress:
             self.progress.epoch(row)

@@ -1,0 +1,83 @@
+"""A training's checkpoint whose numbers are not a training's is refused, and so is a trace that does not fit its config."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import npformer
+from npformer.checkpoint.archive import load_arrays, save_arrays
+from npformer.golden import compare, load
+from npformer.training import HeadLoss, Trainable, Trainer
+from npformer.training.optimiser import Adam
+from npformer.training.state import State
+from tests.fuzz import corpus, records
+
+
+@pytest.mark.parametrize(
+    "field",
+    [
+        {"step": "2"}, {"step": -1}, {"right": []}, {"count": True}, {"loss": "0"}, {"seconds": None}, {"loss": np.inf},
+        {"history": {}}, {"history": [1]}, {"history": [{"accuracy": 1}]}, {"history": [{"epoch": 0, "accuracy": "x"}]},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_a_state_of_other_types_is_refused(field: dict[str, Any]) -> None:
+    with pytest.raises(npformer.NpformerError, match=next(iter(field))):
+        State(**field)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("m.a", np.zeros((3, 1), np.float32), r"m.a: expected float32 of \(3,\), got float32 of \(3, 1\)"),
+        ("m.a", np.zeros(3), r"m.a: expected float32 of \(3,\), got float64 of \(3,\)"),
+        ("m.a", np.array([0, np.nan, 0], np.float32), "m.a: expected finite numbers$"),
+        ("v.a", np.array([0, -1, 0], np.float32), "v.a: expected finite numbers of at least 0"),
+        ("t", np.array([-1]), "t: expected a whole number of at least 0, got -1"),
+    ],
+)
+def test_moments_that_no_training_gives_are_refused(name: str, value: np.ndarray, said: str) -> None:
+    adam = Adam({"a": np.zeros(3, np.float32)})
+    with pytest.raises(npformer.NpformerError, match=said):
+        adam.restore({**adam.state(), name: value})
+
+
+def test_a_history_whose_rows_lack_the_score_is_no_error_in_a_training(tmp_path: Path) -> None:
+    for name, data in records.state().items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(data)
+    path = tmp_path / "training" / "last.safetensors"
+    arrays, metadata = load_arrays(path)
+    state = json.loads(metadata["state"])
+    del state["history"][0]["accuracy"]
+    save_arrays(path, arrays, {**metadata, "state": json.dumps(state)})
+    weights = Trainable(corpus.weights(records.config()), records.config())
+    run = Trainer(HeadLoss(records.config()), weights, records.RECIPE, path.parent)
+    assert len(run.train(records.EXAMPLES, lambda epoch: {"accuracy": 0.5})) == 3
+
+
+def test_a_trace_whose_logits_are_not_its_labels_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.safetensors").write_bytes(records.trace())
+    arrays, metadata = load_arrays(tmp_path / "a.safetensors")
+    save_arrays(tmp_path / "b.safetensors", {**arrays, "0/logits": np.ones(5, np.float32)}, metadata)
+    with pytest.raises(npformer.NpformerError, match="logits: expected one for each of 2 labels"):
+        npformer.Trace.load(tmp_path / "b.safetensors")
+
+
+def test_numbers_that_are_not_finite_are_shown_without_a_warning(tmp_path: Path) -> None:
+    """A signalling NaN warns when it is widened, and so does a mean of infinities."""
+    (tmp_path / "golden.safetensors").write_bytes(records.golden())
+    signalling = np.frombuffer(bytes.fromhex("0100807f" + "0000807f"), np.float32)
+    golden, theirs = load(tmp_path / "golden.safetensors"), {f"{i}/logits": signalling for i in range(2)}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert "nan" in str(compare(golden, theirs))
+        with npformer.trace() as recorded:
+            npformer.tap("scores", np.concatenate([signalling, -signalling]))
+        assert "nan" in str(recorded)
