@@ -36,7 +36,9 @@ if TYPE_CHECKING:
         log_softmax,
         softmax,
     )
-    from npformer.interpret.edit import ablate_heads, edit, patch
+    from npformer.interpret.edit import edit
+    from npformer.interpret.logit_attribution import logit_attribution
+    from npformer.interpret.patching import ablate_heads, patch
     from npformer.interpret.trace import Trace, trace
     from npformer.limits import Limits
     from npformer.masks import causal_mask, padding_mask
@@ -72,6 +74,7 @@ __all__ = [
     "linear",
     "load",
     "log_softmax",
+    "logit_attribution",
     "padding_mask",
     "patch",
     "pipeline",
@@ -95,7 +98,9 @@ _NAMES = {
     "runtime.packing": "Text",
     "config": "Config",
     "decoder": "decoder decoder_layer shift",
-    "interpret.edit": "ablate_heads edit patch",
+    "interpret.edit": "edit",
+    "interpret.logit_attribution": "logit_attribution",
+    "interpret.patching": "ablate_heads patch",
     "embeddings": "sinusoidal_positions",
     "encoder": "encoder encoder_layer feed_forward",
     "errors": "NpformerError",

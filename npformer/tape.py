@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import dropwhile
+from typing import Any
 
 import numpy as np
 
@@ -26,6 +27,24 @@ Changes = Mapping[tuple[str, int], list[tuple[np.ndarray, Pullback]]]  # (stage,
 
 class UnknownDerivative(NpformerError):
     """A gradient cannot pass a change, because its derivative is not known."""
+
+
+@dataclass(frozen=True)
+class Differentiable:
+    """A function whose derivative is known: `function(array)`, and `backward(array, grad)`, the gradient of the array.
+
+    An edit may be one, and so may a metric: its `array` is the dict of a text's answers, and `backward` returns a dict.
+
+    >>> squared = Differentiable(np.square, lambda array, grad: 2 * array * grad)
+    >>> squared(np.array([2.0, 3.0]))
+    array([4., 9.])
+    """
+
+    function: Callable[[Any], Any]
+    backward: Callable[[Any, Any], Any]
+
+    def __call__(self, array: Any) -> Any:
+        return self.function(array)
 
 
 class Edit(ABC):

@@ -35,11 +35,15 @@ def forward(weights: Mapping[str, Any], config: Config, batch: Batch, all_rows: 
     """
     pooled_only = config.head in POOLED_HEADS and not all_rows
     x = encode(weights, config, batch, row_indices=batch.first if pooled_only else None)
+    return answer(weights, config, x, x if pooled_only else x[batch.first])
+
+
+def answer(weights: Mapping[str, Any], config: Config, x: np.ndarray, first: np.ndarray) -> dict[str, np.ndarray]:
+    """The head's answers from the encoder's last layer (T, D) and each text's first row of it (B, D)."""
     answers: dict[str, np.ndarray] = {}
-    head = weights.get("head", {})
-    pooled = x if pooled_only else x[batch.first]
+    head, pooled = weights.get("head", {}), first
     if "pooler" in weights:
-        pooled = heads.pool(pooled, ACTIVATIONS[config.pooler], **weights["pooler"])
+        pooled = heads.pool(first, ACTIVATIONS[config.pooler], **weights["pooler"])
     if config.head == "base":
         answers["last_hidden_state"] = x
         if "pooler" in weights:

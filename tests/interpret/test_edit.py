@@ -10,14 +10,13 @@ from npformer.errors import NpformerError
 from npformer.functions import softmax
 from npformer.interpret.edit import (
     ablate_head,
-    ablate_heads,
     edit,
     freeze_attention,
     from_trace,
     mean_ablate,
-    patch,
     zero,
 )
+from npformer.interpret.patching import ablate_heads, patch
 from npformer.interpret.trace import trace
 from npformer.model import Model
 from tests.support import tiny

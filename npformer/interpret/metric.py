@@ -1,0 +1,242 @@
+"""Numbers of a model's answer that an analysis explains: a logit, a mean of logits, or a function of one's own.
+
+`ablate_heads`, `patch`, `trace(..., grads=)` and `logit_attribution` read what is to be explained here. The answers are
+those of one text, by the names that `Model.run` gives them: `logits`, `start_logits`, `last_hidden_state`, ...
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from npformer.errors import NpformerError
+from npformer.functions import log_softmax, softmax
+from npformer.tape import Differentiable
+from npformer.transformer import POOLED_HEADS
+
+MASKS = ("[MASK]", "<mask>")
+MOST = 1 << 16  # numbers of an answer whose derivative is taken by differences
+STEP = 1e-4  # of these differences, times the size of the number: their error is near its square
+
+Answers = Mapping[str, np.ndarray]
+
+
+class Logit(NamedTuple):
+    """One number of a text's answers: a description for a sentence, the answer's name, and the place in it."""
+
+    what: str
+    answer: str
+    place: tuple[int, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Metric:
+    """A number computed from a text's answers, and its gradients by them."""
+
+    what: str  # to put into a sentence
+    of: Callable[[Answers], float]
+    gradient: Callable[[Answers], dict[str, np.ndarray]]
+
+
+def metric_of(
+    model: Any, metric: Any, position: int | None, answers: Answers, text: Any, caller: str = "metric"
+) -> Metric:
+    """Makes the metric for a text with these answers.
+
+    metric: a function of the answers, also a `Differentiable`; or a label, word or number, whose logit is the metric;
+    or None for the logit of the model's own answer: of a head on tokens the mean over the tokens (or the masked ones),
+    of spans the mean of start and end, of a translation the mean log-probability of its tokens.
+    """
+    if callable(metric):
+        if position is not None:
+            raise NpformerError(f"{caller}: position= goes with a label; a function of the answers chooses its own")
+        return Metric("the metric", lambda found: _number(metric, found, caller), lambda found: _slope(metric, found))
+    if model.config.head == "translation" and metric is None and position is None:
+        return _log_probability(text[1].ids[1:])
+    return mean_of(logits_asked(model, metric, position, answers, text, caller))
+
+
+def mean_of(logits: Sequence[Logit]) -> Metric:
+    """Makes the metric that is the mean of several logits."""
+
+    def gradient(answers: Answers) -> dict[str, np.ndarray]:
+        grads: dict[str, np.ndarray] = {}
+        for each in logits:
+            grad = grads.setdefault(each.answer, np.zeros_like(answers[each.answer]))
+            grad[each.place] += 1 / len(logits)
+        return grads
+
+    def of(answers: Answers) -> float:
+        return float(np.mean([answers[each.answer][each.place] for each in logits], dtype=np.float64))
+
+    return Metric(logits[0].what if len(logits) == 1 else f"the mean of {len(logits)} logits", of, gradient)
+
+
+def logits_asked(
+    model: Any, label: str | int | None, position: int | None, answers: Answers, text: Any, caller: str
+) -> list[Logit]:
+    """Finds the logits that a label (by name or number, None: the model's answer) and a position stand for.
+
+    Raises NpformerError for a label that the model does not have, a position outside the text, or a model whose answers
+    are no logits.
+    """
+    head = model.config.head
+    if head == "base":
+        raise NpformerError(
+            f"{caller}: a base model has no labels; give a function of its answers, such as "
+            "lambda answers: answers['last_hidden_state'][0] @ direction"
+        )
+    if head in POOLED_HEADS:
+        if position is not None:
+            raise NpformerError(f"{caller}: position: a {head} model answers for the whole text, so leave it out")
+        logits = answers["logits"]
+        number, name = _label(model, label, len(logits), caller) if label is not None else (int(logits.argmax()), "")
+        return [Logit(f"the logit of {name or label_name(model, number, len(logits))}", "logits", (number,))]
+    if head == "question-answering":
+        return _span(label, position, answers, caller)
+    logits = answers["logits"]
+    if position is None:
+        positions = _masked(model, text) if head == "masked-lm" else range(len(logits))
+        if label is not None and len(positions) != 1:
+            raise NpformerError(
+                f"{caller}: {label!r:.80}: expected position=, the token whose logit is meant, got none"
+            )
+        if not len(positions):
+            raise NpformerError(f"{caller}: the text has no masked word; expected position=, the token to ask about")
+    else:
+        positions = [_position(position, len(logits), caller)]
+    found = []
+    for at in positions:
+        if label is None:
+            number = int(logits[at].argmax())
+            name = label_name(model, number, logits.shape[-1])
+        else:
+            number, name = _label(model, label, logits.shape[-1], caller)
+        found.append(Logit(f"the logit of {name} at token {at}", "logits", (int(at), number)))
+    return found
+
+
+def _span(label: str | int | None, position: int | None, answers: Answers, caller: str) -> list[Logit]:
+    """Finds the logits that the answer starts or ends at a token."""
+    if label not in (None, "start", "end"):
+        raise NpformerError(f"{caller}: {label!r:.80}: expected 'start' or 'end' of the answer")
+    found = []
+    for side in ("start", "end") if label is None else (str(label),):
+        logits = answers[f"{side}_logits"]
+        at = int(logits.argmax()) if position is None else _position(position, len(logits), caller)
+        found.append(Logit(f"the logit that the answer {side}s at token {at}", f"{side}_logits", (at,)))
+    return found
+
+
+def label_name(model: Any, number: int, count: int) -> str:
+    """Returns the name of an output: a label, a word of the vocabulary, or its number."""
+    config = model.config
+    if len(config.labels) == count:
+        return str(config.labels[number])
+    if config.head in ("masked-lm", "translation"):
+        token = _token(model, number)
+        return str(number) if token is None else token
+    return f"label {number}"
+
+
+def _token(model: Any, number: int) -> str | None:
+    try:
+        tokenizer = model.tokenizer
+    except NpformerError:  # token ids need no tokenizer
+        return None
+    found = tokenizer.tokens([number], False) if model.config.head == "translation" else [tokenizer.id_to_token(number)]
+    return None if found[0] is None else str(found[0])
+
+
+def _label(model: Any, label: str | int, count: int, caller: str) -> tuple[int, str]:
+    """Returns the number and the name of an output that is asked for by either."""
+    number: Any = label
+    if isinstance(label, str):
+        names = list(model.config.labels)
+        if label in names:
+            number = names.index(label)
+        elif model.config.head == "masked-lm":
+            number = model.tokenizer.token_to_id(label)
+    if isinstance(number, (bool, str)) or not isinstance(number, int | np.integer) or not 0 <= number < count:
+        some = (
+            [label_name(model, i, count) for i in range(min(count, 8))]
+            if count <= 1000
+            else ["a token of the vocabulary"]
+        )
+        raise NpformerError(
+            f"{caller}: label={label!r:.80}: expected one of {', '.join(some)}{', ...' if 8 < count <= 1000 else ''}"
+        )
+    return int(number), label_name(model, int(number), count)
+
+
+def _position(position: Any, count: int, caller: str) -> int:
+    if type(position) is not int or not -count <= position < count:
+        raise NpformerError(f"{caller}: position: expected a token's number, 0 to {count - 1}, got {position!r:.80}")
+    return position % count
+
+
+def _masked(model: Any, text: Any) -> list[int]:
+    """Returns the positions of the masked words."""
+    try:
+        numbers = [number for name in MASKS if (number := model.tokenizer.token_to_id(name)) is not None]
+    except NpformerError:  # token ids need no tokenizer
+        numbers = []
+    return [int(at) for at in np.flatnonzero(np.isin(text.ids, numbers))]
+
+
+# --- derivatives -----------------------------------------------------------------------------------------------------
+
+
+def _log_probability(ids: np.ndarray) -> Metric:
+    """The mean log-probability of a translation's tokens, each from the row before it."""
+    rows = np.arange(len(ids))
+    count = max(1, len(ids))
+
+    def of(answers: Answers) -> float:
+        return float(log_softmax(answers["logits"][: len(ids)].astype(np.float64))[rows, ids].sum() / count)
+
+    def gradient(answers: Answers) -> dict[str, np.ndarray]:
+        grad = np.zeros_like(answers["logits"])
+        grad[: len(ids)] = -softmax(answers["logits"][: len(ids)]) / count
+        grad[rows, ids] += 1 / count
+        return {"logits": grad}
+
+    return Metric("the mean log-probability of the translation", of, gradient)
+
+
+def _number(metric: Callable[..., Any], answers: Answers, caller: str) -> float:
+    value = np.asarray(metric(answers))
+    if value.shape != () or value.dtype.kind not in "fiub":
+        got = f"{value.dtype} of shape {value.shape}"
+        raise NpformerError(f"{caller}: expected a function from the answers to one number, got {got}")
+    return float(value)
+
+
+def _slope(metric: Any, answers: Answers) -> dict[str, np.ndarray]:
+    """Returns the gradients of a function of the answers: its own derivative, or central differences in float64."""
+    if isinstance(metric, Differentiable):
+        return {name: np.asarray(grad) for name, grad in metric.backward(answers, 1.0).items()}
+    count = sum(array.size for array in answers.values())
+    if count > MOST:
+        raise NpformerError(
+            f"metric: expected at most {MOST} numbers in the answers to find the derivative of {metric!r:.60} by "
+            f"differences, got {count}; give a label, or Differentiable(function, backward), whose "
+            "backward(answers, 1.0) returns {name: gradient}"
+        )
+    wide = {name: array.astype(np.float64) for name, array in answers.items()}
+    grads = {}
+    for name, array in wide.items():
+        grad = grads[name] = np.zeros_like(array)
+        for at in np.ndindex(*array.shape):
+            before = array[at]
+            h = STEP * max(1.0, float(abs(before)))
+            ends = []
+            for sign in (1, -1):
+                array[at] = before + sign * h
+                ends.append(_number(metric, wide, "metric"))
+            array[at] = before
+            grad[at] = (ends[0] - ends[1]) / (2 * h)
+    return grads
