@@ -10,7 +10,9 @@ A backward function takes grad, the gradient of the loss with respect to the out
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,6 +21,18 @@ from npformer.errors import NpformerError
 from npformer.runtime.products import weight_products
 
 IGNORE_INDEX = -100  # a target that does not count in the loss
+
+_weights_are_constant: ContextVar[bool] = ContextVar("weights_are_constant", default=False)
+
+
+@contextmanager
+def constant_weights() -> Iterator[None]:
+    """Backward passes inside compute dx alone: the gradients of weights, half of the work, are left out."""
+    token = _weights_are_constant.set(True)
+    try:
+        yield
+    finally:
+        _weights_are_constant.reset(token)
 
 
 def linear(x: np.ndarray, weight: np.ndarray, bias: np.ndarray | None = None) -> np.ndarray:
@@ -69,8 +83,9 @@ def linear_backward(
     grad: np.ndarray, x: np.ndarray, weight: np.ndarray, bias: np.ndarray | None = None
 ) -> tuple[np.ndarray, dict[str, np.ndarray]]:
     """Backward of `linear`: dx = grad W^T, dW = x^T grad, db = sum of grad's rows. grad (..., out) -> dx (..., in)."""
-    rows = grad.reshape(-1, grad.shape[-1])
-    grads = {"weight": x.reshape(-1, x.shape[-1]).T @ rows}
+    rows, grads = grad.reshape(-1, grad.shape[-1]), {}
+    if not _weights_are_constant.get():
+        grads["weight"] = x.reshape(-1, x.shape[-1]).T @ rows
     if bias is not None:
         grads["bias"] = rows.sum(axis=0)
     return (rows @ weight.T).reshape(x.shape), grads

@@ -4,6 +4,7 @@ stage, or the words a label rests on."""
 from __future__ import annotations
 
 import argparse
+import sys
 import webbrowser
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from npformer.cli.arguments import PAIR, add_options, loading, model_options
 from npformer.cli.texts import paired
 from npformer.errors import NpformerError
 from npformer.files import written_whole
+from npformer.view.attribution_view import METHODS
 
 KINDS = ("heads", "model", "neurons", "stages", "attribution")
 EPILOG = """Without -o the view is printed, as far as a terminal can show it.
@@ -23,7 +25,7 @@ examples:
       -o view.html --open
   npformer view "time flies like an arrow" \\
       --pair "fruit flies like a banana" --kind model -o view.html
-  npformer view "I love ice cream" --kind attribution"""
+  npformer view "I love ice cream" --kind attribution --method logit"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -32,6 +34,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--kind", choices=KINDS, default="heads", help="what to show (heads)")
     parser.add_argument("--layer", type=int, metavar="N", help="the layer that shows first (0)")
     parser.add_argument("--head", type=int, metavar="N", help="the head that shows first (heads: all; neurons: 0)")
+    parser.add_argument(
+        "--method", action="append", choices=METHODS, help="attribution: the measure, or several (all but logit)"
+    )
     parser.add_argument("-o", "--output", metavar="FILE", help="write one HTML file that needs no network")
     parser.add_argument("--svg", action="store_true", help="write (or print) a picture for papers instead")
     parser.add_argument("--open", action="store_true", help="show the file in the browser")
@@ -57,7 +62,13 @@ def run(args: argparse.Namespace) -> None:
 
 
 def _options(args: argparse.Namespace) -> dict[str, Any]:
-    """Returns --layer and --head as arguments of the view. Raises NpformerError for a view without such a choice."""
+    """Returns --layer, --head and --method as arguments of the view. Raises NpformerError if it has no such choice."""
+    if args.kind == "attribution":
+        methods = {"methods": args.method, "progress": sys.stderr.isatty()}
+    elif args.method:
+        raise NpformerError(f"--method: a measure of --kind attribution; the view {args.kind} has none")
+    else:
+        methods = {}
     taken = {"heads": ("layer", "head"), "neurons": ("layer", "head")}.get(args.kind, ())
     given = {name: getattr(args, name) for name in ("layer", "head") if getattr(args, name) is not None}
     for name in given:
@@ -65,4 +76,4 @@ def _options(args: argparse.Namespace) -> dict[str, Any]:
             raise NpformerError(f"--{name}: the view {args.kind} shows all of them")
     if args.kind == "heads" and "head" in given:
         given["heads"] = [given.pop("head")]
-    return given
+    return given | methods

@@ -16,9 +16,13 @@ import numpy as np
 from npformer.errors import NpformerError
 from npformer.functions import softmax
 from npformer.interpret.stacks import Stack
+from npformer.tap import listening
+from npformer.tasks.progress import with_bar
 from npformer.text.words import text_words, word_spans, word_text
 
-BATCH = 16  # texts
+TOKENS = 16_384  # tokens that run at once, between two steps of a progress bar: shards for every core
+BATCH = 1024  # tokens of a forward whose stages are edited
+DELAY = 1.0  # seconds until a progress bar shows
 ODDS = "the log-odds of"
 Pieces = tuple[tuple[str, int | None], ...]  # a text cut into words with their numbers, and the parts between (None)
 
@@ -92,7 +96,7 @@ def log_odds(logits: np.ndarray, label: int) -> np.ndarray:
     return logits[:, label] - np.logaddexp.reduce(np.delete(logits, label, axis=1), axis=1)
 
 
-def leave_one_out(model: Any, given: Any, label: str | int | None) -> Method:
+def leave_one_out(model: Any, given: Any, label: str | int | None, progress: bool = False) -> Method:
     """score_i = log-odds of the label on the whole text - log-odds on the text without word i.
 
     `label` is by default the model's answer. Raises NpformerError for a text without a word.
@@ -105,7 +109,7 @@ def leave_one_out(model: Any, given: Any, label: str | int | None) -> Method:
     if not spans:
         raise NpformerError(f"attribution: expected a text with words in it, got {given!r:.80}")
     without = [[t[:a] + t[b:] if i == j else t for j, t in enumerate(texts)] for i, a, b in spans]
-    logits = _logits(model, [each[0] if len(each) == 1 else Pair(*each) for each in (texts, *without)])
+    logits = _logits(model, [each[0] if len(each) == 1 else Pair(*each) for each in (texts, *without)], progress)
     explained = target(model.config, label, logits[0])
     odds = explained.of(logits)
     about = f"{explained.what} on the whole text ({odds[0]:z.4f}), less {'those' if explained.is_odds else 'that'}"
@@ -118,12 +122,16 @@ def leave_one_out(model: Any, given: Any, label: str | int | None) -> Method:
     return Method("Leave one word out", about, _cut(texts), odds[0] - odds[1:], True, beside)
 
 
-def _logits(model: Any, texts: Sequence[Any]) -> np.ndarray:
-    """Computes the logits of each text in float64, BATCH texts at a time, as a traced forward runs in one piece."""
-    from npformer.interpret.trace import trace
+def _logits(model: Any, texts: Sequence[Any], progress: bool) -> np.ndarray:
+    """Computes the logits of each text in float64."""
+    from npformer.interpret.trace import texts_of
 
-    batches = [list(texts[first : first + BATCH]) for first in range(0, len(texts), BATCH)]
-    return np.concatenate([np.stack(trace(model, batch, "logits").texts("logits")) for batch in batches], dtype=float)
+    inputs, _, _ = texts_of(model, list(texts))
+    tokens = BATCH if listening() else TOKENS  # an edited forward runs in one piece
+    size = max(1, tokens // len(inputs[0]))
+    batches = (model.run(inputs[first : first + size]) for first in range(0, len(inputs), size))
+    logits = (answers["logits"] for batch in batches for answers in batch)
+    return np.stack(list(with_bar(logits, len(inputs), DELAY) if progress else logits)).astype(np.float64)
 
 
 def _cut(texts: Sequence[str]) -> tuple[Pieces, ...]:
@@ -153,6 +161,18 @@ def roll_out(stack: Stack, token: int) -> Method:
     about = f"Share of each word in the output at {name}: attention averaged over heads, multiplied through the layers"
     about += ", half of each layer the residual. It knows nothing of the label."
     return on_tokens("Attention roll-out", about, stack.keys.tokens, shares[token], signed=False)
+
+
+def on_logit(found: Any) -> Method:
+    """Makes a measure of a `LogitAttribution`: what each word adds to the logit, over all layers."""
+    layer, head = np.unravel_index(np.abs(found.heads.sum(axis=-1)).argmax(), found.heads.shape[:2])
+    about = (
+        f"What each word adds to {found.what} ({found.logit:z.4f}), with the layer norms held: through the heads that"
+    )
+    about += f" read it for token {found.position}, and that token also through its own row. Biases add"
+    about += f" {sum(found.biases.values()):z.4f}. The largest head is head {head} of layer {layer}, with"
+    about += f" {found.heads[layer, head].sum():z.4f}."
+    return on_tokens("Logit attribution", about, found.tokens, found.words.sum(axis=0), signed=True)
 
 
 def given_scores(name: str, tokens: Sequence[str], scores: Any) -> Method:

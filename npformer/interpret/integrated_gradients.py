@@ -16,14 +16,17 @@ import numpy as np
 
 from npformer.checks import whole
 from npformer.errors import NpformerError
-from npformer.interpret.attribution import Method, Target, on_tokens, target
+from npformer.functions import constant_weights
+from npformer.interpret.attribution import DELAY, Method, Target, on_tokens, target
 from npformer.model import Model
 from npformer.runtime.packing import Batch, Text, pack
 from npformer.runtime.threads import run_tasks, single_blas_thread
 from npformer.tap import listen, listening
 from npformer.tape import Edit, Pullback, Recording, Stages
+from npformer.tasks.progress import with_bar
 from npformer.transformer import backward, embedded, forward
 
+METHODS = ("gradient", "integrated")
 TOKENS = 1024  # tokens in one forward and backward: more would only need more memory
 FRAME = ("[CLS]", "[SEP]", "<s>", "</s>")  # tokens around every text, which a baseline keeps
 STAND_INS = ("[MASK]", "<mask>", "[PAD]", "<pad>")
@@ -55,8 +58,16 @@ class Slope:
     gradient: np.ndarray
 
 
-def by_gradients(model: Model, text: Text, tokens: Sequence[str], label: str | int | None, steps: int) -> list[Method]:
-    """Computes gradient times input and integrated gradients of a text (L,) with these `tokens`.
+def by_gradients(
+    model: Model,
+    text: Text,
+    tokens: Sequence[str],
+    label: str | int | None,
+    steps: int,
+    methods: Sequence[str] = METHODS,
+    progress: bool = False,
+) -> list[Method]:
+    """Computes gradient times input and integrated gradients of a text (L,) with these `tokens`, or one of them.
 
     `label` is as in `attribution.target`; the integral is a sum over `steps` points.
     """
@@ -64,15 +75,20 @@ def by_gradients(model: Model, text: Text, tokens: Sequence[str], label: str | i
     with single_blas_thread():
         logits = forward(model.weights, model.config, pack([text]), listening())["logits"]
         explained = target(model.config, label, logits[0])
-        here = slope(model, [text], explained)
-        return [gradient_times_input(here, explained, tokens), integrated(model, text, here, explained, tokens, steps)]
+        here, found = slope(model, [text], explained), []
+        if "gradient" in methods:
+            found.append(gradient_times_input(here, explained, tokens))
+        if "integrated" in methods:
+            found.append(integrated(model, text, here, explained, tokens, steps, progress))
+        return found
 
 
 def slope(model: Model, texts: Sequence[Text], explained: Target, rows: np.ndarray | None = None) -> Slope:
     """Computes the target of `texts` and its gradient at their embeddings, or at `rows` (T, D) in place of these."""
     inputs, batch = Inputs(_stage(model), rows), pack(texts)
     logits, stages = _recorded(model, batch, inputs)
-    backward({"logits": explained.gradient(logits)}, stages, model.weights, model.config, batch)
+    with constant_weights():
+        backward({"logits": explained.gradient(logits)}, stages, model.weights, model.config, batch)
     return Slope(stages[inputs.stage], explained.of(logits), inputs.grad)
 
 
@@ -102,7 +118,15 @@ def gradient_times_input(here: Slope, explained: Target, tokens: Sequence[str]) 
     return on_tokens("Gradient \N{MULTIPLICATION SIGN} input", about, tokens, scores, signed=True)
 
 
-def integrated(model: Model, text: Text, here: Slope, explained: Target, tokens: Sequence[str], steps: int) -> Method:
+def integrated(
+    model: Model,
+    text: Text,
+    here: Slope,
+    explained: Target,
+    tokens: Sequence[str],
+    steps: int,
+    progress: bool = False,
+) -> Method:
     """score_i = (x_i - x'_i) . integral over a in 0..1 of dF/dx_i at x' + a (x - x'), from a baseline x' to x.
 
     The scores add up to F(x) - F(x') (completeness), but for the error of the sum over `steps` points; `about` states
@@ -114,15 +138,22 @@ def integrated(model: Model, text: Text, here: Slope, explained: Target, tokens:
     places = [baseline + (step + 0.5) / steps * way for step in range(steps)]
     size = max(1, TOKENS // len(text))
     cuts = [places[first : first + size] for first in range(0, steps, size)]
+    threads = 1 if listening() else model.threads
     tasks = [partial(slope, model, [text] * len(cut), explained, np.concatenate(cut)) for cut in cuts]
-    slopes = run_tasks(tasks, 1 if listening() else model.threads)
-    mean = np.concatenate([each.gradient for each in slopes]).reshape(steps, *way.shape).mean(0)
+    groups = (tasks[first : first + 2 * threads] for first in range(0, len(tasks), 2 * threads))
+    gradients = (each for group in groups for done in run_tasks(group, threads) for each in _of_each(done, way))
+    mean = sum(with_bar(gradients, steps, DELAY, "steps") if progress else gradients) / steps
     scores = np.einsum("td,td->t", way, mean, dtype=np.float64)
     start, end, total = slope(model, [text], explained, baseline).values[0], here.values[0], scores.sum()
     about = f"The gradient of {explained.what} by each token's embedding, averaged over {steps} places on the way from"
     about += f" {named}, times the way. The scores sum to {total:z.4f}; {explained.what} went from {start:z.4f} to"
     about += f" {end:z.4f}, by {end - start:z.4f}: the sum is off by {abs(total - (end - start)):.1g}."
     return on_tokens("Integrated gradients", about, tokens, scores, signed=True)
+
+
+def _of_each(found: Slope, way: np.ndarray) -> np.ndarray:
+    """The gradients of several copies of a text, each (L, D), in float64, in which they are added up."""
+    return found.gradient.reshape(-1, *way.shape).astype(np.float64)
 
 
 def _baseline(model: Model, text: Text, here: Slope, tokens: Sequence[str]) -> tuple[np.ndarray, str]:

@@ -9,8 +9,9 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from npformer.checks import one_of
 from npformer.errors import NpformerError
-from npformer.interpret.attribution import Method, given_scores, leave_one_out, roll_out
+from npformer.interpret.attribution import Method, given_scores, leave_one_out, on_logit, roll_out
 from npformer.interpret.stacks import is_arrays, is_stages, pick, sides, stacks, stage_arrays, traced
 from npformer.text.words import printable
 from npformer.view.colour import DIVERGING, SEQUENTIAL
@@ -19,36 +20,49 @@ from npformer.view.page import View
 from npformer.view.svg import INK, MUTED, Sheet, text_width
 from npformer.view.terminal import bar, columns, fit
 
+#: The measures by the names of `methods` and of the command line, in the order they are shown.
+METHODS = ("leave-one-out", "gradient", "integrated", "logit", "roll-out")
+BY_DEFAULT = ("leave-one-out", "gradient", "integrated", "roll-out")
+
 
 def attribution(
     source: Any,
     text: Any = None,
     *,
     label: str | int | None = None,
-    token: int = 0,
+    token: int | None = None,
     steps: int = 50,
     scores: Mapping[str, Any] | None = None,
     tokens: Sequence[str] | None = None,
+    methods: str | Sequence[str] | None = None,
+    progress: bool = False,
 ) -> AttributionView:
     """Marks the words of a text by how much the label depends on them, by several measures.
 
     A model that classifies texts gives four: leaving out one word at a time (not for token ids), gradient times input,
     integrated gradients, and attention roll-out. There are no gradients inside an edit whose derivative is unknown.
-    Any other model, a trace, or weights give attention roll-out alone.
+    Any other model, a trace, or weights give attention roll-out alone. A fifth, logit attribution, is given by request,
+    for any model with a head.
 
     Parameters
     ----------
     source : Model, Trace, or weights (N, H, L, L) or a list of layers (H, L, L)
     text : str, Pair or token ids, for a model
+        A text that is longer than the model takes is cut, with a warning; every measure reads the same words.
     label : str or int, optional
         The label to explain; by default the model's answer.
-    token : int
-        The token whose output the roll-out explains.
+    token : int, optional
+        The token whose output the roll-out explains (the first), and for a head on tokens the logit attribution.
     steps : int
         Number of points at which integrated gradients take the gradient.
     scores : mapping, optional
         Measures of your own: name -> one number for each token.
     tokens : list of str, for weights
+    methods : str or list of str, optional
+        The measures to compute: "leave-one-out", "gradient", "integrated", "logit", "roll-out". Leaving out one word
+        takes a run for each word, integrated gradients one for each step, and the others one.
+    progress : bool
+        Show a progress bar on stderr while the slow measures run.
 
     Returns
     -------
@@ -58,7 +72,7 @@ def attribution(
     Raises
     ------
     NpformerError
-        If the label is unknown, or nothing in `source` gives a measure.
+        If the label or a method is unknown, or nothing in `source` gives a measure.
 
     References
     ----------
@@ -70,20 +84,34 @@ def attribution(
     >>> [method.name for method in view.methods]
     ['Leave one word out', 'Gradient × input', 'Integrated gradients', 'Attention roll-out']
     """
-    if not is_arrays(source) and _classifies(source) and text is not None:
+    asked = [methods] if isinstance(methods, str) else list(BY_DEFAULT if methods is None else methods)
+    for name in asked:
+        one_of("attribution: methods", name, METHODS)
+    if not is_arrays(source) and source.config.head != "translation" and text is not None:
         text = _shortened(source, text)
     arrays = traced(source, text)
-    methods = [] if is_arrays(source) or not _classifies(source) else _asked(source, text, label, steps)
-    if not methods and label is not None:
+    found: list[Method] = []
+    if not is_arrays(source):
+        if _classifies(source):
+            found += _asked(source, text, label, steps, asked, progress)
+        if "logit" in asked:
+            from npformer.interpret.logit_attribution import logit_attribution  # only a model needs it
+
+            found.append(on_logit(logit_attribution(source, text, label, position=token)))
+    if not found and label is not None:
         raise NpformerError("attribution: label= needs a model that classifies texts, to ask it again without a word")
     side = sides(arrays, tokens, None, None).queries
-    methods += [given_scores(name, side.tokens, each) for name, each in (scores or {}).items()]
-    if not is_stages(arrays) or stage_arrays(arrays, "weights"):
+    found += [given_scores(name, side.tokens, each) for name, each in (scores or {}).items()]
+    if "roll-out" in asked and (not is_stages(arrays) or stage_arrays(arrays, "weights")):
         stack = stacks(arrays, tokens)[0]
-        methods.append(roll_out(stack, pick("token", token, range(len(stack.queries.tokens)))))
-    if not methods:
+        found.append(roll_out(stack, pick("token", token or 0, range(len(stack.queries.tokens)))))
+    if not found and methods is not None:
+        raise NpformerError(
+            f"attribution: {', '.join(asked)}: not to be had of this; a model with labels for texts has all"
+        )
+    if not found:
         raise NpformerError("attribution: expected a model, a trace with weights, or scores=, got none of these")
-    return AttributionView(tuple(methods))
+    return AttributionView(tuple(found))
 
 
 def _shortened(model: Any, text: Any) -> Any:
@@ -99,7 +127,9 @@ def _classifies(model: Any) -> bool:
     return model.config.head in ("sequence-classification", "next-sentence")
 
 
-def _asked(model: Any, given: Any, label: str | int | None, steps: int) -> list[Method]:
+def _asked(
+    model: Any, given: Any, label: str | int | None, steps: int, asked: Sequence[str], progress: bool
+) -> list[Method]:
     """Computes the measures that run a model: by words left out of a text, and by gradients."""
     from npformer.interpret.integrated_gradients import (
         by_gradients,  # loads the backward passes, which only a model needs
@@ -108,11 +138,14 @@ def _asked(model: Any, given: Any, label: str | int | None, steps: int) -> list[
     from npformer.tape import UnknownDerivative
     from npformer.text.encoding import IDS
 
-    methods = [] if isinstance(given, IDS) else [leave_one_out(model, given, label)]
-    (text,), (tokens,), _ = texts_of(model, given)
-    with suppress(UnknownDerivative):
-        methods += by_gradients(model, text, tokens, label, steps)
-    return methods
+    found = []
+    if "leave-one-out" in asked and not isinstance(given, IDS):
+        found.append(leave_one_out(model, given, label, progress))
+    if {"gradient", "integrated"} & set(asked):
+        (text,), (tokens,), _ = texts_of(model, given)
+        with suppress(UnknownDerivative):
+            found += by_gradients(model, text, tokens, label, steps, asked, progress)
+    return found
 
 
 @dataclass(frozen=True, repr=False, eq=False)

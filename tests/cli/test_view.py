@@ -103,6 +103,14 @@ def test_layer_and_head_are_what_a_view_shows_first(folder: Path, tmp_path: Path
     assert '"shown":{"stack":0,"layer":2,"heads":[3],' in path.read_text(encoding="utf-8")
 
 
+def test_measures_can_be_chosen(folder: Path, capsys) -> None:
+    code, out, _ = run(capsys, TEXT, "-m", folder, "--kind", "attribution", "--method", "logit", "--method", "gradient")
+    assert code == 0
+    titles = [line for line in out.splitlines() if line in ("Gradient × input", "Logit attribution")]  # noqa: RUF001
+    assert titles == ["Gradient × input", "Logit attribution"]  # noqa: RUF001
+    assert "Leave one word out" not in out
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -114,6 +122,10 @@ def test_layer_and_head_are_what_a_view_shows_first(folder: Path, tmp_path: Path
         (("--kind", "model", "--head", 0), "--head: the view model shows all of them"),
         (("--kind", "stages", "--layer", 0), "--layer: the view stages shows all of them"),
         (("--kind", "attribution", "--head", 1), "--head: the view attribution shows all of them"),
+        (
+            ("--kind", "model", "--method", "logit"),
+            "--method: a measure of --kind attribution; the view model has none",
+        ),
         (("--open",), "--open: there is no file to open; name one with -o"),
         (("-o", "nowhere/view.html"), "view.html"),
         (("-o", "."), ".: expected a file to write the page to, got a folder"),

@@ -218,3 +218,78 @@ def test_the_same_bits_on_any_number_of_threads() -> None:
 def test_no_places_are_an_error(steps: int) -> None:
     with pytest.raises(NpformerError, match=f"steps: expected a whole number of at least 1, got {steps}"):
         view.attribution(tiny.model(), TEXT, steps=steps)
+
+
+# --- how they are computed -------------------------------------------------------------------------------------------
+
+
+def test_no_gradient_of_a_weight_is_computed_for_a_gradient_of_the_inputs(monkeypatch: pytest.MonkeyPatch) -> None:
+    from npformer import functions, heads
+    from npformer.functions import linear_backward
+
+    seen: list[set[str]] = []
+
+    def watched(*arguments: Any, **named: Any) -> Any:
+        dx, grads = linear_backward(*arguments, **named)
+        seen.append(set(grads))
+        return dx, grads
+
+    monkeypatch.setattr(heads, "linear_backward", watched)
+    view.attribution(tiny.model(), TEXT, methods="gradient")
+    assert seen
+    assert all("weight" not in names for names in seen)
+    x, weight = np.ones((2, 3)), np.arange(12.0).reshape(3, 4)
+    with functions.constant_weights():
+        alone, _ = linear_backward(np.ones((2, 4)), x, weight)
+    whole, grads = linear_backward(np.ones((2, 4)), x, weight)
+    np.testing.assert_array_equal(alone, whole)
+    assert grads["weight"].shape == weight.shape  # and training has them as before
+
+
+def test_texts_without_a_word_run_untraced_in_shards(monkeypatch: pytest.MonkeyPatch) -> None:
+    from npformer.tap import listening
+
+    runs: list[tuple[int, bool]] = []
+    model = tiny.model()
+    run = model.run
+    monkeypatch.setattr(model, "run", lambda texts: runs.append((len(texts), listening())) or run(texts), raising=False)
+    view.attribution(model, " ".join(["love"] * 40), methods="leave-one-out")
+    assert runs == [(1, True), (41, False)]  # the trace for the tokens and the roll-out, then all texts at once
+
+
+def test_methods_are_those_asked_for() -> None:
+    model = tiny.model("bert")
+    for asked, names in (
+        ("leave-one-out", ["Leave one word out"]),
+        ("integrated", ["Integrated gradients"]),
+        (["roll-out", "gradient"], ["Gradient × input", "Attention roll-out"]),  # noqa: RUF001
+        ("logit", ["Logit attribution"]),
+    ):
+        assert [each.name for each in view.attribution(model, TEXT, methods=asked).methods] == names
+    with pytest.raises(NpformerError, match=r"methods: expected one of leave-one-out, gradient, .*, got 'lime'"):
+        view.attribution(model, TEXT, methods="lime")
+    with pytest.raises(NpformerError, match="integrated: not to be had of this"):
+        view.attribution(tiny.model("bert", "masked-lm"), TEXT, methods="integrated")
+
+
+def test_a_logit_of_any_head_is_marked_on_the_words() -> None:
+    model = tiny.model("bert", "masked-lm")
+    shown = method(view.attribution(model, "I [MASK] ice cream", methods="logit"), "Logit attribution")
+    assert shown.words == ["[CLS]", "i", "[MASK]", "ice", "cream", "[SEP]"]
+    assert "for token 2" in shown.about
+    at_three = method(view.attribution(model, "I [MASK] ice cream", methods="logit", token=3), "Logit attribution")
+    assert "for token 3" in at_three.about
+    assert not np.array_equal(shown.scores, at_three.scores)
+
+
+def test_slow_measures_show_how_far_they_are(capsys: pytest.CaptureFixture[str], monkeypatch: Any) -> None:
+    from npformer.interpret import attribution, integrated_gradients
+
+    for module in (attribution, integrated_gradients):
+        monkeypatch.setattr(module, "DELAY", 0)
+    view.attribution(tiny.model(), TEXT, progress=True)
+    shown = capsys.readouterr().err
+    assert "6/6" in shown
+    assert "50/50" in shown
+    view.attribution(tiny.model(), TEXT)
+    assert capsys.readouterr().err == ""
