@@ -18,7 +18,8 @@ import numpy as np
 
 from npformer.errors import NpformerError
 from npformer.interpret import stages as table
-from npformer.interpret.trace import TextParts, Trace, is_input
+from npformer.interpret.parts import TextParts, is_input
+from npformer.interpret.trace import Trace
 from npformer.tap import listen
 from npformer.tape import Differentiable, Edit, Pullback, UnknownDerivative
 
@@ -128,14 +129,19 @@ def _pullback(name: str, change: Change, array: np.ndarray) -> Pullback:
 
 def ablate_head(layer: int, head: int) -> dict[str, Change]:
     """Leaves one head out: sets its context, its contribution to the layer, to zero."""
+    return without_head(f"layers.{layer}.attention.context", head)
+
+
+def without_head(stage: str, head: int) -> dict[str, Change]:
+    """Leaves one head out of a stage of heads: `decoder.layers.0.cross_attention.context`."""
 
     def without(context: np.ndarray) -> np.ndarray:
         if not 0 <= head < len(context):
-            raise NpformerError(f"ablate_head: head {head} of layer {layer}; it has heads 0 ... {len(context) - 1}")
+            raise NpformerError(f"edit of {stage}: there is no head {head}; it has heads 0 ... {len(context) - 1}")
         context[head] = 0
         return context
 
-    return {f"layers.{layer}.attention.context": _linear(without)}
+    return {stage: _linear(without)}
 
 
 def zero(name: str) -> dict[str, Change]:
@@ -177,17 +183,23 @@ def _broadcast(mean: np.ndarray, array: np.ndarray) -> np.ndarray:
     return np.broadcast_to(mean, array.shape)
 
 
-def from_trace(source: Trace, name: str, positions: int | Sequence[int] | None = None) -> dict[str, Change]:
+def from_trace(
+    source: Trace,
+    name: str,
+    positions: int | Sequence[int] | None = None,
+    heads: int | Sequence[int] | None = None,
+) -> dict[str, Change]:
     """Replaces the stages that match `name` by those of the trace `source`: activation patching.
 
-    `positions` limits the change to the rows of these tokens; in scores and weights (H, T, T) a row is a query. Text i
-    of the trace goes into text i of the forward; a trace of one text goes into every text.
+    `positions` limits the change to the rows of these tokens; in scores and weights (H, T, T) a row is a query. `heads`
+    limits it to these heads. Text i of the trace goes into text i of the forward; a trace of one text goes into every
+    text.
     """
     changes: dict[str, Change] = {}
     for stage in table.matching(name, list(source)):
         arrays = source.texts(stage)
         whole = arrays[0] if len(arrays) == 1 else arrays
-        changes[stage] = whole if positions is None else _at(stage, arrays, positions)
+        changes[stage] = whole if positions is None and heads is None else _at(stage, arrays, positions, heads)
     return changes
 
 
@@ -196,19 +208,38 @@ def freeze_attention(source: Trace) -> dict[str, Change]:
     return from_trace(source, "layers.*.attention.weights")
 
 
-def _at(stage: str, arrays: list[np.ndarray], positions: int | Sequence[int]) -> Change:
+Numbers = int | Sequence[int] | None
+
+
+def _at(stage: str, arrays: list[np.ndarray], positions: Numbers, heads: Numbers) -> Change:
     if len(arrays) != 1:
         raise NpformerError(f"{stage}: positions are those of one text; this trace has {len(arrays)}")
-    rows = [positions] if isinstance(positions, int) else list(positions)
+    (source,) = arrays
 
     def patched(array: np.ndarray) -> np.ndarray:
-        if array.shape != arrays[0].shape or array.ndim < 2 or not all(0 <= row < array.shape[-2] for row in rows):
-            raise NpformerError(f"edit of {stage}: no positions {rows} of {arrays[0].shape} to put into {array.shape}")
-        array[..., rows, :] = arrays[0][..., rows, :]
+        if array.shape != source.shape:
+            rows = positions if heads is None else f"heads {heads}"
+            raise NpformerError(f"edit of {stage}: no positions {rows} of {source.shape} to put into {array.shape}")
+        here = place(stage, array.shape, positions, heads)
+        array[here] = source[here]
         return array
 
     def backward(array: np.ndarray, grad: np.ndarray) -> np.ndarray:
-        grad[..., rows, :] = 0
+        grad[place(stage, grad.shape, positions, heads)] = 0
         return grad
 
     return Differentiable(patched, backward)
+
+
+def place(stage: str, shape: tuple[int, ...], positions: Numbers, heads: Numbers) -> np.ndarray:
+    """Returns a mask of the rows at these positions, of these heads, in a stage (T, ...) or (H, T, ...); None: all."""
+    mask = np.ones(shape[:-1], bool)
+    for name, wanted, axis in (("positions", positions, -1), ("heads", heads, 0)):
+        if wanted is None:
+            continue
+        rows = [wanted] if isinstance(wanted, int) else list(wanted)
+        if mask.ndim < (1 if axis else 2) or not all(0 <= row < mask.shape[axis] for row in rows):
+            raise NpformerError(f"edit of {stage}: no {name} {rows} in {shape}")
+        chosen = np.isin(np.arange(mask.shape[axis]), rows)
+        mask &= chosen if axis else chosen[:, None]
+    return mask

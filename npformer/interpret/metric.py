@@ -50,6 +50,8 @@ def metric_of(
     or None for the logit of the model's own answer: of a head on tokens the mean over the tokens (or the masked ones),
     of spans the mean of start and end, of a translation the mean log-probability of its tokens.
     """
+    if isinstance(metric, Metric):
+        return metric
     if callable(metric):
         if position is not None:
             raise NpformerError(f"{caller}: position= goes with a label; a function of the answers chooses its own")

@@ -1,37 +1,54 @@
-"""Measures the effect of parts of a forward on a metric: heads left out, and stages taken from another text's run."""
+"""Measures the effect of parts of a forward on a metric: heads left out, and stages taken from another text's run.
+
+`metric.py` says what a metric may be. `ablate_heads` and `patch` run the model once for each part;
+`attribution_patching` estimates what `patch` measures from the gradients of one run.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from npformer.checks import one_of
 from npformer.errors import NpformerError
-from npformer.interpret.edit import ablate_head, edit, from_trace
+from npformer.interpret.edit import edit, from_trace, place, without_head
 from npformer.interpret.effects import Effects
-from npformer.interpret.trace import texts_of, trace
-from npformer.model import Model
+from npformer.interpret.inputs import pair_of, texts_of
+from npformer.interpret.metric import Metric, metric_of
+from npformer.interpret.trace import Trace, trace
+from npformer.model import Model, Seq2Seq
+
+BY = ("position", "head", "layer")
 
 
-def ablate_heads(model: Model, texts: Any) -> Effects:
-    """Measures the effect of each attention head on the label, by leaving out one head at a time.
+def ablate_heads(model: Model | Seq2Seq, texts: Any, metric: Any = None, *, position: int | None = None) -> Effects:
+    """Measures the effect of each attention head on a metric, by leaving out one head at a time.
 
     Parameters
     ----------
-    model : Model that gives a text a label
+    model : Model or Seq2Seq
     texts : str, Pair, token ids, or a list of these
+        For a translation model one text, which it translates, or a tuple of token ids (source, target).
+    metric : label, word or function, optional
+        What is measured: the logit of a label (name or number), or a function from the dict of a text's answers to a
+        number. By default the logit of the unchanged model's answer: for tags and masked words the mean over the
+        tokens, for spans the mean of start and end, for translations the mean log-probability of the tokens.
+    position : int, optional
+        With a label, the token whose logit is meant, for a head on tokens.
 
     Returns
     -------
     Effects
-        `values` (layers, heads): the change in the label's logit, averaged over the texts. The label of a text is the
-        answer of the unchanged model.
+        `values` (layers, heads): the change of the metric, averaged over the texts. A translation model has a row for
+        each layer's attention: the encoder's, the decoder's, and that to the source.
 
     Raises
     ------
     NpformerError
-        If the model gives texts no labels.
+        If the metric is none of the model's.
 
     References
     ----------
@@ -43,41 +60,85 @@ def ablate_heads(model: Model, texts: Any) -> Effects:
     >>> ablate_heads(model, "I love ice cream").values.shape
     (6, 12)
     """
-    inputs, _, _ = texts_of(model, texts)
-    whole = _logits(model, inputs)
-    labels = whole.argmax(axis=-1)
+    inputs, _ = _inputs(model, texts)
+    before = model.run(inputs)
+    pairs = zip(inputs, before, strict=True)
+    metrics = [metric_of(model, metric, position, answers, text, "ablate_heads") for text, answers in pairs]
+    names = _contexts(model)
+    values = np.full((len(names), max(count for _, count in names.values())), np.nan)
+    for row, (name, (_, count)) in enumerate(names.items()):
+        for head in range(count):
+            with edit(without_head(name, head)):
+                after = model.run(inputs)
+            values[row, head] = np.mean(
+                [each.of(now) - each.of(then) for each, now, then in zip(metrics, after, before, strict=True)]
+            )
+    rows = tuple(title for title, _ in names.values())
+    return Effects(
+        values, rows, tuple(f"head {head}" for head in range(values.shape[1])), f"change of {metrics[0].what}"
+    )
+
+
+def _contexts(model: Model | Seq2Seq) -> dict[str, tuple[str, int]]:
+    """Returns the stage of the heads' outputs in each layer -> a title, and the number of heads."""
     config = model.config
-    values = np.zeros((config.n_layers, config.n_heads))
-    for layer, head in np.ndindex(*values.shape):
-        with edit(ablate_head(layer, head)):
-            change = _logits(model, inputs) - whole
-        values[layer, head] = np.take_along_axis(change, labels[:, None], axis=1).mean()
-    layers = (f"layer {layer}" for layer in range(config.n_layers))
-    return Effects(values, tuple(layers), tuple(f"head {head}" for head in range(config.n_heads)))
+    if not isinstance(model, Seq2Seq):
+        return {f"layers.{i}.attention.context": (f"layer {i}", config.n_heads) for i in range(config.n_layers)}
+    encoder = {
+        f"encoder.layers.{i}.attention.context": (f"encoder {i}", config.n_heads) for i in range(config.n_layers)
+    }
+    return encoder | {
+        f"decoder.layers.{i}.{block}.context": (f"decoder {i}{title}", config.decoder.n_heads)
+        for i in range(config.decoder.n_layers)
+        for block, title in (("attention", ""), ("cross_attention", ", source"))
+    }
 
 
-def patch(model: Model, clean: Any, corrupted: Any, stages: str | Iterable[str] = "layers.*.ffn_norm") -> Effects:
-    """Measures what one stage at one token contributes to the label, by activation patching.
+def _inputs(model: Model | Seq2Seq, given: Any) -> tuple[list[Any], list[str]]:
+    """Reads texts, or a text and its translation; with the tokens of the first text."""
+    if isinstance(model, Seq2Seq):
+        pair, tokens, _ = pair_of(model, given)
+        return [pair], tokens
+    texts, tokens_of_each, _ = texts_of(model, given)
+    return list(texts), tokens_of_each[0]
 
-    The corrupted text runs with the stage, at that token, taken from the run on the clean text.
+
+def patch(
+    model: Model,
+    clean: Any,
+    corrupted: Any,
+    stages: str | Iterable[str] | None = None,
+    metric: Any = None,
+    *,
+    position: int | None = None,
+    by: str = "position",
+) -> Effects:
+    """Measures what parts of stages contribute to a metric, by activation patching.
+
+    The corrupted text runs with one part of a stage taken from the run on the clean text.
 
     Parameters
     ----------
-    model : Model that gives a text a label
+    model : Model
     clean, corrupted : str, Pair or token ids
         Two texts of equally many tokens that differ in the words under study.
-    stages : name of a stage, pattern, or several; each has one row for each token
+    stages : name of a stage, pattern, or several, optional
+        By default the layers' outputs; by head, the heads' outputs `layers.*.attention.context`; by layer, the outputs
+        of attention, the FFN and the layer.
+    metric, position : as in `ablate_heads`, optional
+        By default the logit of the clean text's answer.
+    by : "position", "head" or "layer"
+        The parts: the row of one token (in scores and weights that of a query), one head, or the whole stage.
 
     Returns
     -------
     Effects
-        `values` (stages, tokens): the change in the logit of the clean text's label.
+        The change of the metric; `values` (stages, tokens), (stages, heads), or (layers, stages of a layer).
 
     Raises
     ------
     NpformerError
-        If the texts have different numbers of tokens, a stage has no row for each token, or the model gives texts no
-        labels.
+        If the texts have different numbers of tokens, a stage has no such parts, or the metric is none of the model's.
 
     References
     ----------
@@ -91,23 +152,109 @@ def patch(model: Model, clean: Any, corrupted: Any, stages: str | Iterable[str] 
     layers.3.ffn_norm +0.001 +1.289 +3.901 +0.644 +1.075 +1.793
     layers.4.ffn_norm +0.382 +0.728 +1.802 +0.917 +0.617 +0.611
     """
-    source = trace(model, clean, stages)
-    inputs, tokens, _ = texts_of(model, corrupted)
-    if len(inputs) != 1 or len(source.ids) != len(inputs[0]) or source.ids.ndim != 1:
+    study = _study(model, clean, corrupted, stages, metric, position, by)
+
+    def effect(part: _Part) -> float:
+        with edit(from_trace(study.clean, part.stage, part.positions, part.heads)):
+            (after,) = model.run(study.inputs)
+        return study.metric.of(after) - study.before
+
+    return study.table(effect)
+
+
+def attribution_patching(
+    model: Model,
+    clean: Any,
+    corrupted: Any,
+    stages: str | Iterable[str] | None = None,
+    metric: Any = None,
+    *,
+    position: int | None = None,
+    by: str = "position",
+) -> Effects:
+    """Estimates what `patch` measures, to first order, from one forward and backward on the corrupted text.
+
+    effect of a part = sum over its numbers of (clean - corrupted) * d metric / d corrupted. Arguments, result and
+    errors are those of `patch`. Nanda, 2023, "Attribution Patching: Activation Patching At Industrial Scale".
+
+    >>> model = npformer.load("distilbert-sst2")
+    >>> attribution_patching(model, "I love ice cream", "I hate ice cream", by="head").values.shape
+    (6, 12)
+    """
+    study = _study(model, clean, corrupted, stages, metric, position, by)
+    ran = trace(model, corrupted, list(study.clean), grads=study.metric)
+
+    def effect(part: _Part) -> float:
+        before, after, slope = ran[part.stage], study.clean[part.stage], ran.grads[part.stage]
+        here = place(part.stage, before.shape, part.positions, part.heads)
+        return float(((after - before) * slope)[here].sum(dtype=np.float64))
+
+    return study.table(effect)
+
+
+@dataclass(frozen=True)
+class _Part:
+    """A part of a stage, and its cell in the table."""
+
+    stage: str
+    row: str
+    column: str
+    positions: int | None = None
+    heads: int | None = None
+
+
+@dataclass(frozen=True)
+class _Study:
+    """Two texts, the clean one's stages, and the metric on the corrupted one before any change."""
+
+    clean: Trace
+    inputs: list[Any]
+    metric: Metric
+    before: float
+    parts: Sequence[_Part]
+
+    def table(self, effect: Any) -> Effects:
+        """Fills the table of all parts; a cell without a part is empty."""
+        rows = list(dict.fromkeys(part.row for part in self.parts))
+        columns = list(dict.fromkeys((part.positions, part.column) for part in self.parts))  # words may be repeated
+        values = np.full((len(rows), len(columns)), np.nan)
+        for part in self.parts:
+            values[rows.index(part.row), columns.index((part.positions, part.column))] = effect(part)
+        return Effects(values, tuple(rows), tuple(name for _, name in columns), f"change of {self.metric.what}")
+
+
+def _study(model: Model, clean: Any, corrupted: Any, stages: Any, metric: Any, position: int | None, by: str) -> _Study:
+    one_of("patch: by", by, BY)
+    if not isinstance(model, Model):
+        raise NpformerError("patch: expected a Model, an encoder; edit(from_trace(...)) patches a translation model")
+    last = "ffn_residual" if model.config.norm_first else "ffn_norm"
+    default = {
+        "position": [f"layers.*.{last}"],
+        "head": ["layers.*.attention.context"],
+        "layer": ["layers.*.attention.output", "layers.*.ffn.output", f"layers.*.{last}"],
+    }
+    source = trace(model, clean, default[by] if stages is None else stages)
+    inputs, tokens = _inputs(model, corrupted)
+    if len(inputs) != 1 or isinstance(source.ids, list) or len(source.ids) != len(inputs[0]):
         raise NpformerError("patch: expected two single texts of as many tokens; change words for words of one token")
-    label = int(_logits(model, texts_of(model, clean)[0])[0].argmax())
-    before = _logits(model, inputs)[0, label]
-    values = np.zeros((len(source), len(inputs[0])))
-    for (row, name), position in ((pair, i) for pair in enumerate(source) for i in range(len(inputs[0]))):
-        with edit(from_trace(source, name, position)):
-            values[row, position] = _logits(model, inputs)[0, label] - before
-    return Effects(values, tuple(source), tuple(tokens[0]))
+    (text,), (answers,) = texts_of(model, clean)[0], model.run(texts_of(model, clean)[0])
+    measured = metric_of(model, metric, position, answers, text, "patch")
+    (found,) = model.run(inputs)
+    return _Study(source, inputs, measured, measured.of(found), list(_parts(source, by, tokens)))
 
 
-def _logits(model: Model, inputs: Any) -> np.ndarray:
-    """Runs a model with labels for whole texts: the logits (B, C)."""
-    if model.config.head not in ("sequence-classification", "next-sentence"):
-        raise NpformerError(
-            f"a {model.config.head} model gives a text no label; use edit() and measure what you look for"
-        )
-    return np.stack([answer["logits"] for answer in model.run(inputs)])
+def _parts(source: Trace, by: str, tokens: Sequence[str]) -> Iterator[_Part]:
+    """Yields the parts of the recorded stages."""
+    for name in source:
+        shape = source[name].shape
+        if by == "position":
+            yield from (_Part(name, name, token, positions=i) for i, token in enumerate(tokens))
+        elif by == "head":
+            if len(shape) != 3:
+                raise NpformerError(f"patch: {name}: expected a stage with heads, such as layers.*.attention.context")
+            yield from (_Part(name, name, f"head {i}", heads=i) for i in range(shape[0]))
+        else:
+            layer, _, rest = name.removeprefix("layers.").partition(".")
+            if not name.startswith("layers."):
+                raise NpformerError(f"patch: {name}: expected a stage of a layer, such as layers.*.ffn.output")
+            yield _Part(name, f"layer {layer}", rest)

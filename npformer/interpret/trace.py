@@ -9,9 +9,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from functools import partial
 from html import escape
 from pathlib import Path
 from types import TracebackType
@@ -25,81 +24,24 @@ from npformer.errors import NpformerError
 from npformer.families import read_config, write_config
 from npformer.functions import softmax
 from npformer.interpret import stages as table
+from npformer.interpret.gradients import Gradients, differentiate
+from npformer.interpret.inputs import pair_of
+from npformer.interpret.inputs import texts_of as texts_of
+from npformer.interpret.parts import TextParts, is_input
 from npformer.interpret.summary import COLUMNS, NUMBERS, StageSummary, Table, summary
 from npformer.model import Model, Seq2Seq
-from npformer.runtime.packing import Text
 from npformer.tap import listen, tap
-from npformer.text.encoding import read_texts
 from npformer.transformer import POOLED_HEADS
 
-INPUTS = ("ids", "lengths")  # the first taps of a forward: its inputs, which are not stages
-RUNS = ("query_heads", "key_heads", "value_heads", "scores", "weights", "context")  # fire once a run of equal lengths
-OF_SOURCE = ("cross_attention.key", "cross_attention.value")  # rows of the texts that a decoder attends to
-PER_TEXT = ("pooler", "pooled")  # one row for each text, and likewise the logits that follow
-OF_EITHER = ("logits", "probabilities")  # one row for each text, or one for each token
 FORMAT = "npformer-trace"
-
-Cut = Callable[[np.ndarray], list[np.ndarray]]
-Join = Callable[[list[np.ndarray]], np.ndarray]
-
-
-def is_input(name: str) -> bool:
-    return name.rpartition(".")[2] in INPUTS
-
-
-class TextParts:
-    """Finds which part of a stage belongs to which text, from the taps of the forwards that run.
-
-    Each tap named `lengths` starts a forward; an encoder-decoder starts one in the scope of its encoder and one in that
-    of its decoder. Texts are numbered from 0 over all forwards of a scope.
-    """
-
-    def __init__(self) -> None:
-        self._lengths: dict[str, np.ndarray] = {}  # scope -> its texts' lengths
-        self._first: dict[str, int] = {}  # scope -> number of texts in earlier forwards
-        self._covered: dict[str, int] = {}  # stage -> number of texts it has fired for
-        self._pooled = False
-
-    def hear(self, name: str, array: np.ndarray) -> None:
-        """Notes the lengths of a forward, and whether its head pools each text to one row; called for every tap."""
-        scope, _, last = name.rpartition(".")
-        if last == "lengths":
-            self._first[scope] = self._first.get(scope, 0) + len(self._lengths.get(scope, ()))
-            self._lengths[scope] = array
-            self._pooled = False
-        self._pooled |= name in PER_TEXT
-
-    def split(self, name: str, array: np.ndarray) -> tuple[int, Cut, Join]:
-        """Returns the number of the first text in `array`, a function that cuts the array by text, and its inverse.
-
-        An array that has no part for each text, or fires outside of any forward, stays whole.
-        """
-        own = max((each for each in self._lengths if name.startswith(each)), key=len, default="")
-        first = max(self._covered.get(name, 0), self._first.get(own, 0))
-        cut: Cut = _alone
-        join: Join = _only
-        if own in self._lengths:
-            others = [lengths for scope, lengths in self._lengths.items() if scope != own]
-            either = [*others, self._lengths[own]] if name.endswith(OF_SOURCE) else [self._lengths[own]]
-            lengths = next((each for each in either if each.sum() == len(array)), None)
-            if self._is_per_text(name) or (name.rpartition(".")[2] in RUNS and array.ndim == 4):
-                cut, join = list, np.stack
-            elif lengths is not None:
-                cut, join = partial(np.split, indices_or_sections=np.cumsum(lengths)[:-1]), np.concatenate
-            elif name in OF_EITHER and len(array) == len(self._lengths[own]):  # a head on texts that has no pooler
-                cut, join = list, np.stack
-        self._covered[name] = first + len(cut(array))
-        return first, cut, join
-
-    def _is_per_text(self, name: str) -> bool:
-        return name in PER_TEXT or (self._pooled and name in OF_EITHER)
 
 
 class Trace(Mapping[str, Any]):
     """A mapping from the names of stages, in firing order, to their arrays; a list of arrays for several texts.
 
     The array of a stage is (T, D) for the tokens of a text, (H, T, T) or (H, T, K) for its heads, (D,) or (C,) for the
-    whole text. `tokens`, `segments` and `ids` describe the text (lists of these for several texts; None if unknown).
+    whole text. `tokens`, `segments` and `ids` describe the text (lists of these for several texts; None if unknown);
+    a translation has the source's as `key_tokens` and `key_ids`. `grads` has the gradients that `trace` was asked for.
     A name that has not fired raises NpformerError and names the nearest ones.
 
     Parameters
@@ -127,6 +69,9 @@ class Trace(Mapping[str, Any]):
         self._parts = TextParts()
         self._fired: dict[str, bool] = {}  # stage, in firing order -> whether it is kept
         self._listening: AbstractContextManager[None] | None = None
+        self._grads: Trace | None = None
+        self.key_tokens: list[str] | None = None  # the source's, in the trace of a translation
+        self.key_ids: np.ndarray | None = None
 
     # --- recording ---------------------------------------------------------------------------------------------------
 
@@ -164,6 +109,16 @@ class Trace(Mapping[str, Any]):
         self._tokens += tokens
         self._segments += segments
 
+    def keep_gradients(self, gradients: Gradients) -> None:
+        """Adds the gradients of a metric by the stages of the forward that ran, as the trace `grads`."""
+        grads = self._grads = Trace(self.wanted, self.config)
+        grads._ids, grads._tokens, grads._segments = self._ids, self._tokens, self._segments
+        for name in self._fired:
+            grads._fired[name] = name in self._arrays and name in gradients
+            if grads._fired[name]:
+                parts = [self._parts.split(name, grad)[1](grad) for grad in gradients[name]]
+                grads._arrays[name] = [each for part in parts for each in part]
+
     # --- reading -----------------------------------------------------------------------------------------------------
 
     def __getitem__(self, name: str) -> Any:
@@ -188,6 +143,13 @@ class Trace(Mapping[str, Any]):
     @property
     def ids(self) -> Any:
         return _one(self._ids) if self._ids else None
+
+    @property
+    def grads(self) -> Trace:
+        """The gradients of the metric that `trace` was asked for, by each stage."""
+        if self._grads is None:
+            raise NpformerError("grads: none were asked for; trace(model, text, grads=metric) records them")
+        return self._grads
 
     @property
     def tokens(self) -> Any:
@@ -273,16 +235,30 @@ class Trace(Mapping[str, Any]):
         return trace
 
 
-def trace(model: Model | None = None, text: Any = None, stages: str | Iterable[str] = "*") -> Trace:
-    """Runs a model on texts and records its stages, up to `probabilities`.
+def trace(
+    model: Model | Seq2Seq | None = None,
+    text: Any = None,
+    stages: str | Iterable[str] = "*",
+    *,
+    grads: Any = None,
+    position: int | None = None,
+) -> Trace:
+    """Runs a model on texts and records its stages, up to `probabilities`; of a translation up to `logits`.
 
     Parameters
     ----------
-    model : Model, optional
+    model : Model or Seq2Seq, optional
         Without a model, an empty trace to fill: `with trace() as t: model(...)`.
     text : str, Pair, token ids, or a list of these
+        A translation model takes one text, which it translates, or a tuple of token ids (source, target).
     stages : name of a stage, pattern with `*`, or several
         Only stages that match are kept.
+    grads : label, word, True or function, optional
+        A metric, whose gradients by the stages are kept in `grads`, a trace of its own: the logit of a label (name or
+        number), or with True of the model's answer; or a function from the dict of a text's answers to a number. The
+        derivative of a function is found by differences, or stated by `interpret.edit.Differentiable`.
+    position : int, optional
+        With a label in `grads`, the token whose logit is meant, for a head on tokens.
 
     Returns
     -------
@@ -291,16 +267,16 @@ def trace(model: Model | None = None, text: Any = None, stages: str | Iterable[s
     Raises
     ------
     NpformerError
-        If `model` is no model, a pattern matches no stage, or a text cannot be read.
+        If `model` is no model, a pattern matches no stage, a text cannot be read, or the metric is none of the model's.
 
     Examples
     --------
     >>> model = npformer.load("distilbert-sst2")
-    >>> t = trace(model, "I love ice cream", "layers.0.attention.*")
+    >>> t = trace(model, "I love ice cream", "layers.0.attention.*", grads="POSITIVE")
     >>> t.tokens
     ['[CLS]', 'i', 'love', 'ice', 'cream', '[SEP]']
-    >>> t["layers.0.attention.weights"].shape
-    (12, 6, 6)
+    >>> t["layers.0.attention.weights"].shape, t.grads["layers.0.attention.weights"].shape
+    ((12, 6, 6), (12, 6, 6))
     """
     if model is None:
         return Trace(stages)
@@ -308,34 +284,24 @@ def trace(model: Model | None = None, text: Any = None, stages: str | Iterable[s
         raise NpformerError(f"trace: expected a model, such as npformer.load({str(model)!r:.60}), got {model!r:.60}")
     if text is None:
         raise NpformerError("trace: expected a text to run the model on; trace(model, text), or with trace() as t: ...")
-    inputs, tokens, segments = texts_of(model, text)
     recorded = Trace(stages, model.config)
-    recorded.describe(tokens, segments)
+    inputs: list[Any]
+    if isinstance(model, Seq2Seq):
+        pair, tokens, recorded.key_tokens = pair_of(model, text)
+        inputs, recorded.key_ids = [pair], pair[0].ids
+        recorded.describe([tokens], [np.zeros(len(tokens), np.int64)])
+    else:
+        inputs, all_tokens, segments = texts_of(model, text)
+        recorded.describe(all_tokens, segments)
     with recorded:
-        post_process(model.config, model.run(inputs))
+        if grads is None:
+            answers = model.run(inputs)  # type: ignore[arg-type]
+        else:
+            answers, by_stage = differentiate(model, inputs, grads, position)
+            recorded.keep_gradients(by_stage)
+        if isinstance(model, Model):
+            post_process(model.config, answers)
     return recorded
-
-
-def texts_of(model: Model, given: Any) -> tuple[list[Text], list[list[str]], list[np.ndarray]]:
-    """Reads one text or a list of texts (str, Pair or token ids): their token ids, tokens and segments.
-
-    A text that is too long for the model is cut, with a warning; token ids are not cut.
-    """
-    if model.config.head == "translation":
-        raise NpformerError(
-            "a translation model's stages depend on a target too: with trace() as t: model(ids, labels=...); npformer "
-            "view shows the attention of a text that it translates first"
-        )
-    several = isinstance(given, list) and not all(isinstance(each, int | np.integer) for each in given)
-    texts, tokens, segments = [], [], []
-    for encoded in read_texts(model, given if several else [given]):
-        (text,) = encoded.texts
-        piece = next(iter(encoded.pieces), None)  # token ids come without a piece
-        types = np.zeros(len(text), np.int64) if text.segments is None else text.segments
-        texts.append(text)
-        tokens.append(piece.tokens if piece else _names(model, text.ids))
-        segments.append(np.array(piece.type_ids) if piece else types)
-    return texts, tokens, segments
 
 
 def post_process(config: Config, answers: Sequence[Mapping[str, np.ndarray]]) -> None:
@@ -353,23 +319,6 @@ def post_process(config: Config, answers: Sequence[Mapping[str, np.ndarray]]) ->
         probabilities(np.stack([answer["logits"] for answer in answers]), function)
     elif config.head != "base":
         probabilities(np.concatenate([answer["logits"] for answer in answers]))
-
-
-def _names(model: Model, ids: np.ndarray) -> list[str]:
-    """Returns the token of each id, or the id itself if the model has no tokenizer."""
-    try:
-        tokenizer = model.tokenizer
-    except NpformerError:  # token ids need no tokenizer: a golden file's tiny model comes without one
-        return [str(number) for number in ids.tolist()]
-    return [tokenizer.id_to_token(number) or str(number) for number in ids.tolist()]
-
-
-def _alone(array: np.ndarray) -> list[np.ndarray]:
-    return [array]
-
-
-def _only(parts: list[np.ndarray]) -> np.ndarray:
-    return parts[0]
 
 
 def _one(values: list[Any]) -> Any:

@@ -141,9 +141,9 @@ def stages(
         raise NpformerError("stages: expected at least one stage, got none; trace the model first")
     both = sides(arrays, tokens, key_tokens, segments)
     steps = tuple(_step(name, one_text(name, arrays[name]), arrays, formulas or {}) for name in names)
+    own, of_source = getattr(arrays, "ids", None), getattr(arrays, "key_ids", None)
     ids = {} if key_tokens is not None else {
-        "queries": _numbers(getattr(arrays, "ids", None), both.queries),
-        "keys": _numbers(getattr(arrays, "key_ids", getattr(arrays, "ids", None)), both.keys),
+        "queries": _numbers(own, both.queries), "keys": _numbers(own if of_source is None else of_source, both.keys),
     }  # fmt: skip
     config = getattr(arrays, "config", None)
     named = tuple(labels if labels is not None else getattr(config, "labels", ()))

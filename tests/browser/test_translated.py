@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from npformer import load, view
-from npformer.interpret.translated import translated
+from npformer.interpret.trace import trace
 from tests.browser.page import Page
 
 FILES = Path(__file__).parent.parent / "golden" / "seq2seq" / "marian-files"
@@ -32,7 +32,7 @@ def model() -> Any:
 def test_each_attention_has_its_tokens_and_its_numbers(
     page: Page, model: Any, title: str, queries: str, keys: str, stage: str
 ) -> None:
-    t = translated(model, TEXT)
+    t = trace(model, TEXT)
     page.show(view.heads(model, TEXT, layer=1, heads=[2]))
     page.click(page.segment(title))
     assert page.texts(".from [role=option] .token") == list(getattr(t, queries))
@@ -43,7 +43,7 @@ def test_each_attention_has_its_tokens_and_its_numbers(
 
 
 def test_the_walk_has_the_ids_of_both_sides(page: Page, model: Any) -> None:
-    t = translated(model, TEXT)
+    t = trace(model, TEXT)
     page.show(view.stages(model, TEXT))
     for side, tokens, ids in (("keys", t.key_tokens, t.key_ids), ("queries", t.tokens, t.ids)):
         assert page.texts(f".chips[data-side='{side}'] .token") == list(tokens)

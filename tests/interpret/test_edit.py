@@ -136,7 +136,10 @@ def test_a_head_left_out_adds_nothing(model: Model) -> None:
         assert not context[2].any()
         assert context[[0, 1, 3]].any(axis=(1, 2)).all()
         assert not combined[:, 16:24].any()
-    with pytest.raises(NpformerError, match=r"head 4 of layer 1; it has heads 0 \.\.\. 3"), edit(ablate_head(1, 4)):
+    with (
+        pytest.raises(NpformerError, match=r"context: there is no head 4; it has heads 0 \.\.\. 3"),
+        edit(ablate_head(1, 4)),
+    ):
         model([2, 3])
     with pytest.raises(NpformerError, match=r"layers\.2\.attention\.context"), edit(ablate_head(2, 0)):
         model([2, 3])
@@ -216,7 +219,7 @@ def test_patch_is_the_effect_of_each_stage_at_each_position(model: Model) -> Non
 def test_texts_and_models_without_a_common_measure_are_errors(model: Model) -> None:
     with pytest.raises(NpformerError, match="as many tokens"):
         patch(model, "no", "no not")
-    with pytest.raises(NpformerError, match="base model gives a text no label"):
+    with pytest.raises(NpformerError, match="ablate_heads: a base model has no labels; give a function"):
         ablate_heads(tiny.model(head="base"), TEXTS)
 
 

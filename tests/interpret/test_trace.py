@@ -226,7 +226,11 @@ def test_an_encoder_decoder_is_traced_under_both_names() -> None:
     with edit({"decoder.*": lambda array: array}), trace() as edited:
         model.run(pairs)
     assert all(np.array_equal(a, b) for name in t for a, b in zip(t[name], edited[name], strict=True))
-    with pytest.raises(NpformerError, match="depend on a target"):
+    given = trace(model, tuple(text.ids for text in pairs[0]))
+    assert list(given) == list(t)
+    assert all(np.array_equal(given[name], t[name][0]) for name in t)
+    assert given.key_tokens == [str(each) for each in pairs[0][0].ids]
+    with pytest.raises(NpformerError, match="made without a folder, so it has no tokenizer; give it token ids"):
         trace(model, TEXT)
 
 

@@ -16,7 +16,6 @@ from npformer import load, view
 from npformer.errors import NpformerError
 from npformer.generation import generate
 from npformer.interpret.trace import trace
-from npformer.interpret.translated import translated
 from npformer.runtime.packing import Text
 from npformer.text.inputs import Pair
 from tests.support.seq2seq_models import random_model
@@ -38,7 +37,7 @@ def model() -> Any:
 def test_the_target_is_the_models_own_translation(model: Any) -> None:
     expected = next(each for each in json.loads((FILES / "expected.json").read_text()) if each["text"] == TEXT)
     pieces = {i: piece for piece, i in model.tokenizer.vocabulary.items()}
-    t = translated(model, TEXT)
+    t = trace(model, TEXT)
     assert t.key_tokens == [pieces[i] for i in expected["ids"]]
     assert t.tokens[0] == pieces[model.config.decoder.start_id]  # what the decoder reads, so not the end
     assert model.tokenizer.decode(t.ids.tolist()) == expected["target"]
@@ -47,7 +46,7 @@ def test_the_target_is_the_models_own_translation(model: Any) -> None:
 
 @needs_sentencepiece
 def test_three_attentions_between_the_tokens_of_both_sides(model: Any) -> None:
-    t = translated(model, TEXT)
+    t = trace(model, TEXT)
     source, target = tuple(t.key_tokens), tuple(t.tokens)
     shown = view.heads(model, TEXT)
     assert [(s.title, s.queries.tokens, s.keys.tokens) for s in shown.stacks] == [
@@ -75,7 +74,7 @@ def test_every_kind_draws_a_translation(model: Any, kind: str) -> None:
 
 @needs_sentencepiece
 def test_the_walk_shows_source_and_target(model: Any) -> None:
-    t, shown = translated(model, TEXT), view.stages(model, TEXT)
+    t, shown = trace(model, TEXT), view.stages(model, TEXT)
     assert shown.sides.distinct == [shown.sides.keys, shown.sides.queries]
     assert shown.ids == {"queries": tuple(t.ids.tolist()), "keys": tuple(t.key_ids.tolist())}
     assert shown.texts[0] == "A dog runs through the snow. </s>"

@@ -1,0 +1,69 @@
+"""Gradients of a metric by every stage of a forward pass: `trace(..., grads=metric)`.
+
+The forward is the model's own, recorded; the backward is that of training, without the gradients of weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from npformer.errors import NpformerError
+from npformer.functions import constant_weights
+from npformer.interpret.metric import metric_of
+from npformer.model import Model, Seq2Seq
+from npformer.runtime.packing import pack
+from npformer.tap import listen
+from npformer.tape import Recording
+from npformer.transformer import POOLED_HEADS, backward, transformer_backward
+
+Gradients = Mapping[
+    str, list[np.ndarray]
+]  # stage -> its gradient, for each run of equal lengths where it fires in runs
+
+
+def differentiate(
+    model: Model | Seq2Seq, inputs: Sequence[Any], metric: Any, position: int | None
+) -> tuple[list[dict[str, np.ndarray]], Gradients]:
+    """Runs a model: each text's answers, and the gradients of the texts' metrics by each stage. True: the own answer's.
+
+    No stage of one text has an effect on another's metric, so that the gradient of their sum has each text's own.
+    Inside `npformer.edit` the gradients are those of the edited forward, by the stages after their edits.
+    """
+    wanted, recording = None if metric is True else metric, Recording(keep_gradients=True)
+    with listen(recording):
+        answers = model.run(inputs)
+    found = []
+    for text, each in zip(inputs, answers, strict=True):
+        slopes = metric_of(model, wanted, position, each, text, "grads").gradient(each)
+        found.append({name: _fitting(name, slopes.get(name), array) for name, array in each.items()})
+        if odd := sorted(slopes.keys() - each.keys()):
+            raise NpformerError(f"grads: gradient of {odd[0]!r}: the answers are {', '.join(each)}")
+    stages, weights, config = recording.stages, model.weights, model.config
+    grads = {name: _joined(config.head, name, [each[name] for each in found]) for name in answers[0]}
+    with constant_weights(), model.cores(1):
+        if isinstance(model, Seq2Seq):
+            if any(each["encoder_last_hidden_state"].any() for each in found):
+                raise NpformerError("grads: expected a metric of the logits alone; the encoder's stages have a trace")
+            source, target = (pack(list(texts)) for texts in zip(*inputs, strict=True))
+            transformer_backward(grads, stages, weights, config, source, target)
+        else:
+            backward(grads, stages, weights, config, pack(inputs))
+    return answers, recording.gradients
+
+
+def _fitting(name: str, grad: np.ndarray | None, answer: np.ndarray) -> np.ndarray:
+    """Returns a gradient in its answer's type, zeros for None."""
+    if grad is None:
+        return np.zeros_like(answer)
+    if grad.shape != answer.shape:
+        raise NpformerError(f"grads: gradient of {name}: expected shape {answer.shape}, got {grad.shape}")
+    return grad.astype(answer.dtype)
+
+
+def _joined(head: str, name: str, arrays: list[np.ndarray]) -> np.ndarray:
+    """Packs an answer of several texts as the forward computed it: a row for each text, or for each token."""
+    of_text = name == "pooler_output" or (name == "logits" and head in POOLED_HEADS)
+    return np.stack(arrays) if of_text else np.concatenate(arrays)

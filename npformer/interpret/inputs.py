@@ -1,0 +1,84 @@
+"""What a trace or a study runs a model on: texts as token ids with their tokens, or a text and its translation."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from npformer.errors import NpformerError
+from npformer.generation import generate
+from npformer.model import Model, Seq2Seq
+from npformer.runtime.packing import Text
+from npformer.text.encoding import SourceEncoder, read_texts
+from npformer.text.inputs import Pair, as_text_or_pair
+
+
+def texts_of(model: Model, given: Any) -> tuple[list[Text], list[list[str]], list[np.ndarray]]:
+    """Reads one text or a list of texts (str, Pair or token ids): their token ids, tokens and segments.
+
+    A text that is too long for the model is cut, with a warning; token ids are not cut.
+    """
+    if model.config.head == "translation":
+        raise NpformerError(
+            "a translation model reads a text and its translation: trace(model, text) translates it first; "
+            "with trace() as t: model(ids, labels=...) takes a target"
+        )
+    several = isinstance(given, list) and not all(isinstance(each, int | np.integer) for each in given)
+    texts, tokens, segments = [], [], []
+    for encoded in read_texts(model, given if several else [given]):
+        (text,) = encoded.texts
+        piece = next(iter(encoded.pieces), None)  # token ids come without a piece
+        types = np.zeros(len(text), np.int64) if text.segments is None else text.segments
+        texts.append(text)
+        tokens.append(piece.tokens if piece else _names(model, text.ids))
+        segments.append(np.array(piece.type_ids) if piece else types)
+    return texts, tokens, segments
+
+
+def _names(model: Model, ids: np.ndarray) -> list[str]:
+    """Returns the token of each id, or the id itself if the model has no tokenizer."""
+    try:
+        tokenizer = model.tokenizer
+    except NpformerError:  # token ids need no tokenizer: a golden file's tiny model comes without one
+        return [str(number) for number in ids.tolist()]
+    return [tokenizer.id_to_token(number) or str(number) for number in ids.tolist()]
+
+
+def pair_of(model: Seq2Seq, given: Any) -> tuple[tuple[Text, Text], list[str], list[str]]:
+    """Reads a text (str or token ids) and translates it with the model's own settings: the pair that the model reads,
+    the tokens of its decoder, and those of the source. A tuple of token ids (source, target) is taken as it is.
+
+    The decoder reads the start token and the translation without its end token, so that row i of the logits is the one
+    that token i + 1 was chosen from. Raises NpformerError for a pair of texts, or a text without a token.
+    """
+    if isinstance(given, tuple) and not isinstance(given, Pair):
+        source, target = (each if isinstance(each, Text) else Text(np.asarray(each, np.int64)) for each in given)
+    else:
+        source = Text(_source(model, given))
+        if not len(source):
+            raise NpformerError("view: expected a text to translate, got one without a token")
+        (hypotheses,) = generate(model, [source])
+        target = Text(np.concatenate([[model.config.decoder.start_id], hypotheses[0].ids[:-1]]).astype(np.int64))
+    return (source, target), _tokens(model, target.ids, is_source=False), _tokens(model, source.ids, is_source=True)
+
+
+def _source(model: Seq2Seq, given: Any) -> np.ndarray:
+    if isinstance(given, (list, np.ndarray)):
+        return np.asarray(given, np.int64)
+    text = as_text_or_pair(given)
+    if isinstance(text, Pair):
+        raise NpformerError(
+            "view: a translation model writes the second text itself; give it one text, or trace it with a target: "
+            "with trace() as t: model(ids, labels=...), then heads(t, tokens=..., key_tokens=...)"
+        )
+    return SourceEncoder(model).read(text).texts[0].ids
+
+
+def _tokens(model: Seq2Seq, ids: np.ndarray, is_source: bool) -> list[str]:
+    """Returns the tokens of one side, or the ids themselves if the model has no tokenizer."""
+    try:
+        tokenizer = model.tokenizer
+    except NpformerError:  # token ids need no tokenizer
+        return [str(each) for each in ids.tolist()]
+    return tokenizer.tokens(ids.tolist(), is_source)

@@ -1,0 +1,77 @@
+"""`TextParts`: which part of a stage of packed rows belongs to which text."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import numpy as np
+
+INPUTS = ("ids", "lengths")  # the first taps of a forward: its inputs, which are not stages
+RUNS = ("query_heads", "key_heads", "value_heads", "scores", "weights", "context")  # fire once a run of equal lengths
+OF_SOURCE = ("cross_attention.key", "cross_attention.value")  # rows of the texts that a decoder attends to
+PER_TEXT = ("pooler", "pooled")  # one row for each text, and likewise the logits that follow
+OF_EITHER = ("logits", "probabilities")  # one row for each text, or one for each token
+
+Cut = Callable[[np.ndarray], list[np.ndarray]]
+Join = Callable[[list[np.ndarray]], np.ndarray]
+
+
+def is_input(name: str) -> bool:
+    return name.rpartition(".")[2] in INPUTS
+
+
+class TextParts:
+    """Finds which part of a stage belongs to which text, from the taps of the forwards that run.
+
+    Each tap named `lengths` starts a forward; an encoder-decoder starts one in the scope of its encoder and one in that
+    of its decoder. Texts are numbered from 0 over all forwards of a scope.
+    """
+
+    def __init__(self) -> None:
+        self._lengths: dict[str, np.ndarray] = {}  # scope -> its texts' lengths
+        self._first: dict[str, int] = {}  # scope -> number of texts in earlier forwards
+        self._covered: dict[str, int] = {}  # stage -> number of texts it has fired for
+        self._pooled = False
+
+    def hear(self, name: str, array: np.ndarray) -> None:
+        """Notes the lengths of a forward, and whether its head pools each text to one row; called for every tap."""
+        scope, _, last = name.rpartition(".")
+        if last == "lengths":
+            self._first[scope] = self._first.get(scope, 0) + len(self._lengths.get(scope, ()))
+            self._lengths[scope] = array
+            self._pooled = False
+        self._pooled |= name in PER_TEXT
+
+    def split(self, name: str, array: np.ndarray) -> tuple[int, Cut, Join]:
+        """Returns the number of the first text in `array`, a function that cuts the array by text, and its inverse.
+
+        An array that has no part for each text, or fires outside of any forward, stays whole.
+        """
+        own = max((each for each in self._lengths if name.startswith(each)), key=len, default="")
+        first = max(self._covered.get(name, 0), self._first.get(own, 0))
+        cut: Cut = _alone
+        join: Join = _only
+        if own in self._lengths:
+            others = [lengths for scope, lengths in self._lengths.items() if scope != own]
+            either = [*others, self._lengths[own]] if name.endswith(OF_SOURCE) else [self._lengths[own]]
+            lengths = next((each for each in either if each.sum() == len(array)), None)
+            if self._is_per_text(name) or (name.rpartition(".")[2] in RUNS and array.ndim == 4):
+                cut, join = list, np.stack
+            elif lengths is not None:
+                cut, join = partial(np.split, indices_or_sections=np.cumsum(lengths)[:-1]), np.concatenate
+            elif name in OF_EITHER and len(array) == len(self._lengths[own]):  # a head on texts that has no pooler
+                cut, join = list, np.stack
+        self._covered[name] = first + len(cut(array))
+        return first, cut, join
+
+    def _is_per_text(self, name: str) -> bool:
+        return name in PER_TEXT or (self._pooled and name in OF_EITHER)
+
+
+def _alone(array: np.ndarray) -> list[np.ndarray]:
+    return [array]
+
+
+def _only(parts: list[np.ndarray]) -> np.ndarray:
+    return parts[0]

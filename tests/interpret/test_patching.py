@@ -1,0 +1,190 @@
+"""What patching measures by position, head and layer, for every head; attribution patching is its first order."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from npformer.errors import NpformerError
+from npformer.families import encoders
+from npformer.interpret.edit import edit, from_trace, without_head
+from npformer.interpret.patching import ablate_heads, attribution_patching, patch
+from npformer.interpret.trace import trace
+from npformer.model import Model
+from npformer.runtime.packing import Text
+from tests.support import tiny
+from tests.support.seq2seq_models import random_model
+
+pytestmark = pytest.mark.numbers
+
+CLEAN, CORRUPTED = "I love [MASK] cream", "you love [MASK] cream"
+CASES = [(family, head) for family in ("distilbert", "bert", "electra") for head in encoders()[family].heads]
+
+
+def norm(answers: dict[str, np.ndarray]) -> float:
+    return float(np.square(answers["last_hidden_state"][0]).sum())
+
+
+def metric_of_head(head: str) -> Any:
+    return norm if head == "base" else None
+
+
+def value(model: Model, head: str, text: Any, answered: Any) -> float:
+    """The default metric by hand: the logits of the answer `answered`, of the model's own choice on the clean text."""
+    t, chosen = trace(model, text), answered
+    if head == "base":
+        last = [name for name in t if name.endswith("ffn_norm")][-1]
+        return float(np.square(t[last][0]).sum())
+    if head == "question-answering":
+        return float(np.mean([t[f"{side}_logits"][chosen[f"{side}_logits"].argmax()] for side in ("start", "end")]))
+    rows = t["logits"] if t["logits"].ndim == 2 else t["logits"][None]
+    theirs = chosen["logits"] if chosen["logits"].ndim == 2 else chosen["logits"][None]
+    at = [3] if head == "masked-lm" else range(len(rows))
+    return float(np.mean([rows[i][theirs[i].argmax()] for i in at]))
+
+
+@pytest.mark.parametrize(("family", "head"), CASES)
+def test_every_head_of_a_model_is_measured_by_its_own_answer(family: str, head: str) -> None:
+    model = tiny.model(family, head, dtype=np.float64)
+    effects = ablate_heads(model, CLEAN, metric_of_head(head))
+    answered = trace(model, CLEAN)
+    before = value(model, head, CLEAN, answered)
+    for layer, number in ((0, 3), (1, 0)):
+        with edit(without_head(f"layers.{layer}.attention.context", number)):
+            after = value(model, head, CLEAN, answered)
+        assert effects.values[layer, number] == pytest.approx(after - before, abs=1e-12)
+    patched = patch(model, CLEAN, CORRUPTED, "layers.0.ffn_norm", metric_of_head(head))
+    with edit(from_trace(answered, "layers.0.ffn_norm", 2)):
+        after = value(model, head, CORRUPTED, answered)
+    assert patched.values[0, 2] == pytest.approx(after - value(model, head, CORRUPTED, answered), abs=1e-12)
+
+
+def test_a_metric_of_ones_own_is_measured_on_each_text() -> None:
+    model = tiny.model("bert", dtype=np.float64)
+    texts = [CLEAN, "no"]
+    effects = ablate_heads(model, texts, lambda answers: answers["logits"][1] - answers["logits"][0])
+    plain = trace(model, texts)["logits"]
+    with edit(without_head("layers.1.attention.context", 2)):
+        without = trace(model, texts)["logits"]
+    changes = [(after[1] - after[0]) - (before[1] - before[0]) for before, after in zip(plain, without, strict=True)]
+    assert effects.values[1, 2] == pytest.approx(np.mean(changes), abs=1e-12)
+    tags = tiny.model("bert", "token-classification", dtype=np.float64)
+    one = ablate_heads(tags, CLEAN, "B-PER", position=2)
+    assert one.title == "change of the logit of B-PER at token 2"
+    with edit(without_head("layers.0.attention.context", 1)):
+        after = trace(tags, CLEAN)["logits"][2, 1]
+    assert one.values[0, 1] == pytest.approx(after - trace(tags, CLEAN)["logits"][2, 1], abs=1e-12)
+
+
+def test_the_heads_of_a_translation_model() -> None:
+    model = random_model("float64", d_model=16, d_ffn=24)
+    pair = (np.array([5, 6, 7, 0]), np.array([499, 8, 9]))
+    effects = ablate_heads(model, pair, lambda answers: answers["logits"][-1, 0])
+    assert effects.rows == (
+        "encoder 0", "encoder 1", "decoder 0", "decoder 0, source", "decoder 1", "decoder 1, source",
+    )  # fmt: skip
+    texts = [(Text(pair[0]), Text(pair[1]))]
+    (before,) = model.run(texts)
+    for row, stage in ((1, "encoder.layers.1.attention.context"), (3, "decoder.layers.0.cross_attention.context")):
+        with edit(without_head(stage, 1)):
+            (after,) = model.run(texts)
+        assert effects.values[row, 1] == after["logits"][-1, 0] - before["logits"][-1, 0] != 0
+    assert ablate_heads(model, pair).title == "change of the mean log-probability of the translation"
+
+
+# --- parts -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def model() -> Model:
+    return tiny.model("bert", dtype=np.float64)
+
+
+def test_by_head_and_by_layer(model: Model) -> None:
+    clean = trace(model, CLEAN)
+    label = int(clean["logits"].argmax())
+    before = trace(model, CORRUPTED)["logits"][label]
+    heads = patch(model, CLEAN, CORRUPTED, by="head")
+    assert heads.rows == ("layers.0.attention.context", "layers.1.attention.context")
+    assert heads.columns == ("head 0", "head 1", "head 2", "head 3")
+    with edit(from_trace(clean, "layers.1.attention.context", heads=[2])):
+        after = trace(model, CORRUPTED)
+    np.testing.assert_array_equal(after["layers.1.attention.context"][2], clean["layers.1.attention.context"][2])
+    assert not np.array_equal(after["layers.1.attention.context"][1], clean["layers.1.attention.context"][1])
+    assert heads.values[1, 2] == pytest.approx(after["logits"][label] - before, abs=1e-12)
+    layers = patch(model, CLEAN, CORRUPTED, by="layer")
+    assert layers.rows == ("layer 0", "layer 1")
+    assert layers.columns == ("attention.output", "ffn.output", "ffn_norm")
+    assert layers.values[1, 2] == pytest.approx(clean["logits"][label] - before, abs=1e-12)
+    with edit(from_trace(clean, "layers.0.ffn.output")):
+        after = trace(model, CORRUPTED)
+    assert layers.values[0, 1] == pytest.approx(after["logits"][label] - before, abs=1e-12)
+
+
+def test_positions_and_heads_together(model: Model) -> None:
+    clean = trace(model, CLEAN)
+    with edit(from_trace(clean, "layers.0.attention.weights", 1, [0, 3])):
+        t = trace(model, CORRUPTED)
+    own = trace(model, CORRUPTED)["layers.0.attention.weights"]
+    expected = own.copy()
+    expected[[0, 3], 1] = clean["layers.0.attention.weights"][[0, 3], 1]
+    np.testing.assert_array_equal(t["layers.0.attention.weights"], expected)
+    for heads, name in (([4], "*.weights"), (0, "layers.0.ffn_norm")):
+        with pytest.raises(NpformerError, match="no heads"), edit(from_trace(clean, name, heads=heads)):
+            trace(model, CORRUPTED)
+
+
+def test_words_that_are_repeated_have_columns_of_their_own(model: Model) -> None:
+    assert patch(model, "ice ice", "ice hot", "layers.0.ffn_norm").columns == ("[CLS]", "ice", "hot", "[SEP]")
+    assert patch(model, "ice hot", "ice ice", "layers.0.ffn_norm").columns == ("[CLS]", "ice", "ice", "[SEP]")
+
+
+@pytest.mark.parametrize("by", ["position", "head", "layer"])
+@pytest.mark.parametrize("head", ["sequence-classification", "masked-lm", "question-answering"])
+def test_attribution_patching_is_the_first_order_of_patching(by: str, head: str) -> None:
+    """Between texts a thousandth apart the estimate is off by the square of that."""
+    model = tiny.model("bert", head, dtype=np.float64)
+    estimates, measured = [], []
+    for share in (1e-3, 1e-4):
+        table = model.weights["embeddings"]["token"]["weight"]
+        i, you = (model.tokenizer.token_to_id(word) for word in ("i", "you"))
+        moved = table.copy()
+        moved[i] = table[you] + share * (table[i] - table[you])
+        weights = {**model.weights, "embeddings": {**model.weights["embeddings"], "token": {"weight": moved}}}
+        other = Model(model.config, weights)
+        other.tokenizer = model.tokenizer
+        estimates.append(attribution_patching(other, CLEAN, CORRUPTED, by=by).values)
+        measured.append(patch(other, CLEAN, CORRUPTED, by=by).values)
+    errors = [np.abs(a - b).max() for a, b in zip(estimates, measured, strict=True)]
+    assert np.abs(measured[0]).max() > 0
+    assert errors[0] < 0.02 * np.abs(measured[0]).max()
+    assert errors[1] < errors[0] / 50  # a hundredth, but for the third order
+
+
+def test_arguments_that_do_not_fit_are_errors(model: Model) -> None:
+    for arguments, message in (
+        ({"by": "word"}, "patch: by: expected one of position, head, layer, got 'word'"),
+        ({"by": "head", "stages": "layers.*.ffn_norm"}, "layers.0.ffn_norm: expected a stage with heads"),
+        ({"by": "layer", "stages": "embeddings.norm"}, "embeddings.norm: expected a stage of a layer"),
+        ({"stages": "pooled"}, r"no positions \[0\] in \(32,\)"),
+        ({"metric": "GOOD"}, "patch: label='GOOD': expected one of NEGATIVE, POSITIVE"),
+    ):
+        for study in (patch, attribution_patching):
+            with pytest.raises(NpformerError, match=message):
+                study(model, CLEAN, CORRUPTED, **arguments)
+    with pytest.raises(NpformerError, match="patch: expected a Model, an encoder"):
+        patch(random_model(), "a", "b")  # type: ignore[arg-type]
+
+
+def test_a_table_is_a_heat_map_in_a_notebook(model: Model) -> None:
+    effects = patch(model, CLEAN, CORRUPTED, by="head")
+    page = effects._repr_html_()
+    assert page.startswith("<table>\n<caption style='text-align:left'>change of the logit of ")
+    assert page.count("<td") == effects.values.size
+    largest = effects.values.flat[np.abs(effects.values).argmax()]
+    colour = "210,113,27" if largest > 0 else "44,123,189"
+    assert f"rgba({colour},1.00)'>{largest:+.3f}<" in page
+    smallest = effects.values.flat[np.abs(effects.values).argmin()]
+    assert f"{abs(smallest) / abs(largest):.2f})'>{smallest:+.3f}<" in page
