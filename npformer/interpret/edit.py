@@ -11,8 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from fnmatch import fnmatchcase
 from functools import partial
+from inspect import signature
 
 import numpy as np
 
@@ -23,7 +23,7 @@ from npformer.interpret.trace import Trace
 from npformer.tap import listen
 from npformer.tape import Differentiable, Edit, Pullback, UnknownDerivative
 
-Change = Callable[[np.ndarray], np.ndarray] | np.ndarray | list[np.ndarray]
+Change = Callable[..., np.ndarray] | np.ndarray | list[np.ndarray]
 
 
 @contextmanager
@@ -35,8 +35,9 @@ def edit(*changes: Mapping[str, Change]) -> Iterator[None]:
     Parameters
     ----------
     *changes : mappings from a stage's name, or a pattern with `*`, to a change
-        A change is a function of one text's array, an array, or a list with one array for each text. Several changes
-        of one stage are made one after another, in the order given.
+        A change is a function of one text's array (and, with a second argument, of the stage's name), an array, or a
+        list with one array for each text. Several changes of one stage are made one after another, in the order given.
+        The name may also be TransformerLens's hook or the path of Hugging Face's module.
 
     Raises
     ------
@@ -70,7 +71,8 @@ class Edits(Edit):
         if is_input(name):
             return None
         if name not in self._of:
-            self._of[name] = [change for pattern, change in self._changes if fnmatchcase(name, pattern)]
+            changes = [change for pattern, change in self._changes if table.selected(pattern, [name])]
+            self._of[name] = [_told_the_name(change, name) for change in changes]
         if not self._of[name]:
             return None
         first, cut, join = self._texts.split(name, array)
@@ -90,6 +92,18 @@ class Edits(Edit):
     def check(self) -> None:
         """Raises NpformerError for a name or pattern that matched no stage."""
         table.matching([pattern for pattern, _ in self._changes], list(self._of))
+
+
+def _told_the_name(change: Change, name: str) -> Change:
+    """Returns a change of an array alone: of a function with a second argument, the stage's name."""
+    if not callable(change) or isinstance(change, Differentiable):
+        return change
+    try:
+        parameters = signature(change).parameters.values()
+    except ValueError:  # NumPy's own functions do not tell
+        return change
+    needed = [each for each in parameters if each.default is each.empty and each.kind in (0, 1)]  # positional
+    return (lambda array: change(array, name)) if len(needed) == 2 else change
 
 
 def _changed(name: str, change: Change, number: int, array: np.ndarray) -> np.ndarray:

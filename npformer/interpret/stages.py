@@ -16,7 +16,8 @@ from npformer.checkpoint.tree import module_path
 from npformer.checks import nearest
 from npformer.config import Config
 from npformer.errors import NpformerError
-from npformer.families import family_of
+from npformer.families import encoders, family_of
+from npformer.families.marian import LAYER as MARIAN_LAYER
 
 
 @dataclass(frozen=True)
@@ -142,8 +143,12 @@ def names(config: Config) -> list[str]:
 
 
 def selected(patterns: str | Iterable[str], names: Iterable[str]) -> list[str]:
-    """Selects the names that match one of the patterns, in their order; `*` matches anything, also dots."""
-    wanted = [patterns] if isinstance(patterns, str) else list(patterns)
+    """Selects the names that match one of the patterns, in their order; `*` matches anything, also dots.
+
+    A pattern is of our names, or a name or pattern of another library's that `resolve` knows.
+    """
+    given = [patterns] if isinstance(patterns, str) else list(patterns)
+    wanted = [each for pattern in given for each in (pattern, *resolve(pattern))]
     return [name for name in names if any(fnmatch.fnmatchcase(name, pattern) for pattern in wanted)]
 
 
@@ -156,12 +161,108 @@ def matching(patterns: str | Iterable[str], names: Sequence[str]) -> list[str]:
 
 
 def unknown(name: str, names: Sequence[str]) -> str:
-    """Returns the error message for an unknown stage, with the nearest of `names`."""
+    """Returns the error message for an unknown stage, with the nearest of `names`, in that library's terms."""
     if not names:
         return f"{name!r}: no stage has fired; run a model first"
-    near = nearest(name, names, 3)
+    for end, hint in HINTS.items():
+        if name.endswith(end):
+            return f"{name!r}: no such stage; {hint}"
+    ours = resolve(name)
+    theirs = [] if ours else [each for each in _with_layer(name) if set(resolve(each)) & set(names)]
+    closest = [each for each in nearest(name, [*names, *theirs], 3) if each not in names]
+    if closest and not ours and nearest(name, [*names, *theirs])[0] in closest:
+        shown = " or ".join(f"{each} ({resolve(each)[0]})" for each in closest)
+        return f"{name!r}: no such stage; did you mean {shown}?"
+    name_of_ours = ours[0] if ours else name
+    near = nearest(name_of_ours, names, 3)
     if not near:  # perhaps a pattern with a misspelt last part
         lasts = {each.rpartition(".")[2]: each for each in reversed(names)}
-        near = [lasts[last] for last in nearest(name.rpartition(".")[2], lasts, 3)]
+        near = [lasts[last] for last in nearest(name_of_ours.rpartition(".")[2], lasts, 3)]
     near = near or [names[0], names[-1]]
-    return f"{name!r}: no such stage; did you mean {' or '.join(near)}?"
+    here = f", which is {name_of_ours} here" if ours else ""
+    return f"{name!r}{here}: no such stage; did you mean {' or '.join(near)}?"
+
+
+# --- names of other libraries ----------------------------------------------------------------------------------------
+
+#: Hooks of TransformerLens that are no stage of ours, by their last part -> where to look.
+HINTS = {
+    "hook_result": "what each head writes is npformer.interpret.logit_attribution.head_results(model, trace)",
+    "hook_scale": "a norm's deviation is that of the stage before it: trace['layers.0.attention_residual'].std(-1)",
+    **dict.fromkeys(
+        ("hook_q_input", "hook_k_input", "hook_v_input", "hook_attn_in", "hook_mlp_in"),
+        "a block reads the stage before it, layers.*.ffn_norm of the layer before or layers.*.attention_norm",
+    ),
+}
+#: More hooks of TransformerLens: those of a HookedTransformer, and second names of one array.
+_HOOKS = {
+    "hook_embed": "embeddings.token",
+    "hook_pos_embed": "embeddings.position",
+    "hook_token_type_embed": "embeddings.segment",
+    "embed.ln.hook_normalized": "embeddings.norm",
+    "blocks.*.ln2.hook_normalized": "layers.*.ffn_norm",
+    "ln_final.hook_normalized": "norm",
+}
+_BEFORE_A_LAYER = re.compile(r"blocks\.(\d+)\.hook_resid_pre")
+
+
+@cache
+def resolve(name: str) -> tuple[str, ...]:
+    """Returns our stages (or patterns) for a TransformerLens hook or a Hugging Face module's path; () if it is neither.
+
+    A layer's number may be a pattern too. A path may lack the encoder's prefix, as in a base model.
+
+    >>> resolve("blocks.3.attn.hook_pattern"), resolve("distilbert.transformer.layer.*.attention.q_lin")
+    (('layers.3.attention.weights',), ('layers.*.attention.query',))
+    >>> resolve("layers.3.attention.weights")
+    ()
+    """
+    if find(name) is not None:
+        return ()
+    if before := _BEFORE_A_LAYER.fullmatch(name):
+        layer = int(before[1])
+        return (f"layers.{layer - 1}.ffn_norm" if layer else "embeddings.norm",)
+    known, (template, number) = _elsewhere(), _template(name)
+    if template in known:
+        return (known[template].replace("*", number),)
+    if "hook_" not in name:
+        return ()
+    hooks = (ours.replace("*", number) for theirs, ours in known.items() if fnmatch.fnmatchcase(theirs, template))
+    return tuple(dict.fromkeys(hooks))
+
+
+def _template(name: str) -> tuple[str, str]:
+    """Returns a name with `*` for the layer's number, and the number, which may be a pattern."""
+    parts = name.split(".")
+    for i, part in enumerate(parts):
+        if part.isdigit() or set(part) & set("*?["):
+            return ".".join([*parts[:i], "*", *parts[i + 1 :]]), part
+    return name, "*"
+
+
+def _with_layer(name: str) -> list[str]:
+    """Lists all names of other libraries, with the layer's number that `name` has."""
+    return [each.replace("*", _template(name)[1]) for each in _elsewhere()]
+
+
+@cache
+def _elsewhere() -> dict[str, str]:
+    """Returns the names of stages in TransformerLens and in Hugging Face's models -> ours, with `*` for the layer.
+
+    A path that means different stages in two families is left out.
+    """
+    known = {stage.hook: stage.name for stage in STAGES if stage.hook} | _HOOKS
+    paths: dict[str, set[str]] = {}
+    for family in encoders().values():
+        found = dict(family.stages)
+        for head, groups in family.heads.items():
+            for group, path in {**family.encoder, **groups}.items():
+                if (group, head) != ("head.output", "question-answering"):  # two stages: start and end
+                    found[path] = "logits" if group == "head.output" else group
+        for path, stage in found.items():
+            paths.setdefault(path, set()).add(stage)
+            paths.setdefault(path.removeprefix(family.prefix), set()).add(stage)
+    for side in ("encoder", "decoder"):
+        for group, path in MARIAN_LAYER.items():
+            paths.setdefault(f"model.{side}.layers.*.{path}", set()).add(f"{side}.layers.*.{group}")
+    return known | {path: stage for path, (stage, *others) in paths.items() if not others}

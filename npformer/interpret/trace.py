@@ -42,7 +42,8 @@ class Trace(Mapping[str, Any]):
     The array of a stage is (T, D) for the tokens of a text, (H, T, T) or (H, T, K) for its heads, (D,) or (C,) for the
     whole text. `tokens`, `segments` and `ids` describe the text (lists of these for several texts; None if unknown);
     a translation has the source's as `key_tokens` and `key_ids`. `grads` has the gradients that `trace` was asked for.
-    A name that has not fired raises NpformerError and names the nearest ones.
+    A stage's name may also be TransformerLens's hook or the path of Hugging Face's module. A name that has not fired
+    raises NpformerError and names the nearest ones.
 
     Parameters
     ----------
@@ -122,17 +123,25 @@ class Trace(Mapping[str, Any]):
     # --- reading -----------------------------------------------------------------------------------------------------
 
     def __getitem__(self, name: str) -> Any:
-        if name not in self._arrays:
-            if name in self._fired:
+        ours = self._ours(name)
+        if ours not in self._arrays:
+            if ours in self._fired:
                 raise NpformerError(f"{name!r}: not recorded; this trace was asked for {', '.join(self.wanted)}")
             raise NpformerError(table.unknown(str(name), list(self._fired or self._arrays)))
-        return _one(self._arrays[name])
+        return _one(self._arrays[ours])
+
+    def _ours(self, name: str) -> str:
+        """Returns our name of a stage that is asked for by ours, by a TransformerLens hook, or by a module's path."""
+        if name in self._arrays:
+            return name
+        return next(iter(table.resolve(str(name))), name)
 
     def __contains__(self, name: object) -> bool:
-        return name in self._arrays
+        return name in self._arrays or (isinstance(name, str) and self._ours(name) in self._arrays)
 
     def get(self, name: str, default: Any = None) -> Any:
-        return _one(self._arrays[name]) if name in self._arrays else default
+        ours = self._ours(name)
+        return _one(self._arrays[ours]) if ours in self._arrays else default
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._arrays)

@@ -1,0 +1,142 @@
+"""Stages by the names that other libraries give them, wherever our own do: traces, edits, patches; with hints."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from npformer.errors import NpformerError
+from npformer.interpret import stages
+from npformer.interpret.edit import edit, from_trace, zero
+from npformer.interpret.patching import patch
+from npformer.interpret.trace import trace
+from npformer.model import Model
+from tests.support import tiny
+
+pytestmark = pytest.mark.numbers
+
+TEXT = "I love ice cream"
+FAMILIES = ("distilbert", "bert", "electra")
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def model(request: pytest.FixtureRequest) -> Model:
+    return tiny.model(request.param)
+
+
+def test_every_hook_and_module_that_the_table_names_is_found(model: Model) -> None:
+    t = trace(model, TEXT)
+    found = 0
+    for row in t.table().rows:
+        for theirs in (row.transformerlens, row.huggingface):
+            if theirs and theirs != row.name and row.name != "pooler":  # BERT's own name of the module around it
+                assert theirs in t
+                np.testing.assert_array_equal(t[theirs], t[row.name], err_msg=theirs)
+                found += 1
+    assert found >= 40
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_module_of_every_head_is_found(family: str) -> None:
+    from npformer.families import encoders, family_of
+
+    for head in encoders()[family].heads:
+        config = tiny.config(family, head)
+        for path, stage in stages.modules(config).items():
+            if path in ("pooler", "embeddings"):
+                continue
+            assert stages.resolve(path) == (stage,), path
+            inner = path.removeprefix(family_of(config).prefix)
+            assert stages.find(inner) or stages.resolve(inner) == (stage,), inner
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours"),
+    [
+        ("blocks.1.attn.hook_z", "layers.1.attention.context"),
+        ("blocks.[01].attn.hook_pattern", "layers.[01].attention.weights"),
+        ("blocks.*.hook_mlp_out", "layers.*.ffn.output"),
+        ("blocks.0.hook_resid_pre", "embeddings.norm"),
+        ("blocks.1.hook_resid_pre", "layers.0.ffn_norm"),
+        ("blocks.1.ln2.hook_normalized", "layers.1.ffn_norm"),
+        ("hook_embed", "embeddings.token"),
+        ("ln_final.hook_normalized", "norm"),
+        ("bert.encoder.layer.0.attention.self.query", "layers.0.attention.query"),
+        ("encoder.layer.0.attention.self.query", "layers.0.attention.query"),
+        ("distilbert.transformer.layer.*.ffn.lin1", "layers.*.ffn.hidden"),
+        ("classifier", "logits"),
+        ("cls.predictions.transform.LayerNorm", "head.norm"),
+        ("model.decoder.layers.2.encoder_attn.k_proj", "decoder.layers.2.cross_attention.key"),
+    ],
+)
+def test_names_of_other_libraries(theirs: str, ours: str) -> None:
+    assert stages.resolve(theirs) == (ours,)
+
+
+def test_our_own_names_and_any_others_stay() -> None:
+    for name in ("layers.1.attention.context", "pooler", "logits", "*.weights", "*output*", "my.own.stage", ""):
+        assert stages.resolve(name) == ()
+    assert stages.selected("*output*", ["layers.0.attention_norm", "layers.0.ffn.output"]) == ["layers.0.ffn.output"]
+
+
+def test_a_trace_an_edit_and_a_patch_take_them() -> None:
+    model = tiny.model("bert")
+    hooks = trace(model, TEXT, "blocks.*.attn.hook_pattern")
+    assert list(hooks) == ["layers.0.attention.weights", "layers.1.attention.weights"]
+    assert list(trace(model, TEXT, "*.hook_pattern")) == list(hooks)
+    assert list(hooks.select("blocks.1.*.hook_pattern")) == ["layers.1.attention.weights"]
+    assert hooks.get("blocks.0.attn.hook_z") is None
+    with edit(zero("bert.encoder.layer.1.output.dense")):
+        t = trace(model, TEXT)
+    assert not t["layers.1.ffn.output"].any()
+    assert t["blocks.0.hook_mlp_out"].any()
+    with edit(from_trace(hooks, "blocks.0.attn.hook_pattern")):
+        again = trace(model, "you love ice cream")
+    np.testing.assert_array_equal(again["layers.0.attention.weights"], hooks["layers.0.attention.weights"])
+    effects = patch(model, TEXT, "you love ice cream", "blocks.*.hook_mlp_out")
+    assert effects.rows == ("layers.0.ffn.output", "layers.1.ffn.output")
+    grads = trace(model, TEXT, grads="POSITIVE").grads
+    np.testing.assert_array_equal(grads["blocks.1.attn.hook_z"], grads["layers.1.attention.context"])
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("blocks.0.attn.hook_patern", r"did you mean blocks\.0\.attn\.hook_pattern \(layers\.0\.attention\.weights\)"),
+        ("bert.encoder.layer.1.attention.self.querry", r"bert\.encoder\.layer\.1\.attention\.self\.query \(layers\.1"),
+        ("blocks.0.attn.hook_result", r"what each head writes is .*head_results\(model, trace\)"),
+        ("blocks.1.ln1.hook_scale", r"deviation is that of the stage before it"),
+        ("blocks.0.hook_mlp_in", "a block reads the stage before it"),
+        ("blocks.7.attn.hook_z", r"which is layers\.7\.attention\.context here: no such stage; did you mean layers\.1"),
+        ("layers.0.atention.weights", r"did you mean layers\.0\.attention\.weights"),
+    ],
+)
+def test_a_name_that_does_not_fit_has_a_hint(name: str, message: str) -> None:
+    t = trace(tiny.model("bert"), TEXT)
+    with pytest.raises(NpformerError, match=message):
+        t[name]
+    with pytest.raises(NpformerError, match=message), edit(zero(name)):
+        trace(tiny.model("bert"), TEXT)
+
+
+# --- functions that are told the name --------------------------------------------------------------------------------
+
+
+def test_a_function_of_two_arguments_is_told_the_stage() -> None:
+    seen = []
+
+    def note(array: np.ndarray, name: str) -> np.ndarray:
+        seen.append(name)
+        return array * 0 if name.startswith("layers.1") else array
+
+    with edit({"layers.*.ffn.output": note, "blocks.0.hook_attn_out": note}):
+        t = trace(tiny.model(), TEXT)
+    assert seen == ["layers.0.attention.output", "layers.0.ffn.output", "layers.1.ffn.output"]
+    assert t["layers.0.ffn.output"].any()
+    assert not t["layers.1.ffn.output"].any()
+
+
+def test_a_second_argument_with_a_default_is_the_functions_own() -> None:
+    for function in (lambda array, factor=2.0: array * factor, np.zeros_like, np.tanh):
+        with edit({"pooled": function}):
+            assert trace(tiny.model(), TEXT)["pooled"].shape == (32,)
