@@ -15,7 +15,7 @@ WIDTH = 80
 FOR, AGAINST = "210,113,27", "44,123,189"  # orange and blue, as in the views
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Effects:
     """A table of changes or contributions: `values` (rows, columns), and the names of the rows and columns.
 
@@ -31,6 +31,9 @@ class Effects:
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         return np.array(self.values, dtype=dtype, copy=copy)
+
+    def __repr__(self) -> str:
+        return str(self)
 
     def __str__(self) -> str:
         name = max(map(len, self.rows))
@@ -58,8 +61,8 @@ class Effects:
             cells = ""
             for value, has_colour in zip(values, coloured, strict=True):
                 share = abs(value) / largest if has_colour and np.isfinite(value) else 0
-                colour = f"background:rgba({AGAINST if value < 0 else FOR},{share:.2f})"
-                cells += f"<td style='text-align:right;{colour}'>{_cell(value)}</td>"
+                colour = f";background:rgba({AGAINST if value < 0 else FOR},{share:.2f})" if share >= 0.005 else ""
+                cells += f"<td style='text-align:right{colour}'>{_cell(value)}</td>"
             body += f"<tr><th style='text-align:left'>{escape(row)}</th>{cells}</tr>\n"
         title = f"<caption style='text-align:left'>{escape(self.title)}</caption>\n" if self.title else ""
         return f"<table>\n{title}<thead><tr>{head}</tr></thead>\n<tbody>\n{body}</tbody>\n</table>"

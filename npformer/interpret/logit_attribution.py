@@ -40,7 +40,7 @@ from npformer.model import Model
 from npformer.transformer import POOLED_HEADS, answer, embedded
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class LogitAttribution:
     """The result of `logit_attribution`: the parts of a logit, which add up to it.
 
@@ -101,7 +101,7 @@ class LogitAttribution:
         values[:-1, heads + 4] = self.lens_logit
         after = sum(self.biases.values()) - biases.sum()
         values[-1, heads + 1 :] = [after, after, self.total, self.logit]
-        rows = ("embeddings", *(f"layer {i}" for i in range(count)), "head")
+        rows = ("embeddings", *(f"layer {i}" for i in range(count)), "model head")
         columns = (*(f"head {i}" for i in range(heads)), "FFN", "biases", "sum", "so far", "lens")
         return Effects(values, rows, columns, f"{self.what}: what each part adds", ("sum", "so far", "lens"))
 
@@ -110,6 +110,11 @@ class LogitAttribution:
         columns = ("embed", *(f"layer {i}" for i in range(len(self.ffn))), "sum")
         values = np.concatenate([self.words, self.words.sum(axis=0, keepdims=True)]).T
         return Effects(values, self.tokens, columns, f"{self.what}: what each word adds, without biases", ("sum",))
+
+    def __repr__(self) -> str:
+        layers, heads, tokens = self.heads.shape
+        parts = f"{layers} layers, {heads} heads, {tokens} tokens"
+        return f"<npformer.LogitAttribution: {self.what}, {self.logit:z.4f}, of {parts}>"
 
     def __str__(self) -> str:
         sums = f"The parts sum to {self.total:z.4f}; {self.what} is {self.logit:z.4f}."

@@ -203,13 +203,15 @@ def test_tables_and_pages_show_the_numbers() -> None:
     model = tiny.model("bert")
     found = logit_attribution(model, Pair("I love ice", "it is hot"), "POSITIVE")
     layers, words = found.by_layer(), found.by_word()
-    assert layers.rows == ("embeddings", "layer 0", "layer 1", "head")
+    assert layers.rows == ("embeddings", "layer 0", "layer 1", "model head")
     assert layers.columns == ("head 0", "head 1", "head 2", "head 3", "FFN", "biases", "sum", "so far", "lens")
     np.testing.assert_allclose(np.nansum(layers.values[:, 6]), found.logit, atol=1e-5)
     assert layers.values[-1, 7] == pytest.approx(found.logit, abs=1e-5)
     assert np.isnan(layers.values[0, :5]).all()
     assert words.rows == found.tokens == ("[CLS]", "i", "love", "ice", "[SEP]", "it", "is", "hot", "[SEP]")
     np.testing.assert_allclose(words.values[:, -1], found.words.sum(axis=0))
+    assert repr(found).startswith("<npformer.LogitAttribution: the logit of POSITIVE, ")
+    assert repr(layers) == str(layers)
     text = str(found)
     assert "the logit of POSITIVE is" in text
     assert max(map(len, text.splitlines())) <= 80

@@ -186,5 +186,5 @@ def test_a_table_is_a_heat_map_in_a_notebook(model: Model) -> None:
     largest = effects.values.flat[np.abs(effects.values).argmax()]
     colour = "210,113,27" if largest > 0 else "44,123,189"
     assert f"rgba({colour},1.00)'>{largest:+.3f}<" in page
-    smallest = effects.values.flat[np.abs(effects.values).argmin()]
-    assert f"{abs(smallest) / abs(largest):.2f})'>{smallest:+.3f}<" in page
+    other = effects.values[0, 1]
+    assert f"{abs(other) / abs(largest):.2f})'>{other:+.3f}<" in page
