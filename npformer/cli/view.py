@@ -35,7 +35,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--layer", type=int, metavar="N", help="the layer that shows first (0)")
     parser.add_argument("--head", type=int, metavar="N", help="the head that shows first (heads: all; neurons: 0)")
     parser.add_argument(
-        "--method", action="append", choices=METHODS, help="attribution: the measure, or several (all but logit)"
+        "--method",
+        action="append",
+        metavar="NAME",
+        choices=METHODS,
+        help=f"of attribution, repeatable: {', '.join(METHODS[:-1])} or {METHODS[-1]} (all but logit)",
     )
     parser.add_argument("-o", "--output", metavar="FILE", help="write one HTML file that needs no network")
     parser.add_argument("--svg", action="store_true", help="write (or print) a picture for papers instead")
