@@ -47,6 +47,7 @@ COMMANDS = {
     "train-translation": "train a model on sentences and their translations",
     "evaluate": "how well a model labels or translates texts",
     "convert": "rewrite a checkpoint so that it loads fastest, or back",
+    "serve": "answer requests over HTTP, batched",
     "info": "this machine and installation, or a model",
 }
 

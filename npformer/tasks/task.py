@@ -115,10 +115,10 @@ class Task:
         index = 0
         warned = False
         for window in self._windows(items):
-            requests = self._prepare(window, index, options)
+            requests = self.prepare(window, index, options)
             for group in _groups(requests):
-                self._run([request for request in group if isinstance(request, Request)])
-                for result in self._finish(group, index, options):
+                self.run([request for request in group if isinstance(request, Request)])
+                for result in self.finish(group, index, options):
                     if isinstance(result, InputError):
                         if not quiet:
                             raise result
@@ -174,9 +174,9 @@ class Task:
         """Returns the model that reads the texts."""
         return self.model
 
-    # --- from an input to its answer -----------------------------------------------------------------------------
+    # --- from an input to its answer: what `stream` does in turn, for callers who put batches together themselves ---
 
-    def _prepare(self, window: Sequence[Any], first: int, options: Any) -> list[Request | InputError]:
+    def prepare(self, window: Sequence[Any], first: int, options: Any) -> list[Request | InputError]:
         """Encodes the texts of each input, in pieces that fit the model."""
         given: list[list[str | Pair] | NpformerError] = []
         for item in window:
@@ -194,7 +194,7 @@ class Task:
             requests.append(Request(item, whole) if bad is None else InputError(index, bad))
         return requests
 
-    def _run(self, requests: list[Request]) -> None:
+    def run(self, requests: list[Request]) -> None:
         """Runs the model on all pieces and gives each request its outputs."""
         outputs = iter(
             self.runner().run([text for request in requests for each in request.encoded for text in each.texts])
@@ -202,7 +202,8 @@ class Task:
         for request in requests:
             request.outputs = [[next(outputs) for _ in each.texts] for each in request.encoded]
 
-    def _finish(self, group: list[Request | InputError], first: int, options: Any) -> Iterator[Any]:
+    def finish(self, group: Sequence[Request | InputError], first: int, options: Any) -> Iterator[Any]:
+        """Yields an answer for each request that was run, an InputError for each input without an answer."""
         requests = [request for request in group if isinstance(request, Request)]
         answers = iter(self.answer(requests, options) if requests else [])
         for index, request in enumerate(group, first):

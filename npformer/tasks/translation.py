@@ -111,7 +111,7 @@ class Translation(Task):
 
     # --- from an input to its answer -----------------------------------------------------------------------------
 
-    def _prepare(self, window: Sequence[Any], first: int, options: TranslationOptions) -> list[Any]:
+    def prepare(self, window: Sequence[Any], first: int, options: TranslationOptions) -> list[Any]:
         prepared: list[Request | InputError] = []
         for index, item in enumerate(window, first):
             try:
@@ -124,7 +124,7 @@ class Translation(Task):
         text = as_text(item["text"] if isinstance(item, Mapping) and set(item) == {"text"} else item)
         return self.sources.read(text, options.long, options.to)
 
-    def _run(self, requests: list[Request]) -> None:
+    def run(self, requests: list[Request]) -> None:
         """Does nothing: `answer` translates a group as a whole."""
 
     def answer(self, requests: list[Request], options: TranslationOptions) -> list[Any]:

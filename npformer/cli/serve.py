@@ -1,0 +1,77 @@
+"""Serve models over HTTP, as text-embeddings-inference and OpenAI's clients
+ask for it: vectors, labels, ranks, translations."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from dataclasses import fields
+from pathlib import Path
+
+from npformer.cli.arguments import OFFLINE, REVISION, add_options, whole
+from npformer.errors import NpformerError
+from npformer.serve import Limits, need_extra
+
+KEY = "NPFORMER_API_KEY"
+EPILOG = f"""Requests of strangers are computed together, and each gets the answer that it
+would get alone. GET /docs lists the routes. SIGTERM stops: what has been
+accepted is answered, then the exit code is 0.
+
+An API key is read from the environment's {KEY} or from a file, because
+the arguments of a process can be seen by every user of a machine.
+
+example:
+  npformer serve distilbert-sst2 --port 8123"""
+
+#: Option -> the field of Limits that it sets, and its help.
+LIMITS = {
+    "--max-body": ("body", "bytes of a request"),
+    "--max-texts": ("texts", "texts of a request"),
+    "--max-tokens": ("tokens", "tokens of a request"),
+    "--timeout": ("seconds", "seconds from a request to its answer"),
+    "--max-queue": ("queue", "texts that wait; more get 429"),
+    "--max-batch-tokens": ("batch_tokens", "tokens that are computed together"),
+    "--max-wait": ("wait_ms", "milliseconds that a text waits for company"),
+    "--grace": ("grace", "seconds to finish when stopped"),
+}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("models", nargs="+", metavar="MODEL", help="a bundled model, a folder or a Hugging Face id")
+    parser.add_argument("--host", default="127.0.0.1", help="the address to serve on (%(default)s)")
+    parser.add_argument("--port", type=int, default=8080, help="the port; 0 for any that is free (%(default)s)")
+    parser.add_argument("--workers", type=whole, default=1, metavar="N", help="processes (%(default)s)")
+    parser.add_argument(
+        "-j", "--threads", type=whole, metavar="N", help="cores of each process (default: all, shared among them)"
+    )
+    add_options(parser, [REVISION, OFFLINE])
+    parser.add_argument("--api-key-file", type=Path, metavar="FILE", help="the key that requests must have")
+    types = {each.name: each.type for each in fields(Limits)}
+    for name, (sets, what) in LIMITS.items():
+        kind = whole if types[sets] == "int" else float
+        default = getattr(Limits(), sets)
+        parser.add_argument(name, dest=sets, type=kind, metavar="N", default=default, help=f"{what} (%(default)s)")
+
+
+def run(args: argparse.Namespace) -> None:
+    need_extra()
+    from npformer.serve.process import Settings
+    from npformer.serve.process import run as serve
+
+    limits = Limits(**{sets: getattr(args, sets) for sets, _ in LIMITS.values()})
+    serve(
+        Settings(
+            models=args.models, host=args.host, port=args.port, workers=args.workers, threads=args.threads,
+            revision=args.revision, offline=args.offline, limits=limits, api_key=_api_key(args.api_key_file),
+        )
+    )  # fmt: skip
+
+
+def _api_key(path: Path | None) -> str | None:
+    """The key in a file, else the environment's; None without either."""
+    if path is None:
+        return os.environ.get(KEY)
+    try:
+        return path.read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise NpformerError(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}") from None

@@ -1,0 +1,71 @@
+"""A service over HTTP: `app` makes an ASGI app, the command `npformer serve` runs it. It needs the extra `serve`.
+
+Strangers' requests are computed together (`batching.py`), and each answer has the bits that it has alone. `routes.py`
+and `translate.py` say what each route takes and answers, `fields.py` checks it, `asgi.py` has what all routes share,
+`process.py` runs servers and worker processes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
+from npformer.errors import NpformerError
+from npformer.serve.limits import Limits
+
+if TYPE_CHECKING:
+    from npformer.serve.models import Given
+
+__all__ = ["Limits", "app"]
+
+PACKAGES = ("starlette", "uvicorn", "prometheus_client")
+
+
+def app(
+    models: Given | Sequence[Given] | Mapping[str, Given],
+    *,
+    limits: Limits | None = None,
+    api_key: str | None = None,
+    threads: int | None = None,
+    revision: str | None = None,
+    offline: bool = False,
+) -> Any:
+    """Makes an ASGI app that serves models, for uvicorn or another server.
+
+    Parameters
+    ----------
+    models : a model or several, by bundled name, folder, hub id, or loaded; or a mapping from the names to serve them by
+        A request that names no model gets the first that has the route's task.
+    limits : Limits, of requests, batches and the queue
+    api_key : str, what requests must have as `Authorization: Bearer KEY`; /health is open
+    threads, revision, offline : as in `npformer.pipeline`
+
+    Returns
+    -------
+    starlette.applications.Starlette
+
+    Raises
+    ------
+    NpformerError
+        A package of the extra is missing, a model cannot be loaded, two have one name, or the key is empty.
+
+    Examples
+    --------
+    In a file service.py, for `uvicorn service:app`::
+
+        app = npformer.serve.app(["distilbert-sst2", "sentence-transformers/all-MiniLM-L6-v2"])
+    """
+    need_extra()
+    from npformer.serve.asgi import make
+    from npformer.serve.models import serve_all
+
+    loaded = serve_all(models, threads=threads, revision=revision, offline=offline)
+    return make(loaded, limits or Limits(), api_key)
+
+
+def need_extra() -> None:
+    """Raises NpformerError, with what to install, if a package of the extra is missing."""
+    missing = [name for name in PACKAGES if find_spec(name) is None]
+    if missing:
+        raise NpformerError(f"serving needs {', '.join(missing)}; pip install 'npformer[serve]'")

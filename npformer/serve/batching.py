@@ -1,0 +1,227 @@
+"""Dynamic batching: texts of requests that have nothing to do with each other are computed together.
+
+One thread takes texts from one bounded queue, the oldest first, and with it those behind it that need the same
+computation. A text's answer has the same bits in any company, so whom it meets in a batch changes nothing but the time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import threading
+import time
+import traceback
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from npformer.errors import NpformerError
+
+log = logging.getLogger("npformer.serve")
+
+
+class Work(Protocol):
+    """A computation on requests. Requests whose work is equal are computed together, if `together`."""
+
+    together: bool  # False: only the requests of one ticket share a batch
+
+    def run(self, requests: list[Any]) -> list[Any]: ...
+
+
+class QueueFull(Exception):
+    """There is no room for more texts; there may be after so many seconds."""
+
+    def __init__(self, seconds: int) -> None:
+        super().__init__(f"the queue is full for about {seconds} s")
+        self.seconds = seconds
+
+
+@dataclass(eq=False)
+class Ticket:
+    """What one caller waits for: the answers to its texts, in order."""
+
+    done: asyncio.Future[list[Any]]
+    answers: list[Any]
+    open: int
+
+    def deliver(self, index: int, answer: Any) -> None:
+        """Keeps an answer; with the last one the caller goes on. Runs in the caller's event loop."""
+        self.answers[index] = answer
+        self.open -= 1
+        if self.open == 0 and not self.done.done():
+            self.done.set_result(self.answers)
+
+
+@dataclass(eq=False)
+class Entry:
+    """A text in the queue."""
+
+    work: Work
+    request: Any
+    size: int  # tokens
+    ticket: Ticket
+    index: int  # among the ticket's texts
+    arrived: float = field(default_factory=time.monotonic)
+
+
+class Call:
+    """A function as work that is computed alone, such as the next token of a stream."""
+
+    together = False
+
+    def run(self, requests: list[Any]) -> list[Any]:
+        return [function() for function in requests]
+
+
+class Batcher:
+    """A queue of texts and the thread that computes them in batches.
+
+    Parameters
+    ----------
+    max_tokens : int, tokens of a batch; a longer text is a batch of its own
+    max_wait : float, seconds that a text waits for company while nothing else is computed
+    max_queue : int, texts that wait at most
+    observe : function of a batch and the seconds that it took, called in the batching thread
+    """
+
+    def __init__(
+        self,
+        max_tokens: int,
+        max_wait: float,
+        max_queue: int,
+        observe: Callable[[Sequence[Entry], float], None] = lambda batch, seconds: None,
+    ) -> None:
+        self.max_tokens = max_tokens
+        self.max_wait = max_wait
+        self.max_queue = max_queue
+        self.observe = observe
+        self.queue: deque[Entry] = deque()
+        self.rate = 5000.0  # tokens a second, an average that follows the last batches
+        self._changed = threading.Condition()
+        self._closing = False
+        self._thread = threading.Thread(target=self._work, name="npformer-batches", daemon=True)
+
+    def start(self) -> None:
+        """Starts the batching thread."""
+        self._thread.start()
+
+    def close(self) -> None:
+        """Computes what is in the queue, then ends the thread."""
+        with self._changed:
+            self._closing = True
+            self._changed.notify()
+        self._thread.join()
+
+    async def answers(
+        self, work: Work, requests: Sequence[Any], sizes: Sequence[int], admitted: bool = False
+    ) -> list[Any]:
+        """Waits for the answers to some requests, in order: values, or the errors in place of those that failed.
+
+        If the waiting task is cancelled, those of its requests that are not being computed yet never are. Raises
+        QueueFull if there is no room for all of them; none is taken then. admitted: take them in any case.
+        """
+        if not requests:
+            return []
+        loop = asyncio.get_running_loop()
+        ticket = Ticket(loop.create_future(), [None] * len(requests), len(requests))
+        with self._changed:
+            if not admitted and len(self.queue) + len(requests) > self.max_queue:
+                raise QueueFull(self._seconds_to_wait())
+            self.queue.extend(
+                Entry(work, request, size, ticket, index)
+                for index, (request, size) in enumerate(zip(requests, sizes, strict=True))
+            )
+            self._changed.notify()
+        try:
+            return await ticket.done
+        finally:
+            if ticket.open:
+                with self._changed:
+                    self.queue = deque(entry for entry in self.queue if entry.ticket is not ticket)
+
+    async def call(self, function: Callable[[], Any]) -> Any:
+        """Waits for function(), computed alone in the batching thread when its turn comes; raises what it raises.
+
+        For what has been admitted before, so a full queue does not end it.
+        """
+        (answer,) = await self.answers(Call(), [function], [1], admitted=True)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    # --- the batching thread -------------------------------------------------------------------------------------
+
+    def _work(self) -> None:
+        while batch := self._next():
+            start = time.monotonic()
+            answers = computed(batch)
+            seconds = time.monotonic() - start
+            rate = sum(entry.size for entry in batch) / max(seconds, 1e-6)
+            self.rate += 0.1 * (rate - self.rate)
+            self.observe(batch, seconds)
+            loop = batch[0].ticket.done.get_loop()
+            try:
+                loop.call_soon_threadsafe(_deliver, batch, answers)
+            except RuntimeError:  # the loop has been closed: nobody waits any more
+                pass
+
+    def _next(self) -> list[Entry]:
+        """Waits for texts, and takes a batch of them from the queue; none when the batcher is closed and all is done."""
+        with self._changed:
+            while True:
+                if self.queue:
+                    batch, more_may_come = self._batch()
+                    wait = batch[0].arrived + self.max_wait - time.monotonic()
+                    if not more_may_come or wait <= 0 or self._closing:
+                        taken = set(map(id, batch))
+                        self.queue = deque(entry for entry in self.queue if id(entry) not in taken)
+                        return batch
+                    self._changed.wait(wait)
+                elif self._closing:
+                    return []
+                else:
+                    self._changed.wait()
+
+    def _batch(self) -> tuple[list[Entry], bool]:
+        """The oldest text with those behind it that may share its batch, and whether it is worth waiting for more."""
+        first = self.queue[0]
+        if not first.work.together:
+            return [entry for entry in self.queue if entry.ticket is first.ticket], False
+        batch, size = [first], first.size
+        for entry in list(self.queue)[1:]:
+            if entry.work == first.work:
+                if size + entry.size > self.max_tokens:
+                    return batch, False
+                batch.append(entry)
+                size += entry.size
+        return batch, size < self.max_tokens and len(batch) == len(self.queue)
+
+    def _seconds_to_wait(self) -> int:
+        """An estimate of the time in which the queue's texts are computed, 1 to 60 s."""
+        return min(60, max(1, math.ceil(sum(entry.size for entry in self.queue) / self.rate)))
+
+
+def computed(batch: list[Entry]) -> list[Any]:
+    """The answers to a batch. If it fails as a whole, each text is computed alone, so that only one at fault fails."""
+    try:
+        return batch[0].work.run([entry.request for entry in batch])
+    except Exception as error:
+        if len(batch) > 1 and batch[0].work.together:
+            return [answer for entry in batch for answer in computed([entry])]
+        if not isinstance(error, NpformerError):
+            log.error("internal error: %s", place_of(error))
+        return [error] * len(batch)
+
+
+def place_of(error: BaseException) -> str:
+    """Names an error's type and line. Its message may hold a user's text, so logs never have it."""
+    frames = traceback.extract_tb(error.__traceback__)
+    where = f" at {frames[-1].filename}:{frames[-1].lineno}" if frames else ""
+    return f"{type(error).__name__}{where}"
+
+
+def _deliver(batch: list[Entry], answers: list[Any]) -> None:
+    for entry, answer in zip(batch, answers, strict=True):
+        entry.ticket.deliver(entry.index, answer)

@@ -1,0 +1,263 @@
+"""The fields of requests: each is checked by the same description that the OpenAPI page shows.
+
+A value that does not fit is refused with its place (`inputs[2]`), what was expected, and the type that came. The value
+itself is never repeated, because it may be a user's text.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from http import HTTPStatus
+from typing import Any
+
+from npformer.errors import NpformerError
+from npformer.text.inputs import Pair, as_text
+
+REQUIRED = object()
+
+
+class Refusal(Exception):
+    """A request that is not answered: an HTTP status, a message, and its kind by text-embeddings-inference's names."""
+
+    def __init__(self, status: int, message: str, kind: str = "Validation", seconds: int | None = None) -> None:
+        super().__init__(message)
+        self.status = HTTPStatus(status)
+        self.message = message
+        self.kind = kind
+        self.seconds = seconds  # after which to try again
+
+
+def wrong(where: str, message: str) -> Refusal:
+    return Refusal(HTTPStatus.UNPROCESSABLE_ENTITY, f"{where}: {message}")
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A type of values: its JSON schema, and read(where, value), which returns the value that handlers get."""
+
+    schema: Mapping[str, Any]
+    read: Callable[[str, Any], Any]
+
+
+@dataclass(frozen=True)
+class Field:
+    """A field of a request. Null stands for the default where there is one."""
+
+    kind: Kind
+    default: Any = REQUIRED
+    what: str = ""
+
+    def described(self) -> dict[str, Any]:
+        described = dict(self.kind.schema)
+        if self.what:
+            described["description"] = self.what
+        if self.default not in (REQUIRED, None):
+            described["default"] = self.default
+        return described
+
+
+Fields = Mapping[str, Field]
+
+
+@dataclass(frozen=True)
+class Texts:
+    """The texts or pairs of a request, and whether they came as a list."""
+
+    items: Sequence[str | Pair]
+    several: bool
+
+
+def named(value: Any) -> str:
+    """The type of a JSON value, in JSON's words."""
+    names = {dict: "an object", list: "a list", str: "a text", bool: "true or false", type(None): "null"}
+    return names.get(type(value), "a number")
+
+
+def expected(where: str, what: str, value: Any) -> Refusal:
+    return wrong(where, f"expected {what}, got {named(value)}")
+
+
+def _text(where: str, value: Any) -> str:
+    if not isinstance(value, str):
+        raise expected(where, "a text", value)
+    try:
+        return as_text(value)
+    except NpformerError as error:
+        raise wrong(where, str(error)) from None
+
+
+def _texts(where: str, value: Any) -> Texts:
+    if isinstance(value, str):
+        return Texts([_text(where, value)], several=False)
+    if not isinstance(value, list) or not value:
+        raise wrong(
+            where, f"expected a text or a list of texts, got {'an empty list' if value == [] else named(value)}"
+        )
+    return Texts([_text(f"{where}[{i}]", each) for i, each in enumerate(value)], several=True)
+
+
+def _text_list(where: str, value: Any) -> list[str]:
+    if not isinstance(value, list):
+        raise expected(where, "a list of texts", value)
+    return list(_texts(where, value).items)  # type: ignore[arg-type]
+
+
+def _openai_texts(where: str, value: Any) -> Texts:
+    first = value[0] if isinstance(value, list) and value else None
+    first = first[0] if isinstance(first, list) and first else first
+    if isinstance(first, int):
+        raise wrong(
+            where, "expected texts, got token ids, which count another model's vocabulary; make the client send texts "
+            "(check_embedding_ctx_length=False in LangChain's OpenAIEmbeddings)",
+        )  # fmt: skip
+    return _texts(where, value)
+
+
+def _text_or_pair(where: str, value: list[Any]) -> str | Pair:
+    if len(value) not in (1, 2):
+        raise wrong(where, f"expected [text] or [text, second text], got {len(value)} elements")
+    texts = [_text(f"{where}[{i}]", each) for i, each in enumerate(value)]
+    return texts[0] if len(texts) == 1 or not texts[1] else Pair(*texts)
+
+
+def _pairs(where: str, value: Any) -> Texts:
+    """A text, a pair as a list of two texts, or a list of lists of one or two texts."""
+    if isinstance(value, list) and value and isinstance(value[0], list):
+        for i, each in enumerate(value):
+            if not isinstance(each, list):
+                raise expected(f"{where}[{i}]", "a list of one or two texts", each)
+        return Texts([_text_or_pair(f"{where}[{i}]", each) for i, each in enumerate(value)], several=True)
+    if isinstance(value, list):
+        return Texts([_text_or_pair(where, value)], several=False)
+    return _texts(where, value)
+
+
+def _documents(where: str, value: Any) -> list[str]:
+    """Texts, or objects with a text, as Cohere's and Jina's clients send them."""
+    if not isinstance(value, list) or not value:
+        raise wrong(where, f"expected a list of texts, got {'an empty list' if value == [] else named(value)}")
+    found = []
+    for i, each in enumerate(value):
+        inside = isinstance(each, dict) and "text" in each
+        found.append(_text(f"{where}[{i}].text", each["text"]) if inside else _text(f"{where}[{i}]", each))
+    return found
+
+
+def _boolean(where: str, value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise expected(where, "true or false", value)
+    return value
+
+
+def whole(low: int, high: int = 2**31) -> Kind:
+    """Whole numbers from low to high."""
+
+    def read(where: str, value: Any) -> int:
+        if type(value) is not int:
+            raise expected(where, "a whole number", value)
+        if not low <= value <= high:
+            raise wrong(where, f"expected a whole number from {low} to {high}, got {value}")
+        return value
+
+    return Kind({"type": "integer", "minimum": low, "maximum": high}, read)
+
+
+def number(low: float, high: float) -> Kind:
+    """Numbers from low to high."""
+
+    def read(where: str, value: Any) -> float:
+        if type(value) not in (int, float):
+            raise expected(where, "a number", value)
+        if not low <= value <= high:
+            raise wrong(where, f"expected a number from {low} to {high}, got {value}")
+        return float(value)
+
+    return Kind({"type": "number", "minimum": low, "maximum": high}, read)
+
+
+def one_of(*names: str) -> Kind:
+    def read(where: str, value: Any) -> str:
+        if not isinstance(value, str):
+            raise expected(where, f"one of {', '.join(names)}", value)
+        if value not in names:
+            raise wrong(where, f"expected one of {', '.join(names)}, got another text")
+        return value
+
+    return Kind({"type": "string", "enum": list(names)}, read)
+
+
+def nothing_else(why: str, *values: Any) -> Kind:
+    """A field of other servers that can only have these values here."""
+
+    def read(where: str, value: Any) -> Any:
+        if value not in values:
+            raise wrong(where, f"unsupported: {why}")
+        return value
+
+    return Kind({"enum": [None, *values], "description": f"Other values are unsupported: {why}."}, read)
+
+
+def an_object(fields: Fields) -> Kind:
+    """Objects with these fields."""
+    return Kind(schema_of(fields), lambda where, value: read_fields(fields, value, where))
+
+
+_ONE, _SEVERAL = {"type": "string"}, {"type": "array", "items": {"type": "string"}, "minItems": 1}
+TEXT = Kind(_ONE, _text)
+TEXTS = Kind({"oneOf": [_ONE, _SEVERAL]}, _texts)
+TEXT_LIST = Kind(_SEVERAL, _text_list)
+OPENAI_TEXTS = Kind({"oneOf": [_ONE, _SEVERAL]}, _openai_texts)
+_PAIR = {"type": "array", "items": _ONE, "minItems": 1, "maxItems": 2}
+PAIRS = Kind({"oneOf": [_ONE, _PAIR, {"type": "array", "items": _PAIR, "minItems": 1}]}, _pairs)
+_DOCUMENT = {"type": "object", "required": ["text"], "properties": {"text": _ONE}}
+DOCUMENTS = Kind({"type": "array", "items": {"oneOf": [_ONE, _DOCUMENT]}, "minItems": 1}, _documents)
+BOOLEAN = Kind({"type": "boolean"}, _boolean)
+ANYTHING = Kind({}, lambda where, value: value)
+
+
+def read_json(body: bytes) -> Any:
+    """Parses a request's body. Raises Refusal, with the place but not the text, for one that is not JSON."""
+    try:
+        return json.loads(body, parse_constant=_constant)
+    except json.JSONDecodeError as error:
+        raise wrong("body", f"not JSON: {error.msg} at line {error.lineno}, column {error.colno}") from None
+    except UnicodeDecodeError as error:
+        raise wrong("body", f"not JSON: byte {error.start} is not UTF-8") from None
+    except RecursionError:
+        raise wrong("body", "not JSON that can be read: nested too deeply") from None
+    except ValueError:  # a whole number of thousands of digits
+        raise wrong("body", "not JSON that can be read: a number is too long") from None
+
+
+def _constant(name: str) -> Any:
+    raise wrong("body", f"not JSON: {name} is no number")
+
+
+def read_fields(fields: Fields, given: Any, where: str = "") -> dict[str, Any]:
+    """The values of an object's fields, checked. Raises Refusal for a wrong, an unknown or a missing one."""
+    if not isinstance(given, dict):
+        raise expected(where or "body", "an object", given)
+    inside = f"{where}." if where else ""
+    for name in given:
+        if name not in fields:
+            raise wrong(f"{inside}{_shortened(name)}", f"an unknown field; known: {', '.join(fields)}")
+    values = {}
+    for name, each in fields.items():
+        value = given.get(name)
+        if value is None and (each.default is REQUIRED):
+            raise wrong(f"{inside}{name}", "missing" if name not in given else "expected a value, got null")
+        values[name] = each.default if value is None else each.kind.read(f"{inside}{name}", value)
+    return values
+
+
+def _shortened(name: str) -> str:
+    return name if len(name) <= 40 and name.isidentifier() else "field"
+
+
+def schema_of(fields: Fields) -> dict[str, Any]:
+    """The JSON schema of an object with these fields."""
+    required = [name for name, each in fields.items() if each.default is REQUIRED]
+    schema: dict[str, Any] = {"type": "object", "properties": {name: each.described() for name, each in fields.items()}}
+    return {**schema, "required": required} if required else schema

@@ -1,0 +1,178 @@
+"""The models of a service: which tasks each has, and their texts made ready for the batcher."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from http import HTTPStatus
+from pathlib import Path
+from typing import Any
+
+from npformer.errors import NpformerError
+from npformer.model import Model, Seq2Seq
+from npformer.serve.fields import Refusal, wrong
+from npformer.tasks.feature_extraction import FeatureExtraction
+from npformer.tasks.pipeline import pipeline
+from npformer.tasks.sentence_embedding import SentenceEmbedding
+from npformer.tasks.task import InputError, Request, Task
+from npformer.tasks.text_classification import TextClassification
+from npformer.tasks.translation import Translation
+
+Given = str | Path | Model | Seq2Seq | Task
+
+#: Task -> what a model has to be for it, for refusals.
+NEEDS = {
+    "sentence-embedding": "an encoder",
+    "feature-extraction": "an encoder",
+    "text-classification": "a model with a sequence-classification head",
+    "text-ranking": "a cross-encoder, which is a sequence-classification model with one label",
+    "translation": "a translation model",
+}
+
+
+@dataclass(frozen=True)
+class TaskWork:
+    """A task with settled options, as work for the batcher: from prepared requests to answers."""
+
+    task: Task
+    options: Any
+    together: bool = True
+
+    def __eq__(self, other: object) -> bool:
+        same = isinstance(other, TaskWork) and self.task is other.task
+        return same and (self.options is other.options or self.options == other.options)  # type: ignore[union-attr]
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def run(self, requests: list[Request]) -> list[Any]:
+        """The requests' answers; an InputError for one that has none."""
+        self.task.run(requests)
+        return list(self.task.finish(requests, 0, self.options))
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """Texts as a task's requests, their numbers of tokens, and the places of those that were cut."""
+
+    requests: list[Request]
+    sizes: list[int]
+    cut: list[int]
+
+
+@dataclass(frozen=True)
+class Served:
+    """A model under its name, with the tasks that it has: task's name -> Task."""
+
+    name: str
+    model: Model | Seq2Seq
+    tasks: Mapping[str, Task]
+
+    @property
+    def max_length(self) -> int:
+        """Tokens of the longest text that the model takes."""
+        task = next(iter(self.tasks.values()))
+        return task.limit(task.options)
+
+    def tokens(self, text: str, special: bool) -> list[dict[str, Any]]:
+        """The tokens of a text: id, text, whether it is special, and its characters from start to stop."""
+        if isinstance(self.model, Seq2Seq):
+            ids = self.model.tokenizer.encode(text)
+            pieces = self.model.tokenizer.tokens(ids, of_source=True)
+            ends = self.model.config.decoder.end_ids
+            shown = [(i, piece, i in ends, None, None) for i, piece in zip(ids, pieces, strict=True)]
+            shown = [each for each in shown if special or not each[2]]
+        else:
+            found = self.model.tokenizer.encode(text, add_special_tokens=special)
+            rows = zip(found.ids, found.tokens, found.special_tokens_mask, found.offsets, strict=True)
+            shown = [(i, piece, bool(mask), *((None, None) if mask else at)) for i, piece, mask, at in rows]
+        return [dict(zip(("id", "text", "special", "start", "stop"), each, strict=True)) for each in shown]
+
+
+def serve_all(models: Given | Sequence[Given] | Mapping[str, Given], **loading: Any) -> dict[str, Served]:
+    """Loads models and names them: by the names of a mapping, else a model's own name or its folder's.
+
+    loading: threads, revision, offline, as in `pipeline`. Raises NpformerError for no model and for a name that two
+    models have.
+    """
+    if isinstance(models, Given):
+        models = [models]
+    pairs = models.items() if isinstance(models, Mapping) else ((None, each) for each in models)
+    found: dict[str, Served] = {}
+    for name, given in pairs:
+        task = given if isinstance(given, Task) else pipeline(None, given, **loading)
+        served = Served(name or _name_of(given, task), task.model, dict(_tasks(task)))
+        if served.name in found:
+            raise NpformerError(f"two models are called {served.name}; name them apart: app({{name: model, ...}})")
+        found[served.name] = served
+    if not found:
+        raise NpformerError("expected at least one model to serve")
+    return found
+
+
+def _name_of(given: Given, task: Task) -> str:
+    if isinstance(given, str | Path):
+        folder = Path(given).expanduser()
+        return folder.resolve().name if folder.is_dir() else str(given)
+    return task.model.folder.name if task.model.folder is not None else task.model.config.model_type
+
+
+def _tasks(task: Task) -> Iterator[tuple[str, Task]]:
+    """The tasks of a model, beginning with what it was made for."""
+    model = task.model
+    if isinstance(task, Translation):
+        yield "translation", task
+        return
+    if model.config.head == "sequence-classification":
+        classify = TextClassification(model, top_k=None)
+        yield "text-classification", classify
+        if len(model.config.labels) == 1:
+            yield "text-ranking", classify
+    embed = task if isinstance(task, SentenceEmbedding) else SentenceEmbedding(model)
+    yield "sentence-embedding", embed
+    yield "feature-extraction", FeatureExtraction(embed.model, return_tensors=True)
+
+
+def choose(models: Mapping[str, Served], name: str | None, task: str) -> Served:
+    """The model of this name, or the first that has the task. Raises Refusal if there is none."""
+    if name is not None and name not in models:
+        raise Refusal(HTTPStatus.NOT_FOUND, f"model: none has this name; there are: {', '.join(models)}")
+    some = models.values() if name is None else [models[name]]
+    for each in some:
+        if task in each.tasks:
+            return each
+    what = "; ".join(f"{each.name} has {', '.join(each.tasks)}" for each in some)
+    raise Refusal(HTTPStatus.FAILED_DEPENDENCY, f"this takes {NEEDS[task]}; {what}", "Backend")
+
+
+def prepare(task: Task, items: Sequence[Any], options: Any, truncate: bool, where: str, several: bool) -> Prepared:
+    """Encodes texts. Raises Refusal for one that cannot be read, and for one that is too long unless `truncate`."""
+    found = task.prepare(items, 0, replace(options, long="truncate"))
+    requests, cut = [], []
+    for index, request in enumerate(found):
+        place = f"{where}[{index}]" if several else where
+        if isinstance(request, InputError):
+            raise wrong(place, request.reason)
+        if request.encoded[0].truncated:
+            cut.append(index)
+            if not truncate:
+                raise Refusal(
+                    HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
+                    f"{place}: {request.encoded[0].n_tokens} tokens, and the model takes {task.limit(options)}; "
+                    "shorten it, or have it cut: truncate=true",
+                )
+        requests.append(request)
+    return Prepared(requests, [_size(each) for each in requests], cut)
+
+
+def _size(request: Request) -> int:
+    return sum(len(text) for encoded in request.encoded for text in encoded.texts)
+
+
+def first_error(answers: Iterable[Any], where: str, several: bool) -> None:
+    """Raises Refusal for the first text that has no answer."""
+    for index, answer in enumerate(answers):
+        place = f"{where}[{index}]" if several else where
+        if isinstance(answer, InputError):
+            raise wrong(place, answer.reason)
+        if isinstance(answer, Exception):
+            raise Refusal(HTTPStatus.INTERNAL_SERVER_ERROR, f"{place}: could not be computed", "Backend")

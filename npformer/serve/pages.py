@@ -1,0 +1,64 @@
+"""/openapi.json and /docs, made from the table of routes; neither needs a network."""
+
+from __future__ import annotations
+
+import html
+import json
+from collections.abc import Iterable
+from typing import Any
+
+from npformer import __version__
+from npformer.serve.fields import schema_of
+from npformer.serve.routes import Route
+
+ERRORS = {
+    401: "The API key is missing or wrong",
+    404: "No model of this name; the message lists those there are",
+    413: "A limit of bytes, texts or tokens; or a text is longer than the model takes, and truncate was not asked for",
+    422: "Not JSON, or a wrong field; the message says where",
+    424: "The model has not this task; the message says which it has",
+    429: "The queue is full; Retry-After says when to come again",
+    503: "The server is stopping",
+    504: "Not answered in time",
+}
+GETS = {
+    "/health": "200 while the server accepts requests, 503 while it stops",
+    "/info": "The models, the limits and the version",
+    "/metrics": "Counters for Prometheus",
+    "/v1/models": "The models, as OpenAI's clients list them",
+    "/openapi.json": "This interface in OpenAPI's form",
+    "/docs": "This interface as a page",
+}
+
+
+def openapi(routes: Iterable[Route]) -> dict[str, Any]:
+    """The OpenAPI description of all routes."""
+    errors = {str(status): {"description": what} for status, what in ERRORS.items()}
+    paths: dict[str, Any] = {
+        path: {"get": {"summary": what, "responses": {"200": {"description": "The answer"}}}}
+        for path, what in GETS.items()
+    }
+    for route in routes:
+        body = {"required": True, "content": {"application/json": {"schema": schema_of(route.fields)}}}
+        responses = {"200": {"description": "The answer"}, **errors}
+        paths[route.path] = {"post": {"summary": route.summary, "requestBody": body, "responses": responses}}
+    security = {"securitySchemes": {"key": {"type": "http", "scheme": "bearer"}}}
+    about = {"title": "npformer", "version": __version__}
+    return {"openapi": "3.1.0", "info": about, "paths": paths, "components": security, "security": [{"key": []}, {}]}
+
+
+def docs(routes: Iterable[Route]) -> str:
+    """The same as a page that needs no script."""
+    parts = [f"<h1>npformer {__version__}</h1><p>Machines read <a href=openapi.json>openapi.json</a>.</p>"]
+    for route in routes:
+        rows = "".join(
+            f"<tr><td><code>{name}</code><td><code>{html.escape(json.dumps(each.kind.schema))}</code>"
+            f"<td>{html.escape(each.what)}"
+            for name, each in route.fields.items()
+        )
+        parts.append(f"<h2>POST {route.path}</h2><p>{html.escape(route.summary)}.</p><table>{rows}</table>")
+    parts += [f"<h2>GET {path}</h2><p>{html.escape(what)}.</p>" for path, what in GETS.items()]
+    errors = "".join(f"<tr><td>{status}<td>{html.escape(what)}" for status, what in ERRORS.items())
+    style = "body{font:15px sans-serif;max-width:60em;margin:2em auto}td{padding:.2em .8em;vertical-align:top}"
+    head = f"<!doctype html><meta charset=utf-8><title>npformer</title><style>{style}</style>"
+    return head + "".join(parts) + f"<h2>Errors</h2><table>{errors}</table>"

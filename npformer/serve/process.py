@@ -1,0 +1,271 @@
+"""Servers: one process, or several workers on one socket that a parent watches.
+
+SIGTERM or Ctrl-C stops: new requests get 503, accepted ones are answered, the process ends with exit code 0. A second
+signal ends it at once. A worker that dies is replaced. Workers share their models' weights, which are mapped from
+files: a model that is stored in another form is first written to a temporary folder in the form that can be mapped.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import mmap
+import multiprocessing
+import os
+import signal
+import socket
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import numpy as np
+import uvicorn
+
+from npformer.checkpoint.convert import convert
+from npformer.errors import NpformerError
+from npformer.runtime.threads import available_cores
+from npformer.serve.asgi import App, make
+from npformer.serve.limits import Limits
+from npformer.serve.models import Served, serve_all
+
+POLL = 0.2  # seconds between looks at workers and at whether a stopping server is idle
+SHORT_LIFE = 5.0  # a worker that dies sooner after its start is replaced after a pause
+PAUSE = 1.0
+BACKLOG = 2048  # connections that the system holds until they are accepted
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What a server is started with. It is sent to worker processes."""
+
+    models: Sequence[str] | Mapping[str, str]
+    host: str = "127.0.0.1"
+    port: int = 8080
+    workers: int = 1
+    threads: int | None = None
+    revision: str | None = None
+    offline: bool = False
+    limits: Limits = field(default_factory=Limits)
+    api_key: str | None = field(default=None, repr=False)
+
+    def load(self) -> dict[str, Served]:
+        return serve_all(self.models, threads=self.threads, revision=self.revision, offline=self.offline)
+
+
+def run(settings: Settings) -> None:
+    """Serves until a signal stops it. Raises NpformerError if the address or a model cannot be had."""
+    logging.basicConfig(format="npformer: %(message)s", level=logging.INFO, stream=sys.stderr)
+    for noisy in ("httpx", "huggingface_hub", "uvicorn"):
+        logging.getLogger(noisy).setLevel(logging.WARNING)
+    with bound(settings.host, settings.port) as listening:
+        if settings.workers == 1:
+            Server(settings, settings.load(), lambda: _announce(settings, listening)).serve_on(listening)
+        else:
+            Supervisor(settings, listening).run()
+
+
+def bound(host: str, port: int) -> socket.socket:
+    """A socket at this address, that listens when a server starts."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        made = socket.socket(family, kind, protocol)
+        if os.name == "posix":  # elsewhere it would let two servers have one port
+            made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        made.bind(address)
+    except (OSError, OverflowError) as error:
+        raise NpformerError(f"{host}:{port}: cannot serve there: {getattr(error, 'strerror', None) or error}") from None
+    made.set_inheritable(True)
+    return made
+
+
+def _announce(settings: Settings, listening: socket.socket) -> None:
+    host, port = listening.getsockname()[:2]
+    host = f"[{host}]" if ":" in host else host
+    names = ", ".join(Path(each).resolve().name if os.path.isdir(each) else each for each in settings.models)
+    logging.getLogger("npformer.serve").info("serving %s on http://%s:%d, stop with Ctrl-C", names, host, port)
+
+
+class Server(uvicorn.Server):  # type: ignore[misc, unused-ignore]
+    """A uvicorn server that answers 503 while it finishes, and then ends as if nobody had sent a signal."""
+
+    def __init__(self, settings: Settings, models: dict[str, Served], ready: Any) -> None:
+        made = make(models, settings.limits, settings.api_key)
+        self.service: App = made.state.npformer
+        self.ready = ready
+        grace = settings.limits.grace
+        super().__init__(
+            uvicorn.Config(
+                made, log_level="warning", access_log=False, lifespan="on", backlog=BACKLOG, ws="none",
+                timeout_graceful_shutdown=max(1, round(grace)), server_header=False,
+            )
+        )  # fmt: skip
+        self.grace = grace
+
+    def serve_on(self, listening: socket.socket) -> None:
+        self.run(sockets=[listening])
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets=sockets)
+        if self.started:
+            self.ready()
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Begins to stop; at the second signal stops at once."""
+        if self.service.stopping:
+            self.should_exit = self.force_exit = True
+            return
+        self.service.stopping = True
+        asyncio.get_running_loop().call_soon_threadsafe(self._finish)
+
+    def _finish(self) -> None:
+        self._finishing = asyncio.ensure_future(self._stop_when_idle())
+
+    async def _stop_when_idle(self) -> None:
+        end = time.monotonic() + self.grace
+        await asyncio.sleep(POLL)  # those who come meanwhile are told
+        while self.service.open and time.monotonic() < end:
+            await asyncio.sleep(POLL / 4)
+        self.should_exit = True
+
+
+# --- several processes -----------------------------------------------------------------------------------------------
+
+
+class Worker:
+    """A worker process, and the end of a pipe on which it says that it is ready."""
+
+    def __init__(self, settings: Settings, listening: socket.socket) -> None:
+        processes = multiprocessing.get_context("spawn")  # a fork would copy locks that other threads hold
+        self.ready, theirs = processes.Pipe(duplex=False)
+        self.process = processes.Process(target=work, args=(settings, listening, theirs), name="npformer-worker")
+        self.process.start()
+        theirs.close()
+        self.started = time.monotonic()
+        self.is_ready = False
+
+    def look(self) -> None:
+        """Notes whether the worker has said that it is ready."""
+        try:
+            self.is_ready = self.is_ready or self.ready.poll()
+        except OSError:
+            pass
+
+
+class Supervisor:
+    """Starts workers, replaces those that die, and passes signals on."""
+
+    def __init__(self, settings: Settings, listening: socket.socket) -> None:
+        self.listening = listening
+        self.settings = settings
+        self.signals = 0
+        self.log = logging.getLogger("npformer.serve")
+
+    def run(self) -> None:
+        with ExitStack() as stack:
+            home = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="npformer-serve-")))
+            settings = shared(self.settings, home)
+            os.environ["PROMETHEUS_MULTIPROC_DIR"] = str(home)  # for the workers, which show their sum
+            for each in (signal.SIGTERM, signal.SIGINT):
+                before = signal.signal(each, self._note)
+                stack.callback(signal.signal, each, before)
+            stack.callback(os.environ.pop, "PROMETHEUS_MULTIPROC_DIR", None)
+            self.workers = [Worker(settings, self.listening) for _ in range(settings.workers)]
+            try:
+                self._watch(settings)
+            finally:
+                self._stop()
+
+    def _note(self, *_: Any) -> None:
+        self.signals += 1
+
+    def _watch(self, settings: Settings) -> None:
+        announced = False
+        while not self.signals:
+            wait([worker.process.sentinel for worker in self.workers], timeout=POLL)
+            for place, worker in enumerate(self.workers):
+                worker.look()
+                if worker.process.is_alive() or self.signals:
+                    continue
+                if not announced:
+                    raise NpformerError(
+                        f"a worker ended with exit code {worker.process.exitcode} before it could serve"
+                    )
+                self.log.warning("worker %s died, exit code %s", worker.process.pid, worker.process.exitcode)
+                _forget_gauges(worker.process.pid)
+                if time.monotonic() - worker.started < SHORT_LIFE:
+                    time.sleep(PAUSE)
+                self.workers[place] = Worker(settings, self.listening)
+            if not announced and all(worker.is_ready for worker in self.workers):
+                _announce(self.settings, self.listening)
+                announced = True
+
+    def _stop(self) -> None:
+        """Passes the signal on, and waits; kills what has not ended after the time of grace or at a second signal."""
+        for worker in self.workers:
+            worker.process.terminate()
+        end = time.monotonic() + self.settings.limits.grace + 2
+        signals = self.signals
+        while any(worker.process.is_alive() for worker in self.workers):
+            wait([worker.process.sentinel for worker in self.workers if worker.process.is_alive()], timeout=POLL)
+            if time.monotonic() > end or self.signals > signals:
+                for worker in self.workers:
+                    worker.process.kill()
+        for worker in self.workers:
+            worker.process.join()
+
+
+def _forget_gauges(pid: int | None) -> None:
+    from prometheus_client.multiprocess import mark_process_dead
+
+    mark_process_dead(pid)  # type: ignore[no-untyped-call]
+
+
+def work(settings: Settings, listening: socket.socket, ready: Connection) -> None:
+    """A worker process: serves on the parent's socket, and stops when the parent is gone."""
+    logging.basicConfig(format="npformer: %(message)s", level=logging.INFO, stream=sys.stderr)
+    threading.Thread(target=_stop_with_parent, daemon=True).start()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C reaches workers too; the parent passes it on
+    server = Server(settings, settings.load(), lambda: ready.send(True))
+    server.serve_on(listening)
+
+
+def _stop_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+# --- weights that are mapped -----------------------------------------------------------------------------------------
+
+
+def shared(settings: Settings, home: Path) -> Settings:
+    """The settings of workers: models whose weights are not mapped, converted into `home`; the cores divided."""
+    threads = settings.threads or max(1, available_cores() // settings.workers)
+    paths = []
+    for name, served in settings.load().items():
+        folder = served.model.folder
+        assert folder is not None
+        if not is_mapped(served.model.weights):
+            folder = convert(folder, home / name.replace("/", "--"), dtype="float32")
+        paths.append((name, str(folder)))
+    return replace(settings, models=dict(paths), threads=threads)
+
+
+def is_mapped(weights: Mapping[str, Any] | Sequence[Any] | np.ndarray) -> bool:
+    """Tells whether all large arrays of a tree of weights lie in a mapped file."""
+    if isinstance(weights, np.ndarray):
+        base: Any = weights
+        while isinstance(base, np.ndarray | memoryview):
+            base = base.base if isinstance(base, np.ndarray) else base.obj
+        return weights.nbytes < 2**16 or isinstance(base, mmap.mmap)
+    parts = weights.values() if isinstance(weights, Mapping) else weights
+    return all(is_mapped(each) for each in parts)

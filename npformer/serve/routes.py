@@ -1,0 +1,316 @@
+"""What each route takes and answers: the forms of text-embeddings-inference (TEI) and of OpenAI's clients.
+
+A route is an entry of ROUTES: its fields, from which requests are checked and the OpenAPI page is made, and a function
+from them to an answer. Answers come from the tasks of `npformer.pipeline`; only their form is made here.
+
+References
+----------
+https://huggingface.github.io/text-embeddings-inference and https://platform.openai.com/docs/api-reference/embeddings.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from http import HTTPStatus
+from typing import Any
+
+import numpy as np
+
+from npformer.serve import fields as f
+from npformer.serve.batching import Batcher
+from npformer.serve.fields import Field, Fields, Refusal
+from npformer.serve.limits import Limits
+from npformer.serve.models import Prepared, Served, TaskWork, choose, first_error, prepare
+from npformer.serve.replies import as_json
+from npformer.tasks.sentence_embedding import SentenceEmbedding
+from npformer.tasks.task import Task
+from npformer.text.inputs import Pair
+
+
+@dataclass(frozen=True)
+class Reply:
+    """An answer: a value for JSON or pieces of a text, and the places of the texts that were cut."""
+
+    value: Any = None
+    cut: Sequence[int] = ()
+    pieces: AsyncIterator[bytes] | None = None
+    media_type: str = "application/json"
+
+
+@dataclass(frozen=True)
+class Service:
+    """What a route computes with."""
+
+    models: dict[str, Served]
+    batcher: Batcher
+    limits: Limits
+    in_thread: Callable[..., Awaitable[Any]]  # runs a function in one of a few threads, for tokenizing
+
+    async def prepared(self, task: Task, texts: f.Texts, truncate: bool, where: str, options: Any = None) -> Prepared:
+        """A request's texts, encoded; refused if they are more or longer than the limits allow."""
+        self.limits.check_texts(where, len(texts.items))
+        found: Prepared = await self.in_thread(
+            prepare, task, texts.items, options or task.options, truncate, where, texts.several
+        )
+        self.limits.check_tokens(where, sum(found.sizes))
+        return found
+
+    async def answers(
+        self, work: TaskWork, prepared: Prepared, where: str, several: bool = True, cost: int = 1
+    ) -> list[Any]:
+        """The answers to prepared texts. cost: of one token, beside one that an encoder reads."""
+        found = await self.batcher.answers(work, prepared.requests, [size * cost for size in prepared.sizes])
+        first_error(found, where, several)
+        return found
+
+    async def piece(self, pieces: Iterator[str]) -> str | None:
+        """The next piece of a stream, computed when its turn comes; None at the end."""
+        async with asyncio.timeout(self.limits.seconds):
+            found: str | None = await self.batcher.call(lambda: next(pieces, None))
+            return found
+
+
+@dataclass(frozen=True)
+class Route:
+    """A POST route."""
+
+    path: str
+    summary: str
+    fields: Fields
+    answer: Callable[[Service, dict[str, Any]], Awaitable[Reply]]
+    answer_schema: dict[str, Any] = field(default_factory=dict)
+
+
+# --- fields that several routes have ---------------------------------------------------------------------------------
+
+MODEL = {"model": Field(f.TEXT, None, "One of /v1/models; by default the first that fits.")}
+TRUNCATE = {"truncate": Field(f.BOOLEAN, False, "Cut texts that are too long; otherwise they are refused with 413.")}
+TEI = {
+    **TRUNCATE,
+    "truncation_direction": Field(f.nothing_else("texts are cut on the right", "right", "Right"), "right"),
+    "prompt_name": Field(f.nothing_else("put the prompt before the texts"), None),
+    **MODEL,
+}
+EMBED = {
+    "inputs": Field(f.TEXTS),
+    "normalize": Field(f.BOOLEAN, True, "Vectors of length 1; false gives what the model's pooling gives."),
+    "dimensions": Field(f.whole(1), None, "Numbers of a vector to keep, from its beginning."),
+    **TEI,
+}
+CLASSIFY = {
+    "top_k": Field(f.whole(1), None),
+    "function_to_apply": Field(f.one_of("softmax", "sigmoid", "none"), None),
+}
+
+# --- vectors ---------------------------------------------------------------------------------------------------------
+
+
+async def _vectors(service: Service, given: dict[str, Any], texts: f.Texts, where: str) -> tuple[Any, Prepared, str]:
+    """The texts' vectors (N, D), as floats of the model, shortened and normalised as asked for."""
+    served = choose(service.models, given.get("model"), "sentence-embedding")
+    task = served.tasks["sentence-embedding"]
+    assert isinstance(task, SentenceEmbedding)
+    width = task.model.config.d_model * len(task.recipe.poolings)
+    dimensions = given.get("dimensions") or width
+    if dimensions > width:
+        raise f.wrong("dimensions", f"expected at most {width}, which the model's vectors have, got {dimensions}")
+    prepared = await service.prepared(task, texts, given.get("truncate", False), where)
+    found = await service.answers(TaskWork(task, task.options), prepared, where, texts.several)
+    vectors = np.stack([np.asarray(each) for each in found])[:, :dimensions]
+    is_unit = task.recipe.normalize and dimensions == width
+    return (normalised(vectors) if given.get("normalize", True) and not is_unit else vectors), prepared, served.name
+
+
+def normalised(vectors: np.ndarray) -> np.ndarray:
+    """x / |x| of each row, (N, D)."""
+    lengths = np.sqrt((vectors * vectors).sum(axis=1, keepdims=True))
+    scaled: np.ndarray = vectors / np.maximum(lengths, np.finfo(vectors.dtype).tiny)
+    return scaled
+
+
+async def embed(service: Service, given: dict[str, Any]) -> Reply:
+    vectors, prepared, _ = await _vectors(service, given, given["inputs"], "inputs")
+    return Reply(vectors.tolist(), prepared.cut)
+
+
+async def embed_all(service: Service, given: dict[str, Any]) -> Reply:
+    texts = given["inputs"]
+    served = choose(service.models, given["model"], "feature-extraction")
+    task = served.tasks["feature-extraction"]
+    prepared = await service.prepared(task, texts, given["truncate"], "inputs")
+    found = await service.answers(TaskWork(task, task.options), prepared, "inputs", texts.several)
+    return Reply(cut=prepared.cut, pieces=_rows_of(found))
+
+
+async def _rows_of(arrays: Sequence[np.ndarray], rows: int = 16) -> AsyncIterator[bytes]:
+    """Lists of lists of vectors as JSON, (1, L, D) each, some rows at a time: a large answer holds up nobody."""
+    for i, array in enumerate(arrays):
+        for at in range(0, array.shape[1], rows):
+            opened = b"," if at else b",[" if i else b"[["
+            yield opened + as_json(np.asarray(array)[0, at : at + rows].tolist())[1:-1]
+        yield b"]"
+    yield b"]"
+
+
+async def embed_sparse(service: Service, given: dict[str, Any]) -> Reply:
+    raise Refusal(
+        HTTPStatus.NOT_IMPLEMENTED, "sparse embeddings are unsupported: npformer reads no SPLADE models", "Backend"
+    )
+
+
+async def similarity(service: Service, given: dict[str, Any]) -> Reply:
+    inputs = given["inputs"]
+    texts = [inputs["source_sentence"], *inputs["sentences"]]
+    options = {**(given["parameters"] or {}), "model": given["model"]}
+    vectors, prepared, _ = await _vectors(service, options, f.Texts(texts, several=True), "inputs")
+    products = (vectors[1:] * vectors[0]).sum(axis=1)  # not `@`, whose sums depend on the number of rows
+    return Reply(products.tolist(), prepared.cut)
+
+
+async def embeddings(service: Service, given: dict[str, Any]) -> Reply:
+    vectors, prepared, name = await _vectors(service, given, given["input"], "input")
+    if given["encoding_format"] == "base64":
+        shown = [base64.b64encode(each.astype("<f4").tobytes()).decode() for each in vectors]
+    else:
+        shown = vectors.tolist()
+    data = [{"object": "embedding", "index": i, "embedding": each} for i, each in enumerate(shown)]
+    count = sum(prepared.sizes)
+    usage = {"prompt_tokens": count, "total_tokens": count}
+    return Reply({"object": "list", "data": data, "model": name, "usage": usage}, prepared.cut)
+
+
+# --- labels ----------------------------------------------------------------------------------------------------------
+
+
+async def predict(service: Service, given: dict[str, Any]) -> Reply:
+    texts, parameters = given["inputs"], given["parameters"]
+    served = choose(service.models, given["model"], "text-classification")
+    task = served.tasks["text-classification"]
+    function = (parameters or {}).get("function_to_apply") or ("none" if given["raw_scores"] else None)
+    options = replace(task.options, top_k=(parameters or {}).get("top_k"), function_to_apply=function)
+    prepared = await service.prepared(task, texts, given["truncate"], "inputs")
+    found = await service.answers(TaskWork(task, options), prepared, "inputs", texts.several)
+    # Hugging Face's inference client, which sends parameters, reads a list of lists even for one text.
+    nested = texts.several or parameters is not None
+    return Reply(found if nested else found[0], prepared.cut)
+
+
+async def _ranks(
+    service: Service, given: dict[str, Any], texts: Sequence[str], where: str
+) -> tuple[list[tuple[int, float]], Prepared, str]:
+    """Places and scores of the texts, best first."""
+    served = choose(service.models, given["model"], "text-ranking")
+    task = served.tasks["text-ranking"]
+    options = replace(task.options, top_k=1, function_to_apply="none" if given.get("raw_scores") else None)
+    pairs = [Pair(given["query"], each) if each else given["query"] for each in texts]
+    prepared = await service.prepared(task, f.Texts(pairs, several=True), given["truncate"], where)
+    found = await service.answers(TaskWork(task, options), prepared, where)
+    scores = [(i, each[0]["score"]) for i, each in enumerate(found)]
+    return sorted(scores, key=lambda each: -each[1]), prepared, served.name
+
+
+async def rerank(service: Service, given: dict[str, Any]) -> Reply:
+    texts = given["texts"]
+    ranks, prepared, _ = await _ranks(service, given, texts, "texts")
+    shown = [{"index": i, "score": score} | ({"text": texts[i]} if given["return_text"] else {}) for i, score in ranks]
+    return Reply(shown, prepared.cut)
+
+
+async def rerank_documents(service: Service, given: dict[str, Any]) -> Reply:
+    texts = given["documents"]
+    ranks, prepared, name = await _ranks(service, given, texts, "documents")
+    results = [
+        {"index": i, "relevance_score": score} | ({"document": {"text": texts[i]}} if given["return_documents"] else {})
+        for i, score in ranks[: given["top_n"]]
+    ]
+    count = sum(prepared.sizes)
+    usage = {"prompt_tokens": count, "total_tokens": count}
+    return Reply({"object": "rerank", "results": results, "model": name, "usage": usage}, prepared.cut)
+
+
+# --- tokens ----------------------------------------------------------------------------------------------------------
+
+
+async def tokenize(service: Service, given: dict[str, Any]) -> Reply:
+    texts = given["inputs"].items
+    service.limits.check_texts("inputs", len(texts))
+    name = given["model"]
+    task = next(iter((service.models.get(name) or next(iter(service.models.values()))).tasks))
+    served = choose(service.models, name, task)
+    special = given["add_special_tokens"]
+    return Reply(await service.in_thread(lambda: [served.tokens(each, special) for each in texts]))
+
+
+ROUTES = (
+    Route("/embed", "A vector for each text", EMBED, embed),
+    Route("/embed_all", "A vector for each token of each text", {"inputs": Field(f.TEXTS), **TEI}, embed_all),
+    Route("/embed_sparse", "Unsupported: answers 501", {"inputs": Field(f.TEXTS), **TEI}, embed_sparse),
+    Route(
+        "/similarity",
+        "The similarity of a text to others: the cosine of their vectors",
+        {
+            "inputs": Field(f.an_object({"source_sentence": Field(f.TEXT), "sentences": Field(f.TEXT_LIST)})),
+            "parameters": Field(f.an_object({each: TEI[each] for each in TEI if each != "model"}), None),
+            **MODEL,
+        },
+        similarity,
+    ),
+    Route(
+        "/predict",
+        "The labels of each text or pair, with scores, the best first",
+        {
+            "inputs": Field(f.PAIRS, what="A text, a pair [text, second text], or a list of [text] and pairs."),
+            "raw_scores": Field(f.BOOLEAN, False, "Logits in place of probabilities."),
+            "parameters": Field(f.an_object(CLASSIFY), None),
+            **{each: TEI[each] for each in TEI if each != "prompt_name"},
+        },
+        predict,
+    ),
+    Route(
+        "/rerank",
+        "How well each text answers the query, the best first",
+        {
+            "query": Field(f.TEXT),
+            "texts": Field(f.TEXT_LIST),
+            "raw_scores": Field(f.BOOLEAN, False, "Logits in place of probabilities."),
+            "return_text": Field(f.BOOLEAN, False),
+            **{each: TEI[each] for each in TEI if each != "prompt_name"},
+        },
+        rerank,
+    ),
+    Route(
+        "/tokenize",
+        "The tokens of each text",
+        {"inputs": Field(f.TEXTS), "add_special_tokens": Field(f.BOOLEAN, True), **MODEL},
+        tokenize,
+    ),
+    Route(
+        "/v1/embeddings",
+        "A vector for each text, as OpenAI's clients ask for it",
+        {
+            "input": Field(f.OPENAI_TEXTS),
+            **MODEL,
+            "encoding_format": Field(f.one_of("float", "base64"), "float", "base64: little-endian float32."),
+            "dimensions": Field(f.whole(1), None, "Numbers of a vector to keep; it has length 1 again."),
+            "user": Field(f.TEXT, None, "Has no effect."),
+            **TRUNCATE,
+        },
+        embeddings,
+    ),
+    Route(
+        "/v1/rerank",
+        "How well each document answers the query, as Jina's and Cohere's clients ask for it",
+        {
+            "query": Field(f.TEXT),
+            "documents": Field(f.DOCUMENTS),
+            **MODEL,
+            "top_n": Field(f.whole(1), None),
+            "return_documents": Field(f.BOOLEAN, False),
+            **TRUNCATE,
+        },
+        rerank_documents,
+    ),
+)
