@@ -35,7 +35,7 @@ def app(
 
     Parameters
     ----------
-    models : a model or several, by bundled name, folder, hub id, or loaded; or a mapping from the names to serve them by
+    models : a model or several, by bundled name, folder, hub id, or loaded; or a mapping from names to them
         A request that names no model gets the first that has the route's task.
     limits : Limits, of requests, batches and the queue
     api_key : str, what requests must have as `Authorization: Bearer KEY`; /health is open

@@ -14,6 +14,7 @@ import time
 import traceback
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -25,7 +26,8 @@ log = logging.getLogger("npformer.serve")
 class Work(Protocol):
     """A computation on requests. Requests whose work is equal are computed together, if `together`."""
 
-    together: bool  # False: only the requests of one ticket share a batch
+    @property
+    def together(self) -> bool: ...  # False: only the requests of one ticket share a batch
 
     def run(self, requests: list[Any]) -> list[Any]: ...
 
@@ -162,13 +164,11 @@ class Batcher:
             self.rate += 0.1 * (rate - self.rate)
             self.observe(batch, seconds)
             loop = batch[0].ticket.done.get_loop()
-            try:
+            with suppress(RuntimeError):  # the loop has been closed: nobody waits any more
                 loop.call_soon_threadsafe(_deliver, batch, answers)
-            except RuntimeError:  # the loop has been closed: nobody waits any more
-                pass
 
     def _next(self) -> list[Entry]:
-        """Waits for texts, and takes a batch of them from the queue; none when the batcher is closed and all is done."""
+        """Waits for texts and takes a batch of them; none when the batcher is closed and all is done."""
         with self._changed:
             while True:
                 if self.queue:

@@ -39,8 +39,9 @@ class TaskWork:
     together: bool = True
 
     def __eq__(self, other: object) -> bool:
-        same = isinstance(other, TaskWork) and self.task is other.task
-        return same and (self.options is other.options or self.options == other.options)  # type: ignore[union-attr]
+        if not isinstance(other, TaskWork) or self.task is not other.task:
+            return False
+        return self.options is other.options or self.options == other.options
 
     __hash__ = None  # type: ignore[assignment]
 
@@ -172,7 +173,7 @@ def first_error(answers: Iterable[Any], where: str, several: bool) -> None:
     """Raises Refusal for the first text that has no answer."""
     for index, answer in enumerate(answers):
         place = f"{where}[{index}]" if several else where
-        if isinstance(answer, InputError):
-            raise wrong(place, answer.reason)
+        if isinstance(answer, NpformerError):
+            raise wrong(place, answer.reason if isinstance(answer, InputError) else str(answer))
         if isinstance(answer, Exception):
             raise Refusal(HTTPStatus.INTERNAL_SERVER_ERROR, f"{place}: could not be computed", "Backend")

@@ -19,7 +19,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -153,10 +153,8 @@ class Worker:
 
     def look(self) -> None:
         """Notes whether the worker has said that it is ready."""
-        try:
+        with suppress(OSError):
             self.is_ready = self.is_ready or self.ready.poll()
-        except OSError:
-            pass
 
 
 class Supervisor:
@@ -225,7 +223,7 @@ class Supervisor:
 def _forget_gauges(pid: int | None) -> None:
     from prometheus_client.multiprocess import mark_process_dead
 
-    mark_process_dead(pid)  # type: ignore[no-untyped-call]
+    mark_process_dead(pid)
 
 
 def work(settings: Settings, listening: socket.socket, ready: Connection) -> None:
