@@ -30,6 +30,7 @@ import numpy as np
 import uvicorn
 
 from npformer.checkpoint.convert import convert
+from npformer.checks import whole
 from npformer.errors import NpformerError
 from npformer.runtime.threads import available_cores
 from npformer.serve.asgi import App, make
@@ -74,14 +75,15 @@ def run(settings: Settings) -> None:
 
 def bound(host: str, port: int) -> socket.socket:
     """A socket at this address, that listens when a server starts."""
+    whole("port", port, 0, 65535)
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         made = socket.socket(family, kind, protocol)
         if os.name == "posix":  # elsewhere it would let two servers have one port
             made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         made.bind(address)
-    except (OSError, OverflowError) as error:
-        raise NpformerError(f"{host}:{port}: cannot serve there: {getattr(error, 'strerror', None) or error}") from None
+    except OSError as error:
+        raise NpformerError(f"{host}:{port}: cannot serve there: {error.strerror or error}") from None
     made.set_inheritable(True)
     return made
 

@@ -1,7 +1,7 @@
 """The routes of translation models: whole translations, batched, and one translation as a stream of its pieces.
 
-/generate speaks as Hugging Face's text-generation-inference does: one server-sent event for each piece, the last with
-the whole text.
+/generate speaks as Hugging Face's text-generation-inference does. With stream=true there is one server-sent event for
+each piece, and the last has the whole text.
 """
 
 from __future__ import annotations
@@ -129,11 +129,11 @@ ALL_ROUTES = (
     ),
     Route(
         "/generate",
-        "A text in another language, as server-sent events with a piece each",
+        "A text in another language, as a stream if asked for",
         {
             "inputs": Field(f.TEXT),
             "parameters": Field(f.an_object({**SEARCH, "tgt_lang": TO}), None),
-            "stream": Field(f.BOOLEAN, True, "false: the whole translation as one JSON object."),
+            "stream": Field(f.BOOLEAN, False, "Server-sent events, one for each piece as it is chosen."),
             **TRUNCATE,
             **MODEL,
         },

@@ -113,11 +113,13 @@ VALUES = st.recursive(
 def test_any_json_is_read_or_refused_and_no_text_is_repeated(path, data):
     fields = ROUTES[path].fields
     given = data.draw(VALUES | st.fixed_dictionaries({}, optional=dict.fromkeys(fields, VALUES)))
+    refusal = None
     try:
-        assert set(read_fields(fields, read_json(json.dumps(given).encode()))) == set(fields)
-    except Refusal as refusal:
-        assert refusal.status == 422
-        assert SECRET not in refusal.message
+        values = read_fields(fields, read_json(json.dumps(given).encode()))
+    except Refusal as error:
+        refusal = error
+    assert refusal is not None or set(values) == set(fields)
+    assert refusal is None or (refusal.status == 422 and SECRET not in refusal.message)
 
 
 def test_every_field_has_a_schema():

@@ -1,0 +1,41 @@
+"""Servers of tiny models and of the bundled one, and what the same models answer alone, in this process."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from npformer import pipeline
+from tests.support import seq2seq_models, tiny
+from tests.support.service import Server
+
+
+@pytest.fixture(scope="session")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    home = tmp_path_factory.mktemp("models")
+    return {
+        "classifier": tiny.folder(home / "classifier", labels=("bad", "fair", "good")),
+        "ranker": tiny.folder(home / "ranker", "bert", labels=("relevance",), seed=3),
+        "encoder": tiny.folder(home / "encoder", "bert", "base", seed=5),
+        "translator": seq2seq_models.folder_of_letters(home / "translator"),
+    }
+
+
+@pytest.fixture(scope="session")
+def server(folders: dict[str, Path]) -> Iterator[Server]:
+    """A server of all tiny models."""
+    with Server(*folders.values(), "--max-texts", 40, "--max-body", 100_000) as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def alone(folders: dict[str, Path]) -> Any:
+    """Makes the pipeline of a task and a model's name."""
+
+    def make(task: str, name: str, **options: Any) -> Any:
+        return pipeline(task, folders[name], **options)
+
+    return make

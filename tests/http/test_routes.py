@@ -1,0 +1,283 @@
+"""Each route's answers, to the bit those of the pipeline alone, and its refusals."""
+
+from __future__ import annotations
+
+import base64
+import json
+
+import numpy as np
+import pytest
+
+TEXTS = ["I love ice cream", "not my music", "the news"]
+LONG = "music " * 100
+
+
+def unit(vectors: np.ndarray) -> np.ndarray:
+    return vectors / np.sqrt((vectors * vectors).sum(axis=-1, keepdims=True))
+
+
+def same(answer: object, expected: np.ndarray) -> None:
+    """JSON's floats are float32's exactly."""
+    np.testing.assert_array_equal(np.array(answer), expected.astype(float))
+
+
+def test_embed(server, alone):
+    vectors = np.asarray(alone("sentence-embedding", "encoder")(TEXTS))
+    for normalize, expected in ((True, unit(vectors)), (False, vectors)):
+        status, answer, _ = server.post("/embed", {"inputs": TEXTS, "normalize": normalize, "model": "encoder"})
+        assert status == 200
+        same(answer, expected)
+        _, one, _ = server.post("/embed", {"inputs": TEXTS[1], "normalize": normalize, "model": "encoder"})
+        same(one, expected[1:2])
+    _, short, _ = server.post("/embed", {"inputs": TEXTS, "dimensions": 5, "model": "encoder"})
+    same(short, unit(vectors[:, :5]))
+
+
+def test_embed_all(server, alone):
+    status, answer, _ = server.post("/embed_all", {"inputs": TEXTS, "model": "encoder"})
+    features = alone("feature-extraction", "encoder", return_tensors=True)
+    assert status == 200
+    assert len(answer) == len(TEXTS)
+    for found, text in zip(answer, TEXTS, strict=True):
+        same(found, np.asarray(features(text))[0])
+
+
+def test_embed_all_of_many_rows(server, alone):
+    """Of more rows than one piece of the answer has."""
+    text = "music " * 40
+    _, answer, _ = server.post("/embed_all", {"inputs": text, "model": "encoder"})
+    same(answer, np.asarray(alone("feature-extraction", "encoder", return_tensors=True)(text)))
+
+
+def test_embed_sparse_says_that_it_cannot(server):
+    status, answer, _ = server.post("/embed_sparse", {"inputs": "a"})
+    assert (status, answer["error_type"]) == (501, "Backend")
+    assert "SPLADE" in answer["error"]
+
+
+def test_similarity(server, alone):
+    vectors = unit(np.asarray(alone("sentence-embedding", "classifier")(TEXTS)))
+    inputs = {"source_sentence": TEXTS[0], "sentences": TEXTS[1:]}
+    status, answer, _ = server.post("/similarity", {"inputs": inputs})
+    assert status == 200
+    same(answer, (vectors[1:] * vectors[0]).sum(axis=1))
+
+
+def test_predict(server, alone):
+    classify = alone("text-classification", "classifier", top_k=None)
+    expected = [list(each) for each in classify(TEXTS)]
+    assert server.post("/predict", {"inputs": [[text] for text in TEXTS]})[:2] == (200, expected)
+    assert server.post("/predict", {"inputs": TEXTS[0]})[:2] == (200, expected[0])
+    pair = {"text": TEXTS[0], "text_pair": TEXTS[1]}
+    assert server.post("/predict", {"inputs": TEXTS[:2]})[1] == list(classify(pair))
+    raw = list(classify(TEXTS[0], function_to_apply="none"))
+    assert server.post("/predict", {"inputs": TEXTS[0], "raw_scores": True})[1] == raw
+
+
+def test_rerank(server, alone):
+    rank = alone("text-ranking", "ranker")
+    scores = [rank({"text": "what is good", "text_pair": text})["score"] for text in TEXTS]
+    order = sorted(range(3), key=lambda i: -scores[i])
+    expected = [{"index": i, "score": scores[i]} for i in order]
+    assert server.post("/rerank", {"query": "what is good", "texts": TEXTS})[:2] == (200, expected)
+    _, shown, _ = server.post("/rerank", {"query": "what is good", "texts": TEXTS, "return_text": True})
+    assert [each["text"] for each in shown] == [TEXTS[i] for i in order]
+    _, raw, _ = server.post("/rerank", {"query": "what is good", "texts": TEXTS, "raw_scores": True})
+    np.testing.assert_allclose([1 / (1 + np.exp(-each["score"])) for each in raw], sorted(scores)[::-1], rtol=1e-5)
+    documents = [TEXTS[0], {"text": TEXTS[1]}, TEXTS[2]]
+    body = {"query": "what is good", "documents": documents, "top_n": 2, "return_documents": True, "model": "ranker"}
+    _, ranked, _ = server.post("/v1/rerank", body)
+    assert ranked["results"] == [
+        {"index": i, "relevance_score": scores[i], "document": {"text": TEXTS[i]}} for i in order[:2]
+    ]
+
+
+def test_v1_embeddings(server, alone):
+    task = alone("sentence-embedding", "encoder")
+    vectors = unit(np.asarray(task(TEXTS)))
+    status, answer, _ = server.post("/v1/embeddings", {"input": TEXTS, "model": "encoder"})
+    assert (status, answer["object"], answer["model"]) == (200, "list", "encoder")
+    same([each["embedding"] for each in answer["data"]], vectors)
+    assert [(each["index"], each["object"]) for each in answer["data"]] == [(i, "embedding") for i in range(3)]
+    count = int(task(TEXTS).n_tokens.sum())
+    assert answer["usage"] == {"prompt_tokens": count, "total_tokens": count}
+    body = {"input": TEXTS, "model": "encoder", "encoding_format": "base64", "dimensions": 4}
+    _, packed, _ = server.post("/v1/embeddings", body)
+    found = [np.frombuffer(base64.b64decode(each["embedding"]), "<f4") for each in packed["data"]]
+    np.testing.assert_array_equal(found, unit(np.asarray(task(TEXTS))[:, :4]))
+
+
+def test_tokenize(server, alone):
+    tokenizer = alone("sentence-embedding", "encoder").model.tokenizer
+    _, (tokens,), _ = server.post("/tokenize", {"inputs": "ice cream", "model": "encoder"})
+    assert [each["id"] for each in tokens] == tokenizer.encode("ice cream").ids
+    assert tokens[0] == {"id": tokens[0]["id"], "text": "[CLS]", "special": True, "start": None, "stop": None}
+    assert tokens[2] == {"id": tokens[2]["id"], "text": "cream", "special": False, "start": 4, "stop": 9}
+    _, (bare,), _ = server.post("/tokenize", {"inputs": "ice cream", "add_special_tokens": False, "model": "encoder"})
+    assert [each["text"] for each in bare] == ["ice", "cream"]
+    _, (source,), _ = server.post("/tokenize", {"inputs": "dog", "model": "translator"})
+    assert [each["text"] for each in source] == ["d", "o", "g", "</s>"]
+
+
+def test_translate(server, alone):
+    translate = alone("translation", "translator")
+    expected = [dict(each) for each in translate(["dogs", "news"])]
+    assert server.post("/translate", {"inputs": ["dogs", "news"]})[:2] == (200, expected)
+    assert server.post("/translate", {"inputs": "dogs"})[:2] == (200, expected[:1])
+    settings = {"num_beams": 3, "num_return_sequences": 1, "max_new_tokens": 7}
+    del settings["num_return_sequences"]
+    found = server.post("/translate", {"inputs": "news", "parameters": {**settings, "tgt_lang": "fra"}})
+    assert found[:2] == (200, [dict(translate("news", to="fra", **settings))])
+
+
+def test_translate_by_sampling_draws_as_the_request_alone_would(server, alone):
+    settings = {"do_sample": True, "seed": 7, "num_beams": 1}
+    expected = [dict(each) for each in alone("translation", "translator")(["dogs"] * 4, **settings)]
+    assert server.post("/translate", {"inputs": ["dogs"] * 4, "parameters": settings})[:2] == (200, expected)
+
+
+def events(content: str) -> list[dict]:
+    assert content.endswith("\n\n")
+    return [json.loads(line.removeprefix("data:")) for line in content.split("\n\n")[:-1]]
+
+
+def test_generate_streams_the_translation_piece_by_piece(server, alone):
+    translate = alone("translation", "translator")
+    status, content, headers = server.post("/generate", {"inputs": "dogs", "stream": True})
+    assert (status, headers["content-type"]) == (200, "text/event-stream; charset=utf-8")
+    *pieces, last = events(content)
+    assert [each["token"]["text"] for each in pieces] == list(translate.tokens("dogs"))
+    assert last["generated_text"] == translate("dogs", num_beams=1)["translation_text"]
+    assert [each["index"] for each in [*pieces, last]] == list(range(1, len(pieces) + 2))
+    _, whole, _ = server.post("/generate", {"inputs": "dogs"})
+    assert whole == {"generated_text": last["generated_text"]}
+
+
+def test_an_error_of_a_stream_has_its_status(server):
+    status, answer, _ = server.post("/generate", {"inputs": " ", "stream": True})
+    assert (status, answer["error"]) == (422, "inputs: an empty text; there is nothing to translate")
+
+
+def test_the_root_stands_for_the_first_models_route(server):
+    assert server.post("/", {"inputs": "a"})[1] == server.post("/predict", {"inputs": "a"})[1]
+
+
+# --- too long, too many, not there -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "place"),
+    [
+        ("/embed", {"inputs": ["a", LONG]}, "inputs[1]"),
+        ("/embed", {"inputs": LONG}, "inputs"),
+        ("/embed_all", {"inputs": ["a", LONG]}, "inputs[1]"),
+        ("/predict", {"inputs": [["a"], [LONG]]}, "inputs[1]"),
+        ("/v1/embeddings", {"input": ["a", LONG]}, "input[1]"),
+        ("/rerank", {"query": "a", "texts": ["b", LONG]}, "texts[1]"),
+        ("/v1/rerank", {"query": "a", "documents": ["b", LONG]}, "documents[1]"),
+        ("/translate", {"inputs": ["a", LONG * 5]}, "inputs[1]"),
+        ("/generate", {"inputs": LONG * 5}, "inputs"),
+        ("/generate", {"inputs": LONG * 5, "stream": True}, "inputs"),
+    ],
+)
+def test_a_text_that_is_too_long_is_refused_or_cut_and_the_answer_says_so(server, path, body, place):
+    status, answer, _ = server.post(path, body)
+    message = answer["error"]["message"] if path.startswith("/v1") else answer["error"]
+    assert status == 413
+    assert message.startswith(f"{place}: ")
+    assert "tokens, and the model takes" in message
+    assert "music" not in message
+    status, _, headers = server.post(path, {**body, "truncate": True})
+    assert status == 200
+    assert headers["x-truncated-inputs"] == ("1" if "[" in place else "0")
+
+
+def test_a_cut_text_gives_what_the_pipeline_gives(server, alone):
+    with pytest.warns(UserWarning, match="cut to 64"):
+        expected = alone("sentence-embedding", "encoder")(LONG)
+    body = {"inputs": LONG, "truncate": True, "normalize": False, "model": "encoder"}
+    same(server.post("/embed", body)[1][0], np.asarray(expected))
+
+
+def test_limits_of_texts_and_bytes(server):
+    status, answer, _ = server.post("/embed", {"inputs": ["a"] * 41})
+    assert (status, answer["error"]) == (413, "inputs: 41 texts, and a request may have 40")
+    status, answer, _ = server.post("/tokenize", {"inputs": ["a"] * 41})
+    assert status == 413
+    status, answer, _ = server.post("/embed", b" " * 100_001)
+    assert (status, answer["error"]) == (413, "body: more than 100000 bytes, which a request may have")
+
+
+def test_an_unknown_model_is_404_with_the_names_there_are(server):
+    for path, body in (("/embed", {"inputs": "a"}), ("/tokenize", {"inputs": "a"})):
+        status, answer, _ = server.post(path, {**body, "model": "no-such-model"})
+        assert status == 404
+        assert answer["error"] == "model: none has this name; there are: classifier, ranker, encoder, translator"
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "model"),
+    [
+        ("/embed", {"inputs": "a"}, "translator"),
+        ("/predict", {"inputs": "a"}, "encoder"),
+        ("/rerank", {"query": "a", "texts": ["b"]}, "classifier"),
+        ("/v1/rerank", {"query": "a", "documents": ["b"]}, "encoder"),
+        ("/translate", {"inputs": "a"}, "classifier"),
+        ("/generate", {"inputs": "a"}, "classifier"),
+    ],
+)
+def test_a_task_that_the_model_has_not_is_424_with_those_it_has(server, path, body, model):
+    status, answer, _ = server.post(path, {**body, "model": model})
+    message = answer["error"]["message"] if path.startswith("/v1") else answer["error"]
+    assert status == 424
+    assert f"; {model} has " in message
+
+
+def test_other_paths_and_methods(server):
+    assert server.get("/nothing")[:2] == (
+        404,
+        {"error": "no such route; /docs lists them", "error_type": "Validation"},
+    )
+    assert server.get("/embed")[0] == 405
+    status, answer, _ = server.post("/v1/embeddings", b"{")
+    assert status == 422
+    assert answer["error"]["type"] == "invalid_request_error"
+    assert answer["error"]["code"] == 422
+
+
+# --- what a service tells of itself ----------------------------------------------------------------------------------
+
+
+def test_pages(server):
+    assert server.get("/health")[:2] == (200, {"status": "ok"})
+    _, info, _ = server.get("/info")
+    assert (info["model_id"], info["model_dtype"], info["max_client_batch_size"]) == ("classifier", "float32", 40)
+    assert [each["model_id"] for each in info["models"]] == ["classifier", "ranker", "encoder", "translator"]
+    assert [list(each["model_type"]) for each in info["models"]] == [
+        ["classifier"],
+        ["reranker"],
+        ["embedding"],
+        ["translation"],
+    ]
+    _, models, _ = server.get("/v1/models")
+    assert [each["id"] for each in models["data"]] == ["classifier", "ranker", "encoder", "translator"]
+    _, described, _ = server.get("/openapi.json")
+    _, page, _ = server.get("/docs")
+    for path in described["paths"]:
+        assert f" {path}</h2>" in page
+    assert "http" not in page.replace("http-equiv", "")  # nothing is fetched from elsewhere
+
+
+def test_metrics(server):
+    server.post("/embed", {"inputs": TEXTS})
+    server.post("/embed", b"{")
+    _, text, _ = server.get("/metrics")
+    for line in ('requests_total{route="/embed",status="200"}', 'status="422"', "npformer_batch_tokens_bucket"):
+        assert line in text
+
+
+def test_the_log_has_no_text_and_no_traceback(server):
+    server.post("/embed", {"inputs": ["a secret text", 3]})
+    server.post("/a-secret-path", {"inputs": "a secret text"})
+    assert "secret" not in server.log
+    assert "Traceback" not in server.log

@@ -1,0 +1,275 @@
+"""A service in use: strangers at the same time, a full queue, clients that leave, keys, signals, workers that die."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import re
+import signal
+import socket
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from npformer import pipeline
+from tests.support.cli_runner import run
+from tests.support.service import Server, alive
+
+WORDS = "what i love most about this film is how it never takes itself too seriously and yet breaks your heart".split()  # noqa: SIM905
+SLOW = {"inputs": [" ".join(WORDS * 12)] * 16}  # some seconds of work for the bundled model
+
+
+def metric(server: Server, name: str) -> float:
+    """The sum of a counter over its labels."""
+    _, text, _ = server.get("/metrics")
+    return sum(float(each) for each in re.findall(rf"^{name}(?:{{.*}})? (\S+)$", text, re.M))
+
+
+def until(condition, seconds: float = 120.0) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "not in time"
+        time.sleep(0.02)
+
+
+def raw(server: Server, path: str, body: dict) -> socket.socket:
+    """A connection on which a request has been sent whole."""
+    host, port = server.url.removeprefix("http://").split(":")
+    content = json.dumps(body).encode()
+    connection = socket.create_connection((host, int(port)), timeout=120)
+    head = f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-length: {len(content)}\r\n\r\n"
+    connection.sendall(head.encode() + content)
+    return connection
+
+
+@pytest.fixture(scope="module")
+def busy():
+    """A server of the bundled model: it is slow enough for queues."""
+    with Server("distilbert-sst2", "--max-queue", 64, "--max-texts", 64) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory):
+    """Two workers, and in /tmp of their own what they share."""
+    home = tmp_path_factory.mktemp("shared")
+    with Server("distilbert-sst2", "--workers", 2, TMPDIR=str(home)) as running:
+        yield running
+
+
+# --- the same bits, whoever else is there ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("which", ["busy", "two"])
+def test_strangers_at_once_get_the_bits_of_lone_requests(which, request):
+    server = request.getfixturevalue(which)
+    draw = random.Random(16)
+    texts = [" ".join(draw.choices(WORDS, k=draw.randint(1, 60))) for _ in range(48)]
+    task = pipeline("sentence-embedding", "distilbert-sst2")
+    classify = pipeline("text-classification", "distilbert-sst2", top_k=None)
+
+    def ask(text: str) -> tuple[object, object]:
+        time.sleep(draw.random() / 50)
+        vector = server.post("/embed", {"inputs": text, "normalize": False})[1]
+        return vector, server.post("/predict", {"inputs": text})[1]
+
+    with ThreadPoolExecutor(16) as pool:
+        found = list(pool.map(ask, texts))
+    for text, (vector, labels) in zip(texts, found, strict=True):
+        np.testing.assert_array_equal(np.array(vector[0]), np.asarray(task(text)).astype(float))
+        assert labels == list(classify(text))
+    if which == "busy":
+        assert metric(server, "npformer_batch_texts_sum") > metric(server, "npformer_batch_texts_count")
+
+
+# --- limits ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_full_queue_answers_429_and_when_to_come_again(busy):
+    with ThreadPoolExecutor(12) as pool:
+        found = list(
+            pool.map(lambda _: busy.post("/predict", {"inputs": [[each] for each in SLOW["inputs"]]}), range(12))
+        )
+    statuses = [status for status, _, _ in found]
+    assert set(statuses) == {200, 429}
+    for status, answer, headers in found:
+        if status == 429:
+            assert 1 <= int(headers["retry-after"]) <= 60
+            assert answer["error_type"] == "Overloaded"
+    assert len({json.dumps(answer) for status, answer, _ in found if status == 200}) == 1
+
+
+def test_what_clients_that_leave_asked_for_is_not_computed(busy):
+    gone, tokens = (metric(busy, f"npformer_{each}_total") for each in ("requests_gone", "tokens"))
+    first = raw(busy, "/embed", SLOW)
+    until(lambda: metric(busy, "npformer_queue_texts") == 0)
+    leaving = [raw(busy, "/embed", SLOW) for _ in range(3)]
+    for each in leaving:
+        each.close()
+    until(lambda: metric(busy, "npformer_requests_gone_total") == gone + 3)
+    assert first.recv(15) == b"HTTP/1.1 200 OK"
+    first.close()
+    one = sum(busy.post("/v1/embeddings", {"input": SLOW["inputs"]})[1]["usage"].values()) // 2
+    assert metric(busy, "npformer_tokens_total") - tokens <= 3 * one  # the first, this one, and a batch that had begun
+
+
+def test_time_and_tokens_are_limited():
+    with Server("distilbert-sst2", "--timeout", 0.4, "--max-tokens", 3000) as server:
+        assert server.post("/embed", {"inputs": "a"})[0] in (200, 504)  # the first request, on a busy machine
+        host, port = server.url.removeprefix("http://").split(":")
+        with socket.create_connection((host, int(port)), timeout=60) as slow:
+            slow.sendall(b"POST /embed HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\n{")
+            assert b" 504 " in slow.recv(100)
+        status, answer, _ = server.post("/embed", {"inputs": ["a " * 500] * 5})
+        assert (status, answer["error"]) == (504, "not answered within 0.4 s")
+        status, answer, _ = server.post("/embed", {"inputs": ["a " * 500] * 7})
+        assert (status, answer["error"]) == (413, "inputs: 3514 tokens in all, and a request may have 3000")
+
+
+@pytest.mark.parametrize("source", ["file", "environment"])
+def test_a_key(folders, tmp_path, source):
+    (tmp_path / "key").write_text("s3cret-key\n")
+    file = ["--api-key-file", tmp_path / "key"] if source == "file" else []
+    environment = {} if file else {"NPFORMER_API_KEY": "s3cret-key"}
+    with Server(folders["encoder"], *file, **environment) as server:
+        body = {"inputs": "a"}
+        assert server.post("/embed", body, authorization="Bearer s3cret-key")[0] == 200
+        for wrong in ({}, {"authorization": "Bearer s3cret-ke"}, {"authorization": "Basic s3cret-key"}):
+            status, _, headers = server.post("/embed", body, **wrong)
+            assert (status, headers["www-authenticate"]) == (401, "Bearer")
+        for path in ("/info", "/metrics", "/v1/models", "/docs", "/openapi.json"):
+            assert server.get(path)[0] == 401
+            assert server.get(path, authorization="Bearer s3cret-key")[0] == 200
+        assert server.get("/health")[0] == 200
+        assert "s3cret" not in server.log
+
+
+# --- stopping --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("number", "workers"), [(signal.SIGTERM, 1), (signal.SIGINT, 1), (signal.SIGTERM, 2)])
+def test_a_stopped_server_answers_what_it_accepted_and_ends_well(number, workers):
+    with Server("distilbert-sst2", "--workers", workers) as server:
+        accepted = [raw(server, "/embed", SLOW) for _ in range(2)]
+        until(lambda: metric(server, "npformer_queue_texts") + metric(server, "npformer_batch_texts_count") > 0)
+        time.sleep(0.3)
+        server.process.send_signal(number)
+        if workers == 1:
+            until(lambda: server.get("/health")[0] == 503)
+            status, answer, headers = server.post("/embed", {"inputs": "too late"})
+            assert (status, answer["error"]) == (503, "the server is stopping")
+            assert headers["retry-after"] == "1"
+            assert headers["connection"] == "close"
+        for each in accepted:
+            assert each.recv(15) == b"HTTP/1.1 200 OK"
+            while each.recv(100_000):
+                pass
+            each.close()
+        assert server.process.wait(120) == 0
+        assert "Traceback" not in server.log
+
+
+def test_a_second_signal_ends_it_at_once():
+    with Server("distilbert-sst2", "--grace", 600) as server:
+        connection = raw(server, "/embed", {"inputs": ["music " * 500] * 100})
+        until(lambda: metric(server, "npformer_queue_texts") > 0)
+        server.process.send_signal(signal.SIGTERM)
+        until(lambda: server.get("/health")[0] == 503)
+        server.process.send_signal(signal.SIGTERM)
+        server.process.wait(60)
+        connection.close()
+
+
+# --- workers ---------------------------------------------------------------------------------------------------------
+
+
+def shared_memory(pid: int) -> tuple[int, int]:
+    """Bytes of mapped weights in memory, and this process's share of them when divided among those who map them."""
+    text = Path(f"/proc/{pid}/smaps").read_text()
+    part = re.findall(r"npformer\.safetensors\n.*?^Rss:\s+(\d+) kB.*?^Pss:\s+(\d+) kB", text, re.M | re.S)
+    return sum(int(rss) for rss, _ in part) * 1024, sum(int(pss) for _, pss in part) * 1024
+
+
+def test_workers_share_mapped_weights(two):
+    """The bundled model is stored in float16, so it has been converted for them."""
+    pids = two.workers()
+    assert len(pids) == 2
+
+    def both_have_read() -> bool:
+        two.post("/embed", {"inputs": "a text"})
+        return all(shared_memory(pid)[0] > 20e6 for pid in pids)
+
+    until(both_have_read)
+    for pid in pids:
+        rss, pss = shared_memory(pid)
+        assert pss < 0.6 * rss
+
+
+def test_a_killed_worker_comes_back_and_the_others_serve_meanwhile(two):
+    before = two.workers()
+    os.kill(before[0], signal.SIGKILL)
+    until(lambda: len(two.workers()) == 2 and before[0] not in two.workers())
+    assert before[1] in two.workers()
+    assert f"worker {before[0]} died" in two.log
+    for _ in range(20):
+        assert two.post("/embed", {"inputs": "a text"})[0] == 200
+    assert metric(two, "npformer_requests_total") >= 20  # the sum over the workers, the dead one too
+
+
+def test_workers_end_when_their_parent_is_killed(folders):
+    with Server(folders["encoder"], "--workers", 2) as server:
+        pids = server.workers()
+        server.process.kill()
+        until(lambda: not any(alive(pid) for pid in pids))
+
+
+# --- what cannot be served -------------------------------------------------------------------------------------------
+
+
+def test_a_port_that_is_taken(folders):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        code, _, said = run("serve", folders["encoder"], "--port", port)
+    assert code == 1
+    assert said == f"npformer: 127.0.0.1:{port}: cannot serve there: Address already in use\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("./no-such-model",), "./no-such-model: there is no folder of this name"),
+        (("./no-such-model", "--workers", 2), "./no-such-model: there is no folder of this name"),
+        (("{encoder}", "{encoder}"), "two models are called encoder"),
+        (("{encoder}", "--max-texts", 5, "--max-queue", 4), "texts: a request of 5 never fits into a queue of 4"),
+        (("{encoder}", "--timeout", -1), "seconds: expected a number from 0 to 1000000"),
+        (("{encoder}", "--api-key-file", "/no/such/file"), "/no/such/file: cannot be read: No such file or directory"),
+        (("{encoder}", "--api-key-file", "/dev/null"), "the API key is empty"),
+        (("{encoder}", "--host", "no.such.host.invalid"), "no.such.host.invalid:0: cannot serve there: "),
+        (("{encoder}", "--port", 70000), "port: expected a whole number from 0 to 65535, got 70000"),
+    ],
+)
+def test_what_cannot_be_served_is_said_in_a_line(folders, arguments, message):
+    given = [str(each).format(**folders) for each in arguments]
+    port = () if "--port" in given else ("--port", 0)
+    code, _, said = run("serve", *given, *port)
+    assert code == 1
+    assert said.startswith(f"npformer: {message}")
+
+
+def test_an_app_in_a_server_of_ones_own(folders, tmp_path):
+    """As people run it who have their own: `uvicorn service:app`."""
+    (tmp_path / "service.py").write_text(
+        f"import npformer\napp = npformer.serve.app({{'mine': {str(folders['encoder'])!r}}}, api_key='k')\n"
+    )
+    command = [sys.executable, "-m", "uvicorn", "service:app", "--port", "0", "--app-dir", str(tmp_path)]
+    with Server(program=command, started=r"running on (\S+)") as server:
+        _, models, _ = server.get("/v1/models", authorization="Bearer k")
+        assert [each["id"] for each in models["data"]] == ["mine"]
+        assert server.get("/v1/models")[0] == 401

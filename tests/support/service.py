@@ -1,0 +1,102 @@
+"""`npformer serve` as users start it, in a process of its own on a free port of this machine, for tests and benchmarks."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import Any, Self
+
+from tests.support.cli_runner import ENVIRONMENT, command
+
+STARTED = r"serving .* on (http://\S+:\d+)"
+START = 300.0  # seconds for a server to start on a busy machine
+
+
+class Server:
+    """A running server. `log` is what it has written so far; `stop` sends SIGTERM and returns the exit code."""
+
+    def __init__(
+        self, *arguments: object, program: list[str] | None = None, started: str = STARTED, **environment: str
+    ) -> None:
+        self.file = tempfile.NamedTemporaryFile("w+", prefix="npformer-test-", suffix=".log")  # noqa: SIM115
+        given = program or command("serve", *arguments, "--port", 0)
+        env = {**ENVIRONMENT, **environment}
+        self.process = subprocess.Popen(given, stdout=self.file, stderr=subprocess.STDOUT, env=env)
+        self.url = self._wait(started)
+
+    def _wait(self, started: str) -> str:
+        end = time.monotonic() + START
+        while time.monotonic() < end and self.process.poll() is None:
+            if found := re.search(started, self.log):
+                return found[1]
+            time.sleep(0.05)
+        self.kill()
+        raise AssertionError(f"the server has not started: {self.log}")
+
+    @property
+    def log(self) -> str:
+        return Path(self.file.name).read_text(encoding="utf-8")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.kill()
+
+    def stop(self, number: int = signal.SIGTERM) -> int:
+        self.process.send_signal(number)
+        return self.process.wait(START)
+
+    def kill(self) -> None:
+        """Ends the server and its workers, which notice that their parent is gone."""
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.wait(START)
+
+    def workers(self) -> list[int]:
+        """The process ids of the workers."""
+        listed = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
+        return [int(pid) for pid in listed if "spawn_main" in _command_line(pid)]
+
+    def post(self, path: str, body: Any, **headers: str) -> tuple[int, Any, dict[str, str]]:
+        """Status, value and headers of the answer. body: bytes, or a value for JSON."""
+        data = body if isinstance(body, bytes) else json.dumps(body).encode()
+        return self.get(path, data, **headers)
+
+    def get(self, path: str, data: bytes | None = None, **headers: str) -> tuple[int, Any, dict[str, str]]:
+        named = {name.replace("_", "-"): value for name, value in headers.items()}
+        request = urllib.request.Request(self.url + path, data, {"content-type": "application/json", **named})
+        try:
+            with urllib.request.urlopen(request, timeout=START) as answer:
+                return answer.status, _read(answer), dict(answer.headers.items())
+        except urllib.error.HTTPError as error:
+            with error:
+                return error.code, _read(error), dict(error.headers.items())
+
+
+def _read(answer: Any) -> Any:
+    content = answer.read()
+    return json.loads(content) if answer.headers.get("content-type") == "application/json" else content.decode()
+
+
+def _command_line(pid: str) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace")
+    except OSError:
+        return ""
+
+
+def alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return "State:\tZ" not in Path(f"/proc/{pid}/status").read_text()
