@@ -68,4 +68,4 @@ def need_extra() -> None:
     """Raises NpformerError, with what to install, if a package of the extra is missing."""
     missing = [name for name in PACKAGES if find_spec(name) is None]
     if missing:
-        raise NpformerError(f"serving needs {', '.join(missing)}; pip install 'npformer[serve]'")
+        raise NpformerError(f"serve needs {', '.join(missing)}; pip install 'npformer[serve]'")
