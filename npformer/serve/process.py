@@ -40,6 +40,7 @@ from npformer.serve.models import Served, serve_all
 POLL = 0.2  # seconds between looks at workers and at whether a stopping server is idle
 SHORT_LIFE = 5.0  # a worker that dies sooner after its start is replaced after a pause
 PAUSE = 1.0
+HANDLED = (signal.SIGTERM, signal.SIGINT)
 BACKLOG = 2048  # connections that the system holds until they are accepted
 
 
@@ -98,10 +99,11 @@ def _announce(settings: Settings, listening: socket.socket) -> None:
 class Server(uvicorn.Server):  # type: ignore[misc, unused-ignore]
     """A uvicorn server that answers 503 while it finishes, and then ends as if nobody had sent a signal."""
 
-    def __init__(self, settings: Settings, models: dict[str, Served], ready: Any) -> None:
+    def __init__(self, settings: Settings, models: dict[str, Served], ready: Any, is_worker: bool = False) -> None:
         made = make(models, settings.limits, settings.api_key)
         self.service: App = made.state.npformer
         self.ready = ready
+        self.is_worker = is_worker
         grace = settings.limits.grace
         super().__init__(
             uvicorn.Config(
@@ -120,10 +122,11 @@ class Server(uvicorn.Server):  # type: ignore[misc, unused-ignore]
             self.ready()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Begins to stop; at the second signal stops at once."""
-        if self.service.stopping:
-            self.should_exit = self.force_exit = True
-            return
+        """Begins to stop; a second signal then ends the process."""
+        if self.is_worker and sig == signal.SIGINT:
+            return  # a terminal's Ctrl-C reaches workers too, and the parent passes it on
+        for each in HANDLED:
+            signal.signal(each, signal.SIG_DFL)
         self.service.stopping = True
         asyncio.get_running_loop().call_soon_threadsafe(self._finish)
 
@@ -173,7 +176,7 @@ class Supervisor:
             home = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="npformer-serve-")))
             settings = shared(self.settings, home)
             os.environ["PROMETHEUS_MULTIPROC_DIR"] = str(home)  # for the workers, which show their sum
-            for each in (signal.SIGTERM, signal.SIGINT):
+            for each in HANDLED:
                 before = signal.signal(each, self._note)
                 stack.callback(signal.signal, each, before)
             stack.callback(os.environ.pop, "PROMETHEUS_MULTIPROC_DIR", None)
@@ -232,9 +235,8 @@ def work(settings: Settings, listening: socket.socket, ready: Connection) -> Non
     """A worker process: serves on the parent's socket, and stops when the parent is gone."""
     logging.basicConfig(format="npformer: %(message)s", level=logging.INFO, stream=sys.stderr)
     threading.Thread(target=_stop_with_parent, daemon=True).start()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C reaches workers too; the parent passes it on
-    server = Server(settings, settings.load(), lambda: ready.send(True))
-    server.serve_on(listening)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    Server(settings, settings.load(), lambda: ready.send(True), is_worker=True).serve_on(listening)
 
 
 def _stop_with_parent() -> None:

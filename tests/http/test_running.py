@@ -152,13 +152,18 @@ def test_a_key(folders, tmp_path, source):
 # --- stopping --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("number", "workers"), [(signal.SIGTERM, 1), (signal.SIGINT, 1), (signal.SIGTERM, 2)])
+@pytest.mark.parametrize(
+    ("number", "workers"), [(signal.SIGTERM, 1), (signal.SIGINT, 1), (signal.SIGTERM, 2), (signal.SIGINT, 2)]
+)
 def test_a_stopped_server_answers_what_it_accepted_and_ends_well(number, workers):
     with Server("distilbert-sst2", "--workers", workers) as server:
         accepted = [raw(server, "/embed", SLOW) for _ in range(2)]
         until(lambda: metric(server, "npformer_queue_texts") + metric(server, "npformer_batch_texts_count") > 0)
         time.sleep(0.3)
-        server.process.send_signal(number)
+        if number == signal.SIGINT:
+            server.signal_all(number)
+        else:
+            server.process.send_signal(number)
         if workers == 1:
             until(lambda: server.get("/health")[0] == 503)
             status, answer, headers = server.post("/embed", {"inputs": "too late"})
@@ -181,7 +186,7 @@ def test_a_second_signal_ends_it_at_once():
         server.process.send_signal(signal.SIGTERM)
         until(lambda: server.get("/health")[0] == 503)
         server.process.send_signal(signal.SIGTERM)
-        server.process.wait(60)
+        assert server.process.wait(60) == -signal.SIGTERM
         connection.close()
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import signal
 import subprocess
 import tempfile
 import time
@@ -21,7 +20,7 @@ START = 300.0  # seconds for a server to start on a busy machine
 
 
 class Server:
-    """A running server. `log` is what it has written so far; `stop` sends SIGTERM and returns the exit code."""
+    """A running server. `log` is what it has written so far."""
 
     def __init__(
         self, *arguments: object, program: list[str] | None = None, started: str = STARTED, **environment: str
@@ -29,7 +28,9 @@ class Server:
         self.file = tempfile.NamedTemporaryFile("w+", prefix="npformer-test-", suffix=".log")  # noqa: SIM115
         given = program or command("serve", *arguments, "--port", 0)
         env = {**ENVIRONMENT, **environment}
-        self.process = subprocess.Popen(given, stdout=self.file, stderr=subprocess.STDOUT, env=env)
+        self.process = subprocess.Popen(
+            given, stdout=self.file, stderr=subprocess.STDOUT, env=env, start_new_session=True
+        )
         self.url = self._wait(started)
 
     def _wait(self, started: str) -> str:
@@ -51,9 +52,9 @@ class Server:
     def __exit__(self, *_: object) -> None:
         self.kill()
 
-    def stop(self, number: int = signal.SIGTERM) -> int:
-        self.process.send_signal(number)
-        return self.process.wait(START)
+    def signal_all(self, number: int) -> None:
+        """Signals the server and its workers, as a terminal does."""
+        os.killpg(self.process.pid, number)
 
     def kill(self) -> None:
         """Ends the server and its workers, which notice that their parent is gone."""
@@ -76,15 +77,19 @@ class Server:
         request = urllib.request.Request(self.url + path, data, {"content-type": "application/json", **named})
         try:
             with urllib.request.urlopen(request, timeout=START) as answer:
-                return answer.status, _read(answer), dict(answer.headers.items())
+                return answer.status, _read(answer), _headers(answer)
         except urllib.error.HTTPError as error:
             with error:
-                return error.code, _read(error), dict(error.headers.items())
+                return error.code, _read(error), _headers(error)
 
 
 def _read(answer: Any) -> Any:
     content = answer.read()
     return json.loads(content) if answer.headers.get("content-type") == "application/json" else content.decode()
+
+
+def _headers(answer: Any) -> dict[str, str]:
+    return {name.lower(): value for name, value in answer.headers.items()}
 
 
 def _command_line(pid: str) -> str:
