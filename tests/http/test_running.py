@@ -20,7 +20,8 @@ from npformer import pipeline
 from tests.support.cli_runner import run
 from tests.support.service import Server, alive
 
-WORDS = "what i love most about this film is how it never takes itself too seriously and yet breaks your heart".split()  # noqa: SIM905
+SENTENCE = "what i love most about this film is how it never takes itself too seriously and yet breaks your heart"
+WORDS = SENTENCE.split()
 SLOW = {"inputs": [" ".join(WORDS * 12)] * 16}  # some seconds of work for the bundled model
 
 

@@ -1,0 +1,72 @@
+"""The peer of `service.py`: the same model in ONNX Runtime behind starlette, batched as such servers do it.
+
+    python -m tests.benchmarks.onnx_service FOLDER PORT
+
+FOLDER has model.onnx, made by `service.py`, and tokenizer.json. What waits is computed together, up to 64 texts, padded to
+the longest; vectors are means of length 1, as /embed gives them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import numpy as np
+import onnxruntime
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+from tokenizers import Tokenizer
+
+from npformer.runtime.threads import available_cores
+
+folder, port = sys.argv[1:]
+options = onnxruntime.SessionOptions()
+options.intra_op_num_threads = available_cores()
+session = onnxruntime.InferenceSession(f"{folder}/model.onnx", options, providers=["CPUExecutionProvider"])
+tokenizer = Tokenizer.from_file(f"{folder}/tokenizer.json")
+tokenizer.enable_truncation(512)
+tokenizer.enable_padding()
+waiting: asyncio.Queue = asyncio.Queue()
+
+
+def vectors(texts: list[str]) -> np.ndarray:
+    encoded = tokenizer.encode_batch(texts)
+    ids, mask = (np.array([getattr(each, name) for each in encoded]) for name in ("ids", "attention_mask"))
+    (hidden,) = session.run(None, {"input_ids": ids, "attention_mask": mask})
+    pooled = (hidden * mask[..., None]).sum(1) / mask.sum(1, keepdims=True)
+    return pooled / np.linalg.norm(pooled, axis=1, keepdims=True)
+
+
+async def compute() -> None:
+    while True:
+        batch = [await waiting.get()]
+        while len(batch) < 64 and not waiting.empty():
+            batch.append(waiting.get_nowait())
+        found = await asyncio.to_thread(vectors, [text for text, _ in batch])
+        for (_, future), vector in zip(batch, found, strict=True):
+            if not future.done():
+                future.set_result(vector)
+
+
+async def embed(request: Request) -> Response:
+    future = asyncio.get_running_loop().create_future()
+    waiting.put_nowait(((await request.json())["inputs"], future))
+    return Response(json.dumps([(await future).tolist()]), media_type="application/json")
+
+
+@asynccontextmanager
+async def lifespan(_: Starlette) -> AsyncIterator[None]:
+    task = asyncio.create_task(compute())
+    yield
+    task.cancel()
+
+
+if __name__ == "__main__":
+    print(f"serving {folder} on http://127.0.0.1:{port}", flush=True)
+    uvicorn.run(Starlette(routes=[Route("/embed", embed, methods=["POST"])], lifespan=lifespan), port=int(port), access_log=False)  # fmt: skip
