@@ -52,7 +52,8 @@ class App:
         self.stopping = False
         self.open = 0  # requests that are being answered
         self.routes = {route.path: route for route in ALL_ROUTES}
-        self.metrics = Metrics(lambda: len(self.service.batcher.queue))
+        self.service: Service | None = None  # from the start of the lifespan to its end
+        self.metrics = Metrics(lambda: 0 if self.service is None else len(self.service.batcher.queue))
 
     @asynccontextmanager
     async def lifespan(self, _: Starlette) -> AsyncIterator[None]:
@@ -70,6 +71,7 @@ class App:
         try:
             yield
         finally:
+            self.service = None
             await asyncio.to_thread(batcher.close)
             pool.shutdown()
 
@@ -78,11 +80,18 @@ class App:
 
     # --- one request ---------------------------------------------------------------------------------------------
 
-    async def post(self, request: Request) -> Response:
-        """Answers a POST request, or says why not."""
-        path = request.url.path
+    def answering(self, path: str) -> Callable[[Request], Awaitable[Response]]:
+        """The function that answers requests to a route's path, wherever the app is mounted."""
         if path == "/":
             path = AT_ROOT[next(iter(next(iter(self.models.values())).tasks))]
+
+        async def post(request: Request) -> Response:
+            return await self.post(path, request)
+
+        return post
+
+    async def post(self, path: str, request: Request) -> Response:
+        """Answers a POST request, or says why not."""
         start = time.monotonic()
         status: int = HTTPStatus.INTERNAL_SERVER_ERROR
         try:
@@ -108,6 +117,12 @@ class App:
 
     def _admit(self, request: Request) -> None:
         self._check_key(request)
+        if self.service is None:
+            raise Refusal(
+                HTTPStatus.SERVICE_UNAVAILABLE,
+                "the service has not started: the lifespan of its app has to run, also where another app mounts it",
+                "Unhealthy",
+            )
         if self.stopping:
             raise stopped()
         if self.open >= self.limits.queue:
@@ -155,6 +170,7 @@ class App:
         given = read_json(body)
         if route.path == "/embed" and isinstance(given, dict) and isinstance(given.get("inputs"), dict):
             route = self.routes["/similarity"]  # Hugging Face's endpoints take both at the root
+        assert self.service is not None
         return await route.answer(self.service, read_fields(route.fields, given))
 
     def _response(self, reply: Reply) -> Response:
@@ -172,7 +188,8 @@ class App:
         except Exception as error:  # the status has been sent, so the error is the last event
             log.error("a stream ended early: %s", place_of(error))
             if reply.media_type == "text/event-stream":
-                yield b"data:" + as_json({"error": "an internal error", "error_type": "Backend"}) + b"\n\n"
+                what = "a piece took too long" if isinstance(error, TimeoutError) else "an internal error"
+                yield b"data:" + as_json({"error": what, "error_type": "Backend"}) + b"\n\n"
         finally:
             self.open -= 1
 
@@ -181,14 +198,14 @@ class App:
     async def health(self, _: Request) -> Response:
         return refused(stopped(), "/health") if self.stopping else _json({"status": "ok"})
 
-    def guarded(self, answer: Callable[[], Response]) -> Callable[[Request], Awaitable[Response]]:
+    def guarded(self, path: str, answer: Callable[[], Response]) -> Callable[[Request], Awaitable[Response]]:
         """A GET route that asks for the API key."""
 
         async def get(request: Request) -> Response:
             try:
                 self._check_key(request)
             except Refusal as refusal:
-                return refused(refusal, request.url.path)
+                return refused(refusal, path)
             return answer()
 
         return get
@@ -281,8 +298,8 @@ def make(served: dict[str, Served], limits: Limits, api_key: str | None) -> Star
         "/openapi.json": lambda: _json(pages.openapi(ALL_ROUTES)),
         "/docs": lambda: HTMLResponse(pages.docs(ALL_ROUTES)),
     }
-    paths = [Path(path, state.post, methods=["POST"]) for path in ("/", *state.routes)]
-    paths += [Path(path, state.guarded(answer), methods=["GET"]) for path, answer in gets.items()]
+    paths = [Path(path, state.answering(path), methods=["POST"]) for path in ("/", *state.routes)]
+    paths += [Path(path, state.guarded(path, answer), methods=["GET"]) for path, answer in gets.items()]
     paths.append(Path("/health", state.health, methods=["GET"]))
     made = Starlette(routes=paths, lifespan=state.lifespan, exception_handlers={HTTPException: _not_a_route})
     made.state.npformer = state

@@ -119,6 +119,24 @@ def test_what_clients_that_leave_asked_for_is_not_computed(busy):
     assert metric(busy, "npformer_tokens_total") - tokens <= 3 * one  # the first, this one, and a batch that had begun
 
 
+def test_a_stream_whose_client_leaves_ends():
+    body = {"inputs": "a man with a dog walks down the street and " * 6, "stream": True}
+    with Server("en-de-multi30k", "distilbert-sst2") as server:
+        pieces = server.post("/generate", body)[1].count("data:")
+        assert pieces > 20
+        before = metric(server, "npformer_batch_texts_count")
+        for path, given in (("/generate", body), ("/embed_all", {"inputs": ["music " * 400] * 4})):
+            connection = raw(server, path, given)
+            assert connection.recv(15) == b"HTTP/1.1 200 OK"
+            connection.close()
+        time.sleep(1)
+        assert server.post("/generate", {**body, "stream": False})[0] == 200
+        assert metric(server, "npformer_batch_texts_count") - before < pieces
+        assert server.log.count("\n") == 1  # what it said when it started
+        server.process.terminate()
+        assert server.process.wait(120) == 0  # nothing is open any more
+
+
 def test_time_and_tokens_are_limited():
     with Server("distilbert-sst2", "--timeout", 0.4, "--max-tokens", 3000) as server:
         assert server.post("/embed", {"inputs": "a"})[0] in (200, 504)  # the first request, on a busy machine

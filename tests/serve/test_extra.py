@@ -1,0 +1,24 @@
+"""Without the extra, what needs it says what to install."""
+
+from __future__ import annotations
+
+import pytest
+
+import npformer
+from npformer import serve
+from npformer.cli.main import main
+
+
+@pytest.fixture(autouse=True)
+def _bare(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(serve, "find_spec", lambda name: None if name == "uvicorn" else object())
+
+
+def test_an_app_says_what_to_install():
+    with pytest.raises(npformer.NpformerError, match=r"serve needs uvicorn; pip install 'npformer\[serve\]'"):
+        npformer.serve.app("distilbert-sst2")
+
+
+def test_the_command_says_what_to_install(capsys):
+    assert main(["serve", "distilbert-sst2"]) == 1
+    assert capsys.readouterr().err == "npformer: serve needs uvicorn; pip install 'npformer[serve]'\n"
