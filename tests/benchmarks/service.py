@@ -36,7 +36,7 @@ from tests.support.service import Server
 CONNECTIONS = (1, 8, 64)
 SENTENCE = "what i love most about this film is how it never takes itself too seriously and yet it breaks your heart"
 WORDS = SENTENCE.split()
-ROUNDS = 3
+ROUNDS = 2
 
 
 def texts(count: int = 64) -> list[str]:
@@ -146,7 +146,7 @@ def race(folder: Path | None, seconds: int) -> dict[str, Any]:
                         }
     finally:
         for server in servers.values():
-            server.kill()
+            server.__exit__()
     return found
 
 

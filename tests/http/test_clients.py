@@ -11,6 +11,8 @@ import pytest
 from huggingface_hub import InferenceClient
 from huggingface_hub.errors import HfHubHTTPError
 
+from tests.support.service import Server
+
 TEXTS = ["I love ice cream", "not my music", "the news"]
 
 
@@ -56,6 +58,16 @@ def test_openai_errors(client):
         model="encoder", input="music " * 100, extra_body={"truncate": True}
     )
     assert cut.headers["x-truncated-inputs"] == "0"
+
+
+def test_clients_send_keys(folders):
+    with Server(folders["encoder"], NPFORMER_API_KEY="right") as server:
+        with openai.OpenAI(base_url=f"{server.url}/v1", api_key="right") as client:
+            assert client.embeddings.create(model="encoder", input="a").data
+            stranger = client.with_options(api_key="wrong")
+            with pytest.raises(openai.AuthenticationError, match="the API key is missing or wrong"):
+                stranger.embeddings.create(model="encoder", input="a")
+        assert InferenceClient(f"{server.url}/embed", token="right").feature_extraction("a").shape == (1, 32)
 
 
 def test_inference_client_vectors(server, alone):

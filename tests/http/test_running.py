@@ -88,6 +88,25 @@ def test_strangers_at_once_get_the_bits_of_lone_requests(which, request):
         assert metric(server, "npformer_batch_texts_sum") > metric(server, "npformer_batch_texts_count")
 
 
+def test_strangers_translations_are_those_of_lone_requests(folders):
+    """With one, several and no beams at the same time."""
+    draw = random.Random(3)
+    texts = ["".join(draw.choices("dogsnew", k=draw.randint(1, 12))) for _ in range(40)]
+    settings = [{"num_beams": draw.choice([1, 2, 4])} for _ in texts]
+    translate = pipeline("translation", folders["translator"])
+
+    with Server(folders["translator"]) as server, ThreadPoolExecutor(10) as pool:
+
+        def ask(text: str, given: dict) -> str:
+            body = {"inputs": text, "parameters": given, "truncate": True}
+            return server.post("/translate", body)[1][0]["translation_text"]
+
+        assert list(pool.map(ask, texts, settings)) == [
+            translate(text, long="truncate", **given)["translation_text"]
+            for text, given in zip(texts, settings, strict=True)
+        ]
+
+
 # --- limits ----------------------------------------------------------------------------------------------------------
 
 

@@ -40,7 +40,9 @@ class Server:
                 return found[1]
             time.sleep(0.05)
         self.kill()
-        raise AssertionError(f"the server has not started: {self.log}")
+        log = self.log
+        self.file.close()
+        raise AssertionError(f"the server has not started: {log}")
 
     @property
     def log(self) -> str:
@@ -51,6 +53,7 @@ class Server:
 
     def __exit__(self, *_: object) -> None:
         self.kill()
+        self.file.close()
 
     def signal_all(self, number: int) -> None:
         """Signals the server and its workers, as a terminal does."""
