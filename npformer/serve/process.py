@@ -158,8 +158,8 @@ class Worker:
 
     def look(self) -> None:
         """Notes whether the worker has said that it is ready."""
-        with suppress(OSError):
-            self.is_ready = self.is_ready or self.ready.poll()
+        with suppress(OSError, EOFError):  # of a pipe whose other end is gone
+            self.is_ready = self.is_ready or (self.ready.poll() and self.ready.recv())
 
 
 class Supervisor:
@@ -236,7 +236,10 @@ def work(settings: Settings, listening: socket.socket, ready: Connection) -> Non
     logging.basicConfig(format="npformer: %(message)s", level=logging.INFO, stream=sys.stderr)
     threading.Thread(target=_stop_with_parent, daemon=True).start()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    Server(settings, settings.load(), lambda: ready.send(True), is_worker=True).serve_on(listening)
+    try:
+        Server(settings, settings.load(), lambda: ready.send(True), is_worker=True).serve_on(listening)
+    except NpformerError as error:
+        sys.exit(f"npformer: {error}")
 
 
 def _stop_with_parent() -> None:

@@ -6,6 +6,7 @@ import asyncio
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import httpx
@@ -14,7 +15,7 @@ from starlette.applications import Starlette
 from starlette.routing import Mount
 
 import npformer
-from npformer.serve import Limits
+from npformer.serve import Limits, process
 from npformer.serve.models import NEEDS, TaskWork
 from tests.support import tiny
 
@@ -101,6 +102,17 @@ def test_an_error_of_a_route_is_answered_and_logged_without_text(monkeypatch, ca
 def test_models_that_cannot_be_served(models, message):
     with pytest.raises(npformer.NpformerError, match=message):
         npformer.serve.app(models)
+
+
+def test_a_worker_that_cannot_start_ends_the_service(monkeypatch, capfd):
+    """Here because the parent finds nearly all such causes before it starts a worker."""
+    settings = process.Settings(["distilbert-sst2"], port=0, workers=2)
+    monkeypatch.setattr(process, "shared", lambda settings, home: replace(settings, models=["./no-such-model"]))
+    with pytest.raises(npformer.NpformerError, match="a worker ended with exit code 1 before it could serve"):
+        process.run(settings)
+    said = capfd.readouterr().err
+    assert "npformer: ./no-such-model: there is no folder" in said
+    assert "Traceback" not in said
 
 
 def test_limits_are_checked():
