@@ -23,7 +23,7 @@ ORDER = (
     *("errors", "checks", "limits", "locks", "files", "tap", "runtime"),
     *("functions", "activations", "tape", "masks", "attention", "embeddings", "encoder", "decoder", "heads"),
     *("config", "transformer", "families", "checkpoint", "text", "generation", "model", "checkpoint.load"),
-    *("tasks", "serve", "training", "interpret", "golden", "view"),
+    *("tasks", "dataset", "serve", "training", "interpret", "golden", "view"),
     *("cli", "__main__"),
 )
 INDEPENDENT = {

@@ -109,6 +109,23 @@ def text_options(what: str = "text") -> tuple[Option, ...]:
     return Option(("texts",), arguments), files
 
 
+# --- whole datasets --------------------------------------------------------------------------------------------------
+
+OUTPUT = option("-o --output OUT", "with --input: a file of one of its formats, or a folder for parts of Parquet")
+
+
+def dataset_options(output: Option = OUTPUT) -> tuple[Option, ...]:
+    """Returns the options for the rows of a file, or of a folder of files, as the texts; `dataset.py` runs them."""
+    return (
+        option("--input IN", "answer every row of a dataset: csv, tsv, jsonl, parquet, arrow, or a folder of them"),
+        option("--column NAME", "with --input: the column of texts"),
+        output,
+        option("--limit N", "with --input: only the first N rows", type=whole),
+        option("--prefix P", "with --input: begin the names of the new columns with P"),
+        option("--scheduler S", "with --input: Dask's workers answer; tcp://host:8786, or local:N for N processes"),
+    )
+
+
 # --- answers ---------------------------------------------------------------------------------------------------------
 
 JSON = option("--json", "write one JSON object per line, for programs")

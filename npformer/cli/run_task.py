@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from npformer.cli import dataset
 from npformer.cli.arguments import loading
 from npformer.cli.process import BAD_INPUT, complain
 from npformer.cli.texts import Line, count, interactive, lines
@@ -32,11 +33,17 @@ HEADER = 128  # bytes before a .npy file's numbers
 
 
 def answer_all(command: TaskCommand, args: Namespace) -> int:
-    """Answers every text, as text, as JSON lines (--json) or as an array (--output), and returns the exit code."""
+    """Answers every text, as text, as JSON lines (--json) or as an array (--output), and returns the exit code.
+
+    With --input it answers the rows of a dataset instead.
+    """
+    dataset.check(args, command.task)
+    if args.input is not None:
+        return dataset.answer_rows(_task(command, args), args)
     as_input = command.as_input(args)
     task = _task(command, args)
     answers = _progress(_answered(task, args, as_input, command.keeps_lines), args)
-    if getattr(args, "output", None) is not None:
+    if args.output is not None:
         return _write_array(task, answers, Path(args.output))
     code = 0
     for line, answer in answers:

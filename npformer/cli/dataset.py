@@ -1,0 +1,71 @@
+"""Runs a task's command on every row of a dataset (--input): its columns and those of the answers go to --output."""
+
+from __future__ import annotations
+
+import sys
+from argparse import Namespace
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Any
+
+from npformer.cli.process import BAD_INPUT, complain
+from npformer.errors import NpformerError
+
+if TYPE_CHECKING:
+    from npformer.tasks.task import Task
+
+SECOND = ("pair_column", "context_column")
+#: Options that say what the texts are, or how the answers are shown; with --input the dataset's options do.
+OTHERS = ("texts", "file", "json", "pair", "pairs", "context", "context_file")
+
+
+def check(args: Namespace, task: str) -> None:
+    """Raises NpformerError for options that do not go together with --input, or not without it."""
+    if args.input is None:
+        own = [name for name in ("column", "limit", "prefix", "scheduler", *SECOND) if getattr(args, name, None)]
+        if own or (args.output is not None and task != "sentence-embedding"):
+            raise NpformerError(f"--{(own or ['output'])[0].replace('_', '-')} goes with --input; give a dataset")
+        return
+    for name in OTHERS:
+        if getattr(args, name, None):
+            shown = "a text" if name == "texts" else f"--{name.replace('_', '-')}"
+            raise NpformerError(f"{shown}: with --input the texts are a column's and the answers go to --output")
+    for name in ("column", "output"):
+        if not getattr(args, name):
+            raise NpformerError(f"--{name}: missing; --input takes --column NAME and --output OUT")
+
+
+def answer_rows(task: Task, args: Namespace) -> int:
+    """Answers the rows and says what went wrong; the exit code tells whether every row has its answer."""
+    from npformer.dataset import map
+
+    second = next((name for each in SECOND if (name := getattr(args, each, None))), None)
+    with _client(args.scheduler) as client:
+        if client is not None:
+            complain(f"dashboard: {client.dashboard_link}")
+        report = map(
+            task,
+            args.input,
+            args.output,
+            column=args.column if second is None else (args.column, second),
+            limit=args.limit,
+            prefix=args.prefix or "",
+            client=client,
+            progress=sys.stderr.isatty(),
+        )
+    for each in report.unreadable:
+        complain(each)
+    if report.unreadable:
+        complain("the same command goes on when these can be read")
+    if report.truncated:
+        complain(f"{report.truncated} texts were cut; the column {args.prefix or ''}truncated says which")
+    if report.errors:
+        complain(f"{report.errors} of {report.rows} rows have no answer; the column {args.prefix or ''}error says why")
+    return BAD_INPUT if report.errors or report.unreadable else 0
+
+
+def _client(scheduler: str | None) -> AbstractContextManager[Any]:
+    if scheduler is None:
+        return nullcontext()
+    from npformer.dataset.cluster import connected
+
+    return connected(scheduler)

@@ -1,0 +1,121 @@
+"""Dask's workers answer the parts: each loads the model once, is asked who it is, and gets texts for results.
+
+Workers only compute. The process that calls `map` reads, writes and keeps the manifest, so a part that is answered
+twice, because a worker died or was slow, is written once. Retries, deaths of workers and new ones are left to Dask.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
+from typing import Any
+
+from npformer import __version__
+from npformer.dataset.work import Place, Work, answer_elsewhere, describe, machine
+from npformer.errors import NpformerError, warn
+from npformer.tasks.task import Task
+
+AHEAD = 2  # parts in flight for each of the workers' threads, so that none waits for its next
+LOCAL = "local:"
+PATIENCE = "15s"  # for a scheduler to answer
+
+
+@contextmanager
+def connected(scheduler: str) -> Iterator[Any]:
+    """Gives a client of the scheduler "tcp://host:port", or of N workers of its own on this machine, "local:N"."""
+    if find_spec("distributed") is None:
+        raise NpformerError('a scheduler is reached by Dask: pip install "npformer[cluster]"')
+    from distributed import Client, LocalCluster
+
+    if scheduler.startswith(LOCAL):
+        count = scheduler.removeprefix(LOCAL)
+        if not count.isdecimal() or not int(count):
+            raise NpformerError(f"scheduler: expected local:N with N workers, got {scheduler!r:.80}")
+        own: Any = LocalCluster(n_workers=int(count), threads_per_worker=1, dashboard_address="127.0.0.1:0")
+        with own, Client(own) as client:
+            yield client
+        return
+    try:
+        client = Client(scheduler, timeout=PATIENCE)
+    except (OSError, ValueError, TimeoutError) as error:
+        raise NpformerError(
+            f"scheduler: {scheduler!r:.80}: no Dask scheduler answered ({error!s:.200}); expected tcp://host:8786, "
+            "where `dask scheduler` runs, or local:N"
+        ) from None
+    with client:
+        yield client
+
+
+def answers(
+    client: Any, task: Task, wanted: Iterator[tuple[Place, Any]], columns: list[str]
+) -> Iterator[tuple[Place, Any, Any, str]]:
+    """Yields place, input, results and the worker's probe of each wanted part, as workers finish them.
+
+    A part whose task fails is tried twice more. Raises NpformerError if a worker has another model or npformer, and if
+    a part has cost several workers their lives.
+    """
+    from distributed import as_completed
+    from distributed.scheduler import KilledWorker
+
+    work = Work.of(task)
+    check_workers(client, work)
+    run = uuid.uuid4().hex  # part of the tasks' names: Dask takes tasks of one name for the same
+    places: dict[Any, tuple[Place, Any]] = {}
+    finished = as_completed()
+    try:
+        while True:
+            while len(places) < AHEAD * max(1, sum(client.nthreads().values())):
+                following = next(wanted, None)
+                if following is None:
+                    break
+                place, inputs = following
+                future = client.submit(
+                    answer_elsewhere,
+                    work,
+                    inputs.select(columns),
+                    place,
+                    key=f"npformer-{run}-{place[0]}-{place[1]}",
+                    pure=False,
+                    retries=2,
+                )
+                places[future] = following
+                finished.add(future)
+            if not places:
+                return
+            future = next(finished)
+            place, inputs = places.pop(future)
+            try:
+                results, bits = future.result()
+            except KilledWorker as error:
+                raise NpformerError(
+                    f"part {place[1]} of file {place[0]} of the input: {error.allowed_failures + 1} workers died of "
+                    "it, of too little memory perhaps; the same command goes on"
+                ) from None
+            yield place, inputs, results, bits
+    finally:
+        client.cancel(list(places))
+
+
+def check_workers(client: Any, work: Work) -> None:
+    """Has every worker make the task. Raises NpformerError that names the first that cannot; warns of other bits."""
+    client.wait_for_workers(1, timeout=PATIENCE)
+    here = machine()
+    other: dict[str, list[str]] = {}
+    for worker, said in client.run(describe, work, on_error="return").items():
+        if isinstance(said, BaseException):
+            raise NpformerError(f"worker {worker}: {type(said).__name__}: {said!s:.300}")
+        if said["npformer"] != __version__:
+            raise NpformerError(
+                f"worker {worker}: has npformer {said['npformer']}, here is {__version__}; make them one"
+            )
+        if "error" in said:
+            raise NpformerError(f"worker {worker}: {said['error']}")
+        if said["bits"] != here["bits"]:
+            other.setdefault(said["kernels"], []).append(worker)
+    for kernels, workers in other.items():
+        warn(
+            f"the BLAS of {', '.join(workers)} adds in another order ({kernels}; here {here['kernels']}): the last "
+            "bits of their answers may differ; the manifest says which parts those are"
+        )

@@ -1,0 +1,78 @@
+"""The formats of datasets by their files' suffixes, and what all share: checksums, texts, errors that name the file."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+
+from npformer.errors import NpformerError
+
+#: Suffix -> format. Feather is another name of Arrow's file format.
+FORMATS = {
+    ".csv": "csv",
+    ".tsv": "tsv",
+    ".jsonl": "jsonl",
+    ".ndjson": "jsonl",
+    ".parquet": "parquet",
+    ".arrow": "arrow",
+    ".feather": "arrow",
+}
+COMPRESSIONS = {".gz": "gzip", ".zst": "zstd"}  # of the text formats; the others compress inside
+DELIMITERS = {"csv": ",", "tsv": "\t"}
+KNOWN = "csv, tsv and jsonl (also .gz and .zst), parquet, arrow and feather"
+
+
+class Format(NamedTuple):
+    """A format, and the compression of the whole file, or ""."""
+
+    kind: str
+    compression: str = ""
+
+
+def format_of(path: Path) -> Format | None:
+    """Tells the format by the suffix: "a.csv.gz" is csv in gzip; None for a suffix that is not known."""
+    suffixes = [each.lower() for each in path.suffixes]
+    compression = COMPRESSIONS.get(suffixes[-1], "") if suffixes else ""
+    kind = FORMATS.get(suffixes[-2 if compression else -1]) if len(suffixes) > bool(compression) else None
+    return None if kind is None or (compression and kind in ("parquet", "arrow")) else Format(kind, compression)
+
+
+@contextmanager
+def explained(path: Path) -> Iterator[None]:
+    """Turns errors of pyarrow and of the system into an NpformerError that names the file."""
+    try:
+        yield
+    except NpformerError:
+        raise
+    except (pa.ArrowException, OSError, EOFError, ValueError) as error:
+        said = getattr(error, "strerror", None) or str(error)
+        raise NpformerError(f"{path}: {next(iter(said.splitlines()), type(error).__name__):.300}") from error
+
+
+def checksum(path: Path) -> str:
+    """The sha256 of a file, or "" if there is none."""
+    try:
+        with open(path, "rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except FileNotFoundError:
+        return ""
+
+
+def as_list(array: Any) -> list[Any]:
+    """The values of an array or a column; a text that is not UTF-8 stays bytes."""
+    try:
+        return array.to_pylist()
+    except UnicodeDecodeError:
+        return [_text(each) for each in array.cast(pa.large_binary()).to_pylist()]
+
+
+def _text(value: bytes | None) -> str | bytes | None:
+    try:
+        return None if value is None else value.decode()
+    except UnicodeDecodeError:
+        return value

@@ -1,0 +1,264 @@
+"""`map`: a task on every row of a dataset, exactly once, however often the run is broken off."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from npformer import __version__
+from npformer.checks import whole
+from npformer.dataset.columns import check_names, schema_of, together
+from npformer.dataset.formats import checksum, explained
+from npformer.dataset.manifest import Manifest
+from npformer.dataset.sinks import Sink, read_part, write
+from npformer.dataset.sources import File, Source, check_text_column, parts, survey
+from npformer.dataset.work import Place, answer, check_repeatable, identity, machine, probe
+from npformer.errors import NpformerError, warn
+from npformer.files import written_whole
+from npformer.tasks.task import Task
+
+PART = 8192  # rows: seconds to minutes of work, which is what a broken run loses, and few enough files
+
+#: Place, columns of the input, their texts -> the results, and the probe of who made them; in any order.
+Answered = Iterator[tuple[Place, Any, Any, str]]
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a run has done, in all the runs that it took.
+
+    Parameters
+    ----------
+    rows : int, rows of the output
+    errors : int, rows without an answer; the column "error" says why
+    truncated : int, rows whose text was cut
+    unreadable : list of str, what is wrong with each file of the input that could not be read
+    """
+
+    rows: int
+    errors: int
+    truncated: int
+    unreadable: list[str]
+
+
+def map(
+    task: Task,
+    source: str | Path,
+    sink: str | Path,
+    *,
+    column: str | tuple[str, str],
+    limit: int | None = None,
+    prefix: str = "",
+    part_rows: int = PART,
+    client: Any = None,
+    progress: bool = False,
+) -> Report:
+    """Answers every row of a dataset, and writes its columns and those of the answers.
+
+    A run that was broken off, by whatever, goes on when it is called again, and ends with the same bytes as one that
+    was not. Rows are read and written as a stream: memory does not grow with them.
+
+    Parameters
+    ----------
+    task : Task, made by `npformer.pipeline`
+    source : file or folder of files: csv, tsv, jsonl (also .gz, .zst), parquet, arrow, feather
+    sink : file of one of these formats, or a folder, which gets parts in Parquet and `_manifest.jsonl`
+    column : name of the column of texts; of two columns for pairs, or for questions with their contexts
+    limit : int, only the first rows
+    prefix : str, put before the names of the answers' columns
+    part_rows : int, rows of a part: what is computed anew, at most, after a run was broken off
+    client : dask.distributed.Client whose workers answer, instead of this process
+    progress : bool, show a progress bar on stderr
+
+    Returns
+    -------
+    Report
+
+    Raises
+    ------
+    NpformerError
+        The input cannot be read at all, has no such column or one that the answers have too; the output is another
+        run's, or is being written by one; the input, the settings or the model have changed since the run began.
+
+    Examples
+    --------
+    With a file reviews.parquet that has a column "review"::
+
+        classify = npformer.pipeline("text-classification")
+        npformer.dataset.map(classify, "reviews.parquet", "scored.parquet", column="review")
+    """
+    whole("part_rows", part_rows, 1)
+    if limit is not None:
+        whole("limit", limit, 1)
+    columns = [column] if isinstance(column, str) else list(column)
+    check_repeatable(task)
+    target = Sink(sink, source)
+    with target.locked():
+        found = survey(source, limit)
+        for name in columns:
+            check_text_column(found, name)
+        check_names(found.schema, schema_of(task), prefix)
+        header = {
+            **identity(task),
+            "columns": columns,
+            "limit": limit,
+            "prefix": prefix,
+            "part rows": part_rows,
+            "input": [each.identity() for each in found.files],
+            "versions": _versions(),
+            "machine": machine(),
+        }
+        run = _Run(task, found, target, columns, prefix, part_rows, Manifest(target.manifest, header))
+        run.go(client, progress)
+        return run.report()
+
+
+def _versions() -> dict[str, str]:
+    """The packages that may change what is written. NumPy and its BLAS are told by the machine's bits."""
+    import tokenizers
+
+    return {"npformer": __version__, "pyarrow": pa.__version__, "tokenizers": tokenizers.__version__}
+
+
+@dataclass(frozen=True)
+class _Run:
+    task: Task
+    source: Source
+    sink: Sink
+    columns: list[str]
+    prefix: str
+    part_rows: int
+    manifest: Manifest
+
+    def go(self, client: Any, progress: bool) -> None:
+        """Makes the parts that are not there, then the output file."""
+        if self._is_whole():
+            return
+        names = {self._name((i, k)): (i, k) for i, file in enumerate(self.source.files) for k in self._numbers(file)}
+        done = {place for name, place in names.items() if self._is_done(name)}
+        self._check_machine(bool(done))
+        bar = _bar(self.source.rows, sum(self._rows(place) for place in done), progress)
+        wanted = self._wanted(done)
+        answered = self._here(wanted, bar.update) if client is None else self._elsewhere(client, wanted, bar.update)
+        with bar:
+            for place, inputs, results, bits in answered:
+                self._write(place, inputs, results, bits)
+        if self.sink.form is not None:
+            self._put_together(list(names))
+        self.manifest.finish()
+
+    def report(self) -> Report:
+        made = self.manifest.parts.values()
+        rows, errors, cut = (sum(each[name] for each in made) for name in ("rows", "errors", "truncated"))
+        return Report(rows, errors, cut, self.source.unreadable)
+
+    # --- parts -------------------------------------------------------------------------------------------------------
+
+    def _name(self, place: Place) -> str:
+        return "part-{:05}-{:06}".format(*place)
+
+    def _numbers(self, file: File) -> range:
+        """The parts of a file; one without rows has one part too, for the columns, if no other file has any."""
+        return range(-(-file.rows // self.part_rows) or int(self.source.rows == 0 and not file.error))
+
+    def _rows(self, place: Place) -> int:
+        return min(self.part_rows, self.source.files[place[0]].rows - place[1] * self.part_rows)
+
+    def _is_done(self, name: str) -> bool:
+        """Tells whether a part is there, as it was written."""
+        known = self.manifest.parts.get(name)
+        return known is not None and checksum(self.sink.part(name)) == known["sha256"]
+
+    def _wanted(self, done: set[Place]) -> Iterator[tuple[Place, Any]]:
+        """Yields the parts that are to be made; files without any are not read."""
+        for i, file in enumerate(self.source.files):
+            left = {k for k in self._numbers(file) if (i, k) not in done}
+            if left and not file.rows:
+                yield (i, 0), self.source.schema.empty_table()
+            elif left:
+                yield from (
+                    ((i, k), table) for k, table in parts(file, self.source.schema, self.part_rows, left.__contains__)
+                )
+
+    def _here(self, wanted: Iterator[tuple[Place, Any]], tick: Callable[[int], object]) -> Answered:
+        for place, inputs in wanted:
+            yield place, inputs, answer(self.task, inputs.select(self.columns), place, tick), probe()
+
+    def _elsewhere(self, client: Any, wanted: Iterator[tuple[Place, Any]], tick: Callable[[int], object]) -> Answered:
+        from npformer.dataset.cluster import answers
+
+        for place, inputs, results, bits in answers(client, self.task, wanted, self.columns):
+            tick(inputs.num_rows)
+            yield place, inputs, results, bits
+
+    def _write(self, place: Place, inputs: Any, results: Any, bits: str) -> None:
+        table = together(inputs, results, self.prefix)
+        name = self._name(place)
+        path = self.sink.part(name)
+        with explained(path), written_whole(path) as partial:
+            write(partial, self.sink.part_form, table.schema, [table])
+            facts: dict[str, Any] = {
+                "rows": table.num_rows,
+                "errors": table.num_rows - results["error"].null_count,
+                "truncated": _true(results["truncated"]),
+                "sha256": checksum(partial),
+            }
+        if bits != self.manifest.header["machine"]["bits"]:
+            facts["bits"] = bits
+        self.manifest.add(name, **facts)
+
+    # --- the output file ---------------------------------------------------------------------------------------------
+
+    def _is_whole(self) -> bool:
+        """Tells whether the output file has all that can be read. Raises NpformerError if it is not of such a run."""
+        if self.sink.form is None or not self.sink.path.exists():
+            return False
+        sha256 = checksum(self.sink.path)
+        if sha256 not in self.manifest.outputs:
+            raise NpformerError(
+                f"{self.sink.path}: has changed since a run wrote it, or is not of one; remove it to have it made anew"
+            )
+        made = sum(each["rows"] for each in self.manifest.parts.values())
+        return sha256 == self.manifest.outputs[-1] and made == self.source.rows
+
+    def _put_together(self, names: list[str]) -> None:
+        path = self.sink.path
+        assert self.sink.form is not None
+        whole = self.sink.parts / f"_{path.name}"
+        tables = (table for name in names for table in read_part(self.sink.part(name)))
+        try:
+            with explained(path):
+                schema = next(read_part(self.sink.part(names[0]))).schema
+                write(whole, self.sink.form, schema, tables)
+                with open(whole, "rb+") as file:
+                    os.fsync(file.fileno())  # before the parts are removed
+                self.manifest.set_output(checksum(whole))
+                os.replace(whole, path)
+        finally:
+            whole.unlink(missing_ok=True)
+        if not self.source.unreadable:  # else the parts wait for the file to be mended
+            for name in names:
+                self.sink.part(name).unlink()
+
+    def _check_machine(self, goes_on: bool) -> None:
+        first, here = self.manifest.header["machine"], machine()
+        if goes_on and first["bits"] != here["bits"]:
+            warn(
+                f"this run began on a BLAS that adds in another order ({first['kernels']}; here {here['kernels']}): "
+                "answers' last bits may differ between its parts"
+            )
+
+
+def _true(column: Any) -> int:
+    return sum(chunk.true_count for chunk in column.chunks)
+
+
+def _bar(total: int, initial: int, progress: bool) -> Any:
+    from tqdm import tqdm
+
+    return tqdm(total=total, initial=initial, unit=" rows", disable=not progress)

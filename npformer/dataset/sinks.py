@@ -1,0 +1,204 @@
+"""Writes a dataset: a file, or a folder of parts; and where its parts, its manifest and its lock lie.
+
+A folder holds the parts themselves, as Parquet. A file is put together of its parts at the end; until then they lie in
+a folder beside it. The same tables give the same bytes: no format gets a time or a path.
+"""
+
+from __future__ import annotations
+
+import datetime
+import decimal
+import glob
+import json
+import math
+import os
+import shutil
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.parquet
+
+from npformer.dataset.formats import DELIMITERS, KNOWN, Format, as_list, explained, format_of
+from npformer.errors import NpformerError
+
+GROUP = 2**25  # bytes that are gathered for one group of rows of a Parquet file
+
+
+class Sink:
+    """The output: `path`, `form` (None for a folder of parts), and the folder `parts`."""
+
+    def __init__(self, given: str | Path, source: str | Path) -> None:
+        self.path = Path(given)
+        self.form = format_of(self.path)
+        if self.path.is_dir() or str(given).endswith(os.sep) or not self.path.suffix:
+            self.form = None
+        elif self.form is None:
+            raise NpformerError(
+                f"{given}: the suffix says no format that is written: {KNOWN}; or end a folder's name with /"
+            )
+        self.parts = self.path if self.form is None else self.path.with_name(f"{self.path.name}.parts")
+        beside = self.path.with_name(f"{self.path.name}.manifest.jsonl")
+        self.manifest = self.path / "_manifest.jsonl" if self.form is None else beside
+        self.part_form = Format("parquet" if self.form is None else "arrow")
+        whole, read = self.path.resolve(), Path(source).resolve()
+        if whole == read or whole.is_relative_to(read) or read.is_relative_to(whole):
+            raise NpformerError(f"{given}: the output lies where the input {source} is; give it a place of its own")
+
+    def part(self, name: str) -> Path:
+        return self.parts / f"{name}.{self.part_form.kind}"
+
+    def check_new(self) -> None:
+        """Raises NpformerError if there is something at the output's place that no earlier run made."""
+        if self.manifest.exists():
+            return
+        taken = self.path.is_dir() and any(each.name != "_lock" for each in self.path.iterdir())
+        if taken if self.form is None else os.path.lexists(self.path):
+            raise NpformerError(
+                f"{self.path}: exists already and is not of a run that could go on; remove it, or give another output"
+            )
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Holds the output for this run alone. Raises NpformerError if another run has it."""
+        with explained(self.path):
+            self.check_new()
+            self.parts.mkdir(exist_ok=True)
+            lock = self.parts / "_lock"
+            descriptor = _hold(lock)
+        if descriptor is None:
+            raise NpformerError(f"{self.path}: another run writes it at this moment; wait for its end")
+        try:
+            beside = f".{glob.escape(self.manifest.name)}.*.partial"
+            for stale in (*self.parts.glob(".*.partial"), *self.manifest.parent.glob(beside)):
+                shutil.rmtree(stale, ignore_errors=True)  # left by a run that was killed
+            yield
+        finally:
+            lock.unlink(missing_ok=True)
+            os.close(descriptor)
+            with suppress(OSError):  # it is not empty
+                self.parts.rmdir()
+
+
+def _hold(lock: Path) -> int | None:
+    """Opens and locks a file until the descriptor is closed or the process ends; None if another has it."""
+    while True:
+        descriptor = os.open(lock, os.O_RDWR | os.O_CREAT, 0o666)
+        try:
+            if sys.platform == "win32":
+                import msvcrt
+
+                msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)
+            else:
+                import fcntl
+
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if os.path.samestat(os.fstat(descriptor), os.stat(lock)):
+                return descriptor
+        except (BlockingIOError, PermissionError):  # held by another
+            os.close(descriptor)
+            return None
+        except FileNotFoundError:
+            pass
+        os.close(descriptor)  # the run that held it has removed it at its end: this is not the file of that name
+
+
+# --- writing ---------------------------------------------------------------------------------------------------------
+
+
+def write(path: Path, form: Format, schema: Any, tables: Iterable[Any]) -> None:
+    """Writes tables as one file."""
+    file = pa.OSFile(str(path), "wb")
+    stream = pa.CompressedOutputStream(file, form.compression) if form.compression else file
+    try:
+        if form.kind == "jsonl":
+            _write_jsonl(stream, tables)
+        elif form.kind in DELIMITERS:
+            _write_csv(stream, DELIMITERS[form.kind], schema, tables)
+        elif form.kind == "parquet":
+            with pa.parquet.ParquetWriter(stream, schema) as writer:
+                for table in _grouped(tables):
+                    writer.write_table(table)
+        else:
+            with pa.ipc.new_file(stream, schema) as writer:
+                for table in tables:
+                    writer.write_table(table)
+    finally:
+        stream.close()
+        file.close()
+
+
+def read_part(path: Path) -> Iterator[Any]:
+    """Yields the tables of a part in Arrow's format."""
+    with pa.OSFile(str(path)) as file:
+        reader = pa.ipc.open_file(file)
+        for index in range(reader.num_record_batches):
+            yield pa.Table.from_batches([reader.get_batch(index)])
+
+
+def _grouped(tables: Iterable[Any]) -> Iterator[Any]:
+    """Joins tables until they have GROUP bytes: small groups of rows make a Parquet file large and slow."""
+    held: list[Any] = []
+    for table in tables:
+        held.append(table)
+        if sum(each.nbytes for each in held) >= GROUP:
+            yield pa.concat_tables(held).combine_chunks()
+            held = []
+    if held:
+        yield pa.concat_tables(held).combine_chunks()
+
+
+def _write_csv(stream: Any, delimiter: str, schema: Any, tables: Iterable[Any]) -> None:
+    """Writes csv; what a cell cannot hold, as a list or a vector, becomes JSON in it."""
+    nested = {
+        each.name
+        for each in schema
+        if pa.types.is_nested(each.type) or str(each.type).endswith(("binary", "binary_view"))
+    }
+    flat = pa.schema([(each.name, pa.string() if each.name in nested else each.type) for each in schema])
+    with pa.csv.CSVWriter(stream, flat, write_options=pa.csv.WriteOptions(delimiter=delimiter)) as writer:
+        for table in tables:
+            columns = [
+                pa.array([None if value is None else _json(value) for value in as_list(table[name])], pa.string())
+                if name in nested
+                else table[name]
+                for name in schema.names
+            ]
+            writer.write_table(pa.Table.from_arrays(columns, schema=flat))
+
+
+def _write_jsonl(stream: Any, tables: Iterable[Any]) -> None:
+    for table in tables:
+        rows = zip(*(as_list(column) for column in table.columns), strict=True)
+        lines = [_json(dict(zip(table.schema.names, row, strict=True))) for row in rows]
+        stream.write("".join(f"{line}\n" for line in lines).encode())
+
+
+def _json(value: Any) -> str:
+    try:
+        return json.dumps(value, ensure_ascii=False, allow_nan=False, default=_told)
+    except ValueError:  # NaN and infinity, which JSON has not
+        return json.dumps(_finite(value), ensure_ascii=False, default=_told)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _finite(each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(each) for each in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _told(value: Any) -> str:
+    """What JSON has no type for, as text."""
+    if isinstance(value, bytes):
+        return value.decode(errors="replace")
+    if isinstance(value, datetime.date | datetime.time):
+        return value.isoformat()
+    if isinstance(value, decimal.Decimal | datetime.timedelta):
+        return str(value)
+    raise NpformerError(f"a value of type {type(value).__name__} cannot be written as JSON; write parquet or arrow")

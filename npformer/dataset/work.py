@@ -1,0 +1,209 @@
+"""What a worker does, be it this process or one of Dask's: it answers the rows of one part, and says who it is.
+
+`Work` describes a task so that another process, on another machine, can make it again; `identity` says what its answers
+depend on, down to the bits of the weights.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import threading
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from npformer import __version__
+from npformer.activations import gelu
+from npformer.checkpoint.load import bundled
+from npformer.checkpoint.tree import stored
+from npformer.dataset.columns import results
+from npformer.dataset.formats import as_list
+from npformer.encoder import encoder_layer
+from npformer.errors import NpformerError
+from npformer.generation.settings import resolve
+from npformer.model import Seq2Seq
+from npformer.runtime.runner import Runner
+from npformer.runtime.threads import blas_libraries
+from npformer.tasks import pipeline
+from npformer.tasks.task import Task
+from npformer.text.inputs import Pair
+
+Place = tuple[int, int]  # the number of a part's file, and of the part in it
+
+
+def identity(task: Task) -> dict[str, Any]:
+    """What a task's answers depend on: options, config, weights and tokenizer."""
+    model = task.model
+    options = {name: value for name, value in asdict(task.options).items() if name != "progress"}
+    if isinstance(model, Seq2Seq):
+        options["settings"] = asdict(resolve(model.folder, model.config, options["settings"]))
+    recipe = {"recipe": asdict(task.recipe)} if hasattr(task, "recipe") else {}
+    weights = hashlib.sha256()
+    for name, array in sorted(stored(dict(model.weights), model.config).items()):
+        weights.update(f"{name} {array.dtype} {array.shape} ".encode())
+        weights.update(np.ascontiguousarray(array).data.cast("B") if array.size else b"")
+    return {
+        "task": task.name,
+        "options": options,
+        "config": asdict(model.config),
+        "weights": weights.hexdigest(),
+        "tokenizer": _tokenizer(task),
+        "same bits": model.same_bits,
+        **recipe,
+    }
+
+
+def _tokenizer(task: Task) -> str:
+    """The sha256 of the tokenizer, or of the files that a translator's was read from."""
+    tokenizer, folder = task.model.tokenizer, task.model.folder
+    digest = hashlib.sha256()
+    if hasattr(tokenizer, "to_str"):
+        digest.update(tokenizer.to_str().encode())
+    elif folder is not None:
+        for path in sorted(each for each in folder.iterdir() if each.suffix in (".json", ".spm")):
+            digest.update(f"{path.name} ".encode() + path.read_bytes())
+    return digest.hexdigest()
+
+
+@dataclass(frozen=True)
+class Work:
+    """A task that another process can make: by the name of its model, checked by the sha256 of its identity."""
+
+    task: str
+    model: str
+    revision: str | None
+    dtype: str
+    same_bits: bool
+    options: Any
+    sha256: str
+
+    @classmethod
+    def of(cls, task: Task) -> Work:
+        """Raises NpformerError for a model that was made in memory, as no other process can load it."""
+        folder = task.model.folder
+        if folder is None:
+            raise NpformerError("client: this model was made in memory; workers load one by its folder or hub id")
+        model, revision = _name(folder)
+        dtype, same_bits = task.model.dtype.name, task.model.same_bits
+        return cls(task.name, model, revision, dtype, same_bits, task.options, digest(identity(task)))
+
+    def make(self) -> Task:
+        """Loads the model and makes the task, on one thread. Raises NpformerError if it is another model here."""
+        made = pipeline(self.task, self.model, threads=1, revision=self.revision, dtype=self.dtype)
+        made.options = self.options
+        made.model.same_bits = self.same_bits
+        if digest(identity(made)) != self.sha256:
+            raise NpformerError(
+                f"{self.model}: the model here is not that of the run: weights, config or tokenizer differ"
+            )
+        return made
+
+
+def digest(described: Any) -> str:
+    return hashlib.sha256(json.dumps(described, sort_keys=True, default=str).encode()).hexdigest()
+
+
+def _name(folder: Path) -> tuple[str, str | None]:
+    """The name by which another machine finds a model: bundled, of the hub with its commit, or a folder's path."""
+    name = next((name for name, path in bundled().items() if path.resolve() == folder.resolve()), None)
+    if name is not None:
+        return name, None
+    snapshots, repository = folder.parent, folder.parent.parent
+    if snapshots.name == "snapshots" and repository.name.startswith("models--"):
+        return repository.name.removeprefix("models--").replace("--", "/"), folder.name
+    return str(folder.resolve()), None
+
+
+# --- answers ---------------------------------------------------------------------------------------------------------
+
+
+def answer(task: Task, texts: Any, place: Place, tick: Callable[[int], object] = lambda count: None) -> Any:
+    """Answers the rows of a part, whose one or two columns are texts: the table of results."""
+    columns = [as_list(column) for column in texts.columns]
+    items = columns[0] if len(columns) == 1 else list(map(Pair, *columns))
+    answers = []
+    for each in task.stream(iter(items), _seeded(task.options, place), quiet=True):
+        answers.append(each)
+        tick(1)
+    return results(task, answers)
+
+
+def _seeded(options: Any, place: Place) -> Any:
+    """Gives a part that samples its own seed: a sample depends on the seed and on the place in the part."""
+    settings = getattr(options, "settings", {})
+    if not settings.get("do_sample"):
+        return options
+    seed = int(np.random.SeedSequence([settings["seed"], *place]).generate_state(1)[0])
+    return replace(options, settings={**settings, "seed": seed})
+
+
+_tasks: dict[str, Task] = {}
+_making = threading.Lock()
+
+
+def answer_elsewhere(work: Work, texts: Any, place: Place) -> tuple[Any, str]:
+    """Answers a part in a worker, which makes the task once; returns the results and the worker's `probe`."""
+    return answer(_made(work), texts, place), probe()
+
+
+def describe(work: Work) -> dict[str, str]:
+    """Makes the task in a worker, and says who the worker is; an "error" if it cannot."""
+    try:
+        _made(work)
+    except NpformerError as error:
+        return {"error": str(error), **machine()}
+    return machine()
+
+
+def _made(work: Work) -> Task:
+    key = digest(asdict(work))
+    with _making:
+        if key not in _tasks:
+            _tasks.clear()  # of the run before
+            _tasks[key] = work.make()
+        return _tasks[key]
+
+
+# --- whose bits ------------------------------------------------------------------------------------------------------
+
+
+def machine() -> dict[str, str]:
+    """What the last bits of answers depend on besides the task."""
+    kernels = [
+        f"{each.get('internal_api')} {each.get('version')} {each.get('architecture')}" for each in blas_libraries()
+    ]
+    return {"npformer": __version__, "numpy": np.__version__, "kernels": ", ".join(kernels), "bits": probe()}
+
+
+_probed: list[str] = []
+
+
+def probe() -> str:
+    """A digest of an encoder layer's output on fixed numbers: where it differs, so do the last bits of answers."""
+    if not _probed:
+        random = np.random.default_rng(0)
+        d, f = 384, 1536
+
+        def linear(inner: int, outer: int) -> dict[str, np.ndarray]:
+            weight = (random.random((inner, outer), np.float32) - 0.5) / 8
+            return {"weight": weight, "bias": random.random(outer, np.float32) - 0.5}
+
+        attention = {name: linear(d, d) for name in ("query", "key", "value", "output")}
+        ffn = {"hidden": linear(d, f), "output": linear(f, d)}
+        norm = {"weight": np.ones(d, np.float32), "bias": np.zeros(d, np.float32)}
+        x, lengths = random.random((60, d), np.float32) - 0.5, np.array([7, 53])
+        with Runner(1, same_bits=True).cores():
+            y = encoder_layer(x, lengths, 12, gelu, attention, norm, ffn, norm)
+        _probed.append(hashlib.sha256(y.tobytes()).hexdigest()[:16])
+    return _probed[0]
+
+
+def check_repeatable(task: Task) -> None:
+    """Raises NpformerError if two runs of the task would give different answers."""
+    settings = getattr(task.options, "settings", {})
+    if settings.get("do_sample") and settings.get("seed") is None:
+        raise NpformerError("seed: without one a sample cannot be drawn again, nor a run go on; give a seed")
