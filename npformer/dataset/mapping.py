@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -136,21 +137,25 @@ class _Run:
     manifest: Manifest
 
     def go(self, client: Any, progress: bool) -> None:
-        """Makes the parts that are not there, then the output file."""
-        if self._is_whole():
-            return
+        """Makes the output, or what is missing of it."""
         names = {self._name((i, k)): (i, k) for i, file in enumerate(self.source.files) for k in self._numbers(file)}
+        if not self._is_whole():
+            self._make(names, client, progress)
+        if self.sink.form is not None and not self.source.unreadable:  # else they wait for the file to be mended
+            for name in names:
+                self.sink.part(name).unlink(missing_ok=True)
+        self.manifest.finish()
+
+    def _make(self, names: dict[str, Place], client: Any, progress: bool) -> None:
         done = {place for name, place in names.items() if self._is_done(name)}
         self._check_machine(bool(done))
-        bar = _bar(self.source.rows, sum(self._rows(place) for place in done), progress)
         wanted = self._wanted(done)
-        answered = self._here(wanted, bar.update) if client is None else self._elsewhere(client, wanted, bar.update)
-        with bar:
+        with _ticking(self.source.rows, sum(self._rows(place) for place in done), progress) as tick:
+            answered = self._here(wanted, tick) if client is None else self._elsewhere(client, wanted, tick)
             for place, inputs, results, bits in answered:
                 self._write(place, inputs, results, bits)
         if self.sink.form is not None:
             self._put_together(list(names))
-        self.manifest.finish()
 
     def report(self) -> Report:
         made = self.manifest.parts.values()
@@ -230,20 +235,17 @@ class _Run:
         path = self.sink.path
         assert self.sink.form is not None
         whole = self.sink.parts / f"_{path.name}"
+        empty = together(self.source.schema.empty_table(), schema_of(self.task).empty_table(), self.prefix)
         tables = (table for name in names for table in read_part(self.sink.part(name)))
         try:
             with explained(path):
-                schema = next(read_part(self.sink.part(names[0]))).schema
-                write(whole, self.sink.form, schema, tables)
+                write(whole, self.sink.form, empty.schema, tables)
                 with open(whole, "rb+") as file:
                     os.fsync(file.fileno())  # before the parts are removed
                 self.manifest.set_output(checksum(whole))
                 os.replace(whole, path)
         finally:
             whole.unlink(missing_ok=True)
-        if not self.source.unreadable:  # else the parts wait for the file to be mended
-            for name in names:
-                self.sink.part(name).unlink()
 
     def _check_machine(self, goes_on: bool) -> None:
         first, here = self.manifest.header["machine"], machine()
@@ -258,7 +260,13 @@ def _true(column: Any) -> int:
     return sum(chunk.true_count for chunk in column.chunks)
 
 
-def _bar(total: int, initial: int, progress: bool) -> Any:
+@contextmanager
+def _ticking(total: int, done: int, progress: bool) -> Iterator[Callable[[int], object]]:
+    """Gives the function to tell that some more rows are answered, which shows on a bar if `progress`."""
+    if not progress:
+        yield lambda count: None
+        return
     from tqdm import tqdm
 
-    return tqdm(total=total, initial=initial, unit=" rows", disable=not progress)
+    with tqdm(total=total, initial=done, unit=" rows") as bar:
+        yield bar.update

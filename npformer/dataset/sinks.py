@@ -56,7 +56,8 @@ class Sink:
         """Raises NpformerError if there is something at the output's place that no earlier run made."""
         if self.manifest.exists():
             return
-        taken = self.path.is_dir() and any(each.name != "_lock" for each in self.path.iterdir())
+        begun = ("_lock", f".{self.manifest.name}.")  # all that a run has that was killed before it had a manifest
+        taken = self.path.is_dir() and any(not each.name.startswith(begun) for each in self.path.iterdir())
         if taken if self.form is None else os.path.lexists(self.path):
             raise NpformerError(
                 f"{self.path}: exists already and is not of a run that could go on; remove it, or give another output"

@@ -128,9 +128,6 @@ def _surveyed(path: Path, limit: int | None) -> File:
     if not size:
         raise NpformerError(f"{path}: the file is empty")
     schema, rows = _jsonl_schema(path, form, limit) if form.kind == "jsonl" else _count(path, limit)
-    twice = {name for name in schema.names if schema.names.count(name) > 1}
-    if twice:
-        raise NpformerError(f"{path}: several columns have the name {min(twice)!r}")
     return File(path, size, digest, rows if limit is None else min(rows, limit), schema)
 
 
@@ -200,7 +197,10 @@ def _batches(path: Path, schema: Any = None) -> Iterator[Any]:
 
 
 def _plain(schema: Any) -> Any:
-    """The schema without metadata, which may describe other columns, and without dictionaries, which differ by batch."""
+    """The schema without metadata, which may describe other columns, and without dictionaries, whose batches differ."""
+    twice = {name for name in schema.names if schema.names.count(name) > 1}
+    if twice:
+        raise ValueError(f"several columns have the name {min(twice)!r}")
     fields = [each.with_type(each.type.value_type) if pa.types.is_dictionary(each.type) else each for each in schema]
     return pa.schema([pa.field(each.name, each.type) for each in fields])
 

@@ -1,0 +1,44 @@
+"""--input without what it needs: the extra, its other options, or options that go together with texts only."""
+
+import sys
+
+import pytest
+
+from npformer import NpformerError
+from tests.support.cli_runner import make_models, run
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return make_models(tmp_path_factory.mktemp("models"))["classify"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--column", "text", "ice"), "--column goes with --input"),
+        (("--pair-column", "text", "ice"), "--pair-column goes with --input"),
+        (("--limit", "3", "ice"), "--limit goes with --input"),
+        (("--output", "o.csv", "ice"), "--output goes with --input"),
+        (("--input", "in.csv", "--output", "o.csv"), "--column: missing; --input takes --column NAME and --output OUT"),
+        (("--input", "in.csv", "--column", "text"), "--output: missing; --input takes --column NAME and --output OUT"),
+        (("--input", "in.csv", "ice"), "a text: with --input the texts are a column's"),
+        (("--input", "in.csv", "-f", "a.txt"), "--file: with --input the texts are a column's"),
+        (("--input", "in.csv", "--pair", "ice"), "--pair: with --input the texts are a column's"),
+        (
+            ("--input", "in.csv", "--json"),
+            "--json: with --input the texts are a column's and the answers go to --output",
+        ),
+    ],
+)
+def test_options_that_do_not_go_together(arguments, message, model):
+    code, output, said = run("classify", "-m", model, *arguments)
+    assert (code, output) == (1, "")
+    assert said.startswith(f"npformer: {message}")
+
+
+def test_the_extra_that_is_missing_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    monkeypatch.delitem(sys.modules, "npformer.dataset", raising=False)
+    with pytest.raises(NpformerError, match=r'pip install "npformer\[data\]"'):
+        import npformer.dataset  # noqa: F401

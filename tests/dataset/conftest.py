@@ -1,0 +1,38 @@
+"""What the tests of datasets share: a tiny classifier, a dataset of a few rows, and a folder's files as bytes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+import npformer
+from npformer.tasks.task import Task
+from tests.support import tiny
+
+TEXTS = ["I love ice cream", "not my music", None, "", "日本 and äöü 😀", 'a "quoted", text\nof two lines']
+
+
+@pytest.fixture(scope="session")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny.folder(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture
+def classify(model: Path) -> Task:
+    return npformer.pipeline("text-classification", model)
+
+
+@pytest.fixture(scope="session")
+def rows() -> pa.Table:
+    """100 rows: numbers, texts of all kinds, and texts that look like something else."""
+    count = range(100)
+    odd = ["007", "1.50", "NA", "2024-01-01T00:00:00", "", " x "]
+    return pa.table(
+        {"id": list(count), "text": [TEXTS[i % len(TEXTS)] for i in count], "odd": [odd[i % len(odd)] for i in count]}
+    )
+
+
+def files_in(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}

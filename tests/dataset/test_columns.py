@@ -1,0 +1,146 @@
+"""Each task's answers are columns whose values are the task's own answers, and whose types lose nothing of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet
+import pytest
+
+import npformer
+from npformer import NpformerError, Pair
+from npformer.dataset import map
+from tests.support import seq2seq_models, tiny
+
+SCORED = pa.list_(pa.struct([("label", pa.string()), ("score", pa.float32())]))
+NLI = ("contradiction", "neutral", "entailment")
+TEXTS = ["I love ice cream", "not my [MASK] music in Paris", "ice [MASK] and hot [MASK]", "she was in Paris"]
+
+
+def answered(task: Any, folder: Path, column: Any = "text", **columns: list[Any]) -> pa.Table:
+    """The columns of the answers, without truncated and error, of which nothing is to be said."""
+    pa.parquet.write_table(pa.table(columns or {"text": TEXTS}), folder / "in.parquet")
+    map(task, folder / "in.parquet", folder / "out.parquet", column=column, part_rows=3)
+    table = pa.parquet.read_table(folder / "out.parquet")
+    return table.drop_columns([*(columns or ["text"]), "truncated", "error"])
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_classification(dtype, tmp_path):
+    folder = tiny.folder(tmp_path / "model")
+    best = npformer.pipeline("text-classification", folder, dtype=dtype)
+    found = answered(best, tmp_path)
+    assert found.schema.types == [pa.string(), pa.type_for_alias(dtype)]
+    assert found.to_pylist() == [dict(each) for each in best(TEXTS)]
+
+
+def test_classification_of_pairs_into_several_labels(tmp_path):
+    folder = tiny.folder(tmp_path / "model", "bert", labels=NLI)
+    task = npformer.pipeline("text-classification", folder, top_k=2)
+    found = answered(task, tmp_path, ("one", "two"), one=["I", "you", "she"], two=["love", "", None])
+    assert found.schema.types == [SCORED]
+    assert found["labels"].to_pylist() == [*task([Pair("I", "love"), Pair("you", "")]), None]
+
+
+def test_zero_shot(tmp_path):
+    folder = tiny.folder(tmp_path / "model", "bert", labels=NLI)
+    task = npformer.pipeline("zero-shot-classification", folder, candidate_labels=["politics", "sport", "ice"])
+    found = answered(task, tmp_path)
+    assert found.schema.types == [SCORED]
+    for row, answer in zip(found["labels"].to_pylist(), task(TEXTS), strict=True):
+        assert [each["label"] for each in row] == answer["labels"]
+        assert [each["score"] for each in row] == answer["scores"]
+
+
+@pytest.mark.parametrize("strategy", ["none", "simple"])
+def test_entities(strategy, tmp_path):
+    folder = tiny.folder(tmp_path / "model", "bert", "token-classification", seed=4)
+    task = npformer.pipeline("token-classification", folder, aggregation_strategy=strategy)
+    found = answered(task, tmp_path)["entities"].to_pylist()
+    assert found == [list(map_of) for map_of in task(TEXTS)]
+    assert any(found)
+
+
+@pytest.mark.parametrize("top_k", [1, 3])
+def test_answers_to_questions(top_k, tmp_path):
+    task = npformer.pipeline(
+        "question-answering", tiny.folder(tmp_path / "model", "bert", "question-answering"), top_k=top_k
+    )
+    contexts = ["I live in Paris", "she was in the music", "ice"]
+    questions = ["where do I live", "who was she", "what"]
+    found = answered(task, tmp_path, ("question", "context"), question=questions, context=contexts)
+    answers = task(question=questions, context=contexts)
+    if top_k == 1:
+        assert found.to_pylist() == [
+            {name: each[name] for name in ("answer", "score", "start", "end")} for each in answers
+        ]
+    else:
+        assert found["answers"].to_pylist() == [list(each) for each in answers]
+
+
+def test_masks(tmp_path):
+    """A list of words for each mask, also for one; a text without one is an error."""
+    task = npformer.pipeline("fill-mask", tiny.folder(tmp_path / "model", "bert", "masked-lm"), top_k=2)
+    found = answered(task, tmp_path)["masks"].to_pylist()
+    assert found == [None, [list(task(TEXTS[1]))], list(task(TEXTS[2])), None]
+    errors = pa.parquet.read_table(tmp_path / "out.parquet")["error"].to_pylist()
+    assert errors == [
+        "no [MASK] in what the model read of the text",
+        None,
+        None,
+        "no [MASK] in what the model read of the text",
+    ]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_vectors_have_the_bits_of_the_model(dtype, tmp_path):
+    task = npformer.pipeline("sentence-embedding", tiny.folder(tmp_path / "model", "bert", "base"), dtype=dtype)
+    found = answered(task, tmp_path, text=[*TEXTS, None])
+    assert found.schema.types == [pa.list_(pa.type_for_alias(dtype), 32)]
+    vectors = found["embedding"].to_pylist()
+    assert vectors.pop() is None
+    np.testing.assert_array_equal(np.array(vectors, dtype), task(TEXTS))
+
+
+def test_translations(tmp_path):
+    """The text, or the list of the best; an empty one and one that is too long are errors. A sample can be drawn again."""
+    folder = seq2seq_models.folder_of_letters(tmp_path / "model")
+    one = npformer.pipeline("translation", folder, max_new_tokens=6)
+    texts = ["a dog", "", "x " * 500, "news"]
+    found = answered(one, tmp_path, text=texts)["translation"].to_pylist()
+    assert found == [one("a dog")["translation_text"], None, None, one("news")["translation_text"]]
+    errors = pa.parquet.read_table(tmp_path / "out.parquet")["error"].to_pylist()
+    assert "nothing to translate" in errors[1]
+    assert "tokens, and the model takes" in errors[2]
+
+    (tmp_path / "two").mkdir()
+    two = npformer.pipeline("translation", folder, max_new_tokens=6, num_beams=3, num_return_sequences=2)
+    found = answered(two, tmp_path / "two", text=["a dog"])["translations"].to_pylist()
+    assert found == [[each["translation_text"] for each in two("a dog")]]
+
+    with pytest.raises(NpformerError, match="seed: without one"):
+        answered(npformer.pipeline("translation", folder, do_sample=True, num_beams=1), tmp_path)
+    drawn = []
+    for name in ("three", "four"):
+        (tmp_path / name).mkdir()
+        task = npformer.pipeline("translation", folder, do_sample=True, num_beams=1, seed=5, max_new_tokens=6)
+        drawn.append(answered(task, tmp_path / name, text=["a dog"] * 6)["translation"].to_pylist())
+    assert drawn[0] == drawn[1]
+    assert drawn[0][:3] != drawn[0][3:]  # each part has draws of its own
+
+
+def test_texts_that_are_cut_are_told(tmp_path):
+    task = npformer.pipeline("text-classification", tiny.folder(tmp_path / "model"))
+    pa.parquet.write_table(pa.table({"text": ["ice " * 99, "ice", None]}), tmp_path / "in.parquet")
+    report = map(task, tmp_path / "in.parquet", tmp_path / "out.parquet", column="text")
+    assert (report.truncated, report.errors) == (1, 1)
+    assert pa.parquet.read_table(tmp_path / "out.parquet")["truncated"].to_pylist() == [True, False, None]
+
+
+def test_a_task_without_columns_is_refused(tmp_path):
+    task = npformer.pipeline("feature-extraction", tiny.folder(tmp_path / "model", "bert", "base"))
+    with pytest.raises(NpformerError, match="'feature-extraction' is not known"):
+        answered(task, tmp_path)

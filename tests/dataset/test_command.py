@@ -1,0 +1,91 @@
+"""--input of every command: rows of a file in, rows with answers out, and a line for whatever goes wrong."""
+
+from __future__ import annotations
+
+import os
+import pty
+import subprocess
+import termios
+
+import pyarrow as pa
+import pyarrow.parquet
+import pytest
+
+from tests.support import seq2seq_models
+from tests.support.cli_runner import ENVIRONMENT, command, make_models, run
+
+COMMANDS = {
+    "classify": ([], ["label", "score"]),
+    "zero-shot": (["-l", "ice,music"], ["labels"]),
+    "tag": (["--strategy", "none"], ["entities"]),
+    "answer": (["--context-column", "second"], ["answer", "score", "start", "end"]),
+    "fill": (["-k", "1"], ["masks"]),
+    "embed": ([], ["embedding"]),
+    "translate": (["--max-tokens", "4"], ["translation"]),
+}
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("models")
+    return {**make_models(folder), "translate": seq2seq_models.folder_of_letters(folder / "translate")}
+
+
+@pytest.fixture
+def place(tmp_path):
+    texts = ["I love [MASK] cream", "not my [MASK]"] * 4
+    pa.parquet.write_table(pa.table({"text": texts, "second": ["she was in Paris"] * 8}), tmp_path / "in.parquet")
+    return tmp_path
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_answers_the_rows_of_a_dataset(name, models, place):
+    options, names = COMMANDS[name]
+    given = ("-m", models[name], "--input", "in.parquet", "--column", "text", "--output", "o.parquet", "--limit", "7")
+    assert run(name, *given, *options, "--prefix", "p_", cwd=place) == (0, "", "")
+    table = pa.parquet.read_table(place / "o.parquet")
+    assert table.column_names == ["text", "second", *(f"p_{each}" for each in [*names, "truncated", "error"])]
+    assert (len(table), table["p_error"].null_count) == (7, 7)
+    assert run(name, *given, *options, "--prefix", "p_", cwd=place) == (0, "", "")
+    code, output, said = run(name, *given, *options, cwd=place)
+    assert (code, output) == (1, "")
+    assert "prefix was 'p_', is ''" in said
+
+
+def test_pairs_are_two_columns(models, place):
+    given = ("-m", models["zero-shot"], "--input", "in.parquet", "--column", "text", "--pair-column", "second")
+    assert run("classify", *given, "-o", "o.jsonl", cwd=place) == (0, "", "")
+    pair = run(
+        "classify", "-m", models["zero-shot"], "--json", "not my [MASK]", "--pair", "she was in Paris", cwd=place
+    )
+    label = pair[1].partition('"label": ')[2].partition(",")[0]
+    assert f'"label": {label}, ' in (place / "o.jsonl").read_text().splitlines()[1]
+
+
+def test_rows_without_an_answer_and_files_that_cannot_be_read_are_exit_code_1(models, tmp_path):
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "a.jsonl").write_text('{"text": "ice"}\n{"text": null}\n' + '{"text": "%s"}\n' % ("ice " * 99))
+    (tmp_path / "in" / "b.jsonl").write_text("{")
+    given = ("classify", "-m", models["classify"], "--input", "in", "--column", "text", "--output", "o.csv")
+    code, output, said = run(*given, cwd=tmp_path)
+    assert (code, output) == (1, "")
+    broken, goes_on, cut, errors = said.splitlines()
+    assert broken.startswith("npformer: in/b.jsonl: line 1: not JSON")
+    assert goes_on == "npformer: the same command goes on when these can be read"
+    assert cut == "npformer: 1 texts were cut; the column truncated says which"
+    assert errors == "npformer: 1 of 3 rows have no answer; the column error says why"
+    assert (tmp_path / "o.csv").read_text().count("\n") == 4
+
+
+def test_progress_on_a_terminal(models, place):
+    """How many rows of how many, how many a second, and the time left."""
+    ours, theirs = pty.openpty()
+    termios.tcsetwinsize(theirs, (24, 80))
+    given = ("-m", models["classify"], "--input", "in.parquet", "--column", "text", "--output", "o.csv")
+    done = subprocess.run(command("classify", *given), stderr=theirs, cwd=place, env=ENVIRONMENT, timeout=60)
+    os.close(theirs)
+    said = os.read(ours, 10_000).decode()
+    os.close(ours)
+    assert done.returncode == 0
+    assert "8/8 [00:0" in said
+    assert "rows/s]" in said

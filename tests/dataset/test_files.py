@@ -1,0 +1,217 @@
+"""Datasets are read from every format and written to every one; what cannot be read is named."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import json
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.feather
+import pyarrow.parquet
+import pytest
+
+from npformer import NpformerError
+from npformer.dataset import map
+from npformer.dataset.formats import Format, format_of
+from npformer.dataset.sinks import write
+from npformer.dataset.sources import parts, survey
+
+SUFFIXES = (".csv", ".csv.gz", ".tsv.zst", ".jsonl", ".jsonl.gz", ".ndjson.zst", ".parquet", ".arrow", ".feather")
+
+
+def written(path: Path, table: pa.Table) -> Path:
+    write(path, format_of(path), table.schema, [table])
+    return path
+
+
+def read(path: Path) -> list[dict[str, Any]]:
+    """The rows of a file, by readers that are not npformer's where there are any."""
+    form = format_of(path)
+    if form.kind in ("csv", "tsv", "jsonl"):
+        with pa.OSFile(str(path)) as file:
+            data = (pa.CompressedInputStream(file, form.compression) if form.compression else file).read().decode()
+        if form.kind == "jsonl":
+            return [json.loads(line) for line in data.splitlines()]
+        return list(csv.DictReader(data.splitlines(keepends=True), delimiter="\t" if form.kind == "tsv" else ","))
+    return pa.feather.read_table(path).to_pylist() if form.kind == "arrow" else pa.parquet.read_table(path).to_pylist()
+
+
+@pytest.mark.parametrize(("suffix", "sink"), list(product(SUFFIXES, (".jsonl", ".parquet"))))
+def test_every_format_is_read(suffix, sink, classify, rows, tmp_path):
+    """Rows and columns in order, whatever the size of parts; a csv has texts, and no nulls."""
+    source = written(tmp_path / f"in{suffix}", rows)
+    report = map(classify, source, tmp_path / f"out{sink}", column="text", part_rows=7)
+    found = read(tmp_path / f"out{sink}")
+    is_text = format_of(source).kind in ("csv", "tsv")
+    expected = rows.to_pylist()
+    if is_text:
+        expected = [{name: "" if value is None else str(value) for name, value in row.items()} for row in expected]
+    assert [{name: row[name] for name in ("id", "text", "odd")} for row in found] == expected
+    assert list(found[0]) == ["id", "text", "odd", "label", "score", "truncated", "error"]
+    for row in found:
+        if row["text"] is None:
+            assert row["error"] == "expected a text, got None"
+            assert (row["label"], row["score"], row["truncated"]) == (None, None, None)
+        else:
+            answer = classify(row["text"])
+            assert (row["label"], row["score"], row["truncated"]) == (answer["label"], answer["score"], False)
+            assert row["error"] is None
+    nulls = 0 if is_text else rows["text"].null_count
+    assert (report.rows, report.errors, report.truncated, report.unreadable) == (100, nulls, 0, [])
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_every_format_is_written(suffix, classify, rows, tmp_path):
+    source = written(tmp_path / "in.parquet", rows)
+    out = tmp_path / f"out{suffix}"
+    map(classify, source, out, column="text", part_rows=7)
+    found = read(out)
+    assert [row["text"] or None for row in found] == [text or None for text in rows["text"].to_pylist()]
+    for row in found:
+        if row["label"]:
+            assert np.float32(row["score"]) == np.float32(classify(row["text"])["score"])
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(
+        ["in.parquet", out.name, f"{out.name}.manifest.jsonl"]
+    )
+
+
+def test_nested_columns_come_through_and_are_json_in_a_csv(classify, tmp_path):
+    nested = pa.table(
+        {"text": ["a", "b"], "more": [{"x": [1, None]}, None], "raw": [b"ab", None], "bad": [np.nan, 1.0]}
+    )
+    source = written(tmp_path / "in.parquet", nested)
+    for name in ("o.parquet", "o.jsonl", "o.csv"):
+        map(classify, source, tmp_path / name, column="text")
+    kept = pa.parquet.read_table(tmp_path / "o.parquet").select(nested.column_names)
+    assert (kept.schema.types, str(kept.to_pylist())) == (nested.schema.types, str(nested.to_pylist()))
+    first, second = read(tmp_path / "o.jsonl")
+    assert (first["more"], first["raw"], first["bad"]) == ({"x": [1, None]}, "ab", None)
+    assert (second["more"], second["raw"], second["bad"]) == (None, None, 1.0)
+    first, second = read(tmp_path / "o.csv")
+    assert (first["more"], first["raw"], second["more"]) == ('{"x": [1, null]}', '"ab"', "")
+
+
+def test_types_of_jsonl_fit_all_lines_of_all_files(classify, tmp_path):
+    """Whole numbers and others, fields that come late, and texts that look like times."""
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "a.jsonl").write_text(
+        '\ufeff{"text": "a", "n": 1, "t": "2024-01-01", "d": [{"u": 1}]}\n\n', "utf-8"
+    )
+    (tmp_path / "in" / "b.jsonl").write_text('{"text": "b", "n": 1.5, "t": "x"}\n{"text": null, "late": "z"}')
+    map(classify, tmp_path / "in", tmp_path / "o.parquet", column="text")
+    kept = pa.parquet.read_table(tmp_path / "o.parquet").to_pylist()
+    names = ("text", "n", "t", "d", "late")
+    assert [tuple(row[name] for name in names) for row in kept] == [
+        ("a", 1.0, "2024-01-01", [{"u": 1}], None),
+        ("b", 1.5, "x", None, None),
+        (None, None, None, None, "z"),
+    ]
+
+
+def test_blocks_of_text_end_anywhere(classify, rows, tmp_path, monkeypatch):
+    """Lines and cells that begin in one block and end in another, of any size of block."""
+    for suffix, block in product((".jsonl", ".jsonl.gz"), (1, 2, 50, 999)):
+        source = written(tmp_path / f"in{suffix}", rows)
+        monkeypatch.setattr("npformer.dataset.sources.BLOCK", block)
+        found = survey(source)
+        (file,) = found.files
+        tables = [table for _, table in parts(file, found.schema, 7, lambda number: True)]
+        assert pa.concat_tables(tables).select(rows.column_names).to_pylist() == rows.to_pylist()
+        assert {len(table) for table in tables[:-1]} == {7}
+        tables = dict(parts(file, found.schema, 7, {3, 14}.__contains__))
+        assert tables[3].to_pylist() == rows.slice(21, 7).to_pylist()
+        assert tables[14].to_pylist() == rows.slice(98, 2).to_pylist()
+
+
+def test_arrow_streams_dictionaries_and_joined_gzips(classify, rows, tmp_path):
+    coded = rows.set_column(1, "text", rows["text"].dictionary_encode())
+    with pa.OSFile(str(tmp_path / "a.arrow"), "wb") as file, pa.ipc.new_stream(file, coded.schema) as writer:
+        writer.write_table(coded, max_chunksize=9)
+    written(tmp_path / "whole.jsonl", rows)
+    lines = (tmp_path / "whole.jsonl").read_bytes().splitlines(keepends=True)
+    (tmp_path / "b.jsonl.gz").write_bytes(gzip.compress(b"".join(lines[:50])) + gzip.compress(b"".join(lines[50:])))
+    for name in ("a.arrow", "b.jsonl.gz"):
+        map(classify, tmp_path / name, tmp_path / f"{name}.parquet", column="text")
+        kept = pa.parquet.read_table(tmp_path / f"{name}.parquet").select(rows.column_names)
+        assert kept.to_pylist() == rows.to_pylist()
+
+
+def test_texts_that_are_not_utf_8_are_rows_with_an_error(classify, tmp_path):
+    raw = pa.array([b"ice", b"\xff\xfe", None], pa.binary())
+    text = pa.Array.from_buffers(pa.string(), 3, raw.buffers())
+    source = written(tmp_path / "in.parquet", pa.table({"text": text}))
+    for name in ("o.parquet", "o.jsonl"):
+        assert map(classify, source, tmp_path / name, column="text").errors == 2
+    first, second, _ = read(tmp_path / "o.jsonl")
+    assert (first["text"], first["error"]) == ("ice", None)
+    assert (second["text"], second["error"]) == ("��", "expected a text, got bytes; decode them first")
+
+
+# --- what cannot be read ---------------------------------------------------------------------------------------------
+
+BAD = {
+    "empty.csv": (b"", "the file is empty"),
+    "twice.csv": (b"text,text\na,b\n", "several columns have the name 'text'"),
+    "ragged.csv": (b"text,x\na,b\nc\n", "Expected 2 columns, got 1"),
+    "latin.csv": ("text\nnaïve\n".encode("latin-1"), "invalid UTF8"),
+    "broken.jsonl": (b'{"text": "a"}\n{"text": \n', "line 2: not JSON"),
+    "texts.jsonl": (b'{"text": "a"}\n\n"b"\n', "line 3: expected a JSON object"),
+    "types.jsonl": (b'{"text": "a"}\n{"text": 1}\n', "JSON parse error"),
+    "cut.jsonl.gz": (gzip.compress(b'{"text": "abcdefgh"}\n' * 99)[:-20], "runcated"),
+    "not.parquet": (b"PAR1 no parquet at all PAR1", "arquet"),
+    "not.arrow": (b"ARROW1 no arrow at all", "not.arrow: "),
+    "a.txt": (b"text", "the suffix says no format that is read: csv, tsv"),
+    "no.csv": (None, "No such file or directory"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_a_file_that_cannot_be_read_is_named(name, classify, tmp_path):
+    content, message = BAD[name]
+    if content is not None:
+        (tmp_path / name).write_bytes(content)
+    with pytest.raises(NpformerError, match=message) as raised:
+        map(classify, tmp_path / name, tmp_path / "out.parquet", column="text")
+    assert str(raised.value).startswith(str(tmp_path / name))
+    assert not list(tmp_path.glob("out*"))
+
+
+def test_a_folder_without_files_or_with_other_columns_is_refused(classify, tmp_path):
+    source = tmp_path / "in"
+    source.mkdir()
+    (source / "_SUCCESS").touch()
+    with pytest.raises(NpformerError, match="the folder is empty"):
+        map(classify, source, tmp_path / "o.csv", column="text")
+    written(source / "a.csv", pa.table({"text": ["a"], "x": ["b"]}))
+    written(source / "b.csv", pa.table({"text": ["a"], "y": ["b"]}))
+    with pytest.raises(NpformerError, match=r"b\.csv: its columns are not those of a\.csv: it lacks x; has y besides"):
+        map(classify, source, tmp_path / "o.csv", column="text")
+    written(source / "b.parquet", pa.table({"text": ["a"], "x": [1]}))
+    (source / "b.csv").unlink()
+    with pytest.raises(NpformerError, match=r"b\.parquet: column 'x' is int64, in a\.csv it is string"):
+        map(classify, source, tmp_path / "o.csv", column="text")
+
+
+def test_formats_are_told_by_the_suffix():
+    names = {
+        "a.csv": Format("csv"),
+        "a.b.TSV.GZ": Format("tsv", "gzip"),
+        "a.parquet.gz": None,
+        "a.gz": None,
+        "csv": None,
+    }
+    assert {name: format_of(Path(name)) for name in names} == names
+
+
+def test_a_table_without_rows_keeps_its_columns(classify, tmp_path):
+    (tmp_path / "in.csv").write_text("id,text\n")
+    for name in ("o.parquet", "o.csv", "folder"):
+        assert map(classify, tmp_path / "in.csv", tmp_path / name, column="text").rows == 0
+    assert (tmp_path / "o.csv").read_text() == '"id","text","label","score","truncated","error"\n'
+    assert pa.parquet.read_table(tmp_path / "folder").schema == pa.parquet.read_table(tmp_path / "o.parquet").schema

@@ -1,0 +1,288 @@
+"""A run goes on where it was broken off, makes spoilt parts anew, and refuses what would mix two runs."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet
+import pytest
+
+import npformer
+from npformer import NpformerError
+from npformer.dataset import Report, map
+from npformer.dataset import mapping as module
+from npformer.dataset.sinks import Sink
+from tests.dataset.conftest import files_in
+from tests.support import tiny
+from tests.support.cli_runner import ENVIRONMENT, ROOT
+
+SINKS = ("out", "out.parquet", "out.csv.gz", "out.jsonl", "out.arrow")
+
+
+@pytest.fixture
+def source(rows, tmp_path) -> Path:
+    """Two files of 60 and 40 rows."""
+    folder = tmp_path / "in"
+    folder.mkdir()
+    pa.parquet.write_table(rows.slice(0, 60), folder / "a.parquet", row_group_size=11)
+    pa.parquet.write_table(rows.slice(60), folder / "b.parquet")
+    return folder
+
+
+def run(task, source, sink, **how) -> dict[str, bytes]:
+    """The output's files, of a run in parts of 25 rows."""
+    sink.parent.mkdir(exist_ok=True)
+    map(task, source, sink, **{"column": "text", "part_rows": 25, **how})
+    return files_in(sink.parent)
+
+
+class Broken(Exception):
+    pass
+
+
+def breaking_after(parts: int, monkeypatch) -> None:
+    """Breaks runs off when they have made so many parts."""
+    real, made = module.answer, []
+
+    def answer(*arguments):
+        if len(made) == parts:
+            raise Broken
+        made.append(1)
+        return real(*arguments)
+
+    monkeypatch.setattr(module, "answer", answer)
+
+
+@pytest.mark.parametrize("sink", SINKS)
+def test_a_run_that_goes_on_ends_with_the_same_bytes(sink, classify, source, tmp_path, monkeypatch):
+    whole = run(classify, source, tmp_path / "whole" / sink)
+    for parts in range(5):
+        with monkeypatch.context() as patch:
+            breaking_after(parts, patch)
+            with pytest.raises(Broken):
+                run(classify, source, tmp_path / f"{parts}" / sink)
+        assert len(list((tmp_path / f"{parts}").rglob("part-*"))) == parts
+        assert not list((tmp_path / f"{parts}").rglob("_lock"))
+        with monkeypatch.context() as patch:
+            breaking_after(5 - parts, patch)  # no part is made twice
+            assert run(classify, source, tmp_path / f"{parts}" / sink) == whole
+    with monkeypatch.context() as patch:
+        breaking_after(0, patch)
+        assert run(classify, source, tmp_path / "0" / sink) == whole  # which has nothing to do
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_threads_change_no_byte(threads, model, classify, source, tmp_path):
+    task = npformer.pipeline("text-classification", model, threads=threads)
+    assert run(task, source, tmp_path / "one" / "out") == run(classify, source, tmp_path / "other" / "out")
+
+
+def test_parts_hold_their_rows_wherever_files_end(classify, source, tmp_path):
+    run(classify, source, tmp_path / "out")
+    counts = {path.name: pa.parquet.read_metadata(path).num_rows for path in (tmp_path / "out").glob("part*")}
+    names = ["00000-000000", "00000-000001", "00000-000002", "00001-000000", "00001-000001"]
+    assert counts == dict(zip([f"part-{name}.parquet" for name in names], [25, 25, 10, 25, 15], strict=True))
+
+
+def test_a_spoilt_or_lost_part_is_made_anew(classify, source, tmp_path, monkeypatch):
+    whole = run(classify, source, tmp_path / "out" / "parts")
+    spoilt, lost = (tmp_path / "out" / "parts" / f"part-0000{i}-000000.parquet" for i in (0, 1))
+    spoilt.write_bytes(spoilt.read_bytes()[:-3] + b"???")
+    lost.unlink()
+    breaking_after(2, monkeypatch)
+    assert run(classify, source, tmp_path / "out" / "parts") == whole
+
+
+@pytest.mark.parametrize("tail", [b'{"part": "part-00000-0000', b"\xff", b"{"])
+def test_an_unfinished_line_of_the_manifest_is_dropped(tail, classify, source, tmp_path):
+    whole = run(classify, source, tmp_path / "out" / "o")
+    manifest = tmp_path / "out" / "o" / "_manifest.jsonl"
+    lines = manifest.read_bytes().splitlines(keepends=True)
+    manifest.write_bytes(b"".join(lines[:3]) + tail)
+    assert run(classify, source, tmp_path / "out" / "o") == whole
+
+
+def test_an_output_that_was_removed_is_made_anew_and_one_that_was_changed_is_not(classify, source, tmp_path):
+    out = tmp_path / "out" / "o.csv"
+    whole = run(classify, source, out)
+    out.unlink()
+    assert run(classify, source, out) == whole
+    out.write_text("edited by hand")
+    with pytest.raises(NpformerError, match="has changed since a run wrote it"):
+        run(classify, source, out)
+    assert out.read_text() == "edited by hand"
+
+
+def test_what_has_changed_is_said_and_nothing_written(model, classify, source, tmp_path):
+    out = tmp_path / "out" / "o"
+    whole = run(classify, source, out)
+    two = npformer.pipeline("text-classification", model, top_k=2)
+    other = npformer.pipeline("text-classification", tiny.folder(tmp_path / "other", seed=1))
+    cased = npformer.pipeline("text-classification", tiny.folder(tmp_path / "cased", lowercase=False))
+    for task, how, message in (
+        (two, {}, "options top_k was 'best', is 2"),
+        (other, {}, "weights was"),
+        (cased, {}, "tokenizer was"),
+        (classify, {"limit": 10}, "limit was None, is 10"),
+        (classify, {"part_rows": 50}, "part rows was 25, is 50"),
+        (classify, {"column": "odd"}, "columns was a list, is a list"),
+        (classify, {"prefix": "x_"}, "prefix was '', is 'x_'"),
+    ):
+        with pytest.raises(NpformerError, match="belongs to a run with other settings") as raised:
+            run(task, source, out, **how)
+        assert message in str(raised.value)
+        assert str(raised.value).endswith("Go on with the same, or give another output")
+    (source / "c.parquet").write_bytes((source / "b.parquet").read_bytes())
+    with pytest.raises(NpformerError, match=r"input c\.parquet is new"):
+        run(classify, source, out)
+    (source / "c.parquet").rename(source / "b.parquet")  # the same bytes: nothing has changed
+    assert run(classify, source, out) == whole
+    pa.parquet.write_table(pa.parquet.read_table(source / "b.parquet").slice(1), source / "b.parquet")
+    with pytest.raises(NpformerError, match=r"input b\.parquet bytes was \d+, is \d+; input b\.parquet sha256 was"):
+        run(classify, source, out)
+    assert files_in(out.parent) == whole
+
+
+def test_a_run_of_another_machine_goes_on_with_a_warning(classify, source, tmp_path, monkeypatch):
+    with monkeypatch.context() as patch:
+        breaking_after(1, patch)
+        with pytest.raises(Broken):
+            run(classify, source, tmp_path / "out" / "o")
+    here = module.machine()
+    monkeypatch.setattr(module, "machine", lambda: {**here, "bits": "0123", "kernels": "other"})
+    monkeypatch.setattr(module, "probe", lambda: "0123")
+    with pytest.warns(match=r"began on a BLAS that adds in another order \(.*; here other\)"):
+        made = run(classify, source, tmp_path / "out" / "o")
+    lines = made["o/_manifest.jsonl"].decode().splitlines()
+    assert ['"bits": "0123"' in line for line in lines] == [False, False, True, True, True, True]
+
+
+def test_a_second_run_on_one_output_is_told(classify, source, tmp_path):
+    for sink in (tmp_path / "out.csv", tmp_path / "out"):
+        with Sink(sink, source).locked(), pytest.raises(NpformerError, match="another run writes it"):
+            map(classify, source, sink, column="text")
+        map(classify, source, sink, column="text")
+
+
+@pytest.mark.parametrize(
+    ("sink", "message"),
+    [
+        ("taken", "taken: exists already and is not of a run"),
+        ("taken.csv", r"taken.csv: exists already and is not of a run"),
+        ("in/out", "the output lies where the input"),
+        ("in", "the output lies where the input"),
+        (".", "the output lies where the input"),
+        ("out.txt", "the suffix says no format that is written"),
+        ("out.parquet.gz", "the suffix says no format that is written"),
+        ("no/such/out.csv", "No such file or directory"),
+    ],
+)
+def test_an_output_that_cannot_be(sink, message, classify, source, tmp_path):
+    (tmp_path / "taken").mkdir()
+    (tmp_path / "taken" / "mine").write_text("mine")
+    (tmp_path / "taken.csv").write_text("mine")
+    before = files_in(tmp_path)
+    with pytest.raises(NpformerError, match=message):
+        map(classify, source, tmp_path / sink, column="text")
+    assert files_in(tmp_path) == before
+
+
+@pytest.mark.parametrize(
+    ("how", "message"),
+    [
+        ({"column": "txt"}, "column: 'txt' is not known; did you mean 'text'"),
+        ({"column": ("text", "tet")}, "column: 'tet' is not known; did you mean 'text'"),
+        ({"column": "id"}, "column 'id': expected texts, got int64"),
+        ({"column": "text", "part_rows": 0}, "part_rows"),
+        ({"column": "text", "limit": 0}, "limit"),
+    ],
+)
+def test_wrong_settings_leave_nothing(how, message, classify, source, tmp_path):
+    for sink in ("out", "out.csv"):
+        with pytest.raises(NpformerError, match=message):
+            map(classify, source, tmp_path / sink, **how)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["in"]
+
+
+def test_names_that_clash_take_a_prefix(classify, source, tmp_path):
+    map(classify, source, tmp_path / "one.parquet", column="text")
+    with pytest.raises(NpformerError, match="column 'label': the input has one of this name"):
+        map(classify, tmp_path / "one.parquet", tmp_path / "two.parquet", column="text")
+    map(classify, tmp_path / "one.parquet", tmp_path / "two.parquet", column="text", prefix="new_")
+    names = pa.parquet.read_schema(tmp_path / "two.parquet").names
+    assert names[3:] == ["label", "score", "truncated", "error", "new_label", "new_score", "new_truncated", "new_error"]
+
+
+@pytest.mark.parametrize("limit", [1, 25, 61, 1000])
+def test_a_limit_takes_the_first_rows(limit, classify, rows, source, tmp_path):
+    report = map(classify, source, tmp_path / "o.parquet", column="text", limit=limit, part_rows=25)
+    kept = pa.parquet.read_table(tmp_path / "o.parquet")
+    assert report.rows == len(kept) == min(limit, 100)
+    assert kept["id"].to_pylist() == rows["id"].to_pylist()[:limit]
+
+
+@pytest.mark.parametrize("sink", ["out", "out.parquet"])
+def test_an_unreadable_file_is_named_and_answered_when_it_is_mended(sink, classify, source, tmp_path):
+    """The rest goes on; the same call goes on with the file when it can be read, and makes no part twice."""
+    whole = run(classify, source, tmp_path / "whole" / sink)
+    good = (source / "a.parquet").read_bytes()
+    (source / "a.parquet").write_bytes(good[:-50])
+    (tmp_path / "out").mkdir()
+    report = map(classify, source, tmp_path / "out" / sink, column="text", part_rows=25)
+    assert isinstance(report, Report)
+    assert (report.rows, len(report.unreadable)) == (40, 1)
+    assert report.unreadable[0].startswith(f"{source / 'a.parquet'}: ")
+    assert len(pa.parquet.read_table(tmp_path / "out" / sink)) == 40
+    assert map(classify, source, tmp_path / "out" / sink, column="text", part_rows=25) == report
+    (source / "a.parquet").write_bytes(good)
+    assert run(classify, source, tmp_path / "out" / sink) == whole
+
+
+FULL = """
+import resource, sys, npformer, npformer.dataset
+task = npformer.pipeline("text-classification", sys.argv[1])
+resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[4]), -1))
+npformer.dataset.map(task, sys.argv[2], sys.argv[3], column="text", part_rows=25)
+"""
+
+
+@pytest.mark.parametrize("sink", ["out", "out.jsonl"])
+def test_a_disk_that_is_full_can_be_emptied(sink, model, classify, source, tmp_path):
+    """A file may not grow beyond a limit: the run ends with an error, and goes on with room."""
+    whole = run(classify, source, tmp_path / "whole" / sink)
+    largest = max(len(each) for each in whole.values())
+    for limit in (largest // 4, largest // 2, largest - 1):
+        command = [sys.executable, "-c", FULL, model, source, tmp_path / f"{limit}" / sink, str(limit)]
+        (tmp_path / f"{limit}").mkdir()
+        done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=ENVIRONMENT, timeout=60)
+        assert done.stderr.splitlines()[-1].startswith("npformer.errors.NpformerError: ")
+        assert "File too large" in done.stderr.splitlines()[-1]
+        assert not list((tmp_path / f"{limit}").rglob("*.partial"))
+        assert run(classify, source, tmp_path / f"{limit}" / sink) == whole
+
+
+@pytest.mark.parametrize("how", ["steps", "times"])
+@pytest.mark.parametrize("sink", ["out", "out.parquet"])
+def test_killed_runs_end_with_the_same_bytes(sink, how, model, rows, tmp_path):
+    """At every step that touches a file, and 50 times at random; each time the run goes on to the same bytes."""
+    pa.parquet.write_table(rows, tmp_path / "in.parquet")
+    (tmp_path / "runs").mkdir()
+    command = [
+        sys.executable,
+        *("-W", "ignore::DeprecationWarning:__main__"),  # BLAS and pyarrow have threads, which a child does not use
+        "-m",
+        "tests.dataset.killing",
+        model,
+        tmp_path / "in.parquet",
+        tmp_path / "runs" / sink,
+        how,
+    ]
+    environment = {**ENVIRONMENT, "OPENBLAS_NUM_THREADS": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=environment, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) >= (20 if how == "steps" else 50)
+    assert os.listdir(tmp_path / "runs") == []
