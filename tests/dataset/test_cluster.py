@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +16,7 @@ import npformer
 from npformer import NpformerError
 from npformer.dataset import cluster, map, work
 from tests.dataset.conftest import files_in
+from tests.dataset.in_a_worker import pretend, slow
 from tests.support import tiny
 from tests.support.cli_runner import run
 
@@ -47,19 +47,6 @@ def test_workers_make_the_bytes_of_one_machine(sink, client, classify, source, t
         (tmp_path / name).mkdir()
         map(classify, source, tmp_path / name / sink, column="text", part_rows=30, client=given)
     assert files_in(tmp_path / "there") == files_in(tmp_path / "here")
-
-
-def slow(seconds: float) -> None:
-    """Makes every text of this worker take longer."""
-    from npformer.tasks.text_classification import TextClassification
-
-    real = TextClassification.answer
-
-    def answer(self, requests, options):
-        time.sleep(seconds)
-        return real(self, requests, options)
-
-    TextClassification.answer = answer
 
 
 def test_a_worker_that_is_killed_costs_nothing_but_time(classify, source, tmp_path, monkeypatch):
@@ -114,14 +101,6 @@ def test_a_model_in_memory_cannot_be_sent(client, source, tmp_path):
             column="text",
             client=client,
         )
-
-
-def pretend(name: str, value: str) -> None:
-    """Makes this worker say another `npformer` or other `bits` than it has."""
-    real = work.machine
-    work.machine = lambda: {**real(), name: value}
-    if name == "bits":
-        work.probe = lambda: value
 
 
 def test_workers_of_another_version_are_refused_and_of_another_blas_are_told(classify, source, tmp_path):
