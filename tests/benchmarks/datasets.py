@@ -1,0 +1,82 @@
+"""How fast datasets are answered, and in how much memory: `python -m tests.benchmarks.datasets [ROWS ...]`.
+
+Each run is a process of its own, with a tiny model, so that reading, cutting and writing are what shows, and the most
+memory that it had. Short rows: a sentence and a number.
+"""
+
+from __future__ import annotations
+
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import npformer
+from tests.support import tiny
+
+ROWS = (1_000, 10_000, 100_000)
+RUNS = 3  # of which the quickest counts
+TEXTS = ("I love ice cream", "not my music", "she was in Paris", "who will be there this time", "no news is good")
+
+
+def source(path: Path, rows: int) -> Path:
+    import pyarrow as pa
+    import pyarrow.parquet
+
+    schema = pa.schema([("id", pa.int64()), ("text", pa.string())])
+    with pa.parquet.ParquetWriter(path, schema) as writer:
+        for first in range(0, rows, 10_000):
+            count = range(first, min(rows, first + 10_000))
+            writer.write_table(pa.table({"id": list(count), "text": [TEXTS[i % len(TEXTS)] for i in count]}, schema))
+    return path
+
+
+def run(model: str, source: str, sink: str, scheduler: str = "") -> None:
+    """Prints the seconds of a run, of nothing but the answers to the same texts, and the peak of memory in MB."""
+    import npformer.dataset
+    from npformer.dataset.cluster import connected
+
+    task = npformer.pipeline("text-classification", model)
+    task(list(TEXTS))
+    if scheduler:
+        with connected(scheduler) as client:
+            npformer.dataset.map(task, source, f"{sink}-first", column="text", limit=1, client=client)
+            begun = time.perf_counter()
+            npformer.dataset.map(task, source, sink, column="text", client=client)
+            print(time.perf_counter() - begun, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
+        return
+    begun = time.perf_counter()
+    npformer.dataset.map(task, source, sink, column="text")
+    print(time.perf_counter() - begun, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
+
+
+def measured(model: Path, given: Path, suffix: str, scheduler: str, runs: int) -> tuple[float, float]:
+    """The least seconds and the most memory of some runs."""
+    found = []
+    for _ in range(runs):
+        with tempfile.TemporaryDirectory() as place:
+            command = [sys.executable, "-m", __spec__.name, "run", model, given, f"{place}/out{suffix}", scheduler]
+            done = subprocess.run([str(each) for each in command], capture_output=True, text=True, check=True)
+            found.append([float(each) for each in done.stdout.split()])
+    return min(seconds for seconds, _ in found), max(memory for _, memory in found)
+
+
+def main(rows: list[int]) -> None:
+    with tempfile.TemporaryDirectory() as place:
+        model = tiny.folder(Path(place) / "model")
+        print(f"{'rows':>10} {'output':10} {'workers':8} {'seconds':>8} {'rows/s':>8} {'peak MB':>8}")
+        for count in rows:
+            given = source(Path(place) / f"{count}.parquet", count)
+            for suffix, scheduler in (("", ""), (".parquet", ""), (".jsonl", ""), ("", "local:1"), ("", "local:2")):
+                seconds, memory = measured(model, given, suffix, scheduler, RUNS if count <= 100_000 else 1)
+                name = suffix or "folder"
+                print(f"{count:10} {name:10} {scheduler or 'none':8} {seconds:8.2f} {count / seconds:8.0f} {memory:8.0f}")
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["run"]:
+        run(*sys.argv[2:])
+    else:
+        main([int(each) for each in sys.argv[1:]] or list(ROWS))
