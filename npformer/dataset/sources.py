@@ -197,12 +197,18 @@ def _batches(path: Path, schema: Any = None) -> Iterator[Any]:
 
 
 def _plain(schema: Any) -> Any:
-    """The schema without metadata, which may describe other columns, and without dictionaries, whose batches differ."""
+    """The schema with simple types, and without metadata, which may describe other columns."""
     twice = {name for name in schema.names if schema.names.count(name) > 1}
     if twice:
         raise ValueError(f"several columns have the name {min(twice)!r}")
-    fields = [each.with_type(each.type.value_type) if pa.types.is_dictionary(each.type) else each for each in schema]
-    return pa.schema([pa.field(each.name, each.type) for each in fields])
+    return pa.schema([pa.field(each.name, _simple(each.type)) for each in schema])
+
+
+def _simple(kind: Any) -> Any:
+    """The type without dictionaries and views, which not every format has."""
+    if pa.types.is_dictionary(kind):
+        return _simple(kind.value_type)
+    return {"string_view": pa.large_string(), "binary_view": pa.large_binary()}.get(str(kind), kind)
 
 
 def _parquet(stream: Any, _: Any) -> Iterator[Any]:

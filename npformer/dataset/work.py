@@ -71,15 +71,14 @@ def _tokenizer(task: Task) -> str:
 
 @dataclass(frozen=True)
 class Work:
-    """A task that another process can make: by the name of its model, checked by the sha256 of its identity."""
+    """A task that another process can make: by its model's name, and checked by a digest of each part of its identity."""
 
     task: str
     model: str
     revision: str | None
     dtype: str
-    same_bits: bool
     options: Any
-    sha256: str
+    digests: dict[str, str]
 
     @classmethod
     def of(cls, task: Task) -> Work:
@@ -88,22 +87,24 @@ class Work:
         if folder is None:
             raise NpformerError("client: this model was made in memory; workers load one by its folder or hub id")
         model, revision = _name(folder)
-        dtype, same_bits = task.model.dtype.name, task.model.same_bits
-        return cls(task.name, model, revision, dtype, same_bits, task.options, digest(identity(task)))
+        return cls(task.name, model, revision, task.model.dtype.name, task.options, _digests(task))
 
     def make(self) -> Task:
         """Loads the model and makes the task, on one thread. Raises NpformerError if it is another model here."""
         made = pipeline(self.task, self.model, threads=1, revision=self.revision, dtype=self.dtype)
         made.options = self.options
-        made.model.same_bits = self.same_bits
-        if digest(identity(made)) != self.sha256:
-            raise NpformerError(
-                f"{self.model}: the model here is not that of the run: weights, config or tokenizer differ"
-            )
+        found = _digests(made)
+        other = [name for name, value in self.digests.items() if found.get(name) != value]
+        if other:
+            raise NpformerError(f"{self.model}: the model here is not that of the run: other {', '.join(other)}")
         return made
 
 
-def digest(described: Any) -> str:
+def _digests(task: Task) -> dict[str, str]:
+    return {name: _digest(value) for name, value in identity(task).items()}
+
+
+def _digest(described: Any) -> str:
     return hashlib.sha256(json.dumps(described, sort_keys=True, default=str).encode()).hexdigest()
 
 
@@ -160,7 +161,7 @@ def describe(work: Work) -> dict[str, str]:
 
 
 def _made(work: Work) -> Task:
-    key = digest(asdict(work))
+    key = _digest(asdict(work))
     with _making:
         if key not in _tasks:
             _tasks.clear()  # of the run before
