@@ -71,7 +71,7 @@ def _tokenizer(task: Task) -> str:
 
 @dataclass(frozen=True)
 class Work:
-    """A task that another process can make: by its model's name, and checked by a digest of each part of its identity."""
+    """A task that another process can make: by its model's name, and checked by a digest of each part of it."""
 
     task: str
     model: str

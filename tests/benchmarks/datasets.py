@@ -40,7 +40,7 @@ def run(model: str, source: str, sink: str, scheduler: str = "") -> None:
 
     task = npformer.pipeline("text-classification", model)
     with connected(scheduler) if scheduler else nullcontext() as client:
-        npformer.dataset.map(task, source, f"{sink}-first", column="text", limit=1, client=client)  # imports, workers
+        npformer.dataset.map(task, source, f"{sink}-first/", column="text", limit=1, client=client)  # imports, workers
         begun, cpu = time.perf_counter(), time.process_time()
         npformer.dataset.map(task, source, sink, column="text", client=client)
         seconds, cpu = time.perf_counter() - begun, time.process_time() - cpu
@@ -67,10 +67,8 @@ def main(rows: list[int]) -> None:
             given = source(Path(place) / f"{count}.parquet", count)
             for suffix, scheduler in (("", ""), (".parquet", ""), (".jsonl", ""), ("", "local:1"), ("", "local:2")):
                 seconds, cpu, memory = measured(model, given, suffix, scheduler, RUNS if count <= 100_000 else 1)
-                name = suffix or "folder"
-                print(
-                    f"{count:10} {name:10} {scheduler or 'none':8} {seconds:8.2f} {count / seconds:8.0f} {memory:8.0f}"
-                )
+                times = f"{seconds:8.2f} {cpu:8.2f} {count / seconds:8.0f}"
+                print(f"{count:10} {suffix or 'folder':10} {scheduler or 'none':8} {times} {memory:8.0f}", flush=True)
 
 
 if __name__ == "__main__":
