@@ -206,7 +206,7 @@ _HOOKS = {
 _BEFORE_A_LAYER = re.compile(r"blocks\.(\d+)\.hook_resid_pre")
 
 
-@cache
+@lru_cache(maxsize=1024)  # a trace of a model asks for each of its stages
 def resolve(name: str) -> tuple[str, ...]:
     """Returns our stages (or patterns) for a TransformerLens hook or a Hugging Face module's path; () if it is neither.
 
@@ -245,7 +245,7 @@ def _with_layer(name: str) -> list[str]:
     return [each.replace("*", _template(name)[1]) for each in _elsewhere()]
 
 
-@cache
+@lru_cache(maxsize=1)
 def _elsewhere() -> dict[str, str]:
     """Returns the names of stages in TransformerLens and in Hugging Face's models -> ours, with `*` for the layer.
 
