@@ -209,7 +209,7 @@ def _sort_metadata(file: BinaryIO) -> None:
 def _stored(name: str, array: Array, dtype: str | None) -> Array:
     """The array as the file has it: little-endian, row by row."""
     try:
-        with np.errstate(over="raise"):
+        with np.errstate(over="raise", invalid="ignore"):
             return load(array, np.dtype(dtype or array.dtype).newbyteorder("<"))
     except FloatingPointError:
         raise NpformerError(f"{name}: a number in it is too large for {dtype}") from None

@@ -207,7 +207,8 @@ def _build(
     expected = parameters(config)
     check_storage({name: found[name] for name in expected if name in found})
     absent = _absent(config, expected, found)
-    tied = {name: table for name, table in ties(config).items() if _is_table(found, name, table)}
+    pairs = {name: table for name, table in ties(config).items() if name in expected and table in expected}
+    tied = {name: table for name, table in pairs.items() if _is_table(found, name, table)}
     needed = {name: each for name, each in expected.items() if name not in absent and name not in tied}
     named = {name: f"{name} ({titles[name]})" if titles else name for name in needed}
     missing = [named[name] for name in needed if name not in found]
@@ -223,12 +224,14 @@ def _build(
         title = "the checkpoint has tensors that the model does not need; they are left out:"
         warn("\n  ".join([title, *_listed("unknown", list(unknown))]))
     loaded: dict[Any, Array] = {}  # what is the same memory under two names is loaded once
+    flat: dict[str, Array] = {}
     for name in needed:
         if (where := place(found[name])) not in loaded:
-            loaded[where] = load(found[name], dtype, copy)
+            with np.errstate(over="ignore", invalid="ignore"):  # what becomes infinite or is NaN is refused by its name
+                loaded[where] = load(found[name], dtype, copy)
             if not allow_nonfinite:
                 _check_finite(named[name], loaded[where])
-    flat = {name: loaded[place(found[name])] for name in needed}
+        flat[name] = loaded[where]
     flat |= {name: _sinusoids(config, dtype) for name in absent if _computed(name, config)}
     for name, table in tied.items():
         flat[name] = flat[table].T if expected[name].transposed else flat[table]

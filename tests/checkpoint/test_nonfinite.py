@@ -157,3 +157,24 @@ def test_bfloat16_is_looked_at_too():
     assert first_nonfinite(bits.view(BFLOAT16)) is None
     bits[66, 1] = 0x7F80  # infinity
     assert first_nonfinite(bits.view(BFLOAT16)) == (66, 1)
+
+
+@pytest.mark.parametrize("bits", [0x7F800001, 0xFF812345])
+def test_a_signalling_nan_is_refused_without_a_warning(tmp_path, bits):
+    folder = damaged(tmp_path / "model", np.uint32(bits).view(np.float32))
+    for dtype in (np.float32, np.float64):
+        with pytest.raises(NpformerError, match="the number at"):
+            npformer.load(folder, dtype=dtype)
+    convert(folder, tmp_path / "double", dtype="float64")
+    with pytest.raises(NpformerError, match="the number at"):
+        npformer.load(tmp_path / "double")
+
+
+def test_a_double_that_single_precision_cannot_hold(tmp_path):
+    folder = tiny.folder(tmp_path / "model")
+    tensors = {name: np.array(a, np.float64) for name, a in read_folder(folder).tensors.items()}
+    tensors["classifier.bias"][1] = 1e300
+    write_tensors(folder / "model.safetensors", tensors, {"format": "pt"})
+    with pytest.raises(NpformerError, match=r"head\.output\.bias .*the number at \[1\] is inf"):
+        npformer.load(folder)
+    assert np.isfinite(npformer.load(folder, dtype=np.float64)(IDS).logits).all()
