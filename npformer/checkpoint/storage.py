@@ -149,6 +149,7 @@ def load(array: Array, dtype: np.dtype[Any] | None, copy: bool = False) -> Array
     return result
 
 
+@np.errstate(invalid="ignore")  # a signalling NaN is found where numbers are checked
 def _copy(array: Array, result: Array) -> None:
     """Copies blocks of rows as they lie in memory, which is ten times as fast as one transposing copy."""
     transposed = array.ndim == 2 and not array.flags.c_contiguous

@@ -96,8 +96,10 @@ def load(path: str | Path) -> Golden:
             f"{path}: version {metadata.get('version')!r:.20} of the format; this npformer reads {VERSION}"
         )
     try:
-        return _golden(arrays, json.loads(metadata["manifest"]))
-    except (KeyError, TypeError, AttributeError, ValueError, RecursionError) as error:
+        manifest = json.loads(metadata["manifest"])
+        json.dumps(manifest, ensure_ascii=False).encode()  # raises for half of a surrogate pair, which no file can hold
+        return _golden(arrays, manifest)
+    except (KeyError, TypeError, AttributeError, ValueError, OverflowError, RecursionError) as error:
         problem = f"no {error}" if isinstance(error, KeyError) else error
         raise NpformerError(f"{path}: the golden file does not fit its manifest: {problem!s:.200}") from None
 

@@ -228,6 +228,7 @@ class Trace(Mapping[str, Any]):
             if metadata.get("format") != FORMAT:
                 raise ValueError("no such format in its metadata")
             description = json.loads(metadata["description"])
+            json.dumps(description, ensure_ascii=False).encode()  # raises for half of a surrogate pair
             trace = cls(description["stages"])
             trace.config = description["config"] and read_config(description["config"])
             trace._tokens = [[str(token) for token in tokens] for tokens in description["tokens"]]

@@ -245,9 +245,7 @@ class Trainer(Generic[E]):
         except NpformerError as error:  # weights that are finite may still be too large to compute with
             raise NpformerError(f"epoch {epoch}: {error}; a smaller learning rate may help") from None
         row = {"epoch": epoch, **numbers, **measured, "seconds": round(state.seconds, 1)}
-        is_best = score in row and not any(
-            _rank(each, score) > _rank(row, score) for each in state.history if score in each
-        )
+        is_best = score in row and not any(_rank(each, score) > _rank(row, score) for each in state.history)
         state.end_epoch(row)
         if self.progress:
             self.progress.epoch(row)
@@ -285,5 +283,6 @@ class Trainer(Generic[E]):
 
 
 def _rank(row: dict[str, float], score: str) -> tuple[float, float]:
-    """Ranks a row by score, then by epoch; NaN comes last."""
-    return (-math.inf if math.isnan(row[score]) else row[score], row["epoch"])
+    """Ranks a row by score, then by epoch; NaN and a row without the score come last."""
+    found = row.get(score, math.nan)
+    return (-math.inf if math.isnan(found) else found, row["epoch"])

@@ -70,6 +70,16 @@ def test_a_trace_whose_logits_are_not_its_labels_is_refused(tmp_path: Path) -> N
         npformer.Trace.load(tmp_path / "b.safetensors")
 
 
+@pytest.mark.parametrize(("old", "new"), [('"a"', '"\\ud800"'), ('"logits": 1e-06', '"logits": 1' + "0" * 400)])
+def test_a_golden_file_with_what_no_file_can_hold_is_refused(tmp_path: Path, old: str, new: str) -> None:
+    (tmp_path / "a.safetensors").write_bytes(records.golden())
+    arrays, metadata = load_arrays(tmp_path / "a.safetensors")
+    assert old in metadata["manifest"]
+    save_arrays(tmp_path / "b.safetensors", arrays, {**metadata, "manifest": metadata["manifest"].replace(old, new)})
+    with pytest.raises(npformer.NpformerError, match="does not fit its manifest"):
+        load(tmp_path / "b.safetensors")
+
+
 def test_numbers_that_are_not_finite_are_shown_without_a_warning(tmp_path: Path) -> None:
     """A signalling NaN warns when it is widened, and so does a mean of infinities."""
     (tmp_path / "golden.safetensors").write_bytes(records.golden())
