@@ -13,7 +13,7 @@ from typing import Any
 
 from tests.fuzz import byte_form, json_form
 from tests.fuzz.draw import Draw
-from tests.fuzz.json_form import Hints, Object
+from tests.fuzz.json_form import Hints, Object, Raw
 
 SIZES = {
     "F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U64": 8, "U32": 4, "U16": 2,
@@ -54,8 +54,8 @@ def parse(data: bytes) -> tuple[list[Tensor], Object]:
 def header(tensors: Sequence[Tensor], metadata: Object) -> Object:
     made, end = Object([["__metadata__", metadata]] if metadata else []), 0
     for each in tensors:
-        entry = {"dtype": each.dtype, "shape": list(each.shape), "data_offsets": [end, end + len(each.data)]}
-        made.append([each.name, json_form.form(entry)])
+        shape, offsets = ([Raw(n) for n in numbers] for numbers in (each.shape, (end, end + len(each.data))))
+        made.append([each.name, Object([["dtype", each.dtype], ["shape", shape], ["data_offsets", offsets]])])
         end += len(each.data)
     return made
 

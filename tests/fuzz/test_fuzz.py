@@ -21,7 +21,7 @@ pytestmark = pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reas
 def test_no_mutated_file_comes_to_a_finding() -> None:
     """The corpus of every kind loads as it is, and these cases of it load or are refused."""
     shown = io.StringIO()
-    code = command.main(["15", "1000", "--workers", "2"], shown)
+    code = command.main(["15", "400", "--workers", "2"], shown)
     assert code == 0, shown.getvalue()
     assert "no findings" in shown.getvalue()
 
