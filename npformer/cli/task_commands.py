@@ -97,7 +97,11 @@ TASK_COMMANDS = {
   npformer classify --file reviews.txt --json > labels.jsonl
   npformer classify -m typeform/distilbert-base-uncased-mnli \\
     "A man sleeps." --pair "Nobody is awake."
-  cut -f2 reviews.tsv | npformer classify --top-k 2""",
+  cut -f2 reviews.tsv | npformer classify --top-k 2
+
+whole datasets, with pip install "npformer[data]":
+  npformer classify --input reviews.parquet --column review \\
+      --output scored.parquet""",
         options=(
             *text_options(),
             *model_options("distilbert-sst2"),

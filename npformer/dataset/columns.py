@@ -20,11 +20,12 @@ from npformer.tasks.text_classification import BEST
 
 
 class Column(NamedTuple):
-    """A column of results: its name, its type, and its value in an answer."""
+    """A column of results: its name, its type, its value in an answer, and in a row without one."""
 
     name: str
     type: Any
     value: Callable[[Any], Any]
+    missing: Any = None
 
 
 def columns_of(task: Task) -> list[Column]:
@@ -41,11 +42,12 @@ def schema_of(task: Task) -> Any:
 
 
 def results(task: Task, answers: Sequence[Any]) -> Any:
-    """Makes the table of results from answers; an InputError among them is a row of nulls and its reason."""
+    """Makes the table of results from answers; an InputError among them is a row of nulls, NaN in a vector, and its
+    reason."""
     answered = [not isinstance(each, InputError) for each in answers]
     pairs = list(zip(answered, answers, strict=True))
     arrays = [
-        pa.array([column.value(each) if known else None for known, each in pairs], column.type)
+        pa.array([column.value(each) if known else column.missing for known, each in pairs], column.type)
         for column in columns_of(task)
     ]
     truncated = pa.array([bool(each.truncated) if known else None for known, each in pairs], pa.bool_())
@@ -125,7 +127,8 @@ def _masks(task: Task) -> list[Column]:
 
 def _embedding(task: Any) -> list[Column]:
     width = task.collect([]).shape[1]
-    return [Column("embedding", pa.list_(_float(task), width), np.asarray)]
+    # NaN as in .npy files, and not null: before version 26 pyarrow cannot read a vector that is null from Parquet.
+    return [Column("embedding", pa.list_(_float(task), width), np.asarray, np.full(width, np.nan, task.model.dtype))]
 
 
 def _translations(task: Any) -> list[Column]:
