@@ -26,7 +26,7 @@ import pyarrow.parquet
 from npformer.dataset.formats import DELIMITERS, KNOWN, Format, as_list, explained, format_of
 from npformer.errors import NpformerError
 
-GROUP = 2**25  # bytes that are gathered for one group of rows of a Parquet file
+GROUP = 2**24  # bytes that are gathered for one group of rows of a Parquet file
 
 
 class Sink:
@@ -147,10 +147,10 @@ def _grouped(tables: Iterable[Any]) -> Iterator[Any]:
     for table in tables:
         held.append(table)
         if sum(each.nbytes for each in held) >= GROUP:
-            yield pa.concat_tables(held).combine_chunks()
+            yield pa.concat_tables(held)
             held = []
     if held:
-        yield pa.concat_tables(held).combine_chunks()
+        yield pa.concat_tables(held)
 
 
 def _write_csv(stream: Any, delimiter: str, schema: Any, tables: Iterable[Any]) -> None:
