@@ -6,7 +6,8 @@ golden record TEXT ... -o FILE      every stage of the texts, its float64 truth,
 golden record --tiny FAMILY -o DIR  a tiny random model with its golden file,
                                     the same every time
 golden compare FILE THEIRS          THEIRS is a .safetensors or .npz file of the
-                                    port's arrays; or --torch MODEL
+                                    port's arrays, or a folder of its weights; or
+                                    --torch MODEL
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ from typing import Any
 from npformer import golden
 from npformer.checkpoint.archive import load_arrays
 from npformer.checkpoint.load import load
-from npformer.checkpoint.read import CONFIG
+from npformer.checkpoint.read import CONFIG, load_folder
+from npformer.checkpoint.tree import flatten
 from npformer.cli.arguments import LOADING, add_options, limits, loading
 from npformer.cli.process import DIVERGES
 from npformer.errors import NpformerError
@@ -27,8 +29,9 @@ from npformer.files import as_given, is_stream, read_json
 from npformer.model import Model
 
 EPILOG = """compare ends with exit code 3 if a stage or a weight diverges, with 1 for bad
-input. With the model it also finds the cause: --model, or the model that the
-file names if it is on this machine.
+input. With the model it also finds the causes: --model, or the model beside
+the file, or the one that it names if it is on this machine. Weights are
+compared first, then each stage is computed again from the port's own inputs.
 
 examples:
   npformer golden record "I love ice cream" "no" -o golden.safetensors
@@ -40,7 +43,7 @@ RECORDED = "distilbert-sst2"  # the default model of `record`
 #: Action -> the options that only it has.
 ONLY = {
     "record": ("output", "tiny", "seed", "stages"),
-    "compare": ("torch", "names"),
+    "compare": ("torch", "dtype", "names"),
 }
 
 
@@ -64,6 +67,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     compare = parser.add_argument_group("compare")
     compare.add_argument(
         "--torch", metavar="MODEL", help="run this model with transformers, in place of a file of arrays"
+    )
+    compare.add_argument(
+        "--dtype", choices=golden.DTYPES, help="the precision of the port, found by itself where its stages show it"
     )
     compare.add_argument("--names", metavar="JSON", help='a file of {"their name": "our stage", ...}')
 
@@ -106,18 +112,21 @@ def _compare(args: argparse.Namespace) -> int:
     model, why_not = _model(args, reference)
     if args.torch:
         arrays: Any = golden.load_torch(args.torch, reference)
+    elif Path(args.given[1]).is_dir():
+        _, tree = load_folder(Path(args.given[1]), limits=limits(args), allow_nonfinite=True)
+        arrays = flatten(tree)
     else:
         arrays, _ = load_arrays(args.given[1], limits(args))
-    comparison = golden.compare(reference, arrays, _names(args.names))
+    comparison = golden.compare(reference, arrays, _names(args.names), args.dtype)
     print(comparison)
-    findings = golden.check_weights(model, comparison.theirs.weights) if model else []
-    for finding in findings:
-        print(f"weights: {finding}")
+    findings = golden.check_weights(model, comparison.theirs.weights, comparison.dtype) if model else []
     if model and comparison.theirs.weights and not findings:
         print(f"weights: all {len(comparison.theirs.weights)} are the model's")
-    if comparison.first is not None:
+    if model and (findings or not comparison.ok):
         print()
-        print(golden.diagnose(reference, arrays, model, comparison=comparison) if model else f"no diagnosis: {why_not}")
+        print(golden.diagnose(reference, arrays, model, comparison=comparison))
+    elif not comparison.ok:
+        print(f"\nno diagnosis: {why_not}")
     return 0 if comparison.ok and not findings else DIVERGES
 
 
@@ -127,16 +136,19 @@ def _model(args: argparse.Namespace, reference: golden.Golden) -> tuple[Model | 
     Returns None and the reason if there is none. Raises NpformerError if --model is not the file's model.
     """
     beside = Path(args.given[0]).resolve().parent
-    given = args.model or args.torch
-    name = given or (str(beside) if (beside / CONFIG).exists() else reference.model)
-    try:
-        model = load(name, **loading(args) | {"offline": args.offline or not given})
-        golden.check_model(reference, model)
-    except NpformerError as error:
-        if args.model:
-            raise
-        return None, f"{error} (--model says which model it is)"
-    return model, ""
+    found = [str(beside)] if (beside / CONFIG).exists() else []
+    names = [args.model] if args.model else [*found, reference.model, *([args.torch] if args.torch else [])]
+    why_not = ""
+    for name in names:
+        try:
+            model = load(name, **loading(args) | {"offline": args.offline or name != args.model})
+            golden.check_model(reference, model)
+            return model, ""
+        except NpformerError as error:
+            if args.model:
+                raise
+            why_not = why_not or f"{error} (--model says which model it is)"
+    return None, why_not
 
 
 def _names(path: str | None) -> dict[str, str] | None:

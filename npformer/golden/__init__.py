@@ -6,6 +6,7 @@
 A golden file is a safetensors file; `FORMAT.md` beside this file describes it, with readers in Rust and C.
 """
 
+from npformer.golden.budget import RATIOS
 from npformer.golden.compare import Comparison, assert_close, compare
 from npformer.golden.diagnose import Diagnosis, check_model, diagnose
 from npformer.golden.format import Golden, load
@@ -14,7 +15,10 @@ from npformer.golden.tiny import TINY_FILE, tiny
 from npformer.golden.torch_model import load_torch
 from npformer.golden.weights import check_weights
 
+DTYPES = tuple(RATIOS)  # in which a port can be judged
+
 __all__ = [
+    "DTYPES",
     "TINY_FILE",
     "Comparison",
     "Diagnosis",

@@ -1,19 +1,22 @@
 """Compares another program's arrays with a golden file: one line for each stage, and the first stage that diverges.
 
 The error of a stage is the largest distance of its values from the float64 truth. It is also given as a multiple of the
-stage's budget, the largest error of a correct float32 port. `diagnose.py` finds out why a stage diverges.
+stage's budget, the largest error of a correct port in its precision. `diagnose.py` finds out why a stage diverges.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from textwrap import fill
 from typing import Any
 
 import numpy as np
 
+from npformer.checks import one_of
+from npformer.golden.budget import RATIOS
 from npformer.golden.format import Golden
+from npformer.golden.mistakes.precision import HALVES, held
 from npformer.golden.names import Theirs, read
 
 
@@ -40,6 +43,8 @@ class Comparison:
     rows: list[StageError]
     theirs: Theirs
     missing: list[str]  # stages of the golden file that the other program does not have
+    dtype: str = "float32"  # the precision whose budgets they are held to
+    evaluated: Comparison | None = None  # of their model after eval(), if it is in training mode and diverges
 
     @property
     def first(self) -> StageError | None:
@@ -65,6 +70,11 @@ class Comparison:
             lines.append(_listed("not used", self.theirs.unused))
         if self.missing:
             lines.append(_listed("not compared, as they are not there", self.missing))
+        if self.dtype != "float32":
+            lines.append(f"held to the budgets of {self.dtype}, {RATIOS[self.dtype]:g} times those of float32")
+        if self.evaluated is not None:
+            rest = "nothing diverges" if self.evaluated.ok else f"{self.evaluated.first.stage} diverges first"  # type: ignore[union-attr]
+            lines.append(f"your model is in training mode, with its dropout on; after eval() {rest}")
         if not self.rows:
             lines.append("no stage was compared")
         elif self.first is None:
@@ -74,7 +84,9 @@ class Comparison:
         return "\n".join(lines)
 
 
-def compare(golden: Golden, arrays: Mapping[str, Any] | Any, names: Mapping[str, str] | None = None) -> Comparison:
+def compare(
+    golden: Golden, arrays: Mapping[str, Any] | Any, names: Mapping[str, str] | None = None, dtype: str | None = None
+) -> Comparison:
     """Compares another program's stages with a golden file.
 
     Parameters
@@ -82,9 +94,12 @@ def compare(golden: Golden, arrays: Mapping[str, Any] | Any, names: Mapping[str,
     golden : Golden
     arrays : mapping from name to array, or a torch model
         A name is npformer's, Hugging Face's or TransformerLens's name of a stage. A torch model runs on the file's
-        token ids.
+        token ids, in the mode it is in.
     names : mapping, optional
         From their names to npformer's, for other names.
+    dtype : "float32", "float16", "bfloat16", "tf32" or "int8", optional
+        The precision that the port is meant to have. Unless given, it is float16 or bfloat16 if most of the stages are,
+        else float32.
 
     Returns
     -------
@@ -94,7 +109,7 @@ def compare(golden: Golden, arrays: Mapping[str, Any] | Any, names: Mapping[str,
     Raises
     ------
     NpformerError
-        If no array is recognised, or they were computed from other token ids.
+        If no array is recognised, they were computed from other token ids, or the dtype is unknown.
 
     Examples
     --------
@@ -103,28 +118,55 @@ def compare(golden: Golden, arrays: Mapping[str, Any] | Any, names: Mapping[str,
     >>> compare(reference, {"logits": np.array([1.0, 2.0])}).first.stage
     'logits'
     """
-    if not isinstance(arrays, Mapping):
-        from npformer.golden.torch_model import stages_of
+    if dtype is not None:
+        one_of("dtype", dtype, RATIOS)
+    if isinstance(arrays, Mapping):
+        return _compare(golden, arrays, names, dtype)
+    from npformer.golden.torch_model import is_training, stages_of
 
-        arrays = stages_of(arrays, golden)
+    comparison = _compare(golden, stages_of(arrays, golden), names, dtype)
+    if comparison.ok or not is_training(arrays):
+        return comparison
+    evaluated = _compare(golden, stages_of(arrays, golden, after_eval=True), names, dtype)
+    alike = [row.max_abs for row in comparison.rows] == [row.max_abs for row in evaluated.rows]
+    return comparison if alike else replace(comparison, evaluated=evaluated)  # alike: it has no dropout
+
+
+def _compare(
+    golden: Golden, arrays: Mapping[str, Any], names: Mapping[str, str] | None, dtype: str | None
+) -> Comparison:
     theirs = read(golden, arrays, names)
+    dtype = dtype or _dtype(golden, theirs)
     rows, missing = [], []
     for name in golden.stages:
         if name in theirs.problems:
             rows.append(StageError(name, np.nan, np.nan, np.nan, (), theirs.problems[name]))
         elif name in theirs.stages:
-            rows.append(_error(name, theirs.stages[name], golden))
+            rows.append(_error(name, theirs.stages[name], golden, RATIOS[dtype]))
         else:
             missing.append(name)
-    return Comparison(rows, theirs, missing)
+    return Comparison(rows, theirs, missing, dtype)
 
 
-def assert_close(golden: Golden, arrays: Mapping[str, Any] | Any, names: Mapping[str, str] | None = None) -> None:
+def _dtype(golden: Golden, theirs: Theirs) -> str:
+    """Finds float16 or bfloat16 if it has all numbers of most of their stages, and not of the golden file's."""
+    for kind in HALVES:
+        known = [name for name, arrays in golden.stages.items() if not all(held(kind, array) for array in arrays)]
+        compared = [theirs.stages[name] for name in known if name in theirs.stages]
+        in_half = sum(all(held(kind, array) for array in arrays) for arrays in compared)
+        if in_half and in_half * 2 >= len(compared):
+            return kind
+    return "float32"
+
+
+def assert_close(
+    golden: Golden, arrays: Mapping[str, Any] | Any, names: Mapping[str, str] | None = None, dtype: str | None = None
+) -> None:
     """Raises an AssertionError with the table of `compare` if a stage diverges or no stage was compared: for pytest.
 
     Parameters
     ----------
-    golden, arrays, names : as in `compare`
+    golden, arrays, names, dtype : as in `compare`
 
     Raises
     ------
@@ -139,13 +181,13 @@ def assert_close(golden: Golden, arrays: Mapping[str, Any] | Any, names: Mapping
     >>> reference = npformer.golden.record(model, "I love ice cream", "logits")
     >>> assert_close(reference, npformer.trace(model, "I love ice cream"))
     """
-    comparison = compare(golden, arrays, names)
+    comparison = compare(golden, arrays, names, dtype)
     if not comparison.ok or not comparison.rows:
         raise AssertionError(f"{comparison}")
 
 
 @np.errstate(over="ignore", invalid="ignore")  # their numbers may be anything; the row says so
-def _error(name: str, theirs: list[np.ndarray], golden: Golden) -> StageError:
+def _error(name: str, theirs: list[np.ndarray], golden: Golden, ratio: float) -> StageError:
     truth = golden.truth[name]
     errors = [np.abs(array.astype(np.float64) - true) for array, true in zip(theirs, truth, strict=True)]
     for i, array in enumerate(theirs):
@@ -157,7 +199,7 @@ def _error(name: str, theirs: list[np.ndarray], golden: Golden) -> StageError:
     text = int(np.argmax([error.max() for error in errors]))
     worst = np.unravel_index(int(errors[text].argmax()), errors[text].shape)
     largest = float(errors[text].max())
-    budgets = largest / golden.budgets[name]
+    budgets = largest / (golden.budgets[name] * ratio)
     return StageError(name, largest, budgets, _cosine(theirs, truth), (text, *map(int, worst)))
 
 

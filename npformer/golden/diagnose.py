@@ -1,14 +1,14 @@
-"""Finds out why a stage diverges, by computing it again from the other program's own inputs.
+"""Finds out why stages diverge, by computing them again from the other program's own inputs.
 
 If the correct computation gives their values, the fault lies earlier. If a known mistake gives their values, that is
-the diagnosis. Each computation is the model's forward in float64, with their arrays in place of its stages;
-`mistakes.py` has the mistakes.
+the diagnosis: it is put into the model, and the next stage that diverges is explained. Each computation is the model's
+forward in float64, with their arrays in place of its stages; `mistakes/` has the mistakes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from contextlib import ExitStack, suppress
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -16,29 +16,36 @@ import numpy as np
 
 from npformer.checkpoint import tree as layout
 from npformer.errors import NpformerError
-from npformer.golden.budget import FACTOR, jitter, largest_error
+from npformer.golden.budget import FACTOR, RATIOS, largest_error
 from npformer.golden.compare import Comparison, compare
 from npformer.golden.format import Golden
-from npformer.golden.mistakes import HALF_PRECISION, MISTAKES, Mistake, Port, half
+from npformer.golden.mistakes import GENERAL, MISTAKES
+from npformer.golden.mistakes.general import flat
+from npformer.golden.mistakes.inputs import in_a_batch
+from npformer.golden.mistakes.precision import HALVES, half
+from npformer.golden.port import Forward, Mistake, Port, parents, span
 from npformer.golden.record import weights_sha256
+from npformer.golden.weights import Finding, as_ours, check_weights
 from npformer.interpret import stages as table
-from npformer.interpret.edit import Edits
-from npformer.interpret.trace import Trace, post_process
 from npformer.model import Model
-from npformer.tap import listen
 
-CANDIDATES = 5  # number of nearest mistakes whose rounding error is measured
-ENOUGH = 32  # fewest numbers for a meaningful correlation
-ALIKE = 12  # largest ratio between an error and that of simulated half precision, either way
+CANDIDATES = 8  # number of nearest mistakes whose rounding error is measured
+DRAWS = 3  # runs with other rounding, to measure it
+EXPLAINED = 0.9  # of the error, from which on the closest of what was tried is worth telling
+HALVED = 0.5  # of the error that a cause leaves at most: small errors are within the budget of many things
+FAULTS = 5  # that are told one after another
+LATER = 4  # stages after a fault that tell two causes apart
 
 
 @dataclass(frozen=True)
 class Fit:
-    """A mistake that gives their values from their inputs, and its distance from them in budgets."""
+    """A mistake that gives their values, or nearly, from their inputs."""
 
     mistake: Mistake
     way: str
-    budgets: float
+    budgets: float  # largest distance from their values
+    explained: float  # the share of the error that it explains
+    certain: bool  # within the budget
 
     def __str__(self) -> str:
         return f"{self.mistake.name}{f' ({self.way})' if self.way else ''}"
@@ -46,12 +53,16 @@ class Fit:
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """The diagnosis of the first stage that diverges."""
+    """The diagnosis of the first stage that diverges, and of those after it that this one does not explain."""
 
     stage: str  # "" if none diverges
     rightly: float = 0.0  # budgets between their stage and the correct one from their inputs; inf: not comparable
-    inputs: tuple[str, ...] = ()  # their earlier stages, used as they are
-    fits: list[Fit] = field(default_factory=list)  # best first
+    inputs: tuple[str, ...] = ()  # their stages that it is computed from
+    fits: list[Fit] = field(default_factory=list)  # the causes, best first; if there is none, the closest
+    weights: list[Finding] = field(default_factory=list)  # what is wrong with their weights; they are used from then on
+    training: bool = False  # their model is in training mode: its dropout is on
+    then: list[Diagnosis] = field(default_factory=list)  # of the later stages
+    groups: tuple[str, ...] = ()  # of weights that the stage is made with
 
     @property
     def lies_earlier(self) -> bool:
@@ -59,30 +70,55 @@ class Diagnosis:
 
     @property
     def mistake(self) -> str:
-        """The name of the mistake, "" if none was found."""
-        return self.fits[0].mistake.name if self.fits else ""
+        """The name of the mistake, "" if none is certain."""
+        return next(iter(self.causes), "")
+
+    @property
+    def causes(self) -> list[str]:
+        """The names of all mistakes that give what they have, best first; of the weights and training mode before."""
+        found = [*([TRAINING] if self.training else []), *(each.cause for each in self.weights)]
+        return list(dict.fromkeys([*found, *(fit.mistake.name for fit in self.fits if fit.certain)]))
 
     def __str__(self) -> str:
+        lines = [f"weights: {finding} ({finding.cause})" for finding in self.weights]
+        if self.weights:
+            lines.append("the stages are computed with these weights in what follows")
+        if self.training:
+            lines.append(f"cause: {TRAINING}\n    your model is in training mode; call eval() before it is used")
         if not self.stage:
-            return "no stage diverges; there is nothing to diagnose"
+            told = "no other stage diverges" if lines else "no stage diverges; there is nothing to diagnose"
+            return "\n".join([*lines, told])
+        lines += self._lines()
+        for each in self.then:
+            lines += ["", f"with that in the model too, the next is {each._lines()[0]}", *each._lines()[1:]]
+        return "\n".join(lines)
+
+    def _lines(self) -> list[str]:
         if self.rightly == float("inf"):
-            return f"{self.stage}: what you have cannot be computed with; see its line above"
+            return [f"{self.stage}: what you have cannot be computed with; see its line above"]
         source = f"your stages up to {self.inputs[-1]}" if self.inputs else "the token ids"
         lines = [f"{self.stage}, computed again from {source}:"]
         if self.lies_earlier:
-            return f"{lines[0]}\n  agrees with yours; the fault lies earlier, in what these were made from"
+            return [*lines, "  agrees with yours; the fault lies earlier, in what these were made from"]
         lines.append(f"  made rightly, it is {self.rightly:.3g} budgets from yours: the fault is here")
+        for i, fit in enumerate(self.fits[:4]):
+            if fit.certain:
+                lines.append(f"  {'cause' if i == 0 else 'fits as well'}: {fit}")
+                lines.append(f"    {fit.mistake.explanation}")
+                lines.append(f"    with it, {fit.budgets:.3g} budgets from yours")
+            else:
+                lines.append(f"  closest of what was tried: {fit}")
+                lines.append(
+                    f"    with it, {fit.budgets:.3g} budgets from yours; {fit.explained:.0%} of the error explained"
+                )
         if not self.fits:
-            return "\n".join([*lines, "  none of the known mistakes gives what you have"])
-        best = self.fits[0]
-        lines += [
-            f"  cause: {best}",
-            f"    {best.mistake.explanation}",
-            f"    with it, {best.budgets:.3g} budgets from yours",
-        ]
-        if len(self.fits) > 1:
-            lines.append(f"  fits as well: {', '.join(map(str, self.fits[1:4]))}")
-        return "\n".join(lines)
+            lines.append("  none of the known mistakes gives what you have")
+        if self.groups and not any(fit.certain for fit in self.fits):
+            lines.append(f"  look at what it is made with: {', '.join(self.groups[:6])}")
+        return lines
+
+
+TRAINING = "dropout left on"
 
 
 def diagnose(
@@ -91,12 +127,13 @@ def diagnose(
     model: Model,
     names: Mapping[str, str] | None = None,
     comparison: Comparison | None = None,
+    dtype: str | None = None,
 ) -> Diagnosis:
-    """Finds the cause of the first divergence: a known mistake, or a fault in an earlier stage.
+    """Finds the causes of divergences: known mistakes, wrong weights, or a fault in an earlier stage.
 
     Parameters
     ----------
-    golden, arrays, names : as in `compare`
+    golden, arrays, names, dtype : as in `compare`
     model : Model that the golden file was recorded from
     comparison : Comparison, optional
         The result of `compare` on the same arrays, if it is at hand.
@@ -104,7 +141,7 @@ def diagnose(
     Returns
     -------
     Diagnosis
-        `stage`, `mistake` (its name, "" if none of the known ones fits) and `fits`; printing it shows the reasons.
+        `stage`, `mistake` (its name, "" if none is certain), `fits` and `then`; printing it shows the reasons.
 
     Raises
     ------
@@ -121,10 +158,15 @@ def diagnose(
     'unscaled scores'
     """
     check_model(golden, model)
-    comparison = comparison or compare(golden, arrays, names)
-    if comparison.first is None or comparison.first.problem:
-        return Diagnosis(comparison.first.stage if comparison.first else "", float("inf"))
-    return _Case(golden, comparison, model).diagnosis()
+    comparison = comparison or compare(golden, arrays, names, dtype)
+    findings = check_weights(model, comparison.theirs.weights, comparison.dtype)
+    if comparison.evaluated is not None:
+        return replace(diagnose(golden, arrays, model, names, comparison.evaluated), training=True)
+    rows = [row for row in comparison.rows if row.diverges and not row.problem]
+    if not rows:
+        stage = comparison.first.stage if comparison.first else ""
+        return Diagnosis(stage, float("inf") if stage else 0.0, weights=findings)
+    return _Case(golden, comparison, model, findings).diagnosis([row.stage for row in rows])
 
 
 def check_model(golden: Golden, model: Model) -> None:
@@ -135,118 +177,165 @@ def check_model(golden: Golden, model: Model) -> None:
         )
 
 
-class _Enough(Exception):
-    """Raised to stop a forward once the wanted stage has fired."""
-
-
 class _Case:
-    """One diverging stage, the other program's earlier arrays, and the correct model."""
+    """The other program's stages and weights, and the ports that explain some of them."""
 
-    def __init__(self, golden: Golden, comparison: Comparison, model: Model) -> None:
-        assert comparison.first is not None
-        self.golden, self.stage = golden, comparison.first.stage
-        theirs = comparison.theirs
-        self.theirs = [array.astype(np.float64) for array in theirs.stages[self.stage]]
-        order = list(golden.stages)
-        self.given = {name: theirs.stages[name] for name in order[: order.index(self.stage)] if name in theirs.stages}
-        weights = {name: array.astype(np.float64) for name, array in layout.flatten(dict(model.weights)).items()}
-        width = max(theirs.width, *(len(text) for text in golden.texts), 0)
-        self.port = Port(model.config, weights, golden.texts, (), self.stage, self.theirs, width)
-        groups = dict.fromkeys(name.rpartition(".")[0] for name in weights)
-        self.port = replace(self.port, groups=tuple(group for group in groups if self._bears(group)))
-        self.rightly = self.compute(self.port)
+    def __init__(self, golden: Golden, comparison: Comparison, model: Model, findings: list[Finding]) -> None:
+        self.golden, self.comparison, self.findings = golden, comparison, findings
+        theirs, dtype = comparison.theirs, comparison.dtype
+        self.given = theirs.stages
+        weights = layout.flatten(dict(model.weights))
+        if findings:
+            weights = weights | as_ours(model, theirs.weights)
+        if dtype in HALVES:
+            weights = {name: half(dtype, array) for name, array in weights.items()}
+        self.texts = list(range(len(golden.texts)))  # whose stages are explained
+        self.runs: dict[tuple[int, int | None], tuple[Port, dict[str, list[np.ndarray]]]] = {}  # of `everywhere`
+        self.forward = Forward(self.given, weights)
+        lengths = tuple(map(len, golden.texts))
+        self.right = Port(
+            model.config, weights, golden.texts, "", [], frozenset(), max(theirs.width, *lengths, 0), lengths,
+            known=tuple(table.names(model.config)),
+        )  # fmt: skip
 
-    def diagnosis(self) -> Diagnosis:
-        budgets = self.distance(self.rightly) / self.golden.budgets[self.stage]
+    def diagnosis(self, diverging: list[str]) -> Diagnosis:
+        """Explains the diverging stages one after another, each with what is known of the earlier ones."""
+        found, bases = list[Diagnosis](), [self.right]
+        for i, stage in enumerate(diverging):
+            if len(found) == FAULTS or ((found or self.findings) and self.explained(stage, bases)):
+                continue
+            each, certain = self.explain(stage, bases[-1])
+            if len(certain) > 1:  # what comes of each in the stages after this one tells them apart
+                later = diverging[i + 1 : i + 1 + LATER]
+                known = [sum(self.explained(name, [port]) for name in later) for _, port in certain]
+                certain = [pair for pair, count in zip(certain, known, strict=True) if count == max(known)]
+                each = replace(each, fits=list({fit.mistake.name: fit for fit, _ in reversed(certain)}.values())[::-1])
+            found.append(each)
+            if not certain or certain[0][0].mistake.reorders:
+                break
+            bases.append(replace(certain[0][1], dtype="float32"))
+        first = found[0] if found else Diagnosis("")
+        return replace(first, then=found[1:], weights=self.findings)
+
+    def explained(self, stage: str, bases: Iterable[Port]) -> bool:
+        """Tells whether one of the ports gives their values of a stage."""
+        theirs = self.looked_at(self.given[stage])
+        for base in bases:
+            made = self.everywhere(base).get(stage)
+            if made is None:
+                continue
+            error, budget = largest_error(self.cut(made, theirs), theirs), self.budget(base, stage)
+            if error <= budget:
+                return True
+            draws = [self.everywhere(base, seed).get(stage, made) for seed in range(DRAWS)]
+            if error <= FACTOR * self.ratio(base) * max(largest_error(draw, made) for draw in draws):
+                return True
+        return False
+
+    def everywhere(self, base: Port, seed: int | None = None) -> dict[str, list[np.ndarray]]:
+        """Computes all stages at once, each from theirs; {} where the port is impossible."""
+        key = id(base), seed
+        if key not in self.runs:
+            made: dict[str, list[np.ndarray]] = {}
+            with suppress(NpformerError):
+                made = self.forward(base, "", np.float64 if seed is None else np.float32, seed)
+            self.runs[key] = base, {name: self.looked_at(arrays) for name, arrays in made.items()}
+        return self.runs[key][1]
+
+    @staticmethod
+    def cut(made: list[np.ndarray], theirs: list[np.ndarray]) -> list[np.ndarray]:
+        """Cuts off the padding that a port has added."""
+        return [
+            array[tuple(slice(size) for size in other.shape)].astype(np.float64)
+            for array, other in zip(made, theirs, strict=True)
+        ]
+
+    def explain(self, stage: str, base: Port) -> tuple[Diagnosis, list[tuple[Fit, Port]]]:
+        """Returns the diagnosis of a stage, and the certain causes with the ports that have them."""
+        port = self.at_stage(base, stage)
+        right = self.compute(port)
+        port = replace(port, rightly=right)
+        budgets = largest_error(self.looked_at(right), self.looked_at(port.theirs)) / self.budget(port)
+        before = [name for name in self.golden.stages if name in self.given]
+        inputs = tuple(before[: before.index(stage)])
+        groups = tuple(f"{group}.*" for group in port.groups)
         if budgets <= 1:
-            return Diagnosis(self.stage, budgets, tuple(self.given))
-        everything = list(range(len(self.theirs)))
-        unpadded = [i for i in everything if len(self.golden.texts[i]) == self.port.width]
-        fits = self.exact_fits(everything)
-        if not fits and unpadded and len(unpadded) < len(everything):  # a mistake may depend on their padding
-            fits = self.exact_fits(unpadded)
-        return Diagnosis(self.stage, budgets, tuple(self.given), fits or self.half_fits())
+            return Diagnosis(stage, budgets, inputs), []
+        closest: list[Fit] = []
+        for mistakes, tried, texts in self.tiers(port):
+            fits = self.fits(mistakes, tried, texts)
+            certain = [(fit, wrong) for fit, wrong in fits if fit.certain]
+            if certain:
+                self.texts = texts
+                causes = list({fit.mistake.name: fit for fit, _ in reversed(certain)}.values())[::-1]
+                return Diagnosis(stage, budgets, inputs, causes, groups=groups), certain
+            if tried is port and texts is self.texts:
+                closest += [fit for fit, _ in fits]
+        best = {fit.mistake.name: fit for fit in sorted(closest, key=lambda fit: fit.explained)}
+        return Diagnosis(stage, budgets, inputs, list(best.values())[:-3:-1], groups=groups), []
 
-    def exact_fits(self, texts: list[int]) -> list[Fit]:
-        """Returns the mistakes that give their values on these texts within the budget, best first."""
-        budget, tried = self.golden.budgets[self.stage], []
-        for mistake in MISTAKES:
-            for way, port in mistake.ways(self.port):
+    def tiers(self, port: Port) -> Iterator[tuple[tuple[Mistake, ...], Port, list[int]]]:
+        """Yields what is tried in turn: mistakes, the port that has them, and the texts that are looked at."""
+        yield MISTAKES, port, self.texts
+        unpadded = [i for i in self.texts if port.lengths[i] == port.width]
+        if not port.hides and len(unpadded) < len(self.texts):  # a mistake may depend on their padding
+            if (batch := in_a_batch(port)) is not None:
+                yield MISTAKES, batch, self.texts
+            if unpadded:
+                yield MISTAKES, port, unpadded
+        yield GENERAL, port, self.texts
+
+    def fits(self, mistakes: Iterable[Mistake], port: Port, texts: list[int]) -> list[tuple[Fit, Port]]:
+        """Returns what gives their values on these texts, or nearly, best first."""
+        theirs, rightly = ([arrays[i] for i in texts] for arrays in (port.theirs, port.rightly))
+        budget, error = self.budget(port), _rms(flat(theirs) - flat(rightly))
+        tried = []
+        for mistake in mistakes:
+            for way, wrong in mistake.ways(port):
+                if not wrong.matters:
+                    continue
                 with suppress(NpformerError):  # impossible with these weights or texts
-                    made = self.compute(port)
-                    if self.distance(made, self.rightly, texts) > budget:
-                        tried.append((self.distance(made, texts=texts), mistake, way, port, made))
-        fits = []
-        for distance, mistake, way, port, made in sorted(tried, key=lambda each: each[0])[:CANDIDATES]:
-            if distance <= max(budget, self.rounding(port, made)):
-                fits.append(Fit(mistake, way, distance / budget))
-        return fits
+                    made = self.compute(wrong)
+                    own = [made[i] for i in texts]
+                    if not all(np.isfinite(array).all() for array in own) or largest_error(own, rightly) <= budget:
+                        continue
+                    explained = 1 - _rms(flat(theirs) - flat(own)) / error
+                    if explained > 1 - HALVED:
+                        tried.append((largest_error(own, theirs), explained, mistake, way, wrong, made))
+        found = []
+        for distance, explained, mistake, way, wrong, made in sorted(tried, key=lambda each: each[0])[:CANDIDATES]:
+            allowed = self.budget(wrong)
+            simulated = wrong.dtype == "float32" or explained >= EXPLAINED  # a wide budget alone shows nothing
+            certain = (simulated and distance <= allowed) or (
+                explained > EXPLAINED and distance <= self.rounding(wrong, made)
+            )
+            if certain or explained >= EXPLAINED:
+                found.append((Fit(mistake, way, distance / allowed, explained, certain), wrong))
+        return found
 
-    def half_fits(self) -> list[Fit]:
-        """Returns half precision as the mistake if the error has its size and is unrelated to the values."""
-        error = _flat(self.theirs) - _flat(self.rightly)
-        with np.errstate(invalid="ignore", divide="ignore"):  # a constant stage has no correlation
-            related = abs(np.corrcoef(error, _flat(self.rightly))[0, 1]) > 0.5
-        fits = []
-        for kind, port in HALF_PRECISION.ways(self.port):
-            simulated = _rms(_flat(self.compute(port)) - _flat(self.rightly))
-            apart = abs(np.log(_rms(error) / simulated)) if simulated else np.inf
-            held = all(np.array_equal(half(kind, array), array) for array in self.theirs)
-            if apart < np.log(ALIKE) and (held or (error.size >= ENOUGH and not related)):
-                fits.append((not held, apart, Fit(HALF_PRECISION, kind, self.distance(self.rightly))))
-        budget = self.golden.budgets[self.stage]
-        return [replace(fit, budgets=fit.budgets / budget) for _, _, fit in sorted(fits, key=lambda each: each[:2])[:1]]
+    def looked_at(self, arrays: list[np.ndarray]) -> list[np.ndarray]:
+        return [arrays[i] for i in self.texts]
+
+    def at_stage(self, base: Port, stage: str) -> Port:
+        """Returns a port to explain one stage with, from the nearest of theirs."""
+        before = {name: None for name in self.given if name != stage}
+        between = span(parents(base.config, base.weights), stage, before)
+        return replace(base, stage=stage, theirs=self.given[stage], span=between)
+
+    def ratio(self, port: Port) -> float:
+        return max(RATIOS[port.dtype], RATIOS[self.comparison.dtype])
+
+    def budget(self, port: Port, stage: str = "") -> float:
+        return self.golden.budgets[stage or port.stage] * self.ratio(port)
 
     def compute(self, port: Port, dtype: Any = np.float64, seed: int | None = None) -> list[np.ndarray]:
         """Computes the stage from their inputs as `port` does, one array for each text."""
-        weights = layout.unflatten({name: array.astype(dtype, copy=False) for name, array in port.weights.items()})
-        model = Model(port.config, weights, threads=1)
-        noise = [] if seed is None else [{"*": jitter(seed)}]
-        recorded = Trace(self.stage, port.config)
-
-        def stop(name: str, array: np.ndarray) -> np.ndarray:
-            if name == self.stage and len(recorded.texts(name)) == len(port.texts):
-                raise _Enough
-            return array
-
-        with ExitStack() as stack:
-            stack.enter_context(suppress(_Enough))
-            stack.enter_context(recorded)
-            stack.enter_context(listen(stop))
-            stack.enter_context(
-                listen(Edits({} if port.from_ids else self.given, *(make() for make in port.edits), *noise), first=True)
-            )
-            post_process(port.config, model.run(port.texts))
-        return [
-            array[tuple(slice(size) for size in theirs.shape)]  # without padding that a mistake has added
-            for array, theirs in zip(recorded.texts(self.stage), self.theirs, strict=True)
-        ]
-
-    def distance(
-        self, made: list[np.ndarray], other: list[np.ndarray] | None = None, texts: list[int] | None = None
-    ) -> float:
-        """Returns the largest difference between `made` and `other` (by default theirs), on some or all texts."""
-        other = self.theirs if other is None else other
-        chosen = range(len(made)) if texts is None else texts
-        return largest_error([made[i] for i in chosen], [other[i] for i in chosen])
+        return self.cut(self.forward(port, port.stage, dtype, seed)[port.stage], port.theirs)
 
     def rounding(self, port: Port, made: list[np.ndarray]) -> float:
         """Returns the error budget of a stage with a mistake: its numbers may be larger than the correct ones."""
-        draws = [self.compute(port, np.float32, seed) for seed in range(3)]
-        return FACTOR * max(largest_error(draw, made) for draw in draws)
-
-    def _bears(self, group: str) -> bool:
-        """Tells whether a group of weights is used between the stages they gave and the one in question."""
-        place = {name: i for i, name in enumerate(table.names(self.port.config))}
-        norms = [
-            place[name] for name in self.given if name.endswith("norm")
-        ]  # later stages depend only on the last one
-        made = place.get("logits" if group == "head.output" else group, -1)
-        return group not in self.given and max(norms, default=-1) < made <= place[self.stage]
-
-
-def _flat(arrays: list[np.ndarray]) -> np.ndarray:
-    return np.concatenate([array.ravel() for array in arrays]).astype(np.float64)
+        draws = [self.compute(port, np.float32, seed) for seed in range(DRAWS)]
+        return FACTOR * self.ratio(port) * max(largest_error(draw, made) for draw in draws)
 
 
 def _rms(values: np.ndarray) -> float:

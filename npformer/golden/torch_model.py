@@ -17,6 +17,7 @@ from npformer.checkpoint.tree import module_path
 from npformer.errors import NpformerError
 from npformer.families import family_of
 from npformer.golden.format import Golden
+from npformer.golden.names import weight_names
 from npformer.interpret import stages as table
 
 #: A stage that is the input of a module -> the group of weights of that module.
@@ -60,8 +61,16 @@ def load_torch(name: str, golden: Golden) -> Any:
         raise NpformerError(f"{name}: transformers cannot load it: {error!s:.300}") from None
 
 
-def stages_of(model: Any, golden: Golden) -> dict[str, np.ndarray]:
-    """Returns the golden file's stages that the model shows, padded (B, L, ...), by our names."""
+def is_training(model: Any) -> bool:
+    """Tells whether any part of a torch model is in training mode, where its dropout is on."""
+    return any(module.training for module in model.modules())
+
+
+def stages_of(model: Any, golden: Golden, after_eval: bool = False) -> dict[str, Any]:
+    """Returns the golden file's stages that the model shows, padded (B, L, ...), by our names, and its weights.
+
+    The model runs in the mode it is in, or after eval().
+    """
     import torch
 
     ids, mask, segments = padded(golden)
@@ -71,14 +80,17 @@ def stages_of(model: Any, golden: Golden) -> dict[str, np.ndarray]:
     if golden.config.head == "multiple-choice":
         given = {name: array[None] for name, array in given.items()}
     heard: dict[str, np.ndarray] = {}
-    training = model.training
-    model.eval()
+    modes = {module: module.training for module in model.modules()}
     try:
+        if after_eval:
+            model.eval()
         with torch.no_grad(), listening(model, golden, heard):
             model(**{name: torch.from_numpy(array) for name, array in given.items()})
     finally:
-        model.train(training)
-    return heard
+        for module, training in modes.items():
+            module.training = training
+    known = weight_names(golden.config)
+    return heard | {name: tensor for name, tensor in model.state_dict().items() if name in known}
 
 
 def padded(golden: Golden) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -1,4 +1,4 @@
-"""Compares another program's weights with the model's: their numbers, and their layout.
+"""Compares another program's weights with the model's: their numbers, their layout and their places.
 
 torch and most formats store a linear weight (out, in), npformer (in, out); both are recognised. Each finding is a line
 of text; equal weights give none. `diagnose.py` finds the stages that diverge because of wrong weights.
@@ -6,38 +6,57 @@ of text; equal weights give none. `diagnose.py` finds the stages that diverge be
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
+from itertools import groupby
+from typing import NamedTuple
 
 import numpy as np
 
 from npformer.checkpoint import tree as layout
-from npformer.golden.mistakes import half
+from npformer.golden.mistakes.attention import SWAPS
+from npformer.golden.mistakes.precision import HALVES, SCHEMES, half
 from npformer.model import Model
 
 LAYOUTS = {True: "(out, in)", False: "(in, out)"}
+TRANSPOSED, LAYER = "transposed weight", "weights of another layer"
+OTHER, CHECKPOINT = "other weights", "another checkpoint"
+MANY = 0.5  # of the weights that differ beyond explanation, from which on it is another checkpoint
 
 
-def check_weights(model: Model, theirs: Mapping[str, np.ndarray]) -> list[str]:
-    """Lists what is wrong with another program's weights: other numbers or shapes, or a layout unlike the others'.
+class Finding(NamedTuple):
+    """What is wrong with a weight, or with several alike."""
+
+    where: str
+    what: str
+    cause: str  # the name of the mistake
+
+    def __str__(self) -> str:
+        return f"{self.where}: {self.what}"
+
+
+def check_weights(model: Model, theirs: Mapping[str, np.ndarray], dtype: str = "float32") -> list[Finding]:
+    """Lists what is wrong with another program's weights: other numbers, shapes, places or layout.
 
     Parameters
     ----------
     model : Model
     theirs : mapping from npformer's flat names ("layers.0.attention.query.weight") to arrays
+    dtype : the precision that they may be rounded to, as in `compare`
 
     Returns
     -------
-    list of str
-        One line for each wrong weight.
+    list of Finding
+        One for each wrong weight, or for several that are wrong in the same way; printed, it is a line of text.
 
     Examples
     --------
     >>> model = npformer.load("distilbert-sst2")
-    >>> check_weights(model, {"embeddings.norm.bias": np.zeros(384, np.float32)})
-    ['embeddings.norm.bias: all zeros']
+    >>> print(*check_weights(model, {"embeddings.norm.bias": np.zeros(384, np.float32)}))
+    embeddings.norm.bias: all zeros
     """
     ours, known = layout.flatten(dict(model.weights)), layout.parameters(model.config)
-    findings, stored_out_in = [], {}
+    findings, stored_out_in = list[Finding](), {}
     for name, array in theirs.items():
         linear = known[name].transposed
         if array.shape == ours[name].shape and np.array_equal(array, ours[name]):
@@ -46,28 +65,140 @@ def check_weights(model: Model, theirs: Mapping[str, np.ndarray]) -> list[str]:
         elif linear and array.shape == ours[name].T.shape and np.array_equal(array, ours[name].T):
             stored_out_in[name] = True
         else:
-            findings.append(f"{name}: {_difference(array, ours[name], linear)}")
+            findings.append(_difference(name, array, ours, linear))
+    findings = [each for each in findings if not _is_meant(each, dtype)]
     if stored_out_in:
         usual = sum(stored_out_in.values()) * 2 >= len(stored_out_in)
         for name, out_in in stored_out_in.items():
             if out_in is not usual:
-                findings.append(f"{name}: lies {LAYOUTS[out_in]}, the others {LAYOUTS[usual]}; it is transposed")
-    return findings
+                what = f"lies {LAYOUTS[out_in]}, the others {LAYOUTS[usual]}; it is transposed"
+                findings.append(Finding(name, what, TRANSPOSED))
+    return _together(findings, len(theirs))
 
 
-def _difference(theirs: np.ndarray, ours: np.ndarray, linear: bool) -> str:
-    expected = f"{ours.shape} or {ours.T.shape}" if linear else f"{ours.shape}"
-    if theirs.shape not in ({ours.shape, ours.T.shape} if linear else {ours.shape}):
-        return f"expected {expected}, got {theirs.shape}"
-    if linear and np.array_equal(theirs.ravel(), ours.T.ravel()):
-        return "numbers that lie (out, in) under the shape (in, out)"
-    if linear and np.array_equal(theirs.ravel(), ours.ravel()):
-        return "numbers that lie (in, out) under the shape (out, in)"
-    either = [ours, ours.T] if linear else [ours]
-    for kind in ("float16", "bfloat16"):
-        if any(theirs.shape == each.shape and np.array_equal(theirs, half(kind, each)) for each in either):
-            return f"rounded to {kind}"
+def _is_meant(finding: Finding, dtype: str) -> bool:
+    return finding.what == f"rounded to {dtype}" or (dtype == "int8" and finding.what.startswith("quantised to int8"))
+
+
+def as_ours(model: Model, theirs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Converts their weights to (in, out); where a square weight does not say how it lies, as most others do."""
+    ours, known = layout.flatten(dict(model.weights)), layout.parameters(model.config)
+    wide = [array.shape == ours[name].T.shape for name, array in theirs.items() if len(set(ours[name].shape)) == 2]
+    equal = [
+        (np.array_equal(array, ours[name].T), np.array_equal(array, ours[name]))
+        for name, array in theirs.items()
+        if known[name].transposed and array.shape == ours[name].shape[::-1]
+    ]
+    votes = [out_in for out_in, in_out in equal if out_in or in_out] or wide or [True]
+    out_in = sum(votes) * 2 >= len(votes)
+    converted = {}
+    for name, array in theirs.items():
+        linear = known[name].transposed
+        if linear and array.shape == ours[name].T.shape and (out_in or array.shape != ours[name].shape):
+            converted[name] = array.T
+        elif array.shape == ours[name].shape:
+            converted[name] = array
+    tied = layout.ties(model.config)
+    for name, table in tied.items():
+        if name not in converted and table in converted and np.array_equal(ours[name].T, ours[table]):
+            converted[name] = converted[table].T
+    return {name: np.ascontiguousarray(array, np.float32) for name, array in converted.items()}
+
+
+def _difference(name: str, theirs: np.ndarray, ours: Mapping[str, np.ndarray], linear: bool) -> Finding:
+    own = ours[name]
+    expected = f"{own.shape} or {own.T.shape}" if linear else f"{own.shape}"
+    if theirs.shape not in ({own.shape, own.T.shape} if linear else {own.shape}):
+        return Finding(name, f"expected {expected}, got {theirs.shape}", "weight of another shape")
+    if linear and np.array_equal(theirs.ravel(), own.T.ravel()):
+        return Finding(name, "numbers that lie (out, in) under the shape (in, out)", TRANSPOSED)
+    if linear and np.array_equal(theirs.ravel(), own.ravel()):
+        return Finding(name, "numbers that lie (in, out) under the shape (out, in)", TRANSPOSED)
+    if linear and any(np.array_equal(theirs.T.ravel(), each.ravel()) for each in (own, own.T)):
+        return Finding(name, "numbers of one layout that are read in the other", TRANSPOSED)
+    either = [each for each in ([own, own.T] if linear else [own]) if each.shape == theirs.shape]
     if not theirs.any():
-        return "all zeros"
-    apart = min(float(np.abs(theirs - each).max()) for each in either if each.shape == theirs.shape)
-    return f"differs by up to {apart:.3g}"
+        return Finding(name, "all zeros", "missing bias" if name.endswith("bias") else "weight left out")
+    for kind in HALVES:
+        if any(np.array_equal(theirs, half(kind, each)) for each in either):
+            return Finding(name, f"rounded to {kind}", "half precision")
+    if other := _found_elsewhere(theirs, ours):
+        return Finding(name, f"has {other}'s", _exchange(name, other))
+    if theirs.ndim == 1 and not np.ptp(theirs):
+        return Finding(name, f"all {theirs[0]:g}", "weight left out")
+    if theirs.ndim == 2:
+        for scheme, rounding in SCHEMES.items():
+            if any(_is_near(theirs, rounding(each.astype(np.float64))) for each in either):
+                return Finding(name, f"quantised to {scheme}", "quantised weights")
+    if c := next(filter(None, (_factor(theirs, each) for each in either)), 0.0):
+        return Finding(name, f"{c:.6g} times what it should be", "scaled by a constant")
+    if any(_is_permuted(theirs, each) for each in either):
+        return Finding(name, "its numbers, in other places", "in another order")
+    apart = min(float(np.abs(theirs - each).max()) for each in either)
+    return Finding(name, f"differs by up to {apart:.3g}", OTHER)
+
+
+def _found_elsewhere(theirs: np.ndarray, ours: Mapping[str, np.ndarray]) -> str:
+    for name, array in ours.items():
+        for each in (array, array.T) if array.ndim == 2 else (array,):
+            if each.shape == theirs.shape and each.flat[0] == theirs.flat[0] and np.array_equal(each, theirs):
+                return name
+    return ""
+
+
+def _exchange(name: str, other: str) -> str:
+    """Names the mistake of a weight that stands in another one's place."""
+    layers = [re.match(r"(layers\.\d+)\.(.+)", each) for each in (name, other)]
+    if layers[0] and layers[1] and layers[0][2] == layers[1][2]:
+        return LAYER
+    pair = {each.rpartition(".")[0].rpartition(".")[2] for each in (name, other)}
+    swaps = {frozenset(swap.removesuffix(" swapped").split(" and ")): swap for swap in SWAPS.values()}
+    norms = all(each.endswith("norm") for each in pair)
+    return swaps.get(frozenset(pair), "norms exchanged" if norms else "weights of another place")
+
+
+def _is_near(theirs: np.ndarray, rounded: np.ndarray) -> bool:
+    return bool(np.abs(theirs - rounded).max() <= 1e-5 * np.abs(rounded).max())
+
+
+def _factor(theirs: np.ndarray, own: np.ndarray) -> float:
+    """Returns c where theirs is c times ours, else 0."""
+    largest = np.unravel_index(int(np.abs(own).argmax()), own.shape)
+    c = float(theirs[largest] / own[largest]) if own[largest] else 0.0
+    return c if c not in (0.0, 1.0) and _is_near(theirs, c * own) else 0.0
+
+
+def _is_permuted(theirs: np.ndarray, own: np.ndarray) -> bool:
+    return theirs.shape == own.shape and np.array_equal(np.sort(theirs, axis=None), np.sort(own, axis=None))
+
+
+def _together(findings: list[Finding], count: int) -> list[Finding]:
+    """Tells once what is wrong in the same way: another checkpoint, a layer, or many weights."""
+    unlike = [each for each in findings if each.cause == OTHER]
+    together = []
+    if len(unlike) > 3 and len(unlike) >= MANY * count:
+        findings = [each for each in findings if each.cause != OTHER]
+        together.append(
+            Finding("another checkpoint", f"{len(unlike)} of {count} weights have other numbers", CHECKPOINT)
+        )
+    for (said, cause), alike in groupby(sorted(findings, key=_alike), key=_alike):
+        group = list(alike)
+        if len(group) <= 3:
+            together += group
+        elif cause == LAYER:
+            together.append(Finding(said, f"{len(group)} weights", cause))
+        else:
+            names = f"{group[0].where} and {len(group) - 1} others"
+            together.append(Finding(names, said if said in group[0].what else group[0].what, cause))
+    return together
+
+
+def _alike(finding: Finding) -> tuple[str, str]:
+    """Returns what findings have in common that are told as one."""
+    if finding.cause == LAYER:
+        own, other = finding.where.split("."), finding.what.removeprefix("has ").split(".")
+        return f"layers.{own[1]} has layers.{other[1]}'s", finding.cause
+    shared = (
+        finding.what if finding.cause in ("half precision", "quantised weights", OTHER, TRANSPOSED) else finding.cause
+    )
+    return shared, finding.cause

@@ -1,0 +1,126 @@
+"""What can be said of a stage that no known mistake gives: statements that are true of its numbers.
+
+They are tried last. Each is checked like a mistake: the numbers it gives are within the budget of theirs.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from npformer.golden.port import At, Mistake, Port, Ways, made_by
+
+RATES = (0.1, 0.2, 0.5, 0.05, 0.15, 0.25, 0.3, 0.4)
+
+
+def dropout(port: Port) -> Ways:
+    """Some numbers are 0 and all others 1 / (1 - rate) times what they should be."""
+    block = {"attention_residual": "attention.output", "ffn_residual": "ffn.output"}.get(port.stage.rpartition(".")[2])
+    for rate in RATES:
+
+        def rule(y: np.ndarray, at: At, rate: float = rate) -> np.ndarray:
+            dropped = at(block) if block else y
+            theirs = port.theirs[at.text]
+            whole = (slice(None),) * y.ndim if y.shape == theirs.shape else tuple(slice(size) for size in theirs.shape)
+            rest, scaled = y - dropped, dropped / (1 - rate)
+            kept = np.ones(y.shape, bool)
+            kept[whole] = np.abs(theirs - rest[whole] - scaled[whole]) < np.abs(theirs - rest[whole])
+            if not rate / 4 < 1 - kept[whole].mean() < 4 * rate:
+                raise ValueError("not as many zeros as dropout makes")
+            return rest + scaled * kept
+
+        yield f"rate {rate:g}", port.ruling({port.stage: rule})
+
+
+def constant(port: Port) -> Ways:
+    """One factor for all numbers of the stage, or one summand."""
+    right, theirs = flat(port.rightly), flat(port.theirs)
+    if right.size >= 8 and (squares := float(right @ right)):
+        c = float(right @ theirs) / squares
+        yield f"{c:.6g} times what it should be", port.ruling({port.stage: lambda y, at: c * y})
+        d = float(np.median(theirs - right))
+        yield f"{d:.6g} more than it should be", port.ruling({port.stage: lambda y, at: y + d})
+        yield "all zeros", port.ruling({port.stage: lambda y, at: 0 * y})
+
+
+def other_stage(port: Port) -> Ways:
+    """The stage has the values of another one."""
+    prefix = port.stage[: port.stage.index(".", 7) + 1] if port.stage.startswith("layers.") else ""
+    names = [
+        name for name in port.known if name != port.stage and (name.startswith((prefix, "embeddings.")) or not prefix)
+    ]
+    for name in names:
+        yield f"it is {name}", port.ruling({port.stage: lambda y, at, name=name: at(name)})
+    group = {"logits": "head.output"}.get(port.stage, port.stage)
+    if (
+        f"{group}.weight" in port.weights
+        and port.weights[f"{group}.weight"].ndim == 2
+        and not group.startswith("embeddings")
+    ):
+        for name in names:
+            yield (
+                f"it is computed from {name}",
+                port.ruling({port.stage: lambda y, at, name=name: at.linear(at(name), group)}),
+            )
+
+
+def permuted(port: Port) -> Ways:
+    """Columns, rows or heads of the stage are in another order."""
+    axes = {"rows": 0, "columns": -1} if port.theirs[0].ndim == 2 else {"heads": 0} if port.theirs[0].ndim == 3 else {}
+    if port.theirs[0].ndim == 1:
+        axes = {"columns": -1}
+    for said, axis in axes.items():
+        if said != "rows" or len(port.theirs) == 1:
+            order = _order(port, axis)
+            if order is not None:
+                shown = f"{order.tolist()!s:.40}"
+                yield (
+                    f"{said} {shown}",
+                    port.ruling({port.stage: lambda y, at, o=order, axis=axis: np.take(y, o, axis)}),
+                )
+
+
+def _order(port: Port, axis: int) -> np.ndarray | None:
+    """Finds for each of their columns the nearest of ours; None if it is not one of each."""
+    theirs, ours = (
+        np.concatenate([np.moveaxis(array, axis, 0).reshape(array.shape[axis], -1) for array in arrays], axis=1)
+        for arrays in (port.theirs, port.rightly)
+    )
+    if len(theirs) > 4096:
+        return None
+    sizes = np.vecdot(ours, ours)
+    order = np.argmin(sizes / 2 - theirs @ ours.T, axis=-1)
+    moved = not np.array_equal(order, np.arange(len(order)))
+    return order if moved and len(set(order.tolist())) == len(order) else None
+
+
+def other_weights(port: Port) -> Ways:
+    """A group of weights has the numbers of another one."""
+    groups = list(dict.fromkeys(name.rpartition(".")[0] for name in port.weights))
+    for own in [group for group in groups if port.stage in made_by(group)]:
+        for other in groups:
+            if other != own and _shapes(port, own) == _shapes(port, other):
+                changes = {
+                    f"{own}.{part}": port.weights[f"{other}.{part}"]
+                    for part in ("weight", "bias")
+                    if f"{own}.{part}" in port.weights
+                }
+                yield f"{own} has {other}'s", port.weighing(changes)
+
+
+def _shapes(port: Port, group: str) -> list[tuple[int, ...] | None]:
+    return [
+        port.weights[name].shape if (name := f"{group}.{part}") in port.weights else None for part in ("weight", "bias")
+    ]
+
+
+def flat(arrays: list[np.ndarray]) -> np.ndarray:
+    return np.concatenate([array.ravel() for array in arrays]).astype(np.float64)
+
+
+MISTAKES = (
+    Mistake("dropout left on", "some numbers are 0 and the others larger, as in training; call eval()", dropout),
+    Mistake("scaled by a constant", "all numbers of the stage are off by one factor or summand", constant),
+    Mistake("another stage in its place", "the formula reads or returns another stage", other_stage),
+    Mistake("in another order", "the numbers are right and stand in other places", permuted),
+    Mistake("weights of another place", "a group of weights has the numbers of another one", other_weights),
+)

@@ -1,0 +1,109 @@
+"""Mistakes in the head: pooling, its activation, labels and probabilities."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import permutations
+
+import numpy as np
+
+from npformer.functions import softmax
+from npformer.golden.mistakes.activation import OTHERS, sigmoid
+from npformer.golden.port import Mistake, Port, Rule, Ways
+from npformer.transformer import POOLED_HEADS
+
+MOST_LABELS = 5  # for which every order is tried
+
+
+def other_pooling(port: Port) -> Ways:
+    """Pools another row than the first, or all of them."""
+    pooler = "pooler.weight" in port.weights
+    if not pooler and port.config.head not in POOLED_HEADS:
+        return
+    stage, group = ("pooler", "pooler") if pooler else ("logits", "head.output")
+    rows: dict[str, Callable[[np.ndarray, int], np.ndarray]] = {
+        "the last token's row": lambda x, n: x[n - 1],
+        "the last token's but one": lambda x, n: x[max(n - 2, 0)],
+        "the second token's row": lambda x, n: x[min(1, n - 1)],
+        "the mean of all rows": lambda x, n: x.mean(0),
+        "the mean without the first and last rows": lambda x, n: x[1:-1].mean(0) if n > 2 else x.mean(0),
+        "the mean without the first row": lambda x, n: x[1:].mean(0) if n > 1 else x[0],
+        "the mean without the last row": lambda x, n: x[:-1].mean(0) if n > 1 else x[0],
+        "the largest of each column": lambda x, n: x.max(0),
+        "the sum of all rows": lambda x, n: x.sum(0),
+        "the mean, over the length of the padded batch": lambda x, n: x.sum(0) / port.width,
+        "the root mean square": lambda x, n: np.sqrt(np.square(x).mean(0)),
+        "the sum over the root of the length": lambda x, n: x.sum(0) / n**0.5,
+    }
+    for way, pool in rows.items():
+        yield way, port.ruling({stage: lambda y, at, pool=pool: at.linear(pool(at.last, at.n_real), group)})
+    if not port.config.norm_first:
+        before: dict[str, Rule] = {
+            stage: lambda y, at: at.linear(at(f"layers.{port.config.n_layers - 1}.ffn_residual")[0], group)
+        }
+        yield "the first row before the last norm", port.ruling(before)
+    for i in range(port.config.n_layers - 1):
+        earlier: dict[str, Rule] = {stage: lambda y, at, i=i: at.linear(at(f"layers.{i + 1}.input")[0], group)}
+        yield f"the first row of layer {i}", port.ruling(earlier)
+
+
+def pooler_activation(port: Port) -> Ways:
+    if "pooler.weight" in port.weights:
+        yield "left out", port.ruling({"pooled": lambda y, at: at.source})
+        for name in OTHERS.keys() - {port.config.pooler}:
+            yield (
+                f"{name} for {port.config.pooler}",
+                port.ruling({"pooled": lambda y, at, name=name: OTHERS[name](at.source)}),
+            )
+
+
+def no_pooler(port: Port) -> Ways:
+    if "pooler.weight" in port.weights:
+        yield "", port.ruling({"pooled": lambda y, at: at.last[0]})
+        yield "only its linear layer", port.ruling({"pooler": lambda y, at: at.last[0]})
+        yield "computed twice", port.ruling({"pooler": lambda y, at: at.linear(np.tanh(y), "pooler")})
+
+
+def other_labels(port: Port) -> Ways:
+    """Exchanges columns of the last linear layer."""
+    weight = port.weights.get("head.output.weight")
+    if weight is None or port.config.head in ("masked-lm", "multiple-choice"):
+        return
+    count = weight.shape[-1]
+    orders = list(permutations(range(count)))[1:] if count <= MOST_LABELS else [tuple(range(count))[::-1]]
+    if count > MOST_LABELS:
+        orders += [tuple((np.arange(count) + step) % count) for step in (1, -1)]
+    if port.stage.startswith(("logits", "start", "end", "prob")):
+        for order in orders:
+            said = ", ".join(map(str, order)) if count <= 12 else f"{order[0]}, {order[1]}, ..."
+            own = {
+                name: port.weights[name][..., list(order)]
+                for name in ("head.output.weight", "head.output.bias")
+                if name in port.weights
+            }
+            yield said, port.weighing(own)
+
+
+def other_probabilities(port: Port) -> Ways:
+    formulas: dict[str, Callable[[np.ndarray], np.ndarray]] = {
+        "sigmoid": sigmoid,
+        "softmax": softmax,
+        "the logarithm of softmax": lambda x: np.log(softmax(x)),
+        "none, the logits themselves": lambda x: x,
+        "softmax twice": lambda x: softmax(softmax(x)),
+        "softmax with 2^x": lambda x: softmax(x * np.log(2)),
+        "e^x, not divided by the sum": np.exp,
+    }
+    for way, formula in formulas.items():
+        yield way, port.ruling({"*probabilities": lambda y, at, formula=formula: formula(at.source)})
+
+
+MISTAKES = (
+    Mistake("another pooling", "the head reads the first token's row of the last layer", other_pooling),
+    Mistake(
+        "another activation of the pooler", "a pooler is act(x W + b), act as in this model's config", pooler_activation
+    ),
+    Mistake("pooler left out", "between the first row and the classifier stands the pooler", no_pooler),
+    Mistake("labels in another order", "the head's columns are the labels of config.json, in its order", other_labels),
+    Mistake("other probabilities", "one label a text: softmax; several: sigmoid", other_probabilities),
+)

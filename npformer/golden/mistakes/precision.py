@@ -1,0 +1,168 @@
+"""Mistakes in precision, made by rounding: weights alone, what goes into each product, or every stage.
+
+A port that is meant to be in 16 or 8 bits is no mistake: `compare` holds it to budgets of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+
+from npformer.golden.port import At, Mistake, Port, Rule, Ways
+
+Round = Callable[[np.ndarray], np.ndarray]
+HALVES = ("bfloat16", "float16")  # what bfloat16 holds, float16 mostly does too
+
+
+def half(kind: str, array: np.ndarray) -> np.ndarray:
+    """Rounds to float16 or bfloat16, to nearest with ties to even, and converts back to the array's dtype."""
+    if kind == "float16":
+        with np.errstate(over="ignore"):
+            return array.astype(np.float16).astype(array.dtype)
+    return _cut(array, 16)
+
+
+def tf32(array: np.ndarray) -> np.ndarray:
+    """Rounds to the 10 bits after the point that a graphics card's products keep of float32."""
+    return _cut(array, 13)
+
+
+def tf32_cut(array: np.ndarray) -> np.ndarray:
+    """Cuts off what `tf32` rounds."""
+    return (array.astype(np.float32).view(np.uint32) & np.uint32(0xFFFFE000)).view(np.float32).astype(array.dtype)
+
+
+def _cut(array: np.ndarray, bits: int) -> np.ndarray:
+    """Rounds away the last bits of float32, to nearest with ties to even."""
+    number = array.astype(np.float32).view(np.uint32)
+    kept = (number + (((1 << bits - 1) - 1) + (number >> bits & 1))) & np.uint32(0xFFFFFFFF << bits & 0xFFFFFFFF)
+    return kept.view(np.float32).astype(array.dtype)
+
+
+def held(kind: str, array: np.ndarray) -> bool:
+    """Tells whether float16 or bfloat16 has every number of an array."""
+    return bool(np.isfinite(array).all()) and np.array_equal(half(kind, array), array)
+
+
+def quantised(array: np.ndarray, axis: int | None = None, symmetric: float = 127, bits: int = 8) -> np.ndarray:
+    """Rounds to the steps of an integer type, and converts back.
+
+    axis: the axis that one scale spans, None for the whole array; symmetric: the largest absolute number falls on this
+    step and 0 on 0, or 0 for steps from the smallest to the largest number.
+    """
+    if symmetric:
+        step = np.abs(array).max(axis=axis, keepdims=True) / symmetric
+        with np.errstate(all="ignore"):
+            return np.where(step, np.clip(np.rint(array / step), -(2 ** (bits - 1)), 2 ** (bits - 1) - 1) * step, 0)
+    low = np.minimum(array.min(axis=axis, keepdims=True), 0)
+    step = (np.maximum(array.max(axis=axis, keepdims=True), 0) - low) / (2**bits - 1)
+    with np.errstate(all="ignore"):
+        zero = np.rint(-low / step)
+        return np.where(step, (np.clip(np.rint(array / step) + zero, 0, 2**bits - 1) - zero) * step, 0)
+
+
+#: How weights (in, out) are quantised; torch's are (out, in), so that its "per channel" is a column here.
+SCHEMES: dict[str, Round] = {
+    f"int{bits}, {said}{' with a zero point' if zero else ''}": partial(
+        quantised, axis=axis, symmetric=0 if zero else largest, bits=bits
+    )
+    for bits, most in ((8, 127), (4, 7))
+    for said, axis in (("one scale a weight", None), ("one scale a column", 0), ("one scale a row", 1))
+    for zero, largest in ((False, most), (True, 0))
+} | {
+    "int8, one scale a weight, to 127.5": partial(quantised, symmetric=127.5),
+    "int8, one scale a column, to 127.5": partial(quantised, axis=0, symmetric=127.5),
+    "int8, one scale a weight, to 128": partial(quantised, symmetric=128),
+}
+
+
+def products(of_x: Round, of_weight: Round, of_product: Round = lambda y: y) -> dict[str, Rule]:
+    """Rounds what goes into each product, x and W, and what comes out of x W."""
+
+    def linear(y: np.ndarray, at: At) -> np.ndarray:
+        group = "head.output" if at.name == "logits" else at.name
+        weight, bias = at.weight(group), at.weight(group, "bias")
+        assert weight is not None
+        made: np.ndarray = of_product(of_x(at.source) @ of_weight(weight))
+        return made if bias is None else made + bias
+
+    def scores(y: np.ndarray, at: At) -> np.ndarray:
+        q, k = of_x(at("attention.query_heads")), of_x(at("attention.key_heads"))
+        return q @ k.swapaxes(-1, -2) * q.shape[-1] ** -0.5
+
+    def context(y: np.ndarray, at: At) -> np.ndarray:
+        return of_x(at("attention.weights")) @ of_x(at("attention.value_heads"))
+
+    linears = ("query", "key", "value", "output")
+    rules: dict[str, Rule] = {f"*.attention.{name}": linear for name in linears}
+    rules |= dict.fromkeys(
+        ("*.ffn.hidden", "*.ffn.output", "embeddings.project", "pooler", "head.hidden", "logits"), linear
+    )
+    return rules | {"*.attention.scores": scores, "*.attention.context": context}
+
+
+def _of_weights(port: Port, rounding: Round, linear_only: bool = False) -> Port:
+    """Rounds the weights, for which the stage in question is computed anew."""
+    own = {
+        name: rounding(array)
+        for name, array in port.weights.items()
+        if array.ndim == 2 and not (linear_only and name.startswith("embeddings") and ".project." not in name)
+    }
+    return port.weighing(own)
+
+
+def half_precision(port: Port) -> Ways:
+    for kind in HALVES:
+        rounding = partial(half, kind)
+        yield f"{kind}, the weights", port.weighing({name: rounding(array) for name, array in port.weights.items()})
+        yield f"{kind}, what goes into the products", port.ruling(products(rounding, rounding))
+        yield (
+            f"{kind}, what goes into the products but the weights",
+            port.ruling(products(rounding, lambda weight: weight)),
+        )
+        whole = port.ruling(products(rounding, rounding, rounding))
+        yield f"{kind}, the products, without the bias", replace(whole, dtype=kind)
+        if all(held(kind, array) for array in port.theirs):
+            weights = port.weighing({name: rounding(array) for name, array in port.weights.items()})
+            in_half = weights.ruling({"*": lambda y, at, rounding=rounding: rounding(y)})
+            yield f"{kind}, every stage", replace(in_half, dtype=kind)
+            alone = port.ruling({"*": lambda y, at, rounding=rounding: rounding(y)})
+            yield f"{kind}, every stage but not the weights", replace(alone, dtype=kind)
+
+
+def tensor_cores(port: Port) -> Ways:
+    yield "rounded", port.ruling(products(tf32, tf32))
+    yield "cut off", port.ruling(products(tf32_cut, tf32_cut))
+
+
+def integers(port: Port) -> Ways:
+    for way, rounding in SCHEMES.items():
+        yield f"{way}", _of_weights(port, rounding, linear_only=True)
+        if port.from_ids:
+            yield f"{way}, tables too", _of_weights(port, rounding)
+    for bits in (8, 7):
+        for way in ("int8, one scale a weight", "int8, one scale a column", "int8, one scale a weight, to 127.5"):
+            of_x = partial(quantised, symmetric=0, bits=bits)
+            yield f"{way}, what goes into them in {bits} bits", port.ruling(products(of_x, SCHEMES[way]))
+
+
+MISTAKES = (
+    Mistake(
+        "half precision",
+        "numbers are rounded to 16 bits on the way; use float32, or compare with --dtype",
+        half_precision,
+    ),
+    Mistake(
+        "tf32 products",
+        "a graphics card rounds what goes into float32 products to 10 bits; switch TF32 off",
+        tensor_cores,
+    ),
+    Mistake(
+        "quantised weights",
+        "weights are rounded to a few steps; compare with --dtype int8 if they are meant to be",
+        integers,
+    ),
+)

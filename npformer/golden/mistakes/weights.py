@@ -1,0 +1,112 @@
+"""Mistakes in weights: read in another layout, left out, or put in another place."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from npformer.checkpoint.tree import parameters
+from npformer.golden.port import Mistake, Port, Ways
+
+MOST = 40  # weights that are tried one by one
+
+
+def each_and_all(port: Port, wrong: Mapping[str, np.ndarray]) -> Ways:
+    for name in list(wrong)[-MOST:]:
+        yield name, port.weighing({name: wrong[name]})
+    if len(wrong) > 1:
+        yield "all of them", port.weighing(wrong)
+
+
+def transposed_weight(port: Port) -> Ways:
+    """Reads the numbers of a weight stored as (out, in) in the order of (in, out)."""
+    known = parameters(port.config)
+    linear = [name for name in (f"{group}.weight" for group in port.groups) if known[name].transposed]
+    wrong = {name: port.weights[name].T.reshape(port.weights[name].shape) for name in linear}
+    yield from each_and_all(port, wrong)
+
+
+def missing_bias(port: Port) -> Ways:
+    yield from each_and_all(port, {name: np.zeros_like(port.weights[name]) for name in _biases(port)})
+
+
+def _biases(port: Port) -> list[str]:
+    return [f"{group}.bias" for group in port.groups if f"{group}.bias" in port.weights]
+
+
+def wrong_bias(port: Port) -> Ways:
+    for way, factor in (("added twice", 2), ("subtracted", -1)):
+        for name, changed in each_and_all(port, {name: factor * port.weights[name] for name in _biases(port)}):
+            yield f"{way}, {name}", changed
+
+
+def layer_weights(port: Port) -> Ways:
+    """Takes a layer's weights from another layer."""
+    count = port.config.n_layers
+    orders = {
+        "in the reverse order": range(count)[::-1],
+        "each has the next one's": [min(i + 1, count - 1) for i in range(count)],
+        "each has the one's before": [max(i - 1, 0) for i in range(count)],
+        "all have the first's": [0] * count,
+        "all have the last's": [count - 1] * count,
+    }
+    if count < 2:
+        return
+    for way, order in orders.items():
+        if list(order) != list(range(count)):
+            yield way, port.weighing(_moved(port, dict(enumerate(order))))
+    layers = sorted({int(stage.split(".")[1]) for stage in port.span if stage.startswith("layers.")})
+    pairs = [(i, j) for i in layers for j in range(count) if i != j]
+    for i, j in sorted(pairs, key=lambda pair: abs(pair[0] - pair[1]))[:MOST]:
+        yield f"layers.{i} has layers.{j}'s", port.weighing(_moved(port, {i: j}))
+        if i < j:
+            yield f"layers.{i} and layers.{j} are exchanged", port.weighing(_moved(port, {i: j, j: i}))
+
+
+def _moved(port: Port, order: Mapping[int, int]) -> dict[str, np.ndarray]:
+    return {
+        name: port.weights[name.replace(f"layers.{i}.", f"layers.{j}.")]
+        for i, j in order.items()
+        for name in port.weights
+        if i != j and name.startswith(f"layers.{i}.")
+    }
+
+
+def exchanged_norms(port: Port) -> Ways:
+    norms = list(dict.fromkeys(name.rpartition(".")[0] for name in port.weights if name.endswith("norm.weight")))
+    within = _exchanged(
+        port, [(f"layers.{i}.attention_norm", f"layers.{i}.ffn_norm") for i in range(port.config.n_layers)]
+    )
+    yield "attention's and the FFN's, in every layer", port.weighing(within)
+    for one in norms:
+        for other in norms:
+            shapes = {port.weights[f"{norm}.weight"].shape for norm in (one, other)}
+            if one in port.span and one != other and len(shapes) == 1 and len(norms) <= MOST:
+                own = {
+                    f"{one}.{part}": port.weights[f"{other}.{part}"]
+                    for part in ("weight", "bias")
+                    if f"{other}.{part}" in port.weights
+                }
+                yield f"{one} has {other}'s", port.weighing(own)
+
+
+def _exchanged(port: Port, pairs: list[tuple[str, str]]) -> dict[str, np.ndarray]:
+    changes: dict[str, np.ndarray] = {}
+    for one, other in pairs:
+        for part in ("weight", "bias"):
+            if f"{one}.{part}" in port.weights:
+                changes |= {
+                    f"{one}.{part}": port.weights[f"{other}.{part}"],
+                    f"{other}.{part}": port.weights[f"{one}.{part}"],
+                }
+    return changes
+
+
+MISTAKES = (
+    Mistake("transposed weight", "numbers stored (out, in) are read as (in, out), or the reverse", transposed_weight),
+    Mistake("missing bias", "a bias is not added", missing_bias),
+    Mistake("wrong bias", "a bias is added once", wrong_bias),
+    Mistake("norms exchanged", "a norm has the weight and bias of another", exchanged_norms),
+    Mistake("weights of another layer", "a layer has the weights that belong to another", layer_weights),
+)
