@@ -21,7 +21,8 @@ from npformer.checkpoint import tree as layout
 from npformer.config import Config
 from npformer.errors import NpformerError
 from npformer.golden.budget import jitter
-from npformer.interpret.trace import TextParts, is_input, post_process
+from npformer.interpret.parts import TextParts, is_input
+from npformer.interpret.trace import post_process
 from npformer.model import Model
 from npformer.runtime.packing import Text
 from npformer.tap import listen
