@@ -32,8 +32,15 @@ def _deprecated() -> None:
     warnings.warn("old", DeprecationWarning, stacklevel=1)
 
 
+class Long(NpformerError):
+    """An error that is not cut."""
+
+    def __str__(self) -> str:
+        return "a" * 2001
+
+
 def _long() -> None:
-    raise NpformerError("a" * 2001)
+    raise Long("a")
 
 
 def _hang() -> None:
