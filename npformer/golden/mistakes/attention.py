@@ -212,6 +212,10 @@ def other_softmax(port: Port) -> Ways:
         yield way, port.ruling(of_scores(formula))
 
 
+def _hidden(scores: np.ndarray, seen: np.ndarray, low: float) -> np.ndarray:
+    return np.where(seen, scores, low)
+
+
 def causal(port: Port) -> Ways:
     pictures: dict[str, Callable[[int], np.ndarray]] = {
         "a token sees itself and earlier ones": lambda n: np.tri(n, dtype=bool),
@@ -224,7 +228,7 @@ def causal(port: Port) -> Ways:
         low = -np.inf if picture(3).any(-1).all() else -1e9
         yield (
             way,
-            port.ruling(of_scores(lambda x, picture=picture, low=low: softmax(np.where(picture(x.shape[-1]), x, low)))),
+            port.ruling(of_scores(lambda x, picture=picture, low=low: softmax(_hidden(x, picture(x.shape[-1]), low)))),
         )
     yield "applied after the softmax", port.ruling(of_scores(lambda x: np.tril(softmax(x))))
     yield "-10000 added to what is seen", port.ruling(of_scores(lambda x: softmax(x - 1e4 * np.tri(x.shape[-1]))))
