@@ -83,7 +83,9 @@ def read_text(path: Path, limits: Limits = LIMITS) -> str:
 def read_json(path: Path, limits: Limits = LIMITS, limit: str = "json") -> dict[str, Any]:
     """Reads a JSON file that holds an object, if it has no more bytes than the limit of this name."""
     try:
-        data = json.loads(read_bytes(path, limit, limits).decode("utf-8"))
+        data = json.loads(text := read_bytes(path, limit, limits).decode("utf-8"))
+        if re.search(r"\\u[dD][89a-fA-F]", text):
+            json.dumps(data, ensure_ascii=False).encode()  # fails for half of a surrogate pair, which is no text
     except NpformerError:
         raise
     except (ValueError, RecursionError) as error:

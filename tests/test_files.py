@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from npformer.errors import NpformerError
-from npformer.files import as_given, new_folder, open_file, read_text, written_whole
+from npformer.files import as_given, new_folder, open_file, read_json, read_text, written_whole
 
 ROOT = Path(__file__).parents[1]
 
@@ -296,3 +296,12 @@ def test_a_text_that_is_not_utf_8_is_named(tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(b"a\xff")
     with pytest.raises(NpformerError, match=r"a: not UTF-8 \(byte 1\)"):
         read_text(tmp_path / "a")
+
+
+def test_half_of_a_surrogate_pair_in_json_is_refused(tmp_path: Path) -> None:
+    """What is read from it could not be written again; a whole pair is a character."""
+    (tmp_path / "whole.json").write_text(r'{"a": "\ud83d\ude00"}')
+    assert read_json(tmp_path / "whole.json") == {"a": "\U0001f600"}
+    (tmp_path / "half.json").write_text(r'{"a": "\ud83d"}')
+    with pytest.raises(NpformerError, match=r"half.json: not JSON: .*surrogate"):
+        read_json(tmp_path / "half.json")

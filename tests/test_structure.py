@@ -121,6 +121,10 @@ OPENS = {
     "npformer.checkpoint.load": "where pip says the package came from",
     "npformer.runtime.threads": "the kernel's",
     "npformer.view.page": "the package's own",
+    "npformer.cli.serve": "the file of a key that a user names",
+    "npformer.dataset.formats": "a run's parts",
+    "npformer.dataset.manifest": "a run's manifest",
+    "npformer.dataset.mapping": "a run's output",
 }
 
 

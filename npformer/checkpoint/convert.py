@@ -7,6 +7,7 @@ half-written.
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -90,5 +91,6 @@ def convert(
             if (src / name).exists():
                 (folder / name).parent.mkdir(exist_ok=True)
                 with open_file(src / name) as source, open(folder / name, "wb") as copy:
+                    limits.check("json", os.fstat(source.fileno()).st_size, src / name)
                     shutil.copyfileobj(source, copy)
     return dst

@@ -9,6 +9,7 @@ the bytes that the records describe.
 from __future__ import annotations
 
 import pickletools
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, BinaryIO
 
@@ -64,6 +65,7 @@ _LITERALS = {
     "BINUNICODE", "SHORT_BINUNICODE", "BINUNICODE8", "BINSTRING", "SHORT_BINSTRING",
 }  # fmt: skip
 _MARK = object()
+OPCODES = {each.code: each for each in pickletools.opcodes}
 _CONSTANTS = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False}
 
 
@@ -77,17 +79,36 @@ def read_pickle(file: BinaryIO, limits: Limits = LIMITS) -> Any:
     """
     machine = _Machine()
     try:
-        for count, (instruction, argument, _) in enumerate(pickletools.genops(file)):
-            if instruction.name == "STOP":
+        for count, (instruction, argument) in enumerate(_instructions(file)):
+            if instruction == "STOP":
                 return machine.pop()
             if count > limits.pickle:
                 limits.check("pickle", count, "instructions of the pickle")
-            machine.run(instruction.name, argument)
+            machine.run(instruction, argument)
     except NpformerError:
         raise
     except (ValueError, TypeError, IndexError, KeyError, MemoryError) as error:
         raise NpformerError(f"the pickle is corrupt ({type(error).__name__}: {error!s:.100})") from None
     raise NpformerError("the pickle is corrupt: it has no end")
+
+
+def _instructions(file: BinaryIO) -> Iterator[tuple[str, Any]]:
+    """Yields each instruction's name and argument.
+
+    Arguments that end with their line belong to protocol 0, but for the two of GLOBAL. Those are read here, because
+    pickletools decodes escapes in them, and Python warns of a wrong one.
+    """
+    while code := file.read(1):
+        instruction = OPCODES.get(code.decode("latin-1"))
+        if instruction is None:
+            raise NpformerError(f"the pickle is corrupt: {code!r} is no instruction")
+        name, argument = instruction.name, instruction.arg
+        if name == "GLOBAL":
+            yield name, " ".join(file.readline().decode().removesuffix("\n") for _ in range(2))
+        elif argument is not None and argument.n == pickletools.UP_TO_NEWLINE:
+            raise NpformerError(f"the pickle holds the instruction {name}, which is not allowed")
+        else:
+            yield name, argument.reader(file) if argument is not None else None
 
 
 class _Machine:

@@ -6,7 +6,7 @@ golden record TEXT ... -o FILE      every stage of the texts, its float64 truth,
 golden record --tiny FAMILY -o DIR  a tiny random model with its golden file,
                                     the same every time
 golden compare FILE THEIRS          THEIRS is a .safetensors or .npz file of the
-                                    port's arrays, or a folder of its weights; or
+                                    port's arrays or a folder of its weights; or
                                     --torch MODEL
 """
 

@@ -17,8 +17,8 @@ EPILOG = f"""Requests of strangers are computed together, and each gets the answ
 would get alone. GET /docs lists the routes. SIGTERM stops: what has been
 accepted is answered, then the exit code is 0.
 
-An API key is read from the environment's {KEY} or from a file, because
-the arguments of a process can be seen by every user of a machine.
+An API key is read from the variable {KEY} or from a file, as the
+arguments of a process can be seen by every user of a machine.
 
 example:
   npformer serve distilbert-sst2 --port 8123"""

@@ -8,12 +8,9 @@ from __future__ import annotations
 
 import datetime
 import decimal
-import glob
 import json
 import math
 import os
-import shutil
-import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -25,6 +22,7 @@ import pyarrow.parquet
 
 from npformer.dataset.formats import DELIMITERS, KNOWN, Format, as_list, explained, format_of
 from npformer.errors import NpformerError
+from npformer.locks import LOCK, clear_partial, in_use
 
 GROUP = 2**24  # bytes that are gathered for one group of rows of a Parquet file
 
@@ -56,7 +54,7 @@ class Sink:
         """Raises NpformerError if there is something at the output's place that no earlier run made."""
         if self.manifest.exists():
             return
-        begun = ("_lock", f".{self.manifest.name}.")  # all that a run has that was killed before it had a manifest
+        begun = (LOCK, f".{self.manifest.name}.")  # all that a run has that was killed before it had a manifest
         taken = self.path.is_dir() and any(not each.name.startswith(begun) for each in self.path.iterdir())
         if taken if self.form is None else os.path.lexists(self.path):
             raise NpformerError(
@@ -65,47 +63,21 @@ class Sink:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Holds the output for this run alone. Raises NpformerError if another run has it."""
+        """Holds the output for this run alone, and clears what a killed run was writing.
+
+        Raises NpformerError if another run has it.
+        """
         with explained(self.path):
             self.check_new()
             self.parts.mkdir(exist_ok=True)
-            lock = self.parts / "_lock"
-            descriptor = _hold(lock)
-        if descriptor is None:
-            raise NpformerError(f"{self.path}: another run writes it at this moment; wait for its end")
         try:
-            beside = f".{glob.escape(self.manifest.name)}.*.partial"
-            for stale in (*self.parts.glob(".*.partial"), *self.manifest.parent.glob(beside)):
-                shutil.rmtree(stale, ignore_errors=True)  # left by a run that was killed
-            yield
+            with in_use(self.parts):
+                clear_partial(self.parts)
+                clear_partial(self.manifest.parent, self.manifest.name)
+                yield
         finally:
-            lock.unlink(missing_ok=True)
-            os.close(descriptor)
             with suppress(OSError):  # it is not empty
                 self.parts.rmdir()
-
-
-def _hold(lock: Path) -> int | None:
-    """Opens and locks a file until the descriptor is closed or the process ends; None if another has it."""
-    while True:
-        descriptor = os.open(lock, os.O_RDWR | os.O_CREAT, 0o666)
-        try:
-            if sys.platform == "win32":
-                import msvcrt
-
-                msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)
-            else:
-                import fcntl
-
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if os.path.samestat(os.fstat(descriptor), os.stat(lock)):
-                return descriptor
-        except (BlockingIOError, PermissionError):  # held by another
-            os.close(descriptor)
-            return None
-        except FileNotFoundError:
-            pass
-        os.close(descriptor)  # the run that held it has removed it at its end: this is not the file of that name
 
 
 # --- writing ---------------------------------------------------------------------------------------------------------

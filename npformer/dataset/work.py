@@ -24,6 +24,7 @@ from npformer.dataset.columns import results
 from npformer.dataset.formats import as_list
 from npformer.encoder import encoder_layer
 from npformer.errors import NpformerError
+from npformer.files import read_bytes
 from npformer.generation.settings import resolve
 from npformer.model import Seq2Seq
 from npformer.runtime.runner import Runner
@@ -65,7 +66,7 @@ def _tokenizer(task: Task) -> str:
         digest.update(tokenizer.to_str().encode())
     elif folder is not None:
         for path in sorted(each for each in folder.iterdir() if each.suffix in (".json", ".spm")):
-            digest.update(f"{path.name} ".encode() + path.read_bytes())
+            digest.update(f"{path.name} ".encode() + read_bytes(path, "vocabulary", task.model.limits))
     return digest.hexdigest()
 
 

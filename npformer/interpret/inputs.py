@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from npformer.checks import shown
 from npformer.errors import NpformerError
 from npformer.generation import generate
 from npformer.model import Model, Seq2Seq
@@ -53,7 +54,7 @@ def pair_of(model: Seq2Seq, given: Any) -> tuple[tuple[Text, Text], list[str], l
     that token i + 1 was chosen from. Raises NpformerError for a pair of texts, or a text without a token.
     """
     if isinstance(given, tuple) and not isinstance(given, Pair):
-        source, target = (each if isinstance(each, Text) else Text(np.asarray(each, np.int64)) for each in given)
+        source, target = (each if isinstance(each, Text) else Text(_ids(each)) for each in given)
     else:
         source = Text(_source(model, given))
         if not len(source):
@@ -63,9 +64,20 @@ def pair_of(model: Seq2Seq, given: Any) -> tuple[tuple[Text, Text], list[str], l
     return (source, target), _tokens(model, target.ids, is_source=False), _tokens(model, source.ids, is_source=True)
 
 
+def _ids(given: Any) -> np.ndarray:
+    """Reads token ids, a sequence of whole numbers."""
+    try:
+        ids = np.asarray(given)
+    except ValueError:  # lists of other lengths
+        ids = np.zeros((1, 1))
+    if ids.ndim != 1 or (ids.size and ids.dtype.kind not in "iu"):
+        raise NpformerError(f"expected token ids, a sequence of whole numbers, got {shown(given)}")
+    return ids.astype(np.int64)
+
+
 def _source(model: Seq2Seq, given: Any) -> np.ndarray:
     if isinstance(given, (list, np.ndarray)):
-        return np.asarray(given, np.int64)
+        return _ids(given)
     text = as_text_or_pair(given)
     if isinstance(text, Pair):
         raise NpformerError(

@@ -89,7 +89,7 @@ class Checkpoints:
                 raise NpformerError(f"{path}: belongs to a run with another recipe, model or data; give another folder")
             try:
                 for name, array in self.weights.flat.items():
-                    array[...] = arrays[f"w.{name}"]
+                    array[...] = _of_shape(arrays[f"w.{name}"], array)
                 self.optimiser.restore(arrays)
                 for name, value in asdict(State(**json.loads(metadata["state"]))).items():
                     setattr(state, name, value)
@@ -110,7 +110,8 @@ class Checkpoints:
             arrays, _ = load_arrays(self.folder / name)
             try:
                 for key, array in self.weights.flat.items():
-                    array[...] = arrays[key] if count == 0 else array + arrays[key]
+                    kept = _of_shape(arrays[key], array)
+                    array[...] = kept if count == 0 else array + kept
             except (KeyError, ValueError) as error:
                 raise NpformerError(f"{self.folder / name}: not this run's weights: {error!s:.200}") from None
         for array in self.weights.flat.values():
@@ -142,3 +143,10 @@ def _bytes(value: Any) -> Iterator[bytes]:
         yield b"]"
     else:
         yield repr(value).encode() + b","
+
+
+def _of_shape(stored: np.ndarray, weight: np.ndarray) -> np.ndarray:
+    """Checks the shape, as NumPy would repeat an array that has less."""
+    if stored.shape != weight.shape:
+        raise ValueError(f"expected weights of {weight.shape}, got {stored.shape}")
+    return stored

@@ -66,7 +66,7 @@ def test_a_run_that_goes_on_ends_with_the_same_bytes(sink, classify, source, tmp
             with pytest.raises(Broken):
                 run(classify, source, tmp_path / f"{parts}" / sink)
         assert len(list((tmp_path / f"{parts}").rglob("part-*"))) == parts
-        assert not list((tmp_path / f"{parts}").rglob("_lock"))
+        assert not list((tmp_path / f"{parts}").rglob(".in-use"))
         with monkeypatch.context() as patch:
             breaking_after(5 - parts, patch)  # no part is made twice
             assert run(classify, source, tmp_path / f"{parts}" / sink) == whole
@@ -163,7 +163,7 @@ def test_a_run_of_another_machine_goes_on_with_a_warning(classify, source, tmp_p
 
 def test_a_second_run_on_one_output_is_told(classify, source, tmp_path):
     for sink in (tmp_path / "out.csv", tmp_path / "out"):
-        with Sink(sink, source).locked(), pytest.raises(NpformerError, match="another run writes it"):
+        with Sink(sink, source).locked(), pytest.raises(NpformerError, match="in use by process"):
             map(classify, source, sink, column="text")
         map(classify, source, sink, column="text")
 

@@ -48,18 +48,38 @@ def test_moments_that_no_training_gives_are_refused(name: str, value: np.ndarray
         adam.restore({**adam.state(), name: value})
 
 
-def test_a_history_whose_rows_lack_the_score_is_no_error_in_a_training(tmp_path: Path) -> None:
+def written(folder: Path) -> Path:
+    """The checkpoint of a training that was broken off in this folder."""
     for name, data in records.state().items():
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_bytes(data)
-    path = tmp_path / "training" / "last.safetensors"
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_bytes(data)
+    return folder / "training" / "last.safetensors"
+
+
+def resumed(path: Path) -> list[dict[str, Any]]:
+    """Goes on with the training of a checkpoint: its history."""
+    weights = Trainable(corpus.weights(records.config()), records.config())
+    run = Trainer(HeadLoss(records.config()), weights, records.RECIPE, path.parent)
+    return run.train(records.EXAMPLES, lambda epoch: {"accuracy": 0.5})
+
+
+def test_weights_of_another_shape_are_refused(tmp_path: Path) -> None:
+    """NumPy would repeat one number for a whole weight."""
+    path = written(tmp_path)
+    arrays, metadata = load_arrays(path)
+    name = next(each for each in arrays if each.startswith("w."))
+    save_arrays(path, {**arrays, name: arrays[name].ravel()[:1]}, metadata)
+    with pytest.raises(npformer.NpformerError, match="expected weights of"):
+        resumed(path)
+
+
+def test_a_history_whose_rows_lack_the_score_is_no_error_in_a_training(tmp_path: Path) -> None:
+    path = written(tmp_path)
     arrays, metadata = load_arrays(path)
     state = json.loads(metadata["state"])
     del state["history"][0]["accuracy"]
     save_arrays(path, arrays, {**metadata, "state": json.dumps(state)})
-    weights = Trainable(corpus.weights(records.config()), records.config())
-    run = Trainer(HeadLoss(records.config()), weights, records.RECIPE, path.parent)
-    assert len(run.train(records.EXAMPLES, lambda epoch: {"accuracy": 0.5})) == 3
+    assert len(resumed(path)) == 3
 
 
 def test_a_trace_whose_logits_are_not_its_labels_is_refused(tmp_path: Path) -> None:
