@@ -118,7 +118,7 @@ def other_ids(port: Port) -> Ways:
     }
     for way, change in changes.items():
         yield way, port.reading([replace(text, ids=change(text.ids)) for text in port.texts])
-    if port.stage == "embeddings.token":
+    if port.stage == "embeddings.token" and list(map(len, port.texts)) == list(map(len, port.theirs)):  # not padded
         rows = port.weights["embeddings.token.weight"].astype(np.float64)
         sizes = np.vecdot(rows, rows)  # |e - row|^2 is smallest where |row|^2 / 2 - e row is
         ids = [np.argmin(sizes / 2 - array @ rows.T, axis=-1) for array in port.theirs]
