@@ -185,6 +185,7 @@ class App:
         try:
             async for piece in reply.pieces:
                 yield piece
+                await asyncio.sleep(0)  # others' turn, and the time to notice that the client has left
         except Exception as error:  # the status has been sent, so the error is the last event
             log.error("a stream ended early: %s", place_of(error))
             if reply.media_type == "text/event-stream":
