@@ -34,6 +34,7 @@ from tests.oracle.planted_in_torch import (
     query_and_key_swapped,
     replace_activation,
     segments_ignored,
+    softmax_over_heads,
     softmax_over_queries,
     tanh_gelu,
     transposed_wide_weight,
@@ -101,7 +102,8 @@ def test_a_planted_mistake_is_named(plant: Plant, torch_model: Any, recorded: go
     name, stage = PLANTED[plant]
     assert comparison.first.stage == stage, f"{diagnosis}\n{comparison}"
     assert name in diagnosis.causes, f"{diagnosis}\n{comparison}"
-    assert not any("none of the known mistakes" in str(each) for each in diagnosis.then), f"{diagnosis}"
+    if plant is not softmax_over_heads:  # with it padding has weights too, which the context then shows
+        assert not any("none of the known mistakes" in str(each) for each in diagnosis.then), f"{diagnosis}"
     with pytest.raises(AssertionError, match="the first stage that diverges"):
         golden.assert_close(recorded, torch_model)
 
