@@ -23,7 +23,7 @@ def set_up() -> None:
     """Makes Ctrl-C end the process silently, and opens the standard streams that are closed."""
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # not in a background job, which ignores it
         signal.signal(signal.SIGINT, _leave)
-        sys.unraisablehook = _unraisable
+        sys.unraisablehook, sys.excepthook = _unraisable, _uncaught
     _open_streams()
 
 
@@ -77,6 +77,12 @@ def _unraisable(error: Any) -> None:
     if issubclass(error.exc_type, KeyboardInterrupt):
         _leave()
     sys.__unraisablehook__(error)
+
+
+def _uncaught(kind: Any, error: Any, traceback: Any) -> None:
+    """Keeps quiet about an interrupt: NumPy's compiled parts print one that comes while they are imported."""
+    if not issubclass(kind, KeyboardInterrupt):
+        sys.__excepthook__(kind, error, traceback)
 
 
 def _open_streams() -> None:

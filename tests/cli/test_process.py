@@ -216,6 +216,18 @@ def test_ctrl_c_at_any_time_ends_quietly(name, models, tmp_path):
     assert codes[0] == 128 + signal.SIGINT
 
 
+def test_an_interrupt_that_compiled_code_prints_is_not_shown():
+    """NumPy's `import_array` calls PyErr_Print, and that the hook, for what ends the import of `numpy`."""
+    code = (
+        "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        "from npformer.cli.process import set_up; set_up()\n"
+        "sys.excepthook(KeyboardInterrupt, KeyboardInterrupt(), None)\n"
+        "sys.excepthook(ValueError, ValueError('shown'), None)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], env=ENVIRONMENT, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "ValueError: shown\n")
+
+
 def test_a_background_job_ignores_ctrl_c(way, models, tmp_path):
     """A shell starts it with SIGINT ignored, and so it stays."""
     code, output, said = shell('trap "" INT; "$@"', way, ["classify", TEXT], models, tmp_path)
