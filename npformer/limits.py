@@ -46,7 +46,8 @@ class Limits:
     growth : int, times that a tokenizer may make a text longer, by the worst case of its parts
         SentencePiece's own tokenizers reach 72, by a rare Arabic character that stands for eighteen.
     characters : int, characters of a text
-        A million take up to 3 s and 600 MB to tokenize; a text to cut takes a block of them at a time.
+        A million take up to 3 s and 600 MB to tokenize at once. A text to cut takes a block of them at a time, and one
+        in windows 100 MB, where the tokenizer can be given a text in blocks; BERT's and GPT-2's can.
 
     Examples
     --------

@@ -7,7 +7,7 @@ refused; `was_cut` words every warning. Cuts are the same as in Transformers, so
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
@@ -22,6 +22,7 @@ from npformer.text.borders import BLOCK, Borders
 from npformer.text.inputs import Pair, as_text_or_pair
 from npformer.text.tokenizer import longest_text
 from npformer.text.translation_tokenizer import LANGUAGE
+from npformer.text.windows import Tokens, tokens_of_blocks, windows, with_special_tokens
 
 if TYPE_CHECKING:
     from tokenizers import Encoding
@@ -50,7 +51,7 @@ class Encoded:
     texts: list[Text]  # the pieces, for the model
     n_tokens: int  # of the whole text, including special tokens
     truncated: bool = False
-    pieces: list[Encoding] = field(default_factory=list)  # the tokenizer's record of each piece; empty for a source
+    pieces: list[Encoding | Tokens] = field(default_factory=list)  # tokens of each piece; empty for a source
     starts: list[int] = field(default_factory=lambda: [0])  # the place of each piece's first token in the whole text
 
     def rows(self) -> list[slice]:
@@ -108,7 +109,7 @@ class Encoder:
     ) -> list[Encoded | NpformerError]:
         """Encodes like `read`, with an error in place of each text that does not fit."""
         encoded: list[Encoded | NpformerError | None] = [
-            self._try(self._begun, each, cut, limit) if long == "truncate" else None for each in given
+            self._try(self._in_blocks, each, long, cut, limit, stride) for each in given
         ]
         rest = [i for i, each in enumerate(encoded) if each is None]
         for i, whole in zip(rest, self._wholes([given[i] for i in rest]), strict=True):
@@ -129,15 +130,20 @@ class Encoder:
             return list(self.tokenizer.encode_batch(given))
         return [self._try(self._whole, each, True) for each in given]
 
+    def _in_blocks(
+        self, given: str | Pair, long: str, cut: str, limit: int | None, stride: int | None
+    ) -> Encoded | None:
+        """Encodes a text of many characters block by block; None for others, and if the tokenizer does not allow it."""
+        if max(map(len, _texts(given))) <= BLOCK or not self.borders.at_spaces or long == "error":
+            return None
+        return self._begun(given, cut, limit) if long == "truncate" else self._in_windows(given, cut, limit, stride)
+
     def _begun(self, given: str | Pair, cut: str, limit: int | None) -> Encoded | None:
         """Encodes the beginning of a text that will be cut, in constant memory; None for a text that is not so long.
 
         All tokens are counted, block by block, but those of the end of a text that is longer than the limit.
         """
-        texts = [given] if isinstance(given, str) else list(given)
-        if max(map(len, texts)) <= BLOCK or not self.borders.at_spaces:
-            return None
-        texts = [self._within(text) for text in texts]
+        texts = [self._within(text) for text in _texts(given)]
         if all(next(self.borders.blocks(text), (0, 0))[1] == len(text) for text in texts):
             return None  # nothing is gained
         limit = min(limit or self.limit, self.limit)
@@ -167,7 +173,7 @@ class Encoder:
 
     def _check_length(self, given: str | Pair) -> NpformerError | None:
         """Returns the error for a text with more characters than the limit."""
-        for text in [given] if isinstance(given, str) else given:
+        for text in _texts(given):
             if len(text) > self.limits.characters:
                 return self._try(self.limits.check, "characters", len(text), "characters of a text")
         return None
@@ -179,7 +185,7 @@ class Encoder:
             return given
         warn_of_cuts({"input 0": encoded.n_tokens}, 1, self.limit)
         kept = []
-        for number, text in enumerate([given] if isinstance(given, str) else given):
+        for number, text in enumerate(_texts(given)):
             whole = self._whole(self._within(text), special=False)
             count = encoded.pieces[0].sequence_ids.count(number)
             words = whole.word_ids
@@ -198,29 +204,64 @@ class Encoder:
         if long == "error":
             most = f"the model takes {limit}" if limit == self.limit else f"at most {limit} are wanted"
             raise NpformerError(f"{n_tokens} tokens, and {most}; long='truncate' reads the first, long='window' all")
-        texts = [self._whole(each, special=False) for each in ([given] if isinstance(given, str) else given)]
-        room = limit - self.tokenizer.num_special_tokens_to_add(len(texts) == 2)
-        if room < 1:
-            raise NpformerError(f"limit: {limit} tokens leave no room for text beside the special tokens")
-        if long == "truncate":
-            for text, length in zip(texts, _lengths([len(each) for each in texts], room, cut), strict=True):
-                text.truncate(length)
-            return self._encoded([self.tokenizer.post_process(*texts)], n_tokens, truncated=True)
-        return self._windows(texts, n_tokens, room, stride, cut)
+        if long == "window":
+            return self._in_windows(given, cut, limit, stride)
+        texts = [self._whole(each, special=False) for each in _texts(given)]
+        room = self._room(limit, len(texts))
+        for text, length in zip(texts, _lengths([len(each) for each in texts], room, cut), strict=True):
+            text.truncate(length)
+        return self._encoded([self.tokenizer.post_process(*texts)], n_tokens, truncated=True)
 
-    def _windows(self, texts: list[Encoding], n_tokens: int, room: int, stride: int | None, cut: str) -> Encoded:
-        """Reads one text in windows that share `stride` tokens; a pair's other text stands whole beside each window."""
-        moving = _giving_way([len(text) for text in texts], cut)
-        width = room - sum(len(text) for i, text in enumerate(texts) if i != moving)
+    def _in_windows(self, given: str | Pair, cut: str, limit: int | None, stride: int | None) -> Encoded:
+        """Reads a text in windows that share `stride` tokens; a pair's other text stands whole beside each window.
+
+        The tokenizer reads block by block where it can.
+        """
+        if too_long := self._check_length(given):
+            raise too_long
+        limit, texts = min(limit or self.limit, self.limit), _texts(given)
+        tokens = [tokens_of_blocks(self._read_blocks(text)) for text in texts]
+        room = self._room(limit, len(texts))
+        lengths = [len(each) for each in tokens]
+        n_tokens = sum(lengths) + limit - room
+        if n_tokens <= limit:
+            return self._encoded([self._whole(given, special=True)], n_tokens)
+        moving = _giving_way(lengths, cut)
+        others = sum(lengths) - lengths[moving]
+        width = room - others
         if width < 1:
-            raise NpformerError(f"one text of the pair has {room - width} tokens, which leaves no room for the other")
+            raise NpformerError(f"one text of the pair has {others} tokens, which leaves no room for the other")
         stride = width // 4 if stride is None else stride
         if not 0 <= stride < width:
             raise NpformerError(f"stride: windows of {width} tokens can share 0 to {width - 1}, not {stride}")
-        texts[moving].truncate(width, stride=stride)
-        windows = [texts[moving], *texts[moving].overflowing]
-        pieces = [self.tokenizer.post_process(*texts[:moving], window, *texts[moving + 1 :]) for window in windows]
-        return self._encoded(pieces, n_tokens, starts=[i * (width - stride) for i in range(len(pieces))])
+        frame = Tokens.of(self.tokenizer.post_process(*map(self._first_token, texts)))
+        pieces, starts = [], []
+        for start, window in windows(tokens[moving], width, stride):
+            pieces.append(with_special_tokens(frame, [*tokens[:moving], window, *tokens[moving + 1 :]]))
+            starts.append(start)
+        return self._encoded(pieces, n_tokens, starts=starts)
+
+    def _read_blocks(self, text: str) -> Iterator[tuple[int, int, Encoding]]:
+        """Yields a text's blocks: the character that one is read from, its first character, and the tokens.
+
+        It is read from the character before, because a tokenizer may treat the space that a text begins with
+        differently from others.
+        """
+        for first, end in self.borders.blocks(text) if len(text) > BLOCK else [(0, len(text))]:
+            start = max(first - 1, 0)
+            yield start, first, self._whole(text[start:end], special=False)
+
+    def _first_token(self, text: str) -> Encoding:
+        some = next((block for _, _, block in self._read_blocks(text) if len(block)), self._whole("", special=False))
+        some.truncate(1)
+        return some
+
+    def _room(self, limit: int, n_texts: int) -> int:
+        """The tokens of a piece beside the special tokens."""
+        room = limit - self.tokenizer.num_special_tokens_to_add(n_texts == 2)
+        if room < 1:
+            raise NpformerError(f"limit: {limit} tokens leave no room for text beside the special tokens")
+        return int(room)
 
     def _whole(self, given: str | Pair, special: bool) -> Encoding:
         if too_long := self._check_length(given):
@@ -229,13 +270,17 @@ class Encoder:
         encoding: Encoding = self.tokenizer.encode(first, second, add_special_tokens=special)
         return encoding
 
-    def _encoded(self, pieces: list[Encoding], n_tokens: int, **more: Any) -> Encoded:
-        return Encoded([self._text(piece) for piece in pieces], n_tokens, pieces=pieces, **more)
+    def _encoded(self, pieces: Sequence[Encoding | Tokens], n_tokens: int, **more: Any) -> Encoded:
+        return Encoded([self._text(piece) for piece in pieces], n_tokens, pieces=list(pieces), **more)
 
-    def _text(self, piece: Encoding) -> Text:
+    def _text(self, piece: Encoding | Tokens) -> Text:
         """The model's input for a piece."""
         segments = np.array(piece.type_ids, np.int64) if self.has_segments else None
         return Text(np.array(piece.ids, np.int64), segments)
+
+
+def _texts(given: str | Pair) -> list[str]:
+    return [given] if isinstance(given, str) else list(given)
 
 
 def _giving_way(lengths: Sequence[int], cut: str) -> int:

@@ -86,6 +86,53 @@ def test_a_text_that_is_read_in_blocks_gives_the_tokens_of_the_whole(
     alike()
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_windows_that_are_read_in_blocks_are_those_of_the_tokenizers_library(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, tokenizer = encoder(KINDS[kind]()), KINDS[kind]()
+
+    @settings(max_examples=150, deadline=None)
+    @given(
+        first=TEXTS,
+        second=st.sampled_from(["", "ice", "e\u0301 1st"]),
+        stride=st.integers(0, 5),
+        block=st.integers(1, 30),
+    )
+    def alike(first: str, second: str, stride: int, block: int) -> None:
+        text = Pair(first, second) if second else first
+        with monkeypatch.context() as patch:
+            patch.setattr(borders, "BLOCK", block)
+            patch.setattr(encoding, "BLOCK", block)
+            (found,) = made.read([text], "window", "first", None, stride)
+        whole = tokenizer.encode(*text) if second else tokenizer.encode(text)
+        expected = [whole]
+        if len(whole) > 20:
+            texts = [
+                tokenizer.encode(each, add_special_tokens=False) for each in ([first, second] if second else [first])
+            ]
+            texts[0].truncate(20 - (len(whole) - len(texts[0])), stride=stride)
+            expected = [texts[0], *texts[0].overflowing]
+            if kind != "bytes":  # whose post-processor only moves offsets, and has done so
+                expected = [tokenizer.post_process(each, *texts[1:]) for each in expected]
+            elif second:
+                return
+        assert found.n_tokens == len(whole)
+        for one, other in zip(found.pieces, expected, strict=True):
+            for name in ("ids", "tokens", "offsets", "type_ids", "special_tokens_mask", "sequence_ids"):
+                assert getattr(one, name) == getattr(other, name)
+            for i in range(len(one)):
+                word, source = one.token_to_word(i), one.sequence_ids[i]
+                assert (word is None) == (other.token_to_word(i) is None)
+                if word is not None:
+                    expected_word = other.word_to_chars(other.token_to_word(i), source)
+                    assert one.word_to_chars(word, source) == expected_word
+        if not second:
+            assert sum(each.stop - each.start for each in found.rows()) == len(whole)
+
+    alike()
+
+
 def test_blocks_cover_a_text_and_end_at_borders() -> None:
     found = Borders(bert(True))
     text = "ice cream \u6211\u7231\u51b0 " * 5000
@@ -159,7 +206,7 @@ def test_the_limit_is_of_every_way_to_read_a_text(tmp_path: Path) -> None:
     assert classify("ice " * 24)["label"] in model.config.labels
 
 
-def test_a_long_text_is_cut_in_constant_memory() -> None:
+def test_a_long_text_takes_little_memory() -> None:
     """Python's part of it; the library's is measured by hand, and is that of a block."""
     made = encoder(bert(True))
     peaks = []
@@ -170,4 +217,8 @@ def test_a_long_text_is_cut_in_constant_memory() -> None:
         peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
     assert peaks[1] < peaks[0] + 10**6
+    tracemalloc.start()
+    (found,) = made.read([text], "window")
+    assert tracemalloc.get_traced_memory()[1] < 200 * found.n_tokens + 10**7  # arrays, and the lists of a block
+    tracemalloc.stop()
     assert isinstance(made.read(["ice"])[0].texts[0].ids, np.ndarray)
