@@ -174,7 +174,7 @@ def masked_softmax(scores: np.ndarray, mask: np.ndarray, terms: int = TERMS) -> 
     weights = np.where(admitted, scores, -np.inf).astype(scores.dtype, copy=False)
     if not every_row:
         weights = np.where(seen, weights, 0).astype(scores.dtype, copy=False)
-    with np.errstate(invalid="ignore", under="ignore"):
+    with np.errstate(over="ignore", invalid="ignore", under="ignore"):
         weights -= weights.max(axis=-1, keepdims=True)
         np.exp(weights, out=weights)
         weights /= sum_in_order(weights, terms=terms)

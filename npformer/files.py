@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import itertools
 import json
 import os
 import re
@@ -17,6 +18,8 @@ from typing import Any, BinaryIO
 from npformer.errors import NpformerError
 from npformer.limits import LIMITS, Limits
 from npformer.locks import partial_folder
+
+LINE = 2**24  # most bytes of a line that is a text, or a row of a table
 
 
 def open_file(path: str | Path) -> BinaryIO:
@@ -70,6 +73,19 @@ def read_bytes(path: str | Path, limit: str, limits: Limits = LIMITS) -> bytes:
             return file.read()
         except OSError as error:
             raise NpformerError(f"{path}: {error.strerror or error}") from None
+
+
+def lines_of(file: Any, where: str | Path) -> Iterator[tuple[int, bytes]]:
+    """Yields the lines of an open file, with their numbers; a file without line ends is no list of texts or rows."""
+    for number in itertools.count(1):
+        line = file.readline(LINE + 1)
+        if len(line) > LINE:
+            raise NpformerError(
+                f"{where}:{number}: a line of more than {LINE} bytes; expected a text or a row in a line"
+            )
+        if not line:
+            return
+        yield number, line
 
 
 def read_text(path: Path, limits: Limits = LIMITS) -> str:

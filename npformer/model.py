@@ -44,15 +44,18 @@ class Output(dict[str, np.ndarray]):
             raise AttributeError(f"the model's answers are {', '.join(self)}, not {name}") from None
 
 
-def expect_finite(answers: Sequence[Mapping[str, np.ndarray]]) -> None:
-    """Raises NpformerError if an answer is NaN or infinite, unless someone listens, who may want to see where."""
+def expect_finite(answers: Sequence[Mapping[str, np.ndarray]], of: str = "text") -> None:
+    """Raises NpformerError if an answer is NaN or infinite, unless someone listens, who may want to see where.
+
+    of: what the answers are of.
+    """
     if listening():
         return
     for index, answer in enumerate(answers):
         for name, array in answer.items():
             if not np.isfinite(array).all():
                 raise NpformerError(
-                    f"text {index}: its {name} are not finite, because numbers on the way to them were too large for "
+                    f"{of} {index}: its {name} are not finite, because numbers on the way to them were too large for "
                     f"{array.dtype} or weights are damaged; npformer.trace shows the first stage that is not finite"
                 )
 

@@ -15,9 +15,8 @@ from typing import Any, BinaryIO
 
 from npformer.cli.process import complain
 from npformer.errors import NpformerError
+from npformer.files import LINE, lines_of
 from npformer.text.inputs import Pair
-
-LONGEST = 2**24  # most bytes of a line: a file without line ends is no list of texts
 
 
 @dataclass
@@ -69,13 +68,13 @@ def read_file(name: str) -> str:
     """Reads a whole file, which may be a pipe, as one text."""
     try:
         with open(name, encoding="utf-8-sig") as file:
-            text = file.read(LONGEST + 1)
+            text = file.read(LINE + 1)
     except OSError as error:
         raise NpformerError(f"{name}: {error.strerror or error}") from None
     except UnicodeDecodeError as error:
         raise NpformerError(f"{name}: not UTF-8 (byte {error.start})") from None
-    if len(text) > LONGEST:
-        raise NpformerError(f"{name}: more than {LONGEST} characters; give a shorter text")
+    if len(text) > LINE:
+        raise NpformerError(f"{name}: more than {LINE} characters; give a shorter text")
     return text
 
 
@@ -122,11 +121,7 @@ def _file_lines(name: str) -> Iterator[Line]:
 
 
 def _lines(name: str, file: BinaryIO | Any) -> Iterator[Line]:
-    number = 0
-    while line := file.readline(LONGEST):
-        number += 1
-        if len(line) == LONGEST:
-            raise NpformerError(f"{name}:{number}: a line of more than {LONGEST} bytes; expected one text a line")
+    for number, line in lines_of(file, name):
         if number == 1:
             line = line.removeprefix(b"\xef\xbb\xbf")
         yield _decoded(f"{name}:{number}", line.removesuffix(b"\n").removesuffix(b"\r"))

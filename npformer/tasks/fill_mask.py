@@ -12,7 +12,7 @@ from npformer import heads
 from npformer.activations import ACTIVATIONS
 from npformer.checks import whole
 from npformer.errors import NpformerError, warn
-from npformer.model import Model
+from npformer.model import Model, expect_finite
 from npformer.tap import listening
 from npformer.tasks.options import Options
 from npformer.tasks.task import Request, Task, probabilities, without_head
@@ -131,7 +131,11 @@ class FillMask(Task):
 
     def _head(self, states: np.ndarray) -> np.ndarray:
         config = self.model.config
-        return heads.masked_words(states, ACTIVATIONS[config.activation], **self.model.weights["head"], eps=config.eps)
+        weights = self.model.weights["head"]
+        with self.model.cores():
+            logits = heads.masked_words(states, ACTIVATIONS[config.activation], **weights, eps=config.eps)
+        expect_finite([{"logits": each} for each in logits], "mask")
+        return logits
 
     def _filled(self, ids: np.ndarray, place: int, token: int, score: float, alone: bool) -> dict[str, Any]:
         decode = self.model.tokenizer.decode

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from npformer.errors import NpformerError
-from npformer.files import as_given, open_file
+from npformer.files import LINE, as_given, lines_of, open_file
 from npformer.model import Model
 from npformer.runtime.packing import Text
 from npformer.text.encoding import Encoder, warn_of_cuts
@@ -32,7 +32,6 @@ TEXTS = (  # names of the text columns, in the order in which they are tried
     ("sentence",),
 )
 WINDOW = 1024  # texts handed to the tokenizer at a time
-LONGEST = 2**24  # most characters of a field
 FORMATS = {".tsv": "tsv", ".csv": "csv", ".jsonl": "jsonl", ".ndjson": "jsonl"}
 
 
@@ -261,7 +260,7 @@ def _table(path: Path, kind: str) -> Iterator[tuple[int, dict[str, str]]]:
     options: dict[str, Any] = {"delimiter": "\t", "quoting": csv.QUOTE_NONE} if kind == "tsv" else {"strict": True}
     lines = _lines(path)
     reader = csv.reader((line for _, line in lines), **options)
-    limit = csv.field_size_limit(LONGEST)
+    limit = csv.field_size_limit(LINE)
     try:
         names = next(reader, None)
         if names is None:
@@ -298,7 +297,7 @@ def _objects(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
 def _lines(path: Path) -> Iterator[tuple[int, str]]:
     try:
         with open_file(as_given(path)) as file:
-            for number, line in enumerate(file, 1):
+            for number, line in lines_of(file, path):
                 try:
                     yield number, line.decode("utf-8-sig" if number == 1 else "utf-8")
                 except UnicodeDecodeError as error:

@@ -45,7 +45,9 @@ class State:
             number(name, getattr(self, name))
         rows = self.history if isinstance(self.history, list) else [None]
         if not all(
-            isinstance(row, dict) and "epoch" in row and {int, float}.issuperset(map(type, row.values()))
+            isinstance(row, dict)
+            and "epoch" in row
+            and all(type(each) is float or (type(each) is int and abs(each) < 2**63) for each in row.values())
             for row in rows
         ):
             raise NpformerError("history: expected a list of objects of numbers, each with its epoch")

@@ -68,7 +68,8 @@ def one(kind: str, seed: int, number: int, out: TextIO) -> int:
         for result in pool.Pool(place, 1).run([(kind, seed, number, 1)]):
             tally.add(result)
             print(f"{result['outcome']} in {result['seconds']:.2f} s and {result['memory'] / 2**20:.1f} MB", file=out)
-            print("\n".join([result["said"], *result["what"]]).strip(), file=out)
+            said = "\n".join([result["said"], *result["what"]]).strip()
+            print(said.encode("utf-8", "backslashreplace").decode(), file=out)
     kept = Path(pool.tempfile.mkdtemp(prefix=f"fuzz-{kind}-{seed}-{number}-"))
     folder.write(kept, kinds.make(kind, seed, number).files)
     print(f"its files: {kept}", file=out)

