@@ -80,9 +80,7 @@ def lines_of(file: Any, where: str | Path) -> Iterator[tuple[int, bytes]]:
     for number in itertools.count(1):
         line = file.readline(LINE + 1)
         if len(line) > LINE:
-            raise NpformerError(
-                f"{where}:{number}: a line of more than {LINE} bytes; expected a text or a row in a line"
-            )
+            raise NpformerError(f"{where}:{number}: a line of more than {LINE} bytes; expected one text or row")
         if not line:
             return
         yield number, line

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable
 
 import numpy as np
@@ -68,6 +69,17 @@ def test_odd_numbers_of_softmax(dtype: str) -> None:
         assert np.isnan(y[2:]).all()
         assert np.isnan(y[1, 1])  # torch gives 0 beside a +inf, too
         assert not np.isfinite(y[1][y[1] != 0]).any()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_softmax_of_differences_that_overflow(dtype: str) -> None:
+    """The difference is -inf, whose exponential is right: there is nothing to warn of."""
+    largest = np.finfo(dtype).max
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        x = np.array([largest, -largest], dtype)
+        assert np.array_equal(softmax(x), [1, 0])
+        assert np.array_equal(log_softmax(x), [0, -INF])
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

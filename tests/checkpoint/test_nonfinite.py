@@ -99,6 +99,17 @@ def test_weights_that_are_finite_and_too_large(tmp_path, texts):
     assert np.isfinite(npformer.load(folder, dtype=np.float64, threads=2)(ids).logits).all()
 
 
+def test_a_head_of_masked_words_that_is_finite_and_too_large(tmp_path):
+    """It runs at the masks alone, after the encoder."""
+    folder = tiny.folder(tmp_path / "model", head="masked-lm")
+    tensors = {name: np.array(array) for name, array in read_folder(folder).tensors.items()}
+    tensors["vocab_transform.weight"][:] = 3e38
+    write_tensors(folder / "model.safetensors", tensors, {"format": "pt"})
+    fill = npformer.pipeline("fill-mask", folder)
+    with pytest.raises(NpformerError, match=r"mask 0: its logits are not finite"):
+        fill("i [MASK] ice")
+
+
 def test_translations_of_such_weights_are_errors(tmp_path):
     folder = tmp_path / "model"
     source = npformer.checkpoint.convert("tests/golden/seq2seq/marian-files", folder, dtype="float32")

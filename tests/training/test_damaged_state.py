@@ -82,6 +82,17 @@ def test_a_history_whose_rows_lack_the_score_is_no_error_in_a_training(tmp_path:
     assert len(resumed(path)) == 3
 
 
+@pytest.mark.parametrize("odd", ["1" + "0" * 400, '"1"', "true"])
+def test_a_history_of_what_is_no_number_is_refused(tmp_path: Path, odd: str) -> None:
+    path = written(tmp_path)
+    arrays, metadata = load_arrays(path)
+    state = metadata["state"].replace('"accuracy": 0.5', f'"accuracy": {odd}', 1)
+    assert state != metadata["state"]
+    save_arrays(path, arrays, {**metadata, "state": state})
+    with pytest.raises(npformer.NpformerError, match="history: expected a list of objects of numbers"):
+        resumed(path)
+
+
 def test_a_trace_whose_logits_are_not_its_labels_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a.safetensors").write_bytes(records.trace())
     arrays, metadata = load_arrays(tmp_path / "a.safetensors")

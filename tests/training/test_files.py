@@ -82,6 +82,14 @@ def test_bad_rows_are_named(tmp_path: Path, name: str, content: bytes, message: 
         read_labelled(tmp_path / name)
 
 
+@pytest.mark.parametrize("name", ["a.tsv", "a.csv", "a.jsonl"])
+def test_a_file_without_line_ends_is_not_read_into_memory(tmp_path: Path, name: str) -> None:
+    with open(tmp_path / name, "wb") as file:
+        file.truncate(2**40)  # a hole, which takes no room on the disk
+    with pytest.raises(NpformerError, match=rf"{name}:1: a line of more than 16777216 bytes; expected one text or row"):
+        read_labelled(tmp_path / name)
+
+
 def test_bad_labels_are_named(tmp_path: Path) -> None:
     (tmp_path / "a.tsv").write_text("label\ttext\ngood\ta\nGOOD\ta\n1\ta\nawful\tb\n", encoding="utf-8")
     rows = read_labelled(tmp_path / "a.tsv")
