@@ -162,10 +162,10 @@ def _written_beside(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def _written_to_stream(path: Path) -> Iterator[Path]:
-    from tempfile import TemporaryDirectory
+    from tempfile import gettempdir
 
-    with TemporaryDirectory() as folder:
-        partial = Path(folder, path.name)
+    with partial_folder(Path(gettempdir(), f"npformer-{path.name}")) as folder:
+        partial = folder / path.name
         yield partial
         number = _own_descriptor(path)
         opened = os.open(path, os.O_WRONLY) if number is None else os.dup(number)

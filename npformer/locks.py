@@ -55,6 +55,8 @@ def in_use(folder: Path) -> Iterator[None]:
 def partial_folder(target: Path) -> Iterator[Path]:
     """Makes a folder beside `target` to write it in, and removes it at the end; first clears what dead runs left.
 
+    Only its owner can look into it, as it may stand in the system's temporary folder.
+
     Its lock, a file beside it, is there before the folder and after it: a kill at any moment leaves it, free.
     """
     clear_partial(target.parent, target.name)
@@ -65,7 +67,7 @@ def partial_folder(target: Path) -> Iterator[Path]:
             break
     folder = lock.with_suffix(".partial")
     try:
-        folder.mkdir()
+        folder.mkdir(0o700)
         yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)

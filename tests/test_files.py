@@ -8,6 +8,7 @@ import socket
 import stat
 import subprocess
 import sys
+import tempfile
 import threading
 from pathlib import Path
 
@@ -237,6 +238,27 @@ def test_the_next_run_clears_what_a_killed_one_left_and_nothing_of_one_that_live
     assert len(os.listdir(tmp_path)) == 5  # it clears what was to be `other`
     write(tmp_path / "result")
     assert sorted(os.listdir(tmp_path)) == [".result.precious.lock", "other", "result"]
+
+
+def test_what_a_killed_run_left_of_an_output_for_a_pipe_is_cleared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It lies in the system's temporary folder, for nobody else to read."""
+    os.mkfifo(tmp_path / "fifo")
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    monkeypatch.setenv("TMPDIR", str(temporary))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    code = WRITER.format(how="written_whole", path=str(tmp_path / "fifo"))
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, cwd=ROOT, env=dict(os.environ)) as run:
+        assert run.stdout is not None
+        assert run.stdout.read(5) == b"ready"
+        (folder,) = temporary.glob(".npformer-fifo.*.partial")
+        assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+        run.kill()
+    with pytest.raises(ZeroDivisionError):  # no reader is waited for
+        fail(tmp_path / "fifo")
+    assert os.listdir(temporary) == []
 
 
 MANY = """
