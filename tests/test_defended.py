@@ -1,0 +1,143 @@
+"""The README's table of what is defended, row by row: each row has its attack here, and no row is without one."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pickle
+import re
+import tracemalloc
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import npformer
+from npformer.checkpoint.safetensors import read_tensors, write_tensors
+from npformer.cli import main as cli
+from npformer.errors import NpformerError
+from npformer.files import written_whole
+from npformer.locks import in_use
+from tests.support import tiny, torch_writer
+
+README = Path(__file__).parent.parent / "README.md"
+
+
+def refused(match: str, folder: Path, **options: object) -> None:
+    with pytest.raises(NpformerError, match=match):
+        npformer.load(folder, **options)
+
+
+def pickles(folder: Path) -> None:
+    """A pickle that calls os.mkdir; read by Python's own pickle, it would have."""
+    (folder / "model.safetensors").unlink()
+    canary = folder / "canary"
+    made = torch_writer.Call(torch_writer.Global("os", "mkdir"), (str(canary),))
+    torch_writer.write_zip(folder / "pytorch_model.bin", {"weight": made}, {})
+    refused(r"pytorch_model\.bin: .*os\.mkdir", folder)
+    assert not canary.exists()
+    pickle.loads(torch_writer.dump(made))
+    assert canary.exists()
+
+
+def sizes(folder: Path) -> None:
+    """Each would take gigabytes or minutes; each is refused before it takes a megabyte. More: checkpoint/test_hostile.py."""
+    config = json.loads((folder / "config.json").read_text())
+    tracemalloc.start()
+    for name, size in {"vocab_size": 2**30, "n_layers": 9990}.items():
+        (folder / "config.json").write_text(json.dumps({**config, name: size}))
+        refused({"vocab_size": "1073741824, 32", "n_layers": "limit `layers` of 500"}[name], folder)
+    assert tracemalloc.get_traced_memory()[1] < 10**6
+    tracemalloc.stop()
+    with pytest.raises(NpformerError, match=r"limit `config` of 10; .*--allow config=N"):
+        npformer.load(folder, limits=npformer.Limits(config=10))
+
+
+def what_is_no_file(folder: Path) -> None:
+    secret = folder.parent / "secret"
+    secret.write_text("{}")
+    for name in ("config.json", "model.safetensors"):
+        path, kept = folder / name, (folder / name).read_bytes()
+        path.unlink()
+        os.mkfifo(path)
+        refused(rf"{name}: not a regular file", folder)
+        path.unlink()
+        path.symlink_to("/dev/zero")
+        refused(rf"{name}: ", folder)
+        path.unlink()
+        path.symlink_to(secret)
+        refused(rf"{name}: a link out of the model's folder", folder)
+        path.unlink()
+        path.write_bytes(kept)
+    npformer.load(folder)
+
+
+def damage(folder: Path) -> None:
+    tensors = {name: np.array(each) for name, each in read_tensors(folder / "model.safetensors")[0].items()}
+    tensors["classifier.bias"][1] = np.inf
+    write_tensors(folder / "model.safetensors", tensors, {"format": "pt"})
+    refused(r"classifier\.bias.*the number at \[1\] is inf", folder)
+    own = tiny.folder(folder.parent / "own", own=True)
+    path = npformer.checkpoint.convert(own, folder.parent / "converted") / "npformer.safetensors"
+    assert cli.main(["info", "--verify", str(path.parent)]) == 0
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+    assert cli.main(["info", "--verify", str(path.parent)]) == 1
+
+
+def tokenizers(folder: Path) -> None:
+    path = folder / "tokenizer.json"
+    settings = json.loads(path.read_text())
+    bomb = {"type": "Replace", "pattern": {"String": "a"}, "content": "a" * 999}
+    path.write_text(json.dumps({**settings, "normalizer": {"type": "Sequence", "normalizers": [bomb, bomb]}}))
+    with pytest.raises(NpformerError, match="limit `growth`"):
+        npformer.pipeline("text-classification", folder)("a")
+
+
+def texts(folder: Path) -> None:
+    classify = npformer.pipeline("text-classification", folder)
+    long = "ice cream " * 100_001
+    with pytest.warns(UserWarning, match="cut to 64"):
+        assert classify(long).truncated
+    for how in ("window", "error"):
+        with pytest.raises(NpformerError, match="1000010 is more than the limit `characters` of 1000000"):
+            classify(long, long=how)
+    with pytest.raises(NpformerError, match="limit `characters`"):  # no place to cut it at
+        classify("x" * 1_000_001)
+
+
+def outputs(folder: Path) -> None:
+    path = folder / "output"
+    path.write_text("old")
+    with contextlib.suppress(ZeroDivisionError), written_whole(path) as partial:
+        partial.write_text("new")
+        raise ZeroDivisionError
+    assert path.read_text() == "old"
+    with in_use(folder / "training"), pytest.raises(NpformerError, match="in use by process"):
+        in_use(folder / "training").__enter__()
+
+
+ATTACKS: dict[str, Callable[[Path], None]] = {
+    "pickles in .bin files": pickles,
+    "sizes in config.json, headers, strides, npz": sizes,
+    "pipes, devices, links out of a model's folder": what_is_no_file,
+    "NaN, infinity, damage in weights": damage,
+    "a tokenizer's files": tokenizers,
+    "texts": texts,
+    "`-o`, training folders": outputs,
+}
+
+
+@pytest.mark.parametrize("row", ATTACKS)
+def test_a_row_of_the_table_holds(row: str, tmp_path: Path) -> None:
+    ATTACKS[row](tiny.folder(tmp_path / "model"))
+
+
+def test_every_row_of_the_table_has_an_attack() -> None:
+    table = README.read_text(encoding="utf-8").partition("### What is defended")[2].partition("\nNot defended")[0]
+    rows = re.findall(r"^\| (.+?) \|", table, flags=re.MULTILINE)
+    assert rows[:2] == ["what comes in", "---"]
+    assert rows[2:] == list(ATTACKS)
