@@ -18,6 +18,7 @@ from npformer.checkpoint.tree import module_path
 from npformer.config import Config
 from npformer.errors import NpformerError
 from npformer.families import family_of
+from npformer.golden import fused
 from npformer.golden.format import Golden
 from npformer.interpret import stages as table
 
@@ -42,7 +43,8 @@ def read(golden: Golden, arrays: Mapping[str, Any], names: Mapping[str, str] | N
     Raises NpformerError if no name is recognised, or their token ids are not the golden file's.
     """
     known, weights = stage_names(golden), weight_names(golden.config)
-    for theirs, meant in (names or {}).items():
+    arrays, names = fused.cut(golden.config, arrays, names or {})
+    for theirs, meant in names.items():
         if meant not in golden.stages and meant not in weights.values():
             raise NpformerError(f"name map: {theirs!r}: {table.unknown(str(meant), list(golden.stages))}")
         known[theirs] = meant

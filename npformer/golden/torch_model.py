@@ -17,6 +17,7 @@ from npformer.checkpoint.tree import module_path
 from npformer.errors import NpformerError
 from npformer.families import family_of
 from npformer.golden.format import Golden
+from npformer.golden.fused import fused_layers, parted
 from npformer.golden.names import weight_names
 from npformer.interpret import stages as table
 
@@ -89,8 +90,9 @@ def stages_of(model: Any, golden: Golden, after_eval: bool = False) -> dict[str,
     finally:
         for module, training in modes.items():
             module.training = training
-    known = weight_names(golden.config)
-    return heard | {name: tensor for name, tensor in model.state_dict().items() if name in known}
+    known, fused = weight_names(golden.config), fused_layers(golden.config)
+    weights = model.state_dict().items()
+    return heard | {name: tensor for name, tensor in weights if name in known or parted(name)[0] in fused}
 
 
 def padded(golden: Golden) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -117,6 +119,7 @@ def listening(model: Any, golden: Golden, heard: dict[str, np.ndarray]) -> Itera
     outputs = {path: stage for path, stage in table.modules(config).items() if stage in golden.stages}
     if config.head == "question-answering":
         outputs["qa_outputs"] = "qa_outputs"
+    outputs |= {path: f"{attention}.qkv" for path, attention in fused_layers(config).items()}
     with ExitStack() as stack:
         for path, stage in outputs.items():
             if path in modules:

@@ -324,3 +324,46 @@ def test_numbers_of_one_layout_under_the_shape_of_the_other() -> None:
     assert list(map(str, check_weights(model, wrong))) == [
         "layers.0.ffn.hidden.weight: numbers that lie (out, in) under the shape (in, out)"
     ]
+
+
+# --- query, key and value as one -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("out_in", [True, False])
+@pytest.mark.parametrize("place", ["ours", "module", "map", "torch"])
+def test_fused_arrays_are_cut(model: Model, recorded: golden.Golden, place: str, out_in: bool) -> None:
+    """Outputs text by text, weights as torch has them or as we do, by every way to name them; a swap is found."""
+    parts = ("query", "key", "value")
+    module = modules(model.config)
+    flat, arrays, names = flatten(dict(model.weights)), dict[str, np.ndarray](), dict[str, str]()
+    for i in range(model.config.n_layers):
+        theirs = next(path for path, stage in module.items() if stage == f"layers.{i}.attention.query")
+        own = f"layers.{i}.attention.qkv"
+        path = {"ours": own, "map": f"mine.{i}", "torch": f"{theirs.rpartition('.')[0]}.in_proj"}.get(
+            place, f"{theirs.rpartition('.')[0]}.Wqkv"
+        )
+        for number in range(len(LENGTHS)):
+            each = [recorded.stages[f"layers.{i}.attention.{part}"][number] for part in parts]
+            arrays[f"{number}/{path}"] = np.concatenate(each, axis=-1)
+        for kind in ("weight", "bias"):
+            whole = np.concatenate([flat[f"layers.{i}.attention.{part}.{kind}"] for part in parts], axis=-1)
+            name = f"{path}_{kind}" if place == "torch" else f"{path}.{kind}"
+            arrays[name] = whole.T if out_in else whole
+        if place == "map":
+            names |= {path: own, f"{path}.weight": f"{own}.weight", f"{path}.bias": f"{own}.bias"}
+    found = golden.compare(recorded, arrays, names)
+    assert found.ok
+    assert not found.theirs.unused
+    assert len(found.theirs.stages) == 3 * model.config.n_layers
+    assert check_weights(model, found.theirs.weights) == []
+    swapped = {
+        name: np.concatenate(np.split(each, 3, axis=-1)[::-1], axis=-1) if "/" in name else each
+        for name, each in arrays.items()
+    }
+    assert golden.compare(recorded, swapped, names).first.stage == "layers.0.attention.query"
+
+
+def test_a_fused_array_that_is_no_multiple_of_three_is_not_used(recorded: golden.Golden) -> None:
+    right = ours(recorded)
+    found = golden.compare(recorded, right | {"layers.0.attention.qkv": np.zeros((9, 95), np.float32)})
+    assert found.theirs.unused == ["layers.0.attention.qkv"]

@@ -1,0 +1,56 @@
+"""Query, key and value that another program computes as one: its weights, biases and outputs are cut into three."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from npformer.checkpoint.tree import module_path
+from npformer.config import Config
+from npformer.families import family_of
+
+#: What programs call the one linear layer, which stands where the three would.
+FUSED = ("qkv", "qkv_proj", "Wqkv", "in_proj", "c_attn", "query_key_value")
+QKV = ("query", "key", "value")
+ENDS = (".weight", ".bias", "_weight", "_bias")  # torch's attention has in_proj_weight
+
+
+def cut(config: Config, arrays: Mapping[str, Any], names: Mapping[str, str]) -> tuple[dict[str, Any], dict[str, str]]:
+    """Cuts fused arrays into three by our names; returns all arrays, and the map `names` without those.
+
+    Each is known by its name, or by one in the map, such as {"my.0.proj": "layers.0.attention.qkv"}. An output is cut
+    along its last axis, a weight (3D, D) or (D, 3D) along its longer one; query comes first, value last.
+    """
+    known, found = fused_layers(config), dict[str, Any]()
+    for name, value in arrays.items():
+        number, slash, plain = name.partition("/") if name.partition("/")[0].isdecimal() else ("", "", name)
+        path, end = parted(names.get(name) or names.get(plain) or plain)
+        shape = tuple(np.shape(value))
+        axis = 0 if end == ".weight" and len(shape) == 2 and shape[0] > shape[1] else -1
+        if path not in known or not shape or shape[axis] % 3:
+            found[name] = value
+            continue
+        size = shape[axis] // 3
+        for i, each in enumerate(QKV):
+            part = slice(i * size, (i + 1) * size)
+            found[f"{number}{slash}{known[path]}.{each}{end}"] = value[part] if axis == 0 else value[..., part]
+    return found, {theirs: ours for theirs, ours in names.items() if parted(ours)[0] not in known}
+
+
+def fused_layers(config: Config) -> dict[str, str]:
+    """Every known name of a fused layer -> the attention that it belongs to, by our name."""
+    prefix, known = family_of(config).prefix, dict[str, str]()
+    for i in range(config.n_layers):
+        ours = f"layers.{i}.attention"
+        theirs = (module_path(config, f"{ours}.query") or ours).rpartition(".")[0]
+        for parent in (ours, theirs, theirs.removeprefix(prefix)):
+            known |= {f"{parent}.{each}": ours for each in FUSED}
+    return known
+
+
+def parted(name: str) -> tuple[str, str]:
+    """A layer's name, and ".weight", ".bias" or nothing."""
+    end = next((each for each in ENDS if name.endswith(each)), "")
+    return name.removesuffix(end), end.replace("_", ".")
