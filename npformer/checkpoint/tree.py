@@ -155,9 +155,12 @@ def own_to_tree(
     flat: Mapping[str, Array], config: Config, dtype: Any = np.float32, allow_nonfinite: bool = False
 ) -> Tree:
     """Builds our nested dict from a converted checkpoint's tensors; those in `dtype` already are not copied."""
-    heads = dict.fromkeys([config.head, *family_of(config).architectures.values()])
-    known = {name for head in heads for name in parameters(config, head)}
-    unknown = [name for name in flat if name not in known]
+    own = parameters(config)
+    unknown = [name for name in flat if name not in own]
+    if unknown:  # of another head, perhaps
+        heads = dict.fromkeys(family_of(config).architectures.values())
+        known = {name for head in heads for name in parameters(config, head)}
+        unknown = [name for name in unknown if name not in known]
     return _build(flat, config, dtype, unknown, allow_nonfinite=allow_nonfinite)
 
 
