@@ -78,6 +78,7 @@ class Encoder:
         self.limits = model.limits
         self.has_segments = model.config.reads_token_types
         self.limit = min(longest_text(model.folder, model.config), limit or model.config.max_length)
+        self._frames: dict[int, Tokens] = {}  # of a text, of a pair
 
     @cached_property
     def borders(self) -> Borders:
@@ -151,25 +152,23 @@ class Encoder:
         begun = [self._first(text, room) for text in texts]
         if sum(count for _, count in begun) <= room or not all(texts):
             return None
-        kept = _lengths([count for _, count in begun], room, cut)
-        for (first, _), length in zip(begun, kept, strict=True):
-            first.truncate(length)
-        n_tokens = sum(count for _, count in begun) + limit - room
-        return self._encoded([self.tokenizer.post_process(*(first for first, _ in begun))], n_tokens, truncated=True)
+        counts = [count for _, count in begun]
+        piece = self._cut(texts, [first for first, _ in begun], _lengths(counts, room, cut))
+        return self._encoded([piece], sum(counts) + limit - room, truncated=True)
 
     def _within(self, text: str) -> str:
         """Cuts a text with more characters than the limit at a border; "" if there is none in its second half."""
         most = self.limits.characters
         return text if len(text) <= most else text[: self.borders.before(text, most, most // 2)]
 
-    def _first(self, text: str, count: int) -> tuple[Encoding, int]:
+    def _first(self, text: str, count: int) -> tuple[Tokens, int]:
         """The tokens of the beginning of a text, at least `count` if there are so many, and the number of all."""
         enough = total = 0
         for first, end in self.borders.blocks(text):
             if total < count:
                 enough = end
             total += len(self._whole(text[first:end], special=False))
-        return self._whole(text[:enough], special=False), total
+        return Tokens.of(self._whole(text[:enough], special=False)), total
 
     def _check_length(self, given: str | Pair) -> NpformerError | None:
         """Returns the error for a text with more characters than the limit."""
@@ -206,11 +205,15 @@ class Encoder:
             raise NpformerError(f"{n_tokens} tokens, and {most}; long='truncate' reads the first, long='window' all")
         if long == "window":
             return self._in_windows(given, cut, limit, stride)
-        texts = [self._whole(each, special=False) for each in _texts(given)]
-        room = self._room(limit, len(texts))
-        for text, length in zip(texts, _lengths([len(each) for each in texts], room, cut), strict=True):
-            text.truncate(length)
-        return self._encoded([self.tokenizer.post_process(*texts)], n_tokens, truncated=True)
+        texts = _texts(given)
+        tokens = [Tokens.of(self._whole(each, special=False)) for each in texts]
+        lengths = _lengths([len(each) for each in tokens], self._room(limit, len(texts)), cut)
+        return self._encoded([self._cut(texts, tokens, lengths)], n_tokens, truncated=True)
+
+    def _cut(self, texts: Sequence[str], tokens: Sequence[Tokens], lengths: Sequence[int]) -> Tokens:
+        """The first tokens of each text, with the special tokens around them."""
+        first = [each[:length] for each, length in zip(tokens, lengths, strict=True)]
+        return with_special_tokens(self._frame(texts), first)
 
     def _in_windows(self, given: str | Pair, cut: str, limit: int | None, stride: int | None) -> Encoded:
         """Reads a text in windows that share `stride` tokens; a pair's other text stands whole beside each window.
@@ -234,7 +237,7 @@ class Encoder:
         stride = width // 4 if stride is None else stride
         if not 0 <= stride < width:
             raise NpformerError(f"stride: windows of {width} tokens can share 0 to {width - 1}, not {stride}")
-        frame = Tokens.of(self.tokenizer.post_process(*map(self._first_token, texts)))
+        frame = self._frame(texts)
         pieces, starts = [], []
         for start, window in windows(tokens[moving], width, stride):
             pieces.append(with_special_tokens(frame, [*tokens[:moving], window, *tokens[moving + 1 :]]))
@@ -251,10 +254,20 @@ class Encoder:
             start = max(first - 1, 0)
             yield start, first, self._whole(text[start:end], special=False)
 
-    def _first_token(self, text: str) -> Encoding:
-        some = next((block for _, _, block in self._read_blocks(text) if len(block)), self._whole("", special=False))
-        some.truncate(1)
-        return some
+    def _frame(self, texts: Sequence[str]) -> Tokens:
+        """A token of each text, with the special tokens around them, which are those around any others.
+
+        The library could put them around tokens that are cut too, but not without moving offsets a second time.
+        """
+        if len(texts) not in self._frames:
+            blocks = (next((each for *_, each in self._read_blocks(text) if len(each)), None) for text in texts)
+            some = [each for each in blocks if each]
+            if len(some) < len(texts):
+                return Tokens.of(self._whole(texts[0] if len(texts) == 1 else Pair(*texts), special=True))
+            for each in some:
+                each.truncate(1)
+            self._frames[len(texts)] = Tokens.of(self.tokenizer.post_process(*some))
+        return self._frames[len(texts)]
 
     def _room(self, limit: int, n_texts: int) -> int:
         """The tokens of a piece beside the special tokens."""
