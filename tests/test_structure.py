@@ -124,7 +124,6 @@ OPENS = {
     "npformer.cli.serve": "the file of a key that a user names",
     "npformer.dataset.formats": "a run's parts",
     "npformer.dataset.manifest": "a run's manifest",
-    "npformer.dataset.mapping": "a run's output",
 }
 
 

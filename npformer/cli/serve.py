@@ -10,7 +10,7 @@ from pathlib import Path
 
 from npformer.cli.arguments import OFFLINE, REVISION, add_options, whole
 from npformer.errors import NpformerError
-from npformer.serve import Limits, need_extra
+from npformer.serve import ServiceLimits, need_extra
 
 KEY = "NPFORMER_API_KEY"
 EPILOG = f"""Requests of strangers are computed together, and each gets the answer that it
@@ -23,7 +23,7 @@ arguments of a process can be seen by every user of a machine.
 example:
   npformer serve distilbert-sst2 --port 8123"""
 
-#: Option -> the field of Limits that it sets, and its help.
+#: Option -> the field of ServiceLimits that it sets, and its help.
 LIMITS = {
     "--max-body": ("body", "bytes of a request"),
     "--max-texts": ("texts", "texts of a request"),
@@ -46,10 +46,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_options(parser, [REVISION, OFFLINE])
     parser.add_argument("--api-key-file", type=Path, metavar="FILE", help="the key that requests must have")
-    types = {each.name: each.type for each in fields(Limits)}
+    types = {each.name: each.type for each in fields(ServiceLimits)}
     for name, (sets, what) in LIMITS.items():
         kind = whole if types[sets] == "int" else float
-        default = getattr(Limits(), sets)
+        default = getattr(ServiceLimits(), sets)
         parser.add_argument(name, dest=sets, type=kind, metavar="N", default=default, help=f"{what} (%(default)s)")
 
 
@@ -58,7 +58,7 @@ def run(args: argparse.Namespace) -> None:
     from npformer.serve.process import Settings
     from npformer.serve.process import run as serve
 
-    limits = Limits(**{sets: getattr(args, sets) for sets, _ in LIMITS.values()})
+    limits = ServiceLimits(**{sets: getattr(args, sets) for sets, _ in LIMITS.values()})
     serve(
         Settings(
             models=args.models, host=args.host, port=args.port, workers=args.workers, threads=args.threads,

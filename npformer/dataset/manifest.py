@@ -70,10 +70,8 @@ class Manifest:
         whole = b"".join(map(_encoded, self._lines()))
         if self.path.exists() and self.path.read_bytes() == whole:
             return
-        with written_whole(self.path) as partial, open(partial, "wb") as file:
-            file.write(whole)
-            file.flush()
-            os.fsync(file.fileno())
+        with written_whole(self.path) as partial:
+            partial.write_bytes(whole)
 
     def _go_on(self) -> None:
         with explained(self.path):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -234,18 +233,11 @@ class _Run:
     def _put_together(self, names: list[str]) -> None:
         path = self.sink.path
         assert self.sink.form is not None
-        whole = self.sink.parts / f"_{path.name}"
         empty = together(self.source.schema.empty_table(), schema_of(self.task).empty_table(), self.prefix)
         tables = (table for name in names for table in read_part(self.sink.part(name)))
-        try:
-            with explained(path):
-                write(whole, self.sink.form, empty.schema, tables)
-                with open(whole, "rb+") as file:
-                    os.fsync(file.fileno())  # before the parts are removed
-                self.manifest.set_output(checksum(whole))
-                os.replace(whole, path)
-        finally:
-            whole.unlink(missing_ok=True)
+        with explained(path), written_whole(path) as partial:
+            write(partial, self.sink.form, empty.schema, tables)
+            self.manifest.set_output(checksum(partial))
 
     def _check_machine(self, goes_on: bool) -> None:
         first, here = self.manifest.header["machine"], machine()

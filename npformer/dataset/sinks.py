@@ -73,7 +73,8 @@ class Sink:
         try:
             with in_use(self.parts):
                 clear_partial(self.parts)
-                clear_partial(self.manifest.parent, self.manifest.name)
+                for written in (self.path, self.manifest):
+                    clear_partial(written.parent, written.name)
                 yield
         finally:
             with suppress(OSError):  # it is not empty

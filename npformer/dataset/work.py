@@ -19,6 +19,8 @@ import numpy as np
 from npformer import __version__
 from npformer.activations import gelu
 from npformer.checkpoint.load import bundled
+from npformer.checkpoint.read import own_metadata
+from npformer.checkpoint.safetensors import checksum
 from npformer.checkpoint.tree import stored
 from npformer.dataset.columns import results
 from npformer.dataset.formats import as_list
@@ -37,21 +39,21 @@ Place = tuple[int, int]  # the number of a part's file, and of the part in it
 
 
 def identity(task: Task) -> dict[str, Any]:
-    """What a task's answers depend on: options, config, weights and tokenizer."""
+    """What a task's answers depend on: options, config, weights and tokenizer.
+
+    The weights' sha256 is that of the file which `npformer convert` writes of them in the model's dtype.
+    """
     model = task.model
     options = {name: value for name, value in asdict(task.options).items() if name != "progress"}
     if isinstance(model, Seq2Seq):
         options["settings"] = asdict(resolve(model.folder, model.config, options["settings"]))
     recipe = {"recipe": asdict(task.recipe)} if hasattr(task, "recipe") else {}
-    weights = hashlib.sha256()
-    for name, array in sorted(stored(dict(model.weights), model.config).items()):
-        weights.update(f"{name} {array.dtype} {array.shape} ".encode())
-        weights.update(np.ascontiguousarray(array).data.cast("B") if array.size else b"")
+    arrays = stored(dict(model.weights), model.config)
     return {
         "task": task.name,
         "options": options,
         "config": asdict(model.config),
-        "weights": weights.hexdigest(),
+        "weights": checksum(arrays, own_metadata(arrays)),
         "tokenizer": _tokenizer(task),
         "same bits": model.same_bits,
         **recipe,

@@ -12,12 +12,12 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from npformer.errors import NpformerError
-from npformer.serve.limits import Limits
+from npformer.serve.limits import ServiceLimits
 
 if TYPE_CHECKING:
     from npformer.serve.models import Given
 
-__all__ = ["Limits", "app"]
+__all__ = ["ServiceLimits", "app"]
 
 PACKAGES = ("starlette", "uvicorn", "prometheus_client")
 
@@ -25,7 +25,7 @@ PACKAGES = ("starlette", "uvicorn", "prometheus_client")
 def app(
     models: Given | Sequence[Given] | Mapping[str, Given],
     *,
-    limits: Limits | None = None,
+    limits: ServiceLimits | None = None,
     api_key: str | None = None,
     threads: int | None = None,
     revision: str | None = None,
@@ -37,7 +37,7 @@ def app(
     ----------
     models : a model or several, by bundled name, folder, hub id, or loaded; or a mapping from names to them
         A request that names no model gets the first that has the route's task.
-    limits : Limits, of requests, batches and the queue
+    limits : ServiceLimits, of requests, batches and the queue
     api_key : str, what requests must have as `Authorization: Bearer KEY`; /health is open
     threads, revision, offline : as in `npformer.pipeline`
 
@@ -61,7 +61,7 @@ def app(
     from npformer.serve.models import serve_all
 
     loaded = serve_all(models, threads=threads, revision=revision, offline=offline)
-    return make(loaded, limits or Limits(), api_key)
+    return make(loaded, limits or ServiceLimits(), api_key)
 
 
 def need_extra() -> None:

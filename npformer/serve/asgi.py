@@ -29,7 +29,7 @@ from npformer.model import Seq2Seq
 from npformer.serve import pages
 from npformer.serve.batching import Batcher, Entry, QueueFull, log, place_of
 from npformer.serve.fields import Refusal, read_fields, read_json
-from npformer.serve.limits import Limits
+from npformer.serve.limits import ServiceLimits
 from npformer.serve.metrics import Metrics
 from npformer.serve.models import Served
 from npformer.serve.replies import as_json, cut_header, error_body, error_headers
@@ -45,7 +45,7 @@ AT_ROOT = {"text-classification": "/predict", "translation": "/translate", "sent
 class App:
     """The state of a service, and the entry points of its requests."""
 
-    def __init__(self, models: dict[str, Served], limits: Limits, api_key: str | None) -> None:
+    def __init__(self, models: dict[str, Served], limits: ServiceLimits, api_key: str | None) -> None:
         self.models = models
         self.limits = limits
         self.key = None if api_key is None else _digest(api_key.strip())
@@ -287,7 +287,7 @@ async def _not_a_route(request: Request, error: Exception) -> Response:
     return refused(refusal, request.url.path)
 
 
-def make(served: dict[str, Served], limits: Limits, api_key: str | None) -> Starlette:
+def make(served: dict[str, Served], limits: ServiceLimits, api_key: str | None) -> Starlette:
     """Makes the ASGI app that serves these models."""
     if api_key is not None and not api_key.strip():
         raise NpformerError("the API key is empty; give one of letters and digits, or none")

@@ -11,7 +11,7 @@ from npformer.serve.fields import Refusal
 
 
 @dataclass(frozen=True)
-class Limits:
+class ServiceLimits:
     """The limits of a service.
 
     Parameters

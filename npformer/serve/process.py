@@ -34,7 +34,7 @@ from npformer.checks import whole
 from npformer.errors import NpformerError
 from npformer.runtime.threads import available_cores
 from npformer.serve.asgi import App, make
-from npformer.serve.limits import Limits
+from npformer.serve.limits import ServiceLimits
 from npformer.serve.models import Served, serve_all
 
 POLL = 0.2  # seconds between looks at workers and at whether a stopping server is idle
@@ -55,7 +55,7 @@ class Settings:
     threads: int | None = None
     revision: str | None = None
     offline: bool = False
-    limits: Limits = field(default_factory=Limits)
+    limits: ServiceLimits = field(default_factory=ServiceLimits)
     api_key: str | None = field(default=None, repr=False)
 
     def load(self) -> dict[str, Served]:
@@ -64,14 +64,18 @@ class Settings:
 
 def run(settings: Settings) -> None:
     """Serves until a signal stops it. Raises NpformerError if the address or a model cannot be had."""
-    logging.basicConfig(format="npformer: %(message)s", level=logging.INFO, stream=sys.stderr)
-    for noisy in ("httpx", "huggingface_hub", "uvicorn"):
-        logging.getLogger(noisy).setLevel(logging.WARNING)
+    _log_to_stderr()
     with bound(settings.host, settings.port) as listening:
         if settings.workers == 1:
             Server(settings, settings.load(), lambda: _announce(settings, listening)).serve_on(listening)
         else:
             Supervisor(settings, listening).run()
+
+
+def _log_to_stderr() -> None:
+    logging.basicConfig(format="npformer: %(message)s", level=logging.INFO, stream=sys.stderr)
+    for noisy in ("httpx", "huggingface_hub", "uvicorn"):
+        logging.getLogger(noisy).setLevel(logging.WARNING)
 
 
 def bound(host: str, port: int) -> socket.socket:
@@ -233,7 +237,7 @@ def _forget_gauges(pid: int | None) -> None:
 
 def work(settings: Settings, listening: socket.socket, ready: Connection) -> None:
     """A worker process: serves on the parent's socket, and stops when the parent is gone."""
-    logging.basicConfig(format="npformer: %(message)s", level=logging.INFO, stream=sys.stderr)
+    _log_to_stderr()
     threading.Thread(target=_stop_with_parent, daemon=True).start()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:

@@ -22,7 +22,7 @@ import numpy as np
 from npformer.serve import fields as f
 from npformer.serve.batching import Batcher
 from npformer.serve.fields import Field, Fields, Refusal
-from npformer.serve.limits import Limits
+from npformer.serve.limits import ServiceLimits
 from npformer.serve.models import Prepared, Served, TaskWork, choose, first_error, prepare
 from npformer.serve.replies import as_json
 from npformer.tasks.sentence_embedding import SentenceEmbedding
@@ -46,7 +46,7 @@ class Service:
 
     models: dict[str, Served]
     batcher: Batcher
-    limits: Limits
+    limits: ServiceLimits
     in_thread: Callable[..., Awaitable[Any]]  # runs a function in one of a few threads, for tokenizing
 
     async def prepared(self, task: Task, texts: f.Texts, truncate: bool, where: str, options: Any = None) -> Prepared:

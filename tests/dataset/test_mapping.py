@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -13,6 +14,9 @@ import pytest
 
 import npformer
 from npformer import NpformerError
+from npformer.checkpoint.convert import convert
+from npformer.checkpoint.read import OWN_WEIGHTS
+from npformer.checkpoint.safetensors import read_tensors
 from npformer.dataset import Report, map
 from npformer.dataset import mapping as module
 from npformer.dataset.sinks import Sink
@@ -145,6 +149,13 @@ def test_what_has_changed_is_said_and_nothing_written(model, classify, source, t
     with pytest.raises(NpformerError, match=r"input b\.parquet bytes was \d+, is \d+; input b\.parquet sha256 was"):
         run(classify, source, out)
     assert files_in(out.parent) == whole
+
+
+def test_the_manifest_names_the_weights_by_the_sha256_of_their_converted_file(classify, source, tmp_path):
+    made = run(classify, source, tmp_path / "out" / "o")
+    convert(classify.model.folder, tmp_path / "converted", dtype="float32")
+    _, metadata = read_tensors(tmp_path / "converted" / OWN_WEIGHTS)
+    assert json.loads(made["o/_manifest.jsonl"].splitlines()[0])["weights"] == metadata["sha256"]
 
 
 def test_a_run_of_another_machine_goes_on_with_a_warning(classify, source, tmp_path, monkeypatch):

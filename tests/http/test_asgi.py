@@ -15,7 +15,7 @@ from starlette.applications import Starlette
 from starlette.routing import Mount
 
 import npformer
-from npformer.serve import Limits, process
+from npformer.serve import ServiceLimits, process
 from npformer.serve.models import NEEDS, TaskWork
 from tests.support import tiny
 
@@ -117,7 +117,7 @@ def test_a_worker_that_cannot_start_ends_the_service(monkeypatch, capfd):
 
 def test_limits_are_checked():
     with pytest.raises(npformer.NpformerError, match="batch_tokens: expected a whole number of at least 1, got 0"):
-        Limits(batch_tokens=0)
+        ServiceLimits(batch_tokens=0)
 
 
 def test_what_routes_need_is_named():
