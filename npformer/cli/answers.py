@@ -67,6 +67,11 @@ def vector(text: str, answer: Any, task: Task, count: int = 6) -> str:
     return under(text, [f"{len(answer)} numbers: {numbers}{' ...' if len(answer) > count else ''}"])
 
 
+def score(text: str, answer: Any, task: Task) -> str:
+    line = f"{answer['score']:.4f}"
+    return f"{line}  {plain(text, len(line) + 2)}"
+
+
 def translations(text: str, answer: Any, task: Task) -> str:
     found = [] if answer is None else several(answer)
     return "\n".join(plain(each["translation_text"]) for each in found)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 SECOND = ("pair_column", "context_column")
 #: Options that say what the texts are, or how the answers are shown; with --input the dataset's options do.
-OTHERS = ("texts", "file", "json", "pair", "pairs", "context", "context_file")
+OTHERS = ("texts", "query", "file", "json", "pair", "pairs", "context", "context_file")
 
 
 def check(args: Namespace, task: str) -> None:
@@ -27,11 +27,15 @@ def check(args: Namespace, task: str) -> None:
         return
     for name in OTHERS:
         if getattr(args, name, None):
-            shown = "a text" if name == "texts" else f"--{name.replace('_', '-')}"
+            shown = {"texts": "a text", "query": "a query"}.get(name, f"--{name.replace('_', '-')}")
             raise NpformerError(f"{shown}: with --input the texts are a column's and the answers go to --output")
-    for name in ("column", "output"):
+    pair = ("pair_column",) if task == "text-ranking" else ()
+    for name in ("column", *pair, "output"):
         if not getattr(args, name):
-            raise NpformerError(f"--{name}: missing; --input takes --column NAME and --output OUT")
+            also = "--pair-column NAME " if pair else ""
+            raise NpformerError(
+                f"--{name.replace('_', '-')}: missing; --input takes --column NAME {also}and --output OUT"
+            )
 
 
 def answer_rows(task: Task, args: Namespace) -> int:

@@ -134,7 +134,8 @@ def _model(model: Model) -> dict[str, Any]:
     knows_entailment = any(label.lower().startswith("entail") for label in config.labels)
     decoder = config.decoder.n_layers
     own = [TASK_OF[config.head]] if config.head in TASK_OF.keys() - {"base"} else []
-    inference = ["zero-shot-classification"] if knows_entailment else []
+    more = ["zero-shot-classification"] if knows_entailment else []
+    more += ["text-ranking"] if config.head == "sequence-classification" and len(config.labels) == 1 else []
     facts: dict[str, Any] = {
         "folder": str(model.folder),
         **_card(model.folder),
@@ -147,7 +148,7 @@ def _model(model: Model) -> dict[str, Any]:
         "longest text": f"{longest_text(model.folder, config)} tokens",
         "parameters": f"{sum(array.size for array in arrays.values()) / 1e6:.1f} million",
         "memory": f"{sum(array.nbytes for array in arrays.values()) / 1e6:.1f} MB as {model.dtype}",
-        "tasks": ", ".join([*own, *inference, *(() if decoder else ENCODERS)]),
+        "tasks": ", ".join([*own, *more, *(() if decoder else ENCODERS)]),
     }
     if config.labels:
         facts["labels"] = list(config.labels)

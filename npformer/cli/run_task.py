@@ -43,6 +43,8 @@ def answer_all(command: TaskCommand, args: Namespace) -> int:
     as_input = command.as_input(args)
     task = _task(command, args)
     answers = _progress(_answered(task, args, as_input, command.keeps_lines), args)
+    if command.best_first:
+        answers = iter(sorted(answers, key=lambda each: -np.inf if each[1] is None else each[1]["score"], reverse=True))
     if args.output is not None:
         return _write_array(task, answers, Path(args.output))
     code = 0

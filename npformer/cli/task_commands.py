@@ -50,6 +50,7 @@ class TaskCommand(NamedTuple):
     named: Callable[[Any], dict[str, Any]]  # turns an answer into the fields of its JSON object
     as_input: Callable[[Namespace], AsInput] = lambda args: str  # makes the function from a text to the task's input
     keeps_lines: bool = False  # whether line i of the output belongs to line i of the input; blank lines stay blank
+    best_first: bool = False  # whether answers are sorted by their scores, and so all wait for the last
 
     def settings(self) -> dict[str, str]:
         """Returns the task's settings that the command has options for: setting -> option."""
@@ -57,6 +58,8 @@ class TaskCommand(NamedTuple):
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         add_options(parser, self.options)
+        if self.best_first:
+            parser.set_defaults(texts=[])  # they come from files only
 
     def run(self, args: Namespace) -> int:
         from npformer.cli.run_task import answer_all
@@ -78,6 +81,12 @@ def _split(text: str) -> Pair:
     return Pair(*found)
 
 
+def _after_query(args: Namespace) -> AsInput:
+    if args.query is None:
+        raise NpformerError("QUERY: missing; give a query and files of texts, or a dataset with --input")
+    return lambda text: paired(args.query, text)
+
+
 def _with_context(args: Namespace) -> AsInput:
     context = args.context if args.context_file is None else read_file(args.context_file)
     return lambda question: Pair(question, context)
@@ -85,6 +94,7 @@ def _with_context(args: Namespace) -> AsInput:
 
 # --- the table -------------------------------------------------------------------------------------------------------
 
+PAIR_COLUMN = option("--pair-column NAME", "with --input: the column of the second texts")
 LONG_TEXTS = option("--long", "what to do with too long a text (truncate; window with --stride)", "long", choices=LONG)
 ANSWER = (JSON, LONG_TEXTS, STRIDE)
 
@@ -109,7 +119,7 @@ whole datasets, with pip install "npformer[data]":
                 (
                     PAIR,
                     option("--pairs", "each text is a pair, with a tab between the two"),
-                    option("--pair-column NAME", "with --input: the column of the second texts"),
+                    PAIR_COLUMN,
                 )
             ),
             option("-k --top-k K", "show the K best labels, not only the best one", "top_k", type=whole),
@@ -224,6 +234,31 @@ Row i of the array is the vector of text i, or NaN for one that cannot be read."
         ),
         shown=answers.vector,
         named=lambda answer: {"embedding": answer.tolist()},
+    ),
+    "rerank": TaskCommand(
+        task="text-ranking",
+        description="""Say how well each text, a line of a file, answers a query: the best first, by a
+cross-encoder.""",
+        epilog="""examples:
+  npformer rerank -m cross-encoder/ms-marco-MiniLM-L6-v2 \\
+      "Who likes ice cream?" sentences.txt
+
+With --input a dataset's rows stay in their order: --column has the queries,
+--pair-column the texts.""",
+        options=(
+            Option(("query",), {"nargs": "?", "metavar": "QUERY", "help": "what the texts are to answer"}),
+            Option(
+                ("file",), {"nargs": "*", "metavar": "FILE", "help": "files with a text in each line (default: stdin)"}
+            ),
+            *model_options(),
+            PAIR_COLUMN,
+            *ANSWER,
+            *dataset_options(),
+        ),
+        shown=answers.score,
+        named=dict,
+        as_input=_after_query,
+        best_first=True,
     ),
     "translate": TaskCommand(
         task="translation",

@@ -131,6 +131,10 @@ def _embedding(task: Any) -> list[Column]:
     return [Column("embedding", pa.list_(_float(task), width), np.asarray, np.full(width, np.nan, task.model.dtype))]
 
 
+def _ranking(task: Task) -> list[Column]:
+    return _plain({"score": _float(task)}, ["score"])
+
+
 def _translations(task: Any) -> list[Column]:
     if resolve(task.model.folder, task.model.config, task.options.settings).num_return_sequences == 1:
         return [Column("translation", pa.string(), _item("translation_text"))]
@@ -145,5 +149,6 @@ TABLE: dict[str, Callable[[Any], list[Column]]] = {
     "question-answering": _answers,
     "fill-mask": _masks,
     "sentence-embedding": _embedding,
+    "text-ranking": _ranking,
     "translation": _translations,
 }

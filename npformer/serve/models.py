@@ -16,6 +16,7 @@ from npformer.tasks.pipeline import pipeline
 from npformer.tasks.sentence_embedding import SentenceEmbedding
 from npformer.tasks.task import InputError, Request, Task
 from npformer.tasks.text_classification import TextClassification
+from npformer.tasks.text_ranking import TextRanking
 from npformer.tasks.translation import Translation
 
 Given = str | Path | Model | Seq2Seq | Task
@@ -127,7 +128,7 @@ def _tasks(task: Task) -> Iterator[tuple[str, Task]]:
         classify = TextClassification(model, top_k=None)
         yield "text-classification", classify
         if len(model.config.labels) == 1:
-            yield "text-ranking", classify
+            yield "text-ranking", TextRanking(model, function_to_apply="sigmoid")
     embed = task if isinstance(task, SentenceEmbedding) else SentenceEmbedding(model)
     yield "sentence-embedding", embed
     yield "feature-extraction", FeatureExtraction(embed.model, return_tensors=True)

@@ -204,11 +204,11 @@ async def _ranks(
     """Places and scores of the texts, best first."""
     served = choose(service.models, given["model"], "text-ranking")
     task = served.tasks["text-ranking"]
-    options = replace(task.options, top_k=1, function_to_apply="none" if given.get("raw_scores") else None)
-    pairs = [Pair(given["query"], each) if each else given["query"] for each in texts]
+    options = replace(task.options, function_to_apply="none" if given.get("raw_scores") else "sigmoid")  # as TEI does
+    pairs = [Pair(given["query"], each) for each in texts]
     prepared = await service.prepared(task, f.Texts(pairs, several=True), given["truncate"], where)
     found = await service.answers(TaskWork(task, options), prepared, where)
-    scores = [(i, each[0]["score"]) for i, each in enumerate(found)]
+    scores = [(i, each["score"]) for i, each in enumerate(found)]
     return sorted(scores, key=lambda each: -each[1]), prepared, served.name
 
 

@@ -29,13 +29,14 @@ TASKS = {
     "fill-mask": ("fill_mask", "FillMask"),
     "feature-extraction": ("feature_extraction", "FeatureExtraction"),
     "sentence-embedding": ("sentence_embedding", "SentenceEmbedding"),
+    "text-ranking": ("text_ranking", "TextRanking"),
     "translation": ("translation", "Translation"),
 }
-#: Transformers' other names for tasks. A cross-encoder ranks texts by the score of the pair (query, text).
+#: Other names of tasks: Transformers' own, and that of the command.
 ALIASES = {
     "sentiment-analysis": "text-classification",
     "ner": "token-classification",
-    "text-ranking": "text-classification",
+    "rerank": "text-ranking",
 }
 TRANSLATION = re.compile(r"translation_(\w+)_to_(\w+)")  # names such as translation_en_to_de
 DEFAULTS = dict.fromkeys(("text-classification", "sentiment-analysis"), "distilbert-sst2")  # bundled models
@@ -58,8 +59,8 @@ WANTED = {
     "fill-mask": "a masked-language model",
     "feature-extraction": "any encoder",
     "sentence-embedding": "an encoder, best a sentence-transformers one",
-    "translation": "a Marian translation model, Helsinki-NLP/opus-mt-en-de say",
     "text-ranking": "a cross-encoder, cross-encoder/ms-marco-MiniLM-L6-v2 say",
+    "translation": "a Marian translation model, Helsinki-NLP/opus-mt-en-de say",
 }
 
 
@@ -81,8 +82,8 @@ def pipeline(
     Parameters
     ----------
     task : str, optional
-        A name in TASKS, or another of Transformers' names ("sentiment-analysis", "ner", "text-ranking",
-        "translation_en_to_de"). Without a task, the head in the model's config decides.
+        A name in TASKS, or another of a task's names ("sentiment-analysis", "ner", "rerank", "translation_en_to_de").
+        Without a task, the head in the model's config decides.
     model : str, Path or Model, optional
         A bundled model, a folder, a Hugging Face id or a loaded model; text-classification has a default. A folder
         whose config.json names no architecture is read with the task's head.
@@ -153,9 +154,8 @@ def _default(task: str | None, name: str | None) -> str:
     if task is None or name is None:
         raise NpformerError("pipeline: expected a task or a model, or both; pipeline('text-classification')")
     if task not in DEFAULTS:
-        wanted = WANTED[task if task in WANTED else name]
         raise NpformerError(
-            f"{task}: no model comes with npformer; give model=, the folder or Hugging Face id of {wanted}"
+            f"{task}: no model comes with npformer; give model=, the folder or Hugging Face id of {WANTED[name]}"
         )
     return DEFAULTS[task]
 

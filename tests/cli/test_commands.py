@@ -176,6 +176,27 @@ def test_embed_writes_a_row_of_nan_for_a_text_it_cannot_read(models, tmp_path):
     assert np.isnan(array).all(axis=1).tolist() == [False, True, False]
 
 
+def test_rerank_shows_the_best_text_first(models, tmp_path):
+    """Of the lines of all files; one that cannot be read is reported, and comes last as JSON."""
+    (tmp_path / "a.txt").write_bytes(b"ice cream\nnot my music\n\xff\n")
+    (tmp_path / "b.txt").write_text("she was in Paris\n\n")
+    texts = ["ice cream", "not my music", "she was in Paris", ""]
+    scores = pipeline("text-ranking", models["rerank"])([Pair("what is good", each) for each in texts])
+    expected = sorted(zip([each["score"] for each in scores], texts, strict=True), reverse=True)
+    arguments = ("rerank", "-m", models["rerank"], "what is good")
+    code, output, errors = run(*arguments, "a.txt", "b.txt", cwd=tmp_path)
+    assert (code, errors) == (1, "npformer: a.txt:3: not UTF-8 (byte 0)\n")
+    assert output.splitlines() == [f"{score:.4f}  {text}" for score, text in expected]
+    code, output, _ = run(*arguments, "--json", stdin=(tmp_path / "a.txt").read_bytes())
+    *found, unread = rows(output)
+    assert [(each["score"], each["text"]) for each in found] == [each for each in expected if each[1] in texts[:2]]
+    assert unread == {"error": "stdin:3: not UTF-8 (byte 0)"}
+    assert run("rerank", "-m", models["rerank"])[::2] == (
+        1,
+        "npformer: QUERY: missing; give a query and files of texts, or a dataset with --input\n",
+    )
+
+
 def test_no_texts_are_an_empty_answer(models, tmp_path):
     assert run("classify", "-m", models["classify"]) == (0, "", "")
     assert run("embed", "-m", models["embed"], "-o", tmp_path / "v.npy")[0] == 0
@@ -223,6 +244,7 @@ def test_info_describes_a_model(models):
     shown = run("info", models["zero-shot"])[1]
     assert "zero-shot-classification" in shown
     assert "contradiction" in shown
+    assert "text-classification, text-ranking, " in run("info", models["rerank"])[1]
     assert "made from" not in shown  # a folder without a card
     marian = run("info", str(Path(__file__).parents[1] / "golden" / "seq2seq" / "marian-files"), "--json")[1]
     assert json.loads(marian)["tasks"] == "translation"

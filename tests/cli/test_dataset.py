@@ -9,8 +9,13 @@ from tests.support.cli_runner import make_models, run
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    return make_models(tmp_path_factory.mktemp("models"))["classify"]
+def models(tmp_path_factory):
+    return make_models(tmp_path_factory.mktemp("models"))
+
+
+@pytest.fixture
+def model(models):
+    return models["classify"]
 
 
 @pytest.mark.parametrize(
@@ -33,6 +38,22 @@ def model(tmp_path_factory):
 )
 def test_options_that_do_not_go_together(arguments, message, model):
     code, output, said = run("classify", "-m", model, *arguments)
+    assert (code, output) == (1, "")
+    assert said.startswith(f"npformer: {message}")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--column", "text", "ice"), "a query: with --input the texts are a column's"),
+        (
+            ("--column", "text", "--output", "o.csv"),
+            "--pair-column: missing; --input takes --column NAME --pair-column NAME and --output OUT",
+        ),
+    ],
+)
+def test_rerank_takes_two_columns_and_no_query(arguments, message, models):
+    code, output, said = run("rerank", "-m", models["rerank"], "--input", "in.csv", *arguments)
     assert (code, output) == (1, "")
     assert said.startswith(f"npformer: {message}")
 

@@ -21,6 +21,7 @@ COMMANDS = {
     "answer": (["--context-column", "second"], ["answer", "score", "start", "end"]),
     "fill": (["-k", "1"], ["masks"]),
     "embed": ([], ["embedding"]),
+    "rerank": (["--pair-column", "second"], ["score"]),
     "translate": (["--max-tokens", "4"], ["translation"]),
 }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,9 +17,13 @@ from tests.support.service import Server
 @pytest.fixture(scope="session")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     home = tmp_path_factory.mktemp("models")
+    ranker = tiny.folder(home / "ranker", "bert", labels=("relevance",), seed=3)
+    config = json.loads((ranker / "config.json").read_text())
+    config["sentence_transformers"] = {"activation_fn": "torch.nn.modules.linear.Identity"}
+    (ranker / "config.json").write_text(json.dumps(config))
     return {
         "classifier": tiny.folder(home / "classifier", labels=("bad", "fair", "good")),
-        "ranker": tiny.folder(home / "ranker", "bert", labels=("relevance",), seed=3),
+        "ranker": ranker,
         "encoder": tiny.folder(home / "encoder", "bert", "base", seed=5),
         "translator": seq2seq_models.folder_of_letters(home / "translator"),
     }

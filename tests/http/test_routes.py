@@ -8,6 +8,8 @@ import json
 import numpy as np
 import pytest
 
+from npformer import Pair
+
 TEXTS = ["I love ice cream", "not my music", "the news"]
 LONG = "music " * 100
 
@@ -75,15 +77,20 @@ def test_predict(server, alone):
 
 
 def test_rerank(server, alone):
+    """Probabilities as text-embeddings-inference gives them, also of a checkpoint whose own scores are logits."""
     rank = alone("text-ranking", "ranker")
-    scores = [rank({"text": "what is good", "text_pair": text})["score"] for text in TEXTS]
+    pairs = [Pair("what is good", text) for text in TEXTS]
+    scores = [rank(pair, function_to_apply="sigmoid")["score"] for pair in pairs]
     order = sorted(range(3), key=lambda i: -scores[i])
     expected = [{"index": i, "score": scores[i]} for i in order]
     assert server.post("/rerank", {"query": "what is good", "texts": TEXTS})[:2] == (200, expected)
     _, shown, _ = server.post("/rerank", {"query": "what is good", "texts": TEXTS, "return_text": True})
     assert [each["text"] for each in shown] == [TEXTS[i] for i in order]
     _, raw, _ = server.post("/rerank", {"query": "what is good", "texts": TEXTS, "raw_scores": True})
-    np.testing.assert_allclose([1 / (1 + np.exp(-each["score"])) for each in raw], sorted(scores)[::-1], rtol=1e-5)
+    assert raw == [{"index": i, "score": rank(pairs[i])["score"]} for i in order]
+    empty = Pair("what is good", "")
+    _, found, _ = server.post("/rerank", {"query": empty.text, "texts": [""]})
+    assert found == [{"index": 0, "score": rank(empty, function_to_apply="sigmoid")["score"]}]
     documents = [TEXTS[0], {"text": TEXTS[1]}, TEXTS[2]]
     body = {"query": "what is good", "documents": documents, "top_n": 2, "return_documents": True, "model": "ranker"}
     _, ranked, _ = server.post("/v1/rerank", body)

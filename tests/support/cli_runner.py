@@ -25,6 +25,7 @@ def make_models(path: Path) -> dict[str, Path]:
         "answer": tiny.folder(path / "answer", "bert", "question-answering"),
         "fill": tiny.folder(path / "fill", "bert", "masked-lm"),
         "embed": tiny.folder(path / "embed", "bert", "base"),
+        "rerank": tiny.folder(path / "rerank", "bert", "sequence-classification", labels=("SCORE",), seed=3),
     }
 
 

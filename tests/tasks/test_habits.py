@@ -133,9 +133,8 @@ def test_a_pipeline_infers_its_task_from_a_folder_or_says_why_not(tmp_path):
 
 def test_other_names_of_tasks():
     """A cross-encoder's task has no default: the bundled model of sentiment ranks nothing."""
-    model = TASKS["text-classification"]
-    for name in ("sentiment-analysis", "text-ranking"):
-        assert pipeline(name, model).name == "text-classification"
+    assert pipeline("sentiment-analysis", TASKS["text-classification"]).name == "text-classification"
+    assert pipeline("rerank", tiny.model(labels=("SCORE",))).name == "text-ranking"
     assert pipeline("ner", TASKS["token-classification"]).name == "token-classification"
     assert pipeline("sentiment-analysis")("I love ice cream")["label"] == "POSITIVE"
     with pytest.raises(NpformerError, match=r"text-ranking: no model comes with npformer; .* a cross-encoder"):

@@ -35,8 +35,10 @@ TASKS = {
     "fill-mask": (tiny.model("bert", "masked-lm"), {"top_k": 3}),
     "feature-extraction": (tiny.model("distilbert", "base"), {}),
     "sentence-embedding": (tiny.model("bert", "base"), {}),
+    "text-ranking": (tiny.model("bert", "sequence-classification", labels=("SCORE",)), {}),
 }
-TEXT_TASKS = [name for name in TASKS if name != "question-answering"]
+PAIR_TASKS = ("question-answering", "text-ranking")
+TEXT_TASKS = [name for name in TASKS if name not in PAIR_TASKS]
 
 SOME = "I love ice cream the people of Paris Kyoto naïve 我爱 😀 don't , . [MASK]"
 words = st.sampled_from(SOME.split())
@@ -54,7 +56,7 @@ def make(name, threads=None, **options):
 
 
 def as_input(name, text):
-    return Pair("Who had it?", text) if name == "question-answering" else text
+    return Pair("Who had it?", text) if name in PAIR_TASKS else text
 
 
 def equal(a, b):
@@ -152,7 +154,7 @@ def test_every_result_says_how_much_was_read(name):
     result = task(as_input(name, "I [MASK] ice cream"))
     assert result.n_tokens >= 6
     assert result.truncated is False
-    if name not in ("question-answering", "fill-mask"):
+    if name not in (*PAIR_TASKS, "fill-mask"):
         assert task("").n_tokens >= 2
         task(" \t\n")
 
@@ -319,7 +321,7 @@ def test_unknown_tasks_have_their_nearest_name():
         pipeline("text-clasification")
     with pytest.raises(
         NpformerError,
-        match=r"Known: text-classification, .*sentiment-analysis, ner, text-ranking, translation_XX_to_YY",
+        match=r"Known: text-classification, .*sentiment-analysis, ner, rerank, translation_XX_to_YY",
     ):
         pipeline("summarization")
 
@@ -332,7 +334,7 @@ def test_a_task_without_a_model_says_what_to_give(name):
 
 def test_a_model_of_another_head_is_refused():
     model = tiny.model("bert", "masked-lm")
-    for name in ("text-classification", "zero-shot-classification", "token-classification", "question-answering"):
+    for name in ("text-classification", "zero-shot-classification", "token-classification", *PAIR_TASKS):
         with pytest.raises(NpformerError, match=rf"{name} takes a \S+ model, this one is a masked-lm model"):
             pipeline(name, model)
     for name in ("feature-extraction", "sentence-embedding"):

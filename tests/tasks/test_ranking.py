@@ -1,0 +1,87 @@
+"""text-ranking: the score of a query and a text, by the activation that the checkpoint stores."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from npformer import NpformerError, Pair, pipeline
+from npformer.tasks.text_ranking import OLDER
+from tests.support import tiny
+
+QUERY = "what is good"
+TEXTS = ["ice cream", "not my music", "she was in Paris", ""]
+PAIRS = [Pair(QUERY, text) for text in TEXTS]
+
+
+def folder(path, **stored):
+    made = tiny.folder(path, "bert", labels=("SCORE",), seed=3)
+    config = json.loads((made / "config.json").read_text())
+    (made / "config.json").write_text(json.dumps({**config, **stored}))
+    return made
+
+
+def logits(model):
+    """The model's own, of ids that the tokenizer makes of two texts, also where the second is empty."""
+    encodings = [model.tokenizer.encode(*pair) for pair in PAIRS]
+    return [model([each.ids], token_type_ids=[each.type_ids]).logits[0, 0] for each in encodings]
+
+
+@pytest.mark.parametrize(
+    ("stored", "function"),
+    [
+        ({}, "sigmoid"),
+        ({OLDER: None}, "sigmoid"),
+        ({OLDER: "torch.nn.modules.activation.Sigmoid"}, "sigmoid"),
+        ({OLDER: "torch.nn.modules.linear.Identity"}, "none"),
+        ({"sentence_transformers": {"activation_fn": "torch.nn.modules.linear.Identity", "version": "5.1.0"}}, "none"),
+        ({"sentence_transformers": {"activation_fn": "torch.nn.modules.activation.Sigmoid"}}, "sigmoid"),
+        ({"sentence_transformers": {"version": "5.1.0"}, OLDER: "torch.nn.modules.linear.Identity"}, "none"),
+        (
+            {"sentence_transformers": {"activation_fn": "torch.nn.Identity"}, OLDER: "torch.nn.Sigmoid"},
+            "none",
+        ),
+    ],
+)
+def test_the_checkpoint_says_what_makes_scores_of_logits(stored, function, tmp_path):
+    """Where it stores both forms, the newer counts, as in sentence-transformers."""
+    rank = pipeline("text-ranking", folder(tmp_path / "model", **stored))
+    raw = np.array(logits(rank.model))
+    expected = raw if function == "none" else 1 / (1 + np.exp(-raw.astype(np.float64)))
+    np.testing.assert_allclose([each["score"] for each in rank(PAIRS)], expected, rtol=1e-6)
+    other = {"none": "sigmoid", "sigmoid": "none"}[function]
+    assert rank(PAIRS[0], function_to_apply=other) != rank(PAIRS[0])
+    assert pipeline("text-ranking", rank.model.folder, function_to_apply="none")(PAIRS[0])["score"] == raw[0]
+
+
+@pytest.mark.parametrize("activation", ["torch.nn.modules.activation.Tanh", "mine.Sigmoid", 3, ["torch.nn.Identity"]])
+def test_another_activation_is_refused_unless_one_is_given(activation, tmp_path):
+    for name, stored in ((OLDER, activation), ("sentence_transformers", {"activation_fn": activation})):
+        made = folder(tmp_path / name, **{name: stored})
+        where = OLDER if name == OLDER else "sentence_transformers.activation_fn"
+        with pytest.raises(NpformerError, match=rf"config\.json: {where}: expected torch's Identity or Sigmoid, got "):
+            pipeline("text-ranking", made)
+        assert pipeline("text-ranking", made, function_to_apply="none")(PAIRS[0])["score"]
+
+
+def test_a_score_is_that_of_text_classification():
+    """The same bits, of a model with one label; a mapping is a pair, too."""
+    model = tiny.model("bert", labels=("SCORE",))
+    rank, classify = pipeline("rerank", model), pipeline("text-classification", model)
+    assert [each["score"] for each in rank(PAIRS[:3])] == [each["score"] for each in classify(PAIRS[:3])]
+    assert rank({"text": QUERY, "text_pair": TEXTS[0]}) == rank(PAIRS[0])
+
+
+def test_a_text_alone_and_other_models_are_refused():
+    rank = pipeline("text-ranking", tiny.model("bert", labels=("SCORE",)))
+    for alone in ("ice", {"text": "ice"}, {"text": "ice", "text_pair": None}):
+        with pytest.raises(NpformerError, match=r"expected a query and a text, got one text; give npformer\.Pair"):
+            rank(alone)
+    with pytest.raises(NpformerError, match="text_pair: expected a text, got None"):
+        rank(Pair("ice", None))
+    with pytest.raises(NpformerError, match="text-ranking takes a model with one label, this one has 2"):
+        pipeline("text-ranking", tiny.model())
+    with pytest.raises(NpformerError, match="function_to_apply: expected one of sigmoid, none"):
+        pipeline("text-ranking", tiny.model(labels=("SCORE",)), function_to_apply="softmax")
