@@ -1,10 +1,10 @@
-"""The peer of `service.py`: the same model in ONNX Runtime behind starlette, batched as such servers do it.
+"""The peers of `service.py`: the same model in ONNX Runtime behind starlette, batched as such servers do it.
 
-    python -m tests.benchmarks.onnx_service FOLDER PORT
+    python -m tests.benchmarks.onnx_service ENGINE FOLDER PORT
 
-FOLDER has model.onnx, made by `service.py`, and tokenizer.json. Of what waits, up to 64 texts are sorted by length and
-computed in groups of 8, padded to the longest, which is the least work for this model here. Threads do not spin: on shared
-cores that takes half the processor time. Vectors are means of length 1, as /embed gives them.
+ENGINE is `onnxruntime`, with its session as it is best here, or `fastembed`, the library as its users have it. FOLDER is
+what `service.py --export` makes. Of what waits, up to 64 texts are sorted by length and computed in groups of 8, padded to
+the longest, which is the least work for this model here. Vectors are means of length 1, as /embed gives them.
 """
 
 from __future__ import annotations
@@ -12,40 +12,59 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 import numpy as np
-import onnxruntime
 import uvicorn
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
-from tokenizers import Tokenizer
 
 from npformer.runtime.threads import available_cores
 
-folder, port = sys.argv[1:]
-options = onnxruntime.SessionOptions()
-options.intra_op_num_threads = available_cores()
-options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-session = onnxruntime.InferenceSession(f"{folder}/model.onnx", options, providers=["CPUExecutionProvider"])
-tokenizer = Tokenizer.from_file(f"{folder}/tokenizer.json")
-tokenizer.enable_truncation(512)
-tokenizer.enable_padding()
+Vectors = Callable[[list[str]], np.ndarray]  # texts -> (N, D)
+
+
+def by_onnxruntime(folder: str) -> Vectors:
+    """Threads do not spin: on shared cores that takes half the processor time."""
+    import onnxruntime
+    from tokenizers import Tokenizer
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = available_cores()
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    session = onnxruntime.InferenceSession(f"{folder}/model.onnx", options, providers=["CPUExecutionProvider"])
+    tokenizer = Tokenizer.from_file(f"{folder}/tokenizer.json")
+    tokenizer.enable_truncation(512)
+    tokenizer.enable_padding()
+
+    def vectors(texts: list[str]) -> np.ndarray:
+        encoded = tokenizer.encode_batch(texts)
+        ids, mask = (np.array([getattr(each, name) for each in encoded]) for name in ("ids", "attention_mask"))
+        (hidden,) = session.run(None, {"input_ids": ids, "attention_mask": mask})
+        pooled = (hidden * mask[..., None]).sum(1) / mask.sum(1, keepdims=True)
+        return pooled / np.linalg.norm(pooled, axis=1, keepdims=True)
+
+    return vectors
+
+
+def by_fastembed(folder: str) -> Vectors:
+    from fastembed import TextEmbedding
+    from fastembed.common.model_description import ModelSource, PoolingType
+
+    source = ModelSource(hf="local")  # which nothing is fetched from: the folder is given
+    TextEmbedding.add_custom_model("local", PoolingType.MEAN, True, source, dim=384, model_file="model.onnx")
+    model = TextEmbedding("local", threads=available_cores(), specific_model_path=folder)
+    return lambda texts: np.stack(list(model.embed(texts)))
+
+
+ENGINES = {"onnxruntime": by_onnxruntime, "fastembed": by_fastembed}
 waiting: asyncio.Queue = asyncio.Queue()
 
 
-def vectors(texts: list[str]) -> np.ndarray:
-    encoded = tokenizer.encode_batch(texts)
-    ids, mask = (np.array([getattr(each, name) for each in encoded]) for name in ("ids", "attention_mask"))
-    (hidden,) = session.run(None, {"input_ids": ids, "attention_mask": mask})
-    pooled = (hidden * mask[..., None]).sum(1) / mask.sum(1, keepdims=True)
-    return pooled / np.linalg.norm(pooled, axis=1, keepdims=True)
-
-
-async def compute() -> None:
+async def compute(vectors: Vectors) -> None:
     while True:
         batch = [await waiting.get()]
         while len(batch) < 64 and not waiting.empty():
@@ -64,13 +83,20 @@ async def embed(request: Request) -> Response:
     return Response(json.dumps([(await future).tolist()]), media_type="application/json")
 
 
-@asynccontextmanager
-async def lifespan(_: Starlette) -> AsyncIterator[None]:
-    task = asyncio.create_task(compute())
-    yield
-    task.cancel()
+def main(engine: str, folder: str, port: str) -> None:
+    """Serve."""
+    vectors = ENGINES[engine](folder)
+
+    @asynccontextmanager
+    async def lifespan(_: Starlette) -> AsyncIterator[None]:
+        task = asyncio.create_task(compute(vectors))
+        yield
+        task.cancel()
+
+    print(f"serving {folder} on http://127.0.0.1:{port}", flush=True)
+    app = Starlette(routes=[Route("/embed", embed, methods=["POST"])], lifespan=lifespan)
+    uvicorn.run(app, port=int(port), access_log=False)
 
 
 if __name__ == "__main__":
-    print(f"serving {folder} on http://127.0.0.1:{port}", flush=True)
-    uvicorn.run(Starlette(routes=[Route("/embed", embed, methods=["POST"])], lifespan=lifespan), port=int(port), access_log=False)  # fmt: skip
+    main(*sys.argv[1:])

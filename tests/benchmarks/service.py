@@ -1,9 +1,10 @@
-"""`npformer serve` under load, beside the same model in ONNX Runtime behind starlette: requests a second, and waits.
+"""`npformer serve` under load, beside the same model in ONNX Runtime and in fastembed behind starlette.
 
     python -m tests.benchmarks.service [--onnx FOLDER] [--seconds N] [--soak MINUTES]
 
-The load comes from `wrk` (apt-get install wrk) over loopback, on the same cores as the server: 64 different texts of
-6 to 60 words in turn, one text a request to /embed. The servers take turns, and of each figure the best turn counts.
+Shown are requests a second, and how long they wait. The load comes from `wrk` (apt-get install wrk) over loopback, on
+the same cores as the server: 64 different texts of 6 to 60 words in turn, one text a request to /embed. The servers take
+turns, and of each figure the best turn counts.
 `--export FOLDER` makes the ONNX file, which needs torch and transformers, where those are in another environment.
 `--soak` asks one server with two workers for minutes, kills a worker each minute, and shows memory and errors.
 """
@@ -37,6 +38,7 @@ CONNECTIONS = (1, 8, 64)
 SENTENCE = "what i love most about this film is how it never takes itself too seriously and yet it breaks your heart"
 WORDS = SENTENCE.split()
 ROUNDS = 2
+PEERS = {"ONNX Runtime": "onnxruntime", "fastembed": "fastembed"}
 
 
 def texts(count: int = 64) -> list[str]:
@@ -97,15 +99,16 @@ def export(folder: Path) -> Path:
             str(folder / "plain.onnx"), model_type="bert", num_heads=12, hidden_size=384, opt_level=1
         )
         tool.save_model_to_file(str(folder / "model.onnx"))
-        (folder / "tokenizer.json").write_bytes((source / "tokenizer.json").read_bytes())
+        for name in ("tokenizer.json", "tokenizer_config.json"):
+            (folder / name).write_bytes((source / name).read_bytes())
     return folder
 
 
-def peer(folder: Path) -> Server:
+def peer(engine: str, folder: Path) -> Server:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    return Server(program=[sys.executable, "-m", "tests.benchmarks.onnx_service", str(folder), str(port)])
+    return Server(program=[sys.executable, "-m", "tests.benchmarks.onnx_service", engine, str(folder), str(port)])
 
 
 def ready(server: Server) -> np.ndarray:
@@ -122,7 +125,7 @@ def race(folder: Path | None, seconds: int) -> dict[str, Any]:
     """The best figures of each server at each number of connections."""
     servers = {"npformer": Server("distilbert-sst2"), "npformer, 2 workers": Server("distilbert-sst2", "--workers", 2)}
     if folder is not None:
-        servers["ONNX Runtime"] = peer(folder)
+        servers |= {name: peer(engine, folder) for name, engine in PEERS.items()}
     found: dict[str, Any] = {name: {} for name in servers}
     spent = {name: {count: [0.0, 0.0] for count in CONNECTIONS} for name in servers}  # processor time, requests
     try:
