@@ -1,7 +1,7 @@
 # shellcheck shell=bash
-# What arm.sh and other_blas.sh share: another Debian in a folder, commands that run in it, and the table of results;
-# image.sh takes the folder alone. Each of the two has its `names` to test, and functions to `prepare` a folder, to run a command `on` a name, and to
-# tell which name is `in_use` by NumPy; then it calls `main`.
+# What arm.sh and other_blas.sh share: another Debian in a folder, commands that run in it, and the table of results.
+# Each of the two has its `names` to test, and functions to `prepare` a folder, to run a command `on` a name, and to
+# tell which name is `in_use` by NumPy; then it calls `main`. image.sh takes the Debian in a folder alone.
 release=trixie # the first of Debian's releases with a NumPy 2, and with a Python for today's
 checkout=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 venv_options=() table=() status=0

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.parquet
 import pytest
 
 import npformer
@@ -32,6 +33,15 @@ def rows() -> pa.Table:
     return pa.table(
         {"id": list(count), "text": [TEXTS[i % len(TEXTS)] for i in count], "odd": [odd[i % len(odd)] for i in count]}
     )
+
+
+@pytest.fixture
+def source_of_500(rows: pa.Table, tmp_path: Path) -> Path:
+    """Two files of 400 and 100 rows."""
+    (tmp_path / "in").mkdir()
+    pa.parquet.write_table(pa.concat_tables([rows] * 4), tmp_path / "in" / "a.parquet")
+    pa.parquet.write_table(rows, tmp_path / "in" / "b.parquet")
+    return tmp_path / "in"
 
 
 def files_in(folder: Path) -> dict[str, bytes]:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import time
+
+from distributed import WorkerPlugin
 
 from npformer.dataset import work
 from npformer.tasks.text_classification import TextClassification
@@ -25,3 +28,41 @@ def pretend(name: str, value: str) -> None:
     work.machine = lambda: {**real(), name: value}
     if name == "bits":
         work.probe = lambda: value
+
+
+class Slow(WorkerPlugin):
+    """Makes every text take longer, also in workers that are started in the place of dead ones."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+
+    def setup(self, worker):
+        slow(self.seconds)
+
+
+def fail_once() -> None:
+    """Makes this worker's next part fail."""
+    real = work.answer
+
+    def answer(*arguments):
+        work.answer = real
+        raise MemoryError
+
+    work.answer = answer
+
+
+class Deadly(WorkerPlugin):
+    """Ends each worker that is to answer a part with this text, as a system does that has no more memory."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+
+    def setup(self, worker):
+        real = work.answer
+
+        def answer(task, texts, place):
+            if self.text in texts[0].to_pylist():
+                os._exit(1)
+            return real(task, texts, place)
+
+        work.answer = answer

@@ -1,10 +1,6 @@
-"""Dask's workers in processes of their own answer a dataset: the bytes are one machine's, also when one is killed."""
+"""Dask's workers in processes of their own answer a dataset with the bytes of one machine, or are refused by name."""
 
 from __future__ import annotations
-
-import os
-import signal
-from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -16,7 +12,7 @@ import npformer
 from npformer import NpformerError
 from npformer.dataset import cluster, map, work
 from tests.dataset.conftest import files_in
-from tests.dataset.in_a_worker import pretend, slow
+from tests.dataset.in_a_worker import pretend
 from tests.support import tiny
 from tests.support.cli_runner import run
 
@@ -33,77 +29,43 @@ def client():
         yield client
 
 
-@pytest.fixture
-def source(rows, tmp_path) -> Path:
-    (tmp_path / "in").mkdir()
-    pa.parquet.write_table(pa.concat_tables([rows] * 4), tmp_path / "in" / "a.parquet")
-    pa.parquet.write_table(rows, tmp_path / "in" / "b.parquet")
-    return tmp_path / "in"
-
-
 @pytest.mark.parametrize("sink", ["out", "out.jsonl"])
-def test_workers_make_the_bytes_of_one_machine(sink, client, classify, source, tmp_path):
+def test_workers_make_the_bytes_of_one_machine(sink, client, classify, source_of_500, tmp_path):
     for name, given in (("here", None), ("there", client)):
         (tmp_path / name).mkdir()
-        map(classify, source, tmp_path / name / sink, column="text", part_rows=30, client=given)
+        map(classify, source_of_500, tmp_path / name / sink, column="text", part_rows=30, client=given)
     assert files_in(tmp_path / "there") == files_in(tmp_path / "here")
 
 
-def test_a_worker_that_is_killed_costs_nothing_but_time(classify, source, tmp_path, monkeypatch):
-    """Its parts go to the others, and to the one that Dask starts in its place; each is written once."""
-    for name in ("here", "there"):
-        (tmp_path / name).mkdir()
-    map(classify, source, tmp_path / "here" / "out", column="text", part_rows=10)
-    written = []
-    real = npformer.dataset.mapping._Run._write
-    with (
-        LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address="127.0.0.1:0") as made,
-        Client(made) as client,
-    ):
-        client.run(slow, 0.05)
-        victim = next(iter(client.run(os.getpid).values()))
-
-        def write(self, place, *others):
-            real(self, place, *others)
-            written.append(place)
-            if len(written) == 5:
-                os.kill(victim, signal.SIGKILL)
-
-        monkeypatch.setattr(npformer.dataset.mapping._Run, "_write", write)
-        map(classify, source, tmp_path / "there" / "out", column="text", part_rows=10, client=client)
-    assert len(written) == len(set(written)) == 50
-    assert files_in(tmp_path / "there") == files_in(tmp_path / "here")
-
-
-def test_a_worker_with_another_model_is_named(client, source, tmp_path):
+def test_a_worker_with_another_model_is_named(client, source_of_500, tmp_path):
     """The folder that it loads is not what it was when the task was made."""
     folder = tiny.folder(tmp_path / "model")
     task = npformer.pipeline("text-classification", folder)
     (folder / "model.safetensors").rename(tmp_path / "kept")  # which the task has mapped
     tiny.folder(folder, seed=1)
     with pytest.raises(NpformerError, match=r"worker tcp://.*: the model here is not that of the run: other weights$"):
-        map(task, source, tmp_path / "out", column="text", client=client)
+        map(task, source_of_500, tmp_path / "out", column="text", client=client)
 
 
-def test_a_worker_without_the_model_is_named(client, source, tmp_path):
+def test_a_worker_without_the_model_is_named(client, source_of_500, tmp_path):
     task = npformer.pipeline("text-classification", tiny.folder(tmp_path / "model"))
     (tmp_path / "model").rename(tmp_path / "elsewhere")
     with pytest.raises(NpformerError, match=r"worker tcp://.*: .*model: there is no folder of this name"):
-        map(task, source, tmp_path / "out", column="text", client=client)
+        map(task, source_of_500, tmp_path / "out", column="text", client=client)
 
 
-def test_a_model_in_memory_cannot_be_sent(client, source, tmp_path):
+def test_a_model_in_memory_cannot_be_sent(client, source_of_500, tmp_path):
     with pytest.raises(NpformerError, match="this model was made in memory"):
         map(
             npformer.pipeline("text-classification", tiny.model()),
-            source,
+            source_of_500,
             tmp_path / "out",
             column="text",
             client=client,
         )
 
 
-def test_workers_of_another_version_are_refused_and_of_another_blas_are_told(classify, source, tmp_path):
+def test_workers_of_another_version_are_refused_and_of_another_blas_are_told(classify, source_of_500, tmp_path):
     with (
         LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address="127.0.0.1:0") as made,
         Client(made) as client,
@@ -111,14 +73,14 @@ def test_workers_of_another_version_are_refused_and_of_another_blas_are_told(cla
         first, _ = client.scheduler_info()["workers"]
         client.run(pretend, "bits", "0123", workers=[first])
         with pytest.warns(match=rf"the BLAS of {first} adds in another order"):
-            map(classify, source, tmp_path / "out", column="text", part_rows=10, client=client)
+            map(classify, source_of_500, tmp_path / "out", column="text", part_rows=10, client=client)
         lines = (tmp_path / "out" / "_manifest.jsonl").read_text().splitlines()[1:]
         assert {'"bits": "0123"' in line for line in lines} == {True, False}  # the parts that it made
         client.run(pretend, "npformer", "0.0.1", workers=[first])
         with pytest.raises(
             NpformerError, match=rf"worker {first}: has npformer 0\.0\.1, here is {npformer.__version__}"
         ):
-            map(classify, source, tmp_path / "other", column="text", client=client)
+            map(classify, source_of_500, tmp_path / "other", column="text", client=client)
 
 
 def test_the_command_prints_the_dashboard_and_answers(model, rows, tmp_path):

@@ -1,0 +1,188 @@
+"""Workers that die, that fail, that run on another kernel or that get the model from the hub: the answers stay the same."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import pytest
+from distributed import Client, LocalCluster
+
+import npformer
+from npformer import NpformerError
+from npformer.dataset import cluster, map, work
+from tests.dataset.conftest import files_in
+from tests.dataset.in_a_worker import Deadly, Slow, fail_once
+from tests.support import hub_server, kernels, tiny
+from tests.support.cli_runner import ENVIRONMENT, ROOT
+
+# Dask closes what it can when a worker dies or a cluster ends, and leaves the rest to the collector.
+pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
+
+PARTS = 50
+KILLS = 8
+
+
+@contextmanager
+def local(workers: int) -> Iterator[LocalCluster]:
+    with LocalCluster(n_workers=workers, threads_per_worker=1, dashboard_address="127.0.0.1:0") as made:
+        yield made
+
+
+@pytest.fixture
+def whole(classify, source_of_500, tmp_path) -> dict[str, bytes]:
+    """The files of a run without workers."""
+    map(classify, source_of_500, tmp_path / "whole", column="text", part_rows=10)
+    return files_in(tmp_path / "whole")
+
+
+# --- deaths ----------------------------------------------------------------------------------------------------------
+
+
+def test_workers_that_are_killed_cost_nothing_but_time(classify, source_of_500, whole, tmp_path, monkeypatch):
+    """One or another, at random parts: theirs go to those that are left or started anew, and each is written once."""
+    written, killed, chosen = [], [], random.Random(0)
+    moments = set(chosen.sample(range(1, PARTS - 5), KILLS))
+    real = npformer.dataset.mapping._Run._write
+    with local(2) as made, Client(made) as client:
+        client.register_plugin(Slow(0.02))
+
+        def write(self, place, *others):
+            real(self, place, *others)
+            written.append(place)
+            if len(written) in moments:
+                alive = [worker.pid for worker in made.workers.values() if worker.pid]
+                if alive:  # else both are being started
+                    killed.append(chosen.choice(alive))
+                    os.kill(killed[-1], signal.SIGKILL)
+
+        monkeypatch.setattr(npformer.dataset.mapping._Run, "_write", write)
+        made.scheduler.allowed_failures = KILLS  # a part that several of them had is not at fault
+        map(classify, source_of_500, tmp_path / "there", column="text", part_rows=10, client=client)
+    assert len(set(killed)) > 2
+    assert len(written) == len(set(written)) == PARTS
+    assert files_in(tmp_path / "there") == whole
+
+
+BROKEN = """
+import sys, npformer, npformer.dataset
+from npformer.dataset.cluster import connected
+from tests.dataset.in_a_worker import Slow
+with connected("local:2") as client:
+    client.register_plugin(Slow(0.02))
+    task = npformer.pipeline("text-classification", sys.argv[1])
+    npformer.dataset.map(task, sys.argv[2], sys.argv[3], column="text", part_rows=10, client=client)
+"""
+
+
+def test_a_run_that_is_killed_with_its_workers_goes_on(model, source_of_500, whole, tmp_path):
+    """Its workers end with it: none answers for nobody."""
+    command = [sys.executable, "-c", BROKEN, model, source_of_500, tmp_path / "out"]
+    for done in (random.Random(1).randrange(1, 20), random.Random(2).randrange(20, 40)):
+        run = subprocess.Popen([str(each) for each in command], cwd=ROOT, env=ENVIRONMENT)
+        while len(list(tmp_path.glob("out/part-*"))) < done:
+            assert run.poll() is None
+            time.sleep(0.01)
+        children = Path(f"/proc/{run.pid}/task").glob("*/children")
+        workers = [int(pid) for each in children for pid in each.read_text().split()]
+        run.kill()
+        run.wait()
+        end = time.monotonic() + 60
+        while any(Path(f"/proc/{pid}").exists() for pid in workers):
+            assert time.monotonic() < end, workers
+            time.sleep(0.1)
+        assert len(workers) >= 2
+        assert len(list(tmp_path.glob("out/part-*"))) < PARTS
+    subprocess.run([str(each) for each in command], cwd=ROOT, env=ENVIRONMENT, check=True, timeout=120)
+    assert files_in(tmp_path / "out") == whole
+
+
+def test_a_part_that_fails_is_tried_again_and_one_that_kills_is_named(classify, source_of_500, whole, tmp_path):
+    """Without that part the rest stands: the same call goes on from there."""
+    with local(2) as made, Client(made) as client:
+        client.run(fail_once)
+        map(classify, source_of_500, tmp_path / "out", column="text", part_rows=10, client=client)
+        assert files_in(tmp_path / "out") == whole
+        made.scheduler.allowed_failures = 0
+        client.register_plugin(Deadly("not my music"))
+        with pytest.raises(
+            NpformerError, match=r"part \d+ of file 0 of the input: 1 workers died of it, of too little"
+        ):
+            map(classify, source_of_500, tmp_path / "dead", column="text", part_rows=10, client=client)
+    map(classify, source_of_500, tmp_path / "dead", column="text", part_rows=10)
+    assert files_in(tmp_path / "dead") == whole
+
+
+# --- workers that were started elsewhere -----------------------------------------------------------------------------
+
+
+@contextmanager
+def started(*environments: dict[str, str]) -> Iterator[Client]:
+    """A client of workers that are processes of `dask worker`, each with its own environment, named "0", "1", ..."""
+    with ExitStack() as stack:
+        address = stack.enter_context(local(0)).scheduler_address
+        for name, environment in enumerate(environments):
+            command = [sys.executable, "-m", "dask", "worker", address, "--name", name, "--nthreads", 1]
+            given = [*command, "--no-nanny", "--no-dashboard"]
+            worker = subprocess.Popen(
+                [str(each) for each in given],
+                env=environment,
+                cwd=ROOT,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+            )
+            stack.callback(worker.communicate)
+            stack.callback(worker.kill)
+        client = stack.enter_context(cluster.connected(address))
+        client.wait_for_workers(len(environments), timeout=60)
+        yield client
+
+
+def addresses(client: Client) -> dict[str, str]:
+    return {str(worker["name"]): address for address, worker in client.scheduler_info()["workers"].items()}
+
+
+def test_a_worker_on_another_kernel_is_told_if_its_bits_differ(classify, source_of_500, whole, tmp_path):
+    """The oldest kernels that this CPU runs: the run and the manifest name the worker's parts, if a trial says so."""
+    kernel = kernels.working()[-1]
+    environment = {**ENVIRONMENT, "OPENBLAS_CORETYPE": kernel}
+    trial = [sys.executable, "-c", "from npformer.dataset.work import probe; print(probe())"]
+    bits = subprocess.run(trial, env=environment, cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
+    with started(ENVIRONMENT, environment) as client:
+        client.register_plugin(Slow(0.01))  # so that both have parts
+        if bits == work.probe():
+            map(classify, source_of_500, tmp_path / "out", column="text", part_rows=10, client=client)
+            assert files_in(tmp_path / "out") == whole
+            return
+        with pytest.warns(match=rf"the BLAS of {addresses(client)['1']} adds in another order"):
+            map(classify, source_of_500, tmp_path / "out", column="text", part_rows=10, client=client)
+    made = files_in(tmp_path / "out")
+    named = {line for line in made.pop("_manifest.jsonl").decode().splitlines()[1:] if f'"bits": "{bits}"' in line}
+    assert 0 < len(named) < PARTS
+    for name, data in made.items():
+        assert data == whole[name] or any(name.removesuffix(".parquet") in line for line in named), name
+
+
+def test_workers_get_a_model_of_the_hub_by_its_commit(source_of_500, tmp_path):
+    """Here it lies in the cache; a worker with an empty one downloads this commit, though the branch has moved on."""
+    folder = tiny.folder(tmp_path / "model")
+    with hub_server.Hub() as hub:
+        commit = hub.add("owner/model", folder)
+        hub.add("owner/model", tiny.folder(tmp_path / "newer", seed=1))
+        cached = tmp_path / "models--owner--model" / "snapshots" / commit
+        cached.parent.mkdir(parents=True)
+        folder.rename(cached)
+        task = npformer.pipeline("text-classification", cached)
+        map(task, source_of_500, tmp_path / "here", column="text", part_rows=100)
+        with started(hub_server.environment(hub, tmp_path / "home")) as client:
+            map(task, source_of_500, tmp_path / "there", column="text", part_rows=100, client=client)
+        assert hub.asked("GET")
+    assert files_in(tmp_path / "there") == files_in(tmp_path / "here")
+    assert (tmp_path / "home" / "hub" / "models--owner--model" / "snapshots" / commit / "config.json").exists()
