@@ -5,6 +5,9 @@ from __future__ import annotations
 import csv
 import gzip
 import json
+import os
+import subprocess
+import sys
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -21,6 +24,7 @@ from npformer.dataset import map
 from npformer.dataset.formats import Format, format_of
 from npformer.dataset.sinks import write
 from npformer.dataset.sources import parts, survey
+from tests.support.cli_runner import ENVIRONMENT, ROOT
 
 SUFFIXES = (".csv", ".csv.gz", ".tsv.zst", ".jsonl", ".jsonl.gz", ".ndjson.zst", ".parquet", ".arrow", ".feather")
 
@@ -215,3 +219,27 @@ def test_a_table_without_rows_keeps_its_columns(classify, tmp_path):
         assert map(classify, tmp_path / "in.csv", tmp_path / name, column="text").rows == 0
     assert (tmp_path / "o.csv").read_text() == '"id","text","label","score","truncated","error"\n'
     assert pa.parquet.read_table(tmp_path / "folder").schema == pa.parquet.read_table(tmp_path / "o.parquet").schema
+
+
+PEAK = """
+import sys, npformer, npformer.dataset
+task = npformer.pipeline("text-classification", sys.argv[1], threads=1)
+npformer.dataset.map(task, *sys.argv[2:], column="text", part_rows=500)
+print(next(line.split()[1] for line in open("/proc/self/status") if line.startswith("VmHWM")))
+"""
+
+
+@pytest.mark.parametrize("sink", ["out", "out.parquet"])
+def test_memory_does_not_grow_with_the_rows(sink, model, tmp_path):
+    """40 and 160 MB of rows: what is held of the 120 MB more is less than half, the most that allocators keep."""
+    schema = pa.schema([("text", pa.string()), ("bytes", pa.binary())])
+    peaks = []
+    for count in (10, 40):
+        with pa.parquet.ParquetWriter(tmp_path / f"{count}.parquet", schema, compression="none") as writer:
+            for _ in range(count):
+                writer.write_table(pa.table([["ice"] * 500, [os.urandom(8000) for _ in range(500)]], schema=schema))
+        (tmp_path / f"{count}").mkdir()
+        command = [sys.executable, "-c", PEAK, model, tmp_path / f"{count}.parquet", tmp_path / f"{count}" / sink]
+        done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=ENVIRONMENT, check=True)
+        peaks.append(int(done.stdout) / 1e3)
+    assert peaks[1] - peaks[0] < 60, peaks
