@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import time
 
+import numpy as np
 from distributed import WorkerPlugin
 
+from npformer.checkpoint.tree import stored
 from npformer.dataset import work
 from npformer.tasks.text_classification import TextClassification
 
@@ -38,6 +41,34 @@ class Slow(WorkerPlugin):
 
     def setup(self, worker):
         slow(self.seconds)
+
+
+loads: list[dict[str, object]] = []
+
+
+def note_loads() -> None:
+    """Has this worker note how it makes tasks."""
+    real = work.pipeline
+
+    def made(*arguments, **options):
+        loads.append(options)
+        return real(*arguments, **options)
+
+    work.pipeline = made
+
+
+def noted() -> list[tuple[object, bool]]:
+    """Threads of each task that this worker has made, and whether all of its tables lie in a mapped file."""
+    (task,) = work._tasks.values()
+    arrays = stored(dict(task.model.weights), task.model.config).values()
+    mapped = all(isinstance(_base(array), mmap.mmap) for array in arrays)
+    return [(options["threads"], mapped) for options in loads]
+
+
+def _base(array):
+    while isinstance(array, np.ndarray | memoryview):
+        array = array.base if isinstance(array, np.ndarray) else array.obj
+    return array
 
 
 def fail_once() -> None:

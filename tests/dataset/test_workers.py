@@ -19,7 +19,7 @@ import npformer
 from npformer import NpformerError
 from npformer.dataset import cluster, map, work
 from tests.dataset.conftest import files_in
-from tests.dataset.in_a_worker import Deadly, Slow, fail_once
+from tests.dataset.in_a_worker import Deadly, Slow, fail_once, note_loads, noted
 from tests.support import hub_server, kernels, tiny
 from tests.support.cli_runner import ENVIRONMENT, ROOT
 
@@ -118,6 +118,15 @@ def test_a_part_that_fails_is_tried_again_and_one_that_kills_is_named(classify, 
             map(classify, source_of_500, tmp_path / "dead", column="text", part_rows=10, client=client)
     map(classify, source_of_500, tmp_path / "dead", column="text", part_rows=10)
     assert files_in(tmp_path / "dead") == whole
+
+
+def test_a_worker_loads_a_model_once_mapped_and_on_one_thread(source_of_500, tmp_path):
+    task = npformer.pipeline("text-classification", tiny.folder(tmp_path / "model", own=True))
+    with local(2) as made, Client(made) as client:
+        client.run(note_loads)
+        for name in ("one", "two"):
+            map(task, source_of_500, tmp_path / name, column="text", part_rows=10, client=client)
+        assert list(client.run(noted).values()) == [[(1, True)]] * 2
 
 
 # --- workers that were started elsewhere -----------------------------------------------------------------------------
