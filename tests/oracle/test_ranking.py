@@ -1,0 +1,51 @@
+"""text-ranking beside sentence-transformers: the scores of `CrossEncoder.predict`, by every activation that it stores."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from sentence_transformers import CrossEncoder
+
+from npformer import Pair, pipeline
+from npformer.tasks.text_ranking import OLDER
+from tests.support import tiny
+
+IDENTITY, SIGMOID = "torch.nn.modules.linear.Identity", "torch.nn.modules.activation.Sigmoid"
+TOKENIZER = {
+    "tokenizer_class": "PreTrainedTokenizerFast",
+    "model_max_length": 64,
+    "model_input_names": ["input_ids", "token_type_ids", "attention_mask"],
+    **{f"{name}_token": f"[{name.upper()}]" for name in ("pad", "cls", "sep", "unk", "mask")},
+}
+#: An empty text, and texts of which one or the other is cut.
+PAIRS = [
+    ("what is good", "ice cream"),
+    ("what is good", "not my music"),
+    ("what is good", ""),
+    ("what is good", "ice " * 90),
+    ("what " * 50, "ice " * 30),
+]
+
+
+@pytest.mark.filterwarnings("ignore:input 3")  # texts are cut
+@pytest.mark.parametrize(
+    "stored",
+    [
+        {},
+        {OLDER: IDENTITY},
+        {OLDER: SIGMOID},
+        {"sentence_transformers": {"activation_fn": IDENTITY}},
+        {"sentence_transformers": {"activation_fn": SIGMOID}, OLDER: IDENTITY},
+    ],
+)
+def test_scores_are_those_of_a_cross_encoder(stored, tmp_path):
+    """To 1e-6, which is ten times float32's rounding of scores below 2."""
+    folder = tiny.folder(tmp_path / "model", "bert", labels=("SCORE",), seed=3)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, **stored}))
+    (folder / "tokenizer_config.json").write_text(json.dumps(TOKENIZER))
+    theirs = CrossEncoder(str(folder), device="cpu").predict(PAIRS, batch_size=1)
+    ours = pipeline("text-ranking", folder)([Pair(*each) for each in PAIRS])
+    np.testing.assert_allclose([each["score"] for each in ours], theirs, rtol=0, atol=1e-6)
