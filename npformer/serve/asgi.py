@@ -39,7 +39,12 @@ from npformer.serve.translate import ALL_ROUTES
 GONE = 499  # nginx's status, in the metrics, for a request whose client left
 TOKENIZERS = 2  # threads that make tokens of texts
 #: The route that "/" stands for, by the first model's first task, as in text-embeddings-inference.
-AT_ROOT = {"text-classification": "/predict", "translation": "/translate", "sentence-embedding": "/embed"}
+AT_ROOT = {
+    "text-ranking": "/rerank",
+    "text-classification": "/predict",
+    "translation": "/translate",
+    "sentence-embedding": "/embed",
+}
 
 
 class App:

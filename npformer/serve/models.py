@@ -125,10 +125,9 @@ def _tasks(task: Task) -> Iterator[tuple[str, Task]]:
         yield "translation", task
         return
     if model.config.head == "sequence-classification":
-        classify = TextClassification(model, top_k=None)
-        yield "text-classification", classify
         if len(model.config.labels) == 1:
             yield "text-ranking", TextRanking(model, function_to_apply="sigmoid")
+        yield "text-classification", TextClassification(model, top_k=None)
     embed = task if isinstance(task, SentenceEmbedding) else SentenceEmbedding(model)
     yield "sentence-embedding", embed
     yield "feature-extraction", FeatureExtraction(embed.model, return_tensors=True)

@@ -54,6 +54,16 @@ def test_an_app_of_a_loaded_model_and_of_a_task():
     assert [each["model_id"] for each in info.json()["models"]] == ["mine", "labels"]
 
 
+def test_the_root_of_a_ranker_is_rerank():
+    """As in text-embeddings-inference, for which a classifier with one label is a ranker."""
+    app = npformer.serve.app({"mine": tiny.model(labels=("SCORE",))})
+    body = {"query": "a", "texts": ["b", "c"]}
+    root, ranked, info = ask(app, ("POST", "/", body), ("POST", "/rerank", body), ("GET", "/info", None), started=app)
+    assert root.json() == ranked.json()
+    assert {each["index"] for each in root.json()} == {0, 1}
+    assert info.json()["tasks"][:2] == ["text-ranking", "text-classification"]
+
+
 def test_a_mounted_app_needs_its_lifespan():
     app = npformer.serve.app({"mine": tiny.model()})
     parent = Starlette(routes=[Mount("/ai", app)])
