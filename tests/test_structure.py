@@ -120,7 +120,7 @@ OPENS = {
     "npformer.checkpoint.safetensors": "the partial file that it writes",
     "npformer.checkpoint.load": "where pip says the package came from",
     "npformer.runtime.threads": "the kernel's",
-    "npformer.view.page": "the package's own",
+    "npformer.view.document": "the package's own",
     "npformer.cli.serve": "the file of a key that a user names",
     "npformer.dataset.formats": "a run's parts",
     "npformer.dataset.manifest": "a run's manifest",

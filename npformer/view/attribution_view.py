@@ -16,7 +16,8 @@ from npformer.interpret.stacks import is_arrays, is_stages, pick, sides, stacks,
 from npformer.text.words import printable
 from npformer.view.colour import DIVERGING, SEQUENTIAL
 from npformer.view.pack import Packed
-from npformer.view.page import View
+from npformer.view.document import View
+from npformer.view.stack_view import FRAME
 from npformer.view.svg import INK, MUTED, Sheet, text_width
 from npformer.view.terminal import bar, columns, fit
 
@@ -155,15 +156,14 @@ class AttributionView(View):
     methods: tuple[Method, ...]
 
     kind: ClassVar[str] = "attribution"
-    scripts: ClassVar[tuple[str, ...]] = ("core", "attribution")
-    styles: ClassVar[tuple[str, ...]] = ("base", "attribution")
+    scripts: ClassVar[tuple[str, ...]] = ("attribution",)
 
     heading: ClassVar[str] = "Words that count"
 
     @property
     def subject(self) -> str:
-        texts = (printable("".join(piece for piece, _ in text)) for text in self.methods[0].texts)
-        return " / ".join(texts)[:160]
+        texts = ("".join(piece for piece, _ in text if piece not in FRAME) for text in self.methods[0].texts)
+        return " / ".join(printable(text).strip() for text in texts)[:160]
 
     def _blocks(self) -> Sequence[Packed]:
         return []
@@ -172,6 +172,7 @@ class AttributionView(View):
         return {
             "methods": [_method_meta(each) for each in self.methods],
             "notes": self._notes(),
+            "subtitle": "",  # the text stands below, marked
         }
 
     def _notes(self) -> list[str]:

@@ -70,8 +70,7 @@ class HeadView(StackView):
     """See `heads`."""
 
     kind: ClassVar[str] = "heads"
-    scripts: ClassVar[tuple[str, ...]] = ("core", "stacks", "links", "heads")
-    styles: ClassVar[tuple[str, ...]] = ("base", "heads")
+    scripts: ClassVar[tuple[str, ...]] = ("stacks", "links", "heads")
 
     heading: ClassVar[str] = "Attention heads"
 

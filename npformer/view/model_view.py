@@ -53,8 +53,7 @@ class ModelView(StackView):
     """See `model`."""
 
     kind: ClassVar[str] = "model"
-    scripts: ClassVar[tuple[str, ...]] = ("core", "stacks", "model")
-    styles: ClassVar[tuple[str, ...]] = ("base", "model")
+    scripts: ClassVar[tuple[str, ...]] = ("stacks", "model")
 
     heading: ClassVar[str] = "Attention of every head"
 

@@ -1,7 +1,8 @@
 """The neuron view: how a weight is computed, dimension by dimension: query, key, product, score, weight, value, output.
 
-Arrays are stored as the model's own floats, so that a product in the page is the product in NumPy. The page is
-`assets/neurons.js`.
+Queries, keys and values are stored as the model's own floats, so that a product in the page is the product in NumPy.
+Scores, weights and outputs follow from them, and the page computes those that it shows; a file is a third as large. Where
+they do not follow, because of a mask or an edit, they are stored too. The page is `assets/neurons.js`.
 """
 
 from __future__ import annotations
@@ -14,10 +15,11 @@ from typing import Any, ClassVar
 import numpy as np
 
 from npformer.errors import NpformerError
+from npformer.functions import softmax
 from npformer.interpret.stacks import Side, is_stages, pick, sides, stack_title, stage_arrays, traced
 from npformer.text.words import printable
 from npformer.view.pack import Packed, pack_floats, size
-from npformer.view.page import View
+from npformer.view.document import View
 from npformer.view.stack_view import elsewhere, subtitle
 from npformer.view.svg import MUTED, Sheet, signed_cells, text_width
 from npformer.view.terminal import TIMES, bar, fit, row_ends
@@ -26,7 +28,9 @@ STAGES = {
     "query": "query_heads", "key": "key_heads", "value": "value_heads",
     "scores": "scores", "weights": "weights", "context": "context",
 }  # fmt: skip
-BUDGET = 4_000_000  # most characters of data; to keep it, other layers are left out first, then other heads
+GIVEN = ("query", "key", "value")  # the others follow
+BUDGET = 18_000_000  # most characters of data; to keep it, other layers are left out first, then other heads
+ROUNDING = 1e-5  # by which what follows from the queries, keys and values may differ, of the largest
 
 
 @dataclass(frozen=True, eq=False)
@@ -141,8 +145,7 @@ class NeuronView(View):
     token: int
 
     kind: ClassVar[str] = "neurons"
-    scripts: ClassVar[tuple[str, ...]] = ("core", "neurons")
-    styles: ClassVar[tuple[str, ...]] = ("base", "neurons")
+    scripts: ClassVar[tuple[str, ...]] = ("neurons",)
 
     heading: ClassVar[str] = "Attention, neuron by neuron"
 
@@ -157,7 +160,7 @@ class NeuronView(View):
         layers, heads = range(len(first.numbers)), range(len(first.heads))
         for some in (self.parts, (first.only([self.layer], heads),), (first.only([self.layer], [self.head]),)):
             # float32 never shrinks to less than half, 2/3 in base64: larger data is not packed in vain, for seconds
-            raw = sum(array.nbytes for part in some for layer in part.arrays for array in layer.values())
+            raw = sum(layer[name].nbytes for part in some for layer in part.arrays for name in GIVEN)
             if raw * 2 / 3 <= BUDGET or some[0].heads != first.heads or len(layers) == 1:
                 blocks = _pack(some)
                 if size(blocks) <= BUDGET:
@@ -171,7 +174,6 @@ class NeuronView(View):
         parts, _ = self._kept
         first = self.parts[0]
         return {
-            "subtitle": self.subject,
             "parts": [
                 {
                     "title": part.title, "numbers": part.numbers, "heads": part.heads,
@@ -190,7 +192,8 @@ class NeuronView(View):
     def _notes(self, kept: Part) -> list[str]:
         whole = self.parts[0]
         lines = [
-            f"Numbers are the model's own ({whole.arrays[0]['query'].dtype}), shown to 4 decimals.",
+            f"Queries, keys and values are the model's own ({whole.arrays[0]['query'].dtype}), shown to 4 decimals;",
+            "scores, weights and outputs are computed from them here.",
             "Blue is negative, orange positive; colour follows the root of the magnitude.",
         ]
         if len(kept.numbers) < len(whole.numbers):
@@ -263,8 +266,24 @@ class NeuronView(View):
 
 def _pack(parts: Sequence[Part]) -> list[Packed]:
     return [
-        pack_floats(f"{number}.{layer}.{name}", array)
+        pack_floats(f"{number}.{layer}.{name}", arrays[name])
         for number, part in enumerate(parts)
         for layer, arrays in enumerate(part.arrays)
-        for name, array in arrays.items()
+        for name in (*GIVEN, *_unexpected(arrays))
     ]
+
+
+def _unexpected(arrays: dict[str, np.ndarray]) -> list[str]:
+    """Names what is not as the page computes it: S = Q K^T / sqrt(K), W = softmax(S), context = W V."""
+    query, key, value, scores, weights = (arrays[name] for name in ("query", "key", "value", "scores", "weights"))
+    followed = {
+        "scores": query @ key.mT / query.shape[-1] ** 0.5,
+        "weights": softmax(scores),
+        "context": weights @ value,
+    }
+    return [name for name, array in followed.items() if not _same(array, arrays[name])]
+
+
+def _same(one: np.ndarray, other: np.ndarray) -> bool:
+    largest = float(np.abs(other).max(initial=0.0))  # inf: a mask, which nothing follows
+    return bool(np.isfinite(largest) and np.abs(one - other).max(initial=0.0) <= ROUNDING * max(1.0, largest))

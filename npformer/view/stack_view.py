@@ -14,7 +14,9 @@ from npformer.interpret.stacks import Side, Stack, pick
 from npformer.text.words import printable
 from npformer.view.colour import head_colours
 from npformer.view.pack import BUDGET, Packed, pack_decimals, pack_weights, size
-from npformer.view.page import View
+from npformer.view.document import View
+
+FRAME = ("[CLS]", "[SEP]", "[PAD]", "<s>", "</s>", "<pad>", "<bos>", "<eos>", "<|endoftext|>")  # what models add
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -65,7 +67,6 @@ class StackView(View):
         ]
         form = "words" if self.words and "words" in forms[0] else next(iter(forms[0]))
         return {
-            "subtitle": self.subject,
             "stacks": [_stack_meta(stack, each) for stack, each in zip(self.stacks, forms, strict=True)],
             "shown": {"stack": 0, "layer": self.layer, "heads": self.shown, "form": form},
             "colours": head_colours(max(stack.heads for stack in self.stacks)),
@@ -103,8 +104,9 @@ def chosen(stack: Stack, layer: int, heads: Sequence[int] | None) -> tuple[int, 
 
 
 def sentence(side: Side) -> str:
-    """Joins a side's words, for titles."""
-    text = " ".join(printable(word) for word in side.words().tokens)
+    """Joins a side's words, for titles: without the tokens that frame a text, unless there is nothing else."""
+    words = side.words().tokens
+    text = " ".join(printable(word) for word in [word for word in words if word not in FRAME] or words)
     return text if len(text) <= 160 else text[:159] + "…"
 
 

@@ -16,12 +16,12 @@ from npformer.errors import NpformerError
 from npformer.interpret.stacks import Side, Sides, is_stages, one_text, sides, traced
 from npformer.text.words import printable
 from npformer.view.pack import Packed, pack_floats
-from npformer.view.page import View
+from npformer.view.document import View
 from npformer.view.stack_view import sentence
 from npformer.view.svg import MUTED, Sheet, signed_cells, weight_cells
 from npformer.view.terminal import fit, row_ends
 
-NUMBERS = 800_000  # most numbers in a page; beyond, every stage keeps only its first and last rows and columns
+NUMBERS = 1_500_000  # most numbers in a page; beyond, of every stage's rows and columns some are kept, evenly apart
 SIZES = (4096, 3072, 2048, 1536, 1024, 768, 512, 384, 256, 192, 128, 96, 64, 48, 32, 24, 16, 8)
 
 
@@ -196,10 +196,10 @@ class StageView(View):
     ids: Mapping[str, tuple[int, ...]]
     labels: tuple[str, ...] = ()
     outcome: Outcome | None = None
+    numbers: int = NUMBERS
 
     kind: ClassVar[str] = "stages"
-    scripts: ClassVar[tuple[str, ...]] = ("core", "stages")
-    styles: ClassVar[tuple[str, ...]] = ("base", "stages")
+    scripts: ClassVar[tuple[str, ...]] = ("stages",)
 
     @property
     def heading(self) -> str:
@@ -211,8 +211,8 @@ class StageView(View):
 
     @cached_property
     def _edge(self) -> int:
-        """Rows and columns of each stage to keep: the most that `NUMBERS` allows."""
-        sizes = [size for size in SIZES if sum(_kept(step.array, size) for step in self.steps) <= NUMBERS]
+        """Rows and columns of each stage to keep: the most that `numbers` allows."""
+        sizes = [size for size in SIZES if sum(_kept(step.array, size) for step in self.steps) <= self.numbers]
         return sizes[0] if sizes else SIZES[-1]
 
     def _blocks(self) -> Sequence[Packed]:
@@ -224,7 +224,6 @@ class StageView(View):
     def _meta(self) -> dict[str, Any]:
         outcome = self.outcome
         return {
-            "subtitle": " / ".join(self.texts),
             "texts": self.texts,
             "tokens": {"queries": self.sides.queries.tokens, "keys": self.sides.keys.tokens},
             "sides": ["queries"] if len(self.sides.distinct) == 1 else ["keys", "queries"],
@@ -252,6 +251,7 @@ class StageView(View):
             "function": step.function,
             "elsewhere": step.elsewhere,
             "weights": step.is_weights,
+            "heads": array.shape[0] if array.ndim > 2 else 0,
             "limit": float(np.abs(finite).max(initial=0.0)),
             "rows": self._axis(array.shape[-2], step.rows) if step.array.ndim > 1 else {"names": [""]},
             "columns": self._axis(array.shape[-1], step.columns),
@@ -271,7 +271,7 @@ class StageView(View):
         lines.append("Blue is negative, orange positive; colour follows the root of the magnitude.")
         if sum(step.array.size for step in self.steps) > sum(_kept(step.array, self._edge) for step in self.steps):
             lines.append(
-                f"Of longer axes the first and last {self._edge // 2} are kept; ranges are of the whole stage."
+                f"Of longer axes {self._edge} places are kept, from end to end; ranges are of the whole stage."
             )
         return lines
 
@@ -327,10 +327,9 @@ def _kept(array: np.ndarray, size: int) -> int:
 
 
 def _window(array: np.ndarray, size: int) -> np.ndarray:
-    """Cuts each of the last two axes that is longer than `size` to its first and last `size / 2` places."""
+    """Keeps `size` places of each of the last two axes that is longer: both ends, and evenly apart between them."""
     for axis in (-2, -1):
         length = array.shape[axis]
         if length > size:
-            kept = [*range(size // 2), *range(length - size // 2, length)]
-            array = array.take(kept, axis=axis)
+            array = array.take(np.arange(size) * (length - 1) // (size - 1), axis=axis)
     return array

@@ -33,8 +33,13 @@ function row(m, number) {
   return el(
     "tr",
     { "data-word": number, class: share < 0 ? "against" : "for" },
-    el("th", { scope: "row" }, token(m.words[number])),
-    el("td", { class: m.signed ? "bar signed" : "bar", "--w": Math.abs(share), "--c": css(rgb) }, el("i", {})),
+    el("th", { scope: "row" }, placed(m.words, number)),
+    el(
+      "td",
+      { class: m.signed ? "bar signed" : "bar", "--w": Math.abs(share), "--c": css(rgb) },
+      m.signed ? el("b", {}) : null,
+      el("i", {}),
+    ),
     el("td", { class: "number" }, el("output", {}, m.numbers[number])),
     m.beside ? el("td", { class: "number" }, m.beside.numbers[number]) : null,
   );
@@ -81,7 +86,7 @@ function tell(event) {
   const box = node.getBoundingClientRect();
   showTip(
     { clientX: box.left - 8, clientY: box.bottom - 10 },
-    el("div", {}, token(m.words[number]), " ", el("output", {}, m.numbers[number])),
+    el("div", {}, placed(m.words, number), " ", el("output", {}, m.numbers[number])),
     m.beside ? el("div", { class: "where" }, `${m.beside.heading}: ${m.beside.numbers[number]}`) : "",
   );
 }
@@ -107,7 +112,8 @@ texts.addEventListener("keydown", (event) => {
 });
 
 themed.push(draw);
-controls.append(
+const nameOf = (m) => m.name.toLowerCase().replace(/[^a-z0-9]+/g, "-");
+const buildControls = () => controls.replaceChildren(
   ...[
     meta.methods.length > 1 &&
       segmented(
@@ -117,6 +123,7 @@ controls.append(
         (i) => {
           method = Number(i);
           draw();
+          page.changed();
         },
       ),
     segmented(
@@ -129,19 +136,24 @@ controls.append(
       (key) => {
         order = key;
         draw();
+        page.changed();
       },
     ),
   ].filter(Boolean),
 );
-frame({
-  subtitle: meta.methods.length > 1 ? "" : meta.methods[0].name,
+
+return {
   controls: [controls],
   body: [texts, about, list],
-  notes: meta.notes,
   keys: [
     ["Tab", "next word"],
     ["← →", "the word before or after"],
   ],
-});
-draw();
-ready();
+  read: () => ({ measure: method ? nameOf(meta.methods[method]) : null, order: order === "place" ? null : order }),
+  async apply(choices) {
+    method = Math.max(0, meta.methods.findIndex((m) => nameOf(m) === choices.measure));
+    order = choices.order === "size" ? "size" : "place";
+    buildControls();
+    draw();
+  },
+};

@@ -1,8 +1,10 @@
 // What every view shares: reading arrays, colours and themes, elements, token lists that work by keyboard.
-// No framework and no innerHTML (the page's policy forbids it): text only ever becomes text.
+// No framework and no innerHTML (the page's policy forbids it): text only ever becomes text. Views follow, each a function
+// of its data and the page (shell.js), which shows one at a time.
 "use strict";
 
-const meta = JSON.parse(document.getElementById("meta").textContent);
+const doc = JSON.parse(document.getElementById("meta").textContent);
+const VIEWS = {};
 const root = document.documentElement;
 
 // ---- Arrays ------------------------------------------------------------------------------------------------------
@@ -44,17 +46,17 @@ class Floats {
   }
 }
 
-const loaded = new Map();
-
-// The array `name`, inflated the first time it is asked for.
-function load(name) {
-  if (!loaded.has(name)) loaded.set(name, read(name));
-  return loaded.get(name);
+// Reads a view's arrays by their names, each inflated the first time it is asked for.
+function loader(heads) {
+  const loaded = new Map();
+  return (name) => {
+    if (!loaded.has(name)) loaded.set(name, read(heads[name]));
+    return loaded.get(name);
+  };
 }
 
-async function read(name) {
-  const head = meta.arrays[name];
-  const element = document.querySelector(`script[data-array="${name}"]`);
+async function read(head) {
+  const element = document.querySelector(`script[data-array="${head.data}"]`);
   const packed = Uint8Array.from(atob(element.textContent), (char) => char.charCodeAt(0));
   const stream = new Blob([packed]).stream().pipeThrough(new DecompressionStream("deflate"));
   const planes = new Uint8Array(await new Response(stream).arrayBuffer());
@@ -85,7 +87,7 @@ const theme = () => root.dataset.theme;
 
 // 256 steps of a scale in the present theme, as [r, g, b].
 function steps(scale) {
-  const stops = meta.scales[scale][theme()].map(channels);
+  const stops = doc.scales[scale][theme()].map(channels);
   return Array.from({ length: 256 }, (_, i) => {
     const at = (i / 255) * (stops.length - 1);
     const low = Math.min(Math.floor(at), stops.length - 2);
@@ -110,7 +112,6 @@ function luminance(rgb) {
 }
 // Black or white, whichever reads better on the colour: always at least 4.5 to 1.
 const ink = (rgb) => (luminance(rgb) > 0.179 ? "#000" : "#fff");
-const headColour = (h) => meta.colours[theme()][h];
 
 const themed = []; // what to draw again when the theme changes
 
@@ -142,6 +143,15 @@ const shown = (text) =>
     .replace(/[\p{Surrogate}\u202a-\u202e\u2066-\u2069]/gu, "\ufffd") || "\u00a0";
 // A token, in its own direction.
 const token = (text) => el("bdi", { class: "token", title: text.length > 14 ? shown(text) : null }, shown(text));
+
+// The token at place `i` of a text, with the place where the same word stands elsewhere in the text too.
+const placed = (tokens, i) =>
+  tokens.indexOf(tokens[i]) === tokens.lastIndexOf(tokens[i])
+    ? token(tokens[i])
+    : el("span", { class: "placed" }, token(tokens[i]), el("sub", {}, String(i)));
+
+// A share of 1 as a thin bar along the foot of an element.
+const meter = (share, colour = "var(--accent)") => el("i", { class: "meter", "--w": share, "--c": colour });
 
 function select(label, options, value, onchange) {
   const list = el("select", { onchange: (event) => onchange(event.target.value) });
@@ -280,44 +290,6 @@ function showTip(event, ...content) {
 const hideTip = () => {
   tip.hidden = true;
 };
-
-// The frame of a page: heading, controls, the view, what the numbers mean, the keys.
-function frame({ subtitle, controls = [], body, notes = [], keys = [] }) {
-  const toggle = el("button", {
-    type: "button",
-    class: "quiet",
-    id: "theme",
-    onclick: () => setTheme(theme() === "dark" ? "light" : "dark"),
-  });
-  const name = () => toggle.replaceChildren(theme() === "dark" ? "Light theme" : "Dark theme");
-  themed.push(name);
-  name();
-  document.body.append(
-    el(
-      "header",
-      { class: "top" },
-      el("div", {}, el("h1", {}, meta.heading), el("p", { class: "subtitle" }, ...[].concat(subtitle))),
-      toggle,
-    ),
-    el("div", { class: "controls" }, ...controls),
-    el("main", { id: "view" }, ...[].concat(body)),
-    el(
-      "footer",
-      {},
-      el("p", { id: "notes" }, ...notes.flatMap((note) => [el("span", {}, note), " "])),
-      keys.length
-        ? el(
-            "details",
-            { class: "help" },
-            el("summary", {}, "Keys"),
-            el("dl", {}, ...keys.flatMap(([key, what]) => [el("dt", {}, el("kbd", {}, key)), el("dd", {}, what)])),
-          )
-        : null,
-    ),
-    tip,
-    spoken,
-  );
-}
 
 // Say that the first picture stands: after the frame in which it is painted.
 function ready() {

@@ -27,6 +27,9 @@ function mark() {
   }
 }
 
+// Where the neuron view shows this head, from the token that is kept here.
+const inNeurons = (head) => ({ ...readStack(), head, from: active("queries")[0] ?? null });
+
 const chip = (h) =>
   el("span", { class: "chip", "--c": headColour(h), "--ink": ink(channels(headColour(h))) }, String(h));
 const number = ({ h, q, k }) => [...(state.heads.size > 1 ? [chip(h)] : []), el("output", {}, weights.text(h, q, k))];
@@ -44,6 +47,15 @@ function list() {
     el("p", {}, ...caption(queries, keys, one)),
     el("ol", {}, ...links.map(listed)),
   );
+  const [only] = shownHeads();
+  if (state.heads.size === 1 && page.has("neurons") && state.form === "pieces")
+    panel.append(
+      el(
+        "button",
+        { type: "button", class: "quiet", id: "to-neurons", onclick: () => page.open("neurons", inNeurons(only)) },
+        `Head ${only}, neuron by neuron`,
+      ),
+    );
   if (state.hover && links.length) {
     const link = links[0];
     spoken.textContent = `${linkText(link.q, link.k)}: ${weights.text(link.h, link.q, link.k)}, head ${link.h}`;
@@ -53,7 +65,7 @@ function list() {
 function listed({ h, q, k }) {
   const link = el("span", { class: "link" }, ...linkNodes(q, k));
   const figure = el("span", { class: "number" }, ...number({ h, q, k }));
-  return el("li", { "--w": weights.at(h, q, k), "--c": headColour(h) }, link, figure);
+  return el("li", {}, link, figure, meter(weights.at(h, q, k), headColour(h)));
 }
 
 function caption(queries, keys, one) {
@@ -158,6 +170,7 @@ function setHeads(heads) {
   state.heads = new Set(heads);
   colourSquares();
   update();
+  page.changed();
 }
 function toggle(h) {
   const heads = new Set(state.heads);
@@ -169,12 +182,13 @@ let alone = null;
 function isolate(h) {
   const again = alone === h && state.heads.size === 1 && state.heads.has(h);
   alone = again ? null : h;
-  setHeads(again ? Array.from({ length: stack().heads }, (_, i) => i) : [h]);
+  setHeads(again ? everyHead() : [h]);
 }
 
 function pin(item) {
   state.pins = pinned(item) ? state.pins.filter((other) => !same(other, item)) : [...state.pins, item];
   update();
+  page.changed();
 }
 function point(item) {
   if (same(item, state.hover) || item === state.hover) return;
@@ -185,6 +199,7 @@ function clear() {
   state.pins = [];
   state.hover = null;
   update();
+  page.changed();
 }
 
 const itemOf = (event) => {
@@ -241,15 +256,15 @@ squares.addEventListener("keydown", (event) => {
   else return;
   event.preventDefault();
 });
-addEventListener("keydown", (event) => {
+page.on("keydown", (event) => {
   if (event.key === "Escape") clear();
 });
-addEventListener("scroll", redraw, { passive: true });
-addEventListener("beforeprint", () => {
+page.on("scroll", redraw, { passive: true });
+page.on("beforeprint", () => {
   printing = true;
   draw();
 });
-addEventListener("afterprint", () => {
+page.on("afterprint", () => {
   printing = false;
   draw();
 });
@@ -272,11 +287,11 @@ function change(part) {
     buildControls();
   }
   if (!("layer" in part) || "stack" in part) build();
+  page.changed();
   return show();
 }
 
 function buildControls() {
-  const every = () => Array.from({ length: stack().heads }, (_, h) => h);
   controls.replaceChildren(
     select(
       "Layer",
@@ -290,14 +305,18 @@ function buildControls() {
       { class: "field heads" },
       el("span", {}, "Heads"),
       squares,
-      el("button", { type: "button", class: "quiet", onclick: () => setHeads(every()) }, "All"),
+      el("button", { type: "button", class: "quiet", onclick: () => setHeads(everyHead()) }, "All"),
       el("button", { type: "button", class: "quiet", onclick: () => setHeads([]) }, "None"),
     ),
   );
 }
 
-frame({
-  subtitle: meta.subtitle,
+// ---- The view ----------------------------------------------------------------------------------------------------
+
+const everyHead = () => Array.from({ length: stack().heads }, (_, h) => h);
+const several = (items) => items.join(" ") || null;
+
+return {
   controls: [controls],
   body: [
     el(
@@ -311,7 +330,6 @@ frame({
     ),
     panel,
   ],
-  notes: meta.notes,
   keys: [
     ["Tab", "next control or list"],
     ["↑ ↓", "next token: shows its lines and weights"],
@@ -320,8 +338,26 @@ frame({
     ["o", "this head alone, or all again"],
     ["Esc", "let go of everything"],
   ],
-});
-buildSquares();
-buildControls();
-build();
-show().then(ready);
+  read() {
+    const pins = (name) => several(state.pins.filter((pin) => pin.side === name).map((pin) => pin.index));
+    const first = meta.shown.heads.length === stack().heads ? null : "all";
+    const head = state.heads.size === stack().heads ? first : several(shownHeads()) ?? "none";
+    return { ...readStack(), head, from: pins("queries"), to: pins("keys") };
+  },
+  apply(choices) {
+    applyStack(choices);
+    const numbers = (text, most) => (text ?? "").toString().split(" ").filter((each) => whole(each, most) !== null).map(Number);
+    const heads = choices.head === "all" ? everyHead() : numbers(choices.head, stack().heads);
+    const first = meta.shown.heads.filter((h) => h < stack().heads);
+    state.heads = new Set(choices.head === "none" ? [] : heads.length ? heads : first);
+    state.pins = [
+      ["queries", choices.from],
+      ["keys", choices.to],
+    ].flatMap(([name, text]) => numbers(text, side(name).tokens.length).map((index) => ({ side: name, index })));
+    state.hover = null;
+    buildSquares();
+    buildControls();
+    build();
+    return show();
+  },
+};

@@ -23,6 +23,7 @@ const lists = {
   }),
 };
 const canvas = el("canvas", { "aria-hidden": true });
+canvas.paths = paths; // for a picture: every line, not only those in the window
 const hint = el("p", { class: "hint", hidden: true });
 const lines = el("div", { class: "lines" }, canvas, hint);
 
@@ -89,47 +90,82 @@ let printing = false;
 
 function draw() {
   if (!weights) return;
-  const width = lines.clientWidth;
-  const length = Math.max(rows.queries.length, rows.keys.length) * rowHeight;
+  const { width, height: length } = extent();
   const height = printing ? length : Math.min(length, innerHeight);
   const context = sized(canvas, width, height);
-  // All lines at once are many: only strong ones show, and by their weight. A few tokens' own show by its root.
-  const few = active("queries").length + active("keys").length > 0;
-  const least = few ? FAINTER : FAINT;
-  const paths = strands(width, height, least, few ? strength : (weight) => weight);
-  hint.textContent = `No weight here reaches ${least}.` + (few ? "" : " Point at a token for its own.");
-  hint.hidden = paths.size > 0 || !state.heads.size;
-  const faintFirst = [...paths.keys()].sort((a, b) => (a % STEPS) - (b % STEPS));
-  for (const key of faintFirst) {
-    const level = (key % STEPS) / (STEPS - 1);
+  const scrolled = canvas.getBoundingClientRect().top - lines.getBoundingClientRect().top;
+  const found = strands(width, height, scrolled, () => new Path2D());
+  hint.textContent = `No weight here reaches ${least()}.` + (few() ? "" : " Point at a token for its own.");
+  hint.hidden = found.size > 0 || !state.heads.size;
+  for (const [path, { colour, level, thick }] of looks(found)) {
     context.globalAlpha = level;
-    context.lineWidth = 0.75 + 2.5 * level;
-    context.strokeStyle = headColour(Math.floor(key / STEPS));
-    context.stroke(paths.get(key));
+    context.lineWidth = thick;
+    context.strokeStyle = colour;
+    context.stroke(path);
   }
 }
 
+const extent = () => ({
+  width: lines.clientWidth,
+  height: Math.max(rows.queries.length, rows.keys.length) * rowHeight,
+});
+// All lines at once are many: only strong ones show, and by their weight. A few tokens' own show by its root.
+const few = () => active("queries").length + active("keys").length > 0;
+const least = () => (few() ? FAINTER : FAINT);
+
+// Paths with how they look, the faint first.
+const looks = (found) =>
+  [...found.keys()]
+    .sort((a, b) => (a % STEPS) - (b % STEPS))
+    .map((key) => {
+      const level = (key % STEPS) / (STEPS - 1);
+      return [found.get(key), { colour: headColour(Math.floor(key / STEPS)), level, thick: 0.75 + 2.5 * level }];
+    });
+
+// What an SVG writes where a canvas draws.
+class Written {
+  constructor() {
+    this.d = "";
+  }
+  moveTo(...at) {
+    this.d += `M${at.map(digits).join(" ")}`;
+  }
+  bezierCurveTo(...at) {
+    this.d += `C${at.map(digits).join(" ")}`;
+  }
+}
+function paths() {
+  const { width, height } = extent();
+  return looks(strands(width, height, 0, () => new Written())).map(([{ d }, { colour, level, thick }]) => ({
+    d,
+    stroke: colour,
+    "stroke-opacity": level,
+    "stroke-width": thick,
+  }));
+}
+
 // The lines that cross the window, those of one head and one opacity as one path: head * STEPS + opacity -> path.
-function strands(width, height, least, opacity) {
-  const scrolled = canvas.getBoundingClientRect().top - lines.getBoundingClientRect().top;
+function strands(width, height, scrolled, newPath) {
+  const opacity = few() ? strength : (weight) => weight;
+  const faintest = least();
   const heads = shownHeads();
   const apart = heads.length > 1 ? Math.min(12, 3 * (heads.length - 1)) / (heads.length - 1) : 0;
-  const paths = new Map();
+  const found = new Map();
   for (const [q, k] of pairs()) {
     const start = (places.queries[q] + 0.5) * rowHeight - scrolled;
     const end = (places.keys[k] + 0.5) * rowHeight - scrolled;
     if (Math.max(start, end) < 0 || Math.min(start, end) > height) continue;
     heads.forEach((h, i) => {
       const weight = weights.at(h, q, k);
-      if (weight < least) return;
+      if (weight < faintest) return;
       const key = h * STEPS + Math.max(1, Math.round(opacity(weight) * (STEPS - 1)));
-      if (!paths.has(key)) paths.set(key, new Path2D());
+      if (!found.has(key)) found.set(key, newPath());
       const shift = (i - (heads.length - 1) / 2) * apart; // strands of several heads lie side by side
-      paths.get(key).moveTo(0, start + shift);
-      paths.get(key).bezierCurveTo(width * 0.42, start + shift, width * 0.58, end + shift, width, end + shift);
+      found.get(key).moveTo(0, start + shift);
+      found.get(key).bezierCurveTo(width * 0.42, start + shift, width * 0.58, end + shift, width, end + shift);
     });
   }
-  return paths;
+  return found;
 }
 
 let drawing = false;

@@ -43,7 +43,7 @@ function build() {
   );
   observer.disconnect();
   for (const thumb of thumbs()) observer.observe(thumb);
-  leisurely(thumbs(), (thumb) => thumb.isConnected && !thumb.dataset.drawn && drawThumb(thumb));
+  leisurely(thumbs(), (thumb) => grid.contains(thumb) && !thumb.dataset.drawn && drawThumb(thumb));
 }
 
 const thumbs = () => grid.querySelectorAll(".thumb");
@@ -56,7 +56,7 @@ const observer = whenNear(drawThumb);
 async function drawThumb(thumb) {
   const [layer, head] = placeOf(thumb);
   const weights = await layerWeights(layer);
-  if (!thumb.isConnected) return; // another stack, filter or form was chosen while the layer was inflated
+  if (!grid.contains(thumb)) return; // another stack, filter or form was chosen while the layer was inflated
   const height = rows.queries.length;
   const width = rows.keys.length;
   const block = Math.ceil(Math.max(height, width) / THUMB);
@@ -169,6 +169,17 @@ const step = (text, label, layers, heads) =>
     { type: "button", class: "quiet", "aria-label": label, title: label, onclick: () => stepTo(layers, heads) },
     text,
   );
+// A button that opens the head shown large, from the token marked, in another view.
+function opener(view, text) {
+  if (!page.has(view)) return null;
+  const go = () => {
+    const { to, ...choices } = chosen();
+    detail.close();
+    page.open(view, { ...readStack(), ...choices });
+  };
+  return el("button", { type: "button", class: "quiet", "data-opens": view, onclick: go }, text);
+}
+
 const detail = el(
   "dialog",
   { class: "detail", "aria-labelledby": "detail-title" },
@@ -186,6 +197,7 @@ const detail = el(
     ),
     el("button", { type: "button", class: "quiet", onclick: () => detail.close() }, "Close"),
   ),
+  el("div", { class: "links" }, opener("heads", "Show its lines"), opener("neurons", "Neuron by neuron")),
   el("div", { class: "matrix" }, names.keys, names.queries, picture),
   readout,
 );
@@ -199,6 +211,7 @@ async function open(layer, head) {
   title.textContent = where(layer, head);
   drawDetail();
   picture.focus();
+  page.changed();
 }
 
 function stepTo(layers, heads) {
@@ -249,7 +262,8 @@ function label(which, marked, cell) {
   names[which].style.setProperty(which === "keys" ? "--height" : "--width", `${0.5 * longest + 1.25}rem`);
   names[which].replaceChildren(
     ...(all ? rows[which] : [marked]).map((i) => {
-      const name = token(side(which).tokens[i]);
+      const name = placed(side(which).tokens, i);
+      name.classList.add("name");
       name.classList.toggle("on", i === marked);
       name.style.setProperty("--at", `${(places[which][i] + 0.5) * cell}px`);
       return name;
@@ -261,6 +275,7 @@ function mark(q, k) {
   if (q === current.q && k === current.k) return;
   Object.assign(current, { q, k });
   drawDetail();
+  page.changed();
 }
 
 picture.addEventListener("pointermove", (event) => mark(...under(event, picture)));
@@ -277,8 +292,9 @@ detail.addEventListener("close", () => {
   const thumb = thumbAt(current.layer, current.head);
   current = null;
   thumb?.focus();
+  page.changed();
 });
-addEventListener("resize", () => {
+page.on("resize", () => {
   if (current) drawDetail();
 });
 themed.push(() => {
@@ -292,14 +308,17 @@ function change(part) {
   Object.assign(state, part);
   if ("stack" in part) controls.replaceChildren(...stackControls(change), legend);
   build();
+  page.changed();
 }
 
 const legend = weightScale();
-frame({
-  subtitle: meta.subtitle,
+
+// The head shown large, and the pair of tokens marked in it.
+const chosen = () => ({ layer: stack().numbers[current.layer], head: current.head, from: current.q, to: current.k });
+
+return {
   controls: [controls],
   body: [grid, detail],
-  notes: meta.notes,
   keys: [
     ["← → ↑ ↓", "next head or layer; in a large map, next cell"],
     ["Enter", "show a head large"],
@@ -307,7 +326,20 @@ frame({
     ["d u", "large map: a layer down, up"],
     ["Esc", "close the large map"],
   ],
-});
-controls.replaceChildren(...stackControls(change), legend);
-build();
-drawThumb(thumbAt(0, 0)).then(ready);
+  read: () => ({ ...readStack(), layer: null, ...(current ? chosen() : {}) }),
+  async apply(choices) {
+    applyStack(choices);
+    controls.replaceChildren(...stackControls(change), legend);
+    build();
+    const head = whole(choices.head, stack().heads);
+    if (head === null || choices.layer === undefined) {
+      if (detail.open) detail.close();
+      return drawThumb(thumbAt(0, 0));
+    }
+    await open(state.layer, head);
+    const marked = [whole(choices.from, side("queries").tokens.length), whole(choices.to, side("keys").tokens.length)];
+    if (!marked.includes(null)) mark(...marked);
+  },
+  whole: () => Promise.all([...thumbs()].map((thumb) => thumb.dataset.drawn || drawThumb(thumb))),
+  part: () => (detail.open ? detail : null),
+};

@@ -1,18 +1,36 @@
 // Neuron view: for one token that looks, every key's query × key → score → weight → value, and the output they add up to.
 // A strip is a canvas one pixel high, a pixel a dimension, drawn when its row nears the window: 512 rows stay light.
 
+const load = loader(meta.arrays);
 const state = { ...meta.shown };
 const part = () => meta.parts[state.part];
 const table = el("table", {});
 const controls = el("div", { class: "controls-row" });
-let arrays = null; // query, key, value, scores, weights, context of the layer shown
+let arrays = null; // query, key and value of the layer shown; scores, weights, context if they are not as computed here
+let computed = null; // of the token that looks, its row of each of those
 
 const KINDS = { query: "query", key: "key", product: "query × key", value: "value", output: "output" };
 const slot = () => part().heads.indexOf(state.head); // where the head's numbers stand in the arrays
-const row = (name, i) => arrays[name].row(slot(), i);
+const row = (name, i) => arrays[name]?.row(slot(), i) ?? computed[name];
 const round = (value) => (arrays.query.values instanceof Float32Array ? Math.fround(value) : value);
 const largest = (...all) =>
   all.reduce((most, values) => values.reduce((m, v) => (Number.isFinite(v) ? Math.max(m, Math.abs(v)) : m), most), 0);
+
+// scores = q K^T / sqrt(d), weights = softmax(scores), context = weights V: the row of the token that looks.
+function compute() {
+  const query = row("query", state.token);
+  const places = Array.from({ length: arrays.key.shape[1] }, (_, k) => k);
+  const dot = (a, b) => a.reduce((sum, value, d) => sum + value * b[d], 0);
+  computed = {};
+  computed.scores = places.map((k) => dot([...query], row("key", k)) / Math.sqrt(query.length));
+  const scores = [...row("scores", state.token)];
+  const most = scores.reduce((a, b) => Math.max(a, b), -Infinity);
+  const powers = scores.map((score) => Math.exp(score - most));
+  const sum = powers.reduce((a, b) => a + b, 0);
+  computed.weights = powers.map((power) => power / sum);
+  const weights = row("weights", state.token);
+  computed.context = Array.from(row("value", 0), (_, d) => places.reduce((sum, k) => sum + weights[k] * row("value", k)[d], 0));
+}
 
 // The numbers behind each strip: `row` is the key's, and none for query and output.
 function values(kind, key) {
@@ -94,7 +112,7 @@ function build() {
           strip("key", k),
           strip("product", k),
           el("td", { class: "score", "data-key": k }, el("output", {}, fixed(scores[k]))),
-          el("td", { class: "weight", "--w": weights[k] }, el("output", {}, fixed(weights[k]))),
+          el("td", { class: "weight" }, el("output", {}, fixed(weights[k])), meter(weights[k])),
           strip("value", k),
         ),
       ),
@@ -121,8 +139,10 @@ function drawStrip(cell) {
 
 async function show() {
   const names = ["query", "key", "value", "scores", "weights", "context"];
-  const loads = await Promise.all(names.map((name) => load(`${state.part}.${state.layer}.${name}`)));
-  arrays = Object.fromEntries(names.map((name, i) => [name, loads[i]]));
+  const stored = names.filter((name) => `${state.part}.${state.layer}.${name}` in meta.arrays);
+  const loads = await Promise.all(stored.map((name) => load(`${state.part}.${state.layer}.${name}`)));
+  arrays = Object.fromEntries(stored.map((name, i) => [name, loads[i]]));
+  compute();
   setLimits();
   build();
   drawScales();
@@ -229,14 +249,15 @@ table.addEventListener("click", (event) => {
   const line = event.target.closest(".keys th")?.closest("tr");
   if (line && part().self) change({ token: Number(line.dataset.key) });
 });
-addEventListener("keydown", (event) => {
+page.on("keydown", (event) => {
   if (event.key === "Escape") unpoint();
 });
 themed.push(() => {
   table.querySelectorAll("[data-drawn]").forEach(drawStrip);
   table.querySelectorAll(".score").forEach(colourScore);
 });
-addEventListener("beforeprint", () => table.querySelectorAll(".strip").forEach(drawStrip));
+const drawAll = () => table.querySelectorAll(".strip").forEach(drawStrip);
+page.on("beforeprint", drawAll);
 
 // ---- Controls ----------------------------------------------------------------------------------------------------
 
@@ -271,7 +292,21 @@ function buildControls() {
     state.part,
     choose("part"),
   );
-  controls.replaceChildren(...(meta.parts.length > 1 ? [which] : []), ...Object.values(selects));
+  const lines = el(
+    "button",
+    {
+      type: "button",
+      class: "quiet",
+      "data-opens": "heads",
+      onclick: () => page.open("heads", { ...view.read(), tokens: "pieces" }),
+    },
+    "Show its lines",
+  );
+  controls.replaceChildren(
+    ...(meta.parts.length > 1 ? [which] : []),
+    ...Object.values(selects),
+    ...(page.has("heads") ? [lines] : []),
+  );
 }
 
 async function change(what) {
@@ -285,6 +320,7 @@ async function change(what) {
   }
   for (const [name, field] of Object.entries(selects)) field.lastChild.value = state[name];
   await show();
+  page.changed();
   if (key !== undefined) table.querySelector(`tr[data-key="${key}"]`)?.focus();
 }
 
@@ -318,17 +354,31 @@ function drawScales() {
   );
 }
 
-frame({
-  subtitle: meta.subtitle,
+const view = {
   controls: [controls],
   body: [el("div", { class: "scroller" }, table), scales],
-  notes: meta.notes,
   keys: [
     ["Tab", "to the controls, then the table"],
     ["↑ ↓", "the token looked at"],
     ["← →", "the dimension; Page keys by eight"],
     ...(meta.parts.some((p) => p.self) ? [["Enter", "look from this token; so does a click on its name"]] : []),
   ],
-});
-buildControls();
-show().then(ready);
+  read: () => ({
+    attention: state.part || null,
+    layer: part().numbers[state.layer],
+    head: state.head,
+    from: state.token,
+  }),
+  apply({ attention, layer, head, from }) {
+    const number = (text, choices) => (/^\d+$/.test(text ?? "") && choices.includes(Number(text)) ? Number(text) : null);
+    state.part = number(attention, [...meta.parts.keys()]) ?? meta.shown.part;
+    const { numbers, heads, queries } = part();
+    state.layer = numbers.indexOf(number(layer, numbers) ?? numbers[meta.shown.layer] ?? numbers[0]);
+    state.head = number(head, heads) ?? (heads.includes(meta.shown.head) ? meta.shown.head : heads[0]);
+    state.token = number(from, [...queries.tokens.keys()]) ?? Math.min(meta.shown.token, queries.tokens.length - 1);
+    buildControls();
+    return show();
+  },
+  whole: drawAll,
+};
+return view;

@@ -1,6 +1,8 @@
 // What the head view and the model view share: which stack, which tokens (pieces or words), which part of a pair.
 
 const state = { ...meta.shown, heads: new Set(meta.shown.heads), filter: "all", pins: [], hover: null };
+const load = loader(meta.arrays);
+const headColour = (h) => meta.colours[theme()][h];
 const stack = () => meta.stacks[state.stack];
 const side = (name) => stack().forms[state.form][name];
 const rows = { queries: [], keys: [] }; // token indices that pass the filter, top to bottom
@@ -26,9 +28,9 @@ const layerWeights = (layer) => load(`${state.stack}.${layer}.${state.form}`);
 
 // A link as words: "flies → time".
 const linkNodes = (q, k) => [
-  token(side("queries").tokens[q]),
+  placed(side("queries").tokens, q),
   el("span", { class: "arrow" }, "→"),
-  token(side("keys").tokens[k]),
+  placed(side("keys").tokens, k),
 ];
 const linkText = (q, k) => `${shown(side("queries").tokens[q])} to ${shown(side("keys").tokens[k])}`;
 
@@ -79,4 +81,26 @@ function stackControls(change) {
         (form) => change({ form }),
       ),
   ].filter(Boolean);
+}
+
+// ---- The address -------------------------------------------------------------------------------------------------
+
+const whole = (text, most) => (/^\d+$/.test(text ?? "") && Number(text) < most ? Number(text) : null);
+
+// What both views keep in the page's address; what is as at first is left out.
+const readStack = () => ({
+  attention: state.stack || null,
+  layer: stack().numbers[state.layer],
+  show: state.filter === "all" ? null : state.filter,
+  tokens: state.form === meta.shown.form ? null : state.form,
+});
+
+// Takes the same from an address; what does not fit counts as not said.
+function applyStack({ attention, layer, show, tokens }) {
+  state.stack = whole(attention, meta.stacks.length) ?? meta.shown.stack;
+  const at = stack().numbers.indexOf(Number(layer ?? NaN));
+  state.layer = at >= 0 ? at : Math.min(meta.shown.layer, stack().numbers.length - 1);
+  state.form = stack().forms[tokens] ? tokens : stack().forms[meta.shown.form] ? meta.shown.form : "pieces";
+  const pair = side("queries").segments.length && side("keys").segments.length;
+  state.filter = pair && /^[01]{2}$/.test(show ?? "") ? show : "all";
 }

@@ -1,6 +1,9 @@
 // Stage view: the forward pass as a walk. A section a layer, a card a stage; a card reads its array when it is first seen,
 // or at leisure once its section is open.
 
+const load = loader(meta.arrays);
+let stop = null; // where the walk stands, a stage's name or a section's id, and the head chosen there: in the address
+let stopHead = null;
 const EDGE = 3; // rows and columns from each end in the tables, as NumPy prints
 const LINES = 12; // rows, and columns of a small matrix, that a table shows in full
 const sections = [];
@@ -11,8 +14,8 @@ for (const [i, step] of meta.steps.entries()) {
 
 // ---- Axes --------------------------------------------------------------------------------------------------------
 
-// Where the kept place `i` of an axis stands in the whole stage.
-const placeOf = (axis, kept, i) => (i < kept / 2 || kept === axis.size ? i : axis.size - kept + i);
+// Where the kept place `i` of an axis stands in the whole stage: the ends and, evenly between them, as many as are kept.
+const placeOf = (axis, kept, i) => (kept === 1 ? 0 : Math.floor((i * ((axis.size ?? 1) - 1)) / (kept - 1)));
 const nameOf = (axis, place) => (axis.tokens ? meta.tokens[axis.tokens][place] : axis.names?.[place]);
 
 // Kept places, with null for the gap: all, or some from each end.
@@ -60,6 +63,7 @@ async function fill(article) {
   const heads = array.shape.length > 2 ? array.shape[0] : 0;
   const body = article.lastElementChild;
   const draw = (head) => body.querySelector(".plot").replaceWith(plot(step, array, heads ? [head] : []));
+  const first = heads && stop === step.name ? Number(stopHead) : 0;
   const spread = el(
     "dl",
     { class: "spread" },
@@ -71,15 +75,18 @@ async function fill(article) {
           select(
             "Head",
             Array.from({ length: heads }, (_, h) => [h, String(h)]),
-            0,
-            (h) => draw(Number(h)),
+            first,
+            (h) => {
+              draw(Number(h));
+              stand(article, Number(h) || null);
+            },
           ),
         ]
       : []),
     el("div", { class: "plot" }),
     el("div", { class: "below" }, spread, el("p", {}, step.elsewhere)),
   );
-  draw(0);
+  draw(first);
   article.dataset.filled = "yes";
 }
 
@@ -130,7 +137,8 @@ function numbers(step, array, rows, colour) {
     if (at === null) return el("th", {}, "\u2026");
     const where = placeOf(axis, kept, at);
     const name = nameOf(axis, where);
-    return el("th", { scope: "col" }, name === undefined ? String(where) : token(name));
+    if (name === undefined) return el("th", { scope: "col" }, String(where));
+    return el("th", { scope: "col" }, axis.tokens ? placed(meta.tokens[axis.tokens], where) : token(name));
   };
   return el(
     "div",
@@ -198,7 +206,7 @@ const outcome =
             { class: best ? "best" : "" },
             el("th", { scope: "row" }, token(label)),
             el("td", {}, meta.outcome.logits[i]),
-            el("td", { class: "share", "--w": share }, fixed(share)),
+            el("td", { class: "share" }, fixed(share), meter(share)),
           );
         }),
       ),
@@ -246,7 +254,7 @@ const links = [
 ];
 const nav = el(
   "nav",
-  { "aria-label": "Stages" },
+  { class: "sections", "aria-label": "Stages" },
   el("ol", {}, ...links.map(([id, title]) => el("li", {}, el("a", { href: `#${id}`, "data-id": id }, title)))),
 );
 
@@ -257,12 +265,20 @@ function go(target) {
   }
   target.scrollIntoView({ block: "start" });
   (target.querySelector(":scope > summary") ?? target).focus({ preventScroll: true });
+  stand(target);
+}
+
+// Notes where the walk stands.
+function stand(target, head = null) {
+  stop = meta.steps[target.dataset.step]?.name ?? target.id;
+  stopHead = head;
+  page.changed();
 }
 nav.addEventListener("click", (event) => {
   const link = event.target.closest("a");
   if (!link) return;
   event.preventDefault();
-  go(document.getElementById(link.dataset.id));
+  go(walkway.querySelector(`[id="${link.dataset.id}"]`));
 });
 
 // The stage before or after the one in focus, opening its layer.
@@ -274,7 +290,7 @@ function walk(by) {
   const at = stops.indexOf(focus);
   go(stops[at + by] ?? stops[Math.max(0, at)]);
 }
-addEventListener("keydown", (event) => {
+page.on("keydown", (event) => {
   if (event.target.closest("select") || event.ctrlKey || event.metaKey || event.altKey) return;
   const by = { j: 1, n: 1, k: -1, p: -1 }[event.key];
   if (!by) return;
@@ -292,17 +308,39 @@ const watch = new IntersectionObserver(
   { rootMargin: "-10% 0px -80% 0px" },
 );
 
-themed.push(() => document.querySelectorAll("[data-filled]").forEach(fill));
-frame({
-  subtitle: el("bdi", {}, shown(meta.subtitle)),
-  body: [nav, el("div", { class: "walk" }, words, ...blocks, outcome)],
-  notes: meta.notes,
+const walkway = el("div", { class: "walk" }, words, ...blocks, outcome);
+const cards = (selector = ".card") => [...walkway.querySelectorAll(selector)];
+themed.push(() => cards("[data-filled]").forEach(fill));
+walkway.addEventListener("click", (event) => {
+  const article = event.target.closest(".card");
+  if (article && !event.target.closest("select")) stand(article, Number(article.querySelector("select")?.value) || null);
+});
+[words, ...blocks, ...(outcome ? [outcome] : [])].forEach((block) => watch.observe(block));
+
+return {
+  controls: [],
+  body: [nav, walkway],
   keys: [
     ["j or n", "next stage, opening its layer"],
     ["k or p", "previous stage"],
     ["Enter", "open or close a section"],
   ],
-});
-[words, ...blocks, ...(outcome ? [outcome] : [])].forEach((block) => watch.observe(block));
-const firstCard = document.querySelector(".card");
-(firstCard ? fill(firstCard) : Promise.resolve()).then(ready);
+  read: () => ({ stage: stop, head: stopHead }),
+  async apply({ stage, head }) {
+    const i = meta.steps.findIndex(({ name }) => name === stage);
+    const known = i >= 0 || links.some(([id]) => id === stage);
+    stop = known ? stage : null;
+    stopHead = i >= 0 && /^\d+$/.test(head ?? "") && Number(head) < meta.steps[i].heads ? Number(head) : null;
+    if (i >= 0) {
+      const block = blocks.find(({ steps }) => steps.includes(i));
+      block.open = true;
+      build(block);
+      const article = cards().find((each) => Number(each.dataset.step) === i);
+      await fill(article);
+      article.scrollIntoView({ block: "start" });
+    } else if (known) walkway.querySelector(`[id="${stage}"]`).scrollIntoView({ block: "start" });
+    const first = cards()[0];
+    if (first && !first.dataset.filled) await fill(first);
+  },
+  whole: () => Promise.all(cards().map((article) => article.dataset.filled || fill(article))),
+};

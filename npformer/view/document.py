@@ -1,8 +1,9 @@
-"""Makes one self-contained HTML file for each view: a template, a stylesheet, a script and the data, all inlined.
+"""Makes one self-contained HTML file of views: a template, stylesheets, scripts and the data, all inlined.
 
 The front-end in `assets/` is plain HTML, CSS and JavaScript without a build step. The views need lines, coloured cells
 and a list box, which a browser draws by itself; a charting library would be larger than all of this and age faster.
-`core.js` and `base.css` serve every view; each view adds a stylesheet and a script or two.
+`core.js`, `picture.js`, `shell.js` and `base.css` serve every view; each view adds a stylesheet and a script or two,
+which see nothing of another view's. A document holds one view, or all views of one or more texts (`page_view.py`).
 
 The page's content security policy allows its own script and style, by their hashes, and nothing else. The page cannot
 reach the network, and no token can become markup or code. The views' classes are in `*_view.py`.
@@ -37,8 +38,7 @@ class View(ABC):
     """
 
     kind: ClassVar[str]
-    scripts: ClassVar[tuple[str, ...]]
-    styles: ClassVar[tuple[str, ...]]
+    scripts: ClassVar[tuple[str, ...]]  # in assets/, the last of which ends by returning the view to the page
 
     @property
     @abstractmethod
@@ -75,28 +75,13 @@ class View(ABC):
     def text(self, width: int = 80) -> str:
         """Returns the picture for a terminal, at most `width` columns wide."""
 
+    def _texts(self) -> Sequence[Sequence[View]]:
+        """Returns the views of the page, for each text: this view alone."""
+        return [[self]]
+
     def html(self) -> str:
         """Returns the whole page as one string."""
-        blocks = self._blocks()
-        meta = {
-            "kind": self.kind,
-            "title": self.title,
-            "heading": self.heading,
-            "scales": {"sequential": SEQUENTIAL, "diverging": DIVERGING},
-            "arrays": {block.name: block.head() for block in blocks},
-            **self._meta(),
-        }
-        script = "".join(_asset(f"{name}.js") for name in self.scripts)
-        style = "".join(_asset(f"{name}.css") for name in self.styles)
-        parts = {
-            "title": html.escape(self.title),
-            "policy": f"script-src '{_hash(script)}'; style-src '{_hash(style)}'",
-            "style": style,
-            "meta": _json_in_html(meta),
-            "data": "\n".join(f'<script type="text/plain" data-array="{b.name}">{b.text}</script>' for b in blocks),
-            "script": script,
-        }
-        return re.sub(r"\{\{(\w+)\}\}", lambda match: parts[match[1]], _asset("page.html"))
+        return _document(self.title, self._texts())
 
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Writes the page to `path`, whole or not at all, and returns the path."""
@@ -110,13 +95,44 @@ class View(ABC):
         page = html.escape(self.html(), quote=True)
         style = f"width: 100%; height: {self._height()}px; border: 0; resize: vertical; overflow: auto"
         title = html.escape(self.title, quote=True)
-        return f'<iframe sandbox="allow-scripts" title="{title}" style="{style}" srcdoc="{page}"></iframe>'
+        return f'<iframe sandbox="allow-scripts allow-downloads" title="{title}" style="{style}" srcdoc="{page}"></iframe>'
 
     def __str__(self) -> str:
         return self.text()
 
     def __repr__(self) -> str:
         return f"<npformer view: {self.title}; print(), .save('view.html') or .svg() it>"
+
+
+def _document(title: str, texts: Sequence[Sequence[View]]) -> str:
+    """Writes a page of views, a list of them for each text; equal arrays are stored once."""
+    stored: dict[str, int] = {}  # data -> its place among the page's
+    described = []
+    for views in texts:
+        described.append([])
+        for view in views:
+            blocks = view._blocks()
+            arrays = {b.name: b.head() | {"data": stored.setdefault(b.text, len(stored))} for b in blocks}
+            about = {"kind": view.kind, "heading": view.heading, "subtitle": view.subject, "title": view.title}
+            described[-1].append({**about, "arrays": arrays, **view._meta()})
+    kinds = {view.kind: view for views in texts for view in views}
+    style = "".join([_asset("base.css"), *(f"body[data-view={kind}] {{\n{_asset(f'{kind}.css')}}}\n" for kind in kinds)])
+    script = "".join([_asset("core.js"), _asset("picture.js"), *map(_view_script, kinds.values()), _asset("shell.js")])
+    parts = {
+        "title": html.escape(title),
+        "policy": f"script-src '{_hash(script)}'; style-src '{_hash(style)}'",
+        "style": style,
+        "meta": _json_in_html({"scales": {"sequential": SEQUENTIAL, "diverging": DIVERGING}, "texts": described}),
+        "data": "\n".join(f'<script type="text/plain" data-array="{at}">{text}</script>' for text, at in stored.items()),
+        "script": script,
+    }
+    return re.sub(r"\{\{(\w+)\}\}", lambda match: parts[match[1]], _asset("page.html"))
+
+
+def _view_script(view: View) -> str:
+    """Makes the scripts of a view one function of its data and the page, so that its names are its own."""
+    body = "".join(_asset(f"{name}.js") for name in view.scripts)
+    return f"VIEWS.{view.kind} = (meta, page) => {{\n{body}}};\n"
 
 
 def _asset(name: str) -> str:

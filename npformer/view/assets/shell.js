@@ -1,0 +1,168 @@
+// The page around the views: heading, tabs, controls, what the numbers mean, the keys, and pictures to save.
+//
+// One view of one text is shown at a time; a view is made when it is first asked for and keeps its choices. They stand in
+// the page's address too, as `#view=heads&layer=3&head=8&from=5`, so that a link and a reload keep them.
+
+const now = { text: 0, view: doc.texts[0][0].kind };
+const made = new Map(); // `text view` -> the view: controls, body, notes, keys, read(), apply(choices), ready, whole(), part()
+
+const about = (text, view) => doc.texts[text].find(({ kind }) => kind === view);
+const shownView = () => made.get(`${now.text} ${now.view}`);
+
+function viewOf(text, kind) {
+  const key = `${text} ${kind}`;
+  if (!made.has(key)) {
+    const meta = about(text, kind);
+    made.set(
+      key,
+      VIEWS[kind](meta, {
+        changed: () => key === `${now.text} ${now.view}` && note(false),
+        // Listens on the window while the view is the one shown.
+        on: (type, act, options) =>
+          addEventListener(type, (event) => key === `${now.text} ${now.view}` && act(event), options),
+        // Opens another view of the same text, or says that there is none.
+        has: (view) => Boolean(about(text, view)),
+        open: (view, choices) => show({ text, view, choices }, true),
+      }),
+    );
+  }
+  return made.get(key);
+}
+
+// ---- The address -------------------------------------------------------------------------------------------------
+
+// Choices by name as strings; those of several heads or tokens stand with spaces (+) between them.
+function address() {
+  const words = new URLSearchParams();
+  if (doc.texts[now.text].length > 1) words.set("view", now.view);
+  if (doc.texts.length > 1) words.set("text", now.text);
+  for (const [name, value] of Object.entries(shownView().read())) if (value != null) words.set(name, value);
+  return `#${words}`;
+}
+
+// A page inside another (a notebook's cell) has no address of its own.
+const addressed = location.protocol !== "about:";
+function note(step) {
+  document.title = [about(now.text, now.view).title, choices()].filter(Boolean).join(" \u00b7 ");
+  if (addressed) history[step ? "pushState" : "replaceState"](null, "", address());
+}
+
+// The choices in words, "layer 3, head 8": for the window's title, and under a picture.
+const choices = () =>
+  Object.entries(shownView().read())
+    .filter(([, value]) => value != null && value !== "")
+    .map(([name, value]) => `${name} ${value}`)
+    .join(", ");
+
+function fromAddress() {
+  const { view, text, ...choices } = Object.fromEntries(new URLSearchParams(location.hash.slice(1)));
+  const at = /^\d+$/.test(text ?? "") && doc.texts[text] ? Number(text) : 0;
+  return { text: at, view: about(at, view) ? view : doc.texts[at][0].kind, choices };
+}
+
+// ---- Showing -----------------------------------------------------------------------------------------------------
+
+const heading = el("h1", {});
+const subtitle = el("p", { class: "subtitle" });
+const controlsHere = el("div", { class: "controls" });
+const main = el("main", { id: "view" });
+const notes = el("p", { id: "notes" });
+const keys = el("dl", {});
+const tabs = el("nav", { class: "tabs", "aria-label": "Views" });
+
+// Shows a view with these choices; without, as it was left, or as the page has it at first. `step`: Back leads here.
+async function show({ text = now.text, view = now.view, choices }, step = false) {
+  hideTip();
+  const fresh = !made.has(`${text} ${view}`);
+  Object.assign(now, { text, view });
+  const inside = viewOf(text, view);
+  const meta = about(text, view);
+  document.body.dataset.view = view;
+  heading.replaceChildren(meta.heading);
+  subtitle.replaceChildren(el("bdi", {}, shown(meta.subtitle)));
+  subtitle.hidden = !meta.subtitle;
+  for (const link of tabs.children) {
+    link.hidden = !about(text, link.dataset.view);
+    link.setAttribute("aria-current", link.dataset.view === view ? "page" : "false");
+  }
+  chooser.lastChild.value = text;
+  controlsHere.replaceChildren(...inside.controls);
+  main.replaceChildren(...inside.body);
+  notes.replaceChildren(...meta.notes.flatMap((line) => [el("span", {}, line), " "]));
+  keys.replaceChildren(
+    ...inside.keys.flatMap(([key, what]) => [el("dt", {}, el("kbd", {}, key)), el("dd", {}, what)]),
+  );
+  if (choices || fresh) await inside.apply(choices ?? {});
+  note(step);
+}
+
+const TABS = { heads: "Heads", model: "Model", neurons: "Neurons", stages: "Stages", attribution: "Words", logit: "Logit" };
+const kinds = Object.keys(TABS).filter((kind) => doc.texts.some((views) => views.some((view) => view.kind === kind)));
+if (kinds.length > 1)
+  tabs.append(...kinds.map((kind) => el("a", { href: `#view=${kind}`, "data-view": kind }, TABS[kind])));
+tabs.addEventListener("click", (event) => {
+  const link = event.target.closest("a");
+  if (!link || event.ctrlKey || event.metaKey || event.shiftKey) return;
+  event.preventDefault();
+  show({ view: link.dataset.view }, true);
+});
+tabs.hidden = kinds.length < 2;
+
+const chooser = select(
+  "Text",
+  doc.texts.map((views, i) => [i, shown(views[0].subtitle || views[0].title)]),
+  0,
+  (i) => show({ text: Number(i), view: about(i, now.view) ? now.view : doc.texts[i][0].kind }, true),
+);
+chooser.classList.add("texts-field");
+chooser.hidden = doc.texts.length < 2;
+
+// ---- Pictures ----------------------------------------------------------------------------------------------------
+
+const quiet = (text, title, onclick) => el("button", { type: "button", class: "quiet", title, onclick }, text);
+
+async function picture() {
+  const inside = shownView();
+  await inside.whole?.();
+  const { subtitle, heading } = about(now.text, now.view);
+  return drawn(inside.part?.() ?? main, [subtitle, `${heading}${choices() ? `: ${choices()}` : ""}`].filter(Boolean));
+}
+async function save(type) {
+  const { svg, width, height } = await picture();
+  const name = [now.view, ...Object.entries(shownView().read()).flat()].filter((part) => part != null).join("-");
+  const blob = type === "svg" ? new Blob([svg], { type: "image/svg+xml" }) : await rastered(svg, width, height);
+  const link = el("a", { href: URL.createObjectURL(blob), download: `${name.replace(/[^\w.-]+/g, "-")}.${type}` });
+  link.click();
+  setTimeout(() => URL.revokeObjectURL(link.href), 60_000);
+}
+
+const toggle = quiet("", null, () => setTheme(theme() === "dark" ? "light" : "dark"));
+toggle.id = "theme";
+const nameTheme = () => toggle.replaceChildren(theme() === "dark" ? "Light theme" : "Dark theme");
+themed.push(nameTheme);
+nameTheme();
+
+document.body.append(
+  el(
+    "header",
+    { class: "top" },
+    el("div", {}, heading, subtitle),
+    el(
+      "div",
+      { class: "tools" },
+      quiet("Save SVG", "Save the view as a picture for papers and slides", () => save("svg")),
+      quiet("Save PNG", "Save the view as a picture of pixels", () => save("png")),
+      toggle,
+    ),
+  ),
+  chooser,
+  tabs,
+  controlsHere,
+  main,
+  el("footer", {}, notes, el("details", { class: "help" }, el("summary", {}, "Keys"), keys)),
+  tip,
+  spoken,
+);
+
+addEventListener("popstate", () => show(fromAddress()));
+show(fromAddress()).then(ready);
