@@ -17,8 +17,9 @@ from npformer.errors import NpformerError
 from npformer.files import written_whole
 from npformer.view.attribution_view import METHODS
 
-KINDS = ("heads", "model", "neurons", "stages", "attribution")
-EPILOG = """Without -o the view is printed, as far as a terminal can show it.
+KINDS = ("page", "heads", "model", "neurons", "stages", "attribution", "logit")
+EPILOG = """A page has all views. Without -o its heads are printed, as far as a terminal
+can show them.
 
 examples:
   npformer view "time flies like an arrow" --layer 0 --head 8 \\
@@ -31,7 +32,7 @@ examples:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("text", metavar="TEXT", help="what the model is to read")
     add_options(parser, [PAIR])
-    parser.add_argument("--kind", choices=KINDS, default="heads", help="what to show (heads)")
+    parser.add_argument("--kind", choices=KINDS, default="page", help="what to show (page: all views)")
     parser.add_argument("--layer", type=int, metavar="N", help="the layer that shows first (0)")
     parser.add_argument("--head", type=int, metavar="N", help="the head that shows first (heads: all; neurons: 0)")
     parser.add_argument(
@@ -67,13 +68,13 @@ def run(args: argparse.Namespace) -> None:
 
 def _options(args: argparse.Namespace) -> dict[str, Any]:
     """Returns --layer, --head and --method as arguments of the view. Raises NpformerError if it has no such choice."""
-    if args.kind == "attribution":
+    if args.kind in ("attribution", "page"):
         methods = {"methods": args.method, "progress": sys.stderr.isatty()}
     elif args.method:
         raise NpformerError(f"--method: a measure of --kind attribution; the view {args.kind} has none")
     else:
         methods = {}
-    taken = {"heads": ("layer", "head"), "neurons": ("layer", "head")}.get(args.kind, ())
+    taken = ("layer", "head") if args.kind in ("page", "heads", "neurons") else ()
     given = {name: getattr(args, name) for name in ("layer", "head") if getattr(args, name) is not None}
     for name in given:
         if name not in taken:

@@ -1,17 +1,19 @@
 """Views of a model's stages and attention: one offline HTML file, a notebook cell, SVG or plain text.
 
-Each view takes a model and a text, a trace, or plain arrays; `interpret/stacks.py` brings these to one form. `document.py`
-makes the pages, and each `*_view.py` is one view.
+`page` has all views of a text. Each takes a model and a text, a trace, or plain arrays; `interpret/stacks.py` brings
+these to one form. `document.py` makes the files, and each `*_view.py` is one view.
 """
 
 from npformer.view.attribution_view import AttributionView, attribution
+from npformer.view.document import View
 from npformer.view.head_view import HeadView, heads
+from npformer.view.logit_view import LogitView, logit
 from npformer.view.model_view import ModelView, model
 from npformer.view.neuron_view import NeuronView, neurons
-from npformer.view.document import View
+from npformer.view.page_view import PageView, page
 from npformer.view.stage_view import StageView, stages
 
 __all__ = [
-    "AttributionView", "HeadView", "ModelView", "NeuronView", "StageView", "View",
-    "attribution", "heads", "model", "neurons", "stages",
+    "AttributionView", "HeadView", "LogitView", "ModelView", "NeuronView", "PageView", "StageView", "View",
+    "attribution", "heads", "logit", "model", "neurons", "page", "stages",
 ]  # fmt: skip

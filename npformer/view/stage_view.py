@@ -149,7 +149,7 @@ def stages(
     named = tuple(labels if labels is not None else getattr(config, "labels", ()))
     if labels is not None and "logits" in names and np.shape(arrays["logits"])[-1] != len(named):
         raise NpformerError(f"stages: labels: expected {np.shape(arrays['logits'])[-1]}, one a logit, got {len(named)}")
-    return StageView(_texts(text, both), both, steps, ids, named, _outcome(arrays, named))
+    return StageView(texts_of(text, both), both, steps, ids, named, _outcome(arrays, named))
 
 
 def _numbers(ids: Any, side: Side) -> tuple[int, ...]:
@@ -167,7 +167,7 @@ def _step(name: str, array: np.ndarray, source: Any, formulas: Mapping[str, str]
     return Step(name, array, formulas.get(name, known.formula), known.function, elsewhere)
 
 
-def _texts(text: Any, both: Sides) -> tuple[str, ...]:
+def texts_of(text: Any, both: Sides) -> tuple[str, ...]:
     """Returns the text or the pair as given, else the words of its tokens."""
     from npformer.text.inputs import as_text_or_pair
 

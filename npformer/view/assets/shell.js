@@ -43,11 +43,11 @@ function address() {
 // A page inside another (a notebook's cell) has no address of its own.
 const addressed = location.protocol !== "about:";
 function note(step) {
-  document.title = [about(now.text, now.view).title, choices()].filter(Boolean).join(" \u00b7 ");
+  document.title = about(now.text, now.view).title;
   if (addressed) history[step ? "pushState" : "replaceState"](null, "", address());
 }
 
-// The choices in words, "layer 3, head 8": for the window's title, and under a picture.
+// The choices in words, "layer 3, head 8", above a picture.
 const choices = () =>
   Object.entries(shownView().read())
     .filter(([, value]) => value != null && value !== "")

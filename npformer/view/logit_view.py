@@ -1,0 +1,135 @@
+"""The logit view: what each head, feed-forward network and word adds to a logit. The page is `assets/logit.js`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+
+from npformer.interpret.effects import Effects
+from npformer.interpret.logit_attribution import LogitAttribution, logit_attribution
+from npformer.interpret.stacks import Side
+from npformer.view.document import View
+from npformer.view.pack import Packed, pack_floats
+from npformer.view.stack_view import sentence
+from npformer.view.svg import INK, MUTED, Sheet, signed_cells, text_width
+
+
+def logit(
+    source: Any,
+    text: Any = None,
+    *,
+    label: str | int | None = None,
+    position: int | None = None,
+    against: str | int | None = None,
+) -> LogitView:
+    """Draws a logit as the sum of what the embeddings, each head, each FFN and each word add to it.
+
+    Parameters
+    ----------
+    source : Model with a head, or LogitAttribution
+    text : str, Pair or token ids, for a model
+    label, position, against : as in `npformer.logit_attribution`
+
+    Returns
+    -------
+    LogitView
+        Shows itself in a notebook; `.save("logit.html")`, `.svg()`, `print()`.
+
+    Raises
+    ------
+    NpformerError
+        If the model has no logits, the label is unknown, or the position is missing or outside the text.
+
+    Examples
+    --------
+    >>> view = logit(npformer.load("distilbert-sst2"), "I love ice cream")
+    >>> view.title
+    'What adds up to the logit of POSITIVE: i love ice cream'
+    """
+    if not isinstance(source, LogitAttribution):
+        source = logit_attribution(source, text, label, position=position, against=against)
+    return LogitView(source)
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class LogitView(View):
+    """See `logit`."""
+
+    found: LogitAttribution
+
+    kind: ClassVar[str] = "logit"
+    scripts: ClassVar[tuple[str, ...]] = ("logit",)
+
+    @property
+    def heading(self) -> str:
+        return f"What adds up to {self.found.what}"
+
+    @property
+    def subject(self) -> str:
+        return sentence(Side(self.found.tokens))
+
+    def _blocks(self) -> Sequence[Packed]:
+        layers, heads, tokens = self.found.heads.shape
+        return [pack_floats("heads", self.found.heads.reshape(layers * heads, tokens).astype(np.float32))]
+
+    def _meta(self) -> dict[str, Any]:
+        found = self.found
+        about = f"The parts sum to {found.total:z.4f}; {found.what} is {found.logit:z.4f}, read at token {found.position}."
+        return {
+            "layers": _table(found.by_layer()),
+            "words": _table(found.by_word()),
+            "heads": found.heads.shape[1],
+            "tokens": found.tokens,
+            "position": found.position,
+            "labels": found.lens_labels,
+            "about": about,
+            "notes": [
+                "Orange adds to the logit, blue takes from it; colour follows the root of the magnitude.",
+                "Layer norms are held at what they are on this text. Lens: the logit if the model ended there.",
+            ],
+        }
+
+    def _height(self) -> int:
+        return min(900, 420 + 30 * len(self.found.ffn))
+
+    def text(self, width: int = 80) -> str:
+        """Both tables, and the sum."""
+        return str(self.found)
+
+    def svg(self) -> str:
+        """The table of layers and heads, each cell in its colour, and what the words add."""
+        sheet = Sheet(self.title)
+        sheet.text(0, 12, self.heading, bold=True)
+        top = _drawn(sheet, self.found.by_layer(), 40)
+        _drawn(sheet, self.found.by_word(), top + 24)
+        return sheet.render()
+
+
+def _table(effects: Effects) -> dict[str, Any]:
+    values = [[None if np.isnan(value) else float(value) for value in row] for row in effects.values]
+    return {"rows": effects.rows, "columns": effects.columns, "values": values, "plain": effects.plain}
+
+
+def _drawn(sheet: Sheet, effects: Effects, top: float) -> float:
+    """Draws a table of numbers on coloured cells; returns where it ends."""
+    left = max(text_width(row, 11) for row in effects.rows) + 10
+    wide, high = 52.0, 20.0
+    coloured = np.array([column not in effects.plain for column in effects.columns])
+    limit = float(np.nanmax(np.abs(effects.values[:, coloured]), initial=0.0))
+    for place, column in enumerate(effects.columns):
+        sheet.text(left + wide * place + wide - 4, top, column, "end", 11, MUTED)
+    for number, (row, values) in enumerate(zip(effects.rows, effects.values, strict=True)):
+        y = top + 6 + high * number
+        sheet.text(left - 8, y + 14, row, "end", 11, MUTED)
+        cells = signed_cells(values[None], limit)[0]
+        for place, value in enumerate(values):
+            if np.isnan(value):
+                continue
+            if coloured[place]:
+                sheet.rect(left + wide * place, y, wide - 1, high - 1, "#" + bytes(cells[place].tolist()).hex())
+            dark = coloured[place] and cells[place].mean() < 120
+            sheet.text(left + wide * place + wide - 4, y + 14, f"{value:z.3f}", "end", 11, "#fff" if dark else INK)
+    return top + 6 + high * len(effects.rows)
