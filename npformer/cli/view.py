@@ -1,5 +1,5 @@
 """Draw a text's way through a model: attention by head, layer or neuron, every
-stage, or the words a label rests on."""
+stage, the words a label rests on, what adds up to a logit; or all in one page."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from npformer.files import written_whole
 from npformer.view.attribution_view import METHODS
 
 KINDS = ("page", "heads", "model", "neurons", "stages", "attribution", "logit")
-EPILOG = """A page has all views. Without -o its heads are printed, as far as a terminal
-can show them.
+EPILOG = """Without -o a view is printed, as far as a terminal can show it; of a page,
+the heads.
 
 examples:
   npformer view "time flies like an arrow" --layer 0 --head 8 \\
@@ -51,6 +51,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> None:
     if args.open and args.output is None:
         raise NpformerError("--open: there is no file to open; name one with -o")
+    if args.kind == "page" and (args.output is None or args.svg):
+        args.kind = "heads"  # a terminal and a picture show one view
     options = _options(args)
     model = load(args.model, **loading(args))
     shown = getattr(view, args.kind)(model, paired(args.text, args.pair), **options)
@@ -71,7 +73,7 @@ def _options(args: argparse.Namespace) -> dict[str, Any]:
     if args.kind in ("attribution", "page"):
         methods = {"methods": args.method, "progress": sys.stderr.isatty()}
     elif args.method:
-        raise NpformerError(f"--method: a measure of --kind attribution; the view {args.kind} has none")
+        raise NpformerError(f"--method: a measure of --kind attribution or page; the view {args.kind} has none")
     else:
         methods = {}
     taken = ("layer", "head") if args.kind in ("page", "heads", "neurons") else ()

@@ -15,8 +15,8 @@ from npformer.interpret.attribution import Method, given_scores, leave_one_out, 
 from npformer.interpret.stacks import is_arrays, is_stages, pick, sides, stacks, stage_arrays, traced
 from npformer.text.words import printable
 from npformer.view.colour import DIVERGING, SEQUENTIAL
-from npformer.view.pack import Packed
 from npformer.view.document import View
+from npformer.view.pack import Packed
 from npformer.view.stack_view import FRAME
 from npformer.view.svg import INK, MUTED, Sheet, text_width
 from npformer.view.terminal import bar, columns, fit
@@ -172,7 +172,6 @@ class AttributionView(View):
         return {
             "methods": [_method_meta(each) for each in self.methods],
             "notes": self._notes(),
-            "subtitle": "",  # the text stands below, marked
         }
 
     def _notes(self) -> list[str]:

@@ -1,7 +1,7 @@
 """Colours: one hue for each head, for any number of heads, and the two colour scales of all pictures.
 
-The page (through JSON), the SVG and the tests share these numbers. `svg.py` draws with them, `document.py` hands them to
-the browser.
+The page (through JSON), the SVG and the tests share these numbers. `svg.py` draws with them, `document.py` hands them
+to the browser.
 """
 
 from __future__ import annotations

@@ -95,7 +95,9 @@ class View(ABC):
         page = html.escape(self.html(), quote=True)
         style = f"width: 100%; height: {self._height()}px; border: 0; resize: vertical; overflow: auto"
         title = html.escape(self.title, quote=True)
-        return f'<iframe sandbox="allow-scripts allow-downloads" title="{title}" style="{style}" srcdoc="{page}"></iframe>'
+        return (
+            f'<iframe sandbox="allow-scripts allow-downloads" title="{title}" style="{style}" srcdoc="{page}"></iframe>'
+        )
 
     def __str__(self) -> str:
         return self.text()
@@ -107,7 +109,7 @@ class View(ABC):
 def _document(title: str, texts: Sequence[Sequence[View]]) -> str:
     """Writes a page of views, a list of them for each text; equal arrays are stored once."""
     stored: dict[str, int] = {}  # data -> its place among the page's
-    described = []
+    described: list[list[dict[str, Any]]] = []
     for views in texts:
         described.append([])
         for view in views:
@@ -116,14 +118,18 @@ def _document(title: str, texts: Sequence[Sequence[View]]) -> str:
             about = {"kind": view.kind, "heading": view.heading, "subtitle": view.subject, "title": view.title}
             described[-1].append({**about, "arrays": arrays, **view._meta()})
     kinds = {view.kind: view for views in texts for view in views}
-    style = "".join([_asset("base.css"), *(f"body[data-view={kind}] {{\n{_asset(f'{kind}.css')}}}\n" for kind in kinds)])
+    style = "".join(
+        [_asset("base.css"), *(f"body[data-view={kind}] {{\n{_asset(f'{kind}.css')}}}\n" for kind in kinds)]
+    )
     script = "".join([_asset("core.js"), _asset("picture.js"), *map(_view_script, kinds.values()), _asset("shell.js")])
     parts = {
         "title": html.escape(title),
         "policy": f"script-src '{_hash(script)}'; style-src '{_hash(style)}'",
         "style": style,
         "meta": _json_in_html({"scales": {"sequential": SEQUENTIAL, "diverging": DIVERGING}, "texts": described}),
-        "data": "\n".join(f'<script type="text/plain" data-array="{at}">{text}</script>' for text, at in stored.items()),
+        "data": "\n".join(
+            f'<script type="text/plain" data-array="{at}">{text}</script>' for text, at in stored.items()
+        ),
         "script": script,
     }
     return re.sub(r"\{\{(\w+)\}\}", lambda match: parts[match[1]], _asset("page.html"))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -11,10 +11,12 @@ import numpy as np
 from npformer.interpret.effects import Effects
 from npformer.interpret.logit_attribution import LogitAttribution, logit_attribution
 from npformer.interpret.stacks import Side
+from npformer.text.words import printable
 from npformer.view.document import View
 from npformer.view.pack import Packed, pack_floats
 from npformer.view.stack_view import sentence
 from npformer.view.svg import INK, MUTED, Sheet, signed_cells, text_width
+from npformer.view.terminal import fit
 
 
 def logit(
@@ -65,7 +67,7 @@ class LogitView(View):
 
     @property
     def heading(self) -> str:
-        return f"What adds up to {self.found.what}"
+        return f"What adds up to {printable(self.found.what)}"
 
     @property
     def subject(self) -> str:
@@ -77,7 +79,9 @@ class LogitView(View):
 
     def _meta(self) -> dict[str, Any]:
         found = self.found
-        about = f"The parts sum to {found.total:z.4f}; {found.what} is {found.logit:z.4f}, read at token {found.position}."
+        about = (
+            f"The parts sum to {found.total:z.4f}; {found.what} is {found.logit:z.4f}, read at token {found.position}."
+        )
         return {
             "layers": _table(found.by_layer()),
             "words": _table(found.by_word()),
@@ -97,7 +101,9 @@ class LogitView(View):
 
     def text(self, width: int = 80) -> str:
         """Both tables, and the sum."""
-        return str(self.found)
+        found = replace(self.found, tokens=tuple(fit(token, 16).rstrip() for token in self.found.tokens))
+        lines = f"{self.heading}\n\n{found}".splitlines()
+        return "\n".join(fit(line, width).rstrip() for line in lines)
 
     def svg(self) -> str:
         """The table of layers and heads, each cell in its colour, and what the words add."""

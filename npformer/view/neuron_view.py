@@ -1,7 +1,7 @@
 """The neuron view: how a weight is computed, dimension by dimension: query, key, product, score, weight, value, output.
 
 Queries, keys and values are stored as the model's own floats, so that a product in the page is the product in NumPy.
-Scores, weights and outputs follow from them, and the page computes those that it shows; a file is a third as large. Where
+Scores, weights and outputs follow from them, and the page computes those that it shows; this makes files small. Where
 they do not follow, because of a mask or an edit, they are stored too. The page is `assets/neurons.js`.
 """
 
@@ -18,8 +18,8 @@ from npformer.errors import NpformerError
 from npformer.functions import softmax
 from npformer.interpret.stacks import Side, is_stages, pick, sides, stack_title, stage_arrays, traced
 from npformer.text.words import printable
-from npformer.view.pack import Packed, pack_floats, size
 from npformer.view.document import View
+from npformer.view.pack import Packed, pack_floats, size
 from npformer.view.stack_view import elsewhere, subtitle
 from npformer.view.svg import MUTED, Sheet, signed_cells, text_width
 from npformer.view.terminal import TIMES, bar, fit, row_ends

@@ -7,6 +7,8 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
+import numpy as np
+
 from npformer.errors import NpformerError
 from npformer.interpret.stacks import is_arrays, traced
 from npformer.text.words import printable
@@ -63,7 +65,7 @@ def page(
     >>> [each.kind for each in view.texts[0]]
     ['heads', 'model', 'neurons', 'stages', 'attribution', 'logit']
     """
-    several = isinstance(text, list) and not all(isinstance(each, int) for each in text)
+    several = isinstance(text, list) and not all(isinstance(each, (int, np.integer)) for each in text)  # not ids
     asked: dict[str, Any] = {"layer": layer, "head": head, "methods": methods, "numbers": numbers, "progress": progress}
     return PageView(tuple(_views(source, each, **asked) for each in (text if several else [text])))
 

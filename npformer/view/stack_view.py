@@ -13,8 +13,8 @@ from npformer.errors import NpformerError
 from npformer.interpret.stacks import Side, Stack, pick
 from npformer.text.words import printable
 from npformer.view.colour import head_colours
-from npformer.view.pack import BUDGET, Packed, pack_decimals, pack_weights, size
 from npformer.view.document import View
+from npformer.view.pack import BUDGET, Packed, pack_decimals, pack_weights, size
 
 FRAME = ("[CLS]", "[SEP]", "[PAD]", "<s>", "</s>", "<pad>", "<bos>", "<eos>", "<|endoftext|>")  # what models add
 

@@ -15,13 +15,14 @@ import numpy as np
 from npformer.errors import NpformerError
 from npformer.interpret.stacks import Side, Sides, is_stages, one_text, sides, traced
 from npformer.text.words import printable
-from npformer.view.pack import Packed, pack_floats
 from npformer.view.document import View
+from npformer.view.pack import Packed, pack_floats
 from npformer.view.stack_view import sentence
 from npformer.view.svg import MUTED, Sheet, signed_cells, weight_cells
 from npformer.view.terminal import fit, row_ends
 
 NUMBERS = 1_500_000  # most numbers in a page; beyond, of every stage's rows and columns some are kept, evenly apart
+EDGE = 3  # of these the first and the last, which the page prints
 SIZES = (4096, 3072, 2048, 1536, 1024, 768, 512, 384, 256, 192, 128, 96, 64, 48, 32, 24, 16, 8)
 
 
@@ -327,9 +328,10 @@ def _kept(array: np.ndarray, size: int) -> int:
 
 
 def _window(array: np.ndarray, size: int) -> np.ndarray:
-    """Keeps `size` places of each of the last two axes that is longer: both ends, and evenly apart between them."""
+    """Keeps `size` places of each of the last two axes that is longer: the ends, and evenly apart between them."""
     for axis in (-2, -1):
         length = array.shape[axis]
         if length > size:
-            array = array.take(np.arange(size) * (length - 1) // (size - 1), axis=axis)
+            between = EDGE + np.arange(size - 2 * EDGE) * (length - 2 * EDGE - 1) // (size - 2 * EDGE - 1)
+            array = array.take([*range(EDGE), *between, *range(length - EDGE, length)], axis=axis)
     return array

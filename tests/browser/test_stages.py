@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import numpy as np
@@ -139,21 +140,22 @@ def test_the_list_of_sections_leads_to_each(page: Page, model: Any) -> None:
     page.until(lambda: page.js("return document.activeElement.closest('details').id") == "head")
 
 
-def test_long_stages_keep_both_ends(page: Page) -> None:
+def test_long_stages_keep_their_ends_and_their_middle(page: Page) -> None:
     tokens, arrays = ["w"] * 300, {}
     for number in range(12):
         arrays[f"layers.{number}.ffn.hidden"] = (
             np.random.default_rng(number).standard_normal((300, 512)).astype(np.float32)
         )
     page.show(view.stages(arrays, tokens=tokens, formulas={"layers.0.ffn.hidden": "mine"}))
-    assert "first and last 128 are kept" in page.text("#notes")
+    assert "Of longer axes 384 places are kept" in page.text("#notes")
     assert page.text(".formula") == "mine"
     cells = [cell for cell in page.texts("[data-step='0'] tbody tr:last-child td") if cell != "…"]
     array = arrays["layers.0.ffn.hidden"]
     assert cells == [f"{value:z.4f}" for value in [*array[-1, :3], *array[-1, -3:]]]
-    page.hover(page.one("[data-step='0'] canvas"), 255.5 / 256, 128.5 / 256)  # after the gap in both axes
-    assert page.text(".tip output") == f"{array[172, 511]:z.4f}"
-    assert page.text(".tip .where") == "w (172), column 511"
+    page.hover(page.one("[data-step='0'] canvas"), 200.5 / 384, 172.5 / 300)  # the middle, of both axes
+    row, column = map(int, re.fullmatch(r"w \((\d+)\), column (\d+)", page.text(".tip .where")).groups())
+    assert (row, column) == (pytest.approx(172, abs=1), pytest.approx(3 + 197 * 505 // 377, abs=3))  # of a pixel
+    assert page.text(".tip output") == f"{array[row, column]:z.4f}"
 
 
 def test_source_and_target_of_an_encoder_decoder(page: Page) -> None:

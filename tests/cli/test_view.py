@@ -20,11 +20,13 @@ HOSTILE = "</script><img src=x onerror=alert(1)> \x1b[2J \u202elive\u202c שלו
 MARIAN = Path(__file__).parents[1] / "golden" / "seq2seq" / "marian-files"
 HEADINGS = {
     "heads": "Attention heads", "model": "Attention of every head", "neurons": "Attention, neuron by neuron",
-    "stages": "From text to label", "attribution": "Words that count",
+    "stages": "From text to label", "attribution": "Words that count", "page": "Inside the model",
+    "logit": "What adds up to the logit of NEGATIVE",
 }  # fmt: skip
 PRINTED = {
     "heads": "Self-attention, layer 0, all 4 heads", "model": "Self-attention: layers down, heads across",
     "neurons": "Self-attention, layer 0, head 0, from 0 [CLS]", "stages": TEXT, "attribution": "Leave one word out",
+    "page": "Self-attention, layer 0, all 4 heads", "logit": "What adds up to the logit of ",
 }  # fmt: skip
 
 
@@ -46,7 +48,7 @@ def check_page(page: str) -> None:
     assert page.startswith("<!doctype html>")
     assert page.rstrip().endswith("</html>")
     assert re.findall(r"<link[^>]*>", page) == ['<link rel="icon" href="data:,">']  # or a browser asks for favicon.ico
-    assert not re.search(r"https?://|src=\"|href=\"(?!data:,)|@import|url\(|<img", page)
+    assert not re.search(r"https?://(?!www\.w3\.org/2000/svg\")|src=\"|href=\"(?!data:,)|@import|url\(|<img", page)
     assert page.count("</script>") == page.count("<script")
     assert "default-src 'none'" in page
 
@@ -77,8 +79,20 @@ def test_view_without_a_file_prints_eighty_columns(kind: str, folder: Path, caps
     assert all(word in out for word in ("love", "ice", "cream")) or kind == "model"
 
 
-def test_view_shows_heads_where_no_kind_is_given(folder: Path, capsys) -> None:
+def test_view_makes_a_page_of_all_views_where_no_kind_is_given(folder: Path, tmp_path: Path, capsys) -> None:
     assert run(capsys, TEXT, "-m", folder) == run(capsys, TEXT, "-m", folder, "--kind", "heads")
+    assert run(capsys, TEXT, "-m", folder, "--method", "gradient", "-o", tmp_path / "view.html") == (0, "", "")
+    page = (tmp_path / "view.html").read_text(encoding="utf-8")
+    assert re.findall(r'"kind":"(\w+)","heading"', page) == [
+        "heads",
+        "model",
+        "neurons",
+        "stages",
+        "attribution",
+        "logit",
+    ]
+    assert "Gradient \\u00d7 input" in page
+    assert "Leave one word out" not in page
 
 
 @pytest.mark.parametrize("kind", command.KINDS)
@@ -124,7 +138,7 @@ def test_measures_can_be_chosen(folder: Path, capsys) -> None:
         (("--kind", "attribution", "--head", 1), "--head: the view attribution shows all of them"),
         (
             ("--kind", "model", "--method", "logit"),
-            "--method: a measure of --kind attribution; the view model has none",
+            "--method: a measure of --kind attribution or page; the view model has none",
         ),
         (("--open",), "--open: there is no file to open; name one with -o"),
         (("-o", "nowhere/view.html"), "view.html"),
@@ -203,6 +217,10 @@ def test_a_text_longer_than_the_model_is_cut_as_elsewhere(kind: str, folder: Pat
 def test_a_translation_model_is_viewed_from_its_source(kind: str, tmp_path: Path, capsys) -> None:
     text, path = "A dog runs.", tmp_path / "view.html"
     code, out, err = run(capsys, text, "-m", MARIAN, "--kind", kind)
+    if kind == "logit":
+        assert code == 1
+        assert "expected a Model, an encoder with its head" in err
+        return
     assert (code, err) == (0, "")
     assert out
     assert run(capsys, text, "-m", MARIAN, "--kind", kind, "-o", path)[0] == 0

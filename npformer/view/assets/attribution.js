@@ -113,34 +113,35 @@ texts.addEventListener("keydown", (event) => {
 
 themed.push(draw);
 const nameOf = (m) => m.name.toLowerCase().replace(/[^a-z0-9]+/g, "-");
-const buildControls = () => controls.replaceChildren(
-  ...[
-    meta.methods.length > 1 &&
+const buildControls = () =>
+  controls.replaceChildren(
+    ...[
+      meta.methods.length > 1 &&
+        segmented(
+          "Measure",
+          meta.methods.map((m, i) => [i, m.name]),
+          method,
+          (i) => {
+            method = Number(i);
+            draw();
+            page.changed();
+          },
+        ),
       segmented(
-        "Measure",
-        meta.methods.map((m, i) => [i, m.name]),
-        method,
-        (i) => {
-          method = Number(i);
+        "Order",
+        [
+          ["place", "As in the text"],
+          ["size", "By size"],
+        ],
+        order,
+        (key) => {
+          order = key;
           draw();
           page.changed();
         },
       ),
-    segmented(
-      "Order",
-      [
-        ["place", "As in the text"],
-        ["size", "By size"],
-      ],
-      order,
-      (key) => {
-        order = key;
-        draw();
-        page.changed();
-      },
-    ),
-  ].filter(Boolean),
-);
+    ].filter(Boolean),
+  );
 
 return {
   controls: [controls],
@@ -151,7 +152,10 @@ return {
   ],
   read: () => ({ measure: method ? nameOf(meta.methods[method]) : null, order: order === "place" ? null : order }),
   async apply(choices) {
-    method = Math.max(0, meta.methods.findIndex((m) => nameOf(m) === choices.measure));
+    method = Math.max(
+      0,
+      meta.methods.findIndex((m) => nameOf(m) === choices.measure),
+    );
     order = choices.order === "size" ? "size" : "place";
     buildControls();
     draw();

@@ -83,6 +83,7 @@ const named = (lead, indices, which) =>
   indices.flatMap((i, n) => [n ? ", " : lead, el("bdi", {}, shown(side(which).tokens[i])), ` (${i})`]);
 
 function update() {
+  if (!weights) return; // pointed at before the first layer is inflated
   mark();
   list();
   redraw();
@@ -341,12 +342,17 @@ return {
   read() {
     const pins = (name) => several(state.pins.filter((pin) => pin.side === name).map((pin) => pin.index));
     const first = meta.shown.heads.length === stack().heads ? null : "all";
-    const head = state.heads.size === stack().heads ? first : several(shownHeads()) ?? "none";
+    const head = state.heads.size === stack().heads ? first : (several(shownHeads()) ?? "none");
     return { ...readStack(), head, from: pins("queries"), to: pins("keys") };
   },
   apply(choices) {
     applyStack(choices);
-    const numbers = (text, most) => (text ?? "").toString().split(" ").filter((each) => whole(each, most) !== null).map(Number);
+    const numbers = (text, most) =>
+      (text ?? "")
+        .toString()
+        .split(" ")
+        .filter((each) => whole(each, most) !== null)
+        .map(Number);
     const heads = choices.head === "all" ? everyHead() : numbers(choices.head, stack().heads);
     const first = meta.shown.heads.filter((h) => h < stack().heads);
     state.heads = new Set(choices.head === "none" ? [] : heads.length ? heads : first);

@@ -18,7 +18,12 @@ async function chosen() {
   const array = await load("heads");
   const rows = meta.layers.rows.slice(1, -1);
   const columns = meta.layers.columns.slice(0, meta.heads);
-  return { rows, columns, values: rows.map((_, i) => columns.map((_, h) => array.row(i * meta.heads + h)[word])), plain: [] };
+  return {
+    rows,
+    columns,
+    values: rows.map((_, i) => columns.map((_, h) => array.row(i * meta.heads + h)[word])),
+    plain: [],
+  };
 }
 
 const layerOf = (row) => /^layer (\d+)$/.exec(row)?.[1];

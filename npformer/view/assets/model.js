@@ -197,7 +197,13 @@ const detail = el(
     ),
     el("button", { type: "button", class: "quiet", onclick: () => detail.close() }, "Close"),
   ),
-  el("div", { class: "links" }, opener("heads", "Show its lines"), opener("neurons", "Neuron by neuron")),
+  el(
+    "div",
+    { class: "links" },
+    opener("heads", "Show its lines"),
+    opener("neurons", "Neuron by neuron"),
+    ...page.savers(),
+  ),
   el("div", { class: "matrix" }, names.keys, names.queries, picture),
   readout,
 );
@@ -222,7 +228,7 @@ function stepTo(layers, heads) {
 
 // The side of a cell: as large as the window allows, whole pixels while they fit.
 function cellSize() {
-  const room = Math.min(innerWidth - 190, innerHeight - 260);
+  const room = Math.min(innerWidth - (innerWidth < 480 ? 150 : 190), innerHeight - 310);
   const size = room / Math.max(rows.queries.length, rows.keys.length);
   return size >= 1 ? Math.floor(Math.min(size, 48)) : size;
 }

@@ -29,7 +29,9 @@ function compute() {
   const sum = powers.reduce((a, b) => a + b, 0);
   computed.weights = powers.map((power) => power / sum);
   const weights = row("weights", state.token);
-  computed.context = Array.from(row("value", 0), (_, d) => places.reduce((sum, k) => sum + weights[k] * row("value", k)[d], 0));
+  computed.context = Array.from(row("value", 0), (_, d) =>
+    places.reduce((sum, k) => sum + weights[k] * row("value", k)[d], 0),
+  );
 }
 
 // The numbers behind each strip: `row` is the key's, and none for query and output.
@@ -370,7 +372,8 @@ const view = {
     from: state.token,
   }),
   apply({ attention, layer, head, from }) {
-    const number = (text, choices) => (/^\d+$/.test(text ?? "") && choices.includes(Number(text)) ? Number(text) : null);
+    const number = (text, choices) =>
+      /^\d+$/.test(text ?? "") && choices.includes(Number(text)) ? Number(text) : null;
     state.part = number(attention, [...meta.parts.keys()]) ?? meta.shown.part;
     const { numbers, heads, queries } = part();
     state.layer = numbers.indexOf(number(layer, numbers) ?? numbers[meta.shown.layer] ?? numbers[0]);

@@ -9,7 +9,7 @@ const tag = (name, attributes, content = "") =>
   `<${name} ${Object.entries(attributes)
     .map(([key, value]) => `${key}="${escaped(typeof value === "number" ? digits(value) : value)}"`)
     .join(" ")}${content === "" ? "/>" : `>${content}</${name}>`}`;
-const clear = (colour) => /^transparent|, 0\)|\/ 0\)/.test(colour);
+const clear = (colour) => /^transparent$|^rgba\(.*, 0\)$|\/ 0\)$/.test(colour);
 
 // The document that shows `part` under lines of a title, with its size in pixels.
 function drawn(part, titles) {
@@ -24,16 +24,26 @@ function drawn(part, titles) {
   delete root.dataset.picture;
   const ink = getComputedStyle(root).color;
   const lines = titles.map((text, i) =>
-    tag("text", { x: 16, y: 26 + 20 * i, "font-size": 14, fill: ink, "font-weight": i ? 400 : 600 }, escaped(fitted(text, width))),
+    tag(
+      "text",
+      { x: 16, y: 26 + 20 * i, "font-size": 14, fill: ink, "font-weight": i ? 400 : 600 },
+      escaped(fitted(text, width)),
+    ),
   );
   const page = tag("rect", { width, height, fill: getComputedStyle(root).backgroundColor });
-  const head = { xmlns: "http://www.w3.org/2000/svg", width, height, viewBox: `0 0 ${digits(width)} ${digits(height)}` };
+  const head = {
+    xmlns: "http://www.w3.org/2000/svg",
+    width,
+    height,
+    viewBox: `0 0 ${digits(width)} ${digits(height)}`,
+  };
   const svg = tag("svg", { ...head, "font-family": font }, [page, ...lines, ...paint.parts].join("\n"));
   return { svg, width, height };
 }
 
 // A title that is wider than the picture ends in an ellipsis: 7.5 pixels a letter of 14 pixels' type.
-const fitted = (text, width) => (text.length * 7.5 > width - 32 ? `${text.slice(0, Math.floor((width - 40) / 7.5))}…` : text);
+const fitted = (text, width) =>
+  text.length * 7.5 > width - 32 ? `${text.slice(0, Math.floor((width - 40) / 7.5))}…` : text;
 
 class Paint {
   constructor(x, y) {
@@ -86,7 +96,13 @@ class Paint {
     if (node.paths) {
       const lines = node.paths().map((attributes) => tag("path", { fill: "none", ...attributes }));
       const at = node.parentElement.getBoundingClientRect();
-      if (lines.length) this.add(at, "g", { transform: `translate(${digits(at.left + this.x)} ${digits(at.top + this.y)})` }, lines.join("\n"));
+      if (lines.length)
+        this.add(
+          at,
+          "g",
+          { transform: `translate(${digits(at.left + this.x)} ${digits(at.top + this.y)})` },
+          lines.join("\n"),
+        );
     } else if (node.width && node.height) {
       const how = { preserveAspectRatio: "none", style: "image-rendering: pixelated" };
       this.add(box, "image", { x, y, width, height, ...how, href: node.toDataURL() });

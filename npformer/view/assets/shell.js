@@ -22,6 +22,7 @@ function viewOf(text, kind) {
           addEventListener(type, (event) => key === `${now.text} ${now.view}` && act(event), options),
         // Opens another view of the same text, or says that there is none.
         has: (view) => Boolean(about(text, view)),
+        savers, // buttons for a dialog, which keeps the page's own from being pressed
         open: (view, choices) => show({ text, view, choices }, true),
       }),
     );
@@ -31,12 +32,14 @@ function viewOf(text, kind) {
 
 // ---- The address -------------------------------------------------------------------------------------------------
 
-// Choices by name as strings; those of several heads or tokens stand with spaces (+) between them.
+// What is chosen in the view shown, [name, value]; several heads or tokens stand with spaces (+) between them.
+const chosen = () => Object.entries(shownView().read()).filter(([, value]) => value != null);
+
 function address() {
   const words = new URLSearchParams();
   if (doc.texts[now.text].length > 1) words.set("view", now.view);
   if (doc.texts.length > 1) words.set("text", now.text);
-  for (const [name, value] of Object.entries(shownView().read())) if (value != null) words.set(name, value);
+  for (const [name, value] of chosen()) words.set(name, value);
   return `#${words}`;
 }
 
@@ -46,13 +49,6 @@ function note(step) {
   document.title = about(now.text, now.view).title;
   if (addressed) history[step ? "pushState" : "replaceState"](null, "", address());
 }
-
-// The choices in words, "layer 3, head 8", above a picture.
-const choices = () =>
-  Object.entries(shownView().read())
-    .filter(([, value]) => value != null && value !== "")
-    .map(([name, value]) => `${name} ${value}`)
-    .join(", ");
 
 function fromAddress() {
   const { view, text, ...choices } = Object.fromEntries(new URLSearchParams(location.hash.slice(1)));
@@ -80,7 +76,6 @@ async function show({ text = now.text, view = now.view, choices }, step = false)
   document.body.dataset.view = view;
   heading.replaceChildren(meta.heading);
   subtitle.replaceChildren(el("bdi", {}, shown(meta.subtitle)));
-  subtitle.hidden = !meta.subtitle;
   for (const link of tabs.children) {
     link.hidden = !about(text, link.dataset.view);
     link.setAttribute("aria-current", link.dataset.view === view ? "page" : "false");
@@ -89,14 +84,19 @@ async function show({ text = now.text, view = now.view, choices }, step = false)
   controlsHere.replaceChildren(...inside.controls);
   main.replaceChildren(...inside.body);
   notes.replaceChildren(...meta.notes.flatMap((line) => [el("span", {}, line), " "]));
-  keys.replaceChildren(
-    ...inside.keys.flatMap(([key, what]) => [el("dt", {}, el("kbd", {}, key)), el("dd", {}, what)]),
-  );
+  keys.replaceChildren(...inside.keys.flatMap(([key, what]) => [el("dt", {}, el("kbd", {}, key)), el("dd", {}, what)]));
   if (choices || fresh) await inside.apply(choices ?? {});
   note(step);
 }
 
-const TABS = { heads: "Heads", model: "Model", neurons: "Neurons", stages: "Stages", attribution: "Words", logit: "Logit" };
+const TABS = {
+  heads: "Heads",
+  model: "Model",
+  neurons: "Neurons",
+  stages: "Stages",
+  attribution: "Words",
+  logit: "Logit",
+};
 const kinds = Object.keys(TABS).filter((kind) => doc.texts.some((views) => views.some((view) => view.kind === kind)));
 if (kinds.length > 1)
   tabs.append(...kinds.map((kind) => el("a", { href: `#view=${kind}`, "data-view": kind }, TABS[kind])));
@@ -110,7 +110,7 @@ tabs.hidden = kinds.length < 2;
 
 const chooser = select(
   "Text",
-  doc.texts.map((views, i) => [i, shown(views[0].subtitle || views[0].title)]),
+  doc.texts.map((views, i) => [i, shown(views[0].subtitle)]),
   0,
   (i) => show({ text: Number(i), view: about(i, now.view) ? now.view : doc.texts[i][0].kind }, true),
 );
@@ -121,15 +121,19 @@ chooser.hidden = doc.texts.length < 2;
 
 const quiet = (text, title, onclick) => el("button", { type: "button", class: "quiet", title, onclick }, text);
 
-async function picture() {
-  const inside = shownView();
-  await inside.whole?.();
-  const { subtitle, heading } = about(now.text, now.view);
-  return drawn(inside.part?.() ?? main, [subtitle, `${heading}${choices() ? `: ${choices()}` : ""}`].filter(Boolean));
-}
+const savers = () => [
+  quiet("Save SVG", "Save the view as a picture for papers and slides", () => save("svg")),
+  quiet("Save PNG", "Save the view as a picture of pixels", () => save("png")),
+];
+
 async function save(type) {
-  const { svg, width, height } = await picture();
-  const name = [now.view, ...Object.entries(shownView().read()).flat()].filter((part) => part != null).join("-");
+  const inside = shownView();
+  const { subtitle, heading } = about(now.text, now.view);
+  const choices = chosen().map(([name, value]) => `${name} ${value}`);
+  await inside.whole?.();
+  const lines = [subtitle, [heading, ...choices].join(", ")];
+  const { svg, width, height } = drawn(inside.part?.() ?? main, lines);
+  const name = [now.view, ...chosen().flat()].join("-");
   const blob = type === "svg" ? new Blob([svg], { type: "image/svg+xml" }) : await rastered(svg, width, height);
   const link = el("a", { href: URL.createObjectURL(blob), download: `${name.replace(/[^\w.-]+/g, "-")}.${type}` });
   link.click();
@@ -143,18 +147,7 @@ themed.push(nameTheme);
 nameTheme();
 
 document.body.append(
-  el(
-    "header",
-    { class: "top" },
-    el("div", {}, heading, subtitle),
-    el(
-      "div",
-      { class: "tools" },
-      quiet("Save SVG", "Save the view as a picture for papers and slides", () => save("svg")),
-      quiet("Save PNG", "Save the view as a picture of pixels", () => save("png")),
-      toggle,
-    ),
-  ),
+  el("header", { class: "top" }, el("div", {}, heading, subtitle), el("div", { class: "tools" }, ...savers(), toggle)),
   chooser,
   tabs,
   controlsHere,

@@ -14,8 +14,12 @@ for (const [i, step] of meta.steps.entries()) {
 
 // ---- Axes --------------------------------------------------------------------------------------------------------
 
-// Where the kept place `i` of an axis stands in the whole stage: the ends and, evenly between them, as many as are kept.
-const placeOf = (axis, kept, i) => (kept === 1 ? 0 : Math.floor((i * ((axis.size ?? 1) - 1)) / (kept - 1)));
+// Where the kept place `i` of an axis stands in the whole stage: EDGE from each end, the others evenly between them.
+function placeOf(axis, kept, i) {
+  if (kept === axis.size || i < EDGE) return i;
+  if (i >= kept - EDGE) return axis.size - kept + i;
+  return EDGE + Math.floor(((i - EDGE) * (axis.size - 2 * EDGE - 1)) / (kept - 2 * EDGE - 1));
+}
 const nameOf = (axis, place) => (axis.tokens ? meta.tokens[axis.tokens][place] : axis.names?.[place]);
 
 // Kept places, with null for the gap: all, or some from each end.
@@ -216,7 +220,8 @@ const outcome =
 // ---- Building ----------------------------------------------------------------------------------------------------
 
 const idOf = (title) => title.toLowerCase().replaceAll(" ", "-");
-const observer = whenNear(fill);
+const once = (article) => (article.filled ??= fill(article));
+const observer = whenNear(once);
 
 // The cards of a section, made when it is first open.
 function build(block) {
@@ -225,7 +230,7 @@ function build(block) {
   block.append(...block.steps.map(card));
   const cards = block.querySelectorAll(".card");
   cards.forEach((article) => observer.observe(article));
-  leisurely(cards, (article) => article.dataset.filled || fill(article));
+  leisurely(cards, once);
 }
 
 const blocks = sections.map(({ title, steps }, n) => {
@@ -313,7 +318,8 @@ const cards = (selector = ".card") => [...walkway.querySelectorAll(selector)];
 themed.push(() => cards("[data-filled]").forEach(fill));
 walkway.addEventListener("click", (event) => {
   const article = event.target.closest(".card");
-  if (article && !event.target.closest("select")) stand(article, Number(article.querySelector("select")?.value) || null);
+  if (article && !event.target.closest("select"))
+    stand(article, Number(article.querySelector("select")?.value) || null);
 });
 [words, ...blocks, ...(outcome ? [outcome] : [])].forEach((block) => watch.observe(block));
 
@@ -336,11 +342,14 @@ return {
       block.open = true;
       build(block);
       const article = cards().find((each) => Number(each.dataset.step) === i);
-      await fill(article);
+      await (article.filled = fill(article));
       article.scrollIntoView({ block: "start" });
     } else if (known) walkway.querySelector(`[id="${stage}"]`).scrollIntoView({ block: "start" });
-    const first = cards()[0];
-    if (first && !first.dataset.filled) await fill(first);
+    if (cards().length) await once(cards()[0]);
   },
-  whole: () => Promise.all(cards().map((article) => article.dataset.filled || fill(article))),
+  whole: () => Promise.all(cards().map(once)),
+  // The stage or the section where the walk stands, or all of it.
+  part: () =>
+    cards().find((each) => meta.steps[each.dataset.step].name === stop) ??
+    (stop ? walkway.querySelector(`[id="${stop}"]`) : walkway),
 };

@@ -1,0 +1,406 @@
+"""The page of all views in a browser: tabs, links between views, choices in the address, pictures of what is selected."""
+
+from __future__ import annotations
+
+import struct
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from npformer import view
+from npformer.interpret.logit_attribution import logit_attribution
+from npformer.interpret.trace import trace
+from tests.browser.arrays import HOSTILE, WORDS, head_stages, weights
+from tests.browser.page import Page
+from tests.browser.test_page import seen
+from tests.support import tiny
+
+TEXT = "I love good news about good ice cream"  # "good" stands at 3 and 6
+KINDS = ["heads", "model", "neurons", "stages", "attribution", "logit"]
+#: An address of each view, with every choice that it keeps.
+ADDRESSES = {
+    "heads": "layer=1&head=2&from=3+6",
+    "model": "layer=1&head=3&from=2&to=5",
+    "neurons": "layer=1&head=3&from=6",
+    "stages": "stage=layers.1.attention.weights&head=2",
+    "attribution": "measure=integrated-gradients&order=size",
+    "logit": "from=3",
+}
+PHONE = {"width": 360, "height": 740}
+
+
+@pytest.fixture(scope="module")
+def model() -> Any:
+    return tiny.model("distilbert")
+
+
+@pytest.fixture(scope="module")
+def shown(model: Any) -> view.PageView:
+    return view.page(model, TEXT)
+
+
+@pytest.fixture
+def saved(page: Page, tmp_path: Path) -> Iterator[Path]:
+    """The folder that the browser saves files to."""
+    page.cdp("Browser.setDownloadBehavior", behavior="allow", downloadPath=str(tmp_path))
+    yield tmp_path
+    page.cdp("Browser.setDownloadBehavior", behavior="default")
+
+
+def address(page: Page) -> str:
+    return page.js("return location.hash")
+
+
+def tab(page: Page, kind: str) -> Any:
+    return page.one(f".tabs [data-view={kind}]")
+
+
+def at(page: Page, shown: view.View, words: str, **size: Any) -> None:
+    """Shows the page at an address, as a link to it would."""
+    path = shown.save(page.folder / "view.html")
+    page.show(path, wait=False, **size)
+    page.driver.get("about:blank")  # or a new address would not load the page anew
+    page.driver.get(f"{path.as_uri()}#{words}")
+    page.until_ready()
+
+
+def look(page: Page, part: str) -> list[Any]:
+    """What a reader sees of the choices: the state of every control, and the texts of this part of the page."""
+    return page.js(
+        """const all = (selector) => [...document.querySelectorAll(selector)];
+        return [
+        all(`.controls select, ${arguments[0]} select`).map((list) => list.value),
+        all("[aria-checked], [aria-pressed], [aria-selected]").map((node) =>
+            [node.ariaChecked, node.ariaPressed, node.ariaSelected]),
+        document.querySelector("dialog")?.open, document.querySelector(arguments[0])?.innerText]""",
+        part,
+    )
+
+
+# --- tabs and the address --------------------------------------------------------------------------------------------
+
+
+def test_every_view_has_its_tab_and_keeps_its_choices(page: Page, shown: view.PageView) -> None:
+    page.show(shown)
+    assert page.texts(".tabs a") == ["Heads", "Model", "Neurons", "Stages", "Words", "Logit"]
+    page.choose("Layer", 1)
+    page.until(lambda: address(page) == "#view=heads&layer=1")
+    for kind, made in zip(KINDS, shown.texts[0], strict=True):
+        page.click(tab(page, kind))
+        page.until(lambda kind=kind: address(page).startswith(f"#view={kind}"))
+        assert page.text("h1") == made.heading
+        assert page.js("return document.title") == made.title
+        assert [link.get_attribute("data-view") for link in page.all(".tabs [aria-current=page]")] == [kind]
+    page.click(tab(page, "heads"))
+    assert address(page) == "#view=heads&layer=1"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_address_and_a_reload_keep_every_choice(page: Page, shown: view.PageView, kind: str, model: Any) -> None:
+    words = f"view={kind}&{ADDRESSES[kind]}"
+    step = list(trace(model, TEXT)).index("layers.1.attention.weights")
+    part = f"[data-step='{step}']" if kind == "stages" else "main"
+    at(page, shown, f"view={kind}")
+    plain = look(page, part)
+    at(page, shown, words)
+    assert address(page) == f"#{words}"
+    first = look(page, part)
+    assert first != plain
+    page.driver.refresh()
+    page.until_ready()
+    assert (address(page), look(page, part)) == (f"#{words}", first)
+
+
+def test_choices_are_written_into_the_address_as_they_are_made(page: Page, shown: view.PageView) -> None:
+    page.show(shown)
+    page.double_click(page.all(".square")[2])
+    page.click(page.all(".from [role=option]")[5])
+    page.click(page.all(".to [role=option]")[1])
+    assert address(page) == "#view=heads&layer=0&head=2&from=5&to=1"
+    page.press("\ue00c")
+    page.click(page.all(".square")[0])
+    assert address(page) == "#view=heads&layer=0&head=0+2"
+    page.click(page.all(".square")[0])
+    page.click(page.all(".square")[2])
+    assert address(page) == "#view=heads&layer=0&head=none"
+    page.click(tab(page, "neurons"))
+    page.choose("Head", 3)
+    page.until(lambda: address(page) == "#view=neurons&layer=0&head=3&from=0")
+    page.click(tab(page, "attribution"))
+    page.click(page.segment("By size"))
+    assert address(page) == "#view=attribution&order=size"
+    page.click(tab(page, "logit"))
+    page.click(page.segment("Words"))
+    assert address(page) == "#view=logit&parts=words"
+    page.click(tab(page, "stages"))
+    page.click(page.one(".card h3"))
+    assert address(page) == "#view=stages&stage=embeddings.token"
+
+
+def test_the_browsers_back_leads_to_the_view_before(page: Page, shown: view.PageView) -> None:
+    page.show(shown)
+    page.choose("Layer", 1)
+    page.click(tab(page, "neurons"))
+    page.until(lambda: page.all(".chain, .keys"))
+    page.driver.back()
+    page.until(lambda: page.text("h1") == "Attention heads")
+    assert address(page) == "#view=heads&layer=1"
+    page.driver.forward()
+    page.until(lambda: page.text("h1") == "Attention, neuron by neuron")
+
+
+@pytest.mark.parametrize(
+    ("words", "kept"),
+    [
+        ("view=hats", "#view=heads&layer=0"),
+        ("view=heads&layer=9&head=77&from=-1&show=01&tokens=letters", "#view=heads&layer=0"),
+        ("view=neurons&layer=x&head=4&from=99", "#view=neurons&layer=0&head=0&from=0"),
+        ("view=stages&stage=nothing&head=1", "#view=stages"),
+        ("view=model&layer=1&head=9", "#view=model"),
+        ("view=attribution&measure=magic&order=odd", "#view=attribution"),
+        ("view=logit&from=99", "#view=logit"),
+        ("%E0%A4%A", "#view=heads&layer=0"),
+    ],
+)
+def test_what_an_address_says_wrongly_is_left_out(page: Page, shown: view.PageView, words: str, kept: str) -> None:
+    at(page, shown, words)
+    assert address(page) == kept
+
+
+def test_a_single_view_keeps_its_choices_too(page: Page) -> None:
+    array = weights(1, 3, 5, len(WORDS), len(WORDS))
+    at(page, view.heads(array, tokens=WORDS), "layer=2&head=4&from=3")
+    assert page.texts(".to output") == [f"{value:.4f}" for value in array[2, 4, 3]]
+    assert page.all(".tabs")[0].is_displayed() is False
+    assert address(page) == "#layer=2&head=4&from=3"
+
+
+def test_several_texts(page: Page, model: Any) -> None:
+    page.show(view.page(model, [TEXT, "I love ice"], methods="roll-out"))
+    page.click(tab(page, "stages"))
+    assert page.text(".text") == TEXT
+    page.choose("Text", "i love ice")
+    page.until(lambda: page.text(".text") == "I love ice")
+    assert address(page) == "#view=stages&text=1"
+    page.driver.refresh()
+    page.until_ready()
+    assert page.text(".text") == "I love ice"
+    page.click(tab(page, "heads"))
+    page.until(lambda: page.texts(".from .token") == ["[CLS]", "i", "love", "ice", "[SEP]"])
+
+
+# --- links -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_head_of_the_model_view_opens_in_the_others(page: Page, shown: view.PageView, model: Any) -> None:
+    array = trace(model, TEXT)["layers.1.attention.weights"]
+    at(page, shown, "view=model&layer=1&head=3&from=2&to=5")
+    page.click(page.one("[data-opens=heads]"))
+    page.until(lambda: address(page) == "#view=heads&layer=1&head=3&from=2")
+    assert page.texts(".to output") == [f"{value:.4f}" for value in array[3, 2]]
+    page.driver.back()
+    page.until(lambda: page.text("#detail-title") == "Layer 1, head 3" and page.one("dialog").is_displayed())
+    page.click(page.one("[data-opens=neurons]"))
+    page.until(lambda: address(page) == "#view=neurons&layer=1&head=3&from=2")
+    assert page.texts(".weight output") == [f"{value:.4f}" for value in array[3, 2]]
+    page.click(page.one("[data-opens=heads]"))
+    page.until(lambda: address(page) == "#view=heads&layer=1&head=3&from=2")
+    page.click(page.one("#to-neurons"))
+    page.until(lambda: page.text("h1") == "Attention, neuron by neuron")
+
+
+def test_a_head_of_the_logit_view_opens_its_lines(page: Page, shown: view.PageView) -> None:
+    at(page, shown, "view=logit")
+    page.click(page.one("[aria-label^='Layer 1, head 2']"))
+    page.until(lambda: address(page) == "#view=heads&layer=1&head=2&from=0")
+
+
+def test_a_view_alone_has_no_links_to_others(page: Page, model: Any) -> None:
+    at(page, view.model(model, TEXT), "layer=1&head=3")
+    assert page.all("[data-opens]") == []
+    at(page, view.heads(model, TEXT), "head=1")
+    assert page.all("#to-neurons") == []
+
+
+# --- the logit view --------------------------------------------------------------------------------------------------
+
+
+def test_the_logit_view_has_every_number(page: Page, model: Any) -> None:
+    found = logit_attribution(model, TEXT)
+    page.show(view.logit(model, TEXT))
+
+    def cells() -> list[str]:
+        return [cell for cell in page.texts("tbody td:not(.lens)") if cell]
+
+    def printed(values: np.ndarray) -> list[str]:
+        return [f"{value:z.3f}" for value in values.ravel() if not np.isnan(value)]
+
+    assert cells() == printed(found.by_layer().values)
+    assert page.texts(".lens .token") == list(found.lens_labels)
+    page.choose("Read from", "3 good")
+    page.until(lambda: cells() == printed(found.heads[:, :, 3]))
+    page.click(page.segment("Words"))
+    page.until(lambda: cells() == printed(found.by_word().values))
+    assert page.texts("tbody th .token") == list(found.tokens)
+
+
+# --- words -----------------------------------------------------------------------------------------------------------
+
+
+def test_words_that_repeat_have_their_places_beside_them(page: Page, shown: view.PageView) -> None:
+    at(page, shown, "view=heads&head=1&from=3")
+    assert page.texts(".panel .placed sub").count("3") >= 8  # from the first "good"
+    assert {"3", "6"} == set(page.texts(".panel .placed sub"))
+    at(page, shown, "view=attribution")
+    assert page.texts(".list .placed") == ["good3", "good6"] or page.texts(".list .placed") == ["good2", "good5"]
+    at(page, shown, "view=model&layer=0&head=0")
+    assert page.texts(".names.down .placed") == ["good3", "good6"]
+    at(page, shown, "view=stages&stage=layers.0.attention.weights")
+    assert "good6" in page.texts(".card .placed")
+
+
+def test_titles_are_without_the_tokens_around_a_text(page: Page, shown: view.PageView) -> None:
+    for kind in KINDS:
+        at(page, shown, f"view={kind}")
+        assert "[" not in page.text(".subtitle") + page.text("h1") + page.js("return document.title")
+        assert page.text(".subtitle").lower() == TEXT.lower()
+
+
+def test_hostile_text_is_only_text_on_the_page(page: Page, saved: Path) -> None:
+    shown = view.PageView(((
+        view.heads(head_stages(2, length=len(HOSTILE)), tokens=HOSTILE),
+        view.stages(head_stages(2, length=len(HOSTILE)), tokens=HOSTILE),
+    ),))  # fmt: skip
+    page.show(shown)
+    assert page.texts(".from .token") == [seen(token) for token in HOSTILE]
+    assert page.js("return document.querySelectorAll('main script, main img').length") == 0
+    for kind in ("heads", "stages"):
+        page.click(tab(page, kind))
+        ElementTree.parse(picture(page, saved, "SVG", kind))
+
+
+# --- pictures --------------------------------------------------------------------------------------------------------
+
+
+def picture(page: Page, folder: Path, kind: str, name: str) -> Path:
+    """Saves what is shown, and waits for the file."""
+    buttons = page.all(".tools button, dialog[open] button")  # the dialog's last: it covers the others
+    [button for button in buttons if button.text == f"Save {kind}"][-1].click()
+
+    def found() -> list[Path]:
+        return [path for path in folder.glob(f"{name}*.{kind.lower()}") if path.stat().st_size]
+
+    return page.until(lambda: found() and found()[0])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_view_is_saved_as_it_is_selected(page: Page, shown: view.PageView, saved: Path, kind: str) -> None:
+    at(page, shown, f"view={kind}&{ADDRESSES[kind]}")
+    svg = picture(page, saved, "SVG", kind)
+    root = ElementTree.parse(svg).getroot()
+    texts = [element.text for element in root.iter("{http://www.w3.org/2000/svg}text")]
+    assert texts[0].lower() == TEXT.lower()
+    assert page.text("h1") in texts[1]
+    for name, value in (pair.split("=") for pair in ADDRESSES[kind].split("&")):
+        assert f"{name} {value.replace('+', ' ')}" in texts[1]
+    standing = " ".join(texts)
+    part = "dialog" if kind == "model" else "main"
+    outputs = page.js(f"return [...document.querySelectorAll('{part} output')].map((node) => node.textContent)")
+    assert all(number in standing for number in outputs)
+    images, lines = (list(root.iter(f"{{http://www.w3.org/2000/svg}}{name}")) for name in ("image", "path"))
+    assert all(image.get("href").startswith("data:image/png;base64,") for image in images)
+    assert bool(lines) == (kind == "heads")
+    assert bool(images) == (kind in ("model", "neurons"))  # a small stage is a table
+    png = picture(page, saved, "PNG", kind).read_bytes()
+    width, height = struct.unpack(">II", png[16:24])
+    assert png.startswith(b"\x89PNG")
+    assert (width, height) == pytest.approx((2 * float(root.get("width")), 2 * float(root.get("height"))), abs=1)
+
+
+def test_a_picture_has_every_colour(page: Page, saved: Path) -> None:
+    """The strongest too; and what is not chosen is not in it."""
+    array = np.zeros((1, 2, 2, 2), np.float32)
+    array[0, :, 0, 1] = array[0, :, 1, 0] = [1.0, 0.5]
+    array[0, :, 0, 0] = array[0, :, 1, 1] = [0.0, 0.5]
+    at(page, view.heads(array, tokens=["one", "two"]), "head=0&from=0")
+    root = ElementTree.parse(picture(page, saved, "SVG", "heads")).getroot()
+    (line,) = root.iter("{http://www.w3.org/2000/svg}path")
+    assert line.get("stroke") == page.js("return getComputedStyle(document.querySelector('.square')).borderColor") or (
+        line.get("stroke-opacity") == "1"
+    )
+    fills = {rect.get("fill") for rect in root.iter("{http://www.w3.org/2000/svg}rect")}
+    assert page.colour(".to [data-index='1'] output", "backgroundColor") in fills
+
+
+def test_a_picture_of_512_tokens_has_them_all(page: Page, saved: Path) -> None:
+    page.show(view.heads(weights(3, 1, 2, 512, 512), tokens=[f"w{i}" for i in range(512)]))
+    root = ElementTree.parse(picture(page, saved, "SVG", "heads")).getroot()
+    texts = [element.text for element in root.iter("{http://www.w3.org/2000/svg}text")]
+    assert [texts.count(f"w{i}") >= 2 for i in range(512)] == [True] * 512
+    png = picture(page, saved, "PNG", "heads").read_bytes()
+    assert struct.unpack(">II", png[16:24])[1] <= 16_000
+
+
+# --- phones ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_phones_width_is_enough(page: Page, shown: view.PageView, kind: str) -> None:
+    for words in (f"view={kind}", f"view={kind}&{ADDRESSES[kind]}"):
+        at(page, shown, words, **PHONE)
+        assert page.js("return document.documentElement.scrollWidth") <= 360
+        cut = page.js("""const scrolls = (node) => node.closest(".scroller, .table, .grid");
+            return [...document.querySelectorAll("h1, h2, button, select, .tabs a, .field, output, canvas")]
+                .filter((node) => node.offsetParent && !scrolls(node))
+                .filter((node) => { const box = node.getBoundingClientRect(); return box.left < 0 || box.right > 360; })
+                .map((node) => node.outerHTML.slice(0, 80))""")
+        assert cut == []
+        tops = {round(link.rect["y"]) for link in page.all(".tabs a")}
+        assert len(tops) == 1  # one line of tabs
+
+
+def test_every_head_of_twelve_is_in_a_phones_width(page: Page) -> None:
+    page.show(view.model(weights(1, 2, 12, 7, 7), tokens=WORDS), **PHONE)
+    boxes = [thumb.rect for thumb in page.all(".thumb")]
+    assert max(box["x"] + box["width"] for box in boxes) <= 360
+    assert min(box["width"] for box in boxes) >= 20
+
+
+# --- notebooks and long texts ----------------------------------------------------------------------------------------
+
+
+def test_a_page_in_a_notebook_has_tabs_and_no_address(page: Page, shown: view.PageView) -> None:
+    notebook = page.folder / "notebook.html"
+    notebook.write_text(f"<!doctype html><title>notebook</title>{shown._repr_html_()}", encoding="utf-8")
+    page.show(notebook, height=1200, wait=False)
+    page.driver.switch_to.frame(page.one("iframe"))
+    page.until_ready()
+    page.click(tab(page, "neurons"))
+    page.until(lambda: page.text("h1") == "Attention, neuron by neuron")
+    page.driver.switch_to.default_content()
+    assert address(page) == ""
+
+
+def test_512_tokens_in_every_view(page: Page) -> None:
+    model = tiny.model(max_length=512)
+    shown = view.page(model, "good ice cream " * 170, methods=["gradient", "roll-out"])
+    t = trace(model, "good ice cream " * 170)
+    assert len(t.tokens) == 512
+    at(page, shown, "view=neurons&layer=1&head=2&from=300")
+    scores = t["layers.1.attention.scores"][2, 300].astype(np.float64)
+    found = [float(number) for number in page.texts(".score output")]
+    assert found == pytest.approx(scores, abs=1e-4)
+    page.click(tab(page, "stages"))
+    page.until(lambda: page.all("[data-step='0'][data-filled]"))
+    page.hover(page.one("[data-step='0'] canvas"), 0.5, 0.5)
+    assert 250 <= int(page.text(".tip .where").split("(")[1].split(")")[0]) <= 262  # the middle of the text
+    page.click(tab(page, "model"))
+    page.until(lambda: len(page.all(".thumb[data-drawn]")) == 8)
+    page.click(tab(page, "attribution"))
+    assert len(page.all(".word")) == 512
+    page.click(tab(page, "logit"))
+    page.until(lambda: page.all("tbody tr"))

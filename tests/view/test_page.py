@@ -1,0 +1,158 @@
+"""The page of all views: what is in it, what is left out, how large it is, and the view of logit attribution."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+
+from npformer import view
+from npformer.errors import NpformerError
+from npformer.interpret.edit import edit
+from npformer.interpret.logit_attribution import logit_attribution
+from npformer.interpret.trace import trace
+from npformer.text.inputs import Pair
+from npformer.view.neuron_view import BUDGET, NeuronView
+from npformer.view.pack import size
+from tests.browser.arrays import HOSTILE, WORDS, head_stages
+from tests.support import tiny
+
+TEXT = "I love good ice cream"
+ALL = ["heads", "model", "neurons", "stages", "attribution", "logit"]
+
+
+def kinds(shown: view.PageView) -> list[list[str]]:
+    return [[each.kind for each in views] for views in shown.texts]
+
+
+def test_a_page_has_every_view_of_a_text_as_it_is_alone() -> None:
+    model = tiny.model()
+    shown = view.page(model, TEXT, layer=1, head=2, methods="gradient")
+    assert kinds(shown) == [ALL]
+    alone = [
+        view.heads(model, TEXT, layer=1, heads=[2]),
+        view.model(model, TEXT),
+        view.neurons(model, TEXT, layer=1, head=2),
+        view.stages(model, TEXT),
+        view.attribution(model, TEXT, methods="gradient"),
+        view.logit(model, TEXT),
+    ]
+    assert [each.html() for each in shown.texts[0]] == [each.html() for each in alone]
+    assert (shown.text(), shown.svg()) == (alone[0].text(), alone[0].svg())
+    assert shown.title == "Inside the model: i love good ice cream"
+
+
+def test_a_page_of_several_texts_and_of_ids() -> None:
+    model = tiny.model("bert", "next-sentence")
+    shown = view.page(model, [TEXT, Pair("I love ice", "it is hot")], methods="roll-out")
+    assert kinds(shown) == [ALL, ALL]
+    ids = trace(model, TEXT).ids
+    (views,) = view.page(model, ids.tolist(), methods="roll-out").texts
+    assert [each.kind for each in views] == ALL
+    assert kinds(view.page(model, list(ids), methods="roll-out")) == [ALL]
+
+
+@pytest.mark.parametrize("head", ["base", "token-classification", "masked-lm"])
+def test_a_page_leaves_out_a_logit_that_there_is_not(head: str) -> None:
+    assert kinds(view.page(tiny.model("bert", head), TEXT)) == [ALL[:-1]]
+
+
+def test_a_page_of_a_trace_and_of_a_masked_word() -> None:
+    assert kinds(view.page(trace(tiny.model(), TEXT))) == [ALL[:-1]]
+    assert kinds(view.page(tiny.model("bert", "masked-lm"), "I love [MASK] cream")) == [ALL]
+
+
+def test_what_cannot_be_shown_first_is_an_error() -> None:
+    with pytest.raises(NpformerError, match="layer=7: expected one of 0, 1"):
+        view.page(tiny.model(), TEXT, layer=7)
+    with pytest.raises(NpformerError, match="head=9: expected one of 0, 1, 2, 3"):
+        view.page(tiny.model(), TEXT, head=9)
+
+
+def test_equal_arrays_are_in_a_page_once() -> None:
+    shown = view.page(tiny.model(), TEXT, methods="roll-out")
+    blocks = [block for each in shown.texts[0] for block in each._blocks()]
+    page = shown.html()
+    stored = re.findall(r'data-array="(\d+)">([^<]*)<', page)
+    assert sorted(text for _, text in stored) == sorted({block.text for block in blocks})
+    assert len(stored) < len(blocks)  # heads and model share theirs, neurons and stages some
+    (found,) = re.findall(r'id="meta">(.*?)</script>', page)
+    (views,) = json.loads(found)["texts"]
+    texts = dict(stored)
+    for described, made in zip(views, shown.texts[0], strict=True):
+        assert {name: texts[str(head["data"])] for name, head in described["arrays"].items()} == {
+            block.name: block.text for block in made._blocks()
+        }
+
+
+def test_fewer_numbers_make_a_smaller_file() -> None:
+    model = tiny.model()
+    large, small = (view.page(model, TEXT, methods="roll-out", numbers=each) for each in (1_000_000, 2_000))
+    assert len(small.html()) < len(large.html())
+    assert "are kept, from end to end" in small.html()
+
+
+# --- neurons ---------------------------------------------------------------------------------------------------------
+
+
+def names(shown: NeuronView) -> set[str]:
+    return {block.name.rsplit(".", 1)[1] for block in shown._blocks()}
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_scores_weights_and_outputs_are_not_stored_where_they_follow(dtype: type) -> None:
+    assert names(view.neurons(head_stages(1, dtype=dtype), tokens=WORDS)) == {"query", "key", "value"}
+    assert names(view.neurons(tiny.model(), TEXT)) == {"query", "key", "value"}
+
+
+@pytest.mark.parametrize("stage", ["scores", "weights", "context"])
+def test_what_does_not_follow_is_stored(stage: str) -> None:
+    """After an edit; what comes after the edited stage follows from it."""
+    with edit({f"layers.1.attention.{stage}": lambda array: array * np.float32(0.5)}):
+        shown = view.neurons(tiny.model(), TEXT)
+    stored = [block.name for block in shown._blocks() if block.name.split(".")[2] not in ("query", "key", "value")]
+    assert stored == [f"0.1.{stage}"]
+
+
+def test_masked_scores_are_stored() -> None:
+    arrays = head_stages(2, layers=1)
+    arrays["layers.0.attention.scores"][:, 1, 4] = -np.inf
+    assert names(view.neurons(arrays, tokens=WORDS)) == {"query", "key", "value", "scores", "weights"}
+
+
+@pytest.mark.parametrize(("length", "layers", "kept"), [(128, 12, 12), (512, 1, 1)])
+def test_every_layer_of_bert_is_kept_at_128_tokens_and_one_at_512(length: int, layers: int, kept: int) -> None:
+    arrays = head_stages(3, layers=1, heads=12, length=length, width=64)
+    many = {f"layers.{i}.{name[9:]}": array for i in range(layers) for name, array in arrays.items()}
+    shown = view.neurons(many, tokens=["w"] * length)
+    parts, blocks = shown._kept
+    assert (len(parts[0].numbers), len(parts[0].heads)) == (kept, 12)
+    assert size(blocks) <= BUDGET
+
+
+# --- logit -----------------------------------------------------------------------------------------------------------
+
+
+def test_the_logit_view_prints_and_draws_its_parts() -> None:
+    model = tiny.model()
+    found, shown = logit_attribution(model, TEXT), view.logit(model, TEXT)
+    assert shown.title == f"What adds up to {found.what}: i love good ice cream"
+    text = shown.text()
+    assert text.splitlines()[0] == shown.heading
+    assert f"{found.ffn[1]:+.3f}" in text
+    assert all(f"{value:+.3f}" in text for value in found.words.sum(axis=0))
+    assert f"{found.ffn[1]:z.3f}" in shown.svg()
+    assert view.logit(found).html() == shown.html()
+
+
+def test_the_logit_view_of_hostile_tokens_is_only_text() -> None:
+    found = logit_attribution(tiny.model(), TEXT)
+    tokens = (*HOSTILE[: len(found.tokens) - 1], "w" * 300)[: len(found.tokens)]
+    object.__setattr__(found, "tokens", tokens)
+    shown: Any = view.logit(found)
+    assert max(map(len, shown.text().splitlines())) <= 80
+    assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u202a-\u202e]", shown.text())
+    assert shown.html().count("</script>") == shown.html().count("<script")
