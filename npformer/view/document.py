@@ -75,9 +75,9 @@ class View(ABC):
     def text(self, width: int = 80) -> str:
         """Returns the picture for a terminal, at most `width` columns wide."""
 
-    def _texts(self) -> Sequence[Sequence[View]]:
-        """Returns the views of the page, for each text: this view alone."""
-        return [[self]]
+    def _texts(self) -> Sequence[tuple[str, Sequence[View]]]:
+        """Returns the texts of the page, each with its views: this view alone."""
+        return [(self.subject, [self])]
 
     def html(self) -> str:
         """Returns the whole page as one string."""
@@ -106,18 +106,18 @@ class View(ABC):
         return f"<npformer view: {self.title}; print(), .save('view.html') or .svg() it>"
 
 
-def _document(title: str, texts: Sequence[Sequence[View]]) -> str:
+def _document(title: str, texts: Sequence[tuple[str, Sequence[View]]]) -> str:
     """Writes a page of views, a list of them for each text; equal arrays are stored once."""
     stored: dict[str, int] = {}  # data -> its place among the page's
     described: list[list[dict[str, Any]]] = []
-    for views in texts:
+    for text, views in texts:
         described.append([])
         for view in views:
             blocks = view._blocks()
             arrays = {b.name: b.head() | {"data": stored.setdefault(b.text, len(stored))} for b in blocks}
-            about = {"kind": view.kind, "heading": view.heading, "subtitle": view.subject, "title": view.title}
+            about = {"kind": view.kind, "heading": view.heading, "subtitle": text, "title": f"{view.heading}: {text}"}
             described[-1].append({**about, "arrays": arrays, **view._meta()})
-    kinds = {view.kind: view for views in texts for view in views}
+    kinds = {view.kind: view for _, views in texts for view in views}
     style = "".join(
         [_asset("base.css"), *(f"body[data-view={kind}] {{\n{_asset(f'{kind}.css')}}}\n" for kind in kinds)]
     )

@@ -11,7 +11,6 @@ import numpy as np
 
 from npformer.errors import NpformerError
 from npformer.interpret.stacks import is_arrays, traced
-from npformer.text.words import printable
 from npformer.view.attribution_view import attribution
 from npformer.view.document import View
 from npformer.view.head_view import heads
@@ -19,7 +18,7 @@ from npformer.view.logit_view import logit
 from npformer.view.model_view import model
 from npformer.view.neuron_view import neurons
 from npformer.view.pack import Packed
-from npformer.view.stage_view import NUMBERS, stages, texts_of
+from npformer.view.stage_view import NUMBERS, StageView, stages, texts_of
 
 
 def page(
@@ -101,10 +100,10 @@ class PageView(View):
 
     @property
     def subject(self) -> str:
-        return printable(" / ".join(views[0].subject for views in self.texts))[:160]
+        return " / ".join(text for text, _ in self._texts())[:160]
 
-    def _texts(self) -> Sequence[Sequence[View]]:
-        return self.texts
+    def _texts(self) -> Sequence[tuple[str, Sequence[View]]]:
+        return [(_as_written(views), views) for views in self.texts]
 
     def _blocks(self) -> Sequence[Packed]:
         return [block for views in self.texts for view in views for block in view._blocks()]
@@ -122,3 +121,8 @@ class PageView(View):
     def svg(self) -> str:
         """The first view."""
         return self.texts[0][0].svg()
+
+
+def _as_written(views: Sequence[View]) -> str:
+    """The text as it was given, which the stage view has; other views have its tokens."""
+    return next((view.subject for view in views if isinstance(view, StageView)), views[0].subject)

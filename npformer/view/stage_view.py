@@ -22,6 +22,7 @@ from npformer.view.svg import MUTED, Sheet, signed_cells, weight_cells
 from npformer.view.terminal import fit, row_ends
 
 NUMBERS = 1_500_000  # most numbers in a page; beyond, of every stage's rows and columns some are kept, evenly apart
+KEPT = 64  # tokens, and columns of a head, that are kept before columns are
 EDGE = 3  # of these the first and the last, which the page prints
 SIZES = (4096, 3072, 2048, 1536, 1024, 768, 512, 384, 256, 192, 128, 96, 64, 48, 32, 24, 16, 8)
 
@@ -211,15 +212,34 @@ class StageView(View):
         return printable(" / ".join(self.texts))[:160]
 
     @cached_property
-    def _edge(self) -> int:
-        """Rows and columns of each stage to keep: the most that `numbers` allows."""
-        sizes = [size for size in SIZES if sum(_kept(step.array, size) for step in self.steps) <= self.numbers]
-        return sizes[0] if sizes else SIZES[-1]
+    def _merged(self) -> dict[int, int]:
+        """Maps the places of stages (T, D) that are the heads (H, T, K) of another side by side to that one's."""
+        merged = {}
+        split = {i: step.array for i, step in enumerate(self.steps) if step.array.ndim == 3}
+        for i, step in enumerate(self.steps):
+            for j, heads in split.items():
+                count, rows, width = heads.shape
+                side_by_side = step.array.shape == (rows, count * width) and width <= KEPT
+                if side_by_side and np.array_equal(step.array.reshape(rows, count, width).swapaxes(0, 1), heads):
+                    merged[i] = j
+                    break
+        return merged
+
+    @cached_property
+    def _edges(self) -> tuple[int, int]:
+        """Places of each stage to keep, of an axis of tokens or heads and of any other: the most `numbers` allows."""
+        stored = [step.array for i, step in enumerate(self.steps) if i not in self._merged]
+        choices = [*((max(KEPT, size), size) for size in SIZES), *((size, size) for size in SIZES if size < KEPT)]
+        for edges in choices:
+            if sum(_window(np.broadcast_to(False, array.shape), edges).size for array in stored) <= self.numbers:
+                break
+        return edges
 
     def _blocks(self) -> Sequence[Packed]:
         return [
-            pack_floats(str(i), _window(np.atleast_2d(step.array), self._edge), step.decimals())
+            pack_floats(str(i), _window(np.atleast_2d(step.array), self._edges), step.decimals())
             for i, step in enumerate(self.steps)
+            if i not in self._merged
         ]
 
     def _meta(self) -> dict[str, Any]:
@@ -230,7 +250,7 @@ class StageView(View):
             "sides": ["queries"] if len(self.sides.distinct) == 1 else ["keys", "queries"],
             "ids": self.ids,
             "segments": self.sides.queries.segments if self.sides.queries.is_pair else (),
-            "steps": [self._step_meta(step) for step in self.steps],
+            "steps": [self._step_meta(i, step) for i, step in enumerate(self.steps)],
             "outcome": outcome and {
                 "labels": outcome.labels,
                 "logits": [f"{value:z.4f}" for value in outcome.logits],
@@ -239,7 +259,7 @@ class StageView(View):
             "notes": self._notes(),
         }  # fmt: skip
 
-    def _step_meta(self, step: Step) -> dict[str, Any]:
+    def _step_meta(self, number: int, step: Step) -> dict[str, Any]:
         array = np.atleast_2d(step.array)
         finite = array[np.isfinite(array)].astype(np.float64)
         decimals = step.decimals()
@@ -253,6 +273,7 @@ class StageView(View):
             "elsewhere": step.elsewhere,
             "weights": step.is_weights,
             "heads": array.shape[0] if array.ndim > 2 else 0,
+            "merged": self._merged.get(number),
             "limit": float(np.abs(finite).max(initial=0.0)),
             "rows": self._axis(array.shape[-2], step.rows) if step.array.ndim > 1 else {"names": [""]},
             "columns": self._axis(array.shape[-1], step.columns),
@@ -270,10 +291,12 @@ class StageView(View):
         dtype = self.steps[0].array.dtype
         lines = [f"Numbers are the model's own ({dtype}), shown to the digits printed."]
         lines.append("Blue is negative, orange positive; colour follows the root of the magnitude.")
-        if sum(step.array.size for step in self.steps) > sum(_kept(step.array, self._edge) for step in self.steps):
-            lines.append(
-                f"Of longer axes {self._edge} places are kept, from end to end; ranges are of the whole stage."
+        edges = self._edges
+        if any(_window(step.array, edges).size < step.array.size for step in self.steps):
+            places = " and ".join(
+                [f"{edges[0]} tokens", f"{edges[1]} columns"] if edges[0] != edges[1] else [f"{edges[0]} places"]
             )
+            lines.append(f"Of longer axes {places} are kept, from end to end; ranges are of the whole stage.")
         return lines
 
     def _height(self) -> int:
@@ -307,7 +330,7 @@ class StageView(View):
                 section, y = step.section, y + 34
                 sheet.text(0, y, section, bold=True)
             y += 24
-            rows = _window(np.atleast_2d(step.array), 64)
+            rows = _window(np.atleast_2d(step.array), (64, 64))
             rows = rows.reshape(-1, rows.shape[-1])[:64]
             limit = float(np.abs(rows[np.isfinite(rows)]).max(initial=0.0))
             sheet.text(12, y, step.name, size=12)
@@ -321,16 +344,11 @@ class StageView(View):
         return sheet.render()
 
 
-def _kept(array: np.ndarray, size: int) -> int:
-    """Counts the numbers that `_window` keeps."""
-    *heads, rows, columns = (1, 1, *array.shape)[-3:] if array.ndim < 3 else array.shape
-    return int(np.prod(heads)) * min(rows, size) * min(columns, size)
-
-
-def _window(array: np.ndarray, size: int) -> np.ndarray:
-    """Keeps `size` places of each of the last two axes that is longer: the ends, and evenly apart between them."""
-    for axis in (-2, -1):
-        length = array.shape[axis]
+def _window(array: np.ndarray, edges: tuple[int, int]) -> np.ndarray:
+    """Keeps places of each of the last two axes that is longer: the ends, and evenly apart between them."""
+    of_tokens, of_others = edges
+    for axis, size in ((-2, of_tokens), (-1, of_tokens if array.ndim == 3 else of_others)):
+        length = array.shape[axis] if array.ndim >= -axis else 0
         if length > size:
             between = EDGE + np.arange(size - 2 * EDGE) * (length - 2 * EDGE - 1) // (size - 2 * EDGE - 1)
             array = array.take([*range(EDGE), *between, *range(length - EDGE, length)], axis=axis)

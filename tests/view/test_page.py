@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -42,7 +45,7 @@ def test_a_page_has_every_view_of_a_text_as_it_is_alone() -> None:
     ]
     assert [each.html() for each in shown.texts[0]] == [each.html() for each in alone]
     assert (shown.text(), shown.svg()) == (alone[0].text(), alone[0].svg())
-    assert shown.title == "Inside the model: i love good ice cream"
+    assert shown.title == "Inside the model: I love good ice cream"
 
 
 def test_a_page_of_several_texts_and_of_ids() -> None:
@@ -93,6 +96,17 @@ def test_fewer_numbers_make_a_smaller_file() -> None:
     large, small = (view.page(model, TEXT, methods="roll-out", numbers=each) for each in (1_000_000, 2_000))
     assert len(small.html()) < len(large.html())
     assert "are kept, from end to end" in small.html()
+
+
+def test_the_gallery_is_one_file_under_two_megabytes(tmp_path: Path) -> None:
+    """A program of examples/, which a source distribution has too."""
+    program = Path(__file__).parents[2] / "examples" / "gallery.py"
+    run = [sys.executable, str(program), str(tmp_path / "gallery.html")]
+    said = subprocess.run(run, capture_output=True, text=True, check=True, timeout=300).stdout
+    page = (tmp_path / "gallery.html").read_text(encoding="utf-8")
+    assert "3 texts" in said
+    assert len(page.encode()) < 2_000_000
+    assert re.findall(r'"kind":"(\w+)","heading"', page) == ALL * 3
 
 
 # --- neurons ---------------------------------------------------------------------------------------------------------

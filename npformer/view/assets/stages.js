@@ -1,7 +1,19 @@
 // Stage view: the forward pass as a walk. A section a layer, a card a stage; a card reads its array when it is first seen,
 // or at leisure once its section is open.
 
-const load = loader(meta.arrays);
+const stored = loader(meta.arrays);
+
+// A stage's array; or, side by side, the heads of the stage that has the same numbers.
+async function load(i) {
+  const { merged } = meta.steps[i];
+  const array = await stored(merged ?? i);
+  if (merged === null) return array;
+  const [heads, rows, width] = array.shape;
+  const row = (r) =>
+    Float64Array.from({ length: heads * width }, (_, c) => array.row(Math.floor(c / width), r)[c % width]);
+  return { shape: [rows, heads * width], decimals: array.decimals, row };
+}
+
 let stop = null; // where the walk stands, a stage's name or a section's id, and the head chosen there: in the address
 let stopHead = null;
 const EDGE = 3; // rows and columns from each end in the tables, as NumPy prints
@@ -342,6 +354,7 @@ return {
       block.open = true;
       build(block);
       const article = cards().find((each) => Number(each.dataset.step) === i);
+      await Promise.all(cards().filter((each) => Number(each.dataset.step) < i).map(once)); // they push it down
       await (article.filled = fill(article));
       article.scrollIntoView({ block: "start" });
     } else if (known) walkway.querySelector(`[id="${stage}"]`).scrollIntoView({ block: "start" });
