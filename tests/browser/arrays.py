@@ -6,6 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from npformer.interpret.logit_attribution import LogitAttribution
+
 WORDS = ("[CLS]", "time", "flies", "like", "an", "arrow", "[SEP]")
 PAIR = ("[CLS]", "time", "flies", "[SEP]", "fruit", "flies", "like", "##ly", "[SEP]")
 SEGMENTS = (0, 0, 0, 0, 1, 1, 1, 1, 1)
@@ -39,6 +41,17 @@ def head_stages(
         }  # fmt: skip
         found |= {f"layers.{layer}.attention.{name}": array for name, array in arrays.items()}
     return found
+
+
+def logit_parts(tokens: Sequence[str], layers: int = 2, heads: int = 3) -> LogitAttribution:
+    """Random parts of a logit read at token 1, with the labels that the lens finds."""
+    rng, length = np.random.default_rng(31), len(tokens)
+    lens = rng.standard_normal((layers + 1, 2))
+    return LogitAttribution(
+        "the logit of YES", 1.25, tuple(tokens), min(1, length - 1), {"token": 0.5, "position": -0.25},
+        rng.standard_normal((layers, heads, length)), rng.standard_normal(layers),
+        {"embeddings.norm": 0.125, "layers.0.ffn.output": -0.5, "logits": 0.0625}, lens, lens[:, 0], ("NO", "YES", "NO"),
+    )  # fmt: skip
 
 
 def encoder_decoder(

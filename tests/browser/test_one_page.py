@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import struct
-import xml.etree.ElementTree as ElementTree
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,9 +10,8 @@ import pytest
 from npformer import view
 from npformer.interpret.logit_attribution import logit_attribution
 from npformer.interpret.trace import trace
-from tests.browser.arrays import HOSTILE, WORDS, head_stages, weights
+from tests.browser.arrays import WORDS, weights
 from tests.browser.page import Page
-from tests.browser.test_page import seen
 from tests.support import tiny
 
 TEXT = "I love good news about good ice cream"  # "good" stands at 3 and 6
@@ -41,14 +36,6 @@ def model() -> Any:
 @pytest.fixture(scope="module")
 def shown(model: Any) -> view.PageView:
     return view.page(model, TEXT)
-
-
-@pytest.fixture
-def saved(page: Page, tmp_path: Path) -> Iterator[Path]:
-    """The folder that the browser saves files to."""
-    page.cdp("Browser.setDownloadBehavior", behavior="allow", downloadPath=str(tmp_path))
-    yield tmp_path
-    page.cdp("Browser.setDownloadBehavior", behavior="default")
 
 
 def address(page: Page) -> str:
@@ -268,81 +255,6 @@ def test_titles_are_without_the_tokens_around_a_text(page: Page, shown: view.Pag
         at(page, shown, f"view={kind}")
         assert "[" not in page.text(".subtitle") + page.text("h1") + page.js("return document.title")
         assert page.text(".subtitle") == TEXT
-
-
-def test_hostile_text_is_only_text_on_the_page(page: Page, saved: Path) -> None:
-    shown = view.PageView(((
-        view.heads(head_stages(2, length=len(HOSTILE)), tokens=HOSTILE),
-        view.stages(head_stages(2, length=len(HOSTILE)), tokens=HOSTILE),
-    ),))  # fmt: skip
-    page.show(shown)
-    assert page.texts(".from .token") == [seen(token) for token in HOSTILE]
-    assert page.js("return document.querySelectorAll('main script, main img').length") == 0
-    for kind in ("heads", "stages"):
-        page.click(tab(page, kind))
-        ElementTree.parse(picture(page, saved, "SVG", kind))
-
-
-# --- pictures --------------------------------------------------------------------------------------------------------
-
-
-def picture(page: Page, folder: Path, kind: str, name: str) -> Path:
-    """Saves what is shown, and waits for the file."""
-    buttons = page.all(".tools button, dialog[open] button")  # the dialog's last: it covers the others
-    [button for button in buttons if button.text == f"Save {kind}"][-1].click()
-
-    def found() -> list[Path]:
-        return [path for path in folder.glob(f"{name}*.{kind.lower()}") if path.stat().st_size]
-
-    return page.until(lambda: found() and found()[0])
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_every_view_is_saved_as_it_is_selected(page: Page, shown: view.PageView, saved: Path, kind: str) -> None:
-    at(page, shown, f"view={kind}&{ADDRESSES[kind]}")
-    svg = picture(page, saved, "SVG", kind)
-    root = ElementTree.parse(svg).getroot()
-    texts = [element.text for element in root.iter("{http://www.w3.org/2000/svg}text")]
-    assert texts[0] == TEXT
-    assert page.text("h1") in texts[1]
-    for name, value in (pair.split("=") for pair in ADDRESSES[kind].split("&")):
-        assert f"{name} {value.replace('+', ' ')}" in texts[1]
-    standing = " ".join(texts)
-    part = "dialog" if kind == "model" else "main"
-    outputs = page.js(f"return [...document.querySelectorAll('{part} output')].map((node) => node.textContent)")
-    assert all(number in standing for number in outputs)
-    images, lines = (list(root.iter(f"{{http://www.w3.org/2000/svg}}{name}")) for name in ("image", "path"))
-    assert all(image.get("href").startswith("data:image/png;base64,") for image in images)
-    assert bool(lines) == (kind == "heads")
-    assert bool(images) == (kind in ("model", "neurons"))  # a small stage is a table
-    png = picture(page, saved, "PNG", kind).read_bytes()
-    width, height = struct.unpack(">II", png[16:24])
-    assert png.startswith(b"\x89PNG")
-    assert (width, height) == pytest.approx((2 * float(root.get("width")), 2 * float(root.get("height"))), abs=1)
-
-
-def test_a_picture_has_every_colour(page: Page, saved: Path) -> None:
-    """The strongest too; and what is not chosen is not in it."""
-    array = np.zeros((1, 2, 2, 2), np.float32)
-    array[0, :, 0, 1] = array[0, :, 1, 0] = [1.0, 0.5]
-    array[0, :, 0, 0] = array[0, :, 1, 1] = [0.0, 0.5]
-    at(page, view.heads(array, tokens=["one", "two"]), "head=0&from=0")
-    root = ElementTree.parse(picture(page, saved, "SVG", "heads")).getroot()
-    (line,) = root.iter("{http://www.w3.org/2000/svg}path")
-    assert line.get("stroke") == page.js("return getComputedStyle(document.querySelector('.square')).borderColor") or (
-        line.get("stroke-opacity") == "1"
-    )
-    fills = {rect.get("fill") for rect in root.iter("{http://www.w3.org/2000/svg}rect")}
-    assert page.colour(".to [data-index='1'] output", "backgroundColor") in fills
-
-
-def test_a_picture_of_512_tokens_has_them_all(page: Page, saved: Path) -> None:
-    page.show(view.heads(weights(3, 1, 2, 512, 512), tokens=[f"w{i}" for i in range(512)]))
-    root = ElementTree.parse(picture(page, saved, "SVG", "heads")).getroot()
-    texts = [element.text for element in root.iter("{http://www.w3.org/2000/svg}text")]
-    assert [texts.count(f"w{i}") >= 2 for i in range(512)] == [True] * 512
-    png = picture(page, saved, "PNG", "heads").read_bytes()
-    assert struct.unpack(">II", png[16:24])[1] <= 16_000
 
 
 # --- phones ----------------------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from npformer import view
-from tests.browser.arrays import HOSTILE, PAIR, SEGMENTS, WORDS, head_stages, weights
+from tests.browser.arrays import HOSTILE, PAIR, SEGMENTS, WORDS, head_stages, logit_parts, weights
 from tests.browser.page import Page
 
 Make = Callable[[tuple[str, ...]], view.View]
@@ -28,6 +28,8 @@ VIEWS: dict[str, Make] = {
     "attribution": lambda tokens: view.attribution(
         _stages(tokens), tokens=tokens, scores={"mine": np.sin(range(len(tokens)))}
     ),
+    "logit": lambda tokens: view.logit(logit_parts(tokens)),
+    "page": lambda tokens: view.PageView(((VIEWS["neurons"](tokens), VIEWS["heads"](tokens), VIEWS["model"](tokens)),)),
 }
 every_view = pytest.mark.parametrize("make", VIEWS.values(), ids=VIEWS.keys())
 TOKENS = {"heads": ".from .token", "neurons": ".keys .token", "stages": ".chips .token", "attribution": ".word bdi"}
@@ -43,7 +45,8 @@ def seen(token: str) -> str:
 def test_hostile_text_is_only_text(page: Page, make: Make) -> None:
     shown = make(HOSTILE)
     page.show(shown)
-    assert page.js("return document.title") == shown.title.replace("  ", " ").strip()
+    title = shown.title.replace("  ", " ").strip()
+    assert page.js("return document.title") == title.replace("Inside the model", "Attention, neuron by neuron")
     assert page.js("return document.images.length") == 0
     assert page.js("return document.scripts.length") == 2 + len(page.all("[data-array]"))
     assert page.js("return document.querySelectorAll('main script, main img').length") == 0
@@ -177,6 +180,8 @@ def test_paper_is_light_and_has_no_buttons(page: Page, make: Make) -> None:
         "neurons": ".keys .token",
         "stages": ".chips .token",
         "attribution": ".word",
+        "logit": ".grid tbody th",
+        "page": ".keys .token",
     }
     assert all(element.is_displayed() for element in page.all(words[shown.kind]))
 

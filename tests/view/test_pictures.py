@@ -17,7 +17,7 @@ from npformer.interpret.attribution import log_odds
 from npformer.interpret.trace import trace
 from npformer.text.inputs import Pair
 from npformer.view import colour, terminal
-from tests.browser.arrays import HOSTILE, PAIR, WORDS, encoder_decoder, head_stages, weights
+from tests.browser.arrays import HOSTILE, PAIR, WORDS, encoder_decoder, head_stages, logit_parts, weights
 from tests.support import tiny
 
 
@@ -30,6 +30,7 @@ def every_view(tokens: tuple[str, ...]) -> list[view.View]:
         view.neurons(arrays, tokens=tokens, layer=1, head=2, token=1),
         view.stages(arrays, tokens=tokens),
         view.attribution(arrays, tokens=tokens, scores={"mine": np.sin(range(len(tokens)))}),
+        view.logit(logit_parts(tokens)),
     ]
 
 
