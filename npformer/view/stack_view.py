@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import groupby
+from operator import itemgetter
 from typing import Any, Protocol
 
 import numpy as np
@@ -105,8 +107,11 @@ def chosen(stack: Stack, layer: int, heads: Sequence[int] | None) -> tuple[int, 
 
 def sentence(side: Side) -> str:
     """Joins a side's words, for titles: without the tokens that frame a text, unless there is nothing else."""
-    words = side.words().tokens
-    text = " ".join(printable(word) for word in [word for word in words if word not in FRAME] or words)
+    words = side.words()
+    every = list(zip(words.segments or (0,) * len(words.tokens), words.tokens, strict=True))
+    kept = [(segment, word) for segment, word in every if word not in FRAME] or every
+    parts = (" ".join(printable(word) for _, word in part) for _, part in groupby(kept, key=itemgetter(0)))
+    text = " / ".join(parts)
     return text if len(text) <= 160 else text[:159] + "…"
 
 

@@ -57,7 +57,8 @@ function loader(heads) {
 
 async function read(head) {
   const element = document.querySelector(`script[data-array="${head.data}"]`);
-  const packed = Uint8Array.from(atob(element.textContent), (char) => char.charCodeAt(0));
+  const text = element.textContent; // browsers from 2025 on have a reader of base64, several times as fast
+  const packed = Uint8Array.fromBase64?.(text) ?? Uint8Array.from(atob(text), (char) => char.charCodeAt(0));
   const stream = new Blob([packed]).stream().pipeThrough(new DecompressionStream("deflate"));
   const planes = new Uint8Array(await new Response(stream).arrayBuffer());
   const type = { u2: Uint16Array, f4: Float32Array, f8: Float64Array }[head.kind];
@@ -83,7 +84,8 @@ function fixed(value, decimals = 4) {
 // ---- Colours -----------------------------------------------------------------------------------------------------
 
 const channels = (hex) => [1, 3, 5].map((i) => parseInt(hex.slice(i, i + 2), 16));
-const theme = () => root.dataset.theme;
+let themeName; // as root.dataset.theme has it, which is slow to read for every pixel
+const theme = () => themeName;
 
 // 256 steps of a scale in the present theme, as [r, g, b].
 function steps(scale) {
@@ -116,7 +118,7 @@ const ink = (rgb) => (luminance(rgb) > 0.179 ? "#000" : "#fff");
 const themed = []; // what to draw again when the theme changes
 
 function setTheme(name) {
-  root.dataset.theme = name;
+  themeName = root.dataset.theme = name;
   themed.forEach((draw) => draw());
   document.querySelectorAll(".scale canvas").forEach((canvas) => canvas.draw());
 }
@@ -302,7 +304,7 @@ function ready() {
 }
 
 const preferred = matchMedia("(prefers-color-scheme: dark)");
-root.dataset.theme = preferred.matches ? "dark" : "light";
+setTheme(preferred.matches ? "dark" : "light");
 preferred.addEventListener("change", () => setTheme(preferred.matches ? "dark" : "light"));
 // Paper is white: print in the light theme, then go back.
 let screenTheme = null;
