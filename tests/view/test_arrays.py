@@ -20,6 +20,7 @@ from npformer.view.pack import ALWAYS_FITS, BUDGET, Packed, pack_decimals, pack_
 from tests.browser.arrays import PAIR, WORDS, encoder_decoder, head_stages, weights
 from tests.support import tiny
 
+
 def test_titles_are_the_words_without_what_frames_them() -> None:
     pair = view.heads(weights(1, 2, len(PAIR), len(PAIR)), tokens=PAIR, segments=(0, 0, 0, 0, 1, 1, 1, 1, 1))
     assert pair.title == "Attention heads: time flies / fruit flies likely"
