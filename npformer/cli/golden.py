@@ -1,5 +1,5 @@
 """Record a model's stages for ports of it, or compare a port's stages with them
-and find the first that diverges.
+and find the first that diverges; for one model, or for a suite of tiny ones.
 
 golden record TEXT ... -o FILE      every stage of the texts, its float64 truth,
                                     and how far a correct port may be off
@@ -8,12 +8,19 @@ golden record --tiny FAMILY -o DIR  a tiny random model with its golden file,
 golden compare FILE THEIRS          THEIRS is a .safetensors or .npz file of the
                                     port's arrays or a folder of its weights; or
                                     --torch MODEL
+golden suite DIR                    tiny models and golden files of every
+                                    family, head and option, 7 MB
+golden run DIR -- COMMAND ...       run a port's program on each of them:
+                                    COMMAND ... MODEL IDS OUTPUT, a model's
+                                    folder, a file of token ids, and the
+                                    .safetensors file of stages to write
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -22,35 +29,50 @@ from npformer.checkpoint.archive import load_arrays
 from npformer.checkpoint.load import load
 from npformer.checkpoint.read import CONFIG, load_folder
 from npformer.checkpoint.tree import flatten
+from npformer.checks import positive
 from npformer.cli.arguments import LOADING, add_options, limits, loading
 from npformer.cli.process import DIVERGES
 from npformer.errors import NpformerError
-from npformer.files import as_given, is_stream, read_json
-from npformer.model import Model
+from npformer.files import as_given, is_stream, read_json, written_whole
+from npformer.golden import reports
+from npformer.golden.conformance import TIMEOUT
+from npformer.golden.reports import FORMATS
+from npformer.golden.suite import MANIFEST
+from npformer.model import Model, Seq2Seq
 
 EPILOG = """compare ends with exit code 3 if a stage or a weight diverges, with 1 for bad
 input. With the model it also finds the causes: --model, or the model beside
 the file, or the one that it names if it is on this machine. Weights are
 compared first, then each stage is computed again from the port's own inputs.
+run ends with 0 if every case passes, else with 3; with 1 if nothing can be run.
 
 examples:
   npformer golden record "I love ice cream" "no" -o golden.safetensors
   npformer golden record --tiny distilbert -o tiny
-  npformer golden compare golden.safetensors mine.npz --names names.json"""
+  npformer golden compare golden.safetensors mine.npz --names names.json
+  npformer golden suite suite
+  npformer golden run suite --case "distilbert-*" -- true || test $? = 3"""
 
 RECORDED = "distilbert-sst2"  # the default model of `record`
 
-#: Action -> the options that only it has.
-ONLY = {
-    "record": ("output", "tiny", "seed", "stages"),
-    "compare": ("torch", "dtype", "names"),
+ACTIONS = ("record", "compare", "suite", "run")
+#: Option -> the actions that take it.
+TAKEN_BY = {
+    **dict.fromkeys(("output", "tiny", "seed", "stages"), ("record",)),
+    **dict.fromkeys(("torch", "names"), ("compare",)),
+    **dict.fromkeys(("model", "revision", "offline", "threads"), ("record", "compare")),
+    **dict.fromkeys(("dtype", "format"), ("compare", "run")),
+    **dict.fromkeys(("case", "timeout", "junit"), ("run",)),
 }
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("action", choices=ONLY, help="what to do")
+    parser.add_argument("action", choices=ACTIONS, help="what to do")
     parser.add_argument(
-        "given", nargs="*", metavar="TEXT or FILE", help="record: texts; compare: the golden file, theirs"
+        "given",
+        nargs="*",
+        metavar="TEXT or FILE",
+        help="record: texts; compare: the golden file, theirs; suite: a new folder; run: the suite, the program",
     )
     parser.add_argument(
         "-m",
@@ -72,14 +94,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--dtype", choices=golden.DTYPES, help="the precision of the port, found by itself where its stages show it"
     )
     compare.add_argument("--names", metavar="JSON", help='a file of {"their name": "our stage", ...}')
+    compare.add_argument("--format", choices=FORMATS, help="what to print: text, json, or lines for GitHub's checks")
+    run = parser.add_argument_group("run (and --dtype, --format)")
+    run.add_argument("--case", action="append", metavar="GLOB", help="only these cases, such as 'bert-*'")
+    run.add_argument("--timeout", type=float, metavar="SECONDS", help=f"that the program has for a case ({TIMEOUT:g})")
+    run.add_argument("--junit", metavar="FILE", help="write the verdicts as JUnit XML, too")
 
 
 def run(args: argparse.Namespace) -> int:
-    other = "record" if args.action == "compare" else "compare"
-    for option in ONLY[other]:
-        if getattr(args, option) is not None:
-            raise NpformerError(f"--{option} goes with golden {other}")
-    return _record(args) if args.action == "record" else _compare(args)
+    for option, actions in TAKEN_BY.items():
+        if getattr(args, option) not in (None, False) and args.action not in actions:
+            raise NpformerError(f"--{option} goes with {' and '.join(f'golden {each}' for each in actions)}")
+    return {"record": _record, "compare": _compare, "suite": _suite, "run": _run}[args.action](args)
 
 
 def _record(args: argparse.Namespace) -> int:
@@ -118,19 +144,57 @@ def _compare(args: argparse.Namespace) -> int:
     else:
         arrays, _ = load_arrays(args.given[1], limits(args))
     comparison = golden.compare(reference, arrays, _names(args.names), args.dtype)
-    print(comparison)
-    findings = golden.check_weights(model, comparison.theirs.weights, comparison.dtype) if model else []
-    if model and comparison.theirs.weights and not findings:
+    as_text = args.format in (None, "text")
+    if as_text:
+        print(comparison, flush=True)  # the diagnosis may take seconds
+    diagnosis = None
+    if model and (comparison.theirs.weights or not comparison.ok):
+        diagnosis = golden.diagnose(reference, arrays, model, comparison=comparison)
+    findings = diagnosis.weights if diagnosis else []
+    if args.format == "json":
+        print(reports.comparison_json(comparison, diagnosis, why_not))
+    elif args.format == "github":
+        print(reports.comparison_github(comparison, diagnosis))
+    elif diagnosis and (findings or not comparison.ok):
+        if comparison.theirs.weights and not findings:
+            print(f"weights: all {len(comparison.theirs.weights)} are the model's")
+        print(f"\n{diagnosis}")
+    elif diagnosis:
         print(f"weights: all {len(comparison.theirs.weights)} are the model's")
-    if model and (findings or not comparison.ok):
-        print()
-        print(golden.diagnose(reference, arrays, model, comparison=comparison))
     elif not comparison.ok:
         print(f"\nno diagnosis: {why_not}")
     return 0 if comparison.ok and not findings else DIVERGES
 
 
-def _model(args: argparse.Namespace, reference: golden.Golden) -> tuple[Model | None, str]:
+def _suite(args: argparse.Namespace) -> int:
+    if len(args.given) != 1:
+        raise NpformerError("golden suite: expected one folder, which is made")
+    path = golden.suite(args.given[0])
+    size = sum(each.stat().st_size for each in path.rglob("*"))
+    print(f"{path}: {len(golden.read_suite(path))} cases, {size / 1e6:.1f} MB; {MANIFEST} says what each one tests")
+    return 0
+
+
+def _run(args: argparse.Namespace) -> int:
+    if len(args.given) < 2:
+        raise NpformerError("golden run: expected the suite's folder and the port's program: golden run DIR -- COMMAND")
+    folder, *command = args.given
+    timeout = positive("--timeout", TIMEOUT if args.timeout is None else args.timeout)
+    width = max(len(entry["name"]) for entry in golden.read_suite(folder, args.case))
+    verdicts = []
+    with written_whole(args.junit) if args.junit else nullcontext() as partial:  # so that it is tried before the run
+        for verdict in golden.run_suite(folder, command, args.case, timeout, args.dtype):
+            verdicts.append(verdict)
+            if args.format in (None, "text"):
+                print(reports.row(verdict, width), flush=True)
+        if partial is not None:
+            partial.write_bytes(reports.junit(verdicts))
+    made = {"json": reports.verdicts_json, "github": reports.verdicts_github}.get(args.format, reports.summary)
+    print(made(verdicts))
+    return 0 if all(verdict.ok for verdict in verdicts) else DIVERGES
+
+
+def _model(args: argparse.Namespace, reference: golden.Golden) -> tuple[Model | Seq2Seq | None, str]:
     """Loads the golden file's model: the one given, the one beside the file, or the one it names if it is here.
 
     Returns None and the reason if there is none. Raises NpformerError if --model is not the file's model.

@@ -156,6 +156,6 @@ def _overview() -> str:
             "npformer COMMAND --help explains a command;\nnpformer --version prints the version.",
             "",
             "exit codes: 0 success; 1 bad input, or a text without an answer; 2 wrong usage;\n"
-            "3 golden compare found a divergence",
+            "3 golden compare or golden run found a fault",
         ]
     )

@@ -8,9 +8,11 @@ A golden file is a safetensors file; `FORMAT.md` beside this file describes it, 
 
 from npformer.golden.budget import RATIOS
 from npformer.golden.compare import Comparison, assert_close, compare
+from npformer.golden.conformance import Verdict, run_suite
 from npformer.golden.diagnose import Diagnosis, check_model, diagnose
 from npformer.golden.format import Golden, load
 from npformer.golden.record import record
+from npformer.golden.suite import read_suite, suite
 from npformer.golden.tiny import TINY_FILE, tiny
 from npformer.golden.torch_model import load_torch
 from npformer.golden.weights import check_weights
@@ -23,6 +25,7 @@ __all__ = [
     "Comparison",
     "Diagnosis",
     "Golden",
+    "Verdict",
     "assert_close",
     "check_model",
     "check_weights",
@@ -30,6 +33,9 @@ __all__ = [
     "diagnose",
     "load",
     "load_torch",
+    "read_suite",
     "record",
+    "run_suite",
+    "suite",
     "tiny",
 ]

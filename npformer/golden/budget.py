@@ -11,15 +11,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from contextlib import ExitStack
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from npformer.checkpoint import tree as layout
 from npformer.interpret.edit import edit
 from npformer.interpret.trace import Trace, post_process
-from npformer.model import Model
-from npformer.runtime.packing import Text
+from npformer.model import Model, Seq2Seq
 
 DRAWS = 8
 FACTOR = 5
@@ -31,21 +30,26 @@ FACTOR = 5
 RATIOS = {"float32": 1.0, "float16": 2.0**11, "tf32": 2.0**11, "bfloat16": 2.0**14, "int8": 2.0**15}
 
 
-def run(model: Model, texts: list[Text], stages: str | Iterable[str] = "*", seed: int | None = None) -> Trace:
+AnyModel = TypeVar("AnyModel", Model, Seq2Seq)
+
+
+def run(model: Model | Seq2Seq, inputs: list[Any], stages: str | Iterable[str] = "*", seed: int | None = None) -> Trace:
     """Runs the model and records its stages; with a seed, each value is moved by a random unit in the last place."""
     with ExitStack() as stack:
         if seed is not None:
             stack.enter_context(edit({"*": jitter(seed)}))
         recorded = stack.enter_context(Trace(stages, model.config))
-        post_process(model.config, model.run(texts))
+        answers = model.run(inputs)
+        if isinstance(model, Model):
+            post_process(model.config, answers)
     return recorded
 
 
 def budgets(
-    model: Model, texts: list[Text], recorded: Trace, truth: Trace, stages: str | Iterable[str]
+    model: Model | Seq2Seq, inputs: list[Any], recorded: Trace, truth: Trace, stages: str | Iterable[str]
 ) -> dict[str, float]:
     """Returns stage -> FACTOR times the largest error of the float32 run and of DRAWS runs with other rounding."""
-    runs = [recorded, *(run(model, texts, stages, seed) for seed in range(DRAWS))]
+    runs = [recorded, *(run(model, inputs, stages, seed) for seed in range(DRAWS))]
     return {name: FACTOR * max(largest_error(each.texts(name), truth.texts(name)) for each in runs) for name in truth}
 
 
@@ -53,10 +57,10 @@ def largest_error(arrays: list[np.ndarray], truth: list[np.ndarray]) -> float:
     return max(float(np.abs(array - true).max()) for array, true in zip(arrays, truth, strict=True))
 
 
-def in_float64(model: Model) -> Model:
+def in_float64(model: AnyModel) -> AnyModel:
     """Returns the same model with weights in float64; its stages are the truth."""
     flat = {name: array.astype(np.float64) for name, array in layout.flatten(dict(model.weights)).items()}
-    return Model(model.config, layout.unflatten(flat), model.folder, model.threads, model.same_bits, model.limits)
+    return type(model)(model.config, layout.unflatten(flat), model.folder, model.threads, model.same_bits, model.limits)
 
 
 def jitter(seed: int) -> Any:

@@ -27,7 +27,7 @@ from npformer.golden.port import Forward, Mistake, Port, parents, span
 from npformer.golden.record import weights_sha256
 from npformer.golden.weights import Finding, as_ours, check_weights
 from npformer.interpret import stages as table
-from npformer.model import Model
+from npformer.model import Model, Seq2Seq
 
 CANDIDATES = 8  # number of nearest mistakes whose rounding error is measured
 DRAWS = 3  # runs with other rounding, to measure it
@@ -56,7 +56,8 @@ class Diagnosis:
     """The diagnosis of the first stage that diverges, and of those after it that this one does not explain."""
 
     stage: str  # "" if none diverges
-    rightly: float = 0.0  # budgets between their stage and the correct one from their inputs; inf: not comparable
+    # Budgets between their stage and the correct one from their inputs; inf: not comparable, NaN: not computed.
+    rightly: float = 0.0
     inputs: tuple[str, ...] = ()  # their stages that it is computed from
     fits: list[Fit] = field(default_factory=list)  # the causes, best first; if there is none, the closest
     weights: list[Finding] = field(default_factory=list)  # what is wrong with their weights; they are used from then on
@@ -96,6 +97,8 @@ class Diagnosis:
     def _lines(self) -> list[str]:
         if self.rightly == float("inf"):
             return [f"{self.stage}: what you have cannot be computed with; see its line above"]
+        if np.isnan(self.rightly):
+            return [f"{self.stage} diverges first; a translation model's stages are not computed again"]
         source = f"your stages up to {self.inputs[-1]}" if self.inputs else "the token ids"
         lines = [f"{self.stage}, computed again from {source}:"]
         if self.lies_earlier:
@@ -124,7 +127,7 @@ TRAINING = "dropout left on"
 def diagnose(
     golden: Golden,
     arrays: Mapping[str, Any] | Any,
-    model: Model,
+    model: Model | Seq2Seq,
     names: Mapping[str, str] | None = None,
     comparison: Comparison | None = None,
     dtype: str | None = None,
@@ -135,6 +138,7 @@ def diagnose(
     ----------
     golden, arrays, names, dtype : as in `compare`
     model : Model that the golden file was recorded from
+        Of a translation model the weights are compared, and its stages are not computed again.
     comparison : Comparison, optional
         The result of `compare` on the same arrays, if it is at hand.
 
@@ -166,10 +170,12 @@ def diagnose(
     if not rows:
         stage = comparison.first.stage if comparison.first else ""
         return Diagnosis(stage, float("inf") if stage else 0.0, weights=findings)
+    if isinstance(model, Seq2Seq):
+        return Diagnosis(rows[0].stage, float("nan"), weights=findings)
     return _Case(golden, comparison, model, findings).diagnosis([row.stage for row in rows])
 
 
-def check_model(golden: Golden, model: Model) -> None:
+def check_model(golden: Golden, model: Model | Seq2Seq) -> None:
     """Raises NpformerError unless the golden file was recorded from this model's weights."""
     if weights_sha256(model) != golden.weights_sha256:
         raise NpformerError(

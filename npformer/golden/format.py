@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -36,17 +36,21 @@ class Golden:
     stages: Mapping[str, list[np.ndarray]]  # float32
     truth: Mapping[str, list[np.ndarray]]  # float64
     budgets: Mapping[str, float]  # stage -> the largest error of a correct float32 port
+    sources: list[Text] = field(default_factory=list)  # of a translation model, whose texts are the decoder's input
+    source_tokens: list[list[str]] = field(default_factory=list)
+
+    @property
+    def inputs(self) -> list[Any]:
+        """What the model runs on: the texts, or pairs of a source and a text."""
+        return list(zip(self.sources, self.texts, strict=True)) if self.sources else self.texts
 
     def __repr__(self) -> str:
         return f"<npformer Golden of {self.model}: {len(self.stages)} stages of {len(self.texts)} texts>"
 
     def save(self, path: str | Path) -> None:
         """Writes the file; the same content gives the same bytes."""
-        arrays: dict[str, np.ndarray] = {}
-        for i, text in enumerate(self.texts):
-            for name in ("ids", "segments", "positions"):
-                if (array := getattr(text, name)) is not None:
-                    arrays[f"{i}/{name}"] = array.astype(np.int64)
+        arrays = self.input_arrays()
+        for i in range(len(self.texts)):
             for name in self.stages:
                 arrays[f"{i}/{name}"] = self.stages[name][i]
                 arrays[f"{i}/float64/{name}"] = self.truth[name][i]
@@ -56,11 +60,21 @@ class Golden:
             "weights_sha256": self.weights_sha256,
             "versions": dict(self.versions),
             "tokens": self.tokens,
+            **({"source_tokens": self.source_tokens} if self.sources else {}),
             "stages": list(self.stages),
             "budgets": dict(self.budgets),
         }
         written = json.dumps(manifest, ensure_ascii=False, indent=1)
         save_arrays(path, arrays, {"format": FORMAT, "version": VERSION, "manifest": written})
+
+    def input_arrays(self) -> dict[str, np.ndarray]:
+        """Returns the ids of each text, and what else it has, by their names in the file."""
+        arrays: dict[str, np.ndarray] = {}
+        for i, text in enumerate(self.texts):
+            for name in ("ids", "segments", "positions"):
+                if (array := getattr(text, name)) is not None:
+                    arrays[f"{i}/{name}"] = array.astype(np.int64)
+        return arrays | {f"{i}/source_ids": source.ids.astype(np.int64) for i, source in enumerate(self.sources)}
 
 
 def load(path: str | Path) -> Golden:
@@ -112,6 +126,10 @@ def _golden(arrays: Mapping[str, np.ndarray], manifest: dict[str, Any]) -> Golde
         texts.append(Text(arrays[f"{i}/ids"], **given))
         if any(array.shape != (len(row),) for array in (texts[i].ids, *given.values()) if array is not None):
             raise ValueError(f"{i}/ids: expected {len(row)} tokens")
+    source_tokens = manifest.get("source_tokens", [])
+    sources = [Text(arrays[f"{i}/source_ids"]) for i in range(len(source_tokens))]
+    if sources and list(map(len, sources)) != list(map(len, source_tokens)) or len(sources) not in (0, len(texts)):
+        raise ValueError("source_tokens: expected a token for each of the source_ids, of each text")
     golden = Golden(
         model=str(manifest["model"]),
         config=read_config(manifest["config"]),
@@ -122,6 +140,8 @@ def _golden(arrays: Mapping[str, np.ndarray], manifest: dict[str, Any]) -> Golde
         stages={name: [arrays[f"{i}/{name}"] for i in range(len(texts))] for name in stages},
         truth={name: [arrays[f"{i}/float64/{name}"] for i in range(len(texts))] for name in stages},
         budgets={name: float(manifest["budgets"][name]) for name in stages},
+        sources=sources,
+        source_tokens=source_tokens,
     )
     if not texts or not stages:
         raise ValueError("no texts or no stages")

@@ -21,8 +21,8 @@ from npformer.families import family_of
 from npformer.golden import fused
 from npformer.golden.format import Golden
 from npformer.interpret import stages as table
+from npformer.runtime.packing import Text
 
-IDS = ("ids", "input_ids")
 _OF_TEXT = re.compile(r"(\d{1,9})/(.+)")
 
 
@@ -42,7 +42,7 @@ def read(golden: Golden, arrays: Mapping[str, Any], names: Mapping[str, str] | N
 
     Raises NpformerError if no name is recognised, or their token ids are not the golden file's.
     """
-    known, weights = stage_names(golden), weight_names(golden.config)
+    known, weights, ids = stage_names(golden), weight_names(golden.config), _ids(golden)
     arrays, names = fused.cut(golden.config, arrays, names or {})
     for theirs, meant in names.items():
         if meant not in golden.stages and meant not in weights.values():
@@ -55,8 +55,8 @@ def read(golden: Golden, arrays: Mapping[str, Any], names: Mapping[str, str] | N
         ours = known.get(name) or known.get(plain)
         if name in weights or ours in weights.values():
             result.weights[weights.get(name, str(ours))] = as_array(name, value)
-        elif plain in IDS:
-            _check_ids(golden, number, as_array(name, value))
+        elif plain in ids:
+            _check_ids(ids[plain], number, as_array(name, value))
         elif ours == "spans":
             for column, each in enumerate(("start_logits", "end_logits")):
                 found.setdefault(each, {})[number] = as_array(name, value)[..., column]
@@ -185,13 +185,21 @@ def _expected(shapes: list[tuple[int, ...]]) -> str:
     return f"{shapes[0]}{texts}, or those in a batch"
 
 
-def _check_ids(golden: Golden, number: int, ids: np.ndarray) -> None:
-    shapes = [text.ids.shape for text in golden.texts]
+def _ids(golden: Golden) -> dict[str, list[Text]]:
+    """Returns the names of token ids -> the texts they are of; a translation model's input_ids are its sources."""
+    if golden.sources:
+        theirs, ours = ("input_ids", "source_ids"), ("decoder_input_ids", "ids")
+        return dict.fromkeys(theirs, golden.sources) | dict.fromkeys(ours, golden.texts)
+    return dict.fromkeys(("input_ids", "ids"), golden.texts)
+
+
+def _check_ids(texts: list[Text], number: int, ids: np.ndarray) -> None:
+    shapes = [text.ids.shape for text in texts]
     if number == -1:
         given = per_text("start_logits", ids, shapes)  # a number a token
     else:
         given = [ids] * len(shapes) if number < len(shapes) else None
-    for i, text in enumerate(golden.texts):
+    for i, text in enumerate(texts):
         if number not in (-1, i):
             continue
         if given is None or not np.array_equal(given[i], text.ids):

@@ -13,17 +13,19 @@ from npformer.checkpoint import tree as layout
 from npformer.errors import NpformerError
 from npformer.golden.budget import budgets, in_float64, run
 from npformer.golden.format import Golden
-from npformer.interpret.trace import texts_of
-from npformer.model import Model
+from npformer.interpret.inputs import pair_of, texts_of
+from npformer.model import Model, Seq2Seq
+from npformer.runtime.packing import Text
 
 
-def record(model: Model, texts: Any, stages: str | Iterable[str] = "*", name: str | None = None) -> Golden:
+def record(model: Model | Seq2Seq, texts: Any, stages: str | Iterable[str] = "*", name: str | None = None) -> Golden:
     """Records the stages of a model on texts as a golden file, to be saved with `.save(path)`.
 
     Parameters
     ----------
-    model : Model in float32
+    model : Model or Seq2Seq, in float32
     texts : str, Pair, token ids, or a list of these
+        A translation model takes texts, which it translates, or tuples of token ids: a source, and the decoder's input.
     stages : name of a stage, pattern with `*`, or several
         Only stages that match are kept.
     name : str, optional
@@ -47,7 +49,15 @@ def record(model: Model, texts: Any, stages: str | Iterable[str] = "*", name: st
         raise NpformerError(
             f"golden record: expected a float32 model, got {model.dtype}; the truth is computed from it"
         )
-    inputs, tokens, _ = texts_of(model, texts)
+    sources: list[Text] = []
+    source_tokens: list[list[str]] = []
+    if isinstance(model, Seq2Seq):
+        several = isinstance(texts, list) and not all(isinstance(each, int | np.integer) for each in texts)
+        read = [pair_of(model, each) for each in (texts if several else [texts])]
+        inputs, tokens, source_tokens = (list(each) for each in zip(*read, strict=True))
+        sources = [source for source, _ in inputs]
+    else:
+        inputs, tokens, _ = texts_of(model, texts)
     recorded = run(model, inputs, stages)
     truth = run(in_float64(model), inputs, stages)
     return Golden(
@@ -55,15 +65,17 @@ def record(model: Model, texts: Any, stages: str | Iterable[str] = "*", name: st
         config=model.config,
         weights_sha256=weights_sha256(model),
         versions={"npformer": _version(), "numpy": np.__version__},
-        texts=inputs,
+        texts=[target for _, target in inputs] if sources else inputs,
         tokens=tokens,
         stages={stage: recorded.texts(stage) for stage in recorded},
         truth={stage: truth.texts(stage) for stage in truth},
         budgets=budgets(model, inputs, recorded, truth, stages),
+        sources=sources,
+        source_tokens=source_tokens,
     )
 
 
-def weights_sha256(model: Model) -> str:
+def weights_sha256(model: Model | Seq2Seq) -> str:
     """Hashes the weights in order of their names: each name, then its values as little-endian float32, (in, out) by
     rows. A tied vocabulary projection is left out, so that the hash does not depend on the format of the checkpoint.
     """

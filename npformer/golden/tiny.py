@@ -2,14 +2,16 @@
 
 The model is a folder in Hugging Face's form, which transformers reads too. Its numbers are scaled raw bits of the
 generator, so that they do not depend on the version of NumPy. No bias is 0 and no norm's weight is 1, so that leaving
-one out shows.
+one out shows. `suite.py` writes many of them.
 """
 
 from __future__ import annotations
 
 import json
 import math
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -17,12 +19,15 @@ from npformer.checkpoint import tree as layout
 from npformer.checkpoint.convert import FILES
 from npformer.checkpoint.read import CONFIG, load_folder
 from npformer.checkpoint.safetensors import write_tensors
+from npformer.checkpoint.storage import BFLOAT16
 from npformer.config import Config
 from npformer.errors import NpformerError
 from npformer.families import encoders, write_config
 from npformer.files import new_folder
+from npformer.golden.format import Golden
+from npformer.golden.mistakes.precision import half
 from npformer.golden.record import record
-from npformer.model import Model
+from npformer.model import Model, Seq2Seq
 from npformer.runtime.packing import Text
 
 TINY_FILE = "golden.safetensors"
@@ -69,20 +74,36 @@ def tiny(path: str | Path, family: str, seed: int = 0) -> Path:
         n_segments=2 if known[family].segments else 0,
         labels=("NEGATIVE", "POSITIVE"),
     )
+    with new_folder(Path(path)) as folder:
+        write_case(folder, f"tiny-{family}", config, seed)
+    return Path(path)
+
+
+def write_case(
+    folder: Path, name: str, config: Config, seed: int, lengths: Sequence[int] = LENGTHS, dtype: str = "float32"
+) -> Golden:
+    """Fills a folder with a random model, its weights stored in this dtype, and its golden file, which it returns."""
     bits = np.random.PCG64(seed)
     tree = layout.unflatten(_weights(config, bits))
-    with new_folder(Path(path)) as folder:
-        (folder / CONFIG).write_text(json.dumps(write_config(config), indent=2) + "\n", encoding="utf-8")
-        weights_file, layout_name = FILES["torch"]
-        write_tensors(folder / weights_file, layout.to_torch(tree, config), {"format": layout_name})
-        model = Model(*load_folder(folder))
-        record(model, _texts(config, bits), name=f"tiny-{family}").save(folder / TINY_FILE)
-    return Path(path)
+    (folder / CONFIG).write_text(json.dumps(write_config(config), indent=2) + "\n", encoding="utf-8")
+    weights_file, layout_name = FILES["torch"]
+    arrays = {each: _stored(array, dtype) for each, array in layout.to_torch(tree, config).items()}
+    write_tensors(folder / weights_file, arrays, {"format": layout_name})
+    model = (Seq2Seq if config.head == "translation" else Model)(*load_folder(folder))
+    recorded = record(model, _texts(config, bits, lengths), name=name)
+    recorded.save(folder / TINY_FILE)
+    return recorded
+
+
+def _stored(array: np.ndarray, dtype: str) -> np.ndarray:
+    if dtype != "bfloat16":
+        return array.astype(dtype, copy=False)
+    return (half(dtype, array).view(np.uint32) >> 16).astype("<u2").view(BFLOAT16)
 
 
 def _weights(config: Config, bits: np.random.PCG64) -> dict[str, np.ndarray]:
     flat = {}
-    for name, parameter in layout.parameters(config).items():
+    for name, parameter in layout.drawn(config).items():
         spread = 1.5 / math.sqrt(parameter.shape[0]) if parameter.transposed else 0.3
         center = 1 if name.endswith("norm.weight") else 0
         flat[name] = (center + spread * _uniform(bits, parameter.shape)).astype(np.float32)
@@ -95,11 +116,23 @@ def _uniform(bits: np.random.PCG64, shape: tuple[int, ...]) -> np.ndarray:
     return (math.sqrt(3) * (raw * 2.0**-52 - 1)).reshape(shape)
 
 
-def _texts(config: Config, bits: np.random.PCG64) -> list[Text]:
-    """Draws token ids; the last third of each text is its second segment, if the model has segments."""
-    texts = []
-    for length in LENGTHS:
-        ids = (np.asarray(bits.random_raw(length)) % np.uint64(config.vocab_size)).astype(np.int64)
+def _texts(config: Config, bits: np.random.PCG64, lengths: Sequence[int]) -> list[Any]:
+    """Draws token ids; the last third of each text is its second segment, if the model has segments.
+
+    A translation model has sources of these lengths, and targets of other lengths, which begin with the start token.
+    """
+    texts: list[Any] = []
+    for length in lengths:
+        ids = _ids(bits, length, config.vocab_size)
+        if config.head == "translation":
+            target = _ids(bits, max(1, length - 2), config.decoder.vocab_size)
+            target[0] = config.decoder.start_id
+            texts.append((Text(ids), Text(target)))
+            continue
         segments = (np.arange(length) >= length * 2 // 3).astype(np.int64)
         texts.append(Text(ids, segments if config.reads_token_types else None))
     return texts
+
+
+def _ids(bits: np.random.PCG64, length: int, vocab_size: int) -> np.ndarray:
+    return (np.asarray(bits.random_raw(length)) % np.uint64(vocab_size)).astype(np.int64)

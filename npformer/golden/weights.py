@@ -16,7 +16,7 @@ import numpy as np
 from npformer.checkpoint import tree as layout
 from npformer.golden.mistakes.attention import SWAPS
 from npformer.golden.mistakes.precision import HALVES, SCHEMES, half
-from npformer.model import Model
+from npformer.model import Model, Seq2Seq
 
 LAYOUTS = {True: "(out, in)", False: "(in, out)"}
 TRANSPOSED, LAYER = "transposed weight", "weights of another layer"
@@ -36,7 +36,7 @@ class Finding(NamedTuple):
 
 
 @np.errstate(over="ignore", invalid="ignore")  # theirs may be anything
-def check_weights(model: Model, theirs: Mapping[str, np.ndarray], dtype: str = "float32") -> list[Finding]:
+def check_weights(model: Model | Seq2Seq, theirs: Mapping[str, np.ndarray], dtype: str = "float32") -> list[Finding]:
     """Lists what is wrong with another program's weights: other numbers, shapes, places or layout.
 
     Parameters

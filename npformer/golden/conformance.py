@@ -1,0 +1,217 @@
+"""Runs a port's program on the cases of a conformance suite, and judges what it writes.
+
+    for verdict in npformer.golden.run_suite("suite", ["./port"]):
+        print(verdict.case, verdict.kind, verdict.why)
+
+The program is started once for each case with three more arguments: the model's folder, the file of the token ids, and
+the path of the safetensors file that it has to write. Whatever it does instead is a verdict too.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from npformer.checkpoint.archive import load_arrays
+from npformer.checkpoint.read import load_folder
+from npformer.errors import NpformerError
+from npformer.golden.compare import Comparison, compare
+from npformer.golden.diagnose import Diagnosis, diagnose
+from npformer.golden.format import Golden, load
+from npformer.golden.suite import INPUTS, answers, read_suite
+from npformer.golden.tiny import TINY_FILE
+from npformer.model import Model, Seq2Seq
+
+TIMEOUT = 60.0  # seconds that a program has for a case
+TAIL = 4000  # bytes of what a program printed last that are kept
+
+PASS = "pass"
+#: Every other verdict, and what it means.
+FAULTS = {
+    "diverges": "a stage or a weight is wrong",
+    "incomplete": "all stages that it wrote are right, but its answer is not among them",
+    "crash": "it ended with an exit code other than 0, or by a signal",
+    "timeout": "it was stopped after the time it has",
+    "no output": "it ended with exit code 0, but wrote no file",
+    "unreadable": "the file it wrote is no safetensors file, or holds nothing of this case",
+}
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What came of a case."""
+
+    case: str
+    tests: str  # what a port that passes it has got right
+    kind: str  # PASS or one of FAULTS
+    why: str  # in a line
+    details: str = ""  # the diagnosis, or what the program printed last
+    stage: str = ""  # the first that diverges
+    causes: tuple[str, ...] = ()  # the names of the mistakes
+    compared: int = 0  # stages
+    seconds: float = 0.0  # that the program took
+
+    @property
+    def ok(self) -> bool:
+        return self.kind == PASS
+
+
+def run_suite(
+    path: str | Path,
+    command: Sequence[str],
+    cases: list[str] | None = None,
+    timeout: float = TIMEOUT,
+    dtype: str | None = None,
+) -> Iterator[Verdict]:
+    """Runs a port's program on each case of a suite, and yields the verdicts one after another.
+
+    Parameters
+    ----------
+    path : folder of the suite
+    command : the program and its arguments; the model's folder, the file of ids and the output's path follow them
+    cases : list of str, optional
+        Names of cases, or patterns with `*`; all cases unless given.
+    timeout : seconds that the program has for a case
+    dtype : str, optional
+        The precision of the port, as in `compare`.
+
+    Returns
+    -------
+    iterator of Verdict
+
+    Raises
+    ------
+    NpformerError
+        If there is no such suite or case, or the program cannot be started.
+
+    Examples
+    --------
+    >>> folder = npformer.golden.suite("suite")
+    >>> [verdict] = run_suite(folder, ["false"], ["bert-masked-lm"])
+    >>> verdict.kind, verdict.why
+    ('crash', 'exit code 1; nothing printed')
+    """
+    entries = read_suite(path, cases)
+    return (_verdict(Path(path).resolve() / entry["name"], command, timeout, dtype, entry) for entry in entries)
+
+
+def _verdict(
+    folder: Path, command: Sequence[str], timeout: float, dtype: str | None, entry: dict[str, Any]
+) -> Verdict:
+    named = {"case": entry["name"], "tests": str(entry.get("tests", ""))}
+    reference = load(folder / TINY_FILE)
+    with tempfile.TemporaryDirectory(prefix="npformer-") as work:
+        output = Path(work) / "stages.safetensors"
+        began = time.monotonic()
+        code, said = _run([*command, str(folder), str(folder / INPUTS), str(output)], timeout)
+        named["seconds"] = time.monotonic() - began
+        if code != 0:
+            return Verdict(**named, **_stopped(code, said, timeout))
+        if not output.exists():
+            return Verdict(**named, kind="no output", why="exit code 0, but no file", details=said)
+        try:
+            arrays, _ = load_arrays(output)
+            comparison = compare(reference, arrays, dtype=dtype)
+        except NpformerError as error:
+            problem = str(error).replace(f"{output}: ", "")
+            return Verdict(**named, kind="unreadable", why=problem, details=said)
+        return Verdict(**named, **_judged(folder, reference, arrays, comparison))
+
+
+def _run(command: list[str], timeout: float) -> tuple[int | None, str]:
+    """Runs a program in a group of its own; returns its exit code, None after the timeout, and its last words.
+
+    What it prints goes to a file, as a pipe would stay open as long as a child of it lives.
+    """
+    with tempfile.TemporaryFile() as said:
+        try:
+            process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=said, stderr=subprocess.STDOUT, start_new_session=True
+            )
+        except (OSError, ValueError) as error:
+            reason = getattr(error, "strerror", None) or error
+            raise NpformerError(f"{command[0]}: cannot be started: {reason}") from None
+        code: int | None = None
+        try:
+            with suppress(subprocess.TimeoutExpired):
+                code = process.wait(timeout)
+        finally:
+            if code is None:
+                _kill(process)
+        said.seek(max(0, said.seek(0, os.SEEK_END) - TAIL))
+        return code, said.read().decode(errors="replace").strip()
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    """Kills a program and the programs that it started."""
+    if hasattr(os, "killpg"):
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+    else:
+        process.kill()
+    process.wait()
+
+
+def _stopped(code: int | None, said: str, timeout: float) -> dict[str, Any]:
+    last = said.splitlines()[-1].strip() if said else ""
+    printed = f": {last:.200}" if last else "; nothing printed"
+    if code is None:
+        return {"kind": "timeout", "why": f"stopped after {timeout:g} s{printed}", "details": said}
+    return {"kind": "crash", "why": f"{_ended(code)}{printed}", "details": said}
+
+
+def _ended(code: int) -> str:
+    if code >= 0:
+        return f"exit code {code}"
+    try:
+        return f"killed by {signal.Signals(-code).name}"
+    except ValueError:
+        return f"killed by signal {-code}"
+
+
+def _judged(folder: Path, reference: Golden, arrays: dict[str, Any], comparison: Comparison) -> dict[str, Any]:
+    """Returns the verdict on a file that could be read."""
+    compared = len(comparison.rows)
+    if not comparison.ok or comparison.theirs.weights:
+        config, tree = load_folder(folder)
+        model = (Seq2Seq if config.head == "translation" else Model)(config, tree)
+        diagnosis = diagnose(reference, arrays, model, comparison=comparison)
+        if not comparison.ok or diagnosis.weights:
+            return {
+                "kind": "diverges",
+                "why": why(comparison, diagnosis),
+                "details": str(diagnosis),
+                "stage": comparison.first.stage if comparison.first else "",
+                "causes": tuple(dict.fromkeys(cause for each in (diagnosis, *diagnosis.then) for cause in each.causes)),
+                "compared": compared,
+            }
+    stages = f"{compared} of {len(reference.stages)} stages" if comparison.missing else f"all {compared} stages"
+    if absent := [name for name in answers(reference) if name in comparison.missing]:
+        told = f"no {' and no '.join(absent)}; {stages}, all right"
+        return {"kind": "incomplete", "why": told, "details": str(comparison), "compared": compared}
+    return {"kind": PASS, "why": stages, "compared": compared}
+
+
+def why(comparison: Comparison, diagnosis: Diagnosis | None) -> str:
+    """Returns in a line what diverges, and the causes that are known."""
+    first = comparison.first
+    told = [f"{finding} ({finding.cause})" for finding in diagnosis.weights[:2]] if diagnosis else []
+    if first is not None and (diagnosis is None or diagnosis.stage != first.stage or not diagnosis.fits):
+        off = first.problem or f"{first.budgets:.3g} budgets off"
+        known = "; the fault lies earlier" if diagnosis and diagnosis.stage and diagnosis.lies_earlier else ""
+        told.append(f"{first.stage}: {off}{known}")
+    for each in (diagnosis, *diagnosis.then) if diagnosis else ():
+        certain = [str(fit) for fit in each.fits if fit.certain]
+        if certain:
+            told.append(f"{each.stage}: {' or '.join(certain[:2])}")
+        elif each.fits:
+            told.append(f"{each.stage}: no known mistake; closest: {each.fits[0]}")
+    return "; ".join(told)

@@ -1,0 +1,235 @@
+"""A conformance suite for ports in any language: a tiny model and its golden file for every family, head and option.
+
+    npformer.golden.suite("suite")                          npformer golden run suite -- ./port
+
+A case is a folder with config.json, model.safetensors, inputs.safetensors and golden.safetensors; suite.json says what
+each one tests. `conformance.py` runs a port's program on them. Models and inputs have the same bytes on every machine.
+The golden files have the same bytes on one machine and one version of NumPy: another BLAS kernel rounds otherwise, so
+there the stages differ in their last digits, far within the budgets.
+"""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Iterator
+from dataclasses import replace
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from npformer.checkpoint.archive import save_arrays
+from npformer.checks import nearest
+from npformer.config import HEADS, LABELLED, Config, Decoder
+from npformer.errors import NpformerError
+from npformer.families import FAMILIES, EncoderTable, encoders
+from npformer.files import new_folder, read_json
+from npformer.golden.format import Golden
+from npformer.golden.tiny import write_case
+
+MANIFEST, INPUTS = "suite.json", "inputs.safetensors"
+FORMAT, VERSION = "npformer-suite", "1"
+LENGTHS = (6, 3)
+SIZES = {"vocab_size": 40, "d_model": 16, "n_heads": 4, "n_layers": 2, "d_ffn": 24, "max_length": 10}
+LABELS = {"sequence-classification": ("NEGATIVE", "POSITIVE"), "token-classification": ("O", "B", "I")}
+
+
+class Case(NamedTuple):
+    """A model of the suite, and the texts that it runs on."""
+
+    name: str
+    tests: str  # what a port that passes it has got right
+    config: Config
+    lengths: tuple[int, ...] = LENGTHS
+    dtype: str = "float32"  # of the stored weights
+
+
+def suite(path: str | Path) -> Path:
+    """Writes the conformance suite, a new folder with a folder for each case.
+
+    Parameters
+    ----------
+    path : folder to make
+
+    Returns
+    -------
+    Path
+
+    Raises
+    ------
+    NpformerError
+        If the folder exists already.
+
+    Examples
+    --------
+    >>> folder = suite("suite")
+    >>> [case["name"] for case in npformer.golden.read_suite(folder, ["distilbert-*-lm"])]
+    ['distilbert-masked-lm']
+    """
+    with new_folder(Path(path)) as folder:
+        entries = [_write(folder / case.name, case) for case in cases()]
+        manifest = {"format": FORMAT, "version": VERSION, "cases": entries}
+        (folder / MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
+    return Path(path)
+
+
+def _write(folder: Path, case: Case) -> dict[str, Any]:
+    folder.mkdir()
+    seed = zlib.crc32(case.name.encode())  # so that no case depends on those before it
+    recorded = write_case(folder, case.name, case.config, seed, case.lengths, case.dtype)
+    save_arrays(folder / INPUTS, recorded.input_arrays(), {})
+    return {
+        "name": case.name,
+        "tests": case.tests,
+        "family": case.config.model_type,
+        "head": case.config.head,
+        "dtype": case.dtype,
+        "lengths": list(case.lengths),
+        "stages": len(recorded.stages),
+        "answers": answers(recorded),
+    }
+
+
+def answers(recorded: Golden) -> list[str]:
+    """Returns the stages that a model is run for: its logits, or the last layer and the pooled rows of a base model."""
+    logits = [name for name in recorded.stages if name.endswith("logits")]
+    if logits:
+        return logits
+    rows = [name for name in recorded.stages if name not in ("pooler", "pooled")]
+    return [rows[-1], *(["pooled"] if "pooled" in recorded.stages else [])]
+
+
+def read_suite(path: str | Path, patterns: list[str] | None = None) -> list[dict[str, Any]]:
+    """Reads the entries of a suite's cases from its suite.json.
+
+    Parameters
+    ----------
+    path : folder of the suite
+    patterns : list of str, optional
+        Names of cases, or patterns with `*`; all cases unless given.
+
+    Returns
+    -------
+    list of dict
+        With name, tests, family, head, dtype, lengths, stages and answers.
+
+    Raises
+    ------
+    NpformerError
+        If there is no suite in the folder, or a pattern fits no case.
+
+    Examples
+    --------
+    >>> folder = suite("suite")
+    >>> read_suite(folder, ["bert-masked-lm"])[0]["answers"]
+    ['logits']
+    """
+    manifest = read_json(Path(path) / MANIFEST)
+    if (manifest.get("format"), manifest.get("version")) != (FORMAT, VERSION):
+        raise NpformerError(f"{path}: not a suite of version {VERSION}; npformer golden suite DIR writes one")
+    entries = manifest.get("cases")
+    if not isinstance(entries, list) or not all(map(_is_entry, entries)):
+        raise NpformerError(f"{Path(path) / MANIFEST}: damaged; npformer golden suite DIR writes a new one")
+    names = [entry["name"] for entry in entries]
+    for pattern in patterns or []:
+        if not any(fnmatchcase(name, pattern) for name in names):
+            near = nearest(pattern, names, 3) or names[:3]
+            raise NpformerError(f"{pattern!r}: no such case; did you mean {' or '.join(near)}?")
+    wanted = patterns or ["*"]
+    return [entry for entry in entries if any(fnmatchcase(entry["name"], each) for each in wanted)]
+
+
+def _is_entry(entry: object) -> bool:
+    """Tells whether an entry names a folder of the suite, and nothing outside of it."""
+    return isinstance(entry, dict) and isinstance(name := entry.get("name"), str) and Path(name).parts == (name,)
+
+
+# --- the cases -------------------------------------------------------------------------------------------------------
+
+
+def cases() -> Iterator[Case]:
+    """Yields every case: the encoders with each head and each option, then the models of 2017."""
+    for name, family in encoders().items():
+        yield from _encoder_cases(name, family)
+    yield from _torch_cases()
+    yield from _marian_cases()
+
+
+def encoder_config(family: EncoderTable, head: str, **fields: Any) -> Config:
+    """Returns the tiny config of a family's head."""
+    wide = {"d_embedding": 8} if "d_embedding" in family.sizes else {}
+    segments = {"n_segments": 2} if family.segments else {}
+    return family.config(head, **{**SIZES, **wide, **segments, "labels": LABELS.get(head, ()), **fields})
+
+
+def _encoder_cases(name: str, family: EncoderTable) -> Iterator[Case]:
+    for head in (head for head in HEADS if head in family.architectures.values()):
+        yield Case(f"{name}-{head}", f"the {head} head", encoder_config(family, head))
+    plain = encoder_config(family, "sequence-classification", n_layers=1)
+    told = "the longest text it takes, beside one of a single token"
+    yield Case(f"{name}-lengths", told, plain, (plain.max_length, 1))
+    for dtype in ("float16", "bfloat16"):
+        yield Case(f"{name}-{dtype}", f"weights stored in {dtype}, computed in float32", plain, dtype=dtype)
+    for activation in ("gelu_tanh", "relu", "silu"):
+        told = f"the activation {activation}"
+        yield Case(f"{name}-{activation.replace('_', '-')}", told, replace(plain, activation=activation))
+    if family.eps:
+        yield Case(f"{name}-eps", "layer_norm_eps of 1e-3", replace(plain, eps=1e-3))
+    if family.segments:
+        yield Case(f"{name}-one-segment", "a table of one token type, which is added", replace(plain, n_segments=1))
+    if "d_embedding" in family.sizes:
+        yield Case(f"{name}-wide", "tables as wide as the layers, without a projection", replace(plain, d_embedding=0))
+    untied = encoder_config(family, "masked-lm", n_layers=1, tied=False)
+    yield Case(f"{name}-untied", "a vocabulary projection of its own", untied)
+    several = replace(plain, problem_type="multi_label_classification", labels=("A", "B", "C"))
+    yield Case(f"{name}-multi-label", "several labels at once: a sigmoid for each", several)
+    yield Case(f"{name}-regression", "one number and no softmax", replace(plain, problem_type="regression", labels=("A",)))
+
+
+def _torch_cases() -> Iterator[Case]:
+    """The models of 2017 as torch's modules have them."""
+    family = FAMILIES["transformer"]
+    encoder = {**SIZES, "torch_class": "nn.TransformerEncoder", "activation": "relu", "eps": 1e-5, "tied": False}
+    for head in ("base", *LABELLED):
+        config = family.config(head, **encoder, labels=LABELS.get(head, ()))
+        yield Case(f"transformer-{head}", f"nn.TransformerEncoder, the {head} head", config)
+    for option, fields in {
+        "learned": {"positions": "learned"},
+        "scaled": {"scale_embedding": True},
+        "pre-norm": {"norm_first": True, "final_norm": True},
+        "no-bias": {"bias": False},
+        "gelu": {"activation": "gelu"},
+    }.items():
+        config = family.config("token-classification", **encoder | {"n_layers": 1} | fields, labels=LABELS["token-classification"])
+        yield Case(f"transformer-{option}", f"nn.TransformerEncoder with {_told(fields)}", config)
+    both = {**encoder, "torch_class": "nn.Transformer", "decoder": _decoder(40), "pad_id": 39}
+    for option, fields in {
+        "translation": {},
+        "translation-tied": {"shared": True, "tied": True, "scale_embedding": True},
+        "translation-pre-norm": {"norm_first": True, "final_norm": True},
+        "translation-no-bias": {"bias": False, "activation": "gelu"},
+    }.items():
+        told = f" with {_told(fields)}" if fields else ""
+        yield Case(f"transformer-{option}", f"nn.Transformer{told}", family.config("translation", **both | fields))
+
+
+def _marian_cases() -> Iterator[Case]:
+    family = FAMILIES["marian"]
+    plain = {**SIZES, "pad_id": 39, "padding_idx": 39, "shared": True, "tied": True, "decoder": _decoder(40)}
+    for option, fields in {
+        "translation": {"activation": "silu", "scale_embedding": True},
+        "relu": {"activation": "relu"},
+        "gelu": {"activation": "gelu", "scale_embedding": True},
+        "two-vocabularies": {"activation": "silu", "shared": False, "decoder": _decoder(44)},
+    }.items():
+        yield Case(f"marian-{option}", f"Marian with {_told(fields)}", family.config("translation", **plain | fields))
+
+
+def _decoder(vocab_size: int) -> Decoder:
+    """A decoder with other numbers of layers, heads and hidden units than the encoder."""
+    return Decoder(n_layers=1, n_heads=2, d_ffn=24, vocab_size=vocab_size, start_id=vocab_size - 1, end_ids=(0,))
+
+
+def _told(fields: dict[str, Any]) -> str:
+    told = {"decoder": lambda decoder: f"a decoder's vocabulary of {decoder.vocab_size}"}
+    return ", ".join(told[name](value) if name in told else f"{name} {value}" for name, value in fields.items())
