@@ -47,6 +47,8 @@ MODELS = {
 TRANSLATORS = ("Helsinki-NLP/opus-mt-en-de", "Helsinki-NLP/opus-mt-en-ROMANCE")
 TEXTS = ("I love ice cream", "not my music")
 ROWS = "label\ttext\n" + "POSITIVE\tI love ice cream\nNEGATIVE\tno\n" * 4
+#: A port of DistilBERT that passes every case: it writes the golden stages.
+PORT = '#!/bin/sh\ncp "$1/golden.safetensors" "$3"\n'
 #: The files of their own that the help texts' examples read.
 FILES = {
     "reviews.txt": "\n".join(TEXTS),
@@ -56,6 +58,7 @@ FILES = {
     "questions.txt": "Where do I live?\nWho am I?",
     "letter.txt": "dogs\nnews",
     "names.json": '{"answer": "logits"}',
+    "port": PORT,
     **dict.fromkeys(("train.tsv", "dev.tsv", "test.tsv"), ROWS),
     **dict.fromkeys(("train.en", "dev.en", "test.en"), "a dog\nthe news\n" * 4),
     **dict.fromkeys(("train.de", "dev.de", "test.de"), "ein Hund\nNeues\n" * 4),
@@ -105,6 +108,7 @@ def test_the_examples_of_a_help_text_run(command, environment, tmp_path):
     """
     for name, content in FILES.items():
         (tmp_path / name).write_text(content, encoding="utf-8")
+    (tmp_path / "port").chmod(0o755)
     logits = [npformer.trace(npformer.load("distilbert-sst2"), text)["logits"] for text in ("I love ice cream", "no")]
     np.savez(tmp_path / "mine.npz", answer=np.stack(logits))
     found = examples(command)

@@ -6,7 +6,7 @@
  *
  *     cc -O2 -o port port.c -lm && npformer golden run suite --case 'distilbert-*' -- ./port
  *
- * -DQUICK_GELU, -DEPS_OUTSIDE and -DINTERLEAVED_HEADS plant a mistake for the doctor to find.
+ * -DQUICK_GELU, -DUNBIASED_VARIANCE and -DINTERLEAVED_HEADS plant a mistake for the doctor to find.
  */
 #include <math.h>
 #include <stdarg.h>
@@ -44,8 +44,7 @@ static Tensors open_tensors(const char *folder, const char *name) {
     size_t size;
     uint64_t length;
     char *bytes = read_file(folder, name, &size);
-    memcpy(&length, bytes, 8);
-    if (size < 8 || length > size - 8) fail("no safetensors file", folder);
+    if (size < 8 || (memcpy(&length, bytes, 8), length > size - 8)) fail("no safetensors file", folder);
     char *header = need(length + 1);
     memcpy(header, bytes + 8, length);
     return (Tensors){header, bytes + 8 + length, size - 8 - length};
@@ -180,17 +179,16 @@ static float *linear(const char *module, const float *x, int T, int in, int out)
 /* (x - mean) / sqrt(variance + eps) * weight + bias, by rows */
 static float *layer_norm(const char *module, const float *x, int T, int D) {
     float *w = weight(module, "weight"), *b = weight(module, "bias"), *y = room((size_t)T * D);
-    const float eps = 1e-12f;
+#ifdef UNBIASED_VARIANCE
+    const int degrees = D - 1;
+#else
+    const int degrees = D;
+#endif
     for (int t = 0; t < T; t++, x += D) {
         float mean = 0, variance = 0;
         for (int d = 0; d < D; d++) mean += x[d] / D;
-        for (int d = 0; d < D; d++) variance += (x[d] - mean) * (x[d] - mean) / D;
-#ifdef EPS_OUTSIDE
-        float deviation = sqrtf(variance) + 1e-3f + eps;
-#else
-        float deviation = sqrtf(variance + eps);
-#endif
-        for (int d = 0; d < D; d++) y[t * D + d] = (x[d] - mean) / deviation * w[d] + b[d];
+        for (int d = 0; d < D; d++) variance += (x[d] - mean) * (x[d] - mean) / degrees;
+        for (int d = 0; d < D; d++) y[t * D + d] = (x[d] - mean) / sqrtf(variance + 1e-12f) * w[d] + b[d];
     }
     return free(w), free(b), y;
 }
@@ -225,19 +223,17 @@ static float *add(const float *x, const float *y, int count) {
 }
 
 /* (T, D) -> (H, T, K): head h has K neighbouring columns */
-static size_t column(int h, int k, int H, int K) {
 #ifdef INTERLEAVED_HEADS
-    return (size_t)k * H + h + 0 * K;
+#define COLUMN(h, k, H, K) ((k) * (H) + (h))
 #else
-    return (size_t)h * K + k + 0 * H;
+#define COLUMN(h, k, H, K) ((h) * (K) + (k))
 #endif
-}
 
 static float *split(const float *x, int T, int H, int K) {
     float *y = room((size_t)T * H * K);
     for (int h = 0; h < H; h++)
         for (int t = 0; t < T; t++)
-            for (int k = 0; k < K; k++) y[(h * T + t) * K + k] = x[t * H * K + column(h, k, H, K)];
+            for (int k = 0; k < K; k++) y[(h * T + t) * K + k] = x[t * H * K + COLUMN(h, k, H, K)];
     return y;
 }
 
@@ -276,7 +272,7 @@ static float *attention(const float *x, int T, int D, int H) {
             for (int k = 0; k < K; k++) {
                 float *sum = &context[(h * T + t) * K + k];
                 for (int s = 0; s < T; s++) *sum += scores[(h * T + t) * T + s] * heads[2][(h * T + s) * K + k];
-                combined[t * D + column(h, k, H, K)] = *sum;
+                combined[t * D + COLUMN(h, k, H, K)] = *sum;
             }
     note("attention.context", context, 3, H, T, K);
     note("attention.combined", combined, 2, T, D);

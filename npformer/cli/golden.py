@@ -51,7 +51,7 @@ examples:
   npformer golden record --tiny distilbert -o tiny
   npformer golden compare golden.safetensors mine.npz --names names.json
   npformer golden suite suite
-  npformer golden run suite --case "distilbert-*" -- true || test $? = 3"""
+  npformer golden run suite --case "distilbert-*" --junit all.xml -- ./port"""
 
 RECORDED = "distilbert-sst2"  # the default model of `record`
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from contextlib import ExitStack
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
@@ -28,9 +28,6 @@ FACTOR = 5
 #: at most, where the runs above move it by one. Measured on tiny models: right ports stay within half these budgets,
 #: as do torch's half(), bfloat16() and autocast.
 RATIOS = {"float32": 1.0, "float16": 2.0**11, "tf32": 2.0**11, "bfloat16": 2.0**14, "int8": 2.0**15}
-
-
-AnyModel = TypeVar("AnyModel", Model, Seq2Seq)
 
 
 def run(model: Model | Seq2Seq, inputs: list[Any], stages: str | Iterable[str] = "*", seed: int | None = None) -> Trace:
@@ -57,7 +54,7 @@ def largest_error(arrays: list[np.ndarray], truth: list[np.ndarray]) -> float:
     return max(float(np.abs(array - true).max()) for array, true in zip(arrays, truth, strict=True))
 
 
-def in_float64(model: AnyModel) -> AnyModel:
+def in_float64(model: Model | Seq2Seq) -> Model | Seq2Seq:
     """Returns the same model with weights in float64; its stages are the truth."""
     flat = {name: array.astype(np.float64) for name, array in layout.flatten(dict(model.weights)).items()}
     return type(model)(model.config, layout.unflatten(flat), model.folder, model.threads, model.same_bits, model.limits)

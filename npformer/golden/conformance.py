@@ -103,9 +103,7 @@ def run_suite(
     return (_verdict(Path(path).resolve() / entry["name"], command, timeout, dtype, entry) for entry in entries)
 
 
-def _verdict(
-    folder: Path, command: Sequence[str], timeout: float, dtype: str | None, entry: dict[str, Any]
-) -> Verdict:
+def _verdict(folder: Path, command: Sequence[str], timeout: float, dtype: str | None, entry: dict[str, Any]) -> Verdict:
     named = {"case": entry["name"], "tests": str(entry.get("tests", ""))}
     reference = load(folder / TINY_FILE)
     with tempfile.TemporaryDirectory(prefix="npformer-") as work:

@@ -128,7 +128,7 @@ def _golden(arrays: Mapping[str, np.ndarray], manifest: dict[str, Any]) -> Golde
             raise ValueError(f"{i}/ids: expected {len(row)} tokens")
     source_tokens = manifest.get("source_tokens", [])
     sources = [Text(arrays[f"{i}/source_ids"]) for i in range(len(source_tokens))]
-    if sources and list(map(len, sources)) != list(map(len, source_tokens)) or len(sources) not in (0, len(texts)):
+    if list(map(len, sources)) != list(map(len, source_tokens)) or len(sources) not in (0, len(texts)):
         raise ValueError("source_tokens: expected a token for each of the source_ids, of each text")
     golden = Golden(
         model=str(manifest["model"]),

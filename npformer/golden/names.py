@@ -97,9 +97,10 @@ def weight_names(config: Config) -> dict[str, str]:
     """Returns our flat names of a model's weights, and Hugging Face's with and without the encoder's prefix -> ours."""
     prefix, names = family_of(config).prefix, dict[str, str]()
     for ours, source in layout.sources(config).items():
+        names[ours] = ours
         if source.third is None:
             theirs = source.names[0]
-            names |= {theirs: ours, theirs.removeprefix(prefix): ours, ours: ours}
+            names |= {theirs: ours, theirs.removeprefix(prefix): ours}
     return names
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -120,8 +120,7 @@ def read_suite(path: str | Path, patterns: list[str] | None = None) -> list[dict
 
     Examples
     --------
-    >>> folder = suite("suite")
-    >>> read_suite(folder, ["bert-masked-lm"])[0]["answers"]
+    >>> read_suite(npformer.golden.suite("another"), ["bert-masked-lm"])[0]["answers"]
     ['logits']
     """
     manifest = read_json(Path(path) / MANIFEST)
@@ -141,7 +140,8 @@ def read_suite(path: str | Path, patterns: list[str] | None = None) -> list[dict
 
 def _is_entry(entry: object) -> bool:
     """Tells whether an entry names a folder of the suite, and nothing outside of it."""
-    return isinstance(entry, dict) and isinstance(name := entry.get("name"), str) and Path(name).parts == (name,)
+    name = entry.get("name") if isinstance(entry, dict) else None
+    return isinstance(name, str) and Path(name).parts == (name,) and name != ".."
 
 
 # --- the cases -------------------------------------------------------------------------------------------------------
@@ -183,7 +183,8 @@ def _encoder_cases(name: str, family: EncoderTable) -> Iterator[Case]:
     yield Case(f"{name}-untied", "a vocabulary projection of its own", untied)
     several = replace(plain, problem_type="multi_label_classification", labels=("A", "B", "C"))
     yield Case(f"{name}-multi-label", "several labels at once: a sigmoid for each", several)
-    yield Case(f"{name}-regression", "one number and no softmax", replace(plain, problem_type="regression", labels=("A",)))
+    number = replace(plain, problem_type="regression", labels=("A",))
+    yield Case(f"{name}-regression", "one number and no softmax", number)
 
 
 def _torch_cases() -> Iterator[Case]:
@@ -193,36 +194,27 @@ def _torch_cases() -> Iterator[Case]:
     for head in ("base", *LABELLED):
         config = family.config(head, **encoder, labels=LABELS.get(head, ()))
         yield Case(f"transformer-{head}", f"nn.TransformerEncoder, the {head} head", config)
-    for option, fields in {
-        "learned": {"positions": "learned"},
-        "scaled": {"scale_embedding": True},
-        "pre-norm": {"norm_first": True, "final_norm": True},
-        "no-bias": {"bias": False},
-        "gelu": {"activation": "gelu"},
-    }.items():
-        config = family.config("token-classification", **encoder | {"n_layers": 1} | fields, labels=LABELS["token-classification"])
+    for option, fields in ENCODER_OPTIONS.items():
+        labels = LABELS["token-classification"]
+        config = family.config("token-classification", **{**encoder, "n_layers": 1, "labels": labels, **fields})
         yield Case(f"transformer-{option}", f"nn.TransformerEncoder with {_told(fields)}", config)
     both = {**encoder, "torch_class": "nn.Transformer", "decoder": _decoder(40), "pad_id": 39}
-    for option, fields in {
-        "translation": {},
-        "translation-tied": {"shared": True, "tied": True, "scale_embedding": True},
-        "translation-pre-norm": {"norm_first": True, "final_norm": True},
-        "translation-no-bias": {"bias": False, "activation": "gelu"},
-    }.items():
+    for option, fields in TRANSFORMER_OPTIONS.items():
         told = f" with {_told(fields)}" if fields else ""
-        yield Case(f"transformer-{option}", f"nn.Transformer{told}", family.config("translation", **both | fields))
+        yield Case(f"transformer-{option}", f"nn.Transformer{told}", family.config("translation", **{**both, **fields}))
 
 
 def _marian_cases() -> Iterator[Case]:
     family = FAMILIES["marian"]
     plain = {**SIZES, "pad_id": 39, "padding_idx": 39, "shared": True, "tied": True, "decoder": _decoder(40)}
-    for option, fields in {
-        "translation": {"activation": "silu", "scale_embedding": True},
-        "relu": {"activation": "relu"},
-        "gelu": {"activation": "gelu", "scale_embedding": True},
-        "two-vocabularies": {"activation": "silu", "shared": False, "decoder": _decoder(44)},
-    }.items():
-        yield Case(f"marian-{option}", f"Marian with {_told(fields)}", family.config("translation", **plain | fields))
+    for option, fields in MARIAN_OPTIONS.items():
+        config = family.config("translation", **{**plain, **fields})
+        yield Case(f"marian-{option}", f"Marian with {_told(fields)}", config)
+
+
+def _told(fields: Mapping[str, Any]) -> str:
+    told = {"decoder": lambda decoder: f"a decoder's vocabulary of {decoder.vocab_size}"}
+    return ", ".join(told[name](value) if name in told else f"{name} {value}" for name, value in fields.items())
 
 
 def _decoder(vocab_size: int) -> Decoder:
@@ -230,6 +222,24 @@ def _decoder(vocab_size: int) -> Decoder:
     return Decoder(n_layers=1, n_heads=2, d_ffn=24, vocab_size=vocab_size, start_id=vocab_size - 1, end_ids=(0,))
 
 
-def _told(fields: dict[str, Any]) -> str:
-    told = {"decoder": lambda decoder: f"a decoder's vocabulary of {decoder.vocab_size}"}
-    return ", ".join(told[name](value) if name in told else f"{name} {value}" for name, value in fields.items())
+Options = dict[str, dict[str, Any]]  # a case's name -> the fields of its config
+
+ENCODER_OPTIONS: Options = {
+    "learned": {"positions": "learned"},
+    "scaled": {"scale_embedding": True},
+    "pre-norm": {"norm_first": True, "final_norm": True},
+    "no-bias": {"bias": False},
+    "gelu": {"activation": "gelu"},
+}
+TRANSFORMER_OPTIONS: Options = {
+    "translation": {},
+    "translation-tied": {"shared": True, "tied": True, "scale_embedding": True},
+    "translation-pre-norm": {"norm_first": True, "final_norm": True},
+    "translation-no-bias": {"bias": False, "activation": "gelu"},
+}
+MARIAN_OPTIONS: Options = {
+    "translation": {"activation": "silu", "scale_embedding": True},
+    "relu": {"activation": "relu"},
+    "gelu": {"activation": "gelu", "scale_embedding": True},
+    "two-vocabularies": {"activation": "silu", "shared": False, "decoder": _decoder(44)},
+}

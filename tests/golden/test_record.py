@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
+import npformer
 from npformer import golden
-from npformer.checkpoint import load_folder
+from npformer.checkpoint import flatten, load_folder
 from npformer.checkpoint.archive import load_arrays, save_arrays
 from npformer.config import ENCODER_HEADS
 from npformer.errors import NpformerError
@@ -19,9 +20,10 @@ from npformer.golden.budget import in_float64
 from npformer.golden.record import weights_sha256
 from npformer.interpret.edit import edit
 from npformer.interpret.trace import trace
-from npformer.model import Model
+from npformer.model import Model, Seq2Seq
 from npformer.tasks import Pair
 from tests.support import tiny
+from tests.support.seq2seq_models import folder_of_letters, golden_model, random_model
 
 pytestmark = pytest.mark.numbers
 
@@ -238,3 +240,77 @@ def test_another_version_of_the_format_is_an_error(tmp_path: Path) -> None:
     save_arrays(tmp_path / "g.safetensors", {}, {"format": "npformer-golden", "version": "1", "manifest": "[" * 9999})
     with pytest.raises(NpformerError, match="does not fit its manifest"):
         golden.load(tmp_path / "g.safetensors")
+
+
+# --- translation models ----------------------------------------------------------------------------------------------
+
+START = 119  # golden_model's
+PRE_NORM = {"norm_first": True, "final_norm": True}
+PAIRS = [([3, 4, 5, 6, 0], [START, 5, 6, 7]), ([8, 0], [START, 9]), ([7, 8, 9, 0], [START, 1, 2, 3, 4, 5])]
+
+
+@pytest.fixture(scope="module", params=["marian", "pre-norm"])
+def translator(request: pytest.FixtureRequest) -> Seq2Seq:
+    return golden_model("marian-small") if request.param == "marian" else random_model(**PRE_NORM)
+
+
+def test_a_translator_is_recorded_on_pairs_and_read_back(translator: Seq2Seq, tmp_path: Path) -> None:
+    recorded = golden.record(translator, PAIRS)
+    recorded.save(tmp_path / "g")
+    again = golden.load(tmp_path / "g")
+    assert [text.ids.tolist() for text in again.sources] == [source for source, _ in PAIRS]
+    assert [text.ids.tolist() for text in again.texts] == [target for _, target in PAIRS]
+    assert again.source_tokens == [[str(each) for each in source] for source, _ in PAIRS]
+    traced = trace(translator, PAIRS[1])
+    assert list(again.stages) == list(traced)
+    for name in traced:  # of each pair alone, to the bit
+        np.testing.assert_array_equal(again.stages[name][1], traced[name])
+    double = in_float64(translator)(PAIRS[0][0], decoder_input_ids=PAIRS[0][1])
+    np.testing.assert_allclose(again.truth["logits"][0], double.logits[0], rtol=1e-12)
+    shape = again.stages["decoder.layers.1.cross_attention.weights"][2].shape
+    assert shape == (translator.config.decoder.n_heads, 6, 4)
+
+
+def padded_outputs(translator: Seq2Seq) -> dict[str, np.ndarray]:
+    """What a port that pads returns, by names of its own and Hugging Face's."""
+    with npformer.trace() as t:
+        made = translator([source for source, _ in PAIRS], decoder_input_ids=[target for _, target in PAIRS])
+    scores = "decoder.layers.0.cross_attention.scores"
+    wide = np.zeros((3, translator.config.decoder.n_heads, 6, 5), np.float32)
+    for padded, one in zip(wide, t[scores], strict=True):
+        padded[:, : one.shape[1], : one.shape[2]] = one
+    rows = {"input_ids": [each for each, _ in PAIRS], "decoder_input_ids": [each for _, each in PAIRS]}
+    ids = {
+        name: np.array([each + [0] * (max(map(len, rows)) - len(each)) for each in rows]) for name, rows in rows.items()
+    }
+    return {"logits": made.logits, scores: wide, **ids}
+
+
+def test_a_padded_port_of_a_translator_is_compared(translator: Seq2Seq) -> None:
+    recorded, arrays = golden.record(translator, PAIRS), padded_outputs(translator)
+    comparison = golden.compare(recorded, arrays)
+    assert (comparison.ok, len(comparison.rows), comparison.theirs.unused) == (True, 2, []), str(comparison)
+    wrong = arrays | {"logits": arrays["logits"] * 1.001}
+    comparison = golden.compare(recorded, wrong)
+    assert comparison.first.stage == "logits"
+    told = golden.diagnose(recorded, wrong, translator, comparison=comparison)
+    assert (told.stage, told.causes) == ("logits", [])
+    assert "a translation model's stages are not computed again" in str(told)
+    with pytest.raises(NpformerError, match="these arrays are of other token ids"):
+        golden.compare(recorded, arrays | {"input_ids": arrays["decoder_input_ids"]})
+
+
+def test_a_translator_s_wrong_weights_are_named(translator: Seq2Seq) -> None:
+    recorded, flat = golden.record(translator, PAIRS), flatten(dict(translator.weights))
+    stages = {f"{i}/logits": array * 2 for i, array in enumerate(recorded.stages["logits"])}
+    name = "decoder.layers.0.cross_attention.{}.weight"
+    told = golden.diagnose(recorded, stages | {name.format("query"): flat[name.format("key")]}, translator)
+    assert told.causes == ["query and key swapped"], str(told)
+
+
+def test_a_translator_s_own_translation_is_recorded(tmp_path: Path) -> None:
+    model = npformer.load(folder_of_letters(tmp_path / "model"))
+    recorded = golden.record(model, ["dogs", "news"], "*cross_attention.weights")
+    assert len(recorded.texts) == len(recorded.sources) == 2
+    assert all(text.ids[0] == model.config.decoder.start_id for text in recorded.texts)
+    assert recorded.source_tokens[0][-1] == "</s>"

@@ -1,0 +1,111 @@
+"""examples/port_in_c: the port passes its cases, each mistake that is planted in it is named, and its page is true.
+
+Without a C compiler this is not tested; `.ci/run` installs one.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from npformer import golden
+from tests.test_documentation import blocks, shape
+
+ROOT = Path(__file__).parents[2]
+FOLDER = ROOT / "examples" / "port_in_c"
+CASES = ["distilbert-*"]
+#: What is planted -> the mistake's name, the stage where it shows first, and the cases where it does not show.
+PLANTED = {
+    "QUICK_GELU": ("quick GELU", "layers.0.ffn.activation", {"gelu-tanh", "relu", "silu"}),
+    "UNBIASED_VARIANCE": ("unbiased variance", "embeddings.norm", set()),
+    "INTERLEAVED_HEADS": ("heads interleaved", "layers.0.attention.query_heads", set()),
+}
+
+pytestmark = [
+    pytest.mark.numbers,
+    pytest.mark.skipif(not shutil.which("cc"), reason="the port was NOT compiled: there is no cc on this machine"),
+]
+
+
+def compiled(folder: Path, *options: str) -> str:
+    warnings = ("-std=c11", "-Wall", "-Wextra", "-Werror")
+    program = str(folder / "port")
+    subprocess.run(["cc", "-O2", *warnings, *options, "-o", program, FOLDER / "port.c", "-lm"], check=True, timeout=120)
+    return program
+
+
+def test_the_port_passes_every_case_of_its_family_and_refuses_others(suite: Path, tmp_path: Path) -> None:
+    port = compiled(tmp_path)
+    verdicts = list(golden.run_suite(suite, [port], CASES))
+    assert len(verdicts) == 15
+    assert {verdict.case: verdict.why for verdict in verdicts if not verdict.ok} == {}
+    (other,) = golden.run_suite(suite, [port], ["bert-base"])
+    assert (other.kind, "is not DistilBERT" in other.why) == ("crash", True)
+
+
+@pytest.mark.parametrize("mistake", PLANTED)
+def test_a_mistake_planted_in_the_port_is_named(mistake: str, suite: Path, tmp_path: Path) -> None:
+    name, stage, unseen = PLANTED[mistake]
+    verdicts = list(golden.run_suite(suite, [compiled(tmp_path, f"-D{mistake}")], CASES))
+    passed = {verdict.case.removeprefix("distilbert-") for verdict in verdicts if verdict.ok}
+    assert passed == unseen
+    for verdict in verdicts:
+        if not verdict.ok:
+            assert (verdict.stage, verdict.causes) == (stage, (name,)), verdict.details
+
+
+def test_a_file_that_is_cut_short_ends_it_with_a_message(suite: Path, tmp_path: Path) -> None:
+    """Compiled with the compiler's own checks of memory, under which it passes, too."""
+    try:
+        port = compiled(tmp_path, "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
+    except subprocess.CalledProcessError:
+        pytest.skip("the port was NOT run with checks of memory: this compiler has none")
+    environment = os.environ | {"ASAN_OPTIONS": "detect_leaks=0"}  # it ends with what it has
+    case = suite / "distilbert-masked-lm"
+    command = [port, str(case), str(case / "inputs.safetensors"), str(tmp_path / "out")]
+    assert subprocess.run(command, env=environment, check=False, timeout=60).returncode == 0
+    broken = tmp_path / "broken"
+    shutil.copytree(case, broken)
+    whole = (case / "model.safetensors").read_bytes()
+    for size in (0, 7, 8, 100, len(whole) - 1):
+        (broken / "model.safetensors").write_bytes(whole[:size])
+        again = [port, str(broken), *command[2:]]
+        done = subprocess.run(again, env=environment, capture_output=True, text=True, check=False, timeout=60)
+        assert done.returncode == 1, (size, done.stderr)
+        assert done.stderr.startswith("port: "), (size, done.stderr)
+
+
+def test_the_blocks_of_its_page_run_and_print_what_it_shows(tmp_path: Path) -> None:
+    shutil.copy(FOLDER / "port.c", tmp_path)
+    found = blocks("examples/port_in_c/README.md")
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "COLUMNS": "80"}
+    printed = ""
+    for block in found:
+        if block.language == "console":
+            script = f'npformer() {{ {sys.executable} -m npformer "$@"; }}\n{block.code}'
+            command = ["bash", "-euo", "pipefail", "-c", script]
+            done = subprocess.run(
+                command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300, check=False
+            )
+            assert done.returncode == 0, f"{block.code}\n{done.stdout}\n{done.stderr}"
+            printed = done.stdout
+        else:
+            lines = [shape(line) for line in block.code.splitlines() if line != "..."]
+            assert set(lines) <= {shape(line) for line in printed.splitlines()}, printed
+    assert {block.language for block in found} == {"console", "text"}
+    assert "<testsuite " in (tmp_path / "verdicts.xml").read_text()
+
+
+def test_what_its_page_says_of_the_suite_is_so(suite: Path) -> None:
+    page = (FOLDER / "README.md").read_text(encoding="utf-8")
+    count, size = re.search(r"a folder of (\d+) cases, (\d+) MB", page).groups()
+    assert int(count) == len(golden.read_suite(suite))
+    assert abs(sum(path.stat().st_size for path in suite.rglob("*") if path.is_file()) / 1e6 - int(size)) < 0.8
+    for path in re.findall(r"\]\(([^)]+)\)", page):
+        assert (FOLDER / path).exists(), path

@@ -1,0 +1,160 @@
+"""The conformance suite has every family, head and option, each of which shows; and the same bytes each time."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from npformer import golden
+from npformer.checkpoint import load_folder
+from npformer.checkpoint.safetensors import read_tensors
+from npformer.config import ACTIVATIONS
+from npformer.errors import NpformerError
+from npformer.families import FAMILIES, encoders
+from npformer.golden.budget import run
+from npformer.golden.suite import Case, cases
+from npformer.model import Model, Seq2Seq
+from tests.support import kernels
+
+pytestmark = pytest.mark.numbers
+
+CASES = {case.name: case for case in cases()}
+SOME = ("bert-masked-lm", "electra-bfloat16", "transformer-base", "marian-two-vocabularies")
+#: What a case tests -> the same model without it.
+WITHOUT = {
+    "gelu-tanh": {"activation": "gelu"},
+    "relu": {"activation": "gelu"},
+    "silu": {"activation": "gelu"},
+    "gelu": {"activation": "relu"},
+    "eps": {"eps": 1e-12},
+    "multi-label": {"problem_type": None},
+    "scaled": {"scale_embedding": False},
+    "pre-norm": {"norm_first": False},
+    "translation-tied": {"scale_embedding": False},
+    "translation-pre-norm": {"norm_first": False},
+}
+
+
+def loaded(folder: Path, **fields: object) -> Model | Seq2Seq:
+    config, tree = load_folder(folder)
+    return (Seq2Seq if config.head == "translation" else Model)(replace(config, **fields), tree)
+
+
+def test_every_family_head_activation_and_dtype_has_a_case() -> None:
+    pairs = {(case.config.model_type, case.config.head) for case in CASES.values()}
+    for family in encoders().values():
+        assert {(family.model_type, head) for head in family.architectures.values()} <= pairs
+        theirs = [case for case in CASES.values() if case.config.model_type == family.model_type]
+        assert {case.config.activation for case in theirs} == set(ACTIVATIONS) - {"tanh"}  # which only poolers have
+        assert {case.dtype for case in theirs} == {"float32", "float16", "bfloat16"}
+        assert {case.config.tied for case in theirs} == {True, False}
+    assert {family for family, _ in pairs} == set(FAMILIES)
+    options = ("norm_first", "bias", "scale_embedding", "shared", "positions", "problem_type", "n_segments")
+    for option in options:
+        assert len({getattr(case.config, option) for case in CASES.values()}) > 1, option
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_case_is_read_back_as_it_was_meant_and_its_file_is_its_model_s(name: str, suite: Path) -> None:
+    model, recorded = loaded(suite / name), golden.load(suite / name / "golden.safetensors")
+    assert model.config == recorded.config == CASES[name].config
+    stages = run(model, recorded.inputs)
+    golden.assert_close(recorded, {f"{i}/{each}": a for each in stages for i, a in enumerate(stages.texts(each))})
+    arrays, _ = read_tensors(suite / name / "inputs.safetensors")
+    assert arrays.keys() == recorded.input_arrays().keys()
+    assert all(np.array_equal(arrays[each], array) for each, array in recorded.input_arrays().items())
+    (entry,) = golden.read_suite(suite, [name])
+    assert (entry["stages"], entry["lengths"]) == (len(recorded.stages), [len(each) for each in lengths(recorded)])
+    assert set(entry["answers"]) <= set(recorded.stages)
+
+
+def lengths(recorded: golden.Golden) -> list:
+    return recorded.sources or recorded.texts
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if name.partition("-")[2] in WITHOUT])
+def test_a_port_without_what_a_case_tests_fails_it(name: str, suite: Path) -> None:
+    recorded = golden.load(suite / name / "golden.safetensors")
+    stages = run(loaded(suite / name, **WITHOUT[name.partition("-")[2]]), recorded.inputs)
+    arrays = {f"{i}/{each}": a for each in stages for i, a in enumerate(stages.texts(each))}
+    first = golden.compare(recorded, arrays).first
+    assert first
+    assert first.budgets > 10
+
+
+def test_the_suite_is_small_and_says_what_each_case_tests(suite: Path) -> None:
+    assert sum(path.stat().st_size for path in suite.rglob("*") if path.is_file()) < 8e6
+    manifest = json.loads((suite / "suite.json").read_text())
+    assert [entry["name"] for entry in manifest["cases"]] == list(CASES)
+    assert all(entry["tests"] for entry in manifest["cases"])
+    assert len({entry["tests"] + entry["family"] for entry in manifest["cases"]}) == len(CASES)
+
+
+def written(path: Path, names: tuple[str, ...] = SOME) -> dict[str, bytes]:
+    return {
+        f"{name}/{each}": (path / name / each).read_bytes()
+        for name in names
+        for each in ("config.json", "model.safetensors", "inputs.safetensors", "golden.safetensors")
+    }
+
+
+def some() -> list[Case]:
+    return [CASES[name] for name in SOME]
+
+
+def test_the_suite_has_the_same_bytes_each_time(suite: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also without the cases before one."""
+    monkeypatch.setattr(sys.modules["npformer.golden.suite"], "cases", some)
+    assert written(golden.suite(tmp_path / "again")) == written(suite)
+
+
+@pytest.mark.parametrize("kernel", kernels.working())
+def test_on_another_kernel_models_and_inputs_have_the_same_bytes_and_stages_fit_the_budgets(
+    kernel: str, suite: Path, tmp_path: Path
+) -> None:
+    program = "import sys; from tests.golden.test_suite import write_some; write_some(sys.argv[1])"
+    command = [sys.executable, "-c", program, str(tmp_path / "there")]
+    root = str(Path(__file__).parents[2])
+    subprocess.run(command, env=kernels.under(kernel) | {"PYTHONPATH": root}, check=True, timeout=120)
+    here, there = written(suite), written(tmp_path / "there")
+    assert {name for name in here if here[name] != there[name]} <= {f"{name}/golden.safetensors" for name in SOME}
+    for name in SOME:
+        ours, theirs = (golden.load(path / name / "golden.safetensors") for path in (suite, tmp_path / "there"))
+        stages = {f"{i}/{each}": a for each in theirs.stages for i, a in enumerate(theirs.stages[each])}
+        golden.assert_close(ours, stages)
+        ratios = [theirs.budgets[each] / ours.budgets[each] for each in ours.stages]
+        assert 0.25 < min(ratios) <= max(ratios) < 4  # samples of rounding
+
+
+def write_some(path: str) -> None:
+    """Writes SOME of the cases, in a process of its own."""
+    module = sys.modules["npformer.golden.suite"]
+    module.cases = some
+    golden.suite(path)
+
+
+def test_what_is_no_suite_is_an_error(suite: Path, tmp_path: Path) -> None:
+    with pytest.raises(NpformerError, match="exists already"):
+        golden.suite(suite)
+    with pytest.raises(NpformerError, match=r"suite\.json: No such file"):
+        golden.read_suite(tmp_path)
+    with pytest.raises(NpformerError, match=r"'bert-mask': no such case; did you mean bert-"):
+        golden.read_suite(suite, ["distilbert-*", "bert-mask"])
+    good = json.loads((suite / "suite.json").read_text())
+    for damage, message in (
+        ({"version": "2"}, "not a suite of version 1"),
+        ({"cases": 3}, "damaged"),
+        ({"cases": [{"name": "../elsewhere"}]}, "damaged"),
+        ({"cases": [{"name": ".."}]}, "damaged"),
+        ({"cases": [{"name": ""}]}, "damaged"),
+        ({"cases": ["bert"]}, "damaged"),
+    ):
+        (tmp_path / "suite.json").write_text(json.dumps(good | damage))
+        with pytest.raises(NpformerError, match=message):
+            golden.read_suite(tmp_path)
