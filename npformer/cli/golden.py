@@ -20,7 +20,9 @@ from __future__ import annotations
 
 import argparse
 import json
-from contextlib import nullcontext
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -149,7 +151,8 @@ def _compare(args: argparse.Namespace) -> int:
         print(comparison, flush=True)  # the diagnosis may take seconds
     diagnosis = None
     if model and (comparison.theirs.weights or not comparison.ok):
-        diagnosis = golden.diagnose(reference, arrays, model, comparison=comparison)
+        with shown_on_terminal() as show:
+            diagnosis = golden.diagnose(reference, arrays, model, comparison=comparison, progress=show)
     findings = diagnosis.weights if diagnosis else []
     if args.format == "json":
         print(reports.comparison_json(comparison, diagnosis, why_not))
@@ -164,6 +167,18 @@ def _compare(args: argparse.Namespace) -> int:
     elif not comparison.ok:
         print(f"\nno diagnosis: {why_not}")
     return 0 if comparison.ok and not findings else DIVERGES
+
+
+@contextmanager
+def shown_on_terminal() -> Iterator[Callable[[str], object] | None]:
+    """Gives a function that writes over the last line of a terminal, which is empty again at the end."""
+    if not sys.stderr.isatty():
+        yield None
+        return
+    try:
+        yield lambda told: print(f"\r{told:.78}\x1b[K", end="", file=sys.stderr, flush=True)
+    finally:
+        print("\r\x1b[K", end="", file=sys.stderr, flush=True)
 
 
 def _suite(args: argparse.Namespace) -> int:

@@ -7,7 +7,7 @@ forward in float64, with their arrays in place of its stages; `mistakes/` has th
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -19,7 +19,7 @@ from npformer.errors import NpformerError
 from npformer.golden.budget import FACTOR, RATIOS, largest_error
 from npformer.golden.compare import Comparison, compare
 from npformer.golden.format import Golden
-from npformer.golden.mistakes import GENERAL, MISTAKES
+from npformer.golden.mistakes import GENERAL, IN_A_BATCH, MISTAKES
 from npformer.golden.mistakes.general import flat
 from npformer.golden.mistakes.inputs import in_a_batch
 from npformer.golden.mistakes.precision import HALVES, half
@@ -122,6 +122,7 @@ class Diagnosis:
 
 
 TRAINING = "dropout left on"
+Progress = Callable[[str], object]
 
 
 def diagnose(
@@ -131,6 +132,7 @@ def diagnose(
     names: Mapping[str, str] | None = None,
     comparison: Comparison | None = None,
     dtype: str | None = None,
+    progress: Progress | None = None,
 ) -> Diagnosis:
     """Finds the causes of divergences: known mistakes, wrong weights, or a fault in an earlier stage.
 
@@ -141,6 +143,8 @@ def diagnose(
         Of a translation model the weights are compared, and its stages are not computed again.
     comparison : Comparison, optional
         The result of `compare` on the same arrays, if it is at hand.
+    progress : function of a str, optional
+        It is told each stage and mistake before it is tried.
 
     Returns
     -------
@@ -165,14 +169,15 @@ def diagnose(
     comparison = comparison or compare(golden, arrays, names, dtype)
     findings = check_weights(model, comparison.theirs.weights, comparison.dtype)
     if comparison.evaluated is not None:
-        return replace(diagnose(golden, arrays, model, names, comparison.evaluated), training=True)
+        evaluated = comparison.evaluated
+        return replace(diagnose(golden, arrays, model, names, evaluated, progress=progress), training=True)
     rows = [row for row in comparison.rows if row.diverges and not row.problem]
     if not rows:
         stage = comparison.first.stage if comparison.first else ""
         return Diagnosis(stage, float("inf") if stage else 0.0, weights=findings)
     if isinstance(model, Seq2Seq):
         return Diagnosis(rows[0].stage, float("nan"), weights=findings)
-    return _Case(golden, comparison, model, findings).diagnosis([row.stage for row in rows])
+    return _Case(golden, comparison, model, findings, progress).diagnosis([row.stage for row in rows])
 
 
 def check_model(golden: Golden, model: Model | Seq2Seq) -> None:
@@ -186,8 +191,16 @@ def check_model(golden: Golden, model: Model | Seq2Seq) -> None:
 class _Case:
     """The other program's stages and weights, and the ports that explain some of them."""
 
-    def __init__(self, golden: Golden, comparison: Comparison, model: Model, findings: list[Finding]) -> None:
+    def __init__(
+        self,
+        golden: Golden,
+        comparison: Comparison,
+        model: Model,
+        findings: list[Finding],
+        progress: Progress | None = None,
+    ) -> None:
         self.golden, self.comparison, self.findings = golden, comparison, findings
+        self.progress = progress or (lambda told: None)
         theirs, dtype = comparison.theirs, comparison.dtype
         self.given = theirs.stages
         weights = layout.flatten(dict(model.weights))
@@ -286,7 +299,7 @@ class _Case:
         unpadded = [i for i in self.texts if port.lengths[i] == port.width]
         if not port.hides and len(unpadded) < len(self.texts):  # a mistake may depend on their padding
             if (batch := in_a_batch(port)) is not None:
-                yield MISTAKES, batch, self.texts
+                yield IN_A_BATCH, batch, self.texts
             if unpadded:
                 yield MISTAKES, port, unpadded
         yield GENERAL, port, self.texts
@@ -297,6 +310,7 @@ class _Case:
         budget, error = self.budget(port), _rms(flat(theirs) - flat(rightly))
         tried = []
         for mistake in mistakes:
+            self.progress(f"{port.stage}: {mistake.name}?")
             for way, wrong in mistake.ways(port):
                 if not wrong.matters:
                     continue

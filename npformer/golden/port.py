@@ -7,7 +7,7 @@ ours as soon as ours are noted; so one run says of every stage what it should be
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from contextvars import Context
 from dataclasses import dataclass, field, replace
@@ -21,6 +21,7 @@ from npformer.checkpoint import tree as layout
 from npformer.config import Config
 from npformer.errors import NpformerError
 from npformer.golden.budget import jitter
+from npformer.golden.rounded import Rounded, unrounded
 from npformer.interpret.parts import TextParts, is_input
 from npformer.interpret.trace import post_process
 from npformer.model import Model
@@ -58,6 +59,12 @@ class Port:
         """Returns the port with other weights."""
         stages = {stage for name in changes for stage in made_by(name.rpartition(".")[0])}
         return replace(self, weights={**self.weights, **changes}, touched=self.touched | stages)
+
+    def rounding(self, rounded: Callable[[np.ndarray], np.ndarray], names: Iterable[str]) -> Port:
+        """Returns the port with these weights rounded."""
+        names = frozenset(names)
+        stages = {stage for name in names for stage in made_by(name.rpartition(".")[0])}
+        return replace(self, weights=Rounded(self.weights, rounded, names), touched=self.touched | stages)
 
     def reading(self, texts: list[Text]) -> Port:
         """Returns the port on other texts."""
@@ -202,8 +209,8 @@ class At:
 
     def weight(self, group: str, part: str = "weight") -> np.ndarray | None:
         """Returns a weight or bias of the layer, or of the model; None if it has none."""
-        weights = self._run.weights
-        return weights.get(f"{self._here}{group}.{part}", weights.get(f"{group}.{part}"))
+        names = (f"{self._here}{group}.{part}", f"{group}.{part}")
+        return next((self._run.weight(name) for name in names if name in self._run.port.weights), None)
 
     def linear(self, x: np.ndarray, group: str) -> np.ndarray:
         """x W + b with the weights of a group."""
@@ -219,8 +226,8 @@ class At:
     def layer_weights(self) -> Any:
         """Returns the layer's weights as `encoder_layer` takes them."""
         here = {
-            name.removeprefix(self._here): array
-            for name, array in self._run.weights.items()
+            name.removeprefix(self._here): self._run.weight(name)
+            for name in self._run.port.weights
             if name.startswith(self._here)
         }
         return layout.unflatten(here)
@@ -268,29 +275,43 @@ class _Run:
         self.parents = parents(port.config, port.weights)
         self.made: dict[str, list[np.ndarray]] = {}
         self.kept: dict[tuple[str, int], np.ndarray] = {}
-        self._parts = TextParts()
+        self._parts, self._forward, self._dtype = TextParts(), forward, dtype
         self._after = {made_from[0]: name for name, made_from in self.parents.items() if name.endswith(".input")}
-        self.first, end = self._layers()  # of the layers that run
-        self.weights = {
-            name: forward.cast(array, dtype)
-            for name, array in port.weights.items()
-            if not name.startswith("layers.") or self.first <= int(name.split(".")[1]) < end
-        }
+        self.first, self._end = self._layers()  # of the layers that run
+
+    def weight(self, name: str) -> np.ndarray:
+        """Returns a weight of the port in the dtype of the run."""
+        return self._forward.cast(self.port.weights[name], self._dtype)
+
+    def _running(self) -> Iterator[tuple[str, np.ndarray]]:
+        """Yields the weights that the model runs with: those that do not matter to the stage in question unrounded."""
+        port, all_matter = self.port, self._whole
+        for name in port.weights:
+            if name.startswith("layers.") and not self.first <= int(name.split(".")[1]) < self._end:
+                continue
+            if all_matter or port.span.intersection(made_by(name.rpartition(".")[0])):
+                yield name, self.weight(name)
+            else:
+                yield name, self._forward.cast(unrounded(port.weights, name), self._dtype)
+
+    @cached_property
+    def _whole(self) -> bool:
+        """Tells whether the stages from the ids on matter: all are asked for, or what stands in padding, only ours."""
+        padded = any(len(text) != length for text, length in zip(self.port.texts, self.port.lengths, strict=True))
+        return not self.until or padded
 
     def _layers(self) -> tuple[int, int]:
         """Returns the first layer that has to run and the end of the last: the others are given or not needed."""
         count = self.port.config.n_layers
         numbers = [int(name.split(".")[1]) for name in self.port.span if name.startswith("layers.")]
         from_ids = not self.port.span or any(name.startswith("embeddings.") for name in self.port.span)
-        padded = any(len(text) != length for text, length in zip(self.port.texts, self.port.lengths, strict=True))
-        whole = not self.until or from_ids or padded  # padded: what stands in padding is only ours
-        first = 0 if whole else min(numbers, default=count)
+        first = 0 if from_ids or self._whole else min(numbers, default=count)
         layer = self.until.split(".")
         return first, int(layer[1]) + 1 if layer[0] == "layers" else count
 
     def run(self) -> None:
         port, flat = self.port, {}
-        for name, array in self.weights.items():
+        for name, array in self._running():
             kind, _, rest = name.partition(".")
             number, _, rest = rest.partition(".") if kind == "layers" else ("", "", rest)
             flat[f"layers.{int(number) - self.first}.{rest}" if number else name] = array

@@ -27,7 +27,9 @@ MISTAKES = (
     *heads.MISTAKES,
     *precision.MISTAKES,
 )
+#: Those that may depend on the padding of a batch.
+IN_A_BATCH = tuple(each for each in MISTAKES if each not in precision.ALIKE_IN_A_BATCH)
 #: Tried when none of the above fits.
 GENERAL = general.MISTAKES
 
-__all__ = ["GENERAL", "MISTAKES"]
+__all__ = ["GENERAL", "IN_A_BATCH", "MISTAKES"]

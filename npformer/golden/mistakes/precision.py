@@ -53,15 +53,24 @@ def quantised(array: np.ndarray, axis: int | None = None, symmetric: float = 127
     axis: the axis that one scale spans, None for the whole array; symmetric: the largest absolute number falls on this
     step and 0 on 0, or 0 for steps from the smallest to the largest number.
     """
-    if symmetric:
-        step = np.abs(array).max(axis=axis, keepdims=True) / symmetric
-        with np.errstate(all="ignore"):
-            return np.where(step, np.clip(np.rint(array / step), -(2 ** (bits - 1)), 2 ** (bits - 1) - 1) * step, 0)
-    low = np.minimum(array.min(axis=axis, keepdims=True), 0)
-    step = (np.maximum(array.max(axis=axis, keepdims=True), 0) - low) / (2**bits - 1)
+    low, high = array.min(axis=axis, keepdims=True), array.max(axis=axis, keepdims=True)
     with np.errstate(all="ignore"):
-        zero = np.rint(-low / step)
-        return np.where(step, (np.clip(np.rint(array / step) + zero, 0, 2**bits - 1) - zero) * step, 0)
+        if symmetric:
+            step, zero, first = np.maximum(-low, high) / symmetric, None, -(2 ** (bits - 1))
+        else:
+            low = np.minimum(low, 0)
+            step, first = (np.maximum(high, 0) - low) / (2**bits - 1), 0
+            zero = np.rint(-low / step)
+        rounded = array / step  # from here on in place: weights are large
+        np.rint(rounded, out=rounded)
+        if zero is not None:
+            rounded += zero
+        np.clip(rounded, first, first + 2**bits - 1, out=rounded)
+        if zero is not None:
+            rounded -= zero
+        rounded *= step
+    np.copyto(rounded, 0, where=step == 0)
+    return rounded
 
 
 #: How weights (in, out) are quantised; torch's are (out, in), so that its "per channel" is a column here.
@@ -81,12 +90,18 @@ SCHEMES: dict[str, Round] = {
 
 def products(of_x: Round, of_weight: Round, of_product: Round = lambda y: y) -> dict[str, Rule]:
     """Rounds what goes into each product, x and W, and what comes out of x W."""
+    last: list[np.ndarray] = []  # a weight and the same rounded: the texts come one after another
+
+    def rounded(weight: np.ndarray) -> np.ndarray:
+        if not last or last[0] is not weight:
+            last[:] = weight, of_weight(weight)
+        return last[1]
 
     def linear(y: np.ndarray, at: At) -> np.ndarray:
         group = "head.output" if at.name == "logits" else at.name
         weight, bias = at.weight(group), at.weight(group, "bias")
         assert weight is not None
-        made: np.ndarray = of_product(of_x(at.source) @ of_weight(weight))
+        made: np.ndarray = of_product(of_x(at.source) @ rounded(weight))
         return made if bias is None else made + bias
 
     def scores(y: np.ndarray, at: At) -> np.ndarray:
@@ -106,18 +121,15 @@ def products(of_x: Round, of_weight: Round, of_product: Round = lambda y: y) -> 
 
 def _of_weights(port: Port, rounding: Round, linear_only: bool = False) -> Port:
     """Rounds the weights, for which the stage in question is computed anew."""
-    own = {
-        name: rounding(array)
-        for name, array in port.weights.items()
-        if array.ndim == 2 and not (linear_only and name.startswith("embeddings") and ".project." not in name)
-    }
-    return port.weighing(own)
+    matrices = (name for name in port.weights if name.endswith(".weight") and not name.endswith("norm.weight"))
+    tables = ("embeddings.token.", "embeddings.position.", "embeddings.segment.")
+    return port.rounding(rounding, (name for name in matrices if not (linear_only and name.startswith(tables))))
 
 
 def half_precision(port: Port) -> Ways:
     for kind in HALVES:
         rounding = partial(half, kind)
-        yield f"{kind}, the weights", port.weighing({name: rounding(array) for name, array in port.weights.items()})
+        yield f"{kind}, the weights", port.rounding(rounding, port.weights)
         yield f"{kind}, what goes into the products", port.ruling(products(rounding, rounding))
         yield (
             f"{kind}, what goes into the products but the weights",
@@ -126,8 +138,7 @@ def half_precision(port: Port) -> Ways:
         whole = port.ruling(products(rounding, rounding, rounding))
         yield f"{kind}, the products, without the bias", replace(whole, dtype=kind)
         if all(held(kind, array) for array in port.theirs):
-            weights = port.weighing({name: rounding(array) for name, array in port.weights.items()})
-            in_half = weights.ruling({"*": lambda y, at, rounding=rounding: rounding(y)})
+            in_half = port.rounding(rounding, port.weights).ruling({"*": lambda y, at, rounding=rounding: rounding(y)})
             yield f"{kind}, every stage", replace(in_half, dtype=kind)
             alone = port.ruling({"*": lambda y, at, rounding=rounding: rounding(y)})
             yield f"{kind}, every stage but not the weights", replace(alone, dtype=kind)
@@ -143,6 +154,9 @@ def integers(port: Port) -> Ways:
         yield f"{way}", _of_weights(port, rounding, linear_only=True)
         if port.from_ids:
             yield f"{way}, tables too", _of_weights(port, rounding)
+
+
+def integer_products(port: Port) -> Ways:
     for bits in (8, 7):
         for way in ("int8, one scale a weight", "int8, one scale a column", "int8, one scale a weight, to 127.5"):
             of_x = partial(quantised, symmetric=0, bits=bits)
@@ -165,4 +179,11 @@ MISTAKES = (
         "weights are rounded to a few steps; compare with --dtype int8 if they are meant to be",
         integers,
     ),
+    Mistake(
+        "quantised weights",
+        "what goes into products is rounded to a few steps; compare with --dtype int8 if it is meant to be",
+        integer_products,
+    ),
 )
+#: Of these, what makes the same of a text alone and in a batch. (Integers' steps may depend on padding, too.)
+ALIKE_IN_A_BATCH = MISTAKES[:3]
