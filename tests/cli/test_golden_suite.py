@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import sys
+from io import StringIO
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -122,6 +124,26 @@ def test_compare_in_json(suite: Path, stages: Path, tmp_path: Path, capsys: pyte
     assert (row["max_abs"], row["diverges"]) == (None, True)
     code, out = compare(suite, suite / CASE / "golden.safetensors", "json", capsys)
     assert (code, json.loads(out)["ok"], json.loads(out)["why"]) == (0, True, "")
+
+
+class Terminal(StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_compare_shows_on_a_terminal_what_it_tries_and_clears_it(
+    suite: Path, stages: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shown = Terminal()
+    monkeypatch.setattr(sys, "stderr", shown)
+    code, out = compare(suite, stages, "text", capsys)
+    assert (code, "cause: unscaled scores" in out, "\r" in out) == (3, True, False)
+    assert "\rlayers.0.attention.scores: unscaled scores?\x1b[K" in shown.getvalue()
+    assert shown.getvalue().endswith("\r\x1b[K")
+    elsewhere = StringIO()
+    monkeypatch.setattr(sys, "stderr", elsewhere)
+    compare(suite, stages, "text", capsys)
+    assert elsewhere.getvalue() == ""
 
 
 def test_compare_as_a_line_for_github(
