@@ -18,6 +18,8 @@ BAD_INPUT, USAGE, DIVERGES = 1, 2, 3  # exit codes; 0 is success
 SIGNALLED = 128  # plus the signal's number: the exit code that a shell reports for a program ended by a signal
 INTERRUPTED = SIGNALLED + signal.SIGINT
 
+_interrupted = False  # Ctrl-C has been pressed, and whatever fails now fails for that
+
 
 def set_up() -> None:
     """Makes Ctrl-C end the process silently, and opens the standard streams that are closed."""
@@ -31,18 +33,11 @@ def interruptible(work: Callable[[], int]) -> int:
     """Runs `work`; in it Ctrl-C raises KeyboardInterrupt, so that a command leaves no half-written file."""
     if signal.getsignal(signal.SIGINT) is not _leave:
         return work()
-    interrupted = False
-
-    def interrupt(*_: Any) -> None:
-        nonlocal interrupted
-        interrupted = True
-        raise KeyboardInterrupt
-
     try:
-        signal.signal(signal.SIGINT, interrupt)
+        signal.signal(signal.SIGINT, _interrupt)
         return work()
     except Exception:
-        if interrupted:  # an extension module that is being imported turns KeyboardInterrupt into an error of its own
+        if _interrupted:  # an extension module that is being imported turns KeyboardInterrupt into an error of its own
             raise KeyboardInterrupt from None
         raise
     finally:
@@ -68,6 +63,12 @@ def discard(stream: TextIO) -> None:
     os.close(nowhere)
 
 
+def _interrupt(*_: Any) -> None:
+    global _interrupted
+    _interrupted = True
+    raise KeyboardInterrupt
+
+
 def _leave(*_: Any) -> None:
     os._exit(INTERRUPTED)
 
@@ -76,12 +77,13 @@ def _unraisable(error: Any) -> None:
     """Ends the process for an interrupt in a destructor, which Python would only print."""
     if issubclass(error.exc_type, KeyboardInterrupt):
         _leave()
-    sys.__unraisablehook__(error)
+    if not _interrupted:
+        sys.__unraisablehook__(error)
 
 
 def _uncaught(kind: Any, error: Any, traceback: Any) -> None:
-    """Keeps quiet about an interrupt: NumPy's compiled parts print one that comes while they are imported."""
-    if not issubclass(kind, KeyboardInterrupt):
+    """Keeps quiet about an interrupt: NumPy's compiled parts print it, or what came of it, while they are imported."""
+    if not (_interrupted or issubclass(kind, KeyboardInterrupt)):
         sys.__excepthook__(kind, error, traceback)
 
 

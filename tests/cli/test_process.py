@@ -223,6 +223,8 @@ def test_an_interrupt_that_compiled_code_prints_is_not_shown():
         "from npformer.cli.process import set_up; set_up()\n"
         "sys.excepthook(KeyboardInterrupt, KeyboardInterrupt(), None)\n"
         "sys.excepthook(ValueError, ValueError('shown'), None)\n"
+        "import npformer.cli.process as process; process._interrupted = True\n"
+        "sys.excepthook(ImportError, ImportError('for an interrupt'), None)\n"
     )
     done = subprocess.run([sys.executable, "-c", code], env=ENVIRONMENT, capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stderr) == (0, "ValueError: shown\n")
