@@ -284,6 +284,11 @@ def log_softmax(x: np.ndarray, axis: int = -1) -> np.ndarray:
     return y
 
 
+def log_softmax_backward(grad: np.ndarray, y: np.ndarray, axis: int = -1) -> np.ndarray:
+    """Backward of `log_softmax`, from its output y: dx_i = grad_i - exp(y_i) sum_j grad_j."""
+    return grad - np.exp(y) * grad.sum(axis=axis, keepdims=True)
+
+
 def cross_entropy(
     logits: np.ndarray,
     targets: np.ndarray,

@@ -32,7 +32,8 @@ examples:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("text", metavar="TEXT", help="what the model is to read")
     add_options(parser, [PAIR])
-    parser.add_argument("--kind", choices=KINDS, default="page", help="what to show (page: all views)")
+    shown = f"what to show: {', '.join(KINDS[1:])}; or all in one page (page)"
+    parser.add_argument("--kind", choices=KINDS, default="page", metavar="KIND", help=shown)
     parser.add_argument("--layer", type=int, metavar="N", help="the layer that shows first (0)")
     parser.add_argument("--head", type=int, metavar="N", help="the head that shows first (heads: all; neurons: 0)")
     parser.add_argument(
