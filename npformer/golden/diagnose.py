@@ -308,6 +308,8 @@ class _Case:
         """Returns what gives their values on these texts, or nearly, best first."""
         theirs, rightly = ([arrays[i] for i in texts] for arrays in (port.theirs, port.rightly))
         budget, error = self.budget(port), _rms(flat(theirs) - flat(rightly))
+        if largest_error(theirs, rightly) <= budget:
+            return []  # on these texts there is nothing to explain
         tried = []
         for mistake in mistakes:
             self.progress(f"{port.stage}: {mistake.name}?")

@@ -126,6 +126,15 @@ def test_mistakes_that_are_not_known_get_no_wrong_cause(family: str, few: bool) 
     assert wrong == {}
 
 
+def test_texts_that_are_right_explain_nothing() -> None:
+    """Here the one without padding has exactly the right numbers, and the others' have no cause."""
+    arrays = stages("bert")
+    wrong = arrays["embeddings.token"].copy()
+    wrong[1:] = np.random.default_rng(0).standard_normal(wrong[1:].shape)
+    diagnosis = diagnosed("bert", arrays | {"embeddings.token": wrong})
+    assert (diagnosis.stage, diagnosis.causes) == ("embeddings.token", [])
+
+
 # --- 16 and 8 bits --------------------------------------------------------------------------------------------------
 
 
