@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from npformer.checkpoint.tree import module_path
+from npformer.checkpoint.tree import module_path, sources
 from npformer.config import Config
 from npformer.families import family_of
 
@@ -44,9 +44,12 @@ def fused_layers(config: Config) -> dict[str, str]:
     prefix, known = family_of(config).prefix, dict[str, str]()
     for i in range(config.n_layers):
         ours = f"layers.{i}.attention"
-        theirs = (module_path(config, f"{ours}.query") or ours).rpartition(".")[0]
+        theirs = (module_path(config, f"{ours}.query") or f"{ours}.query").rpartition(".")[0]
         for parent in (ours, theirs, theirs.removeprefix(prefix)):
             known |= {f"{parent}.{each}": ours for each in FUSED}
+    for name, source in sources(config).items():
+        if source.third is not None:  # a file of torch's own modules, which have one weight
+            known[parted(source.names[0])[0]] = name.removesuffix(".weight").removesuffix(".bias").rpartition(".")[0]
     return known
 
 

@@ -8,10 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import npformer
 from npformer import golden
 from npformer.checkpoint import flatten, load_folder
 from npformer.checkpoint import tree as layout
 from npformer.checkpoint.archive import load_arrays
+from npformer.checkpoint.read import read_folder
 from npformer.errors import NpformerError
 from npformer.golden.names import per_text, weight_names
 from npformer.golden.weights import check_weights
@@ -361,6 +363,23 @@ def test_fused_arrays_are_cut(model: Model, recorded: golden.Golden, place: str,
         for name, each in arrays.items()
     }
     assert golden.compare(recorded, swapped, names).first.stage == "layers.0.attention.query"
+
+
+def test_the_weights_of_torch_s_own_modules_are_known_by_its_names(tmp_path: Path) -> None:
+    folder = golden.suite(tmp_path / "suite") / "transformer-base"
+    model, recorded = npformer.load(folder), golden.load(folder / golden.TINY_FILE)
+    tensors = {name: np.array(each) for name, each in read_folder(folder).tensors.items()}
+    assert "layers.1.self_attn.in_proj_weight" in tensors
+    found = golden.compare(recorded, tensors).theirs
+    assert found.unused == []
+    computed = {"embeddings.position.weight"}  # sinusoids, which no file has
+    assert found.weights.keys() == flatten(dict(model.weights)).keys() - computed
+    assert check_weights(model, found.weights) == []
+    tensors["layers.1.self_attn.in_proj_bias"] = tensors["layers.0.self_attn.in_proj_bias"]
+    said = [str(each) for each in check_weights(model, golden.compare(recorded, tensors).theirs.weights)]
+    assert said == [
+        f"layers.1.attention.{each}.bias: has layers.0.attention.{each}.bias's" for each in ("query", "key", "value")
+    ]
 
 
 def test_a_fused_array_that_is_no_multiple_of_three_is_not_used(recorded: golden.Golden) -> None:
