@@ -209,6 +209,7 @@ class _Case:
         if dtype in HALVES:
             weights = {name: half(dtype, array) for name, array in weights.items()}
         self.texts = list(range(len(golden.texts)))  # whose stages are explained
+        self.promising: set[tuple[str, str]] | None = None  # mistakes and ways that could explain the unpadded ones
         self.runs: dict[tuple[int, int | None], tuple[Port, dict[str, list[np.ndarray]]]] = {}  # of `everywhere`
         self.forward = Forward(self.given, weights)
         lengths = tuple(map(len, golden.texts))
@@ -281,6 +282,7 @@ class _Case:
         if budgets <= 1:
             return Diagnosis(stage, budgets, inputs), []
         closest: list[Fit] = []
+        self.promising = None
         for mistakes, tried, texts in self.tiers(port):
             fits = self.fits(mistakes, tried, texts)
             certain = [(fit, wrong) for fit, wrong in fits if fit.certain]
@@ -296,34 +298,42 @@ class _Case:
     def tiers(self, port: Port) -> Iterator[tuple[tuple[Mistake, ...], Port, list[int]]]:
         """Yields what is tried in turn: mistakes, the port that has them, and the texts that are looked at."""
         yield MISTAKES, port, self.texts
-        unpadded = [i for i in self.texts if port.lengths[i] == port.width]
-        if not port.hides and len(unpadded) < len(self.texts):  # a mistake may depend on their padding
+        unpadded = self.unpadded(port)
+        if unpadded != self.texts:  # a mistake may depend on their padding
             if (batch := in_a_batch(port)) is not None:
                 yield IN_A_BATCH, batch, self.texts
             if unpadded:
                 yield MISTAKES, port, unpadded
         yield GENERAL, port, self.texts
 
+    def unpadded(self, port: Port) -> list[int]:
+        """The texts that are looked at, without those that a port pads; all of them if it hides its padding."""
+        return [i for i in self.texts if port.hides or port.lengths[i] == port.width]
+
     def fits(self, mistakes: Iterable[Mistake], port: Port, texts: list[int]) -> list[tuple[Fit, Port]]:
-        """Returns what gives their values on these texts, or nearly, best first."""
-        theirs, rightly = ([arrays[i] for i in texts] for arrays in (port.theirs, port.rightly))
-        budget, error = self.budget(port), _rms(flat(theirs) - flat(rightly))
-        if largest_error(theirs, rightly) <= budget:
-            return []  # on these texts there is nothing to explain
-        tried = []
+        """Returns what gives their values on these texts, or nearly, best first.
+
+        What was tried on all texts is tried on some again only if it could explain these: most of the time goes here.
+        """
+        theirs, budget = [port.theirs[i] for i in texts], self.budget(port)
+        some = self.unpadded(port) if mistakes is MISTAKES and texts is self.texts else []
+        tried, promising = [], set[tuple[str, str]]()
         for mistake in mistakes:
             self.progress(f"{port.stage}: {mistake.name}?")
             for way, wrong in mistake.ways(port):
-                if not wrong.matters:
+                known = self.promising if mistakes is MISTAKES and texts is not self.texts else None
+                if not wrong.matters or (known is not None and (mistake.name, way) not in known):
                     continue
                 with suppress(NpformerError):  # impossible with these weights or texts
                     made = self.compute(wrong)
-                    own = [made[i] for i in texts]
-                    if not all(np.isfinite(array).all() for array in own) or largest_error(own, rightly) <= budget:
-                        continue
-                    explained = 1 - _rms(flat(theirs) - flat(own)) / error
+                    explained = _explained(port, made, texts, budget)
                     if explained > 1 - HALVED:
-                        tried.append((largest_error(own, theirs), explained, mistake, way, wrong, made))
+                        distance = largest_error([made[i] for i in texts], theirs)
+                        tried.append((distance, explained, mistake, way, wrong, made))
+                    if _explained(port, made, some, budget) > 1 - HALVED:
+                        promising.add((mistake.name, way))
+        if some:
+            self.promising = promising
         found = []
         for distance, explained, mistake, way, wrong, made in sorted(tried, key=lambda each: each[0])[:CANDIDATES]:
             allowed = self.budget(wrong)
@@ -358,6 +368,16 @@ class _Case:
         """Returns the error budget of a stage with a mistake: its numbers may be larger than the correct ones."""
         draws = [self.compute(port, np.float32, seed) for seed in range(DRAWS)]
         return FACTOR * self.ratio(port) * max(largest_error(draw, made) for draw in draws)
+
+
+def _explained(port: Port, made: list[np.ndarray], texts: list[int], budget: float) -> float:
+    """Returns the share of the error on some texts that `made` explains; 0 if it changes nothing, or none is wrong."""
+    theirs, rightly, own = ([arrays[i] for i in texts] for arrays in (port.theirs, port.rightly, made))
+    if not texts or not all(np.isfinite(array).all() for array in own):
+        return 0.0
+    if largest_error(own, rightly) <= budget or largest_error(theirs, rightly) <= budget:
+        return 0.0
+    return 1 - _rms(flat(theirs) - flat(own)) / _rms(flat(theirs) - flat(rightly))
 
 
 def _rms(values: np.ndarray) -> float:
