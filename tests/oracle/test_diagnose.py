@@ -14,8 +14,9 @@ import numpy as np
 import pytest
 import torch
 
+import npformer
 from npformer import golden
-from npformer.checkpoint import load_folder
+from npformer.checkpoint import convert, load_folder
 from npformer.cli import golden as command
 from npformer.errors import NpformerError
 from npformer.model import Model
@@ -25,7 +26,10 @@ from tests.oracle.planted_in_torch import (
     Plant,
     causal,
     doubly_scaled,
+    eps,
     heads_not_transposed,
+    int8,
+    layer_weights,
     mask_ignored,
     missing_bias,
     no_activation,
@@ -37,6 +41,7 @@ from tests.oracle.planted_in_torch import (
     softmax_over_heads,
     softmax_over_queries,
     tanh_gelu,
+    transposed_square_weight,
     transposed_wide_weight,
     unbiased_variance,
     unscaled,
@@ -106,6 +111,27 @@ def test_a_planted_mistake_is_named(plant: Plant, torch_model: Any, recorded: go
         assert not any("none of the known mistakes" in str(each) for each in diagnosis.then), f"{diagnosis}"
     with pytest.raises(AssertionError, match="the first stage that diverges"):
         golden.assert_close(recorded, torch_model)
+
+
+AT_REAL_WIDTHS = (tanh_gelu, eps, unscaled, causal, mask_ignored, query_and_key_swapped, positions_off, int8)
+AT_REAL_WIDTHS += (transposed_square_weight, missing_bias, pre_norm, layer_weights)
+
+
+def test_mistakes_are_named_at_real_widths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of twelve, in the bundled model: 384 wide, 6 layers, trained weights."""
+    folder = convert(npformer.load("distilbert-sst2").folder, tmp_path / "torch", to="torch", dtype="float32")
+    model = npformer.load(folder)
+    recorded, missed = golden.record(model, texts(model)), {}
+    assert golden.compare(recorded, golden.load_torch(str(folder), recorded)).ok
+    for plant in AT_REAL_WIDTHS:
+        with monkeypatch.context() as patch:
+            port = golden.load_torch(str(folder), recorded)
+            port.monkeypatch = patch
+            plant(port)
+            diagnosis = golden.diagnose(recorded, port, model)
+        if PLANTED[plant][0] not in diagnosis.causes:
+            missed[plant.__name__] = str(diagnosis)
+    assert missed == {}
 
 
 @pytest.mark.parametrize("kind", ["float16", "bfloat16"])
