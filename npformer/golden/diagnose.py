@@ -317,11 +317,11 @@ class _Case:
         """
         theirs, budget = [port.theirs[i] for i in texts], self.budget(port)
         some = self.unpadded(port) if mistakes is MISTAKES and texts is self.texts else []
+        known = self.promising if mistakes is MISTAKES and texts is not self.texts else None
         tried, promising = [], set[tuple[str, str]]()
         for mistake in mistakes:
             self.progress(f"{port.stage}: {mistake.name}?")
             for way, wrong in mistake.ways(port):
-                known = self.promising if mistakes is MISTAKES and texts is not self.texts else None
                 if not wrong.matters or (known is not None and (mistake.name, way) not in known):
                     continue
                 with suppress(NpformerError):  # impossible with these weights or texts

@@ -92,7 +92,12 @@ class Batch:
 
     def split(self, rows: np.ndarray) -> list[np.ndarray]:
         """Packed rows (T, ...) as one array (L, ...) for each text."""
-        return [rows[end - length : end] for length, end in zip(self.lengths, np.cumsum(self.lengths), strict=True)]
+        return split_rows(rows, self.lengths)
+
+
+def split_rows(rows: np.ndarray, lengths: np.ndarray) -> list[np.ndarray]:
+    """Packed rows (T, ...) as one array (L, ...) for each of these lengths; np.split takes ten times as long."""
+    return [rows[end - length : end] for length, end in zip(lengths, np.cumsum(lengths), strict=True)]
 
 
 def pack(texts: Sequence[Text]) -> Batch:
