@@ -173,6 +173,11 @@ class Config:
         return self.d_embedding or self.d_model
 
     @property
+    def uncounted(self) -> int | None:
+        """The token that is not counted in positions: RoBERTa's padding, whose row precedes the first position's."""
+        return self.pad_id if self.first_position else None
+
+    @property
     def n_positions(self) -> int:
         """Rows of the position table."""
         return self.first_position + self.max_length

@@ -100,7 +100,7 @@ def embeddings_backward(
 ) -> dict[str, Any]:
     """Backward of `embeddings`: the gradients of the tables, as `SparseRows`, and of norm and project.
 
-    The token padding_idx gets no gradient, as in torch.nn.Embedding.
+    The token padding_idx gets no gradient, and its position gives none, as in torch.nn.Embedding.
     """
     stages = stages.within("embeddings")
     grads: dict[str, Any] = {}
@@ -113,7 +113,8 @@ def embeddings_backward(
     d_token = stages.through_edit("token", grad)
     trained = slice(None) if padding_idx is None else ids != padding_idx
     grads["token"] = {"weight": embedding_backward((d_token if scale == 1 else d_token * scale)[trained], ids[trained])}
-    grads["position"] = {"weight": embedding_backward(stages.through_edit("position", grad), positions)}
+    d_position = stages.through_edit("position", grad)
+    grads["position"] = {"weight": embedding_backward(d_position[trained], positions[trained])}
     if segment is not None:
         segments = np.zeros_like(ids) if segments is None else segments
         grads["segment"] = {"weight": embedding_backward(stages.through_edit("segment", grad), segments)}

@@ -160,7 +160,7 @@ class Model(BaseModel):
             raise NpformerError(f"attention_mask: a {self.config.head} model reads the first token; one text masks it")
         lead, width = ids.shape[:-1], ids.shape[-1]
         ids, mask, segments = (each.reshape(-1, width) for each in (ids, mask, segments))
-        answers = self.run(texts_of(ids, mask, segments))
+        answers = self.run(texts_of(ids, mask, segments, self.config.uncounted))
         output = Output()
         for name in answers[0]:
             arrays = [answer[name] for answer in answers]
@@ -172,7 +172,7 @@ class Model(BaseModel):
     def run(self, texts: Sequence[Text]) -> list[dict[str, np.ndarray]]:
         """Each text's answers without padding. Their bits do not depend on other texts, their order or the threads."""
         c = self.config
-        check_texts(texts, c.max_length, c.vocab_size, c.n_segments)
+        check_texts(texts, c.max_length, c.vocab_size, c.n_segments, first_position=-c.first_position)
         lengths = [len(text) for text in texts]
         some, rows_shared = lambda at: self._forward([texts[i] for i in at]), partial(self._forward, texts)
         answers = self.in_shards(lengths, some, rows_shared)
@@ -181,7 +181,7 @@ class Model(BaseModel):
 
     def _forward(self, texts: Sequence[Text], threads: int = 1) -> list[dict[str, np.ndarray]]:
         """Each text's answers; several threads share the rows of one long text."""
-        batch = pack(texts)
+        batch = pack(texts, self.config.uncounted)
         if threads > 1:
             pieces = batch.pieces(threads)
             found = run_row_parallel([partial(forward, self.weights, self.config, piece) for piece in pieces])

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from npformer.checkpoint import flatten, load_folder
-from npformer.families import encoders
+from npformer.families import distinct_encoders
 from npformer.golden.mistakes import MISTAKES
 from npformer.golden.port import Forward, Mistake, Port
 from npformer.interpret import stages
@@ -148,7 +148,7 @@ def test_budgets_are_so_tight_that_a_mistake_is_out_of_them(mistake: Mistake) ->
 def test_every_family_head_and_option_is_there() -> None:
 
     configs = [load(torch_values.DATA / case, "float32").config for case in torch_values.CASES]
-    for name, family in encoders().items():
+    for name, family in distinct_encoders().items():
         assert {config.head for config in configs if config.model_type == name} == set(family.architectures.values())
     assert {config.activation for config in configs} == {"gelu", "gelu_tanh", "relu", "silu"}
     assert {config.tied for config in configs if config.head == "masked-lm"} == {True, False}

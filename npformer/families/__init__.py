@@ -15,19 +15,41 @@ from npformer.families.bert import BERT
 from npformer.families.distilbert import DISTILBERT
 from npformer.families.electra import ELECTRA
 from npformer.families.marian import MARIAN
+from npformer.families.roberta import CAMEMBERT, ROBERTA, XLM_ROBERTA
 from npformer.families.table import EncoderTable
 from npformer.families.torch_nn import TORCH_MODULES
 from npformer.limits import LIMITS, Limits
 
-__all__ = ["FAMILIES", "EncoderTable", "Family", "Source", "encoders", "family_of", "read_config", "write_config"]
+__all__ = [
+    "FAMILIES",
+    "EncoderTable",
+    "Family",
+    "Source",
+    "distinct_encoders",
+    "encoders",
+    "family_of",
+    "read_config",
+    "write_config",
+]
 
 #: model_type -> family.
-FAMILIES: dict[str, Family] = {each.model_type: each for each in (DISTILBERT, BERT, ELECTRA, MARIAN, TORCH_MODULES)}
+FAMILIES: dict[str, Family] = {
+    each.model_type: each
+    for each in (DISTILBERT, BERT, ELECTRA, ROBERTA, XLM_ROBERTA, CAMEMBERT, MARIAN, TORCH_MODULES)
+}
 
 
 def encoders() -> dict[str, EncoderTable]:
     """The families that are `EncoderTable`s: model_type -> family."""
     return {name: each for name, each in FAMILIES.items() if isinstance(each, EncoderTable)}
+
+
+def distinct_encoders() -> dict[str, EncoderTable]:
+    """`encoders`, but for those that are another under a second name, as XLM-RoBERTa and CamemBERT are RoBERTa."""
+    tables: dict[tuple[tuple[str, str], ...], EncoderTable] = {}
+    for each in encoders().values():
+        tables.setdefault(tuple(each.encoder.items()), each)
+    return {each.model_type: each for each in tables.values()}
 
 
 def family_of(config: Config) -> Family:

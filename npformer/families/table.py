@@ -34,6 +34,7 @@ class EncoderTable(Family):
     activation: str  # their field; its default is "gelu"
     eps: str = ""  # their field; "": none, always 1e-12
     segments: str = ""  # their field for the rows of the token type table; "": no table
+    padding: str = ""  # their field for the padding token, whose position precedes all others; "": not so
     encoder: Mapping[str, str]  # our group -> their module
     heads: Mapping[str, Mapping[str, str]]  # head -> the same for its groups
     supported: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # head -> its own settings like SUPPORTED
@@ -63,9 +64,12 @@ class EncoderTable(Family):
         if data.get("pruned_heads"):
             raise NpformerError("pruned_heads: a checkpoint with pruned attention heads is not supported")
         fields: dict[str, Any] = {}
+        if self.padding:
+            pad = checks.whole(self.padding, data.get(self.padding, self.constants["pad_id"]), 0, MOST)
+            fields = {"pad_id": pad, "padding_idx": pad, "first_position": pad + 1}
         required = {ours: (theirs, ...) for ours, theirs in self.sizes.items()}
         for ours, value in read_fields(required, data, self.model_type).items():
-            least = 1 + self.constants.get("first_position", 0) if ours == "max_length" else 1
+            least = 1 + {**self.constants, **fields}.get("first_position", 0) if ours == "max_length" else 1
             fields[ours] = checks.whole(self.sizes[ours], value, least, MOST) - (least - 1)
         if fields.get("d_embedding") == fields["d_model"]:
             fields["d_embedding"] = 0  # no projection follows the tables
@@ -93,6 +97,8 @@ class EncoderTable(Family):
             data[self.eps] = config.eps
         if self.segments:
             data[self.segments] = config.n_segments
+        if self.padding:
+            data[self.padding] = config.pad_id
         data |= write_labels(config)
         if config.problem_type:
             data["problem_type"] = config.problem_type

@@ -22,7 +22,7 @@ from npformer.checkpoint.archive import save_arrays
 from npformer.checks import nearest
 from npformer.config import HEADS, LABELLED, Config, Decoder
 from npformer.errors import NpformerError
-from npformer.families import FAMILIES, EncoderTable, encoders
+from npformer.families import FAMILIES, EncoderTable, distinct_encoders, encoders
 from npformer.files import new_folder, read_json
 from npformer.golden.format import Golden
 from npformer.golden.tiny import write_case
@@ -148,9 +148,15 @@ def _is_entry(entry: object) -> bool:
 
 
 def cases() -> Iterator[Case]:
-    """Yields every case: the encoders with each head and each option, then the models of 2017."""
+    """Yields every case: the encoders with each head and each option, then the models of 2017.
+
+    A family that is another under a second name has one case.
+    """
     for name, family in encoders().items():
-        yield from _encoder_cases(name, family)
+        if name in distinct_encoders():
+            yield from _encoder_cases(name, family)
+        else:
+            yield Case(f"{name}-{LABELLED[0]}", "the same model under this name", encoder_config(family, LABELLED[0]))
     yield from _torch_cases()
     yield from _marian_cases()
 
@@ -177,6 +183,9 @@ def _encoder_cases(name: str, family: EncoderTable) -> Iterator[Case]:
         yield Case(f"{name}-eps", "layer_norm_eps of 1e-3", replace(plain, eps=1e-3))
     if family.segments:
         yield Case(f"{name}-one-segment", "a table of one token type, which is added", replace(plain, n_segments=1))
+    if family.padding:
+        other = encoder_config(family, plain.head, n_layers=1, pad_id=3, padding_idx=3, first_position=4)
+        yield Case(f"{name}-padding", "positions that begin after another padding token's", other, (10, 6))
     if "d_embedding" in family.sizes:
         yield Case(f"{name}-wide", "tables as wide as the layers, without a projection", replace(plain, d_embedding=0))
     untied = encoder_config(family, "masked-lm", n_layers=1, tied=False)

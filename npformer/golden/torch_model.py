@@ -96,9 +96,10 @@ def stages_of(model: Any, golden: Golden, after_eval: bool = False) -> dict[str,
 
 
 def padded(golden: Golden) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Returns ids, mask and segments (B, L), with zeros as padding."""
+    """Returns ids, mask and segments (B, L), with the padding token, or id 0 where there is none, after each text."""
     width = max(len(text) for text in golden.texts)
     ids, mask, segments = (np.zeros((len(golden.texts), width), np.int64) for _ in range(3))
+    ids += golden.config.pad_id or 0
     for i, text in enumerate(golden.texts):
         ids[i, : len(text)] = text.ids
         mask[i, : len(text)] = 1

@@ -50,7 +50,7 @@ def differentiate(
             source, target = (pack(list(texts)) for texts in zip(*inputs, strict=True))
             transformer_backward(grads, stages, weights, config, source, target)
         else:
-            backward(grads, stages, weights, config, pack(inputs))
+            backward(grads, stages, weights, config, pack(inputs, config.uncounted))
     return answers, recording.gradients
 
 

@@ -73,7 +73,7 @@ def by_gradients(
     """
     whole("attribution: steps", steps, 1)
     with single_blas_thread():
-        logits = forward(model.weights, model.config, pack([text]), listening())["logits"]
+        logits = forward(model.weights, model.config, pack([text], model.config.uncounted), listening())["logits"]
         explained = target(model.config, label, logits[0])
         here, found = slope(model, [text], explained), []
         if "gradient" in methods:
@@ -85,7 +85,7 @@ def by_gradients(
 
 def slope(model: Model, texts: Sequence[Text], explained: Target, rows: np.ndarray | None = None) -> Slope:
     """Computes the target of `texts` and its gradient at their embeddings, or at `rows` (T, D) in place of these."""
-    inputs, batch = Inputs(_stage(model), rows), pack(texts)
+    inputs, batch = Inputs(_stage(model), rows), pack(texts, model.config.uncounted)
     logits, stages = _recorded(model, batch, inputs)
     with constant_weights():
         backward({"logits": explained.gradient(logits)}, stages, model.weights, model.config, batch)

@@ -100,14 +100,22 @@ def split_rows(rows: np.ndarray, lengths: np.ndarray) -> list[np.ndarray]:
     return [rows[end - length : end] for length, end in zip(lengths, np.cumsum(lengths), strict=True)]
 
 
-def pack(texts: Sequence[Text]) -> Batch:
-    """Packs texts one after another."""
+def pack(texts: Sequence[Text], uncounted: int | None = None) -> Batch:
+    """Packs texts one after another. uncounted: a token that has position -1, and none in the count of others."""
     return Batch(
         ids=np.concatenate([text.ids for text in texts]),
-        positions=np.concatenate([np.arange(len(t)) if t.positions is None else t.positions for t in texts]),
+        positions=np.concatenate(
+            [positions(text.ids, uncounted) if text.positions is None else text.positions for text in texts]
+        ),
         segments=np.concatenate([np.zeros(len(t), np.int64) if t.segments is None else t.segments for t in texts]),
         lengths=np.array([len(text) for text in texts]),
     )
+
+
+def positions(ids: np.ndarray, uncounted: int | None) -> np.ndarray:
+    """The place of each token (..., L) in its text, from 0; -1 for the token that is not counted."""
+    counted = ids != uncounted
+    return np.where(counted, np.cumsum(counted, axis=-1) - 1, -1)
 
 
 def shards(lengths: Sequence[int], threads: int) -> list[list[int]]:

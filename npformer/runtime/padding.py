@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from npformer.errors import NpformerError
-from npformer.runtime.packing import Text
+from npformer.runtime.packing import Text, positions
 
 
 def as_padded(input_ids: Any, attention_mask: Any, token_type_ids: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -84,11 +84,16 @@ def _mask(attention_mask: Any, shape: tuple[int, ...]) -> np.ndarray:
     return mask.astype(bool)
 
 
-def texts_of(ids: np.ndarray, mask: np.ndarray, segments: np.ndarray | None = None) -> list[Text]:
-    """The rows of ids (B, L) as texts without padding: the tokens where the mask is True, with their positions."""
-    places = [np.flatnonzero(row) for row in mask]
-    types = [None] * len(ids) if segments is None else [row[at] for row, at in zip(segments, places, strict=True)]
-    return [Text(row[at], each, at) for row, each, at in zip(ids, types, places, strict=True)]
+def texts_of(
+    ids: np.ndarray, mask: np.ndarray, segments: np.ndarray | None = None, uncounted: int | None = None
+) -> list[Text]:
+    """The rows of ids (B, L) as texts without padding: the tokens where the mask is True, with their positions.
+
+    uncounted: as in `pack`.
+    """
+    types = [None] * len(ids) if segments is None else [row[at] for row, at in zip(segments, mask, strict=True)]
+    rows = zip(ids, types, positions(ids, uncounted), mask, strict=True)
+    return [Text(row[at], each, places[at]) for row, each, places, at in rows]
 
 
 def padded(texts: Sequence[np.ndarray], mask: np.ndarray) -> np.ndarray:
@@ -100,21 +105,26 @@ def padded(texts: Sequence[np.ndarray], mask: np.ndarray) -> np.ndarray:
 
 
 def check_texts(
-    texts: Sequence[Text], max_length: int, vocab_size: int, n_segments: int = 0, name: str = "input_ids"
+    texts: Sequence[Text],
+    max_length: int,
+    vocab_size: int,
+    n_segments: int = 0,
+    name: str = "input_ids",
+    first_position: int = 0,
 ) -> None:
     """Checks that no text is empty or too long, and that ids, segments and positions have rows in the tables."""
     tables = (
-        (name, "ids", vocab_size, "the vocabulary"),
-        ("token_type_ids", "segments", max(n_segments, 1), "the segments"),
-        ("position", "positions", max_length, "the model's positions"),
+        (name, "ids", 0, vocab_size, "the vocabulary"),
+        ("token_type_ids", "segments", 0, max(n_segments, 1), "the segments"),
+        ("position", "positions", first_position, max_length, "the model's positions"),
     )
     for index, text in enumerate(texts):
         if len(text) == 0:
             raise NpformerError(f"{name}: text {index} has no tokens")
         if len(text) > max_length:
             raise NpformerError(f"{name}: text {index} has {len(text)} tokens, the model takes {max_length}")
-        for what, field, size, where in tables:
+        for what, field, least, size, where in tables:
             values = getattr(text, field)
-            if values is not None and not (values.min() >= 0 and values.max() < size):
-                wrong = values[(values < 0) | (values >= size)][0]
-                raise NpformerError(f"{what}: {wrong} of text {index} is outside {where}, 0 ... {size - 1}")
+            if values is not None and not (values.min() >= least and values.max() < size):
+                wrong = values[(values < least) | (values >= size)][0]
+                raise NpformerError(f"{what}: {wrong} of text {index} is outside {where}, {least} ... {size - 1}")

@@ -118,7 +118,7 @@ class HeadLoss:
         return 1 if self.config.head == "question-answering" else int(example.target != IGNORE_INDEX)
 
     def part(self, tree: Mapping[str, Any], examples: Sequence[Example], count: int, edit: Edit | None, /) -> Part:
-        batch = pack([text for example in examples for text in _texts(example)])
+        batch = pack([text for example in examples for text in _texts(example)], self.config.uncounted)
         recording, whole = Recording(), listening()  # another listener gets every stage whole
         with listen(edit) if edit else nullcontext(), listen(recording):
             answers = forward(tree, self.config, batch, whole)

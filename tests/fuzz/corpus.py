@@ -17,7 +17,7 @@ import numpy as np
 
 from npformer.checkpoint import tree as layout
 from npformer.config import Config, Decoder
-from npformer.families import encoders, write_config
+from npformer.families import distinct_encoders, encoders, write_config
 from npformer.families.marian import MARIAN
 from npformer.families.torch_nn import TORCH_MODULES
 from npformer.generation.settings import FILE as GENERATION
@@ -55,7 +55,7 @@ LANGUAGES = (">>deu<<", ">>fra<<")
 PIECES = ("</s>", "<unk>", *LANGUAGES, "<pad>", "▁", *LETTERS, *string.ascii_uppercase, *".,!? ")
 SPM = Path(__file__).parents[1] / "golden" / "seq2seq" / "marian-files"
 ENCODERS = [
-    (family, head) for family in encoders() for head in dict.fromkeys(encoders()[family].architectures.values())
+    (name, head) for name, table in distinct_encoders().items() for head in dict.fromkeys(table.architectures.values())
 ]
 
 

@@ -16,7 +16,7 @@ LABELS = {
     "problem_type": [None, "regression", "single_label_classification", "multi_label_classification", "a", 1, []],
     "architectures": [[], None, "BertModel", ["BertModel"], ["DistilBertForMaskedLM"], ["BertForSequenceClassification"], [None], [[]], {},
                       ["MarianMTModel"], ["nn.Transformer"], ["nn.TransformerDecoderLayer"], ["nn.MultiheadAttention"], [""]],
-    "model_type": ["bert", "distilbert", "electra", "marian", "transformer", "", None, 1, [], {}, "gpt2", "a" * 3000],
+    "model_type": ["bert", "distilbert", "electra", "roberta", "camembert", "marian", "transformer", "", None, 1, [], {}, "gpt2", "a" * 3000],
     "tie_word_embeddings": [False, True, None, 1],
 }  # fmt: skip
 

@@ -25,14 +25,20 @@ SPELLINGS = {
         "d_ffn": "intermediate_size",
     },
 }
-SPELLINGS["electra"] = SPELLINGS["bert"]
-CONFIGS = {"distilbert": "DistilBertConfig", "bert": "BertConfig", "electra": "ElectraConfig"}
+SPELLINGS |= dict.fromkeys(("electra", "roberta"), SPELLINGS["bert"])
+CONFIGS = {
+    "distilbert": "DistilBertConfig",
+    "bert": "BertConfig",
+    "electra": "ElectraConfig",
+    "roberta": "RobertaConfig",
+}
 # Rows as the mask shows them: a text, texts of equal length side by side, one token, gaps, padding before the text.
 SHARED_MASK = ["11111111", "11110000", "11110000", "10000000", "11000000", "10110110", "11100000"]
 VARIANT_MASK = {
     "distilbert": ["111111", "001111", "011010"],
     "bert": ["111111", "101111", "110010"],  # its pooler reads the first column, also where that is padding
     "electra": ["111111", "101111", "110010"],
+    "roberta": ["111111", "101111", "110010"],
 }
 N_TEXTS = 48  # for heads that answer once a text
 
@@ -71,6 +77,15 @@ ELECTRA_HEADS = {
     "masked-lm": ("ElectraForMaskedLM", {}),
     "multiple-choice": ("ElectraForMultipleChoice", {}),
 }
+ROBERTA_HEADS = {
+    "pooler": ("RobertaModel", {}),
+    "sequence-classification": ("RobertaForSequenceClassification", {"num_labels": 5}),
+    "token-classification": ("RobertaForTokenClassification", {"num_labels": 3}),
+    "question-answering": ("RobertaForQuestionAnswering", {}),
+    "masked-lm": ("RobertaForMaskedLM", {}),
+    "multiple-choice": ("RobertaForMultipleChoice", {}),
+}
+AFTER_PADDING = {"max_position_embeddings": SIZES["max_length"] + 2, "layer_norm_eps": 1e-5, "type_vocab_size": 1}
 NARROW = {"embedding_size": 14}
 CASES = {
     "distilbert-base": Case("distilbert", "DistilBertModel"),
@@ -90,6 +105,11 @@ CASES = {
         f"electra-{head}": Case("electra", architecture, {**NARROW, **options}, encoder="electra-base")
         for head, (architecture, options) in ELECTRA_HEADS.items()
     },
+    "roberta-base": Case("roberta", "RobertaModel", AFTER_PADDING),
+    **{
+        f"roberta-{head}": Case("roberta", architecture, {**AFTER_PADDING, **options}, encoder="roberta-base")
+        for head, (architecture, options) in ROBERTA_HEADS.items()
+    },
     "electra-wide": Case("electra", "ElectraModel", {"embedding_size": SIZES["d_model"]}, layers=1),
 }
 
@@ -98,7 +118,7 @@ def build(case: Case) -> Any:
     """The case's model in float32. Parameters of one name are the same in all models of a family."""
     names = {**SPELLINGS[case.family], "vocab_size": "vocab_size", "max_length": "max_position_embeddings"}
     sizes = {names[name]: size for name, size in {**SIZES, "n_layers": case.layers}.items()}
-    config = getattr(transformers, CONFIGS[case.family])(**sizes, **case.options, attn_implementation="eager")
+    config = getattr(transformers, CONFIGS[case.family])(**{**sizes, **case.options}, attn_implementation="eager")
     model = getattr(transformers, case.architecture)(config).eval()
     kept = {"position_embeddings.weight"} if case.options.get("sinusoidal_pos_embds") else set()
     with torch.no_grad():
@@ -130,7 +150,7 @@ def inputs(name: str, case: Case) -> dict[str, np.ndarray]:
         mask = np.array([[int(each) for each in picture] for picture in pictures])
     given = {"input_ids": random.integers(0, SIZES["vocab_size"], mask.shape), "attention_mask": mask}
     if case.family != "distilbert":
-        given["token_type_ids"] = random.integers(0, 2, mask.shape)
+        given["token_type_ids"] = random.integers(0, case.options.get("type_vocab_size", 2), mask.shape)
     if case.architecture.endswith("MultipleChoice"):
         given = {key: array.reshape(-1, 2, mask.shape[1]) for key, array in given.items()}
     return given
@@ -139,7 +159,9 @@ def inputs(name: str, case: Case) -> dict[str, np.ndarray]:
 def reads_texts(case: Case) -> bool:
     """Whether the head answers once a text: a few numbers, so that many texts are needed to tell luck from error."""
     ends = ("SequenceClassification", "NextSentencePrediction", "MultipleChoice")
-    return case.architecture.endswith(ends) or (case.architecture == "BertModel" and bool(case.encoder))
+    return case.architecture.endswith(ends) or (
+        case.architecture in ("BertModel", "RobertaModel") and bool(case.encoder)
+    )
 
 
 def keeps(case: Case, stage: str) -> bool:

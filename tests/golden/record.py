@@ -16,6 +16,7 @@ import torch
 from transformers.models.bert import modeling_bert
 from transformers.models.distilbert import modeling_distilbert
 from transformers.models.electra import modeling_electra
+from transformers.models.roberta import modeling_roberta
 
 # A module, without the encoder's prefix -> the stages that go in and come out of it; `*` is a layer's number.
 DISTILBERT = {
@@ -72,10 +73,20 @@ ELECTRA = {
     "generator_lm_head": ("", "logits"),
     "qa_outputs": ("", "spans"),
 }
+ROBERTA = {
+    **{path: stages for path, stages in BERT.items() if not path.startswith(("cls.", "classifier"))},
+    "classifier.dense": ("", "pooler"),
+    "classifier.out_proj": ("pooled", "logits"),
+    "classifier": ("", "logits"),
+    "lm_head.dense": ("", "head.hidden"),
+    "lm_head.layer_norm": ("head.activation", "head.norm"),
+    "lm_head.decoder": ("", "logits"),
+}
 TABLES = {
     "distilbert": (DISTILBERT, modeling_distilbert),
     "bert": (BERT, modeling_bert),
     "electra": (ELECTRA, modeling_electra),
+    "roberta": (ROBERTA, modeling_roberta),
 }
 PER_TEXT = ("pooler", "pooled")  # (B, D); so are the logits of a head on texts
 

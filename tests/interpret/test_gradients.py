@@ -41,7 +41,7 @@ METRICS: dict[str, tuple[Any, int | None]] = {
     "next-sentence": (1, None),
     "multiple-choice": (0, None),
 }
-CASES = [(family, head) for family in ("distilbert", "bert", "electra") for head in encoders()[family].heads]
+CASES = [(family, head) for family in ("distilbert", "bert", "electra", "roberta") for head in encoders()[family].heads]
 
 
 def metric_value(model: Model | Seq2Seq, texts: Any, metric: Callable[[Any], float]) -> float:

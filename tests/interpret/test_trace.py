@@ -32,7 +32,7 @@ from tests.support import tiny
 pytestmark = pytest.mark.numbers
 
 TEXT = "I love ice cream"
-FAMILIES = ("distilbert", "bert", "electra")
+FAMILIES = ("distilbert", "bert", "electra", "roberta")
 LAYER = [stage.name for stage in stages.STAGES if stage.name.startswith("layers.*.")]
 
 
@@ -113,7 +113,7 @@ def test_every_head_ends_in_its_probabilities(family: str, head: str) -> None:
     t = trace(tiny.model(family, head), [TEXT, "no not", "no"])
     last = [name for name in t if not name.startswith(("layers.", "embeddings."))]
     if head == "base":
-        assert last == (["pooler", "pooled"] if family == "bert" else [])
+        assert last == (["pooler", "pooled"] if encoders()[family].heads["base"] else [])
     elif head == "question-answering":
         assert last == ["start_logits", "end_logits", "start_probabilities", "end_probabilities"]
         assert [each.shape for each in t["end_probabilities"]] == [(6,), (4,), (3,)]
@@ -301,6 +301,7 @@ def test_a_row_says_what_a_stage_is(model: Model) -> None:
         "distilbert": "distilbert.transformer.layer.1.ffn.lin1",
         "bert": "bert.encoder.layer.1.intermediate.dense",
         "electra": "electra.encoder.layer.1.intermediate.dense",
+        "roberta": "roberta.encoder.layer.1.intermediate.dense",
     }
     assert trace(model, TEXT).row("layers.1.ffn.hidden").huggingface == paths[model.config.model_type]
 

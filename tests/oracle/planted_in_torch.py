@@ -201,12 +201,21 @@ def pre_norm(model: Any) -> None:
     model.monkeypatch.setattr(type(layers(model)[0]), "forward", wrong)
 
 
+def replace_positions(model: Any, place: Callable[[Any], Any]) -> None:
+    table = embeddings(model).position_embeddings
+    table.register_forward_pre_hook(lambda _, args: (place(args[0]),))
+
+
 def positions_off(model: Any) -> None:
-    embeddings(model).position_ids += 1
+    replace_positions(model, lambda rows: rows + 1)
 
 
 def roberta_positions(model: Any) -> None:
-    embeddings(model).position_ids += 2
+    replace_positions(model, lambda rows: rows + 2)
+
+
+def no_offset(model: Any) -> None:
+    replace_positions(model, lambda rows: torch.arange(rows.shape[-1]).expand_as(rows))
 
 
 def segments_ignored(model: Any) -> None:
@@ -351,6 +360,7 @@ PLANTED = {
     pre_norm: ("pre-norm for post-norm", "layers.0.attention.query"),
     positions_off: ("positions off by one", "embeddings.position"),
     roberta_positions: ("positions off by one", "embeddings.position"),
+    no_offset: ("positions off by one", "embeddings.position"),
     segments_ignored: ("token types ignored", "embeddings.segment"),
     quick_gelu: ("quick GELU", "layers.0.ffn.activation"),
     no_activation: ("activation left out", "layers.0.ffn.activation"),

@@ -33,6 +33,7 @@ from tests.oracle.planted_in_torch import (
     mask_ignored,
     missing_bias,
     no_activation,
+    no_offset,
     positions_off,
     pre_norm,
     query_and_key_swapped,
@@ -48,7 +49,7 @@ from tests.oracle.planted_in_torch import (
 )
 from tests.support import tiny
 
-FAMILIES = ("distilbert", "bert", "electra")
+FAMILIES = ("distilbert", "bert", "electra", "roberta", "xlm-roberta", "camembert")
 
 
 @pytest.fixture(scope="module")
@@ -88,6 +89,8 @@ def torch_model(folder: Path, recorded: golden.Golden, monkeypatch: pytest.Monke
 
 FOR_ALL = [(family, plant) for family in FAMILIES for plant in PLANTED]
 FOR_ALL.remove(("distilbert", segments_ignored))  # it has no token types
+for each in ("distilbert", "bert", "electra"):  # their positions have no offset
+    FOR_ALL.remove((each, no_offset))
 
 
 @pytest.mark.parametrize("family", FAMILIES, indirect=True)

@@ -1,4 +1,4 @@
-"""BERT and DistilBERT as people port them to plain NumPy: padded batches, one method a formula, float32.
+"""BERT, DistilBERT and RoBERTa as people port them to plain NumPy: padded batches, one method a formula, float32.
 
     port = PlainPort(model, texts); port.gelu = lambda x: x; stages = port.run()
 
@@ -27,11 +27,15 @@ class PlainPort:
         self.heads, self.eps, self.layers = self.c.n_heads, 1e-12, list(range(self.c.n_layers))
         width = max(map(len, texts))
         self.ids, self.mask, self.types = (np.zeros((len(texts), width), int) for _ in range(3))
+        self.ids += self.c.pad_id or 0
         for i, text in enumerate(texts):
             self.ids[i, : len(text)], self.mask[i, : len(text)] = text.ids, 1
             if text.segments is not None:
                 self.types[i, : len(text)] = text.segments
         self.positions = np.broadcast_to(np.arange(width), self.ids.shape)
+        if self.c.first_position:
+            real = self.ids != self.c.pad_id
+            self.positions = real.cumsum(1) * real + self.c.pad_id
         self.scale = 1 / math.sqrt(self.c.d_model // self.heads)
         self.out: dict[str, np.ndarray] = {}
 

@@ -190,6 +190,8 @@ KNOWN: dict[str, tuple[str, Plant]] = {
     "no positions": ("positions left out", put("position", lambda port: port.token() * 0)),
     "from 1": ("positions off by one", attr("positions", lambda port: port.positions + 1)),
     "from 2": ("positions off by one", attr("positions", lambda port: port.positions + 2)),
+    "no offset": ("positions off by one", attr("positions", lambda port: port.positions * 0 + np.arange(port.ids.shape[1]))),
+    "padding counted": ("wrong positions", attr("positions", lambda port: port.mask.cumsum(1) * port.mask + port.c.pad_id)),
     "restarting": (
         "wrong positions",
         attr("positions", lambda port: np.where(port.types == 1, port.positions - 2, port.positions)),

@@ -10,27 +10,31 @@ import numpy as np
 from npformer.embeddings import sinusoidal_positions
 from npformer.golden.mistakes.activation import standard
 from npformer.golden.port import At, Mistake, Port, Ways
-from npformer.runtime.packing import Text
+from npformer.runtime.packing import Text, positions
 
 POSITION, SEGMENT = "embeddings.position", "embeddings.segment"
 
 
-def positions_of(text: Text) -> np.ndarray:
-    return np.arange(len(text)) if text.positions is None else text.positions
+def positions_of(port: Port, text: Text) -> np.ndarray:
+    return positions(text.ids, port.config.uncounted) if text.positions is None else text.positions
 
 
 def _placed(port: Port, place: Callable[[np.ndarray, int], np.ndarray]) -> Port | None:
     """Returns the port with other positions, a function of a text's own and its number; None if the table is short."""
-    places = [place(positions_of(text), i) for i, text in enumerate(port.texts)]
-    if not all(0 <= each.min() <= each.max() < port.config.max_length for each in places):
+    places = [place(positions_of(port, text), i) for i, text in enumerate(port.texts)]
+    if not all(-port.config.first_position <= each.min() <= each.max() < port.config.max_length for each in places):
         return None
     return port.reading([replace(text, positions=each) for text, each in zip(port.texts, places, strict=True)])
 
 
 def positions_off(port: Port) -> Ways:
-    for step in (1, 2):
-        if shifted := _placed(port, lambda at, i, step=step: at + step):
-            yield f"from {step}", shifted
+    begin = port.config.first_position
+    for row in (begin + 1, begin + 2):
+        if shifted := _placed(port, lambda at, i, row=row: at + row - begin):
+            yield f"from {row}", shifted
+    for row in range(begin):  # without an offset, nothing is left to count padding apart
+        if shifted := _placed(port, lambda at, i, row=row: np.arange(len(at)) + row - begin):
+            yield f"from {row}", shifted
 
 
 def wrong_positions(port: Port) -> Ways:
@@ -47,6 +51,8 @@ def wrong_positions(port: Port) -> Ways:
         "padded with the first position": lambda at, i: at + 1 - (at == 0),
         "the token types": lambda at, i: segments[i],
     }
+    if port.config.uncounted is not None:
+        places["padding inside of a text counted"] = lambda at, i: np.arange(len(at))
     for way, place in places.items():
         if placed := _placed(port, place):
             yield way, placed
@@ -61,7 +67,7 @@ def sinusoids(port: Port) -> Ways:
 
 def _sinusoids(port: Port, at: At, halves: bool) -> np.ndarray:
     table = sinusoidal_positions(port.config.n_positions, port.config.table_width, np.float64, halves)
-    return table[positions_of(port.texts[at.text])]
+    return table[positions_of(port, port.texts[at.text]) + port.config.first_position]
 
 
 def without_positions(port: Port) -> Ways:
@@ -143,7 +149,9 @@ def swapped_tables(port: Port) -> Ways:
 
 
 MISTAKES = (
-    Mistake("positions off by one", "positions count from 0 here; RoBERTa's begin at 2", positions_off),
+    Mistake(
+        "positions off by one", "BERT's positions begin at row 0 of their table, RoBERTa's at row 2", positions_off
+    ),
     Mistake("wrong positions", "a token's position is its place in its text, from 0, without padding", wrong_positions),
     Mistake("sinusoidal positions for learned", "this model has a table of learned positions", sinusoids),
     Mistake("positions left out", "the position embeddings are not added", without_positions),

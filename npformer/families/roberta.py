@@ -1,0 +1,99 @@
+"""RoBERTa (Liu et al., 2019), XLM-RoBERTa (Conneau et al., 2020) and CamemBERT (Martin et al., 2020): BERT's layers.
+
+Positions are counted from the row after the padding token's, and padding inside of a text is not counted. There is one
+token type, the special tokens are `<s>` and `</s>`, and the classifier has a dense layer of its own for the pooler's.
+"""
+
+from __future__ import annotations
+
+from npformer.families.table import EncoderTable
+
+SPECIAL_TOKENS = {
+    "unk_token": "<unk>",
+    "sep_token": "</s>",
+    "pad_token": "<pad>",
+    "cls_token": "<s>",
+    "mask_token": "<mask>",
+}
+
+
+def _table(model_type: str, name: str) -> EncoderTable:
+    """The family under this name: the three differ in their vocabularies."""
+    return EncoderTable(
+        model_type=model_type,
+        constants={"pad_id": 1, "padding_idx": 1, "first_position": 2},
+        padding="pad_token_id",
+        special_tokens=SPECIAL_TOKENS,
+        pair="cls $A sep sep $B sep",
+        sizes={
+            "vocab_size": "vocab_size",
+            "d_model": "hidden_size",
+            "n_heads": "num_attention_heads",
+            "n_layers": "num_hidden_layers",
+            "d_ffn": "intermediate_size",
+            "max_length": "max_position_embeddings",
+        },
+        activation="hidden_act",
+        eps="layer_norm_eps",
+        segments="type_vocab_size",
+        architectures={
+            f"{name}Model": "base",
+            f"{name}ForSequenceClassification": "sequence-classification",
+            f"{name}ForTokenClassification": "token-classification",
+            f"{name}ForQuestionAnswering": "question-answering",
+            f"{name}ForMaskedLM": "masked-lm",
+            f"{name}ForMultipleChoice": "multiple-choice",
+        },
+        prefix="roberta.",
+        encoder={
+            "embeddings.token": "roberta.embeddings.word_embeddings",
+            "embeddings.position": "roberta.embeddings.position_embeddings",
+            "embeddings.segment": "roberta.embeddings.token_type_embeddings",
+            "embeddings.norm": "roberta.embeddings.LayerNorm",
+            "layers.*.attention.query": "roberta.encoder.layer.*.attention.self.query",
+            "layers.*.attention.key": "roberta.encoder.layer.*.attention.self.key",
+            "layers.*.attention.value": "roberta.encoder.layer.*.attention.self.value",
+            "layers.*.attention.output": "roberta.encoder.layer.*.attention.output.dense",
+            "layers.*.attention_norm": "roberta.encoder.layer.*.attention.output.LayerNorm",
+            "layers.*.ffn.hidden": "roberta.encoder.layer.*.intermediate.dense",
+            "layers.*.ffn.output": "roberta.encoder.layer.*.output.dense",
+            "layers.*.ffn_norm": "roberta.encoder.layer.*.output.LayerNorm",
+        },
+        heads={
+            "base": {"pooler": "roberta.pooler.dense"},
+            "sequence-classification": {"pooler": "classifier.dense", "head.output": "classifier.out_proj"},
+            "token-classification": {"head.output": "classifier"},
+            "question-answering": {"head.output": "qa_outputs"},
+            "masked-lm": {
+                "head.hidden": "lm_head.dense",
+                "head.norm": "lm_head.layer_norm",
+                "head.output": "lm_head.decoder",
+            },
+            "multiple-choice": {"pooler": "roberta.pooler.dense", "head.output": "classifier"},
+        },
+        supported={"masked-lm": {"hidden_act": "gelu"}},  # the head has GELU, whatever the layers have
+        twins={"lm_head.decoder.bias": "lm_head.bias"},
+        lacking=frozenset({"pooler"}),
+        buffers=frozenset({"roberta.embeddings.position_ids"}),
+        stages={
+            "roberta.encoder.layer.*.attention.self": "layers.*.attention.combined",
+            "roberta.encoder.layer.*.attention": "layers.*.attention_norm",
+            "roberta.encoder.layer.*.intermediate": "layers.*.ffn.activation",
+            "roberta.encoder.layer.*": "layers.*.ffn_norm",
+            "roberta.embeddings": "embeddings.norm",
+            "roberta.pooler": "pooled",
+            "classifier": "logits",
+            "lm_head": "logits",
+        },
+        dropped=("embeddings.norm", "layers.*.attention.output", "layers.*.ffn.output"),
+        read={
+            "sequence-classification": "layers.*.ffn_norm pooled",
+            "multiple-choice": "pooled",
+            "token-classification": "layers.*.ffn_norm",
+        },
+    )
+
+
+ROBERTA = _table("roberta", "Roberta")
+XLM_ROBERTA = _table("xlm-roberta", "XLMRoberta")
+CAMEMBERT = _table("camembert", "Camembert")
