@@ -37,6 +37,7 @@ MODELS = {
     "distilbert/distilbert-base-cased-distilled-squad": ("distilbert", "question-answering", {}),
     "dslim/bert-base-NER": ("bert", "token-classification", {}),
     "sentence-transformers/all-MiniLM-L6-v2": ("bert", "base", {}),
+    "naver/splade-cocondenser-ensembledistil": ("bert", "masked-lm", {}),
     "cross-encoder/ms-marco-MiniLM-L6-v2": ("bert", "sequence-classification", {"labels": ("LABEL_0",)}),
     "typeform/distilbert-base-uncased-mnli": (
         "distilbert",

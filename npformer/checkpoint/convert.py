@@ -12,6 +12,7 @@ import shutil
 from pathlib import Path
 
 from npformer.checkpoint import tree as layout
+from npformer.checkpoint.modules import module_files
 from npformer.checkpoint.read import CONFIG, OWN_WEIGHTS, own_metadata, read_folder, read_tree
 from npformer.checkpoint.safetensors import write_tensors
 from npformer.errors import NpformerError
@@ -19,7 +20,8 @@ from npformer.families import family_of
 from npformer.files import new_folder, open_file
 from npformer.limits import LIMITS, Limits
 
-#: A model's other files, which are copied unchanged: the tokenizer, and sentence-transformers' settings.
+#: A model's other files, which are copied unchanged: the tokenizer, and sentence-transformers' settings. With them are
+#: those of its modules.
 COMPANIONS = (
     "tokenizer.json",
     "tokenizer_config.json",
@@ -34,7 +36,6 @@ COMPANIONS = (
     "modules.json",
     "config_sentence_transformers.json",
     "sentence_bert_config.json",
-    "1_Pooling/config.json",
 )
 FILES = {"npformer": (OWN_WEIGHTS, "npformer"), "torch": ("model.safetensors", "pt")}  # file, `format` in its metadata
 STORED_DTYPES = ("float16", "float32", "float64")
@@ -87,7 +88,7 @@ def convert(
             description.pop("torch_dtype", None)  # the older name of the same setting
         text = json.dumps(description, indent=2, ensure_ascii=False)
         (folder / CONFIG).write_text(text + "\n", encoding="utf-8")
-        for name in COMPANIONS:
+        for name in (*COMPANIONS, *module_files(src)):
             if (src / name).exists():
                 (folder / name).parent.mkdir(exist_ok=True)
                 with open_file(src / name) as source, open(folder / name, "wb") as copy:

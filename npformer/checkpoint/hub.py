@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from npformer.checkpoint.modules import MODULES, module_files
 from npformer.checkpoint.read import CONFIG, WEIGHTS
 from npformer.errors import NpformerError
 from npformer.families import FAMILIES, read_config
@@ -24,7 +25,6 @@ OLD_TOKENIZER = ("vocab.txt", "added_tokens.json")  # where there is no tokenize
 SENTENCE_TRANSFORMERS = (  # where there is a modules.json
     "sentence_bert_config.json",
     "config_sentence_transformers.json",
-    "1_Pooling/config.json",
 )
 
 _PART = r"[A-Za-z0-9_](?:[\w.-]*[A-Za-z0-9_])?"
@@ -126,7 +126,7 @@ def _collect(folder: Path, has: Callable[[str], bool]) -> str:
     if family is not None and family.tokenizer_pieces:
         extras += TRANSLATION
     extras += [] if has("tokenizer.json") else OLD_TOKENIZER
-    extras += SENTENCE_TRANSFORMERS if has("modules.json") else []
+    extras += [*SENTENCE_TRANSFORMERS, *module_files(folder)] if has(MODULES) else []
     for extra in extras:
         has(extra)
     return ""

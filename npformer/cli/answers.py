@@ -67,6 +67,12 @@ def vector(text: str, answer: Any, task: Task, count: int = 6) -> str:
     return under(text, [f"{len(answer)} numbers: {numbers}{' ...' if len(answer) > count else ''}"])
 
 
+def weights(text: str, answer: Any, task: Task, count: int = 12) -> str:
+    best = sorted(zip(answer["values"], answer["tokens"], strict=True), key=lambda each: -each[0])
+    more = [f"... {len(best) - count} more"] if len(best) > count else []
+    return under(text, [*(f"{value:.4f}  {plain(token)}" for value, token in best[:count]), *more])
+
+
 def score(text: str, answer: Any, task: Task) -> str:
     line = f"{answer['score']:.4f}"
     return f"{line}  {plain(text, len(line) + 2)}"

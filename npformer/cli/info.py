@@ -135,6 +135,7 @@ def _model(model: Model) -> dict[str, Any]:
     decoder = config.decoder.n_layers
     own = [TASK_OF[config.head]] if config.head in TASK_OF.keys() - {"base"} else []
     more = ["zero-shot-classification"] if knows_entailment else []
+    more += ["sparse-embedding"] if config.head == "masked-lm" else []
     more += ["text-ranking"] if config.head == "sequence-classification" and len(config.labels) == 1 else []
     facts: dict[str, Any] = {
         "folder": str(model.folder),

@@ -39,6 +39,7 @@ COMMANDS = {
     "answer": "answers to questions from a text",
     "fill": "the words that would stand for [MASK]",
     "embed": "a vector for each text",
+    "embed-sparse": "the words that each text is about, with weights",
     "rerank": "how well each text answers a query",
     "translate": "each text in another language",
     "trace": "every stage on the way from a text to its label",

@@ -79,6 +79,8 @@ def _task(command: TaskCommand, args: Namespace) -> Task:
         return pipeline(command.task, args.model, **loading(args), **settings)
     except NpformerError as error:
         renamed = "|".join(name for name, flag in flags.items() if flag != f"--{name}")
+        if not renamed:
+            raise
 
         def option(found: re.Match[str]) -> str:
             return f"{'no ' if found[2] == '=False' else ''}{flags[found[1]]}"

@@ -235,6 +235,26 @@ Row i of the array is the vector of text i, or NaN for one that cannot be read."
         shown=answers.vector,
         named=lambda answer: {"embedding": answer.tolist()},
     ),
+    "embed-sparse": TaskCommand(
+        task="sparse-embedding",
+        description="Say which words each text is about, and how much, for an index of words.",
+        epilog="""example:
+  npformer embed-sparse -k 8 \\
+      -m naver/splade-cocondenser-ensembledistil "I love ice cream\"""",
+        options=(
+            *text_options(),
+            *model_options(),
+            option("-k --top-k K", "keep the K words with the largest weights", "max_active_dims", type=whole),
+            *ANSWER,
+            *dataset_options(),
+        ),
+        shown=answers.weights,
+        named=lambda answer: {
+            "indices": answer["indices"].tolist(),
+            "values": answer["values"].tolist(),
+            "tokens": answer["tokens"],
+        },
+    ),
     "rerank": TaskCommand(
         task="text-ranking",
         description="""Say how well each text, a line of a file, answers a query: the best first, by a

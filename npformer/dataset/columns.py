@@ -131,6 +131,11 @@ def _embedding(task: Any) -> list[Column]:
     return [Column("embedding", pa.list_(_float(task), width), np.asarray, np.full(width, np.nan, task.model.dtype))]
 
 
+def _sparse(task: Task) -> list[Column]:
+    kinds = {"indices": pa.list_(pa.int32()), "values": pa.list_(_float(task)), "tokens": pa.list_(pa.string())}
+    return _plain(kinds, list(kinds))
+
+
 def _ranking(task: Task) -> list[Column]:
     return _plain({"score": _float(task)}, ["score"])
 
@@ -149,6 +154,7 @@ TABLE: dict[str, Callable[[Any], list[Column]]] = {
     "question-answering": _answers,
     "fill-mask": _masks,
     "sentence-embedding": _embedding,
+    "sparse-embedding": _sparse,
     "text-ranking": _ranking,
     "translation": _translations,
 }

@@ -44,6 +44,7 @@ AT_ROOT = {
     "text-classification": "/predict",
     "translation": "/translate",
     "sentence-embedding": "/embed",
+    "sparse-embedding": "/embed_sparse",
 }
 
 
@@ -275,6 +276,8 @@ def _described(served: Served) -> dict[str, Any]:
         kind = {"reranker" if len(labels) == 1 else "classifier": {"id2label": labels}}
     elif isinstance(served.model, Seq2Seq):
         kind = {"translation": {}}
+    elif next(iter(served.tasks)) == "sparse-embedding":
+        kind = {"embedding": {"pooling": "splade"}}
     embed = served.tasks.get("sentence-embedding")
     if "embedding" in kind and embed is not None:
         kind = {"embedding": {"pooling": "+".join(embed.recipe.poolings)}}  # type: ignore[attr-defined]

@@ -14,6 +14,7 @@ from npformer.serve.fields import Refusal, wrong
 from npformer.tasks.feature_extraction import FeatureExtraction
 from npformer.tasks.pipeline import pipeline
 from npformer.tasks.sentence_embedding import SentenceEmbedding
+from npformer.tasks.sparse_embedding import SparseEmbedding
 from npformer.tasks.task import InputError, Request, Task
 from npformer.tasks.text_classification import TextClassification
 from npformer.tasks.text_ranking import TextRanking
@@ -23,7 +24,8 @@ Given = str | Path | Model | Seq2Seq | Task
 
 #: Task -> what a model has to be for it, for refusals.
 NEEDS = {
-    "sentence-embedding": "an encoder",
+    "sentence-embedding": "an encoder of dense vectors",
+    "sparse-embedding": "a masked-language model, such as SPLADE",
     "feature-extraction": "an encoder",
     "text-classification": "a model with a sequence-classification head",
     "text-ranking": "a cross-encoder, which is a sequence-classification model with one label",
@@ -128,9 +130,13 @@ def _tasks(task: Task) -> Iterator[tuple[str, Task]]:
         if len(model.config.labels) == 1:
             yield "text-ranking", TextRanking(model, function_to_apply="sigmoid")
         yield "text-classification", TextClassification(model, top_k=None)
-    embed = task if isinstance(task, SentenceEmbedding) else SentenceEmbedding(model)
-    yield "sentence-embedding", embed
-    yield "feature-extraction", FeatureExtraction(embed.model, return_tensors=True)
+    if isinstance(task, SparseEmbedding):
+        yield "sparse-embedding", task
+    else:
+        yield "sentence-embedding", task if isinstance(task, SentenceEmbedding) else SentenceEmbedding(model)
+    yield "feature-extraction", FeatureExtraction(model, return_tensors=True)
+    if model.config.head == "masked-lm" and not isinstance(task, SparseEmbedding):
+        yield "sparse-embedding", SparseEmbedding(model)
 
 
 def choose(models: Mapping[str, Served], name: str | None, task: str) -> Served:

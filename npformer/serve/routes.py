@@ -14,14 +14,13 @@ import asyncio
 import base64
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from http import HTTPStatus
 from typing import Any
 
 import numpy as np
 
 from npformer.serve import fields as f
 from npformer.serve.batching import Batcher
-from npformer.serve.fields import Field, Fields, Refusal
+from npformer.serve.fields import Field, Fields
 from npformer.serve.limits import ServiceLimits
 from npformer.serve.models import Prepared, Served, TaskWork, choose, first_error, prepare
 from npformer.serve.replies import as_json
@@ -156,9 +155,13 @@ async def _rows_of(arrays: Sequence[np.ndarray], rows: int = 16) -> AsyncIterato
 
 
 async def embed_sparse(service: Service, given: dict[str, Any]) -> Reply:
-    raise Refusal(
-        HTTPStatus.NOT_IMPLEMENTED, "sparse embeddings are unsupported: npformer reads no SPLADE models", "Backend"
-    )
+    texts = given["inputs"]
+    served = choose(service.models, given["model"], "sparse-embedding")
+    task = served.tasks["sparse-embedding"]
+    prepared = await service.prepared(task, texts, given["truncate"], "inputs")
+    found = await service.answers(TaskWork(task, task.options), prepared, "inputs", texts.several)
+    pairs = [zip(each["indices"].tolist(), each["values"].tolist(), strict=True) for each in found]
+    return Reply([[{"index": index, "value": value} for index, value in each] for each in pairs], prepared.cut)
 
 
 async def similarity(service: Service, given: dict[str, Any]) -> Reply:
@@ -247,7 +250,12 @@ async def tokenize(service: Service, given: dict[str, Any]) -> Reply:
 ROUTES = (
     Route("/embed", "A vector for each text", EMBED, embed),
     Route("/embed_all", "A vector for each token of each text", {"inputs": Field(f.TEXTS), **TEI}, embed_all),
-    Route("/embed_sparse", "Unsupported: answers 501", {"inputs": Field(f.TEXTS), **TEI}, embed_sparse),
+    Route(
+        "/embed_sparse",
+        "The weights of the words that each text is about",
+        {"inputs": Field(f.TEXTS), **TEI},
+        embed_sparse,
+    ),
     Route(
         "/similarity",
         "The similarity of a text to others: the cosine of their vectors",

@@ -100,7 +100,8 @@ class FillMask(Task):
         else:
             rows = np.concatenate([states[places] for _, places, states in texts])
             batches = (rows[i : i + MASKS] for i in range(0, len(rows), MASKS))
-            words = (word for batch in batches for word in self._words(probabilities(self._head(batch)), options))
+            logits = (word_logits(self.model, batch, "mask") for batch in batches)
+            words = (word for each in logits for word in self._words(probabilities(each), options))
         answers: list[Any] = []
         for ids, places, _ in texts:
             masks = [
@@ -129,14 +130,6 @@ class FillMask(Task):
             best = best[np.lexsort((best, -row[best]))]
             yield [(int(each if targets is None else targets[each]), float(row[each])) for each in best]
 
-    def _head(self, states: np.ndarray) -> np.ndarray:
-        config = self.model.config
-        weights = self.model.weights["head"]
-        with self.model.cores():
-            logits = heads.masked_words(states, ACTIVATIONS[config.activation], **weights, eps=config.eps)
-        expect_finite([{"logits": each} for each in logits], "mask")
-        return logits
-
     def _filled(self, ids: np.ndarray, place: int, token: int, score: float, alone: bool) -> dict[str, Any]:
         decode = self.model.tokenizer.decode
         filled = ids.tolist()
@@ -164,3 +157,13 @@ class FillMask(Task):
             raise NpformerError(f"targets: {target!r:.80} has no token in the vocabulary")
         warn(f"targets: {target!r} is no token of the vocabulary; {pieces.tokens[0]!r} is taken for it")
         return int(pieces.ids[0])
+
+
+def word_logits(model: Model, states: np.ndarray, of: str) -> np.ndarray:
+    """The masked-lm head's logits (T, V) at some rows of the last layer (T, D). of: what a row is, for errors."""
+    config = model.config
+    weights = model.weights["head"]
+    with model.cores():
+        logits = heads.masked_words(states, ACTIVATIONS[config.activation], **weights, eps=config.eps)
+    expect_finite([{"logits": each} for each in logits], of)
+    return logits

@@ -29,6 +29,7 @@ TASKS = {
     "fill-mask": ("fill_mask", "FillMask"),
     "feature-extraction": ("feature_extraction", "FeatureExtraction"),
     "sentence-embedding": ("sentence_embedding", "SentenceEmbedding"),
+    "sparse-embedding": ("sparse_embedding", "SparseEmbedding"),
     "text-ranking": ("text_ranking", "TextRanking"),
     "translation": ("translation", "Translation"),
 }
@@ -59,6 +60,7 @@ WANTED = {
     "fill-mask": "a masked-language model",
     "feature-extraction": "any encoder",
     "sentence-embedding": "an encoder, best a sentence-transformers one",
+    "sparse-embedding": "a masked-language model, naver/splade-cocondenser-ensembledistil say",
     "text-ranking": "a cross-encoder, cross-encoder/ms-marco-MiniLM-L6-v2 say",
     "translation": "a Marian translation model, Helsinki-NLP/opus-mt-en-de say",
 }
@@ -120,8 +122,8 @@ def pipeline(
 
         folder = find_folder(_default(task, name) if model is None else model, revision, offline)
         kind = _class(name or _inferred(folder, limits))
-        if kind.name == "sentence-embedding":
-            from npformer.tasks.sentence_embedding import encoder_folder
+        if kind.name in ("sentence-embedding", "sparse-embedding"):
+            from npformer.tasks.sentence_folder import encoder_folder
 
             folder = encoder_folder(folder)
         head = None if _names_head(folder, limits) else kind.head
@@ -167,9 +169,11 @@ def _task_of(head: str) -> str:
 
 
 def _inferred(folder: Path, limits: Limits) -> str:
-    """Infers the task from a model's folder: sentence embedding if it has modules.json, else by the model's head."""
+    """Infers the task from a model's folder: one of embedding if it has modules.json, else by the model's head."""
     if (folder / "modules.json").exists():
-        return "sentence-embedding"
+        from npformer.tasks.sentence_folder import is_sparse
+
+        return "sparse-embedding" if is_sparse(folder) else "sentence-embedding"
     if not _names_head(folder, limits):
         raise NpformerError(f"{folder / CONFIG}: no architectures to infer the task from; give the task too")
     try:

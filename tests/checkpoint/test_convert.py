@@ -34,7 +34,7 @@ def model_folder(path, name="DistilBertForSequenceClassification", dtype=np.floa
         safetensors.numpy.save_file(tensors, path / "model.safetensors", {"format": "pt"})
     for companion in COMPANIONS:
         (path / companion).parent.mkdir(exist_ok=True)
-        (path / companion).write_text(f"content of {companion}")
+        (path / companion).write_text("[]" if companion == "modules.json" else f"content of {companion}")
     (path / "training_args.bin").write_text("not a companion")
     return path
 

@@ -98,7 +98,8 @@ def test_an_old_tokenizer_and_a_sentence_transformers_folder(hub, env, folder):
     (folder / "tokenizer.json").unlink()
     tiny.vocabulary_folder(folder, do_lower_case=True)
     (folder / "1_Pooling").mkdir()
-    (folder / "modules.json").write_text("[]")
+    modules = [{"type": "models.Transformer", "path": ""}, {"type": "models.Pooling", "path": "1_Pooling"}]
+    (folder / "modules.json").write_text(json.dumps(modules))
     (folder / "1_Pooling/config.json").write_text("{}")
     (folder / "sentence_bert_config.json").write_text("{}")
     hub.add(NAME, folder)

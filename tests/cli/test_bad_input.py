@@ -54,6 +54,14 @@ def test_bad_input_is_exit_code_1(models, arguments, message, tmp_path):
     assert message in errors
 
 
+@pytest.mark.parametrize("command", ["embed", "embed-sparse"])
+def test_a_model_that_is_not_there_is_bad_input(command):
+    """Also for a command whose options have the names of the task's settings."""
+    code, _, errors = run(command, "-m", "no-such-folder/at/all", "x")
+    assert code == 1
+    assert errors.startswith("npformer: no-such-folder/at/all: there is no folder of this name")
+
+
 def test_a_model_of_another_task_is_bad_input(models):
     code, _, errors = run("tag", "-m", models["classify"], "x")
     assert code == 1

@@ -167,6 +167,19 @@ def test_embed_writes_vectors_as_text_json_or_an_array(models, tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["v.npy"]
 
 
+def test_embed_sparse_shows_words_with_their_weights(models):
+    answer = pipeline("sparse-embedding", models["fill"])("ice")
+    code, output, errors = run("embed-sparse", "-m", models["fill"], "--json", "ice")
+    assert (code, errors) == (0, "")
+    (row,) = rows(output)
+    assert row["indices"] == answer["indices"].tolist()
+    assert row["values"] == answer["values"].tolist()
+    assert row["tokens"] == answer["tokens"]
+    best = sorted(zip(answer["values"], answer["tokens"], strict=True), key=lambda each: -each[0])[:3]
+    _, output, _ = run("embed-sparse", "-m", models["fill"], "-k", "3", "ice")
+    assert output.splitlines() == ["ice", *(f"  {value:.4f}  {token}" for value, token in best)]
+
+
 def test_embed_writes_a_row_of_nan_for_a_text_it_cannot_read(models, tmp_path):
     arguments = ("embed", "-m", models["embed"], "-o", tmp_path / "v.npy")
     code, _, errors = run(*arguments, stdin=b"ice\n\xff\ncream")

@@ -55,6 +55,14 @@ def test_zero_shot(tmp_path):
         assert [each["score"] for each in row] == answer["scores"]
 
 
+def test_sparse_vectors(tmp_path):
+    task = npformer.pipeline("sparse-embedding", tiny.folder(tmp_path / "model", "bert", "masked-lm"))
+    found = answered(task, tmp_path)
+    assert found.schema.types == [pa.list_(pa.int32()), pa.list_(pa.float32()), pa.list_(pa.string())]
+    for row, answer in zip(found.to_pylist(), task(TEXTS), strict=True):
+        assert row == {**answer, "indices": answer["indices"].tolist(), "values": answer["values"].tolist()}
+
+
 @pytest.mark.parametrize("strategy", ["none", "simple"])
 def test_entities(strategy, tmp_path):
     folder = tiny.folder(tmp_path / "model", "bert", "token-classification", seed=4)

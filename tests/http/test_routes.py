@@ -51,12 +51,6 @@ def test_embed_all_of_many_rows(server, alone):
     same(answer, np.asarray(alone("feature-extraction", "encoder", return_tensors=True)(text)))
 
 
-def test_embed_sparse_says_that_it_cannot(server):
-    status, answer, _ = server.post("/embed_sparse", {"inputs": "a"})
-    assert (status, answer["error_type"]) == (501, "Backend")
-    assert "SPLADE" in answer["error"]
-
-
 def test_similarity(server, alone):
     vectors = unit(np.asarray(alone("sentence-embedding", "classifier")(TEXTS)))
     inputs = {"source_sentence": TEXTS[0], "sentences": TEXTS[1:]}
@@ -231,6 +225,7 @@ def test_an_unknown_model_is_404_with_the_names_there_are(server):
         ("/v1/rerank", {"query": "a", "documents": ["b"]}, "encoder"),
         ("/translate", {"inputs": "a"}, "classifier"),
         ("/generate", {"inputs": "a"}, "classifier"),
+        ("/embed_sparse", {"inputs": "a"}, "encoder"),
     ],
 )
 def test_a_task_that_the_model_has_not_is_424_with_those_it_has(server, path, body, model):

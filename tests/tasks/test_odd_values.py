@@ -58,7 +58,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 HEADS = {
     "text-classification": "sequence-classification", "token-classification": "token-classification",
     "question-answering": "question-answering", "fill-mask": "masked-lm", "feature-extraction": "base",
-    "sentence-embedding": "base", "zero-shot-classification": "sequence-classification",
+    "sentence-embedding": "base", "sparse-embedding": "masked-lm", "zero-shot-classification": "sequence-classification",
 }  # fmt: skip
 
 

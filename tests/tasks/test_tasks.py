@@ -35,6 +35,7 @@ TASKS = {
     "fill-mask": (tiny.model("bert", "masked-lm"), {"top_k": 3}),
     "feature-extraction": (tiny.model("distilbert", "base"), {}),
     "sentence-embedding": (tiny.model("bert", "base"), {}),
+    "sparse-embedding": (tiny.model("bert", "masked-lm"), {}),
     "text-ranking": (tiny.model("bert", "sequence-classification", labels=("SCORE",)), {}),
 }
 PAIR_TASKS = ("question-answering", "text-ranking")
@@ -60,6 +61,8 @@ def as_input(name, text):
 
 
 def equal(a, b):
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(equal(a[key], b[key]) for key in a)
     return np.array_equal(a, b) if isinstance(a, np.ndarray) else a == b
 
 

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from npformer.errors import NpformerError
+from npformer.pooling import POOLINGS
 from npformer.tasks import pipeline
-from npformer.tasks.sentence_embedding import POOLINGS, Recipe, read_recipe
+from npformer.tasks.sentence_folder import Recipe, read_recipe
 from tests.golden.make_tasks import write_sentence_folder
 from tests.support import tiny
 
@@ -97,7 +98,7 @@ def test_normalised_vectors_have_length_one(folder):
 
 def test_an_embedding_heeds_its_folder_s_length_case_and_prompt(folder):
     embed = embedder(folder, max_seq_length=5, do_lower_case=True, prompt="news: ")
-    assert embed.recipe == Recipe(("mean",), False, 5, True, "news: ")
+    assert embed.recipe == Recipe(("mean",), max_length=5, lowercase=True, prompt="news: ")
     with pytest.warns(UserWarning, match="cut to"):
         vector = embed("ICE CREAM")
     assert vector.truncated

@@ -1,0 +1,127 @@
+"""sparse-embedding: how much each word of the vocabulary matters for a text, by a masked-language model (SPLADE).
+
+Most weights are zero; those of a text's own words and of related ones are not. Such a vector fits an index of words.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from npformer.checks import whole
+from npformer.model import Model
+from npformer.pooling import splade
+from npformer.tap import listening
+from npformer.tasks.fill_mask import word_logits
+from npformer.tasks.options import Options
+from npformer.tasks.sentence_folder import Splade, recipe_of
+from npformer.tasks.task import Request, Task, without_head
+from npformer.text.encoding import Encoder
+from npformer.text.inputs import Pair, as_text
+
+ROWS = 256  # tokens whose logits over the whole vocabulary are in memory at once
+
+
+@dataclass(frozen=True)
+class SparseOptions(Options):
+    """Options of `SparseEmbedding`."""
+
+    max_active_dims: int | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.max_active_dims is not None:
+            whole("max_active_dims", self.max_active_dims, 1)
+
+
+class SparseEmbedding(Task):
+    """Returns a dict for each text: "indices", "values" and "tokens" of the words whose weight is not zero.
+
+    indices (N,) are the words' ids, in ascending order, values (N,) their weights, tokens a list of the words
+    themselves. The dot product of two texts' vectors says how similar they are.
+
+    Parameters
+    ----------
+    model : Model with a masked-lm head
+        If its folder is a sentence-transformers one, its SpladePooling says how to pool; else it is the maximum.
+    max_active_dims : int, optional
+        Keep only so many words, those with the largest weights; by default as the folder says.
+    **options : the options of every task, see `Options`
+
+    References
+    ----------
+    Formal et al., 2021, "SPLADE v2: Sparse Lexical and Expansion Model for Information Retrieval", section 3.1.
+
+    Examples
+    --------
+    With a model from the hub::
+
+        embed = npformer.pipeline("sparse-embedding", "naver/splade-cocondenser-ensembledistil")
+        answer = embed("I love ice cream")
+        dict(zip(answer["tokens"], answer["values"]))
+    """
+
+    name = "sparse-embedding"
+    head = "masked-lm"
+    options_type = SparseOptions
+
+    def __init__(self, model: Model, **options: Any) -> None:
+        self.recipe = recipe_of(model)
+        super().__init__(model, **{"max_active_dims": self.recipe.max_active_dims, **options})
+        self.splade = self.recipe.splade or Splade()
+        self.encoder = Encoder(model, self.recipe.max_length)
+        self.encoder_model = without_head(model)
+
+    def runner(self) -> Model:
+        """Returns the encoder alone: `answer` runs the head on some texts at a time. With a listener, the model."""
+        return self.model if listening() else self.encoder_model
+
+    def inputs(self, item: Any, options: SparseOptions) -> list[str | Pair]:
+        text = self.recipe.prompt + as_text(item)
+        return [text.lower() if self.recipe.lowercase else text]
+
+    def answer(self, requests: list[Request], options: SparseOptions) -> list[Any]:
+        combine = np.maximum if self.splade.strategy == "max" else np.add
+        weights: list[np.ndarray | None] = [None] * len(requests)
+        for index, logits in self._logits(requests):
+            found = splade(logits, self.splade.strategy, self.splade.twice)
+            before = weights[index]
+            weights[index] = found if before is None else combine(before, found)
+        return [self._sparse(each, options.max_active_dims) for each in weights if each is not None]
+
+    def _logits(self, requests: list[Request]) -> Iterator[tuple[int, np.ndarray]]:
+        """Yields the logits of at most ROWS of a text's tokens (L, V), with the text's place: each token once.
+
+        The rows of several short texts go through the head together. What is cut of a long one depends on it alone.
+        """
+        waiting: list[tuple[int, np.ndarray]] = []
+        for index, request in enumerate(requests):
+            pairs = zip(request.outputs[0], request.encoded[0].rows(), strict=True)
+            rows = np.concatenate([next(iter(output.values()))[each] for output, each in pairs])
+            if listening():  # the whole model was run
+                yield index, rows
+                continue
+            for start in range(0, len(rows), ROWS):
+                piece = rows[start : start + ROWS]
+                if sum(len(each) for _, each in waiting) + len(piece) > ROWS:
+                    yield from self._through_head(waiting)
+                    waiting = []
+                waiting.append((index, piece))
+        if waiting:
+            yield from self._through_head(waiting)
+
+    def _through_head(self, pieces: list[tuple[int, np.ndarray]]) -> Iterator[tuple[int, np.ndarray]]:
+        logits = word_logits(self.model, np.concatenate([rows for _, rows in pieces]), "token")
+        ends = np.cumsum([len(rows) for _, rows in pieces])
+        for (index, _), each in zip(pieces, np.split(logits, ends[:-1]), strict=True):
+            yield index, each
+
+    def _sparse(self, weights: np.ndarray, most: int | None) -> dict[str, Any]:
+        indices = np.flatnonzero(weights)
+        if most is not None and len(indices) > most:
+            indices = np.sort(indices[np.argsort(-weights[indices], kind="stable")[:most]])
+        tokens = [self.model.tokenizer.id_to_token(each) for each in indices.tolist()]
+        return {"indices": indices, "values": weights[indices], "tokens": tokens}

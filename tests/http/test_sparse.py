@@ -1,0 +1,83 @@
+"""/embed_sparse, as text-embeddings-inference answers it, asked by the openai package's client and by curl."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+
+import openai
+import pytest
+
+from npformer import pipeline
+from tests.support import tiny
+from tests.support.sentence_folders import write_splade
+from tests.support.service import Server
+
+TEXTS = ["I love ice cream", "not my music", "the news"]
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    home = tmp_path_factory.mktemp("models")
+    return {
+        "splade": write_splade(tiny.folder(home / "splade", "bert", "masked-lm"), {"pooling_strategy": "sum"}),
+        "words": tiny.folder(home / "words", "distilbert", "masked-lm"),
+        "encoder": tiny.folder(home / "encoder", "bert", "base"),
+    }
+
+
+@pytest.fixture(scope="module")
+def server(folders):
+    with Server(*folders.values()) as running:
+        yield running
+
+
+def expected(folder):
+    answers = pipeline("sparse-embedding", folder)(TEXTS)
+    return [
+        [{"index": int(i), "value": float(v)} for i, v in zip(each["indices"], each["values"], strict=True)]
+        for each in answers
+    ]
+
+
+def test_a_client_gets_the_bits_of_the_pipeline_alone_and_in_a_batch(server, folders):
+    with openai.OpenAI(base_url=server.url, api_key="any", max_retries=0) as client:
+        for name in ("splade", "words"):
+            found = client.post("/embed_sparse", body={"inputs": TEXTS, "model": name}, cast_to=object)
+            assert found == expected(folders[name])
+            one = client.post("/embed_sparse", body={"inputs": TEXTS[1], "model": name}, cast_to=object)
+            assert one == found[1:2]
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status", "message"),
+    [
+        ("/embed_sparse", {"inputs": "a", "model": "encoder"}, 424, "this takes a masked-language model, such as SPLADE; "),
+        ("/embed", {"inputs": "a", "model": "splade"}, 424, "this takes an encoder of dense vectors; "),
+        ("/embed_sparse", {"inputs": ["a", "music " * 100]}, 413, "inputs[1]: 102 tokens, and the model takes 64; "),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_answered(server, path, body, status, message):
+    client = openai.OpenAI(base_url=server.url, api_key="any", max_retries=0)
+    with client, pytest.raises(openai.APIStatusError) as error:
+        client.post(path, body=body, cast_to=object)
+    assert error.value.status_code == status
+    assert error.value.response.json()["error"].startswith(message)
+
+
+def test_curl_and_the_root(server, folders):
+    for path in ("/embed_sparse", "/"):
+        body = json.dumps({"inputs": TEXTS, "truncate": True})
+        command = ["curl", "-sS", server.url + path, "-H", "content-type: application/json", "-d", body]
+        done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+        assert json.loads(done.stdout) == expected(folders["splade"])
+
+
+def test_the_service_says_what_each_model_has(server):
+    _, info, _ = server.get("/info")
+    assert info["models"][0]["model_type"] == {"embedding": {"pooling": "splade"}}
+    assert [each["tasks"] for each in info["models"]] == [
+        ["sparse-embedding", "feature-extraction"],
+        ["sentence-embedding", "feature-extraction", "sparse-embedding"],
+        ["sentence-embedding", "feature-extraction"],
+    ]

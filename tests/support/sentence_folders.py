@@ -1,0 +1,57 @@
+"""Writes the modules of a sentence-transformers folder around a tiny model's."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from npformer.checkpoint.safetensors import write_tensors
+
+#: What transformers' tokenizer needs beside tokenizer.json of the tiny models, for comparisons with it.
+TOKENIZER = {
+    "tokenizer_class": "PreTrainedTokenizerFast",
+    "model_max_length": 64,
+    "model_input_names": ["input_ids", "token_type_ids", "attention_mask"],
+    **{f"{name}_token": f"[{name.upper()}]" for name in ("pad", "cls", "sep", "unk", "mask")},
+}
+
+
+def write_modules(
+    folder: Path,
+    modules: Sequence[tuple[str, Mapping[str, Any], Mapping[str, np.ndarray]]],
+    encoder: str = "sentence_transformers.models.Transformer",
+    settings: Mapping[str, Any] | None = None,
+    **described: Any,
+) -> Path:
+    """Adds modules after the encoder to a model's folder.
+
+    modules: type, config and tensors of each. encoder: the type of the first module. settings: sentence_bert_config.json.
+    described: fields of config_sentence_transformers.json.
+    """
+    listed = [{"idx": 0, "name": "0", "path": "", "type": encoder}]
+    for number, (kind, config, tensors) in enumerate(modules, 1):
+        path = f"{number}_{kind.rsplit('.', 1)[-1]}"
+        listed.append({"idx": number, "name": str(number), "path": path, "type": kind})
+        (folder / path).mkdir()
+        (folder / path / "config.json").write_text(json.dumps(config))
+        if tensors:
+            write_tensors(folder / path / "model.safetensors", tensors, {"format": "pt"})
+    (folder / "modules.json").write_text(json.dumps(listed))
+    stored = json.loads((folder / "tokenizer_config.json").read_text())
+    (folder / "tokenizer_config.json").write_text(json.dumps({**TOKENIZER, **stored}))
+    if settings is not None:
+        (folder / "sentence_bert_config.json").write_text(json.dumps(settings))
+    if described:
+        (folder / "config_sentence_transformers.json").write_text(json.dumps(described))
+    return folder
+
+
+def write_splade(folder: Path, config: Mapping[str, Any], **described: Any) -> Path:
+    """Adds SpladePooling to a masked-language model's folder, under the types that versions 5.0 to 5.3 write."""
+    pooling = "sentence_transformers.sparse_encoder.models.SpladePooling"
+    encoder = "sentence_transformers.sparse_encoder.models.MLMTransformer"
+    return write_modules(folder, [(pooling, config, {})], encoder, **described)

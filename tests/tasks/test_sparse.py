@@ -1,0 +1,106 @@
+"""sparse-embedding: the words that matter for a text, by the settings of its folder."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from npformer import NpformerError, load, pipeline
+from npformer.pooling import splade
+from npformer.tasks.sparse_embedding import ROWS
+from tests.support import tiny
+from tests.support.sentence_folders import write_splade
+
+pytestmark = pytest.mark.numbers
+
+TEXTS = ["I love ice cream", "", "not my music " * 8, "the news"]
+LONG = "the people of paris had ice cream and it was good " * 60
+
+
+def dense(embed, answer):
+    found = np.zeros(embed.model.config.vocab_size, np.float32)
+    found[answer["indices"]] = answer["values"]
+    return found
+
+
+def folder(path, **config):
+    described = {
+        name: config.pop(name) for name in ("max_active_dims", "prompts", "default_prompt_name") if name in config
+    }
+    return write_splade(tiny.folder(path, "bert", "masked-lm"), config, **described)
+
+
+@pytest.mark.parametrize(
+    ("config", "strategy", "twice"),
+    [
+        (None, "max", False),
+        ({}, "max", False),
+        ({"pooling_strategy": "sum", "activation_function": "relu", "word_embedding_dimension": None}, "sum", False),
+        ({"pooling_strategy": "max", "activation_function": "log1p_relu"}, "max", True),
+    ],
+)
+def test_a_vector_is_made_as_the_folder_says(config, strategy, twice, tmp_path):
+    """Special tokens take part, as in sentence-transformers."""
+    made = tiny.folder(tmp_path / "m", "bert", "masked-lm") if config is None else folder(tmp_path / "m", **config)
+    embed = pipeline("sparse-embedding" if config is None else None, made)
+    model = load(made)
+    for text, answer in zip(TEXTS, embed(TEXTS), strict=True):
+        expected = splade(model(model.tokenizer.encode(text).ids).logits[0], strategy, twice)
+        np.testing.assert_allclose(dense(embed, answer), expected, rtol=1e-6, atol=1e-6)
+        assert (answer["values"] > 0).all()
+        assert answer["tokens"] == [model.tokenizer.id_to_token(each) for each in answer["indices"].tolist()]
+
+
+def test_the_largest_weights_are_kept(tmp_path):
+    made = folder(tmp_path / "m", max_active_dims=5)
+    embed = pipeline(None, made)
+    whole = pipeline(None, made, max_active_dims=1000)(TEXTS[0])
+    answer = embed(TEXTS[0])
+    assert len(answer["indices"]) == 5
+    assert sorted(answer["values"]) == sorted(whole["values"])[-5:]
+    assert (np.diff(answer["indices"]) > 0).all()
+    assert len(embed(TEXTS[0], max_active_dims=3)["indices"]) == 3
+    with pytest.raises(NpformerError, match="max_active_dims: expected a whole number of at least 1, got 0"):
+        embed(TEXTS[0], max_active_dims=0)
+
+
+@pytest.mark.parametrize("strategy", ["max", "sum"])
+def test_a_long_text_has_the_same_bits_in_any_company(strategy, tmp_path):
+    """Also one whose rows do not go through the head at once, and one in windows, in which each token counts once."""
+    made = write_splade(
+        tiny.folder(tmp_path / "m", "bert", "masked-lm", max_length=3 * ROWS), {"pooling_strategy": strategy}
+    )
+    embed = pipeline(None, made)
+    for options in ({}, {"long": "window", "max_length": 40}):
+        together = embed([*TEXTS, LONG, *TEXTS], **options)
+        for text, answer in zip([*TEXTS, LONG, *TEXTS], together, strict=True):
+            assert np.array_equal(dense(embed, embed(text, **options)), dense(embed, answer))
+    assert embed(LONG).n_tokens > 2 * ROWS
+
+
+def test_a_prompt_stands_before_each_text(tmp_path):
+    made = folder(tmp_path / "m", prompts={"q": "news: "}, default_prompt_name="q")
+    plain = pipeline("sparse-embedding", tiny.folder(tmp_path / "plain", "bert", "masked-lm"))
+    embed = pipeline(None, made)
+    assert np.array_equal(dense(embed, embed("ice")), dense(plain, plain("news: ice")))
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"pooling_strategy": "mean"}, "1_SpladePooling/config.json: pooling_strategy: expected one of max, sum, got 'mean'"),
+        ({"activation_function": "gelu"}, "activation_function: expected one of relu, log1p_relu, got 'gelu'"),
+        ({"activation_function": ["relu"]}, "activation_function: expected one of relu, log1p_relu, got a list"),
+        ({"max_active_dims": 1.5}, "config_sentence_transformers.json: max_active_dims: expected a whole number"),
+    ],
+)  # fmt: skip
+def test_settings_that_make_no_sense_are_refused(config, message, tmp_path):
+    with pytest.raises(NpformerError, match=message):
+        pipeline(None, folder(tmp_path / "m", **config))
+
+
+def test_dense_vectors_of_such_a_folder_are_refused(tmp_path):
+    with pytest.raises(NpformerError, match=r"its vectors are sparse.*make pipeline\('sparse-embedding'\)"):
+        pipeline("sentence-embedding", folder(tmp_path / "m"))
+    with pytest.raises(NpformerError, match="sparse-embedding takes a masked-lm model, this one is a base model"):
+        pipeline("sparse-embedding", tiny.model("bert", "base"))
