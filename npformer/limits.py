@@ -39,7 +39,7 @@ class Limits:
     unpacked : int, bytes of the arrays of an npz file once they are unpacked
         Every stage of 18 texts of 128 tokens in BERT-base, in float32.
     tokenizer : int, bytes of a tokenizer.json without its vocabulary
-    vocabulary : int, bytes of vocab.txt or of a SentencePiece model
+    vocabulary : int, bytes of vocab.txt, merges.txt or of a SentencePiece model
         Those of 250,000 pieces have 5 MB.
     parts : int, parts of a tokenizer.json: normalizers, splits, processors, decoders, the tokens around a text
     piece : int, characters of a tokenizer's piece, pattern or replacement, and of a word that is looked up in pieces

@@ -21,7 +21,7 @@ from npformer.files import open_file, read_json
 # Files to fetch besides config and weights; most repositories lack some of them.
 TOKENIZER = ("tokenizer_config.json", "special_tokens_map.json")
 TRANSLATION = ("vocab.json", "target_vocab.json", "source.spm", "target.spm", "generation_config.json")
-OLD_TOKENIZER = ("vocab.txt", "added_tokens.json")  # where there is no tokenizer.json
+OLD_TOKENIZER = ("vocab.txt", "merges.txt", "sentencepiece.bpe.model", "spiece.model")  # one, without tokenizer.json
 SENTENCE_TRANSFORMERS = (  # where there is a modules.json
     "sentence_bert_config.json",
     "config_sentence_transformers.json",
@@ -125,7 +125,9 @@ def _collect(folder: Path, has: Callable[[str], bool]) -> str:
     family = FAMILIES.get(read_json(folder / CONFIG).get("model_type", ""))
     if family is not None and family.tokenizer_pieces:
         extras += TRANSLATION
-    extras += [] if has("tokenizer.json") else OLD_TOKENIZER
+    if not has("tokenizer.json"):
+        old = next((each for each in OLD_TOKENIZER if has(each)), "")
+        extras += ["added_tokens.json", *(["vocab.json"] if old == "merges.txt" else [])]
     extras += [*SENTENCE_TRANSFORMERS, *module_files(folder)] if has(MODULES) else []
     for extra in extras:
         has(extra)

@@ -43,6 +43,17 @@ class Source(NamedTuple):
         return self.names[0] if self.third is None else f"{self.names[0]}, third {self.third + 1} of 3"
 
 
+class PieceOrder(NamedTuple):
+    """How a family's ids differ from the order of the pieces in its SentencePiece file, as fairseq's do."""
+
+    first: tuple[tuple[str, float], ...] = ()  # pieces before the file's, by role or by name, with their scores
+    dropped: int = 0  # of the file's first pieces, which those replace
+    last: tuple[str, ...] = ()  # pieces after the file's
+
+
+AS_IN_THE_FILE = PieceOrder()
+
+
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Family:
     """What is particular to a family of checkpoints.
@@ -58,6 +69,8 @@ class Family:
     special_tokens: Mapping[str, str] = field(default_factory=lambda: SPECIAL_TOKENS)
     single: str = "cls $A sep"  # the special tokens around a text; :1 is token type 1
     pair: str = "cls $A sep $B:1 sep:1"  # the special tokens around a pair
+    mask_takes_space: bool = False  # the mask token takes the space before it, unless a file says otherwise
+    pieces: PieceOrder = AS_IN_THE_FILE  # the ids of a SentencePiece file's pieces
     strict: bool = False  # a tensor that the model does not need is an error
     ends_sources: bool = False  # a source ends with the token that ends a target
     generation_in_config: bool = False  # an older checkpoint's config.json has generation settings

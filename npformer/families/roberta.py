@@ -6,6 +6,7 @@ token type, the special tokens are `<s>` and `</s>`, and the classifier has a de
 
 from __future__ import annotations
 
+from npformer.families.base import AS_IN_THE_FILE, PieceOrder
 from npformer.families.table import EncoderTable
 
 SPECIAL_TOKENS = {
@@ -16,14 +17,31 @@ SPECIAL_TOKENS = {
     "mask_token": "<mask>",
 }
 
+#: XLM-RoBERTa's ids are one above the places of the file's pieces, and <mask> is the last.
+XLM_PIECES = PieceOrder(
+    first=(("cls_token", 0.0), ("pad_token", 0.0), ("sep_token", 0.0), ("unk_token", 0.0)),
+    dropped=3,
+    last=("mask_token",),
+)
+#: CamemBERT's tokens for the ends of a text are the file's; those that fairseq puts first are never read.
+CAMEMBERT_PIECES = PieceOrder(
+    first=(
+        ("<s>NOTUSED", 0.0), ("pad_token", 0.0), ("</s>NOTUSED", 0.0), ("unk_token", 0.0), ("<unk>NOTUSED", -100.0)
+    ),
+    dropped=1,
+    last=("mask_token",),
+)  # fmt: skip
 
-def _table(model_type: str, name: str) -> EncoderTable:
+
+def _table(model_type: str, name: str, pieces: PieceOrder = AS_IN_THE_FILE) -> EncoderTable:
     """The family under this name: the three differ in their vocabularies."""
     return EncoderTable(
         model_type=model_type,
         constants={"pad_id": 1, "padding_idx": 1, "first_position": 2},
         padding="pad_token_id",
         special_tokens=SPECIAL_TOKENS,
+        mask_takes_space=model_type == "camembert",  # Transformers' other two read no space with it
+        pieces=pieces,
         pair="cls $A sep sep $B sep",
         sizes={
             "vocab_size": "vocab_size",
@@ -95,5 +113,5 @@ def _table(model_type: str, name: str) -> EncoderTable:
 
 
 ROBERTA = _table("roberta", "Roberta")
-XLM_ROBERTA = _table("xlm-roberta", "XLMRoberta")
-CAMEMBERT = _table("camembert", "Camembert")
+XLM_ROBERTA = _table("xlm-roberta", "XLMRoberta", XLM_PIECES)
+CAMEMBERT = _table("camembert", "Camembert", CAMEMBERT_PIECES)

@@ -11,6 +11,7 @@ trust in a process with a limit on its time, as `timeout 60 npformer classify -m
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -70,14 +71,18 @@ def guarded(where: str) -> Iterator[None]:
         raise NpformerError(f"{where}: {error!s:.200}") from None
 
 
-def read_tokenizer(path: Path, rows: int, limits: Limits) -> tuple[Tokenizer, bool]:
+def read_tokenizer(
+    path: Path, rows: int, limits: Limits, content: bytes | None = None, unknown_piece: str = ""
+) -> tuple[Tokenizer, bool]:
     """Reads a tokenizer.json for a table of so many rows, without its padding and truncation.
 
-    Tells too whether it has regular expressions. Raises NpformerError if it is not within the limits.
+    content: what a tokenizer.json would have in place of other files, of which `path` is one. unknown_piece: the piece
+    for the unknown where a unigram model does not say which it is. Tells too whether the tokenizer has regular
+    expressions. Raises NpformerError if it is not within the limits.
     """
     from tokenizers import Tokenizer, models
 
-    content = read_bytes(path, "json", limits)
+    content = read_bytes(path, "json", limits) if content is None else content
     parts = read_parts(str(path), content, rows, limits)
     with guarded(f"{path}: not a tokenizer that can be read"):
         tokenizer = Tokenizer.from_buffer(content)
@@ -90,7 +95,11 @@ def read_tokenizer(path: Path, rows: int, limits: Limits) -> tuple[Tokenizer, bo
         raise NpformerError(f"{path}: its token for the unknown, {shown(unknown)}, is not in its vocabulary")
     if isinstance(model, models.Unigram):
         if parts["model"].get("unk_id") is None and parts["model"].get("byte_fallback") is not True:
-            raise NpformerError(f"{path}: unk_id: missing; it stands for what is not in the vocabulary")
+            index = model.token_to_id(unknown_piece)
+            if index is None:
+                raise NpformerError(f"{path}: unk_id: missing; it stands for what is not in the vocabulary")
+            pieces = [(piece, score) for piece, score in json.loads(content)["model"]["vocab"]]
+            tokenizer.model = models.Unigram(pieces, index, False)
         limits.check("piece", max(map(len, tokenizer.get_vocab())), f"{path}: characters of a piece")
     return tokenizer, parts["has_regex"]
 

@@ -1,4 +1,4 @@
-"""Reads a checkpoint's tokenizer from tokenizer.json, or from the vocab.txt and settings of older checkpoints.
+"""Reads a checkpoint's tokenizer from tokenizer.json, or from the files and settings of older checkpoints.
 
 The result is a `tokenizers.Tokenizer` that gives the same ids as Transformers, without cutting or padding. The tasks in
 `tasks/` cut texts to the model's length themselves (`text/encoding.py`).
@@ -6,23 +6,31 @@ The result is a `tokenizers.Tokenizer` that gives the same ids as Transformers, 
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from npformer.checks import shown
+from npformer.checks import boolean, shown
 from npformer.config import Config
 from npformer.errors import NpformerError
-from npformer.families import Family, family_of
+from npformer.families import FAMILIES, Family, family_of
 from npformer.files import read_bytes, read_json
 from npformer.limits import LIMITS, Limits
 from npformer.text.guarded import GuardedTokenizer, guarded, read_tokenizer, tried
+from npformer.text.older import ALBERT, FAIRSEQ, MERGES, albert_clean_up, describe_bpe, describe_unigram
 from npformer.text.parts import check_rows
 
 if TYPE_CHECKING:
     from tokenizers import AddedToken, Tokenizer
 
 FILE, VOCABULARY, SETTINGS = "tokenizer.json", "vocab.txt", "tokenizer_config.json"
+FILES = (FILE, VOCABULARY, MERGES, FAIRSEQ, ALBERT)  # the first that is there is read
+
+SPECIAL_TOKENS_FILES = SPECIAL_TOKENS_MAP, ADDED_TOKENS = "special_tokens_map.json", "added_tokens.json"
+
+#: The special tokens that a checkpoint may have, in the order in which they are added to a vocabulary.
+ROLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 #: White space of Unicode, which the tokenizers library takes from the end of each line of a vocab.txt.
 SPACES = "\t\n\x0b\x0c\r \x85\xa0\u1680" + "".join(map(chr, range(0x2000, 0x200B))) + "\u2028\u2029\u202f\u205f\u3000"
@@ -41,21 +49,31 @@ def load_tokenizer(folder: Path, config: Config, limits: Limits = LIMITS) -> Gua
     Raises NpformerError: no tokenizer in the folder, an unreadable file, a piece without a row in the embedding table,
     a file that is not within the limits, a tokenizer that fails on one of the texts that it is tried on.
     """
-    settings, family, has_regex = read_settings(folder), family_of(config), False
-    if (folder / FILE).exists():
-        path = folder / FILE
-        tokenizer, has_regex = read_tokenizer(path, config.vocab_size, limits)
-        _complete(tokenizer, path, settings)
-    elif (folder / VOCABULARY).exists():
-        path, tokenizer = folder / VOCABULARY, _from_vocabulary(folder, settings, family, limits)
-    else:
+    settings, rows, has_regex = read_settings(folder), config.vocab_size, False
+    family = _family(config, settings)
+    name = next((name for name in FILES if (folder / name).exists()), None)
+    if name is None:
         raise NpformerError(
-            f"{folder}: no tokenizer; looked for {FILE} and {VOCABULARY}. Copy one from where the model came from"
+            f"{folder}: no tokenizer; looked for {', '.join(FILES)}. Copy one from where the model came from"
         )
+    path = folder / name
+    if name == FILE:
+        tokenizer, has_regex = read_tokenizer(path, rows, limits, unknown_piece=family.special_tokens["unk_token"])
+        _complete(tokenizer, path, settings)
+    else:
+        special = _special_tokens(folder, settings, family)
+        added: list[dict[str, Any]] = []
+        if name == VOCABULARY:
+            tokenizer = _from_vocabulary(folder, settings, special, limits)
+        else:
+            described, added = _described(path, settings, special, family, limits)
+            tokenizer, _ = read_tokenizer(path, rows, limits, json.dumps(described, ensure_ascii=False).encode())
+        _add(tokenizer, folder, [*_added_tokens(folder, settings, special), *map(_added_token, added)], limits)
+        settings = {**settings, **special}
     if tokenizer.post_processor is None:
         tokenizer.post_processor = _template(tokenizer, path, settings, family)
-    check_rows(str(path), tokenizer.get_vocab_size(), config.vocab_size)  # again, with what was added
-    return tried(tokenizer, path, config.vocab_size, has_regex)
+    check_rows(str(path), tokenizer.get_vocab_size(), rows)  # again, with what was added
+    return tried(tokenizer, path, rows, has_regex)
 
 
 def read_settings(folder: Path) -> dict[str, Any]:
@@ -75,17 +93,28 @@ def longest_text(folder: Path | None, config: Config) -> int:
 
 def special_token(folder: Path | None, config: Config, role: str) -> str:
     """The special token of a role such as "mask_token"; the family's own if the folder names none."""
-    family = family_of(config)
     if folder is None:
-        return family.special_tokens[role]
-    return _content(_special_tokens(folder, read_settings(folder), family)[role])
+        return family_of(config).special_tokens[role]
+    settings = read_settings(folder)
+    return _content(_special_tokens(folder, settings, _family(config, settings))[role])
+
+
+def _family(config: Config, settings: Mapping[str, Any]) -> Family:
+    """The family whose tokenizer it is, by tokenizer_class: some models of BERT's kind have XLM-RoBERTa's."""
+    name = str(settings.get("tokenizer_class")).removesuffix("Fast").removesuffix("Tokenizer").lower()
+    return next((each for key, each in FAMILIES.items() if key.replace("-", "") == name), family_of(config))
 
 
 def _complete(tokenizer: Tokenizer, path: Path, settings: Mapping[str, Any]) -> None:
     """Adds the clean-up of tokenizer_config.json or BERT's own to a tokenizer.json, as Transformers does."""
-    from tokenizers import decoders, models, normalizers
+    from tokenizers import decoders, models, normalizers, pre_tokenizers
 
-    normalizer = tokenizer.normalizer
+    normalizer, splits = tokenizer.normalizer, tokenizer.pre_tokenizer
+    if isinstance(splits, pre_tokenizers.ByteLevel):
+        splits.add_prefix_space = _boolean(
+            path.with_name(SETTINGS), settings, "add_prefix_space", splits.add_prefix_space
+        )
+        tokenizer.pre_tokenizer = splits
     if tokenizer.decoder is None and isinstance(tokenizer.model, models.WordPiece):
         tokenizer.decoder = decoders.WordPiece()
     if isinstance(normalizer, normalizers.BertNormalizer) and _is_bert(settings):
@@ -99,13 +128,14 @@ def _is_bert(settings: Mapping[str, Any]) -> bool:
     return str(settings.get("tokenizer_class", "BertTokenizer")).startswith(("Bert", "DistilBert"))
 
 
-def _from_vocabulary(folder: Path, settings: Mapping[str, Any], family: Family, limits: Limits) -> Tokenizer:
+def _from_vocabulary(
+    folder: Path, settings: Mapping[str, Any], special: Mapping[str, Any], limits: Limits
+) -> Tokenizer:
     """Makes BERT's tokenizer from vocab.txt: clean-up, splitting at spaces and punctuation, WordPiece."""
     from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 
     path = folder / VOCABULARY
-    special = _special_tokens(folder, settings, family)
-    unknown = _content(special["unk_token"])
+    unknown = _content(special.get("unk_token"))
     pieces = _pieces(path, limits)
     if unknown not in pieces:
         raise NpformerError(f"{path}: its token for the unknown, {shown(unknown)}, is not in it")
@@ -117,13 +147,32 @@ def _from_vocabulary(folder: Path, settings: Mapping[str, Any], family: Family, 
     tokenizer.normalizer = normalizers.BertNormalizer(**clean_up)
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     tokenizer.decoder = decoders.WordPiece()
-    added = _added_tokens(folder, settings, special)
-    for token in added:
+    return tokenizer
+
+
+def _described(
+    path: Path, settings: Mapping[str, Any], special: Mapping[str, Any], family: Family, limits: Limits
+) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """The files of an older checkpoint as a tokenizer.json, and pieces that are never split."""
+
+    def setting(name: str, default: bool) -> bool:
+        return _boolean(path.with_name(SETTINGS), settings, name, default)
+
+    if path.name == MERGES:
+        return describe_bpe(path.parent, setting("add_prefix_space", False), limits), []
+    clean_up = []
+    if path.name == ALBERT:
+        clean_up = albert_clean_up(setting("do_lower_case", True), setting("keep_accents", False))
+    names = {role: _content(token) for role, token in special.items()}
+    return describe_unigram(path, names, family.pieces, setting("add_prefix_space", True), clean_up, limits)
+
+
+def _add(tokenizer: Tokenizer, folder: Path, tokens: list[AddedToken], limits: Limits) -> None:
+    """Adds tokens that are never split."""
+    for token in tokens:
         limits.check("piece", len(token.content), f"{folder}: characters of an added token")
     with guarded(f"{folder}: added tokens"):
-        tokenizer.add_tokens(added)
-    tokenizer.post_processor = _template(tokenizer, path, {**settings, **special}, family)
-    return tokenizer
+        tokenizer.add_tokens(tokens)
 
 
 def _pieces(path: Path, limits: Limits) -> dict[str, int]:
@@ -137,39 +186,50 @@ def _pieces(path: Path, limits: Limits) -> dict[str, int]:
 
 
 def _template(tokenizer: Tokenizer, path: Path, special: Mapping[str, Any], family: Family) -> Any:
-    """The special tokens that the family puts around a text and a pair. For BERT: Devlin et al., 2019, figure 2."""
-    from tokenizers import processors
+    """The special tokens that the family puts around a text and a pair. For BERT: Devlin et al., 2019, figure 2.
 
-    roles = ("cls_token", "sep_token")
+    Around a text of byte-level pieces, which begin with its spaces, their places are set to begin after them.
+    """
+    from tokenizers import pre_tokenizers, processors
+
+    forms = [[each.partition(":") for each in form.split()] for form in (family.single, family.pair)]
+    roles = dict.fromkeys(f"{part}_token" for form in forms for part, *_ in form if not part.startswith("$"))
     tokens = {role: _content(special.get(role) or family.special_tokens[role]) for role in roles}
     for token in tokens.values():
+        if token.startswith("$") or ":" in token:  # which have a meaning of their own in the library's templates
+            raise NpformerError(f"{path}: the special token {shown(token)} stands around texts: it may have no $ or :")
         if tokenizer.token_to_id(token) is None:
             raise NpformerError(f"{path}: the special token {shown(token)} is not in the vocabulary")
     single, pair = (
-        [tokens.get(f"{part}_token", part) + (colon + number) for part, colon, number in parts]
-        for parts in ([each.partition(":") for each in form.split()] for form in (family.single, family.pair))
+        [tokens.get(f"{part}_token", part) + (colon + number) for part, colon, number in form] for form in forms
     )
-    return processors.TemplateProcessing(
-        single=single,
-        pair=pair,
-        special_tokens=[(token, tokenizer.token_to_id(token)) for token in dict.fromkeys(tokens.values())],
-    )
+    ids = [(token, tokenizer.token_to_id(token)) for token in dict.fromkeys(tokens.values())]
+    template = processors.TemplateProcessing(single=single, pair=pair, special_tokens=ids)
+    splits = tokenizer.pre_tokenizer
+    if not tokens or not isinstance(splits, pre_tokenizers.ByteLevel):
+        return template
+    trim = _boolean(path.with_name(SETTINGS), special, "trim_offsets", True)
+    trimmed = processors.ByteLevel(trim_offsets=trim, add_prefix_space=splits.add_prefix_space)
+    return processors.Sequence([trimmed, template])
 
 
 def _special_tokens(folder: Path, settings: Mapping[str, Any], family: Family) -> dict[str, Any]:
     """Role -> token, a string or its settings; special_tokens_map.json takes precedence over tokenizer_config.json."""
-    path = folder / "special_tokens_map.json"
+    path = folder / SPECIAL_TOKENS_MAP
     map_ = read_json(path) if path.exists() and "added_tokens_decoder" not in settings else {}
-    special = {role: map_.get(role) or settings.get(role) or own for role, own in family.special_tokens.items()}
+    found = {role: map_.get(role) or settings.get(role) or family.special_tokens.get(role) for role in ROLES}
+    special = {role: token for role, token in found.items() if token}
     more = map_.get("additional_special_tokens") or settings.get("additional_special_tokens") or []
     if not isinstance(more, list) or not all(_content(each) for each in (*special.values(), *more)):
         raise NpformerError(f"{path if map_ else folder / SETTINGS}: expected special tokens that are strings")
+    if family.mask_takes_space and isinstance(special["mask_token"], str):
+        special["mask_token"] = {"content": special["mask_token"], "lstrip": True}
     return special | {f"additional {i}": each for i, each in enumerate(more)}
 
 
 def _added_tokens(folder: Path, settings: Mapping[str, Any], special: Mapping[str, Any]) -> list[AddedToken]:
     """Tokens that are never split: of added_tokens_decoder or added_tokens.json, by id, then the special tokens."""
-    path = folder / "added_tokens.json"
+    path = folder / ADDED_TOKENS
     names = [_content(each) for each in special.values()]
     by_id: dict[int, Any] = {}
     try:
@@ -200,6 +260,10 @@ def _content(token: Any) -> str:
     """The text of a special token, which may be a string or an object; "" for anything else."""
     text = token.get("content") if isinstance(token, Mapping) else token
     return text if isinstance(text, str) else ""
+
+
+def _boolean(path: Path, settings: Mapping[str, Any], name: str, default: bool) -> bool:
+    return boolean(f"{path}: {name}", settings.get(name, default))
 
 
 def _setting(path: Path, settings: Mapping[str, Any], name: str) -> bool | None:

@@ -7,7 +7,7 @@ does only if sacremoses is installed, and a language code ends at its first <<.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -19,6 +19,7 @@ from npformer.files import read_bytes, read_json
 from npformer.limits import LIMITS, Limits
 from npformer.text.guarded import TRIED, GuardedTokenizer, guarded, read_tokenizer, tried
 from npformer.text.parts import check_charsmap
+from npformer.text.sentencepiece_file import charsmaps
 from npformer.text.tokenizer import SETTINGS, read_settings
 
 PIECES = ("source.spm", "target.spm", "vocab.json")
@@ -166,46 +167,6 @@ def _sentencepiece(path: Path, limits: Limits) -> Any:
         limits.check("growth", check_charsmap(str(path), blob), f"{path}: the text that a character becomes")
     with guarded(f"{path}: not a SentencePiece model"):
         return SentencePieceProcessor(model_proto=content)
-
-
-def charsmaps(path: Path, content: bytes) -> Iterator[bytes]:
-    """Yields the maps of characters in a SentencePiece model, a message of protocol buffers.
-
-    A model's fields 3 and 5 are a normalizer_spec and a denormalizer_spec, whose field 2 is a precompiled_charsmap.
-    """
-    for number, value in _fields(path, content):
-        if number in (3, 5):
-            yield from (blob for inner, blob in _fields(path, value) if inner == 2 and blob)
-
-
-def _fields(path: Path, message: bytes) -> Iterator[tuple[int, bytes]]:
-    """Yields number and content of each field that has a length, of a message of protocol buffers."""
-    place = 0
-
-    def varint() -> int:
-        nonlocal place
-        value = shift = 0
-        while True:
-            byte = message[place]
-            place += 1
-            value |= (byte & 127) << shift
-            shift += 7
-            if byte < 128:
-                return value
-
-    try:
-        while place < len(message):
-            key = varint()
-            if key & 7 == 2:
-                length = varint()
-                yield key >> 3, message[place : place + length]
-                place += length
-            elif key & 7 == 0:
-                varint()
-            else:
-                place += {1: 8, 5: 4}[key & 7]
-    except (IndexError, KeyError):
-        raise NpformerError(f"{path}: not a SentencePiece model") from None
 
 
 def _vocabulary(path: Path, size: int, limits: Limits) -> dict[str, int]:

@@ -16,12 +16,13 @@ from npformer.config import Config
 from npformer.errors import NpformerError
 from npformer.families import read_config, write_config
 from npformer.families.distilbert import DISTILBERT
-from npformer.files import place_in_folder, read_text, written_whole
+from npformer.files import place_in_folder, read_bytes, written_whole
 from npformer.limits import LIMITS, Limits
-from npformer.text.tokenizer import SETTINGS, longest_text, read_settings
+from npformer.text.older import MERGES_VOCABULARY
+from npformer.text.tokenizer import FILES, SETTINGS, SPECIAL_TOKENS_FILES, longest_text, read_settings
 from npformer.training.initialise import initialise
 
-TOKENIZER = ("tokenizer.json", SETTINGS, "special_tokens_map.json", "added_tokens.json", "vocab.txt")
+TOKENIZER = (SETTINGS, *SPECIAL_TOKENS_FILES, *FILES, MERGES_VOCABULARY)
 HEAD = "sequence-classification"
 ENCODER = ("embeddings.", "layers.", "norm.")
 
@@ -68,20 +69,20 @@ def as_distilbert(config: Config, tree: layout.Tree) -> tuple[Config, layout.Tre
     return config, layout.own_to_tree(kept, config)
 
 
-def companions(source: Path, config: Config, limit: int | None = None) -> dict[str, str]:
+def companions(source: Path, config: Config, limit: int | None = None) -> dict[str, bytes]:
     """Reads the tokenizer's files of a folder; `limit` becomes the longest text in them, if it is shorter."""
-    kept = {name: read_text(source / name) for name in TOKENIZER if (source / name).exists()}
+    kept = {name: read_bytes(source / name, "json") for name in TOKENIZER if (source / name).exists()}
     if limit is not None:
         settings = {**read_settings(source), "model_max_length": min(limit, longest_text(source, config))}
-        kept[SETTINGS] = json.dumps(settings, indent=2, ensure_ascii=False) + "\n"
+        kept[SETTINGS] = (json.dumps(settings, indent=2, ensure_ascii=False) + "\n").encode()
     return kept
 
 
-def write_model(folder: Path, beside: Mapping[str, str], config: Config, tree: layout.Tree) -> None:
+def write_model(folder: Path, beside: Mapping[str, bytes], config: Config, tree: layout.Tree) -> None:
     """Writes a checkpoint folder: weights, the files `beside` them, and config.json last; each whole or not at all."""
     arrays = layout.stored(tree, config)
     save_arrays(place_in_folder(folder / OWN_WEIGHTS), arrays, own_metadata(arrays))
     description = json.dumps(write_config(config), indent=2, ensure_ascii=False) + "\n"
-    for name, text in {**beside, CONFIG: description}.items():
+    for name, content in {**beside, CONFIG: description.encode()}.items():
         with written_whole(place_in_folder(folder / name)) as partial:
-            partial.write_text(text, encoding="utf-8")
+            partial.write_bytes(content)

@@ -53,15 +53,16 @@ def translator(vocabulary: int, width: int, heads: int, layers: int, ffn: int, l
     )  # fmt: skip
 
 
-def companions(tokenizer: Any, longest: int) -> dict[str, str]:
+def companions(tokenizer: Any, longest: int) -> dict[str, bytes]:
     """Writes the files beside a translator's weights: its tokenizer and its settings of generation."""
     settings = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": END, "pad_token": PAD}
     generation = {
         "num_beams": 5, "max_length": longest, "decoder_start_token_id": 1, "eos_token_id": 0, "pad_token_id": 1,
         "forced_eos_token_id": 0, "bad_words_ids": [[1]],
     }  # fmt: skip
-    return {
+    files = {
         FILE: tokenizer.to_str(pretty=True),
         "tokenizer_config.json": json.dumps({**settings, "model_max_length": longest}, indent=2) + "\n",
         "generation_config.json": json.dumps(generation, indent=2) + "\n",
     }
+    return {name: text.encode() for name, text in files.items()}

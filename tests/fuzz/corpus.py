@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import string
+import struct
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -23,9 +24,11 @@ from npformer.families.torch_nn import TORCH_MODULES
 from npformer.generation.settings import FILE as GENERATION
 from tests.fuzz import json_form, tensor_form
 from tests.fuzz.draw import Draw
+from tests.fuzz.protobuf_form import BYTES, FLOAT, VARINT, build, varint
 from tests.fuzz.tensor_form import Tensor
 
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+ROBERTA_SPECIAL = ("<s>", "<pad>", "</s>", "<unk>", "<mask>")
 WORDS = [
     "ice",
     "cream",
@@ -259,6 +262,40 @@ def vocabulary() -> dict[str, bytes]:
         "special_tokens_map.json": dumped({"unk_token": "[UNK]", "cls_token": "[CLS]", **more}),
         "added_tokens.json": dumped({"[NEW]": len(VOCABULARY) - 1}),
     }
+
+
+def merges() -> dict[str, bytes]:
+    """A folder with the byte-level tokenizer of older checkpoints."""
+    letters = [chr(each) for each in (*range(33, 127), *range(161, 173), *range(174, 256), *range(256, 324))]
+    joined = ["i c", "ic e", "Ġ l", "o v", "ov e", "Ġl ove", "Ã ©"]
+    listed = [*ROBERTA_SPECIAL, *letters, *(each.replace(" ", "") for each in joined)]
+    files = encoder("roberta", vocab_size=len(listed) + 3)
+    del files["tokenizer.json"]
+    return files | {
+        "tokenizer_config.json": dumped({"add_prefix_space": False, "trim_offsets": True, "model_max_length": 24}),
+        "special_tokens_map.json": dumped({"cls_token": "<s>", "mask_token": {"content": "<mask>", "lstrip": True}}),
+        "vocab.json": dumped(ids(listed)),
+        "merges.txt": "\n".join(["#version: 0.2", *joined, ""]).encode(),
+    }
+
+
+def unigram(name: str = "sentencepiece.bpe.model", family: str = "xlm-roberta") -> dict[str, bytes]:
+    """A folder with a SentencePiece model of an older checkpoint; its map of characters changes none."""
+    charsmap = (1024).to_bytes(4, "little") + bytes(1024) + b"\0"
+    kinds = {"<unk>": 2, "<s>": 3, "</s>": 3, "[CLS]": 3, "[SEP]": 3, "[MASK]": 3, ",": 4}
+    listed = [*kinds, "▁", *LETTERS, *(f"▁{each}" for each in WORDS), *"äé我."]
+    message = [(1, BYTES, _piece(each, -i / 8, kinds.get(each, 1))) for i, each in enumerate(listed)]
+    message.append((2, BYTES, build([(3, VARINT, varint(1)), (4, VARINT, varint(len(listed)))])))
+    message.append((3, BYTES, build([(1, BYTES, b"nmt_nfkc"), (2, BYTES, charsmap), (3, VARINT, varint(1))])))
+    files = encoder(family, vocab_size=len(listed) + 9)
+    del files["tokenizer.json"]
+    settings = {"do_lower_case": True, "keep_accents": False, "unk_token": "<unk>", "model_max_length": 24}
+    return files | {"tokenizer_config.json": dumped(settings), name: build(message)}
+
+
+def _piece(text: str, score: float, kind: int) -> bytes:
+    typed = [(3, VARINT, varint(kind))] if kind != 1 else []
+    return build([(1, BYTES, text.encode()), (2, FLOAT, struct.pack("<f", score)), *typed])
 
 
 def decoder_settings() -> bytes:

@@ -182,13 +182,14 @@ TOKENIZER = {
 TOKENIZER_CONFIG = {
     "do_lower_case": [True, False, None, 1, "x"], "strip_accents": [True, False, None, 0], "tokenize_chinese_chars": [True, False, None, []],
     "model_max_length": [0, 1, 2, 3, -1, 2.5, 1e30, 10**30, None, "9", True, float("nan"), float("inf"), -float("inf"), 10**400],
-    "tokenizer_class": ["BertTokenizer", "PreTrainedTokenizerFast", "", None, 1, [], "DistilBertTokenizerFast"],
+    "tokenizer_class": ["BertTokenizer", "PreTrainedTokenizerFast", "", None, 1, [], "DistilBertTokenizerFast", "XLMRobertaTokenizer", "CamembertTokenizerFast", "RobertaTokenizer"],
     "added_tokens_decoder": [{}, None, [], {"0": {"content": "[PAD]"}}, {"x": {"content": "a"}}, {"0": None}, {"0": "a"}, {"-1": {"content": "a"}}, {"9" * 30: {"content": "a"}},
                              {"٣": {"content": "b"}}, {"0": {"content": "\u0000"}}, {"0": {"content": ""}}, {"0": {"content": "a", "lstrip": "x", "special": 3}},
                              {str(i): {"content": f"t{i}", "special": True} for i in range(2000)}, {"5": {"content": "\ud800"}}],
     **{role: ["", None, "nowhere", "[UNK]", "i", {"content": "[UNK]"}, {"content": ""}, {"content": 1}, {}, [], 1, "\u0000", "a" * 5000, {"content": "[NEW]", "lstrip": 1}]
        for role in ("unk_token", "sep_token", "pad_token", "cls_token", "mask_token", "eos_token")},
     "additional_special_tokens": [[], None, ["a"], [""], [None], "ab", {}, [{"content": "x"}], ["[CLS]"] * 50, [f"s{i}" for i in range(2000)]],
+    **{key: [True, False, None, 1, "x"] for key in ("add_prefix_space", "trim_offsets", "keep_accents")},
     "separate_vocabs": [True, False, None, 1], "source_lang": ["de"], "clean_up_tokenization_spaces": [True], "[NEW]": [0, 78, -1, 10**9, None, "x", True, 1e400],
 }  # fmt: skip
 

@@ -197,6 +197,30 @@ def _vocabulary() -> list[Seed]:
     ]
 
 
+def _merges() -> list[Seed]:
+    settings = _json(hints.TOKENIZER_CONFIG)
+    lines: Mutate = partial(text_form.mutate, separator=b" ")
+    targets = {"merges.txt": lines, "vocab.json": _json(), "tokenizer_config.json": settings}
+    files = corpus.merges()
+    return [
+        Seed(files, targets),
+        Seed(files, {"merges.txt": lines}),
+        Seed(files, {"special_tokens_map.json": settings}),
+    ]
+
+
+def _unigram() -> list[Seed]:
+    message: Mutate = protobuf_form.mutate
+    settings = _json(hints.TOKENIZER_CONFIG)
+    seeds = []
+    for name, family in (
+        ("sentencepiece.bpe.model", "xlm-roberta"), ("sentencepiece.bpe.model", "camembert"), ("spiece.model", "bert")
+    ):  # fmt: skip
+        files = corpus.unigram(name, family)
+        seeds += [Seed(files, {name: message}), Seed(files, {name: message, "tokenizer_config.json": settings})]
+    return seeds
+
+
 def _translation() -> list[Seed]:
     files = corpus.translation()
     both = {**files, "target_tokenizer.json": files["tokenizer.json"]}
@@ -316,6 +340,8 @@ KINDS = {
         Kind("config", _config, 3),
         Kind("tokenizer", _tokenizer, 3),
         Kind("vocabulary", _vocabulary, 2),
+        Kind("merges", _merges),
+        Kind("unigram", _unigram),
         Kind("translation", _translation),
         Kind("spm", _pieces, 1, "sentencepiece"),
         Kind("generation", _generation),

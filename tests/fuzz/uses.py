@@ -27,6 +27,7 @@ from npformer.config import Config
 from npformer.errors import NpformerError
 from npformer.model import Model, Seq2Seq
 from npformer.tasks.pipeline import TASK_OF, pipeline
+from npformer.text.tokenizer import FILES as TOKENIZER_FILES
 from npformer.text.translation_tokenizer import load_tokenizer
 from npformer.training.data import encode, encode_pairs, label_names, read_labelled, read_pairs
 from npformer.training.losses import HeadLoss, TranslationLoss
@@ -72,12 +73,15 @@ def model(folder: Path, draw: Draw, texts: Sequence[str]) -> None:
             call(load(folder, dtype=dtype, threads=threads), draw, texts or TEXTS)
 
 
+TOKENIZERS = {*TOKENIZER_FILES, "source.spm"}
+
+
 def call(loaded: Any, draw: Draw, texts: Sequence[str]) -> None:
     """Gives texts to a model's task, or token ids to a model without one."""
     config: Config = loaded.config
     there = {each.name for each in Path(loaded.folder).iterdir()}
     task = TASK_OF.get(config.head)
-    if task is None or config.model_type == "transformer" or not there & {"tokenizer.json", "vocab.txt", "source.spm"}:
+    if task is None or config.model_type == "transformer" or not there & TOKENIZERS:
         if isinstance(loaded, Seq2Seq):
             loaded(list(IDS), labels=[[2, 3], [4]])
         else:

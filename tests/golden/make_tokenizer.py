@@ -22,7 +22,20 @@ FILE = HERE / "tasks" / "tokenizer_ids.json"
 CHARACTERS = 400  # of a text: the pieces are letters, so a longer one would show nothing more
 _FLAGS = {"lstrip": False, "rstrip": False, "normalized": False, "single_word": False}
 
-#: The folder's files beside vocab.txt; "lowercase" says how tokenizer.json is written, where there is one.
+#: Letters that stand for bytes (those of Latin-1 that print, then U+0100 and on), and pieces that are joined of them.
+_PRINTED = [*range(33, 127), *range(161, 173), *range(174, 256)]
+_LETTERS = [*map(chr, _PRINTED), *map(chr, range(256, 256 + 256 - len(_PRINTED)))]
+_JOINED = ["t h", "th e", "Ġ the", "i n", "Ġ a", "o o", "g oo", "goo d", "Ġ good", "Ã ©", "e r", "Ġ f"]
+_PIECES = ["<s>", "<pad>", "</s>", "<unk>", "<mask>", *_LETTERS, *(each.replace(" ", "") for each in _JOINED)]
+_BPE = {
+    "config.json": {"model_type": "roberta"},
+    "vocab.json": {piece: i for i, piece in enumerate(_PIECES)},
+    "merges.txt": "\n".join(["#version: 0.2", *_JOINED, ""]),
+}
+_MASK = {"content": "[MASK]", **_FLAGS, "lstrip": True}
+
+#: The folder's files beside vocab.txt; "lowercase" says how tokenizer.json is written, where there is one. A folder
+#: with a config.json of its own has no vocab.txt, and ".model" names the SentencePiece file that it is a copy of.
 CASES: dict[str, dict[str, Any]] = {
     "vocabulary alone": {},
     "cased": {"tokenizer_config.json": {"do_lower_case": False}},
@@ -60,20 +73,39 @@ CASES: dict[str, dict[str, Any]] = {
         "lowercase": False,
         "tokenizer_config.json": {"do_lower_case": True, "tokenizer_class": "PreTrainedTokenizerFast"},
     },
+    "merges": _BPE,
+    "merges with a space first": {**_BPE, "tokenizer_config.json": {"add_prefix_space": True}},
+    "merges with special tokens": {**_BPE, "special_tokens_map.json": {"mask_token": _MASK, "cls_token": "<s>"}},
+    "XLM-RoBERTa's pieces": {"config.json": {"model_type": "xlm-roberta"}, "sentencepiece.bpe.model": "source.spm"},
+    "CamemBERT's pieces": {
+        "config.json": {"model_type": "camembert"},
+        "sentencepiece.bpe.model": "source.spm",
+        "tokenizer_config.json": {"add_prefix_space": False, "additional_special_tokens": ["Film"]},
+    },
+    "BERT with XLM-RoBERTa's pieces": {
+        "config.json": {"model_type": "bert"},
+        "sentencepiece.bpe.model": "target.spm",
+        "tokenizer_config.json": {"tokenizer_class": "XLMRobertaTokenizer"},
+    },
 }
 
 
 def write_folder(folder: Path, files: dict[str, Any]) -> Path:
     """The case's folder; tokenizer.json cuts and pads, which nobody who loads it should see."""
     folder.mkdir(parents=True)
-    (folder / "config.json").write_text(json.dumps({"model_type": "bert"}), encoding="utf-8")
-    (folder / "vocab.txt").write_text("\n".join(tiny.VOCABULARY) + "\n", encoding="utf-8")
+    if "config.json" not in files:
+        (folder / "config.json").write_text(json.dumps({"model_type": "bert"}), encoding="utf-8")
+        (folder / "vocab.txt").write_text("\n".join(tiny.VOCABULARY) + "\n", encoding="utf-8")
     for name, content in files.items():
         if name == "lowercase":
             tokenizer = tiny.tokenizer(content)
             tokenizer.enable_truncation(8)
             tokenizer.enable_padding(length=16)
             tokenizer.save(str(folder / "tokenizer.json"))
+        elif name.endswith(".model"):
+            (folder / name).write_bytes((HERE / "seq2seq" / "marian-files" / content).read_bytes())
+        elif isinstance(content, str):
+            (folder / name).write_text(content, encoding="utf-8", newline="")
         else:
             (folder / name).write_text(json.dumps(content), encoding="utf-8")
     return folder

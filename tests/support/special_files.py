@@ -29,6 +29,8 @@ from npformer.interpret.trace import Trace, trace
 from npformer.training import Example, HeadLoss, Recipe, Trainable, Trainer, read_labelled
 from npformer.training.data import read_pairs
 from npformer.training.start import companions, write_model
+from tests.golden.make_tokenizer import CASES as TOKENIZERS
+from tests.golden.make_tokenizer import write_folder
 from tests.support import seq2seq_models, tiny
 
 TEXT = "it was so hot"
@@ -121,6 +123,20 @@ def old_tokenizer(path: Path) -> None:
     tiny.vocabulary_folder(path)
 
 
+def older(case: str, model_type: str) -> Callable[[Path], None]:
+    """A folder with a tokenizer's files of this case of golden ids."""
+
+    def make(path: Path) -> None:
+        model = tiny.folder(path / "model", model_type, vocab_size=300)
+        (model / "tokenizer.json").unlink()
+        write_folder(path / "tokenizer", TOKENIZERS[case])
+        for each in (*model.iterdir(), *(path / "tokenizer").iterdir()):
+            if not (path / each.name).exists():
+                each.rename(path / each.name)
+
+    return make
+
+
 def sentences(path: Path) -> None:
     tiny.folder(path, "bert", "base")
     kinds = {"Transformer": "", "Pooling": "1_Pooling"}
@@ -152,7 +168,7 @@ def train(path: Path) -> None:
 def write(path: Path) -> None:
     path.mkdir(exist_ok=True)
     model = tiny.model("bert")
-    write_model(path, {"tokenizer.json": "{}"}, model.config, model.weights)
+    write_model(path, {"tokenizer.json": b"{}"}, model.config, model.weights)
 
 
 def golden_file(path: Path) -> None:
@@ -191,6 +207,8 @@ CASES = [
     Case("model-00001-of-00001.safetensors", sharded("safetensors", "model.safetensors.index.json"), classify),
     Case("model-00001-of-00001.bin", sharded("bin", "pytorch_model.bin.index.json"), classify),
     *(Case(name, old_tokenizer, classify) for name in ("vocab.txt", "special_tokens_map.json", "added_tokens.json")),
+    *(Case(name, older("merges", "roberta"), classify) for name in ("vocab.json", "merges.txt")),
+    Case("sentencepiece.bpe.model", older("XLM-RoBERTa's pieces", "xlm-roberta"), classify),
     *(Case(name, sentences, embed) for name in ("modules.json", "sentence_bert_config.json")),
     *(Case(name, sentences, embed) for name in ("config_sentence_transformers.json", "1_Pooling/config.json")),
     *(Case(name, marian, translate) for name in ("vocab.json", "source.spm", "target.spm")),

@@ -6,9 +6,13 @@ from pathlib import Path
 
 import pytest
 
+from npformer import Model
 from npformer.errors import NpformerError
+from npformer.text.encoding import Encoder
 from npformer.text.tokenizer import load_tokenizer, longest_text, special_token
-from tests.golden.make_tokenizer import write_folder
+from tests.fuzz import corpus
+from tests.fuzz.protobuf_form import BYTES, VARINT, build, varint
+from tests.golden.make_tokenizer import CASES, write_folder
 from tests.support import tiny
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "tasks" / "tokenizer_ids.json").read_text(encoding="utf-8"))
@@ -21,7 +25,8 @@ def folder(path, files):
 
 @pytest.mark.parametrize("case", GOLDEN["cases"], ids=lambda case: case["name"])
 def test_the_ids_are_transformers(case, tmp_path):
-    tokenizer = load_tokenizer(folder(tmp_path, case["files"]), CONFIG)
+    model_type = case["files"].get("config.json", {}).get("model_type", "bert")
+    tokenizer = load_tokenizer(folder(tmp_path, case["files"]), tiny.config(model_type, vocab_size=300))
     for text, ids in zip(GOLDEN["texts"], case["ids"], strict=True):
         encoding = tokenizer.encode(*([text] if isinstance(text, str) else text))
         assert encoding.ids == ids, text
@@ -30,7 +35,7 @@ def test_the_ids_are_transformers(case, tmp_path):
 def test_the_forty_texts_tell_the_cases_apart():
     distinct = {json.dumps(case["ids"]) for case in GOLDEN["cases"]}
     assert len(GOLDEN["texts"]) == 40
-    assert len(distinct) >= 9
+    assert len(distinct) >= 15
 
 
 def test_nothing_cuts_or_pads(tmp_path):
@@ -138,3 +143,144 @@ def test_an_unknown_token_that_the_vocabulary_lacks(tmp_path):
 )
 def test_settings_that_make_no_sense(name, content, tmp_path):
     assert name in refused(folder(tmp_path, {name: content}))
+
+
+@pytest.mark.parametrize("token", ["$A", "${HOME}", "[CLS]:1"])
+def test_special_tokens_that_would_mean_something_else(token, tmp_path):
+    message = refused(folder(tmp_path, {"tokenizer_config.json": {"cls_token": token}}))
+    assert f"the special token {token!r} stands around texts: it may have no $ or :" in message
+
+
+# --- vocab.json and merges.txt, and SentencePiece's files ------------------------------------------------------------
+
+ROBERTA, XLM_ROBERTA = (tiny.config(each, vocab_size=300) for each in ("roberta", "xlm-roberta"))
+MERGES, PIECES = CASES["merges"], CASES["XLM-RoBERTa's pieces"]
+SPM = corpus.unigram()["sentencepiece.bpe.model"]
+
+
+def test_places_of_byte_level_pieces_begin_after_their_spaces(tmp_path):
+    tokenizer = load_tokenizer(folder(tmp_path, MERGES), ROBERTA)
+    encoding = tokenizer.encode("the good café")
+    assert encoding.tokens == ["<s>", "the", "Ġgood", "Ġ", "c", "a", "f", "Ã©", "</s>"]
+    assert encoding.offsets == [(0, 0), (0, 3), (4, 8), (9, 9), (9, 10), (10, 11), (11, 12), (12, 13), (0, 0)]
+    pair = tokenizer.encode("the", "good")
+    assert pair.tokens == ["<s>", "the", "</s>", "</s>", "good", "</s>"]
+    assert set(pair.type_ids) == {0}
+
+
+def test_the_ids_of_fairseq_stand_one_above_the_file_s(tmp_path):
+    tokenizer = load_tokenizer(folder(tmp_path, PIECES), XLM_ROBERTA)
+    assert [tokenizer.id_to_token(i) for i in range(5)] == ["<s>", "<pad>", "</s>", "<unk>", "e"]  # <unk> <s> </s> e
+    assert tokenizer.id_to_token(tokenizer.get_vocab_size() - 1) == "<mask>"
+
+
+@pytest.mark.parametrize("times", [20, 1000])  # the second is tokenized in blocks, where that is possible
+@pytest.mark.parametrize("model_type", ["roberta", "xlm-roberta"])
+def test_long_texts_are_read_in_windows(model_type, times, tmp_path):
+    """The tokens and their places, whichever window they come from, are those of the text read at once."""
+    path = folder(tmp_path, MERGES if model_type == "roberta" else PIECES)
+    config = tiny.config(model_type, "token-classification", vocab_size=300)
+    model = Model(config, tiny.weights(config), path)
+    text = "the good ice cream in a film was good " * times
+    (encoded,) = Encoder(model).read([text], "window")
+    whole = model.tokenizer.encode(text)
+    for name in ("ids", "offsets"):
+        cut = [list(getattr(piece, name))[rows] for piece, rows in zip(encoded.pieces, encoded.rows(), strict=True)]
+        assert [each for part in cut for each in part] == getattr(whole, name)
+
+
+def written(path, case, name, content):
+    path = folder(path, case)
+    (path / name).write_bytes(content)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("merges.txt", b"t h\nth\n", "expected two pieces with a space between in each line, got 'th'"),
+        ("merges.txt", b"t h\n\n", "expected two pieces"),
+        ("merges.txt", b"t h e\n", "expected two pieces"),
+        ("merges.txt", b"\xff \xfe\n", "not UTF-8 (byte 0)"),
+        ("merges.txt", "щ щ".encode(), "not a tokenizer that can be read"),
+        ("vocab.json", b'{"<s>": 300}', "expected ids below 300"),
+        ("vocab.json", b'{"<s>": -1}', "not a tokenizer that can be read"),
+        ("vocab.json", b"[]", "expected a JSON object"),
+        ("tokenizer_config.json", b'{"add_prefix_space": 1}', "add_prefix_space: expected true or false, got 1"),
+        ("tokenizer_config.json", b'{"trim_offsets": null}', "trim_offsets: expected true or false"),
+    ],
+)
+def test_merges_that_make_no_sense(name, content, said, tmp_path):
+    assert said in refused(written(tmp_path, MERGES, name, content), ROBERTA)
+
+
+def test_merges_without_their_vocabulary(tmp_path):
+    path = folder(tmp_path, MERGES)
+    (path / "vocab.json").unlink()
+    assert "vocab.json: No such file" in refused(path, ROBERTA)
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"", "it has no pieces"),
+        (b"\x0a\x05abc", "not a SentencePiece model"),
+        (b"\x80" * 100_000, "not a SentencePiece model"),
+        (b"\x0b\x00", "not a SentencePiece model"),
+        (SPM[:-3], "not a SentencePiece model"),
+        (SPM + build([(2, BYTES, build([(3, VARINT, varint(2))]))]), "a SentencePiece model of BPE"),
+        (SPM + build([(2, BYTES, build([(3, VARINT, varint(2**63))]))]), "a SentencePiece model of an unknown type"),
+        (SPM + build([(1, BYTES, b"\x0a\x01a\x15\x00\x00\xc0\x7f")]), "with a score of nan"),
+        (SPM + build([(1, BYTES, b"\x15\x00\x00\x00\x00")]), "a piece without a text"),
+        (SPM + build([(1, BYTES, b"\x0a\x01\xff\x15\x00\x00\x00\x00")]), "a piece that is not UTF-8"),
+        (SPM + build([(3, BYTES, build([(2, BYTES, bytes(2000))]))]), "precompiled_charsmap: 0 bytes of trie in 2000"),
+        (SPM + build([(1, BYTES, b"\x0a\x02" + b"%d" % i) for i in range(10, 99)]) * 4, "pieces, but the model's"),
+    ],
+)
+def test_a_corrupt_sentencepiece_file(content, said, tmp_path):
+    path = written(tmp_path, PIECES, "sentencepiece.bpe.model", content)
+    message = refused(path, XLM_ROBERTA)
+    assert "sentencepiece.bpe.model: " in message
+    assert said in message
+
+
+def test_pieces_whose_fields_are_written_in_another_way(tmp_path):
+    """A piece may have its fields in any order, a later one counts, and one that is missing has a default."""
+    pieces = [
+        b"\x15\x00\x00\x80\xbf\x0a\x02zz",  # the score -1 first
+        b"\x0a\x01q\x0a\x02zq\x15\x00\x00\x80\xbf\x18\x01",  # a text twice
+        b"\x0a\x02qq",  # no score
+        b"\x0a\x02##\x15\x00\x00\x80\xbf\x18\x04",  # never split
+    ]
+    path = written(tmp_path, PIECES, "sentencepiece.bpe.model", SPM + build([(1, BYTES, each) for each in pieces]))
+    tokenizer = load_tokenizer(path, XLM_ROBERTA)
+    assert tokenizer.encode("zzqqzq##").tokens == ["<s>", "▁", "zz", "qq", "zq", "##", "</s>"]
+
+
+def test_albert_s_clean_up_of_a_spiece_model(tmp_path):
+    path = tmp_path / "model"
+    path.mkdir()
+    (path / "spiece.model").write_bytes(SPM)
+    config = tiny.config("bert", vocab_size=100)
+    unknown = {"unk_token": "<unk>"}
+    for settings, tokens in (
+        ({}, ["▁", "e", "i", "c", "e"]),
+        ({"keep_accents": True}, ["▁", "é", "i", "c", "e"]),
+        ({"do_lower_case": False}, ["▁", "E", "i", "c", "e"]),  # which is unknown
+        ({"add_prefix_space": False}, ["e", "i", "c", "e"]),
+    ):
+        (path / "tokenizer_config.json").write_text(json.dumps({**unknown, **settings}))
+        assert load_tokenizer(path, config).encode("Éice", add_special_tokens=False).tokens == tokens, settings
+    (path / "tokenizer_config.json").write_text("{}")
+    assert "spiece.model: its token for the unknown, '[UNK]', is not in it" in refused(path, config)
+
+
+def test_a_unigram_model_that_does_not_say_which_piece_is_the_unknown(tmp_path):
+    """Older tokenizer.json files have no unk_id, and Transformers takes the family's token."""
+    load_tokenizer(folder(tmp_path, PIECES), XLM_ROBERTA)._tokenizer.save(str(tmp_path / "tokenizer.json"))
+    data = json.loads((tmp_path / "tokenizer.json").read_text())
+    assert data["model"].pop("unk_id") == 3
+    (tmp_path / "tokenizer.json").write_text(json.dumps(data))
+    assert load_tokenizer(tmp_path, XLM_ROBERTA).encode("e我").tokens == ["<s>", "▁", "e", "我", "</s>"]
+    assert load_tokenizer(tmp_path, XLM_ROBERTA).encode("我").ids[-2] == 3
+    assert "unk_id: missing" in refused(tmp_path, tiny.config("bert", vocab_size=300))

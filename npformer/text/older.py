@@ -1,0 +1,94 @@
+"""Describes the tokenizers of older checkpoints as the tokenizer.json that would stand for their files.
+
+So there is one reader, with one set of checks: `guarded.py` reads the description as it reads a file. There are two
+kinds: byte-level BPE of vocab.json and merges.txt (Radford et al., 2019, section 2.2), and a unigram model of a
+SentencePiece file (Kudo, 2018, "Subword regularization").
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from npformer.checks import shown
+from npformer.errors import NpformerError
+from npformer.families.base import PieceOrder
+from npformer.files import read_bytes, read_json
+from npformer.limits import Limits
+from npformer.text.sentencepiece_file import CONTROL, USER_DEFINED, read_unigram
+
+MERGES, MERGES_VOCABULARY = "merges.txt", "vocab.json"
+FAIRSEQ, ALBERT = "sentencepiece.bpe.model", "spiece.model"
+
+
+def describe_bpe(folder: Path, prefix_space: bool, limits: Limits) -> dict[str, Any]:
+    """The tokenizer of GPT-2, RoBERTa and BART: bytes, then pairs of merges.txt joined, first line first."""
+    path = folder / MERGES
+    try:
+        lines = read_bytes(path, "vocabulary", limits).decode("utf-8").removesuffix("\n").split("\n")
+    except UnicodeDecodeError as error:
+        raise NpformerError(f"{path}: not UTF-8 (byte {error.start})") from None
+    merges = [line.removesuffix("\r").split(" ") for line in lines if not line.startswith("#version")]
+    for pair in merges:
+        if len(pair) != 2:
+            raise NpformerError(
+                f"{path}: expected two pieces with a space between in each line, got {shown(' '.join(pair))}"
+            )
+    byte_level = {"type": "ByteLevel", "add_prefix_space": prefix_space, "trim_offsets": True, "use_regex": True}
+    model = {"type": "BPE", "dropout": None, "unk_token": None, "fuse_unk": False, "byte_fallback": False}
+    vocabulary = read_json(folder / MERGES_VOCABULARY, limits)
+    return _description(None, byte_level, {**model, "vocab": vocabulary, "merges": merges})
+
+
+def describe_unigram(
+    path: Path, special: Mapping[str, str], order: PieceOrder, prefix_space: bool, clean_up: list[Any], limits: Limits
+) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """The tokenizer of a SentencePiece file, and the pieces of it that are never split.
+
+    special: role -> token. clean_up: normalizers before the file's own.
+    """
+    pieces, charsmap = read_unigram(path, limits)
+    first = [(special.get(name, name), score) for name, score in order.first]
+    last = [(special.get(name, name), 0.0) for name in order.last]
+    vocabulary = [*first, *((piece.text, piece.score) for piece in pieces[order.dropped :]), *last]
+    name = special.get("unk_token")
+    unknown = next((i for i, (text, _) in enumerate(vocabulary) if text == name), None)
+    if unknown is None:
+        raise NpformerError(f"{path}: its token for the unknown, {shown(name)}, is not in it")
+    blob = base64.b64encode(charsmap).decode()
+    own = [{"type": "Precompiled", "precompiled_charsmap": blob}] if charsmap else []
+    metaspace = {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "always" if prefix_space else "never"}
+    described = _description(
+        {"type": "Sequence", "normalizers": [*clean_up, *own]},
+        {"type": "Sequence", "pretokenizers": [{"type": "WhitespaceSplit"}, {**metaspace, "split": True}]},
+        {"type": "Unigram", "unk_id": unknown, "byte_fallback": False, "vocab": vocabulary},
+    )
+    return described | {"decoder": {**metaspace, "split": True}}, [
+        {"content": piece.text, "special": piece.type == CONTROL, "normalized": False}
+        for piece in pieces
+        if piece.type in (CONTROL, USER_DEFINED)
+    ]
+
+
+def albert_clean_up(lower_case: bool, keep_accents: bool) -> list[dict[str, Any]]:
+    """The normalizers of ALBERT's code (Lan et al., 2020): one kind of quotation marks, no accents, no capitals."""
+    quotes = [{"type": "Replace", "pattern": {"String": each}, "content": '"'} for each in ("``", "''")]
+    accents = [] if keep_accents else [{"type": "NFKD"}, {"type": "StripAccents"}]
+    return [*quotes, *accents, *([{"type": "Lowercase"}] if lower_case else [])]
+
+
+def _description(normalizer: Any, pre_tokenizer: Any, model: dict[str, Any]) -> dict[str, Any]:
+    """A tokenizer.json, whose special tokens are added to what it makes."""
+    return {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": [],
+        "normalizer": normalizer,
+        "pre_tokenizer": pre_tokenizer,
+        "post_processor": None,
+        "decoder": pre_tokenizer,
+        "model": model,
+    }

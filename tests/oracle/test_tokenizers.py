@@ -1,0 +1,154 @@
+"""Tokenizers of older checkpoints beside transformers': ids, tokens, places and pairs of 200 lines in many scripts.
+
+The vocabularies are trained here, on the same lines, by the libraries that checkpoints' authors use.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sentencepiece
+from tokenizers import ByteLevelBPETokenizer
+from transformers import AutoTokenizer
+
+from npformer.config import Config
+from npformer.families import FAMILIES, Family
+from npformer.families.roberta import SPECIAL_TOKENS
+from npformer.text.tokenizer import load_tokenizer
+from tests.support.scripts import LINES
+
+ROBERTA = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
+MASK = {"content": "<mask>", "lstrip": True, "rstrip": False, "normalized": False, "single_word": False}
+#: Pieces that SentencePiece's trainer is given, as each checkpoint's authors gave them.
+TRAINED: dict[str, dict[str, Any]] = {
+    "xlm-roberta": {"unk_id": 0, "bos_id": 1, "eos_id": 2, "pad_id": -1},
+    "camembert": {"unk_id": 0, "bos_id": 1, "eos_id": 2, "pad_id": -1},
+    "albert": {
+        "pad_id": 0, "unk_id": 1, "bos_id": -1, "eos_id": -1,
+        "control_symbols": ["[CLS]", "[SEP]", "[MASK]"], "user_defined_symbols": list('(),"-.'),
+    },
+}  # fmt: skip
+
+
+@pytest.fixture(scope="session")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of vocabularies: roberta-vocab.json, roberta-merges.txt and a .model of each kind."""
+    folder = tmp_path_factory.mktemp("trained")
+    byte_level = ByteLevelBPETokenizer()
+    byte_level.train_from_iterator(LINES, vocab_size=900, special_tokens=ROBERTA, show_progress=False)
+    byte_level.save_model(str(folder), "roberta")
+    for name, settings in TRAINED.items():
+        for rule in ("nmt_nfkc", "identity"):
+            sentencepiece.SentencePieceTrainer.train(
+                sentence_iterator=iter(line.replace("\0", "") for line in LINES for _ in range(3)),
+                model_prefix=str(folder / f"{name}-{rule}"), vocab_size=900, character_coverage=0.98,
+                normalization_rule_name=rule, hard_vocab_limit=False, minloglevel=2, num_threads=1, **settings,
+            )  # fmt: skip
+    return folder
+
+
+#: Name -> model_type, the files (ours -> the trained one), and settings by file.
+CASES: dict[str, tuple[str, dict[str, str], dict[str, Any]]] = {}
+BPE = {"vocab.json": "roberta-vocab.json", "merges.txt": "roberta-merges.txt"}
+for _name, _settings in {
+    "alone": {},
+    "prefix space": {"tokenizer_config.json": {"add_prefix_space": True}},
+    "whole places": {"tokenizer_config.json": {"trim_offsets": False, "add_prefix_space": True}},
+    "mask takes the space": {"special_tokens_map.json": {"mask_token": MASK, "cls_token": "<s>"}},
+    "added": {"added_tokens.json": {"NEW": 900, "(new)": 901}},
+    "decoder": {
+        "tokenizer_config.json": {
+            "added_tokens_decoder": {
+                "4": {**MASK, "special": True},
+                "900": {**MASK, "content": "NEW", "special": False, "normalized": True},
+            }
+        }
+    },
+}.items():
+    CASES[f"roberta {_name}"] = ("roberta", BPE, _settings)
+for _type, _file in (("xlm-roberta", "sentencepiece.bpe.model"), ("camembert", "sentencepiece.bpe.model")):
+    for _rule in ("nmt_nfkc", "identity"):
+        CASES[f"{_type} {_rule}"] = (_type, {_file: f"{_type}-{_rule}.model"}, {})
+    for _name, _settings in {
+        "no prefix space": {"tokenizer_config.json": {"add_prefix_space": False}},
+        "mask takes the space": {"special_tokens_map.json": {"mask_token": MASK}},
+        "extra": {"tokenizer_config.json": {"additional_special_tokens": ["NEW", "(new)"]}},
+    }.items():
+        CASES[f"{_type} {_name}"] = (_type, {_file: f"{_type}-nmt_nfkc.model"}, _settings)
+CASES["bert with xlm-roberta's"] = (
+    "bert",
+    {"sentencepiece.bpe.model": "xlm-roberta-nmt_nfkc.model"},
+    {"tokenizer_config.json": {"tokenizer_class": "XLMRobertaTokenizer"}},
+)
+CASES["bart"] = ("bart", BPE, {})
+for _name, _settings in {
+    "alone": {},
+    "prefix space": {"tokenizer_config.json": {"add_prefix_space": True}},
+    "padding": {"special_tokens_map.json": {"pad_token": "[PAD]"}},
+}.items():
+    CASES[f"gpt2 {_name}"] = ("gpt2", BPE, _settings)
+for _name, _settings in {
+    "alone": {},
+    "accents": {"tokenizer_config.json": {"keep_accents": True}},
+    "capitals": {"tokenizer_config.json": {"do_lower_case": False, "keep_accents": True}},
+    "no prefix space": {"tokenizer_config.json": {"add_prefix_space": False, "do_lower_case": False}},
+    "mask takes the space": {"special_tokens_map.json": {"mask_token": {**MASK, "content": "[MASK]"}}},
+}.items():
+    CASES[f"albert {_name}"] = ("albert", {"spiece.model": "albert-nmt_nfkc.model"}, _settings)
+CASES["albert identity"] = ("albert", {"spiece.model": "albert-identity.model"}, {})
+
+#: Families as their tokenizers need them, where npformer has none yet.
+END = "<|endoftext|>"
+STAND_INS = [
+    Family(model_type="bart", architectures={}, special_tokens=SPECIAL_TOKENS, pair="cls $A sep sep $B sep"),
+    Family(
+        model_type="gpt2", architectures={}, single="$A", pair="$A $B",
+        special_tokens={"unk_token": END, "bos_token": END, "eos_token": END},
+    ),
+    Family(
+        model_type="albert", architectures={},
+        special_tokens={
+            "unk_token": "<unk>", "sep_token": "[SEP]", "pad_token": "<pad>", "cls_token": "[CLS]", "mask_token": "[MASK]"
+        },
+    ),
+]  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def families(monkeypatch: pytest.MonkeyPatch) -> None:
+    for each in STAND_INS:
+        monkeypatch.setitem(FAMILIES, each.model_type, FAMILIES.get(each.model_type, each))
+
+
+def folder_of(case: str, trained: Path, folder: Path) -> Path:
+    model_type, files, settings = CASES[case]
+    for name, source in files.items():
+        (folder / name).write_bytes((trained / source).read_bytes())
+    for name, content in {"config.json": {"model_type": model_type}, **settings}.items():
+        (folder / name).write_text(json.dumps(content), encoding="utf-8")
+    return folder
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_ids_and_places_are_transformers(case: str, trained: Path, tmp_path: Path) -> None:
+    folder = folder_of(case, trained, tmp_path)
+    theirs = AutoTokenizer.from_pretrained(folder)
+    size = len(theirs)
+    config = Config(CASES[case][0], "base", size + 9, 8, 2, 1, 8, 64, n_segments=1)
+    ours = load_tokenizer(folder, config)
+    assert ours.get_vocab() == theirs.get_vocab()
+    pairs = list(zip(LINES[::7], LINES[3::7], strict=False)) if case[:4] != "gpt2" else []  # it reads none
+    for given in [(line,) for line in LINES] + pairs:
+        expected = theirs(*given, return_offsets_mapping=True, return_token_type_ids=True)
+        got = ours.encode(*given)
+        assert got.ids == expected["input_ids"], given
+        assert got.offsets == expected["offset_mapping"], given
+        assert got.type_ids == expected["token_type_ids"], given
+        assert got.word_ids == expected.word_ids(), given
+        assert got.sequence_ids == expected.sequence_ids(), given
+    for line in LINES:
+        ids = ours.encode(line).ids
+        assert ours.decode(ids, skip_special_tokens=False) == theirs.decode(ids, skip_special_tokens=False), line
