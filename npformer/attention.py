@@ -14,6 +14,8 @@ import numpy as np
 
 from npformer.errors import NpformerError
 from npformer.functions import linear, linear_backward, linears, softmax, softmax_backward
+from npformer.masks import masked_softmax
+from npformer.positions import Relative
 from npformer.runtime.blocks import in_place, over_heads
 from npformer.runtime.packing import equal_runs
 from npformer.runtime.products import inner_products, inner_products_in_room, row_products
@@ -106,17 +108,34 @@ def scaled_dot_product_attention(
     scale = 1 / math.sqrt(q.shape[-1]) if scale is None else float(scale)  # a NumPy number would widen float32
     if mask is not None:
         return masked_attention(q * scale, k, v, mask)
-    scores = tap("scores", inner_products(q, k, scale))  # q @ k.mT * scale
+    return unmasked_attention(q, k, v, scale)
+
+
+def unmasked_attention(
+    q: np.ndarray, k: np.ndarray, v: np.ndarray, scale: float, bias: np.ndarray | None = None
+) -> np.ndarray:
+    """softmax(q k^T * scale + bias) v."""
+    scores = inner_products(q, k, scale)  # q @ k.mT * scale
+    if bias is not None:
+        scores += bias
+    scores = tap("scores", scores)
     weights = tap("weights", in_place(_softmax, scores))  # softmax(scores)
     return tap("context", row_products(weights, v))  # weights @ v
 
 
 def scaled_dot_product_attention_backward(
-    grad: np.ndarray, stages: Stages, q: np.ndarray, k: np.ndarray, v: np.ndarray, scale: float | None = None
+    grad: np.ndarray,
+    stages: Stages,
+    q: np.ndarray,
+    k: np.ndarray,
+    v: np.ndarray,
+    scale: float | None = None,
+    dscores: np.ndarray | None = None,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Backward of `scaled_dot_product_attention` = W v, W = softmax(S), S = q k^T * scale (W is 0 where masked):
 
     dv = W^T grad; dW = grad v^T; dS = softmax_backward(dW, W); dq = dS k * scale; dk = dS^T q * scale.
+    dscores: an array to write dS to, the gradient of a bias that is added to the scores.
     """
     scale = 1 / math.sqrt(q.shape[-1]) if scale is None else float(scale)
     grad = stages.through_edit("context", grad)
@@ -124,9 +143,11 @@ def scaled_dot_product_attention_backward(
     dv = weights.mT @ grad
     keys_are_rows = weights.strides[-1] > weights.strides[-2]  # dweights gets the memory order of weights
     dweights = (v @ grad.mT).mT if keys_are_rows else grad @ v.mT
-    dscores = softmax_backward(stages.through_edit("weights", dweights), stages.made("weights"))
-    dscores = stages.through_edit("scores", dscores)
-    dq, dk = dscores @ k, dscores.mT @ q
+    ds = softmax_backward(stages.through_edit("weights", dweights), stages.made("weights"))
+    ds = stages.through_edit("scores", ds)
+    if dscores is not None:
+        dscores[...] = ds
+    dq, dk = ds @ k, ds.mT @ q
     dq *= scale
     dk *= scale
     return dq, dk, dv
@@ -153,34 +174,6 @@ def masked_attention(q: np.ndarray, k: np.ndarray, v: np.ndarray, mask: np.ndarr
     return tap("context", matmul_in_order(weights, v, terms))  # weights @ v
 
 
-def masked_softmax(scores: np.ndarray, mask: np.ndarray, terms: int = TERMS) -> np.ndarray:
-    """softmax over the keys that the mask admits; rows that admit none are zeros.
-
-    The mask is boolean, or floats that are added to the scores. The exponentials are added in groups of `terms` keys.
-    """
-    if mask.dtype != bool and mask.dtype.kind != "f":
-        raise NpformerError(f"attention: mask must be booleans, or floats to be added to the scores, got {mask.dtype}")
-    admitted = mask if mask.dtype == bool else mask != -np.inf
-    seen = admitted.any(axis=-1, keepdims=True)
-    try:
-        np.broadcast_to(admitted, scores.shape)
-    except ValueError:
-        raise NpformerError(f"attention: mask must broadcast to the scores {scores.shape}, got {mask.shape}") from None
-    if not scores.size or not seen.any():
-        return np.zeros_like(scores)
-    if mask.dtype != bool:
-        scores = scores + mask.astype(scores.dtype, copy=False)
-    every_row = bool(seen.all())
-    weights = np.where(admitted, scores, -np.inf).astype(scores.dtype, copy=False)
-    if not every_row:
-        weights = np.where(seen, weights, 0).astype(scores.dtype, copy=False)
-    with np.errstate(over="ignore", invalid="ignore", under="ignore"):
-        weights -= weights.max(axis=-1, keepdims=True)
-        np.exp(weights, out=weights)
-        weights /= sum_in_order(weights, terms=terms)
-    return weights if every_row else weights * seen
-
-
 # --- on packed rows --------------------------------------------------------------------------------------------------
 
 
@@ -197,11 +190,13 @@ def multi_head_attention(
     is_causal: bool = False,
     mask: np.ndarray | None = None,
     cache: AttentionCache | None = None,
+    relative: Relative | None = None,
 ) -> np.ndarray:
     """MultiHead(x, source) = Concat(head_1, ..., head_H) W_O on packed rows, (T, D), (S, D) -> (T, D). Section 3.2.2.
 
     Text i is lengths[i] rows of x, which attend to its source_lengths[i] rows of source, as is_causal or mask admits. A
     cache replaces both: it keeps keys and values of earlier calls, and when it is complete no new ones are computed.
+    relative: the places of the rows of source, where attention depends on them.
     """
     if cache is not None and cache.complete:
         q = tap("query", linear(x, **query))
@@ -214,7 +209,7 @@ def multi_head_attention(
     if cache is not None:
         combined = cache.attend(q, k, v, n_heads)
     else:
-        combined = packed_attention(q, k, v, lengths, source_lengths, n_heads, is_causal, mask)
+        combined = packed_attention(q, k, v, lengths, source_lengths, n_heads, is_causal, mask, relative)
     return tap("output", linear(tap("combined", combined), **output))
 
 
@@ -230,20 +225,23 @@ def multi_head_attention_backward(
     key: Linear,
     value: Linear,
     output: Linear,
-) -> tuple[np.ndarray, np.ndarray, dict[str, dict[str, np.ndarray]]]:
+    relative: Relative | None = None,
+) -> tuple[np.ndarray, np.ndarray, dict[str, Any]]:
     """Backward of `multi_head_attention`: dx (T, D), dsource (S, D) and the gradients of the four linear layers.
 
-    In self-attention x and source are the same rows, and their gradient is dx + dsource.
+    In self-attention x and source are the same rows, and their gradient is dx + dsource. The gradient of a relative
+    bias, (H, 2 M - 1), is under "bias".
     """
     grad, d_output = linear_backward(stages.through_edit("output", grad), stages["combined"], **output)
-    dq, dk, dv = packed_attention_backward(
-        stages.through_edit("combined", grad), stages, lengths, source_lengths, n_heads
+    dq, dk, dv, d_bias = packed_attention_backward(
+        stages.through_edit("combined", grad), stages, lengths, source_lengths, n_heads, relative
     )
     dx, d_query = linear_backward(stages.through_edit("query", dq), x, **query)
     dsource, d_key = linear_backward(stages.through_edit("key", dk), source, **key)
     from_values, d_value = linear_backward(stages.through_edit("value", dv), source, **value)
     dsource += from_values
-    return dx, dsource, {"query": d_query, "key": d_key, "value": d_value, "output": d_output}
+    grads = {"query": d_query, "key": d_key, "value": d_value, "output": d_output}
+    return dx, dsource, grads if d_bias is None else {**grads, "bias": d_bias}
 
 
 def self_attention(
@@ -252,6 +250,7 @@ def self_attention(
     n_heads: int,
     is_causal: bool = False,
     row_indices: np.ndarray | None = None,
+    relative: Relative | None = None,
     **projections: Any,
 ) -> np.ndarray:
     """Multi-head attention of each text to itself, on packed rows, (T, D) -> (T, D). Section 3.2.2.
@@ -263,6 +262,7 @@ def self_attention(
     n_heads : int
     is_causal : bool, a token sees itself and earlier tokens only
     row_indices : integer array, the rows that attend and are returned, equally many of each text; all unless given
+    relative : `Relative`, the tokens' places, where attention depends on them
     projections : query, key, value, output, each {"weight": (D, D), "bias": (D,)}
 
     Examples
@@ -273,7 +273,9 @@ def self_attention(
     (5, 384)
     """
     rows, row_lengths = _attending(x, lengths, row_indices)
-    return multi_head_attention(rows, row_lengths, x, lengths, n_heads, is_causal=is_causal, **projections)
+    return multi_head_attention(
+        rows, row_lengths, x, lengths, n_heads, is_causal=is_causal, relative=relative, **projections
+    )
 
 
 def self_attention_backward(
@@ -283,12 +285,13 @@ def self_attention_backward(
     lengths: np.ndarray,
     n_heads: int,
     row_indices: np.ndarray | None = None,
+    relative: Relative | None = None,
     **projections: Any,
-) -> tuple[np.ndarray, dict[str, dict[str, np.ndarray]]]:
+) -> tuple[np.ndarray, dict[str, Any]]:
     """Backward of `self_attention`: dx (T, D), as queries, keys and values, and the gradients of the linear layers."""
     rows, row_lengths = _attending(x, lengths, row_indices)
     drows, dx, grads = multi_head_attention_backward(
-        grad, stages, rows, row_lengths, x, lengths, n_heads, **projections
+        grad, stages, rows, row_lengths, x, lengths, n_heads, **projections, relative=relative
     )
     dx[slice(None) if row_indices is None else row_indices] += drows
     return dx, grads
@@ -319,10 +322,11 @@ def packed_attention(
     n_heads: int,
     is_causal: bool = False,
     mask: np.ndarray | None = None,
+    relative: Relative | None = None,
 ) -> np.ndarray:
     """Concat(head_1, ..., head_H) of each text, (T, D), (S, D), (S, D) -> (T, D); equal lengths together."""
-    own_rows = len(k)
-    k, v = all_gather(k, v)  # of the whole text, where this call has only some of its rows
+    own_rows, places = len(k), [] if relative is None else [relative.places]
+    k, v, *places = all_gather(k, v, *places)  # of the whole text, where this call has only some of its rows
     if len(k) > own_rows:
         source_lengths = np.array([len(k)])
     combined = np.empty((len(q), v.shape[-1]), q.dtype)
@@ -337,10 +341,15 @@ def packed_attention(
             )
         )
         context = split_heads(combined[rows].reshape(count, -1, v.shape[-1]), n_heads)  # a view: combined is written
+        added = {} if relative is None else relative.added(rows, places[0][source_rows], count, n_heads)
 
-        def attend(some: Any, run: Any = (q_heads, k_heads, v_heads, context)) -> None:
+        def attend(some: Any, run: Any = (q_heads, k_heads, v_heads, context), added: Any = added) -> None:
             q, k, v, context = (heads[some] for heads in run)
-            context[...] = scaled_dot_product_attention(q, k, v, mask, is_causal)
+            if added:
+                added = {name: array[some] for name, array in added.items()}
+                context[...] = unmasked_attention(q, k, v, 1 / math.sqrt(q.shape[-1]), **added)
+            else:
+                context[...] = scaled_dot_product_attention(q, k, v, mask, is_causal)
 
         length, source_length = q_heads.shape[-2], k_heads.shape[-2]
         over_heads(attend, count, n_heads, scores=length * source_length, width=q_heads.shape[-1])
@@ -348,17 +357,26 @@ def packed_attention(
 
 
 def packed_attention_backward(
-    grad: np.ndarray, stages: Stages, lengths: np.ndarray, source_lengths: np.ndarray, n_heads: int
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Backward of `packed_attention`: dq (T, D), dk (S, D) and dv (S, D), with their heads combined."""
+    grad: np.ndarray,
+    stages: Stages,
+    lengths: np.ndarray,
+    source_lengths: np.ndarray,
+    n_heads: int,
+    relative: Relative | None = None,
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray | None]:
+    """Backward of `packed_attention`: dq (T, D), dk (S, D) and dv (S, D), with their heads combined, and dbias."""
     names, rows_of_source = ("query_heads", "key_heads", "value_heads"), int(source_lengths.sum())
     dq, dk, dv = (np.empty((rows, grad.shape[-1]), grad.dtype) for rows in (len(grad), rows_of_source, rows_of_source))
+    d_bias = None if relative is None or relative.bias is None else np.zeros_like(relative.bias)
     for index, (rows, source_rows, count) in enumerate(equal_runs(lengths, source_lengths)):
         run = stages.run(index)
         dcontext = split_heads(grad[rows].reshape(count, -1, grad.shape[-1]), n_heads)
         q, k, v = (run[name] for name in names)
-        grads = scaled_dot_product_attention_backward(dcontext, run, q, k, v)
+        dscores = None if d_bias is None else np.empty((*q.shape[:-1], k.shape[-2]), q.dtype)
+        grads = scaled_dot_product_attention_backward(dcontext, run, q, k, v, dscores=dscores)
+        if relative is not None and dscores is not None:
+            d_bias += relative.bias_backward(dscores, rows, source_rows)
         for whole, part, name, dhead in zip((dq, dk, dv), (rows, source_rows, source_rows), names, grads, strict=True):
             heads = split_heads(whole[part].reshape(count, -1, grad.shape[-1]), n_heads)
             heads[...] = run.through_edit(name, dhead)
-    return dq, dk, dv
+    return dq, dk, dv, d_bias

@@ -65,6 +65,7 @@ class Config:
     d_embedding : width of the tables where a projection follows them; 0: d_model
     first_position : row of the position table for a text's first token
     positions : one of POSITIONS
+    relative_buckets : rows of the table of relative biases; 0: no table
     scale_embedding : multiply token rows by sqrt(d_model)
     activation : of the feed-forward network, one of ACTIVATIONS
     eps : of the layer norms
@@ -107,6 +108,7 @@ class Config:
     d_embedding: int = 0
     first_position: int = 0
     positions: str = "learned"
+    relative_buckets: int = 0
     scale_embedding: bool = False
     activation: str = "gelu"
     eps: float = 1e-12
@@ -132,7 +134,7 @@ class Config:
         checks.one_of("problem_type", self.problem_type, PROBLEM_TYPES)
         for name in ("d_model", "n_heads", "d_ffn", "max_length"):
             checks.whole(name, getattr(self, name), 1, MOST)
-        for name in ("vocab_size", "n_segments", "d_embedding", "first_position"):
+        for name in ("vocab_size", "n_segments", "d_embedding", "first_position", "relative_buckets"):
             checks.whole(name, getattr(self, name), 0, MOST)
         checks.whole("n_layers", self.n_layers, 0, MOST)
         for name in ("norm_first", "bias", "final_norm", "scale_embedding", "shared", "tied"):

@@ -20,6 +20,7 @@ from npformer.functions import (
     linear,
     linear_backward,
 )
+from npformer.positions import Relative
 from npformer.tap import scope, spare, tap
 from npformer.tape import Stages
 
@@ -124,6 +125,7 @@ def encoder_layer(
     eps: float = 1e-12,
     row_indices: np.ndarray | None = None,
     norm_first: bool = False,
+    relative: Relative | None = None,
 ) -> np.ndarray:
     """Y = Normalize(X + Attention(X)); Z = Normalize(Y + FFN(Y)).
 
@@ -140,6 +142,7 @@ def encoder_layer(
     eps : float, of the norms
     row_indices : (B,) integer array, one row of each text; only these are returned, and only what they need is computed
     norm_first : bool
+    relative : `Relative`, the tokens' places, where attention depends on them
 
     Returns
     -------
@@ -158,7 +161,7 @@ def encoder_layer(
     """
 
     def attend(h: np.ndarray) -> np.ndarray:
-        return self_attention(h, lengths, n_heads, row_indices=row_indices, **attention)
+        return self_attention(h, lengths, n_heads, row_indices=row_indices, relative=relative, **attention)
 
     y = add_and_norm("attention", x, attend, attention_norm, eps, norm_first, row_indices)
     return add_and_norm("ffn", y, lambda h: feed_forward(h, activation, **ffn), ffn_norm, eps, norm_first)
@@ -178,6 +181,7 @@ def encoder_layer_backward(
     eps: float = 1e-12,
     row_indices: np.ndarray | None = None,
     norm_first: bool = False,
+    relative: Relative | None = None,
 ) -> tuple[np.ndarray, dict[str, Any]]:
     """Backward of `encoder_layer`: dx (T, D) and the gradients of the weights. With row_indices, grad is (B, D)."""
     y = stages["attention_residual" if norm_first else "attention_norm"]
@@ -186,7 +190,8 @@ def encoder_layer_backward(
         return feed_forward_backward(grad, stages.within("ffn"), h, activation, **ffn)
 
     def attend(grad: np.ndarray, h: np.ndarray) -> tuple[np.ndarray, dict[str, Any]]:
-        return self_attention_backward(grad, stages.within("attention"), h, lengths, n_heads, row_indices, **attention)
+        stages_of_it = stages.within("attention")
+        return self_attention_backward(grad, stages_of_it, h, lengths, n_heads, row_indices, relative, **attention)
 
     grad, grads = add_and_norm_backward("ffn", grad, stages, y, feed, ffn_norm, eps, norm_first)
     grad, first = add_and_norm_backward(
@@ -205,6 +210,7 @@ def encoder(
     row_indices: np.ndarray | None = None,
     norm_first: bool = False,
     norm: Linear | None = None,
+    relative: Sequence[Relative] | None = None,
 ) -> np.ndarray:
     """Applies the layers one after another, then a last norm where there is one.
 
@@ -219,6 +225,7 @@ def encoder(
     row_indices : (B,) integer array, one row of each text; only these are computed in the last layer
     norm_first : bool, as in `encoder_layer`
     norm : {"weight": (D,), "bias": (D,)}, optional; models with norm_first have it
+    relative : a `Relative` for each layer, the tokens' places, where attention depends on them
 
     Returns
     -------
@@ -239,8 +246,9 @@ def encoder(
         rows = row_indices if i + 1 == len(layers) else None
         with scope(f"layers.{i}"):
             x = encoder_layer(
-                x, lengths, n_heads, activation, **weights, eps=eps, row_indices=rows, norm_first=norm_first
-            )
+                x, lengths, n_heads, activation, **weights, eps=eps, row_indices=rows, norm_first=norm_first,
+                relative=None if relative is None else relative[i],
+            )  # fmt: skip
     return x if norm is None else tap("norm", layer_norm(x, **norm, eps=eps))
 
 
@@ -256,8 +264,12 @@ def encoder_backward(
     row_indices: np.ndarray | None = None,
     norm_first: bool = False,
     norm: Linear | None = None,
+    relative: Sequence[Relative] | None = None,
 ) -> tuple[np.ndarray, dict[str, Any]]:
-    """Backward of `encoder`: dx (T, D) and the gradients of the weights, {"layers": [...], "norm": ...}."""
+    """Backward of `encoder`: dx (T, D) and the gradients of the weights, {"layers": [...], "norm": ...}.
+
+    The gradient of a relative bias, (H, 2 M - 1), is in "bias" of each layer's "attention".
+    """
     last = "ffn_residual" if norm_first else "ffn_norm"
     grads: dict[str, Any] = {"layers": [{} for _ in layers]}
     inputs = [x, *(stages[f"layers.{i}.{last}"] for i in range(len(layers)))]
@@ -267,6 +279,6 @@ def encoder_backward(
         rows = row_indices if i + 1 == len(layers) else None
         grad, grads["layers"][i] = encoder_layer_backward(
             grad, stages.within(f"layers.{i}"), inputs[i], lengths, n_heads, activation, **layers[i],
-            eps=eps, row_indices=rows, norm_first=norm_first,
+            eps=eps, row_indices=rows, norm_first=norm_first, relative=None if relative is None else relative[i],
         )  # fmt: skip
     return grad, grads

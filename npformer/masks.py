@@ -1,8 +1,14 @@
-"""Masks: which keys a query may attend to, True = may. Section 3.2.3 of the 2017 paper. Next: `attention.py`."""
+"""Masks: which keys a query may attend to, True = may; and softmax over those. Section 3.2.3 of the 2017 paper.
+
+Next: `attention.py`.
+"""
 
 from __future__ import annotations
 
 import numpy as np
+
+from npformer.errors import NpformerError
+from npformer.runtime.sums import TERMS, sum_in_order
 
 
 def padding_mask(lengths: np.ndarray, width: int | None = None) -> np.ndarray:
@@ -39,3 +45,31 @@ def causal_mask(queries: int, keys: int | None = None) -> np.ndarray:
     """
     keys = queries if keys is None else keys
     return np.tri(queries, keys, keys - queries, dtype=bool)
+
+
+def masked_softmax(scores: np.ndarray, mask: np.ndarray, terms: int = TERMS) -> np.ndarray:
+    """softmax over the keys that the mask admits; rows that admit none are zeros.
+
+    The mask is boolean, or floats that are added to the scores. The exponentials are added in groups of `terms` keys.
+    """
+    if mask.dtype != bool and mask.dtype.kind != "f":
+        raise NpformerError(f"attention: mask must be booleans, or floats to be added to the scores, got {mask.dtype}")
+    admitted = mask if mask.dtype == bool else mask != -np.inf
+    seen = admitted.any(axis=-1, keepdims=True)
+    try:
+        np.broadcast_to(admitted, scores.shape)
+    except ValueError:
+        raise NpformerError(f"attention: mask must broadcast to the scores {scores.shape}, got {mask.shape}") from None
+    if not scores.size or not seen.any():
+        return np.zeros_like(scores)
+    if mask.dtype != bool:
+        scores = scores + mask.astype(scores.dtype, copy=False)
+    every_row = bool(seen.all())
+    weights = np.where(admitted, scores, -np.inf).astype(scores.dtype, copy=False)
+    if not every_row:
+        weights = np.where(seen, weights, 0).astype(scores.dtype, copy=False)
+    with np.errstate(over="ignore", invalid="ignore", under="ignore"):
+        weights -= weights.max(axis=-1, keepdims=True)
+        np.exp(weights, out=weights)
+        weights /= sum_in_order(weights, terms=terms)
+    return weights if every_row else weights * seen

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from npformer.config import Config
 from npformer.decoder import decoder, decoder_backward, project, project_backward
 from npformer.embeddings import embeddings, embeddings_backward
 from npformer.encoder import encoder, encoder_backward
+from npformer.positions import Relative, relative_bias, relative_bias_backward
 from npformer.runtime.packing import Batch
 from npformer.tap import scope, tap
 from npformer.tape import Stages
@@ -109,7 +111,19 @@ def encode(
     return encoder(
         x, lengths, config.n_heads, ACTIVATIONS[config.activation], weights["layers"], eps=config.eps,
         row_indices=row_indices, norm_first=config.norm_first, norm=weights.get("norm"),
+        relative=relatives(weights, config, batch, row_indices),
     )  # fmt: skip
+
+
+def relatives(
+    weights: Mapping[str, Any], config: Config, batch: Batch, row_indices: np.ndarray | None
+) -> list[Relative] | None:
+    """What each layer's attention reads of the tokens' places; None where it reads nothing."""
+    if not config.relative_buckets:
+        return None
+    bias = relative_bias(**weights["relative_bias"], max_length=config.max_length)
+    *layers, last = [Relative(batch.places, bias)] * config.n_layers
+    return [*layers, replace(last, row_indices=row_indices)]
 
 
 def encode_backward(
@@ -127,7 +141,11 @@ def encode_backward(
     grad, tree = encoder_backward(
         grad, stages, x, batch.lengths, config.n_heads, ACTIVATIONS[config.activation], weights["layers"],
         eps=config.eps, row_indices=row_indices, norm_first=config.norm_first, norm=weights.get("norm"),
+        relative=relatives(weights, config, batch, row_indices),
     )  # fmt: skip
+    if config.relative_buckets:  # all layers share the bias
+        d_bias = sum(layer["attention"].pop("bias") for layer in tree["layers"])
+        tree["relative_bias"] = relative_bias_backward(d_bias, **weights["relative_bias"])
     grads = embeddings_backward(
         grad, stages, batch.ids, batch.positions + config.first_position, batch.segments, **tables, eps=config.eps,
         scale=scale, padding_idx=config.padding_idx,

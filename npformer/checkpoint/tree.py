@@ -31,15 +31,16 @@ PARAMETER_DTYPES: tuple[np.dtype[Any], ...] = (np.dtype(np.float32), np.dtype(np
 _MOST_LISTED = 12
 
 #: Every group of a stack or a head: the shapes of its weight and bias ("": none) in letters. V, P, S are the tables'
-#: rows and E their width; D is the model's width, F the hidden units, C the outputs, H the width that a head's
-#: projection reads. Two letters together ("DF") are a linear weight, (in, out); two separate
-#: letters ("V E") are a table, as in torch.
+#: rows and E their width, R and N (heads) those of relative biases; D is the model's width, F the hidden
+#: units, C the outputs, H the width that a head's projection reads. Two letters together ("DF") are a linear weight,
+#: (in, out); two separate letters ("V E") are a table, as in torch.
 GROUPS = {
     "embeddings.token": ("V E", ""),
     "embeddings.position": ("P E", ""),
     "embeddings.segment": ("S E", ""),
     "embeddings.norm": ("E", "E"),
     "embeddings.project": ("ED", "D"),
+    "relative_bias": ("R N", ""),
     "attention.query": ("DD", "D"),
     "attention.key": ("DD", "D"),
     "attention.value": ("DD", "D"),
@@ -92,6 +93,8 @@ def _sizes(config: Config, group: str) -> dict[str, int]:
         "P": config.n_positions,
         "S": config.n_segments,
         "E": config.table_width,
+        "R": config.relative_buckets,
+        "N": stack.n_heads,
         "D": config.d_model,
         "F": stack.d_ffn,
         "C": config.n_outputs,

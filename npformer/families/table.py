@@ -37,6 +37,7 @@ class EncoderTable(Family):
     padding: str = ""  # their field for the padding token, whose position precedes all others; "": not so
     encoder: Mapping[str, str]  # our group -> their module
     heads: Mapping[str, Mapping[str, str]]  # head -> the same for its groups
+    settings: Mapping[str, Any] = field(default_factory=dict)  # more like SUPPORTED, which are written too
     supported: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # head -> its own settings like SUPPORTED
     twins: Mapping[str, str] = field(default_factory=dict)  # a parameter -> its second name in a file
     lacking: frozenset[str] = frozenset()  # groups of the base model that may be absent
@@ -60,7 +61,7 @@ class EncoderTable(Family):
         checkpoint stores sinusoidal positions like learned ones.
         """
         head = head or self.head_of(data)
-        reject_other(data, {**SUPPORTED, **self.supported.get(head, {})})
+        reject_other(data, {**SUPPORTED, **self.settings, **self.supported.get(head, {})})
         if data.get("pruned_heads"):
             raise NpformerError("pruned_heads: a checkpoint with pruned attention heads is not supported")
         fields: dict[str, Any] = {}
@@ -88,6 +89,7 @@ class EncoderTable(Family):
 
     def write_config(self, config: Config) -> dict[str, Any]:
         data: dict[str, Any] = {"model_type": self.model_type, "architectures": [self.architecture(config)]}
+        data |= self.settings
         sizes = {"max_length": config.n_positions, "d_embedding": config.table_width}
         for ours, theirs in self.sizes.items():
             data[theirs] = sizes.get(ours) or getattr(config, ours)

@@ -6,9 +6,10 @@ A shard of about a thousand tokens makes products large enough to be fast, and l
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from itertools import pairwise
+from operator import itemgetter
 
 import numpy as np
 
@@ -27,7 +28,8 @@ class Text:
     ----------
     ids : (L,) integer array
     segments : (L,) integer array, token types where the model has them; zeros unless given
-    positions : (L,) integer array; 0 ... L - 1 unless given
+    positions : (L,) integer array, rows of the position table; 0 ... L - 1 unless given
+    places : (L,) integer array, from which a model with relative positions takes distances; 0 ... L - 1 unless given
 
     Raises
     ------
@@ -45,9 +47,10 @@ class Text:
     ids: np.ndarray
     segments: np.ndarray | None = None
     positions: np.ndarray | None = None
+    places: np.ndarray | None = None
 
     def __post_init__(self) -> None:
-        for name in ("ids", "segments", "positions"):
+        for name in ("ids", "segments", "positions", "places"):
             array = getattr(self, name)
             if array is None and name != "ids":
                 continue
@@ -63,12 +66,13 @@ class Text:
 
 @dataclass(frozen=True)
 class Batch:
-    """Packed texts: ids, positions and segments (T,), lengths (B,)."""
+    """Packed texts: ids, positions, segments and places (T,), lengths (B,)."""
 
     ids: np.ndarray
     positions: np.ndarray
     segments: np.ndarray
     lengths: np.ndarray
+    places: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))  # a decoder's batch has none
     begins: bool = True  # False for a piece of a text that is not its first
 
     @property
@@ -79,16 +83,17 @@ class Batch:
     def pieces(self, count: int) -> list[Batch]:
         """One text's rows in `count` pieces, one for each core."""
         edges = [len(self.ids) * index // count for index in range(count + 1)]
-        return [
-            Batch(self.ids[a:b], self.positions[a:b], self.segments[a:b], np.array([b - a]), begins=a == 0)
-            for a, b in pairwise(edges)
-        ]
+        return [self._with(itemgetter(slice(a, b)), np.array([b - a]), begins=a == 0) for a, b in pairwise(edges)]
 
     def filled(self, count: int) -> Batch:
         """The same texts followed by rows of zeros up to `count` rows, so that no product has to add its own."""
         more = count - len(self.ids)
-        ids, positions, segments = (np.pad(each, (0, more)) for each in (self.ids, self.positions, self.segments))
-        return Batch(ids, positions, segments, self.lengths)
+        return self._with(lambda rows: np.pad(rows, (0, more)), self.lengths)
+
+    def _with(self, change: Callable[[np.ndarray], np.ndarray], lengths: np.ndarray, begins: bool = True) -> Batch:
+        """The batch with all arrays of rows changed alike."""
+        ids, positions, segments = change(self.ids), change(self.positions), change(self.segments)
+        return Batch(ids, positions, segments, lengths, change(self.places), begins)
 
     def split(self, rows: np.ndarray) -> list[np.ndarray]:
         """Packed rows (T, ...) as one array (L, ...) for each text."""
@@ -108,6 +113,7 @@ def pack(texts: Sequence[Text], uncounted: int | None = None) -> Batch:
             [positions(text.ids, uncounted) if text.positions is None else text.positions for text in texts]
         ),
         segments=np.concatenate([np.zeros(len(t), np.int64) if t.segments is None else t.segments for t in texts]),
+        places=np.concatenate([np.arange(len(text)) if text.places is None else text.places for text in texts]),
         lengths=np.array([len(text) for text in texts]),
     )
 

@@ -93,7 +93,7 @@ def texts_of(
     """
     types = [None] * len(ids) if segments is None else [row[at] for row, at in zip(segments, mask, strict=True)]
     rows = zip(ids, types, positions(ids, uncounted), mask, strict=True)
-    return [Text(row[at], each, places[at]) for row, each, places, at in rows]
+    return [Text(row[at], each, counted[at], np.flatnonzero(at)) for row, each, counted, at in rows]
 
 
 def padded(texts: Sequence[np.ndarray], mask: np.ndarray) -> np.ndarray:

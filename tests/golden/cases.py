@@ -25,12 +25,13 @@ SPELLINGS = {
         "d_ffn": "intermediate_size",
     },
 }
-SPELLINGS |= dict.fromkeys(("electra", "roberta"), SPELLINGS["bert"])
+SPELLINGS |= dict.fromkeys(("electra", "roberta", "mpnet"), SPELLINGS["bert"])
 CONFIGS = {
     "distilbert": "DistilBertConfig",
     "bert": "BertConfig",
     "electra": "ElectraConfig",
     "roberta": "RobertaConfig",
+    "mpnet": "MPNetConfig",
 }
 # Rows as the mask shows them: a text, texts of equal length side by side, one token, gaps, padding before the text.
 SHARED_MASK = ["11111111", "11110000", "11110000", "10000000", "11000000", "10110110", "11100000"]
@@ -39,8 +40,10 @@ VARIANT_MASK = {
     "bert": ["111111", "101111", "110010"],  # its pooler reads the first column, also where that is padding
     "electra": ["111111", "101111", "110010"],
     "roberta": ["111111", "101111", "110010"],
+    "mpnet": ["1111111111", "0011010000"],  # a distance of 8 or more has a bucket with others
 }
-N_TEXTS = 48  # for heads that answer once a text
+FEW = ("mpnet",)  # families whose cases are small and few
+N_TEXTS = (48, 14)  # for heads that answer once a text; of these families
 
 
 class Case(NamedTuple):
@@ -86,6 +89,15 @@ ROBERTA_HEADS = {
     "multiple-choice": ("RobertaForMultipleChoice", {}),
 }
 AFTER_PADDING = {"max_position_embeddings": SIZES["max_length"] + 2, "layer_norm_eps": 1e-5, "type_vocab_size": 1}
+MPNET_HEADS = {
+    "sequence-classification": ("MPNetForSequenceClassification", {"num_labels": 5}),
+    "token-classification": ("MPNetForTokenClassification", {"num_labels": 3}),
+    "question-answering": ("MPNetForQuestionAnswering", {}),
+    "masked-lm": ("MPNetForMaskedLM", {}),
+    "multiple-choice": ("MPNetForMultipleChoice", {}),
+}
+SMALL = {"vocab_size": 13, "hidden_size": 8, "num_attention_heads": 2, "intermediate_size": 10}
+MPNET = {**SMALL, "max_position_embeddings": SIZES["max_length"] + 2, "layer_norm_eps": 1e-5}
 NARROW = {"embedding_size": 14}
 CASES = {
     "distilbert-base": Case("distilbert", "DistilBertModel"),
@@ -109,6 +121,11 @@ CASES = {
     **{
         f"roberta-{head}": Case("roberta", architecture, {**AFTER_PADDING, **options}, encoder="roberta-base")
         for head, (architecture, options) in ROBERTA_HEADS.items()
+    },
+    "mpnet-base": Case("mpnet", "MPNetModel", MPNET),
+    **{
+        f"mpnet-{head}": Case("mpnet", architecture, {**MPNET, **options}, encoder="mpnet-base")
+        for head, (architecture, options) in MPNET_HEADS.items()
     },
     "electra-wide": Case("electra", "ElectraModel", {"embedding_size": SIZES["d_model"]}, layers=1),
 }
@@ -135,7 +152,7 @@ def _random(name: str, shape: tuple[int, ...]) -> np.ndarray:
         numbers = 1 + 0.3 * numbers if name.endswith("weight") else 0.3 * numbers
     elif len(shape) == 1:
         numbers *= 0.3
-    elif "embeddings." not in name:  # a linear weight (out, in)
+    elif "embeddings." not in name and not name.endswith("relative_attention_bias.weight"):  # a linear weight (out, in)
         numbers *= 1.2 / np.sqrt(shape[1])
     return numbers.astype(np.float32)
 
@@ -144,12 +161,15 @@ def inputs(name: str, case: Case) -> dict[str, np.ndarray]:
     """Token ids, mask and, for models that have them, token types of a case, as the model takes them."""
     random = np.random.default_rng(zlib.crc32((case.encoder or name).encode()))
     if reads_texts(case):
-        mask = (np.arange(9) < random.integers(1, 10, N_TEXTS)[:, None]).astype(np.int64)
+        mask = (np.arange(9) < random.integers(1, 10, N_TEXTS[case.family in FEW])[:, None]).astype(np.int64)
     else:
-        pictures = SHARED_MASK if case.layers == 2 else VARIANT_MASK[case.family]
+        pictures = SHARED_MASK if case.layers == 2 and case.family not in FEW else VARIANT_MASK[case.family]
         mask = np.array([[int(each) for each in picture] for picture in pictures])
-    given = {"input_ids": random.integers(0, SIZES["vocab_size"], mask.shape), "attention_mask": mask}
-    if case.family != "distilbert":
+    given = {
+        "input_ids": random.integers(0, case.options.get("vocab_size", SIZES["vocab_size"]), mask.shape),
+        "attention_mask": mask,
+    }
+    if case.family not in ("distilbert", "mpnet"):
         given["token_type_ids"] = random.integers(0, case.options.get("type_vocab_size", 2), mask.shape)
     if case.architecture.endswith("MultipleChoice"):
         given = {key: array.reshape(-1, 2, mask.shape[1]) for key, array in given.items()}

@@ -37,7 +37,7 @@ SIZES = {
     },
 }
 SIZES["Electra"] = SIZES["Bert"] | {"embedding_size": 4}
-SIZES |= dict.fromkeys(("Roberta", "XLMRoberta", "Camembert"), SIZES["Bert"] | {"max_position_embeddings": 10})
+SIZES |= dict.fromkeys(("Roberta", "XLMRoberta", "Camembert", "MPNet"), SIZES["Bert"] | {"max_position_embeddings": 10})
 HEADS = (
     "Model",
     "ForSequenceClassification",

@@ -16,6 +16,7 @@ import torch
 from transformers.models.bert import modeling_bert
 from transformers.models.distilbert import modeling_distilbert
 from transformers.models.electra import modeling_electra
+from transformers.models.mpnet import modeling_mpnet
 from transformers.models.roberta import modeling_roberta
 
 # A module, without the encoder's prefix -> the stages that go in and come out of it; `*` is a layer's number.
@@ -82,11 +83,20 @@ ROBERTA = {
     "lm_head.layer_norm": ("head.activation", "head.norm"),
     "lm_head.decoder": ("", "logits"),
 }
+MPNET = {
+    **{path: stages for path, stages in ROBERTA.items() if ".attention." not in path},
+    "encoder.layer.*.attention.attn.q": ("", "layers.*.attention.query"),
+    "encoder.layer.*.attention.attn.k": ("", "layers.*.attention.key"),
+    "encoder.layer.*.attention.attn.v": ("", "layers.*.attention.value"),
+    "encoder.layer.*.attention.attn.o": ("layers.*.attention.combined", "layers.*.attention.output"),
+    "encoder.layer.*.attention.LayerNorm": ("layers.*.attention_residual", "layers.*.attention_norm"),
+}
 TABLES = {
     "distilbert": (DISTILBERT, modeling_distilbert),
     "bert": (BERT, modeling_bert),
     "electra": (ELECTRA, modeling_electra),
     "roberta": (ROBERTA, modeling_roberta),
+    "mpnet": (MPNET, modeling_mpnet),
 }
 PER_TEXT = ("pooler", "pooled")  # (B, D); so are the logits of a head on texts
 
@@ -132,6 +142,17 @@ def recording(model: Any, hear: Callable[[str, np.ndarray], None]) -> Iterator[N
         if after:
             handles.append(module.register_forward_hook(lambda _, args, out, name=after: hear(name, out.numpy())))
 
+    if module_of_family is modeling_mpnet:
+        forward = modeling_mpnet.MPNetSelfAttention.forward
+        modeling_mpnet.MPNetSelfAttention.forward = _mpnet_attention(forward, layer_of, hear)
+        try:
+            yield
+        finally:
+            modeling_mpnet.MPNetSelfAttention.forward = forward
+            for handle in handles:
+                handle.remove()
+        return
+
     eager = module_of_family.eager_attention_forward
 
     def attention(module: Any, query: Any, key: Any, value: Any, mask: Any, scaling: float, **kwargs: Any) -> Any:
@@ -150,6 +171,38 @@ def recording(model: Any, hear: Callable[[str, np.ndarray], None]) -> Iterator[N
         module_of_family.eager_attention_forward = eager
         for handle in handles:
             handle.remove()
+
+
+def _mpnet_attention(forward: Any, layer_of: dict[Any, Any], hear: Callable[[str, np.ndarray], None]) -> Any:
+    """MPNet's attention, which calls no `eager_attention_forward`: the stages between its modules are read off torch."""
+
+    def attention(module: Any, hidden: Any, *args: Any, **kwargs: Any) -> Any:
+        softmax, here = torch.nn.functional.softmax, f"layers.{layer_of[module]}.attention"
+        heads = module.num_attention_heads
+
+        def softmax_heard(scores: Any, dim: int) -> Any:
+            weights = softmax(scores, dim=dim)
+            hear(f"{here}.scores", scores.numpy())
+            hear(f"{here}.weights", weights.numpy())
+            return weights
+
+        def heads_of(name: str, rows: Any) -> None:
+            hear(f"{here}.{name}", rows.view(*rows.shape[:2], heads, -1).transpose(1, 2).numpy())
+
+        handles = [
+            layer.register_forward_hook(lambda _, args, out, name=name: heads_of(name, out))
+            for name, layer in (("query_heads", module.q), ("key_heads", module.k), ("value_heads", module.v))
+        ]
+        handles.append(module.o.register_forward_pre_hook(lambda _, args: heads_of("context", args[0])))
+        torch.nn.functional.softmax = softmax_heard
+        try:
+            return forward(module, hidden, *args, **kwargs)
+        finally:
+            torch.nn.functional.softmax = softmax
+            for handle in handles:
+                handle.remove()
+
+    return attention
 
 
 def _by_text(name: str, array: np.ndarray, admitted: list[np.ndarray]) -> list[np.ndarray]:

@@ -1,0 +1,82 @@
+"""MPNet (Song et al., 2020): BERT's layers, with biases for relative positions beside the table of absolute ones.
+
+Positions are counted as in RoBERTa, always from padding token 1. There are no token types.
+"""
+
+from __future__ import annotations
+
+from npformer.families.roberta import SPECIAL_TOKENS
+from npformer.families.table import EncoderTable
+
+MPNET = EncoderTable(
+    model_type="mpnet",
+    # Transformers has 32 buckets whatever the config says, and does not read pad_token_id where it counts positions.
+    constants={"pad_id": 1, "padding_idx": 1, "first_position": 2, "relative_buckets": 32},
+    special_tokens={**SPECIAL_TOKENS, "unk_token": "[UNK]"},
+    pair="cls $A sep sep $B sep",
+    sizes={
+        "vocab_size": "vocab_size",
+        "d_model": "hidden_size",
+        "n_heads": "num_attention_heads",
+        "n_layers": "num_hidden_layers",
+        "d_ffn": "intermediate_size",
+        "max_length": "max_position_embeddings",
+    },
+    activation="hidden_act",
+    eps="layer_norm_eps",
+    architectures={
+        "MPNetModel": "base",
+        "MPNetForSequenceClassification": "sequence-classification",
+        "MPNetForTokenClassification": "token-classification",
+        "MPNetForQuestionAnswering": "question-answering",
+        "MPNetForMaskedLM": "masked-lm",
+        "MPNetForMultipleChoice": "multiple-choice",
+    },
+    prefix="mpnet.",
+    encoder={
+        "embeddings.token": "mpnet.embeddings.word_embeddings",
+        "embeddings.position": "mpnet.embeddings.position_embeddings",
+        "embeddings.norm": "mpnet.embeddings.LayerNorm",
+        "relative_bias": "mpnet.encoder.relative_attention_bias",
+        "layers.*.attention.query": "mpnet.encoder.layer.*.attention.attn.q",
+        "layers.*.attention.key": "mpnet.encoder.layer.*.attention.attn.k",
+        "layers.*.attention.value": "mpnet.encoder.layer.*.attention.attn.v",
+        "layers.*.attention.output": "mpnet.encoder.layer.*.attention.attn.o",
+        "layers.*.attention_norm": "mpnet.encoder.layer.*.attention.LayerNorm",
+        "layers.*.ffn.hidden": "mpnet.encoder.layer.*.intermediate.dense",
+        "layers.*.ffn.output": "mpnet.encoder.layer.*.output.dense",
+        "layers.*.ffn_norm": "mpnet.encoder.layer.*.output.LayerNorm",
+    },
+    heads={
+        "base": {"pooler": "mpnet.pooler.dense"},
+        "sequence-classification": {"pooler": "classifier.dense", "head.output": "classifier.out_proj"},
+        "token-classification": {"head.output": "classifier"},
+        "question-answering": {"head.output": "qa_outputs"},
+        "masked-lm": {
+            "head.hidden": "lm_head.dense",
+            "head.norm": "lm_head.layer_norm",
+            "head.output": "lm_head.decoder",
+        },
+        "multiple-choice": {"pooler": "mpnet.pooler.dense", "head.output": "classifier"},
+    },
+    supported={"masked-lm": {"hidden_act": "gelu"}},  # the head has GELU, whatever the layers have
+    settings={"relative_attention_num_buckets": 32},
+    twins={"lm_head.decoder.bias": "lm_head.bias"},
+    lacking=frozenset({"pooler"}),
+    buffers=frozenset({"mpnet.embeddings.position_ids"}),
+    stages={
+        "mpnet.encoder.layer.*.attention": "layers.*.attention_norm",
+        "mpnet.encoder.layer.*.intermediate": "layers.*.ffn.activation",
+        "mpnet.encoder.layer.*": "layers.*.ffn_norm",
+        "mpnet.embeddings": "embeddings.norm",
+        "mpnet.pooler": "pooled",
+        "classifier": "logits",
+        "lm_head": "logits",
+    },
+    dropped=("embeddings.norm", "layers.*.attention.output", "layers.*.ffn.output"),
+    read={
+        "sequence-classification": "layers.*.ffn_norm pooled",
+        "multiple-choice": "pooled",
+        "token-classification": "layers.*.ffn_norm",
+    },
+)

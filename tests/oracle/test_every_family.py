@@ -1,0 +1,136 @@
+"""Every encoder's family and head beside transformers: answers of ragged batches in each stored dtype, and gradients.
+
+Both run in float64, so that what differs is the formula or a weight. The checkpoints are random, in the form that
+transformers reads and writes.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+
+from npformer.checkpoint import convert, load_folder
+from npformer.checkpoint import tree as layout
+from npformer.checkpoint.safetensors import read_tensors
+from npformer.families import encoders, family_of
+from npformer.functions import SparseRows
+from npformer.model import Model
+from npformer.runtime.packing import pack
+from npformer.runtime.padding import texts_of
+from npformer.tap import listen
+from npformer.tape import Recording
+from npformer.transformer import backward, forward
+from tests.support import tiny
+
+HEADS = [(name, head) for name, family in encoders().items() for head in family.heads]
+DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+# Rows as the mask shows them: lengths side by side, one token, padding before the text, and gaps.
+MASK = ["1" * 40, "1" * 40, "1" * 9 + "0" * 31, "1" + "0" * 39, "0" * 30 + "1" * 10, "111011" * 6 + "1111"]
+#: The error of a float64 run: some hundred steps, each rounded to 2^-53.
+FLOAT64 = 1e-12
+
+
+def given(head: str) -> dict[str, np.ndarray]:
+    mask = np.array([[int(each) for each in row] for row in MASK])
+    if head in ("base", "sequence-classification", "next-sentence", "multiple-choice"):
+        mask[:, 0] = 1  # their first token is read
+    ids = np.random.default_rng(0).integers(5, len(tiny.VOCABULARY), mask.shape)
+    arrays = {"input_ids": ids, "attention_mask": mask}
+    return {name: a.reshape(3, 2, -1) if head == "multiple-choice" else a for name, a in arrays.items()}
+
+
+def theirs(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The model of transformers in float64."""
+    config = transformers.AutoConfig.from_pretrained(folder)
+    model = getattr(transformers, config.architectures[0]).from_pretrained(
+        folder, dtype=torch.float64, attn_implementation="eager"
+    )
+    return model.eval()
+
+
+def answers(model: Any, arrays: dict[str, np.ndarray]) -> dict[str, Any]:
+    found = model(**{name: torch.from_numpy(array) for name, array in arrays.items()})
+    names = ("last_hidden_state", "pooler_output", "logits", "start_logits", "end_logits")
+    return {name: found[name] for name in names if name in found and found[name] is not None}
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("family", "head"), HEADS)
+def test_answers_are_torchs(
+    family: str, head: str, dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tiny.folder(tmp_path / "model", family, head)
+    theirs(folder, monkeypatch).to(DTYPES[dtype]).save_pretrained(tmp_path / "saved")
+    model = Model(*load_folder(tmp_path / "saved", np.float64), threads=1)
+    arrays = given(head)
+    with torch.no_grad():
+        expected = answers(theirs(tmp_path / "saved", monkeypatch), arrays)
+    ours = model(**arrays)
+    assert ours.keys() == expected.keys()
+    for name, array in ours.items():
+        right = expected[name].numpy()
+        if array.shape[:2] == arrays["attention_mask"].shape and head != "multiple-choice" and name != "pooler_output":
+            right = right * arrays["attention_mask"].reshape(*array.shape[:2], *[1] * (array.ndim - 2))
+        assert np.abs(array - right).max() < FLOAT64 * max(1.0, float(np.abs(right).max())), name
+
+
+@pytest.mark.parametrize(("family", "head"), HEADS)
+def test_gradients_are_torchs(family: str, head: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the sum of all answers, each times a random number."""
+    folder, arrays, random = tiny.folder(tmp_path / "model", family, head), given(head), np.random.default_rng(1)
+    model = theirs(folder, monkeypatch)
+    config, tree = load_folder(folder, np.float64)
+    mask = arrays["attention_mask"].reshape(-1, arrays["attention_mask"].shape[-1]).astype(bool)
+    batch = pack(texts_of(arrays["input_ids"].reshape(mask.shape), mask, None, config.uncounted), config.uncounted)
+    recording = Recording()
+    with listen(recording):
+        ours = forward(tree, config, batch)
+    grads = {name: random.standard_normal(array.shape) for name, array in ours.items()}
+    loss = torch.zeros((), dtype=torch.float64)
+    for name, answer in answers(model, arrays).items():
+        per_token = answer.shape[: arrays["attention_mask"].ndim] == arrays["attention_mask"].shape
+        if head == "multiple-choice" or not per_token or name == "pooler_output":
+            loss = loss + (answer * torch.from_numpy(grads[name].reshape(answer.shape))).sum()
+        else:
+            loss = loss + (answer[torch.from_numpy(mask)] * torch.from_numpy(grads[name])).sum()
+    loss.backward()
+    named = {name: each.grad.numpy() for name, each in model.named_parameters() if each.grad is not None}
+    expected = layout.flatten(layout.to_tree({**state(model), **named}, config, np.float64))
+    found = layout.flatten(backward(grads, recording.stages, tree, config, batch))
+    tied = layout.ties(config)
+    total = {name: dense(array, expected[name].shape) for name, array in found.items()}
+    for name, table in tied.items():
+        total[table] = total[table] + total.pop(name).T
+    assert total.keys() == expected.keys() - tied.keys()
+    for name, grad in total.items():
+        assert np.abs(grad - expected[name]).max() < FLOAT64 * max(1.0, float(np.abs(expected[name]).max())), name
+
+
+def state(model: Any) -> dict[str, np.ndarray]:
+    """Zeros for parameters that no answer depends on."""
+    return {name: np.zeros(tuple(each.shape)) for name, each in model.named_parameters()}
+
+
+def dense(grad: Any, shape: tuple[int, ...]) -> np.ndarray:
+    if not isinstance(grad, SparseRows):
+        return grad
+    whole = np.zeros(shape)
+    whole[grad.ids] = grad.values
+    return whole
+
+
+@pytest.mark.parametrize(("family", "head"), HEADS)
+def test_a_conversion_there_and_back_keeps_every_bit(family: str, head: str, tmp_path: Path) -> None:
+    folder = tiny.folder(tmp_path / "model", family, head)
+    there = convert(folder, tmp_path / "there", to="npformer")
+    back = convert(there, tmp_path / "back", to="torch")
+    first, last = (read_tensors(each / "model.safetensors")[0] for each in (folder, back))
+    assert first.keys() == last.keys()
+    assert all(np.array_equal(first[name], last[name]) for name in first)
+    model = transformers.AutoConfig.from_pretrained(back)
+    assert model.architectures == [family_of(load_folder(back)[0]).architecture(load_folder(back)[0])]
