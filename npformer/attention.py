@@ -21,7 +21,7 @@ from npformer.runtime.packing import equal_runs
 from npformer.runtime.products import inner_products, inner_products_in_room, row_products
 from npformer.runtime.sums import TERMS, matmul_in_order, sum_in_order
 from npformer.runtime.threads import all_gather
-from npformer.tap import tap
+from npformer.tap import spare, tap
 from npformer.tape import Stages
 
 Linear = Mapping[str, np.ndarray]
@@ -112,13 +112,21 @@ def scaled_dot_product_attention(
 
 
 def unmasked_attention(
-    q: np.ndarray, k: np.ndarray, v: np.ndarray, scale: float, bias: np.ndarray | None = None
+    q: np.ndarray,
+    k: np.ndarray,
+    v: np.ndarray,
+    scale: float,
+    bias: np.ndarray | None = None,
+    window: np.ndarray | None = None,
 ) -> np.ndarray:
-    """softmax(q k^T * scale + bias) v."""
+    """softmax(q k^T * scale + bias + window) v. The window is 0, or -inf where the weight is to be exactly 0."""
     scores = inner_products(q, k, scale)  # q @ k.mT * scale
     if bias is not None:
         scores += bias
     scores = tap("scores", scores)
+    if window is not None:
+        scores = scores.copy(order="K") if spare(scores) is None else scores
+        scores += window
     weights = tap("weights", in_place(_softmax, scores))  # softmax(scores)
     return tap("context", row_products(weights, v))  # weights @ v
 
@@ -206,6 +214,8 @@ def multi_head_attention(
     else:
         q, (k, v) = linear(x, **query), linears(source, key, value)
     q, k, v = tap("query", q), tap("key", k), tap("value", v)
+    if relative is not None:
+        q, k = relative.rotated(q, k)
     if cache is not None:
         combined = cache.attend(q, k, v, n_heads)
     else:
@@ -236,6 +246,8 @@ def multi_head_attention_backward(
     dq, dk, dv, d_bias = packed_attention_backward(
         stages.through_edit("combined", grad), stages, lengths, source_lengths, n_heads, relative
     )
+    if relative is not None:
+        dq, dk = relative.rotated_backward(dq, dk, stages)
     dx, d_query = linear_backward(stages.through_edit("query", dq), x, **query)
     dsource, d_key = linear_backward(stages.through_edit("key", dk), source, **key)
     from_values, d_value = linear_backward(stages.through_edit("value", dv), source, **value)

@@ -24,6 +24,8 @@ ACTIVATIONS = ("gelu", "gelu_tanh", "relu", "silu", "tanh")
 #: Position tables: learned with the checkpoint; the 2017 paper's sinusoids; Marian's, all sines before all cosines.
 POSITIONS = ("learned", "sinusoidal", "sinusoidal-halves")
 
+POOLINGS = ("first", "mean")
+
 PROBLEM_TYPES = (None, "regression", "single_label_classification", "multi_label_classification")
 
 MOST = 2**31 - 1  # of any size, far above any real model; `limits.py` has what a file may ask for
@@ -66,12 +68,17 @@ class Config:
     first_position : row of the position table for a text's first token
     positions : one of POSITIONS
     relative_buckets : rows of the table of relative biases; 0: no table
+    rotary_theta : base of the rotary embeddings; 0: none
+    global_every : each so many layers, the first among them, attend to the whole text; 0: all do
+    local_theta : base of the rotary embeddings in the other layers
+    window : tokens that a query of the other layers attends to, itself and half of them on each side
     scale_embedding : multiply token rows by sqrt(d_model)
     activation : of the feed-forward network, one of ACTIVATIONS
     eps : of the layer norms
     norm_first : norms before the blocks, not after them
     final_norm : another norm after the last layer
     bias : linear layers and norms have a bias
+    pooling : the row that a head on texts reads: the first of the text, or the mean of all
     pooler : activation of the pooler, the layer between a text's first row and its head
     labels : names of the outputs of a classification head
     problem_type : one of PROBLEM_TYPES
@@ -109,12 +116,17 @@ class Config:
     first_position: int = 0
     positions: str = "learned"
     relative_buckets: int = 0
+    rotary_theta: float = 0.0
+    global_every: int = 0
+    local_theta: float = 0.0
+    window: int = 0
     scale_embedding: bool = False
     activation: str = "gelu"
     eps: float = 1e-12
     norm_first: bool = False
     final_norm: bool = False
     bias: bool = True
+    pooling: str = "first"
     pooler: str = "tanh"
     labels: tuple[str, ...] = ()
     problem_type: str | None = None
@@ -130,16 +142,21 @@ class Config:
         checks.one_of("head", self.head, HEADS)
         checks.one_of("activation", self.activation, ACTIVATIONS)
         checks.one_of("pooler", self.pooler, ACTIVATIONS)
+        checks.one_of("pooling", self.pooling, POOLINGS)
         checks.one_of("positions", self.positions, POSITIONS)
         checks.one_of("problem_type", self.problem_type, PROBLEM_TYPES)
         for name in ("d_model", "n_heads", "d_ffn", "max_length"):
             checks.whole(name, getattr(self, name), 1, MOST)
-        for name in ("vocab_size", "n_segments", "d_embedding", "first_position", "relative_buckets"):
+        tables = ("vocab_size", "n_segments", "d_embedding", "first_position", "relative_buckets")
+        for name in (*tables, "global_every", "window"):
             checks.whole(name, getattr(self, name), 0, MOST)
         checks.whole("n_layers", self.n_layers, 0, MOST)
         for name in ("norm_first", "bias", "final_norm", "scale_embedding", "shared", "tied"):
             checks.boolean(name, getattr(self, name))
         checks.positive("eps", self.eps)
+        for name in ("rotary_theta", "local_theta"):
+            if getattr(self, name) != 0:
+                checks.positive(name, getattr(self, name))
         for n_heads in (self.n_heads, self.decoder.n_heads):
             if self.d_model % n_heads:
                 raise NpformerError(f"{n_heads} heads do not divide the model's width of {self.d_model}")
@@ -168,6 +185,10 @@ class Config:
     @property
     def d_head(self) -> int:
         return self.d_model // self.n_heads
+
+    def is_local(self, layer: int) -> bool:
+        """Whether a layer attends to its window only."""
+        return bool(self.global_every and layer % self.global_every)
 
     @property
     def table_width(self) -> int:

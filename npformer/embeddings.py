@@ -61,23 +61,26 @@ def embeddings(
     positions: np.ndarray,
     segments: np.ndarray | None,
     token: Mapping[str, np.ndarray],
-    position: Mapping[str, np.ndarray],
+    position: Mapping[str, np.ndarray] | None = None,
     norm: Linear | None = None,
     segment: Mapping[str, np.ndarray] | None = None,
     project: Linear | None = None,
     eps: float = 1e-12,
     scale: float = 1.0,
 ) -> np.ndarray:
-    """Normalize(scale * token + position [+ segment]) [W + b], from rows of the tables: (T,), (T,), (T,) -> (T, D).
+    """Normalize(scale * token [+ position] [+ segment]) [W + b], from rows of the tables: (T,), (T,), (T,) -> (T, D).
 
     scale is sqrt(D) in the 2017 model (section 3.4), which has no norm here. project, the W and b, is for models whose
     tables are narrower than their layers, as in ALBERT (Lan et al., 2020, section 3.1).
     """
     with scope("embeddings"):
         tokens = embedding(ids, **token) if scale == 1 else embedding(ids, **token) * scale
-        total = tap("token", tokens) + tap("position", embedding(positions, **position))
+        total = tap("token", tokens)
+        if position is not None:
+            total = total + tap("position", embedding(positions, **position))
         if segment is not None:
-            total += tap("segment", embedding(np.zeros_like(ids) if segments is None else segments, **segment))
+            rows = tap("segment", embedding(np.zeros_like(ids) if segments is None else segments, **segment))
+            total = total + rows if position is None else np.add(total, rows, out=total)
         total = tap("sum", total)
         x = total if norm is None else tap("norm", layer_norm(total, **norm, eps=eps, out=spare(total)))
         return x if project is None else tap("project", linear(x, **project))
@@ -90,7 +93,7 @@ def embeddings_backward(
     positions: np.ndarray,
     segments: np.ndarray | None,
     token: Mapping[str, np.ndarray],
-    position: Mapping[str, np.ndarray],
+    position: Mapping[str, np.ndarray] | None = None,
     norm: Linear | None = None,
     segment: Mapping[str, np.ndarray] | None = None,
     project: Linear | None = None,
@@ -113,8 +116,9 @@ def embeddings_backward(
     d_token = stages.through_edit("token", grad)
     trained = slice(None) if padding_idx is None else ids != padding_idx
     grads["token"] = {"weight": embedding_backward((d_token if scale == 1 else d_token * scale)[trained], ids[trained])}
-    d_position = stages.through_edit("position", grad)
-    grads["position"] = {"weight": embedding_backward(d_position[trained], positions[trained])}
+    if position is not None:
+        d_position = stages.through_edit("position", grad)
+        grads["position"] = {"weight": embedding_backward(d_position[trained], positions[trained])}
     if segment is not None:
         segments = np.zeros_like(ids) if segments is None else segments
         grads["segment"] = {"weight": embedding_backward(stages.through_edit("segment", grad), segments)}

@@ -19,6 +19,7 @@ from npformer.functions import (
     layer_norm_backward,
     linear,
     linear_backward,
+    linears,
 )
 from npformer.positions import Relative
 from npformer.tap import scope, spare, tap
@@ -65,24 +66,78 @@ def feed_forward_backward(
     return grad, {"hidden": d_hidden, "output": d_output}
 
 
+def gated_feed_forward(
+    x: np.ndarray, activation: Activation, hidden: Linear, gate: Linear, output: Linear
+) -> np.ndarray:
+    """FFN(x) = (act(x W_1 + b_1) * (x V + c)) W_2 + b_2, with act = GELU called GeGLU, with SiLU SwiGLU.
+
+    Parameters
+    ----------
+    x : (T, D) array
+    activation : function such as `gelu`
+    hidden, gate, output : linear layers (D, F), the W_1; (D, F), the V; and (F, D), as in `feed_forward`
+
+    Returns
+    -------
+    (T, D) array
+
+    References
+    ----------
+    Shazeer, 2020, GLU Variants Improve Transformer, section 2.
+
+    Examples
+    --------
+    >>> identity, doubled = {"weight": np.eye(2)}, {"weight": 2 * np.eye(2)}
+    >>> gated_feed_forward(np.array([[-1.0, 3.0]]), npformer.relu, hidden=identity, gate=doubled, output=identity)
+    array([[ 0., 18.]])
+    """
+    h, v = linears(x, hidden, gate)
+    h, v = tap("hidden", h), tap("gate", v)
+    h = tap("activation", activation(h, out=spare(h)))
+    return tap("output", linear(tap("gated", np.multiply(h, v, out=spare(h))), **output))
+
+
+def gated_feed_forward_backward(
+    grad: np.ndarray,
+    stages: Stages,
+    x: np.ndarray,
+    activation: Activation,
+    hidden: Linear,
+    gate: Linear,
+    output: Linear,
+) -> tuple[np.ndarray, dict[str, dict[str, np.ndarray]]]:
+    """Backward of `gated_feed_forward`: dx (T, D) and the gradients of the three linear layers."""
+    grad, d_output = linear_backward(stages.through_edit("output", grad), stages["gated"], **output)
+    grad = stages.through_edit("gated", grad)
+    dh = stages.through_edit("activation", grad * stages["gate"])
+    dv = stages.through_edit("gate", grad * stages["activation"])
+    dh = stages.through_edit("hidden", BACKWARDS[activation](dh, stages["hidden"]))
+    dx, d_gate = linear_backward(dv, x, **gate)
+    from_hidden, d_hidden = linear_backward(dh, x, **hidden)
+    dx += from_hidden
+    return dx, {"hidden": d_hidden, "gate": d_gate, "output": d_output}
+
+
 def add_and_norm(
     name: str,
     x: np.ndarray,
     block: Callable[[np.ndarray], np.ndarray],
-    norm: Linear,
+    norm: Linear | None,
     eps: float,
     norm_first: bool,
     row_indices: np.ndarray | None = None,
 ) -> np.ndarray:
     """Normalize(x + block(x)), or x + block(Normalize(x)) with norm_first, (T, D) -> (T, D). Section 5.4.
 
+    Without a norm: x + block(x).
+
     row_indices: the rows of x that the block returns, where it does not return all.
     """
-    h = tap(f"{name}_norm", layer_norm(x, **norm, eps=eps)) if norm_first else x
+    h = tap(f"{name}_norm", layer_norm(x, **norm, eps=eps)) if norm_first and norm is not None else x
     with scope(name):
         y = block(h)
     y = tap(f"{name}_residual", (x if row_indices is None else x[row_indices]) + y)
-    return y if norm_first else tap(f"{name}_norm", layer_norm(y, **norm, eps=eps, out=spare(y)))
+    return y if norm_first or norm is None else tap(f"{name}_norm", layer_norm(y, **norm, eps=eps, out=spare(y)))
 
 
 def add_and_norm_backward(
@@ -91,7 +146,7 @@ def add_and_norm_backward(
     stages: Stages,
     x: np.ndarray,
     block_backward: Callable[[np.ndarray, np.ndarray], tuple[np.ndarray, dict[str, Any]]],
-    norm: Linear,
+    norm: Linear | None,
     eps: float,
     norm_first: bool,
     row_indices: np.ndarray | None = None,
@@ -100,6 +155,11 @@ def add_and_norm_backward(
 
     block_backward maps the gradient of block(h), and h, to the gradients of h and of the block's weights.
     """
+    if norm is None:  # x + block(x)
+        dy = stages.through_edit(f"{name}_residual", grad)
+        dx, grads = block_backward(dy, x)
+        dx[slice(None) if row_indices is None else row_indices] += dy
+        return dx, {name: grads}
     if norm_first:  # x + block(Normalize(x))
         dy = stages.through_edit(f"{name}_residual", grad)
         dh, grads = block_backward(dy, stages[f"{name}_norm"])
@@ -119,7 +179,7 @@ def encoder_layer(
     n_heads: int,
     activation: Activation,
     attention: Mapping[str, Any],
-    attention_norm: Linear,
+    attention_norm: Linear | None,
     ffn: Mapping[str, Linear],
     ffn_norm: Linear,
     eps: float = 1e-12,
@@ -137,8 +197,8 @@ def encoder_layer(
     lengths : (B,) integer array, tokens of each text
     n_heads : int
     activation : function such as `gelu`
-    attention, ffn : dicts of linear layers, as in `self_attention` and `feed_forward`
-    attention_norm, ffn_norm : {"weight": (D,), "bias": (D,)}
+    attention, ffn : dicts of linear layers, as in `self_attention` and `feed_forward`, or `gated_feed_forward`
+    attention_norm, ffn_norm : {"weight": (D,), "bias": (D,)}; the first may be None, for a layer without it
     eps : float, of the norms
     row_indices : (B,) integer array, one row of each text; only these are returned, and only what they need is computed
     norm_first : bool
@@ -164,7 +224,8 @@ def encoder_layer(
         return self_attention(h, lengths, n_heads, row_indices=row_indices, relative=relative, **attention)
 
     y = add_and_norm("attention", x, attend, attention_norm, eps, norm_first, row_indices)
-    return add_and_norm("ffn", y, lambda h: feed_forward(h, activation, **ffn), ffn_norm, eps, norm_first)
+    feed = gated_feed_forward if "gate" in ffn else feed_forward
+    return add_and_norm("ffn", y, lambda h: feed(h, activation, **ffn), ffn_norm, eps, norm_first)
 
 
 def encoder_layer_backward(
@@ -175,7 +236,7 @@ def encoder_layer_backward(
     n_heads: int,
     activation: Activation,
     attention: Mapping[str, Any],
-    attention_norm: Linear,
+    attention_norm: Linear | None,
     ffn: Mapping[str, Linear],
     ffn_norm: Linear,
     eps: float = 1e-12,
@@ -184,10 +245,11 @@ def encoder_layer_backward(
     relative: Relative | None = None,
 ) -> tuple[np.ndarray, dict[str, Any]]:
     """Backward of `encoder_layer`: dx (T, D) and the gradients of the weights. With row_indices, grad is (B, D)."""
-    y = stages["attention_residual" if norm_first else "attention_norm"]
+    y = stages["attention_residual" if norm_first or attention_norm is None else "attention_norm"]
 
     def feed(grad: np.ndarray, h: np.ndarray) -> tuple[np.ndarray, dict[str, Any]]:
-        return feed_forward_backward(grad, stages.within("ffn"), h, activation, **ffn)
+        backward = gated_feed_forward_backward if "gate" in ffn else feed_forward_backward
+        return backward(grad, stages.within("ffn"), h, activation, **ffn)
 
     def attend(grad: np.ndarray, h: np.ndarray) -> tuple[np.ndarray, dict[str, Any]]:
         stages_of_it = stages.within("attention")
@@ -246,7 +308,8 @@ def encoder(
         rows = row_indices if i + 1 == len(layers) else None
         with scope(f"layers.{i}"):
             x = encoder_layer(
-                x, lengths, n_heads, activation, **weights, eps=eps, row_indices=rows, norm_first=norm_first,
+                x, lengths, n_heads, activation, **{"attention_norm": None, **weights},
+                eps=eps, row_indices=rows, norm_first=norm_first,
                 relative=None if relative is None else relative[i],
             )  # fmt: skip
     return x if norm is None else tap("norm", layer_norm(x, **norm, eps=eps))
@@ -278,7 +341,8 @@ def encoder_backward(
     for i in reversed(range(len(layers))):
         rows = row_indices if i + 1 == len(layers) else None
         grad, grads["layers"][i] = encoder_layer_backward(
-            grad, stages.within(f"layers.{i}"), inputs[i], lengths, n_heads, activation, **layers[i],
+            grad, stages.within(f"layers.{i}"), inputs[i], lengths, n_heads, activation,
+            **{"attention_norm": None, **layers[i]},
             eps=eps, row_indices=rows, norm_first=norm_first, relative=None if relative is None else relative[i],
         )  # fmt: skip
     return grad, grads

@@ -10,6 +10,7 @@ from npformer.activations import BACKWARDS
 from npformer.attention import Linear
 from npformer.encoder import Activation
 from npformer.functions import layer_norm, layer_norm_backward, linear, linear_backward
+from npformer.runtime.packing import split_rows
 from npformer.tap import scope, spare, tap
 from npformer.tape import Stages
 
@@ -61,6 +62,41 @@ def spans_backward(
     return grad, {"output": d_output}
 
 
+def mean_rows(x: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+    """The mean of each text's rows, (T, D), (B,) -> (B, D)."""
+    return np.stack([rows.sum(axis=0) / len(rows) for rows in split_rows(x, lengths)])
+
+
+def mean_rows_backward(grad: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+    """Backward of `mean_rows`: each row gets its text's gradient, divided by the text's length, (B, D) -> (T, D)."""
+    return np.repeat(grad / lengths[:, None].astype(grad.dtype), lengths, axis=0)
+
+
+def transform(x: np.ndarray, activation: Activation, hidden: Linear, norm: Linear, eps: float = 1e-12) -> np.ndarray:
+    """Normalize(act(x W + b)), (..., D) -> (..., E): below the head of masked words, and of ModernBERT below all."""
+    with scope("head"):
+        h = tap("hidden", linear(x, **hidden))
+        h = tap("activation", activation(h, out=spare(h)))
+        return tap("norm", layer_norm(h, **norm, eps=eps, out=spare(h)))
+
+
+def transform_backward(
+    grad: np.ndarray,
+    stages: Stages,
+    x: np.ndarray,
+    activation: Activation,
+    hidden: Linear,
+    norm: Linear,
+    eps: float = 1e-12,
+) -> tuple[np.ndarray, dict[str, Any]]:
+    """Backward of `transform`: dx (..., D) and the gradients of W, b and the norm."""
+    stages = stages.within("head")
+    grad, d_norm = layer_norm_backward(stages.through_edit("norm", grad), stages["activation"], **norm, eps=eps)
+    grad = BACKWARDS[activation](stages.through_edit("activation", grad), stages["hidden"])
+    grad, d_hidden = linear_backward(stages.through_edit("hidden", grad), x, **hidden)
+    return grad, {"hidden": d_hidden, "norm": d_norm}
+
+
 def masked_words(
     x: np.ndarray, activation: Activation, hidden: Linear, norm: Linear, output: Linear, eps: float = 1e-12
 ) -> np.ndarray:
@@ -68,11 +104,7 @@ def masked_words(
 
     E is the table of token embeddings. Devlin et al., 2019, section 3.1.
     """
-    with scope("head"):
-        h = tap("hidden", linear(x, **hidden))
-        h = tap("activation", activation(h, out=spare(h)))
-        h = tap("norm", layer_norm(h, **norm, eps=eps, out=spare(h)))
-    return tap("logits", linear(h, **output))
+    return classify(transform(x, activation, hidden, norm, eps), output)
 
 
 def masked_words_backward(
@@ -86,9 +118,6 @@ def masked_words_backward(
     eps: float = 1e-12,
 ) -> tuple[np.ndarray, dict[str, Any]]:
     """Backward of `masked_words`: dx (T, D) and the gradients of W, b, the norm, E^T and c."""
-    grad, stages = stages.through_edit("logits", grad), stages.within("head")
-    grad, d_output = linear_backward(grad, stages["norm"], **output)
-    grad, d_norm = layer_norm_backward(stages.through_edit("norm", grad), stages["activation"], **norm, eps=eps)
-    grad = BACKWARDS[activation](stages.through_edit("activation", grad), stages["hidden"])
-    grad, d_hidden = linear_backward(stages.through_edit("hidden", grad), x, **hidden)
-    return grad, {"hidden": d_hidden, "norm": d_norm, "output": d_output}
+    grad, d_output = classify_backward(grad, stages, stages["head.norm"], output)
+    grad, grads = transform_backward(grad, stages, x, activation, hidden, norm, eps)
+    return grad, grads | d_output

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from npformer.functions import SparseRows, embedding, embedding_backward
+from npformer.tap import tap
+from npformer.tape import Stages
 
 MAX_DISTANCE = 128  # all greater distances share a bucket
 
@@ -24,11 +26,15 @@ class Relative:
     ----------
     places : (T,) integer array, each row's place in its text
     bias : (H, 2 M - 1) array, optional: what a key at distance d adds to the score, in column M - 1 + d
+    window : int, the greatest distance to a key that a query may attend to; 0: all
+    rotation : cosines and sines of `rotary_angles`, (T, K / 2) each, optional
     row_indices : integer array, the rows that attend; all unless given
     """
 
     places: np.ndarray
     bias: np.ndarray | None = None
+    window: int = 0
+    rotation: tuple[np.ndarray, np.ndarray] | None = None
     row_indices: np.ndarray | None = None
 
     @property
@@ -37,15 +43,36 @@ class Relative:
         return self.places if self.row_indices is None else self.places[self.row_indices]
 
     def added(self, rows: slice, keys: np.ndarray, count: int, n_heads: int) -> dict[str, np.ndarray]:
-        """What is added to the scores of `count` texts of equal lengths: {"bias": (N, H, L, S)}.
+        """What is added to the scores of `count` texts of equal lengths: bias and window, (N, H, L, S), where in use.
 
-        rows: those of the texts among the rows that attend; keys: the places of the texts' keys.
+        The window is 0, or -inf where it hides the key; there is none where it hides nothing. rows: those of the texts
+        among the rows that attend; keys: the places of the texts' keys.
         """
-        if self.bias is None:
-            return {}
         queries, keys = self.own[rows].reshape(count, -1), keys.reshape(count, -1)
+        values = {} if self.bias is None else {"bias": self.bias}
+        if self.window and queries.size:
+            farthest = int(max(keys.max() - queries.min(), queries.max() - keys.min()))
+            if farthest > self.window:
+                distances = np.abs(np.arange(-farthest, farthest + 1))
+                values["window"] = np.where(distances <= self.window, 0, -np.inf)[None].astype(np.float32)
         shape = (count, n_heads, queries.shape[1], keys.shape[1])
-        return {"bias": np.broadcast_to(at_distances(self.bias, queries, keys), shape)}
+        return {name: np.broadcast_to(at_distances(each, queries, keys), shape) for name, each in values.items()}
+
+    def rotated(self, q: np.ndarray, k: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The rows of queries and keys, rotated by their angles; themselves without a rotation."""
+        if self.rotation is None:
+            return q, k
+        own = slice(None) if self.row_indices is None else self.row_indices
+        q = tap("query_rotated", rotate(q, *(each[own] for each in self.rotation)))
+        return q, tap("key_rotated", rotate(k, *self.rotation))
+
+    def rotated_backward(self, dq: np.ndarray, dk: np.ndarray, stages: Stages) -> tuple[np.ndarray, np.ndarray]:
+        """Backward of `rotated`: dq and dk turned back."""
+        if self.rotation is None:
+            return dq, dk
+        own = slice(None) if self.row_indices is None else self.row_indices
+        dq = rotate_backward(stages.through_edit("query_rotated", dq), *(each[own] for each in self.rotation))
+        return dq, rotate_backward(stages.through_edit("key_rotated", dk), *self.rotation)
 
     def bias_backward(self, grad: np.ndarray, rows: slice, source_rows: slice) -> np.ndarray:
         """Backward of the bias in `added`: dbias (H, 2 M - 1) from (N, H, L, S)."""
@@ -135,3 +162,57 @@ def relative_bias_backward(grad: np.ndarray, weight: np.ndarray) -> dict[str, Sp
     farthest = grad.shape[-1] // 2
     distances = np.arange(-farthest, farthest + 1)
     return {"weight": embedding_backward(grad.T, relative_buckets(distances, len(weight)))}
+
+
+# --- rotary embeddings -----------------------------------------------------------------------------------------------
+
+
+def rotary_angles(
+    positions: np.ndarray, d_head: int, theta: float, dtype: np.dtype | type = np.float32
+) -> tuple[np.ndarray, np.ndarray]:
+    """cos and sin of position * theta^(-2 i / K), i = 0 ... K / 2 - 1, positions (T,) -> (T, K / 2) each.
+
+    The frequencies are rounded to float32 in any dtype, as in the checkpoints' own training; the angles are not.
+
+    References
+    ----------
+    Su et al., 2021, RoFormer, section 3.2.2.
+
+    Examples
+    --------
+    >>> rotary_angles(np.array([0, 1]), 4, 100.0)[1].round(4)
+    array([[0.    , 0.    ],
+           [0.8415, 0.0998]], dtype=float32)
+    """
+    exponents = (np.arange(0, d_head, 2, dtype=np.float32) / np.float32(d_head)).astype(np.float64)
+    frequencies = np.float32(1) / (theta**exponents).astype(np.float32)
+    angles = positions[:, None] * frequencies.astype(np.float64)
+    return np.cos(angles).astype(dtype), np.sin(angles).astype(dtype)
+
+
+def rotate(x: np.ndarray, cos: np.ndarray, sin: np.ndarray) -> np.ndarray:
+    """y_1 = x_1 cos - x_2 sin; y_2 = x_2 cos + x_1 sin, with x_1, x_2 the halves of each head's columns.
+
+    x (T, D), cos and sin (T, K / 2) -> (T, D). The product of a rotated query with a rotated key depends on their
+    positions' distance only. The paper takes neighbouring columns as pairs, checkpoints take the halves.
+
+    References
+    ----------
+    Su et al., 2021, RoFormer, section 3.2.2 and equation 34.
+
+    Examples
+    --------
+    >>> rotate(np.array([[1.0, 2.0, 3.0, 4.0]]), np.array([[0.0, 1.0]]), np.array([[1.0, 0.0]]))
+    array([[-3.,  2.,  1.,  4.]])
+    """
+    halves = x.reshape(len(x), x.shape[-1] // (2 * cos.shape[-1]), 2, cos.shape[-1])  # (T, H, 2, K / 2)
+    cos, sin, y = cos[:, None], sin[:, None], np.empty_like(halves)
+    first, second = halves[:, :, 0], halves[:, :, 1]
+    y[:, :, 0] = first * cos - second * sin
+    y[:, :, 1] = second * cos + first * sin
+    return y.reshape(x.shape)
+
+
+def rotate_backward(grad: np.ndarray, cos: np.ndarray, sin: np.ndarray) -> np.ndarray:
+    """Backward of `rotate`, whose matrix is orthogonal: dx is grad rotated by the opposite angles."""
+    return rotate(grad, cos, -sin)

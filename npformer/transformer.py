@@ -19,8 +19,9 @@ from npformer.config import Config
 from npformer.decoder import decoder, decoder_backward, project, project_backward
 from npformer.embeddings import embeddings, embeddings_backward
 from npformer.encoder import encoder, encoder_backward
-from npformer.positions import Relative, relative_bias, relative_bias_backward
+from npformer.positions import Relative, relative_bias, relative_bias_backward, rotary_angles
 from npformer.runtime.packing import Batch
+from npformer.runtime.threads import all_gather
 from npformer.tap import scope, tap
 from npformer.tape import Stages
 
@@ -35,15 +36,24 @@ def forward(weights: Mapping[str, Any], config: Config, batch: Batch, all_rows: 
 
     all_rows: compute every row of the last layer, even where the head reads only the first row of each text.
     """
-    pooled_only = config.head in POOLED_HEADS and not all_rows
+    of_texts, means = config.head in POOLED_HEADS, config.pooling == "mean"
+    pooled_only = of_texts and not all_rows and not means
     x = encode(weights, config, batch, row_indices=batch.first if pooled_only else None)
+    if of_texts and means:
+        [whole] = all_gather(x)  # where threads share the rows of a text, the first one answers
+        lengths = batch.lengths if len(whole) == len(x) else np.array([len(whole)])
+        return answer(weights, config, x, heads.mean_rows(whole, lengths)[: len(batch.first)])
     return answer(weights, config, x, x if pooled_only else x[batch.first])
 
 
 def answer(weights: Mapping[str, Any], config: Config, x: np.ndarray, first: np.ndarray) -> dict[str, np.ndarray]:
-    """The head's answers from the encoder's last layer (T, D) and each text's first row of it (B, D)."""
+    """The head's answers from the encoder's last layer (T, D) and each text's first row of it, or their mean (B, D)."""
     answers: dict[str, np.ndarray] = {}
     head, pooled = weights.get("head", {}), first
+    if "hidden" in head and config.head != "masked-lm":  # a head of every kind has this layer below its own
+        below, head = (head["hidden"], head["norm"]), {"output": head["output"]}
+        rows = tap("pooled", first) if config.head in POOLED_HEADS else x
+        x = pooled = heads.transform(rows, ACTIVATIONS[config.activation], *below, eps=config.eps)
     if "pooler" in weights:
         pooled = heads.pool(first, ACTIVATIONS[config.pooler], **weights["pooler"])
     if config.head == "base":
@@ -70,10 +80,12 @@ def backward(
     the token table has its part of the gradient in "head"; the lookup's part is in "embeddings".
     """
     x, head, tree = last_rows(stages, weights, config), weights.get("head", {}), {}
-    of_texts = config.head in POOLED_HEADS
-    reads_first = of_texts and len(x) == len(batch.first)  # the forward computed only each text's first row
+    of_texts, means = config.head in POOLED_HEADS, config.pooling == "mean"
+    reads_first = of_texts and not means and len(x) == len(batch.first)  # the forward computed only first rows
     row_indices = batch.first if reads_first else None
     first = x[batch.first] if row_indices is None else x
+    if "hidden" in head and config.head != "masked-lm":
+        return _backward_below(grads, stages, weights, config, batch, row_indices)
     if of_texts:
         pooled = stages["pooled"] if "pooler" in weights else first
         grad, tree["head"] = heads.classify_backward(grads["logits"], stages, pooled, **head)
@@ -100,6 +112,36 @@ def backward(
     return tree | encode_backward(grad, stages, weights, config, batch, row_indices)
 
 
+def _backward_below(
+    grads: Mapping[str, np.ndarray],
+    stages: Stages,
+    weights: Mapping[str, Any],
+    config: Config,
+    batch: Batch,
+    row_indices: np.ndarray | None,
+) -> dict[str, Any]:
+    """Backward of `forward` with a head of any kind that has `heads.transform` below its own layer."""
+    x, head, normed = last_rows(stages, weights, config), weights["head"], stages["head.norm"]
+    of_texts = config.head in POOLED_HEADS
+    if config.head == "question-answering":
+        answered = grads["start_logits"], grads["end_logits"]
+        grad, d_head = heads.spans_backward(*answered, stages, normed, head["output"])
+    else:
+        grad, d_head = heads.classify_backward(grads["logits"], stages, normed, head["output"])
+    rows, activation = stages["pooled"] if of_texts else x, ACTIVATIONS[config.activation]
+    grad, d_below = heads.transform_backward(
+        grad, stages, rows, activation, head["hidden"], head["norm"], eps=config.eps
+    )
+    if of_texts:
+        grad = stages.through_edit("pooled", grad)
+        if config.pooling == "mean":
+            grad = heads.mean_rows_backward(grad, batch.lengths)
+        elif row_indices is None:
+            d_first, grad = grad, np.zeros_like(x)
+            grad[batch.first] = d_first
+    return {"head": d_below | d_head, **encode_backward(grad, stages, weights, config, batch, row_indices)}
+
+
 def encode(
     weights: Mapping[str, Any], config: Config, batch: Batch, row_indices: np.ndarray | None = None
 ) -> np.ndarray:
@@ -119,11 +161,22 @@ def relatives(
     weights: Mapping[str, Any], config: Config, batch: Batch, row_indices: np.ndarray | None
 ) -> list[Relative] | None:
     """What each layer's attention reads of the tokens' places; None where it reads nothing."""
-    if not config.relative_buckets:
+    if config.relative_buckets:
+        bias = relative_bias(**weights["relative_bias"], max_length=config.max_length)
+        layers = [Relative(batch.places, bias)] * config.n_layers
+    elif config.rotary_theta:
+        dtype = weights["embeddings"]["token"]["weight"].dtype
+        of_all = Relative(
+            batch.places, rotation=rotary_angles(batch.positions, config.d_head, config.rotary_theta, dtype)
+        )
+        local = of_all
+        if config.global_every:
+            angles = rotary_angles(batch.positions, config.d_head, config.local_theta, dtype)
+            local = Relative(batch.places, window=config.window // 2, rotation=angles)
+        layers = [local if config.is_local(i) else of_all for i in range(config.n_layers)]
+    else:
         return None
-    bias = relative_bias(**weights["relative_bias"], max_length=config.max_length)
-    *layers, last = [Relative(batch.places, bias)] * config.n_layers
-    return [*layers, replace(last, row_indices=row_indices)]
+    return [*layers[:-1], replace(layers[-1], row_indices=row_indices)]
 
 
 def encode_backward(

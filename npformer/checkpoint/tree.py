@@ -47,6 +47,7 @@ GROUPS = {
     "attention.output": ("DD", "D"),
     "attention_norm": ("D", "D"),
     "ffn.hidden": ("DF", "F"),
+    "ffn.gate": ("DF", "F"),
     "ffn.output": ("FD", "D"),
     "ffn_norm": ("D", "D"),
     "norm": ("D", "D"),
@@ -187,10 +188,11 @@ def _known(config: Config) -> frozenset[str]:
 
 def _taken(array: Array, source: Source, parameter: Parameter) -> Array:
     """The array that a source describes in a tensor, as a view; a buffer's leading axis of 1 is removed."""
-    if source.third is not None and array.ndim and len(array) % 3 == 0:
-        size = len(array) // 3
-        array = array[source.third * size : (source.third + 1) * size]
-    elif source.third is None and array.ndim == len(parameter.shape) + 1 and len(array) == 1:
+    index, count = source.part or (0, 1)
+    if source.part and array.ndim and len(array) % count == 0:
+        size = len(array) // count
+        array = array[index * size : (index + 1) * size]
+    elif source.part is None and array.ndim == len(parameter.shape) + 1 and len(array) == 1:
         array = array[0]
     return array.T if parameter.transposed else array
 
@@ -302,15 +304,15 @@ def to_torch(tree: Tree, config: Config) -> dict[str, Array]:
     """Converts our nested dict to a checkpoint's tensors: the inverse of `to_tree`. Linear weights are views."""
     expected, places = parameters(config), sources(config)
     flat: dict[str, Array] = {}
-    thirds: dict[str, dict[int, Array]] = {}
+    parts: dict[str, dict[int, Array]] = {}
     for ours, array in stored(tree, config).items():
         source = places[ours]
         array = array.T if expected[ours].transposed else array
-        if source.third is not None:
-            thirds.setdefault(source.names[0], {})[source.third] = array
+        if source.part is not None:
+            parts.setdefault(source.names[0], {})[source.part[0]] = array
         else:
             flat |= dict.fromkeys(source.written or source.names[:1], array[None] if source.leading else array)
-    return flat | {name: np.concatenate([parts[i] for i in range(3)]) for name, parts in thirds.items()}
+    return flat | {name: np.concatenate([each[i] for i in range(len(each))]) for name, each in parts.items()}
 
 
 def module_path(config: Config, group: str) -> str | None:
@@ -320,7 +322,7 @@ def module_path(config: Config, group: str) -> str | None:
     'distilbert.transformer.layer.0.attention.q_lin'
     """
     source = _recent_sources(config).get(f"{group}.weight")
-    return source.names[0].removesuffix(".weight") if source and source.third is None else None
+    return source.names[0].removesuffix(".weight") if source and source.part is None else None
 
 
 # --- nested and flat -------------------------------------------------------------------------------------------------

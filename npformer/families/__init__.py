@@ -15,6 +15,7 @@ from npformer.families.bert import BERT
 from npformer.families.distilbert import DISTILBERT
 from npformer.families.electra import ELECTRA
 from npformer.families.marian import MARIAN
+from npformer.families.modernbert import MODERNBERT
 from npformer.families.mpnet import MPNET
 from npformer.families.roberta import CAMEMBERT, ROBERTA, XLM_ROBERTA
 from npformer.families.table import EncoderTable
@@ -36,7 +37,7 @@ __all__ = [
 #: model_type -> family.
 FAMILIES: dict[str, Family] = {
     each.model_type: each
-    for each in (DISTILBERT, BERT, ELECTRA, ROBERTA, XLM_ROBERTA, CAMEMBERT, MPNET, MARIAN, TORCH_MODULES)
+    for each in (DISTILBERT, BERT, ELECTRA, ROBERTA, XLM_ROBERTA, CAMEMBERT, MPNET, MODERNBERT, MARIAN, TORCH_MODULES)
 }
 
 

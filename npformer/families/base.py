@@ -35,12 +35,23 @@ class Source(NamedTuple):
 
     names: tuple[str, ...]  # names of the tensor; the first that exists counts
     third: int | None = None  # which third of the rows, where query, key and value are one tensor
+    half: int | None = None  # which half of them, where a gated network's two first layers are one tensor
     written: tuple[str, ...] = ()  # names in a new file; the first of `names` if empty
     leading: bool = False  # a new file has it with a leading axis of 1
 
     @property
     def title(self) -> str:
-        return self.names[0] if self.third is None else f"{self.names[0]}, third {self.third + 1} of 3"
+        if self.part is None:
+            return self.names[0]
+        index, count = self.part
+        return f"{self.names[0]}, {'half' if count == 2 else 'third'} {index + 1} of {count}"
+
+    @property
+    def part(self) -> tuple[int, int] | None:
+        """Which part of the tensor's rows, and of how many; None: the whole tensor."""
+        if self.third is not None:
+            return self.third, 3
+        return None if self.half is None else (self.half, 2)
 
 
 class PieceOrder(NamedTuple):

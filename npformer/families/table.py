@@ -37,6 +37,7 @@ class EncoderTable(Family):
     padding: str = ""  # their field for the padding token, whose position precedes all others; "": not so
     encoder: Mapping[str, str]  # our group -> their module
     heads: Mapping[str, Mapping[str, str]]  # head -> the same for its groups
+    absent: frozenset[str] = frozenset()  # groups of the encoder, with their layer's number, that no model has
     settings: Mapping[str, Any] = field(default_factory=dict)  # more like SUPPORTED, which are written too
     supported: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # head -> its own settings like SUPPORTED
     twins: Mapping[str, str] = field(default_factory=dict)  # a parameter -> its second name in a file
@@ -75,17 +76,21 @@ class EncoderTable(Family):
         if fields.get("d_embedding") == fields["d_model"]:
             fields["d_embedding"] = 0  # no projection follows the tables
         if self.eps:
-            fields["eps"] = checks.positive(self.eps, data.get(self.eps, 1e-12))
+            fields["eps"] = checks.positive(self.eps, data.get(self.eps, self.constants.get("eps", 1e-12)))
         if self.segments:
             fields["n_segments"] = checks.whole(self.segments, data.get(self.segments, 2), 1, MOST)
         return self.config(
             head,
-            **fields,
+            **fields | self.own_fields(data, head, fields["n_layers"]),
             activation=read_activation(self.activation, data),
             labels=read_labels(head, data),
             problem_type=data.get("problem_type"),
             tied=checks.boolean("tie_word_embeddings", data.get("tie_word_embeddings", True)),
         )
+
+    def own_fields(self, data: Mapping[str, Any], head: str, n_layers: int) -> dict[str, Any]:
+        """Fields of `Config` that a family reads in its own way; it writes them back in write_config."""
+        return {}
 
     def write_config(self, config: Config) -> dict[str, Any]:
         data: dict[str, Any] = {"model_type": self.model_type, "architectures": [self.architecture(config)]}
@@ -117,7 +122,10 @@ class EncoderTable(Family):
             name = f"{modules[group]}.{array}"
             twin = self.twins.get(name)
             names = tuple(self._written(each, config) for each in (name, twin) if each)
-            sources[ours] = Source(names, written=names[1:] if twin and config.tied else names)
+            alike = [each for each, module in modules.items() if module == modules[group]]  # the parts of one tensor
+            index, count = alike.index(group), len(alike)
+            third, half = index if count == 3 else None, index if count == 2 else None
+            sources[ours] = Source(names, third, half, written=names[1:] if twin and config.tied else names)
         return sources
 
     def _modules(self, config: Config, head: str) -> dict[str, str]:
@@ -125,7 +133,7 @@ class EncoderTable(Family):
         modules = dict(numbered({**self.encoder, **self.heads[head]}, config.n_layers))
         if config.table_width == config.d_model:
             modules.pop("embeddings.project", None)
-        return modules
+        return {ours: theirs for ours, theirs in modules.items() if ours not in self.absent}
 
     def stored_elsewhere(self, config: Config) -> frozenset[str]:
         return frozenset(self._written(name, config) for name in self.buffers)

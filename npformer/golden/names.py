@@ -98,7 +98,7 @@ def weight_names(config: Config) -> dict[str, str]:
     prefix, names = family_of(config).prefix, dict[str, str]()
     for ours, source in layout.sources(config).items():
         names[ours] = ours
-        if source.third is None:
+        if source.part is None:
             theirs = source.names[0]
             names |= {theirs: ours, theirs.removeprefix(prefix): ours}
     return names

@@ -24,6 +24,7 @@ from npformer.golden.budget import jitter
 from npformer.golden.rounded import Rounded, unrounded
 from npformer.interpret.parts import TextParts, is_input
 from npformer.interpret.trace import post_process
+from npformer.masks import window_mask
 from npformer.model import Model
 from npformer.runtime.packing import Text
 from npformer.tap import listen
@@ -115,9 +116,15 @@ def parents(config: Config, weights: Mapping[str, Any]) -> dict[str, tuple[str, 
     }
     x, first = f"embeddings.{last}", config.norm_first
     for i in range(config.n_layers):
+        turned = "_rotated" if config.rotary_theta else ""
+        normed = first and f"layers.{i}.attention_norm.weight" in weights
+        gated = f"layers.{i}.ffn.gate.weight" in weights
+        before_ffn = ("ffn_norm" if first else "attention_norm",)
         parts: dict[str, tuple[str, ...]] = {
-            **dict.fromkeys((f"attention.{name}" for name in QKV), ("attention_norm" if first else "input",)),
-            **{f"attention.{name}_heads": (f"attention.{name}",) for name in QKV},
+            **dict.fromkeys((f"attention.{name}" for name in QKV), ("attention_norm" if normed else "input",)),
+            **{f"attention.{name}_rotated": (f"attention.{name}",) for name in QKV[:2] if turned},
+            **{f"attention.{name}_heads": (f"attention.{name}{turned}",) for name in QKV[:2]},
+            "attention.value_heads": ("attention.value",),
             "attention.scores": ("attention.query_heads", "attention.key_heads"),
             "attention.weights": ("attention.scores",),
             "attention.context": ("attention.weights", "attention.value_heads"),
@@ -125,9 +132,10 @@ def parents(config: Config, weights: Mapping[str, Any]) -> dict[str, tuple[str, 
             "attention.output": ("attention.combined",),
             "attention_residual": ("input", "attention.output"),
             "attention_norm": ("input" if first else "attention_residual",),
-            "ffn.hidden": ("ffn_norm" if first else "attention_norm",),
+            "ffn.hidden": before_ffn,
+            **({"ffn.gate": before_ffn, "ffn.gated": ("ffn.activation", "ffn.gate")} if gated else {}),
             "ffn.activation": ("ffn.hidden",),
-            "ffn.output": ("ffn.activation",),
+            "ffn.output": ("ffn.gated" if gated else "ffn.activation",),
             "ffn_residual": ("attention_residual" if first else "attention_norm", "ffn.output"),
             "ffn_norm": ("attention_residual" if first else "ffn_residual",),
         }
@@ -139,8 +147,10 @@ def parents(config: Config, weights: Mapping[str, Any]) -> dict[str, tuple[str, 
         of["norm"], x = (x,), "norm"
     of |= {"pooler": (x,), "pooled": ("pooler",), "head.hidden": (x,), "head.activation": ("head.hidden",)}
     of["head.norm"] = ("head.activation",)
+    if config.head in POOLED_HEADS and "pooler.weight" not in weights and "head.hidden.weight" in weights:
+        of |= {"pooled": (x,), "head.hidden": ("pooled",)}
     read = "pooled" if "pooler.weight" in weights and config.head not in ("base", "masked-lm") else x
-    read = "head.norm" if config.head == "masked-lm" else read
+    read = "head.norm" if "head.hidden.weight" in weights else read
     of |= dict.fromkeys(("logits", "start_logits", "end_logits"), (read,))
     return of | {f"{name}probabilities": (f"{name}logits",) for name in ("", "start_", "end_")}
 
@@ -178,13 +188,16 @@ class At:
     def source(self) -> np.ndarray:
         """The stage that this one is computed from; for a head on whole texts, the row of the first token."""
         array = self(self._run.parents[self.name][0])
-        pools = self.name == "pooler" or (self.name == "logits" and self._run.port.config.head in POOLED_HEADS)
+        of_texts = self._run.port.config.head in POOLED_HEADS
+        pools = self.name in ("pooler", "pooled") or (self.name == "logits" and of_texts)
         return array[0] if pools and array.ndim == 2 else array
 
     @property
     def scores(self) -> np.ndarray:
         """The scores of attention as the softmax gets them, with padding far below all others."""
-        scores = self("attention.scores")
+        scores, config = self("attention.scores"), self._run.port.config
+        if config.is_local(self.layer):
+            scores = np.where(window_mask(scores.shape[-1], config.window), scores, -np.inf)
         return np.where(self.is_token(scores), scores, -1e9) if self._run.port.hides else scores
 
     def is_token(self, scores: np.ndarray, left: bool = False) -> np.ndarray:
@@ -302,10 +315,11 @@ class _Run:
 
     def _layers(self) -> tuple[int, int]:
         """Returns the first layer that has to run and the end of the last: the others are given or not needed."""
-        count = self.port.config.n_layers
+        config = self.port.config
+        count = config.n_layers
         numbers = [int(name.split(".")[1]) for name in self.port.span if name.startswith("layers.")]
         from_ids = not self.port.span or any(name.startswith("embeddings.") for name in self.port.span)
-        first = 0 if from_ids or self._whole else min(numbers, default=count)
+        first = 0 if from_ids or self._whole or config.global_every else min(numbers, default=count)
         layer = self.until.split(".")
         return first, int(layer[1]) + 1 if layer[0] == "layers" else count
 

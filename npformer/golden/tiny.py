@@ -72,6 +72,7 @@ def tiny(path: str | Path, family: str, seed: int = 0) -> Path:
         max_length=24,
         d_embedding=16 if "d_embedding" in known[family].sizes else 0,
         n_segments=2 if known[family].segments else 0,
+        window=4 if known[family].constants.get("window") else 0,  # less than a text
         labels=("NEGATIVE", "POSITIVE"),
     )
     with new_folder(Path(path)) as folder:

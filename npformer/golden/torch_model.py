@@ -126,7 +126,7 @@ def listening(model: Any, golden: Golden, heard: dict[str, np.ndarray]) -> Itera
             if path in modules:
                 hook = modules[path].register_forward_hook(_after(heard, stage))
                 stack.callback(hook.remove)
-        for pattern, group in INPUTS.items():
+        for pattern, group in _inputs(golden).items():
             for i in map(str, range(config.n_layers if "*" in pattern else 1)):
                 stage, path = pattern.replace("*", i), module_path(config, group.replace("*", i)) or ""
                 is_pooled = stage != "pooled" or "pooler" in golden.stages
@@ -135,6 +135,17 @@ def listening(model: Any, golden: Golden, heard: dict[str, np.ndarray]) -> Itera
                     stack.callback(hook.remove)
         stack.enter_context(_attention(model, golden, modules, heard))
         yield
+
+
+def _inputs(golden: Golden) -> dict[str, str]:
+    """`INPUTS`, as they are in the golden file's model: pre-norm, or with gated networks."""
+    found = dict(INPUTS)
+    if golden.config.norm_first:
+        del found["layers.*.ffn_residual"]
+        found["layers.*.attention_residual"] = "layers.*.ffn_norm"
+    if any(stage.endswith(".ffn.gated") for stage in golden.stages):
+        found["layers.*.ffn.gated"] = found.pop("layers.*.ffn.activation")
+    return found
 
 
 def _after(heard: dict[str, np.ndarray], stage: str) -> Callable[..., None]:

@@ -233,7 +233,7 @@ class _Walk:
             layer = weights["layers"][i]
             self.after_block(f"layers.{i}.ffn", layer["ffn_norm"])
             ffn[i] = self.block(f"layers.{i}.ffn.output", layer["ffn"]["output"])
-            self.after_block(f"layers.{i}.attention", layer["attention_norm"])
+            self.after_block(f"layers.{i}.attention", layer.get("attention_norm", {}))
             self.block(f"layers.{i}.attention.output", layer["attention"]["output"])
             heads[i] = self.heads(i, layer["attention"]["output"]["weight"])
         embeddings = self.embeddings(weights["embeddings"])
@@ -268,8 +268,8 @@ class _Walk:
         if config.head in POOLED_HEADS and "pooler" in weights:
             self.gate(stages["pooler"], stages["pooled"])
             self.linear("pooler", weights["pooler"])
-        if config.head == "masked-lm":
-            head, at = weights["head"], self.row
+        if "hidden" in weights["head"]:
+            head, at = weights["head"], ... if config.head in POOLED_HEADS else self.row
             self.norm("head.norm", stages["head.activation"][at], head["norm"])
             self.gate(stages["head.hidden"][at], stages["head.activation"][at])
             self.linear("head.hidden", head["hidden"])

@@ -13,7 +13,8 @@ INPUTS = ("ids", "lengths")  # the first taps of a forward: its inputs, which ar
 RUNS = ("query_heads", "key_heads", "value_heads", "scores", "weights", "context")  # fire once a run of equal lengths
 OF_SOURCE = ("cross_attention.key", "cross_attention.value")  # rows of the texts that a decoder attends to
 PER_TEXT = ("pooler", "pooled")  # one row for each text, and likewise the logits that follow
-OF_EITHER = ("logits", "probabilities")  # one row for each text, or one for each token
+#: One row for each text, or one for each token.
+OF_EITHER = ("logits", "probabilities", "head.hidden", "head.activation", "head.norm")
 
 Cut = Callable[[np.ndarray], list[np.ndarray]]
 Join = Callable[[list[np.ndarray]], np.ndarray]

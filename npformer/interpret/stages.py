@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import fnmatch
 import re
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -44,6 +45,8 @@ _LAYER = (  # of each layer: names below `layers.*`, hooks below `blocks.*`
     Stage("attention.query", "(T, D)", "Q = X W_Q + b_Q", "functions.linear"),
     Stage("attention.key", "(T, D)", "K = X W_K + b_K", "functions.linear"),
     Stage("attention.value", "(T, D)", "V = X W_V + b_V", "functions.linear"),
+    Stage("attention.query_rotated", "(T, D)", "Q, each head rotated by its position", "positions.rotate"),
+    Stage("attention.key_rotated", "(T, D)", "K, each head rotated by its position", "positions.rotate"),
     Stage("attention.query_heads", "(H, T, K)", "Q_h, K columns of Q", "attention.split_heads", "attn.hook_q"),
     Stage("attention.key_heads", "(H, T, K)", "K_h, K columns of K", "attention.split_heads", "attn.hook_k"),
     Stage("attention.value_heads", "(H, T, K)", "V_h, K columns of V", "attention.split_heads", "attn.hook_v"),
@@ -55,7 +58,9 @@ _LAYER = (  # of each layer: names below `layers.*`, hooks below `blocks.*`
     Stage("attention_residual", "(T, D)", "X + A", "encoder.add_and_norm", "hook_resid_mid"),
     Stage("attention_norm", "(T, D)", "Y = Normalize(X + A)", "functions.layer_norm", "ln1.hook_normalized"),
     Stage("ffn.hidden", "(T, F)", "Y W_1 + b_1", "functions.linear", "mlp.hook_pre"),
+    Stage("ffn.gate", "(T, F)", "Y V + c", "functions.linear", "mlp.hook_pre_linear"),
     Stage("ffn.activation", "(T, F)", "act(hidden)", "activations.gelu", "mlp.hook_post"),
+    Stage("ffn.gated", "(T, F)", "activation * gate", "encoder.gated_feed_forward"),
     Stage("ffn.output", "(T, D)", "B = activation W_2 + b_2", "functions.linear", "hook_mlp_out"),
     Stage("ffn_residual", "(T, D)", "Y + B", "encoder.add_and_norm", "hook_resid_post"),
     Stage("ffn_norm", "(T, D)", "Z = Normalize(Y + B)", "functions.layer_norm", "hook_normalized_resid_post"),
@@ -63,7 +68,7 @@ _LAYER = (  # of each layer: names below `layers.*`, hooks below `blocks.*`
 _AFTER = (
     Stage("norm", "(T, D)", "Normalize(Z)", "functions.layer_norm"),
     Stage("pooler", "(D,)", "Z[0] W + b", "functions.linear"),
-    Stage("pooled", "(D,)", "act(pooler)", "heads.pool", "pooler.hook_pooler_out"),
+    Stage("pooled", "(D,)", "act(pooler); Z[0] or the mean of Z without one", "heads.pool", "pooler.hook_pooler_out"),
     Stage("head.hidden", "(T, E)", "Z W + b", "functions.linear"),
     Stage("head.activation", "(T, E)", "act(hidden)", "activations.gelu"),
     Stage("head.norm", "(T, E)", "Normalize(activation)", "functions.layer_norm", "mlm_head.ln.hook_normalized"),
@@ -259,6 +264,8 @@ def _elsewhere() -> dict[str, str]:
             for group, path in {**family.encoder, **groups}.items():
                 if (group, head) != ("head.output", "question-answering"):  # two stages: start and end
                     found[path] = "logits" if group == "head.output" else group
+            fused = [path for path, count in Counter(family.encoder.values()).items() if count > 1]
+            found = {path: stage for path, stage in found.items() if path not in fused}
         for path, stage in found.items():
             paths.setdefault(path, set()).add(stage)
             paths.setdefault(path.removeprefix(family.prefix), set()).add(stage)

@@ -25,13 +25,14 @@ SPELLINGS = {
         "d_ffn": "intermediate_size",
     },
 }
-SPELLINGS |= dict.fromkeys(("electra", "roberta", "mpnet"), SPELLINGS["bert"])
+SPELLINGS |= dict.fromkeys(("electra", "roberta", "mpnet", "modernbert"), SPELLINGS["bert"])
 CONFIGS = {
     "distilbert": "DistilBertConfig",
     "bert": "BertConfig",
     "electra": "ElectraConfig",
     "roberta": "RobertaConfig",
     "mpnet": "MPNetConfig",
+    "modernbert": "ModernBertConfig",
 }
 # Rows as the mask shows them: a text, texts of equal length side by side, one token, gaps, padding before the text.
 SHARED_MASK = ["11111111", "11110000", "11110000", "10000000", "11000000", "10110110", "11100000"]
@@ -41,8 +42,9 @@ VARIANT_MASK = {
     "electra": ["111111", "101111", "110010"],
     "roberta": ["111111", "101111", "110010"],
     "mpnet": ["1111111111", "0011010000"],  # a distance of 8 or more has a bucket with others
+    "modernbert": ["11111111", "00110100"],
 }
-FEW = ("mpnet",)  # families whose cases are small and few
+FEW = ("mpnet", "modernbert")  # families whose cases are small and few
 N_TEXTS = (48, 14)  # for heads that answer once a text; of these families
 
 
@@ -96,8 +98,20 @@ MPNET_HEADS = {
     "masked-lm": ("MPNetForMaskedLM", {}),
     "multiple-choice": ("MPNetForMultipleChoice", {}),
 }
+MODERNBERT_HEADS = {
+    "sequence-classification": ("ModernBertForSequenceClassification", {"num_labels": 5}),
+    "token-classification": ("ModernBertForTokenClassification", {"num_labels": 3}),
+    "question-answering": ("ModernBertForQuestionAnswering", {}),
+    "masked-lm": ("ModernBertForMaskedLM", {}),
+    "multiple-choice": ("ModernBertForMultipleChoice", {"classifier_pooling": "mean"}),
+}
 SMALL = {"vocab_size": 13, "hidden_size": 8, "num_attention_heads": 2, "intermediate_size": 10}
 MPNET = {**SMALL, "max_position_embeddings": SIZES["max_length"] + 2, "layer_norm_eps": 1e-5}
+# The second layer is a local one; theta such that the angles differ although the heads are narrow.
+MODERNBERT = {
+    **SMALL, "local_attention": 5, "global_rope_theta": 90.0, "local_rope_theta": 30.0, "pad_token_id": 0,
+    **dict.fromkeys(("bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id"), 1),
+}  # fmt: skip
 NARROW = {"embedding_size": 14}
 CASES = {
     "distilbert-base": Case("distilbert", "DistilBertModel"),
@@ -126,6 +140,11 @@ CASES = {
     **{
         f"mpnet-{head}": Case("mpnet", architecture, {**MPNET, **options}, encoder="mpnet-base")
         for head, (architecture, options) in MPNET_HEADS.items()
+    },
+    "modernbert-base": Case("modernbert", "ModernBertModel", MODERNBERT),
+    **{
+        f"modernbert-{head}": Case("modernbert", architecture, {**MODERNBERT, **options}, encoder="modernbert-base")
+        for head, (architecture, options) in MODERNBERT_HEADS.items()
     },
     "electra-wide": Case("electra", "ElectraModel", {"embedding_size": SIZES["d_model"]}, layers=1),
 }
@@ -169,7 +188,7 @@ def inputs(name: str, case: Case) -> dict[str, np.ndarray]:
         "input_ids": random.integers(0, case.options.get("vocab_size", SIZES["vocab_size"]), mask.shape),
         "attention_mask": mask,
     }
-    if case.family not in ("distilbert", "mpnet"):
+    if case.family not in ("distilbert", *FEW):
         given["token_type_ids"] = random.integers(0, case.options.get("type_vocab_size", 2), mask.shape)
     if case.architecture.endswith("MultipleChoice"):
         given = {key: array.reshape(-1, 2, mask.shape[1]) for key, array in given.items()}
@@ -188,4 +207,4 @@ def keeps(case: Case, stage: str) -> bool:
     """Whether a stage is stored with this case. Those of a shared encoder are, with the case that has no head."""
     if not reads_texts(case) and stage in ("pooler", "pooled"):
         return False
-    return not (case.encoder and stage.startswith(("embeddings.", "layers.")))
+    return not (case.encoder and (stage == "norm" or stage.startswith(("embeddings.", "layers."))))

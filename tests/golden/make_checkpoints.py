@@ -38,6 +38,12 @@ SIZES = {
 }
 SIZES["Electra"] = SIZES["Bert"] | {"embedding_size": 4}
 SIZES |= dict.fromkeys(("Roberta", "XLMRoberta", "Camembert", "MPNet"), SIZES["Bert"] | {"max_position_embeddings": 10})
+SIZES["ModernBert"] = SIZES["Bert"] | {
+    "num_attention_heads": 3,
+    "pad_token_id": 0,
+    "cls_token_id": 1,
+    "sep_token_id": 1,
+}
 HEADS = (
     "Model",
     "ForSequenceClassification",

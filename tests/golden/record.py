@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -16,8 +16,11 @@ import torch
 from transformers.models.bert import modeling_bert
 from transformers.models.distilbert import modeling_distilbert
 from transformers.models.electra import modeling_electra
+from transformers.models.modernbert import modeling_modernbert
 from transformers.models.mpnet import modeling_mpnet
 from transformers.models.roberta import modeling_roberta
+
+from tests.support.modernbert_double import in_double
 
 # A module, without the encoder's prefix -> the stages that go in and come out of it; `*` is a layer's number.
 DISTILBERT = {
@@ -91,12 +94,31 @@ MPNET = {
     "encoder.layer.*.attention.attn.o": ("layers.*.attention.combined", "layers.*.attention.output"),
     "encoder.layer.*.attention.LayerNorm": ("layers.*.attention_residual", "layers.*.attention_norm"),
 }
+MODERNBERT = {
+    "embeddings.tok_embeddings": ("", "embeddings.token"),
+    "embeddings.norm": ("embeddings.sum", "embeddings.norm"),
+    "layers.*.attn_norm": ("", "layers.*.attention_norm"),
+    "layers.*.attn.Wqkv": ("", "layers.*.attention.query layers.*.attention.key layers.*.attention.value"),
+    "layers.*.attn.Wo": ("layers.*.attention.combined", "layers.*.attention.output"),
+    "layers.*.mlp_norm": ("layers.*.attention_residual", "layers.*.ffn_norm"),
+    "layers.*.mlp.Wi": ("", "layers.*.ffn.hidden layers.*.ffn.gate"),
+    "layers.*.mlp.act": ("", "layers.*.ffn.activation"),
+    "layers.*.mlp.Wo": ("layers.*.ffn.gated", "layers.*.ffn.output"),
+    "layers.*": ("", "layers.*.ffn_residual"),
+    "final_norm": ("", "norm"),
+    "head": ("pooled", ""),
+    "head.dense": ("", "head.hidden"),
+    "head.norm": ("head.activation", "head.norm"),
+    "classifier": ("", "logits"),
+    "decoder": ("", "logits"),
+}
 TABLES = {
     "distilbert": (DISTILBERT, modeling_distilbert),
     "bert": (BERT, modeling_bert),
     "electra": (ELECTRA, modeling_electra),
     "roberta": (ROBERTA, modeling_roberta),
     "mpnet": (MPNET, modeling_mpnet),
+    "modernbert": (MODERNBERT, modeling_modernbert),
 }
 PER_TEXT = ("pooler", "pooled")  # (B, D); so are the logits of a head on texts
 
@@ -112,14 +134,18 @@ def stages(
     admitted = [np.flatnonzero(row) for row in attention_mask.reshape(-1, attention_mask.shape[-1])]
 
     def hear(name: str, array: np.ndarray) -> None:
-        if name == "spans":
+        if " " in name:  # the parts of one module's output
+            names = name.split()
+            for each, part in zip(names, np.split(array, len(names), axis=-1), strict=True):
+                hear(each, part)
+        elif name == "spans":
             hear("start_logits", array[..., 0])
             hear("end_logits", array[..., 1])
         else:
             heard[name] = _by_text(name, array, admitted)
 
     given = {"input_ids": input_ids, "attention_mask": attention_mask, **inputs}
-    with torch.no_grad(), recording(model, hear):
+    with torch.no_grad(), in_double() if model.dtype == torch.float64 else nullcontext(), recording(model, hear):
         model(**{name: torch.from_numpy(array) for name, array in given.items()})
     return heard
 
@@ -130,13 +156,17 @@ def recording(model: Any, hear: Callable[[str, np.ndarray], None]) -> Iterator[N
     table, module_of_family = TABLES[model.config.model_type]
     handles, layer_of = [], {}
     for path, module in model.named_modules():
+        if isinstance(module, torch.nn.Identity):  # where a layer has no norm
+            continue
         path = path.removeprefix(model.base_model_prefix + ".")
-        number = re.search(r"layer\.(\d+)\.", path + ".")
+        number = re.search(r"layers?\.(\d+)\.", path + ".")
         layer_of[module] = number and number[1]
-        before, after = table.get(re.sub(r"layer\.\d+", "layer.*", path), ("", ""))
+        before, after = table.get(re.sub(r"(layers?)\.\d+", r"\1.*", path), ("", ""))
         before, after = (name.replace("*", str(layer_of[module])) for name in (before, after))
-        if before == "pooled" and not hasattr(model, "pre_classifier"):
+        if before == "pooled" and not (hasattr(model, "pre_classifier") or _pools(model)):
             before = ""  # a classifier of tokens, which reads the last layer itself
+        if after == "logits" and type(model).__name__ == "ModernBertForQuestionAnswering":
+            after = "spans"
         if before:
             handles.append(module.register_forward_pre_hook(lambda _, args, name=before: hear(name, args[0].numpy())))
         if after:
@@ -159,6 +189,11 @@ def recording(model: Any, hear: Callable[[str, np.ndarray], None]) -> Iterator[N
         context, weights = eager(module, query, key, value, mask, scaling=scaling, **kwargs)
         scores = torch.matmul(query, key.transpose(2, 3)) * scaling  # eager_attention_forward's first line
         arrays = {"query_heads": query, "key_heads": key, "value_heads": value}
+        if module_of_family is modeling_modernbert:
+            rows = {
+                f"{name}_rotated": each.transpose(1, 2).flatten(2) for name, each in (("query", query), ("key", key))
+            }
+            arrays |= rows
         arrays |= {"scores": scores, "weights": weights, "context": context.transpose(1, 2)}
         for name, array in arrays.items():
             hear(f"layers.{layer_of[module]}.attention.{name}", array.numpy())
@@ -171,6 +206,11 @@ def recording(model: Any, hear: Callable[[str, np.ndarray], None]) -> Iterator[N
         module_of_family.eager_attention_forward = eager
         for handle in handles:
             handle.remove()
+
+
+def _pools(model: Any) -> bool:
+    """Whether a ModernBERT's head reads a row of each text."""
+    return type(model).__name__ in ("ModernBertForSequenceClassification", "ModernBertForMultipleChoice")
 
 
 def _mpnet_attention(forward: Any, layer_of: dict[Any, Any], hear: Callable[[str, np.ndarray], None]) -> Any:
@@ -207,7 +247,7 @@ def _mpnet_attention(forward: Any, layer_of: dict[Any, Any], hear: Callable[[str
 
 def _by_text(name: str, array: np.ndarray, admitted: list[np.ndarray]) -> list[np.ndarray]:
     array = np.broadcast_to(array, (len(admitted), *array.shape[1:]))  # positions come once for all texts
-    if name in PER_TEXT or (name == "logits" and array.ndim == 2):
+    if name in PER_TEXT or (name.startswith(("logits", "head.")) and array.ndim == 2):
         texts = list(array)
     elif name.endswith((".scores", ".weights")):
         texts = [each[:, rows][:, :, rows] for each, rows in zip(array, admitted, strict=True)]

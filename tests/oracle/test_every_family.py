@@ -26,6 +26,7 @@ from npformer.tap import listen
 from npformer.tape import Recording
 from npformer.transformer import backward, forward
 from tests.support import tiny
+from tests.support.modernbert_double import in_double
 
 HEADS = [(name, head) for name, family in encoders().items() for head in family.heads]
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
@@ -44,32 +45,31 @@ def given(head: str) -> dict[str, np.ndarray]:
     return {name: a.reshape(3, 2, -1) if head == "multiple-choice" else a for name, a in arrays.items()}
 
 
-def theirs(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+def theirs(folder: Path) -> Any:
     """The model of transformers in float64."""
     config = transformers.AutoConfig.from_pretrained(folder)
     model = getattr(transformers, config.architectures[0]).from_pretrained(
-        folder, dtype=torch.float64, attn_implementation="eager"
+        folder, dtype=torch.float32, attn_implementation="eager"
     )
-    return model.eval()
+    return model.double().eval()  # the frequencies of its rotation too
 
 
 def answers(model: Any, arrays: dict[str, np.ndarray]) -> dict[str, Any]:
-    found = model(**{name: torch.from_numpy(array) for name, array in arrays.items()})
+    with in_double():
+        found = model(**{name: torch.from_numpy(array) for name, array in arrays.items()})
     names = ("last_hidden_state", "pooler_output", "logits", "start_logits", "end_logits")
     return {name: found[name] for name in names if name in found and found[name] is not None}
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("family", "head"), HEADS)
-def test_answers_are_torchs(
-    family: str, head: str, dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_answers_are_torchs(family: str, head: str, dtype: str, tmp_path: Path) -> None:
     folder = tiny.folder(tmp_path / "model", family, head)
-    theirs(folder, monkeypatch).to(DTYPES[dtype]).save_pretrained(tmp_path / "saved")
+    theirs(folder).to(DTYPES[dtype]).save_pretrained(tmp_path / "saved")
     model = Model(*load_folder(tmp_path / "saved", np.float64), threads=1)
     arrays = given(head)
     with torch.no_grad():
-        expected = answers(theirs(tmp_path / "saved", monkeypatch), arrays)
+        expected = answers(theirs(tmp_path / "saved"), arrays)
     ours = model(**arrays)
     assert ours.keys() == expected.keys()
     for name, array in ours.items():
@@ -80,10 +80,10 @@ def test_answers_are_torchs(
 
 
 @pytest.mark.parametrize(("family", "head"), HEADS)
-def test_gradients_are_torchs(family: str, head: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gradients_are_torchs(family: str, head: str, tmp_path: Path) -> None:
     """Of the sum of all answers, each times a random number."""
     folder, arrays, random = tiny.folder(tmp_path / "model", family, head), given(head), np.random.default_rng(1)
-    model = theirs(folder, monkeypatch)
+    model = theirs(folder)
     config, tree = load_folder(folder, np.float64)
     mask = arrays["attention_mask"].reshape(-1, arrays["attention_mask"].shape[-1]).astype(bool)
     batch = pack(texts_of(arrays["input_ids"].reshape(mask.shape), mask, None, config.uncounted), config.uncounted)

@@ -58,6 +58,7 @@ def config(model_type: str = "distilbert", head: str = "sequence-classification"
         "max_length": 64,
         "d_embedding": 16 if "d_embedding" in family.sizes else 0,
         "n_segments": 2 if family.segments else 0,
+        "window": 6 if family.constants.get("window") else 0,  # so that texts of ten tokens are longer
         "labels": LABELS.get(head, ()),
     }
     return family.config(head, **(fields | overrides))

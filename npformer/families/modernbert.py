@@ -1,0 +1,159 @@
+"""ModernBERT (Warner et al., 2024): rotary embeddings, local layers, gated feed-forward networks, and no biases.
+
+Every third layer attends to the whole text, the others to a window, with another base of their rotary embeddings. Norms
+stand before the blocks; the first layer has none before its attention, as the embeddings end with one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from npformer import checks
+from npformer.config import MOST, Config
+from npformer.errors import NpformerError
+from npformer.families.table import EncoderTable
+
+GLOBAL, LOCAL = "full_attention", "sliding_attention"
+POOLINGS = {"cls": "first", "mean": "mean"}
+HEAD = {"head.hidden": "head.dense", "head.norm": "head.norm"}  # below the last layer of every head
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class ModernBert(EncoderTable):
+    """The table with what config.json has twice: in the form of Transformers 5 and in that of earlier versions."""
+
+    def own_fields(self, data: Mapping[str, Any], head: str, n_layers: int) -> dict[str, Any]:
+        if data.get("classifier_activation", "gelu") != data.get(self.activation, "gelu"):
+            given = checks.shown(data.get("classifier_activation", "gelu"))
+            raise NpformerError(f"classifier_activation: {given} is not supported; supported: that of the layers")
+        window = checks.whole("local_attention", data.get("local_attention", 128), 2, MOST)
+        pooling = checks.one_of("classifier_pooling", data.get("classifier_pooling", "cls"), POOLINGS)
+        if data["hidden_size"] // data["num_attention_heads"] % 2:
+            raise NpformerError("hidden_size: a rotation has pairs of columns, so expected heads of an even width")
+        pad = data.get("pad_token_id")
+        if pad is not None:
+            checks.whole("pad_token_id", pad, 0, MOST)
+        theta = _theta(data, GLOBAL, "global_rope_theta", 160_000.0)
+        return {
+            "pad_id": pad,
+            "padding_idx": pad,
+            "rotary_theta": theta,
+            "local_theta": _theta(data, LOCAL, "local_rope_theta", 10_000.0) or theta,
+            "global_every": _global_every(data, n_layers),
+            "window": window,
+            "pooling": POOLINGS[pooling],
+        }
+
+    def write_config(self, config: Config) -> dict[str, Any]:
+        kinds = [LOCAL if config.is_local(i) else GLOBAL for i in range(config.n_layers)]
+        thetas = {GLOBAL: config.rotary_theta, LOCAL: config.local_theta}
+        return super().write_config(config) | {
+            "pad_token_id": config.pad_id,
+            "classifier_activation": super().write_config(config)[self.activation],
+            "classifier_pooling": next(theirs for theirs, ours in POOLINGS.items() if ours == config.pooling),
+            "local_attention": config.window,
+            "global_attn_every_n_layers": config.global_every or 1,
+            "layer_types": kinds,
+            "global_rope_theta": config.rotary_theta,
+            "local_rope_theta": config.local_theta,
+            "rope_parameters": {kind: {"rope_type": "default", "rope_theta": each} for kind, each in thetas.items()},
+        }
+
+
+def _theta(data: Mapping[str, Any], kind: str, old: str, default: float) -> float:
+    """The base of the rotary embeddings in layers of this kind; 0 where an older config.json has null."""
+    if data.get("rope_scaling") is not None:
+        raise NpformerError(f"rope_scaling: {checks.shown(data['rope_scaling'])} is not supported; supported: null")
+    given = data.get("rope_parameters") or {}
+    if not isinstance(given, Mapping) or not isinstance(given.get(kind) or {}, Mapping):
+        raise NpformerError(f"rope_parameters: expected an object for each kind of layer, got {checks.shown(given)}")
+    rope: Mapping[str, Any] = given.get(kind) or {}
+    if rope.get("rope_type", "default") != "default":
+        kind_of_rope = checks.shown(rope["rope_type"])
+        raise NpformerError(f"rope_parameters: rope_type: {kind_of_rope} is not supported; supported: 'default'")
+    if "rope_theta" not in rope and data.get(old, default) is None:
+        return 0.0
+    return float(checks.positive(f"rope_theta of {kind}", rope.get("rope_theta", data.get(old, default))))
+
+
+def _global_every(data: Mapping[str, Any], n_layers: int) -> int:
+    """The n such that layers 0, n, 2 n, ... are global; 0: all are."""
+    every = checks.whole("global_attn_every_n_layers", data.get("global_attn_every_n_layers", 3), 1, MOST)
+    kinds = data.get("layer_types")
+    if kinds is not None:
+        if not isinstance(kinds, list) or len(kinds) != n_layers or not set(map(str, kinds)) <= {GLOBAL, LOCAL}:
+            raise NpformerError(f"layer_types: expected {GLOBAL} or {LOCAL} for each of {n_layers} layers")
+        later = [i for i in range(1, n_layers) if kinds[i] == GLOBAL]
+        every = later[0] if later else n_layers if LOCAL in kinds else every
+        if kinds != [LOCAL if i % every else GLOBAL for i in range(n_layers)]:
+            raise NpformerError("layer_types: supported: a global layer, the first among them, at equal steps")
+    return 0 if every == 1 else every
+
+
+MODERNBERT = ModernBert(
+    model_type="modernbert",
+    constants={
+        "norm_first": True, "final_norm": True, "bias": False, "eps": 1e-5, "global_every": 3, "window": 128,
+        "rotary_theta": 160_000.0, "local_theta": 10_000.0,
+    },
+    pair="cls $A sep $B sep",
+    sizes={
+        "vocab_size": "vocab_size",
+        "d_model": "hidden_size",
+        "n_heads": "num_attention_heads",
+        "n_layers": "num_hidden_layers",
+        "d_ffn": "intermediate_size",
+        "max_length": "max_position_embeddings",
+    },
+    activation="hidden_activation",
+    eps="norm_eps",
+    architectures={
+        "ModernBertModel": "base",
+        "ModernBertForSequenceClassification": "sequence-classification",
+        "ModernBertForTokenClassification": "token-classification",
+        "ModernBertForQuestionAnswering": "question-answering",
+        "ModernBertForMaskedLM": "masked-lm",
+        "ModernBertForMultipleChoice": "multiple-choice",
+    },
+    prefix="model.",
+    encoder={
+        "embeddings.token": "model.embeddings.tok_embeddings",
+        "embeddings.norm": "model.embeddings.norm",
+        "layers.*.attention_norm": "model.layers.*.attn_norm",
+        "layers.*.attention.query": "model.layers.*.attn.Wqkv",
+        "layers.*.attention.key": "model.layers.*.attn.Wqkv",
+        "layers.*.attention.value": "model.layers.*.attn.Wqkv",
+        "layers.*.attention.output": "model.layers.*.attn.Wo",
+        "layers.*.ffn_norm": "model.layers.*.mlp_norm",
+        "layers.*.ffn.hidden": "model.layers.*.mlp.Wi",
+        "layers.*.ffn.gate": "model.layers.*.mlp.Wi",
+        "layers.*.ffn.output": "model.layers.*.mlp.Wo",
+        "norm": "model.final_norm",
+    },
+    absent=frozenset({"layers.0.attention_norm"}),
+    heads={
+        "base": {},
+        "sequence-classification": {**HEAD, "head.output": "classifier"},
+        "token-classification": {**HEAD, "head.output": "classifier"},
+        "question-answering": {**HEAD, "head.output": "classifier"},
+        "masked-lm": {**HEAD, "head.output": "decoder"},
+        "multiple-choice": {**HEAD, "head.output": "classifier"},
+    },
+    settings={"attention_bias": False, "mlp_bias": False, "norm_bias": False, "classifier_bias": False},
+    supported={"masked-lm": {"decoder_bias": True}},
+    stages={
+        "model.layers.*.mlp.act": "layers.*.ffn.activation",
+        "model.layers.*": "layers.*.ffn_residual",
+        "model.embeddings": "embeddings.norm",
+        "head": "head.norm",
+    },
+    dropped=("embeddings.norm", "layers.*.attention.output", "layers.*.ffn.gated"),
+    read={
+        "sequence-classification": "head.norm",
+        "token-classification": "head.norm",
+        "question-answering": "head.norm",
+        "multiple-choice": "head.norm",
+    },
+)  # fmt: skip

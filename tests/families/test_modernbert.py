@@ -1,0 +1,100 @@
+"""What sets ModernBERT apart: rotations, local layers, gated networks, and config.json in two forms."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from npformer.errors import NpformerError
+from npformer.families import read_config, write_config
+from npformer.interpret.trace import trace
+from npformer.positions import rotary_angles, rotate
+from npformer.runtime.packing import Text
+from tests.support import tiny
+
+FULL, LOCAL = "full_attention", "sliding_attention"
+
+
+def described(**changes: Any) -> dict[str, Any]:
+    """A config.json as earlier versions of transformers write it."""
+    data = write_config(tiny.config("modernbert", n_layers=6))
+    for name in ("rope_parameters", "layer_types"):
+        del data[name]
+    return {**data, **changes}
+
+
+def test_products_of_rotated_rows_depend_on_the_distance_of_their_positions_only() -> None:
+    random = np.random.default_rng(0)
+    q, k = random.standard_normal((2, 1, 24))
+    products = []
+    for start in (0, 17, 300):
+        angles = [rotary_angles(np.array([start + place]), 8, 10_000.0, np.float64) for place in (5, 2)]
+        rows = rotate(q[None], *angles[0]), rotate(k[None], *angles[1])
+        products.append((rows[0].reshape(3, 8) * rows[1].reshape(3, 8)).sum(-1))
+    np.testing.assert_allclose(products[1:], [products[0]] * 2, rtol=0, atol=1e-12)
+    assert np.abs(products[0] - (q.reshape(3, 8) * k.reshape(3, 8)).sum(-1)).min() > 1e-3
+
+
+@pytest.mark.parametrize("head", ["token-classification", "sequence-classification"])
+@pytest.mark.parametrize("pooling", ["first", "mean"])
+def test_a_text_has_the_same_bits_alone_in_a_batch_and_shared_by_threads(head: str, pooling: str) -> None:
+    model = tiny.model("modernbert", head, threads=2, max_length=300, pooling=pooling, n_layers=4)
+    random = np.random.default_rng(0)
+    texts = [Text(random.integers(2, 99, length)) for length in (250, 7, 7, 250, 31)]
+    together = [each["logits"] for each in model.run(texts)]
+    for text, logits in zip(texts, together, strict=True):
+        assert np.array_equal(model.run([text])[0]["logits"], logits)  # 250 tokens: rows on two threads
+    model.threads = 1
+    assert all(np.array_equal(model.run([text])[0]["logits"], a) for text, a in zip(texts, together, strict=True))
+    assert np.array_equal(trace(model, texts[0])["logits"], together[0])
+
+
+def test_local_layers_see_their_window_and_no_more() -> None:
+    model = tiny.model("modernbert", "token-classification", n_layers=4)
+    recorded = trace(model, Text(np.arange(2, 12)))
+    places = np.arange(10)
+    near = np.abs(places[:, None] - places) <= 3  # half of 6
+    for i in range(4):
+        weights = recorded[f"layers.{i}.attention.weights"]
+        assert ((weights > 0) == (True if i in (0, 3) else near)).all(), i
+        assert np.isfinite(recorded[f"layers.{i}.attention.scores"]).all()
+
+
+def test_both_forms_of_config_json() -> None:
+    config = read_config(described())
+    assert (config.global_every, config.rotary_theta, config.local_theta) == (3, 160_000.0, 10_000.0)
+    assert [config.is_local(i) for i in range(6)] == [False, True, True] * 2
+    kinds = [LOCAL if i % 2 else FULL for i in range(6)]
+    rope = {FULL: {"rope_type": "default", "rope_theta": 8.0}, LOCAL: {"rope_type": "default", "rope_theta": 4.0}}
+    new = read_config(described(layer_types=kinds, rope_parameters=rope))
+    assert (new.global_every, new.rotary_theta, new.local_theta) == (2, 8.0, 4.0)
+    assert read_config(write_config(new)) == new
+    assert read_config(described(local_rope_theta=None)).local_theta == 160_000.0
+    assert read_config(described(global_attn_every_n_layers=1)).global_every == 0
+    assert read_config(described(layer_types=[FULL] * 6)).global_every == 0
+    assert read_config(described(layer_types=[FULL] + [LOCAL] * 5)).global_every == 6
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"attention_bias": True}, "attention_bias: True is not supported; supported: False"),
+        ({"norm_bias": True}, "norm_bias: True is not supported"),
+        ({"mlp_bias": True}, "mlp_bias: True is not supported"),
+        ({"rope_scaling": {"type": "yarn"}}, "rope_scaling: .* is not supported; supported: null"),
+        ({"rope_parameters": {FULL: {"rope_type": "yarn", "rope_theta": 1.0}}}, "rope_type: 'yarn' is not supported"),
+        ({"rope_parameters": [3]}, "rope_parameters: expected an object"),
+        ({"layer_types": [LOCAL] * 6}, "layer_types: supported: a global layer, the first among them"),
+        ({"layer_types": [FULL]}, "layer_types: expected .* for each of 6 layers"),
+        ({"classifier_activation": "relu"}, "classifier_activation: 'relu' is not supported"),
+        ({"classifier_pooling": "max"}, "classifier_pooling: expected one of cls, mean, got 'max'"),
+        ({"local_attention": 0}, "local_attention"),
+        ({"global_rope_theta": -1.0}, "rope_theta of full_attention"),
+        ({"hidden_size": 28}, "expected heads of an even width"),
+    ],
+)
+def test_what_is_not_there_is_refused_by_name(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(NpformerError, match=message):
+        read_config(described(**changes))

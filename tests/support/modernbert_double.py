@@ -1,0 +1,45 @@
+"""Runs transformers' ModernBERT in float64 throughout: three of its steps round to float32 in any dtype.
+
+These are the angles of the rotary embeddings, the rotation, and the softmax of its eager attention. Needs torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from transformers.models.modernbert import modeling_modernbert as modeling
+
+
+@contextmanager
+def in_double() -> Iterator[None]:
+    """Replaces the three steps inside. Models must have come to float64 by `double()`, for their frequencies."""
+    rotary = modeling.ModernBertRotaryEmbedding
+    before = modeling.apply_rotary_pos_emb, modeling.eager_attention_forward, rotary.forward
+    modeling.apply_rotary_pos_emb, modeling.eager_attention_forward, rotary.forward = _rotated, _attention, _angles
+    try:
+        yield
+    finally:
+        modeling.apply_rotary_pos_emb, modeling.eager_attention_forward, rotary.forward = before
+
+
+def _angles(self: Any, x: Any, position_ids: Any, layer_type: str) -> tuple[Any, Any]:
+    angles = position_ids[..., None].double() * getattr(self, f"{layer_type}_inv_freq").double()
+    both = torch.cat((angles, angles), dim=-1)
+    return both.cos(), both.sin()
+
+
+def _rotated(q: Any, k: Any, cos: Any, sin: Any, unsqueeze_dim: int = 1) -> tuple[Any, Any]:
+    cos, sin = cos.unsqueeze(unsqueeze_dim), sin.unsqueeze(unsqueeze_dim)
+    half = modeling.rotate_half
+    return q * cos + half(q) * sin, k * cos + half(k) * sin
+
+
+def _attention(
+    module: Any, q: Any, k: Any, v: Any, mask: Any, scaling: float, dropout: float = 0.0, **_: Any
+) -> tuple[Any, Any]:
+    scores = q @ k.transpose(2, 3) * scaling
+    weights = torch.softmax(scores if mask is None else scores + mask, dim=-1)
+    return (weights @ v).transpose(1, 2).contiguous(), weights
