@@ -231,7 +231,7 @@ def letters() -> dict[str, Any]:
 
 # --- folders ---------------------------------------------------------------------------------------------------------
 
-SETTINGS = {"do_lower_case": True, "model_max_length": 24, "tokenizer_class": "BertTokenizer"}
+SETTINGS = {"do_lower_case": True, "model_max_length": 24, "tokenizer_class": "BertTokenizer", "mask_token": "[MASK]"}
 
 
 def describe(config: Config, **more: Any) -> bytes:
