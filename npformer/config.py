@@ -65,6 +65,8 @@ class Config:
     max_length : tokens of the longest text
     n_segments : rows of the token type table; 0: no table
     d_embedding : width of the tables where a projection follows them; 0: d_model
+    layer_groups : groups of layers, each of which has one set of weights; 0: every layer has its own
+    group_layers : layers of a group, which follow each other with weights of their own
     first_position : row of the position table for a text's first token
     positions : one of POSITIONS
     relative_buckets : rows of the table of relative biases; 0: no table
@@ -113,6 +115,8 @@ class Config:
     max_length: int
     n_segments: int = 0
     d_embedding: int = 0
+    layer_groups: int = 0
+    group_layers: int = 1
     first_position: int = 0
     positions: str = "learned"
     relative_buckets: int = 0
@@ -147,10 +151,15 @@ class Config:
         checks.one_of("problem_type", self.problem_type, PROBLEM_TYPES)
         for name in ("d_model", "n_heads", "d_ffn", "max_length"):
             checks.whole(name, getattr(self, name), 1, MOST)
-        tables = ("vocab_size", "n_segments", "d_embedding", "first_position", "relative_buckets")
+        tables = ("vocab_size", "n_segments", "d_embedding", "layer_groups", "first_position", "relative_buckets")
         for name in (*tables, "global_every", "window"):
             checks.whole(name, getattr(self, name), 0, MOST)
         checks.whole("n_layers", self.n_layers, 0, MOST)
+        if self.layer_groups:
+            checks.whole("layer_groups", self.layer_groups, 1, self.n_layers)
+            checks.whole("group_layers", self.group_layers, 1, self.n_layers // self.layer_groups)
+            if self.n_layers % self.group_layers:
+                raise NpformerError(f"{self.n_layers} layers are no whole number of groups of {self.group_layers}")
         for name in ("norm_first", "bias", "final_norm", "scale_embedding", "shared", "tied"):
             checks.boolean(name, getattr(self, name))
         checks.positive("eps", self.eps)
@@ -194,6 +203,15 @@ class Config:
     def table_width(self) -> int:
         """Width of the tables of tokens, positions and token types."""
         return self.d_embedding or self.d_model
+
+    def group_of(self, layer: int) -> tuple[int, int]:
+        """The group whose weights a layer has, and the layer's place in it.
+
+        Of R = n_layers / group_layers runs of a group, run r is of group floor(r / (R / layer_groups)): as Hugging Face
+        divides them, where one does not divide the other. Lan et al., 2020, section 3.1.
+        """
+        run, place = divmod(layer, self.group_layers)
+        return int(run / (self.n_layers // self.group_layers / self.layer_groups)), place
 
     @property
     def uncounted(self) -> int | None:

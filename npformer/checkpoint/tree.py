@@ -104,14 +104,26 @@ def _sizes(config: Config, group: str) -> dict[str, int]:
 
 
 def ties(config: Config) -> dict[str, str]:
-    """Arrays that are a token table in another place, and are stored once: name -> the table."""
+    """Arrays that are another in a second place, and are stored once: name -> the other, a token table or a layer's."""
+    tied = _shared_layers(config)
     if config.head == "masked-lm" and config.tied:
-        return {PROJECTION: TOKENS}
-    tied = {}
+        tied[PROJECTION] = TOKENS
     if config.shared:
         tied[f"decoder.{TOKENS}"] = f"encoder.{TOKENS}"
     if config.tied and config.head == "translation":
         tied[PROJECTION] = f"{'encoder' if config.shared else 'decoder'}.{TOKENS}"
+    return tied
+
+
+def _shared_layers(config: Config) -> dict[str, str]:
+    """The arrays of layers whose weights are an earlier layer's -> that layer's arrays."""
+    first, tied = dict[tuple[int, int, str], str](), dict[str, str]()
+    for name in parameters(config) if config.layer_groups else []:
+        if name.startswith("layers."):
+            _, layer, rest = name.split(".", 2)
+            earlier = first.setdefault((*config.group_of(int(layer)), rest), name)
+            if earlier != name:
+                tied[name] = earlier
     return tied
 
 
@@ -242,7 +254,7 @@ def _build(
         flat[name] = loaded[where]
     flat |= {name: _sinusoids(config, dtype) for name in absent if _computed(name, config)}
     for name, table in tied.items():
-        flat[name] = flat[table].T if expected[name].transposed else flat[table]
+        flat[name] = flat[table].T if name == PROJECTION else flat[table]
     return unflatten({name: flat[name] for name in expected if name in flat})
 
 

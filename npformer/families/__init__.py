@@ -10,6 +10,7 @@ from typing import Any
 
 from npformer import checks
 from npformer.config import Config
+from npformer.families.albert import ALBERT
 from npformer.families.base import Family, Source, label_count
 from npformer.families.bert import BERT
 from npformer.families.distilbert import DISTILBERT
@@ -37,7 +38,10 @@ __all__ = [
 #: model_type -> family.
 FAMILIES: dict[str, Family] = {
     each.model_type: each
-    for each in (DISTILBERT, BERT, ELECTRA, ROBERTA, XLM_ROBERTA, CAMEMBERT, MPNET, MODERNBERT, MARIAN, TORCH_MODULES)
+    for each in (
+        *(DISTILBERT, BERT, ELECTRA, ALBERT, ROBERTA, XLM_ROBERTA, CAMEMBERT, MPNET, MODERNBERT),
+        *(MARIAN, TORCH_MODULES),
+    )
 }
 
 

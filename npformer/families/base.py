@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -129,6 +129,10 @@ class Family:
         """Our flat name of every array, given with its group and its own name -> where a file has it."""
         raise NotImplementedError
 
+    def in_layer(self, pattern: str, config: Config, layer: int) -> str:
+        """A name of the family's for a layer, whose number stands in the place of `*`."""
+        return pattern.replace("*", str(layer))
+
     def stored_elsewhere(self, config: Config) -> frozenset[str]:
         """Tensors of a file that are not weights of any of our models."""
         return frozenset()
@@ -203,13 +207,6 @@ def reject_other(data: Mapping[str, Any], supported: Mapping[str, Any]) -> None:
     for name, value in supported.items():
         if data.get(name, value) != value:
             raise NpformerError(f"{name}: {checks.shown(data[name])} is not supported; supported: {value!r}")
-
-
-def numbered(patterns: Mapping[str, str], count: int) -> Iterator[tuple[str, str]]:
-    """Yields a table's entries; those with `*` once for each of `count` layers, with its number instead of the star."""
-    for ours, theirs in patterns.items():
-        for n in map(str, range(count)) if "*" in ours else [""]:
-            yield ours.replace("*", n), theirs.replace("*", n)
 
 
 def first(table: Mapping[str, str], value: str) -> str:

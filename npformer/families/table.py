@@ -14,7 +14,6 @@ from npformer.families.base import (
     Family,
     Source,
     first,
-    numbered,
     read_activation,
     read_fields,
     read_labels,
@@ -31,10 +30,14 @@ class EncoderTable(Family):
     """A family of encoders. Modules are named as in a checkpoint with a head; `*` stands for a layer's number."""
 
     sizes: Mapping[str, str]  # our field -> theirs, which config.json must have
-    activation: str  # their field; its default is "gelu"
+    activation: str  # their field
+    usual_activation: str = "gelu"  # where the field is absent
     eps: str = ""  # their field; "": none, always 1e-12
     segments: str = ""  # their field for the rows of the token type table; "": no table
     padding: str = ""  # their field for the padding token, whose position precedes all others; "": not so
+    layer_groups: str = ""  # their field for the groups of layers with one set of weights; "": each layer has its own
+    group_layers: str = ""  # their field for the layers of a group; a layer's module has a `*` for each number
+    always_projected: bool = False  # tables as wide as the layers too
     encoder: Mapping[str, str]  # our group -> their module
     heads: Mapping[str, Mapping[str, str]]  # head -> the same for its groups
     absent: frozenset[str] = frozenset()  # groups of the encoder, with their layer's number, that no model has
@@ -73,8 +76,13 @@ class EncoderTable(Family):
         for ours, value in read_fields(required, data, self.model_type).items():
             least = 1 + {**self.constants, **fields}.get("first_position", 0) if ours == "max_length" else 1
             fields[ours] = checks.whole(self.sizes[ours], value, least, MOST) - (least - 1)
-        if fields.get("d_embedding") == fields["d_model"]:
+        if fields.get("d_embedding") == fields["d_model"] and not self.always_projected:
             fields["d_embedding"] = 0  # no projection follows the tables
+        if self.layer_groups:
+            runs = fields["n_layers"]  # of a group
+            fields["layer_groups"] = checks.whole(self.layer_groups, data.get(self.layer_groups, 1), 1, runs)
+            fields["group_layers"] = checks.whole(self.group_layers, data.get(self.group_layers, 1), 1, MOST)
+            fields["n_layers"] = runs * fields["group_layers"]
         if self.eps:
             fields["eps"] = checks.positive(self.eps, data.get(self.eps, self.constants.get("eps", 1e-12)))
         if self.segments:
@@ -82,7 +90,7 @@ class EncoderTable(Family):
         return self.config(
             head,
             **fields | self.own_fields(data, head, fields["n_layers"]),
-            activation=read_activation(self.activation, data),
+            activation=read_activation(self.activation, data, self.usual_activation),
             labels=read_labels(head, data),
             problem_type=data.get("problem_type"),
             tied=checks.boolean("tie_word_embeddings", data.get("tie_word_embeddings", True)),
@@ -96,6 +104,9 @@ class EncoderTable(Family):
         data: dict[str, Any] = {"model_type": self.model_type, "architectures": [self.architecture(config)]}
         data |= self.settings
         sizes = {"max_length": config.n_positions, "d_embedding": config.table_width}
+        if self.layer_groups:
+            sizes["n_layers"] = config.n_layers // config.group_layers
+            data |= {self.layer_groups: config.layer_groups, self.group_layers: config.group_layers}
         for ours, theirs in self.sizes.items():
             data[theirs] = sizes.get(ours) or getattr(config, ours)
         data[self.activation] = first(ACTIVATIONS, config.activation)
@@ -129,11 +140,20 @@ class EncoderTable(Family):
         return sources
 
     def _modules(self, config: Config, head: str) -> dict[str, str]:
-        """Our groups -> their modules; tables as wide as the layers have no projection."""
-        modules = dict(numbered({**self.encoder, **self.heads[head]}, config.n_layers))
-        if config.table_width == config.d_model:
+        """Our groups -> their modules; in most families tables as wide as the layers have no projection."""
+        modules = {}
+        for ours, theirs in {**self.encoder, **self.heads[head]}.items():
+            for layer in range(config.n_layers) if "*" in ours else [0]:
+                modules[ours.replace("*", str(layer))] = self.in_layer(theirs, config, layer)
+        if config.table_width == config.d_model and not self.always_projected:
             modules.pop("embeddings.project", None)
         return {ours: theirs for ours, theirs in modules.items() if ours not in self.absent}
+
+    def in_layer(self, pattern: str, config: Config, layer: int) -> str:
+        if not self.layer_groups:
+            return super().in_layer(pattern, config, layer)
+        group, place = config.group_of(layer)
+        return pattern.replace("*", str(group), 1).replace("*", str(place), 1)
 
     def stored_elsewhere(self, config: Config) -> frozenset[str]:
         return frozenset(self._written(name, config) for name in self.buffers)

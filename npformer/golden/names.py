@@ -81,7 +81,7 @@ def stage_names(golden: Golden) -> dict[str, str]:
         names[str(module_path(config, "head.output"))] = "spans"
     names |= {path.removeprefix(prefix): stage for path, stage in names.items()}
     layers = [f"layers.{i}" for i in range(config.n_layers)]
-    embedded = "embeddings.norm" if config.table_width == config.d_model else "embeddings.project"
+    embedded = f"embeddings.{'project' if module_path(config, 'embeddings.project') else 'norm'}"
     states = [embedded, *(f"{layer}.ffn_norm" for layer in layers)]
     outputs = {f"hidden_states.{i}": stage for i, stage in enumerate(states)}
     outputs |= {f"attentions.{i}": f"{layer}.attention.weights" for i, layer in enumerate(layers)}
@@ -100,7 +100,8 @@ def weight_names(config: Config) -> dict[str, str]:
         names[ours] = ours
         if source.part is None:
             theirs = source.names[0]
-            names |= {theirs: ours, theirs.removeprefix(prefix): ours}
+            for name in (theirs, theirs.removeprefix(prefix)):
+                names.setdefault(name, ours)  # of layers with the same weights, the first
     return names
 
 

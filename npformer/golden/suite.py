@@ -187,7 +187,12 @@ def _encoder_cases(name: str, family: EncoderTable) -> Iterator[Case]:
         other = encoder_config(family, plain.head, n_layers=1, pad_id=3, padding_idx=3, first_position=4)
         yield Case(f"{name}-padding", "positions that begin after another padding token's", other, (10, 6))
     if "d_embedding" in family.sizes:
-        yield Case(f"{name}-wide", "tables as wide as the layers, without a projection", replace(plain, d_embedding=0))
+        told, width = ("with", plain.d_model) if family.always_projected else ("without", 0)
+        told = f"tables as wide as the layers, {told} a projection"
+        yield Case(f"{name}-wide", told, replace(plain, d_embedding=width))
+    if family.layer_groups:
+        groups = replace(plain, n_layers=6, layer_groups=2, group_layers=2)
+        yield Case(f"{name}-groups", "groups of two layers, of which one runs twice and the other once", groups)
     untied = encoder_config(family, "masked-lm", n_layers=1, tied=False)
     yield Case(f"{name}-untied", "a vocabulary projection of its own", untied)
     several = replace(plain, problem_type="multi_label_classification", labels=("A", "B", "C"))

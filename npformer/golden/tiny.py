@@ -85,7 +85,7 @@ def write_case(
 ) -> Golden:
     """Fills a folder with a random model, its weights stored in this dtype, and its golden file, which it returns."""
     bits = np.random.PCG64(seed)
-    tree = layout.unflatten(_weights(config, bits))
+    tree = layout.own_to_tree(_weights(config, bits), config)
     (folder / CONFIG).write_text(json.dumps(write_config(config), indent=2) + "\n", encoding="utf-8")
     weights_file, layout_name = FILES["torch"]
     arrays = {each: _stored(array, dtype) for each, array in layout.to_torch(tree, config).items()}

@@ -117,22 +117,25 @@ def listening(model: Any, golden: Golden, heard: dict[str, np.ndarray]) -> Itera
         raise NpformerError(
             f"{type(model).__name__}: none of the modules of a {family_of(config).architecture(config)} model is in it"
         )
-    outputs = {path: stage for path, stage in table.modules(config).items() if stage in golden.stages}
+    outputs = {path: _asked(runs, golden) for path, runs in table.module_runs(config).items()}
     if config.head == "question-answering":
-        outputs["qa_outputs"] = "qa_outputs"
-    outputs |= {path: f"{attention}.qkv" for path, attention in fused_layers(config).items()}
+        outputs["qa_outputs"] = ["qa_outputs"]
+    outputs |= {path: [f"{attention}.qkv"] for path, attention in fused_layers(config).items()}
     with ExitStack() as stack:
-        for path, stage in outputs.items():
-            if path in modules:
-                hook = modules[path].register_forward_hook(_after(heard, stage))
+        for path, runs in outputs.items():
+            if path in modules and any(runs):
+                hook = modules[path].register_forward_hook(_after(heard, iter(runs)))
                 stack.callback(hook.remove)
+        inputs: dict[str, list[str]] = {}
         for pattern, group in _inputs(golden).items():
             for i in map(str, range(config.n_layers if "*" in pattern else 1)):
                 stage, path = pattern.replace("*", i), module_path(config, group.replace("*", i)) or ""
-                is_pooled = stage != "pooled" or "pooler" in golden.stages
-                if stage in golden.stages and path and path in modules and is_pooled:
-                    hook = modules[path].register_forward_pre_hook(_before(heard, stage))
-                    stack.callback(hook.remove)
+                if path and path in modules and (stage != "pooled" or "pooler" in golden.stages):
+                    inputs.setdefault(path, []).append(stage)
+        for path, runs in inputs.items():
+            if any(asked := _asked(runs, golden)):
+                hook = modules[path].register_forward_pre_hook(_before(heard, iter(asked)))
+                stack.callback(hook.remove)
         stack.enter_context(_attention(model, golden, modules, heard))
         yield
 
@@ -148,17 +151,26 @@ def _inputs(golden: Golden) -> dict[str, str]:
     return found
 
 
-def _after(heard: dict[str, np.ndarray], stage: str) -> Callable[..., None]:
+def _asked(runs: list[str], golden: Golden) -> list[str]:
+    """The stages of a module's runs; "" for those that the golden file does not have."""
+    return [stage if stage in golden.stages else "" for stage in runs]
+
+
+def _after(heard: dict[str, np.ndarray], stages: Iterator[str]) -> Callable[..., None]:
+    """Hears the outputs of a module's runs as these stages, in turn."""
+
     def hook(module: Any, args: Any, output: Any) -> None:
-        if stage not in heard:  # of two nested modules with the same output, the inner one comes first
+        stage = next(stages, "")
+        if stage and stage not in heard:  # of two nested modules with the same output, the inner one comes first
             heard[stage] = _numpy(output[0] if isinstance(output, tuple) else output)
 
     return hook
 
 
-def _before(heard: dict[str, np.ndarray], stage: str) -> Callable[..., None]:
+def _before(heard: dict[str, np.ndarray], stages: Iterator[str]) -> Callable[..., None]:
     def hook(module: Any, args: Any) -> None:
-        heard.setdefault(stage, _numpy(args[0]))
+        if stage := next(stages, ""):
+            heard.setdefault(stage, _numpy(args[0]))
 
     return hook
 
@@ -171,12 +183,13 @@ def _attention(model: Any, golden: Golden, modules: dict[str, Any], heard: dict[
     if eager is None:
         yield
         return
-    numbers = range(golden.config.n_layers)
-    queries = {modules.get(module_path(golden.config, f"layers.{i}.attention.query") or ""): i for i in numbers}
+    queries: dict[Any, list[int]] = {}  # a module -> its layers, of which there are several with the same weights
+    for i in range(golden.config.n_layers):
+        queries.setdefault(modules.get(module_path(golden.config, f"layers.{i}.attention.query") or ""), []).append(i)
 
     def recording(module: Any, query: Any, key: Any, value: Any, *args: Any, **kwargs: Any) -> Any:
         context, weights = eager(module, query, key, value, *args, **kwargs)
-        layer = next((queries[each] for each in module.children() if each in queries), None)
+        layer = next((queries[each].pop(0) for each in module.children() if queries.get(each)), None)
         arrays = {"query_heads": query, "key_heads": key, "value_heads": value, "weights": weights}
         arrays["context"] = context.transpose(1, 2)  # it returns (B, L, H, K)
         for name, array in arrays.items():

@@ -101,8 +101,9 @@ def as_ours(model: Model, theirs: Mapping[str, np.ndarray]) -> dict[str, np.ndar
             converted[name] = array
     tied = layout.ties(model.config)
     for name, table in tied.items():
-        if name not in converted and table in converted and np.array_equal(ours[name].T, ours[table]):
-            converted[name] = converted[table].T
+        turned = ours[name].T if name == layout.PROJECTION else ours[name]
+        if name not in converted and table in converted and np.array_equal(turned, ours[table]):
+            converted[name] = converted[table].T if name == layout.PROJECTION else converted[table]
     return {name: np.ascontiguousarray(array, np.float32) for name, array in converted.items()}
 
 

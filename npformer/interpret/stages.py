@@ -117,28 +117,34 @@ def module(config: Config, name: str) -> str:
     """
     group = "head.output" if name == "logits" else name
     path = module_path(config, group)
-    return path or next((path for path, stage in modules(config).items() if stage == name), "")
+    return path or next((path for path, runs in module_runs(config).items() if name in runs), "")
+
+
+def modules(config: Config) -> dict[str, str]:
+    """Returns the modules of Hugging Face's model that run once -> the stage of their output."""
+    return {path: stages[0] for path, stages in module_runs(config).items() if len(stages) == 1}
 
 
 @lru_cache(maxsize=4)  # asked once a stage of a model
-def modules(config: Config) -> dict[str, str]:
-    """Returns the modules of Hugging Face's model -> the stage of their output; {} for nn.Transformer models."""
+def module_runs(config: Config) -> dict[str, list[str]]:
+    """Returns the modules of Hugging Face's model -> the stages of their outputs; {} for nn.Transformer models.
+
+    A module of layers that share their weights has several, in the order in which it runs.
+    """
     family = family_of(config)
     if not family.stages:
         return {}
-    found = {}
+    found: dict[str, list[str]] = {}
     for name in names(config):
         group = "head.output" if name == "logits" and config.head != "question-answering" else name
         if (path := module_path(config, group)) is not None:
-            found[path] = name
-    for pattern, stage_name in family.stages.items():
-        for path, name in zip(_numbered(pattern, config), _numbered(stage_name, config), strict=True):
-            found[path.removeprefix(family.prefix) if config.head == "base" else path] = name
+            found[path] = [*found.get(path, []), name]
+    for pattern, stage in family.stages.items():
+        for layer in range(config.n_layers) if "*" in stage else [0]:
+            path = family.in_layer(pattern, config, layer)
+            path = path.removeprefix(family.prefix) if config.head == "base" else path
+            found[path] = list(dict.fromkeys([*found.get(path, []), stage.replace("*", str(layer))]))
     return found
-
-
-def _numbered(pattern: str, config: Config) -> list[str]:
-    return [pattern.replace("*", str(n)) for n in range(config.n_layers)] if "*" in pattern else [pattern]
 
 
 def names(config: Config) -> list[str]:

@@ -20,8 +20,8 @@ Gradient = np.ndarray | SparseRows
 class Trainable:
     """Writable weights: `tree`, which the forward reads, and `flat`, the arrays in it that training updates, by name.
 
-    Two tied arrays (a vocabulary projection and its token table) share memory and have one entry in `flat`. Tables of
-    sinusoids have none.
+    Tied arrays (a vocabulary projection and its token table, layers with one set of weights) share memory and have one
+    entry in `flat`. Tables of sinusoids have none.
 
     Parameters
     ----------
@@ -41,15 +41,15 @@ class Trainable:
         self.flat: dict[str, np.ndarray] = {}
         self._tied: dict[str, tuple[str, bool]] = {}  # tied name -> the array's own name, and whether transposed
         arrays: dict[str, np.ndarray] = {}
-        seen: dict[tuple[int, int], str] = {}
+        seen: dict[tuple[int, int], tuple[str, tuple[tuple[int, ...], tuple[int, ...]]]] = {}
         for name, array in layout.flatten(dict(tree)).items():
             place = (array.__array_interface__["data"][0], array.size)
             if place in seen:
-                table = seen[place]
-                self._tied[name] = (table, array.shape != arrays[table].shape or not array.flags.c_contiguous)
+                table, lies = seen[place]
+                self._tied[name] = (table, (array.shape, array.strides) != lies)
                 arrays[name] = arrays[table].T if self._tied[name][1] else arrays[table]
                 continue
-            seen[place] = name
+            seen[place] = (name, (array.shape, array.strides))
             arrays[name] = np.array(array, order="C")
             if not self._computed(name):
                 self.flat[name] = arrays[name]

@@ -25,6 +25,13 @@ def random_checkpoint(name, **changes):
     return config, tensors
 
 
+#: A class with more heads than one -> its tensors that the masked-word head does not need.
+MORE_THAN_A_HEAD = {
+    "BertForPreTraining": ("cls.seq_relationship.", "bert.pooler."),
+    "AlbertForPreTraining": ("sop_classifier.", "albert.pooler."),
+}
+
+
 def as_stored(name, key):
     """A name of ours as the architecture has it: a discriminator's is a base model's, so without the prefix."""
     return f"electra.{key}" if name == "ElectraForPreTraining" else key
@@ -40,8 +47,8 @@ def test_every_architecture_there_and_back(name):
         assert not array.flags.writeable
     back = {as_stored(name, key): array for key, array in to_torch(tree, config).items()}
     unused = tensors.keys() - back.keys()
-    if name == "BertForPreTraining":  # read as its masked-word head
-        unused -= {key for key in unused if key.startswith(("cls.seq_relationship.", "bert.pooler."))}
+    if name in MORE_THAN_A_HEAD:  # read as its masked-word head
+        unused -= {key for key in unused if key.startswith(MORE_THAN_A_HEAD[name])}
     if name == "ElectraForPreTraining":  # read as its encoder
         unused = {key for key in unused if not key.startswith("discriminator_predictions.")}
     assert not unused

@@ -25,12 +25,13 @@ SPELLINGS = {
         "d_ffn": "intermediate_size",
     },
 }
-SPELLINGS |= dict.fromkeys(("electra", "roberta", "mpnet", "modernbert"), SPELLINGS["bert"])
+SPELLINGS |= dict.fromkeys(("electra", "roberta", "albert", "mpnet", "modernbert"), SPELLINGS["bert"])
 CONFIGS = {
     "distilbert": "DistilBertConfig",
     "bert": "BertConfig",
     "electra": "ElectraConfig",
     "roberta": "RobertaConfig",
+    "albert": "AlbertConfig",
     "mpnet": "MPNetConfig",
     "modernbert": "ModernBertConfig",
 }
@@ -41,9 +42,11 @@ VARIANT_MASK = {
     "bert": ["111111", "101111", "110010"],  # its pooler reads the first column, also where that is padding
     "electra": ["111111", "101111", "110010"],
     "roberta": ["111111", "101111", "110010"],
+    "albert": ["111111", "101111", "110010"],
     "mpnet": ["1111111111", "0011010000"],  # a distance of 8 or more has a bucket with others
     "modernbert": ["11111111", "00110100"],
 }
+FEW_HEADS = ("albert",)  # their other heads are compared in tests/oracle
 FEW = ("mpnet", "modernbert")  # families whose cases are small and few
 N_TEXTS = (48, 14)  # for heads that answer once a text; of these families
 
@@ -113,6 +116,7 @@ MODERNBERT = {
     **dict.fromkeys(("bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id"), 1),
 }  # fmt: skip
 NARROW = {"embedding_size": 14}
+SHARED_LAYERS = {"embedding_size": 6, "hidden_size": 10, "num_attention_heads": 2, "intermediate_size": 14}
 CASES = {
     "distilbert-base": Case("distilbert", "DistilBertModel"),
     **{
@@ -136,6 +140,10 @@ CASES = {
         f"roberta-{head}": Case("roberta", architecture, {**AFTER_PADDING, **options}, encoder="roberta-base")
         for head, (architecture, options) in ROBERTA_HEADS.items()
     },
+    "albert-base": Case("albert", "AlbertModel", SHARED_LAYERS),
+    "albert-sequence-classification": Case(
+        "albert", "AlbertForSequenceClassification", {**SHARED_LAYERS, "num_labels": 5}, encoder="albert-base"
+    ),
     "mpnet-base": Case("mpnet", "MPNetModel", MPNET),
     **{
         f"mpnet-{head}": Case("mpnet", architecture, {**MPNET, **options}, encoder="mpnet-base")
@@ -182,7 +190,8 @@ def inputs(name: str, case: Case) -> dict[str, np.ndarray]:
     if reads_texts(case):
         mask = (np.arange(9) < random.integers(1, 10, N_TEXTS[case.family in FEW])[:, None]).astype(np.int64)
     else:
-        pictures = SHARED_MASK if case.layers == 2 and case.family not in FEW else VARIANT_MASK[case.family]
+        few = case.layers == 1 or case.family in (*FEW, *FEW_HEADS)
+        pictures = VARIANT_MASK[case.family] if few else SHARED_MASK
         mask = np.array([[int(each) for each in picture] for picture in pictures])
     given = {
         "input_ids": random.integers(0, case.options.get("vocab_size", SIZES["vocab_size"]), mask.shape),

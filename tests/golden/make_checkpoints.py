@@ -37,6 +37,7 @@ SIZES = {
     },
 }
 SIZES["Electra"] = SIZES["Bert"] | {"embedding_size": 4}
+SIZES["Albert"] = SIZES["Electra"]
 SIZES |= dict.fromkeys(("Roberta", "XLMRoberta", "Camembert", "MPNet"), SIZES["Bert"] | {"max_position_embeddings": 10})
 SIZES["ModernBert"] = SIZES["Bert"] | {
     "num_attention_heads": 3,

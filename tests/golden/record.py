@@ -6,6 +6,7 @@ those that lie between modules. Only `make.py` uses this; it needs torch and tra
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -13,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from transformers.models.albert import modeling_albert
 from transformers.models.bert import modeling_bert
 from transformers.models.distilbert import modeling_distilbert
 from transformers.models.electra import modeling_electra
@@ -86,6 +88,26 @@ ROBERTA = {
     "lm_head.layer_norm": ("head.activation", "head.norm"),
     "lm_head.decoder": ("", "logits"),
 }
+LAYER = "encoder.albert_layer_groups.0.albert_layers.0"  # which runs for every layer
+ALBERT = {
+    **{path: stages for path, stages in BERT.items() if path.startswith("embeddings.")},
+    "encoder.embedding_hidden_mapping_in": ("", "embeddings.project"),
+    f"{LAYER}.attention.query": ("", "layers.*.attention.query"),
+    f"{LAYER}.attention.key": ("", "layers.*.attention.key"),
+    f"{LAYER}.attention.value": ("", "layers.*.attention.value"),
+    f"{LAYER}.attention.dense": ("layers.*.attention.combined", "layers.*.attention.output"),
+    f"{LAYER}.attention.LayerNorm": ("layers.*.attention_residual", "layers.*.attention_norm"),
+    f"{LAYER}.ffn": ("", "layers.*.ffn.hidden"),
+    f"{LAYER}.ffn_output": ("layers.*.ffn.activation", "layers.*.ffn.output"),
+    f"{LAYER}.full_layer_layer_norm": ("layers.*.ffn_residual", "layers.*.ffn_norm"),
+    "pooler": ("", "pooler"),
+    "pooler_activation": ("", "pooled"),
+    "classifier": ("", "logits"),
+    "predictions.dense": ("", "head.hidden"),
+    "predictions.LayerNorm": ("head.activation", "head.norm"),
+    "predictions.decoder": ("", "logits"),
+    "qa_outputs": ("", "spans"),
+}
 MPNET = {
     **{path: stages for path, stages in ROBERTA.items() if ".attention." not in path},
     "encoder.layer.*.attention.attn.q": ("", "layers.*.attention.query"),
@@ -117,6 +139,7 @@ TABLES = {
     "bert": (BERT, modeling_bert),
     "electra": (ELECTRA, modeling_electra),
     "roberta": (ROBERTA, modeling_roberta),
+    "albert": (ALBERT, modeling_albert),
     "mpnet": (MPNET, modeling_mpnet),
     "modernbert": (MODERNBERT, modeling_modernbert),
 }
@@ -159,18 +182,21 @@ def recording(model: Any, hear: Callable[[str, np.ndarray], None]) -> Iterator[N
         if isinstance(module, torch.nn.Identity):  # where a layer has no norm
             continue
         path = path.removeprefix(model.base_model_prefix + ".")
-        number = re.search(r"layers?\.(\d+)\.", path + ".")
+        number = re.search(r"\blayers?\.(\d+)\.", path + ".")  # not ALBERT's albert_layers
         layer_of[module] = number and number[1]
-        before, after = table.get(re.sub(r"(layers?)\.\d+", r"\1.*", path), ("", ""))
-        before, after = (name.replace("*", str(layer_of[module])) for name in (before, after))
+        before, after = table.get(re.sub(r"\b(layers?)\.\d+", r"\1.*", path), ("", ""))
+        if layer_of[module]:
+            before, after = (name.replace("*", layer_of[module]) for name in (before, after))
         if before == "pooled" and not (hasattr(model, "pre_classifier") or _pools(model)):
             before = ""  # a classifier of tokens, which reads the last layer itself
         if after == "logits" and type(model).__name__ == "ModernBertForQuestionAnswering":
             after = "spans"
         if before:
-            handles.append(module.register_forward_pre_hook(lambda _, args, name=before: hear(name, args[0].numpy())))
+            run = _in_turn(before)
+            handles.append(module.register_forward_pre_hook(lambda _, args, run=run: hear(next(run), args[0].numpy())))
         if after:
-            handles.append(module.register_forward_hook(lambda _, args, out, name=after: hear(name, out.numpy())))
+            run = _in_turn(after)
+            handles.append(module.register_forward_hook(lambda _, args, out, run=run: hear(next(run), out.numpy())))
 
     if module_of_family is modeling_mpnet:
         forward = modeling_mpnet.MPNetSelfAttention.forward
@@ -183,7 +209,7 @@ def recording(model: Any, hear: Callable[[str, np.ndarray], None]) -> Iterator[N
                 handle.remove()
         return
 
-    eager = module_of_family.eager_attention_forward
+    eager, layers = module_of_family.eager_attention_forward, itertools.count()
 
     def attention(module: Any, query: Any, key: Any, value: Any, mask: Any, scaling: float, **kwargs: Any) -> Any:
         context, weights = eager(module, query, key, value, mask, scaling=scaling, **kwargs)
@@ -195,8 +221,9 @@ def recording(model: Any, hear: Callable[[str, np.ndarray], None]) -> Iterator[N
             }
             arrays |= rows
         arrays |= {"scores": scores, "weights": weights, "context": context.transpose(1, 2)}
+        layer = layer_of[module] or next(layers)
         for name, array in arrays.items():
-            hear(f"layers.{layer_of[module]}.attention.{name}", array.numpy())
+            hear(f"layers.{layer}.attention.{name}", array.numpy())
         return context, weights
 
     module_of_family.eager_attention_forward = attention
@@ -243,6 +270,12 @@ def _mpnet_attention(forward: Any, layer_of: dict[Any, Any], hear: Callable[[str
                 handle.remove()
 
     return attention
+
+
+def _in_turn(name: str) -> Iterator[str]:
+    """The stage of each run of a module; one that runs for every layer has a `*` left for its number."""
+    for layer in itertools.count():
+        yield name.replace("*", str(layer))
 
 
 def _by_text(name: str, array: np.ndarray, admitted: list[np.ndarray]) -> list[np.ndarray]:

@@ -28,7 +28,7 @@ from tests.support.seq2seq_models import folder_of_letters, golden_model, random
 pytestmark = pytest.mark.numbers
 
 TEXTS = ["I love ice cream", Pair("no", "my movie"), "not"]
-FAMILIES = ("distilbert", "bert", "electra", "roberta")
+FAMILIES = ("distilbert", "bert", "electra", "roberta", "albert")
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
@@ -77,7 +77,10 @@ def test_the_file_is_read_back_whole_and_is_the_same_each_time(model: Model, tmp
         np.testing.assert_array_equal(a.ids, b.ids)
         assert (a.segments is None) == (b.segments is None) == (model.config.n_segments == 0)
     assert f"{len(recorded.stages)} stages of 3 texts" in repr(again)
-    assert len(recorded.stages) == {"distilbert": 44, "bert": 45, "electra": 46, "roberta": 45}[model.config.model_type]
+    assert (
+        len(recorded.stages)
+        == {"distilbert": 44, "bert": 45, "electra": 46, "roberta": 45, "albert": 46}[model.config.model_type]
+    )
 
 
 def test_the_format_is_the_documented_one_for_any_safetensors_library(model: Model, tmp_path: Path) -> None:

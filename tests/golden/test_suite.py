@@ -56,7 +56,7 @@ def test_every_family_head_activation_and_dtype_has_a_case() -> None:
         assert {case.dtype for case in theirs} == {"float32", "float16", "bfloat16"}
         assert {case.config.tied for case in theirs} == {True, False}
     assert {family for family, _ in pairs} == set(FAMILIES)
-    options = "norm_first bias scale_embedding shared positions problem_type n_segments first_position"
+    options = "norm_first bias scale_embedding shared positions problem_type n_segments first_position layer_groups"
     for option in options.split():
         assert len({getattr(case.config, option) for case in CASES.values()}) > 1, option
 

@@ -32,7 +32,7 @@ from tests.support import tiny
 pytestmark = pytest.mark.numbers
 
 TEXT = "I love ice cream"
-FAMILIES = ("distilbert", "bert", "electra", "roberta")
+FAMILIES = ("distilbert", "bert", "electra", "roberta", "albert")
 LAYER = [stage.name for stage in stages.STAGES if stage.name.startswith("layers.*.")]
 OF_OTHERS = ("_rotated", ".gate", ".gated")  # ends of stages of rotary and gated models
 
@@ -304,6 +304,7 @@ def test_a_row_says_what_a_stage_is(model: Model) -> None:
         "bert": "bert.encoder.layer.1.intermediate.dense",
         "electra": "electra.encoder.layer.1.intermediate.dense",
         "roberta": "roberta.encoder.layer.1.intermediate.dense",
+        "albert": "albert.encoder.albert_layer_groups.0.albert_layers.0.ffn",  # which runs for every layer
     }
     assert trace(model, TEXT).row("layers.1.ffn.hidden").huggingface == paths[model.config.model_type]
 
@@ -318,9 +319,9 @@ def test_every_function_of_the_table_exists() -> None:
 
 def test_every_module_of_hugging_face_is_named_once() -> None:
     for family in FAMILIES:
-        paths = stages.modules(tiny.config(family))
-        assert len(paths) > 20
-        assert set(paths.values()) <= set(stages.names(tiny.config(family)))
+        runs = stages.module_runs(tiny.config(family)).values()
+        assert sum(map(len, runs)) > 20
+        assert {stage for each in runs for stage in each} <= set(stages.names(tiny.config(family)))
 
 
 def test_the_table_fits_in_80_columns(model: Model) -> None:

@@ -15,6 +15,8 @@ Plant = Callable[[Any], None]
 
 def layers(model: Any) -> Any:
     encoder = model.base_model
+    if model.config.model_type == "albert":
+        return [encoder.encoder.albert_layer_groups[0].albert_layers[0]]  # which runs for every layer
     return (encoder.transformer if hasattr(encoder, "transformer") else encoder.encoder).layer
 
 
@@ -28,12 +30,16 @@ def projections(layer: Any) -> list[Any]:
 
 
 def ffn(layer: Any) -> tuple[Any, Any]:
+    if hasattr(layer, "ffn_output"):
+        return layer.ffn, layer.ffn_output
     return (layer.ffn.lin1, layer.ffn.lin2) if hasattr(layer, "ffn") else (layer.intermediate.dense, layer.output.dense)
 
 
 def norms(layer: Any) -> tuple[Any, Any]:
     if hasattr(layer, "sa_layer_norm"):
         return layer.sa_layer_norm, layer.output_layer_norm
+    if hasattr(layer, "full_layer_layer_norm"):
+        return layer.attention.LayerNorm, layer.full_layer_layer_norm
     return layer.attention.output.LayerNorm, layer.output.LayerNorm
 
 
@@ -50,7 +56,9 @@ class Function(torch.nn.Module):
 def replace_activation(model: Any, activation: Any) -> None:
     activation = activation if isinstance(activation, torch.nn.Module) else Function(activation)
     for layer in layers(model):
-        if hasattr(layer, "ffn"):
+        if hasattr(layer, "ffn_output"):
+            layer.activation = activation
+        elif hasattr(layer, "ffn"):
             layer.ffn.activation = activation
         else:
             layer.intermediate.intermediate_act_fn = activation
@@ -299,7 +307,7 @@ def last_token(model: Any) -> None:
     dense = next(
         module
         for name, module in model.named_modules()
-        if name.endswith(("pre_classifier", "pooler.dense", "classifier.dense"))
+        if name.endswith(("pre_classifier", "pooler.dense", "classifier.dense", "albert.pooler"))
     )
     last: list[Any] = []
     layers(model)[-1].register_forward_hook(

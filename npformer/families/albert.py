@@ -1,0 +1,97 @@
+"""ALBERT (Lan et al., 2020): narrow tables with a projection, and layers that share their weights (section 3.1).
+
+Layers are numbered as they run. A group of weights has one or more layers, which follow each other; in the published
+models one layer runs twelve times or more. The head for the order of sentences is not read: AlbertForPreTraining is
+read as its masked-word head.
+"""
+
+from __future__ import annotations
+
+from npformer.families.table import EncoderTable
+
+LAYER = "albert.encoder.albert_layer_groups.*.albert_layers.*"
+
+ALBERT = EncoderTable(
+    model_type="albert",
+    constants={"layer_groups": 1},
+    special_tokens={
+        "unk_token": "<unk>",
+        "sep_token": "[SEP]",
+        "pad_token": "<pad>",
+        "cls_token": "[CLS]",
+        "mask_token": "[MASK]",
+    },
+    sizes={
+        "vocab_size": "vocab_size",
+        "d_embedding": "embedding_size",
+        "d_model": "hidden_size",
+        "n_heads": "num_attention_heads",
+        "n_layers": "num_hidden_layers",
+        "d_ffn": "intermediate_size",
+        "max_length": "max_position_embeddings",
+    },
+    activation="hidden_act",
+    usual_activation="gelu_new",
+    eps="layer_norm_eps",
+    segments="type_vocab_size",
+    layer_groups="num_hidden_groups",
+    group_layers="inner_group_num",
+    always_projected=True,
+    architectures={
+        "AlbertModel": "base",
+        "AlbertForSequenceClassification": "sequence-classification",
+        "AlbertForTokenClassification": "token-classification",
+        "AlbertForQuestionAnswering": "question-answering",
+        "AlbertForMaskedLM": "masked-lm",
+        "AlbertForPreTraining": "masked-lm",
+        "AlbertForMultipleChoice": "multiple-choice",
+    },
+    prefix="albert.",
+    encoder={
+        "embeddings.token": "albert.embeddings.word_embeddings",
+        "embeddings.position": "albert.embeddings.position_embeddings",
+        "embeddings.segment": "albert.embeddings.token_type_embeddings",
+        "embeddings.norm": "albert.embeddings.LayerNorm",
+        "embeddings.project": "albert.encoder.embedding_hidden_mapping_in",
+        "layers.*.attention.query": f"{LAYER}.attention.query",
+        "layers.*.attention.key": f"{LAYER}.attention.key",
+        "layers.*.attention.value": f"{LAYER}.attention.value",
+        "layers.*.attention.output": f"{LAYER}.attention.dense",
+        "layers.*.attention_norm": f"{LAYER}.attention.LayerNorm",
+        "layers.*.ffn.hidden": f"{LAYER}.ffn",
+        "layers.*.ffn.output": f"{LAYER}.ffn_output",
+        "layers.*.ffn_norm": f"{LAYER}.full_layer_layer_norm",
+    },
+    heads={
+        "base": {"pooler": "albert.pooler"},
+        "sequence-classification": {"pooler": "albert.pooler", "head.output": "classifier"},
+        "token-classification": {"head.output": "classifier"},
+        "question-answering": {"head.output": "qa_outputs"},
+        "masked-lm": {
+            "head.hidden": "predictions.dense",
+            "head.norm": "predictions.LayerNorm",
+            "head.output": "predictions.decoder",
+        },
+        "multiple-choice": {"pooler": "albert.pooler", "head.output": "classifier"},
+    },
+    twins={"predictions.decoder.bias": "predictions.bias"},
+    lacking=frozenset({"pooler"}),
+    buffers=frozenset(
+        {"albert.embeddings.position_ids", "sop_classifier.classifier.weight", "sop_classifier.classifier.bias"}
+    ),
+    stages={
+        f"{LAYER}.attention": "layers.*.attention_norm",
+        f"{LAYER}.activation": "layers.*.ffn.activation",
+        LAYER: "layers.*.ffn_norm",
+        "albert.embeddings": "embeddings.norm",
+        "albert.pooler_activation": "pooled",
+        "predictions": "logits",
+    },
+    dropped=("embeddings.norm", "layers.*.attention.output"),
+    read={
+        "sequence-classification": "pooled",
+        "multiple-choice": "pooled",
+        "token-classification": "layers.*.ffn_norm",
+    },
+    read_rate=dict.fromkeys(("sequence-classification", "multiple-choice", "token-classification"), 0.1),
+)

@@ -1,0 +1,177 @@
+"""What sets ALBERT apart: layers that share their weights, and tables that are always projected."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import npformer
+from npformer import golden
+from npformer.checkpoint import convert, flatten, load_folder, to_torch, to_tree
+from npformer.checkpoint import tree as layout
+from npformer.checkpoint.read import OWN_WEIGHTS
+from npformer.checkpoint.safetensors import read_tensors
+from npformer.errors import NpformerError
+from npformer.families import read_config, write_config
+from npformer.training import Trainable, standard_rates
+from tests.support import tiny
+from tests.support.cli_runner import run
+
+ARCHITECTURES = json.loads((Path(__file__).parents[1] / "golden/checkpoints/architectures.json").read_text())
+LAYERS = "albert.encoder.albert_layer_groups"
+
+
+def described(name: str = "Model", **changes: Any) -> dict[str, Any]:
+    return {**ARCHITECTURES[f"Albert{name}"]["config"], **changes}
+
+
+def places(**fields: int) -> list[tuple[int, int]]:
+    config = tiny.config("albert", **fields)
+    return [config.group_of(layer) for layer in range(config.n_layers)]
+
+
+def test_a_layer_is_that_of_its_group() -> None:
+    """Twelve layers in one group, as in the published models; and groups that do not divide their number."""
+    assert places(n_layers=12) == [(0, 0)] * 12
+    assert places(n_layers=5, layer_groups=3) == [(0, 0), (0, 0), (1, 0), (1, 0), (2, 0)]
+    assert places(n_layers=6, layer_groups=2, group_layers=2) == [(0, 0), (0, 1), (0, 0), (0, 1), (1, 0), (1, 1)]
+    assert places(n_layers=2, layer_groups=2) == [(0, 0), (1, 0)]
+
+
+def test_the_config_is_read_and_written() -> None:
+    read = read_config(described(num_hidden_layers=3, num_hidden_groups=2, inner_group_num=2))
+    assert (read.n_layers, read.layer_groups, read.group_layers) == (6, 2, 2)
+    written = write_config(read)
+    assert [written[name] for name in ("num_hidden_layers", "num_hidden_groups", "inner_group_num")] == [3, 2, 2]
+    assert read_config(written) == read
+    data = described()
+    for name in ("num_hidden_groups", "inner_group_num", "hidden_act"):
+        del data[name]
+    read = read_config(data)
+    assert (read.layer_groups, read.group_layers, read.activation, read.pooler) == (1, 1, "gelu_tanh", "tanh")
+    for change, message in (
+        ({"num_hidden_groups": 3}, "num_hidden_groups: expected a whole number from 1 to 2"),
+        ({"num_hidden_groups": 0}, "num_hidden_groups: expected a whole number from 1"),
+        ({"inner_group_num": 0}, "inner_group_num: expected a whole number from 1"),
+        ({"inner_group_num": 10**6}, "layers"),
+    ):
+        with pytest.raises(NpformerError, match=message):
+            read_config(described(**change))
+    with pytest.raises(NpformerError, match="5 layers are no whole number of groups of 2"):
+        tiny.config("albert", n_layers=5, group_layers=2)
+
+
+def test_shared_weights_are_there_once(tmp_path: Path) -> None:
+    """In memory, in both kinds of files, and among what is trained."""
+    fields = {"n_layers": 6, "layer_groups": 2, "group_layers": 2}
+    folder = tiny.folder(tmp_path / "torch", "albert", **fields)
+    own = convert(folder, tmp_path / "own")
+    stored, theirs = read_tensors(own / OWN_WEIGHTS)[0], read_tensors(folder / "model.safetensors")[0]
+    for each in (folder, own):
+        config, tree = load_folder(each)
+        layers = [layer["ffn"]["hidden"]["weight"] for layer in tree["layers"]]
+        assert [next(i for i, one in enumerate(layers) if one is layer) for layer in layers] == [0, 1, 0, 1, 4, 5]
+        weights = Trainable(tree, config)
+        assert weights.flat.keys() == stored.keys()
+        weights.flat["layers.0.ffn.hidden.weight"][2, 3] = 7
+        assert weights.tree["layers"][2]["ffn"]["hidden"]["weight"][2, 3] == 7
+    assert {name.split(".")[1] for name in stored if name.startswith("layers.")} == {"0", "1", "4", "5"}
+    groups = {tuple(name.split(".")[3:6:2]) for name in theirs if name.startswith(LAYERS)}
+    assert groups == {("0", "0"), ("0", "1"), ("1", "0"), ("1", "1")}
+    back = convert(own, tmp_path / "back", to="torch")
+    assert (back / "model.safetensors").read_bytes() == (folder / "model.safetensors").read_bytes()
+
+
+def test_layers_that_differ_in_an_own_file_are_both_used() -> None:
+    """As a projection that is said to be tied, but is not its table."""
+    config = tiny.config("albert")
+    flat = dict(layout.stored(tiny.weights(config), config))
+    name = "layers.1.ffn.output.bias"
+    other = flat["layers.0.ffn.output.bias"] + 1
+    tree = layout.own_to_tree({**flat, name: other}, config)
+    assert np.array_equal(flatten(tree)[name], other)
+    assert layout.stored(tree, config).keys() == flat.keys() | {name}
+
+
+def test_tables_as_wide_as_the_layers_are_projected_too() -> None:
+    config = read_config(described(embedding_size=6))
+    assert (config.d_model, config.table_width) == (6, 6)
+    assert "embeddings.project.weight" in layout.parameters(config)
+    assert write_config(config)["embedding_size"] == 6
+    assert "encoder.embedding_hidden_mapping_in.weight" in to_torch(tiny.weights(config), config)
+
+
+def test_a_model_for_pre_training_is_read_as_its_masked_word_head() -> None:
+    """The head for the order of sentences and the pooler are known, so that no warning is given, which would raise."""
+    config = read_config(described("ForPreTraining"))
+    assert config.head == "masked-lm"
+    tensors = to_torch(tiny.weights(config), config)
+    more = {
+        "sop_classifier.classifier.weight": np.zeros((2, 6), np.float32),
+        "sop_classifier.classifier.bias": np.zeros(2, np.float32),
+        "albert.pooler.weight": np.zeros((6, 6), np.float32),
+        "albert.pooler.bias": np.zeros(6, np.float32),
+        "albert.embeddings.position_ids": np.arange(8)[None],
+        "predictions.decoder.weight": tensors["albert.embeddings.word_embeddings.weight"],
+        "predictions.decoder.bias": tensors["predictions.bias"],
+    }
+    found, expected = flatten(to_tree({**tensors, **more}, config)), flatten(to_tree(tensors, config))
+    assert found.keys() == expected.keys()
+    assert all(np.array_equal(found[name], expected[name]) for name in found)
+    base = to_tree({**tensors, **more}, read_config(described("ForPreTraining"), "base"))
+    assert base.keys() == {"embeddings", "layers", "pooler"}
+
+
+def test_the_masked_word_head_has_the_layers_activation() -> None:
+    assert read_config(described("ForMaskedLM", hidden_act="relu")).activation == "relu"
+
+
+def test_special_tokens_stand_around_a_text(tmp_path: Path) -> None:
+    folder = tiny.folder(tmp_path / "model", "albert", "base")
+    (folder / "tokenizer.json").unlink()
+    pieces = [{"[UNK]": "<unk>", "[PAD]": "<pad>"}.get(piece, piece) for piece in tiny.VOCABULARY]
+    (folder / "vocab.txt").write_text("\n".join(pieces) + "\n", encoding="utf-8")
+    pair = npformer.load(folder).tokenizer.encode("I love", "it")
+    assert (pair.tokens, pair.type_ids) == (["[CLS]", "i", "love", "[SEP]", "it", "[SEP]"], [0, 0, 0, 0, 1, 1])
+
+
+def test_training_drops_what_its_own_does() -> None:
+    always = dict.fromkeys(("embeddings.norm", "layers.*.attention.output", "*attention.weights"), 0.2)
+    for head, more in {
+        "sequence-classification": {"pooled": 0.1},
+        "token-classification": {"layers.1.ffn_norm": 0.1},
+        "multiple-choice": {"pooled": 0.1},
+        "question-answering": {},
+    }.items():
+        assert standard_rates(tiny.config("albert", head), 0.2) == always | more
+
+
+def test_the_commands_take_it(tmp_path: Path) -> None:
+    """A tiny golden file, a training whose layers stay one, a trace and a page of views of what it made."""
+    assert run("golden", "record", "--tiny", "albert", "-o", tmp_path / "tiny")[0] == 0
+    recorded = golden.load(tmp_path / "tiny" / golden.TINY_FILE)
+    seen = npformer.trace(npformer.load(tmp_path / "tiny"), recorded.texts)
+    arrays = {f"{i}/{name}": each for name in seen for i, each in enumerate(seen.texts(name))}
+    assert golden.compare(recorded, arrays).ok
+    folder = tiny.folder(tmp_path / "base", "albert", "base", n_layers=3)
+    rows = [("i love it", "good"), ("i hate it", "bad"), ("it is good", "good"), ("it is politics", "bad")] * 8
+    train = tmp_path / "train.tsv"
+    train.write_text("sentence\tlabel\n" + "".join(f"{text}\t{label}\n" for text, label in rows))
+    options = ("--train", train, "--dev", train, "--batch-size", "4", "--learning-rate", "3e-3")
+    code, _, errors = run("finetune", "--model", folder, *options, "-o", tmp_path / "made")
+    assert code == 0, errors
+    config, tree = load_folder(tmp_path / "made")
+    before = load_folder(folder)[1]["layers"][0]["ffn"]["hidden"]["weight"]
+    trained = [layer["ffn"]["hidden"]["weight"] for layer in tree["layers"]]
+    assert config.n_layers == len(trained) == 3
+    assert trained[0] is trained[1] is trained[2]
+    assert not np.array_equal(trained[0], before)
+    code, printed, errors = run("trace", "-m", tmp_path / "made", "I love it")
+    assert code == 0, errors
+    assert "layers.2.ffn_norm" in printed
+    code, _, errors = run("view", "-m", tmp_path / "made", "I love it", "-o", tmp_path / "view.html")
+    assert code == 0, errors
