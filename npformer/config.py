@@ -216,7 +216,7 @@ class Config:
     @property
     def uncounted(self) -> int | None:
         """The token that is not counted in positions: RoBERTa's padding, whose row precedes the first position's."""
-        return self.pad_id if self.first_position else None
+        return self.pad_id if self.first_position and not self.decoder else None
 
     @property
     def n_positions(self) -> int:

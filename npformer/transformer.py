@@ -272,7 +272,8 @@ def decode_target(
     ids, lengths, weights = tap("ids", target.ids), tap("lengths", target.lengths), weights["decoder"]
     scale = math.sqrt(config.d_model) if config.scale_embedding else 1.0
     with scope("decoder"):
-        x = embeddings(ids, target.positions + config.first_position, None, **weights["embeddings"], scale=scale)
+        positions = target.positions + config.first_position
+        x = embeddings(ids, positions, None, **weights["embeddings"], eps=config.eps, scale=scale)
         return decoder(
             x, lengths, source, source_lengths, config.decoder.n_heads, ACTIVATIONS[config.activation],
             weights["layers"], config.eps, config.norm_first, weights.get("norm"), caches,
@@ -298,7 +299,7 @@ def decode_target_backward(
     )  # fmt: skip
     tables = weights["embeddings"]
     d_tables = embeddings_backward(
-        grad, stages, target.ids, target.positions + config.first_position, None, **tables, scale=scale,
-        padding_idx=config.padding_idx,
+        grad, stages, target.ids, target.positions + config.first_position, None, **tables, eps=config.eps,
+        scale=scale, padding_idx=config.padding_idx,
     )  # fmt: skip
     return dsource, {"embeddings": d_tables, **tree}

@@ -11,6 +11,7 @@ from typing import Any
 from npformer import checks
 from npformer.config import Config
 from npformer.families.albert import ALBERT
+from npformer.families.bart import BART
 from npformer.families.base import Family, Source, label_count
 from npformer.families.bert import BERT
 from npformer.families.distilbert import DISTILBERT
@@ -40,7 +41,7 @@ FAMILIES: dict[str, Family] = {
     each.model_type: each
     for each in (
         *(DISTILBERT, BERT, ELECTRA, ALBERT, ROBERTA, XLM_ROBERTA, CAMEMBERT, MPNET, MODERNBERT),
-        *(MARIAN, TORCH_MODULES),
+        *(MARIAN, BART, TORCH_MODULES),
     )
 }
 

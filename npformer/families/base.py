@@ -85,6 +85,7 @@ class Family:
     strict: bool = False  # a tensor that the model does not need is an error
     ends_sources: bool = False  # a source ends with the token that ends a target
     generation_in_config: bool = False  # an older checkpoint's config.json has generation settings
+    forced_end: int = 0  # the forced_eos_token_id of those that name none
     tokenizer_pieces: bool = False  # SentencePiece files replace tokenizer.json
 
     # --- config.json -------------------------------------------------------------------------------------------------

@@ -1,16 +1,19 @@
-"""Marian's translation models (Junczys-Dowmunt et al., 2018), as in Hugging Face's MarianMTModel."""
+"""Marian's translation models (Junczys-Dowmunt et al., 2018), as in Hugging Face's MarianMTModel.
+
+`bart.py` has the same layers, under the same names.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from npformer.config import Config, Decoder
 from npformer.families.base import ACTIVATIONS, Source, first, read_activation, read_fields, reject_other
 from npformer.families.transformer import Transformer, read_ids
 
-#: Our field -> Marian's, and its default (... where config.json must have it).
+#: Our field -> theirs, and its default (... where config.json must have it, or the family has a default).
 FIELDS = {
     "vocab_size": ("vocab_size", ...),
     "d_model": ("d_model", ...),
@@ -21,16 +24,14 @@ FIELDS = {
     "scale_embedding": ("scale_embedding", False),
     "shared": ("share_encoder_decoder_embeddings", True),
     "tied": ("tie_word_embeddings", True),
-    "pad_id": ("pad_token_id", 58100),
+    "pad_id": ("pad_token_id", ...),
 }
 DECODER_FIELDS = {
     "n_heads": ("decoder_attention_heads", ...),
     "n_layers": ("decoder_layers", ...),
     "d_ffn": ("decoder_ffn_dim", ...),
-    "start_id": ("decoder_start_token_id", 58100),
+    "start_id": ("decoder_start_token_id", ...),
 }
-#: Fields of older checkpoints, and their only value.
-ALWAYS = {"normalize_before": False, "normalize_embedding": False, "static_position_embeddings": True}
 
 #: Our group in a layer -> Marian's module in a layer.
 LAYER = {
@@ -52,11 +53,15 @@ LAYER = {
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Marian(Transformer):
-    """Marian's checkpoints."""
+    """Checkpoints with Marian's names."""
+
+    ids: Mapping[str, int]  # their field -> the id where config.json has none
+    always: Mapping[str, Any] = field(default_factory=dict)  # fields of older checkpoints -> their only value
 
     def read_config(self, data: Mapping[str, Any], head: str | None) -> Config:
         self.head_of(data)
-        reject_other(data, ALWAYS)
+        reject_other(data, self.always)
+        data = {**self.ids, **data}
         decoder = read_fields(DECODER_FIELDS, data, self.model_type)
         fields = read_fields(FIELDS, data, self.model_type)
         return self.config(
@@ -67,7 +72,7 @@ class Marian(Transformer):
             decoder=Decoder(
                 **decoder,
                 vocab_size=data.get("decoder_vocab_size") or fields["vocab_size"],
-                end_ids=read_ids("eos_token_id", data.get("eos_token_id", 0)),
+                end_ids=read_ids("eos_token_id", data["eos_token_id"]),
             ),
         )
 
@@ -101,6 +106,8 @@ class Marian(Transformer):
                 found[ours] = Source(both if side == "encoder" else names)
             elif rest == "embeddings.position":
                 found[ours] = Source((f"model.{side}.embed_positions.weight",))
+            elif rest == "embeddings.norm":
+                found[ours] = Source((f"model.{side}.layernorm_embedding.{array}",))
             else:
                 _, n, within = rest.split(".", 2)
                 found[ours] = Source((f"model.{side}.layers.{n}.{LAYER[within]}.{array}",))
@@ -111,6 +118,8 @@ MARIAN = Marian(
     model_type="marian",
     architectures={"MarianMTModel": "translation"},
     constants={"eps": 1e-5, "positions": "sinusoidal-halves"},
+    ids={"pad_token_id": 58100, "decoder_start_token_id": 58100, "eos_token_id": 0},
+    always={"normalize_before": False, "normalize_embedding": False, "static_position_embeddings": True},
     ends_sources=True,
     generation_in_config=True,
     tokenizer_pieces=True,

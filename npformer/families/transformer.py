@@ -1,6 +1,6 @@
 """The base of families of the 2017 models (Vaswani et al.): an encoder stack, a decoder stack, or both.
 
-These families are Marian (`marian.py`) and torch's own modules (`torch_nn.py`).
+These families are Marian (`marian.py`), BART (`bart.py`) and torch's own modules (`torch_nn.py`).
 """
 
 from __future__ import annotations

@@ -178,10 +178,11 @@ def stored_settings(folder: Path | None, config: Config) -> tuple[Path | None, d
         return None, {}
     if (folder / FILE).exists():
         return folder / FILE, read_json(folder / FILE)
-    if not family_of(config).generation_in_config or not (folder / CONFIG).exists():
+    family = family_of(config)
+    if not family.generation_in_config or not (folder / CONFIG).exists():
         return None, {}
     read = {name: value for name, value in read_json(folder / CONFIG).items() if name in NAMES}
-    return folder / CONFIG, {"forced_eos_token_id": 0, **read}
+    return folder / CONFIG, {"forced_eos_token_id": family.forced_end, **read}
 
 
 def _ids(name: str, value: Any) -> tuple[int, ...]:

@@ -159,6 +159,7 @@ def cases() -> Iterator[Case]:
             yield Case(f"{name}-{LABELLED[0]}", "the same model under this name", encoder_config(family, LABELLED[0]))
     yield from _torch_cases()
     yield from _marian_cases()
+    yield from _bart_cases()
 
 
 def encoder_config(family: EncoderTable, head: str, **fields: Any) -> Config:
@@ -226,6 +227,13 @@ def _marian_cases() -> Iterator[Case]:
         yield Case(f"marian-{option}", f"Marian with {_told(fields)}", config)
 
 
+def _bart_cases() -> Iterator[Case]:
+    plain = {**SIZES, "pad_id": 1, "padding_idx": 1, "tied": True, "decoder": _decoder(40)}
+    for option, fields in BART_OPTIONS.items():
+        config = FAMILIES["bart"].config("translation", **{**plain, **fields})
+        yield Case(f"bart-{option}", f"BART with {_told(fields)}", config)
+
+
 def _told(fields: Mapping[str, Any]) -> str:
     told = {"decoder": lambda decoder: f"a decoder's vocabulary of {decoder.vocab_size}"}
     return ", ".join(told[name](value) if name in told else f"{name} {value}" for name, value in fields.items())
@@ -244,6 +252,10 @@ ENCODER_OPTIONS: Options = {
     "pre-norm": {"norm_first": True, "final_norm": True},
     "no-bias": {"bias": False},
     "gelu": {"activation": "gelu"},
+}
+BART_OPTIONS: Options = {
+    "translation": {"activation": "gelu"},
+    "scaled": {"activation": "relu", "scale_embedding": True},
 }
 TRANSFORMER_OPTIONS: Options = {
     "translation": {},

@@ -16,11 +16,11 @@ LABELS = {
     "problem_type": [None, "regression", "single_label_classification", "multi_label_classification", "a", 1, []],
     "architectures": [[], None, "BertModel", ["BertModel"], ["DistilBertForMaskedLM"], ["BertForSequenceClassification"], [None], [[]], {},
                       ["MarianMTModel"], ["nn.Transformer"], ["nn.TransformerDecoderLayer"], ["nn.MultiheadAttention"], [""]],
-    "model_type": ["bert", "distilbert", "electra", "roberta", "camembert", "marian", "transformer", "", None, 1, [], {}, "gpt2", "a" * 3000],
+    "model_type": ["bert", "distilbert", "electra", "roberta", "camembert", "albert", "bart", "marian", "transformer", "", None, 1, [], {}, "gpt2", "a" * 3000],
     "tie_word_embeddings": [False, True, None, 1],
 }  # fmt: skip
 
-ENCODER = LABELS | dict.fromkeys(("vocab_size", "dim", "hidden_dim", "n_heads", "n_layers", "max_position_embeddings", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "type_vocab_size", "embedding_size"), HUGE) | {
+ENCODER = LABELS | dict.fromkeys(("vocab_size", "dim", "hidden_dim", "n_heads", "n_layers", "max_position_embeddings", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "type_vocab_size", "embedding_size", "num_hidden_groups", "inner_group_num", "pad_token_id"), HUGE) | {
     "layer_norm_eps": [0, -1, 1e-30, 1e30, 5e-324, True, "1e-12", None],
     "hidden_act": ["relu", "silu", "swish", "gelu_new", "tanh", "", None, []],
     "activation": ["relu", "silu", "gelu_fast", 1, {}],

@@ -1,0 +1,119 @@
+"""BART beside transformers' own: answers, what it generates, its gradients, and its files there and back."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import BartConfig, BartForConditionalGeneration
+
+import npformer
+from npformer.checkpoint import convert
+from npformer.checkpoint import tree as layout
+from npformer.functions import SparseRows
+from npformer.runtime.packing import Text
+from npformer.training import Example, Trainable, gradients
+from npformer.training.losses import TranslationLoss
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "scaled": {"scale_embedding": True, "activation_function": "relu", "max_position_embeddings": 32},
+    "untied": {"tie_word_embeddings": False},
+}
+SETTINGS = [
+    {"no_repeat_ngram_size": 1},  # a random model would give one word again and again
+    {"num_beams": 3, "no_repeat_ngram_size": 1},
+    {"num_beams": 2, "no_repeat_ngram_size": 2, "forced_bos_token_id": 7},
+]
+LENGTHS = (9, 4, 4, 2)
+
+
+def torch_model(option: str) -> Any:
+    """A random model; its biases and norms are not those of a new one, so that leaving one out shows."""
+    torch.manual_seed(len(option))
+    sizes = {
+        "vocab_size": 50, "d_model": 24, "encoder_layers": 2, "decoder_layers": 3, "encoder_attention_heads": 3,
+        "decoder_attention_heads": 2, "encoder_ffn_dim": 40, "decoder_ffn_dim": 30, "max_position_embeddings": 20,
+    }  # fmt: skip
+    model = BartForConditionalGeneration(BartConfig(**sizes | OPTIONS[option])).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.3)
+        model.final_logits_bias.copy_(torch.randn(1, 50))
+    return model
+
+
+def batch() -> dict[str, np.ndarray]:
+    random = np.random.default_rng(0)
+    mask = (np.arange(max(LENGTHS)) < np.array(LENGTHS)[:, None]).astype(np.int64)
+    return {"input_ids": np.where(mask == 1, random.integers(3, 50, mask.shape), 1), "attention_mask": mask}
+
+
+@pytest.mark.parametrize("option", OPTIONS)
+def test_answers_are_transformers_own(option: str, tmp_path: Path) -> None:
+    theirs, given = torch_model(option), batch()
+    theirs.save_pretrained(tmp_path / "torch")
+    targets = np.random.default_rng(1).integers(3, 50, (4, 6))
+    found = {}
+    for dtype in (torch.float32, torch.float64):
+        with torch.no_grad():
+            tensors = {key: torch.from_numpy(each) for key, each in given.items()}
+            found[dtype] = theirs.to(dtype)(**tensors, labels=torch.from_numpy(targets)).logits.numpy()
+    truth = npformer.load(tmp_path / "torch", dtype="float64")(**given, labels=targets).logits
+    ours = npformer.load(tmp_path / "torch")(**given, labels=targets).logits
+    size = np.abs(found[torch.float64]).max()
+    np.testing.assert_allclose(truth, found[torch.float64], rtol=0, atol=1e-13 * size)
+    error, torch_s = (np.abs(each - found[torch.float64]).max() for each in (ours, found[torch.float32]))
+    assert error <= 2 * torch_s + 2**-22 * size
+    back = convert(convert(tmp_path / "torch", tmp_path / "own"), tmp_path / "back", to="torch")
+    again = BartForConditionalGeneration.from_pretrained(back).state_dict()
+    before = BartForConditionalGeneration.from_pretrained(tmp_path / "torch").state_dict()
+    assert again.keys() == before.keys()
+    unread = {"model.shared.weight"} if option == "untied" else set()  # then each side has its own table
+    assert all(torch.equal(again[key], before[key]) for key in before.keys() - unread)
+
+
+@pytest.mark.parametrize("settings", SETTINGS, ids=str)
+@pytest.mark.parametrize("option", OPTIONS)
+def test_what_is_generated_is_what_transformers_generates(
+    option: str, settings: dict[str, int], tmp_path: Path
+) -> None:
+    theirs, given = torch_model(option), batch()
+    theirs.save_pretrained(tmp_path / "torch")
+    tensors = {key: torch.from_numpy(each) for key, each in given.items()}
+    expected = theirs.generate(**tensors, max_new_tokens=12, do_sample=False, **settings).numpy()
+    model = npformer.load(tmp_path / "torch")
+    for older in (False, True):  # the settings stand in generation_config.json, or in none, where defaults hold
+        if older:
+            (tmp_path / "torch/generation_config.json").unlink()
+        rows = [row[:length] for row, length in zip(given["input_ids"], LENGTHS, strict=True)]
+        for row, target in zip(rows, expected, strict=True):
+            ((found,),) = model.generate([row], max_new_tokens=12, **settings)
+            ours = [2, *found.ids.tolist()]  # after the start token
+            assert list(target) == ours + [1] * (len(target) - len(ours))
+
+
+@pytest.mark.parametrize("option", OPTIONS)
+def test_gradients_are_torch_s(option: str, tmp_path: Path) -> None:
+    theirs = torch_model(option).double()
+    theirs.save_pretrained(tmp_path / "torch")
+    source, target = [0, 7, 11, 9, 2], [5, 3, 3, 8]
+    theirs(torch.tensor([source]), labels=torch.tensor([[*target, 2]])).loss.backward()
+    model = npformer.load(tmp_path / "torch", dtype="float64")
+    grads = {name: each.grad.numpy() for name, each in theirs.named_parameters() if each.grad is not None}
+    expected = layout.flatten(layout.to_tree(grads, model.config, np.float64))
+    weights = Trainable(model.weights, model.config)
+    example = Example(Text(np.array(source)), np.array(target))
+    found = gradients(TranslationLoss(model.config, 0.0), weights, [example]).flat
+    assert found.keys() == weights.flat.keys()
+    for name, grad in found.items():
+        if name == "head.output.bias":  # a buffer in torch
+            continue
+        if isinstance(grad, SparseRows):
+            dense = np.zeros_like(weights.flat[name])
+            dense[grad.ids] = grad.values
+            grad = dense
+        np.testing.assert_allclose(grad, expected[name], rtol=0, atol=1e-12 * max(1, np.abs(expected[name]).max()))
