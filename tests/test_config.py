@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from npformer.errors import NpformerError
-from npformer.families import FAMILIES, encoders, family_of, read_config, write_config
+from npformer.families import FAMILIES, encoders, family_of, ignored, read_config, write_config
+from npformer.families.mechanisms import MISSING
 
 ARCHITECTURES = json.loads((Path(__file__).parent / "golden/checkpoints/architectures.json").read_text())
 DISTILBERT = ARCHITECTURES["DistilBertForSequenceClassification"]["config"]
@@ -65,6 +66,25 @@ def test_distilbert_s_own_options_change_nothing_that_is_stored():
     assert read_config({**DISTILBERT, **options}) == read_config(DISTILBERT)
 
 
+def test_fields_that_change_nothing_are_ignored_by_name():
+    data = {"_attn_implementation": "sdpa", "reference_compile": True, "torch_dtype": "float16", "use_cache": False}
+    data |= {"attention_type": "original_full", "rope_scaling": None, "auto_map": {"AutoTokenizer": ["a.B", None]}}
+    assert read_config({**BERT, **data}) == read_config(BERT)
+    assert ignored({**BERT, **data}) == ["_attn_implementation", "reference_compile", "torch_dtype", "use_cache"]
+
+
+def test_no_family_that_is_here_is_said_to_be_missing():
+    """A family that is added is removed from `MISSING`."""
+    assert not MISSING.keys() & FAMILIES.keys()
+
+
+def test_a_family_may_compute_with_a_field_that_others_refuse(monkeypatch):
+    rotary = dataclasses.replace(FAMILIES["bert"], reads=frozenset({"rope_parameters", "auto_map"}))
+    monkeypatch.setitem(FAMILIES, "bert", rotary)
+    data = {"rope_parameters": {"rope_theta": 10000.0}, "auto_map": {"AutoModel": "a.B"}}
+    assert read_config({**BERT, **data}) == read_config(BERT)
+
+
 def test_tied_and_problem_type_and_eps():
     config = read_config({**BERT, "tie_word_embeddings": False, "problem_type": "regression", "layer_norm_eps": 1e-5})
     assert (config.tied, config.problem_type, config.eps) == (False, "regression", 1e-5)
@@ -94,6 +114,20 @@ def test_a_nonsense_size_is_named(field, value):
         (
             {"position_embedding_type": "relative_key"},
             "position_embedding_type: 'relative_key' is not.*'absolute'",
+        ),
+        ({"rope_scaling": {"type": "dynamic"}}, "rope_scaling: 'dynamic' is not supported for a bert; supported: None"),
+        ({"rope_parameters": {"rope_type": "yarn"}}, "rope_parameters: 'yarn' is not supported for a bert"),
+        ({"rope_parameters": {"full_attention": {}}}, "rope_parameters: a dict is not supported for a bert"),
+        ({"attention_type": "block_sparse"}, "attention_type: 'block_sparse' is not supported.*'original_full'"),
+        (
+            {"auto_map": {"AutoConfig": "a.B", "AutoModel": "c/d--modeling.Mine"}},
+            "auto_map: the model is code of the checkpoint's own \\('c/d--modeling.Mine'\\), which is never run, and",
+        ),
+        ({"auto_map": {"AutoModelForMaskedLM": ["a.B", None]}}, "auto_map: .*own \\(a list\\), which is never run"),
+        ({"model_type": "t5"}, "got 't5', which needs relative positions in buckets, and RMS norms$"),
+        (
+            {"model_type": "unheard-of", "auto_map": {"AutoModel": "a.B"}},
+            "got 'unheard-of'; auto_map: the model is code of the checkpoint's own",
         ),
         ({"is_decoder": True}, "is_decoder: True is not supported"),
         ({"add_cross_attention": True}, "add_cross_attention"),

@@ -43,13 +43,13 @@ def is_hub_id(name: str) -> bool:
     return bool(_ID.fullmatch(name))
 
 
-def download(name: str, revision: str | None = None, offline: bool = False) -> Path:
+def download(name: str, revision: str | None = None, offline: bool = False, weights: bool = True) -> Path:
     """Fetches what is missing of a hub model, and returns its folder in the cache that all Hugging Face tools share.
 
     A revision is a branch ("main" by default), a tag or a commit. A revision in the cache is used as it is, without
     asking whether the branch has changed: name a commit, or delete the model from the cache, to get another version.
-    Only the files that npformer reads are fetched. `offline`, or HF_HUB_OFFLINE in the environment, forbids the
-    network.
+    Only the files that npformer reads are fetched, and without `weights` only config.json and the tokenizer's settings.
+    `offline`, or HF_HUB_OFFLINE in the environment, forbids the network.
 
     Raises NpformerError: no such model or revision, no permission, no connection or a broken one, no config or weights.
     """
@@ -59,7 +59,7 @@ def download(name: str, revision: str | None = None, offline: bool = False) -> P
     if not isinstance(revision, str) or not _REVISION.fullmatch(revision):
         raise NpformerError(f"revision: expected a branch, a tag or a commit, got {revision!r:.80}")
     cached = _Cached(Path(constants.HF_HUB_CACHE), name, revision)
-    missing = _collect(cached.folder, cached.has)
+    missing = _collect(cached.folder, cached.has, weights)
     if not cached.unsure and not missing:
         return cached.folder
     if offline or constants.HF_HUB_OFFLINE:
@@ -70,7 +70,7 @@ def download(name: str, revision: str | None = None, offline: bool = False) -> P
             raise kind(f"{name}: no {missing} {where}, and {why}; load it once with a connection")
         return cached.folder
     try:
-        return _fetch(name, revision if missing else cached.commit)
+        return _fetch(name, revision if missing else cached.commit, weights)
     except NpformerError:
         if missing:
             raise
@@ -107,13 +107,16 @@ def is_known_absent(snapshot: Path, file: str) -> bool:
     return os.path.exists(snapshot.parents[1] / ".no_exist" / snapshot.name / file)
 
 
-def _collect(folder: Path, has: Callable[[str], bool]) -> str:
+def _collect(folder: Path, has: Callable[[str], bool], with_weights: bool) -> str:
     """Asks `has` for each file that a model needs, and returns what is missing, or "".
 
     One of several forms of the weights is enough, so those in `folder` are tried first.
     """
     if not has(CONFIG):
         return CONFIG
+    if not with_weights:
+        has(TOKENIZER[0])
+        return ""
     forms = sorted(WEIGHTS, key=lambda each: not os.path.exists(folder / each))
     weights = next((each for each in forms if has(each)), None)
     if weights is None:
@@ -141,7 +144,7 @@ def _shards(index: Path) -> list[str]:
     return [name for name in dict.fromkeys(map(str, names)) if re.fullmatch(r"\w[\w.-]*", name)]
 
 
-def _fetch(name: str, revision: str) -> Path:
+def _fetch(name: str, revision: str, weights: bool) -> Path:
     """Downloads what the cache lacks, all from one commit."""
     from huggingface_hub import hf_hub_download
     from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
@@ -166,7 +169,7 @@ def _fetch(name: str, revision: str) -> Path:
                 return False
         return True
 
-    missing = _collect(folder, has)
+    missing = _collect(folder, has, weights)
     if missing == "weights":
         raise NpformerError(f"{name}: no weights on the hub that npformer reads; looked for {', '.join(WEIGHTS)}")
     if missing:

@@ -86,15 +86,17 @@ def load(
     return Model(config, weights, folder, threads, same_bits, limits)
 
 
-def find_folder(name: str | Path, revision: str | None = None, offline: bool = False) -> Path:
+def find_folder(name: str | Path, revision: str | None = None, offline: bool = False, weights: bool = True) -> Path:
     """Finds the folder of a model, and downloads it if it is on the hub; arguments and errors as in `load`.
+
+    weights: whether to download more than the small files that describe it.
 
     A bundled name takes precedence over a folder, and a folder over a hub id: write ./name for a folder of such a name.
     """
     if not isinstance(name, str | Path) or not str(name) or "\0" in str(name):
         raise NpformerError(f"name: expected a bundled model, a folder or a hub id, got {name!r:.80}")
     folder = bundled().get(name) if isinstance(name, str) else None
-    if folder is not None:
+    if folder is not None and weights:
         verify_once(folder / OWN_WEIGHTS)
     if folder is None and os.path.isdir(os.path.expanduser(name)):
         folder = Path(name).expanduser()
@@ -110,7 +112,7 @@ def find_folder(name: str | Path, revision: str | None = None, offline: bool = F
     if isinstance(name, Path) or not is_hub_id(name):
         raise NpformerError(f"{name}: there is {_no_folder(name)}. {_known(name)}")
     try:
-        return download(name, revision, offline)
+        return download(name, revision, offline, weights)
     except UnknownModel as error:
         raise NpformerError(f"{error}.\n  There is {_no_folder(name)}. {_known(name)}") from error.__cause__
 

@@ -92,15 +92,20 @@ def read_tree(
     stored: Stored, dtype: np.dtype[Any] | None, head: str | None = None, allow_nonfinite: bool = False
 ) -> tuple[Config, Tree]:
     """The config and the weights of a folder that was read; with dtype None every array keeps its own."""
-    try:
-        config = read_config(stored.config, head, stored.limits)
-    except NpformerError as error:
-        raise NpformerError(f"{stored.folder / CONFIG}: {error}") from None
+    config = config_of(stored.folder, stored.config, head, stored.limits)
     try:
         to_tree = layout.own_to_tree if stored.own else layout.to_tree
         return config, to_tree(stored.tensors, config, dtype, allow_nonfinite or stored.finite)
     except NpformerError as error:
         raise NpformerError(f"{stored.folder}: {error}") from None
+
+
+def config_of(folder: Path, data: Mapping[str, Any], head: str | None = None, limits: Limits = LIMITS) -> Config:
+    """The config of a folder's model, from its config.json's content; errors as of `read_config`, with the path."""
+    try:
+        return read_config(data, head, limits)
+    except NpformerError as error:
+        raise NpformerError(f"{folder / CONFIG}: {error}") from None
 
 
 def read_folder(path: str | Path, limits: Limits = LIMITS, mapped: bool = True) -> Stored:

@@ -1,4 +1,4 @@
-"""Show this installation and machine, or with MODEL what a model is and needs."""
+"""Show this installation, or with MODEL whether and for what a model runs."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import json
 import platform
 import re
 import sys
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -15,15 +16,14 @@ from npformer.cli.arguments import LOADING, add_options, loading
 from npformer.cli.process import BAD_INPUT
 from npformer.errors import NpformerError
 from npformer.files import open_file
-from npformer.model import Model
 
 EPILOG = """examples:
   npformer info
   npformer info distilbert-sst2
+  npformer info cross-encoder/ms-marco-MiniLM-L6-v2   (downloads no weights)
   npformer info --verify distilbert-sst2"""
 
 CARD = 2**16  # bytes of a model's card that are looked at
-ENCODERS = ["feature-extraction", "sentence-embedding"]  # tasks that every encoder serves, whatever its head
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -43,9 +43,7 @@ def run(args: argparse.Namespace) -> int:
     elif args.name is None:
         facts = _installation(args)
     else:
-        from npformer.checkpoint.load import load
-
-        facts = _model(load(args.name, dtype=args.dtype, **loading(args)))
+        facts = _model(args)
     if args.json:
         print(json.dumps(facts, indent=2))
         return BAD_INPUT if damaged else 0
@@ -112,9 +110,9 @@ def _blas(library: dict[str, Any]) -> str:
     return f"{library.get('internal_api')} {library.get('version')}{kernels}, {library.get('num_threads')} threads"
 
 
-def _card(folder: Path | None) -> dict[str, str]:
+def _card(folder: Path) -> dict[str, str]:
     """Returns the path of the model's card, and the base model that the card names."""
-    card = folder / "README.md" if folder else Path()
+    card = folder / "README.md"
     try:
         file = open_file(card)
     except NpformerError:
@@ -124,33 +122,45 @@ def _card(folder: Path | None) -> dict[str, str]:
     return {"card": str(card)} | ({"made from": base[1]} if base else {})
 
 
-def _model(model: Model) -> dict[str, Any]:
-    from npformer.checkpoint.tree import stored
-    from npformer.tasks.pipeline import TASK_OF
+def _model(args: argparse.Namespace) -> dict[str, Any]:
+    """Returns what config.json says of a model, whose weights are neither read nor downloaded.
+
+    Raises NpformerError, as loading it does, for a model that npformer does not compute, with what is missing.
+    """
+    import numpy as np
+
+    from npformer.checkpoint.load import find_folder
+    from npformer.checkpoint.read import CONFIG, WEIGHTS, config_of
+    from npformer.checkpoint.tree import drawn
+    from npformer.families import family_of, ignored
+    from npformer.files import read_json
+    from npformer.tasks.pipeline import tasks_of
     from npformer.text.tokenizer import longest_text
 
-    config = model.config
-    arrays = stored(dict(model.weights), config)
-    knows_entailment = any(label.lower().startswith("entail") for label in config.labels)
+    limits = loading(args)["limits"]
+    folder = find_folder(args.name, args.revision, args.offline, weights=False)
+    data = read_json(folder / CONFIG, limits, "config")
+    config = config_of(folder, data, limits=limits)
+    numbers = sum(prod(each.shape) for each in drawn(config).values())
     decoder = config.decoder.n_layers
-    own = [TASK_OF[config.head]] if config.head in TASK_OF.keys() - {"base"} else []
-    more = ["zero-shot-classification"] if knows_entailment else []
-    more += ["sparse-embedding"] if config.head == "masked-lm" else []
-    more += ["text-ranking"] if config.head == "sequence-classification" and len(config.labels) == 1 else []
-    facts: dict[str, Any] = {
-        "folder": str(model.folder),
-        **_card(model.folder),
+    weights = next((name for name in WEIGHTS if (folder / name).exists()), "not here")
+    extra = "translate, unless it has a tokenizer.json" if family_of(config).tokenizer_pieces else "none"
+    return {
+        "folder": str(folder),
+        **_card(folder),
+        "runs": "yes, by its config.json",
+        "needs extra": extra,
         "family": config.model_type,
         "head": config.head,
         "layers": f"{config.n_layers} and {decoder} in the decoder" if decoder else config.n_layers,
         "heads": f"{config.n_heads} of {config.d_head}",
         "width": f"{config.d_model}, {config.d_ffn} in the feed-forward network ({config.activation})",
         "vocabulary": f"{config.vocab_size} pieces",
-        "longest text": f"{longest_text(model.folder, config)} tokens",
-        "parameters": f"{sum(array.size for array in arrays.values()) / 1e6:.1f} million",
-        "memory": f"{sum(array.nbytes for array in arrays.values()) / 1e6:.1f} MB as {model.dtype}",
-        "tasks": ", ".join([*own, *more, *(() if decoder else ENCODERS)]),
+        "longest text": f"{longest_text(folder, config)} tokens",
+        "parameters": f"{numbers / 1e6:.1f} million",
+        "weights": weights,
+        "memory": f"{numbers * np.dtype(args.dtype).itemsize / 1e6:.1f} MB as {args.dtype}",
+        "tasks": ", ".join(tasks_of(config)),
+        **({"ignored": ", ".join(ignored(data))} if ignored(data) else {}),
+        **({"labels": list(config.labels)} if config.labels else {}),
     }
-    if config.labels:
-        facts["labels"] = list(config.labels)
-    return facts

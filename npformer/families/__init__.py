@@ -17,6 +17,7 @@ from npformer.families.bert import BERT
 from npformer.families.distilbert import DISTILBERT
 from npformer.families.electra import ELECTRA
 from npformer.families.marian import MARIAN
+from npformer.families.mechanisms import find_family, ignored
 from npformer.families.modernbert import MODERNBERT
 from npformer.families.mpnet import MPNET
 from npformer.families.roberta import CAMEMBERT, ROBERTA, XLM_ROBERTA
@@ -32,6 +33,7 @@ __all__ = [
     "distinct_encoders",
     "encoders",
     "family_of",
+    "ignored",
     "read_config",
     "write_config",
 ]
@@ -70,7 +72,7 @@ def read_config(data: Mapping[str, Any], head: str | None = None, limits: Limits
     head: another head than `architectures` names, for a checkpoint with several. BertForPreTraining, for example, is
     read as its masked-word head and also has a next-sentence head. Without `architectures` the head is "base".
     """
-    family = FAMILIES[checks.one_of("model_type", data.get("model_type"), FAMILIES)]
+    family = find_family(FAMILIES, data)
     limits.check("labels", label_count(data), "labels")
     config = family.read_config(data, head)
     limits.check("layers", config.n_layers + config.decoder.n_layers, "layers")

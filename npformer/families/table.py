@@ -22,7 +22,7 @@ from npformer.families.base import (
 )
 
 #: Settings that change the computation, and the value that is supported.
-SUPPORTED = {"position_embedding_type": "absolute", "is_decoder": False, "add_cross_attention": False}
+SUPPORTED = {"is_decoder": False, "add_cross_attention": False}
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from npformer.checkpoint.read import CONFIG
+from npformer.checkpoint.read import CONFIG, config_of
 from npformer.checks import unknown
+from npformer.config import Config
 from npformer.errors import NpformerError
-from npformer.families import encoders, read_config
+from npformer.families import encoders
 from npformer.files import read_json
 from npformer.limits import LIMITS, Limits
 from npformer.model import Model, Seq2Seq
@@ -162,6 +163,16 @@ def _default(task: str | None, name: str | None) -> str:
     return DEFAULTS[task]
 
 
+def tasks_of(config: Config) -> list[str]:
+    """The tasks that a model serves, that of its head first; every encoder gives vectors, whatever its head."""
+    own = [TASK_OF[config.head]] if config.head in TASK_OF.keys() - {"base"} else []
+    knows_entailment = any(label.lower().startswith("entail") for label in config.labels)
+    more = ["zero-shot-classification"] if knows_entailment else []
+    more += ["sparse-embedding"] if config.head == "masked-lm" else []
+    more += ["text-ranking"] if config.head == "sequence-classification" and len(config.labels) == 1 else []
+    return [*own, *more, *(() if config.decoder else ("feature-extraction", "sentence-embedding"))]
+
+
 def _task_of(head: str) -> str:
     if head not in TASK_OF:
         raise NpformerError(f"task: none is for a {head} model; npformer.load reads it")
@@ -176,10 +187,8 @@ def _inferred(folder: Path, limits: Limits) -> str:
         return "sparse-embedding" if is_sparse(folder) else "sentence-embedding"
     if not _names_head(folder, limits):
         raise NpformerError(f"{folder / CONFIG}: no architectures to infer the task from; give the task too")
-    try:
-        return _task_of(read_config(read_json(folder / CONFIG, limits, "config"), limits=limits).head)
-    except NpformerError as error:
-        raise NpformerError(f"{folder / CONFIG}: {error}") from None
+    config = config_of(folder, read_json(folder / CONFIG, limits, "config"), limits=limits)
+    return _task_of(config.head)
 
 
 def _names_head(folder: Path, limits: Limits) -> bool:

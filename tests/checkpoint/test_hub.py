@@ -115,6 +115,31 @@ def test_an_old_tokenizer_and_a_sentence_transformers_folder(hub, env, folder):
     ]
 
 
+def test_info_fetches_no_weights(hub, env, folder):
+    (folder / "tokenizer_config.json").write_text("{}")
+    hub.add(NAME, folder)
+    program = f"from npformer.cli.main import main; raise SystemExit(main(['info', {NAME!r}, '--json']))"
+    done = python(env, program)
+    assert done.returncode == 0, done.stderr
+    facts = json.loads(done.stdout)
+    assert (facts["weights"], facts["tasks"].split(", ")[0]) == ("not here", "text-classification")
+    assert hub.asked("GET") == ["config.json", "tokenizer_config.json"]
+    hub.requests.clear()
+    assert python(env, program).stdout == done.stdout  # of the cache alone
+    assert not hub.requests
+    (loaded,) = loads(env, {"name": NAME})  # the rest is fetched when it is needed
+    assert "model.safetensors" in loaded["files"]
+
+
+def test_info_of_a_model_that_does_not_run(hub, env):
+    config = {"model_type": "nystromformer", "auto_map": {"AutoModel": "modeling.Own"}}
+    hub.add(NAME, {"config.json": json.dumps(config).encode(), "modeling.py": b"x", "model.safetensors": b"x"})
+    done = python(env, f"from npformer.cli.main import main; raise SystemExit(main(['info', {NAME!r}]))")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "'nystromformer', which needs attention approximated by landmarks; auto_map: the model is code of" in done.stderr
+    assert hub.asked("GET") == ["config.json"]
+
+
 def test_a_translation_model(hub, env):
     names = ["config.json", "generation_config.json", "model.safetensors", "source.spm", "target.spm", "vocab.json"]
     config = {

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import npformer
+from npformer.checkpoint import tree as layout
 from npformer.cli.main import COMMANDS
 from npformer.tasks import Pair, pipeline
 from npformer.tasks.token_classification import STRATEGIES
@@ -262,6 +265,44 @@ def test_info_describes_a_model(models):
     marian = run("info", str(Path(__file__).parents[1] / "golden" / "seq2seq" / "marian-files"), "--json")[1]
     assert json.loads(marian)["tasks"] == "translation"
     assert json.loads(marian)["layers"] == "2 and 2 in the decoder"
+
+
+def test_info_reads_no_weights(models, tmp_path):
+    for name in ("config.json", "tokenizer_config.json"):
+        if (models["fill"] / name).exists():
+            shutil.copy(models["fill"] / name, tmp_path)
+    described = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**described, "torch_dtype": "float16", "use_cache": True}))
+    code, output, errors = run("info", tmp_path, "--json")
+    assert (code, errors) == (0, "")
+    facts, whole = json.loads(output), json.loads(run("info", models["fill"], "--json")[1])
+    assert (facts.pop("weights"), facts.pop("ignored")) == ("not here", "torch_dtype, use_cache")
+    assert whole.pop("weights").endswith(".safetensors")
+    assert {**facts, "folder": ""} == {**whole, "folder": ""}
+    stored = npformer.load(models["fill"]).weights
+    numbers = sum(array.size for array in layout.stored(stored, npformer.load(models["fill"]).config).values())
+    assert facts["parameters"] == f"{numbers / 1e6:.1f} million"
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"model_type": "deberta"}, "got 'deberta', which needs disentangled attention"),
+        ({"rope_scaling": {"type": "linear"}}, "rope_scaling: 'linear' is not supported for a "),
+        ({"auto_map": {"AutoModel": "own.Model"}}, "which is never run"),
+    ],
+)
+def test_info_says_why_a_model_does_not_run_as_loading_it_does(models, tmp_path, change, said):
+    folder = tmp_path / "model"
+    shutil.copytree(models["fill"], folder)
+    described = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**described, **change}))
+    code, output, errors = run("info", folder)
+    assert (code, output) == (1, "")
+    assert said in errors
+    with pytest.raises(npformer.NpformerError) as caught:
+        npformer.load(folder)
+    assert str(caught.value) in errors
 
 
 def test_info_says_what_the_bundled_model_was_made_from_and_where_its_card_is():

@@ -20,7 +20,6 @@ from npformer.checkpoint import convert, load_folder
 from npformer.checkpoint.archive import load_arrays
 from npformer.checkpoint.load import load
 from npformer.cli import golden as golden_command
-from npformer.cli import info as info_command
 from npformer.cli import main as command
 from npformer.cli import texts as text_files
 from npformer.config import Config
@@ -193,7 +192,7 @@ def context(folder: Path, draw: Draw, _: Sequence[str]) -> None:
 
 def info(folder: Path, draw: Draw, _: Sequence[str]) -> None:
     """Describes a model, with its card."""
-    info_command._model(load(folder, threads=1))
+    commanded("info", folder)
 
 
 def pairs(folder: Path, draw: Draw, _: Sequence[str]) -> None:
