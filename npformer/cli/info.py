@@ -20,7 +20,6 @@ from npformer.files import open_file
 EPILOG = """examples:
   npformer info
   npformer info distilbert-sst2
-  npformer info cross-encoder/ms-marco-MiniLM-L6-v2   (downloads no weights)
   npformer info --verify distilbert-sst2"""
 
 CARD = 2**16  # bytes of a model's card that are looked at

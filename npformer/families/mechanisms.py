@@ -61,7 +61,7 @@ def find_family(families: Mapping[str, Family], data: Mapping[str, Any]) -> Fami
     try:
         if isinstance(name, str) and name in MISSING.keys() - families.keys():
             raise NpformerError(
-                f"model_type: expected one of {', '.join(families)}, got {name!r}, which needs {MISSING[name]}"
+                f"model_type: {name!r} needs {MISSING[name]}, which is not here; expected one of {', '.join(families)}"
             )
         family = families[one_of("model_type", name, families)]
     except NpformerError as error:

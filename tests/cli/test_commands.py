@@ -287,7 +287,7 @@ def test_info_reads_no_weights(models, tmp_path):
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"model_type": "deberta"}, "got 'deberta', which needs disentangled attention"),
+        ({"model_type": "deberta"}, "'deberta' needs disentangled attention"),
         ({"rope_scaling": {"type": "linear"}}, "rope_scaling: 'linear' is not supported for a "),
         ({"auto_map": {"AutoModel": "own.Model"}}, "which is never run"),
     ],

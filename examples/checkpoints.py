@@ -1,0 +1,79 @@
+"""Writes the table of well-known checkpoints, `checkpoints.md`: which run, for which task, and what the others need.
+
+    python examples/checkpoints.py            # writes checkpoints.md anew
+    python examples/checkpoints.py --check    # says whether it is as it would be written
+
+`checkpoints.json` has what decides it of each checkpoint's config.json: every line of the table is what `npformer info`
+and loading say of that.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+from npformer import NpformerError
+from npformer.families import family_of, read_config
+from npformer.tasks.pipeline import tasks_of
+
+HERE = Path(__file__).parent
+DATA, PAGE = HERE / "checkpoints.json", HERE / "checkpoints.md"
+#: Tasks of every encoder, which are named where a checkpoint has no other.
+VECTORS = ("feature-extraction", "sentence-embedding")
+
+HEAD = """# Checkpoints
+
+Which of the hub's well-known checkpoints run, by what their config.json says. `python examples/checkpoints.py` writes
+this page from `checkpoints.json`, and a test holds it to what npformer does. The fields of config.json that decide it
+are noted there as they are known; no checkpoint was downloaded for it. `npformer info NAME` tells it of any checkpoint,
+and downloads no weights. Every encoder that runs also gives vectors (`feature-extraction`, `sentence-embedding`),
+whatever its own task is.
+
+{counts}
+
+| checkpoint | people use it for | model_type | runs | task, or what is missing |
+| --- | --- | --- | --- | --- |
+"""
+
+
+def verdict(config: dict[str, Any]) -> tuple[str, str]:
+    """Whether a checkpoint runs, and its task, or what is missing."""
+    try:
+        read = read_config(config)
+    except NpformerError as error:
+        why = re.sub(r"expected one of .*?, got ('[^']*')(; did you mean [^;]*)?", r"\1 is not here", str(error))
+        why = re.sub(r"(, which is not here)?; expected one of [^;]*", "", why)
+        return "no", why
+    tasks = tasks_of(read)
+    own = [each for each in tasks if each not in VECTORS] or tasks
+    extra = "translate" if family_of(read).tokenizer_pieces else ""
+    return f"with the extra `{extra}`" if extra else "yes", ", ".join(own)
+
+
+def page() -> str:
+    lines, counts = [], {"yes": 0, "with an extra": 0, "no": 0}
+    for each in json.loads(DATA.read_text(encoding="utf-8")):
+        runs, what = verdict(each["config"])
+        counts[runs if runs in counts else "with an extra"] += 1
+        link = f"[{each['name']}](https://huggingface.co/{each['name']})"
+        lines.append(f"| {link} | {each['use']} | {each['config']['model_type']} | {runs} | {what} |\n")
+    runs, extra, no = counts.values()
+    return HEAD.format(counts=f"Of {len(lines)} checkpoints {runs} run, {extra} with an extra, {no} do not.") + "".join(
+        lines
+    )
+
+
+def main(arguments: list[str]) -> int:
+    if "--check" not in arguments:
+        PAGE.write_text(page(), encoding="utf-8")
+        return 0
+    same = page() == PAGE.read_text(encoding="utf-8")
+    print(f"{PAGE.name}: {'as it would be written' if same else 'differs; run python examples/checkpoints.py'}")
+    return 0 if same else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,59 @@
+"""The table of well-known checkpoints: each line is what npformer says of the fields that are noted of its config.json."""
+
+from __future__ import annotations
+
+import json
+import runpy
+from pathlib import Path
+
+import pytest
+
+from npformer.errors import NpformerError
+from npformer.families import FAMILIES, read_config
+
+EXAMPLES = Path(__file__).parents[1] / "examples"
+SCRIPT = runpy.run_path(str(EXAMPLES / "checkpoints.py"))
+NOTED = json.loads((EXAMPLES / "checkpoints.json").read_text(encoding="utf-8"))
+
+
+def test_the_page_is_as_it_would_be_written():
+    written = (EXAMPLES / "checkpoints.md").read_text(encoding="utf-8")
+    assert written == SCRIPT["page"](), "run python examples/checkpoints.py"
+
+
+def test_a_page_that_differs_is_told(tmp_path, capsys):
+    changed = tmp_path / "checkpoints.md"
+    changed.write_text((EXAMPLES / "checkpoints.md").read_text(encoding="utf-8").replace("| yes |", "| no |", 1))
+    SCRIPT["main"].__globals__["PAGE"] = changed
+    assert SCRIPT["main"](["--check"]) == 1
+    assert "run python examples/checkpoints.py" in capsys.readouterr().out
+    assert SCRIPT["main"]([]) == 0
+    assert SCRIPT["main"](["--check"]) == 0
+
+
+def test_names_come_once_and_families_are_shown():
+    names = [each["name"] for each in NOTED]
+    assert len(set(names)) == len(names) >= 40
+    shown = {each["config"]["model_type"] for each in NOTED}
+    assert shown >= FAMILIES.keys() - {"transformer"}  # torch's own modules are on no hub
+
+
+@pytest.mark.parametrize(
+    ("name", "runs", "what"),
+    [
+        ("BAAI/bge-reranker-base", "yes", "text-classification, text-ranking"),
+        ("Helsinki-NLP/opus-mt-en-de", "with the extra `translate`", "translation"),
+        ("google-t5/t5-small", "no", "model_type: 't5' needs relative positions in buckets, and RMS norms"),
+        ("jinaai/jina-embeddings-v2-base-en", "no", "position_embedding_type: 'alibi' is not supported for a bert; "),
+    ],
+)
+def test_a_line_is_what_loading_says(name, runs, what):
+    (config,) = (each["config"] for each in NOTED if each["name"] == name)
+    found, said = SCRIPT["verdict"](config)
+    assert (found, said[: len(what)]) == (runs, what)
+    if runs == "no":
+        with pytest.raises(NpformerError) as caught:
+            read_config(config)
+        assert what.split(" ")[1] in str(caught.value)
+    else:
+        assert read_config(config).model_type == config["model_type"]
