@@ -16,7 +16,7 @@ LABELS = {
     "problem_type": [None, "regression", "single_label_classification", "multi_label_classification", "a", 1, []],
     "architectures": [[], None, "BertModel", ["BertModel"], ["DistilBertForMaskedLM"], ["BertForSequenceClassification"], [None], [[]], {},
                       ["MarianMTModel"], ["nn.Transformer"], ["nn.TransformerDecoderLayer"], ["nn.MultiheadAttention"], [""]],
-    "model_type": ["bert", "distilbert", "electra", "roberta", "camembert", "albert", "bart", "marian", "transformer", "", None, 1, [], {}, "gpt2", "a" * 3000],
+    "model_type": ["bert", "distilbert", "electra", "roberta", "camembert", "albert", "mpnet", "modernbert", "deberta-v2", "bart", "marian", "transformer", "", None, 1, [], {}, "gpt2", "t5", "a" * 3000],
     "tie_word_embeddings": [False, True, None, 1],
 }  # fmt: skip
 
@@ -26,6 +26,8 @@ ENCODER = LABELS | dict.fromkeys(("vocab_size", "dim", "hidden_dim", "n_heads", 
     "activation": ["relu", "silu", "gelu_fast", 1, {}],
     "pruned_heads": [{}, {"0": [1]}, [], 1],
     "position_embedding_type": ["absolute", "relative_key", None],
+    "rope_scaling": [None, {"type": "linear"}, {"rope_type": []}, {}, 1], "rope_parameters": [{"rope_theta": 1e4}], "attention_type": ["original_full", {}, "a" * 3000],
+    "auto_map": [{}, None, [], {"AutoModel": "a.B"}, {"AutoModel": ["a" * 3000]}, {"AutoModelForCausalLM": None}, {"AutoTokenizer": 1}],
     "sinusoidal_pos_embds": [True, None],
     "is_decoder": [True, None, 0],
 }  # fmt: skip
