@@ -32,6 +32,9 @@ SPECIAL_TOKENS_FILES = SPECIAL_TOKENS_MAP, ADDED_TOKENS = "special_tokens_map.js
 #: The special tokens that a checkpoint may have, in the order in which they are added to a vocabulary.
 ROLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
+#: Values of tokenizer_class for which Transformers takes a tokenizer.json as it is.
+OF_NO_FAMILY = ("PreTrainedTokenizerFast", "TokenizersBackend")
+
 #: White space of Unicode, which the tokenizers library takes from the end of each line of a vocab.txt.
 SPACES = "\t\n\x0b\x0c\r \x85\xa0\u1680" + "".join(map(chr, range(0x2000, 0x200B))) + "\u2028\u2029\u202f\u205f\u3000"
 
@@ -106,15 +109,20 @@ def _family(config: Config, settings: Mapping[str, Any]) -> Family:
 
 
 def _complete(tokenizer: Tokenizer, path: Path, settings: Mapping[str, Any]) -> None:
-    """Adds the clean-up of tokenizer_config.json or BERT's own to a tokenizer.json, as Transformers does."""
-    from tokenizers import decoders, models, normalizers, pre_tokenizers
+    """Sets in a tokenizer.json what tokenizer_config.json says of clean-up and spaces, as Transformers does."""
+    from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
-    normalizer, splits = tokenizer.normalizer, tokenizer.pre_tokenizer
-    if isinstance(splits, pre_tokenizers.ByteLevel):
-        splits.add_prefix_space = _boolean(
-            path.with_name(SETTINGS), settings, "add_prefix_space", splits.add_prefix_space
-        )
-        tokenizer.pre_tokenizer = splits
+    normalizer = tokenizer.normalizer
+    if settings.get("tokenizer_class") not in OF_NO_FAMILY:
+        for part, kind in (
+            ("pre_tokenizer", pre_tokenizers.ByteLevel),
+            ("post_processor", processors.RobertaProcessing),
+        ):
+            own = getattr(tokenizer, part)
+            if isinstance(own, kind):
+                where = path.with_name(SETTINGS)
+                own.add_prefix_space = _boolean(where, settings, "add_prefix_space", own.add_prefix_space)
+                setattr(tokenizer, part, own)
     if tokenizer.decoder is None and isinstance(tokenizer.model, models.WordPiece):
         tokenizer.decoder = decoders.WordPiece()
     if isinstance(normalizer, normalizers.BertNormalizer) and _is_bert(settings):

@@ -100,6 +100,14 @@ for _name, _settings in {
     CASES[f"albert {_name}"] = ("albert", {"spiece.model": "albert-nmt_nfkc.model"}, _settings)
 CASES["albert identity"] = ("albert", {"spiece.model": "albert-identity.model"}, {})
 
+#: A tokenizer.json, which is read first, made of the files above by Transformers, without some of its fields.
+WRITTEN: dict[str, tuple[str, list[str], dict[str, Any]]] = {
+    "roberta's own": ("roberta alone", [], {}),
+    "roberta's with a space first": ("roberta alone", [], {"add_prefix_space": True}),
+    "xlm-roberta's own": ("xlm-roberta nmt_nfkc", [], {}),
+    "xlm-roberta's without its unknown": ("xlm-roberta nmt_nfkc", ["unk_id"], {}),
+}
+
 #: Families as their tokenizers need them, where npformer has none yet.
 END = "<|endoftext|>"
 STAND_INS = [
@@ -134,13 +142,32 @@ def folder_of(case: str, trained: Path, folder: Path) -> Path:
 
 @pytest.mark.parametrize("case", CASES)
 def test_ids_and_places_are_transformers(case: str, trained: Path, tmp_path: Path) -> None:
-    folder = folder_of(case, trained, tmp_path)
+    compare(folder_of(case, trained, tmp_path), CASES[case][0])
+
+
+@pytest.mark.parametrize("case", WRITTEN)
+def test_a_tokenizer_json_is_read_first_as_transformers_reads_it(case: str, trained: Path, tmp_path: Path) -> None:
+    older, without, settings = WRITTEN[case]
+    AutoTokenizer.from_pretrained(folder_of(older, trained, tmp_path)).backend_tokenizer.save(
+        str(tmp_path / "tokenizer.json")
+    )
+    data = json.loads((tmp_path / "tokenizer.json").read_text())
+    data["model"] = {name: each for name, each in data["model"].items() if name not in without}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(data))
+    for name in CASES[older][1]:
+        (tmp_path / name).unlink()
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+    compare(tmp_path, CASES[older][0])
+
+
+def compare(folder: Path, model_type: str) -> None:
+    """Holds ids, places, words, types and decoded texts to transformers'."""
     theirs = AutoTokenizer.from_pretrained(folder)
     size = len(theirs)
-    config = Config(CASES[case][0], "base", size + 9, 8, 2, 1, 8, 64, n_segments=1)
+    config = Config(model_type, "base", size + 9, 8, 2, 1, 8, 64, n_segments=1)
     ours = load_tokenizer(folder, config)
     assert ours.get_vocab() == theirs.get_vocab()
-    pairs = list(zip(LINES[::7], LINES[3::7], strict=False)) if case[:4] != "gpt2" else []  # it reads none
+    pairs = list(zip(LINES[::7], LINES[3::7], strict=False)) if model_type != "gpt2" else []  # it reads none
     for given in [(line,) for line in LINES] + pairs:
         expected = theirs(*given, return_offsets_mapping=True, return_token_type_ids=True)
         got = ours.encode(*given)

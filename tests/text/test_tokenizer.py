@@ -284,3 +284,17 @@ def test_a_unigram_model_that_does_not_say_which_piece_is_the_unknown(tmp_path):
     assert load_tokenizer(tmp_path, XLM_ROBERTA).encode("e我").tokens == ["<s>", "▁", "e", "我", "</s>"]
     assert load_tokenizer(tmp_path, XLM_ROBERTA).encode("我").ids[-2] == 3
     assert "unk_id: missing" in refused(tmp_path, tiny.config("bert", vocab_size=300))
+
+
+def test_the_space_before_a_text_is_as_the_settings_say(tmp_path):
+    load_tokenizer(folder(tmp_path, MERGES), ROBERTA)._tokenizer.save(str(tmp_path / "tokenizer.json"))
+    for settings, tokens in (
+        ({}, ["the"]),
+        ({"add_prefix_space": True}, ["Ġthe"]),
+        ({"add_prefix_space": True, "tokenizer_class": "RobertaTokenizerFast"}, ["Ġthe"]),
+        ({"add_prefix_space": True, "tokenizer_class": "PreTrainedTokenizerFast"}, ["the"]),
+    ):
+        (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+        assert load_tokenizer(tmp_path, ROBERTA).encode("the").tokens[1:-1] == tokens, settings
+    (tmp_path / "tokenizer_config.json").write_text('{"add_prefix_space": "yes"}')
+    assert "add_prefix_space: expected true or false, got 'yes'" in refused(tmp_path, ROBERTA)
