@@ -16,7 +16,6 @@ from transformers import AutoTokenizer
 
 from npformer.config import Config
 from npformer.families import FAMILIES, Family
-from npformer.families.roberta import SPECIAL_TOKENS
 from npformer.text.tokenizer import load_tokenizer
 from tests.support.scripts import LINES
 
@@ -83,7 +82,6 @@ CASES["bert with xlm-roberta's"] = (
     {"sentencepiece.bpe.model": "xlm-roberta-nmt_nfkc.model"},
     {"tokenizer_config.json": {"tokenizer_class": "XLMRobertaTokenizer"}},
 )
-CASES["bart"] = ("bart", BPE, {})
 for _name, _settings in {
     "alone": {},
     "prefix space": {"tokenizer_config.json": {"add_prefix_space": True}},
@@ -111,7 +109,6 @@ WRITTEN: dict[str, tuple[str, list[str], dict[str, Any]]] = {
 #: Families as their tokenizers need them, where npformer has none yet.
 END = "<|endoftext|>"
 STAND_INS = [
-    Family(model_type="bart", architectures={}, special_tokens=SPECIAL_TOKENS, pair="cls $A sep sep $B sep"),
     Family(
         model_type="gpt2", architectures={}, single="$A", pair="$A $B",
         special_tokens={"unk_token": END, "bos_token": END, "eos_token": END},
