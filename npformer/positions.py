@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from npformer.errors import NpformerError
 from npformer.functions import SparseRows, embedding, embedding_backward
 from npformer.tap import tap
 from npformer.tape import Stages
@@ -48,6 +49,8 @@ class Relative:
         The window is 0, or -inf where it hides the key; there is none where it hides nothing. rows: those of the texts
         among the rows that attend; keys: the places of the texts' keys.
         """
+        if self.bias is not None and len(self.bias) != n_heads:
+            raise NpformerError(f"relative_bias: expected a column for each of {n_heads} heads, got {len(self.bias)}")
         queries, keys = self.own[rows].reshape(count, -1), keys.reshape(count, -1)
         values = {} if self.bias is None else {"bias": self.bias}
         if self.window and queries.size:
@@ -205,6 +208,8 @@ def rotate(x: np.ndarray, cos: np.ndarray, sin: np.ndarray) -> np.ndarray:
     >>> rotate(np.array([[1.0, 2.0, 3.0, 4.0]]), np.array([[0.0, 1.0]]), np.array([[1.0, 0.0]]))
     array([[-3.,  2.,  1.,  4.]])
     """
+    if x.shape[-1] % (2 * cos.shape[-1]):
+        raise NpformerError(f"rotate: expected heads of {2 * cos.shape[-1]} columns, got rows of {x.shape[-1]}")
     halves = x.reshape(len(x), x.shape[-1] // (2 * cos.shape[-1]), 2, cos.shape[-1])  # (T, H, 2, K / 2)
     cos, sin, y = cos[:, None], sin[:, None], np.empty_like(halves)
     first, second = halves[:, :, 0], halves[:, :, 1]

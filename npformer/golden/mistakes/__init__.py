@@ -12,6 +12,7 @@ from npformer.golden.mistakes import (
     heads,
     inputs,
     order,
+    positions,
     precision,
     weights,
 )
@@ -22,6 +23,7 @@ MISTAKES = (
     *embeddings.MISTAKES,
     *inputs.MISTAKES,
     *attention.MISTAKES,
+    *positions.MISTAKES,
     *order.MISTAKES,
     *weights.MISTAKES,
     *heads.MISTAKES,

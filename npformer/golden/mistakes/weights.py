@@ -66,10 +66,11 @@ def layer_weights(port: Port) -> Ways:
 
 def _moved(port: Port, order: Mapping[int, int]) -> dict[str, np.ndarray]:
     return {
-        name: port.weights[name.replace(f"layers.{i}.", f"layers.{j}.")]
+        name: port.weights[moved]
         for i, j in order.items()
         for name in port.weights
         if i != j and name.startswith(f"layers.{i}.")
+        if (moved := name.replace(f"layers.{i}.", f"layers.{j}.")) in port.weights
     }
 
 
