@@ -9,26 +9,49 @@ from collections.abc import Callable
 
 import numpy as np
 
+from npformer.functions import linear
 
-def weighted_mean(x: np.ndarray, before: int = 0) -> np.ndarray:
-    """The mean of rows with weights 1, 2, ..., (L, D) -> (D,). before: rows of the text before x, which are counted.
+
+def weighted_mean(x: np.ndarray, start: int) -> np.ndarray:
+    """The mean of the rows with weights 1, 2, ..., L, from row `start` on, (L, D) -> (D,).
 
     Muennighoff, 2022, "SGPT: GPT Sentence Embeddings for Semantic Search", section 4.1.1.
     """
-    weights = np.arange(before + 1, before + len(x) + 1, dtype=x.dtype)
-    mean: np.ndarray = (x * weights[:, None]).sum(axis=0) / weights.sum()
+    weights = np.arange(start + 1, len(x) + 1, dtype=x.dtype)
+    mean: np.ndarray = (x[start:] * weights[:, None]).sum(axis=0) / weights.sum()
     return mean
 
 
-#: How the tokens' vectors become one, (L, D) -> (D,). Reimers and Gurevych, 2019, section 3.
-POOLINGS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
-    "cls": lambda x: x[0],
-    "max": lambda x: x.max(axis=0),
-    "mean": lambda x: x.mean(axis=0),
-    "mean_sqrt_len_tokens": lambda x: x.sum(axis=0) / np.sqrt(np.array(len(x), x.dtype)),
+#: How the tokens' vectors become one, (L, D) -> (D,), of the rows from `start` on: those before are a prompt's.
+#: Reimers and Gurevych, 2019, section 3.
+POOLINGS: dict[str, Callable[[np.ndarray, int], np.ndarray]] = {
+    "cls": lambda x, start: x[start],
+    "max": lambda x, start: x[start:].max(axis=0),
+    "mean": lambda x, start: x[start:].mean(axis=0),
+    "mean_sqrt_len_tokens": lambda x, start: x[start:].sum(axis=0) / np.sqrt(np.array(len(x) - start, x.dtype)),
     "weightedmean": weighted_mean,
-    "lasttoken": lambda x: x[-1],
+    "lasttoken": lambda x, start: x[-1],
 }
+
+
+def normalize(x: np.ndarray) -> np.ndarray:
+    """x / |x| of each vector, (..., D) -> (..., D); a vector of zeros stays one."""
+    lengths = np.sqrt((x * x).sum(axis=-1, keepdims=True))
+    scaled: np.ndarray = x / np.maximum(lengths, 1e-12)
+    return scaled
+
+
+def dense(
+    x: np.ndarray,
+    activation: Callable[[np.ndarray], np.ndarray] | None,
+    weight: np.ndarray,
+    bias: np.ndarray | None = None,
+    residual: np.ndarray | None = None,
+) -> np.ndarray:
+    """act(x W + b) + x R, (B, D) -> (B, E). No activation: x W + b. No R: nothing is added."""
+    y = linear(x, weight, bias)
+    y = y if activation is None else activation(y)
+    return y if residual is None else y + linear(x, residual)
 
 
 def splade(logits: np.ndarray, strategy: str = "max", twice: bool = False) -> np.ndarray:

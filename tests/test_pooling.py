@@ -24,7 +24,7 @@ def test_a_word_that_no_token_votes_for_has_no_weight():
     assert (splade(-np.abs(LOGITS)) == 0).all()
 
 
-def test_a_weighted_mean_counts_the_rows_before():
+def test_a_weighted_mean_counts_the_rows_of_a_prompt():
     ramp = np.arange(1, 6)[:, None]
-    np.testing.assert_allclose(weighted_mean(LOGITS), (LOGITS * ramp).sum(axis=0) / 15)
-    np.testing.assert_allclose(weighted_mean(LOGITS[2:], before=2), (LOGITS * ramp)[2:].sum(axis=0) / 12)
+    np.testing.assert_allclose(weighted_mean(LOGITS, 0), (LOGITS * ramp).sum(axis=0) / 15)
+    np.testing.assert_allclose(weighted_mean(LOGITS, 2), (LOGITS * ramp)[2:].sum(axis=0) / 12)

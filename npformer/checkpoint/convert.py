@@ -91,7 +91,7 @@ def convert(
             description.pop("torch_dtype", None)  # the older name of the same setting
         text = json.dumps(description, indent=2, ensure_ascii=False)
         (folder / CONFIG).write_text(text + "\n", encoding="utf-8")
-        for name in (*COMPANIONS, *module_files(src)):
+        for name in (*COMPANIONS, *(name for names in module_files(src) for name in names)):
             if (src / name).exists():
                 (folder / name).parent.mkdir(exist_ok=True)
                 with open_file(src / name) as source, open(folder / name, "wb") as copy:

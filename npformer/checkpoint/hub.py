@@ -131,7 +131,10 @@ def _collect(folder: Path, has: Callable[[str], bool], with_weights: bool) -> st
     if not has("tokenizer.json"):
         old = next((each for each in OLD_TOKENIZER if has(each)), "")
         extras += ["added_tokens.json", *(["vocab.json"] if old == "merges.txt" else [])]
-    extras += [*SENTENCE_TRANSFORMERS, *module_files(folder)] if has(MODULES) else []
+    if has(MODULES):
+        extras += SENTENCE_TRANSFORMERS
+        for alternatives in module_files(folder):
+            any(has(each) for each in alternatives)
     for extra in extras:
         has(extra)
     return ""

@@ -4,15 +4,22 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from npformer.checkpoint.read import CONFIG
+import numpy as np
+
+from npformer.checkpoint.read import CONFIG, read_file
+from npformer.checkpoint.storage import Array, dtype_name, first_nonfinite, is_floating, load
 from npformer.checks import shown
 from npformer.errors import NpformerError
 from npformer.files import read_text
+from npformer.limits import LIMITS, Limits
 
 MODULES = "modules.json"
+WITH_WEIGHTS = ("Dense", "LayerNorm")
+WEIGHT_FILES = ("model.safetensors", "pytorch_model.bin")  # in the order they are looked for
 
 
 class Module(NamedTuple):
@@ -44,6 +51,36 @@ def read_modules(folder: Path) -> list[Module]:
     return found
 
 
-def module_files(folder: Path) -> list[str]:
-    """The files that the modules after the encoder may have, by their names within the folder."""
-    return [f"{each.path}/{CONFIG}" for each in read_modules(folder)[1:] if each.path]
+def module_files(folder: Path) -> list[tuple[str, ...]]:
+    """The files of the modules after the encoder, by their names within the folder: of each tuple one is there."""
+    found: list[tuple[str, ...]] = []
+    for kind, path in read_modules(folder)[1:]:
+        if path:
+            found.append((f"{path}/{CONFIG}",))
+        if path and kind in WITH_WEIGHTS:
+            found.append(tuple(f"{path}/{name}" for name in WEIGHT_FILES))
+    return found
+
+
+def module_weights(
+    folder: Path, shapes: Mapping[str, tuple[int, ...]], dtype: Any, limits: Limits = LIMITS
+) -> dict[str, Array]:
+    """Reads the tensors of a module's folder, in `dtype`.
+
+    Raises NpformerError for a file that is missing, and for tensors with other names or shapes, or that are not finite.
+    """
+    path = next((folder / name for name in WEIGHT_FILES if (folder / name).exists()), None)
+    if path is None:
+        raise NpformerError(f"{folder}: no weights; looked for {', '.join(WEIGHT_FILES)}")
+    tensors, _ = read_file(path, limits, mapped=False)
+    if tensors.keys() != shapes.keys():
+        raise NpformerError(f"{path}: expected {', '.join(shapes)}, got {', '.join(tensors):.300}")
+    arrays = {}
+    for name, shape in shapes.items():
+        if tensors[name].shape != shape or not is_floating(tensors[name].dtype):
+            got = f"{tensors[name].shape} of {dtype_name(tensors[name].dtype)}"
+            raise NpformerError(f"{path}: {name}: expected {shape} of floating point, got {got}")
+        arrays[name] = load(tensors[name], np.dtype(dtype))
+        if first_nonfinite(arrays[name]) is not None:
+            raise NpformerError(f"{path}: {name}: a number in it is not finite; the file is damaged")
+    return arrays

@@ -122,7 +122,7 @@ def read_folder(path: str | Path, limits: Limits = LIMITS, mapped: bool = True) 
     config = read_json(folder / CONFIG, limits, "config")
     if name.endswith(".index.json"):
         return Stored(folder, config, _read_shards(folder, name, limits, mapped), own=False, limits=limits)
-    tensors, metadata = _read_file(folder / name, limits, mapped)
+    tensors, metadata = read_file(folder / name, limits, mapped)
     own = name == OWN_WEIGHTS
     return Stored(folder, config, tensors, own, own and metadata.get(FINITE) == "true", limits)
 
@@ -133,7 +133,7 @@ def own_metadata(arrays: Mapping[str, Array]) -> dict[str, str]:
     return {"format": "npformer"} | ({FINITE: "true"} if finite else {})
 
 
-def _read_file(path: Path, limits: Limits, mapped: bool) -> tuple[dict[str, Array], dict[str, str]]:
+def read_file(path: Path, limits: Limits, mapped: bool) -> tuple[dict[str, Array], dict[str, str]]:
     """Reads a file's tensors and its metadata, which only safetensors have."""
     if path.suffix == ".safetensors":
         return read_tensors(path, limits, mapped)
@@ -158,7 +158,7 @@ def _read_shards(folder: Path, index_name: str, limits: Limits, mapped: bool) ->
     for shard, listed in sorted(names.items()):
         if not os.path.lexists(folder / shard):
             raise NpformerError(f"{index}: the shard {shard} is missing from the folder")
-        arrays, _ = _read_file(folder / shard, limits, mapped)
+        arrays, _ = read_file(folder / shard, limits, mapped)
         if listed != arrays.keys():
             odd = min(listed ^ arrays.keys())
             verb = "is not" if odd in listed else "is also"

@@ -48,6 +48,7 @@ def identity(task: Task) -> dict[str, Any]:
     if isinstance(model, Seq2Seq):
         options["settings"] = asdict(resolve(model.folder, model.config, options["settings"]))
     recipe = {"recipe": asdict(task.recipe)} if hasattr(task, "recipe") else {}
+    recipe |= {"modules": task.module_sums} if hasattr(task, "module_sums") else {}
     arrays = stored(dict(model.weights), model.config)
     return {
         "task": task.name,

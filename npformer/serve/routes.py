@@ -18,6 +18,8 @@ from typing import Any
 
 import numpy as np
 
+from npformer.errors import NpformerError
+from npformer.pooling import normalize
 from npformer.serve import fields as f
 from npformer.serve.batching import Batcher
 from npformer.serve.fields import Field, Fields
@@ -90,7 +92,7 @@ TRUNCATE = {"truncate": Field(f.BOOLEAN, False, "Cut texts that are too long; ot
 TEI = {
     **TRUNCATE,
     "truncation_direction": Field(f.nothing_else("texts are cut on the right", "right", "Right"), "right"),
-    "prompt_name": Field(f.nothing_else("put the prompt before the texts"), None),
+    "prompt_name": Field(f.TEXT, None, "One of the prompts of the model's folder, put before each text."),
     **MODEL,
 }
 EMBED = {
@@ -112,22 +114,24 @@ async def _vectors(service: Service, given: dict[str, Any], texts: f.Texts, wher
     served = choose(service.models, given.get("model"), "sentence-embedding")
     task = served.tasks["sentence-embedding"]
     assert isinstance(task, SentenceEmbedding)
-    width = task.model.config.d_model * len(task.recipe.poolings)
+    width = task.options.truncate_dim or task.width
     dimensions = given.get("dimensions") or width
     if dimensions > width:
         raise f.wrong("dimensions", f"expected at most {width}, which the model's vectors have, got {dimensions}")
-    prepared = await service.prepared(task, texts, given.get("truncate", False), where)
-    found = await service.answers(TaskWork(task, task.options), prepared, where, texts.several)
+    options = prompted(task, given.get("prompt_name"))
+    prepared = await service.prepared(task, texts, given.get("truncate", False), where, options)
+    found = await service.answers(TaskWork(task, options), prepared, where, texts.several)
     vectors = np.stack([np.asarray(each) for each in found])[:, :dimensions]
-    is_unit = task.recipe.normalize and dimensions == width
-    return (normalised(vectors) if given.get("normalize", True) and not is_unit else vectors), prepared, served.name
+    is_unit = task.is_normalized(options) and dimensions == width
+    return (normalize(vectors) if given.get("normalize", True) and not is_unit else vectors), prepared, served.name
 
 
-def normalised(vectors: np.ndarray) -> np.ndarray:
-    """x / |x| of each row, (N, D)."""
-    lengths = np.sqrt((vectors * vectors).sum(axis=1, keepdims=True))
-    scaled: np.ndarray = vectors / np.maximum(lengths, np.finfo(vectors.dtype).tiny)
-    return scaled
+def prompted(task: Task, name: str | None) -> Any:
+    """The task's options with a prompt by its name. Raises Refusal if the model has none of this name."""
+    try:
+        return task.options if name is None else task.settle(task.options, {"prompt_name": name})
+    except NpformerError as error:
+        raise f.wrong("prompt_name", str(error).removeprefix("prompt_name: ")) from None
 
 
 async def embed(service: Service, given: dict[str, Any]) -> Reply:
@@ -158,8 +162,9 @@ async def embed_sparse(service: Service, given: dict[str, Any]) -> Reply:
     texts = given["inputs"]
     served = choose(service.models, given["model"], "sparse-embedding")
     task = served.tasks["sparse-embedding"]
-    prepared = await service.prepared(task, texts, given["truncate"], "inputs")
-    found = await service.answers(TaskWork(task, task.options), prepared, "inputs", texts.several)
+    options = prompted(task, given["prompt_name"])
+    prepared = await service.prepared(task, texts, given["truncate"], "inputs", options)
+    found = await service.answers(TaskWork(task, options), prepared, "inputs", texts.several)
     pairs = [zip(each["indices"].tolist(), each["values"].tolist(), strict=True) for each in found]
     return Reply([[{"index": index, "value": value} for index, value in each] for each in pairs], prepared.cut)
 
@@ -249,7 +254,16 @@ async def tokenize(service: Service, given: dict[str, Any]) -> Reply:
 
 ROUTES = (
     Route("/embed", "A vector for each text", EMBED, embed),
-    Route("/embed_all", "A vector for each token of each text", {"inputs": Field(f.TEXTS), **TEI}, embed_all),
+    Route(
+        "/embed_all",
+        "A vector for each token of each text",
+        {
+            "inputs": Field(f.TEXTS),
+            **TEI,
+            "prompt_name": Field(f.nothing_else("put the prompt before the texts"), None),
+        },
+        embed_all,
+    ),
     Route(
         "/embed_sparse",
         "The weights of the words that each text is about",

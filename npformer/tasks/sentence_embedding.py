@@ -1,39 +1,66 @@
 """sentence-embedding: one vector for each text, pooled from its tokens' vectors.
 
-A sentence-transformers folder says in modules.json how to pool (Reimers and Gurevych, 2019). Without modules.json the
-vector is the mean over tokens, as in sentence-transformers.
+A sentence-transformers folder says in modules.json how to pool, and what follows (Reimers and Gurevych, 2019). Without
+modules.json the vector is the mean over tokens, as in sentence-transformers.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from npformer.checks import boolean, whole
 from npformer.errors import NpformerError
 from npformer.model import Model
-from npformer.pooling import POOLINGS
+from npformer.pooling import POOLINGS, normalize
+from npformer.search import similarity
+from npformer.tasks.prompted import PromptedTask, PromptOptions
 from npformer.tasks.results import carrying
-from npformer.tasks.sentence_folder import recipe_of
-from npformer.tasks.task import Request, Task, without_head
+from npformer.tasks.sentence_folder import home, recipe_of
+from npformer.tasks.sentence_modules import Function, load_steps
+from npformer.tasks.task import Request, without_head
 from npformer.text.encoding import Encoder
-from npformer.text.inputs import Pair, as_text
 
 
-class SentenceEmbedding(Task):
+@dataclass(frozen=True)
+class EmbeddingOptions(PromptOptions):
+    """Options of `SentenceEmbedding`."""
+
+    normalize_embeddings: bool = False
+    truncate_dim: int | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        boolean("normalize_embeddings", self.normalize_embeddings)
+        if self.truncate_dim is not None:
+            whole("truncate_dim", self.truncate_dim, 1)
+
+
+class SentenceEmbedding(PromptedTask):
     """Returns a vector (D,) for a text, an array (N, D) for a list of N texts.
 
-    The vector of a text read in windows is the mean over the windows, weighted by their numbers of tokens.
+    The vector of a text read in windows is pooled of each, and is the mean over the windows, weighted by their numbers
+    of tokens.
 
     Parameters
     ----------
     model : Model with any head; the head is left out
-        If its folder is a sentence-transformers one, modules.json says how to pool and whether to normalise.
+        If its folder is a sentence-transformers one, modules.json says how to pool and what follows the pooling.
+    prompt, prompt_name : str, optional
+        What to put before each text, or its name among the folder's prompts: "query" and "document", and others.
+    normalize_embeddings : bool
+        Scale each vector to length 1.
+    truncate_dim : int, optional
+        Keep so many numbers from the beginning of each vector, for a model that was trained for it (Matryoshka).
     **options : the options of every task, see `Options`
 
     References
     ----------
-    Reimers and Gurevych, 2019, "Sentence-BERT: Sentence Embeddings using Siamese BERT-Networks", section 3.
+    Reimers and Gurevych, 2019, "Sentence-BERT: Sentence Embeddings using Siamese BERT-Networks", section 3. Kusupati et
+    al., 2022, "Matryoshka Representation Learning", section 3.
 
     Examples
     --------
@@ -44,33 +71,94 @@ class SentenceEmbedding(Task):
 
     name = "sentence-embedding"
     head = "base"
+    options_type = EmbeddingOptions
 
     def __init__(self, model: Model, **options: Any) -> None:
-        super().__init__(without_head(model), **options)
         self.recipe = recipe_of(model)
         if self.recipe.splade is not None:
             raise NpformerError(
                 f"{model.folder}: its vectors are sparse, a weight for each word; make pipeline('sparse-embedding')"
             )
+        pooled, steps = model.config.d_model * len(self.recipe.poolings), self.recipe.steps
+        self.width = steps[-1].width if steps else pooled  # of a vector that is not truncated
+        super().__init__(without_head(model), **{"truncate_dim": self.recipe.truncate_dim, **options})
         self.encoder = Encoder(self.model, self.recipe.max_length)
+        self.steps: list[Function] = []
+        self.module_sums: dict[str, str] = {}  # sha256 of their weights
+        if steps and model.folder is not None:
+            folder, dtype = home(model.folder), self.model.dtype
+            self.steps, self.module_sums = load_steps(folder, steps, pooled, dtype, model.limits)
 
-    def inputs(self, item: Any, options: Any) -> list[str | Pair]:
-        text = self.recipe.prompt + as_text(item)
-        return [text.lower() if self.recipe.lowercase else text]
+    def settle(self, options: Any, given: Mapping[str, Any]) -> Any:
+        settled: EmbeddingOptions = super().settle(options, given)
+        if settled.truncate_dim is not None:
+            whole("truncate_dim", settled.truncate_dim, 1, self.width)
+        return settled
 
-    def answer(self, requests: list[Request], options: Any) -> list[Any]:
-        return [self._embedding(request) for request in requests]
+    def is_normalized(self, options: EmbeddingOptions) -> bool:
+        """Tells whether every vector has length 1."""
+        ends = self.recipe.steps[-1].kind == "Normalize" if self.recipe.steps else False
+        return options.normalize_embeddings or (ends and options.truncate_dim in (None, self.width))
+
+    def answer(self, requests: list[Request], options: EmbeddingOptions) -> list[Any]:
+        start = 0 if self.recipe.include_prompt else self._prompt_tokens(options)
+        answers = [self._pooled(request, start) for request in requests]
+        there = [i for i, each in enumerate(answers) if isinstance(each, np.ndarray)]
+        if there:
+            x = np.stack([answers[i] for i in there])
+            with self.model.cores():
+                for step in self.steps:
+                    x = step(x)
+            x = x[:, : options.truncate_dim]
+            x = normalize(x) if options.normalize_embeddings else x
+            for i, vector in zip(there, x, strict=True):
+                answers[i] = vector
+        return answers
 
     def collect(self, answers: list[Any]) -> Any:
-        width = self.model.config.d_model * len(self.recipe.poolings)
+        width = self.options.truncate_dim or self.width
         together = np.stack(answers) if answers else np.empty((0, width), self.model.dtype)
         n_tokens = np.array([each.n_tokens for each in answers], int)
         return carrying(together, n_tokens, np.array([each.truncated for each in answers], bool))
 
-    def _embedding(self, request: Request) -> np.ndarray:
+    def similarity(self, a: Any, b: Any) -> np.ndarray:
+        """The similarity of each vector of a to each of b, (N, D) and (M, D) -> (N, M), as the model's folder says.
+
+        Parameters
+        ----------
+        a, b : arrays of vectors, or one vector (D,) as an array of one
+
+        Returns
+        -------
+        (N, M) array: the cosine, unless config_sentence_transformers.json names "dot", "euclidean" or "manhattan" in
+        similarity_fn_name; these two are distances with a minus sign
+
+        Raises
+        ------
+        NpformerError
+            The shapes do not fit.
+        """
+        return similarity(a, b, self.recipe.similarity)
+
+    def _pooled(self, request: Request, start: int) -> Any:
+        """The pooled vector (D,), of the rows from `start` on; an NpformerError if there is none."""
         windows = [output["last_hidden_state"] for output in request.outputs[0]]
-        pooled = [np.concatenate([POOLINGS[mode](x) for mode in self.recipe.poolings]) for x in windows]
-        vector = pooled[0] if len(pooled) == 1 else np.average(pooled, axis=0, weights=[len(x) for x in windows])
-        if self.recipe.normalize:
-            vector = vector / np.maximum(np.sqrt((vector * vector).sum()), 1e-12)
-        return vector.astype(self.model.dtype)
+        if start >= len(windows[0]):
+            return NpformerError(f"all {len(windows[0])} tokens that the model reads are the prompt's; shorten it")
+        starts = [start, *(0 for _ in windows[1:])]
+        pooled = [
+            np.concatenate([POOLINGS[mode](x, first) for mode in self.recipe.poolings])
+            for x, first in zip(windows, starts, strict=True)
+        ]
+        if len(pooled) == 1:
+            return pooled[0]
+        return np.average(pooled, axis=0, weights=[len(x) for x in windows]).astype(self.model.dtype)
+
+    def _prompt_tokens(self, options: EmbeddingOptions) -> int:
+        """The tokens before those of a text itself: the prompt's with those that begin a text; 0 without a prompt."""
+        prompt = self.cased(self.prompt(options))
+        if not prompt:
+            return 0
+        (encoded,) = self.encoder.read([prompt])
+        piece = encoded.pieces[0]
+        return len(piece) - piece.special_tokens_mask[-1]

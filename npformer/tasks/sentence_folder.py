@@ -5,16 +5,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from npformer.checkpoint.modules import MODULES, read_modules
+from npformer.checkpoint.read import CONFIG
 from npformer.checks import boolean, one_of, shown, whole
 from npformer.errors import NpformerError
 from npformer.files import read_json
 from npformer.model import Model
 from npformer.pooling import POOLINGS
+from npformer.search import SIMILARITIES
+from npformer.tasks.sentence_modules import KINDS, Step, read_steps
 
 #: The older form of the same setting: flag -> the pooling that it turns on.
 FLAGS = {
@@ -26,9 +29,10 @@ FLAGS = {
     "pooling_mode_lasttoken": "lasttoken",
 }
 
-#: The modules of a folder, by the last part of their type: of a vector, and of the words' weights.
-ENCODERS = ("Transformer", "MLMTransformer")
-DENSE = ["Pooling", "Normalize"]
+ENCODERS = ("Transformer", "MLMTransformer")  # modules, by the last part of their type
+PROMPTS = {"query": "", "document": ""}  # names that every folder has
+#: The encoder's settings, under the names that versions before 2.0 gave the file too.
+SETTINGS = ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
 
 
 @dataclass(frozen=True)
@@ -44,56 +48,91 @@ class Recipe:
     """The settings of a sentence-transformers folder."""
 
     poolings: tuple[str, ...] = ("mean",)  # their vectors are concatenated
-    normalize: bool = False
+    include_prompt: bool = True  # whether a prompt's tokens take part in the pooling
+    steps: tuple[Step, ...] = ()  # what follows the pooling
     splade: Splade | None = None  # in place of poolings
     max_length: int | None = None  # tokens
     lowercase: bool = False
-    prompt: str = ""  # put before every text
+    prompts: dict[str, str] = field(default_factory=lambda: dict(PROMPTS))
+    default_prompt_name: str | None = None
+    similarity: str = "cosine"  # one of SIMILARITIES
+    truncate_dim: int | None = None
     max_active_dims: int | None = None  # words with a weight at most, of a sparse vector
 
 
 def recipe_of(model: Model) -> Recipe:
     """Returns the settings of the sentence-transformers folder that a model comes from, or the defaults."""
-    return Recipe() if model.folder is None else read_recipe(_home(model.folder))
+    return Recipe() if model.folder is None else read_recipe(home(model.folder), model.config.d_model)
 
 
-def read_recipe(folder: Path) -> Recipe:
-    """Reads modules.json and the files that it names: the encoder, its pooling, and whether to normalise.
+def read_recipe(folder: Path, width: int) -> Recipe:
+    """Reads modules.json and the files that it names. width: of the encoder's vectors.
 
-    Raises NpformerError for another module (a dense layer, say), an unknown pooling, or a malformed file.
+    Raises NpformerError, which names the file and the field, for modules, an order of modules or settings that are
+    unsupported, and for a malformed file.
     """
-    if not (folder / MODULES).exists():
-        return Recipe()
     modules = read_modules(folder)
-    kinds = [kind for kind, _ in modules]
-    if kinds[:1] not in ([each] for each in ENCODERS) or kinds[1:] not in (["SpladePooling"], DENSE[:1], DENSE):
+    described = _described(folder / "config_sentence_transformers.json")
+    if not modules and not (folder / MODULES).exists():
+        return Recipe(**described)
+    kinds = [each.kind for each in modules]
+    is_sparse = kinds[1:] == ["SpladePooling"]
+    is_dense = kinds[1:2] == ["Pooling"] and set(kinds[2:]) <= set(KINDS)
+    if not kinds or kinds[0] not in ENCODERS or not (is_sparse or is_dense):
         raise NpformerError(
-            f"{folder}/modules.json: {', '.join(kinds):.200} is not supported; "
-            "supported: Transformer, Pooling[, Normalize], and Transformer, SpladePooling"
+            f"{folder / MODULES}: {', '.join(kinds) or 'no modules':.200} is not supported; supported: Transformer, "
+            f"Pooling, then any of {', '.join(KINDS)}; or Transformer, SpladePooling"
         )
-    place = folder / modules[1][1]
-    pooling = _optional(place / "config.json")
-    sparse = kinds[1] == "SpladePooling"
-    settings = _optional(folder / modules[0][1] / "sentence_bert_config.json")
+    place = folder / modules[1].path / CONFIG
+    pooling = _optional(place)
+    more: dict[str, Any] = {}
+    if is_sparse:
+        more = {"poolings": (), "splade": _splade(place, pooling)}
+    else:
+        more = {"poolings": _poolings(place, pooling)}
+        more["include_prompt"] = boolean(f"{place}: include_prompt", pooling.get("include_prompt", True))
+        stored = pooling.get("embedding_dimension", pooling.get("word_embedding_dimension", width))
+        if stored != width:
+            raise NpformerError(f"{place}: embedding_dimension: expected {width}, the encoder's, got {shown(stored)}")
+        more["steps"] = read_steps(folder, modules[2:], width * len(more["poolings"]))
+    return Recipe(**described, **more, **_encoder_settings(folder / modules[0].path))
+
+
+def _encoder_settings(folder: Path) -> dict[str, Any]:
+    paths = [folder / f"sentence_{each}_config.json" for each in SETTINGS]
+    path = next((each for each in paths if each.exists()), paths[0])
+    settings = _optional(path)
     length = settings.get("max_seq_length")
     if length is not None:
-        whole(f"{folder}/sentence_bert_config.json: max_seq_length", length, 3)
-    described = folder / "config_sentence_transformers.json"
-    most = _optional(described).get("max_active_dims") if sparse else None
-    if most is not None:
-        whole(f"{described}: max_active_dims", most, 1)
-    return Recipe(
-        poolings=() if sparse else _poolings(place, pooling),
-        normalize="Normalize" in kinds,
-        splade=_splade(place, pooling) if sparse else None,
-        max_length=length,
-        lowercase=settings.get("do_lower_case") is True,
-        prompt=_prompt(described, pooling),
-        max_active_dims=most,
-    )
+        whole(f"{path}: max_seq_length", length, 3)
+    return {"max_length": length, "lowercase": settings.get("do_lower_case") is True}
 
 
-def _home(folder: Path) -> Path:
+def _described(path: Path) -> dict[str, Any]:
+    """Reads config_sentence_transformers.json: prompts, the similarity, and how much of a vector is kept."""
+    described = _optional(path)
+    prompts = described.get("prompts") or {}
+    if not isinstance(prompts, dict) or not all(isinstance(each, str | None) for each in prompts.values()):
+        raise NpformerError(f"{path}: prompts: expected texts by name, got {shown(prompts)}")
+    prompts = PROMPTS | {name: prompt or "" for name, prompt in prompts.items()}
+    default = described.get("default_prompt_name")
+    if default is not None and (not isinstance(default, str) or default not in prompts):
+        raise NpformerError(f"{path}: default_prompt_name: {shown(default)} is not one of its prompts")
+    for name in ("truncate_dim", "max_active_dims"):
+        if described.get(name) is not None:
+            whole(f"{path}: {name}", described[name], 1)
+    return {
+        "prompts": prompts,
+        "default_prompt_name": default,
+        "similarity": one_of(
+            f"{path}: similarity_fn_name", described.get("similarity_fn_name"), (*SIMILARITIES, None)
+        ) or "cosine",
+        "truncate_dim": described.get("truncate_dim"),
+        "max_active_dims": described.get("max_active_dims"),
+    }  # fmt: skip
+
+
+def home(folder: Path) -> Path:
     """Returns the sentence-transformers folder that an encoder's folder is or lies in, else the folder itself."""
     inside = not (folder / MODULES).exists() and (folder.parent / MODULES).exists()
     return folder.parent if inside and encoder_folder(folder.parent) == folder else folder
@@ -113,36 +152,17 @@ def _optional(path: Path) -> dict[str, Any]:
     return read_json(path) if path.exists() else {}
 
 
-def _poolings(folder: Path, pooling: dict[str, Any]) -> tuple[str, ...]:
-    where = f"{folder}/config.json"
-    flags = [mode for flag, mode in FLAGS.items() if boolean(f"{where}: {flag}", pooling.get(flag, False))]
+def _poolings(path: Path, pooling: dict[str, Any]) -> tuple[str, ...]:
+    flags = [mode for flag, mode in FLAGS.items() if boolean(f"{path}: {flag}", pooling.get(flag, False))]
     modes = pooling.get("pooling_mode") or flags or "mean"
     modes = [modes] if isinstance(modes, str) else modes
     if not isinstance(modes, list) or len(modes) > len(POOLINGS):
-        raise NpformerError(f"{where}: pooling_mode: expected a name or a list of names, got {shown(modes)}")
-    return tuple(one_of(f"{where}: pooling_mode", mode, POOLINGS) for mode in modes)
+        raise NpformerError(f"{path}: pooling_mode: expected a name or a list of names, got {shown(modes)}")
+    return tuple(one_of(f"{path}: pooling_mode", mode, POOLINGS) for mode in modes)
 
 
-def _splade(folder: Path, pooling: dict[str, Any]) -> Splade:
-    where = f"{folder}/config.json"
+def _splade(path: Path, pooling: dict[str, Any]) -> Splade:
     activation = pooling.get("activation_function", "relu")
-    one_of(f"{where}: activation_function", activation, ("relu", "log1p_relu"))
-    strategy = one_of(f"{where}: pooling_strategy", pooling.get("pooling_strategy", "max"), ("max", "sum"))
+    one_of(f"{path}: activation_function", activation, ("relu", "log1p_relu"))
+    strategy = one_of(f"{path}: pooling_strategy", pooling.get("pooling_strategy", "max"), ("max", "sum"))
     return Splade(strategy, twice=activation == "log1p_relu")
-
-
-def _prompt(path: Path, pooling: dict[str, Any]) -> str:
-    """Returns the model's default prompt, "" if it has none."""
-    described = _optional(path)
-    name = described.get("default_prompt_name")
-    if name is None:
-        return ""
-    prompts = described.get("prompts")
-    prompt = prompts.get(name) if isinstance(prompts, dict) and isinstance(name, str) else None
-    if not isinstance(prompt, str):
-        raise NpformerError(f"{path}: default_prompt_name: {shown(name)} is not one of its prompts")
-    if prompt and pooling.get("include_prompt") is False:
-        raise NpformerError(
-            f"{path}: a prompt that takes no part in the pooling (include_prompt: false) is not supported"
-        )
-    return prompt

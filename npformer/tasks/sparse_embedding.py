@@ -16,17 +16,16 @@ from npformer.model import Model
 from npformer.pooling import splade
 from npformer.tap import listening
 from npformer.tasks.fill_mask import word_logits
-from npformer.tasks.options import Options
+from npformer.tasks.prompted import PromptedTask, PromptOptions
 from npformer.tasks.sentence_folder import Splade, recipe_of
-from npformer.tasks.task import Request, Task, without_head
+from npformer.tasks.task import Request, without_head
 from npformer.text.encoding import Encoder
-from npformer.text.inputs import Pair, as_text
 
 ROWS = 256  # tokens whose logits over the whole vocabulary are in memory at once
 
 
 @dataclass(frozen=True)
-class SparseOptions(Options):
+class SparseOptions(PromptOptions):
     """Options of `SparseEmbedding`."""
 
     max_active_dims: int | None = None
@@ -37,7 +36,7 @@ class SparseOptions(Options):
             whole("max_active_dims", self.max_active_dims, 1)
 
 
-class SparseEmbedding(Task):
+class SparseEmbedding(PromptedTask):
     """Returns a dict for each text: "indices", "values" and "tokens" of the words whose weight is not zero.
 
     indices (N,) are the words' ids, in ascending order, values (N,) their weights, tokens a list of the words
@@ -47,6 +46,8 @@ class SparseEmbedding(Task):
     ----------
     model : Model with a masked-lm head
         If its folder is a sentence-transformers one, its SpladePooling says how to pool; else it is the maximum.
+    prompt, prompt_name : str, optional
+        What to put before each text, or its name among the folder's prompts.
     max_active_dims : int, optional
         Keep only so many words, those with the largest weights; by default as the folder says.
     **options : the options of every task, see `Options`
@@ -78,10 +79,6 @@ class SparseEmbedding(Task):
     def runner(self) -> Model:
         """Returns the encoder alone: `answer` runs the head on some texts at a time. With a listener, the model."""
         return self.model if listening() else self.encoder_model
-
-    def inputs(self, item: Any, options: SparseOptions) -> list[str | Pair]:
-        text = self.recipe.prompt + as_text(item)
-        return [text.lower() if self.recipe.lowercase else text]
 
     def answer(self, requests: list[Request], options: SparseOptions) -> list[Any]:
         combine = np.maximum if self.splade.strategy == "max" else np.add

@@ -98,7 +98,13 @@ def test_an_old_tokenizer_and_a_sentence_transformers_folder(hub, env, folder):
     (folder / "tokenizer.json").unlink()
     tiny.vocabulary_folder(folder, do_lower_case=True)
     (folder / "1_Pooling").mkdir()
-    modules = [{"type": "models.Transformer", "path": ""}, {"type": "models.Pooling", "path": "1_Pooling"}]
+    paths = {"Transformer": "", "Pooling": "1_Pooling", "Dense": "2_Dense", "LayerNorm": "3_LayerNorm"}
+    modules = [{"type": f"models.{kind}", "path": path} for kind, path in paths.items()]
+    for file in ("2_Dense/config.json", "2_Dense/model.safetensors", "2_Dense/pytorch_model.bin"):
+        (folder / "2_Dense").mkdir(exist_ok=True)
+        (folder / file).write_text("{}")
+    (folder / "3_LayerNorm").mkdir()
+    (folder / "3_LayerNorm/pytorch_model.bin").write_text("{}")
     (folder / "modules.json").write_text(json.dumps(modules))
     (folder / "1_Pooling/config.json").write_text("{}")
     (folder / "sentence_bert_config.json").write_text("{}")
@@ -106,6 +112,9 @@ def test_an_old_tokenizer_and_a_sentence_transformers_folder(hub, env, folder):
     (answer,) = loads(env, {"name": NAME})
     assert answer["files"] == [
         "1_Pooling/config.json",
+        "2_Dense/config.json",
+        "2_Dense/model.safetensors",
+        "3_LayerNorm/pytorch_model.bin",
         "config.json",
         "model.safetensors",
         "modules.json",

@@ -10,7 +10,7 @@ import pytest
 
 from npformer import pipeline
 from tests.support import tiny
-from tests.support.sentence_folders import write_splade
+from tests.support.sentence_folders import write_modules, write_splade
 from tests.support.service import Server
 
 TEXTS = ["I love ice cream", "not my music", "the news"]
@@ -22,7 +22,9 @@ def folders(tmp_path_factory):
     return {
         "splade": write_splade(tiny.folder(home / "splade", "bert", "masked-lm"), {"pooling_strategy": "sum"}),
         "words": tiny.folder(home / "words", "distilbert", "masked-lm"),
-        "encoder": tiny.folder(home / "encoder", "bert", "base"),
+        "encoder": write_modules(
+            tiny.folder(home / "encoder", "bert", "base"), [("a.Pooling", {}, {})], prompts={"news": "news: "}
+        ),
     }
 
 
@@ -63,6 +65,17 @@ def test_what_cannot_be_answered(server, path, body, status, message):
         client.post(path, body=body, cast_to=object)
     assert error.value.status_code == status
     assert error.value.response.json()["error"].startswith(message)
+
+
+def test_a_prompt_by_its_name(server, folders):
+    body = {"inputs": "ice", "model": "encoder", "normalize": False}
+    _, found, _ = server.post("/embed", {**body, "prompt_name": "news"})
+    assert found == [pipeline("sentence-embedding", folders["encoder"])("news: ice").tolist()]
+    assert server.post("/embed", body)[1] != found
+    status, answer, _ = server.post("/embed", {**body, "prompt_name": "newz"})
+    assert (status, answer["error"].split("?")[0]) == (422, "prompt_name: 'newz' is not known; did you mean 'news'")
+    plain = server.post("/embed_sparse", {"inputs": "ice"})[1]
+    assert server.post("/embed_sparse", {"inputs": "ice", "prompt_name": "query"})[1] == plain
 
 
 def test_curl_and_the_root(server, folders):

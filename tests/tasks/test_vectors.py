@@ -5,12 +5,14 @@ import json
 import numpy as np
 import pytest
 
+from npformer.checkpoint.convert import convert
 from npformer.errors import NpformerError
 from npformer.pooling import POOLINGS
 from npformer.tasks import pipeline
 from npformer.tasks.sentence_folder import Recipe, read_recipe
 from tests.golden.make_tasks import write_sentence_folder
 from tests.support import tiny
+from tests.support.sentence_folders import write_modules
 
 pytestmark = pytest.mark.numbers
 
@@ -84,10 +86,10 @@ def test_older_settings_of_a_folder_name_each_pooling(folder):
     embedder(folder)
     flags = {"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": True, "pooling_mode_max_tokens": False}
     (folder / "1_Pooling" / "config.json").write_text(json.dumps(flags))
-    assert read_recipe(folder).poolings == ("cls", "mean")
+    assert read_recipe(folder, 32).poolings == ("cls", "mean")
     assert pipeline("sentence-embedding", folder)("ice").shape == (64,)
     (folder / "1_Pooling" / "config.json").write_text("{}")
-    assert read_recipe(folder).poolings == ("mean",)
+    assert read_recipe(folder, 32).poolings == ("mean",)
 
 
 def test_normalised_vectors_have_length_one(folder):
@@ -98,7 +100,8 @@ def test_normalised_vectors_have_length_one(folder):
 
 def test_an_embedding_heeds_its_folder_s_length_case_and_prompt(folder):
     embed = embedder(folder, max_seq_length=5, do_lower_case=True, prompt="news: ")
-    assert embed.recipe == Recipe(("mean",), max_length=5, lowercase=True, prompt="news: ")
+    assert (embed.recipe.max_length, embed.recipe.lowercase) == (5, True)
+    assert embed.prompt(embed.options) == "news: "
     with pytest.warns(UserWarning, match="cut to"):
         vector = embed("ICE CREAM")
     assert vector.truncated
@@ -134,6 +137,30 @@ def test_an_older_sentence_transformers_folder_has_its_encoder_inside(tmp_path):
         ("modules.json", "{", "expected a list of modules"),
         ("modules.json", '[{"type": "x.Transformer", "path": "../x"}]', "folders beside it"),
         ("modules.json", '[{"type": "x.Dense", "path": ""}]', "Dense is not supported"),
+        ("modules.json", '[{"type": "x.Transformer", "path": ""}, {"type": "x.LSTM", "path": ""}]', "LSTM is not supp"),
+        ("1_Pooling/config.json", '{"include_prompt": 0}', "include_prompt: expected true or false, got 0"),
+        (
+            "1_Pooling/config.json",
+            '{"embedding_dimension": 31}',
+            "embedding_dimension: expected 32, the encoder's, got 31",
+        ),
+        ("config_sentence_transformers.json", '{"prompts": ["a"]}', "prompts: expected texts by name, got a list"),
+        ("config_sentence_transformers.json", '{"prompts": {"a": 1}}', "prompts: expected texts by name"),
+        (
+            "config_sentence_transformers.json",
+            '{"similarity_fn_name": "cos"}',
+            "similarity_fn_name: expected one of cosine",
+        ),
+        (
+            "config_sentence_transformers.json",
+            '{"truncate_dim": 0}',
+            "truncate_dim: expected a whole number of at least 1",
+        ),
+        (
+            "config_sentence_transformers.json",
+            '{"truncate_dim": 33}',
+            "truncate_dim: expected a whole number from 1 to 32",
+        ),
         ("1_Pooling/config.json", '{"pooling_mode": "meen"}', "did you mean 'mean'"),
         ("1_Pooling/config.json", '{"pooling_mode": 3}', "expected a name or a list of names"),
         ("1_Pooling/config.json", "[]", "1_Pooling/config.json"),
@@ -149,11 +176,106 @@ def test_sentence_transformers_folders_that_make_no_sense_are_refused(file, cont
         pipeline("sentence-embedding", folder)
 
 
-def test_a_prompt_outside_of_the_pooling_is_refused(folder):
-    write_sentence_folder(folder, 32, pooling="mean", normalize=False, prompt="news: ")
-    (folder / "1_Pooling" / "config.json").write_text('{"pooling_mode": "mean", "include_prompt": false}')
-    with pytest.raises(NpformerError, match="include_prompt"):
-        pipeline("sentence-embedding", folder)
+@pytest.mark.parametrize("mode", POOLINGS)
+def test_a_prompt_s_tokens_may_take_no_part_in_the_pooling(mode, folder):
+    """[CLS] n e w s : are five tokens more; their weights stay those of their places."""
+    write_sentence_folder(folder, 32, pooling="mean", normalize=False, prompt="the news ")
+    (folder / "1_Pooling" / "config.json").write_text(json.dumps({"pooling_mode": mode, "include_prompt": False}))
+    embed = pipeline("sentence-embedding", folder)
+    rows = embed.model(embed.model.tokenizer.encode("the news ice cream").ids).last_hidden_state[0]
+    assert np.array_equal(embed("ice cream"), POOLINGS[mode](rows, 3))
+    assert np.array_equal(embed("ice cream", prompt=""), embed("ice cream", prompt_name="query"))
+    with pytest.raises(NpformerError, match="all 4 tokens that the model reads are the prompt's; shorten it"):
+        embed("ice", prompt="news " * 3, max_length=4)
+
+
+def test_a_prompt_is_given_or_named(folder):
+    embed = embedder(folder, prompt="news: ")
+    plain = embed("ice", prompt="")
+    assert np.array_equal(embed("ice"), embed("ice", prompt_name="news"))
+    assert np.array_equal(embed("ice"), embed("news: ice", prompt=""))
+    assert np.array_equal(pipeline("sentence-embedding", folder, prompt_name="document")("ice"), plain)
+    assert not np.array_equal(embed("ice"), plain)
+    with pytest.raises(NpformerError, match="prompt_name: 'newz' is not known; did you mean 'news'"):
+        embed("ice", prompt_name="newz")
+    with pytest.raises(NpformerError, match=r"prompt_name: prompt= says the same; give one of the two"):
+        embed("ice", prompt="a", prompt_name="news")
+    with pytest.raises(NpformerError, match="prompt: expected a text"):
+        embed("ice", prompt=3)
+
+
+def test_vectors_are_shortened_and_normalised(folder):
+    embed = embedder(folder, normalize=True)
+    whole = embed(["ice", "news"])
+    short = embed(["ice", "news"], truncate_dim=7)
+    assert np.array_equal(short, whole[:, :7])
+    both = embed(["ice", "news"], truncate_dim=7, normalize_embeddings=True)
+    np.testing.assert_allclose(both, short / np.linalg.norm(short, axis=1, keepdims=True), rtol=1e-6)
+    assert pipeline("sentence-embedding", folder, truncate_dim=7)([]).shape == (0, 7)
+    with pytest.raises(NpformerError, match="truncate_dim: expected a whole number from 1 to 32, got 33"):
+        embed("ice", truncate_dim=33)
+
+
+RANDOM = np.random.default_rng(0)
+DENSE = {"in_features": 32, "out_features": 5, "bias": True, "activation_function": "torch.nn.modules.activation.Tanh"}
+WEIGHTS = {"linear.weight": RANDOM.random((5, 32), np.float32), "linear.bias": RANDOM.random(5, np.float32)}
+NORM = {"norm.weight": RANDOM.random(5, np.float32), "norm.bias": RANDOM.random(5, np.float32)}
+
+
+def test_dense_and_layer_norm_follow_the_pooling(folder):
+    """The same bits alone and together, also after conversion; the modules' weights are part of a run's identity."""
+    modules = [("a.Pooling", {}, {}), ("b.Dense", DENSE, WEIGHTS), ("c.LayerNorm", {"dimension": 5}, NORM)]
+    write_modules(folder, [*modules, ("d.Dropout", {"dropout": 0.1}, {})])
+    embed = pipeline(None, folder)
+    texts = ["ice cream", "", "not my music"]
+    together = embed(texts)
+    assert together.shape == (3, 5)
+    rows = embed.model(embed.model.tokenizer.encode("ice cream").ids).last_hidden_state[0]
+    y = np.tanh(rows.mean(axis=0) @ WEIGHTS["linear.weight"].T + WEIGHTS["linear.bias"])
+    y = (y - y.mean()) / np.sqrt(y.var() + 1e-5) * NORM["norm.weight"] + NORM["norm.bias"]
+    np.testing.assert_allclose(together[0], y, rtol=1e-5, atol=1e-6)
+    converted = pipeline(None, convert(folder, folder.parent / "converted"))
+    for text, vector in zip(texts, together, strict=True):
+        assert np.array_equal(embed(text), vector)
+        assert np.array_equal(converted(text), vector)
+    assert embed.module_sums.keys() == {"2_Dense", "3_LayerNorm"}
+
+
+@pytest.mark.parametrize(
+    ("changed", "tensors", "message"),
+    [
+        ({"in_features": 31}, WEIGHTS, "2_Dense/config.json: in_features: expected 32, the width of the module before"),
+        ({"out_features": 0}, WEIGHTS, "2_Dense/config.json: out_features: expected a whole number"),
+        ({"out_features": 6}, WEIGHTS, r"model.safetensors: linear.weight: expected \(6, 32\) of floating point, got"),
+        ({"activation_function": "os.system"}, WEIGHTS, "activation_function: expected one of torch's Tanh, .*'os.system'"),
+        ({"module_input_name": "token_embeddings"}, WEIGHTS, "module_input_name: expected one of None, sentence_embedding"),
+        ({"bias": False}, WEIGHTS, "expected linear.weight, got linear.bias, linear.weight"),
+        ({}, {}, "2_Dense: no weights; looked for model.safetensors, pytorch_model.bin"),
+        ({}, {**WEIGHTS, "linear.bias": np.full(5, np.nan, np.float32)}, "linear.bias: a number in it is not finite"),
+    ],
+)  # fmt: skip
+def test_a_dense_module_that_makes_no_sense_is_refused(changed, tensors, message, folder):
+    write_modules(folder, [("a.Pooling", {}, {}), ("b.Dense", {**DENSE, **changed}, tensors)])
+    with pytest.raises(NpformerError, match=message):
+        pipeline(None, folder)
+
+
+@pytest.mark.parametrize("name", ["cosine", "dot", "euclidean", "manhattan", None])
+def test_similarity_is_the_folder_s(name, folder):
+    write_modules(folder, [("a.Pooling", {}, {})], similarity_fn_name=name)
+    embed = pipeline(None, folder)
+    a, b = RANDOM.random((3, 32)), RANDOM.random((2, 32))
+    expected = {
+        "dot": a @ b.T,
+        "euclidean": -np.linalg.norm(a[:, None] - b, axis=-1),
+        "manhattan": -np.abs(a[:, None] - b).sum(axis=-1),
+    }
+    cosine = (a @ b.T) / np.linalg.norm(a, axis=1)[:, None] / np.linalg.norm(b, axis=1)
+    np.testing.assert_allclose(embed.similarity(a, b), expected.get(name, cosine), rtol=1e-12)
+    assert embed.similarity(a[0], b).shape == (1, 2)
+    assert embed.similarity(a, b[:0]).shape == (3, 0)
+    with pytest.raises(NpformerError, match=r"similarity: expected vectors .*, got \(3, 32\) and \(2, 31\)"):
+        embed.similarity(a, b[:, 1:])
 
 
 def test_a_module_s_folder_is_no_link(folder, tmp_path):
@@ -161,4 +283,4 @@ def test_a_module_s_folder_is_no_link(folder, tmp_path):
     (folder / "1_Pooling").rename(tmp_path / "elsewhere")
     (folder / "1_Pooling").symlink_to(tmp_path / "elsewhere")
     with pytest.raises(NpformerError, match=r"1_Pooling: a link, which is not followed; put the folder itself there"):
-        read_recipe(folder)
+        read_recipe(folder, 32)

@@ -1,0 +1,55 @@
+"""Tasks that put a prompt before each text, as the folders of sentence-transformers have them: "query: " say."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from npformer.checks import unknown
+from npformer.errors import NpformerError
+from npformer.tasks.options import Options
+from npformer.tasks.sentence_folder import Recipe
+from npformer.tasks.task import Task
+from npformer.text.inputs import Pair, as_text
+
+
+@dataclass(frozen=True)
+class PromptOptions(Options):
+    """Options of tasks with prompts: the prompt itself, or its name among the folder's."""
+
+    prompt: str | None = None
+    prompt_name: str | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.prompt is not None:
+            as_text(self.prompt, "prompt")
+            if self.prompt_name is not None:
+                raise NpformerError("prompt_name: prompt= says the same; give one of the two")
+
+
+class PromptedTask(Task):
+    """A task on a sentence-transformers folder: its `recipe` has the prompts."""
+
+    options_type = PromptOptions
+    recipe: Recipe
+
+    def settle(self, options: Any, given: Mapping[str, Any]) -> Any:
+        settled: PromptOptions = super().settle(options, given)
+        if settled.prompt_name is not None and settled.prompt_name not in self.recipe.prompts:
+            raise unknown("prompt_name", settled.prompt_name, self.recipe.prompts)
+        return settled
+
+    def prompt(self, options: Any) -> str:
+        """Returns what stands before each text: the prompt that was given, or else the folder's default, or ""."""
+        if options.prompt is not None:
+            return str(options.prompt)
+        name = options.prompt_name if options.prompt_name is not None else self.recipe.default_prompt_name
+        return "" if name is None else self.recipe.prompts[name]
+
+    def inputs(self, item: Any, options: Any) -> list[str | Pair]:
+        return [self.cased(self.prompt(options) + as_text(item))]
+
+    def cased(self, text: str) -> str:
+        return text.lower() if self.recipe.lowercase else text

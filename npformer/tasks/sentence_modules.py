@@ -1,0 +1,125 @@
+"""The modules after the pooling of a sentence-transformers folder: Dense, LayerNorm and Normalize.
+
+`sentence_folder.py` reads the pooling and the other settings.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from npformer.activations import ACTIVATIONS
+from npformer.checkpoint.modules import WITH_WEIGHTS, Module, module_weights
+from npformer.checkpoint.safetensors import checksum
+from npformer.checks import boolean, one_of, shown, whole
+from npformer.errors import NpformerError
+from npformer.files import read_json
+from npformer.functions import layer_norm
+from npformer.limits import Limits
+from npformer.pooling import dense, normalize
+
+Function = Callable[[np.ndarray], np.ndarray]
+
+#: torch's module -> our activation; Dropout and Identity change nothing.
+TORCH = {"Tanh": "tanh", "ReLU": "relu", "GELU": "gelu", "SiLU": "silu", "Identity": "none"}
+KINDS = (*WITH_WEIGHTS, "Normalize", "Dropout")
+WIDEST = 2**16
+EPS = 1e-5  # torch's, which the module's config does not name
+
+
+@dataclass(frozen=True)
+class Step:
+    """A module after the pooling: (B, width before) -> (B, width)."""
+
+    kind: str
+    path: str
+    width: int
+    activation: str = "none"
+    bias: bool = True
+    residual: bool = False
+
+
+def read_steps(folder: Path, modules: Sequence[Module], width: int) -> tuple[Step, ...]:
+    """Reads the settings of the modules after the pooling. width: of the pooled vector.
+
+    Raises NpformerError, which names the file and the field, for settings that make no sense or are unsupported.
+    """
+    steps: list[Step] = []
+    for kind, path in modules:
+        where = folder / path / "config.json"
+        described = read_json(where) if path and where.exists() else {}
+        if kind in WITH_WEIGHTS and not described:
+            raise NpformerError(f"{where}: missing; a {kind} module has its sizes there")
+        for name in ("module_input_name", "module_output_name"):
+            one_of(f"{where}: {name}", described.get(name), (None, "sentence_embedding"))
+        if kind == "Dense":
+            _expect(f"{where}: in_features", described.get("in_features"), width)
+            width = whole(f"{where}: out_features", described.get("out_features"), 1, WIDEST)
+            activation = _activation(f"{where}: activation_function", described)
+            bias = boolean(f"{where}: bias", described.get("bias", True))
+            residual = boolean(f"{where}: use_residual", described.get("use_residual", False))
+            steps.append(Step(kind, path, width, activation, bias, residual))
+        else:
+            if kind == "LayerNorm":
+                _expect(f"{where}: dimension", described.get("dimension"), width)
+            steps.append(Step(kind, path, width))
+    return tuple(steps)
+
+
+def load_steps(
+    folder: Path, steps: Sequence[Step], width: int, dtype: Any, limits: Limits
+) -> tuple[list[Function], dict[str, str]]:
+    """Returns the steps' functions, (B, D) -> (B, E) each, and the sha256 of each module's weights by its folder."""
+    functions: list[Function] = []
+    sums: dict[str, str] = {}
+    for step in steps:
+        if step.kind in WITH_WEIGHTS:
+            arrays = module_weights(folder / step.path, _shapes(step, width), dtype, limits)
+            sums[step.path] = checksum(arrays, {})
+            functions.append(_function(step, arrays))
+        elif step.kind == "Normalize":
+            functions.append(normalize)
+        width = step.width
+    return functions, sums
+
+
+def _shapes(step: Step, width: int) -> dict[str, tuple[int, ...]]:
+    if step.kind == "LayerNorm":
+        return {"norm.weight": (width,), "norm.bias": (width,)}
+    shapes: dict[str, tuple[int, ...]] = {"linear.weight": (step.width, width)}
+    if step.bias:
+        shapes["linear.bias"] = (step.width,)
+    if step.residual and step.width != width:
+        shapes["residual.weight"] = (step.width, width)
+    return shapes
+
+
+def _function(step: Step, arrays: dict[str, np.ndarray]) -> Function:
+    if step.kind == "LayerNorm":
+        return partial(layer_norm, weight=arrays["norm.weight"], bias=arrays["norm.bias"], eps=EPS)
+    weight, bias = arrays["linear.weight"].T.copy(), arrays.get("linear.bias")
+    residual = arrays["residual.weight"].T.copy() if "residual.weight" in arrays else None
+    activation = ACTIVATIONS.get(step.activation)
+    if step.residual and residual is None:  # of the same width
+        return lambda x: dense(x, activation, weight, bias) + x
+    return lambda x: dense(x, activation, weight, bias, residual)
+
+
+def _activation(where: str, described: dict[str, Any]) -> str:
+    """Returns the name of our activation for a class of torch's; Tanh if none is named, as in sentence-transformers."""
+    stored = described.get("activation_function", "torch.nn.modules.activation.Tanh")
+    known = re.fullmatch(rf"torch\.nn\.(?:modules\.\w+\.)?({'|'.join(TORCH)})", str(stored))
+    if known is None:
+        raise NpformerError(f"{where}: expected one of torch's {', '.join(TORCH)}, got {shown(stored)}")
+    return TORCH[known[1]]
+
+
+def _expect(where: str, value: Any, width: int) -> None:
+    if value != width or type(value) is not int:
+        raise NpformerError(f"{where}: expected {width}, the width of the module before, got {shown(value)}")
