@@ -1,7 +1,7 @@
 """npformer: the Transformer in NumPy that you can read.
 
 The maths: `functions`, `activations`, `masks`, `attention`, `embeddings`, `encoder`, `decoder`, `heads`. Models and
-tasks: `load`, `pipeline`. Looking inside: `trace`, `edit`, `golden`, `view`. Training: `training`.
+tasks: `load`, `pipeline`; vectors: `search`. Looking inside: `trace`, `edit`, `golden`, `view`. Training: `training`.
 
 Every name is imported when it is first used, so that the command `npformer` can set up its process before NumPy is
 loaded. `TYPE_CHECKING` is not imported from `typing`, because that import is slow too.
@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from npformer.masks import causal_mask, padding_mask
     from npformer.model import Model
     from npformer.runtime.packing import Text
+    from npformer.search import search
     from npformer.tap import scope, tap
     from npformer.tasks.pipeline import pipeline
     from npformer.text.inputs import Pair
@@ -81,6 +82,7 @@ __all__ = [
     "relu",
     "scaled_dot_product_attention",
     "scope",
+    "search",
     "self_attention",
     "shift",
     "silu",
@@ -109,6 +111,7 @@ _NAMES = {
     "limits": "Limits",
     "masks": "causal_mask padding_mask",
     "model": "Model",
+    "search": "search",
     "tap": "scope tap",
     "text.inputs": "Pair",
     "tasks.pipeline": "pipeline",

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from functools import partial
+from itertools import pairwise
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from npformer.checks import one_of
+from npformer.checks import one_of, whole
 from npformer.errors import NpformerError
 from npformer.pooling import normalize
+from npformer.runtime.runner import Runner
+from npformer.runtime.threads import run_tasks
+
+BLOCK = 2**19  # numbers of the corpus that are compared at a time: they fit a core's cache
+QUERIES = 256  # queries that are compared with a block together
 
 
 def _distances(a: np.ndarray, b: np.ndarray, length: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
@@ -34,3 +41,118 @@ def similarity(a: Any, b: Any, function: str = "cosine") -> np.ndarray:
     if any(len(shape) != 2 for shape in shapes) or shapes[0][1] != shapes[1][1]:
         raise NpformerError(f"similarity: expected vectors (N, D) and (M, D), got {shapes[0]} and {shapes[1]}")
     return SIMILARITIES[function](*arrays) if all(map(len, arrays)) else np.empty((shapes[0][0], shapes[1][0]))
+
+
+# --- search ----------------------------------------------------------------------------------------------------------
+
+
+class Hits(NamedTuple):
+    """What a search found: for each query the places in the corpus, the nearest first, and their scores.
+
+    Parameters
+    ----------
+    indices : (k,) or (Q, k) integers; -1 where the corpus has fewer vectors without NaN than k
+    scores : float32 of the same shape; -inf there
+    """
+
+    indices: np.ndarray
+    scores: np.ndarray
+
+
+def search(query: Any, corpus: Any, k: int = 10, similarity: str = "cosine", threads: int | None = None) -> Hits:
+    """Finds the k vectors of a corpus that are the most similar to a query: exactly, by comparing with all.
+
+    The corpus is read in blocks: besides the result, memory does not grow with it. A query's result has the same bits
+    alone and among others. Vectors with equal scores are in the order of the corpus; one with NaN is never found.
+
+    Parameters
+    ----------
+    query : (D,) array, or (Q, D) for several queries
+    corpus : (N, D) array of floats, also one that is mapped from a file, numpy.load("vectors.npy", mmap_mode="r")
+    k : int; at most N are found
+    similarity : "cosine" or "dot", the product without dividing by lengths
+    threads : int, cores to use; by default all
+
+    Returns
+    -------
+    Hits, its indices and scores of shape (k,), or (Q, k) for several queries
+
+    Raises
+    ------
+    NpformerError
+        The shapes do not fit, or a query has a number that is not finite.
+
+    Examples
+    --------
+    >>> corpus = np.array([[1.0, 0.0], [0.0, 2.0], [1.0, 1.0]])
+    >>> hits = npformer.search([0.0, 1.0], corpus, k=2)
+    >>> hits.indices.tolist(), hits.scores.round(4).tolist()
+    ([1, 2], [1.0, 0.7071])
+    """
+    one_of("similarity", similarity, ("cosine", "dot"))
+    whole("k", k, 1)
+    queries, corpus = np.asarray(query), corpus if isinstance(corpus, np.ndarray) else np.asarray(corpus)
+    if queries.dtype.kind not in "iuf" or corpus.dtype.kind != "f":
+        raise NpformerError(f"search: expected vectors of floats, got {queries.dtype} and {corpus.dtype}")
+    if queries.ndim not in (1, 2) or corpus.ndim != 2 or queries.shape[-1] != corpus.shape[1]:
+        raise NpformerError(f"search: expected (D,) or (Q, D), and (N, D), got {queries.shape} and {corpus.shape}")
+    if not np.isfinite(queries).all():
+        raise NpformerError("search: a query has a number that is not finite")
+    rows = np.atleast_2d(queries).astype(np.float32)
+    rows = normalize(rows.astype(np.float64)).astype(np.float32) if similarity == "cosine" else rows
+    runner, k = Runner(threads), min(k, len(corpus))
+    found = [Hits(np.empty((0, k), np.int64), np.empty((0, k), np.float32))]
+    edges = [len(corpus) * i // runner.threads for i in range(runner.threads + 1)]
+    with runner.cores(1), np.errstate(invalid="ignore", over="ignore"):
+        for at in range(0, len(rows), QUERIES):
+            some = rows[at : at + QUERIES]
+            parts = [partial(_nearest, some, corpus, *ends, k, similarity) for ends in pairwise(edges)]
+            found.append(_merged(run_tasks(parts, runner.threads), k))
+    hits = Hits(*(np.concatenate(each) for each in zip(*found, strict=True)))
+    return hits if queries.ndim == 2 else Hits(hits.indices[0], hits.scores[0])
+
+
+def _nearest(queries: np.ndarray, corpus: np.ndarray, start: int, stop: int, k: int, similarity: str) -> Hits:
+    """The k nearest to each query among the rows start to stop, (Q, k); the queries have length 1 for the cosine.
+
+    A product's last bits depend on a row's place in it. So the product only says which rows may be among the nearest,
+    with its error as a margin, and those few are scored one by one.
+    """
+    best = Hits(np.full((len(queries), k), -1), np.full((len(queries), k), -np.inf, np.float32))
+    width = corpus.shape[1]
+    lengths = np.sqrt((queries * queries).sum(axis=1))
+    step = max(BLOCK // max(width, 1), 1)
+    for at in range(start, stop, step):
+        block = np.asarray(corpus[at : min(at + step, stop)], np.float32)
+        scores = queries @ block.T  # (Q, B)
+        norms = np.sqrt(np.einsum("ij,ij->i", block, block))
+        bad = ~np.isfinite(norms)
+        longest = 1.0
+        if similarity == "cosine":
+            scores /= np.maximum(norms, 1e-12)
+        else:
+            longest = norms[~bad].max(initial=0)
+        scores[:, bad] = -np.inf
+        # A sum of D products is at most D roundings off, and so is the limit: Higham, 2002, section 3.1.
+        margins = 4 * (width + 4) * np.finfo(np.float32).eps * lengths * longest
+        for row in np.flatnonzero(scores.max(axis=1) >= best.scores[:, -1] - margins):
+            limit = best.scores[row, -1]
+            if len(block) > k:
+                limit = max(limit, np.partition(scores[row], -k)[-k])
+            near = np.flatnonzero((scores[row] >= limit - margins[row]) & ~bad)
+            exact = (block[near].astype(np.float64) * queries[row]).sum(axis=1)
+            if similarity == "cosine":
+                lengths_of = np.sqrt(np.square(block[near], dtype=np.float64).sum(axis=1))
+                exact /= np.maximum(lengths_of, 1e-12)
+            indices = np.concatenate([best.indices[row], at + near])
+            values = np.concatenate([best.scores[row], exact.astype(np.float32)])
+            first = np.argsort(-values, kind="stable")[:k]  # equal ones stay in the order of the corpus
+            best.indices[row], best.scores[row] = indices[first], values[first]
+    return best
+
+
+def _merged(parts: list[Hits], k: int) -> Hits:
+    """The k best of several parts of the corpus, given in its order."""
+    indices, scores = (np.concatenate(each, axis=1) for each in zip(*parts, strict=True))
+    first = np.argsort(-scores, axis=1, kind="stable")[:, :k]
+    return Hits(np.take_along_axis(indices, first, axis=1), np.take_along_axis(scores, first, axis=1))

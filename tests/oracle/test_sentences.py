@@ -8,9 +8,10 @@ import shutil
 import numpy as np
 import pytest
 import torch
-from sentence_transformers import SentenceTransformer
+from sentence_transformers import SentenceTransformer, util
 from sentence_transformers.sentence_transformer import modules as m
 
+import npformer
 from npformer import pipeline
 from npformer.pooling import POOLINGS
 from tests.support import tiny
@@ -89,3 +90,16 @@ def test_vectors_and_similarities_are_those_of_a_sentence_transformer(case, tmp_
         np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-9)
         similar = model.similarity(torch.from_numpy(theirs), torch.from_numpy(theirs[:2])).numpy()
         np.testing.assert_allclose(precise.similarity(ours, ours[:2]), similar, rtol=0, atol=1e-6)  # float32 of theirs
+
+
+@pytest.mark.parametrize(("similarity", "function"), [("cosine", util.cos_sim), ("dot", util.dot_score)])
+def test_a_search_finds_what_semantic_search_does(similarity, function):
+    random = np.random.default_rng(0)
+    corpus, queries = (random.standard_normal((n, 32)).astype(np.float32) for n in (3000, 7))
+    theirs = util.semantic_search(
+        torch.from_numpy(queries), torch.from_numpy(corpus), top_k=9, score_function=function, corpus_chunk_size=500
+    )
+    hits = npformer.search(queries, corpus, 9, similarity)
+    assert hits.indices.tolist() == [[each["corpus_id"] for each in row] for row in theirs]
+    expected = [[each["score"] for each in row] for row in theirs]
+    np.testing.assert_allclose(hits.scores, expected, rtol=1e-6, atol=1e-6)
