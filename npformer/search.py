@@ -86,7 +86,7 @@ def search(query: Any, corpus: Any, k: int = 10, similarity: str = "cosine", thr
     --------
     >>> corpus = np.array([[1.0, 0.0], [0.0, 2.0], [1.0, 1.0]])
     >>> hits = npformer.search([0.0, 1.0], corpus, k=2)
-    >>> hits.indices.tolist(), hits.scores.round(4).tolist()
+    >>> hits.indices.tolist(), hits.scores.astype(float).round(4).tolist()
     ([1, 2], [1.0, 0.7071])
     """
     one_of("similarity", similarity, ("cosine", "dot"))

@@ -40,6 +40,7 @@ COMMANDS = {
     "fill": "the words that would stand for [MASK]",
     "embed": "a vector for each text",
     "embed-sparse": "the words that each text is about, with weights",
+    "search": "the lines of files that are the nearest to a query",
     "rerank": "how well each text answers a query",
     "translate": "each text in another language",
     "trace": "every stage on the way from a text to its label",

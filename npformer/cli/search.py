@@ -1,0 +1,133 @@
+"""Find the lines of text files that are the nearest to a query by their vectors.
+
+The vectors are kept beside each file, in FILE.vectors.safetensors, and are made
+anew when the file or the model has changed."""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import sys
+from contextlib import suppress
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from npformer.checkpoint.archive import load_arrays, save_arrays
+from npformer.checkpoint.safetensors import checksum
+from npformer.checkpoint.tree import stored
+from npformer.cli.arguments import JSON, add_options, loading, model_options, option, whole
+from npformer.cli.process import BAD_INPUT, complain
+from npformer.cli.run_task import write_json
+from npformer.cli.texts import Line, lines, paired, plain
+from npformer.errors import NpformerError
+from npformer.files import place_in_folder
+from npformer.search import search
+from npformer.tasks import pipeline
+from npformer.tasks.progress import with_bar
+from npformer.tasks.task import InputError
+from npformer.text.encoding import was_cut
+
+EPILOG = """examples:
+  npformer search "frozen dessert" sentences.txt
+  npformer search -k 3 --json \\
+      -m sentence-transformers/all-MiniLM-L6-v2 "sweets" sentences.txt
+
+The bundled model is trained to tell praise from blame, so with it lines of the
+same mood are near. A model for sentences, as above, finds the same meaning."""
+
+SUFFIX = ".vectors.safetensors"
+DOCUMENTS = ("document", "passage", "corpus")  # names of a prompt for what is searched
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("query", metavar="QUERY", help="what to look for")
+    parser.add_argument("file", nargs="*", metavar="FILE", help="files with a text in each line (default: stdin)")
+    best = option("-k --top-k K", "show the K nearest lines (%(default)s)", type=whole, default=10)
+    add_options(parser, [*model_options("distilbert-sst2"), best, JSON])
+
+
+def run(args: argparse.Namespace) -> int:
+    query = str(paired(args.query, None))
+    files = args.file or ["-"]
+    task: Any = pipeline("sentence-embedding", args.model, **loading(args))
+    prompts, similarity = task.recipe.prompts, task.recipe.similarity
+    vector = task(query, prompt_name="query")
+    name = next((each for each in DOCUMENTS if prompts.get(each)), DOCUMENTS[0])
+    task.options = task.settle(task.options, {"prompt_name": name})
+    model = _digest(task)
+    found: list[tuple[float, Line]] = []
+    code = 0
+    for file in files:
+        read = list(lines(argparse.Namespace(file=[file], texts=[])))
+        hits = search(vector, _vectors(task, model, file, read), args.top_k, similarity, task.model.threads)
+        pairs = zip(hits.scores.tolist(), hits.indices.tolist(), strict=True)
+        found += [(score, read[index]) for score, index in pairs if index >= 0]
+        for line in read:
+            if line.error:
+                complain(f"{line.where}: {line.error}")
+                code = BAD_INPUT
+    for score, line in sorted(found, key=lambda each: -each[0])[: args.top_k]:
+        if args.json:
+            write_json({"text": line.text, "score": score, "line": line.where})
+        else:
+            shown = f"{score:.4f}  {plain(line.where)}"
+            print(f"{shown}  {plain(line.text, len(shown) + 2)}")
+    return code
+
+
+def _vectors(task: Any, model: str, file: str, read: list[Line]) -> np.ndarray:
+    """The vectors of a file's lines (N, D), NaN for a blank one: those beside it, or new ones, which are put there."""
+    content = hashlib.sha256(json.dumps([[line.text, bool(line.error)] for line in read]).encode()).hexdigest()
+    described = {"lines": content, "model": model}
+    place = Path(file + SUFFIX)
+    keeps = os.path.isfile(file) and not os.path.islink(place)
+    if keeps and os.path.exists(place):
+        with suppress(NpformerError):  # a broken file is made anew
+            arrays, metadata = load_arrays(place, task.model.limits)
+            kept = arrays.get("vectors", np.empty(0))
+            if described.items() <= metadata.items() and kept.shape == (len(read), task.collect([]).shape[1]):
+                return kept
+    unread = sum(bool(line.error) for line in read)
+    vectors = _computed(task, read)
+    if keeps and unread == sum(bool(line.error) for line in read):  # what the model could not read is told each time
+        with suppress(NpformerError, OSError):  # where the folder cannot be written, the next search makes them again
+            save_arrays(place_in_folder(place), {"vectors": vectors}, described)
+    return vectors
+
+
+def _computed(task: Any, read: list[Line]) -> np.ndarray:
+    vectors = np.full((len(read), task.collect([]).shape[1]), np.nan, np.float32)
+    asked = [index for index, line in enumerate(read) if not line.error and line.text.strip()]
+    answers = task.stream((read[index].text for index in asked), task.options, quiet=True)
+    cut = 0
+    watched = with_bar(answers, len(asked), delay=1) if sys.stderr.isatty() else answers
+    for index, answer in zip(asked, watched, strict=True):
+        if isinstance(answer, InputError):
+            read[index].error = answer.reason
+            continue
+        vectors[index] = answer
+        cut += bool(answer.truncated)
+        if answer.truncated and cut == 1:
+            complain(was_cut(read[index].where, answer.n_tokens, task.limit(task.options)))
+    if cut > 1:
+        complain(f"{cut} texts were cut")
+    return vectors
+
+
+def _digest(task: Any) -> str:
+    """The sha256 of all that a line's vector depends on: weights, config, tokenizer, the folder's settings, options."""
+    model = task.model
+    parts = {
+        "weights": checksum(stored(dict(model.weights), model.config), {}),
+        "modules": task.module_sums,
+        "config": asdict(model.config),
+        "recipe": asdict(task.recipe),
+        "options": asdict(task.options),
+        "tokenizer": model.tokenizer.to_str(),
+    }
+    return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()
