@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from npformer.disentangled import distance_scores
 from npformer.errors import NpformerError
 from npformer.functions import linear, linear_backward, linears, softmax, softmax_backward
 from npformer.masks import masked_softmax
@@ -118,9 +119,17 @@ def unmasked_attention(
     scale: float,
     bias: np.ndarray | None = None,
     window: np.ndarray | None = None,
+    rows: np.ndarray | None = None,
+    **distances: np.ndarray,
 ) -> np.ndarray:
-    """softmax(q k^T * scale + bias + window) v. The window is 0, or -inf where the weight is to be exactly 0."""
+    """softmax(q k^T * scale + bias + window) v. The window is 0, or -inf where the weight is to be exactly 0.
+
+    rows and distances, as in `distance_scores`, make a bias of the queries and keys.
+    """
     scores = inner_products(q, k, scale)  # q @ k.mT * scale
+    if rows is not None:
+        of_all = rows[:1] if rows.strides[0] == 0 else rows  # the texts have the same distances
+        bias = tap("distance_scores", distance_scores(q, k, **distances, rows=of_all[:, 0]) * scale)
     if bias is not None:
         scores += bias
     scores = tap("scores", scores)
@@ -199,12 +208,15 @@ def multi_head_attention(
     mask: np.ndarray | None = None,
     cache: AttentionCache | None = None,
     relative: Relative | None = None,
+    distance_key: Linear | None = None,
+    distance_query: Linear | None = None,
 ) -> np.ndarray:
     """MultiHead(x, source) = Concat(head_1, ..., head_H) W_O on packed rows, (T, D), (S, D) -> (T, D). Section 3.2.2.
 
     Text i is lengths[i] rows of x, which attend to its source_lengths[i] rows of source, as is_causal or mask admits. A
     cache replaces both: it keeps keys and values of earlier calls, and when it is complete no new ones are computed.
-    relative: the places of the rows of source, where attention depends on them.
+    relative: the places of the rows of source, where attention depends on them. distance_key and distance_query project
+    its table of distances; key and query do where they are not given.
     """
     if cache is not None and cache.complete:
         q = tap("query", linear(x, **query))
@@ -219,6 +231,7 @@ def multi_head_attention(
     if cache is not None:
         combined = cache.attend(q, k, v, n_heads)
     else:
+        relative = relative and relative.in_layer(distance_key or key, distance_query or query)
         combined = packed_attention(q, k, v, lengths, source_lengths, n_heads, is_causal, mask, relative)
     return tap("output", linear(tap("combined", combined), **output))
 
@@ -236,14 +249,17 @@ def multi_head_attention_backward(
     value: Linear,
     output: Linear,
     relative: Relative | None = None,
+    distance_key: Linear | None = None,
+    distance_query: Linear | None = None,
 ) -> tuple[np.ndarray, np.ndarray, dict[str, Any]]:
     """Backward of `multi_head_attention`: dx (T, D), dsource (S, D) and the gradients of the four linear layers.
 
     In self-attention x and source are the same rows, and their gradient is dx + dsource. The gradient of a relative
-    bias, (H, 2 M - 1), is under "bias".
+    bias, (H, 2 M - 1), is under "bias", that of the table of distances, (R, D), under "distances".
     """
+    relative = relative and relative.in_layer(distance_key or key, distance_query or query)
     grad, d_output = linear_backward(stages.through_edit("output", grad), stages["combined"], **output)
-    dq, dk, dv, d_bias = packed_attention_backward(
+    dq, dk, dv, added = packed_attention_backward(
         stages.through_edit("combined", grad), stages, lengths, source_lengths, n_heads, relative
     )
     if relative is not None:
@@ -253,7 +269,13 @@ def multi_head_attention_backward(
     from_values, d_value = linear_backward(stages.through_edit("value", dv), source, **value)
     dsource += from_values
     grads = {"query": d_query, "key": d_key, "value": d_value, "output": d_output}
-    return dx, dsource, grads if d_bias is None else {**grads, "bias": d_bias}
+    if relative is None or relative.distances is None:
+        return dx, dsource, {**grads, **added}
+    own = {name: each for name, each in (("distance_key", distance_key), ("distance_query", distance_query)) if each}
+    d_table, of_table = relative.distances.projected_backward(added, **(own or {"key": key, "query": query}))
+    for name, more in of_table.items():
+        grads[name] = {part: array + grads[name][part] for part, array in more.items()} if name in grads else more
+    return dx, dsource, {**grads, "distances": d_table}
 
 
 def self_attention(
@@ -359,11 +381,12 @@ def packed_attention(
             q, k, v, context = (heads[some] for heads in run)
             if added:
                 added = {name: array[some] for name, array in added.items()}
-                context[...] = unmasked_attention(q, k, v, 1 / math.sqrt(q.shape[-1]), **added)
+                context[...] = unmasked_attention(q, k, v, scale, **added)
             else:
                 context[...] = scaled_dot_product_attention(q, k, v, mask, is_causal)
 
         length, source_length = q_heads.shape[-2], k_heads.shape[-2]
+        scale = 1 / math.sqrt(q_heads.shape[-1] * (1 if relative is None else relative.parts))
         over_heads(attend, count, n_heads, scores=length * source_length, width=q_heads.shape[-1])
     return combined
 
@@ -375,20 +398,24 @@ def packed_attention_backward(
     source_lengths: np.ndarray,
     n_heads: int,
     relative: Relative | None = None,
-) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray | None]:
-    """Backward of `packed_attention`: dq (T, D), dk (S, D) and dv (S, D), with their heads combined, and dbias."""
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, dict[str, np.ndarray]]:
+    """Backward of `packed_attention`: dq (T, D), dk and dv (S, D), heads combined, and the gradients of what is added."""
     names, rows_of_source = ("query_heads", "key_heads", "value_heads"), int(source_lengths.sum())
     dq, dk, dv = (np.empty((rows, grad.shape[-1]), grad.dtype) for rows in (len(grad), rows_of_source, rows_of_source))
-    d_bias = None if relative is None or relative.bias is None else np.zeros_like(relative.bias)
+    total = {} if relative is None else relative.gradients(n_heads)
     for index, (rows, source_rows, count) in enumerate(equal_runs(lengths, source_lengths)):
         run = stages.run(index)
         dcontext = split_heads(grad[rows].reshape(count, -1, grad.shape[-1]), n_heads)
         q, k, v = (run[name] for name in names)
-        dscores = None if d_bias is None else np.empty((*q.shape[:-1], k.shape[-2]), q.dtype)
-        grads = scaled_dot_product_attention_backward(dcontext, run, q, k, v, dscores=dscores)
+        scale = 1 / math.sqrt(q.shape[-1] * (1 if relative is None else relative.parts))
+        dscores = np.empty((*q.shape[:-1], k.shape[-2]), q.dtype) if total else None
+        grads = scaled_dot_product_attention_backward(dcontext, run, q, k, v, scale, dscores)
         if relative is not None and dscores is not None:
-            d_bias += relative.bias_backward(dscores, rows, source_rows)
+            if relative.distances is not None:
+                dscores = run.through_edit("distance_scores", dscores) * scale
+            more = relative.added_backward(dscores, q, k, rows, source_rows, total)
+            grads = (grads[0] + more[0], grads[1] + more[1], grads[2])
         for whole, part, name, dhead in zip((dq, dk, dv), (rows, source_rows, source_rows), names, grads, strict=True):
             heads = split_heads(whole[part].reshape(count, -1, grad.shape[-1]), n_heads)
             heads[...] = run.through_edit(name, dhead)
-    return dq, dk, dv, d_bias
+    return dq, dk, dv, total

@@ -21,8 +21,9 @@ LABELLED = ("sequence-classification", "token-classification")
 
 ACTIVATIONS = ("gelu", "gelu_tanh", "relu", "silu", "tanh")
 
-#: Position tables: learned with the checkpoint; the 2017 paper's sinusoids; Marian's, all sines before all cosines.
-POSITIONS = ("learned", "sinusoidal", "sinusoidal-halves")
+#: Position tables: learned with the checkpoint; the 2017 paper's sinusoids; Marian's, all sines before all cosines; no
+#: table, where attention alone knows how far apart two tokens are.
+POSITIONS = ("learned", "sinusoidal", "sinusoidal-halves", "none")
 
 POOLINGS = ("first", "mean")
 
@@ -74,6 +75,10 @@ class Config:
     global_every : each so many layers, the first among them, attend to the whole text; 0: all do
     local_theta : base of the rotary embeddings in the other layers
     window : tokens that a query of the other layers attends to, itself and half of them on each side
+    n_distances : rows of the table of distances, for disentangled attention; 0: no table
+    max_distance : distances are in buckets, the last one from here on; 0: each has a row of its own
+    own_distances : layers project the table of distances with weights of their own, not with those of query and key
+    norm_distances : the table of distances has a norm
     scale_embedding : multiply token rows by sqrt(d_model)
     activation : of the feed-forward network, one of ACTIVATIONS
     eps : of the layer norms
@@ -124,6 +129,10 @@ class Config:
     global_every: int = 0
     local_theta: float = 0.0
     window: int = 0
+    n_distances: int = 0
+    max_distance: int = 0
+    own_distances: bool = False
+    norm_distances: bool = False
     scale_embedding: bool = False
     activation: str = "gelu"
     eps: float = 1e-12
@@ -152,7 +161,7 @@ class Config:
         for name in ("d_model", "n_heads", "d_ffn", "max_length"):
             checks.whole(name, getattr(self, name), 1, MOST)
         tables = ("vocab_size", "n_segments", "d_embedding", "layer_groups", "first_position", "relative_buckets")
-        for name in (*tables, "global_every", "window"):
+        for name in (*tables, "global_every", "window", "n_distances", "max_distance"):
             checks.whole(name, getattr(self, name), 0, MOST)
         checks.whole("n_layers", self.n_layers, 0, MOST)
         if self.layer_groups:
@@ -160,7 +169,8 @@ class Config:
             checks.whole("group_layers", self.group_layers, 1, self.n_layers // self.layer_groups)
             if self.n_layers % self.group_layers:
                 raise NpformerError(f"{self.n_layers} layers are no whole number of groups of {self.group_layers}")
-        for name in ("norm_first", "bias", "final_norm", "scale_embedding", "shared", "tied"):
+        choices = ("norm_first", "bias", "final_norm", "scale_embedding", "shared", "tied")
+        for name in (*choices, "own_distances", "norm_distances"):
             checks.boolean(name, getattr(self, name))
         checks.positive("eps", self.eps)
         for name in ("rotary_theta", "local_theta"):

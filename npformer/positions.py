@@ -7,10 +7,12 @@ tables of absolute positions, and `attention.py` uses what is here.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
 import numpy as np
 
+from npformer.disentangled import Distances, distance_scores_backward
 from npformer.errors import NpformerError
 from npformer.functions import SparseRows, embedding, embedding_backward
 from npformer.tap import tap
@@ -30,6 +32,7 @@ class Relative:
     window : int, the greatest distance to a key that a query may attend to; 0: all
     rotation : cosines and sines of `rotary_angles`, (T, K / 2) each, optional
     row_indices : integer array, the rows that attend; all unless given
+    distances : `Distances`, optional: a table of distances, for disentangled attention
     """
 
     places: np.ndarray
@@ -37,6 +40,16 @@ class Relative:
     window: int = 0
     rotation: tuple[np.ndarray, np.ndarray] | None = None
     row_indices: np.ndarray | None = None
+    distances: Distances | None = None
+
+    @property
+    def parts(self) -> int:
+        """The products that a score is the sum of: q k^T, and two with the table of distances."""
+        return 1 if self.distances is None else 3
+
+    def in_layer(self, key: Mapping[str, np.ndarray], query: Mapping[str, np.ndarray]) -> Relative:
+        """The same with the layer's projections of the table of distances."""
+        return self if self.distances is None else replace(self, distances=self.distances.projected(key, query))
 
     @property
     def own(self) -> np.ndarray:
@@ -59,7 +72,12 @@ class Relative:
                 distances = np.abs(np.arange(-farthest, farthest + 1))
                 values["window"] = np.where(distances <= self.window, 0, -np.inf)[None].astype(np.float32)
         shape = (count, n_heads, queries.shape[1], keys.shape[1])
-        return {name: np.broadcast_to(at_distances(each, queries, keys), shape) for name, each in values.items()}
+        added = {name: np.broadcast_to(at_distances(each, queries, keys), shape) for name, each in values.items()}
+        if self.distances is not None:
+            added["rows"] = np.broadcast_to(self.distances.rows(queries, keys)[:, None], shape)
+            for name, table in self.distances.heads(n_heads).items():
+                added[name] = np.broadcast_to(table, (count, *table.shape))
+        return added
 
     def rotated(self, q: np.ndarray, k: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """The rows of queries and keys, rotated by their angles; themselves without a rotation."""
@@ -77,11 +95,25 @@ class Relative:
         dq = rotate_backward(stages.through_edit("query_rotated", dq), *(each[own] for each in self.rotation))
         return dq, rotate_backward(stages.through_edit("key_rotated", dk), *self.rotation)
 
-    def bias_backward(self, grad: np.ndarray, rows: slice, source_rows: slice) -> np.ndarray:
-        """Backward of the bias in `added`: dbias (H, 2 M - 1) from (N, H, L, S)."""
-        assert self.bias is not None
+    def gradients(self, n_heads: int) -> dict[str, np.ndarray]:
+        """Zeros for the gradients of what is added, by name; `added_backward` adds to them."""
+        if self.distances is not None:
+            return {name: np.zeros_like(each) for name, each in self.distances.heads(n_heads).items()}
+        return {} if self.bias is None else {"bias": np.zeros_like(self.bias)}
+
+    def added_backward(
+        self, grad: np.ndarray, q: np.ndarray, k: np.ndarray, rows: slice, source_rows: slice, total: dict[str, np.ndarray]
+    ) -> tuple[np.ndarray | float, np.ndarray | float]:
+        """Backward of `added`, from the gradient of the scores (N, H, L, S): adds to total, and returns dq and dk."""
         queries, keys = (each.reshape(len(grad), -1) for each in (self.own[rows], self.places[source_rows]))
-        return at_distances_backward(grad, queries, keys, self.bias.shape[-1])
+        if self.distances is None:
+            total["bias"] += at_distances_backward(grad, queries, keys, total["bias"].shape[-1])
+            return 0.0, 0.0
+        tables, places = self.distances.heads(q.shape[-3]), self.distances.rows(queries, keys)
+        dq, dk, d_key, d_query = distance_scores_backward(grad, q, k, **tables, rows=places)
+        total["distance_key"] += d_key.sum(axis=0)
+        total["distance_query"] += d_query.sum(axis=0)
+        return dq, dk
 
 
 def at_distances(values: np.ndarray, queries: np.ndarray, keys: np.ndarray) -> np.ndarray:

@@ -17,8 +17,10 @@ from npformer import heads
 from npformer.activations import ACTIVATIONS
 from npformer.config import Config
 from npformer.decoder import decoder, decoder_backward, project, project_backward
+from npformer.disentangled import Distances
 from npformer.embeddings import embeddings, embeddings_backward
 from npformer.encoder import encoder, encoder_backward
+from npformer.functions import embedding_backward, layer_norm, layer_norm_backward
 from npformer.positions import Relative, relative_bias, relative_bias_backward, rotary_angles
 from npformer.runtime.packing import Batch
 from npformer.runtime.threads import all_gather
@@ -174,6 +176,12 @@ def relatives(
             angles = rotary_angles(batch.positions, config.d_head, config.local_theta, dtype)
             local = Relative(batch.places, window=config.window // 2, rotation=angles)
         layers = [local if config.is_local(i) else of_all for i in range(config.n_layers)]
+    elif config.n_distances:
+        distances = Distances.within(batch.farthest, weights["distances"]["weight"], config.max_distance)
+        if "distances_norm" in weights:
+            norm = layer_norm(distances.table, **weights["distances_norm"], eps=config.eps)
+            distances = replace(distances, table=norm)
+        layers = [Relative(batch.places, distances=distances)] * config.n_layers
     else:
         return None
     return [*layers[:-1], replace(layers[-1], row_indices=row_indices)]
@@ -199,6 +207,17 @@ def encode_backward(
     if config.relative_buckets:  # all layers share the bias
         d_bias = sum(layer["attention"].pop("bias") for layer in tree["layers"])
         tree["relative_bias"] = relative_bias_backward(d_bias, **weights["relative_bias"])
+    if config.n_distances:  # all layers share the table
+        grad_of_table = sum(layer["attention"].pop("distances") for layer in tree["layers"])
+        within = Distances.within(batch.farthest, weights["distances"]["weight"], config.max_distance)
+        if "distances_norm" in weights:
+            norm = weights["distances_norm"]
+            grad_of_table, tree["distances_norm"] = layer_norm_backward(
+                grad_of_table, within.table, **norm, eps=config.eps
+            )
+        first = config.n_distances // 2 - within.zero
+        ids = np.arange(first, first + len(grad_of_table))
+        tree["distances"] = {"weight": embedding_backward(grad_of_table, ids)}
     grads = embeddings_backward(
         grad, stages, batch.ids, batch.positions + config.first_position, batch.segments, **tables, eps=config.eps,
         scale=scale, padding_idx=config.padding_idx,

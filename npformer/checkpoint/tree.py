@@ -31,7 +31,7 @@ PARAMETER_DTYPES: tuple[np.dtype[Any], ...] = (np.dtype(np.float32), np.dtype(np
 _MOST_LISTED = 12
 
 #: Every group of a stack or a head: the shapes of its weight and bias ("": none) in letters. V, P, S are the tables'
-#: rows and E their width, R and N (heads) those of relative biases; D is the model's width, F the hidden
+#: rows and E their width, R and N (heads) those of relative biases, T the rows of the table of distances; D is the model's width, F the hidden
 #: units, C the outputs, H the width that a head's projection reads. Two letters together ("DF") are a linear weight,
 #: (in, out); two separate letters ("V E") are a table, as in torch.
 GROUPS = {
@@ -41,6 +41,10 @@ GROUPS = {
     "embeddings.norm": ("E", "E"),
     "embeddings.project": ("ED", "D"),
     "relative_bias": ("R N", ""),
+    "distances": ("T D", ""),
+    "distances_norm": ("D", "D"),
+    "attention.distance_key": ("DD", "D"),
+    "attention.distance_query": ("DD", "D"),
     "attention.query": ("DD", "D"),
     "attention.key": ("DD", "D"),
     "attention.value": ("DD", "D"),
@@ -96,6 +100,7 @@ def _sizes(config: Config, group: str) -> dict[str, int]:
         "E": config.table_width,
         "R": config.relative_buckets,
         "N": stack.n_heads,
+        "T": config.n_distances,
         "D": config.d_model,
         "F": stack.d_ffn,
         "C": config.n_outputs,

@@ -14,6 +14,7 @@ from npformer.families.albert import ALBERT
 from npformer.families.bart import BART
 from npformer.families.base import Family, Source, label_count
 from npformer.families.bert import BERT
+from npformer.families.deberta import DEBERTA
 from npformer.families.distilbert import DISTILBERT
 from npformer.families.electra import ELECTRA
 from npformer.families.marian import MARIAN
@@ -42,7 +43,7 @@ __all__ = [
 FAMILIES: dict[str, Family] = {
     each.model_type: each
     for each in (
-        *(DISTILBERT, BERT, ELECTRA, ALBERT, ROBERTA, XLM_ROBERTA, CAMEMBERT, MPNET, MODERNBERT),
+        *(DISTILBERT, BERT, ELECTRA, ALBERT, ROBERTA, XLM_ROBERTA, CAMEMBERT, MPNET, DEBERTA, MODERNBERT),
         *(MARIAN, BART, TORCH_MODULES),
     )
 }

@@ -128,13 +128,15 @@ class EncoderTable(Family):
         return list(self._modules(config, head))
 
     def sources(self, config: Config, arrays: Mapping[str, tuple[str, str]], head: str) -> dict[str, Source]:
-        modules, sources = self._modules(config, head), {}
+        modules, sources, tensors = self._modules(config, head), {}, dict[tuple[str, str], list[str]]()
+        for group, module in modules.items():  # several groups of a layer may be parts of one tensor
+            tensors.setdefault((_layer(group), module), []).append(group)
         for ours, (group, array) in arrays.items():
             name = f"{modules[group]}.{array}"
             twin = self.twins.get(name)
             names = tuple(self._written(each, config) for each in (name, twin) if each)
-            alike = [each for each, module in modules.items() if module == modules[group]]  # the parts of one tensor
-            index, count = alike.index(group), len(alike)
+            parts = tensors[_layer(group), modules[group]]
+            index, count = parts.index(group), len(parts)
             third, half = index if count == 3 else None, index if count == 2 else None
             sources[ours] = Source(names, third, half, written=names[1:] if twin and config.tied else names)
         return sources
@@ -182,3 +184,8 @@ class EncoderTable(Family):
             last = stage.replace("*", str(config.n_layers - 1))
             rates[last] = self.read_rate.get(config.head, rate) if head is None else head
         return rates
+
+
+def _layer(group: str) -> str:
+    """The number of a group's layer; "" outside of the layers."""
+    return group.split(".")[1] if group.startswith("layers.") else ""

@@ -115,6 +115,7 @@ def parents(config: Config, weights: Mapping[str, Any]) -> dict[str, tuple[str, 
         "embeddings.project": ("embeddings.norm",),
     }
     x, first = f"embeddings.{last}", config.norm_first
+    distances = ("attention.distance_scores",) if config.n_distances else ()
     for i in range(config.n_layers):
         turned = "_rotated" if config.rotary_theta else ""
         normed = first and f"layers.{i}.attention_norm.weight" in weights
@@ -125,7 +126,8 @@ def parents(config: Config, weights: Mapping[str, Any]) -> dict[str, tuple[str, 
             **{f"attention.{name}_rotated": (f"attention.{name}",) for name in QKV[:2] if turned},
             **{f"attention.{name}_heads": (f"attention.{name}{turned}",) for name in QKV[:2]},
             "attention.value_heads": ("attention.value",),
-            "attention.scores": ("attention.query_heads", "attention.key_heads"),
+            "attention.distance_scores": ("attention.query_heads", "attention.key_heads"),
+            "attention.scores": ("attention.query_heads", "attention.key_heads", *distances),
             "attention.weights": ("attention.scores",),
             "attention.context": ("attention.weights", "attention.value_heads"),
             "attention.combined": ("attention.context",),

@@ -10,7 +10,8 @@ import numpy as np
 from npformer.runtime.packing import split_rows
 
 INPUTS = ("ids", "lengths")  # the first taps of a forward: its inputs, which are not stages
-RUNS = ("query_heads", "key_heads", "value_heads", "scores", "weights", "context")  # fire once a run of equal lengths
+# These fire once a run of equal lengths.
+RUNS = ("query_heads", "key_heads", "value_heads", "distance_scores", "scores", "weights", "context")
 OF_SOURCE = ("cross_attention.key", "cross_attention.value")  # rows of the texts that a decoder attends to
 PER_TEXT = ("pooler", "pooled")  # one row for each text, and likewise the logits that follow
 #: One row for each text, or one for each token.

@@ -50,6 +50,12 @@ _LAYER = (  # of each layer: names below `layers.*`, hooks below `blocks.*`
     Stage("attention.query_heads", "(H, T, K)", "Q_h, K columns of Q", "attention.split_heads", "attn.hook_q"),
     Stage("attention.key_heads", "(H, T, K)", "K_h, K columns of K", "attention.split_heads", "attn.hook_k"),
     Stage("attention.value_heads", "(H, T, K)", "V_h, K columns of V", "attention.split_heads", "attn.hook_v"),
+    Stage(
+        "attention.distance_scores",
+        "(H, T, T)",
+        "(Q_h K_r^T + Q_r K_h^T) / sqrt(3 d_head), r: distances",
+        "disentangled.distance_scores",
+    ),
     Stage("attention.scores", "(H, T, T)", "Q_h K_h^T / sqrt(d_head) [+ bias]", _SDPA, "attn.hook_attn_scores"),
     Stage("attention.weights", "(H, T, T)", "W_h = softmax(scores)", "functions.softmax", "attn.hook_pattern"),
     Stage("attention.context", "(H, T, K)", "W_h V_h", _SDPA, "attn.hook_z"),

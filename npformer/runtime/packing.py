@@ -66,13 +66,17 @@ class Text:
 
 @dataclass(frozen=True)
 class Batch:
-    """Packed texts: ids, positions, segments and places (T,), lengths (B,)."""
+    """Packed texts: ids, positions, segments and places (T,), lengths (B,).
+
+    farthest is the greatest distance between two tokens of a text, in all of it where the batch is a piece of one.
+    """
 
     ids: np.ndarray
     positions: np.ndarray
     segments: np.ndarray
     lengths: np.ndarray
     places: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))  # a decoder's batch has none
+    farthest: int = 0
     begins: bool = True  # False for a piece of a text that is not its first
 
     @property
@@ -93,7 +97,7 @@ class Batch:
     def _with(self, change: Callable[[np.ndarray], np.ndarray], lengths: np.ndarray, begins: bool = True) -> Batch:
         """The batch with all arrays of rows changed alike."""
         ids, positions, segments = change(self.ids), change(self.positions), change(self.segments)
-        return Batch(ids, positions, segments, lengths, change(self.places), begins)
+        return Batch(ids, positions, segments, lengths, change(self.places), self.farthest, begins)
 
     def split(self, rows: np.ndarray) -> list[np.ndarray]:
         """Packed rows (T, ...) as one array (L, ...) for each text."""
@@ -115,6 +119,7 @@ def pack(texts: Sequence[Text], uncounted: int | None = None) -> Batch:
         segments=np.concatenate([np.zeros(len(t), np.int64) if t.segments is None else t.segments for t in texts]),
         places=np.concatenate([np.arange(len(text)) if text.places is None else text.places for text in texts]),
         lengths=np.array([len(text) for text in texts]),
+        farthest=max(len(text) - 1 if text.places is None else int(np.ptp(text.places)) for text in texts),
     )
 
 

@@ -25,7 +25,7 @@ SPELLINGS = {
         "d_ffn": "intermediate_size",
     },
 }
-SPELLINGS |= dict.fromkeys(("electra", "roberta", "albert", "mpnet", "modernbert"), SPELLINGS["bert"])
+SPELLINGS |= dict.fromkeys(("electra", "roberta", "albert", "mpnet", "modernbert", "deberta-v2"), SPELLINGS["bert"])
 CONFIGS = {
     "distilbert": "DistilBertConfig",
     "bert": "BertConfig",
@@ -34,6 +34,7 @@ CONFIGS = {
     "albert": "AlbertConfig",
     "mpnet": "MPNetConfig",
     "modernbert": "ModernBertConfig",
+    "deberta-v2": "DebertaV2Config",
 }
 # Rows as the mask shows them: a text, texts of equal length side by side, one token, gaps, padding before the text.
 SHARED_MASK = ["11111111", "11110000", "11110000", "10000000", "11000000", "10110110", "11100000"]
@@ -45,9 +46,10 @@ VARIANT_MASK = {
     "albert": ["111111", "101111", "110010"],
     "mpnet": ["1111111111", "0011010000"],  # a distance of 8 or more has a bucket with others
     "modernbert": ["11111111", "00110100"],
+    "deberta-v2": ["1111111111", "0011010000"],
 }
 FEW_HEADS = ("albert",)  # their other heads are compared in tests/oracle
-FEW = ("mpnet", "modernbert")  # families whose cases are small and few
+FEW = ("mpnet", "modernbert", "deberta-v2")  # families whose cases are small and few
 N_TEXTS = (48, 14)  # for heads that answer once a text; of these families
 
 
@@ -115,6 +117,18 @@ MODERNBERT = {
     **SMALL, "local_attention": 5, "global_rope_theta": 90.0, "local_rope_theta": 30.0, "pad_token_id": 0,
     **dict.fromkeys(("bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id"), 1),
 }  # fmt: skip
+DEBERTA_HEADS = {
+    "sequence-classification": ("DebertaV2ForSequenceClassification", {"num_labels": 5}),
+    "token-classification": ("DebertaV2ForTokenClassification", {"num_labels": 3}),
+    "question-answering": ("DebertaV2ForQuestionAnswering", {}),
+    "masked-lm": ("DebertaV2ForMaskedLM", {}),
+    "multiple-choice": ("DebertaV2ForMultipleChoice", {}),
+}
+DEBERTA = {
+    **SMALL,
+    **{"relative_attention": True, "position_biased_input": False, "pos_att_type": ["p2c", "c2p"]},
+    **{"share_att_key": True, "norm_rel_ebd": "layer_norm", "position_buckets": 4, "max_relative_positions": 7},
+}
 NARROW = {"embedding_size": 14}
 SHARED_LAYERS = {"embedding_size": 6, "hidden_size": 10, "num_attention_heads": 2, "intermediate_size": 14}
 CASES = {
@@ -154,6 +168,14 @@ CASES = {
         f"modernbert-{head}": Case("modernbert", architecture, {**MODERNBERT, **options}, encoder="modernbert-base")
         for head, (architecture, options) in MODERNBERT_HEADS.items()
     },
+    "deberta-v2-base": Case("deberta-v2", "DebertaV2Model", DEBERTA),
+    **{
+        f"deberta-v2-{head}": Case("deberta-v2", architecture, {**DEBERTA, **options}, encoder="deberta-v2-base")
+        for head, (architecture, options) in DEBERTA_HEADS.items()
+    },
+    "deberta-v2-own-projections": Case(
+        "deberta-v2", "DebertaV2Model", {**DEBERTA, "share_att_key": False, "norm_rel_ebd": "none"}, layers=1
+    ),
     "electra-wide": Case("electra", "ElectraModel", {"embedding_size": SIZES["d_model"]}, layers=1),
 }
 

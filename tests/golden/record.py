@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from transformers.models.albert import modeling_albert
 from transformers.models.bert import modeling_bert
+from transformers.models.deberta_v2 import modeling_deberta_v2
 from transformers.models.distilbert import modeling_distilbert
 from transformers.models.electra import modeling_electra
 from transformers.models.modernbert import modeling_modernbert
@@ -134,6 +135,13 @@ MODERNBERT = {
     "classifier": ("", "logits"),
     "decoder": ("", "logits"),
 }
+DEBERTA = {
+    **{path: stages for path, stages in BERT.items() if ".self." not in path},
+    "encoder.layer.*.attention.self.query_proj": ("", "layers.*.attention.query"),
+    "encoder.layer.*.attention.self.key_proj": ("", "layers.*.attention.key"),
+    "encoder.layer.*.attention.self.value_proj": ("", "layers.*.attention.value"),
+    "pooler": ("", "pooled"),
+}
 TABLES = {
     "distilbert": (DISTILBERT, modeling_distilbert),
     "bert": (BERT, modeling_bert),
@@ -142,7 +150,23 @@ TABLES = {
     "albert": (ALBERT, modeling_albert),
     "mpnet": (MPNET, modeling_mpnet),
     "modernbert": (MODERNBERT, modeling_modernbert),
+    "deberta-v2": (DEBERTA, modeling_deberta_v2),
 }
+
+
+def _root(query: Any, parts: int) -> Any:
+    return torch.tensor(float(query.shape[-1] * parts), dtype=torch.float64).sqrt()
+
+
+# Its own has float32 in a float64 model, too.
+modeling_deberta_v2.scaled_size_sqrt = _root
+# Attention that calls no `eager_attention_forward`: the class, and its projections of the rows it gets.
+OWN_ATTENTION = {
+    modeling_mpnet: (modeling_mpnet.MPNetSelfAttention, ("q", "k", "v")),
+    modeling_deberta_v2: (
+        modeling_deberta_v2.DisentangledSelfAttention, ("query_proj", "key_proj", "value_proj")
+    ),
+}  # fmt: skip
 PER_TEXT = ("pooler", "pooled")  # (B, D); so are the logits of a head on texts
 
 
@@ -164,7 +188,7 @@ def stages(
         elif name == "spans":
             hear("start_logits", array[..., 0])
             hear("end_logits", array[..., 1])
-        else:
+        elif name not in heard:  # DeBERTa's second projection by the same weights is of its table of distances
             heard[name] = _by_text(name, array, admitted)
 
     given = {"input_ids": input_ids, "attention_mask": attention_mask, **inputs}
@@ -198,13 +222,14 @@ def recording(model: Any, hear: Callable[[str, np.ndarray], None]) -> Iterator[N
             run = _in_turn(after)
             handles.append(module.register_forward_hook(lambda _, args, out, run=run: hear(next(run), out.numpy())))
 
-    if module_of_family is modeling_mpnet:
-        forward = modeling_mpnet.MPNetSelfAttention.forward
-        modeling_mpnet.MPNetSelfAttention.forward = _mpnet_attention(forward, layer_of, hear)
+    if module_of_family in OWN_ATTENTION:
+        attention, projections = OWN_ATTENTION[module_of_family]
+        forward = attention.forward
+        attention.forward = _own_attention(forward, projections, layer_of, hear)
         try:
             yield
         finally:
-            modeling_mpnet.MPNetSelfAttention.forward = forward
+            attention.forward = forward
             for handle in handles:
                 handle.remove()
         return
@@ -240,8 +265,10 @@ def _pools(model: Any) -> bool:
     return type(model).__name__ in ("ModernBertForSequenceClassification", "ModernBertForMultipleChoice")
 
 
-def _mpnet_attention(forward: Any, layer_of: dict[Any, Any], hear: Callable[[str, np.ndarray], None]) -> Any:
-    """MPNet's attention, which calls no `eager_attention_forward`: the stages between its modules are read off torch."""
+def _own_attention(
+    forward: Any, projections: tuple[str, ...], layer_of: dict[Any, Any], hear: Callable[[str, np.ndarray], None]
+) -> Any:
+    """Attention that calls no `eager_attention_forward`: the stages between its modules are read off torch."""
 
     def attention(module: Any, hidden: Any, *args: Any, **kwargs: Any) -> Any:
         softmax, here = torch.nn.functional.softmax, f"layers.{layer_of[module]}.attention"
@@ -256,18 +283,31 @@ def _mpnet_attention(forward: Any, layer_of: dict[Any, Any], hear: Callable[[str
         def heads_of(name: str, rows: Any) -> None:
             hear(f"{here}.{name}", rows.view(*rows.shape[:2], heads, -1).transpose(1, 2).numpy())
 
+        def distances_heard(query: Any, *args: Any) -> Any:
+            scores = distance_scores(query, *args)
+            hear(f"{here}.distance_scores", scores.view(-1, heads, *scores.shape[-2:]).numpy())
+            return scores
+
         handles = [
-            layer.register_forward_hook(lambda _, args, out, name=name: heads_of(name, out))
-            for name, layer in (("query_heads", module.q), ("key_heads", module.k), ("value_heads", module.v))
+            getattr(module, layer).register_forward_hook(lambda _, args, out, name=name: heads_of(name, out))
+            for name, layer in zip(("query_heads", "key_heads", "value_heads"), projections, strict=True)
         ]
-        handles.append(module.o.register_forward_pre_hook(lambda _, args: heads_of("context", args[0])))
+        if hasattr(module, "o"):
+            handles.append(module.o.register_forward_pre_hook(lambda _, args: heads_of("context", args[0])))
+        if distance_scores := getattr(module, "disentangled_attention_bias", None):
+            module.disentangled_attention_bias = distances_heard
         torch.nn.functional.softmax = softmax_heard
         try:
-            return forward(module, hidden, *args, **kwargs)
+            result = forward(module, hidden, *args, **kwargs)
         finally:
             torch.nn.functional.softmax = softmax
             for handle in handles:
                 handle.remove()
+            if distance_scores:
+                del module.disentangled_attention_bias  # the class's own again
+        if not hasattr(module, "o"):
+            heads_of("context", result[0])
+        return result
 
     return attention
 
@@ -282,7 +322,7 @@ def _by_text(name: str, array: np.ndarray, admitted: list[np.ndarray]) -> list[n
     array = np.broadcast_to(array, (len(admitted), *array.shape[1:]))  # positions come once for all texts
     if name in PER_TEXT or (name.startswith(("logits", "head.")) and array.ndim == 2):
         texts = list(array)
-    elif name.endswith((".scores", ".weights")):
+    elif name.endswith(("scores", ".weights")):
         texts = [each[:, rows][:, :, rows] for each, rows in zip(array, admitted, strict=True)]
     elif array.ndim == 4:  # heads
         texts = [each[:, rows] for each, rows in zip(array, admitted, strict=True)]

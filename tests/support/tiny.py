@@ -60,6 +60,7 @@ def config(model_type: str = "distilbert", head: str = "sequence-classification"
         "n_segments": 2 if family.segments else 0,
         "window": 6 if family.constants.get("window") else 0,  # so that texts of ten tokens are longer
         "labels": LABELS.get(head, ()),
+        **({"n_distances": 16, "max_distance": 40} if "distances" in family.encoder else {}),
     }
     return family.config(head, **(fields | overrides))
 

@@ -7,6 +7,7 @@ is a function and a line in the `MISTAKES` of its file. `diagnose.py` runs them.
 from npformer.golden.mistakes import (
     activation,
     attention,
+    distances,
     embeddings,
     general,
     heads,
@@ -24,6 +25,7 @@ MISTAKES = (
     *inputs.MISTAKES,
     *attention.MISTAKES,
     *positions.MISTAKES,
+    *distances.MISTAKES,
     *order.MISTAKES,
     *weights.MISTAKES,
     *heads.MISTAKES,

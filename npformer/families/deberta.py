@@ -1,0 +1,151 @@
+"""DeBERTa-v2 and -v3 (He et al., 2021 and 2023): BERT's layers with disentangled attention, and no table of positions.
+
+Distances between words have a table of their own, which every layer projects as keys and queries.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from npformer import checks
+from npformer.config import MOST, Config
+from npformer.errors import NpformerError
+from npformer.families.table import EncoderTable
+
+OWN = ("attention.distance_key", "attention.distance_query")
+#: What a config.json must say, as transformers takes other values for what is not there.
+EXPECTED = {"relative_attention": True, "position_biased_input": False}
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Disentangled(EncoderTable):
+    """A family whose config.json says how attention reads distances."""
+
+    def read_config(self, data: Mapping[str, Any], head: str | None) -> Config:
+        for name, value in EXPECTED.items():
+            if data.get(name) is not value:
+                raise NpformerError(f"{name}: {checks.shown(data.get(name))} is not supported; supported: {value}")
+        terms = data.get("pos_att_type")
+        if sorted(terms.lower().split("|") if isinstance(terms, str) else terms or []) != ["c2p", "p2c"]:
+            raise NpformerError(f"pos_att_type: {checks.shown(terms)} is not supported; supported: 'p2c|c2p'")
+        norms = data.get("norm_rel_ebd", "none")
+        if norms not in ("none", "layer_norm"):
+            raise NpformerError(f"norm_rel_ebd: {checks.shown(norms)} is not supported; supported: 'layer_norm', 'none'")
+        config = super().read_config(data, head)
+        farthest = _whole(data, "max_relative_positions", config.max_length)
+        buckets = _whole(data, "position_buckets", 0)
+        if 0 < buckets and not 4 <= buckets < farthest:
+            raise NpformerError(f"position_buckets: expected 4 to max_relative_positions, {farthest}, got {buckets}")
+        return replace(
+            config,
+            n_distances=2 * (buckets or farthest),
+            max_distance=farthest if buckets else 0,
+            own_distances=not checks.boolean("share_att_key", data.get("share_att_key", False)),
+            norm_distances=norms == "layer_norm",
+        )
+
+    def write_config(self, config: Config) -> dict[str, Any]:
+        return {
+            **super().write_config(config),
+            **EXPECTED,
+            "pos_att_type": ["p2c", "c2p"],
+            "norm_rel_ebd": "layer_norm" if config.norm_distances else "none",
+            "max_relative_positions": config.max_distance or config.n_distances // 2,
+            "position_buckets": config.n_distances // 2 if config.max_distance else -1,
+            "share_att_key": not config.own_distances,
+        }
+
+    def _modules(self, config: Config, head: str) -> dict[str, str]:
+        modules = super()._modules(config, head)
+        absent = ([] if config.own_distances else list(OWN)) + ([] if config.norm_distances else ["distances_norm"])
+        return {group: module for group, module in modules.items() if not group.endswith(tuple(absent))}
+
+
+def _whole(data: Mapping[str, Any], name: str, default: int) -> int:
+    """A setting that is above 0, or the default; transformers writes -1 for it."""
+    value = data.get(name, -1)
+    return default if type(value) is int and value < 1 else checks.whole(name, value, 1, MOST)
+
+
+DEBERTA = Disentangled(
+    model_type="deberta-v2",
+    constants={
+        "pooler": "gelu",
+        "positions": "none",
+        "pad_id": 0,
+        "padding_idx": 0,
+        **{"n_distances": 512, "max_distance": 512, "norm_distances": True},  # of version 3, unless config.json differs
+    },
+    settings={"type_vocab_size": 0, "conv_kernel_size": 0, "z_steps": 0, "legacy": True},
+    sizes={
+        "vocab_size": "vocab_size",
+        "d_model": "hidden_size",
+        "n_heads": "num_attention_heads",
+        "n_layers": "num_hidden_layers",
+        "d_ffn": "intermediate_size",
+        "max_length": "max_position_embeddings",
+    },
+    activation="hidden_act",
+    eps="layer_norm_eps",
+    architectures={
+        "DebertaV2Model": "base",
+        "DebertaV2ForSequenceClassification": "sequence-classification",
+        "DebertaV2ForTokenClassification": "token-classification",
+        "DebertaV2ForQuestionAnswering": "question-answering",
+        "DebertaV2ForMaskedLM": "masked-lm",
+        "DebertaV2ForMultipleChoice": "multiple-choice",
+    },
+    prefix="deberta.",
+    encoder={
+        "embeddings.token": "deberta.embeddings.word_embeddings",
+        "embeddings.norm": "deberta.embeddings.LayerNorm",
+        "distances": "deberta.encoder.rel_embeddings",
+        "distances_norm": "deberta.encoder.LayerNorm",
+        "layers.*.attention.query": "deberta.encoder.layer.*.attention.self.query_proj",
+        "layers.*.attention.key": "deberta.encoder.layer.*.attention.self.key_proj",
+        "layers.*.attention.value": "deberta.encoder.layer.*.attention.self.value_proj",
+        "layers.*.attention.distance_key": "deberta.encoder.layer.*.attention.self.pos_key_proj",
+        "layers.*.attention.distance_query": "deberta.encoder.layer.*.attention.self.pos_query_proj",
+        "layers.*.attention.output": "deberta.encoder.layer.*.attention.output.dense",
+        "layers.*.attention_norm": "deberta.encoder.layer.*.attention.output.LayerNorm",
+        "layers.*.ffn.hidden": "deberta.encoder.layer.*.intermediate.dense",
+        "layers.*.ffn.output": "deberta.encoder.layer.*.output.dense",
+        "layers.*.ffn_norm": "deberta.encoder.layer.*.output.LayerNorm",
+    },
+    heads={
+        "base": {},
+        "sequence-classification": {"pooler": "pooler.dense", "head.output": "classifier"},
+        "token-classification": {"head.output": "classifier"},
+        "question-answering": {"head.output": "qa_outputs"},
+        "masked-lm": {
+            "head.hidden": "cls.predictions.transform.dense",
+            "head.norm": "cls.predictions.transform.LayerNorm",
+            "head.output": "cls.predictions.decoder",
+        },
+        "multiple-choice": {"pooler": "pooler.dense", "head.output": "classifier"},
+    },
+    supported={  # what the pooler computes with
+        **dict.fromkeys(("sequence-classification", "multiple-choice"), {"pooler_hidden_act": "gelu"}),
+    },
+    twins={"cls.predictions.decoder.bias": "cls.predictions.bias"},
+    buffers=frozenset(  # older files have tables that no model reads, and heads of pretraining
+        {"deberta.embeddings.position_ids", "deberta.embeddings.position_embeddings.weight"}
+    ),
+    stages={
+        "deberta.encoder.layer.*.attention.self": "layers.*.attention.combined",
+        "deberta.encoder.layer.*.attention": "layers.*.attention_norm",
+        "deberta.encoder.layer.*.intermediate": "layers.*.ffn.activation",
+        "deberta.encoder.layer.*": "layers.*.ffn_norm",
+        "deberta.embeddings": "embeddings.norm",
+        "pooler": "pooled",
+        "classifier": "logits",
+    },
+    dropped=("embeddings.norm", "layers.*.attention.output", "layers.*.ffn.output"),
+    read={
+        "sequence-classification": "pooled",
+        "multiple-choice": "pooled",
+        "token-classification": "layers.*.ffn_norm",
+    },
+)

@@ -1,0 +1,142 @@
+"""What sets DeBERTa apart: disentangled attention, with a table of distances for all layers, and no table of positions."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from npformer import golden
+from npformer.disentangled import distance_rows, distance_scores, distance_scores_backward, log_buckets
+from npformer.errors import NpformerError
+from npformer.families import read_config, write_config
+from npformer.interpret.trace import trace
+from npformer.model import Model
+from npformer.runtime.packing import Text
+from tests.support import tiny
+
+
+def test_buckets() -> None:
+    """Distances up to half of the buckets have their own, the others share those of a logarithm, up to the last one."""
+    distances = np.arange(-511, 512)
+    buckets = log_buckets(distances, 256, 512)
+    near = np.abs(distances) <= 128
+    assert (buckets[near] == distances[near]).all()
+    assert (buckets == -buckets[::-1]).all()
+    assert (np.diff(buckets) >= 0).all()
+    assert buckets[-1] == 255
+    assert log_buckets(np.array([129, 130, 131, 200, 300, 400]), 256, 512).tolist() == [129, 130, 131, 169, 207, 233]
+
+
+def test_the_same_distances_are_looked_up_once_for_all_texts() -> None:
+    places = np.arange(5)[None].repeat(3, axis=0)
+    assert distance_rows(places, places, 4, 9, 0, 4).tolist() == [(4 + np.arange(5)[:, None] - np.arange(5)).tolist()]
+    assert distance_rows(places + 7, places + 7, 4, 9, 0, 4).shape == (1, 5, 5)
+    gaps = places.copy()
+    gaps[1, 3:] += 2
+    assert distance_rows(gaps, gaps, 4, 9, 0, 4)[1].tolist()[0] == [4, 3, 2, 0, 0]  # 5 and 6 are beyond the table
+
+
+@pytest.mark.parametrize("gap", [0, 3])
+def test_scores_and_their_backward_are_the_sums_of_the_paper(gap: int) -> None:
+    random = np.random.default_rng(0)
+    q, k = random.standard_normal((2, 2, 3, 5, 4))
+    of_keys, of_queries = random.standard_normal((2, 1, 3, 9, 4))
+    places = np.arange(5)[None].repeat(2, axis=0)
+    places[1, 2:] += gap
+    rows = distance_rows(places, places, 4, 9, 16, 4)
+    grad = random.standard_normal((2, 3, 5, 5))
+    scores = distance_scores(q, k, of_keys, of_queries, rows)
+    dq, dk, d_keys, d_queries = distance_scores_backward(grad, q, k, of_keys, of_queries, rows)
+    of_text = np.broadcast_to(rows, (2, 5, 5))
+    expected = [np.zeros_like(each) for each in (scores, dq, dk, d_keys, d_queries)]
+    for n, h, i, j in np.ndindex(scores.shape):
+        r, g = of_text[n, i, j], grad[n, h, i, j]
+        expected[0][n, h, i, j] = q[n, h, i] @ of_keys[0, h, r] + k[n, h, j] @ of_queries[0, h, r]
+        expected[1][n, h, i] += g * of_keys[0, h, r]
+        expected[2][n, h, j] += g * of_queries[0, h, r]
+        expected[3][n, h, r] += g * q[n, h, i]
+        expected[4][n, h, r] += g * k[n, h, j]
+    for got, right in zip((scores, dq, dk, d_keys, d_queries), expected, strict=True):
+        np.testing.assert_allclose(got, right, rtol=0, atol=1e-13)  # sums of at most 20 products of about 1
+
+
+@pytest.mark.numbers
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_a_text_has_the_same_bits_alone_in_a_batch_and_shared_by_threads(dtype: str) -> None:
+    """Alone it needs fewer rows of the table than beside a longer one."""
+    model = tiny.model("deberta-v2", "token-classification", threads=2, dtype=dtype, max_length=300, labels=tuple("abc"))
+    random = np.random.default_rng(0)
+    texts = [Text(random.integers(2, 99, length)) for length in (250, 7, 7, 250, 31)]
+    texts.append(Text(texts[1].ids, places=np.array([0, 1, 2, 40, 41, 42, 43])))
+    together = [each["logits"] for each in model.run(texts)]
+    for text, logits in zip(texts, together, strict=True):
+        assert np.array_equal(model.run([text])[0]["logits"], logits)  # 250 tokens: rows on two threads
+    assert not np.array_equal(together[1], together[5])  # the gap is seen
+    model.threads = 1
+    assert all(np.array_equal(model.run([text])[0]["logits"], a) for text, a in zip(texts, together, strict=True))
+    assert np.array_equal(trace(model, texts[0])["logits"], together[0])
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"n_distances": 12, "max_distance": 0},
+        {"own_distances": True, "norm_distances": False},
+    ],
+)
+def test_every_form_of_its_settings_is_read_as_it_is_written(fields: dict[str, Any]) -> None:
+    config = tiny.config("deberta-v2", **fields)
+    data = write_config(config)
+    assert read_config(data) == config
+    assert read_config({**data, "pos_att_type": "c2p|p2c"}) == config
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("relative_attention", False, "relative_attention: False is not supported; supported: True"),
+        ("position_biased_input", True, "position_biased_input: True is not supported"),
+        ("pos_att_type", ["c2p"], "pos_att_type: .* is not supported; supported: 'p2c|c2p'"),
+        ("pos_att_type", None, "pos_att_type: None is not supported"),
+        ("norm_rel_ebd", "batch_norm", "norm_rel_ebd: 'batch_norm' is not supported"),
+        ("position_buckets", 2, "position_buckets: expected 4 to max_relative_positions, 40, got 2"),
+        ("position_buckets", "8", "position_buckets: expected a whole number"),
+        ("share_att_key", "yes", "share_att_key: expected true or false"),
+        ("conv_kernel_size", 3, "conv_kernel_size: 3 is not supported"),
+        ("type_vocab_size", 2, "type_vocab_size: 2 is not supported"),
+    ],
+)
+def test_settings_that_would_be_computed_wrongly_are_refused(field: str, value: Any, message: str) -> None:
+    with pytest.raises(NpformerError, match=message.replace("|", r"\|")):
+        read_config({**write_config(tiny.config("deberta-v2")), field: value})
+
+
+def test_settings_that_are_absent_have_transformers_values_and_are_refused() -> None:
+    data = write_config(tiny.config("deberta-v2"))
+    for field in ("relative_attention", "position_biased_input", "pos_att_type"):
+        with pytest.raises(NpformerError, match=field):
+            read_config({name: value for name, value in data.items() if name != field})
+
+
+@pytest.mark.parametrize("few", [False, True], ids=["every stage", "few stages"])
+@pytest.mark.parametrize("mistake", ["distances reversed", "distances without buckets"])
+def test_a_mistake_in_the_distances_is_named(mistake: str, few: bool) -> None:
+    model = tiny.model("deberta-v2", "sequence-classification")
+    random = np.random.default_rng(0)
+    texts = [Text(random.integers(5, model.config.vocab_size, length)) for length in (30, 17, 9)]
+    recorded = golden.record(model, texts)
+    config, weights = model.config, dict(model.weights)
+    if mistake == "distances reversed":
+        table = weights["distances"]["weight"]
+        weights["distances"] = {"weight": np.array([table[-r % len(table)] for r in range(len(table))])}
+    else:
+        config = replace(config, max_distance=0)
+    found = trace(Model(config, weights), texts)
+    names = [name for name in found if not few or name.endswith(("embeddings.norm", "ffn_norm", "logits"))]
+    arrays = {f"{i}/{name}": array for name in names for i, array in enumerate(found.texts(name))}
+    diagnosis = golden.diagnose(recorded, arrays, model)
+    assert diagnosis.mistake == mistake, str(diagnosis)
