@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from npformer import training as training
     from npformer import view as view
     from npformer.activations import gelu, relu, silu
-    from npformer.attention import combine_heads, scaled_dot_product_attention, self_attention, split_heads
+    from npformer.attention import combine_heads, scaled_dot_product_attention, split_heads
     from npformer.checkpoint.load import load
     from npformer.config import Config
     from npformer.decoder import decoder, decoder_layer, shift
@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from npformer.limits import Limits
     from npformer.masks import causal_mask, padding_mask
     from npformer.model import Model
+    from npformer.multi_head import self_attention
     from npformer.runtime.packing import Text
     from npformer.search import search
     from npformer.tap import scope, tap
@@ -96,10 +97,11 @@ __all__ = [
 #: Module -> the public names that it defines.
 _NAMES = {
     "activations": "gelu relu silu",
-    "attention": "combine_heads scaled_dot_product_attention self_attention split_heads",
+    "attention": "combine_heads scaled_dot_product_attention split_heads",
     "runtime.packing": "Text",
     "config": "Config",
     "decoder": "decoder decoder_layer shift",
+    "multi_head": "self_attention",
     "interpret.edit": "edit",
     "interpret.logit_attribution": "logit_attribution",
     "interpret.patching": "ablate_heads patch",

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from npformer.attention import (
+from npformer.multi_head import (
     AttentionCache,
     Linear,
     multi_head_attention,

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from npformer.attention import Linear
+from npformer.multi_head import Linear
 from npformer.functions import (
     embedding,
     embedding_backward,

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from npformer.activations import BACKWARDS
-from npformer.attention import Linear, self_attention, self_attention_backward
+from npformer.multi_head import Linear, self_attention, self_attention_backward
 from npformer.functions import (
     layer_norm,
     layer_norm_backward,

@@ -28,7 +28,7 @@ from npformer.tap import scope, tap
 from npformer.tape import Stages
 
 if TYPE_CHECKING:
-    from npformer.attention import AttentionCache
+    from npformer.multi_head import AttentionCache
 
 POOLED_HEADS = ("sequence-classification", "next-sentence", "multiple-choice")  # they read each text's first row only
 

@@ -10,10 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from npformer.attention import combine_heads, scaled_dot_product_attention, self_attention, split_heads
+from npformer.attention import combine_heads, scaled_dot_product_attention, split_heads
 from npformer.errors import NpformerError
 from npformer.functions import linear
 from npformer.masks import causal_mask, padding_mask
+from npformer.multi_head import self_attention
 from npformer.runtime.packing import equal_runs
 from npformer.tap import listen
 from tests.support import torch_values

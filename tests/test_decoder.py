@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from safetensors.numpy import load_file
 
 from npformer.activations import ACTIVATIONS
-from npformer.attention import masked_attention, self_attention
+from npformer.attention import masked_attention
 from npformer.checkpoint import flatten, load_folder, unflatten
 from npformer.config import Config
 from npformer.decoder import EVERY_KEY, decoder, shift
@@ -25,6 +25,7 @@ from npformer.encoder import encoder
 from npformer.errors import NpformerError
 from npformer.generation.kv_cache import KVCache
 from npformer.masks import causal_mask
+from npformer.multi_head import self_attention
 from npformer.runtime.packing import Text
 from npformer.runtime.sums import TERMS
 from npformer.tap import listen, scope

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from npformer.activations import gelu, relu
-from npformer.attention import self_attention
+from npformer.multi_head import self_attention
 from npformer.checkpoint import load_folder
 from npformer.embeddings import embeddings, sinusoidal_positions
 from npformer.encoder import encoder, encoder_layer, feed_forward

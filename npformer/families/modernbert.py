@@ -94,7 +94,7 @@ def _global_every(data: Mapping[str, Any], n_layers: int) -> int:
 
 MODERNBERT = ModernBert(
     model_type="modernbert",
-    reads=frozenset({"rope_parameters"}),
+    reads=frozenset({"rope_parameters", "rope_scaling"}),
     constants={
         "norm_first": True, "final_norm": True, "bias": False, "eps": 1e-5, "global_every": 3, "window": 128,
         "rotary_theta": 160_000.0, "local_theta": 10_000.0,

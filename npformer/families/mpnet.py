@@ -14,6 +14,7 @@ MPNET = EncoderTable(
     constants={"pad_id": 1, "padding_idx": 1, "first_position": 2, "relative_buckets": 32},
     special_tokens={**SPECIAL_TOKENS, "unk_token": "[UNK]"},
     pair="cls $A sep sep $B sep",
+    mask_takes_space=True,
     sizes={
         "vocab_size": "vocab_size",
         "d_model": "hidden_size",

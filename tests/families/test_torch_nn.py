@@ -14,7 +14,7 @@ from safetensors.numpy import load_file, save_file
 
 import npformer
 from npformer.activations import ACTIVATIONS
-from npformer.attention import multi_head_attention
+from npformer.multi_head import multi_head_attention
 from npformer.checkpoint import convert, flatten, load_folder, to_torch
 from npformer.checkpoint import tree as layout
 from npformer.checkpoint.read import read_folder

@@ -31,7 +31,7 @@ from tests.support import tiny
 pytestmark = pytest.mark.numbers
 
 FAMILIES = ("distilbert", "bert", "electra")
-attention, embeddings, encoder = (sys.modules[f"npformer.{name}"] for name in ("attention", "embeddings", "encoder"))
+attention, embeddings, encoder = (sys.modules[f"npformer.{name}"] for name in ("multi_head", "embeddings", "encoder"))
 LENGTHS = (9, 6, 3)
 
 

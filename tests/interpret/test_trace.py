@@ -242,7 +242,8 @@ def test_taps_cost_less_than_a_hundredth_of_a_short_forward(monkeypatch: pytest.
     text = [Text(np.array([101, 1045, 2293, 3256, 6949, 102]))]
     forward = min(timeit.repeat(lambda: model.run(text), number=1, repeat=60))
     modules = [
-        sys.modules[f"npformer.{name}"] for name in ("attention", "embeddings", "encoder", "heads", "transformer")
+        sys.modules[f"npformer.{name}"]
+        for name in ("attention", "multi_head", "embeddings", "encoder", "heads", "transformer")
     ]
     count: Counter[str] = Counter()
     for name, right in (("tap", tap), ("scope", npformer.scope)):

@@ -1,0 +1,258 @@
+"""Multi-head attention: linear layers around the attention of every head, on packed rows.
+
+Attention Is All You Need (Vaswani et al., 2017), section 3.2.2. `encoder.py` and `decoder.py` build layers of it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+import numpy as np
+
+from npformer.attention import (
+    scaled_dot_product_attention,
+    scaled_dot_product_attention_backward,
+    split_heads,
+    unmasked_attention,
+)
+from npformer.functions import linear, linear_backward, linears
+from npformer.positions import Relative
+from npformer.runtime.blocks import over_heads
+from npformer.runtime.packing import equal_runs
+from npformer.runtime.threads import all_gather
+from npformer.tap import tap
+from npformer.tape import Stages
+
+Linear = Mapping[str, np.ndarray]
+
+
+def multi_head_attention(
+    x: np.ndarray,
+    lengths: np.ndarray,
+    source: np.ndarray,
+    source_lengths: np.ndarray,
+    n_heads: int,
+    query: Linear,
+    key: Linear,
+    value: Linear,
+    output: Linear,
+    is_causal: bool = False,
+    mask: np.ndarray | None = None,
+    cache: AttentionCache | None = None,
+    relative: Relative | None = None,
+    distance_key: Linear | None = None,
+    distance_query: Linear | None = None,
+) -> np.ndarray:
+    """MultiHead(x, source) = Concat(head_1, ..., head_H) W_O on packed rows, (T, D), (S, D) -> (T, D). Section 3.2.2.
+
+    Text i is lengths[i] rows of x, which attend to its source_lengths[i] rows of source, as is_causal or mask admits. A
+    cache replaces both: it keeps keys and values of earlier calls, and when it is complete no new ones are computed.
+    relative: the places of the rows of source, where attention depends on them. distance_key and distance_query project
+    its table of distances; key and query do where they are not given.
+    """
+    if cache is not None and cache.complete:
+        q = tap("query", linear(x, **query))
+        return tap("output", linear(tap("combined", cache.attend(q, None, None, n_heads)), **output))
+    if x is source:  # x W_q + b_q, x W_k + b_k, x W_v + b_v
+        q, k, v = linears(x, query, key, value)
+    else:
+        q, (k, v) = linear(x, **query), linears(source, key, value)
+    q, k, v = tap("query", q), tap("key", k), tap("value", v)
+    if relative is not None:
+        q, k = relative.rotated(q, k)
+    if cache is not None:
+        combined = cache.attend(q, k, v, n_heads)
+    else:
+        relative = relative and relative.in_layer(distance_key or key, distance_query or query)
+        combined = packed_attention(q, k, v, lengths, source_lengths, n_heads, is_causal, mask, relative)
+    return tap("output", linear(tap("combined", combined), **output))
+
+
+def multi_head_attention_backward(
+    grad: np.ndarray,
+    stages: Stages,
+    x: np.ndarray,
+    lengths: np.ndarray,
+    source: np.ndarray,
+    source_lengths: np.ndarray,
+    n_heads: int,
+    query: Linear,
+    key: Linear,
+    value: Linear,
+    output: Linear,
+    relative: Relative | None = None,
+    distance_key: Linear | None = None,
+    distance_query: Linear | None = None,
+) -> tuple[np.ndarray, np.ndarray, dict[str, Any]]:
+    """Backward of `multi_head_attention`: dx (T, D), dsource (S, D) and the gradients of the four linear layers.
+
+    In self-attention x and source are the same rows, and their gradient is dx + dsource. The gradient of a relative
+    bias, (H, 2 M - 1), is under "bias", that of the table of distances, (R, D), under "distances".
+    """
+    relative = relative and relative.in_layer(distance_key or key, distance_query or query)
+    grad, d_output = linear_backward(stages.through_edit("output", grad), stages["combined"], **output)
+    dq, dk, dv, added = packed_attention_backward(
+        stages.through_edit("combined", grad), stages, lengths, source_lengths, n_heads, relative
+    )
+    if relative is not None:
+        dq, dk = relative.rotated_backward(dq, dk, stages)
+    dx, d_query = linear_backward(stages.through_edit("query", dq), x, **query)
+    dsource, d_key = linear_backward(stages.through_edit("key", dk), source, **key)
+    from_values, d_value = linear_backward(stages.through_edit("value", dv), source, **value)
+    dsource += from_values
+    grads = {"query": d_query, "key": d_key, "value": d_value, "output": d_output}
+    if relative is None or relative.distances is None:
+        return dx, dsource, {**grads, **added}
+    own = {name: each for name, each in (("distance_key", distance_key), ("distance_query", distance_query)) if each}
+    d_table, of_table = relative.distances.projected_backward(added, **(own or {"key": key, "query": query}))
+    for name, more in of_table.items():
+        grads[name] = {part: array + grads[name][part] for part, array in more.items()} if name in grads else more
+    return dx, dsource, {**grads, "distances": d_table}
+
+
+def self_attention(
+    x: np.ndarray,
+    lengths: np.ndarray,
+    n_heads: int,
+    is_causal: bool = False,
+    row_indices: np.ndarray | None = None,
+    relative: Relative | None = None,
+    **projections: Any,
+) -> np.ndarray:
+    """Multi-head attention of each text to itself, on packed rows, (T, D) -> (T, D). Section 3.2.2.
+
+    Parameters
+    ----------
+    x : (T, D) array, the tokens of the texts one after another
+    lengths : (B,) integer array, tokens of each text
+    n_heads : int
+    is_causal : bool, a token sees itself and earlier tokens only
+    row_indices : integer array, the rows that attend and are returned, equally many of each text; all unless given
+    relative : `Relative`, the tokens' places, where attention depends on them
+    projections : query, key, value, output, each {"weight": (D, D), "bias": (D,)}
+
+    Examples
+    --------
+    >>> model = npformer.load("distilbert-sst2")
+    >>> x = np.ones((5, model.config.d_model), np.float32)  # a text of 3 tokens and one of 2
+    >>> npformer.self_attention(x, np.array([3, 2]), 12, **model.weights["layers"][0]["attention"]).shape
+    (5, 384)
+    """
+    rows, row_lengths = _attending(x, lengths, row_indices)
+    return multi_head_attention(
+        rows, row_lengths, x, lengths, n_heads, is_causal=is_causal, relative=relative, **projections
+    )
+
+
+def self_attention_backward(
+    grad: np.ndarray,
+    stages: Stages,
+    x: np.ndarray,
+    lengths: np.ndarray,
+    n_heads: int,
+    row_indices: np.ndarray | None = None,
+    relative: Relative | None = None,
+    **projections: Any,
+) -> tuple[np.ndarray, dict[str, Any]]:
+    """Backward of `self_attention`: dx (T, D), as queries, keys and values, and the gradients of the linear layers."""
+    rows, row_lengths = _attending(x, lengths, row_indices)
+    drows, dx, grads = multi_head_attention_backward(
+        grad, stages, rows, row_lengths, x, lengths, n_heads, **projections, relative=relative
+    )
+    dx[slice(None) if row_indices is None else row_indices] += drows
+    return dx, grads
+
+
+def _attending(x: np.ndarray, lengths: np.ndarray, row_indices: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
+    """Selects the rows of x that attend; returns them and their number in each text."""
+    if row_indices is None:
+        return x, lengths
+    return x[row_indices], np.full_like(lengths, len(row_indices) // len(lengths))
+
+
+class AttentionCache(Protocol):
+    """Keys and values that a decoder keeps from step to step; `generation/kv_cache.py` has the two kinds."""
+
+    complete: bool  # it holds all keys and values, so that attend needs no new ones
+
+    def attend(self, q: np.ndarray, k: np.ndarray | None, v: np.ndarray | None, n_heads: int) -> np.ndarray:
+        """Keeps k and v, then lets each row of q attend to the kept keys of its text, (T, D) -> (T, D)."""
+
+
+def packed_attention(
+    q: np.ndarray,
+    k: np.ndarray,
+    v: np.ndarray,
+    lengths: np.ndarray,
+    source_lengths: np.ndarray,
+    n_heads: int,
+    is_causal: bool = False,
+    mask: np.ndarray | None = None,
+    relative: Relative | None = None,
+) -> np.ndarray:
+    """Concat(head_1, ..., head_H) of each text, (T, D), (S, D), (S, D) -> (T, D); equal lengths together."""
+    own_rows, places = len(k), [] if relative is None else [relative.places]
+    k, v, *places = all_gather(k, v, *places)  # of the whole text, where this call has only some of its rows
+    if len(k) > own_rows:
+        source_lengths = np.array([len(k)])
+    combined = np.empty((len(q), v.shape[-1]), q.dtype)
+    combined[lengths.sum() :] = 0  # rows after the last text, which only fill up the batch
+    for rows, source_rows, count in equal_runs(lengths, source_lengths):
+        q_heads, k_heads, v_heads = (
+            tap(name, split_heads(array.reshape(count, -1, array.shape[-1]), n_heads))
+            for name, array in (
+                ("query_heads", q[rows]),
+                ("key_heads", k[source_rows]),
+                ("value_heads", v[source_rows]),
+            )
+        )
+        context = split_heads(combined[rows].reshape(count, -1, v.shape[-1]), n_heads)  # a view: combined is written
+        added = {} if relative is None else relative.added(rows, places[0][source_rows], count, n_heads)
+
+        scale = 1 / math.sqrt(q_heads.shape[-1] * (1 if relative is None else relative.parts))
+
+        def attend(
+            some: Any, run: Any = (q_heads, k_heads, v_heads, context), added: Any = added, scale: float = scale
+        ) -> None:
+            q, k, v, context = (heads[some] for heads in run)
+            if added:
+                added = {name: array[some] for name, array in added.items()}
+                context[...] = unmasked_attention(q, k, v, scale, **added)
+            else:
+                context[...] = scaled_dot_product_attention(q, k, v, mask, is_causal)
+
+        length, source_length = q_heads.shape[-2], k_heads.shape[-2]
+        over_heads(attend, count, n_heads, scores=length * source_length, width=q_heads.shape[-1])
+    return combined
+
+
+def packed_attention_backward(
+    grad: np.ndarray,
+    stages: Stages,
+    lengths: np.ndarray,
+    source_lengths: np.ndarray,
+    n_heads: int,
+    relative: Relative | None = None,
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, dict[str, np.ndarray]]:
+    """Backward of `packed_attention`: dq (T, D), dk and dv (S, D), and the gradients of what is added to scores."""
+    names, rows_of_source = ("query_heads", "key_heads", "value_heads"), int(source_lengths.sum())
+    dq, dk, dv = (np.empty((rows, grad.shape[-1]), grad.dtype) for rows in (len(grad), rows_of_source, rows_of_source))
+    total = {} if relative is None else relative.gradients(n_heads)
+    for index, (rows, source_rows, count) in enumerate(equal_runs(lengths, source_lengths)):
+        run = stages.run(index)
+        dcontext = split_heads(grad[rows].reshape(count, -1, grad.shape[-1]), n_heads)
+        q, k, v = (run[name] for name in names)
+        scale = 1 / math.sqrt(q.shape[-1] * (1 if relative is None else relative.parts))
+        dscores = np.empty((*q.shape[:-1], k.shape[-2]), q.dtype) if total else None
+        grads = scaled_dot_product_attention_backward(dcontext, run, q, k, v, scale, dscores)
+        if relative is not None and dscores is not None:
+            if relative.distances is not None:
+                dscores = run.through_edit("distance_scores", dscores) * scale
+            more = relative.added_backward(dscores, q, k, rows, source_rows, total)
+            grads = (grads[0] + more[0], grads[1] + more[1], grads[2])
+        for whole, part, name, dhead in zip((dq, dk, dv), (rows, source_rows, source_rows), names, grads, strict=True):
+            heads = split_heads(whole[part].reshape(count, -1, grad.shape[-1]), n_heads)
+            heads[...] = run.through_edit(name, dhead)
+    return dq, dk, dv, total
