@@ -9,6 +9,7 @@ import pytest
 
 from npformer.errors import NpformerError
 from npformer.families import read_config, write_config
+from npformer.interpret.logit_attribution import logit_attribution
 from npformer.interpret.trace import trace
 from npformer.positions import rotary_angles, rotate
 from npformer.runtime.packing import Text
@@ -98,3 +99,17 @@ def test_both_forms_of_config_json() -> None:
 def test_what_is_not_there_is_refused_by_name(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(NpformerError, match=message):
         read_config(described(**changes))
+
+
+@pytest.mark.parametrize("head", ["sequence-classification", "masked-lm", "question-answering"])
+def test_the_parts_of_a_logit_add_up_to_it(head: str) -> None:
+    model = tiny.model("modernbert", head)
+    found = logit_attribution(model, "I love ice cream", **({} if head.startswith("seq") else {"position": 2}))
+    parts = [*found.embeddings.values(), found.heads.sum(), found.ffn.sum(), *found.biases.values()]
+    assert sum(parts) == pytest.approx(found.logit, abs=1e-5)
+
+
+def test_the_logit_of_a_mean_is_not_taken_apart() -> None:
+    model = tiny.model("modernbert", "sequence-classification", pooling="mean")
+    with pytest.raises(NpformerError, match="logit_attribution: unsupported: a head that reads the mean of all rows"):
+        logit_attribution(model, "I love ice cream")
