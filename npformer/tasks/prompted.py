@@ -37,8 +37,10 @@ class PromptedTask(Task):
 
     def settle(self, options: Any, given: Mapping[str, Any]) -> Any:
         settled: PromptOptions = super().settle(options, given)
-        if settled.prompt_name is not None and settled.prompt_name not in self.recipe.prompts:
-            raise unknown("prompt_name", settled.prompt_name, self.recipe.prompts)
+        if settled.prompt_name is not None:
+            name = as_text(settled.prompt_name, "prompt_name")
+            if name not in self.recipe.prompts:
+                raise unknown("prompt_name", name, self.recipe.prompts)
         return settled
 
     def prompt(self, options: Any) -> str:

@@ -97,7 +97,7 @@ def test_an_internal_error_tells_and_logs_no_text(monkeypatch, caplog):
 
 
 def test_an_error_of_a_route_is_answered_and_logged_without_text(monkeypatch, caplog):
-    monkeypatch.setattr("npformer.serve.routes.normalised", lambda vectors: {}["a secret text"])
+    monkeypatch.setattr("npformer.serve.routes.normalize", lambda vectors: {}["a secret text"])
     app = npformer.serve.app({"mine": tiny.model()})
     (answer,) = ask(app, ("POST", "/embed", {"inputs": "a"}), started=app)
     assert (answer.status_code, answer.json()["error"]) == (500, "an internal error")
