@@ -1,6 +1,6 @@
 """Attention: heads, and scaled dot-product attention.
 
-Attention Is All You Need (Vaswani et al., 2017), section 3.2.1. Next: `multi_head.py`, with the linear layers around it.
+Attention Is All You Need (Vaswani et al., 2017), section 3.2.1. Next: `multi_head.py`, the layers around it.
 """
 
 from __future__ import annotations

@@ -11,14 +11,6 @@ from typing import Any
 
 import numpy as np
 
-from npformer.multi_head import (
-    AttentionCache,
-    Linear,
-    multi_head_attention,
-    multi_head_attention_backward,
-    self_attention,
-    self_attention_backward,
-)
 from npformer.encoder import (
     Activation,
     add_and_norm,
@@ -28,6 +20,14 @@ from npformer.encoder import (
 )
 from npformer.errors import NpformerError
 from npformer.functions import layer_norm, layer_norm_backward, linear, linear_backward
+from npformer.multi_head import (
+    AttentionCache,
+    Linear,
+    multi_head_attention,
+    multi_head_attention_backward,
+    self_attention,
+    self_attention_backward,
+)
 from npformer.tap import scope, tap
 from npformer.tape import Stages
 

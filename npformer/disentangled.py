@@ -72,7 +72,7 @@ class Distances:
 
 
 def log_buckets(distance: np.ndarray, n_buckets: int, max_distance: int) -> np.ndarray:
-    """The bucket of each distance i - j, -n_buckets < bucket < n_buckets: itself when it is near, else by its logarithm.
+    """The bucket of each distance i - j, from -n_buckets + 1 to n_buckets - 1: itself, or far away by its logarithm.
 
     With m = n_buckets / 2, distances of at most m are their own buckets. Beyond,
     bucket(d) = sign(d) (m + ceil(log(|d| / m) / log((max_distance - 1) / m) (m - 1))).
@@ -159,7 +159,7 @@ def distance_scores_backward(
 
 
 def _gathered(products: np.ndarray, rows: np.ndarray) -> np.ndarray:
-    """products[..., i, rows[i, j]], (..., L, R) -> (..., L, S). Rows of several texts are theirs, of one are all texts'."""
+    """products[..., i, rows[n, i, j]], (N, H, L, R) -> (N, H, L, S); rows are each text's own, or one for all."""
     if len(rows) > 1:
         return np.take_along_axis(products, rows[:, None], axis=-1)
     length, n_rows = products.shape[-2:]
@@ -168,7 +168,7 @@ def _gathered(products: np.ndarray, rows: np.ndarray) -> np.ndarray:
 
 
 def _scattered(grad: np.ndarray, rows: np.ndarray, n_rows: int) -> np.ndarray:
-    """Backward of `_gathered`: (..., L, S) -> (..., L, R). A row's distances are in order, so equal ones are neighbours."""
+    """Backward of `_gathered`: (N, H, L, S) -> (N, H, L, R). Distances are in order, so equal ones are neighbours."""
     total = np.zeros((*grad.shape[:-1], n_rows), grad.dtype)
     for text, of_text in enumerate(rows):
         here = slice(None) if len(rows) == 1 else slice(text, text + 1)

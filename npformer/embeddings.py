@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 
-from npformer.multi_head import Linear
 from npformer.functions import (
     embedding,
     embedding_backward,
@@ -19,6 +18,7 @@ from npformer.functions import (
     linear,
     linear_backward,
 )
+from npformer.multi_head import Linear
 from npformer.tap import scope, spare, tap
 from npformer.tape import Stages
 

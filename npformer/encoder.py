@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 
 from npformer.activations import BACKWARDS
-from npformer.multi_head import Linear, self_attention, self_attention_backward
 from npformer.functions import (
     layer_norm,
     layer_norm_backward,
@@ -21,6 +20,7 @@ from npformer.functions import (
     linear_backward,
     linears,
 )
+from npformer.multi_head import Linear, self_attention, self_attention_backward
 from npformer.positions import Relative
 from npformer.tap import scope, spare, tap
 from npformer.tape import Stages

@@ -102,7 +102,13 @@ class Relative:
         return {} if self.bias is None else {"bias": np.zeros_like(self.bias)}
 
     def added_backward(
-        self, grad: np.ndarray, q: np.ndarray, k: np.ndarray, rows: slice, source_rows: slice, total: dict[str, np.ndarray]
+        self,
+        grad: np.ndarray,
+        q: np.ndarray,
+        k: np.ndarray,
+        rows: slice,
+        source_rows: slice,
+        total: dict[str, np.ndarray],
     ) -> tuple[np.ndarray | float, np.ndarray | float]:
         """Backward of `added`, from the gradient of the scores (N, H, L, S): adds to total, and returns dq and dk."""
         queries, keys = (each.reshape(len(grad), -1) for each in (self.own[rows], self.places[source_rows]))

@@ -20,9 +20,7 @@ from npformer.errors import NpformerError
 from npformer.tap import listeners
 
 #: No backward reads them, so they are not kept.
-UNREAD = frozenset(
-    {"distance_scores", "scores", "context", "query", "key", "value", "query_rotated", "key_rotated"}
-)
+UNREAD = frozenset({"distance_scores", "scores", "context", "query", "key", "value", "query_rotated", "key_rotated"})
 
 Pullback = Callable[[np.ndarray], np.ndarray]  # from the gradient after a change to the gradient before it
 Changes = Mapping[tuple[str, int], list[tuple[np.ndarray, Pullback]]]  # (stage, firing) -> array before, pullback

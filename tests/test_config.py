@@ -125,7 +125,10 @@ def test_a_nonsense_size_is_named(field, value):
             "auto_map: the model is code of the checkpoint's own \\('c/d--modeling.Mine'\\), which is never run, and",
         ),
         ({"auto_map": {"AutoModelForMaskedLM": ["a.B", None]}}, "auto_map: .*own \\(a list\\), which is never run"),
-        ({"model_type": "t5"}, "'t5' needs relative positions in buckets, and RMS norms, which is not here; expected one of distilbert, "),
+        (
+            {"model_type": "t5"},
+            "'t5' needs relative positions in buckets, and RMS norms, which is not here; expected one of distilbert, ",
+        ),
         (
             {"model_type": "unheard-of", "auto_map": {"AutoModel": "a.B"}},
             "got 'unheard-of'; auto_map: the model is code of the checkpoint's own",

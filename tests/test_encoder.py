@@ -8,12 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from npformer.activations import gelu, relu
-from npformer.multi_head import self_attention
 from npformer.checkpoint import load_folder
 from npformer.embeddings import embeddings, sinusoidal_positions
 from npformer.encoder import encoder, encoder_layer, feed_forward
 from npformer.errors import NpformerError
 from npformer.functions import layer_norm, linear
+from npformer.multi_head import self_attention
 from tests.support import tiny, torch_values
 from tests.support.bits import alike
 from tests.support.draw import normal

@@ -21,7 +21,18 @@ LONGEST = 400  # lines; what needs more has two subjects
 # A package is one room; a module of it that needs to know more has its own place, as checkpoint.load, which makes models.
 ORDER = (
     *("errors", "checks", "limits", "locks", "files", "tap", "runtime"),
-    *("functions", "activations", "tape", "masks", "disentangled", "positions", "attention", "multi_head", "embeddings", "encoder"),
+    *(
+        "functions",
+        "activations",
+        "tape",
+        "masks",
+        "disentangled",
+        "positions",
+        "attention",
+        "multi_head",
+        "embeddings",
+        "encoder",
+    ),
     *("decoder", "heads", "pooling", "search"),
     *("config", "transformer", "families", "checkpoint", "text", "generation", "model", "checkpoint.load"),
     *("tasks", "dataset", "serve", "training", "interpret", "golden", "view"),

@@ -31,9 +31,9 @@ PARAMETER_DTYPES: tuple[np.dtype[Any], ...] = (np.dtype(np.float32), np.dtype(np
 _MOST_LISTED = 12
 
 #: Every group of a stack or a head: the shapes of its weight and bias ("": none) in letters. V, P, S are the tables'
-#: rows and E their width, R and N (heads) those of relative biases, T the rows of the table of distances; D is the model's width, F the hidden
-#: units, C the outputs, H the width that a head's projection reads. Two letters together ("DF") are a linear weight,
-#: (in, out); two separate letters ("V E") are a table, as in torch.
+#: rows and E their width, R and N (heads) those of relative biases, T the rows of the table of distances; D is the
+#: model's width, F the hidden units, C the outputs, H the width that a head's projection reads. Two letters together
+#: ("DF") are a linear weight, (in, out); two separate letters ("V E") are a table, as in torch.
 GROUPS = {
     "embeddings.token": ("V E", ""),
     "embeddings.position": ("P E", ""),

@@ -30,13 +30,13 @@ class Disentangled(EncoderTable):
         terms = data.get("pos_att_type")
         if sorted(terms.lower().split("|") if isinstance(terms, str) else terms or []) != ["c2p", "p2c"]:
             raise NpformerError(f"pos_att_type: {checks.shown(terms)} is not supported; supported: 'p2c|c2p'")
-        norms = data.get("norm_rel_ebd", "none")
-        if norms not in ("none", "layer_norm"):
-            raise NpformerError(f"norm_rel_ebd: {checks.shown(norms)} is not supported; supported: 'layer_norm', 'none'")
+        norms, known = data.get("norm_rel_ebd", "none"), ("none", "layer_norm")
+        if norms not in known:
+            raise NpformerError(f"norm_rel_ebd: {checks.shown(norms)} is not supported; supported: {', '.join(known)}")
         config = super().read_config(data, head)
         farthest = _whole(data, "max_relative_positions", config.max_length)
         buckets = _whole(data, "position_buckets", 0)
-        if 0 < buckets and not 4 <= buckets < farthest:
+        if buckets > 0 and not 4 <= buckets < farthest:
             raise NpformerError(f"position_buckets: expected 4 to max_relative_positions, {farthest}, got {buckets}")
         return replace(
             config,
@@ -76,7 +76,9 @@ DEBERTA = Disentangled(
         "positions": "none",
         "pad_id": 0,
         "padding_idx": 0,
-        **{"n_distances": 512, "max_distance": 512, "norm_distances": True},  # of version 3, unless config.json differs
+        "n_distances": 512,
+        "max_distance": 512,
+        "norm_distances": True,  # of version 3, unless config.json differs
     },
     settings={"type_vocab_size": 0, "conv_kernel_size": 0, "z_steps": 0, "legacy": True},
     sizes={
@@ -127,7 +129,8 @@ DEBERTA = Disentangled(
         "multiple-choice": {"pooler": "pooler.dense", "head.output": "classifier"},
     },
     supported={  # what the pooler computes with
-        **dict.fromkeys(("sequence-classification", "multiple-choice"), {"pooler_hidden_act": "gelu"}),
+        "sequence-classification": {"pooler_hidden_act": "gelu"},
+        "multiple-choice": {"pooler_hidden_act": "gelu"},
     },
     twins={"cls.predictions.decoder.bias": "cls.predictions.bias"},
     buffers=frozenset(  # older files have tables that no model reads, and heads of pretraining

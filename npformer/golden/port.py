@@ -115,7 +115,6 @@ def parents(config: Config, weights: Mapping[str, Any]) -> dict[str, tuple[str, 
         "embeddings.project": ("embeddings.norm",),
     }
     x, first = f"embeddings.{last}", config.norm_first
-    distances = ("attention.distance_scores",) if config.n_distances else ()
     for i in range(config.n_layers):
         turned = "_rotated" if config.rotary_theta else ""
         normed = first and f"layers.{i}.attention_norm.weight" in weights
@@ -127,7 +126,7 @@ def parents(config: Config, weights: Mapping[str, Any]) -> dict[str, tuple[str, 
             **{f"attention.{name}_heads": (f"attention.{name}{turned}",) for name in QKV[:2]},
             "attention.value_heads": ("attention.value",),
             "attention.distance_scores": ("attention.query_heads", "attention.key_heads"),
-            "attention.scores": ("attention.query_heads", "attention.key_heads", *distances),
+            "attention.scores": tuple(f"attention.{name}" for name in SCORED[: 3 if config.n_distances else 2]),
             "attention.weights": ("attention.scores",),
             "attention.context": ("attention.weights", "attention.value_heads"),
             "attention.combined": ("attention.context",),
@@ -157,7 +156,7 @@ def parents(config: Config, weights: Mapping[str, Any]) -> dict[str, tuple[str, 
     return of | {f"{name}probabilities": (f"{name}logits",) for name in ("", "start_", "end_")}
 
 
-QKV = ("query", "key", "value")
+QKV, SCORED = ("query", "key", "value"), ("query_heads", "key_heads", "distance_scores")
 
 
 def span(of: Mapping[str, tuple[str, ...]], stage: str, given: Sequence[str] | Mapping[str, Any]) -> frozenset[str]:

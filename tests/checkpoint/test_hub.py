@@ -145,7 +145,9 @@ def test_info_of_a_model_that_does_not_run(hub, env):
     hub.add(NAME, {"config.json": json.dumps(config).encode(), "modeling.py": b"x", "model.safetensors": b"x"})
     done = python(env, f"from npformer.cli.main import main; raise SystemExit(main(['info', {NAME!r}]))")
     assert (done.returncode, done.stdout) == (1, "")
-    assert "'nystromformer' needs attention approximated by landmarks, which is not here; expected one of" in done.stderr
+    assert (
+        "'nystromformer' needs attention approximated by landmarks, which is not here; expected one of" in done.stderr
+    )
     assert "; auto_map: the model is code of the checkpoint's own ('modeling.Own'), which is never run" in done.stderr
     assert hub.asked("GET") == ["config.json"]
 

@@ -67,7 +67,9 @@ def test_scores_and_their_backward_are_the_sums_of_the_paper(gap: int) -> None:
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_a_text_has_the_same_bits_alone_in_a_batch_and_shared_by_threads(dtype: str) -> None:
     """Alone it needs fewer rows of the table than beside a longer one."""
-    model = tiny.model("deberta-v2", "token-classification", threads=2, dtype=dtype, max_length=300, labels=tuple("abc"))
+    model = tiny.model(
+        "deberta-v2", "token-classification", threads=2, dtype=dtype, max_length=300, labels=tuple("abc")
+    )
     random = np.random.default_rng(0)
     texts = [Text(random.integers(2, 99, length)) for length in (250, 7, 7, 250, 31)]
     texts.append(Text(texts[1].ids, places=np.array([0, 1, 2, 40, 41, 42, 43])))

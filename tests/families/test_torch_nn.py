@@ -14,7 +14,6 @@ from safetensors.numpy import load_file, save_file
 
 import npformer
 from npformer.activations import ACTIVATIONS
-from npformer.multi_head import multi_head_attention
 from npformer.checkpoint import convert, flatten, load_folder, to_torch
 from npformer.checkpoint import tree as layout
 from npformer.checkpoint.read import read_folder
@@ -25,6 +24,7 @@ from npformer.encoder import encoder, encoder_layer
 from npformer.errors import NpformerError
 from npformer.families import read_config, torch_nn, write_config
 from npformer.model import Seq2Seq
+from npformer.multi_head import multi_head_attention
 from tests.golden import seq2seq_cases as cases
 from tests.support import torch_values
 

@@ -126,8 +126,13 @@ DEBERTA_HEADS = {
 }
 DEBERTA = {
     **SMALL,
-    **{"relative_attention": True, "position_biased_input": False, "pos_att_type": ["p2c", "c2p"]},
-    **{"share_att_key": True, "norm_rel_ebd": "layer_norm", "position_buckets": 4, "max_relative_positions": 7},
+    "relative_attention": True,
+    "position_biased_input": False,
+    "pos_att_type": ["p2c", "c2p"],
+    "share_att_key": True,
+    "norm_rel_ebd": "layer_norm",
+    "position_buckets": 4,
+    "max_relative_positions": 7,
 }
 NARROW = {"embedding_size": 14}
 SHARED_LAYERS = {"embedding_size": 6, "hidden_size": 10, "num_attention_heads": 2, "intermediate_size": 14}

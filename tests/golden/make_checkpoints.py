@@ -46,8 +46,12 @@ SIZES["ModernBert"] = SIZES["Bert"] | {
     "sep_token_id": 1,
 }
 SIZES["DebertaV2"] = SIZES["Bert"] | {
-    **{"relative_attention": True, "position_biased_input": False, "pos_att_type": ["p2c", "c2p"]},
-    **{"share_att_key": True, "norm_rel_ebd": "layer_norm", "position_buckets": 4},
+    "relative_attention": True,
+    "position_biased_input": False,
+    "pos_att_type": ["p2c", "c2p"],
+    "share_att_key": True,
+    "norm_rel_ebd": "layer_norm",
+    "position_buckets": 4,
 }
 HEADS = (
     "Model",
