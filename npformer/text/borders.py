@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import string
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import Any
 
 BLOCK = 16_384  # characters that are tokenized at once, if the tokenizer allows it
@@ -14,8 +16,11 @@ NORMALIZERS = {"BertNormalizer", "Lowercase", "NFC", "NFD", "NFKC", "NFKD", "Str
 PRE_TOKENIZERS = {"BertPreTokenizer", "ByteLevel", "Whitespace", "WhitespaceSplit"}
 
 
+MARKS = frozenset(string.punctuation)  # ASCII's
+
+
 class Borders:
-    """The borders that a tokenizer respects: at single spaces between words, and for BERT's between Chinese characters.
+    """The borders that a tokenizer respects: at spaces between words, and for BERT's between two marks or ideographs.
 
     No normal form joins a space with its neighbours, every pre-tokenizer above begins a new word there, and models see
     a word at a time. What could still reach across a border is an added token, so those are looked at too.
@@ -43,6 +48,10 @@ class Borders:
             and any(each.get("handle_chinese_chars") for each in parts)
         )
 
+        self.at_marks = (  # to BERT each mark is a word, and no normal form changes those of ASCII before one another
+            self.at_spaces and splits["type"] == "BertPreTokenizer" and not any(map(_has_marks, added))
+        )
+
     def blocks(self, text: str) -> Iterator[tuple[int, int]]:
         """Divides a text at borders: `(first, end)` of blocks of about BLOCK characters, longer where none is near."""
         first = 0
@@ -64,7 +73,14 @@ class Borders:
         """Tells whether the text can be divided before character i."""
         if text[i] == " ":
             return self.at_spaces and i + 1 < len(text) and text[i - 1].isalnum() and text[i + 1].isalnum()
+        if text[i] in MARKS:
+            return self.at_marks and text[i - 1] in MARKS
         return self.at_ideographs and "\u4e00" <= text[i] <= "\u9fff" and "\u4e00" <= text[i - 1] <= "\u9fff"
+
+
+def _has_marks(token: Any) -> bool:
+    """Tells whether an added token has two marks side by side."""
+    return any(a in MARKS and b in MARKS for a, b in pairwise(token.content))
 
 
 def _stays_inside(token: Any) -> bool:

@@ -113,6 +113,8 @@ class Checkpoints:
             try:
                 for key, array in self.weights.flat.items():
                     kept = _of_shape(arrays[key], array)
+                    if not np.isfinite(kept).all():
+                        raise ValueError(f"{key} is NaN or infinite")
                     array[...] = kept if count == 0 else array + kept
             except (KeyError, ValueError) as error:
                 raise NpformerError(f"{self.folder / name}: not this run's weights: {error!s:.200}") from None

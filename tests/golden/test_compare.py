@@ -233,6 +233,9 @@ def test_other_token_ids_are_an_error(recorded: golden.Golden) -> None:
         assert golden.compare(recorded, {**arrays, name: ids}).ok
         with pytest.raises(NpformerError, match="text 0: these arrays are of other token ids"):
             golden.compare(recorded, {**arrays, name: ids + 1})
+        many = np.broadcast_to(np.int64(7), (10**7, 10**7))  # far more numbers than can be listed
+        with pytest.raises(NpformerError, match=r"other token ids: \[7, 7, .{60,99}golden file's are"):
+            golden.compare(recorded, {**arrays, name: many})
     with pytest.raises(NpformerError, match="the golden file has 3 texts"):
         golden.compare(recorded, {**arrays, "3/ids": recorded.texts[0].ids})
 

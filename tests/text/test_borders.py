@@ -22,7 +22,7 @@ from npformer.text.encoding import Encoder
 from tests.support import tiny
 
 WORDS = ("ice", "cream", "unloved", "a1", "\u00e9clairs", "e\u0301\u0323", "\u6211\u7231\u51b0", "\u4eac", "\ufb01", "\ufdfa", "\u00a8", "\ufe70", "\u017fs", "\u0130I",
-         "[MASK]", "[SEP]", "x" * 120, "a,b", "...", "\u200b", "\0", "\u0301", "\uac01\u11a8", "\U0001f600", "'s", "1st")  # fmt: skip
+         "[MASK]", "[SEP]", "x" * 120, "a,b", "...", "\u200b", "\0", "\u0301", "\uac01\u11a8", "\U0001f600", "'s", "1st", "[[", "$--", "]\u0301")  # fmt: skip
 SPACES = (" ", " ", " ", "  ", "\n", "\t ", "\u3000", "")
 TEXTS = st.lists(st.tuples(st.sampled_from(WORDS), st.sampled_from(SPACES)), max_size=60).map(
     lambda each: "".join(word + space for word, space in each)
@@ -162,6 +162,7 @@ def test_blocks_cover_a_text_and_end_at_borders() -> None:
     assert 2 < len(blocks) < 9
     assert max(end - first for first, end in blocks) <= borders.BLOCK
     assert list(found.blocks("x" * 50_000)) == [(0, 50_000)]
+    assert len(list(found.blocks("[" * 50_000))) == 4
     assert list(found.blocks("")) == []
 
 
@@ -185,6 +186,9 @@ def test_a_tokenizer_that_may_look_further_reads_texts_whole(part: dict[str, Any
         tokenizer.add_tokens([token])
         assert not Borders(tokenizer).at_spaces
     assert not Borders(object()).at_spaces
+    tokenizer = bert(True)
+    tokenizer.add_tokens(["<|end|>"])  # it may not be cut between its marks
+    assert (Borders(tokenizer).at_spaces, Borders(tokenizer).at_marks) == (True, False)
 
 
 # --- the limit of characters -----------------------------------------------------------------------------------------

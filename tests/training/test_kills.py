@@ -96,7 +96,7 @@ def test_a_checkpoint_that_was_changed_is_named(tmp_path: Path, damage: str) -> 
     assert path.read_bytes() == before
 
 
-@pytest.mark.parametrize("damage", ["a bit", "another model"])
+@pytest.mark.parametrize("damage", ["a bit", "another model", "a number that is none"])
 def test_best_weights_that_were_changed_are_named(tmp_path: Path, damage: str) -> None:
     trained = weights()
     run = Trainer(HeadLoss(trained.config), trained, replace(RECIPE, epochs=1), tmp_path)
@@ -104,8 +104,11 @@ def test_best_weights_that_were_changed_are_named(tmp_path: Path, damage: str) -
     path = tmp_path / "best.safetensors"
     if damage == "a bit":
         path.write_bytes(path.read_bytes()[:-1] + b"x")
-    else:
+    elif damage == "another model":
         save_arrays(path, {"a": np.zeros(3)}, {})
+    else:
+        arrays, metadata = load_arrays(path)
+        save_arrays(path, {name: np.full_like(array, np.nan) for name, array in arrays.items()}, metadata)
     with pytest.raises(NpformerError, match=r"best\.safetensors: (damaged|not this run's weights)"):
         run.choose(lambda epoch: {"accuracy": 1.0})
 
