@@ -234,7 +234,7 @@ def without_head(model: Model) -> Model:
     """Returns the encoder without its pooler and head, on the same weights: it outputs last_hidden_state."""
     if model.config.head == "base" and "pooler" not in model.weights:
         return model
-    weights = {name: model.weights[name] for name in ("embeddings", "layers")}
+    weights = {name: group for name, group in model.weights.items() if name not in ("pooler", "head")}
     config = replace(model.config, head="base", labels=(), problem_type=None)
     encoder = Model(config, weights, model.folder, model.threads, model.same_bits, model.limits)
     encoder.tokenizer = model.tokenizer

@@ -7,11 +7,17 @@ import pytest
 
 from npformer.checkpoint.convert import convert
 from npformer.errors import NpformerError
+from npformer.families import encoders
+from npformer.interpret.trace import trace
 from npformer.pooling import POOLINGS
+from npformer.runtime.packing import Text
 from npformer.tasks import pipeline
+from npformer.tasks.fill_mask import word_logits
 from npformer.tasks.sentence_folder import Recipe, read_recipe
+from npformer.tasks.task import without_head
 from tests.golden.make_tasks import write_sentence_folder
 from tests.support import tiny
+from tests.support.bits import alike
 from tests.support.sentence_folders import write_modules
 
 pytestmark = pytest.mark.numbers
@@ -284,3 +290,18 @@ def test_a_module_s_folder_is_no_link(folder, tmp_path):
     (folder / "1_Pooling").symlink_to(tmp_path / "elsewhere")
     with pytest.raises(NpformerError, match=r"1_Pooling: a link, which is not followed; put the folder itself there"):
         read_recipe(folder, 32)
+
+
+@pytest.mark.parametrize("head", ["sequence-classification", "masked-lm"])
+@pytest.mark.parametrize("family", encoders())
+def test_a_model_without_its_head_has_the_last_layer_of_the_whole(family: str, head: str) -> None:
+    """With everything below the head: biases of distances and a last norm among it. And the head's logits come of it."""
+    model = tiny.model(family, head)
+    text = Text(np.array([2, 30, 41, 52, 3]))
+    whole = dict(trace(model, text))
+    last = whole.get("norm", whole[f"layers.{model.config.n_layers - 1}.ffn_norm"])
+    model.__dict__["tokenizer"] = None  # not asked for
+    states = without_head(model).run([text])[0]["last_hidden_state"]
+    assert alike(states, last)
+    if head == "masked-lm":
+        assert alike(word_logits(model, states[1:3], "row"), whole["logits"][1:3])
