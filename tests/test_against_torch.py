@@ -14,7 +14,7 @@ import pytest
 
 from npformer.checkpoint import flatten, load_folder
 from npformer.families import distinct_encoders
-from npformer.golden.mistakes import MISTAKES, positions
+from npformer.golden.mistakes import MISTAKES, distances, positions
 from npformer.golden.port import Forward, Mistake, Port
 from npformer.interpret import stages
 from npformer.model import Model
@@ -119,7 +119,7 @@ def test_answers_when_nothing_listens(case: str, dtype: str) -> None:
 #: Mistakes that no case shows: the models are post-norm, torch's stages end with the logits, and a query that is scaled
 #: already is only told of the query itself.
 UNSEEN = {"post-norm for pre-norm", "other probabilities", "query scaled already"}
-RELATIVE = ("mpnet-base", "modernbert-base")  # for the mistakes that only these can show
+RELATIVE = ("mpnet-base", "modernbert-base", "deberta-v2-base")  # for the mistakes that only these can show
 PLANTED_IN = ("distilbert-base", "bert-base", "bert-gelu-new", "distilbert-sequence-classification", "bert-pooler")
 
 
@@ -127,7 +127,7 @@ PLANTED_IN = ("distilbert-base", "bert-base", "bert-gelu-new", "distilbert-seque
 def test_budgets_are_so_tight_that_a_mistake_is_out_of_them(mistake: Mistake) -> None:
     """Each known mistake of ports, planted in float32 by the first way that changes a number, in every such case."""
     planted = 0
-    for case in RELATIVE if mistake in positions.MISTAKES else PLANTED_IN:
+    for case in RELATIVE if mistake in (*positions.MISTAKES, *distances.MISTAKES) else PLANTED_IN:
         model, given = load(torch_values.DATA / case, "float32"), torch_values.inputs(case)
         segments = given.get("token_type_ids", np.zeros_like(given["input_ids"]))
         mask = given["attention_mask"].astype(bool)

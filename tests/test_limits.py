@@ -172,4 +172,4 @@ def test_what_is_remembered_of_configs_has_a_bound():
     for depth in range(1, 20):
         config = replace(model, n_layers=depth)
         assert stages.modules(config)["bert.encoder.layer.0.output.dense"] == "layers.0.ffn.output"
-    assert max(stages.modules.cache_info().currsize, tree._recent_sources.cache_info().currsize) <= 4
+    assert max(stages.module_runs.cache_info().currsize, tree._recent_sources.cache_info().currsize) <= 4

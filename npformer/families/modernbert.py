@@ -82,14 +82,19 @@ def _global_every(data: Mapping[str, Any], n_layers: int) -> int:
     """The n such that layers 0, n, 2 n, ... are global; 0: all are."""
     every = checks.whole("global_attn_every_n_layers", data.get("global_attn_every_n_layers", 3), 1, MOST)
     kinds = data.get("layer_types")
-    if kinds is not None:
+    if kinds is not None and kinds != _kinds(every, n_layers):
         if not isinstance(kinds, list) or len(kinds) != n_layers or not set(map(str, kinds)) <= {GLOBAL, LOCAL}:
             raise NpformerError(f"layer_types: expected {GLOBAL} or {LOCAL} for each of {n_layers} layers")
         later = [i for i in range(1, n_layers) if kinds[i] == GLOBAL]
         every = later[0] if later else n_layers if LOCAL in kinds else every
-        if kinds != [LOCAL if i % every else GLOBAL for i in range(n_layers)]:
+        if kinds != _kinds(every, n_layers):
             raise NpformerError("layer_types: supported: a global layer, the first among them, at equal steps")
     return 0 if every == 1 else every
+
+
+def _kinds(every: int, n_layers: int) -> list[str]:
+    """The kind of each layer."""
+    return [LOCAL if i % every else GLOBAL for i in range(n_layers)]
 
 
 MODERNBERT = ModernBert(

@@ -53,10 +53,10 @@ _LAYER = (  # of each layer: names below `layers.*`, hooks below `blocks.*`
     Stage(
         "attention.distance_scores",
         "(H, T, T)",
-        "(Q_h K_r^T + Q_r K_h^T) / sqrt(3 d_head), r: distances",
+        "(Q_h K_r^T + Q_r K_h^T) / sqrt(3 K), r: distances",
         "disentangled.distance_scores",
     ),
-    Stage("attention.scores", "(H, T, T)", "Q_h K_h^T / sqrt(d_head) [+ bias]", _SDPA, "attn.hook_attn_scores"),
+    Stage("attention.scores", "(H, T, T)", "Q_h K_h^T / sqrt(K) [+ bias]", _SDPA, "attn.hook_attn_scores"),
     Stage("attention.weights", "(H, T, T)", "W_h = softmax(scores)", "functions.softmax", "attn.hook_pattern"),
     Stage("attention.context", "(H, T, K)", "W_h V_h", _SDPA, "attn.hook_z"),
     Stage("attention.combined", "(T, D)", "Concat(context)", "attention.combine_heads"),

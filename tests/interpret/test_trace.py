@@ -34,7 +34,7 @@ pytestmark = pytest.mark.numbers
 TEXT = "I love ice cream"
 FAMILIES = ("distilbert", "bert", "electra", "roberta", "albert")
 LAYER = [stage.name for stage in stages.STAGES if stage.name.startswith("layers.*.")]
-OF_OTHERS = ("_rotated", ".gate", ".gated")  # ends of stages of rotary and gated models
+OF_OTHERS = ("_rotated", ".distance_scores", ".gate", ".gated")  # ends of stages of models with these mechanisms
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
