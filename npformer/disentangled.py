@@ -85,7 +85,7 @@ def log_buckets(distance: np.ndarray, n_buckets: int, max_distance: int) -> np.n
 
     References
     ----------
-    He et al., 2023 (DeBERTaV3), whose code it is; Raffel et al., 2020, section 2.1, for the idea.
+    He et al., 2021, in the code of its second version; Raffel et al., 2020, section 2.1, for the idea.
 
     Examples
     --------
@@ -168,11 +168,12 @@ def _gathered(products: np.ndarray, rows: np.ndarray) -> np.ndarray:
 
 
 def _scattered(grad: np.ndarray, rows: np.ndarray, n_rows: int) -> np.ndarray:
-    """Backward of `_gathered`: (N, H, L, S) -> (N, H, L, R). Distances are in order, so equal ones are neighbours."""
+    """Backward of `_gathered`: (N, H, L, S) -> (N, H, L, R)."""
     total = np.zeros((*grad.shape[:-1], n_rows), grad.dtype)
     for text, of_text in enumerate(rows):
         here = slice(None) if len(rows) == 1 else slice(text, text + 1)
         for i, row in enumerate(of_text):
-            starts = np.flatnonzero(np.diff(row, prepend=-1))
-            total[here, ..., i, row[starts]] = np.add.reduceat(grad[here, ..., i, :], starts, axis=-1)
+            order = np.argsort(row, kind="stable")  # equal ones become neighbours, which are added up
+            starts = np.flatnonzero(np.diff(row[order], prepend=-1))
+            total[here, ..., i, row[order[starts]]] = np.add.reduceat(grad[here, ..., i, order], starts, axis=-1)
     return total

@@ -39,7 +39,7 @@ def test_the_same_distances_are_looked_up_once_for_all_texts() -> None:
     assert distance_rows(gaps, gaps, 4, 9, 0, 4)[1].tolist()[0] == [4, 3, 2, 0, 0]  # 5 and 6 are beyond the table
 
 
-@pytest.mark.parametrize("gap", [0, 3])
+@pytest.mark.parametrize("gap", [0, 3, -4])
 def test_scores_and_their_backward_are_the_sums_of_the_paper(gap: int) -> None:
     random = np.random.default_rng(0)
     q, k = random.standard_normal((2, 2, 3, 5, 4))
@@ -80,6 +80,13 @@ def test_a_text_has_the_same_bits_alone_in_a_batch_and_shared_by_threads(dtype: 
     model.threads = 1
     assert all(np.array_equal(model.run([text])[0]["logits"], a) for text, a in zip(texts, together, strict=True))
     assert np.array_equal(trace(model, texts[0])["logits"], together[0])
+
+
+@pytest.mark.numbers
+def test_a_classifier_computes_only_first_rows_with_the_bits_of_all() -> None:
+    model = tiny.model("deberta-v2", "sequence-classification", threads=2, max_length=300)
+    text = Text(np.random.default_rng(0).integers(2, 99, 250))
+    assert np.array_equal(model.run([text])[0]["logits"], trace(model, text)["logits"])
 
 
 @pytest.mark.parametrize(
