@@ -23,7 +23,7 @@ from transformers.models.modernbert import modeling_modernbert
 from transformers.models.mpnet import modeling_mpnet
 from transformers.models.roberta import modeling_roberta
 
-from tests.support.modernbert_double import in_double
+from tests.support.in_double import in_double, root
 
 # A module, without the encoder's prefix -> the stages that go in and come out of it; `*` is a layer's number.
 DISTILBERT = {
@@ -154,12 +154,7 @@ TABLES = {
 }
 
 
-def _root(query: Any, parts: int) -> Any:
-    return torch.tensor(float(query.shape[-1] * parts), dtype=torch.float64).sqrt()
-
-
-# Its own has float32 in a float64 model, too.
-modeling_deberta_v2.scaled_size_sqrt = _root
+modeling_deberta_v2.scaled_size_sqrt = root  # for float32 too, whose results it rounds once
 # Attention that calls no `eager_attention_forward`: the class, and its projections of the rows it gets.
 OWN_ATTENTION = {
     modeling_mpnet: (modeling_mpnet.MPNetSelfAttention, ("q", "k", "v")),

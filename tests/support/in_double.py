@@ -1,6 +1,7 @@
-"""Runs transformers' ModernBERT in float64 throughout: three of its steps round to float32 in any dtype.
+"""Runs transformers' ModernBERT and DeBERTa in float64 throughout: some of their steps are in float32 in any dtype.
 
-These are the angles of the rotary embeddings, the rotation, and the softmax of its eager attention. Needs torch.
+In ModernBERT these are the angles of the rotary embeddings, the rotation, and the softmax of its eager attention, in
+DeBERTa the root that scores are divided by. Needs torch.
 """
 
 from __future__ import annotations
@@ -10,19 +11,27 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from transformers.models.deberta_v2 import modeling_deberta_v2 as deberta
 from transformers.models.modernbert import modeling_modernbert as modeling
 
 
 @contextmanager
 def in_double() -> Iterator[None]:
-    """Replaces the three steps inside. Models must have come to float64 by `double()`, for their frequencies."""
+    """Replaces these steps inside. Models must have come to float64 by `double()`, for their frequencies."""
     rotary = modeling.ModernBertRotaryEmbedding
     before = modeling.apply_rotary_pos_emb, modeling.eager_attention_forward, rotary.forward
+    root_before, deberta.scaled_size_sqrt = deberta.scaled_size_sqrt, root
     modeling.apply_rotary_pos_emb, modeling.eager_attention_forward, rotary.forward = _rotated, _attention, _angles
     try:
         yield
     finally:
         modeling.apply_rotary_pos_emb, modeling.eager_attention_forward, rotary.forward = before
+        deberta.scaled_size_sqrt = root_before
+
+
+def root(query: Any, parts: int) -> Any:
+    """sqrt(parts * K)."""
+    return torch.tensor(float(query.shape[-1] * parts), dtype=torch.float64).sqrt()
 
 
 def _angles(self: Any, x: Any, position_ids: Any, layer_type: str) -> tuple[Any, Any]:
