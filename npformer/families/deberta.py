@@ -28,7 +28,8 @@ class Disentangled(EncoderTable):
             if data.get(name) is not value:
                 raise NpformerError(f"{name}: {checks.shown(data.get(name))} is not supported; supported: {value}")
         terms = data.get("pos_att_type")
-        if sorted(terms.lower().split("|") if isinstance(terms, str) else terms or []) != ["c2p", "p2c"]:
+        named = terms.lower().split("|") if isinstance(terms, str) else terms
+        if not isinstance(named, list) or len(named) != 2 or not all(each in named for each in ("c2p", "p2c")):
             raise NpformerError(f"pos_att_type: {checks.shown(terms)} is not supported; supported: 'p2c|c2p'")
         norms, known = data.get("norm_rel_ebd", "none"), ("none", "layer_norm")
         if norms not in known:

@@ -30,6 +30,7 @@ def describe_bpe(folder: Path, prefix_space: bool, limits: Limits) -> dict[str, 
         lines = read_bytes(path, "vocabulary", limits).decode("utf-8").removesuffix("\n").split("\n")
     except UnicodeDecodeError as error:
         raise NpformerError(f"{path}: not UTF-8 (byte {error.start})") from None
+    limits.check("piece", max(map(len, lines)) // 2, f"{path}: characters of a piece")
     merges = [line.removesuffix("\r").split(" ") for line in lines if not line.startswith("#version")]
     for pair in merges:
         if len(pair) != 2:

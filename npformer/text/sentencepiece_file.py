@@ -5,6 +5,7 @@ Such a file is a message of protocol buffers; the fields are those of SentencePi
 
 from __future__ import annotations
 
+import itertools
 import math
 import struct
 from collections.abc import Iterator
@@ -19,6 +20,7 @@ PIECES, TRAINER, NORMALIZER, DENORMALIZER = 1, 2, 3, 5  # fields of a model
 MODEL_TYPE = 3  # a field of the trainer's
 CHARSMAP = 2  # a field of a normalizer's
 NORMAL, CONTROL, USER_DEFINED = 1, 3, 4  # types of pieces
+MOST_FIELDS = 1 << 21  # of a message; a model of 250,000 pieces has as many fields
 MODEL_TYPES = {1: "unigram", 2: "BPE", 3: "words", 4: "characters"}
 
 
@@ -107,8 +109,12 @@ def fields(path: Path, message: bytes) -> Iterator[tuple[int, bytes | int | floa
         raise IndexError
 
     try:
-        while place < end:
+        for count in itertools.count():
+            if place >= end:
+                return
             key = varint()
+            if key < 8 or count == MOST_FIELDS:  # fields are numbered from 1
+                raise IndexError
             value: bytes | int | float | None = None
             match key & 7:
                 case 0:

@@ -111,6 +111,8 @@ def test_every_form_of_its_settings_is_read_as_it_is_written(fields: dict[str, A
         ("position_biased_input", True, "position_biased_input: True is not supported"),
         ("pos_att_type", ["c2p"], "pos_att_type: .* is not supported; supported: 'p2c|c2p'"),
         ("pos_att_type", None, "pos_att_type: None is not supported"),
+        ("pos_att_type", ["c2p", 1], "pos_att_type: .* is not supported"),
+        ("pos_att_type", 5, "pos_att_type: 5 is not supported"),
         ("norm_rel_ebd", "batch_norm", "norm_rel_ebd: 'batch_norm' is not supported"),
         ("position_buckets", 2, "position_buckets: expected 4 to max_relative_positions, 40, got 2"),
         ("position_buckets", "8", "position_buckets: expected a whole number"),

@@ -9,6 +9,7 @@ import pytest
 from npformer import Model
 from npformer.errors import NpformerError
 from npformer.text.encoding import Encoder
+from npformer.text.sentencepiece_file import MOST_FIELDS
 from npformer.text.tokenizer import load_tokenizer, longest_text, special_token
 from tests.fuzz import corpus
 from tests.fuzz.protobuf_form import BYTES, VARINT, build, varint
@@ -199,6 +200,7 @@ def written(path, case, name, content):
     ("name", "content", "said"),
     [
         ("merges.txt", b"t h\nth\n", "expected two pieces with a space between in each line, got 'th'"),
+        ("merges.txt", b"t" * 5000 + b" h\n", "characters of a piece: 2501 is more than the limit"),
         ("merges.txt", b"t h\n\n", "expected two pieces"),
         ("merges.txt", b"t h e\n", "expected two pieces"),
         ("merges.txt", b"\xff \xfe\n", "not UTF-8 (byte 0)"),
@@ -235,6 +237,8 @@ def test_merges_without_their_vocabulary(tmp_path):
         (SPM + build([(1, BYTES, b"\x0a\x01\xff\x15\x00\x00\x00\x00")]), "a piece that is not UTF-8"),
         (SPM + build([(3, BYTES, build([(2, BYTES, bytes(2000))]))]), "precompiled_charsmap: 0 bytes of trie in 2000"),
         (SPM + build([(1, BYTES, b"\x0a\x03" + b"%d" % i) for i in range(100, 456)]), "pieces, but the model's"),
+        (bytes(1000), "not a SentencePiece model"),  # fields with the number 0
+        (b"\x20\x00" * (MOST_FIELDS + 1), "not a SentencePiece model"),
     ],
 )
 def test_a_corrupt_sentencepiece_file(content, said, tmp_path):
