@@ -16,7 +16,8 @@ ENCODER_HEADS = (
     "next-sentence",
     "multiple-choice",
 )
-HEADS = (*ENCODER_HEADS, "translation")  # translation: an encoder-decoder that projects to the vocabulary
+#: causal-lm: the next word at each token; translation: an encoder-decoder that projects to the vocabulary.
+HEADS = (*ENCODER_HEADS, "causal-lm", "translation")
 LABELLED = ("sequence-classification", "token-classification")
 
 ACTIVATIONS = ("gelu", "gelu_tanh", "relu", "silu", "tanh")
@@ -25,7 +26,7 @@ ACTIVATIONS = ("gelu", "gelu_tanh", "relu", "silu", "tanh")
 #: table, where attention alone knows how far apart two tokens are.
 POSITIONS = ("learned", "sinusoidal", "sinusoidal-halves", "none")
 
-POOLINGS = ("first", "mean")
+POOLINGS = ("first", "mean", "last")
 
 PROBLEM_TYPES = (None, "regression", "single_label_classification", "multi_label_classification")
 
@@ -85,7 +86,8 @@ class Config:
     norm_first : norms before the blocks, not after them
     final_norm : another norm after the last layer
     bias : linear layers and norms have a bias
-    pooling : the row that a head on texts reads: the first of the text, or the mean of all
+    causal : a token attends to itself and to earlier tokens only
+    pooling : the row that a head on texts reads: the text's first, its last that is not padding, or the mean of all
     pooler : activation of the pooler, the layer between a text's first row and its head
     labels : names of the outputs of a classification head
     problem_type : one of PROBLEM_TYPES
@@ -93,6 +95,8 @@ class Config:
     shared : encoder and decoder have one token table
     pad_id : the padding token
     padding_idx : a token whose row of the table is not trained
+    start_id : the token before a text's first, for a model that writes texts
+    end_ids : the tokens that end a text that it writes
     decoder : `Decoder`, the second stack
     torch_class : the torch module that the state dict belongs to, for model_type "transformer"
     modules : pairs of our group and the state dict's module, where its name is not torch's
@@ -139,6 +143,7 @@ class Config:
     norm_first: bool = False
     final_norm: bool = False
     bias: bool = True
+    causal: bool = False
     pooling: str = "first"
     pooler: str = "tanh"
     labels: tuple[str, ...] = ()
@@ -147,6 +152,8 @@ class Config:
     shared: bool = False
     pad_id: int | None = None
     padding_idx: int | None = None
+    start_id: int | None = None
+    end_ids: tuple[int, ...] = ()
     decoder: Decoder = Decoder()
     torch_class: str = ""
     modules: tuple[tuple[str, str], ...] = ()
@@ -169,7 +176,7 @@ class Config:
             checks.whole("group_layers", self.group_layers, 1, self.n_layers // self.layer_groups)
             if self.n_layers % self.group_layers:
                 raise NpformerError(f"{self.n_layers} layers are no whole number of groups of {self.group_layers}")
-        choices = ("norm_first", "bias", "final_norm", "scale_embedding", "shared", "tied")
+        choices = ("norm_first", "bias", "causal", "final_norm", "scale_embedding", "shared", "tied")
         for name in (*choices, "own_distances", "norm_distances"):
             checks.boolean(name, getattr(self, name))
         checks.positive("eps", self.eps)
@@ -247,6 +254,7 @@ class Config:
             "token-classification": len(self.labels),
             "question-answering": 2,
             "masked-lm": self.vocab_size,
+            "causal-lm": self.vocab_size,
             "next-sentence": 2,
             "multiple-choice": 1,
             "translation": self.decoder.vocab_size,

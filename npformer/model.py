@@ -27,7 +27,7 @@ from npformer.runtime.products import kernel
 from npformer.runtime.runner import Runner
 from npformer.runtime.threads import run_row_parallel
 from npformer.tap import listening
-from npformer.transformer import POOLED_HEADS, encode_source, forward, transformer
+from npformer.transformer import POOLED_HEADS, encode_source, forward, packed, transformer
 
 if TYPE_CHECKING:
     from npformer.generation import Hypothesis
@@ -156,7 +156,7 @@ class Model(BaseModel):
         if ids.ndim != (3 if self.config.head == "multiple-choice" else 2):
             expected = "(B, N, L)" if self.config.head == "multiple-choice" else "(L,) or (B, L)"
             raise NpformerError(f"input_ids: a {self.config.head} model takes {expected}, got {ids.shape}")
-        if self.config.head in POOLED_HEADS and not mask[..., 0].all():
+        if self.config.head in POOLED_HEADS and self.config.pooling != "last" and not mask[..., 0].all():
             raise NpformerError(f"attention_mask: a {self.config.head} model reads the first token; one text masks it")
         lead, width = ids.shape[:-1], ids.shape[-1]
         ids, mask, segments = (each.reshape(-1, width) for each in (ids, mask, segments))
@@ -181,7 +181,7 @@ class Model(BaseModel):
 
     def _forward(self, texts: Sequence[Text], threads: int = 1) -> list[dict[str, np.ndarray]]:
         """Each text's answers; several threads share the rows of one long text."""
-        batch = pack(texts, self.config.uncounted)
+        batch = packed(self.config, texts)
         if threads > 1:
             pieces = batch.pieces(threads)
             found = run_row_parallel([partial(forward, self.weights, self.config, piece) for piece in pieces])

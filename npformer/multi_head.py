@@ -209,19 +209,28 @@ def packed_attention(
             )
         )
         context = split_heads(combined[rows].reshape(count, -1, v.shape[-1]), n_heads)  # a view: combined is written
-        added = {} if relative is None else relative.added(rows, places[0][source_rows], count, n_heads)
-
+        added, admitted = {}, mask
+        if relative is not None:
+            added = relative.added(rows, places[0][source_rows], count, n_heads)
+        if relative is not None and relative.is_causal:
+            admitted = relative.causal_mask(rows, places[0][source_rows], count)
         scale = 1 / math.sqrt(q_heads.shape[-1] * (1 if relative is None else relative.parts))
 
         def attend(
-            some: Any, run: Any = (q_heads, k_heads, v_heads, context), added: Any = added, scale: float = scale
+            some: Any,
+            run: Any = (q_heads, k_heads, v_heads, context),
+            added: Any = added,
+            admitted: Any = admitted,
+            scale: float = scale,
         ) -> None:
             q, k, v, context = (heads[some] for heads in run)
             if added:
                 added = {name: array[some] for name, array in added.items()}
                 context[...] = unmasked_attention(q, k, v, scale, **added)
             else:
-                context[...] = scaled_dot_product_attention(q, k, v, mask, is_causal)
+                if admitted is not None and len(admitted) == len(run[0]) > 1:
+                    admitted = admitted[some[0]]
+                context[...] = scaled_dot_product_attention(q, k, v, admitted, is_causal)
 
         length, source_length = q_heads.shape[-2], k_heads.shape[-2]
         over_heads(attend, count, n_heads, scores=length * source_length, width=q_heads.shape[-1])

@@ -33,6 +33,7 @@ class Relative:
     rotation : cosines and sines of `rotary_angles`, (T, K / 2) each, optional
     row_indices : integer array, the rows that attend; all unless given
     distances : `Distances`, optional: a table of distances, for disentangled attention
+    is_causal : bool, a query attends to keys at its own place and before it only
     """
 
     places: np.ndarray
@@ -41,6 +42,7 @@ class Relative:
     rotation: tuple[np.ndarray, np.ndarray] | None = None
     row_indices: np.ndarray | None = None
     distances: Distances | None = None
+    is_causal: bool = False
 
     @property
     def parts(self) -> int:
@@ -78,6 +80,16 @@ class Relative:
             for name, table in self.distances.heads(n_heads).items():
                 added[name] = np.broadcast_to(table, (count, *table.shape))
         return added
+
+    def causal_mask(self, rows: slice, keys: np.ndarray, count: int) -> np.ndarray:
+        """True where a key is not later than the query, (N, 1, L, S), or N = 1 for texts that are alike.
+
+        rows and keys: as in `added`.
+        """
+        queries, keys = self.own[rows].reshape(count, -1), keys.reshape(count, -1)
+        alike = count == 1 or ((queries == queries[:1]).all() and (keys == keys[:1]).all())
+        queries, keys = (queries[:1], keys[:1]) if alike else (queries, keys)
+        return keys[:, None, None, :] <= queries[:, None, :, None]
 
     def rotated(self, q: np.ndarray, k: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """The rows of queries and keys, rotated by their angles; themselves without a rotation."""

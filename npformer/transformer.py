@@ -22,7 +22,7 @@ from npformer.embeddings import embeddings, embeddings_backward
 from npformer.encoder import encoder, encoder_backward
 from npformer.functions import embedding_backward, layer_norm, layer_norm_backward
 from npformer.positions import Relative, relative_bias, relative_bias_backward, rotary_angles
-from npformer.runtime.packing import Batch
+from npformer.runtime.packing import Batch, Text, pack
 from npformer.runtime.threads import all_gather
 from npformer.tap import scope, tap
 from npformer.tape import Stages
@@ -30,41 +30,46 @@ from npformer.tape import Stages
 if TYPE_CHECKING:
     from npformer.multi_head import AttentionCache
 
-POOLED_HEADS = ("sequence-classification", "next-sentence", "multiple-choice")  # they read each text's first row only
+POOLED_HEADS = ("sequence-classification", "next-sentence", "multiple-choice")  # they read one row of each text
+
+
+def packed(config: Config, texts: Sequence[Text]) -> Batch:
+    """Packs texts as a model of this config reads them."""
+    return pack(texts, config.uncounted, last=config.pooling == "last", padding=config.pad_id)
 
 
 def forward(weights: Mapping[str, Any], config: Config, batch: Batch, all_rows: bool = False) -> dict[str, np.ndarray]:
     """The head's answers from packed token ids: rows (T, ...) for heads on tokens, (B, ...) for heads on texts.
 
-    all_rows: compute every row of the last layer, even where the head reads only the first row of each text.
+    all_rows: compute every row of the last layer, even where the head reads only one row of each text.
     """
     of_texts, means = config.head in POOLED_HEADS, config.pooling == "mean"
     pooled_only = of_texts and not all_rows and not means
-    x = encode(weights, config, batch, row_indices=batch.first if pooled_only else None)
+    x = encode(weights, config, batch, row_indices=batch.read if pooled_only else None)
     if of_texts and means:
         [whole] = all_gather(x)  # where threads share the rows of a text, the first one answers
         lengths = batch.lengths if len(whole) == len(x) else np.array([len(whole)])
-        return answer(weights, config, x, heads.mean_rows(whole, lengths)[: len(batch.first)])
-    return answer(weights, config, x, x if pooled_only else x[batch.first])
+        return answer(weights, config, x, heads.mean_rows(whole, lengths)[: len(batch.read)])
+    return answer(weights, config, x, x if pooled_only else x[batch.read])
 
 
-def answer(weights: Mapping[str, Any], config: Config, x: np.ndarray, first: np.ndarray) -> dict[str, np.ndarray]:
-    """The head's answers from the encoder's last layer (T, D) and each text's first row of it, or their mean (B, D)."""
+def answer(weights: Mapping[str, Any], config: Config, x: np.ndarray, read: np.ndarray) -> dict[str, np.ndarray]:
+    """The head's answers from the last layer (T, D), and the row that is read of each text, or its mean (B, D)."""
     answers: dict[str, np.ndarray] = {}
-    head, pooled = weights.get("head", {}), first
+    head, pooled = weights.get("head", {}), read
     if "hidden" in head and config.head != "masked-lm":  # a head of every kind has this layer below its own
         below, head = (head["hidden"], head["norm"]), {"output": head["output"]}
-        rows = tap("pooled", first) if config.head in POOLED_HEADS else x
+        rows = tap("pooled", read) if config.head in POOLED_HEADS else x
         x = pooled = heads.transform(rows, ACTIVATIONS[config.activation], *below, eps=config.eps)
     if "pooler" in weights:
-        pooled = heads.pool(first, ACTIVATIONS[config.pooler], **weights["pooler"])
+        pooled = heads.pool(read, ACTIVATIONS[config.pooler], **weights["pooler"])
     if config.head == "base":
         answers["last_hidden_state"] = x
         if "pooler" in weights:
             answers["pooler_output"] = pooled
     elif config.head in POOLED_HEADS:
         answers["logits"] = heads.classify(pooled, **head)
-    elif config.head == "token-classification":
+    elif config.head in ("token-classification", "causal-lm"):
         answers["logits"] = heads.classify(x, **head)
     elif config.head == "question-answering":
         answers["start_logits"], answers["end_logits"] = heads.spans(x, **head)
@@ -83,17 +88,17 @@ def backward(
     """
     x, head, tree = last_rows(stages, weights, config), weights.get("head", {}), {}
     of_texts, means = config.head in POOLED_HEADS, config.pooling == "mean"
-    reads_first = of_texts and not means and len(x) == len(batch.first)  # the forward computed only first rows
-    row_indices = batch.first if reads_first else None
-    first = x[batch.first] if row_indices is None else x
+    reads_one = of_texts and not means and len(x) == len(batch.read)  # the forward computed only rows that are read
+    row_indices = batch.read if reads_one else None
+    read = x[batch.read] if row_indices is None else x
     if "hidden" in head and config.head != "masked-lm":
         return _backward_below(grads, stages, weights, config, batch, row_indices)
     if of_texts:
-        pooled = stages["pooled"] if "pooler" in weights else first
+        pooled = stages["pooled"] if "pooler" in weights else read
         grad, tree["head"] = heads.classify_backward(grads["logits"], stages, pooled, **head)
     elif config.head == "base":
         grad = grads["last_hidden_state"].copy() if "last_hidden_state" in grads else np.zeros_like(x)
-    elif config.head == "token-classification":
+    elif config.head in ("token-classification", "causal-lm"):
         grad, tree["head"] = heads.classify_backward(grads["logits"], stages, x, **head)
     elif config.head == "question-answering":
         grad, tree["head"] = heads.spans_backward(grads["start_logits"], grads["end_logits"], stages, x, **head)
@@ -103,14 +108,14 @@ def backward(
     if "pooler" in weights and (of_texts or "pooler_output" in grads):
         d_pooled = grad if of_texts else grads["pooler_output"]
         activation = ACTIVATIONS[config.pooler]
-        d_first, tree["pooler"] = heads.pool_backward(d_pooled, stages, first, activation, **weights["pooler"])
+        d_read, tree["pooler"] = heads.pool_backward(d_pooled, stages, read, activation, **weights["pooler"])
         if of_texts:
-            grad = d_first
+            grad = d_read
         else:
-            grad[batch.first] += d_first
+            grad[batch.read] += d_read
     if of_texts and row_indices is None:
-        d_first, grad = grad, np.zeros_like(x)
-        grad[batch.first] = d_first
+        d_read, grad = grad, np.zeros_like(x)
+        grad[batch.read] = d_read
     return tree | encode_backward(grad, stages, weights, config, batch, row_indices)
 
 
@@ -139,8 +144,8 @@ def _backward_below(
         if config.pooling == "mean":
             grad = heads.mean_rows_backward(grad, batch.lengths)
         elif row_indices is None:
-            d_first, grad = grad, np.zeros_like(x)
-            grad[batch.first] = d_first
+            d_read, grad = grad, np.zeros_like(x)
+            grad[batch.read] = d_read
     return {"head": d_below | d_head, **encode_backward(grad, stages, weights, config, batch, row_indices)}
 
 
@@ -182,6 +187,8 @@ def relatives(
             norm = layer_norm(distances.table, **weights["distances_norm"], eps=config.eps)
             distances = replace(distances, table=norm)
         layers = [Relative(batch.places, distances=distances)] * config.n_layers
+    elif config.causal:
+        layers = [Relative(batch.places, is_causal=True)] * config.n_layers
     else:
         return None
     return [*layers[:-1], replace(layers[-1], row_indices=row_indices)]

@@ -192,6 +192,7 @@ SHAPES = {  # the answers of three texts of up to seven tokens; D = 36, the last
     "token-classification": {"logits": (3, 7, 3)},
     "question-answering": {"start_logits": (3, 7), "end_logits": (3, 7)},
     "masked-lm": {"logits": (3, 7, len(tiny.VOCABULARY))},
+    "causal-lm": {"logits": (3, 7, len(tiny.VOCABULARY))},
     "next-sentence": {"logits": (3, 2)},
     "multiple-choice": {"logits": (3, 2)},
 }

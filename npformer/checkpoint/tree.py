@@ -74,11 +74,12 @@ class Parameter(NamedTuple):
 
 def parameters(config: Config, head: str | None = None) -> dict[str, Parameter]:
     """Our flat name of every array of a model -> its `Parameter`, in the forward's order. head: another head."""
-    result = {}
-    for group in family_of(config).groups(config, head or config.head):
+    result, family = {}, family_of(config)
+    for group in family.groups(config, head or config.head):
         sizes = _sizes(config, group)
         for name, letters in zip(("weight", "bias"), GROUPS[_kind(group)], strict=True):
-            if letters and (name == "weight" or config.bias or group == "head.output"):
+            biased = (head or config.head) not in family.unbiased if group == "head.output" else config.bias
+            if letters and (name == "weight" or biased):
                 shape = tuple(sizes[letter] for letter in letters if letter != " ")
                 result[f"{group}.{name}"] = Parameter(group, name, shape, len(letters) == 2)
     return result
@@ -111,7 +112,7 @@ def _sizes(config: Config, group: str) -> dict[str, int]:
 def ties(config: Config) -> dict[str, str]:
     """Arrays that are another in a second place, and are stored once: name -> the other, a token table or a layer's."""
     tied = _shared_layers(config)
-    if config.head == "masked-lm" and config.tied:
+    if config.head in ("masked-lm", "causal-lm") and config.tied:
         tied[PROJECTION] = TOKENS
     if config.shared:
         tied[f"decoder.{TOKENS}"] = f"encoder.{TOKENS}"
@@ -205,13 +206,12 @@ def _known(config: Config) -> frozenset[str]:
 
 def _taken(array: Array, source: Source, parameter: Parameter) -> Array:
     """The array that a source describes in a tensor, as a view; a buffer's leading axis of 1 is removed."""
-    index, count = source.part or (0, 1)
-    if source.part and array.ndim and len(array) % count == 0:
-        size = len(array) // count
-        array = array[index * size : (index + 1) * size]
+    (index, count), outputs = source.part or (0, 1), -1 if source.in_out else 0  # the axis of outputs
+    if source.part and array.ndim and array.shape[outputs] % count == 0:
+        array = np.split(array, count, axis=outputs)[index]
     elif source.part is None and array.ndim == len(parameter.shape) + 1 and len(array) == 1:
         array = array[0]
-    return array.T if parameter.transposed else array
+    return array.T if parameter.transposed and not source.in_out else array
 
 
 def _build(
@@ -321,15 +321,15 @@ def to_torch(tree: Tree, config: Config) -> dict[str, Array]:
     """Converts our nested dict to a checkpoint's tensors: the inverse of `to_tree`. Linear weights are views."""
     expected, places = parameters(config), sources(config)
     flat: dict[str, Array] = {}
-    parts: dict[str, dict[int, Array]] = {}
+    parts: dict[tuple[str, int], dict[int, Array]] = {}  # of a tensor, along an axis
     for ours, array in stored(tree, config).items():
         source = places[ours]
-        array = array.T if expected[ours].transposed else array
+        array = array.T if expected[ours].transposed and not source.in_out else array
         if source.part is not None:
-            parts.setdefault(source.names[0], {})[source.part[0]] = array
+            parts.setdefault((source.names[0], -1 if source.in_out else 0), {})[source.part[0]] = array
         else:
             flat |= dict.fromkeys(source.written or source.names[:1], array[None] if source.leading else array)
-    return flat | {name: np.concatenate([each[i] for i in range(len(each))]) for name, each in parts.items()}
+    return flat | {name: np.concatenate([each[i] for i in range(len(each))], at) for (name, at), each in parts.items()}
 
 
 def module_path(config: Config, group: str) -> str | None:

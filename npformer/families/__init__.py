@@ -17,6 +17,7 @@ from npformer.families.bert import BERT
 from npformer.families.deberta import DEBERTA
 from npformer.families.distilbert import DISTILBERT
 from npformer.families.electra import ELECTRA
+from npformer.families.gpt2 import GPT2
 from npformer.families.marian import MARIAN
 from npformer.families.mechanisms import find_family, ignored
 from npformer.families.modernbert import MODERNBERT
@@ -43,7 +44,7 @@ __all__ = [
 FAMILIES: dict[str, Family] = {
     each.model_type: each
     for each in (
-        *(DISTILBERT, BERT, ELECTRA, ALBERT, ROBERTA, XLM_ROBERTA, CAMEMBERT, MPNET, DEBERTA, MODERNBERT),
+        *(DISTILBERT, BERT, ELECTRA, ALBERT, ROBERTA, XLM_ROBERTA, CAMEMBERT, MPNET, DEBERTA, MODERNBERT, GPT2),
         *(MARIAN, BART, TORCH_MODULES),
     )
 }

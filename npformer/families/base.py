@@ -31,11 +31,11 @@ SPECIAL_TOKENS = {
 
 
 class Source(NamedTuple):
-    """Where a file has one of our arrays. Linear weights in files are (out, in), as in torch."""
+    """Where a file has one of our arrays. Linear weights in files are (out, in), as in torch, but for `in_out`."""
 
     names: tuple[str, ...]  # names of the tensor; the first that exists counts
-    third: int | None = None  # which third of the rows, where query, key and value are one tensor
-    half: int | None = None  # which half of them, where a gated network's two first layers are one tensor
+    part: tuple[int, int] | None = None  # which of how many parts, where several linear layers are one tensor
+    in_out: bool = False  # a linear weight is (in, out), as in GPT-2's Conv1D
     written: tuple[str, ...] = ()  # names in a new file; the first of `names` if empty
     leading: bool = False  # a new file has it with a leading axis of 1
 
@@ -45,13 +45,6 @@ class Source(NamedTuple):
             return self.names[0]
         index, count = self.part
         return f"{self.names[0]}, {'half' if count == 2 else 'third'} {index + 1} of {count}"
-
-    @property
-    def part(self) -> tuple[int, int] | None:
-        """Which part of the tensor's rows, and of how many; None: the whole tensor."""
-        if self.third is not None:
-            return self.third, 3
-        return None if self.half is None else (self.half, 2)
 
 
 class PieceOrder(NamedTuple):
@@ -84,6 +77,7 @@ class Family:
     mask_takes_space: bool = False  # the mask token takes the space before it, unless a file says otherwise
     pieces: PieceOrder = AS_IN_THE_FILE  # the ids of a SentencePiece file's pieces
     strict: bool = False  # a tensor that the model does not need is an error
+    unbiased: frozenset[str] = frozenset()  # heads whose last layer has no bias
     ends_sources: bool = False  # a source ends with the token that ends a target
     generation_in_config: bool = False  # an older checkpoint's config.json has generation settings
     forced_end: int = 0  # the forced_eos_token_id of those that name none

@@ -40,6 +40,7 @@ class EncoderTable(Family):
     always_projected: bool = False  # tables as wide as the layers too
     encoder: Mapping[str, str]  # our group -> their module
     heads: Mapping[str, Mapping[str, str]]  # head -> the same for its groups
+    in_out: tuple[str, ...] = ()  # ends of modules whose weights are (in, out)
     absent: frozenset[str] = frozenset()  # groups of the encoder, with their layer's number, that no model has
     settings: Mapping[str, Any] = field(default_factory=dict)  # more like SUPPORTED, which are written too
     supported: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # head -> its own settings like SUPPORTED
@@ -132,13 +133,15 @@ class EncoderTable(Family):
         for group, module in modules.items():  # several groups of a layer may be parts of one tensor
             tensors.setdefault((_layer(group), module), []).append(group)
         for ours, (group, array) in arrays.items():
-            name = f"{modules[group]}.{array}"
+            module = modules[group]
+            name = f"{module}.{array}"
             twin = self.twins.get(name)
             names = tuple(self._written(each, config) for each in (name, twin) if each)
-            parts = tensors[_layer(group), modules[group]]
+            parts = tensors[_layer(group), module]
             index, count = parts.index(group), len(parts)
-            third, half = index if count == 3 else None, index if count == 2 else None
-            sources[ours] = Source(names, third, half, written=names[1:] if twin and config.tied else names)
+            written = names[1:] if twin and config.tied else names
+            is_conv = any(module.endswith(each) for each in self.in_out)
+            sources[ours] = Source(names, (index, count) if count > 1 else None, is_conv, written)
         return sources
 
     def _modules(self, config: Config, head: str) -> dict[str, str]:

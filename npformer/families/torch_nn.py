@@ -141,7 +141,7 @@ class TorchModules(Transformer):
             n = next((part for part in path if part.isdigit()), "")
             if last in THIRDS and pattern not in own:
                 name = _join(module(pattern.rpartition(".")[0], config), f"in_proj_{array}")
-                found[ours] = Source((name.replace("*", n),), THIRDS[last])
+                found[ours] = Source((name.replace("*", n),), (THIRDS[last], 3))
             else:
                 name = module(pattern, config).replace("*", n)
                 found[ours] = Source((_join(name, array), name) if last == "position" else (_join(name, array),))

@@ -48,7 +48,9 @@ def fused_layers(config: Config) -> dict[str, str]:
         for parent in (ours, theirs, theirs.removeprefix(prefix)):
             known |= {f"{parent}.{each}": ours for each in FUSED}
     for name, source in sources(config).items():
-        if source.third is not None:  # a file of torch's own modules, which have one weight
+        if source.part is not None and source.part[1] == len(
+            QKV
+        ):  # a file of torch's own modules, which have one weight
             known[parted(source.names[0])[0]] = name.removesuffix(".weight").removesuffix(".bias").rpartition(".")[0]
     return known
 

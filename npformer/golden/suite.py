@@ -177,7 +177,7 @@ def _encoder_cases(name: str, family: EncoderTable) -> Iterator[Case]:
     yield Case(f"{name}-lengths", told, plain, (plain.max_length, 1))
     for dtype in ("float16", "bfloat16"):
         yield Case(f"{name}-{dtype}", f"weights stored in {dtype}, computed in float32", plain, dtype=dtype)
-    for activation in ("gelu_tanh", "relu", "silu"):
+    for activation in sorted({"gelu", "gelu_tanh", "relu", "silu"} - {plain.activation}):
         told = f"the activation {activation}"
         yield Case(f"{name}-{activation.replace('_', '-')}", told, replace(plain, activation=activation))
     if family.eps:
@@ -194,7 +194,8 @@ def _encoder_cases(name: str, family: EncoderTable) -> Iterator[Case]:
     if family.layer_groups:
         groups = replace(plain, n_layers=6, layer_groups=2, group_layers=2)
         yield Case(f"{name}-groups", "groups of two layers, of which one runs twice and the other once", groups)
-    untied = encoder_config(family, "masked-lm", n_layers=1, tied=False)
+    words = next(head for head in ("masked-lm", "causal-lm") if head in family.architectures.values())
+    untied = encoder_config(family, words, n_layers=1, tied=False)
     yield Case(f"{name}-untied", "a vocabulary projection of its own", untied)
     several = replace(plain, problem_type="multi_label_classification", labels=("A", "B", "C"))
     yield Case(f"{name}-multi-label", "several labels at once: a sigmoid for each", several)

@@ -17,7 +17,7 @@ from npformer.model import Model, Seq2Seq
 from npformer.runtime.packing import pack
 from npformer.tap import listen
 from npformer.tape import Recording
-from npformer.transformer import POOLED_HEADS, backward, transformer_backward
+from npformer.transformer import POOLED_HEADS, backward, packed, transformer_backward
 
 Gradients = Mapping[
     str, list[np.ndarray]
@@ -50,7 +50,7 @@ def differentiate(
             source, target = (pack(list(texts)) for texts in zip(*inputs, strict=True))
             transformer_backward(grads, stages, weights, config, source, target)
         else:
-            backward(grads, stages, weights, config, pack(inputs, config.uncounted))
+            backward(grads, stages, weights, config, packed(config, inputs))
     return answers, recording.gradients
 
 

@@ -19,12 +19,12 @@ from npformer.errors import NpformerError
 from npformer.functions import constant_weights
 from npformer.interpret.attribution import DELAY, Method, Target, on_tokens, target
 from npformer.model import Model
-from npformer.runtime.packing import Batch, Text, pack
+from npformer.runtime.packing import Batch, Text
 from npformer.runtime.threads import run_tasks, single_blas_thread
 from npformer.tap import listen, listening
 from npformer.tape import Edit, Pullback, Recording, Stages
 from npformer.tasks.progress import with_bar
-from npformer.transformer import backward, embedded, forward
+from npformer.transformer import backward, embedded, forward, packed
 
 METHODS = ("gradient", "integrated")
 TOKENS = 1024  # tokens in one forward and backward: more would only need more memory
@@ -73,7 +73,7 @@ def by_gradients(
     """
     whole("attribution: steps", steps, 1)
     with single_blas_thread():
-        logits = forward(model.weights, model.config, pack([text], model.config.uncounted), listening())["logits"]
+        logits = forward(model.weights, model.config, packed(model.config, [text]), listening())["logits"]
         explained = target(model.config, label, logits[0])
         here, found = slope(model, [text], explained), []
         if "gradient" in methods:
@@ -85,7 +85,7 @@ def by_gradients(
 
 def slope(model: Model, texts: Sequence[Text], explained: Target, rows: np.ndarray | None = None) -> Slope:
     """Computes the target of `texts` and its gradient at their embeddings, or at `rows` (T, D) in place of these."""
-    inputs, batch = Inputs(_stage(model), rows), pack(texts, model.config.uncounted)
+    inputs, batch = Inputs(_stage(model), rows), packed(model.config, texts)
     logits, stages = _recorded(model, batch, inputs)
     with constant_weights():
         backward({"logits": explained.gradient(logits)}, stages, model.weights, model.config, batch)
@@ -172,5 +172,7 @@ def _baseline(model: Model, text: Text, here: Slope, tokens: Sequence[str]) -> t
         return np.zeros_like(here.rows), "zeros"
     kept = np.isin(tokens, FRAME)
     ids = np.where(kept, text.ids, numbers[name])
-    _, stages = _recorded(model, pack([Text(ids, text.segments, text.positions)]), Inputs(_stage(model)))
+    _, stages = _recorded(
+        model, packed(model.config, [Text(ids, text.segments, text.positions)]), Inputs(_stage(model))
+    )
     return stages[_stage(model)], f"a text of {name}"

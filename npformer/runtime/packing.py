@@ -68,7 +68,8 @@ class Text:
 class Batch:
     """Packed texts: ids, positions, segments and places (T,), lengths (B,).
 
-    farthest is the greatest distance between two tokens of a text, in all of it where the batch is a piece of one.
+    farthest is the greatest distance between two tokens of a text, in all of it where the batch is a piece of one. read
+    (B,) is the row of each text that a head on texts reads; a piece without it has none.
     """
 
     ids: np.ndarray
@@ -77,31 +78,33 @@ class Batch:
     lengths: np.ndarray
     places: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))  # a decoder's batch has none
     farthest: int = 0
-    begins: bool = True  # False for a piece of a text that is not its first
-
-    @property
-    def first(self) -> np.ndarray:
-        """The row of each text's first token, (B,)."""
-        return (np.cumsum(self.lengths) - self.lengths)[: len(self.lengths) if self.begins else 0]
+    read: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
 
     def pieces(self, count: int) -> list[Batch]:
         """One text's rows in `count` pieces, one for each core."""
         edges = [len(self.ids) * index // count for index in range(count + 1)]
-        return [self._with(itemgetter(slice(a, b)), np.array([b - a]), begins=a == 0) for a, b in pairwise(edges)]
+        return [
+            self._with(itemgetter(slice(a, b)), np.array([b - a]), _within(self.read, a, b)) for a, b in pairwise(edges)
+        ]
 
     def filled(self, count: int) -> Batch:
         """The same texts followed by rows of zeros up to `count` rows, so that no product has to add its own."""
         more = count - len(self.ids)
-        return self._with(lambda rows: np.pad(rows, (0, more)), self.lengths)
+        return self._with(lambda rows: np.pad(rows, (0, more)), self.lengths, self.read)
 
-    def _with(self, change: Callable[[np.ndarray], np.ndarray], lengths: np.ndarray, begins: bool = True) -> Batch:
+    def _with(self, change: Callable[[np.ndarray], np.ndarray], lengths: np.ndarray, read: np.ndarray) -> Batch:
         """The batch with all arrays of rows changed alike."""
         ids, positions, segments = change(self.ids), change(self.positions), change(self.segments)
-        return Batch(ids, positions, segments, lengths, change(self.places), self.farthest, begins)
+        return Batch(ids, positions, segments, lengths, change(self.places), self.farthest, read)
 
     def split(self, rows: np.ndarray) -> list[np.ndarray]:
         """Packed rows (T, ...) as one array (L, ...) for each text."""
         return split_rows(rows, self.lengths)
+
+
+def _within(rows: np.ndarray, first: int, end: int) -> np.ndarray:
+    """Those of the rows that lie in first ... end - 1, counted from there."""
+    return rows[(rows >= first) & (rows < end)] - first
 
 
 def split_rows(rows: np.ndarray, lengths: np.ndarray) -> list[np.ndarray]:
@@ -109,8 +112,16 @@ def split_rows(rows: np.ndarray, lengths: np.ndarray) -> list[np.ndarray]:
     return [rows[end - length : end] for length, end in zip(lengths, np.cumsum(lengths), strict=True)]
 
 
-def pack(texts: Sequence[Text], uncounted: int | None = None) -> Batch:
-    """Packs texts one after another. uncounted: a token that has position -1, and none in the count of others."""
+def pack(texts: Sequence[Text], uncounted: int | None = None, last: bool = False, padding: int | None = None) -> Batch:
+    """Packs texts one after another.
+
+    uncounted: a token that has position -1, and none in the count of others. last: of each text the last token that is
+    not padding is read, not the first.
+    """
+    lengths = np.array([len(text) for text in texts])
+    read = np.cumsum(lengths) - lengths
+    if last:
+        read += [_last(text.ids, padding) for text in texts]
     return Batch(
         ids=np.concatenate([text.ids for text in texts]),
         positions=np.concatenate(
@@ -118,9 +129,15 @@ def pack(texts: Sequence[Text], uncounted: int | None = None) -> Batch:
         ),
         segments=np.concatenate([np.zeros(len(t), np.int64) if t.segments is None else t.segments for t in texts]),
         places=np.concatenate([np.arange(len(text)) if text.places is None else text.places for text in texts]),
-        lengths=np.array([len(text) for text in texts]),
+        lengths=lengths,
+        read=read,
         farthest=max(len(text) - 1 if text.places is None else int(np.ptp(text.places)) for text in texts),
     )
+
+
+def _last(ids: np.ndarray, padding: int | None) -> int:
+    """The place of the last token that is not padding; 0 in a text of padding, as in Transformers."""
+    return int(np.flatnonzero(ids != padding)[-1:].sum())
 
 
 def positions(ids: np.ndarray, uncounted: int | None) -> np.ndarray:

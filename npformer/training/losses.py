@@ -19,7 +19,7 @@ from npformer.functions import IGNORE_INDEX, cross_entropy, cross_entropy_backwa
 from npformer.runtime.packing import Text, pack
 from npformer.tap import listen, listening
 from npformer.tape import Edit, Recording
-from npformer.transformer import backward, forward, transformer, transformer_backward
+from npformer.transformer import backward, forward, packed, transformer, transformer_backward
 
 E = TypeVar("E", contravariant=True)
 
@@ -113,12 +113,12 @@ class HeadLoss:
         return tuple(map(len, _texts(example)))
 
     def count(self, example: Example, /) -> int:
-        if self.config.head in ("token-classification", "masked-lm"):
+        if self.config.head in ("token-classification", "masked-lm", "causal-lm"):
             return int((np.asarray(example.target) != IGNORE_INDEX).sum())
         return 1 if self.config.head == "question-answering" else int(example.target != IGNORE_INDEX)
 
     def part(self, tree: Mapping[str, Any], examples: Sequence[Example], count: int, edit: Edit | None, /) -> Part:
-        batch = pack([text for example in examples for text in _texts(example)], self.config.uncounted)
+        batch = packed(self.config, [text for example in examples for text in _texts(example)])
         recording, whole = Recording(), listening()  # another listener gets every stage whole
         with listen(edit) if edit else nullcontext(), listen(recording):
             answers = forward(tree, self.config, batch, whole)

@@ -53,6 +53,8 @@ SIZES["DebertaV2"] = SIZES["Bert"] | {
     "norm_rel_ebd": "layer_norm",
     "position_buckets": 4,
 }
+SIZES["GPT2"] = {"vocab_size": 11, "n_embd": 6, "n_head": 2, "n_layer": 2, "n_inner": 10, "n_positions": 8}
+SIZES["GPT2"] |= dict.fromkeys(("bos_token_id", "eos_token_id"), 10)
 HEADS = (
     "Model",
     "ForSequenceClassification",
@@ -63,6 +65,7 @@ HEADS = (
     "ForNextSentencePrediction",
     "ForPreTraining",
 )
+OWN_HEADS = {"GPT2": ("LMHeadModel",)}
 DTYPES = (
     torch.float64,
     torch.float32,
@@ -122,7 +125,7 @@ def architectures() -> dict[str, dict]:
     result = {}
     for family, sizes in SIZES.items():
         config_class = getattr(transformers, f"{family}Config")
-        for head in HEADS:
+        for head in (*HEADS, *OWN_HEADS.get(family, ())):
             name = family + head
             if not hasattr(transformers, name):
                 continue

@@ -1,0 +1,108 @@
+"""GPT-2 (Radford et al., 2019): a causal stack with norms before its blocks, which predicts the next token.
+
+Its linear layers are Conv1D with weights (in, out), and query, key and value are one tensor. A head on texts reads
+the last token that is not padding, which alone has seen the whole text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from npformer import checks
+from npformer.config import MOST, Config
+from npformer.families.table import EncoderTable
+from npformer.families.transformer import read_ids
+
+END_OF_TEXT = "<|endoftext|>"
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Gpt2(EncoderTable):
+    """GPT-2's config.json, and the masks that earlier versions of Transformers stored in each layer."""
+
+    def own_fields(self, data: Mapping[str, Any], head: str, n_layers: int) -> dict[str, Any]:
+        inner, start, pad = data.get("n_inner"), data.get("bos_token_id"), data.get("pad_token_id")
+        for name, each in (("bos_token_id", start), ("pad_token_id", pad)):
+            if each is not None:
+                checks.whole(name, each, 0, MOST)
+        return {
+            "d_ffn": 4 * data["n_embd"] if inner is None else checks.whole("n_inner", inner, 1, MOST),
+            "start_id": start,
+            "end_ids": read_ids("eos_token_id", data.get("eos_token_id")),
+            "pad_id": pad,
+        }
+
+    def write_config(self, config: Config) -> dict[str, Any]:
+        ends = list(config.end_ids)
+        return super().write_config(config) | {
+            "n_inner": config.d_ffn,
+            "bos_token_id": config.start_id,
+            "eos_token_id": ends[0] if len(ends) == 1 else ends or None,
+            "pad_token_id": config.pad_id,
+        }
+
+    def stored_elsewhere(self, config: Config) -> frozenset[str]:
+        masks = (f"transformer.h.{i}.attn.{name}" for i in range(config.n_layers) for name in ("bias", "masked_bias"))
+        return super().stored_elsewhere(config) | {self._written(name, config) for name in masks}
+
+
+GPT2 = Gpt2(
+    model_type="gpt2",
+    constants={
+        "norm_first": True, "final_norm": True, "causal": True, "pooling": "last", "eps": 1e-5,
+        "activation": "gelu_tanh",
+    },
+    special_tokens={"bos_token": END_OF_TEXT, "eos_token": END_OF_TEXT, "unk_token": END_OF_TEXT},
+    single="$A",
+    pair="$A $B",
+    sizes={
+        "vocab_size": "vocab_size",
+        "d_model": "n_embd",
+        "n_heads": "n_head",
+        "n_layers": "n_layer",
+        "max_length": "n_positions",
+    },
+    activation="activation_function",
+    usual_activation="gelu_new",
+    eps="layer_norm_epsilon",
+    architectures={
+        "GPT2Model": "base",
+        "GPT2LMHeadModel": "causal-lm",
+        "GPT2ForSequenceClassification": "sequence-classification",
+        "GPT2ForTokenClassification": "token-classification",
+        "GPT2ForQuestionAnswering": "question-answering",
+    },
+    prefix="transformer.",
+    encoder={
+        "embeddings.token": "transformer.wte",
+        "embeddings.position": "transformer.wpe",
+        "layers.*.attention_norm": "transformer.h.*.ln_1",
+        "layers.*.attention.query": "transformer.h.*.attn.c_attn",
+        "layers.*.attention.key": "transformer.h.*.attn.c_attn",
+        "layers.*.attention.value": "transformer.h.*.attn.c_attn",
+        "layers.*.attention.output": "transformer.h.*.attn.c_proj",
+        "layers.*.ffn_norm": "transformer.h.*.ln_2",
+        "layers.*.ffn.hidden": "transformer.h.*.mlp.c_fc",
+        "layers.*.ffn.output": "transformer.h.*.mlp.c_proj",
+        "norm": "transformer.ln_f",
+    },
+    in_out=("c_attn", "c_proj", "c_fc"),
+    heads={
+        "base": {},
+        "causal-lm": {"head.output": "lm_head"},
+        "sequence-classification": {"head.output": "score"},
+        "token-classification": {"head.output": "classifier"},
+        "question-answering": {"head.output": "qa_outputs"},
+    },
+    unbiased=frozenset({"causal-lm", "sequence-classification"}),
+    settings={"scale_attn_weights": True, "scale_attn_by_inverse_layer_idx": False},
+    stages={
+        "transformer.drop": "embeddings.sum",
+        "transformer.h.*.mlp.act": "layers.*.ffn.activation",
+        "transformer.h.*": "layers.*.ffn_residual",
+    },
+    dropped=("embeddings.sum", "layers.*.attention.output", "layers.*.ffn.output"),
+    read={"token-classification": "norm"},
+)  # fmt: skip
