@@ -176,12 +176,14 @@ def _agree(q: tuple[int, ...], k: tuple[int, ...], v: tuple[int, ...]) -> bool:
         return False
 
 
-def masked_attention(q: np.ndarray, k: np.ndarray, v: np.ndarray, mask: np.ndarray, terms: int = TERMS) -> np.ndarray:
+def masked_attention(
+    q: np.ndarray, k: np.ndarray, v: np.ndarray, mask: np.ndarray, terms: int = TERMS, front: int = 0
+) -> np.ndarray:
     """softmax(q k^T where the mask admits the key) v, for a scaled q. Masked keys do not change a bit of it.
 
-    Their weight is exactly 0, and sums over keys have a fixed order, in groups of `terms` keys. A decoder may thus keep
-    its keys in an array with free space, or those of several beams in one array.
+    Their weight is exactly 0, and sums over keys have a fixed order, that of `runtime.sums.groups`. A decoder may thus
+    keep its keys in an array with free space, or those of several beams in one array.
     """
     scores = tap("scores", inner_products_in_room(q, k))  # q @ k.mT
-    weights = tap("weights", masked_softmax(scores, mask, terms))
-    return tap("context", matmul_in_order(weights, v, terms))  # weights @ v
+    weights = tap("weights", masked_softmax(scores, mask, terms, front))
+    return tap("context", matmul_in_order(weights, v, terms, front))  # weights @ v

@@ -20,7 +20,7 @@ from npformer.functions import (
     linear_backward,
     linears,
 )
-from npformer.multi_head import Linear, self_attention, self_attention_backward
+from npformer.multi_head import AttentionCache, Linear, self_attention, self_attention_backward
 from npformer.positions import Relative
 from npformer.tap import scope, spare, tap
 from npformer.tape import Stages
@@ -186,6 +186,7 @@ def encoder_layer(
     row_indices: np.ndarray | None = None,
     norm_first: bool = False,
     relative: Relative | None = None,
+    cache: AttentionCache | None = None,
 ) -> np.ndarray:
     """Y = Normalize(X + Attention(X)); Z = Normalize(Y + FFN(Y)).
 
@@ -203,6 +204,7 @@ def encoder_layer(
     row_indices : (B,) integer array, one row of each text; only these are returned, and only what they need is computed
     norm_first : bool
     relative : `Relative`, the tokens' places, where attention depends on them
+    cache : the keys and values that attention keeps from earlier calls, optional
 
     Returns
     -------
@@ -221,7 +223,7 @@ def encoder_layer(
     """
 
     def attend(h: np.ndarray) -> np.ndarray:
-        return self_attention(h, lengths, n_heads, row_indices=row_indices, relative=relative, **attention)
+        return self_attention(h, lengths, n_heads, row_indices=row_indices, relative=relative, cache=cache, **attention)
 
     y = add_and_norm("attention", x, attend, attention_norm, eps, norm_first, row_indices)
     feed = gated_feed_forward if "gate" in ffn else feed_forward
@@ -273,6 +275,7 @@ def encoder(
     norm_first: bool = False,
     norm: Linear | None = None,
     relative: Sequence[Relative] | None = None,
+    caches: Sequence[AttentionCache] | None = None,
 ) -> np.ndarray:
     """Applies the layers one after another, then a last norm where there is one.
 
@@ -288,6 +291,7 @@ def encoder(
     norm_first : bool, as in `encoder_layer`
     norm : {"weight": (D,), "bias": (D,)}, optional; models with norm_first have it
     relative : a `Relative` for each layer, the tokens' places, where attention depends on them
+    caches : the cache of each layer, as in `encoder_layer`, optional
 
     Returns
     -------
@@ -310,7 +314,7 @@ def encoder(
             x = encoder_layer(
                 x, lengths, n_heads, activation, **{"attention_norm": None, **weights},
                 eps=eps, row_indices=rows, norm_first=norm_first,
-                relative=None if relative is None else relative[i],
+                relative=None if relative is None else relative[i], cache=None if caches is None else caches[i],
             )  # fmt: skip
     return x if norm is None else tap("norm", layer_norm(x, **norm, eps=eps))
 

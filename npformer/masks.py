@@ -62,10 +62,10 @@ def window_mask(length: int, window: int) -> np.ndarray:
     return np.abs(places[:, None] - places) <= window // 2
 
 
-def masked_softmax(scores: np.ndarray, mask: np.ndarray, terms: int = TERMS) -> np.ndarray:
+def masked_softmax(scores: np.ndarray, mask: np.ndarray, terms: int = TERMS, front: int = 0) -> np.ndarray:
     """softmax over the keys that the mask admits; rows that admit none are zeros.
 
-    The mask is boolean, or floats that are added to the scores. The exponentials are added in groups of `terms` keys.
+    The mask is boolean, or floats that are added to the scores. The exponentials are added in `groups` of keys.
     """
     if mask.dtype != bool and mask.dtype.kind != "f":
         raise NpformerError(f"attention: mask must be booleans, or floats to be added to the scores, got {mask.dtype}")
@@ -86,5 +86,5 @@ def masked_softmax(scores: np.ndarray, mask: np.ndarray, terms: int = TERMS) -> 
     with np.errstate(over="ignore", invalid="ignore", under="ignore"):
         weights -= weights.max(axis=-1, keepdims=True)
         np.exp(weights, out=weights)
-        weights /= sum_in_order(weights, terms=terms)
+        weights /= sum_in_order(weights, terms=terms, front=front)
     return weights if every_row else weights * seen

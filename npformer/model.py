@@ -81,6 +81,10 @@ class BaseModel(Runner):
         self.limits = limits
         self._files = mapped_files(flatten(dict(weights)).values())
 
+    @property
+    def dtype(self) -> np.dtype:
+        return self.weights.get("decoder", self.weights)["embeddings"]["token"]["weight"].dtype
+
     @contextmanager
     def cores(self, threads: int | None = None) -> Iterator[None]:
         """As in `Runner`; checks before that the weights' files are unchanged, which takes microseconds.
@@ -91,6 +95,31 @@ class BaseModel(Runner):
             file.check()
         with np.errstate(over="ignore", invalid="ignore", divide="ignore"), super().cores(threads):
             yield
+
+    def generate(self, sources: Any, attention_mask: Any = None, **settings: Any) -> list[list[Hypothesis]]:
+        """Generates texts for one source's or prompt's ids, a padded array with its mask, or a list.
+
+        `generation.generate` says which settings there are.
+        """
+        from npformer.generation import generate
+
+        return generate(self, self.sources(sources, attention_mask), **settings)
+
+    def stream(self, source: Any, **settings: Any) -> Iterator[int]:
+        """Generates one text token by token: `generation.stream`."""
+        from npformer.generation import stream
+
+        sources = self.sources(source)
+        if len(sources) != 1:
+            raise NpformerError(f"stream: one source at a time, got {len(sources)}")
+        return stream(self, sources[0], **settings)
+
+    def sources(self, input_ids: Any, attention_mask: Any = None) -> list[Text]:
+        """Checks a caller's sources or prompts, in the forms of `__call__`, and returns them as texts."""
+        ids, mask, _ = as_padded(input_ids, attention_mask, None)
+        if ids.ndim != 2:
+            raise NpformerError(f"input_ids: expected (S,) or (B, S), got {ids.shape}")
+        return texts_of(ids, mask)
 
     def _tokenizer_folder(self) -> Path:
         if self.folder is None:
@@ -124,10 +153,6 @@ class Model(BaseModel):
         from npformer.text.tokenizer import load_tokenizer
 
         return load_tokenizer(self._tokenizer_folder(), self.config, self.limits)
-
-    @property
-    def dtype(self) -> np.dtype:
-        return self.weights["embeddings"]["token"]["weight"].dtype
 
     def __repr__(self) -> str:
         c = self.config
@@ -240,10 +265,6 @@ class Seq2Seq(BaseModel):
 
         return load_tokenizer(self._tokenizer_folder(), self.config, self.limits)
 
-    @property
-    def dtype(self) -> np.dtype:
-        return self.weights["decoder"]["embeddings"]["token"]["weight"].dtype
-
     def __repr__(self) -> str:
         c = self.config
         size = f"{c.n_layers} + {c.decoder.n_layers} layers, {c.n_heads} heads, width {c.d_model}, {self.dtype}"
@@ -341,25 +362,3 @@ class Seq2Seq(BaseModel):
 
     def _check_sources(self, sources: Sequence[Text]) -> None:
         check_texts(sources, self.config.max_length, self.config.vocab_size)
-
-    def generate(self, sources: Any, attention_mask: Any = None, **settings: Any) -> list[list[Hypothesis]]:
-        """Generates targets for one source's ids, a padded array with its mask, or a list: `generation.generate`."""
-        from npformer.generation import generate
-
-        return generate(self, self.sources(sources, attention_mask), **settings)
-
-    def stream(self, source: Any, **settings: Any) -> Iterator[int]:
-        """Generates one source's target token by token: `generation.stream`."""
-        from npformer.generation import stream
-
-        sources = self.sources(source)
-        if len(sources) != 1:
-            raise NpformerError(f"stream: one source at a time, got {len(sources)}")
-        return stream(self, sources[0], **settings)
-
-    def sources(self, input_ids: Any, attention_mask: Any = None) -> list[Text]:
-        """Checks a caller's sources, in the forms of `__call__`, and returns them as texts."""
-        ids, mask, _ = as_padded(input_ids, attention_mask, None)
-        if ids.ndim != 2:
-            raise NpformerError(f"input_ids: expected (S,) or (B, S), got {ids.shape}")
-        return texts_of(ids, mask)

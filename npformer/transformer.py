@@ -150,9 +150,16 @@ def _backward_below(
 
 
 def encode(
-    weights: Mapping[str, Any], config: Config, batch: Batch, row_indices: np.ndarray | None = None
+    weights: Mapping[str, Any],
+    config: Config,
+    batch: Batch,
+    row_indices: np.ndarray | None = None,
+    caches: Sequence[AttentionCache] | None = None,
 ) -> np.ndarray:
-    """The encoder's last layer, packed token ids -> (T, D), or (B, D) with row_indices, one row of each text."""
+    """The encoder's last layer, packed token ids -> (T, D), or (B, D) with row_indices, one row of each text.
+
+    caches: each layer's keys and values of the texts' earlier rows.
+    """
     ids, lengths = tap("ids", batch.ids), tap("lengths", batch.lengths)
     scale = math.sqrt(config.d_model) if config.scale_embedding else 1.0
     positions = batch.positions + config.first_position
@@ -160,7 +167,7 @@ def encode(
     return encoder(
         x, lengths, config.n_heads, ACTIVATIONS[config.activation], weights["layers"], eps=config.eps,
         row_indices=row_indices, norm_first=config.norm_first, norm=weights.get("norm"),
-        relative=relatives(weights, config, batch, row_indices),
+        relative=relatives(weights, config, batch, row_indices), caches=caches,
     )  # fmt: skip
 
 

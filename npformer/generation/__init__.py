@@ -1,50 +1,54 @@
-"""Generation: the targets of sources, by greedy search, sampling or beam search, with a cache of keys and values.
+"""Generation: the targets of sources, or texts after prompts, by greedy search, sampling or beam search, with a cache.
 
-`generate` and `stream` are here, the loops in `search.py`, the choice of tokens in `logits.py` and `processors.py`, the
-settings in `settings.py`, the kept keys and values in `kv_cache.py`.
+`generate` and `stream` are here, the loops in `search.py`, what they advance in `state.py`, the choice of tokens in
+`logits.py` and `processors.py`, the settings in `settings.py`, the kept keys and values in `kv_cache.py`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from itertools import chain
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
+from npformer.config import Config, Decoder
 from npformer.errors import NpformerError
 from npformer.generation.logits import Projection
 from npformer.generation.search import Hypothesis, beam_search, greedy_or_sample
 from npformer.generation.settings import Settings, resolve
+from npformer.generation.state import PromptState, Seq2SeqState, State
 from npformer.runtime.packing import Text
 from npformer.tap import listen
 
 if TYPE_CHECKING:
-    from npformer.model import Seq2Seq
+    from npformer.model import BaseModel, Seq2Seq
 
 __all__ = ["Hypothesis", "Settings", "cross_attentions", "generate", "padded", "stream"]
 
-TOGETHER = 256  # targets generated together: enough for fast products, and 60 MB of usual logits
+TOGETHER = 256  # texts generated together: enough for fast products, and 60 MB of usual logits
+KEPT = 1 << 28  # numbers in their kept keys and values
+STATES: dict[str, type[State]] = {"translation": Seq2SeqState, "causal-lm": PromptState}
 
 
 def generate(
-    model: Seq2Seq,
+    model: BaseModel,
     sources: Sequence[Text],
     output_scores: bool = False,
     output_attentions: bool = False,
     **settings: Any,
 ) -> list[list[Hypothesis]]:
-    """Generates num_return_sequences targets for each source, the best first.
+    """Generates num_return_sequences targets for each source, or texts after each prompt, the best first.
 
-    A target's bits do not depend on the other sources. A sampled target depends on the seed and on its place in the
-    list.
+    A text's bits do not depend on the other sources. A sampled text depends on the seed and on its place in the list.
 
     Parameters
     ----------
-    model : Seq2Seq
-    sources : sequence of `Text`
+    model : Seq2Seq, or Model with head "causal-lm"
+    sources : sequence of `Text`; for a Model the prompts, where an empty one stands for the start token
     output_scores : bool, keep the tokens' log probabilities
-    output_attentions : bool, keep the cross-attention weights of each layer
+    output_attentions : bool, keep the cross-attention weights of each layer of a Seq2Seq
     settings : fields of `Settings`, by Transformers' names; the model's generation_config.json has those not given
 
     Returns
@@ -54,7 +58,7 @@ def generate(
     Raises
     ------
     NpformerError
-        A setting or a source is impossible.
+        A setting or a source is impossible, or the model writes no texts.
 
     Examples
     --------
@@ -66,38 +70,40 @@ def generate(
     >>> hypothesis.ids.shape
     (5,)
     """
-    chosen = _with_seed(resolve(model.folder, model.config, settings))
-    encoded = model.encode(sources)
+    kind = _kind(model)
+    if output_attentions and not model.config.decoder:
+        raise NpformerError("output_attentions: only an encoder-decoder has cross-attention; see npformer.trace")
+    prepared = kind.prepare(model, sources)
     projection = Projection(**model.weights["head"]["output"])
-    copies = chosen.num_return_sequences if chosen.do_sample else 1
-    wanted = [(i, copy) for i in range(len(sources)) for copy in range(copies)]
-    wanted.sort(key=lambda each: -len(sources[each[0]]))
     answers: list[list[Hypothesis]] = [[] for _ in sources]
-    size = max(1, TOGETHER // chosen.num_beams)
-    for group in (wanted[at : at + size] for at in range(0, len(wanted), size)):
-        some = [encoded[i] for i, _ in group]
-        if chosen.num_beams > 1:
-            found = beam_search(model, some, chosen, projection)
-        else:
-            found = _joined(greedy_or_sample(model, some, chosen, projection, output_scores, group), len(group))
-        for (i, _), hypotheses in zip(group, found, strict=True):
-            answers[i] += hypotheses[: chosen.num_return_sequences]
-    for source, hypotheses in zip(sources, answers, strict=True):
-        for hypothesis in hypotheses:
-            hypothesis.token_scores = hypothesis.token_scores if output_scores else None
-            if output_attentions:
-                hypothesis.cross_attentions = cross_attentions(model, source, hypothesis.ids, chosen.start_id)
+    for chosen, indices in _by_settings(model, list(map(kind.before, prepared)), settings).items():
+        copies = chosen.num_return_sequences if chosen.do_sample else 1
+        wanted = [(i, copy) for i in indices for copy in range(copies)]
+        wanted.sort(key=lambda each: -len(sources[each[0]]))
+        size = _together(model, chosen, kind.before(prepared[wanted[0][0]]))
+        for group in (wanted[at : at + size] for at in range(0, len(wanted), size)):
+            state = kind(model, [prepared[i] for i, _ in group], chosen, projection)
+            if chosen.num_beams > 1:
+                found = beam_search(state, chosen)
+            else:
+                found = _joined(greedy_or_sample(state, chosen, output_scores, group), len(group))
+            for (i, _), hypotheses in zip(group, found, strict=True):
+                answers[i] += hypotheses[: chosen.num_return_sequences]
+                for each in hypotheses if output_attentions else []:
+                    whole = cast("Seq2Seq", model), sources[i], each.ids
+                    each.cross_attentions = cross_attentions(*whole, state.prompts[0, 0])
+    for hypothesis in chain(*answers):
+        hypothesis.token_scores = hypothesis.token_scores if output_scores else None
     return answers
 
 
-def stream(model: Seq2Seq, source: Text, **settings: Any) -> Iterator[int]:
-    """Yields one source's target token by token, greedily or by sampling.
+def stream(model: BaseModel, source: Text, **settings: Any) -> Iterator[int]:
+    """Yields one source's target, or the text after one prompt, token by token, greedily or by sampling.
 
     Parameters
     ----------
-    model : Seq2Seq
-    source : Text
-    settings : as in `generate`, with one beam and one target
+    model, source : as in `generate`
+    settings : as in `generate`, with one beam and one text
 
     Returns
     -------
@@ -117,11 +123,13 @@ def stream(model: Seq2Seq, source: Text, **settings: Any) -> Iterator[int]:
     >>> len(list(stream(model, npformer.Text(np.array([3, 4])), max_new_tokens=5)))
     5
     """
-    chosen = _with_seed(resolve(model.folder, model.config, settings))
+    kind = _kind(model)
+    [prepared] = kind.prepare(model, [source])
+    [chosen] = _by_settings(model, [kind.before(prepared)], settings)
     if chosen.num_beams > 1 or chosen.num_return_sequences > 1:
         raise NpformerError("stream: unsupported for beam search; use num_beams=1, num_return_sequences=1")
-    projection = Projection(**model.weights["head"]["output"])
-    steps = greedy_or_sample(model, model.encode([source]), chosen, projection, group=[(0, 0)])
+    state = kind(model, [prepared], chosen, Projection(**model.weights["head"]["output"]))
+    steps = greedy_or_sample(state, chosen, group=[(0, 0)])
     return (int(tokens[0]) for _, tokens, _ in steps)
 
 
@@ -152,11 +160,34 @@ def cross_attentions(model: Seq2Seq, source: Text, ids: np.ndarray, start_id: in
     return heard
 
 
-def _with_seed(settings: Settings) -> Settings:
-    """Gives sampling without a seed a random one."""
-    if not settings.do_sample or settings.seed is not None:
-        return settings
-    return replace(settings, seed=int(np.random.SeedSequence().generate_state(1)[0]))
+def _kind(model: BaseModel) -> type[State]:
+    """The state of a model that writes."""
+    kind = STATES.get(model.config.head)
+    if kind is None:
+        raise NpformerError(f"a {model.config.head} model writes no texts; those with head {' or '.join(STATES)} do")
+    return kind
+
+
+def _by_settings(model: BaseModel, before: Sequence[int], given: Mapping[str, Any]) -> dict[Settings, list[int]]:
+    """Settings -> the numbers of the texts that have them, as lengths may depend on the tokens `before` each text.
+
+    Sampling without a seed gets a random one.
+    """
+    seed, found = int(np.random.SeedSequence().generate_state(1)[0]), dict[Settings, list[int]]()
+    for count in dict.fromkeys(before):
+        chosen = resolve(model.folder, model.config, given, count)
+        if chosen.do_sample and chosen.seed is None:
+            chosen = replace(chosen, seed=seed)
+        found.setdefault(chosen, []).extend(i for i, each in enumerate(before) if each == count)
+    return found
+
+
+def _together(model: BaseModel, settings: Settings, longest: int) -> int:
+    """The number of sources or prompts whose texts are generated together."""
+    stack: Decoder | Config = model.config.decoder or model.config
+    rows = longest + settings.num_beams * settings.max_new_tokens
+    most = KEPT // (2 * stack.n_layers * model.config.d_model * rows)
+    return max(1, min(TOGETHER // settings.num_beams, most))
 
 
 def _joined(steps: Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]], count: int) -> list[list[Hypothesis]]:

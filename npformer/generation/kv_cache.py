@@ -1,4 +1,4 @@
-"""Keys and values that a decoder keeps from step to step: of the targets' earlier rows, and of the source.
+"""Keys and values that a decoder keeps from step to step: of the texts' earlier rows, and of the source.
 
 A step has the same bits as a pass over the whole target; `attention.masked_attention` explains why.
 """
@@ -9,10 +9,13 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 
 from npformer.attention import masked_attention, split_heads
+from npformer.multi_head import packed_attention
+from npformer.positions import Relative
 from npformer.runtime.products import kernel
 from npformer.runtime.same_bits import VECTOR
 from npformer.runtime.sums import TERMS
@@ -23,21 +26,46 @@ STEPS = 32  # steps to allocate at first; the allocation grows by half
 
 
 class BeamAncestry:
-    """Which of the kept rows belong to each beam: its own and those of the beams it continues.
+    """Which of the kept rows belong to each beam: its text's prompt, its own, and those of the beams it continues.
 
     The beams of a text keep their rows side by side, and no row is moved when beams are reordered: only this table
     changes. Its columns are steps times beams, with free space at the end. `mask` (B, 1, beams, room) is True where a
     row belongs to a beam. With one beam, it owns every row.
+
+    A prompt's rows come first: whole groups of TERMS once, in the first `front` columns, and its last few rows once for
+    each beam, like those of steps. So a beam's rows are in the groups in which one pass over its text adds them up.
     """
 
-    def __init__(self, n_texts: int, n_beams: int) -> None:
+    def __init__(self, n_beams: int, prompts: np.ndarray) -> None:
+        """prompts: rows of each text's prompt, (B,)."""
         self.n_beams = n_beams
-        self.length = 0  # columns in use
-        self.mask = np.zeros((n_texts, 1, n_beams, STEPS * n_beams), bool)
+        self.whole = prompts // TERMS * TERMS  # rows of each prompt in whole groups
+        self.front = int(self.whole.max(initial=0))
+        self.ends = prompts - self.whole  # rows after the front, of each text's beams
+        self.mask = np.zeros((len(prompts), 1, n_beams, self.front + STEPS * n_beams), bool)
+        self.mask[..., : self.front] = (np.arange(self.front) < self.whole[:, None])[:, None, None]
+        of_beam = np.repeat(np.arange(TERMS), n_beams) < self.ends[:, None]
+        own = np.tile(np.eye(n_beams, dtype=bool), TERMS)
+        self.mask[..., self.front : self.front + TERMS * n_beams] = of_beam[:, None, None] & own
 
     @property
     def room(self) -> int:
         return self.mask.shape[-1]
+
+    @property
+    def length(self) -> int:
+        """Columns in use."""
+        return self.front + int(self.ends.max(initial=0)) * self.n_beams
+
+    @property
+    def newest(self) -> list[tuple[Any, slice]]:
+        """The columns of the newest row of each beam: (texts, columns), for all texts whose columns are the same."""
+        found = []
+        for end in set(self.ends.tolist()):
+            texts = np.flatnonzero(self.ends == end)
+            last = self.front + end * self.n_beams
+            found.append((slice(None) if len(texts) == len(self.ends) else texts, slice(last - self.n_beams, last)))
+        return found
 
     @property
     def width(self) -> int:
@@ -46,18 +74,19 @@ class BeamAncestry:
 
     def step(self, parents: np.ndarray | None = None) -> None:
         """Begins a step: beam i of each text continues beam parents[:, i] of the step before."""
-        start, self.length = self.length, self.length + self.n_beams
-        if parents is not None and start:
-            own = self.mask[..., :start]
-            self.mask[..., :start] = np.take_along_axis(own, parents[:, None, :, None], axis=2)
+        kept = slice(self.front, self.length)
+        if parents is not None:
+            self.mask[..., kept] = np.take_along_axis(self.mask[..., kept], parents[:, None, :, None], axis=2)
+        self.ends = self.ends + 1
         if self.length > self.room:
-            more = np.zeros((*self.mask.shape[:-1], _grown(self.length, self.n_beams)), bool)
-            more[..., :start] = self.mask[..., :start]
+            more = np.zeros((*self.mask.shape[:-1], self.front + _grown(self.length - self.front, self.n_beams)), bool)
+            more[..., : self.room] = self.mask
             self.mask = more
-        self.mask[..., start : self.length] = np.eye(self.n_beams, dtype=bool)
+        for texts, columns in self.newest:
+            self.mask[texts, ..., columns] = np.eye(self.n_beams, dtype=bool)
 
     def keep(self, texts: np.ndarray) -> None:
-        self.mask = self.mask[texts]
+        self.mask, self.ends, self.whole = self.mask[texts], self.ends[texts], self.whole[texts]
 
 
 def _grown(length: int, n_beams: int) -> int:
@@ -67,7 +96,7 @@ def _grown(length: int, n_beams: int) -> int:
 
 @dataclass
 class SelfAttentionCache:
-    """Keys (B, H, K, room) and values (B, H, room, K) of the targets' rows, beams side by side."""
+    """Keys (B, H, K, room) and values (B, H, room, K) of the texts' rows, beams side by side."""
 
     ancestry: BeamAncestry
     complete: bool = False
@@ -82,15 +111,31 @@ class SelfAttentionCache:
         new_keys, new_values = _heads(k, n_heads, line.n_beams), _heads(v, n_heads, line.n_beams)
         if self.values.shape[-2] < line.room:
             self._make_room(new_values)
-        new = slice(line.length - line.n_beams, line.length)
+        newest = line.newest
 
         def keep(heads: slice) -> None:
-            self.keys[:, heads, :, new] = new_keys[:, heads].mT
-            self.values[:, heads, new] = new_values[:, heads]
+            for texts, columns in newest:
+                self.keys[texts, heads, :, columns] = new_keys[texts, heads].mT
+                self.values[texts, heads, columns] = new_values[texts, heads]
 
         width = line.width
         block = slice(None), self.keys[..., :width], self.values[:, :, :width], line.mask[..., :width]
-        return _attend(q, [block], n_heads, line.n_beams, keep)
+        return _attend(q, [block], n_heads, line.n_beams, keep, line.front)
+
+    def begin(self, prompts: Sequence[tuple[np.ndarray, np.ndarray]], n_heads: int) -> None:
+        """Keeps the keys and values of each text's prompt, (P, D) each, in the columns that the ancestry gives them."""
+        line = self.ancestry
+        for text, pair in enumerate(prompts):
+            keys, values = (_heads(rows, n_heads, len(rows)) for rows in pair)
+            if not text:
+                self._make_room(
+                    np.broadcast_to(values[:, :, :1], (len(prompts), *values.shape[1:2], 1, values.shape[3]))
+                )
+            whole, rest = line.whole[text], slice(line.front, line.front + line.ends[text] * line.n_beams)
+            self.keys[text, ..., :whole] = keys[0, :, :whole].mT
+            self.values[text, :, :whole] = values[0, :, :whole]
+            self.keys[text, ..., rest] = np.repeat(keys[0, :, whole:].mT, line.n_beams, axis=-1)
+            self.values[text, :, rest] = np.repeat(values[0, :, whole:], line.n_beams, axis=-2)
 
     def _make_room(self, like: np.ndarray) -> None:
         """Enlarges the arrays with zeros: masked values are multiplied by 0, so they must be numbers."""
@@ -159,11 +204,30 @@ class CrossAttentionCache:
         self.lengths = self.lengths[texts]
 
 
+@dataclass
+class PromptRows:
+    """The keys and values of whole prompts in one layer, (T, D) each, whose rows attend as without a cache."""
+
+    lengths: np.ndarray
+    relative: Relative
+    complete: bool = False
+    keys: np.ndarray = field(default_factory=lambda: np.zeros((0, 0)))
+    values: np.ndarray = field(default_factory=lambda: np.zeros((0, 0)))
+
+    def attend(self, q: np.ndarray, k: np.ndarray | None, v: np.ndarray | None, n_heads: int) -> np.ndarray:
+        """Keeps k and v (T, D), and lets q attend to them: the rows of whole texts, or one row of each."""
+        assert k is not None
+        assert v is not None
+        self.keys, self.values = k, v
+        attending = self.lengths if len(q) == len(k) else np.ones_like(self.lengths)
+        return packed_attention(q, k, v, attending, self.lengths, n_heads, relative=self.relative)
+
+
 class KVCache:
     """The caches of all decoder layers, for texts of `lengths` source rows with n_beams targets each."""
 
     def __init__(self, n_layers: int, lengths: np.ndarray, n_beams: int = 1) -> None:
-        self.ancestry = BeamAncestry(len(lengths), n_beams)
+        self.ancestry = BeamAncestry(n_beams, np.zeros_like(lengths))
         self.layers = [
             (SelfAttentionCache(self.ancestry), CrossAttentionCache(n_beams, lengths)) for _ in range(n_layers)
         ]
@@ -190,12 +254,13 @@ def _attend(
     n_heads: int,
     n_beams: int,
     keep: Callable[[slice], None] | None = None,
+    front: int = 0,
 ) -> np.ndarray:
     """Lets the beams of each text attend to its keys and values, (B * beams, D) -> (B * beams, D).
 
     A block is rows of q with their texts' keys (B, H, K, S), values (B, H, S, K) and mask. keep(heads) stores the
     newest keys and values of some heads; the thread that reads them next calls it, so that they are in its core's
-    cache.
+    cache. front: the first columns, which all beams of a text read.
     """
     if keep is not None and listening():
         keep(slice(None))
@@ -214,7 +279,7 @@ def _attend(
             beams = mask.shape[2]
             if TERMS * beams <= kernel(q.dtype).k_block_size:
                 q_k_v = heads[:, some] * scale, keys[:, some], values[:, some]
-                context[:, some] = masked_attention(*q_k_v, mask, TERMS * beams)
+                context[:, some] = masked_attention(*q_k_v, mask, TERMS * beams, front)
             else:  # with so many beams BLAS would add a group of terms in several blocks
                 _attend_apart(heads[:, some] * scale, keys[:, some], values[:, some], mask, context[:, some])
 
@@ -225,6 +290,7 @@ def _attend(
 def _attend_apart(q: np.ndarray, keys: np.ndarray, values: np.ndarray, mask: np.ndarray, context: np.ndarray) -> None:
     """Writes each beam's context (B, H, beams, K), computed from copies of its own keys and values."""
     for beam in range(q.shape[2]):
-        own = np.argsort(~mask[:, :, beam], axis=-1, kind="stable")[..., : mask[0, 0, beam].sum(), None]
-        k, v = (np.take_along_axis(array, own, axis=2) for array in (keys, values))
-        context[:, :, beam : beam + 1] = masked_attention(q[:, :, beam : beam + 1], k, v, np.ones(1, bool))
+        own = np.argsort(~mask[:, :, beam], axis=-1, kind="stable")[..., : mask[:, 0, beam].sum(axis=-1).max()]
+        admitted = np.take_along_axis(mask[:, :, beam], own, axis=-1)[:, :, None]
+        k, v = (np.take_along_axis(array, own[..., None], axis=2) for array in (keys, values))
+        context[:, :, beam : beam + 1] = masked_attention(q[:, :, beam : beam + 1], k, v, admitted)

@@ -72,7 +72,7 @@ def best(logits: np.ndarray, ids: np.ndarray, processors: Processors, k: int) ->
         else:
             highest, total = _normaliser(some)
             processors(ids[rows], some)
-            if _forced(ids, processors):  # a forced token's log probability is 0
+            if processors.forced(ids.shape[1] - processors.prompt):  # a forced token's log probability is 0
                 return top(some, k)
         tokens, values = top(some, k)
         values -= highest
@@ -80,12 +80,6 @@ def best(logits: np.ndarray, ids: np.ndarray, processors: Processors, k: int) ->
         return tokens, values
 
     return Best(*_by_rows(work, len(logits), logits.shape[1]))
-
-
-def _forced(ids: np.ndarray, processors: Processors) -> bool:
-    s = processors.settings
-    first = s.forced_bos_token_id is not None and ids.shape[1] == 1
-    return first or bool(s.forced_eos_token_id and ids.shape[1] == s.max_new_tokens)
 
 
 def _normaliser(scores: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

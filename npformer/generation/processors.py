@@ -1,7 +1,7 @@
 """Changes to the scores of the next token: bans, forced tokens, the repetition penalty, and the limits of sampling.
 
-Each function changes scores (R, V) in place; ids (R, L) are the rows' tokens so far, the start token first. They run in
-Transformers' order.
+Each function changes scores (R, V) in place; ids (R, L) are the rows' tokens so far, prompt or start token first, with
+negative ones before what is shorter. They run in Transformers' order.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from npformer.generation.settings import Settings
 
 def penalise_repetition(ids: np.ndarray, scores: np.ndarray, penalty: float) -> None:
     """Divides the scores of earlier tokens by the penalty, or multiplies negative ones. Keskar et al., 2019."""
+    ids = np.where(ids < 0, ids[:, -1:], ids)
     seen = np.take_along_axis(scores, ids, axis=1)
     np.put_along_axis(scores, ids, np.where(seen < 0, seen * penalty, seen / penalty), axis=1)
 
@@ -39,8 +40,10 @@ def ban_words(ids: np.ndarray, scores: np.ndarray, words: tuple[tuple[int, ...],
 class Processors:
     """The processors that the settings ask for."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, prompt: int = 1) -> None:
+        """prompt: the tokens in each row before the first that is generated."""
         self.settings = settings
+        self.prompt = prompt
         words = [word for word in settings.bad_words_ids if word and word not in {(end,) for end in settings.end_ids}]
         self.bad_words = tuple(word for word in words if len(word) > 1)
         self.banned = [word[0] for word in words if len(word) == 1]
@@ -52,22 +55,26 @@ class Processors:
 
     def __call__(self, ids: np.ndarray, scores: np.ndarray) -> None:
         """Changes the scores in place; they may be logits or log probabilities."""
-        s, length = self.settings, ids.shape[1]
+        s, new = self.settings, ids.shape[1] - self.prompt
         if s.repetition_penalty != 1:
             penalise_repetition(ids, scores, s.repetition_penalty)
         if s.no_repeat_ngram_size:
             ban_repeated_ngrams(ids, scores, s.no_repeat_ngram_size)
         scores[:, self.banned] = -np.inf
         ban_words(ids, scores, self.bad_words)
-        if length <= s.min_new_tokens:
+        if new < s.min_new_tokens:
             scores[:, list(s.end_ids)] = -np.inf
-        if s.forced_bos_token_id is not None and length == 1:
-            _force(scores, (s.forced_bos_token_id,))
-        if s.forced_eos_token_id and length == s.max_new_tokens:
-            _force(scores, s.forced_eos_token_id)
+        if forced := self.forced(new):
+            _force(scores, forced)
         scores[:, list(s.suppress_tokens)] = -np.inf
-        if length == (1 if s.forced_bos_token_id is None else 2):
+        if new == (0 if s.forced_bos_token_id is None else 1):
             scores[:, list(s.begin_suppress_tokens)] = -np.inf
+
+    def forced(self, new: int) -> tuple[int, ...]:
+        """The tokens of which one must follow so many new ones; () if any may."""
+        s = self.settings
+        first = () if s.forced_bos_token_id is None or new else (s.forced_bos_token_id,)
+        return s.forced_eos_token_id if s.forced_eos_token_id and new + 1 == s.max_new_tokens else first
 
 
 def _force(scores: np.ndarray, tokens: tuple[int, ...]) -> None:

@@ -1,31 +1,25 @@
-"""The decoding loops: greedy search and sampling, one row for each target; beam search, several for each source.
+"""The decoding loops: greedy search and sampling, one row for each text; beam search, several for each prompt.
 
-`DecodeState` advances a decoder for a group of sources; `logits.py` chooses tokens from its logits.
+`state.py` advances a model for a group of sources or prompts; `logits.py` chooses tokens from its logits.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from npformer.functions import softmax
-from npformer.generation.kv_cache import KVCache
-from npformer.generation.logits import Projection, best, check_choice, greedy
+from npformer.generation.logits import best, check_choice, greedy
 from npformer.generation.processors import Processors, narrow
 from npformer.generation.settings import Settings
-from npformer.runtime.packing import Batch
-from npformer.transformer import decode_target
-
-if TYPE_CHECKING:
-    from npformer.model import Seq2Seq
+from npformer.generation.state import State
 
 
 @dataclass
 class Hypothesis:
-    """A generated target: its ids, without the start token and with the end token, and their scores."""
+    """A generated text: its ids, without prompt or start token and with the end token, and their scores."""
 
     ids: np.ndarray  # (L,)
     score: float | None = None  # beam search: log probability / length ** length_penalty
@@ -33,60 +27,23 @@ class Hypothesis:
     cross_attentions: list[np.ndarray] = field(default_factory=list)  # (H, L, S) of each layer, if asked for
 
 
-class DecodeState:
-    """A decoder that advances step by step, with n_beams targets for each of some encoded sources."""
-
-    def __init__(self, model: Seq2Seq, sources: Sequence[np.ndarray], n_beams: int, projection: Projection) -> None:
-        self.model = model
-        self.n_beams = n_beams
-        self.projection = projection
-        self.lengths = np.array([len(source) for source in sources])
-        self.source = np.concatenate(sources)
-        self.cache = KVCache(model.config.decoder.n_layers, self.lengths, n_beams)
-        self.steps = 0
-
-    def step(self, tokens: np.ndarray, parents: np.ndarray | None = None) -> np.ndarray:
-        """The logits after one more token of each target, (R,) -> (R, V). parents: the beams that these continue."""
-        self.cache.step(parents)
-        texts = np.full(len(tokens) // self.n_beams, self.n_beams)
-        positions = np.full(len(tokens), self.steps)
-        target = Batch(tokens, positions, np.zeros_like(tokens), texts)
-        with self.model.cores():
-            x = decode_target(
-                self.model.weights, self.model.config, target, self.source, self.lengths, self.cache.layers
-            )
-            self.steps += 1
-            return self.projection(x)
-
-    def keep(self, texts: np.ndarray) -> None:
-        """Continues with these texts only."""
-        self.cache.keep(texts)
-        self.lengths = self.lengths[texts]
-
-
-# --- one row for each target -----------------------------------------------------------------------------------------
+# --- one row for each text ------------------------------------------------------------------------------------------
 
 
 def greedy_or_sample(
-    model: Seq2Seq,
-    sources: Sequence[np.ndarray],
-    settings: Settings,
-    projection: Projection,
-    scored: bool = False,
-    group: Sequence[tuple[int, int]] = (),
+    run: State, settings: Settings, scored: bool = False, group: Sequence[tuple[int, int]] = ()
 ) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-    """Greedy search or sampling: yields for each step the running targets, their new tokens and their scores.
+    """Greedy search or sampling: yields for each step the running texts, their new tokens and their scores.
 
-    group holds for each target its source's number and its own number among the source's targets; draws depend on them.
-    A target that has ended is not computed further.
+    group holds for each text its source's number and its own number among the source's texts; draws depend on them. A
+    text that has ended is not computed further.
     """
-    run, processors = DecodeState(model, sources, 1, projection), Processors(settings)
+    ids, processors = run.prompts, Processors(settings, run.prompts.shape[1])
     draws = [np.random.default_rng([settings.seed or 0, *place]) for place in group if settings.do_sample]
-    alive = np.arange(len(sources))
-    ids = np.full((len(sources), 1), settings.start_id)
+    alive = np.arange(len(ids))
     while True:
         logits = run.step(ids[:, -1])
-        with model.cores():
+        with run.model.cores():
             if settings.do_sample:
                 tokens, scores = _sample(logits, ids, processors, [draws[i] for i in alive])
             else:
@@ -94,7 +51,7 @@ def greedy_or_sample(
         yield alive, tokens[:, 0], scores[:, 0]
         ids = np.concatenate([ids, tokens], axis=1)
         going = np.flatnonzero(~np.isin(tokens[:, 0], settings.end_ids))
-        if ids.shape[1] > settings.max_new_tokens or not len(going):
+        if ids.shape[1] - processors.prompt >= settings.max_new_tokens or not len(going):
             return
         if len(going) < len(alive):
             alive, ids = alive[going], ids[going]
@@ -125,35 +82,33 @@ class Beams:
     """The state of a beam search: b running targets of each of B texts, and each text's targets that have ended."""
 
     texts: np.ndarray  # (B,) indices of their sources
-    ids: np.ndarray  # (B, b, L), the start token first
+    ids: np.ndarray  # (B, b, L), prompt or start token first
     scores: np.ndarray  # (B, b) log probabilities of the whole target
-    token_scores: np.ndarray  # (B, b, L - 1)
+    token_scores: np.ndarray  # (B, b, L) of those that are new
     ended: list[list[Hypothesis]]  # for each text its best b, best first
 
 
-def beam_search(
-    model: Seq2Seq, sources: Sequence[np.ndarray], settings: Settings, projection: Projection
-) -> list[list[Hypothesis]]:
-    """The best num_beams targets of each source, best first.
+def beam_search(run: State, settings: Settings) -> list[list[Hypothesis]]:
+    """The best num_beams texts of each source or prompt, best first.
 
     As in Transformers: among all beams' continuations the best (1 + number of end tokens) * b are candidates. Those of
     the best b that have ended are kept by their score; the best b that have not ended continue.
     """
-    n, b = len(sources), settings.num_beams
-    run, processors = DecodeState(model, sources, b, projection), Processors(settings)
-    scores = np.full((n, b), NEVER, model.dtype)
+    (n, width), b = run.prompts.shape, settings.num_beams
+    processors, dtype = Processors(settings, width), run.model.dtype
+    scores = np.full((n, b), NEVER, dtype)
     scores[:, 0] = 0  # all beams are equal at first, so only one of them counts
-    ids, none = np.full((n, b, 1), settings.start_id), np.zeros((n, b, 0), model.dtype)
+    ids, none = np.repeat(run.prompts[:, None], b, axis=1), np.zeros((n, b, 0), dtype)
     beams = Beams(np.arange(n), ids, scores, none, [[] for _ in range(n)])
     done: list[list[Hypothesis]] = [[]] * n
     parents = None
     while len(beams.texts):
         logits = run.step(beams.ids[..., -1].ravel(), parents)
-        with model.cores():
+        with run.model.cores():
             parents = _advance(beams, logits, processors)
         going = []
         for i, text in enumerate(beams.texts):
-            if _is_finished(beams.ended[i], beams.scores[i, 0], beams.ids.shape[2] - 1, settings):
+            if _is_finished(beams.ended[i], beams.scores[i, 0], beams.token_scores.shape[2], settings):
                 done[text] = beams.ended[i]
             else:
                 going.append(i)
@@ -172,6 +127,7 @@ def _advance(beams: Beams, logits: np.ndarray, processors: Processors) -> np.nda
     """Replaces the beams by their best continuations; returns the beams that these continue, (B, b)."""
     s = processors.settings
     n, b, length = beams.ids.shape
+    new = length - processors.prompt + 1
     looked_at = max(2, 1 + len(s.end_ids)) * b
     flat = beams.ids.reshape(n * b, length)
     tokens, scores = (each.reshape(n, -1) for each in best(logits, flat, processors, min(looked_at, logits.shape[1])))
@@ -186,10 +142,10 @@ def _advance(beams: Beams, logits: np.ndarray, processors: Processors) -> np.nda
     kept_scores = np.take_along_axis(beams.token_scores, parents[..., None], axis=1)
     token_scores = np.concatenate([kept_scores, scores[..., None]], axis=2)
 
-    ends = np.isin(tokens, s.end_ids) | (length >= s.max_new_tokens)
+    ends = np.isin(tokens, s.end_ids) | (new >= s.max_new_tokens)
     for i, j in zip(*np.nonzero(ends[:, :b]), strict=True):
-        score = totals[i, j] / totals.dtype.type(length**s.length_penalty)
-        _add(beams.ended[i], Hypothesis(ids[i, j, 1:], float(score), token_scores[i, j]), b)
+        score = totals[i, j] / totals.dtype.type(new**s.length_penalty)
+        _add(beams.ended[i], Hypothesis(ids[i, j, processors.prompt :], float(score), token_scores[i, j]), b)
     totals += ends * totals.dtype.type(NEVER)
     chosen = np.argsort(-totals, axis=1, kind="stable")[:, :b]
     beams.scores = np.take_along_axis(totals, chosen, axis=1)

@@ -14,7 +14,7 @@ import numpy as np
 
 from npformer import checks
 from npformer.checkpoint.read import CONFIG
-from npformer.config import Config
+from npformer.config import Config, Decoder
 from npformer.errors import NpformerError
 from npformer.families import family_of
 from npformer.files import read_json
@@ -51,9 +51,9 @@ RANGES = {
 
 @dataclass(frozen=True)
 class Settings:
-    """How targets are generated. Ids are the model's; lengths count the tokens after the start token."""
+    """How texts are generated. Ids are the model's; lengths count the tokens after the prompt, or the start token."""
 
-    start_id: int
+    start_id: int | None
     end_ids: tuple[int, ...] = ()
     pad_id: int | None = None
     max_new_tokens: int = 20
@@ -94,7 +94,7 @@ class Settings:
         if self.seed is not None:
             checks.whole("seed", self.seed, 0, 2**63)
         lists = {
-            "decoder_start_token_id": (self.start_id,),
+            "decoder_start_token_id": () if self.start_id is None else (self.start_id,),
             "eos_token_id": self.end_ids,
             "suppress_tokens": self.suppress_tokens,
             "begin_suppress_tokens": self.begin_suppress_tokens,
@@ -123,11 +123,13 @@ NAMES = (
 )  # fmt: skip
 
 
-def resolve(folder: Path | None, config: Config, given: Mapping[str, Any]) -> Settings:
-    """Merges the settings: `given` first, then generation_config.json, then the defaults.
+def resolve(folder: Path | None, config: Config, given: Mapping[str, Any], prompt: int = 1) -> Settings:
+    """Merges the settings: `given` first, then generation_config.json, then the defaults. None means not given.
 
-    Transformers' older max_length and min_length, which count the start token, are accepted. None means not given.
+    prompt: tokens before the first that is generated; a translation's is the start token. Transformers' older
+    max_length and min_length, which count them, are accepted.
     """
+    of_texts: Decoder | Config = config.decoder or config
     path, stored = stored_settings(folder, config)
     values, given = dict(stored), {name: _plain(value) for name, value in given.items() if value is not None}
     for names in ({"max_new_tokens", "max_length"}, {"min_new_tokens", "min_length"}):
@@ -136,19 +138,19 @@ def resolve(folder: Path | None, config: Config, given: Mapping[str, Any]) -> Se
     values |= given
     end_ids = values.pop("eos_token_id", None)
     settings: dict[str, Any] = {
-        "start_id": values.pop("decoder_start_token_id", config.decoder.start_id),
-        "end_ids": config.decoder.end_ids if end_ids is None else _ids("eos_token_id", end_ids),
+        "start_id": values.pop("decoder_start_token_id", of_texts.start_id),
+        "end_ids": of_texts.end_ids if end_ids is None else _ids("eos_token_id", end_ids),
         "pad_id": values.pop("pad_token_id", config.pad_id),
     }
     max_length, min_length = values.pop("max_length", None), values.pop("min_length", None)
     if values.get("max_new_tokens") is None:
-        default = max(2, min(21, config.max_length))
-        length = checks.whole("max_length", default if max_length is None else max_length, 2, config.max_length + 1)
-        values["max_new_tokens"] = length - 1
+        default = max(prompt + 1, min(prompt + 20, config.max_length))
+        wanted = default if max_length is None else max_length
+        values["max_new_tokens"] = checks.whole("max_length", wanted, prompt + 1, config.max_length + 1) - prompt
     if values.get("min_new_tokens") is None:
-        most = checks.whole("max_new_tokens", values["max_new_tokens"], 1, config.max_length) + 1
+        most = checks.whole("max_new_tokens", values["max_new_tokens"], 1, config.max_length + 1 - prompt) + prompt
         length = checks.whole("min_length", 0 if min_length is None else min_length, 0, most)
-        values["min_new_tokens"] = max(0, length - 1)
+        values["min_new_tokens"] = max(0, length - prompt)
     for name in ("suppress_tokens", "begin_suppress_tokens", "forced_eos_token_id"):
         values[name] = _ids(name, values.get(name))
     words = values.get("bad_words_ids") or []
@@ -167,8 +169,10 @@ def resolve(folder: Path | None, config: Config, given: Mapping[str, Any]) -> Se
         elif name not in IGNORED:
             where = f"{path}: " if name in stored else ""
             raise NpformerError(f"{where}{name!r:.80}: unknown setting; known: {', '.join(NAMES)}")
+    if settings.get("forced_bos_token_id") is not None and not config.decoder:
+        raise NpformerError("forced_bos_token_id: not supported for a model that goes on after a prompt")
     result = Settings(**settings)
-    result.check(config.decoder.vocab_size, config.max_length)
+    result.check(config.n_outputs, config.max_length + 1 - prompt)
     return result
 
 

@@ -51,7 +51,15 @@ def test_pack() -> None:
     assert batch.positions.tolist() == [0, 1, 2, 0, 2, 4]
     assert batch.segments.tolist() == [0, 0, 0, 1, 0, 1]
     assert batch.lengths.tolist() == [3, 1, 2]
-    assert batch.first.tolist() == [0, 3, 4]
+    assert batch.read.tolist() == [0, 3, 4]
+
+
+def test_the_last_token_that_is_not_padding_is_read() -> None:
+    texts = [Text(np.array(ids)) for ids in ([4, 5, 6], [4, 0, 0], [0], [7])]
+    assert pack(texts, last=True, padding=0).read.tolist() == [2, 3, 6, 7]
+    assert pack(texts, last=True).read.tolist() == [2, 5, 6, 7]
+    pieces = pack([Text(np.arange(1, 9))], last=True).pieces(3)
+    assert [each.read.tolist() for each in pieces] == [[], [], [2]]
 
 
 @given(lengths=st.lists(st.integers(1, 9), min_size=1, max_size=9))

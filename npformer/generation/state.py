@@ -1,0 +1,172 @@
+"""The state of a model that writes, which `search.py` advances token by token for several texts at once.
+
+`Seq2SeqState` writes the targets of sources, `PromptState` goes on after prompts. Rows are those of the num_beams texts
+of the first source or prompt, then of the second.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+import numpy as np
+
+from npformer.errors import NpformerError
+from npformer.generation.kv_cache import BeamAncestry, KVCache, PromptRows, SelfAttentionCache
+from npformer.generation.logits import Projection
+from npformer.generation.settings import Settings
+from npformer.runtime.packing import Batch, Text, pack
+from npformer.runtime.padding import check_texts
+from npformer.transformer import decode_target, encode, relatives
+
+if TYPE_CHECKING:
+    from npformer.model import BaseModel, Model, Seq2Seq
+
+NO_TOKEN = -1  # before a prompt that is shorter than others
+
+
+class State(Protocol):
+    """Texts that a model writes, num_beams for each of some sources or prompts."""
+
+    prompts: np.ndarray  # (B, P) the tokens before the first that is written, NO_TOKEN before the shorter ones
+
+    @property
+    def model(self) -> BaseModel: ...
+
+    def __init__(self, model: Any, prepared: Sequence[Any], settings: Settings, projection: Projection) -> None: ...
+
+    @staticmethod
+    def prepare(model: Any, sources: Sequence[Text]) -> list[Any]:
+        """What a state begins with, of each source or prompt."""
+
+    @staticmethod
+    def before(prepared: Any) -> int:
+        """The number of tokens before the first that is written."""
+
+    def step(self, tokens: np.ndarray, parents: np.ndarray | None = None) -> np.ndarray:
+        """The logits after one more token of each text, (R,) -> (R, V). parents: the beams that these continue.
+
+        The first step's tokens are the last ones of the prompts.
+        """
+
+    def keep(self, texts: np.ndarray) -> None:
+        """Continues with these of the sources or prompts only, (B',) indices."""
+
+
+class Seq2SeqState:
+    """A decoder that writes targets for some sources, given by the encoder's output (S, D)."""
+
+    def __init__(
+        self, model: Seq2Seq, sources: Sequence[np.ndarray], settings: Settings, projection: Projection
+    ) -> None:
+        self.model = model
+        self.n_beams = settings.num_beams
+        self.projection = projection
+        self.prompts = np.full((len(sources), 1), settings.start_id)
+        self.lengths = np.array([len(source) for source in sources])
+        self.source = np.concatenate(sources)
+        self.cache = KVCache(model.config.decoder.n_layers, self.lengths, self.n_beams)
+        self.steps = 0
+
+    @staticmethod
+    def prepare(model: Seq2Seq, sources: Sequence[Text]) -> list[np.ndarray]:
+        return model.encode(sources)
+
+    @staticmethod
+    def before(source: np.ndarray) -> int:
+        return 1
+
+    def step(self, tokens: np.ndarray, parents: np.ndarray | None = None) -> np.ndarray:
+        self.cache.step(parents)
+        target = _rows(tokens, np.full(len(tokens), self.steps), self.n_beams)
+        with self.model.cores():
+            x = decode_target(
+                self.model.weights, self.model.config, target, self.source, self.lengths, self.cache.layers
+            )
+            self.steps += 1
+            return self.projection(x)
+
+    def keep(self, texts: np.ndarray) -> None:
+        self.cache.keep(texts)
+        self.lengths = self.lengths[texts]
+
+
+class Read(NamedTuple):
+    """A prompt that was read: the last layer's last row (D,), and each layer's keys and values (P, D)."""
+
+    row: np.ndarray
+    kept: list[tuple[np.ndarray, np.ndarray]]
+
+
+class PromptState:
+    """A causal model that writes on after some prompts. A prompt that is there twice is read once."""
+
+    def __init__(self, model: Model, prompts: Sequence[Text], settings: Settings, projection: Projection) -> None:
+        self.model = model
+        self.n_beams = settings.num_beams
+        self.projection = projection
+        distinct = {id(prompt): prompt for prompt in prompts}
+        places = {each: place for place, each in enumerate(distinct)}
+        read = _read(model, list(distinct.values()))
+        lengths = np.array([len(prompt) for prompt in distinct.values()])
+        self.ancestry = BeamAncestry(self.n_beams, lengths)
+        self.layers = [SelfAttentionCache(self.ancestry) for _ in range(model.config.n_layers)]
+        for i, layer in enumerate(self.layers):
+            layer.begin([each.kept[i] for each in read], model.config.n_heads)
+        self.positions = lengths  # of the next tokens
+        self.first: np.ndarray | None = np.stack([each.row for each in read])
+        self.keep(np.array([places[id(prompt)] for prompt in prompts]))
+        self.prompts = np.full((len(prompts), lengths.max()), NO_TOKEN)
+        for row, prompt in zip(self.prompts, prompts, strict=True):
+            row[len(row) - len(prompt) :] = prompt.ids
+
+    @staticmethod
+    def prepare(model: Model, prompts: Sequence[Text]) -> list[Text]:
+        start, texts = model.config.start_id, []
+        for index, prompt in enumerate(prompts):
+            if not len(prompt) and start is None:
+                raise NpformerError(f"prompt {index} has no tokens, and the model no start token (bos_token_id)")
+            texts.append(Text(prompt.ids if len(prompt) else np.array([start])))
+        check_texts(texts, model.config.max_length, model.config.vocab_size)
+        return texts
+
+    @staticmethod
+    def before(prompt: Text) -> int:
+        return len(prompt)
+
+    def step(self, tokens: np.ndarray, parents: np.ndarray | None = None) -> np.ndarray:
+        with self.model.cores():
+            if self.first is not None:
+                rows, self.first = self.first, None
+                return np.repeat(self.projection(rows), self.n_beams, axis=0)
+            self.ancestry.step(parents)
+            batch = _rows(tokens, np.repeat(self.positions, self.n_beams), self.n_beams)
+            self.positions = self.positions + 1
+            return self.projection(encode(self.model.weights, self.model.config, batch, caches=self.layers))
+
+    def keep(self, texts: np.ndarray) -> None:
+        self.ancestry.keep(texts)
+        for layer in self.layers:
+            layer.keep(texts)
+        self.positions = self.positions[texts]
+        if self.first is not None:
+            self.first = self.first[texts]
+
+
+def _rows(tokens: np.ndarray, positions: np.ndarray, n_beams: int) -> Batch:
+    """The newest token of each text, with its place."""
+    return Batch(tokens, positions, np.zeros_like(tokens), np.full(len(tokens) // n_beams, n_beams))
+
+
+def _read(model: Model, prompts: Sequence[Text]) -> list[Read]:
+    """Reads prompts as `Model.run` does."""
+
+    def work(indices: list[int]) -> list[Read]:
+        batch = pack([prompts[i] for i in indices], last=True)
+        read = relatives(model.weights, model.config, batch, batch.read) or []
+        layers = [PromptRows(batch.lengths, each) for each in read]
+        x = encode(model.weights, model.config, batch, batch.read, layers)
+        kept = [list(zip(batch.split(each.keys), batch.split(each.values), strict=True)) for each in layers]
+        return [Read(row, list(pairs)) for row, *pairs in zip(x, *kept, strict=True)]
+
+    return model.in_shards([len(prompt) for prompt in prompts], work)

@@ -1,0 +1,143 @@
+"""Texts after prompts: the bits of whole passes, alone and together, sampling, and bad input. Transformers' tokens are in
+tests/oracle/test_prompts.py."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+
+from npformer import Config, Model, Text
+from npformer.errors import NpformerError
+from npformer.families.gpt2 import GPT2
+from npformer.functions import log_softmax
+from npformer.generation import generate, stream
+from npformer.tap import listen
+from tests.support import tiny
+
+pytestmark = pytest.mark.numbers
+
+START, END = 1, 0
+
+
+@cache
+def model(dtype: str = "float32", threads: int = 2, **fields: Any) -> Model:
+    """Two layers with heads 64 wide, so that products are as in large models."""
+    sizes = {"vocab_size": 300, "d_model": 128, "n_heads": 2, "n_layers": 2, "d_ffn": 192, "max_length": 256}
+    config: Config = GPT2.config("causal-lm", **{**sizes, "start_id": START, "end_ids": (END,), **fields})
+    return Model(config, tiny.weights(config, dtype=dtype), threads=threads)
+
+
+RANDOM = np.random.default_rng(0)
+PROMPTS = [Text(RANDOM.integers(2, 300, size=length)) for length in (5, 33, 1, 70, 16, 130, 5)]
+LONG = {"max_new_tokens": 50, "suppress_tokens": [END], "output_scores": True}
+SEARCHES: list[dict[str, Any]] = [
+    {},
+    {"num_beams": 4},
+    {"num_beams": 12, "max_new_tokens": 25},
+    {"num_beams": 24, "max_new_tokens": 18},  # a run of their keys is longer than what any BLAS adds up in order
+]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("search", SEARCHES)
+def test_steps_after_ragged_prompts_have_the_bits_of_whole_passes(search: dict[str, Any], dtype: str) -> None:
+    """The tokens' log probabilities, from the steps of all prompts together and from one pass over each whole text."""
+    for prompt, hypotheses in zip(PROMPTS, generate(model(dtype), PROMPTS, **{**LONG, **search}), strict=True):
+        for each in hypotheses[:3]:
+            whole = Text(np.concatenate([prompt.ids, each.ids[:-1]]))
+            logits = model(dtype, threads=1).run([whole])[0]["logits"][len(prompt) - 1 :]
+            if not search:  # greedy search has its scores from what the settings leave
+                logits[:, END] = -np.inf
+            assert each.token_scores is not None
+            assert np.array_equal(log_softmax(logits)[np.arange(len(each.ids)), each.ids], each.token_scores)
+
+
+@pytest.mark.parametrize("search", [{}, {"num_beams": 3, "num_return_sequences": 2}])
+def test_a_prompt_alone_goes_on_as_among_others(search: dict[str, Any]) -> None:
+    together = generate(model(), PROMPTS, **{**LONG, **search})
+    for prompt, there in zip(PROMPTS[:4], together, strict=False):
+        [here] = generate(model(threads=1), [prompt], **{**LONG, **search})
+        assert [each.ids.tolist() for each in here] == [each.ids.tolist() for each in there]
+        assert all(np.array_equal(a.token_scores, b.token_scores) for a, b in zip(here, there, strict=True))
+
+
+def test_sampling_hangs_on_the_seed_and_the_place_alone() -> None:
+    settings: dict[str, Any] = {"do_sample": True, "max_new_tokens": 12, "num_return_sequences": 3}
+    first, again = (generate(model(), PROMPTS, seed=5, **settings) for _ in range(2))
+    assert [[each.ids.tolist() for each in texts] for texts in first] == [
+        [each.ids.tolist() for each in texts] for texts in again
+    ]
+    [alone] = generate(model(threads=1), PROMPTS[:1], seed=5, **settings)
+    assert [each.ids.tolist() for each in alone] == [each.ids.tolist() for each in first[0]]
+    assert len({tuple(each.ids.tolist()) for each in alone}) == 3
+    other = generate(model(), PROMPTS, seed=6, **settings)
+    assert [each.ids.tolist() for each in other[0]] != [each.ids.tolist() for each in first[0]]
+
+
+def test_the_stream_is_what_is_generated_and_a_listener_changes_no_bit() -> None:
+    [[expected]] = generate(model(), PROMPTS[1:2], max_new_tokens=20)
+    assert list(stream(model(), PROMPTS[1], max_new_tokens=20)) == expected.ids.tolist()
+    with listen(lambda name, array: array):
+        [[heard]] = generate(model(), PROMPTS[1:2], max_new_tokens=20, output_scores=True)
+    [[scored]] = generate(model(), PROMPTS[1:2], max_new_tokens=20, output_scores=True)
+    assert np.array_equal(heard.ids, expected.ids)
+    assert np.array_equal(heard.token_scores, scored.token_scores)
+
+
+def test_padded_ids_and_their_mask_are_ragged_prompts() -> None:
+    ids, mask = np.zeros((2, 6), int), np.zeros((2, 6), int)
+    ids[0, 1:], mask[0, 1:], ids[1, 5:], mask[1, 5:] = PROMPTS[0].ids, 1, PROMPTS[2].ids, 1  # on the left
+    found = model().generate(ids, mask, max_new_tokens=9)
+    expected = generate(model(), [PROMPTS[0], PROMPTS[2]], max_new_tokens=9)
+    assert [each.ids.tolist() for [each] in found] == [each.ids.tolist() for [each] in expected]
+    assert list(model().stream(PROMPTS[0].ids, max_new_tokens=9)) == expected[0][0].ids.tolist()
+
+
+def test_an_empty_prompt_is_the_start_token() -> None:
+    empty = Text(np.zeros(0, int))
+    [[found], [expected]] = generate(model(), [empty, Text(np.array([START]))], max_new_tokens=9)
+    assert np.array_equal(found.ids, expected.ids)
+    with pytest.raises(NpformerError, match=r"prompt 0 has no tokens, and the model no start token \(bos_token_id\)"):
+        generate(model(start_id=None), [empty])
+
+
+def test_lengths_count_from_each_prompt() -> None:
+    texts = [PROMPTS[0], PROMPTS[3]]
+    assert [len(each.ids) for [each] in generate(model(), texts, max_length=75, suppress_tokens=[END])] == [70, 5]
+    near = Text(RANDOM.integers(2, 300, size=250))
+    assert [len(each.ids) for [each] in generate(model(), [near], suppress_tokens=[END])] == [6]
+    assert [len(each.ids) for [each] in generate(model(), [near], max_new_tokens=7, suppress_tokens=[END])] == [7]
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"max_new_tokens": 253}, "max_new_tokens: expected a whole number from 1 to 252, got 253"),
+        ({"max_length": 5}, "max_length: expected a whole number from 6 to 257, got 5"),
+        ({"forced_bos_token_id": 3}, "forced_bos_token_id: not supported for a model that goes on after a prompt"),
+        ({"output_attentions": True}, "output_attentions: only an encoder-decoder has cross-attention"),
+        ({"eos_token_id": 300}, "eos_token_id: expected a whole number from 0 to 299, got 300"),
+    ],
+)
+def test_settings_that_are_impossible(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(NpformerError, match=message):
+        generate(model(), PROMPTS[:1], **settings)
+
+
+def test_prompts_that_are_impossible() -> None:
+    with pytest.raises(NpformerError, match="input_ids: text 1 has 257 tokens, the model takes 256"):
+        generate(model(), [PROMPTS[0], Text(np.full(257, 5))])
+    with pytest.raises(NpformerError, match="input_ids: 300 of text 0 is outside the vocabulary"):
+        generate(model(), [Text(np.array([300]))])
+
+
+def test_a_model_that_writes_no_texts() -> None:
+    config = GPT2.config("base", **{name: getattr(model().config, name) for name in ("vocab_size", "d_model", "n_heads")},
+                         n_layers=1, d_ffn=8, max_length=8)  # fmt: skip
+    with pytest.raises(
+        NpformerError, match="a base model writes no texts; those with head translation or causal-lm do"
+    ):
+        Model(config, tiny.weights(config)).generate([3, 4])
