@@ -12,7 +12,7 @@ import shutil
 from pathlib import Path
 
 from npformer.checkpoint import tree as layout
-from npformer.checkpoint.modules import module_files
+from npformer.checkpoint.modules import MODULES, flattened, home, module_files
 from npformer.checkpoint.read import CONFIG, OWN_WEIGHTS, own_metadata, read_folder, read_tree
 from npformer.checkpoint.safetensors import write_tensors
 from npformer.errors import NpformerError
@@ -91,10 +91,14 @@ def convert(
             description.pop("torch_dtype", None)  # the older name of the same setting
         text = json.dumps(description, indent=2, ensure_ascii=False)
         (folder / CONFIG).write_text(text + "\n", encoding="utf-8")
-        for name in (*COMPANIONS, *(name for names in module_files(src) for name in names)):
-            if (src / name).exists():
+        whole = home(src)  # what has the modules after the encoder, which may lie in a folder inside
+        for name in (*COMPANIONS, *(name for names in module_files(whole) for name in names)):
+            found = next((each / name for each in (src, whole) if (each / name).exists()), None)
+            if found is not None:
                 (folder / name).parent.mkdir(exist_ok=True)
-                with open_file(src / name) as source, open(folder / name, "wb") as copy:
-                    limits.check("json", os.fstat(source.fileno()).st_size, src / name)
+                with open_file(found) as source, open(folder / name, "wb") as copy:
+                    limits.check("json", os.fstat(source.fileno()).st_size, found)
                     shutil.copyfileobj(source, copy)
+        if whole != src:
+            (folder / MODULES).write_text(flattened(whole), encoding="utf-8")
     return dst

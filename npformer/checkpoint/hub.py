@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from npformer.checkpoint.modules import MODULES, module_files
+from npformer.checkpoint.modules import MODULES, encoder_folder, module_files
 from npformer.checkpoint.read import CONFIG, WEIGHTS
 from npformer.errors import NpformerError
 from npformer.families import FAMILIES, read_config
@@ -22,10 +22,8 @@ from npformer.files import open_file, read_json
 TOKENIZER = ("tokenizer_config.json", "special_tokens_map.json")
 TRANSLATION = ("vocab.json", "target_vocab.json", "source.spm", "target.spm", "generation_config.json")
 OLD_TOKENIZER = ("vocab.txt", "merges.txt", "sentencepiece.bpe.model", "spiece.model")  # one, without tokenizer.json
-SENTENCE_TRANSFORMERS = (  # where there is a modules.json
-    "sentence_bert_config.json",
-    "config_sentence_transformers.json",
-)
+# Of sentence-transformers, where there is a modules.json: beside the encoder's files, and beside modules.json.
+ENCODER_SETTINGS, SETTINGS = "sentence_bert_config.json", "config_sentence_transformers.json"
 
 _PART = r"[A-Za-z0-9_](?:[\w.-]*[A-Za-z0-9_])?"
 _ID = re.compile(rf"(?!.*(?:--|\.\.|\.git$))(?:{_PART}/)?(?=.{{1,96}}$){_PART}", re.ASCII)
@@ -61,20 +59,20 @@ def download(name: str, revision: str | None = None, offline: bool = False, weig
     cached = _Cached(Path(constants.HF_HUB_CACHE), name, revision)
     missing = _collect(cached.folder, cached.has, weights)
     if not cached.unsure and not missing:
-        return cached.folder
+        return _model(cached.folder)
     if offline or constants.HF_HUB_OFFLINE:
         if missing:
             why = "offline was asked for" if offline else "HF_HUB_OFFLINE is set"
             where = f"in the cache {constants.HF_HUB_CACHE} (revision {revision})"
             kind = UnknownModel if missing == CONFIG else NpformerError
             raise kind(f"{name}: no {missing} {where}, and {why}; load it once with a connection")
-        return cached.folder
+        return _model(cached.folder)
     try:
         return _fetch(name, revision if missing else cached.commit, weights)
     except NpformerError:
         if missing:
             raise
-        return cached.folder  # it may lack only small files that other tools did not request
+        return _model(cached.folder)  # it may lack only small files that other tools did not request
 
 
 class _Cached:
@@ -112,32 +110,47 @@ def _collect(folder: Path, has: Callable[[str], bool], with_weights: bool) -> st
 
     One of several forms of the weights is enough, so those in `folder` are tried first.
     """
+    start = ""  # of the names of the model's files
     if not has(CONFIG):
-        return CONFIG
+        start = _inside(folder) if has(MODULES) else ""
+        if not start or not has(start + CONFIG):
+            return start + CONFIG
     if not with_weights:
-        has(TOKENIZER[0])
+        has(start + TOKENIZER[0])
         return ""
-    forms = sorted(WEIGHTS, key=lambda each: not os.path.exists(folder / each))
+    forms = sorted((start + each for each in WEIGHTS), key=lambda each: not os.path.exists(folder / each))
     weights = next((each for each in forms if has(each)), None)
     if weights is None:
         return "weights"
     for shard in _shards(folder / weights) if weights.endswith(".index.json") else []:
-        if not has(shard):
-            return shard
+        if not has(start + shard):
+            return start + shard
     extras = [*TOKENIZER]
-    family = FAMILIES.get(read_json(folder / CONFIG).get("model_type", ""))
+    family = FAMILIES.get(read_json(folder / start / CONFIG).get("model_type", ""))
     if family is not None and family.tokenizer_pieces:
         extras += TRANSLATION
-    if not has("tokenizer.json"):
-        old = next((each for each in OLD_TOKENIZER if has(each)), "")
+    if not has(start + "tokenizer.json"):
+        old = next((each for each in OLD_TOKENIZER if has(start + each)), "")
         extras += ["added_tokens.json", *(["vocab.json"] if old == "merges.txt" else [])]
     if has(MODULES):
-        extras += SENTENCE_TRANSFORMERS
+        extras.append(ENCODER_SETTINGS)
+        has(SETTINGS)
         for alternatives in module_files(folder):
             any(has(each) for each in alternatives)
     for extra in extras:
-        has(extra)
+        has(start + extra)
     return ""
+
+
+def _inside(folder: Path) -> str:
+    """The part of the names of the model's files that says in which folder of modules.json they lie; "" in none."""
+    encoder = encoder_folder(folder)
+    return "" if encoder == folder else f"{encoder.name}/"
+
+
+def _model(snapshot: Path) -> Path:
+    """The folder of a snapshot that has the model's config.json."""
+    return snapshot if (snapshot / CONFIG).exists() else snapshot / _inside(snapshot)
 
 
 def _shards(index: Path) -> list[str]:
@@ -153,12 +166,10 @@ def _fetch(name: str, revision: str, weights: bool) -> Path:
     from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
 
     with _explained(name, revision):
-        _probe(name, revision)
-        folder = Path(hf_hub_download(name, CONFIG, revision=revision)).parent
-    try:
-        read_config(read_json(folder / CONFIG))
-    except NpformerError as error:  # raised before the weights of an unsupported model are fetched
-        raise NpformerError(f"{name}: {error}") from None
+        first = next((each for each in (CONFIG, MODULES) if _probe(name, revision, each)), None)
+        if first is None:
+            raise NpformerError(f"{name}: no {CONFIG} on the hub, so npformer cannot read it as a transformer")
+        folder = Path(hf_hub_download(name, first, revision=revision)).parent
 
     def has(file: str) -> bool:
         if is_known_absent(folder, file):
@@ -172,28 +183,36 @@ def _fetch(name: str, revision: str, weights: bool) -> Path:
                 return False
         return True
 
+    start = "" if first == CONFIG else _inside(folder)
+    if not has(start + CONFIG):
+        raise NpformerError(f"{name}: no {start + CONFIG} on the hub, so npformer cannot read it as a transformer")
+    try:
+        read_config(read_json(folder / start / CONFIG))
+    except NpformerError as error:  # raised before the weights of an unsupported model are fetched
+        raise NpformerError(f"{name}: {error}") from None
     missing = _collect(folder, has, weights)
     if missing == "weights":
         raise NpformerError(f"{name}: no weights on the hub that npformer reads; looked for {', '.join(WEIGHTS)}")
     if missing:
         raise NpformerError(f"{name}: {missing} is not on the hub, though the index of the weights names it")
-    return folder
+    return _model(folder)
 
 
-def _probe(name: str, revision: str) -> None:
-    """Requests config.json once, without the client's retries, so that a wrong name or address fails at once."""
+def _probe(name: str, revision: str, file: str) -> bool:
+    """Tells whether a file is there, in one request without the client's retries: a wrong name fails at once."""
     from huggingface_hub import constants, get_hf_file_metadata, hf_hub_url
     from huggingface_hub.errors import EntryNotFoundError
 
     try:
-        commit = get_hf_file_metadata(hf_hub_url(name, CONFIG, revision=revision)).commit_hash
+        commit = get_hf_file_metadata(hf_hub_url(name, file, revision=revision)).commit_hash
     except EntryNotFoundError:
-        raise NpformerError(f"{name}: no {CONFIG} on the hub, so npformer cannot read it as a transformer") from None
+        return False
     if not _COMMIT.fullmatch(commit or ""):
         raise NpformerError(
             f"{name}: {constants.ENDPOINT} does not answer as a Hugging Face hub does (it names no commit); "
             "check HF_ENDPOINT, and whether a login page or proxy stands in between"
         )
+    return True
 
 
 @contextmanager

@@ -13,6 +13,7 @@ from typing import Any, cast
 
 import numpy as np
 
+from npformer.checkpoint.modules import encoder_folder
 from npformer.checkpoint.read import CONFIG, OWN_WEIGHTS, load_folder
 from npformer.checkpoint.tree import parameter_dtype
 from npformer.checkpoint.verify import verify_once
@@ -92,6 +93,7 @@ def find_folder(name: str | Path, revision: str | None = None, offline: bool = F
     weights: whether to download more than the small files that describe it.
 
     A bundled name takes precedence over a folder, and a folder over a hub id: write ./name for a folder of such a name.
+    The model of a sentence-transformers folder may lie in a folder inside, as 0_Transformer, which is returned then.
     """
     if not isinstance(name, str | Path) or not str(name) or "\0" in str(name):
         raise NpformerError(f"name: expected a bundled model, a folder or a hub id, got {name!r:.80}")
@@ -103,7 +105,7 @@ def find_folder(name: str | Path, revision: str | None = None, offline: bool = F
     if folder is not None:
         if revision is not None:
             raise NpformerError(f"revision: only a model on the hub has one; {str(name)!r} is the folder {folder}")
-        return folder
+        return folder if (folder / CONFIG).exists() else encoder_folder(folder)
     if name in OURS:
         raise NpformerError(_not_installed(str(name)))
 

@@ -18,6 +18,7 @@ from npformer.files import read_text
 from npformer.limits import LIMITS, Limits
 
 MODULES = "modules.json"
+ENCODERS = ("Transformer", "MLMTransformer")  # modules, by the last part of their type
 WITH_WEIGHTS = ("Dense", "LayerNorm")
 WEIGHT_FILES = ("model.safetensors", "pytorch_model.bin")  # in the order they are looked for
 
@@ -49,6 +50,24 @@ def read_modules(folder: Path) -> list[Module]:
     if linked is not None:
         raise NpformerError(f"{folder / linked}: a link, which is not followed; put the folder itself there")
     return found
+
+
+def encoder_folder(folder: Path) -> Path:
+    """Returns the folder of a sentence-transformers model's encoder: the folder itself, or its 0_Transformer."""
+    return next((folder / path for kind, path in read_modules(folder) if kind in ENCODERS), folder)
+
+
+def home(folder: Path) -> Path:
+    """Returns the sentence-transformers folder that an encoder's folder is or lies in, else the folder itself."""
+    inside = not (folder / MODULES).exists() and (folder.parent / MODULES).exists()
+    return folder.parent if inside and encoder_folder(folder.parent) == folder else folder
+
+
+def flattened(folder: Path) -> str:
+    """The content of modules.json for the same modules with the encoder's files beside it."""
+    listed = json.loads(read_text(folder / MODULES))
+    inner = encoder_folder(folder).name
+    return json.dumps([{**each, "path": ""} if each["path"] == inner else each for each in listed], indent=2)
 
 
 def module_files(folder: Path) -> list[tuple[str, ...]]:

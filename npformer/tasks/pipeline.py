@@ -124,7 +124,7 @@ def pipeline(
         folder = find_folder(_default(task, name) if model is None else model, revision, offline)
         kind = _class(name or _inferred(folder, limits))
         if kind.name in ("sentence-embedding", "sparse-embedding"):
-            from npformer.tasks.sentence_folder import encoder_folder
+            from npformer.checkpoint.modules import encoder_folder
 
             folder = encoder_folder(folder)
         head = None if _names_head(folder, limits) else kind.head
@@ -181,10 +181,12 @@ def _task_of(head: str) -> str:
 
 def _inferred(folder: Path, limits: Limits) -> str:
     """Infers the task from a model's folder: one of embedding if it has modules.json, else by the model's head."""
-    if (folder / "modules.json").exists():
+    from npformer.checkpoint.modules import MODULES, home
+
+    if (outer := home(folder) / MODULES).exists():
         from npformer.tasks.sentence_folder import is_sparse
 
-        return "sparse-embedding" if is_sparse(folder) else "sentence-embedding"
+        return "sparse-embedding" if is_sparse(outer.parent) else "sentence-embedding"
     if not _names_head(folder, limits):
         raise NpformerError(f"{folder / CONFIG}: no architectures to infer the task from; give the task too")
     config = config_of(folder, read_json(folder / CONFIG, limits, "config"), limits=limits)

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from npformer.checkpoint.modules import home
 from npformer.checks import boolean, whole
 from npformer.errors import NpformerError
 from npformer.model import Model
@@ -19,7 +20,7 @@ from npformer.pooling import POOLINGS, normalize
 from npformer.search import similarity
 from npformer.tasks.prompted import PromptedTask, PromptOptions
 from npformer.tasks.results import carrying
-from npformer.tasks.sentence_folder import home, recipe_of
+from npformer.tasks.sentence_folder import recipe_of
 from npformer.tasks.sentence_modules import Function, load_steps
 from npformer.tasks.task import Request, without_head
 from npformer.text.encoding import Encoder

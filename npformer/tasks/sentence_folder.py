@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from npformer.checkpoint.modules import MODULES, read_modules
+from npformer.checkpoint.modules import ENCODERS, MODULES, home, read_modules
 from npformer.checkpoint.read import CONFIG
 from npformer.checks import boolean, one_of, shown, whole
 from npformer.errors import NpformerError
@@ -29,7 +29,6 @@ FLAGS = {
     "pooling_mode_lasttoken": "lasttoken",
 }
 
-ENCODERS = ("Transformer", "MLMTransformer")  # modules, by the last part of their type
 PROMPTS = {"query": "", "document": ""}  # names that every folder has
 #: The encoder's settings, under the names that versions before 2.0 gave the file too.
 SETTINGS = ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
@@ -132,20 +131,9 @@ def _described(path: Path) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def home(folder: Path) -> Path:
-    """Returns the sentence-transformers folder that an encoder's folder is or lies in, else the folder itself."""
-    inside = not (folder / MODULES).exists() and (folder.parent / MODULES).exists()
-    return folder.parent if inside and encoder_folder(folder.parent) == folder else folder
-
-
 def is_sparse(folder: Path) -> bool:
     """Tells whether a sentence-transformers folder makes sparse vectors."""
     return any(each.kind == "SpladePooling" for each in read_modules(folder))
-
-
-def encoder_folder(folder: Path) -> Path:
-    """Returns the folder of a sentence-transformers model's encoder: the folder itself, or its 0_Transformer."""
-    return next((folder / path for kind, path in read_modules(folder) if kind in ENCODERS), folder)
 
 
 def _optional(path: Path) -> dict[str, Any]:

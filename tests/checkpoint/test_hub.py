@@ -124,6 +124,37 @@ def test_an_old_tokenizer_and_a_sentence_transformers_folder(hub, env, folder):
     ]
 
 
+def test_an_older_sentence_transformers_folder_has_its_model_in_a_folder_inside(hub, env, folder, tmp_path):
+    outer = tmp_path / "outer"
+    outer.mkdir()
+    folder.rename(outer / "0_Transformer")
+    modules = [{"type": "models.Transformer", "path": "0_Transformer"}, {"type": "models.Pooling", "path": "1_Pooling"}]
+    (outer / "modules.json").write_text(json.dumps(modules))
+    (outer / "1_Pooling").mkdir()
+    (outer / "1_Pooling/config.json").write_text("{}")
+    (outer / "0_Transformer/sentence_bert_config.json").write_text("{}")
+    hub.add(NAME, outer)
+    info = f"from npformer.cli.main import main; raise SystemExit(main(['info', {NAME!r}]))"
+    assert python(env, info).returncode == 0
+    assert hub.asked("GET") == ["modules.json", "0_Transformer/config.json", "0_Transformer/tokenizer_config.json"]
+    (answer,) = loads(env, {"name": NAME})
+    wanted = [
+        "config.json",
+        "model.safetensors",
+        "sentence_bert_config.json",
+        "tokenizer.json",
+        "tokenizer_config.json",
+    ]
+    assert answer["files"] == wanted
+    assert "1_Pooling/config.json" in hub.asked("GET")
+    hub.requests.clear()
+    (again,) = loads(env, {"name": NAME}, network=False)
+    assert again == answer | {"client": False}
+    assert not hub.requests
+    (local,) = loads(env, {"name": str(outer)})
+    assert local["logits"] == answer["logits"]
+
+
 def test_info_fetches_no_weights(hub, env, folder):
     (folder / "tokenizer_config.json").write_text("{}")
     hub.add(NAME, folder)

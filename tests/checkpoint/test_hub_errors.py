@@ -176,6 +176,11 @@ CONFIG = json.dumps(write_config(tiny.config())).encode()
     ("files", "message"),
     [
         ({"README.md": b"x"}, "no config.json on the hub"),
+        ({"modules.json": b"[]"}, "no config.json on the hub"),
+        (
+            {"modules.json": b'[{"type": "m.Transformer", "path": "0_Transformer"}]'},
+            "no 0_Transformer/config.json on the hub",
+        ),
         ({"config.json": CONFIG, "tf_model.h5": b"x"}, "no weights on the hub that npformer reads; looked for"),
         (
             {"config.json": CONFIG, "model.safetensors.index.json": b'{"weight_map": {"a": "one.safetensors"}}'},

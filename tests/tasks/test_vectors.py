@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from npformer.checkpoint.convert import convert
+from npformer.checkpoint.load import load
 from npformer.errors import NpformerError
 from npformer.families import encoders
 from npformer.interpret.trace import trace
@@ -129,9 +130,15 @@ def test_an_older_sentence_transformers_folder_has_its_encoder_inside(tmp_path):
     modules[0]["path"] = "0_Transformer"
     (outer / "modules.json").write_text(json.dumps(modules))
     (outer / "sentence_bert_config.json").rename(outer / "0_Transformer" / "sentence_bert_config.json")
-    embed = pipeline("sentence-embedding", outer)
-    assert embed.recipe.poolings == ("cls",)
+    embed = pipeline(model=outer)
+    assert (embed.name, embed.recipe.poolings) == ("sentence-embedding", ("cls",))
     assert np.array_equal(embed("ice"), embed.model(embed.model.tokenizer.encode("ice").ids).last_hidden_state[0, 0])
+    assert load(outer).folder == outer / "0_Transformer"
+    converted = convert(load(outer).folder, tmp_path / "converted")
+    assert (converted / "config.json").exists()  # beside modules.json, as sentence-transformers writes it today
+    flat = pipeline(model=converted)
+    assert flat.recipe == embed.recipe
+    assert np.array_equal(flat("ice"), embed("ice"))
 
 
 @pytest.mark.parametrize(
