@@ -78,8 +78,7 @@ def parameters(config: Config, head: str | None = None) -> dict[str, Parameter]:
     for group in family.groups(config, head or config.head):
         sizes = _sizes(config, group)
         for name, letters in zip(("weight", "bias"), GROUPS[_kind(group)], strict=True):
-            biased = (head or config.head) not in family.unbiased if group == "head.output" else config.bias
-            if letters and (name == "weight" or biased):
+            if letters and (name == "weight" or family.has_bias(config, group, head or config.head)):
                 shape = tuple(sizes[letter] for letter in letters if letter != " ")
                 result[f"{group}.{name}"] = Parameter(group, name, shape, len(letters) == 2)
     return result
@@ -166,7 +165,7 @@ def to_tree(flat: Mapping[str, Array], config: Config, dtype: Any = np.float32, 
         tensors[name] = array
     found, titles = {}, {}
     for ours, source in sources(config).items():
-        name = next((name for name in source.names if name in tensors), source.names[0])
+        name, source = source.found_in(tensors)
         titles[ours] = source._replace(names=(name,)).title
         if name in tensors:
             found[ours] = _taken(tensors[name], source, expected[ours])
@@ -200,7 +199,7 @@ def _known(config: Config) -> frozenset[str]:
     """All names that a checkpoint of this family and depth can have, with any head."""
     family = family_of(config)
     heads = dict.fromkeys([config.head, *family.architectures.values()])
-    names = {name for head in heads for source in sources(config, head).values() for name in source.names}
+    names = {name for head in heads for each in sources(config, head).values() for name in each.names + each.apart}
     return frozenset(names | family.stored_elsewhere(config))
 
 
@@ -339,7 +338,7 @@ def module_path(config: Config, group: str) -> str | None:
     'distilbert.transformer.layer.0.attention.q_lin'
     """
     source = _recent_sources(config).get(f"{group}.weight")
-    return source.names[0].removesuffix(".weight") if source and source.part is None else None
+    return next((name.removesuffix(".weight") for name in source.alone), None) if source else None
 
 
 # --- nested and flat -------------------------------------------------------------------------------------------------

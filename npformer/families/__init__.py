@@ -22,6 +22,7 @@ from npformer.families.marian import MARIAN
 from npformer.families.mechanisms import find_family, ignored
 from npformer.families.modernbert import MODERNBERT
 from npformer.families.mpnet import MPNET
+from npformer.families.nomic import NOMIC_BERT
 from npformer.families.roberta import CAMEMBERT, ROBERTA, XLM_ROBERTA
 from npformer.families.table import EncoderTable
 from npformer.families.torch_nn import TORCH_MODULES
@@ -44,7 +45,8 @@ __all__ = [
 FAMILIES: dict[str, Family] = {
     each.model_type: each
     for each in (
-        *(DISTILBERT, BERT, ELECTRA, ALBERT, ROBERTA, XLM_ROBERTA, CAMEMBERT, MPNET, DEBERTA, MODERNBERT, GPT2),
+        *(DISTILBERT, BERT, ELECTRA, ALBERT, ROBERTA, XLM_ROBERTA, CAMEMBERT, MPNET, DEBERTA, MODERNBERT, NOMIC_BERT),
+        GPT2,
         *(MARIAN, BART, TORCH_MODULES),
     )
 }

@@ -38,6 +38,7 @@ class Source(NamedTuple):
     in_out: bool = False  # a linear weight is (in, out), as in GPT-2's Conv1D
     written: tuple[str, ...] = ()  # names in a new file; the first of `names` if empty
     leading: bool = False  # a new file has it with a leading axis of 1
+    apart: tuple[str, ...] = ()  # names of a tensor with this array alone, where those in `names` hold several
 
     @property
     def title(self) -> str:
@@ -45,6 +46,18 @@ class Source(NamedTuple):
             return self.names[0]
         index, count = self.part
         return f"{self.names[0]}, {'half' if count == 2 else 'third'} {index + 1} of {count}"
+
+    @property
+    def alone(self) -> tuple[str, ...]:
+        """Names of tensors that are this array."""
+        return self.apart + (self.names if self.part is None else ())
+
+    def found_in(self, tensors: Container[str]) -> tuple[str, Source]:
+        """The name of the tensor that has the array, and how it has it."""
+        for name in self.apart:
+            if name in tensors:
+                return name, Source((name,))
+        return next((name for name in self.names if name in tensors), self.names[0]), self
 
 
 class PieceOrder(NamedTuple):
@@ -124,6 +137,10 @@ class Family:
     def sources(self, config: Config, arrays: Mapping[str, tuple[str, str]], head: str) -> dict[str, Source]:
         """Our flat name of every array, given with its group and its own name -> where a file has it."""
         raise NotImplementedError
+
+    def has_bias(self, config: Config, group: str, head: str) -> bool:
+        """Tells whether a group that can have a bias has one in a model with this head."""
+        return head not in self.unbiased if group == "head.output" else config.bias
 
     def in_layer(self, pattern: str, config: Config, layer: int) -> str:
         """A name of the family's for a layer, whose number stands in the place of `*`."""

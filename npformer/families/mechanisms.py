@@ -29,7 +29,6 @@ MISSING = {
     "mistral": "rotary positions, gated units and RMS norms, in a decoder without an encoder",
     "mt5": "relative positions in buckets, and RMS norms",
     "new": "rotary positions and gated units",
-    "nomic_bert": "rotary positions and gated units",
     "nystromformer": "attention approximated by landmarks",
     "qwen2": "rotary positions, gated units and RMS norms, in a decoder without an encoder",
     "qwen3": "rotary positions, gated units and RMS norms, in a decoder without an encoder",
@@ -50,7 +49,10 @@ FIELDS = {
 CODE = "auto_map"  # classes of a checkpoint's own code
 
 #: Fields that change how it is computed and not what: they are ignored.
-IGNORED = ("_attn_implementation", "dtype", "reference_compile", "torch_dtype", "use_cache")
+IGNORED = (
+    *("_attn_implementation", "dtype", "reference_compile", "torch_dtype", "use_cache"),
+    *("fused_bias_fc", "fused_dropout_add_ln", "reorder_and_upcast_attn", "use_flash_attn", "use_xentropy"),
+)
 
 
 def find_family(families: Mapping[str, Family], data: Mapping[str, Any]) -> Family:

@@ -41,6 +41,7 @@ class EncoderTable(Family):
     encoder: Mapping[str, str]  # our group -> their module
     heads: Mapping[str, Mapping[str, str]]  # head -> the same for its groups
     in_out: tuple[str, ...] = ()  # ends of modules whose weights are (in, out)
+    modules: Mapping[str, str] = field(default_factory=dict)  # our group -> Transformers' module, if files differ
     absent: frozenset[str] = frozenset()  # groups of the encoder, with their layer's number, that no model has
     settings: Mapping[str, Any] = field(default_factory=dict)  # more like SUPPORTED, which are written too
     supported: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # head -> its own settings like SUPPORTED
@@ -140,9 +141,20 @@ class EncoderTable(Family):
             parts = tensors[_layer(group), module]
             index, count = parts.index(group), len(parts)
             written = names[1:] if twin and config.tied else names
-            is_conv = any(module.endswith(each) for each in self.in_out)
-            sources[ours] = Source(names, (index, count) if count > 1 else None, is_conv, written)
+            is_conv, alone = any(module.endswith(each) for each in self.in_out), ()
+            if other := self._other_module(group, config):
+                alone = (self._written(f"{other}.{array}", config),)
+            if count > 1:
+                sources[ours] = Source(names, (index, count), is_conv, written, apart=alone)
+            else:
+                sources[ours] = Source(alone + names, None, is_conv, written)
         return sources
+
+    def _other_module(self, group: str, config: Config) -> str:
+        """Transformers' module of a group, where files have another name for it; else ""."""
+        layer = _layer(group)
+        pattern = group.replace(f"layers.{layer}.", "layers.*.", 1) if layer else group
+        return self.in_layer(self.modules[pattern], config, int(layer or 0)) if pattern in self.modules else ""
 
     def _modules(self, config: Config, head: str) -> dict[str, str]:
         """Our groups -> their modules; in most families tables as wide as the layers have no projection."""

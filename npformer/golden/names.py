@@ -98,8 +98,7 @@ def weight_names(config: Config) -> dict[str, str]:
     prefix, names = family_of(config).prefix, dict[str, str]()
     for ours, source in layout.sources(config).items():
         names[ours] = ours
-        if source.part is None:
-            theirs = source.names[0]
+        for theirs in source.alone:
             for name in (theirs, theirs.removeprefix(prefix)):
                 names.setdefault(name, ours)  # of layers with the same weights, the first
     return names

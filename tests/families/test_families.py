@@ -73,7 +73,7 @@ def test_module_paths_are_the_modules_of_the_model(name):
     sources = layout.sources(config)
     for ours, parameter in layout.parameters(config).items():
         path = module_path(config, parameter.group)
-        if sources[ours].part:  # of one module with others
+        if not sources[ours].alone:  # of one module with others
             assert path is None
         else:
             assert as_stored(name, str(path)) in ARCHITECTURES[name]["modules"]

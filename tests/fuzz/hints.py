@@ -16,7 +16,7 @@ LABELS = {
     "problem_type": [None, "regression", "single_label_classification", "multi_label_classification", "a", 1, []],
     "architectures": [[], None, "BertModel", ["BertModel"], ["DistilBertForMaskedLM"], ["BertForSequenceClassification"], [None], [[]], {},
                       ["MarianMTModel"], ["nn.Transformer"], ["nn.TransformerDecoderLayer"], ["nn.MultiheadAttention"], [""]],
-    "model_type": ["bert", "distilbert", "electra", "roberta", "camembert", "albert", "mpnet", "modernbert", "deberta-v2", "bart", "marian", "transformer", "", None, 1, [], {}, "gpt2", "t5", "a" * 3000],
+    "model_type": ["bert", "distilbert", "electra", "roberta", "camembert", "albert", "mpnet", "modernbert", "deberta-v2", "nomic_bert", "bart", "marian", "transformer", "", None, 1, [], {}, "gpt2", "t5", "a" * 3000],
     "tie_word_embeddings": [False, True, None, 1],
 }  # fmt: skip
 

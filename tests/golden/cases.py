@@ -25,7 +25,9 @@ SPELLINGS = {
         "d_ffn": "intermediate_size",
     },
 }
-SPELLINGS |= dict.fromkeys(("electra", "roberta", "albert", "mpnet", "modernbert", "deberta-v2"), SPELLINGS["bert"])
+SPELLINGS |= dict.fromkeys(
+    ("electra", "roberta", "albert", "mpnet", "modernbert", "deberta-v2", "nomic_bert"), SPELLINGS["bert"]
+)
 CONFIGS = {
     "distilbert": "DistilBertConfig",
     "bert": "BertConfig",
@@ -35,6 +37,7 @@ CONFIGS = {
     "mpnet": "MPNetConfig",
     "modernbert": "ModernBertConfig",
     "deberta-v2": "DebertaV2Config",
+    "nomic_bert": "NomicBertConfig",
 }
 # Rows as the mask shows them: a text, texts of equal length side by side, one token, gaps, padding before the text.
 SHARED_MASK = ["11111111", "11110000", "11110000", "10000000", "11000000", "10110110", "11100000"]
@@ -47,9 +50,10 @@ VARIANT_MASK = {
     "mpnet": ["1111111111", "0011010000"],  # a distance of 8 or more has a bucket with others
     "modernbert": ["11111111", "00110100"],
     "deberta-v2": ["1111111111", "0011010000"],
+    "nomic_bert": ["11111111", "00110100"],
 }
 FEW_HEADS = ("albert",)  # their other heads are compared in tests/oracle
-FEW = ("mpnet", "modernbert", "deberta-v2")  # families whose cases are small and few
+FEW = ("mpnet", "modernbert", "deberta-v2", "nomic_bert")  # families whose cases are small and few
 N_TEXTS = (48, 14)  # for heads that answer once a text; of these families
 
 
@@ -134,6 +138,7 @@ DEBERTA = {
     "position_buckets": 4,
     "max_relative_positions": 7,
 }
+NOMIC_BERT = {**SMALL, "rope_parameters": {"rope_type": "default", "rope_theta": 30.0}}
 NARROW = {"embedding_size": 14}
 SHARED_LAYERS = {"embedding_size": 6, "hidden_size": 10, "num_attention_heads": 2, "intermediate_size": 14}
 CASES = {
@@ -181,6 +186,7 @@ CASES = {
     "deberta-v2-own-projections": Case(
         "deberta-v2", "DebertaV2Model", {**DEBERTA, "share_att_key": False, "norm_rel_ebd": "none"}, layers=1
     ),
+    "nomic_bert-base": Case("nomic_bert", "NomicBertModel", NOMIC_BERT, layers=1),
     "electra-wide": Case("electra", "ElectraModel", {"embedding_size": SIZES["d_model"]}, layers=1),
 }
 
@@ -224,7 +230,7 @@ def inputs(name: str, case: Case) -> dict[str, np.ndarray]:
         "input_ids": random.integers(0, case.options.get("vocab_size", SIZES["vocab_size"]), mask.shape),
         "attention_mask": mask,
     }
-    if case.family not in ("distilbert", *FEW):
+    if case.family not in ("distilbert", *FEW) or case.family == "nomic_bert":
         given["token_type_ids"] = random.integers(0, case.options.get("type_vocab_size", 2), mask.shape)
     if case.architecture.endswith("MultipleChoice"):
         given = {key: array.reshape(-1, 2, mask.shape[1]) for key, array in given.items()}

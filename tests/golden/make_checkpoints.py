@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 import torch
 import transformers
+from transformers.core_model_loading import revert_weight_conversion
 
 SIZES = {
     "DistilBert": {
@@ -55,6 +56,7 @@ SIZES["DebertaV2"] = SIZES["Bert"] | {
 }
 SIZES["GPT2"] = {"vocab_size": 11, "n_embd": 6, "n_head": 2, "n_layer": 2, "n_inner": 10, "n_positions": 8}
 SIZES["GPT2"] |= dict.fromkeys(("bos_token_id", "eos_token_id"), 10)
+SIZES["NomicBert"] = SIZES["Bert"] | {"num_attention_heads": 3}
 HEADS = (
     "Model",
     "ForSequenceClassification",
@@ -131,9 +133,10 @@ def architectures() -> dict[str, dict]:
                 continue
             model = getattr(transformers, name)(config_class(**sizes, num_labels=3 if "Cl" in head else 2))
             config = model.config.to_diff_dict() | {"architectures": [name]}
+            stored = revert_weight_conversion(model, model.state_dict())  # as in a file
             result[name] = {
                 "config": config,
-                "tensors": {key: list(tensor.shape) for key, tensor in model.state_dict().items()},
+                "tensors": {key: list(tensor.shape) for key, tensor in stored.items()},
                 "tied": sorted(model.all_tied_weights_keys),
                 "modules": sorted(key for key, _ in model.named_modules() if key),
             }

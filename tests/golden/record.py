@@ -21,6 +21,7 @@ from transformers.models.distilbert import modeling_distilbert
 from transformers.models.electra import modeling_electra
 from transformers.models.modernbert import modeling_modernbert
 from transformers.models.mpnet import modeling_mpnet
+from transformers.models.nomic_bert import modeling_nomic_bert
 from transformers.models.roberta import modeling_roberta
 
 from tests.support.in_double import in_double, root
@@ -142,6 +143,21 @@ DEBERTA = {
     "encoder.layer.*.attention.self.value_proj": ("", "layers.*.attention.value"),
     "pooler": ("", "pooled"),
 }
+NOMIC_BERT = {
+    "embeddings.word_embeddings": ("", "embeddings.token"),
+    "embeddings.token_type_embeddings": ("", "embeddings.segment"),
+    "embeddings.LayerNorm": ("embeddings.sum", "embeddings.norm"),
+    "layers.*.self_attn.q_proj": ("", "layers.*.attention.query"),
+    "layers.*.self_attn.k_proj": ("", "layers.*.attention.key"),
+    "layers.*.self_attn.v_proj": ("", "layers.*.attention.value"),
+    "layers.*.self_attn.o_proj": ("layers.*.attention.combined", "layers.*.attention.output"),
+    "layers.*.post_attention_layernorm": ("layers.*.attention_residual", "layers.*.attention_norm"),
+    "layers.*.mlp.gate_proj": ("", "layers.*.ffn.hidden"),
+    "layers.*.mlp.up_proj": ("", "layers.*.ffn.gate"),
+    "layers.*.mlp.act_fn": ("", "layers.*.ffn.activation"),
+    "layers.*.mlp.down_proj": ("layers.*.ffn.gated", "layers.*.ffn.output"),
+    "layers.*.post_mlp_layernorm": ("layers.*.ffn_residual", "layers.*.ffn_norm"),
+}
 TABLES = {
     "distilbert": (DISTILBERT, modeling_distilbert),
     "bert": (BERT, modeling_bert),
@@ -151,6 +167,7 @@ TABLES = {
     "mpnet": (MPNET, modeling_mpnet),
     "modernbert": (MODERNBERT, modeling_modernbert),
     "deberta-v2": (DEBERTA, modeling_deberta_v2),
+    "nomic_bert": (NOMIC_BERT, modeling_nomic_bert),
 }
 
 
@@ -235,7 +252,7 @@ def recording(model: Any, hear: Callable[[str, np.ndarray], None]) -> Iterator[N
         context, weights = eager(module, query, key, value, mask, scaling=scaling, **kwargs)
         scores = torch.matmul(query, key.transpose(2, 3)) * scaling  # eager_attention_forward's first line
         arrays = {"query_heads": query, "key_heads": key, "value_heads": value}
-        if module_of_family is modeling_modernbert:
+        if module_of_family in (modeling_modernbert, modeling_nomic_bert):
             rows = {
                 f"{name}_rotated": each.transpose(1, 2).flatten(2) for name, each in (("query", query), ("key", key))
             }

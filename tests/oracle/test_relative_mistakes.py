@@ -1,4 +1,4 @@
-"""Mistakes with relative positions and gates, planted in transformers' own MPNet and ModernBERT: each is named."""
+"""Mistakes with relative positions and gates, planted in transformers' own models: each is named."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import pytest
 import torch
 from transformers.models.modernbert import modeling_modernbert
 from transformers.models.mpnet.modeling_mpnet import MPNetEncoder
+from transformers.models.nomic_bert.modeling_nomic_bert import NomicBertMLP
 
 from npformer import golden
 from npformer.checkpoint import load_folder
@@ -53,6 +54,18 @@ def halves_swapped(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(modeling_modernbert.ModernBertMLP, "forward", wrong)
 
 
+def nomic_swapped(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def wrong(self: Any, x: Any) -> Any:
+        return self.down_proj(self.act_fn(self.up_proj(x)) * self.gate_proj(x))
+
+    monkeypatch.setattr(NomicBertMLP, "forward", wrong)
+
+
+def usual_base(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    rotary = model.base_model.rotary_emb
+    rotary.inv_freq.copy_(rotary.inv_freq ** (np.log(10_000) / np.log(1000)))
+
+
 def window_off_by_one(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     model.config.local_attention += 2
 
@@ -69,6 +82,8 @@ PLANTED: list[tuple[str, Plant, str]] = [
     ("modernbert", halves_swapped, "gate and hidden swapped"),
     ("modernbert", window_off_by_one, "another local window"),
     ("modernbert", one_base, "rotation with another base"),
+    ("nomic_bert", nomic_swapped, "gate and hidden swapped"),
+    ("nomic_bert", usual_base, "rotation with another base"),
 ]
 
 

@@ -1,7 +1,7 @@
-"""Runs transformers' ModernBERT and DeBERTa in float64 throughout: some of their steps are in float32 in any dtype.
+"""Runs transformers' ModernBERT, Nomic BERT and DeBERTa in float64 throughout: some of their steps never are.
 
 In ModernBERT these are the angles of the rotary embeddings, the rotation, and the softmax of its eager attention, in
-DeBERTa the root that scores are divided by. Needs torch.
+Nomic BERT the angles, in DeBERTa the root that scores are divided by. Needs torch.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from transformers.models.deberta_v2 import modeling_deberta_v2 as deberta
 from transformers.models.modernbert import modeling_modernbert as modeling
+from transformers.models.nomic_bert.modeling_nomic_bert import NomicBertRotaryEmbedding as Nomic
 
 
 @contextmanager
@@ -21,17 +22,24 @@ def in_double() -> Iterator[None]:
     rotary = modeling.ModernBertRotaryEmbedding
     before = modeling.apply_rotary_pos_emb, modeling.eager_attention_forward, rotary.forward
     root_before, deberta.scaled_size_sqrt = deberta.scaled_size_sqrt, root
+    nomic_before, Nomic.forward = Nomic.forward, _nomic_angles
     modeling.apply_rotary_pos_emb, modeling.eager_attention_forward, rotary.forward = _rotated, _attention, _angles
     try:
         yield
     finally:
         modeling.apply_rotary_pos_emb, modeling.eager_attention_forward, rotary.forward = before
-        deberta.scaled_size_sqrt = root_before
+        deberta.scaled_size_sqrt, Nomic.forward = root_before, nomic_before
 
 
 def root(query: Any, parts: int) -> Any:
     """sqrt(parts * K)."""
     return torch.tensor(float(query.shape[-1] * parts), dtype=torch.float64).sqrt()
+
+
+def _nomic_angles(self: Any, x: Any, position_ids: Any) -> tuple[Any, Any]:
+    angles = position_ids[..., None].double() * self.inv_freq.double()
+    both = torch.cat((angles, angles), dim=-1)
+    return both.cos(), both.sin()
 
 
 def _angles(self: Any, x: Any, position_ids: Any, layer_type: str) -> tuple[Any, Any]:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from npformer.activations import ACTIVATIONS
 from npformer.golden.port import At, Mistake, Port, Rule, Ways
 from npformer.positions import at_distances, relative_bias, rotary_angles, rotate
 
@@ -104,6 +105,16 @@ def gate_swapped(port: Port) -> Ways:
     pairs = [(name, name.replace(".ffn.gate.", ".ffn.hidden.")) for name in port.weights if ".ffn.gate." in name]
     if pairs:
         yield "", port.weighing({ours: port.weights[theirs] for pair in pairs for ours, theirs in (pair, pair[::-1])})
+        activation = ACTIVATIONS[port.config.activation]
+        yield (
+            "the gate is activated",
+            port.ruling(
+                {
+                    "*.ffn.activation": lambda y, at: activation(at("ffn.gate")),
+                    "*.ffn.gated": lambda y, at: at("ffn.activation") * at("ffn.hidden"),
+                }
+            ),
+        )
 
 
 def gate_wrong(port: Port) -> Ways:
@@ -146,7 +157,7 @@ MISTAKES = (
     ),
     Mistake(
         "gate and hidden swapped",
-        "the activation is of the first half of a fused layer, the gate is the second",
+        "the activation is of the first half of a fused layer, or of gate_proj, the gate is the second, or up_proj",
         gate_swapped,
     ),
     Mistake("gate left out", "the activation is multiplied by the gate", gate_wrong),

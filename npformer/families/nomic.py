@@ -1,0 +1,196 @@
+"""Nomic BERT (Nussbaum et al., 2024): BERT with rotary embeddings, gated networks, and no biases in its layers.
+
+config.json has two forms, and so have the names of tensors: those of the hub's checkpoints, whose model is code of
+their own, and those of Transformers 5, which writes the hub's names of tensors too. Only npformer's code is run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from npformer import checks
+from npformer.config import MOST, Config
+from npformer.errors import NpformerError
+from npformer.families.base import reject_other
+from npformer.families.table import EncoderTable
+
+#: Transformers' field -> the hub's, which GPT-2 has too.
+HUB = {
+    "hidden_size": "n_embd",
+    "num_hidden_layers": "n_layer",
+    "num_attention_heads": "n_head",
+    "intermediate_size": "n_inner",
+    "max_position_embeddings": "n_positions",
+    "layer_norm_eps": "layer_norm_epsilon",
+}
+#: What the hub's form must say, as its code takes other values for what is not there.
+EXPECTED = {
+    "activation_function": "swiglu",
+    "qkv_proj_bias": False,
+    "mlp_fc1_bias": False,
+    "mlp_fc2_bias": False,
+    "rotary_emb_fraction": 1.0,
+}
+#: What it may say. The experts of the second version come first, as a config.json that has them differs in all else.
+SUPPORTED = {
+    "moe_every_n_layers": 0,
+    "num_experts": 0,
+    "prenorm": False,
+    "parallel_block": False,
+    "parallel_block_tied_norm": False,
+    "use_rms_norm": False,
+    "causal": False,
+    "rotary_emb_interleaved": False,
+    "rotary_emb_scale_base": None,
+    "rotary_scaling_factor": None,
+    "scale_attn_weights": True,
+    "scale_attn_by_inverse_layer_idx": False,
+}
+PRETRAINING = "NomicBertForPreTraining"  # the hub's class with a head for masked words
+OLDER = "bert."  # the prefix of its tensors
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class NomicBert(EncoderTable):
+    """The table, with config.json in two forms."""
+
+    def read_config(self, data: Mapping[str, Any], head: str | None) -> Config:
+        reject_other(data, SUPPORTED)
+        if "n_embd" in data and "hidden_size" not in data:
+            for name, value in EXPECTED.items():
+                if data.get(name) != value:
+                    raise NpformerError(
+                        f"{name}: {checks.shown(data.get(name))} is not supported; supported: {value!r}"
+                    )
+            data = _as_transformers(data)
+        return super().read_config(data, head)
+
+    def own_fields(self, data: Mapping[str, Any], head: str, n_layers: int) -> dict[str, Any]:
+        width, n_heads = data["hidden_size"], data["num_attention_heads"]
+        if width // n_heads % 2:
+            raise NpformerError("hidden_size: a rotation has pairs of columns, so expected heads of an even width")
+        if data.get("head_dim") is not None and data["head_dim"] != width // n_heads:
+            given = checks.shown(data["head_dim"])
+            raise NpformerError(
+                f"head_dim: {given} is not supported; supported: {width // n_heads}, of {n_heads} heads"
+            )
+        pad = data.get("pad_token_id", 0)
+        if pad is not None:
+            checks.whole("pad_token_id", pad, 0, MOST)
+        return {"pad_id": pad, "padding_idx": pad, "rotary_theta": _theta(data)}
+
+    def write_config(self, config: Config) -> dict[str, Any]:
+        return super().write_config(config) | {
+            "pad_token_id": config.pad_id,
+            "rope_parameters": {"rope_type": "default", "rope_theta": config.rotary_theta},
+        }
+
+    def head_of(self, data: Mapping[str, Any]) -> str:
+        return "masked-lm" if data.get("architectures") == [PRETRAINING] else super().head_of(data)
+
+    def has_bias(self, config: Config, group: str, head: str) -> bool:
+        return group.endswith("norm") or not group.startswith("layers.")
+
+    def optional(self, config: Config) -> frozenset[str]:
+        return super().optional(config) | {"head.hidden.bias", "head.output.bias"}  # the hub's head has none
+
+    def current(self, name: str, known: Container[str]) -> str:
+        return super().current(name.removeprefix(OLDER), known)
+
+
+def _as_transformers(data: Mapping[str, Any]) -> dict[str, Any]:
+    """The hub's form of a config.json in that of Transformers."""
+    renamed = {ours: data[theirs] for ours, theirs in HUB.items() if data.get(theirs) is not None}
+    width, rows = checks.whole("n_embd", data["n_embd"], 1, MOST), data.get("vocab_size")
+    multiple = checks.whole("pad_vocab_size_multiple", data.get("pad_vocab_size_multiple", 1), 1, MOST)
+    if rows is not None:  # rows that fill up the table
+        renamed["vocab_size"] = -(-checks.whole("vocab_size", rows, 1, MOST) // multiple) * multiple
+    rope = {"rope_type": "default", "rope_theta": data.get("rotary_emb_base", 10_000.0)}
+    defaults = {"pad_token_id": None, "layer_norm_eps": 1e-5, "intermediate_size": 4 * width}
+    return {**defaults, **data, "hidden_act": "silu", "rope_parameters": rope, **renamed}
+
+
+def _theta(data: Mapping[str, Any]) -> float:
+    """The base of the rotary embeddings."""
+    rope = data.get("rope_parameters") or {}
+    if not isinstance(rope, Mapping):
+        raise NpformerError(f"rope_parameters: expected an object, got {checks.shown(rope)}")
+    for name, supported in (("rope_type", "default"), ("partial_rotary_factor", 1.0)):
+        if rope.get(name, supported) != supported:
+            given = checks.shown(rope[name])
+            raise NpformerError(f"rope_parameters: {name}: {given} is not supported; supported: {supported!r}")
+    return float(checks.positive("rope_theta", rope.get("rope_theta", 1000.0)))
+
+
+LAYER, TRANSFORMERS = "nomic_bert.encoder.layers.*", "nomic_bert.layers.*"
+NOMIC_BERT = NomicBert(
+    model_type="nomic_bert",
+    reads=frozenset({"auto_map", "rope_parameters"}),
+    constants={"positions": "none", "bias": False, "rotary_theta": 1000.0, "pad_id": 0, "padding_idx": 0},
+    sizes={
+        "vocab_size": "vocab_size",
+        "d_model": "hidden_size",
+        "n_heads": "num_attention_heads",
+        "n_layers": "num_hidden_layers",
+        "d_ffn": "intermediate_size",
+        "max_length": "max_position_embeddings",
+    },
+    activation="hidden_act",
+    usual_activation="silu",
+    eps="layer_norm_eps",
+    segments="type_vocab_size",
+    architectures={
+        "NomicBertModel": "base",
+        "NomicBertForSequenceClassification": "sequence-classification",
+        "NomicBertForTokenClassification": "token-classification",
+        "NomicBertForMaskedLM": "masked-lm",
+    },
+    prefix="nomic_bert.",
+    encoder={
+        "embeddings.token": "nomic_bert.embeddings.word_embeddings",
+        "embeddings.segment": "nomic_bert.embeddings.token_type_embeddings",
+        "embeddings.norm": "nomic_bert.emb_ln",
+        "layers.*.attention.query": f"{LAYER}.attn.Wqkv",
+        "layers.*.attention.key": f"{LAYER}.attn.Wqkv",
+        "layers.*.attention.value": f"{LAYER}.attn.Wqkv",
+        "layers.*.attention.output": f"{LAYER}.attn.out_proj",
+        "layers.*.attention_norm": f"{LAYER}.norm1",
+        "layers.*.ffn.hidden": f"{LAYER}.mlp.fc12",
+        "layers.*.ffn.gate": f"{LAYER}.mlp.fc11",
+        "layers.*.ffn.output": f"{LAYER}.mlp.fc2",
+        "layers.*.ffn_norm": f"{LAYER}.norm2",
+    },
+    modules={
+        "embeddings.norm": "nomic_bert.embeddings.LayerNorm",
+        "layers.*.attention.query": f"{TRANSFORMERS}.self_attn.q_proj",
+        "layers.*.attention.key": f"{TRANSFORMERS}.self_attn.k_proj",
+        "layers.*.attention.value": f"{TRANSFORMERS}.self_attn.v_proj",
+        "layers.*.attention.output": f"{TRANSFORMERS}.self_attn.o_proj",
+        "layers.*.attention_norm": f"{TRANSFORMERS}.post_attention_layernorm",
+        "layers.*.ffn.hidden": f"{TRANSFORMERS}.mlp.gate_proj",
+        "layers.*.ffn.gate": f"{TRANSFORMERS}.mlp.up_proj",
+        "layers.*.ffn.output": f"{TRANSFORMERS}.mlp.down_proj",
+        "layers.*.ffn_norm": f"{TRANSFORMERS}.post_mlp_layernorm",
+    },
+    heads={
+        "base": {},
+        "sequence-classification": {"pooler": "nomic_bert.pooler.dense", "head.output": "classifier"},
+        "token-classification": {"head.output": "classifier"},
+        "masked-lm": {
+            "head.hidden": "cls.predictions.transform.dense",
+            "head.norm": "cls.predictions.transform.layer_norm",
+            "head.output": "cls.predictions.decoder",
+        },
+    },
+    twins={"cls.predictions.decoder.bias": "cls.predictions.bias"},
+    stages={
+        f"{TRANSFORMERS}.mlp.act_fn": "layers.*.ffn.activation",
+        TRANSFORMERS: "layers.*.ffn_norm",
+        "nomic_bert.embeddings": "embeddings.norm",
+        "nomic_bert.pooler": "pooled",
+    },
+    dropped=("embeddings.norm", "layers.*.attention.output", "layers.*.ffn.output"),
+    read={"sequence-classification": "pooled", "token-classification": "layers.*.ffn_norm"},
+)
