@@ -16,6 +16,7 @@ ENCODER_HEADS = (
     "next-sentence",
     "multiple-choice",
 )
+REREADING_HEADS = ("sequence-classification", "question-answering")  # a decoder can have them too: BART's
 #: causal-lm: the next word at each token; translation: an encoder-decoder that projects to the vocabulary.
 HEADS = (*ENCODER_HEADS, "causal-lm", "translation")
 LABELLED = ("sequence-classification", "token-classification")
@@ -195,7 +196,7 @@ class Config:
             raise NpformerError(f"labels: a {self.head} head has {'none' if self.labels else 'at least one'}")
         if self.head != "base" and not self.vocab_size:
             raise NpformerError(f"vocab_size: a {self.head} model has a token table, so it must be above 0")
-        if self.head not in ("base", "translation") and self.decoder:
+        if self.head not in ("base", "translation", *REREADING_HEADS) and self.decoder:
             raise NpformerError(f"decoder: a {self.head} model has none, got {self.decoder.n_layers} layers")
         if self.head == "translation":
             if not self.n_layers or not self.decoder:

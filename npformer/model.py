@@ -181,6 +181,8 @@ class Model(BaseModel):
         if ids.ndim != (3 if self.config.head == "multiple-choice" else 2):
             expected = "(B, N, L)" if self.config.head == "multiple-choice" else "(L,) or (B, L)"
             raise NpformerError(f"input_ids: a {self.config.head} model takes {expected}, got {ids.shape}")
+        if self.config.decoder and (np.diff(mask.astype(int), axis=-1) > 0).any():
+            raise NpformerError("attention_mask: a decoder reads the texts again, so padding is after a text only")
         if self.config.head in POOLED_HEADS and self.config.pooling != "last" and not mask[..., 0].all():
             raise NpformerError(f"attention_mask: a {self.config.head} model reads the first token; one text masks it")
         lead, width = ids.shape[:-1], ids.shape[-1]
@@ -200,7 +202,7 @@ class Model(BaseModel):
         check_texts(texts, c.max_length, c.vocab_size, c.n_segments, first_position=-c.first_position)
         lengths = [len(text) for text in texts]
         some, rows_shared = lambda at: self._forward([texts[i] for i in at]), partial(self._forward, texts)
-        answers = self.in_shards(lengths, some, rows_shared)
+        answers = self.in_shards(lengths, some, None if c.decoder else rows_shared)
         expect_finite(answers)
         return answers
 

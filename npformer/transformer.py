@@ -20,6 +20,7 @@ from npformer.decoder import decoder, decoder_backward, project, project_backwar
 from npformer.disentangled import Distances
 from npformer.embeddings import embeddings, embeddings_backward
 from npformer.encoder import encoder, encoder_backward
+from npformer.errors import NpformerError
 from npformer.functions import embedding_backward, layer_norm, layer_norm_backward
 from npformer.positions import Relative, relative_bias, relative_bias_backward, rotary_angles
 from npformer.runtime.packing import Batch, Text, pack
@@ -43,6 +44,8 @@ def forward(weights: Mapping[str, Any], config: Config, batch: Batch, all_rows: 
 
     all_rows: compute every row of the last layer, even where the head reads only one row of each text.
     """
+    if config.decoder:
+        return reread(weights, config, batch)
     of_texts, means = config.head in POOLED_HEADS, config.pooling == "mean"
     pooled_only = of_texts and not all_rows and not means
     x = encode(weights, config, batch, row_indices=batch.read if pooled_only else None)
@@ -86,6 +89,8 @@ def backward(
     grads holds the gradients of the answers by name, stages is the recording of the forward. A projection that shares
     the token table has its part of the gradient in "head"; the lookup's part is in "embeddings".
     """
+    if config.decoder:
+        return reread_backward(grads, stages, weights, config, batch)
     x, head, tree = last_rows(stages, weights, config), weights.get("head", {}), {}
     of_texts, means = config.head in POOLED_HEADS, config.pooling == "mean"
     reads_one = of_texts and not means and len(x) == len(batch.read)  # the forward computed only rows that are read
@@ -278,13 +283,71 @@ def transformer_backward(
     grads holds the gradient of the logits, stages is the recording of the forward. A projection that shares a token
     table has its part of the gradient in "head"; the lookup's part is in "encoder" or "decoder".
     """
-    decoded, last = stages.within("decoder"), config.decoder.n_layers - 1
-    name = "norm" if config.final_norm else f"layers.{last}.{'ffn_residual' if config.norm_first else 'ffn_norm'}"
-    grad, d_output = project_backward(grads["logits"], stages, decoded[name], **weights["head"]["output"])
+    x = last_decoded(stages, config)
+    grad, d_output = project_backward(grads["logits"], stages, x, **weights["head"]["output"])
+    return {**_stacks_backward(grad, stages, weights, config, source, target), "head": {"output": d_output}}
+
+
+def _stacks_backward(
+    grad: np.ndarray, stages: Stages, weights: Mapping[str, Any], config: Config, source: Batch, target: Batch
+) -> dict[str, Any]:
+    """The gradients of both stacks' weights, from that of the decoder's last layer (T, D)."""
     encoder_output = last_rows(stages.within("encoder"), weights["encoder"], config)
     grad, d_decoder = decode_target_backward(grad, stages, weights, config, target, encoder_output, source.lengths)
     d_encoder = encode_backward(grad, stages.within("encoder"), weights["encoder"], config, source)
-    return {"encoder": d_encoder, "decoder": d_decoder, "head": {"output": d_output}}
+    return {"encoder": d_encoder, "decoder": d_decoder}
+
+
+def last_decoded(stages: Stages, config: Config) -> np.ndarray:
+    """The decoder's last layer in a recording, (T, D)."""
+    last = f"layers.{config.decoder.n_layers - 1}.{'ffn_residual' if config.norm_first else 'ffn_norm'}"
+    return stages.within("decoder")["norm" if config.final_norm else last]
+
+
+def reread(weights: Mapping[str, Any], config: Config, batch: Batch) -> dict[str, np.ndarray]:
+    """The answers of a head on a decoder that reads each text again, one token later. Lewis et al., 2020, section 3.
+
+    A head on texts reads the row of a text's last end token, the only one that attends to the whole text.
+    """
+    encoder_output = encode_source(weights, config, batch)
+    x = decode_target(weights, config, shifted(batch, config.decoder.start_id), encoder_output, batch.lengths)
+    rows = last_of(config.decoder.end_ids[0], batch) if config.head in POOLED_HEADS else batch.first
+    return answer(weights, config, x, x[rows])
+
+
+def reread_backward(
+    grads: Mapping[str, np.ndarray], stages: Stages, weights: Mapping[str, Any], config: Config, batch: Batch
+) -> dict[str, Any]:
+    """Backward of `reread`: the gradients of the weights, in a tree like theirs."""
+    x, head, tree = last_decoded(stages, config), weights["head"], {}
+    if config.head == "question-answering":
+        answered = grads["start_logits"], grads["end_logits"]
+        grad, tree["head"] = heads.spans_backward(*answered, stages, x, **head)
+    else:
+        rows = last_of(config.decoder.end_ids[0], batch)
+        d_pooled, tree["head"] = heads.classify_backward(grads["logits"], stages, stages["pooled"], **head)
+        activation = ACTIVATIONS[config.pooler]
+        d_rows, tree["pooler"] = heads.pool_backward(d_pooled, stages, x[rows], activation, **weights["pooler"])
+        grad = np.zeros_like(x)
+        grad[rows] = d_rows
+    return tree | _stacks_backward(grad, stages, weights, config, batch, shifted(batch, config.decoder.start_id))
+
+
+def shifted(batch: Batch, start: int) -> Batch:
+    """The same texts one token later: [start, *ids] without the last id of each."""
+    ids = np.roll(batch.ids, 1)
+    ids[batch.first] = start
+    return replace(batch, ids=ids)
+
+
+def last_of(token: int, batch: Batch) -> np.ndarray:
+    """The row of the last such token of each text, (B,). Raises NpformerError for a text without one."""
+    rows = np.flatnonzero(batch.ids == token)
+    last = np.searchsorted(rows, np.cumsum(batch.lengths)) - 1
+    without = np.flatnonzero((last < 0) | (rows[last] < batch.first)) if rows.size else np.zeros(1, int)
+    if without.size:
+        raise NpformerError(f"input_ids: a text has no token {token}, whose row the head reads; it ends each text")
+    return rows[last]
 
 
 def encode_source(weights: Mapping[str, Any], config: Config, source: Batch) -> np.ndarray:

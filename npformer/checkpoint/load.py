@@ -76,7 +76,7 @@ def load(
     same_bits = wants_same_bits(same_bits)
     folder = find_folder(name, revision, offline)
     config, weights = load_folder(folder, dtype, head, limits=limits, mapped=mapped, allow_nonfinite=allow_nonfinite)
-    if not config.vocab_size or (config.decoder and config.head != "translation"):
+    if not config.vocab_size or (config.decoder and config.head == "base"):
         raise NpformerError(
             f"{folder}: {config.torch_class} computes on rows and not on token ids; npformer.checkpoint.load_folder "
             "gives its config and weights, for the functions of npformer.attention, encoder and decoder"

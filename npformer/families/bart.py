@@ -1,6 +1,7 @@
 """BART (Lewis et al., 2020): Marian's layers under a norm of the embeddings, with learned positions from row 2.
 
-The model that generates is read (BartForConditionalGeneration); the one that classifies is not.
+The models that generate (BartForConditionalGeneration), that classify and that answer questions are read. In the latter
+two the decoder reads the text again, one token later, and the head reads the decoder.
 """
 
 from __future__ import annotations
@@ -10,7 +11,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from npformer.config import Config
+from npformer.errors import NpformerError
+from npformer.families.base import Source
 from npformer.families.marian import Marian
+from npformer.families.roberta import SPECIAL_TOKENS
+
+#: head -> our groups above the stacks, and their modules.
+TOP = {
+    "sequence-classification": {"pooler": "classification_head.dense", "head.output": "classification_head.out_proj"},
+    "question-answering": {"head.output": "qa_outputs"},
+}
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -19,7 +29,10 @@ class Bart(Marian):
 
     def read_config(self, data: Mapping[str, Any], head: str | None) -> Config:
         table = {"share_encoder_decoder_embeddings": True, "decoder_vocab_size": None}
-        return super().read_config({**data, **table}, head)
+        config = super().read_config({**data, **table}, head)
+        if config.head == "sequence-classification" and len(config.decoder.end_ids) != 1:
+            raise NpformerError(f"eos_token_id: a classifier reads the row of one token, got {config.decoder.end_ids}")
+        return config
 
     def write_config(self, config: Config) -> dict[str, Any]:
         data = super().write_config(config)
@@ -30,16 +43,33 @@ class Bart(Marian):
         groups = super().groups(config, head)
         for side in ("encoder", "decoder"):
             groups.insert(groups.index(f"{side}.embeddings.position") + 1, f"{side}.embeddings.norm")
-        return groups
+        return [*groups[:-1], *TOP[head]] if head in TOP else groups
+
+    def sources(self, config: Config, arrays: Mapping[str, tuple[str, str]], head: str) -> dict[str, Source]:
+        top = TOP.get(head, {})
+        stacks = {ours: each for ours, each in arrays.items() if each[0] not in top}
+        above = {ours: f"{top[group]}.{array}" for ours, (group, array) in arrays.items() if group in top}
+        return super().sources(config, stacks, head) | {ours: Source((name,)) for ours, name in above.items()}
+
+    def optional(self, config: Config) -> frozenset[str]:
+        return frozenset() if config.head in TOP else super().optional(config)
 
     def dropout(self, config: Config, rate: float, attention: float, head: float | None) -> dict[str, float]:
         dropped = dict.fromkeys(("*embeddings.norm", "*attention.output", "*ffn.output"), rate)
+        if config.head == "sequence-classification" and head is not None:
+            dropped["pooled"] = head
         return {**dropped, "*attention.weights": attention}
 
 
 BART = Bart(
     model_type="bart",
-    architectures={"BartForConditionalGeneration": "translation"},
+    architectures={
+        "BartForConditionalGeneration": "translation",
+        "BartForSequenceClassification": "sequence-classification",
+        "BartForQuestionAnswering": "question-answering",
+    },
+    special_tokens=SPECIAL_TOKENS,
+    pair="cls $A sep sep $B sep",
     constants={"eps": 1e-5, "first_position": 2, "shared": True},
     ids={"pad_token_id": 1, "decoder_start_token_id": 2, "eos_token_id": 2},
     always={

@@ -9,8 +9,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from npformer.config import Config, Decoder
-from npformer.families.base import ACTIVATIONS, Source, first, read_activation, read_fields, reject_other
+from npformer.config import LABELLED, Config, Decoder
+from npformer.families.base import (
+    ACTIVATIONS,
+    Source,
+    first,
+    read_activation,
+    read_fields,
+    read_labels,
+    reject_other,
+    write_labels,
+)
 from npformer.families.transformer import Transformer, read_ids
 
 #: Our field -> theirs, and its default (... where config.json must have it, or the family has a default).
@@ -59,14 +68,17 @@ class Marian(Transformer):
     always: Mapping[str, Any] = field(default_factory=dict)  # fields of older checkpoints -> their only value
 
     def read_config(self, data: Mapping[str, Any], head: str | None) -> Config:
-        self.head_of(data)
+        named = self.head_of(data)
+        head = head or ("translation" if named == "base" else named)
         reject_other(data, self.always)
         data = {**self.ids, **data}
         decoder = read_fields(DECODER_FIELDS, data, self.model_type)
         fields = read_fields(FIELDS, data, self.model_type)
         return self.config(
-            head or "translation",
+            head,
             **fields,
+            labels=read_labels(head, data),
+            problem_type=data.get("problem_type") if head in LABELLED else None,
             padding_idx=fields["pad_id"],
             activation=read_activation("activation_function", data),
             decoder=Decoder(
@@ -88,6 +100,8 @@ class Marian(Transformer):
             "activation_function": first(ACTIVATIONS, config.activation),
             "is_encoder_decoder": True,
             "eos_token_id": list(decoder.end_ids) if len(decoder.end_ids) != 1 else decoder.end_ids[0],
+            **write_labels(config),
+            **({"problem_type": config.problem_type} if config.problem_type else {}),
         }
 
     def sources(self, config: Config, arrays: Mapping[str, tuple[str, str]], head: str) -> dict[str, Source]:

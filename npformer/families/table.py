@@ -141,7 +141,8 @@ class EncoderTable(Family):
             parts = tensors[_layer(group), module]
             index, count = parts.index(group), len(parts)
             written = names[1:] if twin and config.tied else names
-            is_conv, alone = any(module.endswith(each) for each in self.in_out), ()
+            is_conv = any(module.endswith(each) for each in self.in_out)
+            alone: tuple[str, ...] = ()
             if other := self._other_module(group, config):
                 alone = (self._written(f"{other}.{array}", config),)
             if count > 1:

@@ -233,6 +233,9 @@ def _bart_cases() -> Iterator[Case]:
     for option, fields in BART_OPTIONS.items():
         config = FAMILIES["bart"].config("translation", **{**plain, **fields})
         yield Case(f"bart-{option}", f"BART with {_told(fields)}", config)
+    for head in ("sequence-classification", "question-answering"):
+        config = FAMILIES["bart"].config(head, **plain, labels=LABELS.get(head, ()))
+        yield Case(f"bart-{head}", f"BART's {head} head, on a decoder that reads the text again", config)
 
 
 def _told(fields: Mapping[str, Any]) -> str:

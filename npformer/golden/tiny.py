@@ -126,6 +126,8 @@ def _texts(config: Config, bits: np.random.PCG64, lengths: Sequence[int]) -> lis
     for length in lengths:
         ids = _ids(bits, length, config.vocab_size)
         ids[ids == config.uncounted] += 1  # a port may take padding for what is to be masked
+        if config.decoder and config.head != "translation":
+            ids[-1] = config.decoder.end_ids[0]  # which a head on texts reads
         if config.head == "translation":
             target = _ids(bits, max(1, length - 2), config.decoder.vocab_size)
             target[0] = config.decoder.start_id

@@ -46,6 +46,11 @@ def _names(model: Model, ids: np.ndarray) -> list[str]:
     return [tokenizer.id_to_token(number) or str(number) for number in ids.tolist()]
 
 
+def tokens_read_again(model: Model, tokens: list[str]) -> list[str]:
+    """The tokens of a text as a decoder reads them, one token later."""
+    return [*_names(model, np.array([model.config.decoder.start_id])), *tokens[:-1]]
+
+
 def pair_of(model: Seq2Seq, given: Any) -> tuple[tuple[Text, Text], list[str], list[str]]:
     """Reads a text (str or token ids) and translates it with the model's own settings: the pair that the model reads,
     the tokens of its decoder, and those of the source. A tuple of token ids (source, target) is taken as it is.

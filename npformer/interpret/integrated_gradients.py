@@ -102,6 +102,8 @@ def _recorded(model: Model, batch: Batch, inputs: Inputs) -> tuple[np.ndarray, S
 
 def _stage(model: Model) -> str:
     """Returns the name of the embeddings' output."""
+    if model.config.decoder:
+        raise NpformerError("attribution: by gradients of encoders only; this model has a decoder")
     return embedded(model.weights["embeddings"])
 
 

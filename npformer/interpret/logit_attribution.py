@@ -173,7 +173,7 @@ def logit_attribution(
     >>> bool(abs(found.total - found.logit) < 1e-4)
     True
     """
-    if not isinstance(model, Model):
+    if not isinstance(model, Model) or model.config.decoder:
         raise NpformerError(f"logit_attribution: expected a Model, an encoder with its head, got {model!r:.60}")
     recorded = trace(model, text)
     if isinstance(recorded.ids, list):

@@ -82,7 +82,7 @@ def ablate_heads(model: Model | Seq2Seq, texts: Any, metric: Any = None, *, posi
 def _contexts(model: Model | Seq2Seq) -> dict[str, tuple[str, int]]:
     """Returns the stage of the heads' outputs in each layer -> a title, and the number of heads."""
     config = model.config
-    if not isinstance(model, Seq2Seq):
+    if not config.decoder:
         return {f"layers.{i}.attention.context": (f"layer {i}", config.n_heads) for i in range(config.n_layers)}
     encoder = {
         f"encoder.layers.{i}.attention.context": (f"encoder {i}", config.n_heads) for i in range(config.n_layers)
@@ -225,7 +225,7 @@ class _Study:
 
 def _study(model: Model, clean: Any, corrupted: Any, stages: Any, metric: Any, position: int | None, by: str) -> _Study:
     one_of("patch: by", by, BY)
-    if not isinstance(model, Model):
+    if not isinstance(model, Model) or model.config.decoder:
         raise NpformerError("patch: expected a Model, an encoder; edit(from_trace(...)) patches a translation model")
     last = "ffn_residual" if model.config.norm_first else "ffn_norm"
     default = {

@@ -25,7 +25,7 @@ from npformer.families import read_config, write_config
 from npformer.functions import softmax
 from npformer.interpret import stages as table
 from npformer.interpret.gradients import Gradients, differentiate
-from npformer.interpret.inputs import pair_of
+from npformer.interpret.inputs import pair_of, tokens_read_again
 from npformer.interpret.inputs import texts_of as texts_of
 from npformer.interpret.parts import TextParts, is_input
 from npformer.interpret.summary import COLUMNS, NUMBERS, StageSummary, Table, summary
@@ -302,6 +302,9 @@ def trace(
         recorded.describe([tokens], [np.zeros(len(tokens), np.int64)])
     else:
         inputs, all_tokens, segments = texts_of(model, text)
+        if model.config.decoder:  # whose rows are one token later than the encoder's
+            recorded.key_tokens, recorded.key_ids = all_tokens[0], inputs[0].ids
+            all_tokens = [tokens_read_again(model, each) for each in all_tokens]
         recorded.describe(all_tokens, segments)
     with recorded:
         if grads is None:

@@ -80,6 +80,11 @@ class Batch:
     farthest: int = 0
     read: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
 
+    @property
+    def first(self) -> np.ndarray:
+        """The row of each text's first token, (B,)."""
+        return np.cumsum(self.lengths) - self.lengths
+
     def pieces(self, count: int) -> list[Batch]:
         """One text's rows in `count` pieces, one for each core."""
         edges = [len(self.ids) * index // count for index in range(count + 1)]
@@ -119,9 +124,7 @@ def pack(texts: Sequence[Text], uncounted: int | None = None, last: bool = False
     not padding is read, not the first.
     """
     lengths = np.array([len(text) for text in texts])
-    read = np.cumsum(lengths) - lengths
-    if last:
-        read += [_last(text.ids, padding) for text in texts]
+    places = [_last(text.ids, padding) if last else 0 for text in texts]
     return Batch(
         ids=np.concatenate([text.ids for text in texts]),
         positions=np.concatenate(
@@ -130,7 +133,7 @@ def pack(texts: Sequence[Text], uncounted: int | None = None, last: bool = False
         segments=np.concatenate([np.zeros(len(t), np.int64) if t.segments is None else t.segments for t in texts]),
         places=np.concatenate([np.arange(len(text)) if text.places is None else text.places for text in texts]),
         lengths=lengths,
-        read=read,
+        read=np.cumsum(lengths) - lengths + places,
         farthest=max(len(text) - 1 if text.places is None else int(np.ptp(text.places)) for text in texts),
     )
 

@@ -234,6 +234,8 @@ def without_head(model: Model) -> Model:
     """Returns the encoder without its pooler and head, on the same weights: it outputs last_hidden_state."""
     if model.config.head == "base" and "pooler" not in model.weights:
         return model
+    if model.config.decoder:
+        raise NpformerError(f"expected a model without a decoder, for its vectors; a {model.config.model_type} has one")
     weights = {name: group for name, group in model.weights.items() if name not in ("pooler", "head")}
     config = replace(model.config, head="base", labels=(), problem_type=None)
     encoder = Model(config, weights, model.folder, model.threads, model.same_bits, model.limits)

@@ -14,7 +14,7 @@ from npformer.checkpoint.archive import save_arrays
 from npformer.checkpoint.read import CONFIG, OWN_WEIGHTS, own_metadata, read_folder, read_tree
 from npformer.config import Config
 from npformer.errors import NpformerError
-from npformer.families import read_config, write_config
+from npformer.families import family_of, read_config, write_config
 from npformer.families.distilbert import DISTILBERT
 from npformer.files import place_in_folder, read_bytes, written_whole
 from npformer.limits import LIMITS, Limits
@@ -25,6 +25,7 @@ from npformer.training.initialise import initialise
 TOKENIZER = (SETTINGS, *SPECIAL_TOKENS_FILES, *FILES, MERGES_VOCABULARY)
 HEAD = "sequence-classification"
 ENCODER = ("embeddings.", "layers.", "norm.")
+STACKS = (*ENCODER, "encoder.", "decoder.")
 
 
 def start(
@@ -37,14 +38,16 @@ def start(
     """
     stored = read_folder(folder, limits)
     described = read_config(stored.config, limits=limits)
-    if described.decoder:
-        raise NpformerError(f"{folder}: fine-tuning for labels takes an encoder, this model has a decoder")
+    if described.decoder and HEAD not in family_of(described).architectures.values():
+        kind = f"a {described.model_type} has a decoder and no head for labels"
+        raise NpformerError(f"{folder}: fine-tuning for labels takes an encoder, {kind}")
     config, tree = read_tree(stored, np.dtype(np.float32)) if described.head == HEAD else (None, None)
     if config is not None and tree is not None and config.labels == tuple(labels) and not distilbert:
         return config, tree, True
     if stored.own:
-        stored = stored._replace(tensors={k: each for k, each in stored.tensors.items() if k.startswith(ENCODER)})
-    config, tree = read_tree(stored, np.dtype(np.float32), "base")
+        stored = stored._replace(tensors={k: each for k, each in stored.tensors.items() if k.startswith(STACKS)})
+    config, tree = read_tree(stored, np.dtype(np.float32), "translation" if described.decoder else "base")
+    tree.pop("head", None)
     if distilbert:
         config, tree = as_distilbert(config, tree)
     config = replace(config, head=HEAD, labels=tuple(labels), problem_type=None)

@@ -1,4 +1,4 @@
-"""BART beside transformers' own: answers, what it generates, its gradients, and its files there and back."""
+"""BART beside transformers' own: answers of every head, what it generates, its gradients, and its files there and back."""
 
 from __future__ import annotations
 
@@ -8,15 +8,23 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from transformers import BartConfig, BartForConditionalGeneration
+from transformers import (
+    BartConfig,
+    BartForConditionalGeneration,
+    BartForQuestionAnswering,
+    BartForSequenceClassification,
+)
 
 import npformer
-from npformer.checkpoint import convert
+from npformer.checkpoint import convert, load_folder
 from npformer.checkpoint import tree as layout
 from npformer.functions import SparseRows
-from npformer.runtime.packing import Text
+from npformer.runtime.packing import Text, pack
+from npformer.tap import listen
+from npformer.tape import Recording
 from npformer.training import Example, Trainable, gradients
 from npformer.training.losses import TranslationLoss
+from npformer.transformer import backward, forward
 
 OPTIONS: dict[str, dict[str, Any]] = {
     "plain": {},
@@ -31,18 +39,19 @@ SETTINGS = [
 LENGTHS = (9, 4, 4, 2)
 
 
-def torch_model(option: str) -> Any:
+def torch_model(option: str, kind: Any = BartForConditionalGeneration, **more: Any) -> Any:
     """A random model; its biases and norms are not those of a new one, so that leaving one out shows."""
     torch.manual_seed(len(option))
     sizes = {
         "vocab_size": 50, "d_model": 24, "encoder_layers": 2, "decoder_layers": 3, "encoder_attention_heads": 3,
         "decoder_attention_heads": 2, "encoder_ffn_dim": 40, "decoder_ffn_dim": 30, "max_position_embeddings": 20,
     }  # fmt: skip
-    model = BartForConditionalGeneration(BartConfig(**sizes | OPTIONS[option])).eval()
+    model = kind(BartConfig(**sizes | OPTIONS[option] | more)).eval()
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.3)
-        model.final_logits_bias.copy_(torch.randn(1, 50))
+        if kind is BartForConditionalGeneration:
+            model.final_logits_bias.copy_(torch.randn(1, 50))
     return model
 
 
@@ -114,6 +123,73 @@ def test_gradients_are_torch_s(option: str, tmp_path: Path) -> None:
             continue
         if isinstance(grad, SparseRows):
             dense = np.zeros_like(weights.flat[name])
+            dense[grad.ids] = grad.values
+            grad = dense
+        np.testing.assert_allclose(grad, expected[name], rtol=0, atol=1e-12 * max(1, np.abs(expected[name]).max()))
+
+
+# --- heads on a decoder that reads the text again ---------------------------------------------------------------------
+
+HEADS = {BartForSequenceClassification: {"num_labels": 3}, BartForQuestionAnswering: {}}
+DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+
+
+def ended() -> dict[str, np.ndarray]:
+    """The batch with its texts' end tokens."""
+    given = batch()
+    for row, length in zip(given["input_ids"], LENGTHS, strict=True):
+        row[length - 1] = 2
+    return given
+
+
+def head_answers(model: Any, given: dict[str, np.ndarray]) -> dict[str, Any]:
+    found = model(**{name: torch.from_numpy(array) for name, array in given.items()})
+    return {name: found[name] for name in ("logits", "start_logits", "end_logits") if name in found}
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("kind", HEADS, ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("option", OPTIONS)
+def test_a_head_s_answers_are_transformers_own(option: str, kind: Any, dtype: str, tmp_path: Path) -> None:
+    model, given = torch_model(option, kind, **HEADS[kind]).to(DTYPES[dtype]), ended()
+    model.save_pretrained(tmp_path / "torch")
+    with torch.no_grad():
+        expected = head_answers(model.double(), given)
+    ours = npformer.load(tmp_path / "torch", dtype="float64", threads=1)(**given)
+    assert ours.keys() == expected.keys()
+    for name, array in ours.items():
+        right = expected[name].numpy() * (1 if name == "logits" else given["attention_mask"])
+        np.testing.assert_allclose(array, right, rtol=0, atol=1e-12 * max(1, np.abs(right).max()))
+    back = convert(convert(tmp_path / "torch", tmp_path / "own"), tmp_path / "back", to="torch")
+    again, before = (kind.from_pretrained(each).state_dict() for each in (back, tmp_path / "torch"))
+    unread = {"model.shared.weight"} if option == "untied" else set()
+    assert all(torch.equal(again[key], before[key]) for key in before.keys() - unread)
+
+
+@pytest.mark.parametrize("kind", HEADS, ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("option", OPTIONS)
+def test_a_head_s_gradients_are_torch_s(option: str, kind: Any, tmp_path: Path) -> None:
+    """Of the sum of all answers, each times a random number; texts of two lengths, one with two end tokens."""
+    model = torch_model(option, kind, **HEADS[kind]).double()
+    model.save_pretrained(tmp_path / "torch")
+    config, tree = load_folder(tmp_path / "torch", np.float64)
+    texts, random = [np.array([0, 7, 2, 2, 9, 2]), np.array([0, 5, 2, 2])], np.random.default_rng(2)
+    recording, packed = Recording(), pack([Text(ids) for ids in texts])
+    with listen(recording):
+        ours = forward(tree, config, packed)
+    grads = {name: random.standard_normal(array.shape) for name, array in ours.items()}
+    rows = {name: each if name == "logits" else packed.split(each) for name, each in grads.items()}
+    for i, ids in enumerate(texts):  # each of them alone, as torch takes only texts of as many end tokens
+        found = head_answers(model, {"input_ids": ids[None]})
+        sum((found[name] * torch.from_numpy(rows[name][i])).sum() for name in found).backward()
+    named = {name: each.grad.numpy() for name, each in model.named_parameters() if each.grad is not None}
+    expected = layout.flatten(layout.to_tree(named, config, np.float64))
+    flat = Trainable(tree, config).flat
+    total = Trainable(tree, config).collect(backward(grads, recording.stages, tree, config, packed))
+    assert total.keys() == flat.keys()
+    for name, grad in total.items():
+        if isinstance(grad, SparseRows):
+            dense = np.zeros_like(flat[name])
             dense[grad.ids] = grad.values
             grad = dense
         np.testing.assert_allclose(grad, expected[name], rtol=0, atol=1e-12 * max(1, np.abs(expected[name]).max()))

@@ -68,6 +68,8 @@ for _name, _settings in {
     },
 }.items():
     CASES[f"roberta {_name}"] = ("roberta", BPE, _settings)
+CASES["bart alone"] = ("bart", BPE, {})
+CASES["bart prefix space"] = ("bart", BPE, {"tokenizer_config.json": {"add_prefix_space": True}})
 for _type, _file in (("xlm-roberta", "sentencepiece.bpe.model"), ("camembert", "sentencepiece.bpe.model")):
     for _rule in ("nmt_nfkc", "identity"):
         CASES[f"{_type} {_rule}"] = (_type, {_file: f"{_type}-{_rule}.model"}, {})

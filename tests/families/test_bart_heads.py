@@ -1,0 +1,177 @@
+"""BART's classifier and its head for questions: the decoder reads the text again, and the head reads the decoder."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tokenizers import pre_tokenizers
+
+import npformer
+from npformer import golden
+from npformer.checkpoint import to_torch
+from npformer.checkpoint.safetensors import write_tensors
+from npformer.config import Config
+from npformer.errors import NpformerError
+from npformer.families import read_config, write_config
+from npformer.interpret.logit_attribution import logit_attribution
+from npformer.interpret.patching import ablate_heads, patch
+from npformer.model import Model
+from npformer.runtime.packing import Text
+from npformer.training import Example, HeadLoss, Trainable, gradients, standard_rates
+from npformer.training.start import start
+from tests.families.test_bart import config as generator
+from tests.families.test_bart import folder as generator_folder
+from tests.support import tiny
+
+ENTAILMENT = ("contradiction", "neutral", "entailment")
+SPECIAL = ("<s>", "<pad>", "</s>", "<unk>", "<mask>")
+PIECES = (*SPECIAL, *sorted(pre_tokenizers.ByteLevel.alphabet()), "th", "Ġa")
+
+
+def config(head: str = "sequence-classification", **fields: Any) -> Config:
+    labels = ENTAILMENT if head == "sequence-classification" else ()
+    sizes = {"vocab_size": len(PIECES), "max_length": 200}
+    base = generator(**sizes, decoder=replace(generator().decoder, vocab_size=len(PIECES)))
+    return replace(base, **{"head": head, "labels": labels, **fields})
+
+
+def folder(path: Path, head: str = "sequence-classification") -> Path:
+    """As older checkpoints have it: vocab.json and merges.txt, and no tokenizer.json."""
+    settings = config(head)
+    path.mkdir()
+    (path / "config.json").write_text(json.dumps(write_config(settings)))
+    write_tensors(path / "model.safetensors", to_torch(tiny.weights(settings), settings), {"format": "pt"})
+    (path / "vocab.json").write_text(json.dumps({piece: i for i, piece in enumerate(PIECES)}))
+    (path / "merges.txt").write_text("#version: 0.2\nt h\nĠ a\n")
+    return path
+
+
+def texts(*lengths: int) -> list[Text]:
+    random = np.random.default_rng(0)
+    return [Text(np.concatenate([[0], random.integers(5, 60, length - 2), [2]])) for length in lengths]
+
+
+def test_the_config_is_read_and_written() -> None:
+    for head in ("sequence-classification", "question-answering"):
+        data = json.loads(json.dumps(write_config(config(head))))
+        assert read_config(data) == config(head)
+        assert (config(head).d_model, config(head).pooler) == (16, "tanh")
+    assert data["architectures"] == ["BartForQuestionAnswering"]
+    with pytest.raises(NpformerError, match="eos_token_id: a classifier reads the row of one token"):
+        read_config({**write_config(config()), "eos_token_id": [2, 3]})
+    with pytest.raises(NpformerError, match="decoder: a token-classification model has none"):
+        config("token-classification", labels=("A",))
+
+
+@pytest.mark.parametrize("head", ["sequence-classification", "question-answering"])
+def test_a_text_has_the_same_bits_alone_in_a_batch_and_on_threads(head: str) -> None:
+    settings = config(head)
+    given = texts(199, 7, 7, 120, 31)
+    model = Model(settings, tiny.weights(settings), threads=2)
+    together = model.run(given)
+    for threads in (2, 1):
+        model.threads = threads
+        for text, answers in zip(given, together, strict=True):
+            (alone,) = model.run([text])
+            assert all(np.array_equal(alone[name], answers[name]) for name in answers)
+    traced = npformer.trace(model, [text.ids.tolist() for text in given])
+    names = ("logits",) if head.startswith("seq") else ("start_logits", "end_logits")
+    for name in names:
+        assert all(np.array_equal(a, b[name]) for a, b in zip(traced[name], together, strict=True))
+
+
+def test_the_last_end_token_is_read_and_the_decoder_is_a_token_behind() -> None:
+    model = Model(config(), tiny.weights(config()))
+    ids = [0, 9, 2, 2, 7, 2]
+    traced = npformer.trace(model, ids)
+    assert traced.ids.tolist() == [2, 0, 9, 2, 2, 7]
+    assert (traced.tokens, traced.key_tokens) == (["2", "0", "9", "2", "2", "7"], [str(each) for each in ids])
+    pooler = (
+        traced["decoder.layers.0.ffn_norm"][-1] @ model.weights["pooler"]["weight"] + model.weights["pooler"]["bias"]
+    )
+    np.testing.assert_allclose(traced["pooler"], pooler, rtol=0, atol=1e-5)
+    np.testing.assert_array_equal(traced["pooled"], np.tanh(traced["pooler"]))
+    weights = traced["decoder.layers.0.attention.weights"]
+    assert not np.triu(weights, 1).any()
+    assert (traced["decoder.layers.0.cross_attention.weights"] > 0).all()
+    padded = model([[0, 9, 2, 1, 1], [0, 5, 7, 8, 2]], attention_mask=[[1, 1, 1, 0, 0], [1, 1, 1, 1, 1]])
+    assert np.array_equal(padded.logits[0], model([0, 9, 2]).logits[0])
+    for mask in ([0, 1, 1, 1, 1], [1, 1, 0, 1, 1]):
+        with pytest.raises(NpformerError, match="attention_mask: a decoder reads the texts again"):
+            model([[0, 9, 7, 8, 2]], attention_mask=[mask])
+    for given in ([[0, 9, 2], [0, 9, 7]], [[0, 9, 7]], [[0, 9, 7], [0, 9, 2]]):
+        with pytest.raises(NpformerError, match="a text has no token 2, whose row the head reads"):
+            model(given)
+
+
+def test_tasks_run_from_the_files_of_older_checkpoints(tmp_path: Path) -> None:
+    made = folder(tmp_path / "mnli")
+    model = npformer.load(made)
+    assert repr(model) == "<npformer.Model bart sequence-classification: 2 layers, 4 heads, width 16, float32>"
+    encoded = model.tokenizer.encode("the act", "a c")
+    assert encoded.tokens == ["<s>", "th", "e", "Ġa", "c", "t", "</s>", "</s>", "a", "Ġ", "c", "</s>"]
+    ask = npformer.pipeline("zero-shot-classification", made)
+    found = ask("the act", ["art", "law"])
+    pairs = [model.tokenizer.encode("the act", f"This example is {label}.").ids for label in ("art", "law")]
+    logits = np.array([model(ids).logits[0, 2] for ids in pairs], np.float64)
+    expected = dict(zip(("art", "law"), np.exp(logits) / np.exp(logits).sum(), strict=True))
+    assert dict(zip(found["labels"], found["scores"], strict=True)) == pytest.approx(expected, abs=1e-6)
+    classify = npformer.pipeline(model=made)
+    assert classify.name == "text-classification"
+    assert classify(["a cat", "the act"]) == [classify("a cat"), classify("the act")]
+    with pytest.raises(NpformerError, match="expected a model without a decoder, for its vectors; a bart has one"):
+        npformer.pipeline("feature-extraction", model)
+    answer = npformer.pipeline(model=folder(tmp_path / "squad", "question-answering"))
+    found = answer(question="what?", context="the act of a cat")
+    assert "the act of a cat"[found["start"] : found["end"]] == found["answer"]
+
+
+def test_a_classifier_is_trained_from_one_and_from_a_model_that_generates(tmp_path: Path) -> None:
+    same, tree, kept = start(folder(tmp_path / "mnli"), ENTAILMENT)
+    assert (same.labels, kept) == (ENTAILMENT, True)
+    other, fresh, kept = start(tmp_path / "mnli", ("no", "yes"))
+    assert (other.labels, kept, fresh["head"]["output"]["weight"].shape) == (("no", "yes"), False, (16, 2))
+    assert np.array_equal(
+        fresh["decoder"]["layers"][0]["ffn"]["hidden"]["weight"],
+        tree["decoder"]["layers"][0]["ffn"]["hidden"]["weight"],
+    )
+    made, grown, kept = start(generator_folder(tmp_path / "cnn"), ("no", "yes"))
+    assert (made.head, kept, grown["pooler"]["weight"].shape) == ("sequence-classification", False, (16, 16))
+    weights = Trainable(fresh, other)
+    loss = HeadLoss(other)
+    examples = [Example(text, i % 2) for i, text in enumerate(texts(9, 4, 12))]
+    before = gradients(loss, weights, examples)
+    for name, grad in before.flat.items():
+        if isinstance(grad, np.ndarray):
+            weights.flat[name] -= 0.05 * grad
+    assert gradients(loss, weights, examples).loss < before.loss
+    assert standard_rates(other, 0.1, head=0.3)["pooled"] == 0.3
+
+
+def test_what_is_of_encoders_alone_says_so_and_the_rest_works() -> None:
+    model = Model(config(), tiny.weights(config()))
+    ids = [0, 9, 8, 2]
+    for study in (lambda: logit_attribution(model, ids), lambda: patch(model, ids, [0, 9, 7, 2])):
+        with pytest.raises(NpformerError, match="expected a Model, an encoder"):
+            study()
+    effects = ablate_heads(model, ids, "entailment")
+    assert effects.values.shape == (4, 4)  # two of the encoder, the decoder's, and that to the source
+    assert np.isfinite(effects.values[0]).all()
+    slopes = npformer.trace(model, ids, grads="entailment").grads
+    assert np.abs(slopes["encoder.embeddings.sum"]).max() > 0
+    recorded = golden.record(model, texts(9, 4))
+    arrays = {f"{i}/{name}": a for name in recorded.stages for i, a in enumerate(recorded.stages[name])}
+    assert golden.compare(recorded, arrays).ok
+    arrays["0/decoder.layers.0.ffn_norm"] = arrays["0/decoder.layers.0.ffn_norm"] + 1
+    assert golden.diagnose(recorded, arrays, model).stage == "decoder.layers.0.ffn_norm"
+
+
+def test_a_page_has_all_views_but_those_of_encoders(tmp_path: Path) -> None:
+    (found,) = npformer.view.page(npformer.load(folder(tmp_path / "mnli")), "the act").texts
+    assert [each.kind for each in found] == ["heads", "model", "neurons", "stages", "attribution"]
+    assert [method.name for method in found[-1].methods] == ["Leave one word out", "Attention roll-out"]
