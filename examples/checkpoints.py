@@ -31,8 +31,7 @@ this page from `checkpoints.json`, and a test holds it to what npformer does. Th
 are noted there as they are known; no checkpoint was downloaded for it. `npformer info NAME` tells it of any checkpoint,
 and downloads no weights. Every encoder that runs also gives vectors (`feature-extraction`, `sentence-embedding`),
 whatever its own task is. A checkpoint also needs a tokenizer: `tokenizer.json`, `vocab.txt`, `vocab.json` with
-`merges.txt`, `sentencepiece.bpe.model` or `spiece.model`. DeBERTa-v3's own checkpoints have only `spm.model`, which is
-not read; those that others made of them mostly have a `tokenizer.json`.
+`merges.txt`, `sentencepiece.bpe.model`, `spiece.model` or `spm.model`.
 
 {counts}
 

@@ -32,6 +32,7 @@ COMPANIONS = (
     "merges.txt",
     "sentencepiece.bpe.model",
     "spiece.model",
+    "spm.model",
     "target_vocab.json",
     "source.spm",
     "target.spm",

@@ -21,7 +21,8 @@ from npformer.files import open_file, read_json
 # Files to fetch besides config and weights; most repositories lack some of them.
 TOKENIZER = ("tokenizer_config.json", "special_tokens_map.json")
 TRANSLATION = ("vocab.json", "target_vocab.json", "source.spm", "target.spm", "generation_config.json")
-OLD_TOKENIZER = ("vocab.txt", "merges.txt", "sentencepiece.bpe.model", "spiece.model")  # one, without tokenizer.json
+# One of these, without tokenizer.json.
+OLD_TOKENIZER = ("vocab.txt", "merges.txt", "sentencepiece.bpe.model", "spiece.model", "spm.model")
 # Of sentence-transformers, where there is a modules.json: beside the encoder's files, and beside modules.json.
 ENCODER_SETTINGS, SETTINGS = "sentence_bert_config.json", "config_sentence_transformers.json"
 

@@ -14,13 +14,13 @@ from typing import Any
 
 from npformer.checks import shown
 from npformer.errors import NpformerError
-from npformer.families.base import PieceOrder
+from npformer.families.base import AS_IN_THE_FILE, PieceOrder
 from npformer.files import read_bytes, read_json
 from npformer.limits import Limits
 from npformer.text.sentencepiece_file import CONTROL, USER_DEFINED, read_unigram
 
 MERGES, MERGES_VOCABULARY = "merges.txt", "vocab.json"
-FAIRSEQ, ALBERT = "sentencepiece.bpe.model", "spiece.model"
+FAIRSEQ, ALBERT, DEBERTA = "sentencepiece.bpe.model", "spiece.model", "spm.model"
 
 
 def describe_bpe(folder: Path, prefix_space: bool, limits: Limits) -> dict[str, Any]:
@@ -50,6 +50,46 @@ def describe_unigram(
 
     special: role -> token. clean_up: normalizers before the file's own.
     """
+    model, charsmap, added = _unigram(path, special, order, limits)
+    blob = base64.b64encode(charsmap).decode()
+    own = [{"type": "Precompiled", "precompiled_charsmap": blob}] if charsmap else []
+    described = _description(
+        {"type": "Sequence", "normalizers": [*clean_up, *own]},
+        {"type": "Sequence", "pretokenizers": [{"type": "WhitespaceSplit"}, metaspace(prefix_space, "never")]},
+        model,
+    )
+    return described | {"decoder": metaspace(prefix_space, "never")}, added
+
+
+def describe_deberta(
+    path: Path, special: Mapping[str, str], prefix_space: bool, lower_case: bool, split_marks: bool, limits: Limits
+) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """The tokenizer of DeBERTa-v2 and -v3, which takes the pieces of a SentencePiece file, and no clean-up of its."""
+    model, _, added = _unigram(path, special, AS_IN_THE_FILE, limits)
+    clean_up = [
+        *([{"type": "Lowercase"}] if lower_case else []),
+        {"type": "Replace", "pattern": {"Regex": r"\s{2,}|[\n\r\t]"}, "content": " "},
+        {"type": "NFC"},
+        {"type": "Strip", "strip_left": False, "strip_right": True},
+    ]
+    marks = [{"type": "Punctuation", "behavior": "Isolated"}] if split_marks else []
+    spaces = metaspace(prefix_space, "first")
+    described = _description(
+        {"type": "Sequence", "normalizers": clean_up}, {"type": "Sequence", "pretokenizers": [*marks, spaces]}, model
+    )
+    return described | {"decoder": spaces}, added
+
+
+def metaspace(prefix_space: bool, otherwise: str) -> dict[str, Any]:
+    """Writes spaces as a mark, with one before each text, or as `otherwise` says."""
+    scheme = "always" if prefix_space else otherwise
+    return {"type": "Metaspace", "replacement": "▁", "prepend_scheme": scheme, "split": True}
+
+
+def _unigram(
+    path: Path, special: Mapping[str, str], order: PieceOrder, limits: Limits
+) -> tuple[dict[str, Any], bytes, list[dict[str, Any]]]:
+    """The model of a SentencePiece file, what normalizes texts, and the pieces that are never split."""
     pieces, charsmap = read_unigram(path, limits)
     first = [(special.get(name, name), score) for name, score in order.first]
     last = [(special.get(name, name), 0.0) for name in order.last]
@@ -58,19 +98,12 @@ def describe_unigram(
     unknown = next((i for i, (text, _) in enumerate(vocabulary) if text == name), None)
     if unknown is None:
         raise NpformerError(f"{path}: its token for the unknown, {shown(name)}, is not in it")
-    blob = base64.b64encode(charsmap).decode()
-    own = [{"type": "Precompiled", "precompiled_charsmap": blob}] if charsmap else []
-    metaspace = {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "always" if prefix_space else "never"}
-    described = _description(
-        {"type": "Sequence", "normalizers": [*clean_up, *own]},
-        {"type": "Sequence", "pretokenizers": [{"type": "WhitespaceSplit"}, {**metaspace, "split": True}]},
-        {"type": "Unigram", "unk_id": unknown, "byte_fallback": False, "vocab": vocabulary},
-    )
-    return described | {"decoder": {**metaspace, "split": True}}, [
+    added = [
         {"content": piece.text, "special": piece.type == CONTROL, "normalized": False}
         for piece in pieces
         if piece.type in (CONTROL, USER_DEFINED)
     ]
+    return {"type": "Unigram", "unk_id": unknown, "byte_fallback": False, "vocab": vocabulary}, charsmap, added
 
 
 def albert_clean_up(lower_case: bool, keep_accents: bool) -> list[dict[str, Any]]:

@@ -18,14 +18,23 @@ from npformer.families import FAMILIES, Family, family_of
 from npformer.files import read_bytes, read_json
 from npformer.limits import LIMITS, Limits
 from npformer.text.guarded import GuardedTokenizer, guarded, read_tokenizer, tried
-from npformer.text.older import ALBERT, FAIRSEQ, MERGES, albert_clean_up, describe_bpe, describe_unigram
+from npformer.text.older import (
+    ALBERT,
+    DEBERTA,
+    FAIRSEQ,
+    MERGES,
+    albert_clean_up,
+    describe_bpe,
+    describe_deberta,
+    describe_unigram,
+)
 from npformer.text.parts import check_rows
 
 if TYPE_CHECKING:
     from tokenizers import AddedToken, Tokenizer
 
 FILE, VOCABULARY, SETTINGS = "tokenizer.json", "vocab.txt", "tokenizer_config.json"
-FILES = (FILE, VOCABULARY, MERGES, FAIRSEQ, ALBERT)  # the first that is there is read
+FILES = (FILE, VOCABULARY, MERGES, FAIRSEQ, ALBERT, DEBERTA)  # the first that is there is read
 
 SPECIAL_TOKENS_FILES = SPECIAL_TOKENS_MAP, ADDED_TOKENS = "special_tokens_map.json", "added_tokens.json"
 
@@ -168,10 +177,13 @@ def _described(
 
     if path.name == MERGES:
         return describe_bpe(path.parent, setting("add_prefix_space", False), limits), []
+    names = {role: _content(token) for role, token in special.items()}
+    if path.name == DEBERTA:
+        lower_case, split_marks = setting("do_lower_case", False), setting("split_by_punct", False)
+        return describe_deberta(path, names, setting("add_prefix_space", True), lower_case, split_marks, limits)
     clean_up = []
     if path.name == ALBERT:
         clean_up = albert_clean_up(setting("do_lower_case", True), setting("keep_accents", False))
-    names = {role: _content(token) for role, token in special.items()}
     return describe_unigram(path, names, family.pieces, setting("add_prefix_space", True), clean_up, limits)
 
 
@@ -245,12 +257,23 @@ def _added_tokens(folder: Path, settings: Mapping[str, Any], special: Mapping[st
             path = folder / SETTINGS
             by_id = {int(i): each for i, each in settings["added_tokens_decoder"].items()}
         elif path.exists():
-            by_id = {int(i): {"content": each, "special": each in names} for each, i in read_json(path).items()}
+            stated = _stated(folder, settings)  # others are looked for after the clean-up, as in Transformers
+            by_id = {
+                int(i): {"content": each, "special": each in names, "normalized": each not in stated}
+                for each, i in read_json(path).items()
+            }
         tokens = [_added_token(by_id[i]) for i in sorted(by_id)]
         known = {token.content for token in tokens}
         return tokens + [_added_token(each, special=True) for each in special.values() if _content(each) not in known]
     except (TypeError, ValueError, AttributeError, OverflowError) as error:
         raise NpformerError(f"{path}: invalid added tokens: {error!s:.200}") from None
+
+
+def _stated(folder: Path, settings: Mapping[str, Any]) -> set[str]:
+    """The special tokens that a folder's own files name."""
+    path = folder / SPECIAL_TOKENS_MAP
+    files = [settings, read_json(path) if path.exists() else {}]
+    return {_content(each.get(role)) for each in files for role in ROLES}
 
 
 def _added_token(token: Any, **flags: bool) -> AddedToken:

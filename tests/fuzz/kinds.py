@@ -214,7 +214,7 @@ def _unigram() -> list[Seed]:
     settings = _json(hints.TOKENIZER_CONFIG)
     seeds = []
     for name, family in (
-        ("sentencepiece.bpe.model", "xlm-roberta"), ("sentencepiece.bpe.model", "camembert"), ("spiece.model", "bert")
+        ("sentencepiece.bpe.model", "xlm-roberta"), ("sentencepiece.bpe.model", "camembert"), ("spiece.model", "bert"), ("spm.model", "deberta-v2")
     ):  # fmt: skip
         files = corpus.unigram(name, family)
         seeds += [Seed(files, {name: message}), Seed(files, {name: message, "tokenizer_config.json": settings})]

@@ -29,6 +29,10 @@ TRAINED: dict[str, dict[str, Any]] = {
         "pad_id": 0, "unk_id": 1, "bos_id": -1, "eos_id": -1,
         "control_symbols": ["[CLS]", "[SEP]", "[MASK]"], "user_defined_symbols": list('(),"-.'),
     },
+    "deberta-v2": {
+        "pad_id": 0, "bos_id": 1, "eos_id": 2, "unk_id": 3, "pad_piece": "[PAD]", "bos_piece": "[CLS]",
+        "eos_piece": "[SEP]", "unk_piece": "[UNK]",
+    },
 }  # fmt: skip
 
 
@@ -98,6 +102,17 @@ for _name, _settings in {
     "mask takes the space": {"special_tokens_map.json": {"mask_token": {**MASK, "content": "[MASK]"}}},
 }.items():
     CASES[f"albert {_name}"] = ("albert", {"spiece.model": "albert-nmt_nfkc.model"}, _settings)
+for _name, _settings in {
+    "alone": {},
+    "mask added": {"added_tokens.json": {"[MASK]": 900}},
+    "mask stated": {"added_tokens.json": {"[MASK]": 900}, "special_tokens_map.json": {"mask_token": "[MASK]"}},
+    "small letters": {"tokenizer_config.json": {"do_lower_case": True, "vocab_type": "spm"}},
+    "marks": {"tokenizer_config.json": {"split_by_punct": True}},
+    "no prefix space": {"tokenizer_config.json": {"add_prefix_space": False}},
+    "extra": {"tokenizer_config.json": {"additional_special_tokens": ["NEW", "(new)"]}},
+}.items():
+    CASES[f"deberta-v2 {_name}"] = ("deberta-v2", {"spm.model": "deberta-v2-nmt_nfkc.model"}, _settings)
+CASES["deberta-v2 identity"] = ("deberta-v2", {"spm.model": "deberta-v2-identity.model"}, {})
 CASES["albert identity"] = ("albert", {"spiece.model": "albert-identity.model"}, {})
 
 #: A tokenizer.json, which is read first, made of the files above by Transformers, without some of its fields.

@@ -261,6 +261,23 @@ def test_pieces_whose_fields_are_written_in_another_way(tmp_path):
     assert tokenizer.encode("zzqqzq##").tokens == ["<s>", "▁", "zz", "qq", "zq", "##", "</s>"]
 
 
+def test_deberta_takes_the_pieces_of_a_spm_model_and_a_clean_up_of_its_own(tmp_path):
+    path, config = tmp_path, tiny.config("deberta-v2", vocab_size=90)
+    (path / "spm.model").write_bytes(SPM)
+    settings = {"unk_token": "<unk>", "vocab_type": "spm"}
+    (path / "tokenizer_config.json").write_text(json.dumps(settings))
+    (path / "added_tokens.json").write_text('{"[PAD]": 70}')
+    encoded = load_tokenizer(path, config).encode("ice\n  cream,a ", "Ä [MASK]")
+    assert encoded.tokens == ["[CLS]", "▁ice", "▁cream", ",", "▁", "a", "[SEP]", "▁", "Ä", "[MASK]", "[SEP]"]
+    assert encoded.offsets[1:6] == [(0, 3), (5, 11), (11, 12), (12, 13), (12, 13)]
+    assert encoded.type_ids == [0] * 7 + [1] * 4
+    for change, tokens in (({"do_lower_case": True}, ["▁", "ä"]), ({"split_by_punct": True}, ["▁", "Ä"])):
+        (path / "tokenizer_config.json").write_text(json.dumps({**settings, **change}))
+        assert load_tokenizer(path, config).encode("Ä").tokens[1:-1] == tokens
+    (path / "tokenizer_config.json").write_text(json.dumps({**settings, "split_by_punct": "yes"}))
+    assert "split_by_punct: expected true or false" in refused(path, config)
+
+
 def test_albert_s_clean_up_of_a_spiece_model(tmp_path):
     path = tmp_path / "model"
     path.mkdir()
