@@ -74,9 +74,9 @@ class Config:
     positions : one of POSITIONS
     relative_buckets : rows of the table of relative biases; 0: no table
     rotary_theta : base of the rotary embeddings; 0: none
-    global_every : each so many layers, the first among them, attend to the whole text; 0: all do
-    local_theta : base of the rotary embeddings in the other layers
-    window : tokens that a query of the other layers attends to, itself and half of them on each side
+    local_layers : numbers of the layers that attend to a window of the text, in ascending order
+    local_theta : base of the rotary embeddings in these layers
+    window : tokens that a query of these layers attends to, itself and half of them on each side
     n_distances : rows of the table of distances, for disentangled attention; 0: no table
     max_distance : distances are in buckets, the last one from here on; 0: each has a row of its own
     own_distances : layers project the table of distances with weights of their own, not with those of query and key
@@ -131,7 +131,7 @@ class Config:
     positions: str = "learned"
     relative_buckets: int = 0
     rotary_theta: float = 0.0
-    global_every: int = 0
+    local_layers: tuple[int, ...] = ()
     local_theta: float = 0.0
     window: int = 0
     n_distances: int = 0
@@ -169,9 +169,12 @@ class Config:
         for name in ("d_model", "n_heads", "d_ffn", "max_length"):
             checks.whole(name, getattr(self, name), 1, MOST)
         tables = ("vocab_size", "n_segments", "d_embedding", "layer_groups", "first_position", "relative_buckets")
-        for name in (*tables, "global_every", "window", "n_distances", "max_distance"):
+        for name in (*tables, "window", "n_distances", "max_distance"):
             checks.whole(name, getattr(self, name), 0, MOST)
         checks.whole("n_layers", self.n_layers, 0, MOST)
+        last = -1
+        for number in self.local_layers:
+            last = checks.whole("local_layers", number, last + 1, self.n_layers - 1)
         if self.layer_groups:
             checks.whole("layer_groups", self.layer_groups, 1, self.n_layers)
             checks.whole("group_layers", self.group_layers, 1, self.n_layers // self.layer_groups)
@@ -215,7 +218,7 @@ class Config:
 
     def is_local(self, layer: int) -> bool:
         """Whether a layer attends to its window only."""
-        return bool(self.global_every and layer % self.global_every)
+        return layer in self.local_layers
 
     @property
     def table_width(self) -> int:

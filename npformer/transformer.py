@@ -189,7 +189,7 @@ def relatives(
             batch.places, rotation=rotary_angles(batch.positions, config.d_head, config.rotary_theta, dtype)
         )
         local = of_all
-        if config.global_every:
+        if config.local_layers:
             angles = rotary_angles(batch.positions, config.d_head, config.local_theta, dtype)
             local = Relative(batch.places, window=config.window // 2, rotation=angles)
         layers = [local if config.is_local(i) else of_all for i in range(config.n_layers)]

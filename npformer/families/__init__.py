@@ -78,6 +78,7 @@ def read_config(data: Mapping[str, Any], head: str | None = None, limits: Limits
     """
     family = find_family(FAMILIES, data)
     limits.check("labels", label_count(data), "labels")
+    limits.check("layers", family.layer_count(data), "layers")
     config = family.read_config(data, head)
     limits.check("layers", config.n_layers + config.decoder.n_layers, "layers")
     if config.positions != "learned":

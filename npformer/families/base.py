@@ -119,6 +119,10 @@ class Family:
         """The class in Hugging Face's library that has this head."""
         return first(self.architectures, config.head)
 
+    def layer_count(self, data: Mapping[str, Any]) -> int:
+        """The number of layers that a config.json asks for, before any list of them is made; 0 where it says none."""
+        return 0
+
     def head_of(self, data: Mapping[str, Any]) -> str:
         """The head of the class that config.json names."""
         architectures = data.get("architectures")

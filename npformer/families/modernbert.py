@@ -24,6 +24,10 @@ HEAD = {"head.hidden": "head.dense", "head.norm": "head.norm"}  # below the last
 class ModernBert(EncoderTable):
     """The table with what config.json has twice: in the form of Transformers 5 and in that of earlier versions."""
 
+    def config(self, head: str, **fields: Any) -> Config:
+        """Every third layer is global unless the fields say otherwise."""
+        return super().config(head, **{"local_layers": between(3, fields["n_layers"]), **fields})
+
     def own_fields(self, data: Mapping[str, Any], head: str, n_layers: int) -> dict[str, Any]:
         if data.get("classifier_activation", "gelu") != data.get(self.activation, "gelu"):
             given = checks.shown(data.get("classifier_activation", "gelu"))
@@ -41,7 +45,7 @@ class ModernBert(EncoderTable):
             "padding_idx": pad,
             "rotary_theta": theta,
             "local_theta": _theta(data, LOCAL, "local_rope_theta", 10_000.0) or theta,
-            "global_every": _global_every(data, n_layers),
+            "local_layers": _local_layers(data, n_layers),
             "window": window,
             "pooling": POOLINGS[pooling],
         }
@@ -54,7 +58,7 @@ class ModernBert(EncoderTable):
             "classifier_activation": super().write_config(config)[self.activation],
             "classifier_pooling": next(theirs for theirs, ours in POOLINGS.items() if ours == config.pooling),
             "local_attention": config.window,
-            "global_attn_every_n_layers": config.global_every or 1,
+            **_steps(config),
             "layer_types": kinds,
             "global_rope_theta": config.rotary_theta,
             "local_rope_theta": config.local_theta,
@@ -78,30 +82,34 @@ def _theta(data: Mapping[str, Any], kind: str, old: str, default: float) -> floa
     return float(checks.positive(f"rope_theta of {kind}", rope.get("rope_theta", data.get(old, default))))
 
 
-def _global_every(data: Mapping[str, Any], n_layers: int) -> int:
-    """The n such that layers 0, n, 2 n, ... are global; 0: all are."""
+def _local_layers(data: Mapping[str, Any], n_layers: int) -> tuple[int, ...]:
+    """The layers that `layer_types` calls local, or where it is absent those between global ones at equal steps."""
     every = checks.whole("global_attn_every_n_layers", data.get("global_attn_every_n_layers", 3), 1, MOST)
     kinds = data.get("layer_types")
-    if kinds is not None and kinds != _kinds(every, n_layers):
-        if not isinstance(kinds, list) or len(kinds) != n_layers or not set(map(str, kinds)) <= {GLOBAL, LOCAL}:
-            raise NpformerError(f"layer_types: expected {GLOBAL} or {LOCAL} for each of {n_layers} layers")
-        later = [i for i in range(1, n_layers) if kinds[i] == GLOBAL]
-        every = later[0] if later else n_layers if LOCAL in kinds else every
-        if kinds != _kinds(every, n_layers):
-            raise NpformerError("layer_types: supported: a global layer, the first among them, at equal steps")
-    return 0 if every == 1 else every
+    if kinds is None:
+        return between(every, n_layers)
+    if not isinstance(kinds, list) or len(kinds) != n_layers or not all(each in (GLOBAL, LOCAL) for each in kinds):
+        raise NpformerError(f"layer_types: expected {GLOBAL} or {LOCAL} for each of {n_layers} layers")
+    return tuple(i for i, kind in enumerate(kinds) if kind == LOCAL)
 
 
-def _kinds(every: int, n_layers: int) -> list[str]:
-    """The kind of each layer."""
-    return [LOCAL if i % every else GLOBAL for i in range(n_layers)]
+def between(every: int, n_layers: int) -> tuple[int, ...]:
+    """The layers but 0, n, 2 n, ..."""
+    return tuple(i for i in range(n_layers) if i % every)
+
+
+def _steps(config: Config) -> dict[str, int]:
+    """The steps between global layers, for versions of Transformers before layer_types; {} where they differ."""
+    steps = range(1, config.n_layers + 1)
+    every = next((each for each in steps if between(each, config.n_layers) == config.local_layers), None)
+    return {} if every is None else {"global_attn_every_n_layers": every}
 
 
 MODERNBERT = ModernBert(
     model_type="modernbert",
     reads=frozenset({"rope_parameters", "rope_scaling"}),
     constants={
-        "norm_first": True, "final_norm": True, "bias": False, "eps": 1e-5, "global_every": 3, "window": 128,
+        "norm_first": True, "final_norm": True, "bias": False, "eps": 1e-5, "window": 128,
         "rotary_theta": 160_000.0, "local_theta": 10_000.0,
     },
     pair="cls $A sep $B sep",

@@ -98,6 +98,10 @@ class EncoderTable(Family):
             tied=checks.boolean("tie_word_embeddings", data.get("tie_word_embeddings", True)),
         )
 
+    def layer_count(self, data: Mapping[str, Any]) -> int:
+        count = data.get(self.sizes["n_layers"])
+        return count if type(count) is int and count <= MOST else 0  # what is more is refused with its name
+
     def own_fields(self, data: Mapping[str, Any], head: str, n_layers: int) -> dict[str, Any]:
         """Fields of `Config` that a family reads in its own way; it writes them back in write_config."""
         return {}

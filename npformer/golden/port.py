@@ -320,7 +320,7 @@ class _Run:
         count = config.n_layers
         numbers = [int(name.split(".")[1]) for name in self.port.span if name.startswith("layers.")]
         from_ids = not self.port.span or any(name.startswith("embeddings.") for name in self.port.span)
-        first = 0 if from_ids or self._whole or config.global_every else min(numbers, default=count)
+        first = 0 if from_ids or self._whole or config.local_layers else min(numbers, default=count)
         layer = self.until.split(".")
         return first, int(layer[1]) + 1 if layer[0] == "layers" else count
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -65,17 +66,36 @@ def test_local_layers_see_their_window_and_no_more() -> None:
 
 def test_both_forms_of_config_json() -> None:
     config = read_config(described())
-    assert (config.global_every, config.rotary_theta, config.local_theta) == (3, 160_000.0, 10_000.0)
+    assert (config.local_layers, config.rotary_theta, config.local_theta) == ((1, 2, 4, 5), 160_000.0, 10_000.0)
     assert [config.is_local(i) for i in range(6)] == [False, True, True] * 2
     kinds = [LOCAL if i % 2 else FULL for i in range(6)]
     rope = {FULL: {"rope_type": "default", "rope_theta": 8.0}, LOCAL: {"rope_type": "default", "rope_theta": 4.0}}
     new = read_config(described(layer_types=kinds, rope_parameters=rope))
-    assert (new.global_every, new.rotary_theta, new.local_theta) == (2, 8.0, 4.0)
+    assert (new.local_layers, new.rotary_theta, new.local_theta) == ((1, 3, 5), 8.0, 4.0)
+    assert write_config(new)["global_attn_every_n_layers"] == 2
     assert read_config(write_config(new)) == new
     assert read_config(described(local_rope_theta=None)).local_theta == 160_000.0
-    assert read_config(described(global_attn_every_n_layers=1)).global_every == 0
-    assert read_config(described(layer_types=[FULL] * 6)).global_every == 0
-    assert read_config(described(layer_types=[FULL] + [LOCAL] * 5)).global_every == 6
+    assert read_config(described(global_attn_every_n_layers=1)).local_layers == ()
+    assert read_config(described(layer_types=[FULL] * 6)).local_layers == ()
+    assert read_config(described(global_attn_every_n_layers=2**31 - 1)).local_layers == (1, 2, 3, 4, 5)
+
+
+@pytest.mark.parametrize("kinds", [[LOCAL] * 6, [LOCAL, FULL] * 3, [FULL, LOCAL, FULL, FULL, LOCAL, LOCAL]])
+def test_layers_are_local_at_any_steps(kinds: list[str]) -> None:
+    config = read_config(described(layer_types=kinds))
+    assert [LOCAL if config.is_local(i) else FULL for i in range(6)] == kinds
+    written = write_config(config)
+    assert "global_attn_every_n_layers" not in written  # which would say something else
+    assert read_config(written) == config
+    assert tiny.config("modernbert", n_layers=6, local_layers=config.local_layers) == replace(
+        config, pad_id=None, padding_idx=None
+    )
+
+
+@pytest.mark.parametrize("more", [{}, {"global_attn_every_n_layers": 2**31 - 1}, {"layer_types": [FULL]}])
+def test_too_many_layers_are_refused_before_a_list_of_them_is_made(more: dict[str, Any]) -> None:
+    with pytest.raises(NpformerError, match="layers"):
+        read_config(described(num_hidden_layers=2**31 - 1, **more))
 
 
 @pytest.mark.parametrize(
@@ -87,7 +107,8 @@ def test_both_forms_of_config_json() -> None:
         ({"rope_scaling": {"type": "yarn"}}, "rope_scaling: .* is not supported; supported: null"),
         ({"rope_parameters": {FULL: {"rope_type": "yarn", "rope_theta": 1.0}}}, "rope_type: 'yarn' is not supported"),
         ({"rope_parameters": [3]}, "rope_parameters: expected an object"),
-        ({"layer_types": [LOCAL] * 6}, "layer_types: supported: a global layer, the first among them"),
+        ({"layer_types": [LOCAL, "chunked_attention"] * 3}, "layer_types: expected .* for each of 6 layers"),
+        ({"layer_types": [[]] * 6}, "layer_types: expected .* for each of 6 layers"),
         ({"layer_types": [FULL]}, "layer_types: expected .* for each of 6 layers"),
         ({"classifier_activation": "relu"}, "classifier_activation: 'relu' is not supported"),
         ({"classifier_pooling": "max"}, "classifier_pooling: expected one of cls, mean, got 'max'"),

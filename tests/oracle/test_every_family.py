@@ -79,6 +79,16 @@ def test_answers_are_torchs(family: str, head: str, dtype: str, tmp_path: Path) 
         assert np.abs(array - right).max() < FLOAT64 * max(1.0, float(np.abs(right).max())), name
 
 
+@pytest.mark.parametrize("local", [(0, 1, 3), (0, 1, 2, 3)])
+def test_local_layers_at_any_steps(local: tuple[int, ...], tmp_path: Path) -> None:
+    folder = tiny.folder(tmp_path / "model", "modernbert", "base", n_layers=4, local_layers=local)
+    arrays = given("base")
+    with torch.no_grad():
+        right = answers(theirs(folder), arrays)["last_hidden_state"].numpy() * arrays["attention_mask"][..., None]
+    ours = Model(*load_folder(folder, np.float64), threads=1)(**arrays).last_hidden_state
+    assert np.abs(ours - right).max() < FLOAT64 * np.abs(right).max()
+
+
 @pytest.mark.parametrize(("family", "head"), HEADS)
 def test_gradients_are_torchs(family: str, head: str, tmp_path: Path) -> None:
     """Of the sum of all answers, each times a random number."""

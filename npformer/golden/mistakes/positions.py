@@ -71,7 +71,7 @@ def other_thetas(port: Port) -> Ways:
     if not config.rotary_theta:
         return
     touched = [ROTATED.format(name) for name in ("query", "key")]
-    if config.global_every:
+    if config.local_layers:
         thetas = {"rotary_theta": config.local_theta, "local_theta": config.rotary_theta}
         yield "those of global and local layers exchanged", port.with_config(*touched, **thetas)
         yield "the global layers' in all", port.with_config(*touched, local_theta=config.rotary_theta)
@@ -85,7 +85,7 @@ def other_thetas(port: Port) -> Ways:
 
 def other_windows(port: Port) -> Ways:
     config = port.config
-    if not config.global_every:
+    if not config.local_layers:
         return
     windows = {
         "a token more on each side": config.window + 2,
