@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from npformer.model import Model, Seq2Seq
 
 IDS = np.ndarray | list | Text  # forms of token ids
+LEAST_STEP = 8  # windows beside another text move on by at least one such part of their width
 
 
 def was_cut(where: str, n_tokens: int, limit: int) -> str:
@@ -218,7 +219,8 @@ class Encoder:
     def _in_windows(self, given: str | Pair, cut: str, limit: int | None, stride: int | None) -> Encoded:
         """Reads a text in windows that share `stride` tokens; a pair's other text stands whole beside each window.
 
-        The tokenizer reads block by block where it can.
+        Beside another text windows share fewer tokens where they would hardly move on. The tokenizer reads block by
+        block where it can.
         """
         if too_long := self._check_length(given):
             raise too_long
@@ -237,6 +239,8 @@ class Encoder:
         stride = width // 4 if stride is None else stride
         if not 0 <= stride < width:
             raise NpformerError(f"stride: windows of {width} tokens can share 0 to {width - 1}, not {stride}")
+        if others:  # beside a long text there is room for few tokens, and each would be read again and again
+            stride = min(stride, width - -(-width // LEAST_STEP))
         frame = self._frame(texts)
         pieces, starts = [], []
         for start, window in windows(tokens[moving], width, stride):

@@ -24,6 +24,9 @@ class Tokens:
     sources: np.ndarray  # (L,): which text of a pair a token is of, 0 or 1; -1 for special tokens
     kinds: np.ndarray  # (L,): token types
 
+    def __post_init__(self) -> None:
+        self._spans: dict[tuple[int, int], tuple[int, int]] | None = None
+
     @classmethod
     def of(cls, encoding: Encoding, known: dict[str, str] | None = None) -> Tokens:
         """Copies the tokenizer's record. known: strings to use again for equal tokens."""
@@ -80,8 +83,14 @@ class Tokens:
         return None if self.words[token] < 0 else int(self.words[token])
 
     def word_to_chars(self, word: int, sequence_index: int = 0) -> tuple[int, int] | None:
-        rows = np.flatnonzero((self.words == word) & (self.sources == sequence_index))
-        return (int(self.places[rows[0], 0]), int(self.places[rows[-1], 1])) if len(rows) else None
+        if self._spans is None:
+            self._spans = {}
+            for source, number, (first, end) in zip(
+                self.sources.tolist(), self.words.tolist(), self.places.tolist(), strict=True
+            ):
+                start, _ = self._spans.get((source, number), (first, end))
+                self._spans[source, number] = start, end
+        return self._spans.get((sequence_index, word)) if word >= 0 else None
 
 
 def tokens_of_blocks(blocks: Iterable[tuple[int, int, Encoding]]) -> Tokens:

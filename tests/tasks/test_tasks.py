@@ -253,6 +253,19 @@ def test_a_question_longer_than_the_model_is_refused():
         make("question-answering")(Pair(LONG, "ice cream"))
 
 
+@pytest.mark.parametrize(("words", "doc_stride"), [(20, None), (28, None), (28, 30), (59, 1), (60, 0)])
+def test_windows_beside_a_long_question_move_on(words, doc_stride, monkeypatch):
+    """By an eighth of their width at least."""
+    ask, question, context = make("question-answering"), " ".join(["who"] * words), " ".join(["ice"] * 300)
+    run, read = ask.model.run, []
+    monkeypatch.setattr(ask.model, "run", lambda texts: read.extend(texts) or run(texts))
+    assert ask(question=question, context=context, doc_stride=doc_stride)["answer"]
+    width = 64 - 3 - words
+    assert max(map(len, read)) == 64
+    step = max(width - (32 if doc_stride is None else doc_stride), -(-width // 8))
+    assert len(read) == 1 + -(-(300 - width) // step)
+
+
 def test_the_windows_logits_are_averaged_by_their_tokens():
     model = tiny.model("bert", "sequence-classification")
     task = pipeline("text-classification", model, function_to_apply="none", top_k=None)

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from npformer import Pair, golden, pipeline, trace, view
 from npformer.model import Model
 from npformer.text.encoding import Encoder, read_texts
+from npformer.text.windows import Tokens
 from npformer.training.data import LabelledText, encode
 from tests.support import tiny
 
@@ -106,3 +107,18 @@ def test_a_rows_place_is_named_where_a_file_s_text_is_cut(model: Model, tmp_path
     rows = [LabelledText(model.config.labels[0], text, None, line) for line, text in enumerate(["ice", LONG, LONG], 2)]
     with pytest.warns(UserWarning, match=r"a\.tsv:3: 82 tokens, cut to 64; 2 of 3 texts were cut$"):
         encode(model, tmp_path / "a.tsv", rows)
+
+
+def test_the_characters_of_words_are_looked_up_in_one_table_for_all():
+    """A search in all tokens for each word made a long window's answers take time by the square of its length."""
+    words, sources = np.repeat(np.arange(400, dtype=np.int32), 2), np.repeat([0, 1], 400).astype(np.int32)
+    places = np.stack([np.arange(800), np.arange(800) + 1], axis=-1).astype(np.int32)
+    tokens = Tokens(np.zeros(800, np.int64), np.array([""] * 800, object), places, words, sources, sources.astype(int))
+    assert [tokens.word_to_chars(word, word // 200) for word in range(400)] == [(2 * i, 2 * i + 2) for i in range(400)]
+    table = tokens._spans
+    assert table is not None
+    assert len(table) == 400
+    assert tokens.word_to_chars(3) == (6, 8)
+    assert tokens._spans is table
+    assert (tokens.word_to_chars(3, 1), tokens.word_to_chars(-1), tokens.word_to_chars(400)) == (None, None, None)
+    assert tokens[2:6].word_to_chars(1) == (2, 4)
