@@ -81,6 +81,8 @@ class Config:
     max_distance : distances are in buckets, the last one from here on; 0: each has a row of its own
     own_distances : layers project the table of distances with weights of their own, not with those of query and key
     norm_distances : the table of distances has a norm
+    convolution : rows that a convolution of the embeddings reads, which is added to the first layer; 0: there is none
+    convolution_activation : one of ACTIVATIONS
     scale_embedding : multiply token rows by sqrt(d_model)
     activation : of the feed-forward network, one of ACTIVATIONS
     eps : of the layer norms
@@ -138,6 +140,8 @@ class Config:
     max_distance: int = 0
     own_distances: bool = False
     norm_distances: bool = False
+    convolution: int = 0
+    convolution_activation: str = "tanh"
     scale_embedding: bool = False
     activation: str = "gelu"
     eps: float = 1e-12
@@ -163,13 +167,14 @@ class Config:
         checks.one_of("head", self.head, HEADS)
         checks.one_of("activation", self.activation, ACTIVATIONS)
         checks.one_of("pooler", self.pooler, ACTIVATIONS)
+        checks.one_of("convolution_activation", self.convolution_activation, ACTIVATIONS)
         checks.one_of("pooling", self.pooling, POOLINGS)
         checks.one_of("positions", self.positions, POSITIONS)
         checks.one_of("problem_type", self.problem_type, PROBLEM_TYPES)
         for name in ("d_model", "n_heads", "d_ffn", "max_length"):
             checks.whole(name, getattr(self, name), 1, MOST)
         tables = ("vocab_size", "n_segments", "d_embedding", "layer_groups", "first_position", "relative_buckets")
-        for name in (*tables, "window", "n_distances", "max_distance"):
+        for name in (*tables, "convolution", "window", "n_distances", "max_distance"):
             checks.whole(name, getattr(self, name), 0, MOST)
         checks.whole("n_layers", self.n_layers, 0, MOST)
         last = -1

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from npformer.activations import BACKWARDS
+from npformer.convolution import Convolution
 from npformer.functions import (
     layer_norm,
     layer_norm_backward,
@@ -276,6 +277,7 @@ def encoder(
     norm: Linear | None = None,
     relative: Sequence[Relative] | None = None,
     caches: Sequence[AttentionCache] | None = None,
+    convolution: Convolution | None = None,
 ) -> np.ndarray:
     """Applies the layers one after another, then a last norm where there is one.
 
@@ -292,6 +294,7 @@ def encoder(
     norm : {"weight": (D,), "bias": (D,)}, optional; models with norm_first have it
     relative : a `Relative` for each layer, the tokens' places, where attention depends on them
     caches : the cache of each layer, as in `encoder_layer`, optional
+    convolution : `Convolution` of x, which is added to the first layer, with a norm, optional
 
     Returns
     -------
@@ -308,6 +311,12 @@ def encoder(
     >>> npformer.encoder(x, np.array([3, 2]), 12, npformer.gelu, model.weights["layers"]).shape
     (5, 384)
     """
+    embedded = x
+
+    def convolve(_: np.ndarray) -> np.ndarray:
+        assert convolution is not None
+        return convolution(embedded, lengths)
+
     for i, weights in enumerate(layers):
         rows = row_indices if i + 1 == len(layers) else None
         with scope(f"layers.{i}"):
@@ -316,6 +325,8 @@ def encoder(
                 eps=eps, row_indices=rows, norm_first=norm_first,
                 relative=None if relative is None else relative[i], cache=None if caches is None else caches[i],
             )  # fmt: skip
+        if convolution is not None and i == 0:
+            x = add_and_norm("convolution", x, convolve, convolution.norm, eps, False)
     return x if norm is None else tap("norm", layer_norm(x, **norm, eps=eps))
 
 
@@ -332,6 +343,7 @@ def encoder_backward(
     norm_first: bool = False,
     norm: Linear | None = None,
     relative: Sequence[Relative] | None = None,
+    convolution: Convolution | None = None,
 ) -> tuple[np.ndarray, dict[str, Any]]:
     """Backward of `encoder`: dx (T, D) and the gradients of the weights, {"layers": [...], "norm": ...}.
 
@@ -340,13 +352,28 @@ def encoder_backward(
     last = "ffn_residual" if norm_first else "ffn_norm"
     grads: dict[str, Any] = {"layers": [{} for _ in layers]}
     inputs = [x, *(stages[f"layers.{i}.{last}"] for i in range(len(layers)))]
+    d_embedded: list[np.ndarray] = []
+
+    def convolve(grad: np.ndarray, layer: np.ndarray) -> tuple[np.ndarray, dict[str, Any]]:
+        assert convolution is not None
+        dx, d_hidden = convolution.backward(grad, stages.within("convolution"), x, lengths)
+        d_embedded.append(dx)
+        return np.zeros_like(layer), d_hidden
+
+    if convolution is not None:
+        of_first, inputs[1] = inputs[1], stages["convolution_norm"]
     if norm is not None:
         grad, grads["norm"] = layer_norm_backward(stages.through_edit("norm", grad), inputs[-1], **norm, eps=eps)
     for i in reversed(range(len(layers))):
         rows = row_indices if i + 1 == len(layers) else None
+        if convolution is not None and i == 0:
+            grad, more = add_and_norm_backward(
+                "convolution", grad, stages, of_first, convolve, convolution.norm, eps, False
+            )
+            grads |= more
         grad, grads["layers"][i] = encoder_layer_backward(
             grad, stages.within(f"layers.{i}"), inputs[i], lengths, n_heads, activation,
             **{"attention_norm": None, **layers[i]},
             eps=eps, row_indices=rows, norm_first=norm_first, relative=None if relative is None else relative[i],
         )  # fmt: skip
-    return grad, grads
+    return sum(d_embedded, grad), grads

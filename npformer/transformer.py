@@ -16,11 +16,11 @@ import numpy as np
 from npformer import heads
 from npformer.activations import ACTIVATIONS
 from npformer.config import Config
+from npformer.convolution import Convolution
 from npformer.decoder import decoder, decoder_backward, project, project_backward
 from npformer.disentangled import Distances
 from npformer.embeddings import embeddings, embeddings_backward
 from npformer.encoder import encoder, encoder_backward
-from npformer.errors import NpformerError
 from npformer.functions import embedding_backward, layer_norm, layer_norm_backward
 from npformer.positions import Relative, relative_bias, relative_bias_backward, rotary_angles
 from npformer.runtime.packing import Batch, Text, pack
@@ -173,7 +173,18 @@ def encode(
         x, lengths, config.n_heads, ACTIVATIONS[config.activation], weights["layers"], eps=config.eps,
         row_indices=row_indices, norm_first=config.norm_first, norm=weights.get("norm"),
         relative=relatives(weights, config, batch, row_indices), caches=caches,
+        convolution=_convolution(weights, config, batch, row_indices),
     )  # fmt: skip
+
+
+def _convolution(
+    weights: Mapping[str, Any], config: Config, batch: Batch, row_indices: np.ndarray | None
+) -> Convolution | None:
+    """The convolution beside the first layer, where there is one."""
+    if not config.convolution:
+        return None
+    activation, rows = ACTIVATIONS[config.convolution_activation], row_indices if config.n_layers == 1 else None
+    return Convolution(weights["convolution"], weights["convolution_norm"], activation, batch.places, rows)
 
 
 def relatives(
@@ -222,6 +233,7 @@ def encode_backward(
         grad, stages, x, batch.lengths, config.n_heads, ACTIVATIONS[config.activation], weights["layers"],
         eps=config.eps, row_indices=row_indices, norm_first=config.norm_first, norm=weights.get("norm"),
         relative=relatives(weights, config, batch, row_indices),
+        convolution=_convolution(weights, config, batch, row_indices),
     )  # fmt: skip
     if config.relative_buckets:  # all layers share the bias
         d_bias = sum(layer["attention"].pop("bias") for layer in tree["layers"])
@@ -254,6 +266,8 @@ def last_rows(stages: Stages, weights: Mapping[str, Any], config: Config) -> np.
     """The encoder's last layer in a recording, (T, D) or (B, D)."""
     if "norm" in weights:
         return stages["norm"]
+    if "convolution" in weights and config.n_layers == 1:
+        return stages["convolution_norm"]
     return stages[f"layers.{config.n_layers - 1}.{'ffn_residual' if config.norm_first else 'ffn_norm'}"]
 
 
@@ -310,8 +324,8 @@ def reread(weights: Mapping[str, Any], config: Config, batch: Batch) -> dict[str
     A head on texts reads the row of a text's last end token, the only one that attends to the whole text.
     """
     encoder_output = encode_source(weights, config, batch)
-    x = decode_target(weights, config, shifted(batch, config.decoder.start_id), encoder_output, batch.lengths)
-    rows = last_of(config.decoder.end_ids[0], batch) if config.head in POOLED_HEADS else batch.first
+    x = decode_target(weights, config, batch.shifted(config.decoder.start_id), encoder_output, batch.lengths)
+    rows = batch.last_of(config.decoder.end_ids[0]) if config.head in POOLED_HEADS else batch.first
     return answer(weights, config, x, x[rows])
 
 
@@ -324,30 +338,13 @@ def reread_backward(
         answered = grads["start_logits"], grads["end_logits"]
         grad, tree["head"] = heads.spans_backward(*answered, stages, x, **head)
     else:
-        rows = last_of(config.decoder.end_ids[0], batch)
+        rows = batch.last_of(config.decoder.end_ids[0])
         d_pooled, tree["head"] = heads.classify_backward(grads["logits"], stages, stages["pooled"], **head)
         activation = ACTIVATIONS[config.pooler]
         d_rows, tree["pooler"] = heads.pool_backward(d_pooled, stages, x[rows], activation, **weights["pooler"])
         grad = np.zeros_like(x)
         grad[rows] = d_rows
-    return tree | _stacks_backward(grad, stages, weights, config, batch, shifted(batch, config.decoder.start_id))
-
-
-def shifted(batch: Batch, start: int) -> Batch:
-    """The same texts one token later: [start, *ids] without the last id of each."""
-    ids = np.roll(batch.ids, 1)
-    ids[batch.first] = start
-    return replace(batch, ids=ids)
-
-
-def last_of(token: int, batch: Batch) -> np.ndarray:
-    """The row of the last such token of each text, (B,). Raises NpformerError for a text without one."""
-    rows = np.flatnonzero(batch.ids == token)
-    last = np.searchsorted(rows, np.cumsum(batch.lengths)) - 1
-    without = np.flatnonzero((last < 0) | (rows[last] < batch.first)) if rows.size else np.zeros(1, int)
-    if without.size:
-        raise NpformerError(f"input_ids: a text has no token {token}, whose row the head reads; it ends each text")
-    return rows[last]
+    return tree | _stacks_backward(grad, stages, weights, config, batch, batch.shifted(config.decoder.start_id))
 
 
 def encode_source(weights: Mapping[str, Any], config: Config, source: Batch) -> np.ndarray:

@@ -30,6 +30,7 @@ ORDER = (
         "positions",
         "attention",
         "multi_head",
+        "convolution",
         "embeddings",
         "encoder",
     ),

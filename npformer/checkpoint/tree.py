@@ -30,10 +30,11 @@ Tree = dict[str, Any]  # nested dicts of arrays; "layers" is a list
 PARAMETER_DTYPES: tuple[np.dtype[Any], ...] = (np.dtype(np.float32), np.dtype(np.float64))
 _MOST_LISTED = 12
 
+ATTENTION = ("distance_key", "distance_query", "query", "key", "value", "output")
 #: Every group of a stack or a head: the shapes of its weight and bias ("": none) in letters. V, P, S are the tables'
 #: rows and E their width, R and N (heads) those of relative biases, T the rows of the table of distances; D is the
-#: model's width, F the hidden units, C the outputs, H the width that a head's projection reads. Two letters together
-#: ("DF") are a linear weight, (in, out); two separate letters ("V E") are a table, as in torch.
+#: model's width, K D-wide rows of a convolution, F the hidden units, C the outputs, H what a head's projection reads.
+#: Two letters together ("DF") are a linear weight, (in, out); two separate letters ("V E") are a table, as in torch.
 GROUPS = {
     "embeddings.token": ("V E", ""),
     "embeddings.position": ("P E", ""),
@@ -43,12 +44,12 @@ GROUPS = {
     "relative_bias": ("R N", ""),
     "distances": ("T D", ""),
     "distances_norm": ("D", "D"),
-    "attention.distance_key": ("DD", "D"),
-    "attention.distance_query": ("DD", "D"),
-    "attention.query": ("DD", "D"),
-    "attention.key": ("DD", "D"),
-    "attention.value": ("DD", "D"),
-    "attention.output": ("DD", "D"),
+    "convolution": ("KD", "D"),
+    "convolution_norm": ("D", "D"),
+    **{
+        f"attention.{name}": ("DD", "D")
+        for name in ("distance_key", "distance_query", "query", "key", "value", "output")
+    },
     "attention_norm": ("D", "D"),
     "ffn.hidden": ("DF", "F"),
     "ffn.gate": ("DF", "F"),
@@ -102,6 +103,7 @@ def _sizes(config: Config, group: str) -> dict[str, int]:
         "N": stack.n_heads,
         "T": config.n_distances,
         "D": config.d_model,
+        "K": config.convolution * config.d_model,
         "F": stack.d_ffn,
         "C": config.n_outputs,
         "H": config.table_width if config.head == "masked-lm" else config.d_model,
@@ -149,9 +151,8 @@ def _computed(name: str, config: Config) -> bool:
 def to_tree(flat: Mapping[str, Array], config: Config, dtype: Any = np.float32, allow_nonfinite: bool = False) -> Tree:
     """Converts a checkpoint's tensors to our nested dict: linear weights (in, out), `dtype` (None: its own), read-only.
 
-    Tensors of the family's other heads are ignored, so that the encoder or one head loads from a checkpoint with more.
-    Any other tensor that is not needed gives a warning. With a dtype all arrays are copies: as most must be transposed,
-    none keeps the file mapped.
+    Tensors of the family's other heads are ignored; any other that is not needed gives a warning. With a dtype all
+    arrays are copies: as most must be transposed, none keeps the file mapped.
     """
     family, expected, known = family_of(config), parameters(config), _known(config)
     tensors: dict[str, Array] = {}
@@ -210,7 +211,7 @@ def _taken(array: Array, source: Source, parameter: Parameter) -> Array:
         array = np.split(array, count, axis=outputs)[index]
     elif source.part is None and array.ndim == len(parameter.shape) + 1 and len(array) == 1:
         array = array[0]
-    return array.T if parameter.transposed and not source.in_out else array
+    return source.to_linear(array) if parameter.transposed else array
 
 
 def _build(
@@ -224,9 +225,8 @@ def _build(
 ) -> Tree:
     """Builds the nested dict from arrays under our names; tied arrays share memory, sinusoids are computed.
 
-    One error lists all missing names and wrong shapes. `unknown` names, which the model does not need, give a warning,
-    as in Transformers. In a strict family, torch's own modules with a config.json written by hand, they are an error,
-    as in torch's `load_state_dict`. titles: our name -> the name in the file.
+    One error lists all missing names and wrong shapes. `unknown` names give a warning, as in Transformers; in a strict
+    family, torch's own modules, they are an error. titles: our name -> the name in the file.
     """
     expected = parameters(config)
     check_storage({name: found[name] for name in expected if name in found})
@@ -323,7 +323,7 @@ def to_torch(tree: Tree, config: Config) -> dict[str, Array]:
     parts: dict[tuple[str, int], dict[int, Array]] = {}  # of a tensor, along an axis
     for ours, array in stored(tree, config).items():
         source = places[ours]
-        array = array.T if expected[ours].transposed and not source.in_out else array
+        array = source.from_linear(array) if expected[ours].transposed else array
         if source.part is not None:
             parts.setdefault((source.names[0], -1 if source.in_out else 0), {})[source.part[0]] = array
         else:

@@ -38,6 +38,7 @@ class Source(NamedTuple):
     in_out: bool = False  # a linear weight is (in, out), as in GPT-2's Conv1D
     written: tuple[str, ...] = ()  # names in a new file; the first of `names` if empty
     leading: bool = False  # a new file has it with a leading axis of 1
+    kernel: int = 0  # rows that a convolution reads, whose tensor is (out, in, kernel)
     apart: tuple[str, ...] = ()  # names of a tensor with this array alone, where those in `names` hold several
 
     @property
@@ -51,6 +52,20 @@ class Source(NamedTuple):
     def alone(self) -> tuple[str, ...]:
         """Names of tensors that are this array."""
         return self.apart + (self.names if self.part is None else ())
+
+    def to_linear(self, array: Any) -> Any:
+        """A file's linear weight as ours, (in, out); a convolution's W_1, ..., W_K one below the other."""
+        if self.in_out:
+            return array
+        if self.kernel and array.ndim == 3 and array.shape[-1] == self.kernel:
+            return array.T.reshape(-1, len(array))
+        return array.T
+
+    def from_linear(self, array: Any) -> Any:
+        """The inverse of `to_linear`."""
+        if self.in_out:
+            return array
+        return array.reshape(self.kernel, -1, array.shape[1]).T if self.kernel else array.T
 
     def found_in(self, tensors: Container[str]) -> tuple[str, Source]:
         """The name of the tensor that has the array, and how it has it."""

@@ -12,8 +12,11 @@ from typing import Any
 from npformer import checks
 from npformer.config import MOST, Config
 from npformer.errors import NpformerError
+from npformer.families.base import ACTIVATIONS, Source, first, reject_other
 from npformer.families.table import EncoderTable
 
+THEIRS = {**ACTIVATIONS, "tanh": "tanh"}  # activations of a convolution
+CONVOLUTIONS = {ours: first(THEIRS, ours) for ours in THEIRS.values()}
 OWN = ("attention.distance_key", "attention.distance_query")
 #: What a config.json must say, as transformers takes other values for what is not there.
 EXPECTED = {"relative_attention": True, "position_biased_input": False}
@@ -45,6 +48,7 @@ class Disentangled(EncoderTable):
             max_distance=farthest if buckets else 0,
             own_distances=not checks.boolean("share_att_key", data.get("share_att_key", False)),
             norm_distances=norms == "layer_norm",
+            **_convolution(data),
         )
 
     def write_config(self, config: Config) -> dict[str, Any]:
@@ -56,12 +60,37 @@ class Disentangled(EncoderTable):
             "max_relative_positions": config.max_distance or config.n_distances // 2,
             "position_buckets": config.n_distances // 2 if config.max_distance else -1,
             "share_att_key": not config.own_distances,
+            "conv_kernel_size": config.convolution,
+            **({"conv_act": CONVOLUTIONS[config.convolution_activation]} if config.convolution else {}),
         }
 
     def _modules(self, config: Config, head: str) -> dict[str, str]:
         modules = super()._modules(config, head)
         absent = ([] if config.own_distances else list(OWN)) + ([] if config.norm_distances else ["distances_norm"])
+        absent += [] if config.convolution else ["convolution", "convolution_norm"]
         return {group: module for group, module in modules.items() if not group.endswith(tuple(absent))}
+
+    def sources(self, config: Config, arrays: Mapping[str, tuple[str, str]], head: str) -> dict[str, Source]:
+        found = super().sources(config, arrays, head)
+        if "convolution.weight" in found:
+            found["convolution.weight"] = found["convolution.weight"]._replace(kernel=config.convolution)
+        return found
+
+    def dropout(self, config: Config, rate: float, attention: float, head: float | None) -> dict[str, float]:
+        more = {"convolution.hidden": rate} if config.convolution else {}
+        return super().dropout(config, rate, attention, head) | more
+
+
+def _convolution(data: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a convolution, which only the largest models have."""
+    width = checks.whole("conv_kernel_size", data.get("conv_kernel_size", 0), 0, MOST)
+    if not width:
+        return {}
+    if width % 2 == 0:
+        raise NpformerError(f"conv_kernel_size: expected an odd number, as many rows on each side, got {width}")
+    reject_other(data, {"conv_groups": 1})
+    named = checks.one_of("conv_act", data.get("conv_act", "tanh"), THEIRS)
+    return {"convolution": width, "convolution_activation": THEIRS[named]}
 
 
 def _whole(data: Mapping[str, Any], name: str, default: int) -> int:
@@ -81,7 +110,7 @@ DEBERTA = Disentangled(
         "max_distance": 512,
         "norm_distances": True,  # of version 3, unless config.json differs
     },
-    settings={"type_vocab_size": 0, "conv_kernel_size": 0, "z_steps": 0, "legacy": True},
+    settings={"type_vocab_size": 0, "z_steps": 0, "legacy": True},
     sizes={
         "vocab_size": "vocab_size",
         "d_model": "hidden_size",
@@ -106,6 +135,8 @@ DEBERTA = Disentangled(
         "embeddings.norm": "deberta.embeddings.LayerNorm",
         "distances": "deberta.encoder.rel_embeddings",
         "distances_norm": "deberta.encoder.LayerNorm",
+        "convolution": "deberta.encoder.conv.conv",
+        "convolution_norm": "deberta.encoder.conv.LayerNorm",
         "layers.*.attention.query": "deberta.encoder.layer.*.attention.self.query_proj",
         "layers.*.attention.key": "deberta.encoder.layer.*.attention.self.key_proj",
         "layers.*.attention.value": "deberta.encoder.layer.*.attention.self.value_proj",
@@ -142,6 +173,7 @@ DEBERTA = Disentangled(
         "deberta.encoder.layer.*.attention": "layers.*.attention_norm",
         "deberta.encoder.layer.*.intermediate": "layers.*.ffn.activation",
         "deberta.encoder.layer.*": "layers.*.ffn_norm",
+        "deberta.encoder.conv": "convolution_norm",
         "deberta.embeddings": "embeddings.norm",
         "pooler": "pooled",
         "classifier": "logits",

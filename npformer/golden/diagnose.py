@@ -140,7 +140,7 @@ def diagnose(
     ----------
     golden, arrays, names, dtype : as in `compare`
     model : Model that the golden file was recorded from
-        Of a model with a decoder the weights are compared, and its stages are not computed again.
+        Of a model with a decoder or a convolution the weights are compared, and its stages are not computed again.
     comparison : Comparison, optional
         The result of `compare` on the same arrays, if it is at hand.
     progress : function of a str, optional
@@ -175,7 +175,7 @@ def diagnose(
     if not rows:
         stage = comparison.first.stage if comparison.first else ""
         return Diagnosis(stage, float("inf") if stage else 0.0, weights=findings)
-    if isinstance(model, Seq2Seq) or model.config.decoder:
+    if isinstance(model, Seq2Seq) or model.config.decoder or model.config.convolution:
         return Diagnosis(rows[0].stage, float("nan"), weights=findings)
     return _Case(golden, comparison, model, findings, progress).diagnosis([row.stage for row in rows])
 

@@ -83,6 +83,8 @@ def stage_names(golden: Golden) -> dict[str, str]:
     layers = [f"layers.{i}" for i in range(config.n_layers)]
     embedded = f"embeddings.{'project' if module_path(config, 'embeddings.project') else 'norm'}"
     states = [embedded, *(f"{layer}.ffn_norm" for layer in layers)]
+    if config.convolution:
+        states[1] = "convolution_norm"
     outputs = {f"hidden_states.{i}": stage for i, stage in enumerate(states)}
     outputs |= {f"attentions.{i}": f"{layer}.attention.weights" for i, layer in enumerate(layers)}
     outputs |= {"last_hidden_state": states[-1], "pooler_output": "pooled"}

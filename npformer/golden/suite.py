@@ -194,6 +194,10 @@ def _encoder_cases(name: str, family: EncoderTable) -> Iterator[Case]:
     if family.layer_groups:
         groups = replace(plain, n_layers=6, layer_groups=2, group_layers=2)
         yield Case(f"{name}-groups", "groups of two layers, of which one runs twice and the other once", groups)
+    if "convolution" in family.encoder:
+        told = "a convolution of the embeddings beside the first layer"
+        beside = replace(plain, convolution=3, convolution_activation="gelu")
+        yield Case(f"{name}-convolution", told, beside)
     words = next(head for head in ("masked-lm", "causal-lm") if head in family.architectures.values())
     untied = encoder_config(family, words, n_layers=1, tied=False)
     yield Case(f"{name}-untied", "a vocabulary projection of its own", untied)

@@ -182,6 +182,8 @@ def logit_attribution(
     names = ("start_logits", "end_logits") if config.head == "question-answering" else ("logits",)
     answers = {name: recorded[name] for name in names if name in recorded}
     asked: dict[str, Any] = {"text": _Ids(recorded.ids), "caller": "logit_attribution"}
+    if config.convolution:
+        raise NpformerError("logit_attribution: unsupported: a convolution beside the first layer")
     if config.head in POOLED_HEADS and config.pooling == "mean":
         raise NpformerError("logit_attribution: unsupported: a head that reads the mean of all rows")
     label = "start" if config.head == "question-answering" and label is None else label

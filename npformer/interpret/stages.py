@@ -72,6 +72,10 @@ _LAYER = (  # of each layer: names below `layers.*`, hooks below `blocks.*`
     Stage("ffn_norm", "(T, D)", "Z = Normalize(Y + B)", "functions.layer_norm", "hook_normalized_resid_post"),
 )
 _AFTER = (
+    Stage("convolution.hidden", "(T, D)", "the rows around each row of X, W + b", "convolution.Convolution"),
+    Stage("convolution.activation", "(T, D)", "act(hidden)", "activations.gelu"),
+    Stage("convolution_residual", "(T, D)", "Z of layer 0 + activation", "encoder.add_and_norm"),
+    Stage("convolution_norm", "(T, D)", "Normalize(Z + activation)", "functions.layer_norm"),
     Stage("norm", "(T, D)", "Normalize(Z)", "functions.layer_norm"),
     Stage("pooler", "(D,)", "Z[0] W + b", "functions.linear"),
     Stage("pooled", "(D,)", "act(pooler); Z[0] or the mean of Z without one", "heads.pool", "pooler.hook_pooler_out"),

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from operator import itemgetter
 
@@ -91,6 +91,20 @@ class Batch:
         return [
             self._with(itemgetter(slice(a, b)), np.array([b - a]), _within(self.read, a, b)) for a, b in pairwise(edges)
         ]
+
+    def shifted(self, start: int) -> Batch:
+        """The same texts one token later: [start, *ids] without the last id of each."""
+        ids = np.roll(self.ids, 1)
+        ids[self.first] = start
+        return replace(self, ids=ids)
+
+    def last_of(self, token: int) -> np.ndarray:
+        """The row of the last such token of each text, (B,). Raises NpformerError for a text without one."""
+        rows = np.flatnonzero(self.ids == token)
+        last = np.searchsorted(rows, np.cumsum(self.lengths)) - 1
+        if not rows.size or ((last < 0) | (rows[last] < self.first)).any():
+            raise NpformerError(f"input_ids: a text has no token {token}, whose row the head reads; it ends each text")
+        return rows[last]
 
     def filled(self, count: int) -> Batch:
         """The same texts followed by rows of zeros up to `count` rows, so that no product has to add its own."""

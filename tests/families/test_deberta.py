@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 from npformer import golden
+from npformer.activations import tanh
+from npformer.checkpoint import load_folder
+from npformer.checkpoint.safetensors import read_tensors
+from npformer.convolution import Convolution
 from npformer.disentangled import distance_rows, distance_scores, distance_scores_backward, log_buckets
 from npformer.errors import NpformerError
 from npformer.families import read_config, write_config
+from npformer.interpret.logit_attribution import logit_attribution
 from npformer.interpret.trace import trace
 from npformer.model import Model
 from npformer.runtime.packing import Text
+from npformer.tap import listen
+from npformer.tape import Recording
+from npformer.training import Example, HeadLoss, Trainable, gradients, standard_rates
 from tests.support import tiny
 
 
@@ -117,7 +126,8 @@ def test_every_form_of_its_settings_is_read_as_it_is_written(fields: dict[str, A
         ("position_buckets", 2, "position_buckets: expected 4 to max_relative_positions, 40, got 2"),
         ("position_buckets", "8", "position_buckets: expected a whole number"),
         ("share_att_key", "yes", "share_att_key: expected true or false"),
-        ("conv_kernel_size", 3, "conv_kernel_size: 3 is not supported"),
+        ("conv_kernel_size", 2, "conv_kernel_size: expected an odd number"),
+        ("conv_kernel_size", -1, "conv_kernel_size: expected a whole number"),
         ("type_vocab_size", 2, "type_vocab_size: 2 is not supported"),
     ],
 )
@@ -151,3 +161,84 @@ def test_a_mistake_in_the_distances_is_named(mistake: str, few: bool) -> None:
     arrays = {f"{i}/{name}": array for name in names for i, array in enumerate(found.texts(name))}
     diagnosis = golden.diagnose(recorded, arrays, model)
     assert diagnosis.mistake == mistake, str(diagnosis)
+
+
+# --- the convolution of the largest models ----------------------------------------------------------------------------
+
+CONVOLUTION = {"convolution": 3, "convolution_activation": "gelu", "max_length": 300}
+
+
+def test_a_convolution_reads_the_rows_at_the_places_beside_each() -> None:
+    random = np.random.default_rng(0)
+    lengths = np.array([4, 1, 3])
+    places = np.array([0, 1, 2, 3, 0, 5, 2, 3])  # the last text in another order, with gaps
+    x, weight = random.standard_normal((8, 6)), random.standard_normal((5 * 6, 6))
+    bias, grad = random.standard_normal(6), random.standard_normal((8, 6))
+    made = Convolution({"weight": weight, "bias": bias}, {}, tanh, places)
+    recording = Recording()
+    with listen(recording):
+        found = made(x, lengths)
+    dx, d_hidden = made.backward(grad, recording.stages, x, lengths)
+    expected, linear = np.zeros((3, 8, 6)), np.tile(bias, (8, 1))
+    pairs = [
+        (i, j, int(places[j] - places[i]) + 2)
+        for first, end in ((0, 4), (4, 5), (5, 8))
+        for i in range(first, end)
+        for j in range(first, end)
+        if abs(places[j] - places[i]) <= 2
+    ]
+    d_weight = np.zeros_like(weight)
+    for i, j, k in pairs:
+        linear[i] += x[j] @ weight[6 * k : 6 * k + 6]
+    d_linear = grad * (1 - np.tanh(linear) ** 2)
+    for i, j, k in pairs:
+        expected[0, j] += weight[6 * k : 6 * k + 6] @ d_linear[i]
+        d_weight[6 * k : 6 * k + 6] += np.outer(x[j], d_linear[i])
+    np.testing.assert_allclose(found, np.tanh(linear), rtol=0, atol=1e-13)
+    np.testing.assert_allclose(dx, expected[0], rtol=0, atol=1e-13)
+    np.testing.assert_allclose(d_hidden["weight"], d_weight, rtol=0, atol=1e-13)
+    np.testing.assert_allclose(d_hidden["bias"], d_linear.sum(0), rtol=0, atol=1e-13)
+
+
+@pytest.mark.parametrize("n_layers", [1, 3])
+@pytest.mark.parametrize("head", ["sequence-classification", "token-classification"])
+def test_with_a_convolution_a_text_has_the_same_bits_alone_in_a_batch_and_on_threads(head: str, n_layers: int) -> None:
+    model = tiny.model("deberta-v2", head, threads=2, n_layers=n_layers, **CONVOLUTION)
+    random = np.random.default_rng(0)
+    texts = [Text(random.integers(5, 99, length)) for length in (250, 7, 7, 250, 31)]
+    together = [each["logits"] for each in model.run(texts)]
+    for threads in (2, 1):
+        model.threads = threads
+        assert all(np.array_equal(model.run([text])[0]["logits"], a) for text, a in zip(texts, together, strict=True))
+    found = trace(model, texts[1])
+    assert np.array_equal(found["logits"], together[1])
+    after = found["layers.0.ffn_norm"] + found["convolution.activation"]
+    np.testing.assert_array_equal(found["convolution_residual"], after)
+    assert found["convolution_norm"].shape == (7, 32)
+
+
+def test_a_convolution_is_in_config_and_files_and_is_trained(tmp_path: Path) -> None:
+    folder = tiny.folder(tmp_path / "model", "deberta-v2", "sequence-classification", **CONVOLUTION)
+    config, weights = load_folder(folder)
+    assert (config.convolution, config.convolution_activation) == (3, "gelu")
+    assert read_config(write_config(config)) == config
+    stored = read_tensors(folder / "model.safetensors")[0]["deberta.encoder.conv.conv.weight"]
+    assert stored.shape == (32, 32, 3)
+    for k in range(3):
+        assert np.array_equal(weights["convolution"]["weight"][32 * k : 32 * k + 32], stored[:, :, k].T)
+    assert standard_rates(config, 0.2)["convolution.hidden"] == 0.2
+    examples = [Example(Text(np.array([2, 9, 8, 3])), 0), Example(Text(np.array([2, 7, 3])), 1)]
+    flat = gradients(HeadLoss(config), Trainable(weights, config), examples).flat
+    assert np.abs(flat["convolution.weight"]).max() > 0
+    assert np.abs(flat["convolution_norm.bias"]).max() > 0
+    model = Model(config, weights)
+    recorded = golden.record(model, [Text(np.array([2, 9, 8, 3]))])
+    arrays = {f"0/{name}": each[0] for name, each in recorded.stages.items()}
+    arrays["0/convolution_norm"] = arrays["0/convolution_norm"] + 1
+    assert golden.diagnose(recorded, arrays, model).stage == "convolution_norm"
+    with pytest.raises(NpformerError, match="logit_attribution: unsupported: a convolution"):
+        logit_attribution(model, [2, 9, 8, 3])
+    with pytest.raises(NpformerError, match="conv_groups: 2 is not supported; supported: 1"):
+        read_config({**write_config(config), "conv_groups": 2})
+    with pytest.raises(NpformerError, match="conv_act: expected one of"):
+        read_config({**write_config(config), "conv_act": "mish"})

@@ -35,6 +35,7 @@ WITHOUT = {
     "eps": {"eps": 1e-12},
     "padding": {"first_position": 0, "max_length": SIZES["max_length"] + 4},
     "multi-label": {"problem_type": None},
+    "convolution": {"convolution": 0},
     "scaled": {"scale_embedding": False},
     "pre-norm": {"norm_first": False},
     "translation-tied": {"scale_embedding": False},

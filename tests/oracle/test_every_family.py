@@ -29,11 +29,19 @@ from tests.support import tiny
 from tests.support.in_double import in_double
 
 HEADS = [(name, head) for name, family in encoders().items() for head in family.heads]
+#: Options of a family that its other checkpoints have not.
+OPTIONS = {"convolution": {"convolution": 3, "convolution_activation": "gelu"}}
+HEADS += [("deberta-v2+convolution", head) for head in ("base", "sequence-classification", "token-classification")]
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 # Rows as the mask shows them: lengths side by side, one token, padding before the text, and gaps.
 MASK = ["1" * 40, "1" * 40, "1" * 9 + "0" * 31, "1" + "0" * 39, "0" * 30 + "1" * 10, "111011" * 6 + "1111"]
 #: The error of a float64 run: some hundred steps, each rounded to 2^-53.
 FLOAT64 = 1e-12
+
+
+def folder_of(path: Path, family: str, head: str) -> Path:
+    name, _, option = family.partition("+")
+    return tiny.folder(path, name, head, **OPTIONS.get(option, {}))
 
 
 def given(head: str) -> dict[str, np.ndarray]:
@@ -64,7 +72,7 @@ def answers(model: Any, arrays: dict[str, np.ndarray]) -> dict[str, Any]:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("family", "head"), HEADS)
 def test_answers_are_torchs(family: str, head: str, dtype: str, tmp_path: Path) -> None:
-    folder = tiny.folder(tmp_path / "model", family, head)
+    folder = folder_of(tmp_path / "model", family, head)
     theirs(folder).to(DTYPES[dtype]).save_pretrained(tmp_path / "saved")
     model = Model(*load_folder(tmp_path / "saved", np.float64), threads=1)
     arrays = given(head)
@@ -92,7 +100,7 @@ def test_local_layers_at_any_steps(local: tuple[int, ...], tmp_path: Path) -> No
 @pytest.mark.parametrize(("family", "head"), HEADS)
 def test_gradients_are_torchs(family: str, head: str, tmp_path: Path) -> None:
     """Of the sum of all answers, each times a random number."""
-    folder, arrays, random = tiny.folder(tmp_path / "model", family, head), given(head), np.random.default_rng(1)
+    folder, arrays, random = folder_of(tmp_path / "model", family, head), given(head), np.random.default_rng(1)
     model = theirs(folder)
     config, tree = load_folder(folder, np.float64)
     mask = arrays["attention_mask"].reshape(-1, arrays["attention_mask"].shape[-1]).astype(bool)
@@ -138,7 +146,7 @@ def dense(grad: Any, shape: tuple[int, ...]) -> np.ndarray:
 
 @pytest.mark.parametrize(("family", "head"), HEADS)
 def test_a_conversion_there_and_back_keeps_every_bit(family: str, head: str, tmp_path: Path) -> None:
-    folder = tiny.folder(tmp_path / "model", family, head)
+    folder = folder_of(tmp_path / "model", family, head)
     there = convert(folder, tmp_path / "there", to="npformer")
     back = convert(there, tmp_path / "back", to="torch")
     first, last = (read_tensors(each / "model.safetensors")[0] for each in (folder, back))
