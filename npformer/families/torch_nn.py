@@ -88,6 +88,8 @@ class TorchModules(Transformer):
         checks.one_of("torch_class", config.torch_class, CLASSES)
         if config.head == "translation" and config.torch_class != "nn.Transformer":
             raise NpformerError(f"a translation model has an encoder and a decoder, got {config.torch_class}")
+        if config.decoder and config.head not in ("base", "translation"):
+            raise NpformerError(f"decoder: a {config.head} model has none, got {config.decoder.n_layers} layers")
         return config
 
     def read_config(self, data: Mapping[str, Any], head: str | None) -> Config:
