@@ -30,7 +30,7 @@ pytestmark = pytest.mark.numbers
 # Two float64 runs differ by the order in which they add: some units of 2^-53 at each of some hundred steps.
 FLOAT64 = 1e-13
 BUNDLED = Path(__file__).parent.parent / "weights" / "distilbert-sst2"
-PER_TOKEN_HEADS = ("base", "token-classification", "question-answering", "masked-lm")
+PER_TOKEN_HEADS = ("base", "token-classification", "question-answering", "masked-lm", "causal-lm")
 
 
 @cache
@@ -149,11 +149,7 @@ def test_budgets_are_so_tight_that_a_mistake_is_out_of_them(mistake: Mistake) ->
 
 
 #: The heads that have a case, where the others are compared in tests/oracle/test_heads.py.
-FEW_HEADS: dict[str, set[str]] = {
-    "albert": {"base", "sequence-classification"},
-    "nomic_bert": {"base"},
-    "gpt2": set(),
-}
+FEW_HEADS = {"albert": {"base", "sequence-classification"}, "nomic_bert": {"base"}}
 
 
 def test_every_family_head_and_option_is_there() -> None:
@@ -161,9 +157,10 @@ def test_every_family_head_and_option_is_there() -> None:
     configs = [load(torch_values.DATA / case, "float32").config for case in torch_values.CASES]
     for name, family in distinct_encoders().items():
         heads = {config.head for config in configs if config.model_type == name}
-        assert heads == FEW_HEADS.get(name, set(family.architectures.values()))
+        assert heads == (FEW_HEADS.get(name) or set(family.architectures.values()))
     assert {config.activation for config in configs} == {"gelu", "gelu_tanh", "relu", "silu"}
-    assert {config.tied for config in configs if config.head == "masked-lm"} == {True, False}
+    for head in ("masked-lm", "causal-lm"):
+        assert {config.tied for config in configs if config.head == head} == {True, False}
 
 
 # --- the bundled checkpoint on the forty texts -----------------------------------------------------------------------

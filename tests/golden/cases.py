@@ -6,6 +6,7 @@ attention is neither flat nor one-hot. Only `make.py` uses this; it needs torch 
 
 from __future__ import annotations
 
+import re
 import zlib
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -24,6 +25,7 @@ SPELLINGS = {
         "n_layers": "num_hidden_layers",
         "d_ffn": "intermediate_size",
     },
+    "gpt2": {"d_model": "n_embd", "n_heads": "n_head", "n_layers": "n_layer", "d_ffn": "n_inner"},
 }
 SPELLINGS |= dict.fromkeys(
     ("electra", "roberta", "albert", "mpnet", "modernbert", "deberta-v2", "nomic_bert"), SPELLINGS["bert"]
@@ -38,6 +40,7 @@ CONFIGS = {
     "modernbert": "ModernBertConfig",
     "deberta-v2": "DebertaV2Config",
     "nomic_bert": "NomicBertConfig",
+    "gpt2": "GPT2Config",
 }
 # Rows as the mask shows them: a text, texts of equal length side by side, one token, gaps, padding before the text.
 SHARED_MASK = ["11111111", "11110000", "11110000", "10000000", "11000000", "10110110", "11100000"]
@@ -51,9 +54,10 @@ VARIANT_MASK = {
     "modernbert": ["11111111", "00110100"],
     "deberta-v2": ["1111111111", "0011010000"],
     "nomic_bert": ["11111111", "00110100"],
+    "gpt2": ["111111", "001101", "110000"],
 }
 FEW_HEADS = ("albert",)  # their other heads are compared in tests/oracle
-FEW = ("mpnet", "modernbert", "deberta-v2", "nomic_bert")  # families whose cases are small and few
+FEW = ("mpnet", "modernbert", "deberta-v2", "nomic_bert", "gpt2")  # families whose cases are small and few
 N_TEXTS = (48, 14)  # for heads that answer once a text; of these families
 
 
@@ -139,6 +143,17 @@ DEBERTA = {
     "max_relative_positions": 7,
 }
 NOMIC_BERT = {**SMALL, "rope_parameters": {"rope_type": "default", "rope_theta": 30.0}}
+GPT2_HEADS = {
+    "causal-lm": ("GPT2LMHeadModel", {}),
+    "causal-lm-untied": ("GPT2LMHeadModel", {"tie_word_embeddings": False}),
+    "sequence-classification": ("GPT2ForSequenceClassification", {"num_labels": 5}),
+    "token-classification": ("GPT2ForTokenClassification", {"num_labels": 3}),
+    "question-answering": ("GPT2ForQuestionAnswering", {}),
+}
+GPT2 = {
+    "vocab_size": 13, "n_embd": 8, "n_head": 2, "n_inner": 10,
+    **dict.fromkeys(("bos_token_id", "eos_token_id"), 12), "pad_token_id": 0,
+}  # fmt: skip
 NARROW = {"embedding_size": 14}
 SHARED_LAYERS = {"embedding_size": 6, "hidden_size": 10, "num_attention_heads": 2, "intermediate_size": 14}
 CASES = {
@@ -187,6 +202,11 @@ CASES = {
         "deberta-v2", "DebertaV2Model", {**DEBERTA, "share_att_key": False, "norm_rel_ebd": "none"}, layers=1
     ),
     "nomic_bert-base": Case("nomic_bert", "NomicBertModel", NOMIC_BERT, layers=1),
+    "gpt2-base": Case("gpt2", "GPT2Model", GPT2),
+    **{
+        f"gpt2-{head}": Case("gpt2", architecture, {**GPT2, **options}, encoder="gpt2-base")
+        for head, (architecture, options) in GPT2_HEADS.items()
+    },
     "electra-wide": Case("electra", "ElectraModel", {"embedding_size": SIZES["d_model"]}, layers=1),
 }
 
@@ -208,12 +228,12 @@ def build(case: Case) -> Any:
 
 def _random(name: str, shape: tuple[int, ...]) -> np.ndarray:
     numbers = np.random.default_rng(zlib.crc32(name.encode())).standard_normal(shape)
-    if "orm." in name:  # LayerNorm or layer_norm
+    if "orm." in name or re.search(r"\bln_", name):  # LayerNorm, layer_norm, or GPT-2's
         numbers = 1 + 0.3 * numbers if name.endswith("weight") else 0.3 * numbers
     elif len(shape) == 1:
         numbers *= 0.3
-    elif "embeddings." not in name and not name.endswith("relative_attention_bias.weight"):  # a linear weight (out, in)
-        numbers *= 1.2 / np.sqrt(shape[1])
+    elif not re.search(r"embeddings\.|relative_attention_bias\.weight$|^w[tp]e\.", name):  # a linear weight (out, in)
+        numbers *= 1.2 / np.sqrt(shape[0 if ".c_" in name else 1])  # or Conv1D's (in, out)
     return numbers.astype(np.float32)
 
 
@@ -231,6 +251,9 @@ def inputs(name: str, case: Case) -> dict[str, np.ndarray]:
         "attention_mask": mask,
     }
     if case.family not in ("distilbert", *FEW) or case.family == "nomic_bert":
+    if case.family == "gpt2":  # its head finds padding by the id, wherever that stands
+        given["input_ids"][(mask == 0) | (np.arange(mask.shape[1]) == 5)] = GPT2["pad_token_id"]
+    if case.family not in ("distilbert", *FEW):
         given["token_type_ids"] = random.integers(0, case.options.get("type_vocab_size", 2), mask.shape)
     if case.architecture.endswith("MultipleChoice"):
         given = {key: array.reshape(-1, 2, mask.shape[1]) for key, array in given.items()}

@@ -19,6 +19,7 @@ from transformers.models.bert import modeling_bert
 from transformers.models.deberta_v2 import modeling_deberta_v2
 from transformers.models.distilbert import modeling_distilbert
 from transformers.models.electra import modeling_electra
+from transformers.models.gpt2 import modeling_gpt2
 from transformers.models.modernbert import modeling_modernbert
 from transformers.models.mpnet import modeling_mpnet
 from transformers.models.nomic_bert import modeling_nomic_bert
@@ -158,6 +159,23 @@ NOMIC_BERT = {
     "layers.*.mlp.down_proj": ("layers.*.ffn.gated", "layers.*.ffn.output"),
     "layers.*.post_mlp_layernorm": ("layers.*.ffn_residual", "layers.*.ffn_norm"),
 }
+GPT2 = {
+    "wte": ("", "embeddings.token"),
+    "wpe": ("", "embeddings.position"),
+    "drop": ("", "embeddings.sum"),
+    "h.*.ln_1": ("", "layers.*.attention_norm"),
+    "h.*.attn.c_attn": ("", "layers.*.attention.query layers.*.attention.key layers.*.attention.value"),
+    "h.*.attn.c_proj": ("layers.*.attention.combined", "layers.*.attention.output"),
+    "h.*.ln_2": ("layers.*.attention_residual", "layers.*.ffn_norm"),
+    "h.*.mlp.c_fc": ("", "layers.*.ffn.hidden"),
+    "h.*.mlp.act": ("", "layers.*.ffn.activation"),
+    "h.*.mlp.c_proj": ("", "layers.*.ffn.output"),
+    "h.*": ("", "layers.*.ffn_residual"),
+    "ln_f": ("", "norm"),
+    "lm_head": ("", "logits"),
+    "classifier": ("", "logits"),
+    "qa_outputs": ("", "spans"),
+}
 TABLES = {
     "distilbert": (DISTILBERT, modeling_distilbert),
     "bert": (BERT, modeling_bert),
@@ -168,6 +186,7 @@ TABLES = {
     "modernbert": (MODERNBERT, modeling_modernbert),
     "deberta-v2": (DEBERTA, modeling_deberta_v2),
     "nomic_bert": (NOMIC_BERT, modeling_nomic_bert),
+    "gpt2": (GPT2, modeling_gpt2),
 }
 
 
@@ -218,15 +237,17 @@ def recording(model: Any, hear: Callable[[str, np.ndarray], None]) -> Iterator[N
         if isinstance(module, torch.nn.Identity):  # where a layer has no norm
             continue
         path = path.removeprefix(model.base_model_prefix + ".")
-        number = re.search(r"\blayers?\.(\d+)\.", path + ".")  # not ALBERT's albert_layers
+        number = re.search(r"\b(?:layers?|h)\.(\d+)\.", path + ".")  # not ALBERT's albert_layers
         layer_of[module] = number and number[1]
-        before, after = table.get(re.sub(r"\b(layers?)\.\d+", r"\1.*", path), ("", ""))
+        before, after = table.get(re.sub(r"\b(layers?|h)\.\d+", r"\1.*", path), ("", ""))
         if layer_of[module]:
             before, after = (name.replace("*", layer_of[module]) for name in (before, after))
         if before == "pooled" and not (hasattr(model, "pre_classifier") or _pools(model)):
             before = ""  # a classifier of tokens, which reads the last layer itself
         if after == "logits" and type(model).__name__ == "ModernBertForQuestionAnswering":
             after = "spans"
+        if path == "score":  # of every token's row; the answer has the one that is read
+            handles.append(model.register_forward_hook(lambda _, args, out: hear("logits", out.logits.numpy())))
         if before:
             run = _in_turn(before)
             handles.append(module.register_forward_pre_hook(lambda _, args, run=run: hear(next(run), args[0].numpy())))
