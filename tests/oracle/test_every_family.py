@@ -17,14 +17,15 @@ import transformers
 from npformer.checkpoint import convert, load_folder
 from npformer.checkpoint import tree as layout
 from npformer.checkpoint.safetensors import read_tensors
+from npformer.config import Config
 from npformer.families import encoders, family_of
 from npformer.functions import SparseRows
 from npformer.model import Model
-from npformer.runtime.packing import pack
 from npformer.runtime.padding import texts_of
 from npformer.tap import listen
 from npformer.tape import Recording
-from npformer.transformer import backward, forward
+from npformer.training.losses import Example, HeadLoss
+from npformer.transformer import POOLED_HEADS, backward, forward, packed
 from tests.support import tiny
 from tests.support.in_double import in_double
 
@@ -39,16 +40,23 @@ MASK = ["1" * 40, "1" * 40, "1" * 9 + "0" * 31, "1" + "0" * 39, "0" * 30 + "1" *
 FLOAT64 = 1e-12
 
 
+#: A token that stands in texts, too, in a model whose head finds padding by its id.
+PAD = 7
+
+
 def folder_of(path: Path, family: str, head: str) -> Path:
     name, _, option = family.partition("+")
-    return tiny.folder(path, name, head, **OPTIONS.get(option, {}))
+    fields = {"pad_id": PAD} if name == "gpt2" else {}
+    return tiny.folder(path, name, head, **fields, **OPTIONS.get(option, {}))
 
 
-def given(head: str) -> dict[str, np.ndarray]:
+def given(family: str, head: str) -> dict[str, np.ndarray]:
     mask = np.array([[int(each) for each in row] for row in MASK])
-    if head in ("base", "sequence-classification", "next-sentence", "multiple-choice"):
-        mask[:, 0] = 1  # their first token is read
     ids = np.random.default_rng(0).integers(5, len(tiny.VOCABULARY), mask.shape)
+    if family == "gpt2":
+        ids[mask == 0] = ids[0, -3:] = PAD
+    elif head in ("base", *POOLED_HEADS):
+        mask[:, 0] = 1  # their first token is read
     arrays = {"input_ids": ids, "attention_mask": mask}
     return {name: a.reshape(3, 2, -1) if head == "multiple-choice" else a for name, a in arrays.items()}
 
@@ -75,7 +83,7 @@ def test_answers_are_torchs(family: str, head: str, dtype: str, tmp_path: Path) 
     folder = folder_of(tmp_path / "model", family, head)
     theirs(folder).to(DTYPES[dtype]).save_pretrained(tmp_path / "saved")
     model = Model(*load_folder(tmp_path / "saved", np.float64), threads=1)
-    arrays = given(head)
+    arrays = given(family, head)
     with torch.no_grad():
         expected = answers(theirs(tmp_path / "saved"), arrays)
     ours = model(**arrays)
@@ -90,7 +98,7 @@ def test_answers_are_torchs(family: str, head: str, dtype: str, tmp_path: Path) 
 @pytest.mark.parametrize("local", [(0, 1, 3), (0, 1, 2, 3)])
 def test_local_layers_at_any_steps(local: tuple[int, ...], tmp_path: Path) -> None:
     folder = tiny.folder(tmp_path / "model", "modernbert", "base", n_layers=4, local_layers=local)
-    arrays = given("base")
+    arrays = given("modernbert", "base")
     with torch.no_grad():
         right = answers(theirs(folder), arrays)["last_hidden_state"].numpy() * arrays["attention_mask"][..., None]
     ours = Model(*load_folder(folder, np.float64), threads=1)(**arrays).last_hidden_state
@@ -100,11 +108,11 @@ def test_local_layers_at_any_steps(local: tuple[int, ...], tmp_path: Path) -> No
 @pytest.mark.parametrize(("family", "head"), HEADS)
 def test_gradients_are_torchs(family: str, head: str, tmp_path: Path) -> None:
     """Of the sum of all answers, each times a random number."""
-    folder, arrays, random = folder_of(tmp_path / "model", family, head), given(head), np.random.default_rng(1)
+    folder, arrays, random = folder_of(tmp_path / "model", family, head), given(family, head), np.random.default_rng(1)
     model = theirs(folder)
     config, tree = load_folder(folder, np.float64)
     mask = arrays["attention_mask"].reshape(-1, arrays["attention_mask"].shape[-1]).astype(bool)
-    batch = pack(texts_of(arrays["input_ids"].reshape(mask.shape), mask, None, config.uncounted), config.uncounted)
+    batch = packed(config, texts_of(arrays["input_ids"].reshape(mask.shape), mask, None, config.uncounted))
     recording = Recording()
     with listen(recording):
         ours = forward(tree, config, batch)
@@ -117,10 +125,42 @@ def test_gradients_are_torchs(family: str, head: str, tmp_path: Path) -> None:
         else:
             loss = loss + (answer[torch.from_numpy(mask)] * torch.from_numpy(grads[name])).sum()
     loss.backward()
+    assert_grads(model, config, backward(grads, recording.stages, tree, config, batch))
+
+
+@pytest.mark.parametrize("family", [name for name, head in HEADS if head == "causal-lm"])
+def test_the_loss_of_the_next_tokens_and_its_gradients_are_torchs(family: str, tmp_path: Path) -> None:
+    """Transformers shifts the labels itself; where one is -100, the token before it has no target."""
+    folder, arrays = folder_of(tmp_path / "model", family, "causal-lm"), given(family, "causal-lm")
+    model = theirs(folder)
+    config, tree = load_folder(folder, np.float64)
+    mask = arrays["attention_mask"].astype(bool)
+    labels = np.where(mask, arrays["input_ids"], -100)
+    labels[0, 3:9] = -100
+    wanted = np.concatenate([labels[:, 1:], np.full_like(labels[:, :1], -100)], axis=1)
+    texts = texts_of(arrays["input_ids"], mask, None, config.uncounted)
+    objective = HeadLoss(config)
+    examples = [Example(*each) for each in zip(texts, (w[m] for w, m in zip(wanted, mask, strict=True)), strict=True)]
+    # A gap hides the token before a target, whose logits Transformers reads nevertheless.
+    labels[:, 1:][~mask[:, :-1]] = -100
+    count = sum(map(objective.count, examples))
+    with in_double():
+        answer = model(**{name: torch.from_numpy(a) for name, a in arrays.items()}, labels=torch.from_numpy(labels))
+    rows, after = answer.logits[:, :-1].flatten(0, 1), torch.from_numpy(labels[:, 1:]).flatten()
+    loss = torch.nn.functional.cross_entropy(rows, after)
+    assert abs(loss - answer.loss) < 1e-6  # which Transformers computes in float32 in any dtype
+    loss.backward()
+    part = objective.part(tree, examples, count, None)
+    assert abs(part.loss - loss.item()) < FLOAT64 * loss.item()
+    assert_grads(model, config, part.tree)
+
+
+def assert_grads(model: Any, config: Config, ours: dict[str, Any]) -> None:
+    """Holds our gradients to those that torch has left in the model's parameters."""
     parameters = dict(model.named_parameters(remove_duplicate=False))  # a tied one under each of its names
     named = {name: each.grad.numpy() for name, each in parameters.items() if each.grad is not None}
     expected = layout.flatten(layout.to_tree({**state(model), **named}, config, np.float64))
-    found = layout.flatten(backward(grads, recording.stages, tree, config, batch))
+    found = layout.flatten(ours)
     tied = layout.ties(config)
     total = {name: dense(array, expected[name].shape) for name, array in found.items()}
     for name, table in tied.items():
