@@ -41,17 +41,19 @@ def cut(config: Config, arrays: Mapping[str, Any], names: Mapping[str, str]) -> 
 
 def fused_layers(config: Config) -> dict[str, str]:
     """Every known name of a fused layer -> the attention that it belongs to, by our name."""
-    prefix, known = family_of(config).prefix, dict[str, str]()
+    prefix, known, places = family_of(config).prefix, dict[str, str](), sources(config)
     for i in range(config.n_layers):
         ours = f"layers.{i}.attention"
-        theirs = (module_path(config, f"{ours}.query") or f"{ours}.query").rpartition(".")[0]
+        path = module_path(config, f"{ours}.query")
+        if path is None and (source := places.get(f"{ours}.query.weight")):
+            path = parted(source.names[0])[0]
+        theirs = (path or f"{ours}.query").rpartition(".")[0]
         for parent in (ours, theirs, theirs.removeprefix(prefix)):
             known |= {f"{parent}.{each}": ours for each in FUSED}
-    for name, source in sources(config).items():
-        if source.part is not None and source.part[1] == len(
-            QKV
-        ):  # a file of torch's own modules, which have one weight
-            known[parted(source.names[0])[0]] = name.removesuffix(".weight").removesuffix(".bias").rpartition(".")[0]
+    for name, source in places.items():
+        if source.part is not None and source.part[1] == len(QKV):  # one tensor in the model's own files
+            theirs, ours = parted(source.names[0])[0], parted(name)[0].rpartition(".")[0]
+            known |= dict.fromkeys((theirs, theirs.removeprefix(prefix)), ours)
     return known
 
 

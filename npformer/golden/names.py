@@ -81,8 +81,11 @@ def stage_names(golden: Golden) -> dict[str, str]:
         names[str(module_path(config, "head.output"))] = "spans"
     names |= {path.removeprefix(prefix): stage for path, stage in names.items()}
     layers = [f"layers.{i}" for i in range(config.n_layers)]
-    embedded = f"embeddings.{'project' if module_path(config, 'embeddings.project') else 'norm'}"
-    states = [embedded, *(f"{layer}.ffn_norm" for layer in layers)]
+    after_sum = [each for each in ("project", "norm") if module_path(config, f"embeddings.{each}")]
+    end = "ffn_residual" if config.norm_first else "ffn_norm"
+    states = [f"embeddings.{next(iter(after_sum), 'sum')}", *(f"{layer}.{end}" for layer in layers)]
+    if config.final_norm:
+        states[-1] = "norm"
     if config.convolution:
         states[1] = "convolution_norm"
     outputs = {f"hidden_states.{i}": stage for i, stage in enumerate(states)}
@@ -216,7 +219,8 @@ def _check_ids(texts: list[Text], number: int, ids: np.ndarray) -> None:
 
 
 def _nothing(golden: Golden, theirs: list[str]) -> str:
-    stage = next((name for name in golden.stages if name.endswith("attention.query")), next(iter(golden.stages)))
+    known = [name for name in golden.stages if name.endswith(("attention.query", "attention.output"))]
+    stage = next((name for name in known if table.module(golden.config, name)), next(iter(golden.stages)))
     module = table.module(golden.config, stage)
     also = f" or {module}" if module else ""
     return (

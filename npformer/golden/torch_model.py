@@ -20,6 +20,8 @@ from npformer.golden.format import Golden
 from npformer.golden.fused import fused_layers, parted
 from npformer.golden.names import weight_names
 from npformer.interpret import stages as table
+from npformer.runtime.packing import Text
+from npformer.transformer import POOLED_HEADS
 
 #: A stage that is the input of a module -> the group of weights of that module.
 INPUTS = {
@@ -74,19 +76,20 @@ def stages_of(model: Any, golden: Golden, after_eval: bool = False) -> dict[str,
     """
     import torch
 
-    ids, mask, segments = padded(golden)
-    given = {"input_ids": ids, "attention_mask": mask}
-    if golden.config.n_segments:
-        given["token_type_ids"] = segments
-    if golden.config.head == "multiple-choice":
-        given = {name: array[None] for name, array in given.items()}
     heard: dict[str, np.ndarray] = {}
     modes = {module: module.training for module in model.modules()}
     try:
         if after_eval:
             model.eval()
-        with torch.no_grad(), listening(model, golden, heard):
-            model(**{name: torch.from_numpy(array) for name, array in given.items()})
+        with torch.no_grad():
+            if (
+                _reads_last(golden) and golden.config.pad_id is None
+            ):  # it knows no padding by its id, and takes no batch
+                for i, text in enumerate(golden.texts):
+                    _run(model, golden, [text], each := dict[str, np.ndarray]())
+                    heard |= {f"{i}/{name}": array for name, array in each.items()}
+            else:
+                _run(model, golden, golden.texts, heard)
     finally:
         for module, training in modes.items():
             module.training = training
@@ -95,12 +98,31 @@ def stages_of(model: Any, golden: Golden, after_eval: bool = False) -> dict[str,
     return heard | {name: tensor for name, tensor in weights if name in known or parted(name)[0] in fused}
 
 
-def padded(golden: Golden) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Returns ids, mask and segments (B, L), with the padding token, or id 0 where there is none, after each text."""
-    width = max(len(text) for text in golden.texts)
-    ids, mask, segments = (np.zeros((len(golden.texts), width), np.int64) for _ in range(3))
-    ids += golden.config.pad_id or 0
-    for i, text in enumerate(golden.texts):
+def _reads_last(golden: Golden) -> bool:
+    """Tells whether the head is computed of every token, and the row of a text's last one is the answer."""
+    return golden.config.pooling == "last" and golden.config.head in POOLED_HEADS
+
+
+def _run(model: Any, golden: Golden, texts: list[Text], heard: dict[str, np.ndarray]) -> None:
+    """Fills `heard` with the stages of the texts in a batch."""
+    import torch
+
+    ids, mask, segments = padded(texts, golden.config.pad_id or 0)
+    given = {"input_ids": ids, "attention_mask": mask}
+    if golden.config.n_segments:
+        given["token_type_ids"] = segments
+    if golden.config.head == "multiple-choice":
+        given = {name: array[None] for name, array in given.items()}
+    with listening(model, golden, heard):
+        model(**{name: torch.from_numpy(array) for name, array in given.items()})
+
+
+def padded(texts: list[Text], padding: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Returns ids, mask and segments (B, L), with the padding token after each text."""
+    width = max(len(text) for text in texts)
+    ids, mask, segments = (np.zeros((len(texts), width), np.int64) for _ in range(3))
+    ids += padding
+    for i, text in enumerate(texts):
         ids[i, : len(text)] = text.ids
         mask[i, : len(text)] = 1
         if text.segments is not None:
@@ -118,14 +140,18 @@ def listening(model: Any, golden: Golden, heard: dict[str, np.ndarray]) -> Itera
             f"{type(model).__name__}: none of the modules of a {family_of(config).architecture(config)} model is in it"
         )
     outputs = {path: _asked(runs, golden) for path, runs in table.module_runs(config).items()}
-    if config.head == "question-answering":
-        outputs["qa_outputs"] = ["qa_outputs"]
+    if (head := module_path(config, "head.output")) and config.head == "question-answering":
+        outputs[head] = [head]
+    if head and _reads_last(golden):
+        outputs[head] = []
     outputs |= {path: [f"{attention}.qkv"] for path, attention in fused_layers(config).items()}
     with ExitStack() as stack:
         for path, runs in outputs.items():
             if path in modules and any(runs):
                 hook = modules[path].register_forward_hook(_after(heard, iter(runs)))
                 stack.callback(hook.remove)
+        if _reads_last(golden) and "logits" in golden.stages:
+            stack.callback(model.register_forward_hook(_answer(heard)).remove)
         inputs: dict[str, list[str]] = {}
         for pattern, group in _inputs(golden).items():
             for i in map(str, range(config.n_layers if "*" in pattern else 1)):
@@ -167,6 +193,13 @@ def _after(heard: dict[str, np.ndarray], stages: Iterator[str]) -> Callable[...,
     return hook
 
 
+def _answer(heard: dict[str, np.ndarray]) -> Callable[..., None]:
+    def hook(module: Any, args: Any, output: Any) -> None:
+        heard["logits"] = _numpy(output[0] if isinstance(output, tuple) else output.logits)
+
+    return hook
+
+
 def _before(heard: dict[str, np.ndarray], stages: Iterator[str]) -> Callable[..., None]:
     def hook(module: Any, args: Any) -> None:
         if stage := next(stages, ""):
@@ -183,9 +216,12 @@ def _attention(model: Any, golden: Golden, modules: dict[str, Any], heard: dict[
     if eager is None:
         yield
         return
+    config, fused = golden.config, fused_layers(golden.config)
     queries: dict[Any, list[int]] = {}  # a module -> its layers, of which there are several with the same weights
-    for i in range(golden.config.n_layers):
-        queries.setdefault(modules.get(module_path(golden.config, f"layers.{i}.attention.query") or ""), []).append(i)
+    for i in range(config.n_layers):
+        paths = [path for path, attention in fused.items() if attention == f"layers.{i}.attention"]
+        paths.append(module_path(config, f"layers.{i}.attention.query") or "")
+        queries.setdefault(next((modules[path] for path in paths if path and path in modules), None), []).append(i)
 
     def recording(module: Any, query: Any, key: Any, value: Any, *args: Any, **kwargs: Any) -> Any:
         context, weights = eager(module, query, key, value, *args, **kwargs)

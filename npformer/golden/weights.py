@@ -68,9 +68,11 @@ def check_weights(model: Model | Seq2Seq, theirs: Mapping[str, np.ndarray], dtyp
         else:
             findings.append(_difference(name, array, ours, linear))
     findings = [each for each in findings if not _is_meant(each, dtype)]
-    if stored_out_in:
-        usual = sum(stored_out_in.values()) * 2 >= len(stored_out_in)
-        for name, out_in in stored_out_in.items():
+    places = layout.sources(model.config)
+    for conv in (False, True):  # GPT-2's files have those of its layers (in, out), and its head's (out, in)
+        alike = {name: out_in for name, out_in in stored_out_in.items() if places[name].in_out is conv}
+        usual = sum(alike.values()) * 2 >= len(alike)
+        for name, out_in in alike.items():
             if out_in is not usual:
                 what = f"lies {LAYOUTS[out_in]}, the others {LAYOUTS[usual]}; it is transposed"
                 findings.append(Finding(name, what, TRANSPOSED))

@@ -15,6 +15,7 @@ from npformer.checkpoint import tree as layout
 from npformer.checkpoint.archive import load_arrays
 from npformer.checkpoint.read import read_folder
 from npformer.errors import NpformerError
+from npformer.families import family_of
 from npformer.golden.names import per_text, weight_names
 from npformer.golden.weights import check_weights
 from npformer.interpret.stages import modules
@@ -24,7 +25,7 @@ from tests.support import tiny
 
 pytestmark = pytest.mark.numbers
 
-FAMILIES = ("distilbert", "bert", "electra", "roberta")
+FAMILIES = ("distilbert", "bert", "electra", "roberta", "gpt2")
 LENGTHS = (9, 6, 3)
 
 
@@ -120,21 +121,24 @@ def test_shapes_that_are_no_layout_are_not() -> None:
 def test_hugging_faces_module_paths_are_known(model: Model, recorded: golden.Golden, prefix: bool) -> None:
     arrays = {}
     for path, stage in modules(model.config).items():
-        name = path if prefix else path.removeprefix(f"{model.config.model_type}.")
+        name = path if prefix else path.removeprefix(family_of(model.config).prefix)
         if stage in recorded.stages and name != "pooler":  # which is our name of another stage
             arrays[name] = padded(recorded.stages[stage])
     comparison = golden.compare(recorded, arrays)
     assert comparison.ok, str(comparison)
     assert not comparison.theirs.unused
-    assert len(comparison.rows) >= 20
+    assert len(comparison.rows) >= 19
 
 
 def test_transformer_lens_hooks_and_models_outputs_are_known(recorded: golden.Golden) -> None:
+    first, last = "layers.0.ffn_norm", "layers.1.ffn_norm"
+    if recorded.config.norm_first:
+        first, last = "layers.0.ffn_residual", "norm"
     arrays = {
         "blocks.0.attn.hook_q": padded(recorded.stages["layers.0.attention.query_heads"]).swapaxes(1, 2),
         "blocks.1.attn.hook_pattern": padded(recorded.stages["layers.1.attention.weights"]),
-        "hidden_states.1": padded(recorded.stages["layers.0.ffn_norm"]),
-        "last_hidden_state": padded(recorded.stages["layers.1.ffn_norm"]),
+        "hidden_states.1": padded(recorded.stages[first]),
+        "last_hidden_state": padded(recorded.stages[last]),
         "attentions.0": padded(recorded.stages["layers.0.attention.weights"]),
     }
     comparison = golden.compare(recorded, arrays)
@@ -161,7 +165,7 @@ def test_a_map_of_names_is_followed(recorded: golden.Golden) -> None:
 
 
 def test_nothing_recognised_is_an_error_that_shows_both_kinds_of_names(recorded: golden.Golden) -> None:
-    with pytest.raises(NpformerError, match=r"got a, b; expected names like layers.0.attention.query or \w+\."):
+    with pytest.raises(NpformerError, match=r"got a, b; expected names like layers.0.attention.\w+ or \w+\."):
         golden.compare(recorded, {"a": np.zeros(3), "b": np.zeros(3)})
     with pytest.raises(NpformerError, match="none of the 0 arrays"):
         golden.compare(recorded, {})
@@ -294,9 +298,10 @@ def test_weights_are_recognised_in_both_layouts(model: Model, recorded: golden.G
         comparison = golden.compare(recorded, arrays)
         assert not comparison.rows
         assert not comparison.theirs.unused
-        assert len(comparison.theirs.weights) == len(arrays) == len(flatten(tree))
+        assert len(comparison.theirs.weights) == len(flatten(tree))
         assert check_weights(model, comparison.theirs.weights) == []
-    assert set(either[1]) <= set(weight_names(config))
+    one_in_three = {source.names[0] for source in layout.sources(config).values() if source.part}
+    assert set(either[1]) - one_in_three <= set(weight_names(config))
 
 
 @pytest.mark.parametrize(
@@ -342,10 +347,12 @@ def test_fused_arrays_are_cut(model: Model, recorded: golden.Golden, place: str,
     module = modules(model.config)
     flat, arrays, names = flatten(dict(model.weights)), dict[str, np.ndarray](), dict[str, str]()
     for i in range(model.config.n_layers):
-        theirs = next(path for path, stage in module.items() if stage == f"layers.{i}.attention.query")
+        theirs = next(path for path, stage in module.items() if stage == f"layers.{i}.attention.output")
+        if model.config.model_type != "gpt2":  # where it stands beside the others
+            theirs = next(path for path, stage in module.items() if stage == f"layers.{i}.attention.query")
         own = f"layers.{i}.attention.qkv"
         path = {"ours": own, "map": f"mine.{i}", "torch": f"{theirs.rpartition('.')[0]}.in_proj"}.get(
-            place, f"{theirs.rpartition('.')[0]}.Wqkv"
+            place, f"{theirs.rpartition('.')[0]}.{'c_attn' if model.config.model_type == 'gpt2' else 'Wqkv'}"
         )
         for number in range(len(LENGTHS)):
             each = [recorded.stages[f"layers.{i}.attention.{part}"][number] for part in parts]

@@ -28,7 +28,7 @@ from tests.support.seq2seq_models import folder_of_letters, golden_model, random
 pytestmark = pytest.mark.numbers
 
 TEXTS = ["I love ice cream", Pair("no", "my movie"), "not"]
-FAMILIES = ("distilbert", "bert", "electra", "roberta", "albert")
+FAMILIES = ("distilbert", "bert", "electra", "roberta", "albert", "gpt2")
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
@@ -77,21 +77,19 @@ def test_the_file_is_read_back_whole_and_is_the_same_each_time(model: Model, tmp
         np.testing.assert_array_equal(a.ids, b.ids)
         assert (a.segments is None) == (b.segments is None) == (model.config.n_segments == 0)
     assert f"{len(recorded.stages)} stages of 3 texts" in repr(again)
-    assert (
-        len(recorded.stages)
-        == {"distilbert": 44, "bert": 45, "electra": 46, "roberta": 45, "albert": 46}[model.config.model_type]
-    )
+    counts = {"distilbert": 44, "bert": 45, "electra": 46, "roberta": 45, "albert": 46, "gpt2": 42}
+    assert len(recorded.stages) == counts[model.config.model_type]
 
 
 def test_the_format_is_the_documented_one_for_any_safetensors_library(model: Model, tmp_path: Path) -> None:
     path = tmp_path / "g.safetensors"
-    golden.record(model, TEXTS, ["embeddings.norm", "*.weights", "logits"]).save(path)
+    golden.record(model, TEXTS, ["embeddings.sum", "*.weights", "logits"]).save(path)
     arrays = safetensors.numpy.load_file(path)
     with safetensors.safe_open(path, "numpy") as file:
         metadata = file.metadata()
     assert (metadata["format"], metadata["version"]) == ("npformer-golden", "1")
     manifest = json.loads(metadata["manifest"])
-    stages = ["embeddings.norm", "layers.0.attention.weights", "layers.1.attention.weights", "logits"]
+    stages = ["embeddings.sum", "layers.0.attention.weights", "layers.1.attention.weights", "logits"]
     assert manifest["stages"] == stages
     assert list(manifest) == ["model", "config", "weights_sha256", "versions", "tokens", "stages", "budgets"]
     assert manifest["config"]["model_type"] == model.config.model_type
