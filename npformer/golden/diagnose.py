@@ -19,11 +19,12 @@ from npformer.errors import NpformerError
 from npformer.golden.budget import FACTOR, RATIOS, largest_error
 from npformer.golden.compare import Comparison, compare
 from npformer.golden.format import Golden
+from npformer.golden.graph import parents, span
 from npformer.golden.mistakes import GENERAL, IN_A_BATCH, MISTAKES
 from npformer.golden.mistakes.general import flat
 from npformer.golden.mistakes.inputs import in_a_batch
 from npformer.golden.mistakes.precision import HALVES, half
-from npformer.golden.port import Forward, Mistake, Port, parents, span
+from npformer.golden.port import Forward, Mistake, Port
 from npformer.golden.record import weights_sha256
 from npformer.golden.weights import Finding, as_ours, check_weights
 from npformer.interpret import stages as table

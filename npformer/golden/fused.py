@@ -10,7 +10,7 @@ import numpy as np
 from npformer.checkpoint.tree import module_path, sources
 from npformer.config import Config
 from npformer.families import family_of
-from npformer.golden.port import QKV
+from npformer.golden.graph import QKV
 
 #: What programs call the one linear layer, which stands where the three would.
 FUSED = ("qkv", "qkv_proj", "Wqkv", "in_proj", "c_attn", "query_key_value")

@@ -7,7 +7,7 @@ ours as soon as ours are noted; so one run says of every stage what it should be
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from contextvars import Context
 from dataclasses import dataclass, field, replace
@@ -21,6 +21,7 @@ from npformer.checkpoint import tree as layout
 from npformer.config import Config
 from npformer.errors import NpformerError
 from npformer.golden.budget import jitter
+from npformer.golden.graph import parents
 from npformer.golden.rounded import Rounded, unrounded
 from npformer.interpret.parts import TextParts, is_input
 from npformer.interpret.trace import post_process
@@ -28,7 +29,7 @@ from npformer.masks import window_mask
 from npformer.model import Model
 from npformer.runtime.packing import Text
 from npformer.tap import listen
-from npformer.transformer import POOLED_HEADS
+from npformer.transformer import POOLED_HEADS, packed
 
 Rule = Callable[[np.ndarray, "At"], np.ndarray]  # (our array of a text's stage, its place) -> what the port has
 
@@ -106,69 +107,6 @@ class Mistake(NamedTuple):
     reorders: bool = False  # with it, a stage's name no longer means what it means in the golden file
 
 
-def parents(config: Config, weights: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
-    """Returns each stage -> the stages it is computed from; `layers.*.input` is what a layer reads."""
-    last = next(name for name in ("project", "norm", "sum") if name == "sum" or f"embeddings.{name}.weight" in weights)
-    of = {
-        "embeddings.sum": ("embeddings.token", "embeddings.position", "embeddings.segment"),
-        "embeddings.norm": ("embeddings.sum",),
-        "embeddings.project": ("embeddings.norm",),
-    }
-    x, first = f"embeddings.{last}", config.norm_first
-    for i in range(config.n_layers):
-        turned = "_rotated" if config.rotary_theta else ""
-        normed = first and f"layers.{i}.attention_norm.weight" in weights
-        gated = f"layers.{i}.ffn.gate.weight" in weights
-        before_ffn = ("ffn_norm" if first else "attention_norm",)
-        parts: dict[str, tuple[str, ...]] = {
-            **dict.fromkeys((f"attention.{name}" for name in QKV), ("attention_norm" if normed else "input",)),
-            **{f"attention.{name}_rotated": (f"attention.{name}",) for name in QKV[:2] if turned},
-            **{f"attention.{name}_heads": (f"attention.{name}{turned}",) for name in QKV[:2]},
-            "attention.value_heads": ("attention.value",),
-            "attention.distance_scores": ("attention.query_heads", "attention.key_heads"),
-            "attention.scores": tuple(f"attention.{name}" for name in SCORED[: 3 if config.n_distances else 2]),
-            "attention.weights": ("attention.scores",),
-            "attention.context": ("attention.weights", "attention.value_heads"),
-            "attention.combined": ("attention.context",),
-            "attention.output": ("attention.combined",),
-            "attention_residual": ("input", "attention.output"),
-            "attention_norm": ("input" if first else "attention_residual",),
-            "ffn.hidden": before_ffn,
-            **({"ffn.gate": before_ffn, "ffn.gated": ("ffn.activation", "ffn.gate")} if gated else {}),
-            "ffn.activation": ("ffn.hidden",),
-            "ffn.output": ("ffn.gated" if gated else "ffn.activation",),
-            "ffn_residual": ("attention_residual" if first else "attention_norm", "ffn.output"),
-            "ffn_norm": ("attention_residual" if first else "ffn_residual",),
-        }
-        here = f"layers.{i}."
-        of[f"{here}input"] = (x,)
-        of |= {here + name: tuple(here + each for each in made_from) for name, made_from in parts.items()}
-        x = here + ("ffn_residual" if first else "ffn_norm")
-    if "norm.weight" in weights:
-        of["norm"], x = (x,), "norm"
-    of |= {"pooler": (x,), "pooled": ("pooler",), "head.hidden": (x,), "head.activation": ("head.hidden",)}
-    of["head.norm"] = ("head.activation",)
-    if config.head in POOLED_HEADS and "pooler.weight" not in weights and "head.hidden.weight" in weights:
-        of |= {"pooled": (x,), "head.hidden": ("pooled",)}
-    read = "pooled" if "pooler.weight" in weights and config.head not in ("base", "masked-lm") else x
-    read = "head.norm" if "head.hidden.weight" in weights else read
-    of |= dict.fromkeys(("logits", "start_logits", "end_logits"), (read,))
-    return of | {f"{name}probabilities": (f"{name}logits",) for name in ("", "start_", "end_")}
-
-
-QKV, SCORED = ("query", "key", "value"), ("query_heads", "key_heads", "distance_scores")
-
-
-def span(of: Mapping[str, tuple[str, ...]], stage: str, given: Sequence[str] | Mapping[str, Any]) -> frozenset[str]:
-    """Returns the stages between the given ones and `stage`, which is among them."""
-    found, waiting = set(), [stage]
-    while waiting:
-        name = waiting.pop()
-        found.add(name)
-        waiting += [each for each in of.get(name, ()) if each not in given and each not in found]
-    return frozenset(found)
-
-
 class At:
     """A stage of one text: what a rule may read beside the array itself."""
 
@@ -187,19 +125,35 @@ class At:
 
     @property
     def source(self) -> np.ndarray:
-        """The stage that this one is computed from; for a head on whole texts, the row of the first token."""
+        """The stage that this one is computed from; for a head on whole texts, the row that it reads."""
         array = self(self._run.parents[self.name][0])
         of_texts = self._run.port.config.head in POOLED_HEADS
         pools = self.name in ("pooler", "pooled") or (self.name == "logits" and of_texts)
-        return array[0] if pools and array.ndim == 2 else array
+        return array[self.row] if pools and array.ndim == 2 else array
+
+    @property
+    def row(self) -> int:
+        """The row that a head on texts reads, the first or the last that is not padding."""
+        port = self._run.port
+        return int(packed(port.config, [port.texts[self.text]]).read[0])
 
     @property
     def scores(self) -> np.ndarray:
-        """The scores of attention as the softmax gets them, with padding far below all others."""
+        """The scores of attention as the softmax gets them, with what is hidden far below all others."""
+        return self.causal(self.uncovered)
+
+    @property
+    def uncovered(self) -> np.ndarray:
+        """The scores without a causal mask."""
         scores, config = self("attention.scores"), self._run.port.config
         if config.is_local(self.layer):
             scores = np.where(window_mask(scores.shape[-1], config.window), scores, -np.inf)
         return np.where(self.is_token(scores), scores, -1e9) if self._run.port.hides else scores
+
+    def causal(self, scores: np.ndarray) -> np.ndarray:
+        """Hides later tokens, if the model has a causal mask."""
+        seen = np.tri(scores.shape[-1], dtype=bool) if self._run.port.config.causal else True
+        return np.where(seen, scores, -1e9)
 
     def is_token(self, scores: np.ndarray, left: bool = False) -> np.ndarray:
         """Tells which keys are tokens of the text, and not padding, (T,)."""

@@ -6,7 +6,7 @@ mistake is tried from every stage in one tiny model and from few stages in the o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import cache
 
@@ -20,14 +20,15 @@ from npformer.golden.mistakes.precision import half, quantised, tf32
 from npformer.model import Model
 from npformer.runtime.packing import Text
 from tests.support import tiny
-from tests.support.plain_port import PlainPort
-from tests.support.planted import HELD_BACK, KNOWN, Plant
+from tests.support.plain_port import PlainGpt2, PlainPort
+from tests.support.planted import HELD_BACK, IN_GPT2, KNOWN, Plant
 
 pytestmark = pytest.mark.numbers
 
 FAMILIES = ("distilbert", "bert")
 BUNDLED = "distilbert-sst2"  # real widths and weights: 384 wide, 6 layers
 FEW = ("embeddings.norm", ".ffn_norm", "logits", "probabilities")
+FEW_IN_PRE_NORM = ("embeddings.sum", ".ffn_residual", "logits", "probabilities")
 
 
 @cache
@@ -44,14 +45,14 @@ def reference(family: str) -> tuple[Model, golden.Golden]:
 
 def stages(family: str, plant: Plant | None = None) -> dict[str, np.ndarray]:
     model, recorded = reference(family)
-    port = PlainPort(model, recorded.texts)
+    port = (PlainGpt2 if family == "gpt2" else PlainPort)(model, recorded.texts)
     if plant:
         plant(port)
     with np.errstate(all="ignore"):
         return port.run()
 
 
-@pytest.mark.parametrize("family", [*FAMILIES, "roberta", BUNDLED])
+@pytest.mark.parametrize("family", [*FAMILIES, "roberta", "gpt2", BUNDLED])
 def test_the_port_without_a_mistake_is_right(family: str) -> None:
     comparison = golden.compare(reference(family)[1], stages(family))
     assert comparison.ok, str(comparison)
@@ -61,7 +62,8 @@ def diagnosed(
     family: str, arrays: dict[str, np.ndarray], few: bool = False, dtype: str | None = None
 ) -> golden.Diagnosis:
     model, recorded = reference(family)
-    given = {name: array for name, array in arrays.items() if name.endswith(FEW)} if few else arrays
+    ends = FEW_IN_PRE_NORM if model.config.norm_first else FEW
+    given = {name: array for name, array in arrays.items() if name.endswith(ends)} if few else arrays
     return golden.diagnose(recorded, given, model, dtype=dtype)
 
 
@@ -84,11 +86,13 @@ def tried(family: str, few: bool) -> list[str]:
     return [key for i, key in enumerate(KNOWN) if family == only.get(key, FAMILIES[(i + few) % 2])]
 
 
-def missed(family: str, keys: Iterable[str], few: bool) -> dict[tuple[str, bool], str]:
+def missed(
+    family: str, keys: Iterable[str], few: bool, known: Mapping[str, tuple[str, Plant]] = KNOWN
+) -> dict[tuple[str, bool], str]:
     """Returns the diagnoses of known mistakes that are not named; holds that nothing wrong is told of them."""
     found = {}
     for key in keys:
-        name, plant = KNOWN[key]
+        name, plant = known[key]
         diagnosis = diagnosed(family, stages(family, plant), few)
         if name not in diagnosis.causes:
             found[key, few] = str(diagnosis)
@@ -107,6 +111,15 @@ def test_known_mistakes_are_named(family: str, few: bool) -> None:
 @pytest.mark.parametrize("few", [False, True], ids=["every stage", "few stages"])
 def test_every_known_mistake_is_tried(few: bool) -> None:
     assert {key for family in (*FAMILIES, "roberta") for key in tried(family, few)} == set(KNOWN)
+
+
+#: Of a causal, pre-norm model, those that are tried from few stages, too.
+FEW_IN_GPT2 = ("no causal mask", "c_attn by head", "post-norm", "last of the batch")
+
+
+@pytest.mark.parametrize("few", [False, True], ids=["every stage", "few stages"])
+def test_mistakes_in_a_causal_model_are_named(few: bool) -> None:
+    assert missed("gpt2", FEW_IN_GPT2 if few else IN_GPT2, few, IN_GPT2) == {}
 
 
 @pytest.mark.parametrize("few", [False, True], ids=["every stage", "few stages"])

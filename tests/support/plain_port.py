@@ -1,4 +1,4 @@
-"""BERT, DistilBERT and RoBERTa as people port them to plain NumPy: padded batches, one method a formula, float32.
+"""BERT, DistilBERT, RoBERTa and GPT-2 as people port them to plain NumPy: padded batches, one method a formula, float32.
 
     port = PlainPort(model, texts); port.gelu = lambda x: x; stages = port.run()
 
@@ -136,3 +136,45 @@ class PlainPort:
 
     def probabilities(self, logits: np.ndarray) -> np.ndarray:
         return self.softmax(logits)
+
+
+class PlainGpt2(PlainPort):
+    """Norms before the blocks and after the last, tanh GELU, a causal mask, and the last token's row for the head."""
+
+    def __init__(self, model: Model, texts: list[Text]) -> None:
+        super().__init__(model, texts)
+        self.eps = 1e-5
+
+    def gelu(self, x: np.ndarray) -> np.ndarray:
+        return (
+            np.float32(0.5) * x * (1 + np.tanh(np.float32(math.sqrt(2 / math.pi)) * (x + np.float32(0.044715) * x**3)))
+        )
+
+    def embed(self) -> np.ndarray:
+        x = self.note("embeddings.token", self.token()) + self.note("embeddings.position", self.position())
+        return self.note("embeddings.sum", x)
+
+    def seen(self, n: int) -> np.ndarray:
+        return np.tri(n, dtype=bool)
+
+    def masked(self, scores: np.ndarray) -> np.ndarray:
+        hidden = super().masked(scores)
+        return np.where(self.seen(scores.shape[-1]), hidden, np.float32(-1e9))
+
+    def layer(self, x: np.ndarray, at: str) -> np.ndarray:
+        h = self.note(f"{at}.attention_norm", self.norm(x, f"{at}.attention_norm"))
+        y = self.note(f"{at}.attention_residual", x + self.attention(h, f"{at}.attention"))
+        h = self.note(f"{at}.ffn_norm", self.norm(y, f"{at}.ffn_norm"))
+        return self.note(f"{at}.ffn_residual", y + self.ffn(h, f"{at}.ffn"))
+
+    def last(self, x: np.ndarray) -> np.ndarray:
+        return x[np.arange(len(x)), self.mask.sum(1) - 1]
+
+    def run(self) -> dict[str, np.ndarray]:
+        x = self.embed()
+        for i in self.layers:
+            x = self.layer(x, f"layers.{i}")
+        x = self.note("norm", self.norm(x, "norm"))
+        logits = self.note("logits", self.last(x) @ self.w["head.output.weight"])
+        self.note("probabilities", self.probabilities(logits))
+        return self.out

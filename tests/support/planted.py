@@ -101,6 +101,7 @@ def ffn_first(port: PlainPort, x: np.ndarray, at: str) -> np.ndarray:
 
 
 def without_norm(norm: str) -> Plant:
+    """Leaves out the norms whose name ends so."""
     right = PlainPort.norm
     return put("norm", lambda port, x, name: x if name.endswith(norm) else right(port, x, name))
 
@@ -267,6 +268,36 @@ KNOWN: dict[str, tuple[str, Plant]] = {
         "dropout left on",
         dropped_weights,
     ),
+}  # fmt: skip
+
+
+def post_norm(port: PlainPort, x: np.ndarray, at: str) -> np.ndarray:
+    y = port.note(f"{at}.attention_residual", x + port.attention(x, f"{at}.attention"))
+    y = port.note(f"{at}.attention_norm", port.norm(y, f"{at}.attention_norm"))
+    z = port.note(f"{at}.ffn_residual", y + port.ffn(y, f"{at}.ffn"))
+    return port.note(f"{at}.ffn_norm", port.norm(z, f"{at}.ffn_norm"))
+
+
+def conv_transposed(port: PlainPort) -> dict[str, np.ndarray]:
+    return {name: w.T for name, w in port.w.items() if name.endswith(".attention.output.weight")}
+
+
+#: What only a causal, pre-norm model shows, or shows in its own way.
+IN_GPT2: dict[str, tuple[str, Plant]] = {
+    "no causal mask": ("causal mask left out", instead("seen", lambda n: np.ones((n, n), bool))),
+    "strictly causal": ("causal mask off by one", instead("seen", lambda n: np.tri(n, k=-1, dtype=bool))),
+    "the next seen": ("causal mask off by one", instead("seen", lambda n: np.tri(n, k=1, dtype=bool))),
+    "later ones seen": ("causal mask misused", instead("seen", lambda n: np.tri(n, dtype=bool).T)),
+    "conv as linear": ("transposed weight", weights(conv_transposed)),
+    "key first": ("query and key swapped", weights(lambda port: swapped(port, "query", "key"))),
+    "c_attn by head": ("fused query, key and value split wrongly", weights(fused_by_head)),
+    "exact gelu": ("erf GELU for tanh", put("gelu", PlainPort.gelu)),
+    "no final norm": ("norm left out", put("norm", lambda port, x, name: x if name == "norm" else PlainPort.norm(port, x, name))),
+    "post-norm": ("post-norm for pre-norm", put("layer", post_norm)),
+    "first token": ("another pooling", instead("last", lambda x: x[:, 0])),
+    "last of the batch": ("another pooling", instead("last", lambda x: x[:, -1])),
+    "from 1": ("positions off by one", attr("positions", lambda port: port.positions + 1)),
+    "left padding": ("left padding", left_padded),
 }  # fmt: skip
 
 

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from itertools import permutations
+from itertools import chain, permutations
+from typing import Any
 
 import numpy as np
 
 from npformer.attention import combine_heads, split_heads
 from npformer.functions import softmax
+from npformer.golden.graph import QKV
 from npformer.golden.mistakes.activation import sigmoid
-from npformer.golden.port import QKV, Mistake, Port, Rule, Ways
+from npformer.golden.port import At, Mistake, Port, Rule, Ways
 
 SCORES, WEIGHTS, CONTEXT = "*.attention.scores", "*.attention.weights", "*.attention.context"
 HEADS, COMBINED = "*.attention.*_heads", "*.attention.combined"
@@ -216,23 +218,55 @@ def _hidden(scores: np.ndarray, seen: np.ndarray, low: float) -> np.ndarray:
     return np.where(seen, scores, low)
 
 
-def causal(port: Port) -> Ways:
-    pictures: dict[str, Callable[[int], np.ndarray]] = {
-        "a token sees itself and earlier ones": lambda n: np.tri(n, dtype=bool),
-        "a token sees itself and later ones": lambda n: np.tri(n, dtype=bool).T,
-        "a token sees earlier ones": lambda n: np.tri(n, k=-1, dtype=bool),
-        "a token sees itself, earlier ones and the next": lambda n: np.tri(n, k=1, dtype=bool),
-        "a token does not see itself": lambda n: ~np.eye(n, dtype=bool),
+BEFORE: Callable[[int], np.ndarray] = lambda n: np.tri(n, dtype=bool)  # noqa: E731
+AFTER: Callable[[int], np.ndarray] = lambda n: np.tri(n, dtype=bool).T  # noqa: E731
+
+
+def pictured(**pictures: Callable[[int], np.ndarray]) -> Callable[[Port], Ways]:
+    """Hides other keys: those where a picture of (queries, keys) is False."""
+
+    def ways(port: Port) -> Ways:
+        for way, picture in pictures.items():
+            low = -np.inf if picture(3).any(-1).all() else -1e9
+
+            def rule(y: np.ndarray, at: At, picture: Callable[[int], np.ndarray] = picture, low: float = low) -> Any:
+                scores = at.uncovered
+                return softmax(_hidden(scores, picture(scores.shape[-1]), low))
+
+            yield way.replace("_", " "), port.ruling({WEIGHTS: rule})
+
+    return ways
+
+
+def masked_otherwise(port: Port) -> Ways:
+    """Uses a causal mask in other ways than before the softmax."""
+    ways: dict[str, Callable[[np.ndarray], np.ndarray]] = {
+        "applied after the softmax": lambda x: np.tril(softmax(x)),
+        "-10000 added to what is seen": lambda x: softmax(x - 1e4 * np.tri(x.shape[-1])),
+        "scores of later tokens 0": lambda x: softmax(np.tril(x)),
     }
-    for way, picture in pictures.items():
-        low = -np.inf if picture(3).any(-1).all() else -1e9
-        yield (
-            way,
-            port.ruling(of_scores(lambda x, picture=picture, low=low: softmax(_hidden(x, picture(x.shape[-1]), low)))),
-        )
-    yield "applied after the softmax", port.ruling(of_scores(lambda x: np.tril(softmax(x))))
-    yield "-10000 added to what is seen", port.ruling(of_scores(lambda x: softmax(x - 1e4 * np.tri(x.shape[-1]))))
-    yield "scores of later tokens 0", port.ruling(of_scores(lambda x: softmax(np.tril(x))))
+    for way, formula in ways.items():
+        yield way, port.ruling({WEIGHTS: lambda y, at, formula=formula: formula(at.uncovered)})
+
+
+SHIFTED = {
+    "a_token_sees_earlier_ones": lambda n: np.tri(n, k=-1, dtype=bool),
+    "a_token_sees_itself,_earlier_ones_and_the_next": lambda n: np.tri(n, k=1, dtype=bool),
+}
+
+
+def in_encoder(port: Port) -> Ways:
+    if not port.config.causal:
+        yield from pictured(
+            a_token_sees_itself_and_earlier_ones=BEFORE, a_token_sees_itself_and_later_ones=AFTER, **SHIFTED,
+            a_token_does_not_see_itself=lambda n: ~np.eye(n, dtype=bool),
+        )(port)  # fmt: skip
+        yield from masked_otherwise(port)
+
+
+def of_causal(ways: Callable[[Port], Ways]) -> Callable[[Port], Ways]:
+    """Makes a mistake of models with a causal mask only."""
+    return lambda port: ways(port) if port.config.causal else iter(())
 
 
 def window(port: Port) -> Ways:
@@ -325,7 +359,22 @@ MISTAKES = (
         "softmax over the wrong axis", "each query's weights over the keys, the last axis, add up to 1", softmax_axis
     ),
     Mistake("another softmax", "the weights are e^x over the sum of e^x of a query's scores", other_softmax),
-    Mistake("causal mask", "in an encoder every token sees every other, before and after it", causal),
+    Mistake("causal mask", "in an encoder every token sees every other, before and after it", in_encoder),
+    Mistake(
+        "causal mask left out",
+        "in this model a token sees itself and earlier ones; the scores of later ones must be -inf",
+        of_causal(pictured(**{"": lambda n: np.ones((n, n), bool)})),
+    ),
+    Mistake(
+        "causal mask off by one",
+        "a token sees itself and earlier ones, and no later one",
+        of_causal(pictured(**SHIFTED)),
+    ),
+    Mistake(
+        "causal mask misused",
+        "the scores of later tokens must be -inf, or far below all others, before the softmax",
+        of_causal(lambda port: chain(pictured(a_token_sees_itself_and_later_ones=AFTER)(port), masked_otherwise(port))),
+    ),
     Mistake("attention in a window", "in this model every token sees every other, however far", window),
     Mistake("special tokens hidden", "[CLS] and [SEP] are attended to like all tokens", special_hidden),
     Mistake(

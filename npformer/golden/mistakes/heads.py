@@ -9,6 +9,7 @@ import numpy as np
 
 from npformer.functions import softmax
 from npformer.golden.mistakes.activation import OTHERS, sigmoid
+from npformer.golden.mistakes.inputs import has_padding, in_a_batch, padded
 from npformer.golden.port import Mistake, Port, Rule, Ways
 from npformer.transformer import POOLED_HEADS
 
@@ -16,12 +17,13 @@ MOST_LABELS = 5  # for which every order is tried
 
 
 def other_pooling(port: Port) -> Ways:
-    """Pools another row than the first, or all of them."""
+    """Pools another row than the one that is to be read, or all of them."""
     pooler = "pooler.weight" in port.weights
     if not pooler and port.config.head not in POOLED_HEADS:
         return
     stage, group = ("pooler", "pooler") if pooler else ("logits", "head.output")
     rows: dict[str, Callable[[np.ndarray, int], np.ndarray]] = {
+        "the first token's row": lambda x, n: x[0],
         "the last token's row": lambda x, n: x[n - 1],
         "the last token's but one": lambda x, n: x[max(n - 2, 0)],
         "the second token's row": lambda x, n: x[min(1, n - 1)],
@@ -43,8 +45,13 @@ def other_pooling(port: Port) -> Ways:
         }
         yield "the first row before the last norm", port.ruling(before)
     for i in range(port.config.n_layers - 1):
-        earlier: dict[str, Rule] = {stage: lambda y, at, i=i: at.linear(at(f"layers.{i + 1}.input")[0], group)}
-        yield f"the first row of layer {i}", port.ruling(earlier)
+        earlier: dict[str, Rule] = {stage: lambda y, at, i=i: at.linear(at(f"layers.{i + 1}.input")[at.row], group)}
+        yield f"the {port.config.pooling} row of layer {i}", port.ruling(earlier)
+    if port.config.pooling == "last" and has_padding(port):
+        last: dict[str, Rule] = {stage: lambda y, at: at.linear(at.last[-1], group)}
+        for way, batch in (("", padded(port)), (", which the mask hides", in_a_batch(port))):
+            if batch is not None:
+                yield f"the last row of the padded batch{way}", batch.ruling(last)
 
 
 def pooler_activation(port: Port) -> Ways:
@@ -99,7 +106,11 @@ def other_probabilities(port: Port) -> Ways:
 
 
 MISTAKES = (
-    Mistake("another pooling", "the head reads the first token's row of the last layer", other_pooling),
+    Mistake(
+        "another pooling",
+        "the head reads the row of a text's first token; after a causal mask, that of its last",
+        other_pooling,
+    ),
     Mistake(
         "another activation of the pooler", "a pooler is act(x W + b), act as in this model's config", pooler_activation
     ),

@@ -17,7 +17,10 @@ LOWEST = float(np.finfo(np.float32).min)
 
 def padded(port: Port, left: bool = False) -> Port | None:
     """Returns the port with every text as long as the batch, as padded ones are; None if it is too long."""
-    pad = port.config.pad_id or 0
+    pad, config = port.config.pad_id or 0, port.config
+    if config.pooling == "last" and config.pad_id is None:  # the head is to find padding by an id that no text has
+        pad = next(i for i in range(config.vocab_size) if not any(i in text.ids for text in port.texts))
+        config = replace(config, pad_id=pad)
     if port.width > port.config.max_length:
         return None
     texts = []
@@ -26,22 +29,22 @@ def padded(port: Port, left: bool = False) -> Port | None:
         segments = None if text.segments is None else np.pad(text.segments, room)
         texts.append(Text(np.pad(text.ids, room, constant_values=pad), segments))
     touched = {"*.attention.scores", WEIGHTS, *(["embeddings.*"] if left else [])}
-    return replace(port, texts=texts, touched=port.touched | touched)
+    return replace(port, config=config, texts=texts, touched=port.touched | touched)
 
 
 def masked(formula: Callable[[np.ndarray, np.ndarray], np.ndarray], left: bool = False) -> dict[str, Rule]:
     """Makes the weights of the scores and of the keys that are tokens."""
 
     def rule(y: np.ndarray, at: At) -> np.ndarray:
-        scores = at("attention.scores")
+        scores = at.causal(at("attention.scores"))
         return formula(scores, at.is_token(scores, left))
 
     return {WEIGHTS: rule}
 
 
 def hidden(scores: np.ndarray, seen: np.ndarray) -> np.ndarray:
-    """softmax over the keys that are tokens, as it should be."""
-    return softmax(np.where(seen, scores, -np.inf))
+    """softmax over the keys that are tokens, as it should be; over all keys where a query sees none."""
+    return softmax(np.where(seen, scores, -1e9))
 
 
 def in_a_batch(port: Port) -> Port | None:
