@@ -64,7 +64,8 @@ TAKEN_BY = {
     **dict.fromkeys(("torch", "names"), ("compare",)),
     **dict.fromkeys(("model", "revision", "offline", "threads"), ("record", "compare")),
     **dict.fromkeys(("dtype", "format"), ("compare", "run")),
-    **dict.fromkeys(("case", "timeout", "junit"), ("run",)),
+    "case": ("suite", "run"),
+    **dict.fromkeys(("timeout", "junit"), ("run",)),
 }
 
 
@@ -98,7 +99,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     compare.add_argument("--names", metavar="JSON", help='a file of {"their name": "our stage", ...}')
     compare.add_argument("--format", choices=FORMATS, help="what to print: text, json, or lines for GitHub's checks")
     run = parser.add_argument_group("run (and --dtype, --format)")
-    run.add_argument("--case", action="append", metavar="GLOB", help="only these cases, such as 'bert-*'")
+    run.add_argument(
+        "--case", action="append", metavar="GLOB", help="only these cases, such as 'bert-*'; also of suite"
+    )
     run.add_argument("--timeout", type=float, metavar="SECONDS", help=f"that the program has for a case ({TIMEOUT:g})")
     run.add_argument("--junit", metavar="FILE", help="write the verdicts as JUnit XML, too")
 
@@ -184,7 +187,7 @@ def shown_on_terminal() -> Iterator[Callable[[str], object] | None]:
 def _suite(args: argparse.Namespace) -> int:
     if len(args.given) != 1:
         raise NpformerError("golden suite: expected one folder, which is made")
-    path = golden.suite(args.given[0])
+    path = golden.suite(args.given[0], args.case)
     size = sum(each.stat().st_size for each in path.rglob("*"))
     print(f"{path}: {len(golden.read_suite(path))} cases, {size / 1e6:.1f} MB; {MANIFEST} says what each one tests")
     return 0

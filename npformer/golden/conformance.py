@@ -94,8 +94,8 @@ def run_suite(
 
     Examples
     --------
-    >>> folder = npformer.golden.suite("suite")
-    >>> [verdict] = run_suite(folder, ["false"], ["bert-masked-lm"])
+    >>> folder = npformer.golden.suite("suite", ["bert-masked-lm"])
+    >>> [verdict] = run_suite(folder, ["false"])
     >>> verdict.kind, verdict.why
     ('crash', 'exit code 1; nothing printed')
     """

@@ -1,6 +1,6 @@
 """A conformance suite for ports in any language: a tiny model and its golden file for every family, head and option.
 
-    npformer.golden.suite("suite")                          npformer golden run suite -- ./port
+    npformer.golden.suite("suite", ["bert-*"])              npformer golden run suite -- ./port
 
 A case is a folder with config.json, model.safetensors, inputs.safetensors and golden.safetensors; suite.json says what
 each one tests. `conformance.py` runs a port's program on them. Models and inputs have the same bytes on every machine.
@@ -44,12 +44,14 @@ class Case(NamedTuple):
     dtype: str = "float32"  # of the stored weights
 
 
-def suite(path: str | Path) -> Path:
+def suite(path: str | Path, patterns: list[str] | None = None) -> Path:
     """Writes the conformance suite, a new folder with a folder for each case.
 
     Parameters
     ----------
     path : folder to make
+    patterns : list of str, optional
+        Names of cases, or patterns with `*`; all cases unless given.
 
     Returns
     -------
@@ -58,16 +60,18 @@ def suite(path: str | Path) -> Path:
     Raises
     ------
     NpformerError
-        If the folder exists already.
+        If the folder exists already, or a pattern fits no case.
 
     Examples
     --------
-    >>> folder = suite("suite")
-    >>> [case["name"] for case in npformer.golden.read_suite(folder, ["distilbert-*-lm"])]
+    >>> folder = suite("suite", ["distilbert-*-lm"])
+    >>> [case["name"] for case in npformer.golden.read_suite(folder)]
     ['distilbert-masked-lm']
     """
+    known = {case.name: case for case in cases()}
+    wanted = _wanted(list(known), patterns)
     with new_folder(Path(path)) as folder:
-        entries = [_write(folder / case.name, case) for case in cases()]
+        entries = [_write(folder / name, known[name]) for name in wanted]
         manifest = {"format": FORMAT, "version": VERSION, "cases": entries}
         (folder / MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
     return Path(path)
@@ -120,7 +124,8 @@ def read_suite(path: str | Path, patterns: list[str] | None = None) -> list[dict
 
     Examples
     --------
-    >>> read_suite(npformer.golden.suite("another"), ["bert-masked-lm"])[0]["answers"]
+    >>> folder = npformer.golden.suite("another", ["bert-base", "bert-masked-lm"])
+    >>> read_suite(folder, ["*-lm"])[0]["answers"]
     ['logits']
     """
     manifest = read_json(Path(path) / MANIFEST)
@@ -129,13 +134,17 @@ def read_suite(path: str | Path, patterns: list[str] | None = None) -> list[dict
     entries = manifest.get("cases")
     if not isinstance(entries, list) or not all(map(_is_entry, entries)):
         raise NpformerError(f"{Path(path) / MANIFEST}: damaged; npformer golden suite DIR writes a new one")
-    names = [entry["name"] for entry in entries]
+    wanted = _wanted([entry["name"] for entry in entries], patterns)
+    return [entry for entry in entries if entry["name"] in wanted]
+
+
+def _wanted(names: list[str], patterns: list[str] | None) -> list[str]:
+    """Selects the names that fit a pattern, in their order; all of them without one."""
     for pattern in patterns or []:
         if not any(fnmatchcase(name, pattern) for name in names):
             near = nearest(pattern, names, 3) or names[:3]
             raise NpformerError(f"{pattern!r}: no such case; did you mean {' or '.join(near)}?")
-    wanted = patterns or ["*"]
-    return [entry for entry in entries if any(fnmatchcase(entry["name"], each) for each in wanted)]
+    return [name for name in names if any(fnmatchcase(name, each) for each in patterns or ["*"])]
 
 
 def _is_entry(entry: object) -> bool:

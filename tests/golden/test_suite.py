@@ -18,7 +18,7 @@ from npformer.config import ACTIVATIONS
 from npformer.errors import NpformerError
 from npformer.families import FAMILIES, distinct_encoders
 from npformer.golden.budget import run
-from npformer.golden.suite import SIZES, Case, cases
+from npformer.golden.suite import SIZES, cases
 from npformer.model import Model, Seq2Seq
 from tests.support import kernels
 
@@ -106,22 +106,17 @@ def written(path: Path, names: tuple[str, ...] = SOME) -> dict[str, bytes]:
     }
 
 
-def some() -> list[Case]:
-    return [CASES[name] for name in SOME]
-
-
-def test_the_suite_has_the_same_bytes_each_time(suite: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_suite_has_the_same_bytes_each_time(suite: Path, tmp_path: Path) -> None:
     """Also without the cases before one."""
-    monkeypatch.setattr(sys.modules["npformer.golden.suite"], "cases", some)
-    assert written(golden.suite(tmp_path / "again")) == written(suite)
+    assert written(golden.suite(tmp_path / "again", list(SOME))) == written(suite)
 
 
 @pytest.mark.parametrize("kernel", kernels.working())
 def test_on_another_kernel_models_and_inputs_have_the_same_bytes_and_stages_fit_the_budgets(
     kernel: str, suite: Path, tmp_path: Path
 ) -> None:
-    program = "import sys; from tests.golden.test_suite import write_some; write_some(sys.argv[1])"
-    command = [sys.executable, "-c", program, str(tmp_path / "there")]
+    command = [sys.executable, "-m", "npformer", "golden", "suite", str(tmp_path / "there")]
+    command += [each for name in SOME for each in ("--case", name)]
     root = str(Path(__file__).parents[2])
     subprocess.run(command, env=kernels.under(kernel) | {"PYTHONPATH": root}, check=True, timeout=120)
     here, there = written(suite), written(tmp_path / "there")
@@ -134,13 +129,6 @@ def test_on_another_kernel_models_and_inputs_have_the_same_bytes_and_stages_fit_
         assert 0.25 < min(ratios) <= max(ratios) < 4  # samples of rounding
 
 
-def write_some(path: str) -> None:
-    """Writes SOME of the cases, in a process of its own."""
-    module = sys.modules["npformer.golden.suite"]
-    module.cases = some
-    golden.suite(path)
-
-
 def test_what_is_no_suite_is_an_error(suite: Path, tmp_path: Path) -> None:
     with pytest.raises(NpformerError, match="exists already"):
         golden.suite(suite)
@@ -148,6 +136,9 @@ def test_what_is_no_suite_is_an_error(suite: Path, tmp_path: Path) -> None:
         golden.read_suite(tmp_path)
     with pytest.raises(NpformerError, match=r"'bert-mask': no such case; did you mean bert-"):
         golden.read_suite(suite, ["distilbert-*", "bert-mask"])
+    with pytest.raises(NpformerError, match=r"'bert-mask': no such case; did you mean bert-"):
+        golden.suite(tmp_path / "none", ["distilbert-*", "bert-mask"])
+    assert not (tmp_path / "none").exists()
     good = json.loads((suite / "suite.json").read_text())
     for damage, message in (
         ({"version": "2"}, "not a suite of version 1"),
