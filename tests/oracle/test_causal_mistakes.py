@@ -1,0 +1,152 @@
+"""Mistakes of causal models, planted in transformers' own GPT-2: each is named, and unspoilt heads have none."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers.models.gpt2 import modeling_gpt2
+
+from npformer import golden
+from npformer.checkpoint import load_folder
+from npformer.checkpoint.archive import load_arrays
+from npformer.families import encoders
+from npformer.model import Model
+from npformer.runtime.packing import Text
+from tests.support import tiny
+
+Plant = Callable[[Any, pytest.MonkeyPatch], None]
+PAD = 7  # which stands in the texts, too
+
+
+def recorded_from(folder: Path) -> tuple[Model, golden.Golden]:
+    model, random = Model(*load_folder(folder), folder=folder), np.random.default_rng(1)
+    texts = [Text(random.integers(8, model.config.vocab_size, length)) for length in (9, 6, 3)]
+    texts[0].ids[4] = texts[1].ids[-1] = PAD
+    return model, golden.record(model, texts)
+
+
+@pytest.mark.parametrize("pad_id", [PAD, None])
+@pytest.mark.parametrize("head", encoders()["gpt2"].heads)
+def test_every_head_is_hooked_and_within_every_budget(head: str, pad_id: int | None, tmp_path: Path) -> None:
+    """Attention's heads and weights too, and the row that the classifier reads; without a padding token, in no batch."""
+    folder = tiny.folder(tmp_path / "m", "gpt2", head, pad_id=pad_id)
+    model, recorded = recorded_from(folder)
+    comparison = golden.compare(recorded, golden.load_torch(str(folder), recorded))
+    assert comparison.ok, str(comparison)
+    assert not comparison.theirs.unused
+    assert set(comparison.missing) == {name for name in recorded.stages if name.endswith(("scores", "probabilities"))}
+    assert golden.check_weights(model, comparison.theirs.weights) == []
+
+
+def test_hidden_states_are_known(tmp_path: Path) -> None:
+    folder = tiny.folder(tmp_path / "m", "gpt2", "base")
+    model, recorded = recorded_from(folder)
+    for i, text in enumerate(recorded.texts):
+        with torch.no_grad():
+            out = golden.load_torch(str(folder), recorded)(torch.from_numpy(text.ids)[None], output_hidden_states=True)
+        states = {f"{i}/hidden_states.{n}": state[0].numpy() for n, state in enumerate(out.hidden_states)}
+        alone = golden.record(model, [text])
+        comparison = golden.compare(alone, {name.replace(f"{i}/", "0/"): state for name, state in states.items()})
+        assert comparison.ok, str(comparison)
+        assert [row.stage for row in comparison.rows] == ["embeddings.sum", "layers.0.ffn_residual", "norm"]
+
+
+def test_the_tiny_model_of_the_command_is_one_of_transformers(tmp_path: Path) -> None:
+    folder = golden.tiny(tmp_path / "m", "gpt2")
+    recorded = golden.load(folder / golden.TINY_FILE)
+    assert load_arrays(folder / "model.safetensors")[0]["transformer.h.0.attn.c_attn.weight"].shape == (32, 96)
+    assert golden.compare(recorded, golden.load_torch(str(folder), recorded)).ok
+
+
+# --- the mistakes ----------------------------------------------------------------------------------------------------
+
+
+def seeing(picture: Callable[[Any], Any]) -> Plant:
+    """Replaces the causal mask by a picture of (L, L) ones; padding stays hidden."""
+
+    def plant(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        def wrong(module: Any, q: Any, k: Any, v: Any, mask: Any, **_: Any) -> tuple[Any, Any]:
+            scores = q @ k.transpose(2, 3) / q.shape[-1] ** 0.5 + mask[:, :, -1:]  # the last query's mask is of padding
+            weights = torch.softmax(scores.masked_fill(picture(torch.ones(scores.shape[-2:])) == 0, -1e9), -1)
+            return (weights @ v).transpose(1, 2), weights
+
+        monkeypatch.setattr(modeling_gpt2, "eager_attention_forward", wrong)
+
+    return plant
+
+
+def in_c_attn(change: Callable[[Any], Any]) -> Plant:
+    """Changes the columns (..., 3 D) of the fused projection."""
+
+    def plant(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        for block in model.base_model.h:
+            for parameter in (block.attn.c_attn.weight, block.attn.c_attn.bias):
+                parameter.data = change(parameter.data).contiguous()
+
+    return plant
+
+
+def conv_as_linear(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    for block in model.base_model.h:
+        block.attn.c_proj.weight.data = block.attn.c_proj.weight.data.T.contiguous()
+
+
+def exact_gelu(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    for block in model.base_model.h:
+        block.mlp.act = torch.nn.GELU()
+
+
+def no_final_norm(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    model.base_model.ln_f = torch.nn.Identity()
+
+
+def last_column(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    model.config.pad_token_id = 10**6  # no token's, so that padding is read
+
+
+def first_token(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    model.score.register_forward_hook(lambda module, args, out: out[:, :1].expand_as(out))
+
+
+def positions_off(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    model.base_model.wpe.register_forward_pre_hook(lambda module, args: (args[0] + 1,))
+
+
+def by_head(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def cut(module: Any, args: Any, out: Any) -> Any:
+        return out.reshape(*out.shape[:-1], 4, 3, -1).transpose(-2, -3).reshape(out.shape)
+
+    for block in model.base_model.h:
+        block.attn.c_attn.register_forward_hook(cut)
+
+
+PLANTED: dict[str, tuple[Plant, str]] = {
+    "no causal mask": (seeing(lambda ones: ones), "causal mask left out"),
+    "strictly causal": (seeing(lambda ones: ones.tril(-1)), "causal mask off by one"),
+    "the next seen": (seeing(lambda ones: ones.tril(1)), "causal mask off by one"),
+    "key first": (in_c_attn(lambda w: torch.cat([w[..., 32:64], w[..., :32], w[..., 64:]], -1)), "query and key swapped"),
+    "by head": (by_head, "fused query, key and value split wrongly"),
+    "conv as linear": (conv_as_linear, "transposed weight"),
+    "exact gelu": (exact_gelu, "erf GELU for tanh"),
+    "no final norm": (no_final_norm, "norm left out"),
+    "last column": (last_column, "another pooling"),
+    "first token": (first_token, "another pooling"),
+    "positions off": (positions_off, "positions off by one"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("key", PLANTED)
+def test_a_planted_mistake_is_named(key: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tiny.folder(tmp_path / "m", "gpt2", pad_id=PAD)
+    model, recorded = recorded_from(folder)
+    other = golden.load_torch(str(folder), recorded)
+    plant, name = PLANTED[key]
+    plant(other, monkeypatch)
+    comparison = golden.compare(recorded, other)
+    diagnosis = golden.diagnose(recorded, other, model, comparison=comparison)
+    assert name in diagnosis.causes, f"{diagnosis}\n{comparison}"
