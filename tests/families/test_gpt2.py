@@ -1,0 +1,191 @@
+"""What sets GPT-2 apart: files of several ages, its own settings, a causal mask, and a head that reads the last token."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import npformer
+from npformer import golden
+from npformer.checkpoint import convert, flatten, load_folder
+from npformer.checkpoint.safetensors import read_tensors, write_tensors
+from npformer.errors import NpformerError
+from npformer.families import read_config, write_config
+from npformer.interpret.trace import trace
+from npformer.runtime.packing import Text
+from tests.support import tiny, torch_writer
+
+ARCHITECTURES = json.loads((Path(__file__).parents[1] / "golden/checkpoints/architectures.json").read_text())
+HEADS = ("base", "causal-lm", "sequence-classification", "token-classification", "question-answering")
+
+
+def described(name: str = "LMHeadModel", **changes: Any) -> dict[str, Any]:
+    return {**ARCHITECTURES[f"GPT2{name}"]["config"], **changes}
+
+
+# --- files -----------------------------------------------------------------------------------------------------------
+
+
+def old_tensors(folder: Path, n_layers: int = 2, size: int = 64) -> dict[str, np.ndarray]:
+    """As gpt2's own file has them: no prefix, and every layer's masks."""
+    tensors, _ = read_tensors(folder / "model.safetensors")
+    old = {name.removeprefix("transformer."): np.array(array) for name, array in tensors.items()}
+    for i in range(n_layers):
+        old[f"h.{i}.attn.bias"] = np.tril(np.ones((1, 1, size, size), np.float32))
+        old[f"h.{i}.attn.masked_bias"] = np.array(-1e4, np.float32)
+    return old
+
+
+@pytest.mark.parametrize("head", HEADS)
+@pytest.mark.parametrize("kind", ["safetensors", "bin"])
+def test_old_files_without_the_prefix_and_with_masks_are_read(head: str, kind: str, tmp_path: Path) -> None:
+    folder = tiny.folder(tmp_path / "new", "gpt2", head)
+    expected = flatten(load_folder(folder)[1])
+    old = old_tensors(folder)
+    (folder / "model.safetensors").unlink()
+    if kind == "bin":
+        torch_writer.save(folder / "pytorch_model.bin", old)
+    else:
+        write_tensors(folder / "model.safetensors", old, {"format": "pt"})
+    found = flatten(load_folder(folder)[1])
+    assert found.keys() == expected.keys()
+    assert all(np.array_equal(found[name], expected[name]) for name in found)
+    back, _ = read_tensors(convert(folder, tmp_path / "back", to="torch") / "model.safetensors")
+    prefix = "" if head == "base" else "transformer."
+    assert back[f"{prefix}h.1.attn.c_attn.weight"].shape == (32, 96)
+    assert not [name for name in back if name.endswith((".attn.bias", ".masked_bias"))]
+
+
+def test_a_projection_that_is_written_though_it_is_tied_is_read(tmp_path: Path) -> None:
+    folder = tiny.folder(tmp_path / "m", "gpt2", "causal-lm")
+    tensors, _ = read_tensors(folder / "model.safetensors")
+    assert "lm_head.weight" not in tensors
+    more = dict(tensors) | {"lm_head.weight": np.array(tensors["transformer.wte.weight"])}
+    write_tensors(folder / "model.safetensors", more, {"format": "pt"})
+    model = npformer.load(folder)
+    assert np.shares_memory(model.weights["head"]["output"]["weight"], model.weights["embeddings"]["token"]["weight"])
+
+
+def test_a_tensor_that_is_missing_is_named_with_its_part(tmp_path: Path) -> None:
+    folder = tiny.folder(tmp_path / "m", "gpt2")
+    tensors, _ = read_tensors(folder / "model.safetensors")
+    less = {name: array for name, array in tensors.items() if name != "transformer.h.1.attn.c_attn.weight"}
+    write_tensors(folder / "model.safetensors", less, {"format": "pt"})
+    with pytest.raises(NpformerError, match=r"transformer\.h\.1\.attn\.c_attn\.weight"):
+        npformer.load(folder)
+
+
+# --- config.json -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("scale_attn_weights", False),
+        ("scale_attn_by_inverse_layer_idx", True),
+        ("add_cross_attention", True),
+        ("activation_function", "gelu_pytorch_tanhh"),
+        ("n_inner", 0),
+        ("eos_token_id", -1),
+        ("bos_token_id", "x"),
+        ("pad_token_id", 1.5),
+        ("position_embedding_type", "relative_key"),
+    ],
+)
+def test_a_setting_that_is_not_computed_is_refused_by_name(field: str, value: object) -> None:
+    with pytest.raises(NpformerError, match=field):
+        read_config(described(**{field: value}))
+
+
+def test_settings_that_may_be_left_out_or_written_in_several_ways() -> None:
+    plain = read_config(described())
+    assert (plain.d_ffn, plain.start_id, plain.end_ids, plain.pad_id) == (10, 10, (10,), None)
+    assert read_config(described(n_inner=None)).d_ffn == 4 * 6
+    assert read_config(described(eos_token_id=[3, 4])).end_ids == (3, 4)
+    assert read_config(described(eos_token_id=None, bos_token_id=None)).end_ids == ()
+    assert read_config(described(pad_token_id=0)).pad_id == 0
+    left_out = {key: value for key, value in described().items() if key not in ("activation_function", "n_inner")}
+    assert read_config(left_out).activation == "gelu_tanh"
+    names = {"gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "gelu": "gelu", "relu": "relu", "silu": "silu"}
+    assert {name: read_config(described(activation_function=name)).activation for name in names} == names
+    assert read_config(described(reorder_and_upcast_attn=True)) == plain  # in which order it multiplies
+
+
+@pytest.mark.parametrize("changes", [{}, {"end_ids": (3, 4), "pad_id": 2}, {"end_ids": (), "start_id": 7}])
+def test_a_config_is_written_as_it_is_read(changes: dict[str, Any]) -> None:
+    config = tiny.config("gpt2", "causal-lm", **changes)
+    assert read_config(write_config(config)) == config
+
+
+# --- what a text's place in a batch does ------------------------------------------------------------------------------
+
+
+def ids(length: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).integers(8, len(tiny.VOCABULARY), length)
+
+
+def test_a_token_sees_nothing_after_it() -> None:
+    model, text = tiny.model("gpt2", "causal-lm"), ids(20)
+    whole = trace(model, Text(text))
+    for length in (1, 7, 19):
+        begun = model.run([Text(text[:length])])[0]["logits"]
+        np.testing.assert_allclose(begun, whole["logits"][:length], rtol=1e-5, atol=1e-5)
+    weights = whole["layers.1.attention.weights"]
+    assert not np.triu(weights, 1).any()
+    np.testing.assert_allclose(weights.sum(-1), 1, rtol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_a_text_has_the_same_bits_alone_in_a_batch_and_shared_by_threads(dtype: str) -> None:
+    model = tiny.model("gpt2", "causal-lm", threads=2, dtype=dtype, max_length=300)
+    texts = [Text(ids(length, length)) for length in (250, 7, 7, 250, 31)]
+    together = [each["logits"] for each in model.run(texts)]
+    for text, logits in zip(texts, together, strict=True):
+        assert np.array_equal(model.run([text])[0]["logits"], logits)  # 250 tokens: rows on two threads
+    model.threads = 1
+    assert all(np.array_equal(model.run([text])[0]["logits"], a) for text, a in zip(texts, together, strict=True))
+
+
+def test_the_classifier_reads_the_last_token_that_is_not_padding() -> None:
+    model, text = tiny.model("gpt2", pad_id=7), ids(9)
+    right = model.run([Text(text)])[0]["logits"]
+    for after in (1, 3):
+        padded = np.append(text, [7] * after)
+        assert np.array_equal(model.run([Text(padded)])[0]["logits"], right)
+    inside = text.copy()
+    inside[4] = 7
+    rows = trace(model, Text(inside))["norm"] @ model.weights["head"]["output"]["weight"]
+    np.testing.assert_allclose(model.run([Text(inside)])[0]["logits"], rows[-1], rtol=1e-4, atol=1e-5)
+    only = Text(np.array([7, 7, 7]))
+    rows = trace(model, only)["norm"] @ model.weights["head"]["output"]["weight"]
+    np.testing.assert_allclose(model.run([only])[0]["logits"], rows[0], rtol=1e-4, atol=1e-5)
+    unpadded = tiny.model("gpt2")  # it knows no padding, and reads the last token
+    assert not np.array_equal(unpadded.run([Text(np.append(text, [7]))])[0]["logits"], right)
+
+
+def test_padding_on_the_left_moves_positions_as_in_transformers() -> None:
+    """A row's place in the padded batch is its position; the mask hides what stands before it."""
+    model, text = tiny.model("gpt2", pad_id=7), ids(5)
+    batch, mask = np.full((2, 8), 7), np.zeros((2, 8), np.int64)
+    batch[0, 3:], mask[0, 3:] = text, 1
+    batch[1, :5], mask[1, :5] = text, 1
+    left, right = model(input_ids=batch, attention_mask=mask)["logits"]
+    assert np.array_equal(left, model.run([Text(text, positions=np.arange(3, 8))])[0]["logits"])
+    assert np.array_equal(right, model.run([Text(text)])[0]["logits"])
+    assert not np.allclose(left, right)
+
+
+def test_a_port_without_its_mask_is_told_so(tmp_path: Path) -> None:
+    """From the file that the command makes, text by text, so that there is no padding."""
+    folder = golden.tiny(tmp_path / "m", "gpt2")
+    model, recorded = npformer.load(folder), golden.load(folder / golden.TINY_FILE)
+    arrays = {f"{i}/{name}": array for name in recorded.stages for i, array in enumerate(recorded.stages[name])}
+    assert golden.compare(recorded, arrays).ok
+    for i in range(3):
+        scores = np.exp(arrays[f"{i}/layers.0.attention.scores"])
+        arrays[f"{i}/layers.0.attention.weights"] = scores / scores.sum(-1, keepdims=True)
+    assert golden.diagnose(recorded, arrays, model).mistake == "causal mask left out"
