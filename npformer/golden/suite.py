@@ -196,6 +196,9 @@ def _encoder_cases(name: str, family: EncoderTable) -> Iterator[Case]:
     if family.padding:
         other = encoder_config(family, plain.head, n_layers=1, pad_id=3, padding_idx=3, first_position=4)
         yield Case(f"{name}-padding", "positions that begin after another padding token's", other, (10, 6))
+    if plain.pooling == "last":
+        told = "texts that end in padding, whose classifier reads the token before"
+        yield Case(f"{name}-ends-in-padding", told, replace(plain, pad_id=3))
     if "d_embedding" in family.sizes:
         told, width = ("with", plain.d_model) if family.always_projected else ("without", 0)
         told = f"tables as wide as the layers, {told} a projection"

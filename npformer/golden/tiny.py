@@ -128,6 +128,8 @@ def _texts(config: Config, bits: np.random.PCG64, lengths: Sequence[int]) -> lis
         ids[ids == config.uncounted] += 1  # a port may take padding for what is to be masked
         if config.decoder and config.head != "translation":
             ids[-1] = config.decoder.end_ids[0]  # which a head on texts reads
+        if config.pooling == "last" and config.pad_id is not None:
+            ids[-1] = config.pad_id  # a port has to find the last token before it
         if config.head == "translation":
             target = _ids(bits, max(1, length - 2), config.decoder.vocab_size)
             target[0] = config.decoder.start_id

@@ -34,6 +34,7 @@ WITHOUT = {
     "gelu": {"activation": "relu"},
     "eps": {"eps": 1e-12},
     "padding": {"first_position": 0, "max_length": SIZES["max_length"] + 4},
+    "ends-in-padding": {"pad_id": None},
     "multi-label": {"problem_type": None},
     "convolution": {"convolution": 0},
     "scaled": {"scale_embedding": False},

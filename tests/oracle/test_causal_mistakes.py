@@ -63,6 +63,13 @@ def test_the_tiny_model_of_the_command_is_one_of_transformers(tmp_path: Path) ->
     assert golden.compare(recorded, golden.load_torch(str(folder), recorded)).ok
 
 
+def test_a_text_of_the_suite_that_ends_in_padding_is_read_as_transformers_reads_it(tmp_path: Path) -> None:
+    folder = golden.suite(tmp_path / "suite", ["gpt2-ends-in-padding"]) / "gpt2-ends-in-padding"
+    recorded = golden.load(folder / golden.TINY_FILE)
+    assert [text.ids[-1] for text in recorded.texts] == [recorded.config.pad_id] * 2
+    assert golden.compare(recorded, golden.load_torch(str(folder), recorded)).ok
+
+
 # --- the mistakes ----------------------------------------------------------------------------------------------------
 
 
