@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from npformer.masks import causal_mask, padding_mask
     from npformer.model import Model
     from npformer.multi_head import self_attention
+    from npformer.perplexity import perplexity
     from npformer.runtime.packing import Text
     from npformer.search import search
     from npformer.tap import scope, tap
@@ -79,6 +80,7 @@ __all__ = [
     "logit_attribution",
     "padding_mask",
     "patch",
+    "perplexity",
     "pipeline",
     "relu",
     "scaled_dot_product_attention",
@@ -113,6 +115,7 @@ _NAMES = {
     "limits": "Limits",
     "masks": "causal_mask padding_mask",
     "model": "Model",
+    "perplexity": "perplexity",
     "search": "search",
     "tap": "scope tap",
     "text.inputs": "Pair",

@@ -36,6 +36,7 @@ ORDER = (
     ),
     *("decoder", "heads", "pooling", "search"),
     *("config", "transformer", "families", "checkpoint", "text", "generation", "model", "checkpoint.load"),
+    "perplexity",
     *("tasks", "dataset", "serve", "training", "interpret", "golden", "view"),
     *("cli", "__main__"),
 )

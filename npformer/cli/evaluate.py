@@ -1,19 +1,22 @@
-"""Measure a model on a file: accuracy, F1 and confusion of labels, or BLEU of
-translations."""
+"""Measure a model on a file: accuracy, F1 and confusion of labels, BLEU of
+translations, or the perplexity of a text."""
 
 from __future__ import annotations
 
 import argparse
 import json
+from dataclasses import asdict
 
 from npformer.cli.arguments import add_options, loading, model_options, whole
 from npformer.cli.recipes import text_columns
+from npformer.cli.texts import read_file
 from npformer.errors import NpformerError
 
 EPILOG = """examples:
   npformer evaluate --model distilbert-sst2 --data dev.tsv
   npformer evaluate --model Helsinki-NLP/opus-mt-en-de \\
-      --source test.en --reference test.de --beams 5"""
+      --source test.en --reference test.de --beams 5
+  npformer evaluate --model openai-community/gpt2 --text novel.txt"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -23,15 +26,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--text-columns", metavar="A[,B]", help="the column of the text, or of the two")
     parser.add_argument("--source", metavar="FILE", help="texts to translate, one a line")
     parser.add_argument("--reference", metavar="FILE", help="their translations, one a line")
+    parser.add_argument("--text", metavar="FILE", help="a text, as a whole, for a model that predicts texts")
+    parser.add_argument("--stride", type=whole, metavar="N", help="with --text: tokens between windows (half of one)")
     parser.add_argument("-b", "--beams", type=whole, metavar="N", help="search with N beams (the model's own)")
     parser.add_argument("--json", action="store_true", help="write a JSON object, for programs")
 
 
 def run(args: argparse.Namespace) -> None:
-    if bool(args.data) == bool(args.source) or bool(args.source) != bool(args.reference):
-        raise NpformerError("give --data, or --source and --reference")
+    if [bool(args.data), bool(args.source), bool(args.text)].count(True) != 1 or bool(args.source) != bool(
+        args.reference
+    ):
+        raise NpformerError("give --data, or --source and --reference, or --text")
     if args.data:
         _labels(args)
+    elif args.text:
+        _perplexity(args)
     else:
         _translations(args)
 
@@ -55,6 +64,20 @@ def _labels(args: argparse.Namespace) -> None:
     }
     numbers = {"accuracy": found.accuracy, "macro_f1": found.macro_f1, "labels": by_label}
     print(json.dumps({**numbers, "confusion": found.confusion.tolist(), "texts": len(rows)}, ensure_ascii=False))
+
+
+def _perplexity(args: argparse.Namespace) -> None:
+    from npformer.checkpoint.load import load
+    from npformer.perplexity import perplexity
+
+    text = read_file(args.text)
+    found = perplexity(load(args.model, **loading(args)), text, args.stride)
+    if not args.json:
+        print(found)
+        return
+    names = ("perplexity", "word_perplexity", "byte_perplexity", "bits_per_byte")
+    numbers = {name: getattr(found, name) for name in names}
+    print(json.dumps({**numbers, **asdict(found)}))
 
 
 def _translations(args: argparse.Namespace) -> None:

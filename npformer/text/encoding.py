@@ -119,6 +119,14 @@ class Encoder:
             encoded[i] = whole if bad else self._try(self._fit, given[i], whole, long, cut, limit, stride)
         return [each for each in encoded if each is not None]
 
+    def ids(self, text: str) -> np.ndarray:
+        """All tokens of one text, however many, with the special tokens around them, (L,).
+
+        A text with more characters than the limit is read block by block, as far as the tokenizer allows it.
+        """
+        tokens = tokens_of_blocks(self._read_blocks(text))
+        return with_special_tokens(self._frame([text]), [tokens]).numbers if len(tokens) else tokens.numbers
+
     def _try(self, function: Callable[..., Any], *args: Any) -> Any:
         """Returns what a function returns, or its error."""
         try:
