@@ -21,7 +21,7 @@ import pytest
 
 import npformer
 from npformer.cli.main import COMMANDS, find
-from tests.support import hub_server, seq2seq_models, tiny
+from tests.support import hub_server, seq2seq_models, tiny, writers
 
 ROOT = Path(__file__).parent.parent
 PAGES = ("README.md", "examples/README.md", "npformer/golden/FORMAT.md", "tests/benchmarks/README.md")
@@ -45,6 +45,7 @@ MODELS = {
         {"labels": ("ENTAILMENT", "NEUTRAL", "CONTRADICTION")},
     ),
 }
+WRITER = "openai-community/gpt2"
 TRANSLATORS = ("Helsinki-NLP/opus-mt-en-de", "Helsinki-NLP/opus-mt-en-ROMANCE")
 TEXTS = ("I love ice cream", "not my music")
 ROWS = "label\ttext\n" + "POSITIVE\tI love ice cream\nNEGATIVE\tno\n" * 4
@@ -58,6 +59,7 @@ FILES = {
     "report.txt": "I live in Paris.",
     "questions.txt": "Where do I live?\nWho am I?",
     "letter.txt": "dogs\nnews",
+    **dict.fromkeys(("novel.txt", "one.txt", "two.txt", "three.txt"), "I live in Paris. " * 9),
     "names.json": '{"answer": "logits"}',
     "port": PORT,
     **dict.fromkeys(("train.tsv", "dev.tsv", "test.tsv"), ROWS),
@@ -74,6 +76,7 @@ def environment(tmp_path_factory):
             hub.add(name, tiny.folder(tmp_path_factory.mktemp(f"model{number}"), family, head, **settings))
         for name in TRANSLATORS:
             hub.add(name, seq2seq_models.folder_of_letters(tmp_path_factory.mktemp("translator")))
+        hub.add(WRITER, writers.folder(tmp_path_factory.mktemp("writer")))
         given = hub_server.environment(hub, tmp_path_factory.mktemp("home"))
         del given["PYTHONPATH"]
         path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])

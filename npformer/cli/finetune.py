@@ -1,58 +1,79 @@
-"""Train a model to label texts as a file does. If it is stopped, the same command
-continues it."""
+"""Train a model to label texts as a file does, or to write as plain text files
+do. If it is stopped, the same command continues it."""
 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
+
+from npformer.checkpoint.read import CONFIG, read_folder, read_tree
 from npformer.cli import recipes
 from npformer.cli.arguments import add_options, limits, model_options, whole
 from npformer.cli.process import complain
 from npformer.errors import NpformerError
 from npformer.families import read_config
+from npformer.files import read_json
 from npformer.limits import Limits
-from npformer.training import HeadLoss, Recipe, Trainable, Trainer, standard_rates
-from npformer.training.data import encode, label_keys, label_names, read_labelled
-from npformer.training.metrics import evaluate_labels
+from npformer.model import Model
+from npformer.training import Example, HeadLoss, Recipe, Trainable, Trainer, standard_rates
+from npformer.training.data import encode, encode_blocks, label_keys, label_names, read_labelled
+from npformer.training.metrics import evaluate_blocks, evaluate_labels
 from npformer.training.progress import Progress
 from npformer.training.start import companions, start, write_model
+from npformer.training.trainer import Evaluate
 
-EPILOG = """files: .tsv, .csv or .jsonl with a column "label" and a text (text, sentence),
-or two (text and text_pair, sentence1 and sentence2, premise and hypothesis,
-question and sentence).
+EPILOG = """files of labels: .tsv, .csv or .jsonl with a column "label" and a text (text,
+sentence), or two (text and text_pair, sentence1 and sentence2, premise and
+hypothesis, question and sentence).
+
+files of text: .txt, for a model that writes texts, such as GPT-2. Each file is
+a document, after which the end token stands. Documents are packed into blocks
+of as many tokens as the model takes.
 
 examples:
   npformer finetune --model distilbert/distilbert-base-uncased \\
       --train train.tsv --dev dev.tsv -o mine
   npformer classify --model mine "I love ice cream"
-  npformer evaluate --model mine --data test.tsv"""
+  npformer evaluate --model mine --data test.tsv
+  npformer finetune --model openai-community/gpt2 --batch-size 4 \\
+      --train one.txt two.txt --dev three.txt -o writer"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_options(parser, model_options())
-    parser.add_argument("--train", metavar="FILE", required=True, help="labelled texts to learn")
-    parser.add_argument("--dev", metavar="FILE", required=True, help="labelled texts to choose the best epoch by")
+    parser.add_argument("--train", metavar="FILE", nargs="+", required=True, help="what to learn")
+    parser.add_argument("--dev", metavar="FILE", nargs="+", required=True, help="what to choose the best epoch by")
     recipes.add_output_argument(parser)
     parser.add_argument("--labels", metavar="A,B,...", help="names of the labels (default: the model's, or the file's)")
     parser.add_argument("--label-column", metavar="NAME", default="label", help="the column of the label (%(default)s)")
     parser.add_argument("--text-columns", metavar="A[,B]", help="the column of the text, or of the two")
     parser.add_argument("--as-distilbert", action="store_true", help="rewrite a BERT as a DistilBERT first")
-    parser.add_argument("--max-length", type=whole, metavar="N", help="tokens a text is cut to (the model's)")
+    parser.add_argument("--max-length", type=whole, metavar="N", help="tokens of a text or a block (the model's)")
     recipes.add_arguments(parser, Recipe())
 
 
 def run(args: argparse.Namespace) -> None:
     from npformer.checkpoint.load import find_folder
-    from npformer.model import Model
 
     output, recipe = recipes.output(args), recipes.read(args)
-    columns = (args.label_column, recipes.text_columns(args))
-    train, dev = read_labelled(args.train, *columns), read_labelled(args.dev, *columns)
-    if {row.text_pair is None for row in train} != {row.text_pair is None for row in dev}:
-        raise NpformerError(f"{args.train} and {args.dev}: one has a text in each row, the other two")
+    plain = {Path(each).suffix == ".txt" for each in (*args.train, *args.dev)}
+    if len(plain) > 1 or (plain == {False} and len(args.train) + len(args.dev) > 2):
+        raise NpformerError("--train and --dev: give one file of labels each, or files of text, which end in .txt")
     source = find_folder(args.model, args.revision, args.offline)
+    (_texts if plain == {True} else _labelled)(args, source, output, recipe)
+
+
+def _labelled(args: argparse.Namespace, source: Path, output: Path, recipe: Recipe) -> None:
+    """Trains a classifier."""
+    [train_file], [dev_file] = args.train, args.dev
+    columns = (args.label_column, recipes.text_columns(args))
+    train, dev = read_labelled(train_file, *columns), read_labelled(dev_file, *columns)
+    if {row.text_pair is None for row in train} != {row.text_pair is None for row in dev}:
+        raise NpformerError(f"{train_file} and {dev_file}: one has a text in each row, the other two")
     given = [each.strip() for each in args.labels.split(",")] if args.labels else None
     allowed = limits(args)
     labels = given or _labels(source, label_names([*train, *dev]), allowed)
@@ -60,28 +81,54 @@ def run(args: argparse.Namespace) -> None:
     complain(f"{', '.join(labels)}: {'the model has a head for them' if kept else 'a new head'}")
     weights = Trainable(tree, config)
     model = Model(config, weights.tree, source, args.threads, limits=allowed)
-    examples = encode(model, args.train, train, args.max_length)
-    held_out = encode(model, args.dev, dev, args.max_length)
+    examples = encode(model, train_file, train, args.max_length)
+    held_out = encode(model, dev_file, dev, args.max_length)
 
     def numbers(epoch: int) -> dict[str, float]:
         found = evaluate_labels(model, held_out)
         return {"accuracy": found.accuracy, "f1": found.macro_f1}
 
-    recipe = replace(recipe, dropout=standard_rates(config, args.dropout, head=args.dropout))
-    training = Trainer(
-        HeadLoss(config, args.label_smoothing), weights, recipe, output / "training", model.threads,
-        args.save_every, Progress(),
-    )  # fmt: skip
-    training.train(examples, numbers, held_out=held_out)
-    found = training.choose(numbers)
+    found = _train(args, model, weights, recipe, output, examples, held_out, numbers, "accuracy")
     write_model(output, companions(source, config, args.max_length), config, weights.tree)
     print(f"{output}: {recipes.chosen(found)}\n\n{evaluate_labels(model, held_out)}")
 
 
+def _texts(args: argparse.Namespace, source: Path, output: Path, recipe: Recipe) -> None:
+    """Trains a model that writes texts, on the next token at each token of a block."""
+    if args.labels or args.text_columns or args.as_distilbert:
+        raise NpformerError("--labels, --text-columns, --as-distilbert: go with files of labels, not with .txt files")
+    allowed = limits(args)
+    config, tree = read_tree(read_folder(source, allowed), np.dtype(np.float32), "causal-lm")
+    weights = Trainable(tree, config)
+    model = Model(config, weights.tree, source, args.threads, limits=allowed)
+    examples, held_out = (encode_blocks(model, paths, args.max_length) for paths in (args.train, args.dev))
+    count = sum(len(each.target) for each in examples)
+    complain(f"{len(examples)} blocks of up to {len(examples[0].text)} tokens, {count} in all")
+
+    def numbers(epoch: int) -> dict[str, float]:
+        return evaluate_blocks(model, held_out)
+
+    found = _train(args, model, weights, recipe, output, examples, held_out, numbers, "log_probability")
+    write_model(output, companions(source, config), config, weights.tree)
+    shares = f"perplexity {found['perplexity']:.4f}, {found['accuracy']:.4f} of the next tokens right"
+    print(f"{output}: {recipes.chosen(found)}: {shares}")
+
+
+def _train(
+    args: argparse.Namespace, model: Model, weights: Trainable, recipe: Recipe, output: Path,
+    examples: Sequence[Example], held_out: Sequence[Example], numbers: Evaluate, score: str,
+) -> dict[str, float]:  # fmt: skip
+    """Runs the training, or what is left of it, and sets the weights to the best; returns their measures."""
+    recipe = replace(recipe, dropout=standard_rates(model.config, args.dropout, head=args.dropout))
+    training = Trainer(
+        HeadLoss(model.config, args.label_smoothing), weights, recipe, output / "training", model.threads,
+        args.save_every, Progress(),
+    )  # fmt: skip
+    training.train(examples, numbers, score, held_out)
+    return training.choose(numbers, score)
+
+
 def _labels(source: Path, found: tuple[str, ...], limits: Limits) -> tuple[str, ...]:
     """Returns the model's own labels if those of the file name or count them, else the file's labels."""
-    from npformer.checkpoint.read import CONFIG
-    from npformer.files import read_json
-
     own = read_config(read_json(source / CONFIG, limits, "config"), limits=limits).labels
     return own if {each.lower() for each in found} <= label_keys(own).keys() and len(own) == len(found) else found

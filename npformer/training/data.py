@@ -1,4 +1,4 @@
-"""Reads examples from files: labelled texts (TSV, CSV or JSON Lines), or sentences and their translations.
+"""Reads examples from files: labelled texts (TSV, CSV or JSON Lines), sentences and their translations, plain texts.
 
 Every error names the file and the line. `cli/finetune.py` and `cli/train_translation.py` use this.
 """
@@ -220,6 +220,26 @@ def encode_pairs(
                 raise NpformerError(f"{path}:{number}: {len(encoding)} tokens, the model takes {longest}")
         sides.append([np.array(encoding.ids) for encoding in encodings])
     return [Example(Text(source), target[:-1]) for source, target in zip(*sides, strict=True)]
+
+
+def encode_blocks(model: Model, paths: Sequence[str | Path], limit: int | None = None) -> list[Example]:
+    """Packs text files into blocks of as many tokens as the model takes, or `limit`; each token's target is the next.
+
+    A file is a document, and its end token stands after it. Documents stand one after another, and a block may hold the
+    end of one and the beginning of the next. So every token but the first is a target once. Raises NpformerError, with
+    file and line, for what is not text, and for a file without any.
+    """
+    encoder, parts = Encoder(model, limit), []
+    for path in paths:
+        text = "".join(line for _, line in _lines(Path(path)))
+        if not text.strip():
+            raise NpformerError(f"{path}: no text")
+        parts += [encoder.ids(text), np.array(model.config.end_ids[:1], np.int64)]
+    ids, size = np.concatenate(parts), encoder.limit
+    if len(ids) < 2:
+        raise NpformerError(f"{paths[0]}: one token, which leaves none to predict")
+    starts = range(0, len(ids) - 1, size)
+    return [Example(Text(ids[at : at + size][: len(ids) - 1 - at]), ids[at + 1 : at + 1 + size]) for at in starts]
 
 
 def read_lines(path: str | Path) -> list[str]:

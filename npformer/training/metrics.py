@@ -1,8 +1,8 @@
-"""Measures of a model: accuracy, F1 and confusion of labels; loss and next-token accuracy of a translator."""
+"""Measures of a model: accuracy, F1 and confusion of labels; loss and next-token accuracy of one that writes texts."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,6 +14,9 @@ from npformer.training.losses import Example, teacher_forced
 
 TEXTS = 1024  # texts handed to the model at a time
 PAIRS = 256
+LOGITS = 2**26  # numbers in the logits of blocks that are run together
+
+Predicted = tuple[np.ndarray, np.ndarray]  # the logits of tokens (L, V), and the tokens that were wanted (L,)
 
 
 @dataclass(frozen=True)
@@ -81,13 +84,40 @@ def evaluate_labels(model: Model, examples: Sequence[Example]) -> Scores:
 def evaluate_translation(model: Seq2Seq, examples: Sequence[Example]) -> dict[str, float]:
     """Measures the mean cross-entropy of the target's tokens, each given those before it, and the share predicted as
     the likeliest."""
+
+    def answers() -> Iterator[Predicted]:
+        for start in range(0, len(examples), PAIRS):
+            window = examples[start : start + PAIRS]
+            pairs = teacher_forced(model.config, window)
+            found = model.run([(each.text, Text(ids)) for each, (ids, _) in zip(window, pairs, strict=True)])
+            yield from ((answer["logits"], wanted) for answer, (_, wanted) in zip(found, pairs, strict=True))
+
+    return _predictions(answers())
+
+
+def evaluate_blocks(model: Model, examples: Sequence[Example]) -> dict[str, float]:
+    """Measures a causal-lm model on `data.encode_blocks`, each token given those before it in its block.
+
+    "perplexity" is exp of the loss, and "log_probability", of which more is better, minus the loss.
+    """
+    size = max(1, LOGITS // (model.config.vocab_size * max(len(each.text) for each in examples)))
+
+    def answers() -> Iterator[Predicted]:
+        for start in range(0, len(examples), size):
+            window = examples[start : start + size]
+            found = model.run([each.text for each in window])
+            yield from ((answer["logits"], each.target) for answer, each in zip(found, window, strict=True))
+
+    measured = _predictions(answers())
+    loss = measured["dev_loss"]
+    return {**measured, "log_probability": -loss, "perplexity": float(np.exp(np.float64(loss)))}
+
+
+def _predictions(answers: Iterator[Predicted]) -> dict[str, float]:
+    """The mean cross-entropy of the wanted tokens, and the share of them that are the likeliest."""
     total, right, count = 0.0, 0, 0
-    for start in range(0, len(examples), PAIRS):
-        window = examples[start : start + PAIRS]
-        pairs = teacher_forced(model.config, window)
-        answers = model.run([(each.text, Text(ids)) for each, (ids, _) in zip(window, pairs, strict=True)])
-        for answer, (_, wanted) in zip(answers, pairs, strict=True):
-            total += float(cross_entropy(answer["logits"], wanted, reduction="sum"))
-            right += int((answer["logits"].argmax(axis=-1) == wanted).sum())
-            count += len(wanted)
+    for logits, wanted in answers:
+        total += float(cross_entropy(logits, wanted, reduction="sum"))
+        right += int((logits.argmax(axis=-1) == wanted).sum())
+        count += len(wanted)
     return {"dev_loss": total / count, "accuracy": right / count}

@@ -17,6 +17,7 @@ from npformer.errors import NpformerError
 from npformer.families import family_of, read_config, write_config
 from npformer.families.distilbert import DISTILBERT
 from npformer.files import place_in_folder, read_bytes, written_whole
+from npformer.generation.settings import FILE as GENERATION
 from npformer.limits import LIMITS, Limits
 from npformer.text.older import MERGES_VOCABULARY
 from npformer.text.tokenizer import FILES, SETTINGS, SPECIAL_TOKENS_FILES, longest_text, read_settings
@@ -73,8 +74,12 @@ def as_distilbert(config: Config, tree: layout.Tree) -> tuple[Config, layout.Tre
 
 
 def companions(source: Path, config: Config, limit: int | None = None) -> dict[str, bytes]:
-    """Reads the tokenizer's files of a folder; `limit` becomes the longest text in them, if it is shorter."""
-    kept = {name: read_bytes(source / name, "json") for name in TOKENIZER if (source / name).exists()}
+    """Reads the tokenizer's files of a folder; `limit` becomes the longest text in them, if it is shorter.
+
+    For a model that writes texts, the folder's settings of generation too.
+    """
+    names = (*TOKENIZER, GENERATION) if config.head == "causal-lm" else TOKENIZER
+    kept = {name: read_bytes(source / name, "json") for name in names if (source / name).exists()}
     if limit is not None:
         settings = {**read_settings(source), "model_max_length": min(limit, longest_text(source, config))}
         kept[SETTINGS] = (json.dumps(settings, indent=2, ensure_ascii=False) + "\n").encode()
