@@ -20,7 +20,8 @@ from npformer.files import open_file, read_json
 
 # Files to fetch besides config and weights; most repositories lack some of them.
 TOKENIZER = ("tokenizer_config.json", "special_tokens_map.json")
-TRANSLATION = ("vocab.json", "target_vocab.json", "source.spm", "target.spm", "generation_config.json")
+GENERATION = "generation_config.json"  # of a model that writes texts
+TRANSLATION = ("vocab.json", "target_vocab.json", "source.spm", "target.spm", GENERATION)
 # One of these, without tokenizer.json.
 OLD_TOKENIZER = ("vocab.txt", "merges.txt", "sentencepiece.bpe.model", "spiece.model", "spm.model")
 # Of sentence-transformers, where there is a modules.json: beside the encoder's files, and beside modules.json.
@@ -130,6 +131,8 @@ def _collect(folder: Path, has: Callable[[str], bool], with_weights: bool) -> st
     family = FAMILIES.get(read_json(folder / start / CONFIG).get("model_type", ""))
     if family is not None and family.tokenizer_pieces:
         extras += TRANSLATION
+    if family is not None and "causal-lm" in family.architectures.values():
+        extras.append(GENERATION)
     if not has(start + "tokenizer.json"):
         old = next((each for each in OLD_TOKENIZER if has(start + each)), "")
         extras += ["added_tokens.json", *(["vocab.json"] if old == "merges.txt" else [])]

@@ -146,6 +146,15 @@ def _translations(task: Any) -> list[Column]:
     return [Column("translations", pa.list_(pa.string()), lambda answer: [each["translation_text"] for each in answer])]
 
 
+def _generated(task: Any) -> list[Column]:
+    def texts(answer: Any) -> list[str]:
+        return [each["generated_text"] for each in answer]
+
+    if resolve(task.model.folder, task.model.config, task.options.settings).num_return_sequences == 1:
+        return [Column("generated_text", pa.string(), lambda answer: texts(answer)[0])]
+    return [Column("generated_texts", pa.list_(pa.string()), texts)]
+
+
 #: Task -> its columns.
 TABLE: dict[str, Callable[[Any], list[Column]]] = {
     "text-classification": _classification,
@@ -156,5 +165,6 @@ TABLE: dict[str, Callable[[Any], list[Column]]] = {
     "sentence-embedding": _embedding,
     "sparse-embedding": _sparse,
     "text-ranking": _ranking,
+    "text-generation": _generated,
     "translation": _translations,
 }

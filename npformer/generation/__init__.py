@@ -16,7 +16,7 @@ import numpy as np
 from npformer.config import Config, Decoder
 from npformer.errors import NpformerError
 from npformer.generation.logits import Projection
-from npformer.generation.search import Hypothesis, beam_search, greedy_or_sample
+from npformer.generation.search import Hypothesis, Stopping, beam_search, greedy_or_sample
 from npformer.generation.settings import Settings, resolve
 from npformer.generation.state import PromptState, Seq2SeqState, State
 from npformer.runtime.packing import Text
@@ -37,6 +37,7 @@ def generate(
     sources: Sequence[Text],
     output_scores: bool = False,
     output_attentions: bool = False,
+    stopping: Stopping | None = None,
     **settings: Any,
 ) -> list[list[Hypothesis]]:
     """Generates num_return_sequences targets for each source, or texts after each prompt, the best first.
@@ -49,6 +50,7 @@ def generate(
     sources : sequence of `Text`; for a Model the prompts, where an empty one stands for the start token
     output_scores : bool, keep the tokens' log probabilities
     output_attentions : bool, keep the cross-attention weights of each layer of a Seq2Seq
+    stopping : function of texts' tokens so far (R, L), prompts first, -1 before short ones; tells which end here (R,)
     settings : fields of `Settings`, by Transformers' names; the model's generation_config.json has those not given
 
     Returns
@@ -84,9 +86,10 @@ def generate(
         for group in (wanted[at : at + size] for at in range(0, len(wanted), size)):
             state = kind(model, [prepared[i] for i, _ in group], chosen, projection)
             if chosen.num_beams > 1:
-                found = beam_search(state, chosen)
+                found = beam_search(state, chosen, stopping)
             else:
-                found = _joined(greedy_or_sample(state, chosen, output_scores, group), len(group))
+                steps = greedy_or_sample(state, chosen, output_scores, group, stopping)
+                found = _joined(steps, len(group))
             for (i, _), hypotheses in zip(group, found, strict=True):
                 answers[i] += hypotheses[: chosen.num_return_sequences]
                 for each in hypotheses if output_attentions else []:
@@ -97,12 +100,12 @@ def generate(
     return answers
 
 
-def stream(model: BaseModel, source: Text, **settings: Any) -> Iterator[int]:
+def stream(model: BaseModel, source: Text, stopping: Stopping | None = None, **settings: Any) -> Iterator[int]:
     """Yields one source's target, or the text after one prompt, token by token, greedily or by sampling.
 
     Parameters
     ----------
-    model, source : as in `generate`
+    model, source, stopping : as in `generate`
     settings : as in `generate`, with one beam and one text
 
     Returns
@@ -129,7 +132,7 @@ def stream(model: BaseModel, source: Text, **settings: Any) -> Iterator[int]:
     if chosen.num_beams > 1 or chosen.num_return_sequences > 1:
         raise NpformerError("stream: unsupported for beam search; use num_beams=1, num_return_sequences=1")
     state = kind(model, [prepared], chosen, Projection(**model.weights["head"]["output"]))
-    steps = greedy_or_sample(state, chosen, group=[(0, 0)])
+    steps = greedy_or_sample(state, chosen, group=[(0, 0)], stopping=stopping)
     return (int(tokens[0]) for _, tokens, _ in steps)
 
 

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -15,6 +15,8 @@ from npformer.generation.logits import best, check_choice, greedy
 from npformer.generation.processors import Processors, narrow
 from npformer.generation.settings import Settings
 from npformer.generation.state import State
+
+Stopping = Callable[[np.ndarray], np.ndarray]  # tokens, prompts first, (R, L) -> whether each row ends here, (R,)
 
 
 @dataclass
@@ -31,7 +33,11 @@ class Hypothesis:
 
 
 def greedy_or_sample(
-    run: State, settings: Settings, scored: bool = False, group: Sequence[tuple[int, int]] = ()
+    run: State,
+    settings: Settings,
+    scored: bool = False,
+    group: Sequence[tuple[int, int]] = (),
+    stopping: Stopping | None = None,
 ) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
     """Greedy search or sampling: yields for each step the running texts, their new tokens and their scores.
 
@@ -50,12 +56,20 @@ def greedy_or_sample(
                 tokens, scores = greedy(logits, ids, processors, scored)
         yield alive, tokens[:, 0], scores[:, 0]
         ids = np.concatenate([ids, tokens], axis=1)
-        going = np.flatnonzero(~np.isin(tokens[:, 0], settings.end_ids))
+        going = np.flatnonzero(~_ended(ids, settings, stopping))
         if ids.shape[1] - processors.prompt >= settings.max_new_tokens or not len(going):
             return
         if len(going) < len(alive):
             alive, ids = alive[going], ids[going]
             run.keep(going)
+
+
+def _ended(ids: np.ndarray, settings: Settings, stopping: Stopping | None) -> np.ndarray:
+    """Tells which rows of tokens (..., L) end here, by an end token or as `stopping` says."""
+    ended: np.ndarray = np.isin(ids[..., -1], settings.end_ids)
+    if stopping is not None:
+        ended |= stopping(ids.reshape(-1, ids.shape[-1])).reshape(ended.shape)
+    return ended
 
 
 def _sample(
@@ -88,7 +102,7 @@ class Beams:
     ended: list[list[Hypothesis]]  # for each text its best b, best first
 
 
-def beam_search(run: State, settings: Settings) -> list[list[Hypothesis]]:
+def beam_search(run: State, settings: Settings, stopping: Stopping | None = None) -> list[list[Hypothesis]]:
     """The best num_beams texts of each source or prompt, best first.
 
     As in Transformers: among all beams' continuations the best (1 + number of end tokens) * b are candidates. Those of
@@ -105,7 +119,7 @@ def beam_search(run: State, settings: Settings) -> list[list[Hypothesis]]:
     while len(beams.texts):
         logits = run.step(beams.ids[..., -1].ravel(), parents)
         with run.model.cores():
-            parents = _advance(beams, logits, processors)
+            parents = _advance(beams, logits, processors, stopping)
         going = []
         for i, text in enumerate(beams.texts):
             if _is_finished(beams.ended[i], beams.scores[i, 0], beams.token_scores.shape[2], settings):
@@ -123,7 +137,7 @@ def beam_search(run: State, settings: Settings) -> list[list[Hypothesis]]:
     return done
 
 
-def _advance(beams: Beams, logits: np.ndarray, processors: Processors) -> np.ndarray:
+def _advance(beams: Beams, logits: np.ndarray, processors: Processors, stopping: Stopping | None) -> np.ndarray:
     """Replaces the beams by their best continuations; returns the beams that these continue, (B, b)."""
     s = processors.settings
     n, b, length = beams.ids.shape
@@ -142,7 +156,7 @@ def _advance(beams: Beams, logits: np.ndarray, processors: Processors) -> np.nda
     kept_scores = np.take_along_axis(beams.token_scores, parents[..., None], axis=1)
     token_scores = np.concatenate([kept_scores, scores[..., None]], axis=2)
 
-    ends = np.isin(tokens, s.end_ids) | (new >= s.max_new_tokens)
+    ends = _ended(ids, s, stopping) | (new >= s.max_new_tokens)
     for i, j in zip(*np.nonzero(ends[:, :b]), strict=True):
         score = totals[i, j] / totals.dtype.type(new**s.length_penalty)
         _add(beams.ended[i], Hypothesis(ids[i, j, processors.prompt :], float(score), token_scores[i, j]), b)

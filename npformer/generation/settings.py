@@ -93,6 +93,8 @@ class Settings:
                 raise NpformerError(f"{name}: expected {words}, got {checks.shown(value)}")
         if self.seed is not None:
             checks.whole("seed", self.seed, 0, 2**63)
+        if self.pad_id is not None:
+            checks.whole("pad_token_id", self.pad_id, -1, 2**31)
         lists = {
             "decoder_start_token_id": () if self.start_id is None else (self.start_id,),
             "eos_token_id": self.end_ids,

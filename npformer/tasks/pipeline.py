@@ -32,6 +32,7 @@ TASKS = {
     "sentence-embedding": ("sentence_embedding", "SentenceEmbedding"),
     "sparse-embedding": ("sparse_embedding", "SparseEmbedding"),
     "text-ranking": ("text_ranking", "TextRanking"),
+    "text-generation": ("text_generation", "TextGeneration"),
     "translation": ("translation", "Translation"),
 }
 #: Other names of tasks: Transformers' own, and that of the command.
@@ -50,6 +51,7 @@ TASK_OF = {
     "token-classification": "token-classification",
     "question-answering": "question-answering",
     "masked-lm": "fill-mask",
+    "causal-lm": "text-generation",
     "translation": "translation",
 }
 
@@ -63,6 +65,7 @@ WANTED = {
     "sentence-embedding": "an encoder, best a sentence-transformers one",
     "sparse-embedding": "a masked-language model, naver/splade-cocondenser-ensembledistil say",
     "text-ranking": "a cross-encoder, cross-encoder/ms-marco-MiniLM-L6-v2 say",
+    "text-generation": "a causal language model, openai-community/gpt2 say",
     "translation": "a Marian translation model, Helsinki-NLP/opus-mt-en-de say",
 }
 

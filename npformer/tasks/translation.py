@@ -1,43 +1,30 @@
-"""translation: texts in another language, by an encoder-decoder.
-
-The settings of `generation.Settings` control the search; those that the caller does not give come from the model's
-generation_config.json.
-"""
+"""translation: texts in another language, by an encoder-decoder."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
-from npformer.checks import unknown
 from npformer.errors import NpformerError, warn
 from npformer.generation import Hypothesis, generate, stream
-from npformer.generation.settings import NAMES, resolve
+from npformer.generation.settings import resolve
 from npformer.model import Model, Seq2Seq
-from npformer.tasks.habits import translated
-from npformer.tasks.options import Options
-from npformer.tasks.task import WINDOW, InputError, Request, Task
+from npformer.tasks.task import WINDOW, Request
+from npformer.tasks.writing import Writing, WritingOptions, pieces
 from npformer.text.encoding import Encoded, SourceEncoder, was_cut
 from npformer.text.inputs import as_text
 
 
 @dataclass(frozen=True)
-class TranslationOptions(Options):
-    """Options of `Translation`. `long` is "error" by default: half a translation is easily taken for a whole one."""
+class TranslationOptions(WritingOptions):
+    """Options of `Translation`."""
 
     to: str | None = None
-    settings: Mapping[str, Any] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        if isinstance(self.long, str) and not self.long:
-            object.__setattr__(self, "long", "error")
-        super().__post_init__()
-        if self.long == "window" or self.stride is not None:
-            raise NpformerError("long: a text cannot be translated in windows; split it into sentences")
+    windows = "a text cannot be translated in windows; split it into sentences"
 
 
-class Translation(Task):
+class Translation(Writing):
     """Returns a dict with "translation_text" for each text; a list of dicts if num_return_sequences is above 1.
 
     Parameters
@@ -62,7 +49,6 @@ class Translation(Task):
     name = "translation"
     head = "translation"
     options_type = TranslationOptions
-    has_windows = False
     model: Seq2Seq  # type: ignore[assignment]
 
     def __init__(self, model: Model | Seq2Seq, **options: Any) -> None:
@@ -76,14 +62,8 @@ class Translation(Task):
 
     def settle(self, options: TranslationOptions, given: Mapping[str, Any]) -> Any:
         """Returns the options with the given ones changed, the settings of generation among them."""
-        given = translated(given, self.cut)
-        own = ("long", "to", "progress")
-        for name in given.keys() - {*own, *NAMES}:
-            raise unknown(f"argument of {self.name}", name, (*own, *NAMES))
-        settings = {**options.settings, **{name: value for name, value in given.items() if name in NAMES}}
-        others = {name: given[name] for name in own if name in given}
-        settled: TranslationOptions = super().settle(options, {**others, "settings": settings})
-        resolve(self.model.folder, self.model.config, settings)
+        settled: TranslationOptions = super().settle(options, given)
+        resolve(self.model.folder, self.model.config, settled.settings)
         if settled.to is not None:
             self.sources.check_language(f">>{settled.to.strip('<>')}<<")
         return settled
@@ -91,19 +71,10 @@ class Translation(Task):
     def tokens(self, text: str, **options: Any) -> Iterator[str]:
         """Yields the translation of one text piece by piece, as each token is chosen, greedily or by sampling."""
         settled: TranslationOptions = self.settle(self.options, {"num_beams": 1, **options})
-        source = self._source(text, settled)
+        source = self.source(text, settled)
         if source.truncated:
             warn(was_cut("input 0", source.n_tokens, self.sources.limit))
-        ids: list[int] = []
-        shown = text = ""
-        for token in stream(self.model, source.texts[0], **settled.settings):
-            ids.append(token)
-            text = self.tokenizer.decode(ids)
-            if text.startswith(shown) and not text.endswith("\ufffd"):  # part of a character waits for its other bytes
-                yield text[len(shown) :]
-                shown = text
-        if text != shown and text.startswith(shown):
-            yield text[len(shown) :]
+        yield from pieces(self.tokenizer, stream(self.model, source.texts[0], **settled.settings))
 
     def limit(self, options: Any) -> int:
         """Returns the number of tokens that a source is cut to."""
@@ -111,21 +82,9 @@ class Translation(Task):
 
     # --- from an input to its answer -----------------------------------------------------------------------------
 
-    def prepare(self, window: Sequence[Any], first: int, options: TranslationOptions) -> list[Any]:
-        prepared: list[Request | InputError] = []
-        for index, item in enumerate(window, first):
-            try:
-                prepared.append(Request(item, [self._source(item, options)]))
-            except NpformerError as error:
-                prepared.append(InputError(index, error))
-        return prepared
-
-    def _source(self, item: Any, options: TranslationOptions) -> Encoded:
+    def source(self, item: Any, options: TranslationOptions) -> Encoded:
         text = as_text(item["text"] if isinstance(item, Mapping) and set(item) == {"text"} else item)
         return self.sources.read(text, options.long, options.to)
-
-    def run(self, requests: list[Request]) -> None:
-        """Does nothing: `answer` translates a group as a whole."""
 
     def answer(self, requests: list[Request], options: TranslationOptions) -> list[Any]:
         sources = [request.encoded[0].texts[0] for request in requests]

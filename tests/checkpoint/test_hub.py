@@ -18,7 +18,7 @@ import pytest
 
 from npformer.checkpoint import load_folder
 from npformer.checkpoint.verify import verify
-from tests.support import tiny, torch_writer
+from tests.support import tiny, torch_writer, writers
 from tests.support.hub_server import CLIENT, cache, closed_port, loads, python
 
 NAME = "owner/tiny"
@@ -181,6 +181,12 @@ def test_info_of_a_model_that_does_not_run(hub, env):
     )
     assert "; auto_map: the model is code of the checkpoint's own ('modeling.Own'), which is never run" in done.stderr
     assert hub.asked("GET") == ["config.json"]
+
+
+def test_a_model_that_writes_texts(hub, env, tmp_path):
+    hub.add(NAME, writers.folder(tmp_path / "writer", generation={"max_new_tokens": 9}))
+    (answer,) = loads(env, {"name": NAME})
+    assert "generation_config.json" in answer["files"]
 
 
 def test_a_translation_model(hub, env):

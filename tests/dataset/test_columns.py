@@ -13,7 +13,7 @@ import pytest
 import npformer
 from npformer import NpformerError, Pair
 from npformer.dataset import map
-from tests.support import seq2seq_models, tiny
+from tests.support import seq2seq_models, tiny, writers
 
 SCORED = pa.list_(pa.struct([("label", pa.string()), ("score", pa.float32())]))
 NLI = ("contradiction", "neutral", "entailment")
@@ -138,6 +138,21 @@ def test_translations(tmp_path):
         drawn.append(answered(task, tmp_path / name, text=["a dog"] * 6)["translation"].to_pylist())
     assert drawn[0] == drawn[1]
     assert drawn[0][:3] != drawn[0][3:]  # each part has draws of its own
+
+
+def test_what_follows_prompts(tmp_path):
+    """The text, or the list of texts; without a seed none are drawn."""
+    folder = writers.folder(tmp_path / "model")
+    task = npformer.pipeline("text-generation", folder, max_new_tokens=6)
+    with pytest.raises(NpformerError, match="seed: without one"):
+        answered(task, tmp_path)
+    task = npformer.pipeline("text-generation", folder, max_new_tokens=6, do_sample=False)
+    found = answered(task, tmp_path, text=["a dog", "x " * 500])["generated_text"].to_pylist()
+    assert found == [task("a dog")[0]["generated_text"], None]
+    (tmp_path / "two").mkdir()
+    task = npformer.pipeline("text-generation", folder, max_new_tokens=6, num_beams=3, num_return_sequences=2)
+    found = answered(task, tmp_path / "two", text=["a dog"])["generated_texts"].to_pylist()
+    assert found == [[each["generated_text"] for each in task("a dog")]]
 
 
 def test_texts_that_are_cut_are_told(tmp_path):

@@ -19,7 +19,7 @@ from npformer.generation.settings import NAMES, NEUTRAL
 from npformer.tasks.task import Task
 from npformer.text import translation_tokenizer
 from npformer.text.tokenizer import load_tokenizer, longest_text, special_token
-from tests.support import tiny
+from tests.support import tiny, writers
 from tests.support.seq2seq_models import folder_of_letters
 
 #: As JSON writes them; Python reads the numbers as inf, nan and a whole number that no float can hold.
@@ -52,6 +52,7 @@ STRANGE = (
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     root = tmp_path_factory.mktemp("models")
     made = {head: tiny.folder(root / head, "bert", head) for head in HEADS.values()}
+    made["text-generation"] = writers.folder(root / "writer")
     return made | {"translation": folder_of_letters(root / "translation")}
 
 
@@ -81,6 +82,7 @@ def tasks(folders: dict[str, Path]) -> Iterator[tuple[str, Task]]:
         for name, head in HEADS.items():
             options = {"candidate_labels": ["a", "b"]} if name == "zero-shot-classification" else {}
             yield name, npformer.pipeline(name, folders[head], **options)
+        yield "text-generation", npformer.pipeline("text-generation", folders["text-generation"], max_new_tokens=2)
         yield "translation", npformer.pipeline("translation", folders["translation"], max_new_tokens=2)
 
 
@@ -105,9 +107,8 @@ def test_odd_texts(folders: dict[str, Path]) -> None:
 def test_odd_options(folders: dict[str, Path]) -> None:
     values = [*map(json.loads, JSON), np.array([1, 2]), np.array("x"), b"x", object(), 10**5000, type]
     for name, task in tasks(folders):
-        known = (
-            NAMES if name == "translation" else [*vars(task.options), "truncation", "device", "padding", "batch_size"]
-        )
+        habits = ["truncation", "device", "padding", "batch_size", "handle_long_generation", "stop", "return_full_text"]
+        known = [*(NAMES if name in ("translation", "text-generation") else vars(task.options)), *habits]
         for option in (*known, "x" * 10**4):
             for value in values:
                 if option in ("progress",):

@@ -1,0 +1,176 @@
+"""text-generation: what a causal language model writes after a prompt."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from npformer.checks import boolean, one_of
+from npformer.errors import NpformerError, warn
+from npformer.generation import generate, stream
+from npformer.generation.settings import resolve, stored_settings
+from npformer.runtime.packing import Text
+from npformer.tasks.task import Request
+from npformer.tasks.writing import Writing, WritingOptions, pieces
+from npformer.text.encoding import Encoded, was_cut
+from npformer.text.inputs import as_text, as_texts
+from npformer.text.stop_strings import StopStrings
+
+#: Settings where neither the caller nor the model's generation_config.json has them, as in transformers.pipeline.
+DEFAULTS: Mapping[str, Any] = {"do_sample": True, "temperature": 0.7}
+NEW_TOKENS = 256  # likewise, or as many as the model has room for
+
+#: Other names of options: transformers.pipeline's, and that of OpenAI's clients.
+ALIASES = {"stop_sequence": "stop_strings", "stop": "stop_strings"}
+
+
+@dataclass(frozen=True)
+class TextGenerationOptions(WritingOptions):
+    """Options of `TextGeneration`."""
+
+    return_full_text: bool = True
+    stop_strings: Sequence[str] | str = ()
+    windows = "a prompt is not read in windows; long='truncate' keeps its last tokens"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        boolean("return_full_text", self.return_full_text)
+        given = self.stop_strings
+        strings = as_texts([given] if isinstance(given, str) else given, "stop_strings")
+        if not all(strings):
+            raise NpformerError("stop_strings: expected texts that are not empty")
+        object.__setattr__(self, "stop_strings", tuple(strings))
+
+
+class TextGeneration(Writing):
+    """Returns a list of dicts with "generated_text" for each prompt, one for each of num_return_sequences.
+
+    Tokens are drawn at a temperature of 0.7, and 256 at most, unless the caller or the model's generation_config.json
+    says otherwise: the defaults of transformers.pipeline. do_sample=False takes the likeliest, num_beams=4 searches. An
+    empty prompt stands for the start token. The last of num_beams, do_sample that is given wins over the other.
+
+    Parameters
+    ----------
+    model : Model with a causal-lm head
+    return_full_text : bool
+        Put the prompt before what is written.
+    stop_strings : str or list of str, also under the names stop_sequence and stop
+        A text ends when it has one of these, which stays in it.
+    long : "error" or "truncate"
+        What to do with a prompt that is too long for max_new_tokens more tokens: refuse it, or keep its last tokens
+        (handle_long_generation="hole" in Transformers).
+    progress : bool
+        Show a progress bar on stderr.
+    **options : the settings of generation: max_new_tokens, do_sample, temperature, top_k, top_p, seed, num_beams, ...
+
+    Examples
+    --------
+    With a model from the hub::
+
+        write = npformer.pipeline("text-generation", "openai-community/gpt2", seed=0)
+        write("Once upon a time", max_new_tokens=20)[0]["generated_text"]
+    """
+
+    name = "text-generation"
+    head = "causal-lm"
+    options_type = TextGenerationOptions
+
+    @cached_property
+    def stored(self) -> dict[str, Any]:
+        """The settings of the model's generation_config.json."""
+        found = stored_settings(self.model.folder, self.model.config)[1]
+        return {name: value for name, value in found.items() if value is not None}
+
+    def settle(self, options: TextGenerationOptions, given: Mapping[str, Any]) -> Any:
+        """Returns the options with the given ones changed, the settings of generation among them. None: not given."""
+        given = {ALIASES.get(name, name): value for name, value in given.items() if value is not None}
+        if one_of("handle_long_generation", given.pop("handle_long_generation", None), (None, "hole")):
+            given["long"] = "truncate"
+        if isinstance(given.get("num_beams"), int) and given["num_beams"] > 1:
+            given.setdefault("do_sample", False)
+        elif given.get("do_sample") is True:
+            given.setdefault("num_beams", 1)
+        known = self.stored.keys() | options.settings.keys() | given.keys()
+        defaults = {name: value for name, value in DEFAULTS.items() if name not in known}
+        settled: TextGenerationOptions = super().settle(options, {**defaults, **given})
+        resolve(self.model.folder, self.model.config, self._settings(settled, 1))
+        return settled
+
+    def _settings(self, options: TextGenerationOptions, n_tokens: int) -> dict[str, Any]:
+        """The settings for a prompt of so many tokens."""
+        settings = dict(options.settings)
+        if not {"max_new_tokens", "max_length"} & (self.stored.keys() | settings.keys()):
+            settings["max_new_tokens"] = min(NEW_TOKENS, max(1, self.encoder.limit + 1 - n_tokens))
+        return settings
+
+    def tokens(self, text: str, **options: Any) -> Iterator[str]:
+        """Yields what follows one prompt piece by piece, as each token is chosen, greedily or by sampling.
+
+        The pieces join to what `return_full_text=False` gives for the same seed.
+        """
+        settled: TextGenerationOptions = self.settle(self.options, {"num_beams": 1, **options})
+        prompt = self.source(text, settled)
+        if prompt.truncated:
+            warn(was_cut("input 0", prompt.n_tokens, len(prompt.texts[0])))
+        settings = self._settings(settled, len(prompt.texts[0]))
+        yield from pieces(
+            self.model.tokenizer, stream(self.model, prompt.texts[0], stopping=self._stopping(settled), **settings)
+        )
+
+    def _stopping(self, options: TextGenerationOptions) -> StopStrings | None:
+        return StopStrings(self.model.tokenizer, options.stop_strings) if options.stop_strings else None
+
+    def limit(self, options: TextGenerationOptions) -> int:
+        """Returns the number of tokens that a prompt is cut to."""
+        return self.encoder.limit - self._wanted(options, self.encoder.limit)
+
+    # --- from an input to its answer -----------------------------------------------------------------------------
+
+    def source(self, item: Any, options: TextGenerationOptions) -> Encoded:
+        """The tokens of a prompt; with long="truncate" the last of them, if the model has no room for more."""
+        if isinstance(item, list | tuple) or (isinstance(item, Mapping) and "role" in item):
+            raise NpformerError("a chat (messages with role and content) is not supported; give the prompt as a text")
+        text = as_text(item["text"] if isinstance(item, Mapping) and set(item) == {"text"} else item)
+        self.encoder.limits.check("characters", len(text), "characters of a text")
+        ids = self.encoder.ids(text)
+        count, limit, new = len(ids), self.encoder.limit, self._wanted(options, len(ids))
+        refuses = options.long == "error"
+        if count + new <= limit + refuses:  # the last token that is written is not read; Transformers cuts for it too
+            return Encoded([Text(ids)], count)
+        kept = limit - new
+        if refuses or kept < 1:
+            raise NpformerError(
+                f"{count} tokens and {new} new ones, and the model takes {limit}; long='truncate' keeps the last"
+            )
+        return Encoded([Text(ids[-kept:])], count, truncated=True)
+
+    def _wanted(self, options: TextGenerationOptions, n_tokens: int) -> int:
+        """New tokens that there has to be room for: those that were asked for, else one."""
+        given = {**self.stored, **options.settings}
+        if "max_new_tokens" in given and not ("max_length" in options.settings and "max_new_tokens" in self.stored):
+            return int(given["max_new_tokens"])
+        return max(1, given["max_length"] - n_tokens) if "max_length" in given else 1
+
+    def answer(self, requests: list[Request], options: TextGenerationOptions) -> list[Any]:
+        prompts = [request.encoded[0].texts[0] for request in requests]
+        settings = [self._settings(options, len(prompt)) for prompt in prompts]
+        stopping = self._stopping(options)
+        answers: list[Any] = [None] * len(requests)
+        for length in dict.fromkeys(each.get("max_new_tokens") for each in settings):
+            some = [i for i, each in enumerate(settings) if each.get("max_new_tokens") == length]
+            found = generate(self.model, [prompts[i] for i in some], stopping=stopping, **settings[some[0]])
+            for i, hypotheses in zip(some, found, strict=True):
+                before = _prompt(requests[i].item) if options.return_full_text else ""
+                answers[i] = [{"generated_text": before + self._text(each.ids)} for each in hypotheses]
+        return answers
+
+    def _text(self, ids: np.ndarray) -> str:
+        return str(self.model.tokenizer.decode(ids.tolist()))
+
+
+def _prompt(item: Any) -> str:
+    return str(item["text"] if isinstance(item, Mapping) else item)

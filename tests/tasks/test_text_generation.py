@@ -1,0 +1,163 @@
+"""text-generation: what follows prompts, whole and piece by piece. `tests/oracle` has it beside transformers.pipeline."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import npformer
+from npformer.errors import NpformerError
+from npformer.tasks.pipeline import tasks_of
+from npformer.tasks.task import InputError
+from npformer.tasks.text_generation import TextGeneration
+from npformer.text.stop_strings import StopStrings
+from tests.support import tiny, writers
+
+CHAT = [{"role": "user", "content": "Hi"}]
+GREEDY: dict[str, Any] = {"do_sample": False, "max_new_tokens": 12}
+
+
+@pytest.fixture(scope="module")
+def task() -> TextGeneration:
+    made = npformer.pipeline("text-generation", writers.model(seed=4))
+    assert isinstance(made, TextGeneration)
+    return made
+
+
+def texts(answer: list[dict[str, str]]) -> list[str]:
+    return [each["generated_text"] for each in answer]
+
+
+def test_answers_have_the_form_of_transformers(task: TextGeneration) -> None:
+    one = task("The other", **GREEDY)
+    assert [list(each) for each in one] == [["generated_text"]]
+    assert one[0]["generated_text"].startswith("The other")
+    assert task(["The other", {"text": "in"}], **GREEDY) == [one, task("in", **GREEDY)]
+    assert list(task(iter(["The other"]), **GREEDY)) == [one]
+    assert (one.n_tokens, one.truncated) == (len(task.model.tokenizer.encode("The other")), False)
+    assert "The other" + task("The other", return_full_text=False, **GREEDY)[0]["generated_text"] == texts(one)[0]
+
+
+def test_a_model_that_predicts_the_next_token_has_the_task(tmp_path: Path) -> None:
+    folder = writers.folder(tmp_path / "m")
+    assert isinstance(npformer.pipeline(model=folder), TextGeneration)
+    assert tasks_of(npformer.load(folder).config) == ["text-generation", "feature-extraction", "sentence-embedding"]
+    with pytest.raises(NpformerError, match="text-generation: no model comes with npformer; give model="):
+        npformer.pipeline("text-generation")
+    with pytest.raises(NpformerError, match="takes a causal-lm model, this one is a masked-lm model"):
+        npformer.pipeline("text-generation", tiny.model("bert", "masked-lm"))
+
+
+def test_samples_have_a_seed(task: TextGeneration) -> None:
+    """By default tokens are drawn, as in transformers.pipeline; several texts differ."""
+    drawn = task("The", seed=1, max_new_tokens=9)
+    assert drawn == task("The", seed=1, max_new_tokens=9) != task("The", seed=2, max_new_tokens=9)
+    assert drawn == task("The", seed=1, max_new_tokens=9, temperature=0.7, do_sample=True)
+    assert len(set(texts(task("The", seed=1, max_new_tokens=9, num_return_sequences=3)))) == 3
+    assert len({texts(task("The", max_new_tokens=9))[0] for _ in range(4)}) > 1
+
+
+def test_the_last_of_beams_and_sampling_wins(task: TextGeneration) -> None:
+    beams = npformer.pipeline("text-generation", task.model, num_beams=3, max_new_tokens=6)
+    assert beams("The") == task("The", num_beams=3, do_sample=False, max_new_tokens=6)
+    assert beams("The", do_sample=True, seed=1) == task("The", seed=1, max_new_tokens=6)
+    with pytest.raises(NpformerError, match="num_beams: sampling goes with one beam"):
+        task("The", num_beams=3, do_sample=True)
+
+
+def test_as_many_tokens_as_the_model_has_room_for(task: TextGeneration) -> None:
+    """Unless a number is given; each prompt for itself."""
+    answers = task(["a" * 60, "a" * 64, "b"], do_sample=False, return_full_text=False, eos_token_id=())
+    count = [len(task.model.tokenizer.encode(each[0]["generated_text"])) for each in answers]
+    assert [bool(each) for each in count] == [True] * 3
+    for prompt, answer in zip(["a" * 60, "a" * 64, "b"], answers, strict=True):
+        assert answer == task(prompt, do_sample=False, return_full_text=False, eos_token_id=())
+    with pytest.raises(NpformerError, match="65 tokens and 1 new ones, and the model takes 64"):
+        task("a" * 65)
+
+
+def test_long_prompts(task: TextGeneration) -> None:
+    with pytest.raises(NpformerError, match="60 tokens and 12 new ones, and the model takes 64; long='truncate'"):
+        task("a" * 60, **GREEDY)
+    with pytest.warns(UserWarning, match="input 1: 60 tokens, cut to 52"):
+        cut = task(["a", "b" + "a" * 59], long="truncate", **GREEDY)[1]
+    assert cut.truncated
+    assert texts(cut)[0].removeprefix("b" + "a" * 7) == texts(task("a" * 52, **GREEDY))[0]
+    with pytest.raises(NpformerError, match="9 tokens and 64 new ones, and the model takes 64"):
+        task("a" * 9, long="truncate", max_new_tokens=64)
+    with pytest.raises(NpformerError, match="long: a prompt is not read in windows"):
+        task("a", long="window")
+
+
+def test_an_empty_prompt_is_the_start_token(task: TextGeneration) -> None:
+    [answer] = task("", **GREEDY)
+    [[expected]] = task.model.generate([0], **GREEDY)
+    assert answer["generated_text"] == task.model.tokenizer.decode(expected.ids.tolist())
+    with pytest.raises(NpformerError, match="has no tokens, and the model no start token"):
+        npformer.pipeline("text-generation", writers.model(start_id=None))("")
+
+
+@pytest.mark.parametrize("name", ["stop_strings", "stop_sequence", "stop"])
+def test_a_text_ends_with_its_stop_string(name: str, task: TextGeneration) -> None:
+    settings = {"do_sample": False, "max_new_tokens": 30, "return_full_text": False}
+    [whole] = texts(task("The", **settings))
+    stop = whole[4:6]
+    [found] = texts(task("The", **settings, **{name: stop}))
+    assert stop in found
+    assert whole.startswith(found)
+    assert len(found) < len(whole)
+    assert "".join(task.tokens("The", do_sample=False, max_new_tokens=30, **{name: [stop]})) == found
+    assert task(["The", "in"], **settings, **{name: stop})[0] == [{"generated_text": found}]
+
+
+def test_where_a_stop_string_ends() -> None:
+    """In the last token, where it may begin in any before; not before it. -1 is no token."""
+    tokenizer = writers.tokenizer()
+    stops = StopStrings(tokenizer, ["other", "é"])
+    expected = {"the other": True, "the others": False, "other": True, "oth": False, "caf\u00e9": True, "éa": False}
+    for text, ends in expected.items():
+        ids = np.array([[-1, -1, -1, *tokenizer.encode(text).ids]])
+        assert stops(ids).tolist() == [ends], text
+    half = tokenizer.encode("a" + "京").ids
+    assert StopStrings(tokenizer, ["京"])(np.array([half, [*half[:-1], 5]])).tolist() == [True, False]
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_pieces_join_to_the_text_and_are_whole_characters(seed: int, task: TextGeneration) -> None:
+    settings = {"seed": seed, "max_new_tokens": 40, "temperature": 2.0}
+    pieces = list(task.tokens("naïve", **settings))
+    assert len(pieces) > 5
+    assert "".join(pieces) == task("naïve", return_full_text=False, **settings)[0]["generated_text"]
+    ids = task.model.tokenizer.encode("é京").ids
+    assert list(npformer.tasks.writing.pieces(task.model.tokenizer, ids)) == ["é", "京"]
+    assert next(iter(npformer.tasks.writing.pieces(task.model.tokenizer, ids[1:2]))) == "\ufffd"
+
+
+def test_what_is_no_prompt(task: TextGeneration) -> None:
+    with pytest.raises(InputError, match=r"input 0: a chat \(messages with role and content\) is not supported"):
+        task(CHAT)
+    with pytest.raises(InputError, match="input 0: a chat"):
+        task([CHAT])
+    for wrong in (None, b"a", 3):
+        with pytest.raises(NpformerError, match="expected a text, got"):
+            task(wrong)
+    for name, value, message in (
+        ("stop", [""], "stop_strings: expected texts that are not empty"),
+        ("stop", [1], "stop_strings: expected a text, got int"),
+        ("return_full_text", 1, "return_full_text: expected true or false"),
+        ("max_new_token", 1, "did you mean 'max_new_tokens'"),
+    ):
+        with pytest.raises(NpformerError, match=message):
+            task("a", **{name: value})
+
+
+def test_a_text_s_bits_do_not_depend_on_the_others(task: TextGeneration) -> None:
+    prompts = ["The other", "in", "é" * 20, "", "The other wind in the"]
+    together = task(prompts, **GREEDY, num_beams=1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert together == [task(each, **GREEDY) for each in prompts]
