@@ -57,6 +57,7 @@ FILES = {
     "reviews.tsv": "".join(f"{number}\t{text}\n" for number, text in enumerate(TEXTS)),
     "sentences.txt": "\n".join(TEXTS),
     "report.txt": "I live in Paris.",
+    "prompts.txt": "I live in\nParis. ",
     "questions.txt": "Where do I live?\nWho am I?",
     "letter.txt": "dogs\nnews",
     **dict.fromkeys(("novel.txt", "one.txt", "two.txt", "three.txt"), "I live in Paris. " * 9),

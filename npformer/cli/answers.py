@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from npformer.cli.texts import plain
+from npformer.cli.texts import plain, printable
 
 if TYPE_CHECKING:
     from npformer.tasks.task import Task
@@ -81,6 +82,23 @@ def score(text: str, answer: Any, task: Task) -> str:
 def translations(text: str, answer: Any, task: Task) -> str:
     found = [] if answer is None else several(answer)
     return "\n".join(plain(each["translation_text"]) for each in found)
+
+
+def generated(text: str, answer: Any, task: Task) -> str:
+    """Shows each text with its line ends; several with a line between them."""
+    return "\n---\n".join(printable(each["generated_text"]) for each in answer)
+
+
+def as_written(text: str, task: Any) -> Iterator[str]:
+    """Yields what a task writes after a prompt, as it is written; beams and several texts only when they are done."""
+    settings = task.options.settings
+    if settings.get("num_beams", 1) > 1 or settings.get("num_return_sequences", 1) > 1:
+        yield generated(text, task(text), task)
+        return
+    if task.options.return_full_text:
+        yield printable(text)
+    for piece in task.tokens(text):
+        yield printable(piece)
 
 
 def named_translations(answer: Any) -> dict[str, Any]:

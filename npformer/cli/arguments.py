@@ -39,7 +39,7 @@ def option(usage: str, what: str, sets: str = "", **how: Any) -> Option:
     if value:
         how["metavar"] = value[0]
     elif "choices" not in how:
-        how["action"] = "store_true"
+        how.setdefault("action", "store_true")
     if sets:
         how = {"default": None, **how, "dest": sets}  # None leaves the setting to the task
     return Option(flags, {**how, "help": what}, sets)

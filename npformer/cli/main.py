@@ -43,6 +43,7 @@ COMMANDS = {
     "search": "the lines of files that are the nearest to a query",
     "rerank": "how well each text answers a query",
     "translate": "each text in another language",
+    "generate": "what a model writes after each text",
     "trace": "every stage on the way from a text to its label",
     "view": "attention and stages as a page, a picture or plain text",
     "golden": "golden values for ports, and where a port diverges",

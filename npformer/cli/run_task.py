@@ -19,7 +19,7 @@ from npformer.cli.process import BAD_INPUT, complain
 from npformer.cli.texts import Line, count, interactive, lines
 from npformer.errors import NpformerError
 from npformer.files import written_whole
-from npformer.tasks import pipeline
+from npformer.tasks.pipeline import WANTED, pipeline
 from npformer.tasks.progress import with_bar
 from npformer.tasks.task import InputError, Task
 from npformer.text.encoding import was_cut
@@ -42,6 +42,8 @@ def answer_all(command: TaskCommand, args: Namespace) -> int:
         return dataset.answer_rows(_task(command, args), args)
     as_input = command.as_input(args)
     task = _task(command, args)
+    if command.pieces and sys.stdout.isatty() and not args.json and (interactive(args) or len(args.texts) == 1):
+        return _write(command.pieces, task, args)
     answers = _progress(_answered(task, args, as_input, command.keeps_lines), args)
     if command.best_first:
         answers = iter(sorted(answers, key=lambda each: -np.inf if each[1] is None else each[1]["score"], reverse=True))
@@ -54,6 +56,22 @@ def answer_all(command: TaskCommand, args: Namespace) -> int:
             write_json(_described(command, line, answer))
         elif answer is not None or command.keeps_lines:
             print(command.shown(line.text, answer, task), flush=task.window == 1)
+    return code
+
+
+def _write(pieces: Callable[[str, Task], Iterator[str]], task: Task, args: Namespace) -> int:
+    """Shows the answer to each text on a terminal, piece by piece as it is made, and returns the exit code."""
+    code = 0
+    for line in lines(args):
+        try:
+            if line.error:
+                raise NpformerError(line.error)
+            for piece in pieces(line.text, task):
+                print(piece, end="", flush=True)
+            print()
+        except NpformerError as error:
+            complain(f"{line.where}: {error}")
+            code = BAD_INPUT
     return code
 
 
@@ -71,6 +89,8 @@ def _described(command: TaskCommand, line: Line, answer: Any) -> dict[str, Any]:
 
 def _task(command: TaskCommand, args: Namespace) -> Task:
     """Makes the command's pipeline with the settings that were given; errors name the command's options."""
+    if args.model is None:
+        raise NpformerError(f"--model: missing; give the folder or Hugging Face id of {WANTED[command.task]}")
     flags = command.settings()
     settings = {name: getattr(args, name) for name in flags if getattr(args, name) is not None}
     if settings.get("do_sample"):
@@ -83,7 +103,8 @@ def _task(command: TaskCommand, args: Namespace) -> Task:
             raise
 
         def option(found: re.Match[str]) -> str:
-            return f"{'no ' if found[2] == '=False' else ''}{flags[found[1]]}"
+            refused = "=True" if found[1] in command.switched_off() else "=False"
+            return f"{'no ' if found[2] == refused else ''}{flags[found[1]]}"
 
         raise NpformerError(re.sub(rf"\b({renamed})(=True|=False)?\b", option, str(error))) from error
 

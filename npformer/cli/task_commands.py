@@ -8,12 +8,13 @@ texts, runs the task and writes the answers.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from npformer.cli import answers
 from npformer.cli.arguments import (
     JSON,
+    LOADING,
     PAIR,
     STRIDE,
     OneOf,
@@ -50,11 +51,18 @@ class TaskCommand(NamedTuple):
     named: Callable[[Any], dict[str, Any]]  # turns an answer into the fields of its JSON object
     as_input: Callable[[Namespace], AsInput] = lambda args: str  # makes the function from a text to the task's input
     keeps_lines: bool = False  # whether line i of the output belongs to line i of the input; blank lines stay blank
+    pieces: Callable[[str, Task], Iterator[str]] | None = None  # an answer piece by piece, for a terminal
     best_first: bool = False  # whether answers are sorted by their scores, and so all wait for the last
 
     def settings(self) -> dict[str, str]:
         """Returns the task's settings that the command has options for: setting -> option."""
         return {each.sets: each.flags[-1] for each in self.options if isinstance(each, Option) and each.sets}
+
+    def switched_off(self) -> set[str]:
+        """Returns the settings that an option sets to False."""
+        return {
+            each.sets for each in self.options if isinstance(each, Option) and each.how.get("action") == "store_false"
+        }
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         add_options(parser, self.options)
@@ -279,6 +287,45 @@ With --input a dataset's rows stay in their order: --column has the queries,
         named=dict,
         as_input=_after_query,
         best_first=True,
+    ),
+    "generate": TaskCommand(
+        task="text-generation",
+        description="""Write on after each text, the prompt. On a terminal the text of one prompt is
+shown as it is written.""",
+        epilog="""examples:
+  npformer generate -m openai-community/gpt2 "Once upon a time"
+  npformer generate -m openai-community/gpt2 --max-new-tokens 9 \\
+      --greedy --stop "." --stop "!" --file prompts.txt --json
+
+Tokens are drawn at a temperature of 0.7, 256 at most, unless the options or the
+model's generation_config.json say otherwise.""",
+        options=(
+            *text_options("prompt"),
+            option("-m --model MODEL", "a folder or Hugging Face id, of GPT-2 say; required", default=None),
+            *LOADING,
+            option("--max-new-tokens N", "most tokens that are written", "max_new_tokens", type=whole),
+            option("--temperature T", "above 1 draws more freely, below 1 less (0.7)", "temperature", type=float),
+            option("--top-k K", "draw from the K likeliest tokens (50); 0: from all", "top_k", type=int),
+            option("--top-p P", "draw from the likeliest tokens that make up P", "top_p", type=float),
+            option("--seed N", "the same seed draws the same tokens", "seed", type=int),
+            option("--greedy", "take the likeliest token each time", "do_sample", action="store_false"),
+            option("-b --num-beams N", "search with N beams; nothing is drawn", "num_beams", type=whole),
+            option("--best N", "show N texts of each prompt", "num_return_sequences", type=whole),
+            option("--stop TEXT", "end a text that has TEXT; can be given again", "stop_strings", action="append"),
+            option("--new-text", "show the text without its prompt", "return_full_text", action="store_false"),
+            option(
+                "--long",
+                "what to do with too long a prompt (%(default)s); truncate keeps its end",
+                "long",
+                choices=("error", "truncate"),
+                default="error",
+            ),
+            JSON,
+            *dataset_options(),
+        ),
+        shown=answers.generated,
+        named=lambda answer: {"generated_texts": [each["generated_text"] for each in answer]},
+        pieces=answers.as_written,
     ),
     "translate": TaskCommand(
         task="translation",

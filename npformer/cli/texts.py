@@ -92,6 +92,11 @@ def plain(text: str, width: int | None = None) -> str:
     return text
 
 
+def printable(text: str) -> str:
+    """Makes a text of several lines safe to print: replaces other control characters."""
+    return "".join(each if each.isprintable() or each in "\n\t" else " " for each in text)
+
+
 def _stdin_lines() -> Iterator[Line]:
     if sys.stdin.isatty():
         complain("one text a line; Ctrl-D ends")
