@@ -1,4 +1,4 @@
-"""The ASGI app: what every route has in common. `routes.py` and `translate.py` have the routes.
+"""The ASGI app: what every route has in common. `routes.py`, `translate.py` and `write.py` have the routes.
 
 A request passes, in this order: the API key, whether the server is stopping, the number of open requests, the size of
 its body, its fields, the limits of its texts, and the queue. If its client leaves, its texts leave the queue.
@@ -43,6 +43,7 @@ AT_ROOT = {
     "text-ranking": "/rerank",
     "text-classification": "/predict",
     "translation": "/translate",
+    "text-generation": "/generate",
     "sentence-embedding": "/embed",
     "sparse-embedding": "/embed_sparse",
 }

@@ -18,7 +18,7 @@ from npformer.tasks.sparse_embedding import SparseEmbedding
 from npformer.tasks.task import InputError, Request, Task
 from npformer.tasks.text_classification import TextClassification
 from npformer.tasks.text_ranking import TextRanking
-from npformer.tasks.translation import Translation
+from npformer.tasks.writing import Writing
 
 Given = str | Path | Model | Seq2Seq | Task
 
@@ -29,6 +29,7 @@ NEEDS = {
     "feature-extraction": "an encoder",
     "text-classification": "a model with a sequence-classification head",
     "text-ranking": "a cross-encoder, which is a sequence-classification model with one label",
+    "text-generation": "a causal language model, such as GPT-2",
     "translation": "a translation model",
 }
 
@@ -123,8 +124,8 @@ def _name_of(given: Given, task: Task) -> str:
 def _tasks(task: Task) -> Iterator[tuple[str, Task]]:
     """The tasks of a model, beginning with what it was made for."""
     model = task.model
-    if isinstance(task, Translation):
-        yield "translation", task
+    if isinstance(task, Writing):
+        yield task.name, task
         return
     if model.config.head == "sequence-classification":
         if len(model.config.labels) == 1:
@@ -149,6 +150,13 @@ def choose(models: Mapping[str, Served], name: str | None, task: str) -> Served:
             return each
     what = "; ".join(f"{each.name} has {', '.join(each.tasks)}" for each in some)
     raise Refusal(HTTPStatus.FAILED_DEPENDENCY, f"this takes {NEEDS[task]}; {what}", "Backend")
+
+
+def choose_writer(models: Mapping[str, Served], name: str | None) -> Served:
+    """The model of this name, or the first, that goes on after a prompt or translates it. Raises Refusal for none."""
+    some = models.values() if name is None else filter(None, [models.get(name)])
+    found = next((each for each in some if each.tasks.keys() & {"text-generation", "translation"}), None)
+    return found or choose(models, name, "text-generation")
 
 
 def prepare(task: Task, items: Sequence[Any], options: Any, truncate: bool, where: str, several: bool) -> Prepared:

@@ -1,35 +1,23 @@
 """The routes of translation models: whole translations, batched, and one translation as a stream of its pieces.
 
-/generate speaks as Hugging Face's text-generation-inference does. With stream=true there is one server-sent event for
-each piece, and the last has the whole text.
+/generate is that of `write.py` too, which has what models that go on after a prompt answer.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 from npformer.errors import NpformerError
 from npformer.serve import fields as f
 from npformer.serve.fields import Field
-from npformer.serve.models import Served, TaskWork, choose
-from npformer.serve.replies import as_json
+from npformer.serve.models import Served, TaskWork, choose, choose_writer
 from npformer.serve.routes import MODEL, ROUTES, TRUNCATE, Reply, Route, Service
+from npformer.serve.write import COMPLETIONS, GENERATE, SEARCH, completions, events, generated
 from npformer.tasks.translation import Translation
 
 BEAMS = 16  # more cost memory and time for nothing
 COST = 8  # a source's token counts as so many in a batch: each of the target's is a step through the decoder
 
-SEARCH = {
-    "max_new_tokens": Field(f.whole(1), None),
-    "do_sample": Field(f.BOOLEAN, None),
-    "temperature": Field(f.number(1e-6, 1e6), None),
-    "top_k": Field(f.whole(0), None),
-    "top_p": Field(f.number(1e-6, 1), None),
-    "seed": Field(f.whole(0, 2**63 - 1), None, "Of sampling; a random one unless given."),
-    "repetition_penalty": Field(f.number(1e-6, 1e6), None),
-    "no_repeat_ngram_size": Field(f.whole(0), None),
-}
 BEAM_SEARCH = {
     "num_beams": Field(f.whole(1, BEAMS), None),
     "length_penalty": Field(f.number(-50, 50), None),
@@ -86,7 +74,11 @@ async def translate(service: Service, given: dict[str, Any]) -> Reply:
 
 
 async def generate(service: Service, given: dict[str, Any]) -> Reply:
-    _, task = _translator(service, given)
+    served = choose_writer(service.models, given["model"])
+    if "text-generation" in served.tasks:
+        return await generated(service, given, served)
+    task = served.tasks["translation"]
+    assert isinstance(task, Translation)
     options = _settled(task, given, num_beams=1)
     one = f.Texts([given["inputs"]], several=False)
     prepared = await service.prepared(task, one, given["truncate"], "inputs", options)
@@ -96,24 +88,19 @@ async def generate(service: Service, given: dict[str, Any]) -> Reply:
     long = "truncate" if prepared.cut else "error"
     pieces = task.tokens(given["inputs"], to=options.to, long=long, **options.settings)
     first = await service.piece(pieces)  # before the answer begins, so that an error has its status
-    return Reply(cut=prepared.cut, pieces=_events(service, first, pieces), media_type="text/event-stream")
+    return Reply(cut=prepared.cut, pieces=events(service, first, pieces), media_type="text/event-stream")
 
 
-async def _events(service: Service, piece: str | None, pieces: Iterator[str]) -> AsyncIterator[bytes]:
-    """An event for each piece, and one with the whole text; each piece is computed when its turn comes."""
-    whole = ""
-    index = 0
-    while True:
-        index += 1
-        whole += piece or ""
-        token = {"text": piece or "", "special": piece is None}
-        event = {"index": index, "token": token, "generated_text": whole if piece is None else None, "details": None}
-        yield b"data:" + as_json(event) + b"\n\n"
-        if piece is None:
-            return
-        piece = await service.piece(pieces)
+async def generate_stream(service: Service, given: dict[str, Any]) -> Reply:
+    return await generate(service, {**given, "stream": True})
 
 
+GENERATE_FIELDS = {
+    "inputs": Field(f.TEXT),
+    "parameters": Field(f.an_object({**GENERATE, "tgt_lang": TO}), None),
+    **TRUNCATE,
+    **MODEL,
+}
 ALL_ROUTES = (
     *ROUTES,
     Route(
@@ -129,14 +116,13 @@ ALL_ROUTES = (
     ),
     Route(
         "/generate",
-        "A text in another language, as a stream if asked for",
+        "What follows a prompt, or a text in another language; as a stream if asked for",
         {
-            "inputs": Field(f.TEXT),
-            "parameters": Field(f.an_object({**SEARCH, "tgt_lang": TO}), None),
+            **GENERATE_FIELDS,
             "stream": Field(f.BOOLEAN, False, "Server-sent events, one for each piece as it is chosen."),
-            **TRUNCATE,
-            **MODEL,
         },
         generate,
     ),
+    Route("/generate_stream", "The same as a stream", GENERATE_FIELDS, generate_stream),
+    Route("/v1/completions", "What follows each prompt, as OpenAI's clients ask for it", COMPLETIONS, completions),
 )

@@ -1,7 +1,7 @@
 """The results of tasks: those of transformers.pipeline, plus how much of the text was read.
 
-`Answer` is a dict, `Answers` a list, `Array` a NumPy array. Each has two more attributes: `n_tokens`, the number of
-tokens of the whole text with [CLS] and [SEP], and `truncated`, whether the model read only the first of them.
+`Answer` is a dict, `Answers` a list, `Array` a NumPy array. Each of these has two more attributes: `n_tokens`, the
+number of tokens of the whole text with [CLS] and [SEP], and `truncated`, whether the model read only some of them.
 """
 
 from __future__ import annotations
@@ -36,6 +36,14 @@ class Array(np.ndarray):
 
     n_tokens: Any = None  # a slice of an array has None
     truncated: Any = None
+
+
+class Written(dict[str, str]):
+    """A text that a model wrote, how many tokens it took, and why it ended there: "end", "stop" string or "length"."""
+
+    def __init__(self, text: str, n_tokens: int, ended: str) -> None:
+        super().__init__(generated_text=text)
+        self.n_tokens, self.ended = n_tokens, ended
 
 
 def carrying(value: Any, n_tokens: Any, truncated: Any) -> Answer | Answers | Array:

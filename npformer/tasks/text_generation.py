@@ -14,6 +14,7 @@ from npformer.errors import NpformerError, warn
 from npformer.generation import generate, stream
 from npformer.generation.settings import resolve, stored_settings
 from npformer.runtime.packing import Text
+from npformer.tasks.results import Written
 from npformer.tasks.task import Request
 from npformer.tasks.writing import Writing, WritingOptions, pieces
 from npformer.text.encoding import Encoded, was_cut
@@ -112,14 +113,15 @@ class TextGeneration(Writing):
 
         The pieces join to what `return_full_text=False` gives for the same seed.
         """
+        yield from self.writing(text, **options)
+
+    def writing(self, text: str, **options: Any) -> Writer:
+        """The same, with the number of tokens so far, and at the end why it ended."""
         settled: TextGenerationOptions = self.settle(self.options, {"num_beams": 1, **options})
         prompt = self.source(text, settled)
         if prompt.truncated:
             warn(was_cut("input 0", prompt.n_tokens, len(prompt.texts[0])))
-        settings = self._settings(settled, len(prompt.texts[0]))
-        yield from pieces(
-            self.model.tokenizer, stream(self.model, prompt.texts[0], stopping=self._stopping(settled), **settings)
-        )
+        return Writer(self, prompt.texts[0], settled)
 
     def _stopping(self, options: TextGenerationOptions) -> StopStrings | None:
         return StopStrings(self.model.tokenizer, options.stop_strings) if options.stop_strings else None
@@ -165,12 +167,43 @@ class TextGeneration(Writing):
             found = generate(self.model, [prompts[i] for i in some], stopping=stopping, **settings[some[0]])
             for i, hypotheses in zip(some, found, strict=True):
                 before = _prompt(requests[i].item) if options.return_full_text else ""
-                answers[i] = [{"generated_text": before + self._text(each.ids)} for each in hypotheses]
+                answers[i] = [self._written(before, prompts[i], each.ids, options) for each in hypotheses]
         return answers
 
-    def _text(self, ids: np.ndarray) -> str:
-        return str(self.model.tokenizer.decode(ids.tolist()))
+    def _written(self, before: str, prompt: Text, ids: np.ndarray, options: TextGenerationOptions) -> Written:
+        text = before + self.model.tokenizer.decode(ids.tolist())
+        return Written(text, len(ids), self.ended(prompt, ids, options))
+
+    def ended(self, prompt: Text, ids: np.ndarray, options: TextGenerationOptions) -> str:
+        """Why a text ended: at an end token ("end"), a stop string ("stop"), or as it was long enough ("length")."""
+        if ids[-1] in resolve(self.model.folder, self.model.config, self._settings(options, 1)).end_ids:
+            return "end"
+        stopping = self._stopping(options)
+        return "stop" if stopping and stopping(np.concatenate([prompt.ids, ids])[None])[0] else "length"
 
 
 def _prompt(item: Any) -> str:
     return str(item["text"] if isinstance(item, Mapping) else item)
+
+
+class Writer:
+    """The pieces of a text as they are written, once."""
+
+    def __init__(self, task: TextGeneration, prompt: Text, options: TextGenerationOptions) -> None:
+        self.task, self.prompt, self.options = task, prompt, options
+        self.ids: list[int] = []
+        settings = task._settings(options, len(prompt))
+        self._tokens = stream(task.model, prompt, stopping=task._stopping(options), **settings)
+
+    def __iter__(self) -> Iterator[str]:
+        return pieces(self.task.model.tokenizer, self._noted())
+
+    def _noted(self) -> Iterator[int]:
+        for token in self._tokens:
+            self.ids.append(token)
+            yield token
+
+    @property
+    def ended(self) -> str:
+        """Why it ended, after its last piece."""
+        return self.task.ended(self.prompt, np.array(self.ids), self.options)

@@ -1,0 +1,209 @@
+"""Models that write after a prompt: /generate and its stream, /v1/completions, by plain requests and by their clients."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+from huggingface_hub import InferenceClient
+
+from npformer import pipeline
+from npformer.serve.batching import Batcher
+from npformer.serve.models import TaskWork
+from npformer.serve.write import until, withheld
+from npformer.tasks.text_generation import TextGeneration
+from tests.support import tiny, writers
+from tests.support.service import Server
+
+GREEDY = {"do_sample": False, "max_new_tokens": 12, "return_full_text": False}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return writers.folder(tmp_path_factory.mktemp("m") / "writer", seed=4)
+
+
+@pytest.fixture(scope="module")
+def task(folder: Path) -> TextGeneration:
+    made = pipeline("text-generation", folder)
+    assert isinstance(made, TextGeneration)
+    return made
+
+
+@pytest.fixture(scope="module")
+def server(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    with Server(folder, tiny.folder(tmp_path_factory.mktemp("m") / "encoder", "bert", "base")) as running:
+        yield running
+
+
+@pytest.fixture
+def client(server: Server) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="any", max_retries=0) as made:
+        yield made
+
+
+def written(task: TextGeneration, prompt: str, **settings: Any) -> str:
+    text: str = task(prompt, **{**GREEDY, **settings})[0]["generated_text"]
+    return text
+
+
+def events(content: str) -> list[Any]:
+    lines = [line.removeprefix("data:").strip() for line in content.split("\n\n") if line]
+    return [line if line == "[DONE]" else json.loads(line) for line in lines]
+
+
+# --- text-generation-inference ---------------------------------------------------------------------------------------
+
+
+def test_generate(server: Server, task: TextGeneration) -> None:
+    """Greedy unless a setting of drawing is given."""
+    body: dict[str, Any] = {"inputs": "The other", "parameters": {"max_new_tokens": 12}}
+    expected = written(task, "The other")
+    assert server.post("/generate", body)[:2] == (200, {"generated_text": expected})
+    assert server.post("/", body)[1] == {"generated_text": expected}
+    body["parameters"] |= {"temperature": 0.9, "seed": 3, "return_full_text": True, "details": True}
+    status, answer, _ = server.post("/generate", body)
+    drawn = written(task, "The other", do_sample=True, temperature=0.9, seed=3, top_k=0)
+    assert (status, answer["generated_text"]) == (200, "The other" + drawn)
+    assert answer["details"]["seed"] == 3
+
+
+def test_a_text_ends_for_a_reason(server: Server, task: TextGeneration) -> None:
+    whole = written(task, "The", max_new_tokens=20)
+    for parameters, reason in (({}, "length"), ({"stop": [whole[3:5]]}, "stop_sequence")):
+        body = {"inputs": "The", "parameters": {"max_new_tokens": 20, "details": True, **parameters}}
+        _, answer, _ = server.post("/generate", body)
+        assert answer["details"]["finish_reason"] == reason
+        assert answer["details"]["generated_tokens"] <= 20
+        _, content, _ = server.post("/generate_stream", body)
+        *_, last = events(content)
+        assert last["details"] == answer["details"]
+        assert last["generated_text"] == answer["generated_text"]
+    ends = task.model.generate(task.model.tokenizer.encode("The").ids, do_sample=False, max_new_tokens=20)[0][0].ids
+    answer = task("The", max_new_tokens=20, do_sample=False, eos_token_id=int(ends[4]))[0]
+    assert (answer.ended, answer.n_tokens) == ("end", 5)
+
+
+def test_a_stream_joins_to_the_text(server: Server, task: TextGeneration) -> None:
+    body = {"inputs": "é", "parameters": {"max_new_tokens": 12}, "stream": True}
+    status, content, headers = server.post("/generate", body)
+    found = events(content)
+    assert (status, headers["content-type"]) == (200, "text/event-stream; charset=utf-8")
+    assert "".join(each["token"]["text"] for each in found) == found[-1]["generated_text"] == written(task, "é")
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "message"),
+    [
+        ({"inputs": "a" * 60, "parameters": {"max_new_tokens": 9}}, 413, "60 tokens, and the model takes 55"),
+        ({"inputs": "a", "parameters": {"max_new_tokens": 65}}, 422, "max_new_tokens: expected a whole number"),
+        ({"inputs": "a", "parameters": {"best_of": 2}}, 422, "parameters.best_of: unsupported"),
+        ({"inputs": "a", "parameters": {"stop": [""]}}, 422, "stop_strings: expected texts that are not empty"),
+        ({"inputs": "a", "parameters": {"tgt_lang": "fra"}}, 422, "argument of text-generation"),
+        ({"inputs": "a", "model": "encoder"}, 424, "this takes a causal language model"),
+    ],
+)
+def test_what_is_refused(body: dict[str, Any], status: int, message: str, server: Server) -> None:
+    for stream in (False, True):
+        code, answer, _ = server.post("/generate", {**body, "stream": stream})
+        assert (code, message in answer["error"]) == (status, True), answer
+
+
+def test_a_prompt_is_cut_if_that_is_asked_for(server: Server) -> None:
+    body = {"inputs": "a" * 60, "parameters": {"max_new_tokens": 9}, "truncate": True}
+    status, _, headers = server.post("/generate", body)
+    assert (status, headers["x-truncated-inputs"]) == (200, "0")
+
+
+def test_inference_client(server: Server, task: TextGeneration) -> None:
+    client = InferenceClient(model=f"{server.url}/generate")
+    assert client.text_generation("The", max_new_tokens=12) == written(task, "The")
+    assert "".join(client.text_generation("The", max_new_tokens=12, stream=True)) == written(task, "The")
+
+
+# --- OpenAI ----------------------------------------------------------------------------------------------------------
+
+
+def test_completions(client: openai.OpenAI, task: TextGeneration) -> None:
+    answer = client.completions.create(model="writer", prompt=["The other", "in"], max_tokens=12, temperature=0)
+    assert [each.text for each in answer.choices] == [written(task, "The other"), written(task, "in")]
+    assert [each.finish_reason for each in answer.choices] == ["length"] * 2
+    assert answer.usage is not None
+    assert answer.usage.completion_tokens == 24
+    assert answer.usage.prompt_tokens == sum(len(task.model.tokenizer.encode(each)) for each in ("The other", "in"))
+    answer = client.completions.create(model="writer", prompt="The", n=2, seed=1, echo=True, max_tokens=5)
+    drawn = task("The", num_return_sequences=2, seed=1, temperature=1.0, top_k=0, max_new_tokens=5)
+    assert [each.text for each in answer.choices] == [each["generated_text"] for each in drawn]
+
+
+def test_a_completion_ends_before_its_stop_string(client: openai.OpenAI, task: TextGeneration) -> None:
+    whole = written(task, "The", max_new_tokens=20)
+    stop = whole[3:5]
+    settings: dict[str, Any] = {"model": "writer", "prompt": "The", "temperature": 0, "max_tokens": 20, "stop": stop}
+    [choice] = client.completions.create(**settings).choices
+    assert (choice.text, choice.finish_reason) == (whole[: whole.index(stop)], "stop")
+    *parts, last, usage = client.completions.create(**settings, stream=True, stream_options={"include_usage": True})
+    assert "".join(each.choices[0].text for each in parts) == choice.text
+    assert last.choices[0].finish_reason == "stop"
+    assert usage.usage.total_tokens > 1
+
+
+def test_completions_that_are_refused(client: openai.OpenAI) -> None:
+    for more, message in (
+        ({"n": 2, "temperature": 0}, "n: expected 1 with temperature 0"),
+        ({"n": 2, "stream": True}, "stream: expected one prompt"),
+        ({"logprobs": 3}, "logprobs: unsupported"),
+        ({"prompt": [1, 2]}, "expected texts, got token ids"),
+    ):
+        given: dict[str, Any] = {"model": "writer", "prompt": "The", **more}
+        with pytest.raises(openai.UnprocessableEntityError, match=message):
+            client.completions.create(**given)
+    with pytest.raises(openai.NotFoundError, match="none has this name"):
+        client.completions.create(model="gpt-3.5-turbo-instruct", prompt="The")
+
+
+def test_curl(server: Server) -> None:
+    body = '{"prompt": "The", "max_tokens": 3, "stream": true}'
+    done = subprocess.run(["curl", "-sN", f"{server.url}/v1/completions", "-d", body], capture_output=True, text=True)
+    assert done.stdout.endswith("data: [DONE]\n\n")
+
+
+# --- stop strings and batches ----------------------------------------------------------------------------------------
+
+
+def test_pieces_that_may_begin_a_stop_string_wait() -> None:
+    assert until("abcabd", ("bd", "ca")) == "ab"
+    for pieces in (["a", "b", "x", "ab", "c"], ["abxabc"], list("abxabc"), ["abxa", "bcd"]):
+        found = list(withheld(iter(pieces), ("abc", "zz")))
+        assert "".join(found) == "abx"
+    assert list(withheld(iter(["a", "b"]), ())) == ["a", "b"]
+    assert "".join(withheld(iter(["a", "b"]), ("bc",))) == "ab"
+
+
+def test_strangers_share_a_batch_and_get_what_they_get_alone(task: TextGeneration) -> None:
+    """One batch of three requests with the same settings."""
+    batches = []
+    batcher = Batcher(10_000, 0.2, 100, lambda batch, seconds: batches.append(len(batch)))
+    options = task.settle(task.options, GREEDY)
+    prompts = ["The other", "in", "é é"]
+
+    async def ask() -> list[Any]:
+        asked = [
+            batcher.answers(TaskWork(task, task.settle(task.options, GREEDY)), task.prepare([each], 0, options), [9])
+            for each in prompts
+        ]
+        return [answer for [answer] in await asyncio.gather(*asked)]
+
+    batcher.start()
+    try:
+        answers = asyncio.run(ask())
+    finally:
+        batcher.close()
+    assert answers == [task(each, **GREEDY) for each in prompts]
+    assert batches == [3]
