@@ -34,6 +34,7 @@ pytestmark = pytest.mark.numbers
 TEXT = "I love ice cream"
 FAMILIES = ("distilbert", "bert", "electra", "roberta", "albert", "gpt2")
 LAYER = [stage.name for stage in stages.STAGES if stage.name.startswith("layers.*.")]
+NORMS_FIRST = {"attention_norm": 0, "attention_residual": 2, "ffn_norm": 3, "ffn_residual": 5}  # attention 1, FFN 4
 OF_OTHERS = ("_rotated", ".distance_scores", ".gate", ".gated")  # ends of stages of models with these mechanisms
 
 
@@ -43,10 +44,10 @@ def model(request: pytest.FixtureRequest) -> Model:
 
 
 def test_every_stage_fires_once_in_the_order_of_the_table(model: Model) -> None:
-    layers = [name.replace("*", str(n)) for n in range(model.config.n_layers) for name in LAYER]
-    layers = [name for name in layers if not name.endswith(OF_OTHERS)]
+    layer = [name for name in LAYER if not name.endswith(OF_OTHERS)]
     if model.config.norm_first:
-        layers = sorted(layers, key=_as_pre_norm)
+        layer = sorted(layer, key=lambda name: NORMS_FIRST.get(name.rpartition(".")[2], 1 + 3 * (".ffn." in name)))
+    layers = [name.replace("*", str(n)) for n in range(model.config.n_layers) for name in layer]
     segments = ["embeddings.segment"] if model.config.n_segments else []
     expected = [
         *("embeddings.token", "embeddings.position"),
@@ -60,13 +61,6 @@ def test_every_stage_fires_once_in_the_order_of_the_table(model: Model) -> None:
     ]
     assert list(trace(model, TEXT)) == expected
     assert set(expected) <= set(stages.names(model.config))
-
-
-def _as_pre_norm(stage: str) -> tuple[str, int]:
-    """A norm comes before its block: attention's is a layer's first stage, the FFN's comes before its residual's end."""
-    order = {"attention_norm": 0, "attention_residual": 2, "ffn_norm": 3, "ffn_residual": 5}
-    _, number, name = stage.split(".", 2)
-    return number, order.get(name, 1 if name.startswith("attention.") else 4)
 
 
 def test_shapes_of_one_text_have_no_batch_axis(model: Model) -> None:
@@ -88,9 +82,8 @@ def test_the_stages_are_what_their_formulas_say(model: Model) -> None:
     )
     q, k, v = (t[f"layers.0.attention.{name}_heads"] for name in ("query", "key", "value"))
     np.testing.assert_allclose(t["layers.0.attention.scores"], q @ k.mT / np.sqrt(8), 1e-4, 1e-5)
-    scores = t["layers.0.attention.scores"]
-    if model.config.causal:
-        scores = np.where(np.tri(scores.shape[-1], dtype=bool), scores, -np.inf)
+    seen = np.tri(6, dtype=bool) | (not model.config.causal)
+    scores = np.where(seen, t["layers.0.attention.scores"], -np.inf)
     np.testing.assert_allclose(t["layers.0.attention.weights"], softmax(scores), 1e-5, 1e-6)
     np.testing.assert_allclose(t["layers.0.attention.context"], t["layers.0.attention.weights"] @ v, 1e-4, 1e-5)
     np.testing.assert_array_equal(
