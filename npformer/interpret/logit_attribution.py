@@ -146,7 +146,8 @@ def logit_attribution(
     label : str or int, optional
         The label or word to explain; by default the model's answer. For spans "start" (the default) or "end".
     position : int, optional
-        For a head on tokens, the token whose logit is meant; by default the masked word, if there is one.
+        For a head on tokens, the token whose logit is meant; by default the masked word, if there is one, and for
+        causal-lm the last token, after which the next word comes.
     against : str or int, optional
         Another label, whose logit is subtracted: with two labels the difference is the log-odds.
 

@@ -17,6 +17,7 @@ from npformer.functions import log_softmax, softmax
 from npformer.tape import Differentiable
 from npformer.transformer import POOLED_HEADS
 
+WORDS = ("masked-lm", "causal-lm")  # heads whose outputs are words
 MASKS = ("[MASK]", "<mask>")
 MOST = 1 << 16  # numbers of an answer whose derivative is taken by differences
 STEP = 1e-4  # of these differences, times the size of the number: their error is near its square
@@ -47,8 +48,9 @@ def metric_of(
     """Makes the metric for a text with these answers.
 
     metric: a function of the answers, also a `Differentiable`; or a label, word or number, whose logit is the metric;
-    or None for the logit of the model's own answer: of a head on tokens the mean over the tokens (or the masked ones),
-    of spans the mean of start and end, of a translation the mean log-probability of its tokens.
+    or None for the logit of the model's own answer: of a head on tokens the mean over the tokens (or the masked ones;
+    or the last, after which a causal-lm's next word comes), of spans the mean of start and end, of a translation the
+    mean log-probability of its tokens.
     """
     if isinstance(metric, Metric):
         return metric
@@ -101,7 +103,10 @@ def logits_asked(
         return _span(label, position, answers, caller)
     logits = answers["logits"]
     if position is None:
-        positions = _masked(model, text) if head == "masked-lm" else range(len(logits))
+        if head == "causal-lm":  # the word after the text
+            positions: Sequence[int] = [len(logits) - 1]
+        else:
+            positions = _masked(model, text) if head == "masked-lm" else range(len(logits))
         if label is not None and len(positions) != 1:
             raise NpformerError(
                 f"{caller}: {label!r:.80}: expected position=, the token whose logit is meant, got none"
@@ -138,7 +143,7 @@ def label_name(model: Any, number: int, count: int) -> str:
     config = model.config
     if len(config.labels) == count:
         return str(config.labels[number])
-    if config.head in ("masked-lm", "translation"):
+    if config.head in (*WORDS, "translation"):
         token = _token(model, number)
         return str(number) if token is None else token
     return f"label {number}"
@@ -160,7 +165,7 @@ def _label(model: Any, label: str | int, count: int, caller: str) -> tuple[int, 
         names = list(model.config.labels)
         if label in names:
             number = names.index(label)
-        elif model.config.head == "masked-lm":
+        elif model.config.head in WORDS:
             number = model.tokenizer.token_to_id(label)
     if isinstance(number, (bool, str)) or not isinstance(number, int | np.integer) or not 0 <= number < count:
         some = (

@@ -53,7 +53,8 @@ def attribution(
     label : str or int, optional
         The label to explain; by default the model's answer.
     token : int, optional
-        The token whose output the roll-out explains (the first), and for a head on tokens the logit attribution.
+        The token whose output the roll-out explains, and for a head on tokens the logit attribution. By default the
+        first, or the last of a model in which no other has read the whole text, such as GPT-2.
     steps : int
         Number of points at which integrated gradients take the gradient.
     scores : mapping, optional
@@ -105,7 +106,9 @@ def attribution(
     found += [given_scores(name, side.tokens, each) for name, each in (scores or {}).items()]
     if "roll-out" in asked and (not is_stages(arrays) or stage_arrays(arrays, "weights")):
         stack = stacks(arrays, tokens)[0]
-        found.append(roll_out(stack, pick("token", token or 0, range(len(stack.queries.tokens)))))
+        count = len(stack.queries.tokens)
+        reads_all = count - 1 if not is_arrays(source) and source.config.causal else 0
+        found.append(roll_out(stack, pick("token", reads_all if token is None else token, range(count))))
     if not found and methods is not None:
         raise NpformerError(
             f"attribution: {', '.join(asked)}: not to be had of this; a model with labels for texts has all"
