@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from tests.support import tiny
+from tests.support import tiny, writers
 
 HERE = Path(__file__).parent
 DATA = HERE / "tasks"
@@ -134,6 +134,15 @@ def sentence_embedding() -> Iterator[dict[str, Any]]:
     )
 
 
+def text_generation() -> Iterator[dict[str, Any]]:
+    model, prompts = {"model_type": "gpt2", "seed": 4}, ["The other", "", "naïve 😀 京", "a" * 20 + "<|endoftext|>b"]
+    yield case(model, prompts, do_sample=False, max_new_tokens=24)
+    yield case(model, prompts[0], do_sample=False, max_new_tokens=24, return_full_text=False)
+    yield case(model, prompts, do_sample=False, max_new_tokens=12, num_beams=3, num_return_sequences=2)
+    yield case(model, prompts[:2], do_sample=False, max_new_tokens=24, stop_sequence=["$", "the"])
+    yield case(model, prompts, do_sample=False, max_length=30, repetition_penalty=1.3)
+
+
 def case(model: dict[str, Any], inputs: Any, **arguments: Any) -> dict[str, Any]:
     return {"model": model, "inputs": inputs, "arguments": arguments}
 
@@ -146,12 +155,15 @@ CASES = {
     "feature-extraction": feature_extraction,
     "question-answering": question_answering,
     "sentence-embedding": sentence_embedding,
+    "text-generation": text_generation,
 }
 
 
 def write_folder(path: Path, case: dict[str, Any]) -> Path:
     """The case's checkpoint folder; for sentence-embedding one of sentence-transformers, by the case's arguments."""
     model = {name: tuple(value) if isinstance(value, list) else value for name, value in case["model"].items()}
+    if model["model_type"] == "gpt2":
+        return writers.folder(path, seed=model["seed"])
     folder = tiny.folder(path, **model)
     if "pooling" in case["arguments"]:
         write_sentence_folder(folder, case["model"]["d_model"], **case["arguments"])
