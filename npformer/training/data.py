@@ -238,6 +238,11 @@ def encode_blocks(model: Model, paths: Sequence[str | Path], limit: int | None =
     ids, size = np.concatenate(parts), encoder.limit
     if len(ids) < 2:
         raise NpformerError(f"{paths[0]}: one token, which leaves none to predict")
+    return blocks(ids, size)
+
+
+def blocks(ids: np.ndarray, size: int) -> list[Example]:
+    """Cuts a stream of token ids (L,) into blocks of `size`; the target of each token but the last is the next one."""
     starts = range(0, len(ids) - 1, size)
     return [Example(Text(ids[at : at + size][: len(ids) - 1 - at]), ids[at + 1 : at + 1 + size]) for at in starts]
 
