@@ -17,7 +17,7 @@ import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
-TRANSLATOR = "en-de-multi30k"
+IN_THE_CHECKOUT = ("en-de-multi30k", "gpt2-austen")  # models that are not part of the package
 PROGRAM = """
 import npformer, sys
 try:
@@ -54,7 +54,8 @@ def check_wheel(folder: Path, wheel: Path) -> None:
     shutil.copy(ROOT / "tests" / "support" / "user_program.py", folder)
     run(python, "user_program.py", cwd=folder)
     run(python, "-m", "mypy", "--strict", "user_program.py", cwd=folder)
-    expect(load(python, TRANSLATOR, folder), "git clone https://github.com/")
+    for name in IN_THE_CHECKOUT:
+        expect(load(python, name, folder), "git clone https://github.com/")
 
 
 def check_install_without_the_model(folder: Path) -> None:
@@ -64,7 +65,7 @@ def check_install_without_the_model(folder: Path) -> None:
     size = sum(path.stat().st_size for path in (folder / "small").rglob("npformer/**/*") if path.is_file())
     print(f"npformer alone: {size / 1e6:.1f} MB with its compiled Python")
     assert size < 5e6, size
-    for name in ("distilbert-sst2", TRANSLATOR):
+    for name in ("distilbert-sst2", *IN_THE_CHECKOUT):
         model = ROOT / "weights" / name
         expect(load(python, name, folder), f"Give its path instead of its name: {model}")
         expect(load(python, name, ROOT / "examples"), f"loaded {model}")

@@ -23,8 +23,8 @@ from npformer.limits import LIMITS, Limits
 from npformer.model import Model, Seq2Seq
 from npformer.runtime.threads import thread_count, wants_same_bits
 
-#: The project's own models. A checkout has both. An installed package has the first, unless it was built without.
-OURS = ("distilbert-sst2", "en-de-multi30k")
+#: The project's own models. A checkout has all. An installed package has the first, unless it was built without.
+OURS = ("distilbert-sst2", "en-de-multi30k", "gpt2-austen")
 REPOSITORY = "https://github.com/npformer/npformer"
 
 
