@@ -228,7 +228,7 @@ def packed_attention(
                 added = {name: array[some] for name, array in added.items()}
                 context[...] = unmasked_attention(q, k, v, scale, **added)
             else:
-                if admitted is not None and len(admitted) == len(run[0]) > 1:
+                if admitted is not None and admitted.ndim == 4 and len(admitted) > 1:  # one for each text
                     admitted = admitted[some[0]]
                 context[...] = scaled_dot_product_attention(q, k, v, admitted, is_causal)
 

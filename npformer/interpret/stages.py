@@ -119,6 +119,31 @@ def find(name: str) -> Stage | None:
     return replace(stage, name=name, hook=hook if plain == name else "")
 
 
+#: The formulas of a layer whose norms stand before its blocks, where they differ: N and M are its normalised rows.
+_NORM_FIRST = {
+    "attention_norm": "N = Normalize(X)",
+    "attention.query": "Q = N W_Q + b_Q",
+    "attention.key": "K = N W_K + b_K",
+    "attention.value": "V = N W_V + b_V",
+    "attention_residual": "Y = X + A",
+    "ffn_norm": "M = Normalize(Y)",
+    "ffn.hidden": "M W_1 + b_1",
+    "ffn.gate": "M V + c",
+    "ffn_residual": "Z = Y + B",
+}
+
+
+def formula(name: str, config: Config | None) -> str:
+    """Returns the formula of a stage in this model; "" for an unknown name.
+
+    >>> formula("layers.3.ffn_norm", None)
+    'Z = Normalize(Y + B)'
+    """
+    stage = find(name)
+    own = _NORM_FIRST.get(_NUMBER.split(name)[-1].removeprefix(".")) if config and config.norm_first else None
+    return own or (stage.formula if stage else "")
+
+
 def module(config: Config, name: str) -> str:
     """Returns the Hugging Face module whose output a stage is; "" if there is none.
 

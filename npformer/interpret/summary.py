@@ -57,7 +57,7 @@ def summary(name: str, arrays: Sequence[np.ndarray], config: Config | None) -> S
     return StageSummary(
         name,
         shapes[0] if len(shapes) == 1 else f"{len(arrays)} texts",
-        stage.formula,
+        stages.formula(name, config),
         function,
         stages.module(config, name) if config else "",
         stage.hook,

@@ -150,6 +150,15 @@ def test_a_text_has_the_same_bits_alone_in_a_batch_and_shared_by_threads(dtype: 
     assert all(np.array_equal(model.run([text])[0]["logits"], a) for text, a in zip(texts, together, strict=True))
 
 
+def test_a_trace_has_the_formulas_of_norms_before_the_blocks() -> None:
+    t = trace(tiny.model("gpt2", "causal-lm"), np.arange(5, 12))
+    assert t.row("layers.1.attention_norm").formula == "N = Normalize(X)"
+    assert t.row("layers.1.attention.query").formula == "Q = N W_Q + b_Q"
+    assert t.row("layers.1.ffn_residual").formula == "Z = Y + B"
+    assert np.array_equal(t["layers.1.ffn_residual"], t["layers.1.attention_residual"] + t["layers.1.ffn.output"])
+    assert t.row("layers.1.attention.weights").formula == "W_h = softmax(scores)"
+
+
 def test_the_classifier_reads_the_last_token_that_is_not_padding() -> None:
     model, text = tiny.model("gpt2", pad_id=7), ids(9)
     right = model.run([Text(text)])[0]["logits"]
