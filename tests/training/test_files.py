@@ -165,7 +165,7 @@ def test_finetune_that_makes_no_sense(
         (model, two, (), "one has a text in each row, the other two"),
         (model, one, ("--average-every", "3"), "--average-every: says how far apart the states of --average are"),
         (model, one, ("--labels", "no, maybe"), "label 'yes'; expected one of no (0), maybe (1)"),
-        (str(translator_folder / "out"), one, (), "takes an encoder, this model has a decoder"),
+        (str(translator_folder / "out"), one, (), "takes an encoder, a marian has a decoder and no head for labels"),
         (model, one, ("--learning-rate", "999", "--weight-decay", "1e30", "--warmup", "0"), "smaller learning rate"),
     ):
         command = ["finetune", "-m", source, "--train", one, "--dev", dev, "-o", str(tmp_path / "out"), *more]
