@@ -206,6 +206,8 @@ class Config:
             raise NpformerError(f"vocab_size: a {self.head} model has a token table, so it must be above 0")
         if self.head not in ("base", "translation", *REREADING_HEADS) and self.decoder:
             raise NpformerError(f"decoder: a {self.head} model has none, got {self.decoder.n_layers} layers")
+        if self.head == "causal-lm" and not self.causal:
+            raise NpformerError("causal: a causal-lm model predicts the next token from those before, so expected True")
         if self.head == "translation":
             if not self.n_layers or not self.decoder:
                 raise NpformerError("a translation model has an encoder and a decoder, each of at least one layer")

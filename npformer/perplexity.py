@@ -79,9 +79,9 @@ def perplexity(model: Model, text: str, stride: int | None = None, max_length: i
     """Measures how well a model predicts a text: exp of the mean cross-entropy of each token given those before it.
 
     A text that is longer than the model takes is read in windows, each `stride` tokens after the one before. Of each
-    window only those tokens count that no window before had, so that they have at least max_length - stride tokens
-    before them. The first token has nothing before it and does not count. No start token is put in front, unless the
-    model's tokenizer does, as in Transformers.
+    window only those tokens count that no window before had. They have at least max_length - stride tokens before them,
+    but for the first window's. The first token has nothing before it and does not count. No start token is put in
+    front, unless the model's tokenizer does, as in Transformers.
 
     Parameters
     ----------
@@ -116,9 +116,13 @@ def perplexity(model: Model, text: str, stride: int | None = None, max_length: i
     >>> print(npformer.perplexity(model, "to be or not to be"))  # of new weights, about one in the vocabulary
     perplexity 5.10... a token, 3.88... a word, 1.57... a byte   0.65... bits a byte   5 tokens, 6 words, 18 bytes
     """
+    if not isinstance(model, Model):
+        raise NpformerError(
+            f"perplexity: expected a model, such as npformer.load({str(model)!r:.60}), got {model!r:.60}"
+        )
     if model.config.head != "causal-lm":
         raise NpformerError(f"perplexity: expected a causal-lm model, got a {model.config.head} model")
-    most = model.config.max_length
+    most = whole("perplexity: the model's positions", model.config.max_length, 2)
     width = most if max_length is None else whole("max_length", max_length, 2, most)
     step = max(1, width // 2) if stride is None else whole("stride", stride, 1, width - 1)
     ids = Encoder(model).ids(as_text(text))

@@ -74,6 +74,11 @@ def test_fields_that_change_nothing_are_ignored_by_name():
     assert ignored({**BERT, **data}) == ["_attn_implementation", "reference_compile", "torch_dtype", "use_cache"]
 
 
+def test_a_model_of_the_next_token_is_causal():
+    with pytest.raises(NpformerError, match="causal: a causal-lm model predicts the next token from those before"):
+        dataclasses.replace(read_config(ARCHITECTURES["GPT2LMHeadModel"]["config"]), causal=False)
+
+
 def test_no_family_that_is_here_is_said_to_be_missing():
     """A family that is added is removed from `MISSING`."""
     assert not MISSING.keys() & FAMILIES.keys()

@@ -46,10 +46,7 @@ GROUPS = {
     "distances_norm": ("D", "D"),
     "convolution": ("KD", "D"),
     "convolution_norm": ("D", "D"),
-    **{
-        f"attention.{name}": ("DD", "D")
-        for name in ("distance_key", "distance_query", "query", "key", "value", "output")
-    },
+    **{f"attention.{name}": ("DD", "D") for name in ATTENTION},
     "attention_norm": ("D", "D"),
     "ffn.hidden": ("DF", "F"),
     "ffn.gate": ("DF", "F"),

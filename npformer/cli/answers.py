@@ -91,14 +91,15 @@ def generated(text: str, answer: Any, task: Task) -> str:
 
 def as_written(text: str, task: Any) -> Iterator[str]:
     """Yields what a task writes after a prompt, as it is written; beams and several texts only when they are done."""
-    settings = task.options.settings
-    if settings.get("num_beams", 1) > 1 or settings.get("num_return_sequences", 1) > 1:
+    settings = task.resolved(task.options)
+    if settings.num_beams > 1 or settings.num_return_sequences > 1:
         yield generated(text, task(text), task)
         return
-    if task.options.return_full_text:
-        yield printable(text)
-    for piece in task.tokens(text):
-        yield printable(piece)
+    pieces = task.tokens(text)
+    first = next(pieces, "")  # before the prompt is shown, which may be refused
+    yield printable(text) if task.options.return_full_text else ""
+    yield printable(first)
+    yield from map(printable, pieces)
 
 
 def named_translations(answer: Any) -> dict[str, Any]:

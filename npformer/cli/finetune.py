@@ -15,7 +15,7 @@ from npformer.cli import recipes
 from npformer.cli.arguments import add_options, limits, model_options, whole
 from npformer.cli.process import complain
 from npformer.errors import NpformerError
-from npformer.families import read_config
+from npformer.families import family_of, read_config
 from npformer.files import read_json
 from npformer.limits import Limits
 from npformer.model import Model
@@ -98,7 +98,14 @@ def _texts(args: argparse.Namespace, source: Path, output: Path, recipe: Recipe)
     if args.labels or args.text_columns or args.as_distilbert:
         raise NpformerError("--labels, --text-columns, --as-distilbert: go with files of labels, not with .txt files")
     allowed = limits(args)
-    config, tree = read_tree(read_folder(source, allowed), np.dtype(np.float32), "causal-lm")
+    stored = read_folder(source, allowed)
+    described = read_config(stored.config, limits=allowed)
+    if "causal-lm" not in family_of(described).architectures.values():
+        raise NpformerError(
+            f"{source}: .txt files train a model that writes texts, which a {described.model_type} does not; "
+            "give a .tsv, .csv or .jsonl file of labels"
+        )
+    config, tree = read_tree(stored, np.dtype(np.float32), "causal-lm")
     weights = Trainable(tree, config)
     model = Model(config, weights.tree, source, args.threads, limits=allowed)
     examples, held_out = (encode_blocks(model, paths, args.max_length) for paths in (args.train, args.dev))

@@ -29,10 +29,14 @@ class Bart(Marian):
 
     def read_config(self, data: Mapping[str, Any], head: str | None) -> Config:
         table = {"share_encoder_decoder_embeddings": True, "decoder_vocab_size": None}
-        config = super().read_config({**data, **table}, head)
+        return super().read_config({**data, **table}, head)
+
+    def check(self, config: Config) -> Config:
+        if not config.n_layers or not config.decoder:
+            raise NpformerError("a BART has an encoder and a decoder, each of at least one layer")
         if config.head == "sequence-classification" and len(config.decoder.end_ids) != 1:
             raise NpformerError(f"eos_token_id: a classifier reads the row of one token, got {config.decoder.end_ids}")
-        return config
+        return super().check(config)
 
     def write_config(self, config: Config) -> dict[str, Any]:
         data = super().write_config(config)

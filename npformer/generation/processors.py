@@ -26,7 +26,7 @@ def ban_repeated_ngrams(ids: np.ndarray, scores: np.ndarray, size: int) -> None:
         return
     windows = np.lib.stride_tricks.sliding_window_view(ids, size, axis=1)
     repeated = (windows[..., :-1] == ids[:, None, length + 1 - size :]).all(axis=-1)
-    rows, places = np.nonzero(repeated)
+    rows, places = np.nonzero(repeated & (windows[..., -1] >= 0))
     scores[rows, windows[rows, places, -1]] = -np.inf
 
 

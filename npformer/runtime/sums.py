@@ -1,7 +1,8 @@
 """Sums in a fixed order: zeros between or after the terms do not change a bit.
 
-NumPy and BLAS add a long sum in an order that depends on its length, so sums are added in groups here: of TERMS terms,
-or, after the first `front` terms, of more, where the terms of several sums lie side by side with zeros between.
+NumPy and BLAS add a long sum in an order that depends on its length, so sums are added in groups of TERMS terms here.
+Where the terms of several sums lie side by side, after the first `front` terms, each sum has zeros for the others' and
+groups that are so many times as long.
 """
 
 from __future__ import annotations

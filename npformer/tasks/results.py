@@ -39,7 +39,7 @@ class Array(np.ndarray):
 
 
 class Written(dict[str, str]):
-    """A text that a model wrote, how many tokens it took, and why it ended there: "end", "stop" string or "length"."""
+    """A text that a model wrote, the tokens that it took, and why it ended: "end" token, "stop" string, or "length"."""
 
     def __init__(self, text: str, n_tokens: int, ended: str) -> None:
         super().__init__(generated_text=text)

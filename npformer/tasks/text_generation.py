@@ -12,7 +12,7 @@ import numpy as np
 from npformer.checks import boolean, one_of
 from npformer.errors import NpformerError, warn
 from npformer.generation import generate, stream
-from npformer.generation.settings import resolve, stored_settings
+from npformer.generation.settings import Settings, resolve, stored_settings
 from npformer.runtime.packing import Text
 from npformer.tasks.results import Written
 from npformer.tasks.task import Request
@@ -50,9 +50,10 @@ class TextGenerationOptions(WritingOptions):
 class TextGeneration(Writing):
     """Returns a list of dicts with "generated_text" for each prompt, one for each of num_return_sequences.
 
-    Tokens are drawn at a temperature of 0.7, and 256 at most, unless the caller or the model's generation_config.json
-    says otherwise: the defaults of transformers.pipeline. do_sample=False takes the likeliest, num_beams=4 searches. An
-    empty prompt stands for the start token. The last of num_beams, do_sample that is given wins over the other.
+    Tokens are drawn at a temperature of 0.7, and 256 at most, or as many as there is room for, unless the caller or the
+    model's generation_config.json says otherwise: the defaults of transformers.pipeline. do_sample=False takes the
+    likeliest, num_beams=4 searches; a call that gives one of them leaves the other that the pipeline was made with. An
+    empty prompt stands for the start token.
 
     Parameters
     ----------
@@ -60,7 +61,7 @@ class TextGeneration(Writing):
     return_full_text : bool
         Put the prompt before what is written.
     stop_strings : str or list of str, also under the names stop_sequence and stop
-        A text ends when it has one of these, which stays in it.
+        A text ends when it has one of these, which stays in it; it may begin in the prompt, as in Transformers.
     long : "error" or "truncate"
         What to do with a prompt that is too long for max_new_tokens more tokens: refuse it, or keep its last tokens
         (handle_long_generation="hole" in Transformers).
@@ -91,21 +92,29 @@ class TextGeneration(Writing):
         given = {ALIASES.get(name, name): value for name, value in given.items() if value is not None}
         if one_of("handle_long_generation", given.pop("handle_long_generation", None), (None, "hole")):
             given["long"] = "truncate"
-        if isinstance(given.get("num_beams"), int) and given["num_beams"] > 1:
+        if _several(given.get("num_beams")):
             given.setdefault("do_sample", False)
         elif given.get("do_sample") is True:
             given.setdefault("num_beams", 1)
-        known = self.stored.keys() | options.settings.keys() | given.keys()
+        known = {**self.stored, **options.settings, **given}
         defaults = {name: value for name, value in DEFAULTS.items() if name not in known}
+        if _several(known.get("num_beams")):
+            defaults.pop("do_sample", None)
         settled: TextGenerationOptions = super().settle(options, {**defaults, **given})
-        resolve(self.model.folder, self.model.config, self._settings(settled, 1))
+        self.resolved(settled)
         return settled
+
+    def resolved(self, options: TextGenerationOptions, n_tokens: int = 1) -> Settings:
+        """The settings of the search after a prompt of so many tokens. Raises NpformerError if they are impossible."""
+        return resolve(self.model.folder, self.model.config, self._settings(options, n_tokens), n_tokens)
 
     def _settings(self, options: TextGenerationOptions, n_tokens: int) -> dict[str, Any]:
         """The settings for a prompt of so many tokens."""
         settings = dict(options.settings)
-        if not {"max_new_tokens", "max_length"} & (self.stored.keys() | settings.keys()):
-            settings["max_new_tokens"] = min(NEW_TOKENS, max(1, self.encoder.limit + 1 - n_tokens))
+        usual = self.stored.get("max_new_tokens", NEW_TOKENS)
+        if not {"max_new_tokens", "max_length"} & settings.keys() and "max_length" not in self.stored:
+            room = max(1, self.encoder.limit + 1 - max(1, n_tokens))
+            settings["max_new_tokens"] = min(usual, room) if isinstance(usual, int) else usual
         return settings
 
     def tokens(self, text: str, **options: Any) -> Iterator[str]:
@@ -141,7 +150,8 @@ class TextGeneration(Writing):
         ids = self.encoder.ids(text)
         count, limit, new = len(ids), self.encoder.limit, self._wanted(options, len(ids))
         refuses = options.long == "error"
-        if count + new <= limit + refuses:  # the last token that is written is not read; Transformers cuts for it too
+        if count + new <= limit + refuses:  # the last token needs no position; Transformers cuts for it all the same
+            self.resolved(options, max(1, count))
             return Encoded([Text(ids)], count)
         kept = limit - new
         if refuses or kept < 1:
@@ -152,10 +162,10 @@ class TextGeneration(Writing):
 
     def _wanted(self, options: TextGenerationOptions, n_tokens: int) -> int:
         """New tokens that there has to be room for: those that were asked for, else one."""
-        given = {**self.stored, **options.settings}
-        if "max_new_tokens" in given and not ("max_length" in options.settings and "max_new_tokens" in self.stored):
-            return int(given["max_new_tokens"])
-        return max(1, given["max_length"] - n_tokens) if "max_length" in given else 1
+        if "max_new_tokens" in options.settings:
+            return int(options.settings["max_new_tokens"])
+        length = options.settings.get("max_length", self.stored.get("max_length", 0))
+        return max(1, int(length) - n_tokens)
 
     def answer(self, requests: list[Request], options: TextGenerationOptions) -> list[Any]:
         prompts = [request.encoded[0].texts[0] for request in requests]
@@ -176,10 +186,14 @@ class TextGeneration(Writing):
 
     def ended(self, prompt: Text, ids: np.ndarray, options: TextGenerationOptions) -> str:
         """Why a text ended: at an end token ("end"), a stop string ("stop"), or as it was long enough ("length")."""
-        if ids[-1] in resolve(self.model.folder, self.model.config, self._settings(options, 1)).end_ids:
+        if ids[-1] in self.resolved(options).end_ids:
             return "end"
         stopping = self._stopping(options)
         return "stop" if stopping and stopping(np.concatenate([prompt.ids, ids])[None])[0] else "length"
+
+
+def _several(num_beams: Any) -> bool:
+    return isinstance(num_beams, int) and num_beams > 1
 
 
 def _prompt(item: Any) -> str:

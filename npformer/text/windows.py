@@ -84,12 +84,13 @@ class Tokens:
 
     def word_to_chars(self, word: int, sequence_index: int = 0) -> tuple[int, int] | None:
         if self._spans is None:
-            self._spans = {}
+            spans: dict[tuple[int, int], tuple[int, int]] = {}
             for source, number, (first, end) in zip(
                 self.sources.tolist(), self.words.tolist(), self.places.tolist(), strict=True
             ):
-                start, _ = self._spans.get((source, number), (first, end))
-                self._spans[source, number] = start, end
+                start, _ = spans.get((source, number), (first, end))
+                spans[source, number] = start, end
+            self._spans = spans  # whole, for other threads
         return self._spans.get((sequence_index, word)) if word >= 0 else None
 
 

@@ -51,7 +51,7 @@ def start(
     tree.pop("head", None)
     if distilbert:
         config, tree = as_distilbert(config, tree)
-    config = replace(config, head=HEAD, labels=tuple(labels), problem_type=None)
+    config = family_of(config).check(replace(config, head=HEAD, labels=tuple(labels), problem_type=None))
     fresh = layout.flatten(initialise(config, seed))
     known = {name: array for name, array in layout.flatten(tree).items() if name in fresh}
     return config, layout.own_to_tree({**fresh, **known}, config), False

@@ -68,6 +68,26 @@ def test_the_config_is_read_and_written() -> None:
         config("token-classification", labels=("A",))
 
 
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"encoder_layers": 0}, "a BART has an encoder and a decoder, each of at least one layer"),
+        ({"decoder_layers": 0}, "a BART has an encoder and a decoder, each of at least one layer"),
+        ({"eos_token_id": [2, 3]}, r"eos_token_id: a classifier reads the row of one token, got \(2, 3\)"),
+        ({"eos_token_id": []}, r"eos_token_id: a classifier reads the row of one token, got \(\)"),
+    ],
+)
+def test_a_config_that_is_impossible(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
+    with pytest.raises(NpformerError, match=message):
+        read_config({**write_config(config()), **changes})
+    if "eos_token_id" in changes:  # fine for a model that generates, until it is to be trained for labels
+        folder = generator_folder(tmp_path / "model")
+        described = json.loads((folder / "config.json").read_text()) | changes
+        (folder / "config.json").write_text(json.dumps(described))
+        with pytest.raises(NpformerError, match=message):
+            start(folder, ("yes", "no"))
+
+
 @pytest.mark.parametrize("head", ["sequence-classification", "question-answering"])
 def test_a_text_has_the_same_bits_alone_in_a_batch_and_on_threads(head: str) -> None:
     settings = config(head)

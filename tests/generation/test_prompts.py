@@ -14,6 +14,7 @@ from npformer.errors import NpformerError
 from npformer.families.gpt2 import GPT2
 from npformer.functions import log_softmax
 from npformer.generation import generate, stream
+from npformer.generation.processors import ban_repeated_ngrams
 from npformer.tap import listen
 from tests.support import tiny
 
@@ -75,6 +76,19 @@ def test_sampling_hangs_on_the_seed_and_the_place_alone() -> None:
     assert len({tuple(each.ids.tolist()) for each in alone}) == 3
     other = generate(model(), PROMPTS, seed=6, **settings)
     assert [each.ids.tolist() for each in other[0]] != [each.ids.tolist() for each in first[0]]
+
+
+def test_a_shorter_prompt_may_end_when_no_token_may_come_twice() -> None:
+    """What stands before it in the table of ids is no token: it bans none, not even the last of the vocabulary."""
+    settings: dict[str, Any] = {"no_repeat_ngram_size": 1, "max_new_tokens": 12, "output_scores": True}
+    last = model(end_ids=(299,))
+    [[alone]] = generate(last, PROMPTS[:1], **settings)
+    [[among], *_] = generate(last, PROMPTS, **settings)
+    assert np.array_equal(alone.ids, among.ids)
+    assert np.array_equal(alone.token_scores, among.token_scores)
+    rows = np.zeros((1, 300))
+    ban_repeated_ngrams(np.array([[-1, -1, 5]]), rows, 1)
+    assert np.flatnonzero(rows[0]).tolist() == [5]
 
 
 def test_the_stream_is_what_is_generated_and_a_listener_changes_no_bit() -> None:

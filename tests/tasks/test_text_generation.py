@@ -80,6 +80,33 @@ def test_as_many_tokens_as_the_model_has_room_for(task: TextGeneration) -> None:
         task("a" * 65)
 
 
+def test_a_stored_length_bends_and_a_given_one_does_not(tmp_path: Path) -> None:
+    """The model takes 64 tokens; its generation_config.json wants 40 more, by beams and twice."""
+    stored = {"max_new_tokens": 40, "num_beams": 2, "num_return_sequences": 2}
+    write = npformer.pipeline("text-generation", writers.folder(tmp_path / "m", generation=stored, max_length=64))
+    prompt = "x" * 50
+    settings = write.resolved(write.options, 50)
+    assert (settings.max_new_tokens, settings.num_beams, settings.do_sample) == (15, 2, False)
+    assert len(write(prompt)) == 2
+    with pytest.raises(NpformerError, match="50 tokens and 40 new ones, and the model takes 64"):
+        write(prompt, max_new_tokens=40)
+
+
+def test_an_empty_prompt_leaves_room_for_the_start_token(task: TextGeneration) -> None:
+    short = npformer.pipeline("text-generation", writers.model(max_length=12, end_ids=()))
+    assert short("", do_sample=False).n_tokens == 0
+    assert short.resolved(short.options, 0).max_new_tokens == 12
+
+
+def test_a_prompt_that_is_impossible_leaves_the_others_theirs(task: TextGeneration) -> None:
+    given = {"max_length": 4, "do_sample": False}
+    with pytest.raises(NpformerError, match="input 0: max_length: expected a whole number from"):
+        task(["the other is in", "in"], **given)
+    found = task.finish(task.prepare(["the other is in", "in"], 0, task.settle(task.options, given)), 0,
+                        task.settle(task.options, given))  # fmt: skip
+    assert [isinstance(each, InputError) for each in found] == [True, False]
+
+
 def test_long_prompts(task: TextGeneration) -> None:
     with pytest.raises(NpformerError, match="60 tokens and 12 new ones, and the model takes 64; long='truncate'"):
         task("a" * 60, **GREEDY)

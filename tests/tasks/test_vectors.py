@@ -299,8 +299,13 @@ def test_a_module_s_folder_is_no_link(folder, tmp_path):
         read_recipe(folder, 32)
 
 
-@pytest.mark.parametrize("head", ["sequence-classification", "masked-lm"])
-@pytest.mark.parametrize("family", encoders())
+HEADS = ("sequence-classification", "masked-lm", "causal-lm")
+
+
+@pytest.mark.parametrize(
+    ("family", "head"),
+    [(name, head) for name, each in encoders().items() for head in HEADS if head in each.architectures.values()],
+)
 def test_a_model_without_its_head_has_the_last_layer_of_the_whole(family: str, head: str) -> None:
     """With everything below the head: biases of distances and a last norm among it. And the head's logits come of it."""
     model = tiny.model(family, head)
