@@ -17,6 +17,7 @@ from npformer.tasks.sentence_embedding import SentenceEmbedding
 from npformer.tasks.sparse_embedding import SparseEmbedding
 from npformer.tasks.task import InputError, Request, Task
 from npformer.tasks.text_classification import TextClassification
+from npformer.tasks.text_generation import TextGeneration
 from npformer.tasks.text_ranking import TextRanking
 from npformer.tasks.writing import Writing
 
@@ -162,21 +163,38 @@ def choose_writer(models: Mapping[str, Served], name: str | None) -> Served:
 def prepare(task: Task, items: Sequence[Any], options: Any, truncate: bool, where: str, several: bool) -> Prepared:
     """Encodes texts. Raises Refusal for one that cannot be read, and for one that is too long unless `truncate`."""
     found = task.prepare(items, 0, replace(options, long="truncate"))
-    requests, cut = [], []
+    requests, cut, limit = [], [], task.limit(options)
     for index, request in enumerate(found):
         place = f"{where}[{index}]" if several else where
+        if isinstance(task, TextGeneration):
+            request = _whole(task, request, items[index], options)
         if isinstance(request, InputError):
+            if isinstance(task, TextGeneration) and limit < 1:  # nothing would be left of a prompt that is cut
+                raise wrong(
+                    place, "too long beside so many new tokens; shorten it, or ask for fewer: max_new_tokens, which is "
+                    "max_tokens in /v1/completions",
+                )  # fmt: skip
             raise wrong(place, request.reason)
         if request.encoded[0].truncated:
             cut.append(index)
             if not truncate:
+                most = limit + isinstance(task, TextGeneration)  # a cut leaves room for one more, see `_whole`
                 raise Refusal(
                     HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
-                    f"{place}: {request.encoded[0].n_tokens} tokens, and the model takes {task.limit(options)}; "
+                    f"{place}: {request.encoded[0].n_tokens} tokens, and the model takes {most}; "
                     "shorten it, or have it cut: truncate=true",
                 )
         requests.append(request)
     return Prepared(requests, [_size(each) for each in requests], cut)
+
+
+def _whole(task: TextGeneration, request: Request | InputError, item: Any, options: Any) -> Request | InputError:
+    """The request of a prompt, whole if it fits: it may have a token more than is left of one that is cut."""
+    limit = task.limit(options)
+    if limit < 1 if isinstance(request, InputError) else request.encoded[0].n_tokens == limit + 1:
+        [whole] = task.prepare([item], 0, replace(options, long="error"))
+        return whole if isinstance(whole, Request) else request
+    return request
 
 
 def _size(request: Request) -> int:

@@ -101,11 +101,13 @@ def test_a_stream_joins_to_the_text(server: Server, task: TextGeneration) -> Non
 @pytest.mark.parametrize(
     ("body", "status", "message"),
     [
-        ({"inputs": "a" * 60, "parameters": {"max_new_tokens": 9}}, 413, "60 tokens, and the model takes 55"),
+        ({"inputs": "a" * 60, "parameters": {"max_new_tokens": 9}}, 413, "60 tokens, and the model takes 56"),
         ({"inputs": "a", "parameters": {"max_new_tokens": 65}}, 422, "max_new_tokens: expected a whole number"),
         ({"inputs": "a", "parameters": {"best_of": 2}}, 422, "parameters.best_of: unsupported"),
         ({"inputs": "a", "parameters": {"stop": [""]}}, 422, "stop_strings: expected texts that are not empty"),
         ({"inputs": "a", "parameters": {"tgt_lang": "fra"}}, 422, "argument of text-generation"),
+        ({"inputs": "aa", "parameters": {"max_new_tokens": 64}}, 422, "ask for fewer: max_new_tokens"),
+        ({"inputs": "aa", "parameters": {"max_new_tokens": 64}, "truncate": True}, 422, "ask for fewer"),
         ({"inputs": "a", "model": "encoder"}, 424, "this takes a causal language model"),
     ],
 )
@@ -113,6 +115,18 @@ def test_what_is_refused(body: dict[str, Any], status: int, message: str, server
     for stream in (False, True):
         code, answer, _ = server.post("/generate", {**body, "stream": stream})
         assert (code, message in answer["error"]) == (status, True), answer
+
+
+@pytest.mark.parametrize("truncate", [False, True])
+@pytest.mark.parametrize(("count", "new"), [(1, 64), (2, 63), (56, 9), (64, 1)])
+def test_a_prompt_takes_all_the_room_there_is(
+    count: int, new: int, truncate: bool, server: Server, task: TextGeneration
+) -> None:
+    """The last token that is written needs none."""
+    body = {"inputs": "a" * count, "parameters": {"max_new_tokens": new}, "truncate": truncate}
+    status, answer, headers = server.post("/generate", body)
+    assert (status, "x-truncated-inputs" in headers) == (200, False)
+    assert answer == {"generated_text": written(task, "a" * count, max_new_tokens=new)}
 
 
 def test_a_prompt_is_cut_if_that_is_asked_for(server: Server) -> None:
