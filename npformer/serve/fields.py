@@ -16,6 +16,8 @@ from npformer.errors import NpformerError
 from npformer.text.inputs import Pair, as_text
 
 REQUIRED = object()
+MOST_STOPS = 4  # as OpenAI's and text-generation-inference have; each is looked for after each token
+STOP_LENGTH = 1000  # characters
 
 
 class Refusal(Exception):
@@ -102,6 +104,18 @@ def _text_list(where: str, value: Any) -> list[str]:
     if not isinstance(value, list):
         raise expected(where, "a list of texts", value)
     return list(_texts(where, value).items)  # type: ignore[arg-type]
+
+
+def _stops(where: str, value: Any) -> list[str]:
+    """Texts at which another ends; an empty list has none, as clients of text-generation-inference send it."""
+    if isinstance(value, list) and len(value) > MOST_STOPS:
+        raise wrong(where, f"expected at most {MOST_STOPS} texts, got {len(value)}")
+    texts = [] if value == [] else [str(each) for each in _texts(where, value).items]
+    for i, each in enumerate(texts):
+        if not 0 < len(each) <= STOP_LENGTH:
+            place = where if isinstance(value, str) else f"{where}[{i}]"
+            raise wrong(place, f"expected 1 to {STOP_LENGTH} characters, got {len(each)}")
+    return texts
 
 
 def _openai_texts(where: str, value: Any) -> Texts:
@@ -204,10 +218,13 @@ def an_object(fields: Fields) -> Kind:
     return Kind(schema_of(fields), lambda where, value: read_fields(fields, value, where))
 
 
-_ONE, _SEVERAL = {"type": "string"}, {"type": "array", "items": {"type": "string"}, "minItems": 1}
+_ONE: dict[str, Any] = {"type": "string"}
+_SEVERAL = {"type": "array", "items": {"type": "string"}, "minItems": 1}
 TEXT = Kind(_ONE, _text)
 TEXTS = Kind({"oneOf": [_ONE, _SEVERAL]}, _texts)
 TEXT_LIST = Kind(_SEVERAL, _text_list)
+_STOP = {**_ONE, "minLength": 1, "maxLength": STOP_LENGTH}
+STOPS = Kind({"oneOf": [_STOP, {"type": "array", "items": _STOP, "maxItems": MOST_STOPS}]}, _stops)
 OPENAI_TEXTS = Kind({"oneOf": [_ONE, _SEVERAL]}, _openai_texts)
 _PAIR = {"type": "array", "items": _ONE, "minItems": 1, "maxItems": 2}
 PAIRS = Kind({"oneOf": [_ONE, _PAIR, {"type": "array", "items": _PAIR, "minItems": 1}]}, _pairs)

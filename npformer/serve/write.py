@@ -37,7 +37,7 @@ SEARCH = {
 }
 GENERATE = {
     **SEARCH,
-    "stop": Field(f.TEXT_LIST, None, "A text ends with the first of these that it has, which stays in it."),
+    "stop": Field(f.STOPS, None, "A text ends with the first of these that it has, which stays in it."),
     "return_full_text": Field(f.BOOLEAN, None, "Put the prompt before the text."),
     "details": Field(f.BOOLEAN, None, "Tell the number of tokens, and why the text ended."),
     "best_of": Field(f.nothing_else("one text is written", 1), None),
@@ -51,7 +51,7 @@ COMPLETIONS = {
     "temperature": Field(f.number(0, 2), 1.0, "0: the likeliest token each time."),
     "top_p": Field(f.number(1e-6, 1), 1.0),
     "n": Field(f.whole(1, 16), 1, "Texts for each prompt."),
-    "stop": Field(f.TEXTS, None, "A text ends before the first of these that it has."),
+    "stop": Field(f.STOPS, None, "A text ends before the first of these that it has."),
     "seed": Field(f.whole(0, 2**63 - 1), None, "A random one unless given."),
     "echo": Field(f.BOOLEAN, False, "Put the prompt before the text."),
     "stream": Field(f.BOOLEAN, False, "Server-sent events, for one text of one prompt."),
@@ -164,7 +164,7 @@ async def completions(service: Service, given: dict[str, Any]) -> Reply:
     settings = {
         "max_new_tokens": given["max_tokens"], "do_sample": draws, "top_k": 0, "top_p": given["top_p"],
         "num_return_sequences": n, "return_full_text": False, "seed": given["seed"],
-        "stop_strings": [] if given["stop"] is None else list(given["stop"].items),
+        "stop_strings": given["stop"] or [],
         **({"temperature": given["temperature"]} if draws else {}),
     }  # fmt: skip
     if n > 1 and not draws:

@@ -104,7 +104,13 @@ def test_a_stream_joins_to_the_text(server: Server, task: TextGeneration) -> Non
         ({"inputs": "a" * 60, "parameters": {"max_new_tokens": 9}}, 413, "60 tokens, and the model takes 56"),
         ({"inputs": "a", "parameters": {"max_new_tokens": 65}}, 422, "max_new_tokens: expected a whole number"),
         ({"inputs": "a", "parameters": {"best_of": 2}}, 422, "parameters.best_of: unsupported"),
-        ({"inputs": "a", "parameters": {"stop": [""]}}, 422, "stop_strings: expected texts that are not empty"),
+        (
+            {"inputs": "a", "parameters": {"stop": [""]}},
+            422,
+            "parameters.stop[0]: expected 1 to 1000 characters, got 0",
+        ),
+        ({"inputs": "a", "parameters": {"stop": ["a" * 1001]}}, 422, "parameters.stop[0]: expected 1 to 1000"),
+        ({"inputs": "a", "parameters": {"stop": ["a"] * 5}}, 422, "parameters.stop: expected at most 4 texts, got 5"),
         ({"inputs": "a", "parameters": {"tgt_lang": "fra"}}, 422, "argument of text-generation"),
         ({"inputs": "aa", "parameters": {"max_new_tokens": 64}}, 422, "ask for fewer: max_new_tokens"),
         ({"inputs": "aa", "parameters": {"max_new_tokens": 64}, "truncate": True}, 422, "ask for fewer"),
@@ -127,6 +133,14 @@ def test_a_prompt_takes_all_the_room_there_is(
     status, answer, headers = server.post("/generate", body)
     assert (status, "x-truncated-inputs" in headers) == (200, False)
     assert answer == {"generated_text": written(task, "a" * count, max_new_tokens=new)}
+
+
+def test_parameters_that_change_nothing(server: Server, task: TextGeneration) -> None:
+    given = {"stop": [], "details": False, "watermark": False, "best_of": 1, "return_full_text": False}
+    body: dict[str, Any] = {"inputs": "The", "parameters": {"max_new_tokens": 12, **given}}
+    assert server.post("/generate", body)[:2] == (200, {"generated_text": written(task, "The")})
+    status, answer, _ = server.post("/v1/completions", {"prompt": "The", "stop": [], "temperature": 0})
+    assert (status, answer["choices"][0]["text"]) == (200, written(task, "The", max_new_tokens=16))
 
 
 def test_a_prompt_is_cut_if_that_is_asked_for(server: Server) -> None:
@@ -174,6 +188,7 @@ def test_completions_that_are_refused(client: openai.OpenAI) -> None:
         ({"n": 2, "stream": True}, "stream: expected one prompt"),
         ({"logprobs": 3}, "logprobs: unsupported"),
         ({"prompt": [1, 2]}, "expected texts, got token ids"),
+        ({"stop": ["a"] * 5}, "stop: expected at most 4 texts, got 5"),
     ):
         given: dict[str, Any] = {"model": "writer", "prompt": "The", **more}
         with pytest.raises(openai.UnprocessableEntityError, match=message):
