@@ -7,16 +7,23 @@ from __future__ import annotations
 
 from typing import Any
 
-from npformer.errors import NpformerError
 from npformer.serve import fields as f
 from npformer.serve.fields import Field
 from npformer.serve.models import Served, TaskWork, choose, choose_writer
 from npformer.serve.routes import MODEL, ROUTES, TRUNCATE, Reply, Route, Service
-from npformer.serve.write import COMPLETIONS, GENERATE, SEARCH, completions, events, generated
+from npformer.serve.write import (
+    COMPLETIONS,
+    COST,
+    GENERATE,
+    SEARCH,
+    completions,
+    generated,
+    settled,
+    streamed,
+)
 from npformer.tasks.translation import Translation
 
 BEAMS = 16  # more cost memory and time for nothing
-COST = 8  # a source's token counts as so many in a batch: each of the target's is a step through the decoder
 
 BEAM_SEARCH = {
     "num_beams": Field(f.whole(1, BEAMS), None),
@@ -33,17 +40,13 @@ PARAMETERS = {
 }
 
 
-def _settled(task: Translation, given: dict[str, Any], **fixed: Any) -> Any:
-    """The task's options with those of a request's parameters."""
-    parameters = {**(given["parameters"] or {}), **fixed}
+def _settled(task: Translation, parameters: dict[str, Any]) -> Any:
+    """The task's options with a request's parameters."""
+    parameters = dict(parameters)
     parameters.update(parameters.pop("generate_parameters", None) or {})
     parameters["to"] = parameters.pop("tgt_lang", None)
     parameters.pop("src_lang", None)
-    wanted = {name: value for name, value in parameters.items() if value is not None}
-    try:
-        return task.settle(task.options, wanted)
-    except NpformerError as error:
-        raise f.wrong("parameters", str(error)) from None
+    return settled(task, {name: value for name, value in parameters.items() if value is not None}, "parameters")
 
 
 def _translator(service: Service, given: dict[str, Any]) -> tuple[Served, Translation]:
@@ -66,7 +69,7 @@ def _beams(options: Any) -> int:
 async def translate(service: Service, given: dict[str, Any]) -> Reply:
     texts = given["inputs"]
     _, task = _translator(service, given)
-    options = _settled(task, given)
+    options = _settled(task, given["parameters"] or {})
     prepared = await service.prepared(task, texts, given["truncate"], "inputs", options)
     found = await service.answers(_work(task, options), prepared, "inputs", texts.several, COST * _beams(options))
     flat = [each for answer in found for each in (answer if isinstance(answer, list) else [answer])]
@@ -79,7 +82,7 @@ async def generate(service: Service, given: dict[str, Any]) -> Reply:
         return await generated(service, given, served)
     task = served.tasks["translation"]
     assert isinstance(task, Translation)
-    options = _settled(task, given, num_beams=1)
+    options = _settled(task, {**(given["parameters"] or {}), "num_beams": 1})
     one = f.Texts([given["inputs"]], several=False)
     prepared = await service.prepared(task, one, given["truncate"], "inputs", options)
     if not given["stream"]:
@@ -87,8 +90,7 @@ async def generate(service: Service, given: dict[str, Any]) -> Reply:
         return Reply({"generated_text": answer["translation_text"]}, prepared.cut)
     long = "truncate" if prepared.cut else "error"
     pieces = task.tokens(given["inputs"], to=options.to, long=long, **options.settings)
-    first = await service.piece(pieces)  # before the answer begins, so that an error has its status
-    return Reply(cut=prepared.cut, pieces=events(service, first, pieces), media_type="text/event-stream")
+    return await streamed(service, pieces, prepared)
 
 
 async def generate_stream(service: Service, given: dict[str, Any]) -> Reply:

@@ -2,7 +2,8 @@
 /v1/completions.
 
 Requests with the same settings share batches, but for those that draw by a seed: what is drawn for a text depends on
-its place in a batch. A stream has an event for each piece, which is computed when its turn comes.
+its place in a batch. A stream has an event for each piece, which is computed when its turn comes; the prompt is read
+with the first. Each prompt counts with all that may be written after it.
 
 References
 ----------
@@ -14,16 +15,17 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import AsyncIterator, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from npformer.errors import NpformerError
 from npformer.serve import fields as f
-from npformer.serve.fields import Field
+from npformer.serve.fields import Field, Fields
 from npformer.serve.models import Prepared, Served, TaskWork, choose
 from npformer.serve.replies import as_json
 from npformer.serve.routes import MODEL, TRUNCATE, Reply, Service
-from npformer.tasks.text_generation import TextGeneration
+from npformer.tasks.text_generation import TextGeneration, Writer
+from npformer.tasks.writing import Writing
 
 SEARCH = {
     "max_new_tokens": Field(f.whole(1), None),
@@ -35,14 +37,17 @@ SEARCH = {
     "repetition_penalty": Field(f.number(1e-6, 1e6), None),
     "no_repeat_ngram_size": Field(f.whole(0), None),
 }
+WITHOUT_EFFECT = {
+    "best_of": Field(f.nothing_else("one text is written", 1), None),
+    "watermark": Field(f.nothing_else("texts are not marked", False), None),
+    "decoder_input_details": Field(f.nothing_else("the prompt's tokens are not told", False), None),
+}
 GENERATE = {
     **SEARCH,
     "stop": Field(f.STOPS, None, "A text ends with the first of these that it has, which stays in it."),
     "return_full_text": Field(f.BOOLEAN, None, "Put the prompt before the text."),
     "details": Field(f.BOOLEAN, None, "Tell the number of tokens, and why the text ended."),
-    "best_of": Field(f.nothing_else("one text is written", 1), None),
-    "watermark": Field(f.nothing_else("texts are not marked", False), None),
-    "decoder_input_details": Field(f.nothing_else("the prompt's tokens are not told", False), None),
+    **WITHOUT_EFFECT,
 }
 COMPLETIONS = {
     "prompt": Field(f.OPENAI_TEXTS),
@@ -68,24 +73,80 @@ COMPLETIONS = {
 TGI_REASON = {"end": "eos_token", "stop": "stop_sequence", "length": "length"}
 OPENAI_REASON = {"end": "stop", "stop": "stop", "length": "length"}
 
+COST = 8  # a token counts as so many in a batch: each that is written is a step through the model
+#: A parameter of /generate that only translation has.
+NO_LANGUAGE = {"tgt_lang": Field(f.nothing_else("what follows a prompt is in its language"), None)}
 
-def _settled(task: TextGeneration, given: dict[str, Any], where: str) -> Any:
-    """The task's options with those of a request."""
+
+def settled(task: Writing, given: dict[str, Any], where: str, length: str = "max_new_tokens") -> Any:
+    """The task's options with those of a request, which has max_new_tokens by the name `length`."""
     try:
-        return task.settle(task.options, {"num_beams": 1, **given})
+        return task.settle(task.options, given)
+    except NpformerError as error:
+        raise f.wrong(where, str(error).replace("max_new_tokens", length)) from None
+
+
+def effective(parameters: dict[str, Any] | None, others: Fields) -> dict[str, Any]:
+    """A request's parameters without those that change nothing; `others` are of other models, and may not either."""
+    given = {name: value for name, value in (parameters or {}).items() if value is not None}
+    for name, each in {**WITHOUT_EFFECT, **others}.items():
+        if name in given:
+            each.kind.read(f"parameters.{name}", given.pop(name))
+    return given
+
+
+async def begun(service: Service, pieces: Iterator[str], where: str) -> AsyncIterator[str]:
+    """A text's pieces, each computed when its turn comes; the first one now, so that an error has its status."""
+    try:
+        first = await service.piece(pieces)
     except NpformerError as error:
         raise f.wrong(where, str(error)) from None
 
+    async def one_by_one() -> AsyncIterator[str]:
+        piece = first
+        while piece is not None:
+            yield piece
+            piece = await service.piece(pieces)
+
+    return one_by_one()
+
+
+@dataclass(frozen=True)
+class Prompts:
+    """The prompts of a request, and for each what writes after it, and the tokens of all its texts at their longest."""
+
+    prepared: Prepared
+    writers: list[Writer]
+    sizes: list[int]
+
+
+async def _prompts(
+    service: Service, task: TextGeneration, texts: f.Texts, truncate: bool, where: str, options: Any
+) -> Prompts:
+    """A request's prompts; refused if they, or the texts after them, are more or longer than the limits allow."""
+    prepared = await service.prepared(task, texts, truncate, where, options)
+
+    def writers() -> list[Writer]:
+        return [Writer(task, request.encoded[0].texts[0], options) for request in prepared.requests]
+
+    try:
+        found: list[Writer] = await service.in_thread(writers)
+    except NpformerError as error:
+        raise f.wrong(where, str(error)) from None
+    copies = [each.settings.num_return_sequences for each in found]
+    sizes = [n * (len(each.prompt) + each.settings.max_new_tokens) for n, each in zip(copies, found, strict=True)]
+    service.limits.check_texts(where, sum(copies))
+    service.limits.check_tokens(f"{where}, with what may be written", sum(sizes))
+    return Prompts(prepared, found, sizes)
+
 
 async def _answers(
-    service: Service, task: TextGeneration, options: Any, texts: f.Texts, truncate: bool, where: str
-) -> tuple[list[Any], Prepared]:
-    """The texts for each prompt. A batch counts tokens that may be written as those of prompts."""
-    prepared = await service.prepared(task, texts, truncate, where, options)
-    new, settings = options.settings.get("max_new_tokens", 0), options.settings
-    together = not (settings.get("do_sample") and settings.get("seed") is not None)
-    weighed = replace(prepared, sizes=[size + new for size in prepared.sizes])
-    return await service.answers(TaskWork(task, options, together), weighed, where, texts.several), prepared
+    service: Service, task: TextGeneration, prompts: Prompts, several: bool, where: str, options: Any
+) -> list[Any]:
+    """The texts after each prompt."""
+    seeded = options.settings.get("do_sample") and options.settings.get("seed") is not None
+    weighed = replace(prompts.prepared, sizes=prompts.sizes)
+    return await service.answers(TaskWork(task, options, not seeded), weighed, where, several, COST)
 
 
 def _task(served: Served) -> TextGeneration:
@@ -99,35 +160,24 @@ def _task(served: Served) -> TextGeneration:
 
 async def generated(service: Service, given: dict[str, Any], served: Served) -> Reply:
     """Draws tokens only if a setting of drawing is given, as TGI does."""
-    task, known = _task(served), {k: each for k, each in (given["parameters"] or {}).items() if each is not None}
+    task, known = _task(served), effective(given["parameters"], NO_LANGUAGE)
     details = known.pop("details", False)
-    for name in ("best_of", "watermark", "decoder_input_details"):
-        known.pop(name, None)
     draws = bool(known.keys() & {"temperature", "top_k", "top_p"})
     usual = {"do_sample": draws, "temperature": 1.0, "top_k": 0, "return_full_text": False}
-    options = _settled(task, {**usual, **known}, "parameters")
+    options = settled(task, {"num_beams": 1, "num_return_sequences": 1, **usual, **known}, "parameters")
     one = f.Texts([given["inputs"]], several=False)
+    prompts = await _prompts(service, task, one, given["truncate"], "inputs", options)
     if given["stream"]:
-        prepared = await service.prepared(task, one, given["truncate"], "inputs", options)
-        writer = task.writing(given["inputs"], **_again(options, prepared))
-        pieces = iter(writer)
-        first = await service.piece(pieces)  # before the answer begins, so that an error has its status
+        [writer] = prompts.writers
         before = given["inputs"] if options.return_full_text else ""
 
         def told() -> dict[str, Any]:
             return _details(len(writer.ids), writer.ended, options)
 
-        shown = events(service, first, pieces, before, told if details else None)
-        return Reply(cut=prepared.cut, pieces=shown, media_type="text/event-stream")
-    [[answer]], prepared = await _answers(service, task, options, one, given["truncate"], "inputs")
+        return await streamed(service, iter(writer), prompts.prepared, before, told if details else None)
+    [[answer]] = await _answers(service, task, prompts, False, "inputs", options)
     more = {"details": _details(answer.n_tokens, answer.ended, options)} if details else {}
-    return Reply({"generated_text": answer["generated_text"], **more}, prepared.cut)
-
-
-def _again(options: Any, prepared: Prepared) -> dict[str, Any]:
-    """Options as keywords, with those of the search; a prompt that is cut has been allowed to be."""
-    long = "truncate" if prepared.cut else "error"
-    return {"long": long, "stop_strings": options.stop_strings, **options.settings}
+    return Reply({"generated_text": answer["generated_text"], **more}, prompts.prepared.cut)
 
 
 def _details(n_tokens: int, ended: str, options: Any) -> dict[str, Any]:
@@ -135,23 +185,24 @@ def _details(n_tokens: int, ended: str, options: Any) -> dict[str, Any]:
     return {"finish_reason": TGI_REASON[ended], "generated_tokens": n_tokens, "seed": seed, "prefill": [], "tokens": []}
 
 
-async def events(
-    service: Service, piece: str | None, pieces: Iterator[str], before: str = "", told: Any = None
-) -> AsyncIterator[bytes]:
-    """An event for each piece, and one with the whole text; each piece is computed when its turn comes."""
-    whole = before
-    index = 0
-    while True:
-        index += 1
-        whole += piece or ""
-        token = {"text": piece or "", "special": piece is None}
-        event = {"index": index, "token": token, "generated_text": whole if piece is None else None, "details": None}
-        if piece is None and told is not None:
-            event["details"] = told()
-        yield b"data:" + as_json(event) + b"\n\n"
-        if piece is None:
-            return
-        piece = await service.piece(pieces)
+async def streamed(
+    service: Service, pieces: Iterator[str], prepared: Prepared, before: str = "", told: Any = None
+) -> Reply:
+    """An event for each piece of a text, and one with the whole."""
+    shown = await begun(service, pieces, "inputs")
+
+    async def events() -> AsyncIterator[bytes]:
+        whole, index = before, 1
+        async for piece in shown:
+            whole += piece
+            token = {"text": piece, "special": False}
+            event = {"index": index, "token": token, "generated_text": None, "details": None}
+            yield b"data:" + as_json(event) + b"\n\n"
+            index += 1
+        last = {"index": index, "token": {"text": "", "special": True}, "generated_text": whole}
+        yield b"data:" + as_json({**last, "details": None if told is None else told()}) + b"\n\n"
+
+    return Reply(cut=prepared.cut, pieces=events(), media_type="text/event-stream")
 
 
 # --- OpenAI ----------------------------------------------------------------------------------------------------------
@@ -163,51 +214,48 @@ async def completions(service: Service, given: dict[str, Any]) -> Reply:
     draws = given["temperature"] > 0
     settings = {
         "max_new_tokens": given["max_tokens"], "do_sample": draws, "top_k": 0, "top_p": given["top_p"],
-        "num_return_sequences": n, "return_full_text": False, "seed": given["seed"],
+        "num_beams": 1, "num_return_sequences": n, "return_full_text": False, "seed": given["seed"],
         "stop_strings": given["stop"] or [],
         **({"temperature": given["temperature"]} if draws else {}),
     }  # fmt: skip
     if n > 1 and not draws:
         raise f.wrong("n", "expected 1 with temperature 0, where all texts are the same")
-    options = _settled(task, settings, "body")
+    options = settled(task, settings, "body", "max_tokens")
     frame = {"id": f"cmpl-{uuid.uuid4().hex}", "object": "text_completion", "created": int(time.time())}
     frame["model"] = served.name
+    if given["stream"] and (len(texts.items) > 1 or n > 1):
+        raise f.wrong("stream", "expected one prompt and n of 1, got more")
+    prompts = await _prompts(service, task, texts, given["truncate"], "prompt", options)
     if given["stream"]:
-        return await _streamed(service, given, task, options, frame)
-    found, prepared = await _answers(service, task, options, texts, given["truncate"], "prompt")
+        return await _completed(service, given, prompts, options, frame)
+    found = await _answers(service, task, prompts, texts.several, "prompt", options)
     flat = [(text, each) for text, answer in zip(texts.items, found, strict=True) for each in answer]
     choices = []
     for i, (text, each) in enumerate(flat):
         shown = until(each["generated_text"], options.stop_strings)
         choices.append(_choice(i, str(text) + shown if given["echo"] else shown, each.ended))
-    usage = _usage(sum(prepared.sizes), sum(each.n_tokens for _, each in flat))
-    return Reply({**frame, "choices": choices, "usage": usage}, prepared.cut)
+    usage = _usage(sum(prompts.prepared.sizes), sum(each.n_tokens for _, each in flat))
+    return Reply({**frame, "choices": choices, "usage": usage}, prompts.prepared.cut)
 
 
-async def _streamed(
-    service: Service, given: dict[str, Any], task: TextGeneration, options: Any, frame: dict[str, Any]
+async def _completed(
+    service: Service, given: dict[str, Any], prompts: Prompts, options: Any, frame: dict[str, Any]
 ) -> Reply:
-    texts = given["prompt"]
-    if len(texts.items) > 1 or given["n"] > 1:
-        raise f.wrong("stream", "expected one prompt and n of 1, got more")
-    prepared = await service.prepared(task, texts, given["truncate"], "prompt", options)
-    writer = task.writing(texts.items[0], **_again(options, prepared))
-    pieces = withheld(iter(writer), options.stop_strings)
-    first = await service.piece(pieces)  # before the answer begins, so that an error has its status
+    """A chunk for each piece of a text, and one that tells why it ended."""
+    [writer] = prompts.writers
+    shown = await begun(service, withheld(iter(writer), options.stop_strings), "prompt")
 
-    async def lines() -> AsyncIterator[bytes]:
-        piece = first
+    async def chunks() -> AsyncIterator[bytes]:
         if given["echo"]:
-            yield _event({**frame, "choices": [_choice(0, texts.items[0], None)]})
-        while piece is not None:
+            yield _event({**frame, "choices": [_choice(0, given["prompt"].items[0], None)]})
+        async for piece in shown:
             yield _event({**frame, "choices": [_choice(0, piece, None)]})
-            piece = await service.piece(pieces)
         yield _event({**frame, "choices": [_choice(0, "", writer.ended)]})
         if (given["stream_options"] or {}).get("include_usage"):
-            yield _event({**frame, "choices": [], "usage": _usage(sum(prepared.sizes), len(writer.ids))})
+            yield _event({**frame, "choices": [], "usage": _usage(sum(prompts.prepared.sizes), len(writer.ids))})
         yield b"data: [DONE]\n\n"
 
-    return Reply(cut=prepared.cut, pieces=lines(), media_type="text/event-stream")
+    return Reply(cut=prompts.prepared.cut, pieces=chunks(), media_type="text/event-stream")
 
 
 def until(text: str, stops: tuple[str, ...]) -> str:

@@ -201,19 +201,21 @@ def _prompt(item: Any) -> str:
 
 
 class Writer:
-    """The pieces of a text as they are written, once."""
+    """The pieces of a text as they are written, once. The prompt is read when the first is asked for."""
 
     def __init__(self, task: TextGeneration, prompt: Text, options: TextGenerationOptions) -> None:
         self.task, self.prompt, self.options = task, prompt, options
         self.ids: list[int] = []
-        settings = task._settings(options, len(prompt))
-        self._tokens = stream(task.model, prompt, stopping=task._stopping(options), **settings)
+        count = len(prompt) or 1  # an empty one stands for the start token
+        given = task._settings(options, count)
+        self.settings = resolve(task.model.folder, task.model.config, given, count)
+        self._tokens = self._noted(given)
 
     def __iter__(self) -> Iterator[str]:
-        return pieces(self.task.model.tokenizer, self._noted())
+        return pieces(self.task.model.tokenizer, self._tokens)
 
-    def _noted(self) -> Iterator[int]:
-        for token in self._tokens:
+    def _noted(self, given: Mapping[str, Any]) -> Iterator[int]:
+        for token in stream(self.task.model, self.prompt, stopping=self.task._stopping(self.options), **given):
             self.ids.append(token)
             yield token
 

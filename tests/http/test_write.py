@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import subprocess
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,9 +16,15 @@ from huggingface_hub import InferenceClient
 
 from npformer import pipeline
 from npformer.serve.batching import Batcher
-from npformer.serve.models import TaskWork
-from npformer.serve.write import until, withheld
+from npformer.serve.fields import Refusal, read_fields
+from npformer.serve.limits import ServiceLimits
+from npformer.serve.models import TaskWork, serve_all
+from npformer.serve.routes import Reply, Service
+from npformer.serve.translate import ALL_ROUTES
+from npformer.serve.write import COST, until, withheld
+from npformer.tasks import text_generation
 from npformer.tasks.text_generation import TextGeneration
+from npformer.text.encoding import Encoder
 from tests.support import tiny, writers
 from tests.support.service import Server
 
@@ -111,7 +118,7 @@ def test_a_stream_joins_to_the_text(server: Server, task: TextGeneration) -> Non
         ),
         ({"inputs": "a", "parameters": {"stop": ["a" * 1001]}}, 422, "parameters.stop[0]: expected 1 to 1000"),
         ({"inputs": "a", "parameters": {"stop": ["a"] * 5}}, 422, "parameters.stop: expected at most 4 texts, got 5"),
-        ({"inputs": "a", "parameters": {"tgt_lang": "fra"}}, 422, "argument of text-generation"),
+        ({"inputs": "a", "parameters": {"tgt_lang": "fra"}}, 422, "parameters.tgt_lang: unsupported"),
         ({"inputs": "aa", "parameters": {"max_new_tokens": 64}}, 422, "ask for fewer: max_new_tokens"),
         ({"inputs": "aa", "parameters": {"max_new_tokens": 64}, "truncate": True}, 422, "ask for fewer"),
         ({"inputs": "a", "model": "encoder"}, 424, "this takes a causal language model"),
@@ -189,6 +196,7 @@ def test_completions_that_are_refused(client: openai.OpenAI) -> None:
         ({"logprobs": 3}, "logprobs: unsupported"),
         ({"prompt": [1, 2]}, "expected texts, got token ids"),
         ({"stop": ["a"] * 5}, "stop: expected at most 4 texts, got 5"),
+        ({"max_tokens": 65}, "body: max_tokens: expected a whole number"),
     ):
         given: dict[str, Any] = {"model": "writer", "prompt": "The", **more}
         with pytest.raises(openai.UnprocessableEntityError, match=message):
@@ -203,7 +211,7 @@ def test_curl(server: Server) -> None:
     assert done.stdout.endswith("data: [DONE]\n\n")
 
 
-# --- stop strings and batches ----------------------------------------------------------------------------------------
+# --- stop strings, streams and batches -------------------------------------------------------------------------------
 
 
 def test_pieces_that_may_begin_a_stop_string_wait() -> None:
@@ -236,3 +244,69 @@ def test_strangers_share_a_batch_and_get_what_they_get_alone(task: TextGeneratio
         batcher.close()
     assert answers == [task(each, **GREEDY) for each in prompts]
     assert batches == [3]
+
+
+async def asked(folder: Path, path: str, body: dict[str, Any], batches: list[Any], **limits: int) -> Reply:
+    """The answer of a route in this process, a stream read to its end; `batches` gets the sizes of each."""
+    [route] = [each for each in ALL_ROUTES if each.path == path]
+    batcher = Batcher(10_000, 0.0, 100, lambda batch, seconds: batches.append([each.size for each in batch]))
+    service = Service(serve_all(folder), batcher, ServiceLimits(**limits), asyncio.to_thread)
+    batcher.start()
+    try:
+        reply = await route.answer(service, read_fields(route.fields, body))
+        if reply.pieces is not None:
+            async for _ in reply.pieces:
+                pass
+        return reply
+    finally:
+        batcher.close()
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/generate_stream", {"inputs": "The", "parameters": {"max_new_tokens": 3}}),
+        ("/v1/completions", {"prompt": "The", "max_tokens": 3, "stream": True}),
+    ],
+)
+def test_a_streams_prompt_is_read_where_batches_are(
+    path: str, body: dict[str, Any], folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the batching thread, and its text once, outside of the event loop's thread."""
+    stream, ids, seen = text_generation.stream, Encoder.ids, []
+
+    def streaming(*args: Any, **settings: Any) -> Any:
+        seen.append(("read", threading.current_thread().name))
+        return stream(*args, **settings)
+
+    def encoding(*args: Any) -> Any:
+        seen.append(("tokens", threading.current_thread() is threading.main_thread()))
+        return ids(*args)
+
+    monkeypatch.setattr(text_generation, "stream", streaming)
+    monkeypatch.setattr(Encoder, "ids", encoding)
+    asyncio.run(asked(folder, path, body, []))
+    assert seen == [("tokens", False), ("read", "npformer-batches")]
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "sizes"),
+    [
+        ("/generate", {"inputs": "aaa", "parameters": {"max_new_tokens": 5}}, [8]),
+        ("/generate", {"inputs": "aaa"}, [65]),
+        ("/generate", {"inputs": "", "parameters": {"max_new_tokens": 5}}, [5]),
+        ("/v1/completions", {"prompt": ["a", "aa"], "n": 3, "max_tokens": 2}, [9, 12]),
+    ],
+)
+def test_a_text_weighs_what_may_be_written(path: str, body: dict[str, Any], sizes: list[int], folder: Path) -> None:
+    batches: list[Any] = []
+    asyncio.run(asked(folder, path, body, batches))
+    assert batches == [[COST * each for each in sizes]]
+
+
+def test_what_may_be_written_is_limited(folder: Path) -> None:
+    body = {"prompt": ["a"] * 5, "n": 4}
+    for limits, message in (({"texts": 19}, "20 texts"), ({"tokens": 20 * 17 - 1}, "written: 340 tokens in all")):
+        with pytest.raises(Refusal, match=message) as refused:
+            asyncio.run(asked(folder, "/v1/completions", body, [], **limits))
+        assert refused.value.status == 413
