@@ -17,6 +17,7 @@ from npformer.serve.write import (
     GENERATE,
     SEARCH,
     completions,
+    effective,
     generated,
     settled,
     streamed,
@@ -29,6 +30,12 @@ BEAM_SEARCH = {
     "num_beams": Field(f.whole(1, BEAMS), None),
     "length_penalty": Field(f.number(-50, 50), None),
     "early_stopping": Field(f.BOOLEAN, None),
+}
+#: Parameters of /generate that only models that go on after a prompt have.
+OF_PROMPTS = {
+    "stop": Field(f.nothing_else("a translation ends by itself", []), None),
+    "return_full_text": Field(f.nothing_else("a translation has no prompt before it", False), None),
+    "details": Field(f.nothing_else("a translation comes without them", False), None),
 }
 TO = Field(f.TEXT, None, "The target's language, for a model with several.")
 PARAMETERS = {
@@ -82,7 +89,7 @@ async def generate(service: Service, given: dict[str, Any]) -> Reply:
         return await generated(service, given, served)
     task = served.tasks["translation"]
     assert isinstance(task, Translation)
-    options = _settled(task, {**(given["parameters"] or {}), "num_beams": 1})
+    options = _settled(task, {**effective(given["parameters"], OF_PROMPTS), "num_beams": 1})
     one = f.Texts([given["inputs"]], several=False)
     prepared = await service.prepared(task, one, given["truncate"], "inputs", options)
     if not given["stream"]:

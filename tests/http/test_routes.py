@@ -154,6 +154,18 @@ def test_generate_streams_the_translation_piece_by_piece(server, alone):
     assert whole == {"generated_text": last["generated_text"]}
 
 
+def test_generate_of_a_translation_takes_parameters_that_change_nothing(server, alone):
+    given = {"details": False, "watermark": False, "best_of": 1, "return_full_text": False, "stop": []}
+    status, answer, _ = server.post("/generate", {"inputs": "dogs", "parameters": given})
+    expected = alone("translation", "translator")("dogs", num_beams=1)["translation_text"]
+    assert (status, answer) == (200, {"generated_text": expected})
+    for more in ({"details": True}, {"stop": ["a"]}, {"return_full_text": True}, {"best_of": 2}):
+        status, answer, _ = server.post("/generate", {"inputs": "dogs", "parameters": more})
+        [name] = more
+        assert (status, answer["error"].startswith(f"parameters.{name}: unsupported: ")) == (422, True)
+        assert len(answer["error"]) < 80
+
+
 def test_an_error_of_a_stream_has_its_status(server):
     status, answer, _ = server.post("/generate", {"inputs": " ", "stream": True})
     assert (status, answer["error"]) == (422, "inputs: an empty text; there is nothing to translate")
