@@ -73,7 +73,8 @@ COMPLETIONS = {
 TGI_REASON = {"end": "eos_token", "stop": "stop_sequence", "length": "length"}
 OPENAI_REASON = {"end": "stop", "stop": "stop", "length": "length"}
 
-COST = 8  # a token counts as so many in a batch: each that is written is a step through the model
+COST = 8  # a source's token counts as so many in a batch: each that is written is a step through the model
+STEP = 4  # a token that is written counts as so many of a prompt, which are read together
 #: A parameter of /generate that only translation has.
 NO_LANGUAGE = {"tgt_lang": Field(f.nothing_else("what follows a prompt is in its language"), None)}
 
@@ -113,7 +114,7 @@ async def begun(service: Service, pieces: Iterator[str], where: str) -> AsyncIte
 
 @dataclass(frozen=True)
 class Prompts:
-    """The prompts of a request, and for each what writes after it, and the tokens of all its texts at their longest."""
+    """The prompts of a request, and for each what writes after it, and its weight in a batch."""
 
     prepared: Prepared
     writers: list[Writer]
@@ -134,10 +135,11 @@ async def _prompts(
     except NpformerError as error:
         raise f.wrong(where, str(error)) from None
     copies = [each.settings.num_return_sequences for each in found]
-    sizes = [n * (len(each.prompt) + each.settings.max_new_tokens) for n, each in zip(copies, found, strict=True)]
+    new = [n * each.settings.max_new_tokens for n, each in zip(copies, found, strict=True)]
+    read = [n * len(each.prompt) for n, each in zip(copies, found, strict=True)]
     service.limits.check_texts(where, sum(copies))
-    service.limits.check_tokens(f"{where}, with what may be written", sum(sizes))
-    return Prompts(prepared, found, sizes)
+    service.limits.check_tokens(f"{where}, with what may be written", sum(read) + sum(new))
+    return Prompts(prepared, found, [before + STEP * after for before, after in zip(read, new, strict=True)])
 
 
 async def _answers(
@@ -146,7 +148,7 @@ async def _answers(
     """The texts after each prompt."""
     seeded = options.settings.get("do_sample") and options.settings.get("seed") is not None
     weighed = replace(prompts.prepared, sizes=prompts.sizes)
-    return await service.answers(TaskWork(task, options, not seeded), weighed, where, several, COST)
+    return await service.answers(TaskWork(task, options, not seeded), weighed, where, several)
 
 
 def _task(served: Served) -> TextGeneration:

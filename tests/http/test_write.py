@@ -21,7 +21,7 @@ from npformer.serve.limits import ServiceLimits
 from npformer.serve.models import TaskWork, serve_all
 from npformer.serve.routes import Reply, Service
 from npformer.serve.translate import ALL_ROUTES
-from npformer.serve.write import COST, until, withheld
+from npformer.serve.write import until, withheld
 from npformer.tasks import text_generation
 from npformer.tasks.text_generation import TextGeneration
 from npformer.text.encoding import Encoder
@@ -292,16 +292,16 @@ def test_a_streams_prompt_is_read_where_batches_are(
 @pytest.mark.parametrize(
     ("path", "body", "sizes"),
     [
-        ("/generate", {"inputs": "aaa", "parameters": {"max_new_tokens": 5}}, [8]),
-        ("/generate", {"inputs": "aaa"}, [65]),
-        ("/generate", {"inputs": "", "parameters": {"max_new_tokens": 5}}, [5]),
-        ("/v1/completions", {"prompt": ["a", "aa"], "n": 3, "max_tokens": 2}, [9, 12]),
+        ("/generate", {"inputs": "aaa", "parameters": {"max_new_tokens": 5}}, [3 + 4 * 5]),
+        ("/generate", {"inputs": "aaa"}, [3 + 4 * 62]),
+        ("/generate", {"inputs": "", "parameters": {"max_new_tokens": 5}}, [4 * 5]),
+        ("/v1/completions", {"prompt": ["a", "aa"], "n": 3, "max_tokens": 2}, [3 * (1 + 4 * 2), 3 * (2 + 4 * 2)]),
     ],
 )
 def test_a_text_weighs_what_may_be_written(path: str, body: dict[str, Any], sizes: list[int], folder: Path) -> None:
     batches: list[Any] = []
     asyncio.run(asked(folder, path, body, batches))
-    assert batches == [[COST * each for each in sizes]]
+    assert batches == [sizes]
 
 
 def test_what_may_be_written_is_limited(folder: Path) -> None:
