@@ -37,6 +37,8 @@ def other_pooling(port: Port) -> Ways:
         "the root mean square": lambda x, n: np.sqrt(np.square(x).mean(0)),
         "the sum over the root of the length": lambda x, n: x.sum(0) / n**0.5,
     }
+    if port.config.pooling == "first":
+        del rows["the first token's row"]
     for way, pool in rows.items():
         yield way, port.ruling({stage: lambda y, at, pool=pool: at.linear(pool(at.last, at.n_real), group)})
     if not port.config.norm_first:
