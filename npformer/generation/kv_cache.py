@@ -47,6 +47,7 @@ class BeamAncestry:
         of_beam = np.repeat(np.arange(TERMS), n_beams) < self.ends[:, None]
         own = np.tile(np.eye(n_beams, dtype=bool), TERMS)
         self.mask[..., self.front : self.front + TERMS * n_beams] = of_beam[:, None, None] & own
+        self.newest: list[tuple[Any, slice]] = []  # (texts, columns): where each beam's newest row is, after a step
 
     @property
     def room(self) -> int:
@@ -57,8 +58,7 @@ class BeamAncestry:
         """Columns in use."""
         return self.front + int(self.ends.max(initial=0)) * self.n_beams
 
-    @property
-    def newest(self) -> list[tuple[Any, slice]]:
+    def _newest(self) -> list[tuple[Any, slice]]:
         """The columns of the newest row of each beam: (texts, columns), for all texts whose columns are the same."""
         found = []
         for end in set(self.ends.tolist()):
@@ -82,6 +82,7 @@ class BeamAncestry:
             more = np.zeros((*self.mask.shape[:-1], self.front + _grown(self.length - self.front, self.n_beams)), bool)
             more[..., : self.room] = self.mask
             self.mask = more
+        self.newest = self._newest()
         for texts, columns in self.newest:
             self.mask[texts, ..., columns] = np.eye(self.n_beams, dtype=bool)
 
@@ -111,10 +112,9 @@ class SelfAttentionCache:
         new_keys, new_values = _heads(k, n_heads, line.n_beams), _heads(v, n_heads, line.n_beams)
         if self.values.shape[-2] < line.room:
             self._make_room(new_values)
-        newest = line.newest
 
         def keep(heads: slice) -> None:
-            for texts, columns in newest:
+            for texts, columns in line.newest:
                 self.keys[texts, heads, :, columns] = new_keys[texts, heads].mT
                 self.values[texts, heads, columns] = new_values[texts, heads]
 

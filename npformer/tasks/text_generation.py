@@ -170,26 +170,29 @@ class TextGeneration(Writing):
     def answer(self, requests: list[Request], options: TextGenerationOptions) -> list[Any]:
         prompts = [request.encoded[0].texts[0] for request in requests]
         settings = [self._settings(options, len(prompt)) for prompt in prompts]
-        stopping = self._stopping(options)
+        stopping, ends = self._stopping(options), self.resolved(options).end_ids
         answers: list[Any] = [None] * len(requests)
         for length in dict.fromkeys(each.get("max_new_tokens") for each in settings):
             some = [i for i, each in enumerate(settings) if each.get("max_new_tokens") == length]
             found = generate(self.model, [prompts[i] for i in some], stopping=stopping, **settings[some[0]])
             for i, hypotheses in zip(some, found, strict=True):
                 before = _prompt(requests[i].item) if options.return_full_text else ""
-                answers[i] = [self._written(before, prompts[i], each.ids, options) for each in hypotheses]
+                answers[i] = [
+                    Written(
+                        before + self.model.tokenizer.decode(each.ids.tolist()),
+                        len(each.ids),
+                        _ended(prompts[i], each.ids, ends, stopping),
+                    )
+                    for each in hypotheses
+                ]
         return answers
 
-    def _written(self, before: str, prompt: Text, ids: np.ndarray, options: TextGenerationOptions) -> Written:
-        text = before + self.model.tokenizer.decode(ids.tolist())
-        return Written(text, len(ids), self.ended(prompt, ids, options))
 
-    def ended(self, prompt: Text, ids: np.ndarray, options: TextGenerationOptions) -> str:
-        """Why a text ended: at an end token ("end"), a stop string ("stop"), or as it was long enough ("length")."""
-        if ids[-1] in self.resolved(options).end_ids:
-            return "end"
-        stopping = self._stopping(options)
-        return "stop" if stopping and stopping(np.concatenate([prompt.ids, ids])[None])[0] else "length"
+def _ended(prompt: Text, ids: np.ndarray, ends: Sequence[int], stopping: StopStrings | None) -> str:
+    """Why a text ended: at an end token ("end"), a stop string ("stop"), or as it was long enough ("length")."""
+    if ids[-1] in ends:
+        return "end"
+    return "stop" if stopping and stopping(np.concatenate([prompt.ids, ids])[None])[0] else "length"
 
 
 def _several(num_beams: Any) -> bool:
@@ -204,22 +207,22 @@ class Writer:
     """The pieces of a text as they are written, once. The prompt is read when the first is asked for."""
 
     def __init__(self, task: TextGeneration, prompt: Text, options: TextGenerationOptions) -> None:
-        self.task, self.prompt, self.options = task, prompt, options
+        self.task, self.prompt = task, prompt
         self.ids: list[int] = []
         count = len(prompt) or 1  # an empty one stands for the start token
-        given = task._settings(options, count)
-        self.settings = resolve(task.model.folder, task.model.config, given, count)
-        self._tokens = self._noted(given)
+        self.settings = task.resolved(options, count)
+        self._stopping = task._stopping(options)
+        self._tokens = self._noted(task._settings(options, count))
 
     def __iter__(self) -> Iterator[str]:
         return pieces(self.task.model.tokenizer, self._tokens)
 
     def _noted(self, given: Mapping[str, Any]) -> Iterator[int]:
-        for token in stream(self.task.model, self.prompt, stopping=self.task._stopping(self.options), **given):
+        for token in stream(self.task.model, self.prompt, stopping=self._stopping, **given):
             self.ids.append(token)
             yield token
 
     @property
     def ended(self) -> str:
         """Why it ended, after its last piece."""
-        return self.task.ended(self.prompt, np.array(self.ids), self.options)
+        return _ended(self.prompt, np.array(self.ids), self.settings.end_ids, self._stopping)
