@@ -272,14 +272,25 @@ class Encoder:
         The library could put them around tokens that are cut too, but not without moving offsets a second time.
         """
         if len(texts) not in self._frames:
-            blocks = (next((each for *_, each in self._read_blocks(text) if len(each)), None) for text in texts)
-            some = [each for each in blocks if each]
-            if len(some) < len(texts):
+            some = [self._first_token(text) for text in texts]
+            if not all(map(len, some)):
                 return Tokens.of(self._whole(texts[0] if len(texts) == 1 else Pair(*texts), special=True))
-            for each in some:
-                each.truncate(1)
             self._frames[len(texts)] = Tokens.of(self.tokenizer.post_process(*some))
         return self._frames[len(texts)]
+
+    def _first_token(self, text: str) -> Encoding:
+        """The first token of a text; none if it has none.
+
+        A record that is cut keeps the tokens behind the cut, and the library puts special tokens around each two of
+        those of a pair. So it is the first token of the beginning, twice: one that is not cut knows no sequence id.
+        """
+        for start, _, block in self._read_blocks(text):
+            if end := next((end for _, end in block.offsets if end), 0):
+                beginning = text[start : start + end]
+                first = self._whole(f"{beginning} {beginning}", special=False)
+                first.truncate(1)
+                return first
+        return self._whole("", special=False)
 
     def _room(self, limit: int, n_texts: int) -> int:
         """The tokens of a piece beside the special tokens."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -20,6 +21,23 @@ from npformer.training.data import LabelledText, encode
 from tests.support import tiny
 
 LONG = "I love ice cream " * 20  # 82 tokens of a model that takes 64
+
+
+@pytest.mark.parametrize("kind", ["window", "truncate"])
+def test_special_tokens_are_put_around_few_tokens(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However long the texts of a pair are: the library would pair each token of one with each of the other."""
+    model = tiny.model("bert")
+    parts: list[int] = []
+
+    def post_process(*encodings: Any) -> Any:
+        parts.append(math.prod(1 + len(each.overflowing) for each in encodings))
+        return original(*encodings)
+
+    original = model.tokenizer.post_process
+    monkeypatch.setitem(model.tokenizer.__dict__, "post_process", post_process)
+    Encoder(model).read([Pair("  ice " * 300, "cream ") if kind == "window" else Pair(LONG, LONG), LONG], kind)
+    assert parts
+    assert max(parts) <= 25
 
 
 def by_task(model: Model, given: Any) -> Any:
