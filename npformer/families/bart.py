@@ -7,7 +7,6 @@ two the decoder reads the text again, one token later, and the head reads the de
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from npformer.config import Config
@@ -23,7 +22,6 @@ TOP = {
 }
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
 class Bart(Marian):
     """BART's checkpoints. Encoder and decoder always share one table."""
 

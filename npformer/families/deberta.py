@@ -6,7 +6,7 @@ Distances between words have a table of their own, which every layer projects as
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from npformer import checks
@@ -22,7 +22,6 @@ OWN = ("attention.distance_key", "attention.distance_query")
 EXPECTED = {"relative_attention": True, "position_biased_input": False}
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
 class Disentangled(EncoderTable):
     """A family whose config.json says how attention reads distances."""
 

@@ -7,7 +7,6 @@ the last token that is not padding, which alone has seen the whole text.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from npformer import checks
@@ -18,7 +17,6 @@ from npformer.families.transformer import read_ids
 END_OF_TEXT = "<|endoftext|>"
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
 class Gpt2(EncoderTable):
     """GPT-2's config.json, and the masks that earlier versions of Transformers stored in each layer."""
 

@@ -7,7 +7,6 @@ stand before the blocks; the first layer has none before its attention, as the e
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from npformer import checks
@@ -20,7 +19,6 @@ POOLINGS = {"cls": "first", "mean": "mean"}
 HEAD = {"head.hidden": "head.dense", "head.norm": "head.norm"}  # below the last layer of every head
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
 class ModernBert(EncoderTable):
     """The table with what config.json has twice: in the form of Transformers 5 and in that of earlier versions."""
 

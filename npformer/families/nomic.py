@@ -7,7 +7,6 @@ their own, and those of Transformers 5, which writes the hub's names of tensors 
 from __future__ import annotations
 
 from collections.abc import Container, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from npformer import checks
@@ -52,7 +51,6 @@ PRETRAINING = "NomicBertForPreTraining"  # the hub's class with a head for maske
 OLDER = "bert."  # the prefix of its tensors
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
 class NomicBert(EncoderTable):
     """The table, with config.json in two forms."""
 

@@ -8,7 +8,6 @@ modules.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from npformer import checks
@@ -79,7 +78,6 @@ MOST_MODULES = 200  # a layer's groups count once, whatever the number of layers
 THIRDS = {"query": 0, "key": 1, "value": 2}
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
 class TorchModules(Transformer):
     """State dicts of torch's modules."""
 

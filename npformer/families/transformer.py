@@ -6,7 +6,6 @@ These families are Marian (`marian.py`), BART (`bart.py`) and torch's own module
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 from npformer import checks
@@ -16,7 +15,6 @@ from npformer.families.base import Family
 _PROJECTIONS = ("query", "key", "value", "output")
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
 class Transformer(Family):
     """A family of the 2017 models."""
 
