@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import math
 from itertools import pairwise
 
 import numpy as np
@@ -30,6 +31,7 @@ INNER = 40  # terms that suffice to tell two orders of addition apart
 WIDE = 120 * VECTOR  # columns that span several blocks
 LARGE = 2**23  # multiply-adds of a product that every BLAS treats as large
 LONG = 2048  # an inner axis longer than two blocks
+GOLDEN = (1 + 5**0.5) / 2
 
 
 class Kernel:
@@ -78,7 +80,7 @@ class Kernel:
     @functools.lru_cache(maxsize=1000)  # noqa: B019 - there is one kernel a type, kept as long as the process
     def edges(self, columns: int) -> list[slice]:
         """The columns of a product, a multiple of VECTOR wide, whose bits differ from those of the reference's rows."""
-        x, w = self._random(ROWS, INNER), self._random(INNER, columns)
+        x, w = self._irregular(ROWS, INNER), self._irregular(INNER, columns)
         with single_blas_thread():
             differs = (self.product(x, w) != self._truth(x, w)).any(axis=0)
         groups = differs.reshape(columns // GROUP, GROUP).any(axis=1)
@@ -87,7 +89,7 @@ class Kernel:
 
     def _good_rows(self) -> tuple[np.ndarray, int]:
         """Finds the numbers of rows that give most columns the bits of two rows, or failing that those of ROWS rows."""
-        x, w = self._random(2 * ROWS, INNER), self._random(INNER, 10 * VECTOR)
+        x, w = self._irregular(2 * ROWS, INNER), self._irregular(INNER, 10 * VECTOR)
         whole = [self.product(x[:m], w) for m in range(2, 2 * ROWS + 1)]
         for reference in (2, ROWS):
             truth = self._truth(x, w, reference)
@@ -97,7 +99,7 @@ class Kernel:
         return np.ones(2 * ROWS + 1, bool), 2  # no method is known: products are correct, their bits may vary
 
     def _rows_with_edges(self) -> int:
-        x, w = self._random(ROWS, INNER), self._random(INNER, 10 * VECTOR)
+        x, w = self._irregular(ROWS, INNER), self._irregular(INNER, 10 * VECTOR)
         truth = self._truth(x, w)
         with_edges = (m for m in range(2, ROWS) if self._good[m] and (self.product(x[:m], w) != truth[:m]).any())
         return next(with_edges, ROWS)
@@ -134,10 +136,10 @@ class Kernel:
 
     def _small(self) -> int:
         """The most multiply-adds, with sixteen columns and two blocks, that are added in one pass."""
-        b = self._random(2 * self.k_block_size, VECTOR)
+        b = self._irregular(2 * self.k_block_size, VECTOR)
         parts = self.k_blocks(len(b))
         low, high = 1, LARGE // b.size
-        a = self._random(high, len(b))
+        a = self._irregular(high, len(b))
         while high - low > 1:  # `low` rows are added in one pass, `high` rows block by block
             rows = (low + high) // 2
             in_parts = sum(a[:rows, part] @ b[part] for part in parts)
@@ -155,6 +157,10 @@ class Kernel:
             total += a[..., part] @ b[..., part, :]
         return total
 
-    def _random(self, *shape: int) -> np.ndarray:
-        """Random numbers of one sign, so that their sums round."""
-        return np.random.default_rng(shape).random(shape, self.dtype)
+    def _irregular(self, *shape: int) -> np.ndarray:
+        """Numbers of one sign without a pattern, so that their sums round: the fractions of multiples of GOLDEN.
+
+        numpy.random would do too, but takes longer to import than the whole trial.
+        """
+        multiples = np.arange(1, math.prod(shape) + 1) * GOLDEN
+        return (multiples - np.floor(multiples)).reshape(shape).astype(self.dtype)
