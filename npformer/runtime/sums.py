@@ -7,6 +7,7 @@ groups that are so many times as long.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 import numpy as np
@@ -14,15 +15,22 @@ import numpy as np
 from npformer.runtime.products import matmul
 
 TERMS = 16  # terms in a group: few, because a group has so many keys of each beam
+TOGETHER = 1 << 14  # numbers that the products of groups may take together: what fits in a core's cache
 
 
-def groups(count: int, terms: int = TERMS, front: int = 0) -> Iterator[slice]:
-    """The groups of a sum: of TERMS up to the place `front`, a multiple of TERMS, and of `terms` from there."""
+def groups(count: int, terms: int = TERMS, front: int = 0) -> Iterator[tuple[slice, tuple[int, int]]]:
+    """The groups of a sum, in runs of equal ones: a run's terms, how many groups it has, and the terms of each.
+
+    Groups have TERMS terms up to the place `front`, a multiple of TERMS, and `terms` from there. The last may be
+    shorter.
+    """
     front = min(front, count)
-    for start in range(0, front, TERMS):
-        yield slice(start, start + TERMS)
-    for start in range(front, count, terms):
-        yield slice(start, start + terms)
+    for first, end, size in ((0, front, TERMS), (front, count, terms)):
+        last = end - (end - first) % size
+        if first < last:
+            yield slice(first, last), ((last - first) // size, size)
+        if last < end:
+            yield slice(last, end), (1, end - last)
 
 
 def sum_in_order(
@@ -36,17 +44,24 @@ def sum_in_order(
     assert keepdims
     over_rows = y.ndim > 1 and y.shape[-2] > 1 and y.strides[-2] < y.strides[-1]
     total: np.ndarray | None = None
-    for group in groups(y.shape[-1], terms, front):
-        part = y[..., group]
-        sums = part.sum(axis=-1, keepdims=True) if over_rows else np.add.accumulate(part, axis=-1)[..., -1:]
-        total = sums if total is None else total + sums
+    for run, sizes in groups(y.shape[-1], terms, front):
+        each = y[..., run].reshape(*y.shape[:-1], *sizes)
+        sums = each.sum(axis=-1) if over_rows else np.add.accumulate(each, axis=-1)[..., -1]
+        if total is not None:
+            sums[..., :1] += total
+        total = np.add.accumulate(sums, axis=-1)[..., -1:]
     return y.sum(axis=-1, keepdims=True) if total is None else total
 
 
 def matmul_in_order(a: np.ndarray, b: np.ndarray, terms: int = TERMS, front: int = 0) -> np.ndarray:
     """a @ b, (..., M, N) and (..., N, K) -> (..., M, K), each sum added in `groups`."""
+    some = max(1, TOGETHER // max(1, math.prod(a.shape[:-1]) * b.shape[-1]))
     total: np.ndarray | None = None
-    for group in groups(b.shape[-2], terms, front):
-        product = matmul(a[..., group], b[..., group, :])
-        total = product if total is None else np.add(total, product, out=total)
+    for run, sizes in groups(b.shape[-2], terms, front):
+        left = a[..., run].reshape(*a.shape[:-1], *sizes).swapaxes(-2, -3)  # (..., groups, M, size)
+        right = b[..., run, :].reshape(*b.shape[:-2], *sizes, b.shape[-1])
+        for i in range(0, sizes[0], some):
+            products = matmul(left[..., i : i + some, :, :], right[..., i : i + some, :, :])
+            for product in np.moveaxis(products, -3, 0):
+                total = product if total is None else np.add(total, product, out=total)
     return matmul(a, b) if total is None else total
