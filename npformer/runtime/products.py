@@ -151,9 +151,14 @@ def with_margins(b: np.ndarray) -> np.ndarray:
 def _lies_in_margins(b: np.ndarray, margin: int) -> bool:
     """Tells whether b is a slice that `column_products` returned, with `margin` columns to its left."""
     whole = with_margins(b)
-    left = (b.ctypes.data - whole.ctypes.data) // b.itemsize
+    left = (_address(b) - _address(whole)) // b.itemsize
     width = b.shape[-1] + 2 * margin
     return whole is not b and left == margin and whole.shape[-1] == width + -width % VECTOR
+
+
+def _address(array: np.ndarray) -> int:
+    """Where an array begins in memory; array.ctypes takes ten times as long to tell."""
+    return int(array.__array_interface__["data"][0])
 
 
 # --- products of weights ---------------------------------------------------------------------------------------------
@@ -301,9 +306,9 @@ def _panels(weight: np.ndarray, rows: int) -> Panels | None:
     """The panels of a weight used repeatedly with few rows, if a trial showed that this BLAS is faster with them."""
     if weight.dtype != np.float32 or weight.shape[1] < PANEL or weight.size < 2**16:
         return None
-    if rows > few_rows() or not panels_pay():
+    if rows > few_rows():
         return None
-    return _laid_out([weight], "panels", lambda: Panels(weight))
+    return _laid_out([weight], "panels", lambda: Panels(weight) if panels_pay() else None)
 
 
 def few_rows() -> int:
