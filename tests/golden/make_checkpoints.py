@@ -2,7 +2,8 @@
 
 Writes into the folder beside this file (or the one given): files of `torch.save` in each of its formats with tensors
 of every dtype and every kind of storage, their values, and `architectures.json`: for each architecture a config.json,
-the shapes of its state dict and the modules of the groups. Needs torch and transformers; the tests need neither.
+the shapes of what it stores, and the modules of its weights where their names in a file are others. Needs torch and
+transformers; the tests need neither.
 
     python tests/golden/make_checkpoints.py             writes them
     python tests/golden/make_checkpoints.py --check     makes them anew elsewhere and compares
@@ -138,9 +139,14 @@ def architectures() -> dict[str, dict]:
                 "config": config,
                 "tensors": {key: list(tensor.shape) for key, tensor in stored.items()},
                 "tied": sorted(model.all_tied_weights_keys),
-                "modules": sorted(key for key, _ in model.named_modules() if key),
             }
+            if modules(model.state_dict()) != modules(stored):
+                result[name]["modules"] = modules(model.state_dict())
     return result
+
+
+def modules(tensors: dict[str, torch.Tensor]) -> list[str]:
+    return sorted({name.rpartition(".")[0] for name in tensors})
 
 
 def main(folder: Path) -> None:
@@ -155,8 +161,11 @@ def main(folder: Path) -> None:
     torch.save(state, folder / "state_dict_legacy.bin", _use_new_zipfile_serialization=False)
     np.savez_compressed(folder / "state_dict.npz", **{name: numpy_of(each) for name, each in state.items()})
     torch.save(module(), folder / "whole_module.bin")
-    text = json.dumps(architectures(), indent=1, sort_keys=True)
-    (folder / "architectures.json").write_text(text + "\n")
+    lines = (
+        f"{json.dumps(name)}:{json.dumps(described, sort_keys=True, separators=(',', ':'))}"
+        for name, described in sorted(architectures().items())
+    )
+    (folder / "architectures.json").write_text("{\n" + ",\n".join(lines) + "\n}\n")
 
 
 def same(made: Path, committed: Path) -> bool:
