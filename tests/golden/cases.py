@@ -26,6 +26,12 @@ SPELLINGS = {
         "d_ffn": "intermediate_size",
     },
     "gpt2": {"d_model": "n_embd", "n_heads": "n_head", "n_layers": "n_layer", "d_ffn": "n_inner"},
+    "bart": {
+        "d_model": "d_model",
+        "n_heads": "encoder_attention_heads",
+        "n_layers": "encoder_layers",
+        "d_ffn": "encoder_ffn_dim",
+    },
 }
 SPELLINGS |= dict.fromkeys(
     ("electra", "roberta", "albert", "mpnet", "modernbert", "deberta-v2", "nomic_bert"), SPELLINGS["bert"]
@@ -41,6 +47,7 @@ CONFIGS = {
     "deberta-v2": "DebertaV2Config",
     "nomic_bert": "NomicBertConfig",
     "gpt2": "GPT2Config",
+    "bart": "BartConfig",
 }
 # Rows as the mask shows them: a text, texts of equal length side by side, one token, gaps, padding before the text.
 SHARED_MASK = ["11111111", "11110000", "11110000", "10000000", "11000000", "10110110", "11100000"]
@@ -55,9 +62,11 @@ VARIANT_MASK = {
     "deberta-v2": ["1111111111", "0011010000"],
     "nomic_bert": ["11111111", "00110100"],
     "gpt2": ["111111", "001101", "110000"],
+    "deberta-v2-convolution": ["111111", "011010"],
+    "bart": ["11111", "11100", "10000"],  # padding is after a text only, as its decoder reads the ids a place later
 }
 FEW_HEADS = ("albert",)  # their other heads are compared in tests/oracle
-FEW = ("mpnet", "modernbert", "deberta-v2", "nomic_bert", "gpt2")  # families whose cases are small and few
+FEW = ("mpnet", "modernbert", "deberta-v2", "nomic_bert", "gpt2", "bart")  # families whose cases are small and few
 N_TEXTS = (48, 14)  # for heads that answer once a text; of these families
 
 
@@ -154,6 +163,11 @@ GPT2 = {
     "vocab_size": 13, "n_embd": 8, "n_head": 2, "n_inner": 10,
     **dict.fromkeys(("bos_token_id", "eos_token_id"), 12), "pad_token_id": 0,
 }  # fmt: skip
+END = 2
+BART = {
+    "vocab_size": 13, "d_model": 6, "encoder_attention_heads": 2, "encoder_ffn_dim": 8, "decoder_layers": 2,
+    "decoder_attention_heads": 3, "decoder_ffn_dim": 10, "eos_token_id": END, "decoder_start_token_id": 4,
+}  # fmt: skip
 NARROW = {"embedding_size": 14}
 SHARED_LAYERS = {"embedding_size": 6, "hidden_size": 10, "num_attention_heads": 2, "intermediate_size": 14}
 CASES = {
@@ -201,7 +215,15 @@ CASES = {
     "deberta-v2-own-projections": Case(
         "deberta-v2", "DebertaV2Model", {**DEBERTA, "share_att_key": False, "norm_rel_ebd": "none"}, layers=1
     ),
+    "deberta-v2-convolution": Case(
+        "deberta-v2", "DebertaV2Model", {**DEBERTA, "conv_kernel_size": 3, "conv_act": "gelu"}
+    ),
     "nomic_bert-base": Case("nomic_bert", "NomicBertModel", NOMIC_BERT, layers=1),
+    "nomic_bert-masked-lm": Case("nomic_bert", "NomicBertForMaskedLM", NOMIC_BERT, encoder="nomic_bert-base", layers=1),
+    "bart-question-answering": Case("bart", "BartForQuestionAnswering", BART, layers=1),
+    "bart-sequence-classification": Case(
+        "bart", "BartForSequenceClassification", {**BART, "num_labels": 5}, encoder="bart-question-answering", layers=1
+    ),
     "gpt2-base": Case("gpt2", "GPT2Model", GPT2),
     **{
         f"gpt2-{head}": Case("gpt2", architecture, {**GPT2, **options}, encoder="gpt2-base")
@@ -228,11 +250,15 @@ def build(case: Case) -> Any:
 
 def _random(name: str, shape: tuple[int, ...]) -> np.ndarray:
     numbers = np.random.default_rng(zlib.crc32(name.encode())).standard_normal(shape)
-    if "orm." in name or re.search(r"\bln_", name):  # LayerNorm, layer_norm, or GPT-2's
+    if "orm." in name or re.search(
+        r"\bln_|layernorm_", name
+    ):  # LayerNorm, layer_norm, GPT-2's, or BART's of its tables
         numbers = 1 + 0.3 * numbers if name.endswith("weight") else 0.3 * numbers
     elif len(shape) == 1:
         numbers *= 0.3
-    elif not re.search(r"embeddings\.|relative_attention_bias\.weight$|^w[tp]e\.", name):  # a linear weight (out, in)
+    elif not re.search(
+        r"embeddings\.|relative_attention_bias\.weight$|^w[tp]e\.|embed_positions\.|^shared\.", name
+    ):  # a linear weight (out, in)
         numbers *= 1.2 / np.sqrt(shape[0 if ".c_" in name else 1])  # or Conv1D's (in, out)
     return numbers.astype(np.float32)
 
@@ -241,10 +267,11 @@ def inputs(name: str, case: Case) -> dict[str, np.ndarray]:
     """Token ids, mask and, for models that have them, token types of a case, as the model takes them."""
     random = np.random.default_rng(zlib.crc32((case.encoder or name).encode()))
     if reads_texts(case):
-        mask = (np.arange(9) < random.integers(1, 10, N_TEXTS[case.family in FEW])[:, None]).astype(np.int64)
+        shortest = 2 if case.family == "bart" else 1
+        mask = (np.arange(9) < random.integers(shortest, 10, N_TEXTS[case.family in FEW])[:, None]).astype(np.int64)
     else:
         few = case.layers == 1 or case.family in (*FEW, *FEW_HEADS)
-        pictures = VARIANT_MASK[case.family] if few else SHARED_MASK
+        pictures = VARIANT_MASK.get(name, VARIANT_MASK[case.family]) if few else SHARED_MASK
         mask = np.array([[int(each) for each in picture] for picture in pictures])
     given = {
         "input_ids": random.integers(0, case.options.get("vocab_size", SIZES["vocab_size"]), mask.shape),
@@ -252,6 +279,10 @@ def inputs(name: str, case: Case) -> dict[str, np.ndarray]:
     }
     if case.family == "gpt2":  # its head finds padding by the id, wherever that stands
         given["input_ids"][(mask == 0) | (np.arange(mask.shape[1]) == 5)] = GPT2["pad_token_id"]
+    if case.family == "bart":  # its head reads the last of a text's end tokens, of which all texts have as many
+        ids = given["input_ids"]
+        ids[ids == END] += 1
+        ids[:, 0] = ids[np.arange(len(ids)), mask.sum(axis=1) - 1] = END
     if case.family not in ("distilbert", *FEW) or case.family == "nomic_bert":
         given["token_type_ids"] = random.integers(0, case.options.get("type_vocab_size", 2), mask.shape)
     if case.architecture.endswith("MultipleChoice"):
@@ -271,4 +302,6 @@ def keeps(case: Case, stage: str) -> bool:
     """Whether a stage is stored with this case. Those of a shared encoder are, with the case that has no head."""
     if not reads_texts(case) and stage in ("pooler", "pooled"):
         return False
-    return not (case.encoder and (stage == "norm" or stage.startswith(("embeddings.", "layers."))))
+    return not (
+        case.encoder and (stage == "norm" or stage.startswith(("embeddings.", "layers.", "encoder.", "decoder.")))
+    )

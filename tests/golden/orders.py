@@ -75,6 +75,8 @@ class _Adding(TorchDispatchMode):
         if function in (aten.addmm.default, aten.baddbmm.default) and not kwargs:
             added, a, b = args
             return self._product(a, b) + added
+        if function is aten.convolution.default:
+            return self._convolution(*args)
         if function is aten.native_layer_norm.default:
             return self._layer_norm(*args)
         if function._schema.name in OTHER_PRODUCTS:
@@ -93,6 +95,14 @@ class _Adding(TorchDispatchMode):
             return self._sum(len(b), zeros, lambda part, k: part.addcmul_(columns[k, :, None], b[k]))
 
         return torch.cat([block(rows) for rows in a.split(ROWS)])
+
+    def _convolution(
+        self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, stride: Any, padding: Any, *args: Any
+    ) -> torch.Tensor:
+        """(B, D, L) -> (B, E, L) by a weight (E, D, K): a product of the K columns around each with all of the weight."""
+        around = torch.nn.functional.pad(x, (padding[0], padding[0])).unfold(2, weight.shape[2], stride[0])
+        rows = around.transpose(1, 2).flatten(2)
+        return torch.stack([self._product(each, weight.flatten(1).T) + bias for each in rows]).transpose(1, 2)
 
     def _layer_norm(
         self, x: torch.Tensor, shape: Any, weight: torch.Tensor | None, bias: torch.Tensor | None, eps: float

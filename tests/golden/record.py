@@ -10,11 +10,14 @@ import itertools
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
+from transformers.activations import ACT2FN
 from transformers.models.albert import modeling_albert
+from transformers.models.bart import modeling_bart
 from transformers.models.bert import modeling_bert
 from transformers.models.deberta_v2 import modeling_deberta_v2
 from transformers.models.distilbert import modeling_distilbert
@@ -25,168 +28,21 @@ from transformers.models.mpnet import modeling_mpnet
 from transformers.models.nomic_bert import modeling_nomic_bert
 from transformers.models.roberta import modeling_roberta
 
+from tests.golden import modules
 from tests.support.in_double import in_double, root
 
-# A module, without the encoder's prefix -> the stages that go in and come out of it; `*` is a layer's number.
-DISTILBERT = {
-    "embeddings.word_embeddings": ("", "embeddings.token"),
-    "embeddings.position_embeddings": ("", "embeddings.position"),
-    "embeddings.LayerNorm": ("embeddings.sum", "embeddings.norm"),
-    "transformer.layer.*.attention.q_lin": ("", "layers.*.attention.query"),
-    "transformer.layer.*.attention.k_lin": ("", "layers.*.attention.key"),
-    "transformer.layer.*.attention.v_lin": ("", "layers.*.attention.value"),
-    "transformer.layer.*.attention.out_lin": ("layers.*.attention.combined", "layers.*.attention.output"),
-    "transformer.layer.*.sa_layer_norm": ("layers.*.attention_residual", "layers.*.attention_norm"),
-    "transformer.layer.*.ffn.lin1": ("", "layers.*.ffn.hidden"),
-    "transformer.layer.*.ffn.lin2": ("layers.*.ffn.activation", "layers.*.ffn.output"),
-    "transformer.layer.*.output_layer_norm": ("layers.*.ffn_residual", "layers.*.ffn_norm"),
-    "pre_classifier": ("", "pooler"),
-    "classifier": ("pooled", "logits"),
-    "vocab_transform": ("", "head.hidden"),
-    "vocab_layer_norm": ("head.activation", "head.norm"),
-    "vocab_projector": ("", "logits"),
-    "qa_outputs": ("", "spans"),
-}
-BERT = {
-    "embeddings.word_embeddings": ("", "embeddings.token"),
-    "embeddings.position_embeddings": ("", "embeddings.position"),
-    "embeddings.token_type_embeddings": ("", "embeddings.segment"),
-    "embeddings.LayerNorm": ("embeddings.sum", "embeddings.norm"),
-    "encoder.layer.*.attention.self.query": ("", "layers.*.attention.query"),
-    "encoder.layer.*.attention.self.key": ("", "layers.*.attention.key"),
-    "encoder.layer.*.attention.self.value": ("", "layers.*.attention.value"),
-    "encoder.layer.*.attention.output.dense": ("layers.*.attention.combined", "layers.*.attention.output"),
-    "encoder.layer.*.attention.output.LayerNorm": ("layers.*.attention_residual", "layers.*.attention_norm"),
-    "encoder.layer.*.intermediate.dense": ("", "layers.*.ffn.hidden"),
-    "encoder.layer.*.output.dense": ("layers.*.ffn.activation", "layers.*.ffn.output"),
-    "encoder.layer.*.output.LayerNorm": ("layers.*.ffn_residual", "layers.*.ffn_norm"),
-    "pooler.dense": ("", "pooler"),
-    "pooler.activation": ("", "pooled"),
-    "classifier": ("", "logits"),
-    "cls.seq_relationship": ("", "logits"),
-    "cls.predictions.transform.dense": ("", "head.hidden"),
-    "cls.predictions.transform.LayerNorm": ("head.activation", "head.norm"),
-    "cls.predictions.decoder": ("", "logits"),
-    "qa_outputs": ("", "spans"),
-}
-ELECTRA = {
-    **{path: stages for path, stages in BERT.items() if path.startswith(("embeddings.", "encoder."))},
-    "embeddings_project": ("", "embeddings.project"),
-    "classifier": ("", "logits"),
-    "classifier.dense": ("", "pooler"),
-    "classifier.activation": ("", "pooled"),
-    "sequence_summary.summary": ("", "pooler"),
-    "sequence_summary.activation": ("", "pooled"),
-    "generator_predictions.dense": ("", "head.hidden"),
-    "generator_predictions.LayerNorm": ("head.activation", "head.norm"),
-    "generator_lm_head": ("", "logits"),
-    "qa_outputs": ("", "spans"),
-}
-ROBERTA = {
-    **{path: stages for path, stages in BERT.items() if not path.startswith(("cls.", "classifier"))},
-    "classifier.dense": ("", "pooler"),
-    "classifier.out_proj": ("pooled", "logits"),
-    "classifier": ("", "logits"),
-    "lm_head.dense": ("", "head.hidden"),
-    "lm_head.layer_norm": ("head.activation", "head.norm"),
-    "lm_head.decoder": ("", "logits"),
-}
-LAYER = "encoder.albert_layer_groups.0.albert_layers.0"  # which runs for every layer
-ALBERT = {
-    **{path: stages for path, stages in BERT.items() if path.startswith("embeddings.")},
-    "encoder.embedding_hidden_mapping_in": ("", "embeddings.project"),
-    f"{LAYER}.attention.query": ("", "layers.*.attention.query"),
-    f"{LAYER}.attention.key": ("", "layers.*.attention.key"),
-    f"{LAYER}.attention.value": ("", "layers.*.attention.value"),
-    f"{LAYER}.attention.dense": ("layers.*.attention.combined", "layers.*.attention.output"),
-    f"{LAYER}.attention.LayerNorm": ("layers.*.attention_residual", "layers.*.attention_norm"),
-    f"{LAYER}.ffn": ("", "layers.*.ffn.hidden"),
-    f"{LAYER}.ffn_output": ("layers.*.ffn.activation", "layers.*.ffn.output"),
-    f"{LAYER}.full_layer_layer_norm": ("layers.*.ffn_residual", "layers.*.ffn_norm"),
-    "pooler": ("", "pooler"),
-    "pooler_activation": ("", "pooled"),
-    "classifier": ("", "logits"),
-    "predictions.dense": ("", "head.hidden"),
-    "predictions.LayerNorm": ("head.activation", "head.norm"),
-    "predictions.decoder": ("", "logits"),
-    "qa_outputs": ("", "spans"),
-}
-MPNET = {
-    **{path: stages for path, stages in ROBERTA.items() if ".attention." not in path},
-    "encoder.layer.*.attention.attn.q": ("", "layers.*.attention.query"),
-    "encoder.layer.*.attention.attn.k": ("", "layers.*.attention.key"),
-    "encoder.layer.*.attention.attn.v": ("", "layers.*.attention.value"),
-    "encoder.layer.*.attention.attn.o": ("layers.*.attention.combined", "layers.*.attention.output"),
-    "encoder.layer.*.attention.LayerNorm": ("layers.*.attention_residual", "layers.*.attention_norm"),
-}
-MODERNBERT = {
-    "embeddings.tok_embeddings": ("", "embeddings.token"),
-    "embeddings.norm": ("embeddings.sum", "embeddings.norm"),
-    "layers.*.attn_norm": ("", "layers.*.attention_norm"),
-    "layers.*.attn.Wqkv": ("", "layers.*.attention.query layers.*.attention.key layers.*.attention.value"),
-    "layers.*.attn.Wo": ("layers.*.attention.combined", "layers.*.attention.output"),
-    "layers.*.mlp_norm": ("layers.*.attention_residual", "layers.*.ffn_norm"),
-    "layers.*.mlp.Wi": ("", "layers.*.ffn.hidden layers.*.ffn.gate"),
-    "layers.*.mlp.act": ("", "layers.*.ffn.activation"),
-    "layers.*.mlp.Wo": ("layers.*.ffn.gated", "layers.*.ffn.output"),
-    "layers.*": ("", "layers.*.ffn_residual"),
-    "final_norm": ("", "norm"),
-    "head": ("pooled", ""),
-    "head.dense": ("", "head.hidden"),
-    "head.norm": ("head.activation", "head.norm"),
-    "classifier": ("", "logits"),
-    "decoder": ("", "logits"),
-}
-DEBERTA = {
-    **{path: stages for path, stages in BERT.items() if ".self." not in path},
-    "encoder.layer.*.attention.self.query_proj": ("", "layers.*.attention.query"),
-    "encoder.layer.*.attention.self.key_proj": ("", "layers.*.attention.key"),
-    "encoder.layer.*.attention.self.value_proj": ("", "layers.*.attention.value"),
-    "pooler": ("", "pooled"),
-}
-NOMIC_BERT = {
-    "embeddings.word_embeddings": ("", "embeddings.token"),
-    "embeddings.token_type_embeddings": ("", "embeddings.segment"),
-    "embeddings.LayerNorm": ("embeddings.sum", "embeddings.norm"),
-    "layers.*.self_attn.q_proj": ("", "layers.*.attention.query"),
-    "layers.*.self_attn.k_proj": ("", "layers.*.attention.key"),
-    "layers.*.self_attn.v_proj": ("", "layers.*.attention.value"),
-    "layers.*.self_attn.o_proj": ("layers.*.attention.combined", "layers.*.attention.output"),
-    "layers.*.post_attention_layernorm": ("layers.*.attention_residual", "layers.*.attention_norm"),
-    "layers.*.mlp.gate_proj": ("", "layers.*.ffn.hidden"),
-    "layers.*.mlp.up_proj": ("", "layers.*.ffn.gate"),
-    "layers.*.mlp.act_fn": ("", "layers.*.ffn.activation"),
-    "layers.*.mlp.down_proj": ("layers.*.ffn.gated", "layers.*.ffn.output"),
-    "layers.*.post_mlp_layernorm": ("layers.*.ffn_residual", "layers.*.ffn_norm"),
-}
-GPT2 = {
-    "wte": ("", "embeddings.token"),
-    "wpe": ("", "embeddings.position"),
-    "drop": ("", "embeddings.sum"),
-    "h.*.ln_1": ("", "layers.*.attention_norm"),
-    "h.*.attn.c_attn": ("", "layers.*.attention.query layers.*.attention.key layers.*.attention.value"),
-    "h.*.attn.c_proj": ("layers.*.attention.combined", "layers.*.attention.output"),
-    "h.*.ln_2": ("layers.*.attention_residual", "layers.*.ffn_norm"),
-    "h.*.mlp.c_fc": ("", "layers.*.ffn.hidden"),
-    "h.*.mlp.act": ("", "layers.*.ffn.activation"),
-    "h.*.mlp.c_proj": ("", "layers.*.ffn.output"),
-    "h.*": ("", "layers.*.ffn_residual"),
-    "ln_f": ("", "norm"),
-    "lm_head": ("", "logits"),
-    "classifier": ("", "logits"),
-    "qa_outputs": ("", "spans"),
-}
 TABLES = {
-    "distilbert": (DISTILBERT, modeling_distilbert),
-    "bert": (BERT, modeling_bert),
-    "electra": (ELECTRA, modeling_electra),
-    "roberta": (ROBERTA, modeling_roberta),
-    "albert": (ALBERT, modeling_albert),
-    "mpnet": (MPNET, modeling_mpnet),
-    "modernbert": (MODERNBERT, modeling_modernbert),
-    "deberta-v2": (DEBERTA, modeling_deberta_v2),
-    "nomic_bert": (NOMIC_BERT, modeling_nomic_bert),
-    "gpt2": (GPT2, modeling_gpt2),
+    "distilbert": (modules.DISTILBERT, modeling_distilbert),
+    "bert": (modules.BERT, modeling_bert),
+    "electra": (modules.ELECTRA, modeling_electra),
+    "roberta": (modules.ROBERTA, modeling_roberta),
+    "albert": (modules.ALBERT, modeling_albert),
+    "mpnet": (modules.MPNET, modeling_mpnet),
+    "modernbert": (modules.MODERNBERT, modeling_modernbert),
+    "deberta-v2": (modules.DEBERTA, modeling_deberta_v2),
+    "nomic_bert": (modules.NOMIC_BERT, modeling_nomic_bert),
+    "gpt2": (modules.GPT2, modeling_gpt2),
+    "bart": (modules.BART, modeling_bart),
 }
 
 
@@ -232,20 +88,23 @@ def stages(
 def recording(model: Any, hear: Callable[[str, np.ndarray], None]) -> Iterator[None]:
     """Call hear(stage, array) for each stage of the runs inside."""
     table, module_of_family = TABLES[model.config.model_type]
-    handles, layer_of = [], {}
+    handles, scope_of = [], {}
     for path, module in model.named_modules():
         if isinstance(module, torch.nn.Identity):  # where a layer has no norm
             continue
         path = path.removeprefix(model.base_model_prefix + ".")
         number = re.search(r"\b(?:layers?|h)\.(\d+)\.", path + ".")  # not ALBERT's albert_layers
-        layer_of[module] = number and number[1]
         before, after = table.get(re.sub(r"\b(layers?|h)\.\d+", r"\1.*", path), ("", ""))
-        if layer_of[module]:
-            before, after = (name.replace("*", layer_of[module]) for name in (before, after))
+        if number:
+            before, after = (name.replace("*", number[1]) for name in (before, after))
+            scope_of[module] = _scope(path, number[1])
         if before == "pooled" and not (hasattr(model, "pre_classifier") or _pools(model)):
             before = ""  # a classifier of tokens, which reads the last layer itself
         if after == "logits" and type(model).__name__ == "ModernBertForQuestionAnswering":
             after = "spans"
+        if path == "encoder.conv.dropout":
+            activated = partial(_activated, hear, ACT2FN[model.config.conv_act])
+            handles.append(module.register_forward_hook(activated))
         if path == "score":  # of every token's row; the answer has the one that is read
             handles.append(model.register_forward_hook(lambda _, args, out: hear("logits", out.logits.numpy())))
         if before:
@@ -258,7 +117,7 @@ def recording(model: Any, hear: Callable[[str, np.ndarray], None]) -> Iterator[N
     if module_of_family in OWN_ATTENTION:
         attention, projections = OWN_ATTENTION[module_of_family]
         forward = attention.forward
-        attention.forward = _own_attention(forward, projections, layer_of, hear)
+        attention.forward = _own_attention(forward, projections, scope_of, hear)
         try:
             yield
         finally:
@@ -279,9 +138,9 @@ def recording(model: Any, hear: Callable[[str, np.ndarray], None]) -> Iterator[N
             }
             arrays |= rows
         arrays |= {"scores": scores, "weights": weights, "context": context.transpose(1, 2)}
-        layer = layer_of[module] or next(layers)
+        scope = scope_of.get(module) or f"layers.{next(layers)}.attention"
         for name, array in arrays.items():
-            hear(f"layers.{layer}.attention.{name}", array.numpy())
+            hear(f"{scope}.{name}", array.numpy())
         return context, weights
 
     module_of_family.eager_attention_forward = attention
@@ -293,18 +152,31 @@ def recording(model: Any, hear: Callable[[str, np.ndarray], None]) -> Iterator[N
             handle.remove()
 
 
+def _scope(path: str, layer: str) -> str:
+    """The name of an attention that a module in a layer is, or is in; BART's two stacks have theirs before it."""
+    stack = re.match(r"(encoder\.|decoder\.)layers\.", path)
+    name = "cross_attention" if path.endswith(".encoder_attn") else "attention"
+    return f"{stack[1] if stack else ''}layers.{layer}.{name}"
+
+
+def _activated(hear: Callable[[str, np.ndarray], None], activation: Any, module: Any, args: Any, out: Any) -> None:
+    """What a convolution's function makes of its rows: the next line of its forward, which is in no module."""
+    hear("convolution.activation", activation(out).numpy())
+
+
 def _pools(model: Any) -> bool:
-    """Whether a ModernBERT's head reads a row of each text."""
-    return type(model).__name__ in ("ModernBertForSequenceClassification", "ModernBertForMultipleChoice")
+    """Whether a ModernBERT's or BART's head reads a row of each text."""
+    names = ("ModernBertForSequenceClassification", "ModernBertForMultipleChoice", "BartForSequenceClassification")
+    return type(model).__name__ in names
 
 
 def _own_attention(
-    forward: Any, projections: tuple[str, ...], layer_of: dict[Any, Any], hear: Callable[[str, np.ndarray], None]
+    forward: Any, projections: tuple[str, ...], scope_of: dict[Any, str], hear: Callable[[str, np.ndarray], None]
 ) -> Any:
     """Attention that calls no `eager_attention_forward`: the stages between its modules are read off torch."""
 
     def attention(module: Any, hidden: Any, *args: Any, **kwargs: Any) -> Any:
-        softmax, here = torch.nn.functional.softmax, f"layers.{layer_of[module]}.attention"
+        softmax, here = torch.nn.functional.softmax, scope_of[module]
         heads = module.num_attention_heads
 
         def softmax_heard(scores: Any, dim: int) -> Any:
