@@ -230,13 +230,13 @@ def test_a_model_that_reads_no_ids_is_not_loaded_as_one(case: str) -> None:
 
 def test_untied_tables_of_marian() -> None:
     """Transformers computes with each side's own table where nothing is tied, whatever model.shared holds."""
-    config = replace(read_config(cases.marian_config("marian-small")), shared=True, tied=False)
+    config = replace(read_config(cases.model_config("marian-small")), shared=True, tied=False)
     flat = {}
     for ours, source in layout.sources(config).items():
         each = layout.parameters(config)[ours]
         shape = each.shape[::-1] if each.transposed else each.shape
         shape = (1, *shape) if ours == "head.output.bias" else shape
-        flat[source.names[0]] = cases.marian_tensor("marian-small", source.names[0], shape)
+        flat[source.names[0]] = cases.model_tensor("marian-small", source.names[0], shape)
     flat["model.shared.weight"] = flat["model.encoder.embed_tokens.weight"] + 1
     tree = layout.to_tree(flat, config, np.dtype(np.float32))
     for side in ("encoder", "decoder"):

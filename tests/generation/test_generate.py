@@ -31,57 +31,57 @@ DATA = Path(__file__).parents[1] / "golden" / "seq2seq"
 
 
 @cache
-def marian() -> dict[str, np.ndarray]:
-    return load_file(DATA / "marian.safetensors")
+def golden() -> dict[str, np.ndarray]:
+    return {**load_file(DATA / "marian.safetensors"), **load_file(DATA / "bart.safetensors")}
 
 
 def generated(model: Seq2Seq, case: str, **settings: Any) -> list[list[Hypothesis]]:
-    end = {"max_new_tokens": cases.MAX_NEW_TOKENS, "forced_eos_token_id": 0}  # as Transformers reads config.json
+    forced = cases.model_config(case)["forced_eos_token_id"]  # as Transformers reads config.json
+    end = {"max_new_tokens": cases.MAX_NEW_TOKENS, "forced_eos_token_id": forced}
     return model.generate([source.tolist() for source in cases.sources(case)], **{**end, **settings})
 
 
 # --- against Transformers --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("case", cases.MARIAN)
-def test_logits_of_marian_models(case: str) -> None:
-    sources, targets = ([Text(ids) for ids in each] for each in (cases.sources(case)[:5], cases.targets(case, 5)))
+@pytest.mark.parametrize("case", cases.GENERATORS)
+def test_logits_of_models_that_generate(case: str) -> None:
+    pairs = zip(cases.sources(case), cases.targets(case, cases.PAIRS), strict=False)
+    texts = [(Text(source), Text(target)) for source, target in pairs]
     answers = {
-        dtype: np.concatenate(
-            [answer["logits"] for answer in golden_model(case, dtype).run(list(zip(sources, targets, strict=True)))]
-        )
+        dtype: np.concatenate([answer["logits"] for answer in golden_model(case, dtype).run(texts)])
         for dtype in ("float32", "float64")
     }
-    found = torch_values.below(marian(), case)
+    found = torch_values.below(golden(), case)
     torch32, truth, error = found["float32/logits"], found["float64/logits"], torch_values.errors_in(found)["logits"]
     assert torch_values.over_budget(answers["float32"], torch32, truth, error) == ""
     assert np.abs(answers["float64"] - truth).max() < 1e-12 * np.abs(truth).max()
 
 
 @pytest.mark.parametrize("name", cases.SETTINGS)
-@pytest.mark.parametrize("case", cases.MARIAN)
-def test_sixty_sources_token_for_token(case: str, name: str) -> None:
+@pytest.mark.parametrize("case", cases.GENERATORS)
+def test_all_sources_token_for_token(case: str, name: str) -> None:
     """A tie is a source for which Transformers itself has another answer in float64: there either may be right.
 
     With the golden models there is none, so every target of every source has to be Transformers'.
     """
-    settings, expected = cases.SETTINGS[name], marian()[f"{case}/{name}/ids"]
+    settings, expected = cases.SETTINGS[name], golden()[f"{case}/{name}/ids"]
     model = golden_model(case)
     found = generated(model, case, **settings)
     ids = padded(
         [each for hypotheses in found for each in hypotheses], model.config.decoder.start_id, model.config.pad_id
     )
     assert (expected[:, ids.shape[1] :] == model.config.pad_id).all()
-    same = (ids == expected[:, : ids.shape[1]]).all(axis=1).reshape(60, -1).all(axis=1)
-    assert np.flatnonzero(~same & ~marian()[f"{case}/{name}/ties"]).tolist() == []
+    same = (ids == expected[:, : ids.shape[1]]).all(axis=1).reshape(len(found), -1).all(axis=1)
+    assert np.flatnonzero(~same & ~golden()[f"{case}/{name}/ties"]).tolist() == []
     if "num_beams" in settings:
         scores = np.array([each.score for hypotheses in found for each in hypotheses])
         # Sums of log probabilities, each a difference of logits of some hundred, in float32.
-        assert scores == pytest.approx(marian()[f"{case}/{name}/scores"].astype(float), rel=1e-5, abs=1e-4)
+        assert scores == pytest.approx(golden()[f"{case}/{name}/scores"].astype(float), rel=1e-5, abs=1e-4)
 
 
 def test_there_are_no_ties() -> None:
-    assert not any(array.any() for name, array in marian().items() if name.endswith("/ties"))
+    assert not any(array.any() for name, array in golden().items() if name.endswith("/ties"))
 
 
 # --- the same bits ---------------------------------------------------------------------------------------------------

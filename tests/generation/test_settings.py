@@ -35,7 +35,7 @@ def test_settings_are_the_callers_then_the_models_then_the_defaults(tmp_path: Pa
 
 
 def test_an_old_config_json_says_how_to_generate(tmp_path: Path) -> None:
-    config = {**cases.marian_config("marian-small"), "num_beams": 6, "max_length": 40, "bad_words_ids": [[119]]}
+    config = {**cases.model_config("marian-small"), "num_beams": 6, "max_length": 40, "bad_words_ids": [[119]]}
     del config["forced_eos_token_id"]
     (tmp_path / "config.json").write_text(json.dumps(config))
     found = resolve(tmp_path, golden_model("marian-small").config, {})

@@ -7,8 +7,9 @@ errors of stages and logits in each order of `orders.py` (`error/...`):
 
     <case>/           a state dict of one of torch's modules with its config.json, and what a run of it gives; of the
                       encoder-decoders every stage
-    marian.safetensors    three Marian models of three sizes: logits of five pairs, and what `generate` gives for sixty
+    marian.safetensors    three Marian models of three sizes: logits of three pairs, and what `generate` gives for sixty
                       sources and thirteen settings; `ties` marks sources with another answer in float64
+    bart.safetensors  the same of a BART and twenty sources
     marian-files/     a tiny Marian model as Transformers saves it, with its tokenizer: files to load, text to translate
 """
 
@@ -23,7 +24,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from safetensors.numpy import save_file
-from transformers import MarianConfig, MarianMTModel, MarianTokenizer
+from transformers import BartConfig, BartForConditionalGeneration, MarianConfig, MarianMTModel, MarianTokenizer
 
 from tests.golden import seq2seq_cases as cases
 from tests.golden.make import _differences as tensor_differences
@@ -32,7 +33,7 @@ from tests.golden.orders import ORDERS, errors
 from tests.golden.seq2seq_torch import DTYPES, make_torch
 
 HERE = Path(__file__).parent
-PAIRS = 5  # of sources and targets whose logits are kept
+MODELS = {"marian": (MarianConfig, MarianMTModel), "bart": (BartConfig, BartForConditionalGeneration)}
 
 
 def make(folder: Path) -> None:
@@ -40,26 +41,26 @@ def make(folder: Path) -> None:
     torch.backends.mha.set_fastpath_enabled(False)
     for case in cases.TORCH:
         make_torch(folder / case, case)
-    arrays: dict[str, np.ndarray] = {}
-    for case in cases.MARIAN:
-        arrays |= {f"{case}/{name}": array for name, array in marian(case).items()}
-    save_file(arrays, folder / "marian.safetensors", {"orders": "; ".join(ORDERS)})
+    for kind, models in (("marian", cases.MARIAN), ("bart", cases.BART)):
+        arrays = {f"{case}/{name}": array for case in models for name, array in generated(case).items()}
+        save_file(arrays, folder / f"{kind}.safetensors", {"orders": "; ".join(ORDERS)})
     make_files(folder / "marian-files")
 
 
-# --- Marian ----------------------------------------------------------------------------------------------------------
+# --- Marian and BART -------------------------------------------------------------------------------------------------
 
 
-def marian(case: str) -> dict[str, np.ndarray]:
-    """Logits of some pairs, and for each setting the targets of sixty sources with their scores."""
-    config = cases.marian_config(case)
-    model = MarianMTModel(MarianConfig(**{k: v for k, v in config.items() if k not in ("model_type", "architectures")}))
+def generated(case: str) -> dict[str, np.ndarray]:
+    """Logits of some pairs, and for each setting the targets of all sources with their scores."""
+    config = cases.model_config(case)
+    kind, generator = MODELS[config["model_type"]]
+    model = generator(kind(**{k: v for k, v in config.items() if k not in ("model_type", "architectures")}))
     with torch.no_grad():
         for name, tensor in [*model.named_parameters(), ("final_logits_bias", model.final_logits_bias)]:
-            if "embed_positions" not in name:
-                tensor.copy_(torch.from_numpy(cases.marian_tensor(case, name, tuple(tensor.shape))))
+            if case in cases.BART or "embed_positions" not in name:  # a Marian's are sines
+                tensor.copy_(torch.from_numpy(cases.model_tensor(case, name, tuple(tensor.shape))))
     model.eval()
-    sources, targets = cases.sources(case), cases.targets(case, PAIRS)
+    sources, targets = cases.sources(case), cases.targets(case, cases.PAIRS)
     ids, mask = padded(sources, config["pad_token_id"])
     arrays: dict[str, np.ndarray] = {}
     answers: dict[str, list[np.ndarray]] = {}
@@ -195,5 +196,5 @@ def check(made: Path, committed: Path) -> list[str]:
 
 
 if __name__ == "__main__":
-    told = f"{len(cases.TORCH)} modules, {len(cases.MARIAN)} Marian models"
+    told = f"{len(cases.TORCH)} modules, {len(cases.GENERATORS)} models that generate"
     sys.exit(make_or_check(__doc__, make, HERE / "seq2seq", told, check))

@@ -23,11 +23,11 @@ def drawn(case: str, name: str, shape: tuple[int, ...]) -> np.ndarray:
 
 
 WIDTHS = dict.fromkeys(
-    ("marian-small", "marian-middle", "marian-large"), 1.4
+    ("marian-small", "marian-middle", "marian-large", "bart-small"), 1.4
 )  # of token vectors: how far logits spread
 
 
-# --- Marian ----------------------------------------------------------------------------------------------------------
+# --- Marian and BART -------------------------------------------------------------------------------------------------
 
 MARIAN: dict[str, dict[str, Any]] = {
     "marian-small": {
@@ -47,45 +47,65 @@ MARIAN: dict[str, dict[str, Any]] = {
         "scale_embedding": True, "max_position_embeddings": 64,
     },
 }  # fmt: skip
+BART: dict[str, dict[str, Any]] = {
+    "bart-small": {
+        "vocab_size": 60, "d_model": 24, "encoder_layers": 1, "decoder_layers": 2, "encoder_attention_heads": 3,
+        "decoder_attention_heads": 4, "encoder_ffn_dim": 32, "decoder_ffn_dim": 40, "activation_function": "gelu",
+        "scale_embedding": True, "max_position_embeddings": 32, "bos_token_id": 0,
+    },
+}  # fmt: skip
+GENERATORS = {**MARIAN, **BART}
 END_BIAS = {
     "marian-small": 6.0,
     "marian-middle": 8.0,
     "marian-large": 9.0,
+    "bart-small": 3.0,
 }  # so that targets end at many lengths
 
 
-def marian_config(case: str) -> dict[str, Any]:
+def model_config(case: str) -> dict[str, Any]:
     """Its config.json."""
-    config = MARIAN[case]
-    target = config.get("decoder_vocab_size", config["vocab_size"])
+    config = GENERATORS[case]
+    if case in BART:
+        kind, name, end, pad, start = "bart", "BartForConditionalGeneration", 2, 1, 2
+    else:
+        target = config.get("decoder_vocab_size", config["vocab_size"])
+        kind, name, end, pad, start = "marian", "MarianMTModel", 0, target - 1, target - 1
     ids = {
-        "eos_token_id": 0,
-        "forced_eos_token_id": 0,
-        "pad_token_id": target - 1,
-        "decoder_start_token_id": target - 1,
+        "eos_token_id": end,
+        "forced_eos_token_id": end,
+        "pad_token_id": pad,
+        "decoder_start_token_id": start,
     }
-    return {"model_type": "marian", "architectures": ["MarianMTModel"], **config, **ids}
+    return {"model_type": kind, "architectures": [name], **config, **ids}
 
 
-def marian_tensor(case: str, name: str, shape: tuple[int, ...]) -> np.ndarray:
+def model_tensor(case: str, name: str, shape: tuple[int, ...]) -> np.ndarray:
     tensor = drawn(case, name, shape)
     if name == "final_logits_bias":
-        tensor[0, 0] = END_BIAS[case]
+        tensor[0, model_config(case)["eos_token_id"]] = END_BIAS[case]
     return tensor
 
 
-def sources(case: str, count: int = 60) -> list[np.ndarray]:
-    """Source ids of 2 to 20 tokens, the last of them the end token."""
-    random = np.random.RandomState(zlib.crc32(case.encode()))
-    lengths = random.randint(1, 20, size=count)
-    return [np.append(random.randint(1, MARIAN[case]["vocab_size"] - 1, size=length), 0) for length in lengths]
+def sources(case: str, count: int = 0) -> list[np.ndarray]:
+    """Source ids of 2 to 20 tokens, the last of them the end token; of a BART fewer texts."""
+    random, config = np.random.RandomState(zlib.crc32(case.encode())), model_config(case)
+    lengths = random.randint(1, 20, size=count or (20 if case in BART else 60))
+    words = _words(config, config["vocab_size"])
+    return [np.append(random.randint(*words, size=length), config["eos_token_id"]) for length in lengths]
 
 
 def targets(case: str, count: int) -> list[np.ndarray]:
     """Decoder inputs of 1 to 8 tokens, the first of them the start token."""
-    random = np.random.RandomState(zlib.crc32(f"{case} targets".encode()))
-    start = marian_config(case)["decoder_start_token_id"]
-    return [np.append(start, random.randint(1, start, size=length)) for length in random.randint(0, 8, size=count)]
+    random, config = np.random.RandomState(zlib.crc32(f"{case} targets".encode())), model_config(case)
+    words = _words(config, config.get("decoder_vocab_size", config["vocab_size"]))
+    start = config["decoder_start_token_id"]
+    return [np.append(start, random.randint(*words, size=length)) for length in random.randint(0, 8, size=count)]
+
+
+def _words(config: dict[str, Any], vocab_size: int) -> tuple[int, int]:
+    """The ids that are no special tokens: those of a Marian are its first and its last, those of a BART the first."""
+    return (3, vocab_size) if config["model_type"] == "bart" else (1, vocab_size - 1)
 
 
 #: What `generate` is told, by Transformers' names. Random models repeat themselves, so most settings forbid it.
@@ -123,6 +143,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     },
 }  # fmt: skip
 MAX_NEW_TOKENS = 18
+PAIRS = 3  # of sources and targets whose logits are kept
 
 
 # --- torch's modules -------------------------------------------------------------------------------------------------

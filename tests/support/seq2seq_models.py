@@ -1,4 +1,4 @@
-"""Encoder-decoders for tests: the golden Marian models of `golden/seq2seq_cases.py`, and small ones drawn at random."""
+"""Encoder-decoders for tests: the golden models of `golden/seq2seq_cases.py`, and small ones drawn at random."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ MARIAN_FILES = Path(__file__).parents[1] / "golden" / "seq2seq" / "marian-files"
 
 @cache
 def golden_model(case: str, dtype: str = "float32", threads: int = 2) -> Seq2Seq:
-    """A Marian model of the golden values, its weights by Hugging Face's names."""
-    config = read_config(cases.marian_config(case))
+    """A Marian or BART of the golden values, its weights by Hugging Face's names."""
+    config = read_config(cases.model_config(case))
     flat = {}
     for ours, each in layout.drawn(config).items():
         name = layout.sources(config)[ours].names[0]
         shape = each.shape[::-1] if each.transposed else each.shape
-        flat[name] = cases.marian_tensor(case, name, (1, *shape) if name == "final_logits_bias" else shape)
+        flat[name] = cases.model_tensor(case, name, (1, *shape) if name == "final_logits_bias" else shape)
     return Seq2Seq(config, layout.to_tree(flat, config, np.dtype(dtype)), threads=threads)
 
 
