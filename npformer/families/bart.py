@@ -83,4 +83,5 @@ BART = Bart(
     },
     generation_in_config=True,
     forced_end=2,
+    stages={f"model.{side}.embed_tokens": f"{side}.embeddings.token" for side in ("encoder", "decoder")},
 )

@@ -99,7 +99,8 @@ class Diagnosis:
         if self.rightly == float("inf"):
             return [f"{self.stage}: what you have cannot be computed with; see its line above"]
         if np.isnan(self.rightly):
-            return [f"{self.stage} diverges first; a translation model's stages are not computed again"]
+            told = "with a decoder or a convolution a model's stages are not computed again"
+            return [f"{self.stage} diverges first; {told}"]
         source = f"your stages up to {self.inputs[-1]}" if self.inputs else "the token ids"
         lines = [f"{self.stage}, computed again from {source}:"]
         if self.lies_earlier:

@@ -147,7 +147,7 @@ def per_text(name: str, array: np.ndarray, shapes: list[tuple[int, ...]]) -> lis
     text; (B L, ...), the same as rows; (B, L, H, K) in place of (B, H, L, K); (1, L, D), positions for all texts.
     """
     for read_as in _layouts(name, array, shapes):
-        if len(read_as) == 1 and name == "embeddings.position":
+        if len(read_as) == 1 and name.endswith("embeddings.position"):
             read_as = np.broadcast_to(read_as, (len(shapes), *read_as.shape[1:]))
         axes = token_axes(name, shapes[0])
         fits = read_as.ndim == len(shapes[0]) + 1 and len(read_as) == len(shapes)

@@ -20,9 +20,9 @@ from npformer.checkpoint.convert import FILES
 from npformer.checkpoint.read import CONFIG, load_folder
 from npformer.checkpoint.safetensors import write_tensors
 from npformer.checkpoint.storage import BFLOAT16
-from npformer.config import Config
+from npformer.config import Config, Decoder
 from npformer.errors import NpformerError
-from npformer.families import encoders, write_config
+from npformer.families import FAMILIES, EncoderTable, Family, write_config
 from npformer.files import new_folder
 from npformer.golden.format import Golden
 from npformer.golden.mistakes.precision import half
@@ -31,6 +31,8 @@ from npformer.model import Model, Seq2Seq
 from npformer.runtime.packing import Text
 
 TINY_FILE = "golden.safetensors"
+HEAD = "sequence-classification"
+SIZES = {"vocab_size": 96, "d_model": 32, "n_heads": 4, "n_layers": 2, "d_ffn": 64, "max_length": 24}
 LENGTHS = (9, 6, 3)  # of the texts: different ones, so that masks matter
 
 
@@ -40,7 +42,7 @@ def tiny(path: str | Path, family: str, seed: int = 0) -> Path:
     Parameters
     ----------
     path : folder to make
-    family : model_type of a family of encoders: "bert", "distilbert", ...
+    family : model_type of a family that has a classifier: "bert", "distilbert", "bart", ...
     seed : of the weights and token ids
 
     Returns
@@ -59,25 +61,25 @@ def tiny(path: str | Path, family: str, seed: int = 0) -> Path:
     >>> npformer.golden.load(folder / "golden.safetensors")
     <npformer Golden of tiny-bert: 45 stages of 3 texts>
     """
-    known = encoders()
+    known = {name: each for name, each in FAMILIES.items() if HEAD in each.architectures.values()}
     if family not in known:
-        raise NpformerError(f"tiny: {family!r} is no family of encoders; there are {', '.join(known)}")
-    config = known[family].config(
-        "sequence-classification",
-        vocab_size=96,
-        d_model=32,
-        n_heads=4,
-        n_layers=2,
-        d_ffn=64,
-        max_length=24,
-        d_embedding=16 if "d_embedding" in known[family].sizes else 0,
-        n_segments=2 if known[family].segments else 0,
-        window=4 if known[family].constants.get("window") else 0,  # less than a text
-        labels=("NEGATIVE", "POSITIVE"),
-    )
+        raise NpformerError(f"tiny: {family!r} is no family with a classifier; there are {', '.join(known)}")
+    config = known[family].config(HEAD, **SIZES, **_more(known[family]), labels=("NEGATIVE", "POSITIVE"))
     with new_folder(Path(path)) as folder:
         write_case(folder, f"tiny-{family}", config, seed)
     return Path(path)
+
+
+def _more(family: Family) -> dict[str, Any]:
+    """The sizes that not every family has; a decoder has other ones than the encoder, so that a mix-up shows."""
+    if isinstance(family, EncoderTable):
+        return {
+            "d_embedding": 16 if "d_embedding" in family.sizes else 0,
+            "n_segments": 2 if family.segments else 0,
+            "window": 4 if family.constants.get("window") else 0,  # less than a text
+        }
+    decoder = Decoder(n_layers=2, n_heads=2, d_ffn=48, vocab_size=SIZES["vocab_size"], start_id=2, end_ids=(2,))
+    return {"pad_id": 1, "padding_idx": 1, "decoder": decoder}
 
 
 def write_case(

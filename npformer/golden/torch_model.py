@@ -23,13 +23,13 @@ from npformer.interpret import stages as table
 from npformer.runtime.packing import Text
 from npformer.transformer import POOLED_HEADS
 
-#: A stage that is the input of a module -> the group of weights of that module.
+#: The end of a stage that is the input of a module -> that of the group of weights of the module.
 INPUTS = {
     "embeddings.sum": "embeddings.norm",
-    "layers.*.attention.combined": "layers.*.attention.output",
-    "layers.*.attention_residual": "layers.*.attention_norm",
-    "layers.*.ffn.activation": "layers.*.ffn.output",
-    "layers.*.ffn_residual": "layers.*.ffn_norm",
+    "attention.combined": "attention.output",
+    "attention_residual": "attention_norm",
+    "ffn.activation": "ffn.output",
+    "ffn_residual": "ffn_norm",
     "pooled": "head.output",
     "head.activation": "head.norm",
 }
@@ -82,9 +82,7 @@ def stages_of(model: Any, golden: Golden, after_eval: bool = False) -> dict[str,
         if after_eval:
             model.eval()
         with torch.no_grad():
-            if (
-                _reads_last(golden) and golden.config.pad_id is None
-            ):  # it knows no padding by its id, and takes no batch
+            if _takes_no_batch(golden):
                 for i, text in enumerate(golden.texts):
                     _run(model, golden, [text], each := dict[str, np.ndarray]())
                     heard |= {f"{i}/{name}": array for name, array in each.items()}
@@ -101,6 +99,12 @@ def stages_of(model: Any, golden: Golden, after_eval: bool = False) -> dict[str,
 def _reads_last(golden: Golden) -> bool:
     """Tells whether the head is computed of every token, and the row of a text's last one is the answer."""
     return golden.config.pooling == "last" and golden.config.head in POOLED_HEADS
+
+
+def _takes_no_batch(golden: Golden) -> bool:
+    """Tells whether the head knows no padding by its id, or takes only texts of as many end tokens, as BART's."""
+    config = golden.config
+    return (_reads_last(golden) and config.pad_id is None) or (bool(config.decoder) and config.head in POOLED_HEADS)
 
 
 def _run(model: Any, golden: Golden, texts: list[Text], heard: dict[str, np.ndarray]) -> None:
@@ -153,11 +157,10 @@ def listening(model: Any, golden: Golden, heard: dict[str, np.ndarray]) -> Itera
         if _reads_last(golden) and "logits" in golden.stages:
             stack.callback(model.register_forward_hook(_answer(heard)).remove)
         inputs: dict[str, list[str]] = {}
-        for pattern, group in _inputs(golden).items():
-            for i in map(str, range(config.n_layers if "*" in pattern else 1)):
-                stage, path = pattern.replace("*", i), module_path(config, group.replace("*", i)) or ""
-                if path and path in modules and (stage != "pooled" or "pooler" in golden.stages):
-                    inputs.setdefault(path, []).append(stage)
+        for stage, group in _inputs(golden):
+            path = module_path(config, group) or ""
+            if path and path in modules and (stage != "pooled" or "pooler" in golden.stages):
+                inputs.setdefault(path, []).append(stage)
         for path, runs in inputs.items():
             if any(asked := _asked(runs, golden)):
                 hook = modules[path].register_forward_pre_hook(_before(heard, iter(asked)))
@@ -166,15 +169,18 @@ def listening(model: Any, golden: Golden, heard: dict[str, np.ndarray]) -> Itera
         yield
 
 
-def _inputs(golden: Golden) -> dict[str, str]:
-    """`INPUTS`, as they are in the golden file's model: pre-norm, or with gated networks."""
-    found = dict(INPUTS)
+def _inputs(golden: Golden) -> Iterator[tuple[str, str]]:
+    """The stages that `INPUTS` is of, with their groups, as they are in the golden file's model."""
+    ends = dict(INPUTS)
     if golden.config.norm_first:
-        del found["layers.*.ffn_residual"]
-        found["layers.*.attention_residual"] = "layers.*.ffn_norm"
+        del ends["ffn_residual"]
+        ends["attention_residual"] = "ffn_norm"
     if any(stage.endswith(".ffn.gated") for stage in golden.stages):
-        found["layers.*.ffn.gated"] = found.pop("layers.*.ffn.activation")
-    return found
+        ends["ffn.gated"] = ends.pop("ffn.activation")
+    for stage in table.names(golden.config):
+        for end, group in ends.items():
+            if stage.endswith(end):
+                yield stage, stage.removesuffix(end) + group
 
 
 def _asked(runs: list[str], golden: Golden) -> list[str]:
@@ -217,19 +223,19 @@ def _attention(model: Any, golden: Golden, modules: dict[str, Any], heard: dict[
         yield
         return
     config, fused = golden.config, fused_layers(golden.config)
-    queries: dict[Any, list[int]] = {}  # a module -> its layers, of which there are several with the same weights
-    for i in range(config.n_layers):
-        paths = [path for path, attention in fused.items() if attention == f"layers.{i}.attention"]
-        paths.append(module_path(config, f"layers.{i}.attention.query") or "")
-        queries.setdefault(next((modules[path] for path in paths if path and path in modules), None), []).append(i)
+    queries: dict[Any, list[str]] = {}  # a module -> its attentions, of which there are several with the same weights
+    for ours in (name.removesuffix(".query") for name in table.names(config) if name.endswith("attention.query")):
+        paths = [path for path, attention in fused.items() if attention == ours]
+        paths.append(module_path(config, f"{ours}.query") or "")
+        queries.setdefault(next((modules[path] for path in paths if path and path in modules), None), []).append(ours)
 
     def recording(module: Any, query: Any, key: Any, value: Any, *args: Any, **kwargs: Any) -> Any:
         context, weights = eager(module, query, key, value, *args, **kwargs)
-        layer = next((queries[each].pop(0) for each in module.children() if queries.get(each)), None)
+        ours = next((queries[each].pop(0) for each in module.children() if queries.get(each)), None)
         arrays = {"query_heads": query, "key_heads": key, "value_heads": value, "weights": weights}
         arrays["context"] = context.transpose(1, 2)  # it returns (B, L, H, K)
         for name, array in arrays.items():
-            stage = f"layers.{layer}.attention.{name}"
+            stage = f"{ours}.{name}"
             if stage in golden.stages:
                 heard[stage] = _numpy(array)
         return context, weights

@@ -162,12 +162,12 @@ def modules(config: Config) -> dict[str, str]:
 
 @lru_cache(maxsize=4)  # asked once a stage of a model
 def module_runs(config: Config) -> dict[str, list[str]]:
-    """Returns the modules of Hugging Face's model -> the stages of their outputs; {} for nn.Transformer models.
+    """Returns the modules of Hugging Face's model -> the stages of their outputs; {} for models of 2017 that translate.
 
     A module of layers that share their weights has several, in the order in which it runs.
     """
     family = family_of(config)
-    if not family.stages:
+    if not family.stages or config.head == "translation":
         return {}
     found: dict[str, list[str]] = {}
     for name in names(config):
@@ -185,7 +185,17 @@ def module_runs(config: Config) -> dict[str, list[str]]:
 def names(config: Config) -> list[str]:
     """Lists the table's stages for a model of this depth, in firing order."""
     before, layer, after = ([stage.name for stage in part] for part in (_BEFORE, map(_in_layer, _LAYER), _AFTER))
-    return [*before, *(name.replace("*", str(n)) for n in range(config.n_layers) for name in layer), *after]
+
+    def stack(n_layers: int, layer: list[str]) -> list[str]:
+        return [*before, *(name.replace("*", str(n)) for n in range(n_layers) for name in layer)]
+
+    if not (config.decoder and config.n_layers):
+        return [*stack(config.n_layers, layer), *after]
+    crossed = [name.replace(".attention", ".cross_attention") for name in layer if ".attention" in name]
+    middle = next(i for i, name in enumerate(layer) if ".ffn." in name)
+    both = [*layer[:middle], *crossed, *layer[middle:]]
+    encoder, decoder = stack(config.n_layers, layer), stack(config.decoder.n_layers, both)
+    return [*(f"encoder.{name}" for name in encoder), *(f"decoder.{name}" for name in decoder), *after]
 
 
 def selected(patterns: str | Iterable[str], names: Iterable[str]) -> list[str]:

@@ -18,6 +18,7 @@ from npformer.checkpoint.safetensors import write_tensors
 from npformer.config import Config
 from npformer.errors import NpformerError
 from npformer.families import read_config, write_config
+from npformer.interpret import stages
 from npformer.interpret.logit_attribution import logit_attribution
 from npformer.interpret.patching import ablate_heads, patch
 from npformer.model import Model
@@ -189,6 +190,19 @@ def test_what_is_of_encoders_alone_says_so_and_the_rest_works() -> None:
     assert golden.compare(recorded, arrays).ok
     arrays["0/decoder.layers.0.ffn_norm"] = arrays["0/decoder.layers.0.ffn_norm"] + 1
     assert golden.diagnose(recorded, arrays, model).stage == "decoder.layers.0.ffn_norm"
+
+
+@pytest.mark.parametrize("head", ["sequence-classification", "question-answering"])
+def test_hugging_face_s_modules_name_its_stages(head: str) -> None:
+    model = Model(config(head), tiny.weights(config(head)))
+    recorded, names, runs = golden.record(model, texts(9, 4)), stages.names(model.config), stages.modules(model.config)
+    assert [name for name in names if name in recorded.stages] == list(recorded.stages)
+    assert runs["model.decoder.embed_tokens"] == "decoder.embeddings.token"
+    assert runs["model.decoder.layers.0.encoder_attn.k_proj"] == "decoder.layers.0.cross_attention.key"
+    arrays = {f"{i}/{path}": a for path, name in runs.items() for i, a in enumerate(recorded.stages[name])}
+    comparison = golden.compare(recorded, arrays)
+    assert (comparison.ok, comparison.theirs.unused) == (True, [])
+    assert {row.stage for row in comparison.rows} == set(runs.values())
 
 
 def test_a_page_has_all_views_but_those_of_encoders(tmp_path: Path) -> None:

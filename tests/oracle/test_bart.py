@@ -16,6 +16,7 @@ from transformers import (
 )
 
 import npformer
+from npformer import golden
 from npformer.checkpoint import convert, load_folder
 from npformer.checkpoint import tree as layout
 from npformer.functions import SparseRows
@@ -193,3 +194,34 @@ def test_a_head_s_gradients_are_torch_s(option: str, kind: Any, tmp_path: Path) 
             dense[grad.ids] = grad.values
             grad = dense
         np.testing.assert_allclose(grad, expected[name], rtol=0, atol=1e-12 * max(1, np.abs(expected[name]).max()))
+
+
+# --- golden files -----------------------------------------------------------------------------------------------------
+
+
+def compared(recorded: golden.Golden, theirs: Any) -> golden.Comparison:
+    comparison = golden.compare(recorded, theirs)
+    assert all(name.endswith(("scores", "probabilities")) for name in comparison.missing), comparison.missing
+    return comparison
+
+
+def test_the_tiny_model_of_the_command_is_one_of_transformers(tmp_path: Path) -> None:
+    """Every stage of both stacks; and a weight that is another one shows in the first stage that has it."""
+    folder = golden.tiny(tmp_path / "m", "bart")
+    recorded = golden.load(folder / golden.TINY_FILE)
+    theirs = golden.load_torch(str(folder), recorded)
+    assert compared(recorded, theirs).ok
+    with torch.no_grad():
+        theirs.model.decoder.layers[1].encoder_attn.v_proj.bias.zero_()
+    first = compared(recorded, theirs).first
+    assert first
+    assert first.stage == "decoder.layers.1.cross_attention.value"
+
+
+@pytest.mark.parametrize("kind", HEADS, ids=lambda kind: kind.__name__)
+def test_stages_of_texts_with_one_and_with_several_end_tokens(kind: Any, tmp_path: Path) -> None:
+    torch_model("scaled", kind, **HEADS[kind]).save_pretrained(tmp_path / "m")
+    texts = [Text(np.array(ids)) for ids in ([0, 7, 2, 2, 9, 2], [0, 5, 2])]
+    recorded = golden.record(npformer.load(tmp_path / "m"), texts)
+    comparison = compared(recorded, golden.load_torch(str(tmp_path / "m"), recorded))
+    assert comparison.ok, str(comparison)
