@@ -18,7 +18,7 @@ import numpy as np
 
 from npformer.checkpoint import tree as layout
 from npformer.config import Config, Decoder
-from npformer.families import distinct_encoders, encoders, write_config
+from npformer.families import FAMILIES, EncoderTable, distinct_encoders, write_config
 from npformer.families.marian import MARIAN
 from npformer.families.torch_nn import TORCH_MODULES
 from npformer.generation.settings import FILE as GENERATION
@@ -59,7 +59,7 @@ PIECES = ("</s>", "<unk>", *LANGUAGES, "<pad>", "▁", *LETTERS, *string.ascii_u
 SPM = Path(__file__).parents[1] / "golden" / "seq2seq" / "marian-files"
 ENCODERS = [
     (name, head) for name, table in distinct_encoders().items() for head in dict.fromkeys(table.architectures.values())
-]
+] + [("bart", "sequence-classification"), ("bart", "question-answering")]
 
 
 def dumped(value: Any) -> bytes:
@@ -71,12 +71,16 @@ def dumped(value: Any) -> bytes:
 
 @cache
 def encoder_config(family: str, head: str, **more: Any) -> Config:
-    table = encoders()[family]
+    table = FAMILIES[family]
     sizes: dict[str, Any] = {
         "vocab_size": len(VOCABULARY), "d_model": 8, "n_heads": 2, "n_layers": 2, "d_ffn": 12, "max_length": 24,
-        "d_embedding": 4 if "d_embedding" in table.sizes else 0, "n_segments": 2 if table.segments else 0,
         "labels": LABELS.get(head, ()),
     }  # fmt: skip
+    if isinstance(table, EncoderTable):
+        sizes |= {"d_embedding": 4 if "d_embedding" in table.sizes else 0, "n_segments": 2 if table.segments else 0}
+    else:  # BART, whose decoder reads the text again
+        decoder = Decoder(n_layers=1, n_heads=2, d_ffn=8, vocab_size=len(VOCABULARY), start_id=3, end_ids=(3,))
+        sizes |= {"pad_id": 0, "padding_idx": 0, "decoder": decoder}
     return table.config(head, **(sizes | more))
 
 
