@@ -17,7 +17,7 @@ from npformer.checkpoint.storage import (
     dtype_name,
     first_nonfinite,
     is_floating,
-    load,
+    load_all,
     place,
 )
 from npformer.config import Config, Decoder
@@ -244,15 +244,12 @@ def _build(
     if unknown:
         title = "the checkpoint has tensors that the model does not need; they are left out:"
         warn("\n  ".join([title, *_listed("unknown", list(unknown))]))
-    loaded: dict[Any, Array] = {}  # what is the same memory under two names is loaded once
-    flat: dict[str, Array] = {}
-    for name in needed:
-        if (where := place(found[name])) not in loaded:
-            with np.errstate(over="ignore", invalid="ignore"):  # what becomes infinite or is NaN is refused by its name
-                loaded[where] = load(found[name], dtype, copy)
-            if not allow_nonfinite:
-                _check_finite(named[name], loaded[where])
-        flat[name] = loaded[where]
+    distinct = {place(found[name]): found[name] for name in needed}  # what is there under two names is loaded once
+    with np.errstate(over="ignore", invalid="ignore"):  # what becomes infinite or is NaN is refused by its name
+        loaded = dict(zip(distinct, load_all(list(distinct.values()), dtype, copy), strict=True))
+    flat = {name: loaded[place(found[name])] for name in needed}
+    for name, array in flat.items() if not allow_nonfinite else ():
+        _check_finite(named[name], array)
     flat |= {name: _sinusoids(config, dtype) for name in absent if _computed(name, config)}
     for name, table in tied.items():
         flat[name] = flat[table].T if name == PROJECTION else flat[table]
