@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import copy
 import functools
-import math
 from itertools import pairwise
 
 import numpy as np
@@ -32,6 +31,7 @@ WIDE = 120 * VECTOR  # columns that span several blocks
 LARGE = 2**23  # multiply-adds of a product that every BLAS treats as large
 LONG = 2048  # an inner axis longer than two blocks
 GOLDEN = (1 + 5**0.5) / 2
+PERIOD = 8191  # a prime, so that no two rows are alike
 
 
 class Kernel:
@@ -119,7 +119,9 @@ class Kernel:
         """
         coarse = self._cut_before(inner, np.arange(FAR, inner - FAR, GROUP))
         first = [place for place in coarse if place - GROUP not in coarse]
-        fine = [self._cut_before(inner, np.arange(place - GROUP + 1, place + 1))[0] for place in first]
+        steps = [range(place - GROUP + 1, place + 1) for place in first]
+        cuts = self._cut_before(inner, np.array([place for each in steps for place in each]))
+        fine = [next(place for place in each if place in cuts) for each in steps]
         return tuple(slice(*edge) for edge in pairwise([0, *fine, inner]))
 
     def _cut_before(self, inner: int, places: np.ndarray) -> list[int]:
@@ -160,7 +162,7 @@ class Kernel:
     def _irregular(self, *shape: int) -> np.ndarray:
         """Numbers of one sign without a pattern, so that their sums round: the fractions of multiples of GOLDEN.
 
-        numpy.random would do too, but takes longer to import than the whole trial.
+        A few thousand, again and again. numpy.random would do too, but takes longer to import than the whole trial.
         """
-        multiples = np.arange(1, math.prod(shape) + 1) * GOLDEN
-        return (multiples - np.floor(multiples)).reshape(shape).astype(self.dtype)
+        multiples = np.arange(PERIOD) * GOLDEN
+        return np.resize((multiples - np.floor(multiples)).astype(self.dtype), shape)
