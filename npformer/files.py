@@ -8,7 +8,6 @@ import itertools
 import json
 import os
 import re
-import shutil
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -162,6 +161,7 @@ def _written_beside(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def _written_to_stream(path: Path) -> Iterator[Path]:
+    from shutil import copyfileobj  # both take long to import
     from tempfile import gettempdir
 
     with partial_folder(Path(gettempdir(), f"npformer-{path.name}")) as folder:
@@ -170,7 +170,7 @@ def _written_to_stream(path: Path) -> Iterator[Path]:
         number = _own_descriptor(path)
         opened = os.open(path, os.O_WRONLY) if number is None else os.dup(number)
         with open(opened, "wb") as stream, open(partial, "rb") as whole:
-            shutil.copyfileobj(whole, stream)
+            copyfileobj(whole, stream)
 
 
 def is_stream(path: Path) -> bool:

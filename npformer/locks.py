@@ -13,7 +13,6 @@ import contextlib
 import errno
 import os
 import re
-import shutil
 import sys
 import time
 from collections.abc import Iterator
@@ -59,6 +58,8 @@ def partial_folder(target: Path) -> Iterator[Path]:
 
     Its lock, a file beside it, is there before the folder and after it: a kill at any moment leaves it, free.
     """
+    from shutil import rmtree  # which takes long to import
+
     clear_partial(target.parent, target.name)
     while True:
         lock = target.with_name(f".{_short(target.name)}.{os.urandom(4).hex()}.lock")
@@ -70,7 +71,7 @@ def partial_folder(target: Path) -> Iterator[Path]:
         folder.mkdir(0o700)
         yield folder
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        rmtree(folder, ignore_errors=True)
         _release(lock, descriptor)
 
 
@@ -84,13 +85,15 @@ def clear_partial(folder: Path, name: str | None = None) -> None:
 
 
 def _clear(lock: Path) -> None:
+    from shutil import rmtree
+
     descriptor = os.open(lock, os.O_RDWR | getattr(os, "O_NONBLOCK", 0))
     try:
         _lock(descriptor)
     except OSError:
         os.close(descriptor)
         raise
-    shutil.rmtree(lock.with_suffix(".partial"), ignore_errors=True)
+    rmtree(lock.with_suffix(".partial"), ignore_errors=True)
     _release(lock, descriptor)
 
 

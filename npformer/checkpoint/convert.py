@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 from pathlib import Path
 
 from npformer.checkpoint import tree as layout
@@ -75,6 +74,8 @@ def convert(
     >>> sorted(path.name for path in npformer.checkpoint.convert(src, "converted").glob("*.safetensors"))
     ['npformer.safetensors']
     """
+    from shutil import copyfileobj  # which takes long to import, and loading imports this module
+
     if to not in FILES:
         raise NpformerError(f"to: expected one of {', '.join(FILES)}, got {to!r:.80}")
     if dtype is not None and dtype not in STORED_DTYPES:
@@ -99,7 +100,7 @@ def convert(
                 (folder / name).parent.mkdir(exist_ok=True)
                 with open_file(found) as source, open(folder / name, "wb") as copy:
                     limits.check("json", os.fstat(source.fileno()).st_size, found)
-                    shutil.copyfileobj(source, copy)
+                    copyfileobj(source, copy)
         if whole != src:
             (folder / MODULES).write_text(flattened(whole), encoding="utf-8")
     return dst
