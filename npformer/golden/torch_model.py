@@ -1,12 +1,11 @@
 """Runs a Hugging Face model in torch on a golden file's token ids and reads its stages by hooks on its modules.
 
-Stages inside attention come from the arguments and results of the model's eager attention function. torch and
-transformers are imported when they are needed: npformer does not depend on them.
+`torch_attention.py` reads those inside attention. torch and transformers are imported when they are needed: npformer
+does not depend on them.
 """
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -19,6 +18,7 @@ from npformer.families import family_of
 from npformer.golden.format import Golden
 from npformer.golden.fused import fused_layers, parted
 from npformer.golden.names import weight_names
+from npformer.golden.torch_attention import as_numpy, attention
 from npformer.interpret import stages as table
 from npformer.runtime.packing import Text
 from npformer.transformer import POOLED_HEADS
@@ -30,10 +30,10 @@ INPUTS = {
     "attention_residual": "attention_norm",
     "ffn.activation": "ffn.output",
     "ffn_residual": "ffn_norm",
+    "convolution_residual": "convolution_norm",
     "pooled": "head.output",
     "head.activation": "head.norm",
 }
-EAGER = "eager_attention_forward"  # the function's name in each family's module of transformers
 
 
 def load_torch(name: str, golden: Golden) -> Any:
@@ -165,7 +165,10 @@ def listening(model: Any, golden: Golden, heard: dict[str, np.ndarray]) -> Itera
             if any(asked := _asked(runs, golden)):
                 hook = modules[path].register_forward_pre_hook(_before(heard, iter(asked)))
                 stack.callback(hook.remove)
-        stack.enter_context(_attention(model, golden, modules, heard))
+        beside = module_path(config, "convolution") if "convolution.hidden" in golden.stages else None
+        if beside is not None and beside in modules:
+            stack.callback(modules[beside].register_forward_hook(_columns(heard, "convolution.hidden")).remove)
+        stack.enter_context(attention(model, golden, modules, heard))
         yield
 
 
@@ -194,14 +197,23 @@ def _after(heard: dict[str, np.ndarray], stages: Iterator[str]) -> Callable[...,
     def hook(module: Any, args: Any, output: Any) -> None:
         stage = next(stages, "")
         if stage and stage not in heard:  # of two nested modules with the same output, the inner one comes first
-            heard[stage] = _numpy(output[0] if isinstance(output, tuple) else output)
+            heard[stage] = as_numpy(output[0] if isinstance(output, tuple) else output)
 
     return hook
 
 
 def _answer(heard: dict[str, np.ndarray]) -> Callable[..., None]:
     def hook(module: Any, args: Any, output: Any) -> None:
-        heard["logits"] = _numpy(output[0] if isinstance(output, tuple) else output.logits)
+        heard["logits"] = as_numpy(output[0] if isinstance(output, tuple) else output.logits)
+
+    return hook
+
+
+def _columns(heard: dict[str, np.ndarray], stage: str) -> Callable[..., None]:
+    """Hears an output whose columns are tokens, as a convolution has it."""
+
+    def hook(module: Any, args: Any, output: Any) -> None:
+        heard.setdefault(stage, as_numpy(output.mT))
 
     return hook
 
@@ -209,43 +221,6 @@ def _answer(heard: dict[str, np.ndarray]) -> Callable[..., None]:
 def _before(heard: dict[str, np.ndarray], stages: Iterator[str]) -> Callable[..., None]:
     def hook(module: Any, args: Any) -> None:
         if stage := next(stages, ""):
-            heard.setdefault(stage, _numpy(args[0]))
+            heard.setdefault(stage, as_numpy(args[0]))
 
     return hook
-
-
-@contextmanager
-def _attention(model: Any, golden: Golden, modules: dict[str, Any], heard: dict[str, np.ndarray]) -> Iterator[None]:
-    """Records each layer's heads, weights and context: the arguments and results of the eager attention function."""
-    home = sys.modules[type(model).__module__]
-    eager = getattr(home, EAGER, None)
-    if eager is None:
-        yield
-        return
-    config, fused = golden.config, fused_layers(golden.config)
-    queries: dict[Any, list[str]] = {}  # a module -> its attentions, of which there are several with the same weights
-    for ours in (name.removesuffix(".query") for name in table.names(config) if name.endswith("attention.query")):
-        paths = [path for path, attention in fused.items() if attention == ours]
-        paths.append(module_path(config, f"{ours}.query") or "")
-        queries.setdefault(next((modules[path] for path in paths if path and path in modules), None), []).append(ours)
-
-    def recording(module: Any, query: Any, key: Any, value: Any, *args: Any, **kwargs: Any) -> Any:
-        context, weights = eager(module, query, key, value, *args, **kwargs)
-        ours = next((queries[each].pop(0) for each in module.children() if queries.get(each)), None)
-        arrays = {"query_heads": query, "key_heads": key, "value_heads": value, "weights": weights}
-        arrays["context"] = context.transpose(1, 2)  # it returns (B, L, H, K)
-        for name, array in arrays.items():
-            stage = f"{ours}.{name}"
-            if stage in golden.stages:
-                heard[stage] = _numpy(array)
-        return context, weights
-
-    setattr(home, EAGER, recording)
-    try:
-        yield
-    finally:
-        setattr(home, EAGER, eager)
-
-
-def _numpy(tensor: Any) -> np.ndarray:
-    return tensor.detach().cpu().float().numpy().copy()
