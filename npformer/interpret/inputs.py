@@ -51,6 +51,11 @@ def tokens_read_again(model: Model, tokens: list[str]) -> list[str]:
     return [*_names(model, np.array([model.config.decoder.start_id])), *tokens[:-1]]
 
 
+def tokens_read(model: Model, tokens: list[str]) -> list[str]:
+    """The tokens of a text as the model reads them: where a decoder reads it again, the start token before them."""
+    return [*tokens_read_again(model, tokens)[:1], *tokens] if model.config.decoder else tokens
+
+
 def pair_of(model: Seq2Seq, given: Any) -> tuple[tuple[Text, Text], list[str], list[str]]:
     """Reads a text (str or token ids) and translates it with the model's own settings: the pair that the model reads,
     the tokens of its decoder, and those of the source. A tuple of token ids (source, target) is taken as it is.

@@ -3,7 +3,8 @@
 Both differentiate the log-odds of the label (`attribution.Target`) by the embeddings' output, the input of the first
 layer, as Captum's tutorial on BERT does with LayerIntegratedGradients on `model.bert.embeddings`. They run the model's
 forward and backward with an edit of that stage, `Inputs`. Inside `npformer.edit` the gradients are those of the edited
-forward.
+forward. Where a decoder reads the text again, a token is read twice, one place later by the decoder: the arrays of
+embeddings are (2, T, D), and a token's score is the sum of both. The start token, which stands first, is read once.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from npformer.checks import whole
 from npformer.errors import NpformerError
 from npformer.functions import constant_weights
 from npformer.interpret.attribution import DELAY, Method, Target, on_tokens, target
+from npformer.interpret.inputs import tokens_read
 from npformer.model import Model
 from npformer.runtime.packing import Batch, Text
 from npformer.runtime.threads import run_tasks, single_blas_thread
@@ -33,25 +35,37 @@ STAND_INS = ("[MASK]", "<mask>", "[PAD]", "<pad>")
 
 
 class Inputs(Edit):
-    """Replaces a stage by `rows` (None: leaves it) and keeps the gradient with respect to it in `grad`."""
+    """Replaces stages by `rows` (None: leaves them) and keeps the gradients with respect to them."""
 
-    def __init__(self, stage: str, rows: np.ndarray | None = None) -> None:
-        self.stage, self.rows = stage, rows
-        self.grad = np.zeros(0)
+    def __init__(self, stages: Sequence[str], rows: np.ndarray | None = None) -> None:
+        self.stages = stages
+        self._rows = (
+            None if rows is None else dict(zip(stages, rows.reshape(len(stages), *rows.shape[-2:]), strict=True))
+        )
+        self._grads: dict[str, np.ndarray] = {}
 
     def change(self, name: str, array: np.ndarray) -> tuple[np.ndarray, Pullback] | None:
-        if name != self.stage:
+        if name not in self.stages:
             return None
-        return array if self.rows is None else self.rows, self._pullback
+        return array if self._rows is None else self._rows[name], partial(self._pullback, name)
 
-    def _pullback(self, grad: np.ndarray) -> np.ndarray:
-        self.grad = grad.copy()
-        return np.zeros_like(grad) if self.rows is not None else grad
+    def _pullback(self, name: str, grad: np.ndarray) -> np.ndarray:
+        self._grads[name] = grad.copy()
+        return np.zeros_like(grad) if self._rows is not None else grad
+
+    @property
+    def grad(self) -> np.ndarray:
+        return _together([self._grads[name] for name in self.stages])
+
+
+def _together(arrays: Sequence[np.ndarray]) -> np.ndarray:
+    """The arrays of one stage (T, D), or of two (2, T, D)."""
+    return arrays[0] if len(arrays) == 1 else np.stack(arrays)
 
 
 @dataclass(frozen=True, eq=False)
 class Slope:
-    """The embeddings of some texts (T, D), the target (B,), and its gradient by the embeddings (T, D)."""
+    """The embeddings of some texts (T, D) or (2, T, D), the target (B,), and its gradient by the embeddings."""
 
     rows: np.ndarray
     values: np.ndarray
@@ -76,20 +90,21 @@ def by_gradients(
         logits = forward(model.weights, model.config, packed(model.config, [text]), listening())["logits"]
         explained = target(model.config, label, logits[0])
         here, found = slope(model, [text], explained), []
+        columns = tokens_read(model, list(tokens))
         if "gradient" in methods:
-            found.append(gradient_times_input(here, explained, tokens))
+            found.append(gradient_times_input(here, explained, columns))
         if "integrated" in methods:
-            found.append(integrated(model, text, here, explained, tokens, steps, progress))
+            found.append(integrated(model, text, here, explained, tokens, columns, steps, progress))
         return found
 
 
 def slope(model: Model, texts: Sequence[Text], explained: Target, rows: np.ndarray | None = None) -> Slope:
-    """Computes the target of `texts` and its gradient at their embeddings, or at `rows` (T, D) in place of these."""
-    inputs, batch = Inputs(_stage(model), rows), packed(model.config, texts)
+    """Computes the target of `texts` and its gradient at their embeddings, or at `rows` in place of these."""
+    inputs, batch = Inputs(_stages(model), rows), packed(model.config, texts)
     logits, stages = _recorded(model, batch, inputs)
     with constant_weights():
         backward({"logits": explained.gradient(logits)}, stages, model.weights, model.config, batch)
-    return Slope(stages[inputs.stage], explained.of(logits), inputs.grad)
+    return Slope(_embeddings(stages, inputs), explained.of(logits), inputs.grad)
 
 
 def _recorded(model: Model, batch: Batch, inputs: Inputs) -> tuple[np.ndarray, Stages]:
@@ -100,11 +115,27 @@ def _recorded(model: Model, batch: Batch, inputs: Inputs) -> tuple[np.ndarray, S
     return logits, recording.stages
 
 
-def _stage(model: Model) -> str:
-    """Returns the name of the embeddings' output."""
-    if model.config.decoder:
-        raise NpformerError("attribution: by gradients of encoders only; this model has a decoder")
-    return embedded(model.weights["embeddings"])
+def _stages(model: Model) -> list[str]:
+    """Returns the names of the embeddings' outputs: the encoder's, and that of a decoder."""
+    if not model.config.decoder:
+        return [embedded(model.weights["embeddings"])]
+    return [f"{stack}.{embedded(model.weights[stack]['embeddings'])}" for stack in ("encoder", "decoder")]
+
+
+def _embeddings(stages: Stages, inputs: Inputs) -> np.ndarray:
+    return _together([stages[name] for name in inputs.stages])
+
+
+def _by_token(rows: np.ndarray, gradient: np.ndarray) -> np.ndarray:
+    """rows . gradient of each token, added up where a decoder reads it again one place later, after the start token."""
+    scores = np.einsum("...d,...d->...", rows, gradient, dtype=np.float64)
+    if scores.ndim == 1:
+        return scores
+    of_encoder, of_decoder = scores
+    total = np.zeros(len(of_encoder) + 1)
+    total[1:] += of_encoder
+    total[:-1] += of_decoder
+    return total
 
 
 def gradient_times_input(here: Slope, explained: Target, tokens: Sequence[str]) -> Method:
@@ -114,7 +145,7 @@ def gradient_times_input(here: Slope, explained: Target, tokens: Sequence[str]) 
     Convolutional Networks", has the gradient; Shrikumar, Greenside and Kundaje, 2017, "Learning Important Features
     Through Propagating Activation Differences", its product with the input.
     """
-    scores = np.einsum("td,td->t", here.rows, here.gradient, dtype=np.float64)
+    scores = _by_token(here.rows, here.gradient)
     about = f"The gradient of {explained.what} ({here.values[0]:z.4f}) by each token's embedding, times the embedding:"
     about += f" to first order, what the embedding adds. The scores sum to {scores.sum():z.4f}."
     return on_tokens("Gradient \N{MULTIPLICATION SIGN} input", about, tokens, scores, signed=True)
@@ -126,6 +157,7 @@ def integrated(
     here: Slope,
     explained: Target,
     tokens: Sequence[str],
+    columns: Sequence[str],
     steps: int,
     progress: bool = False,
 ) -> Method:
@@ -133,7 +165,8 @@ def integrated(
 
     The scores add up to F(x) - F(x') (completeness), but for the error of the sum over `steps` points; `about` states
     the error. The points are the middles of equal parts: higher-order rules gain nothing where a ReLU makes the
-    gradient jump. Sundararajan, Taly and Yan, 2017, "Axiomatic Attribution for Deep Networks", section 3.
+    gradient jump. columns: the tokens as they are read. Sundararajan, Taly and Yan, 2017, "Axiomatic Attribution for
+    Deep Networks", section 3.
     """
     baseline, named = _baseline(model, text, here, tokens)
     way = here.rows - baseline
@@ -141,21 +174,22 @@ def integrated(
     size = max(1, TOKENS // len(text))
     cuts = [places[first : first + size] for first in range(0, steps, size)]
     threads = 1 if listening() else model.threads
-    tasks = [partial(slope, model, [text] * len(cut), explained, np.concatenate(cut)) for cut in cuts]
+    tasks = [partial(slope, model, [text] * len(cut), explained, np.concatenate(cut, axis=-2)) for cut in cuts]
     groups = (tasks[first : first + 2 * threads] for first in range(0, len(tasks), 2 * threads))
     gradients = (each for group in groups for done in run_tasks(group, threads) for each in _of_each(done, way))
     mean = sum(with_bar(gradients, steps, DELAY, "steps") if progress else gradients) / steps
-    scores = np.einsum("td,td->t", way, mean, dtype=np.float64)
+    scores = _by_token(way, mean)
     start, end, total = slope(model, [text], explained, baseline).values[0], here.values[0], scores.sum()
     about = f"The gradient of {explained.what} by each token's embedding, averaged over {steps} places on the way from"
     about += f" {named}, times the way. The scores sum to {total:z.4f}; {explained.what} went from {start:z.4f} to"
     about += f" {end:z.4f}, by {end - start:z.4f}: the sum is off by {abs(total - (end - start)):.1g}."
-    return on_tokens("Integrated gradients", about, tokens, scores, signed=True)
+    return on_tokens("Integrated gradients", about, columns, scores, signed=True)
 
 
 def _of_each(found: Slope, way: np.ndarray) -> np.ndarray:
-    """The gradients of several copies of a text, each (L, D), in float64, in which they are added up."""
-    return found.gradient.reshape(-1, *way.shape).astype(np.float64)
+    """The gradients of several copies of a text, each as `way`, in float64, in which they are added up."""
+    apart = found.gradient.reshape(*way.shape[:-2], -1, *way.shape[-2:])  # (copies, L, D), or (2, copies, L, D)
+    return np.moveaxis(apart, -3, 0).astype(np.float64)
 
 
 def _baseline(model: Model, text: Text, here: Slope, tokens: Sequence[str]) -> tuple[np.ndarray, str]:
@@ -172,9 +206,7 @@ def _baseline(model: Model, text: Text, here: Slope, tokens: Sequence[str]) -> t
     name = next((name for name, number in numbers.items() if number is not None), None)
     if name is None:
         return np.zeros_like(here.rows), "zeros"
-    kept = np.isin(tokens, FRAME)
-    ids = np.where(kept, text.ids, numbers[name])
-    _, stages = _recorded(
-        model, packed(model.config, [Text(ids, text.segments, text.positions)]), Inputs(_stage(model))
-    )
-    return stages[_stage(model)], f"a text of {name}"
+    kept = np.isin(tokens, FRAME) | np.isin(text.ids, model.config.decoder.end_ids)  # a decoder's head finds its end
+    ids, inputs = np.where(kept, text.ids, numbers[name]), Inputs(_stages(model))
+    _, stages = _recorded(model, packed(model.config, [Text(ids, text.segments, text.positions)]), inputs)
+    return _embeddings(stages, inputs), f"a text of {name}"

@@ -15,9 +15,10 @@ step, to the places where it was written:
                                    head h adds u . A_h, of it token j adds W_h[p, j] V_h[j] W_O_h u; the bias u . b_O
     x = r + FFN                    the FFN adds u . (FFN - b_2), the bias u . b_2
 
-and the walk goes on with r, down to the embeddings. In a post-norm layer (BERT) each addition is followed by a norm, so
-what a layer writes passes the norms of all later layers; in a pre-norm layer (GPT) only the last norm follows. The sum
-is the logit, to rounding. `heads.py` and `encoder.py` have the forward.
+and the walk goes on with r, down to the embeddings. In a decoder's layer (BART) attention to the source stands between
+the two and is taken apart like attention; all that the encoder adds is in its heads. In a post-norm layer (BERT) each
+addition is followed by a norm, so what a layer writes passes the norms of all later layers; in a pre-norm layer (GPT)
+only the last norm follows. The sum is the logit, to rounding. `heads.py`, `encoder.py`, `decoder.py` have the forward.
 
 Elhage et al., 2021, "A Mathematical Framework for Transformer Circuits", has the decomposition, nostalgebraist, 2020,
 "interpreting GPT: the logit lens", the lens.
@@ -37,7 +38,8 @@ from npformer.interpret.effects import Effects
 from npformer.interpret.metric import Logit, label_name, logits_asked
 from npformer.interpret.trace import Trace, trace
 from npformer.model import Model
-from npformer.transformer import POOLED_HEADS, answer, embedded
+from npformer.runtime.packing import Text, pack
+from npformer.transformer import POOLED_HEADS, answer, embedded, packed
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -47,6 +49,8 @@ class LogitAttribution:
     `embeddings` has the part of each table, `heads` (n_layers, n_heads, T) that of each head by the token it reads,
     `ffn` (n_layers,) that of each feed-forward network, `biases` that of each bias by the name of its stage. `lens`
     (n_layers + 1, C) has the logits that the head gives for the row after the embeddings and after each layer.
+    Where a decoder reads a text again, the layers are the decoder's, after the heads of its self-attention come those
+    that attend to the encoder's output, and the first token is the one that the decoder starts with.
     """
 
     what: str
@@ -60,6 +64,7 @@ class LogitAttribution:
     lens: np.ndarray
     lens_logit: np.ndarray  # (n_layers + 1,) of these the number that is explained
     lens_labels: tuple[str, ...]  # the label or word with the largest logit after the embeddings and each layer
+    source_heads: int = 0  # of the heads, the last so many, which attend to the encoder's output
 
     @property
     def words(self) -> np.ndarray:
@@ -84,8 +89,9 @@ class LogitAttribution:
     def _biases_of_layers(self) -> np.ndarray:
         sums = np.zeros(len(self.ffn) + 1)
         for name, value in self.biases.items():
-            if name.startswith(("embeddings.", "layers.")):
-                sums[0 if name.startswith("embeddings.") else 1 + int(name.split(".")[1])] += value
+            kind, _, rest = name.removeprefix("decoder.").partition(".")
+            if kind in ("embeddings", "layers"):
+                sums[0 if kind == "embeddings" else 1 + int(rest.partition(".")[0])] += value
         return sums
 
     def by_layer(self) -> Effects:
@@ -102,7 +108,9 @@ class LogitAttribution:
         after = sum(self.biases.values()) - biases.sum()
         values[-1, heads + 1 :] = [after, after, self.total, self.logit]
         rows = ("embeddings", *(f"layer {i}" for i in range(count)), "model head")
-        columns = (*(f"head {i}" for i in range(heads)), "FFN", "biases", "sum", "so far", "lens")
+        own = heads - self.source_heads
+        names = (*(f"head {i}" for i in range(own)), *(f"source {i}" for i in range(self.source_heads)))
+        columns = (*names, "FFN", "biases", "sum", "so far", "lens")
         return Effects(values, rows, columns, f"{self.what}: what each part adds", ("sum", "so far", "lens"))
 
     def by_word(self) -> Effects:
@@ -174,8 +182,8 @@ def logit_attribution(
     >>> bool(abs(found.total - found.logit) < 1e-4)
     True
     """
-    if not isinstance(model, Model) or model.config.decoder:
-        raise NpformerError(f"logit_attribution: expected a Model, an encoder with its head, got {model!r:.60}")
+    if not isinstance(model, Model):
+        raise NpformerError(f"logit_attribution: expected a Model with its head, got {model!r:.60}")
     recorded = trace(model, text)
     if isinstance(recorded.ids, list):
         raise NpformerError("logit_attribution: expected one text; call it for each of several")
@@ -202,6 +210,8 @@ def logit_attribution(
 
 def head_results(model: Model, recorded: Trace) -> np.ndarray:
     """Stacks what each head of each layer writes to the stream, context_h W_O_h: (n_layers, H, T, D), without b_O."""
+    if model.config.decoder:
+        raise NpformerError("head_results: expected a model with one stack; this one has an encoder and a decoder")
     stacked = []
     for i, layer in enumerate(model.weights["layers"]):
         context = recorded[f"layers.{i}.attention.context"]
@@ -227,22 +237,24 @@ class _Walk:
     biases: dict[str, float] = field(default_factory=dict)
 
     def result(self) -> LogitAttribution:
-        config, stages, weights = self.model.config, self.stages, self.model.weights
-        self.row = 0 if config.head in POOLED_HEADS else self.logit.place[0]
+        config, stages, weights = self.model.config, self.stages, self.stack
+        self.row = self.row_read() if config.head in POOLED_HEADS else self.logit.place[0]
         self.head()
+        count, tokens = len(weights["layers"]), self.tokens()
         if "norm" in weights:
-            self.norm("norm", self.stream(config.n_layers)[self.row], weights["norm"])
-        length, heads = len(stages.ids), np.zeros((config.n_layers, config.n_heads, len(stages.ids)))
-        ffn = np.zeros(config.n_layers)
-        for i in reversed(range(config.n_layers)):
-            layer = weights["layers"][i]
-            self.after_block(f"layers.{i}.ffn", layer["ffn_norm"])
-            ffn[i] = self.block(f"layers.{i}.ffn.output", layer["ffn"]["output"])
-            self.after_block(f"layers.{i}.attention", layer.get("attention_norm", {}))
-            self.block(f"layers.{i}.attention.output", layer["attention"]["output"])
-            heads[i] = self.heads(i, layer["attention"]["output"]["weight"])
+            self.norm(f"{self.at}norm", self.stream(count)[self.row], weights["norm"])
+        of_source = config.decoder.n_heads if config.decoder else 0
+        heads = np.zeros((count, of_source + (of_source or config.n_heads), len(tokens)))
+        own, ffn = heads.shape[1] - of_source, np.zeros(count)
+        for i in reversed(range(count)):
+            layer, here = weights["layers"][i], f"{self.at}layers.{i}."
+            self.after_block(f"{here}ffn", layer["ffn_norm"])
+            ffn[i] = self.block(f"{here}ffn.output", layer["ffn"]["output"])
+            if of_source:
+                heads[i, own:, 1:] = self.attention(f"{here}cross_attention", layer)
+            heads[i, :own, : len(stages.ids)] = self.attention(f"{here}attention", layer)
         embeddings = self.embeddings(weights["embeddings"])
-        lens = np.stack([self.lens(i) for i in range(config.n_layers + 1)])
+        lens = np.stack([self.lens(i) for i in range(count + 1)])
         at = [each.place[-1] if each.answer == "logits" else 0 for each in (self.logit, *self.against)]
         value = float(self.answers[self.logit.answer][self.logit.place])
         seen = lens[:, at[0]].astype(np.float64)
@@ -250,11 +262,35 @@ class _Walk:
             value -= float(self.answers[each.answer][each.place])
             seen = seen - lens[:, column]
         what = " less ".join(each.what for each in (self.logit, *self.against))
-        tokens = tuple(stages.tokens or map(str, range(length)))
         labels = (
             tuple(label_name(self.model, int(each.argmax()), len(each)) for each in lens) if lens.shape[1] > 1 else ()
         )
-        return LogitAttribution(what, value, tokens, self.row, embeddings, heads, ffn, self.biases, lens, seen, labels)
+        return LogitAttribution(
+            what, value, tokens, self.row, embeddings, heads, ffn, self.biases, lens, seen, labels, of_source
+        )
+
+    @property
+    def at(self) -> str:
+        """How the names begin of the stack that the head reads."""
+        return "decoder." if self.model.config.decoder else ""
+
+    @property
+    def stack(self) -> Mapping[str, Any]:
+        """The weights of the stack that the head reads."""
+        weights: Mapping[str, Any] = self.model.weights["decoder"] if self.at else self.model.weights
+        return weights
+
+    def tokens(self) -> tuple[str, ...]:
+        """The tokens that are read: those of the stack, and the last, which the encoder alone has read."""
+        own = self.stages.tokens or list(map(str, range(len(self.stages.ids))))
+        return (*own[:1], *(self.stages.key_tokens or ())) if self.at else tuple(own)
+
+    def row_read(self) -> int:
+        """The row that a head on texts reads."""
+        config = self.model.config
+        if self.stages.key_ids is not None:  # a decoder reads it again
+            return int(pack([Text(self.stages.key_ids)]).last_of(config.decoder.end_ids[0])[0])
+        return int(packed(config, [Text(self.stages.ids)]).read[0])
 
     # --- the way down ------------------------------------------------------------------------------------------------
 
@@ -309,35 +345,39 @@ class _Walk:
         self.biases[name] = bias
         return float(self.u @ self.stages[name][self.row]) - bias
 
-    def heads(self, i: int, output: np.ndarray) -> np.ndarray:
-        """W_h[p, j] V_h[j] W_O_h u of each head h and token j, (H, T)."""
-        weights = self.stages[f"layers.{i}.attention.weights"][:, self.row]  # (H, T)
-        values = self.stages[f"layers.{i}.attention.value_heads"]  # (H, T, K)
+    def attention(self, name: str, layer: Mapping[str, Any]) -> np.ndarray:
+        """W_h[p, j] V_h[j] W_O_h u of each head h and token j, (H, T), after the norm and the bias of the block."""
+        block = name.rpartition(".")[2]
+        self.after_block(name, layer.get(f"{block}_norm", {}))
+        self.block(f"{name}.output", layer[block]["output"])
+        output = layer[block]["output"]["weight"]
+        weights = self.stages[f"{name}.weights"][:, self.row]  # (H, T)
+        values = self.stages[f"{name}.value_heads"]  # (H, T, K)
         directions = (output.astype(np.float64) @ self.u).reshape(len(values), -1, 1)  # W_O_h u, (H, K, 1)
         return weights * (values @ directions)[..., 0]
 
     def embeddings(self, tables: Mapping[str, Any]) -> dict[str, float]:
         """Passes the projection and the norm of the embeddings; returns the part of each table."""
         if "project" in tables:
-            self.linear("embeddings.project", tables["project"])
+            self.linear(f"{self.at}embeddings.project", tables["project"])
         if "norm" in tables:
-            self.norm("embeddings.norm", self.stages["embeddings.sum"][self.row], tables["norm"])
-        names = [name for name in ("token", "position", "segment") if f"embeddings.{name}" in self.stages]
-        return {name: float(self.u @ self.stages[f"embeddings.{name}"][self.row]) for name in names}
+            self.norm(f"{self.at}embeddings.norm", self.stages[f"{self.at}embeddings.sum"][self.row], tables["norm"])
+        names = [name for name in ("token", "position", "segment") if f"{self.at}embeddings.{name}" in self.stages]
+        return {name: float(self.u @ self.stages[f"{self.at}embeddings.{name}"][self.row]) for name in names}
 
     # --- the lens ----------------------------------------------------------------------------------------------------
 
     def stream(self, depth: int) -> np.ndarray:
         """The rows that layer `depth` reads, and after the last layer those that the last norm or the head reads."""
         if depth == 0:
-            return self.stages[embedded(self.model.weights["embeddings"])]
+            return self.stages[self.at + embedded(self.stack["embeddings"])]
         last = "ffn_residual" if self.model.config.norm_first else "ffn_norm"
-        return self.stages[f"layers.{depth - 1}.{last}"]
+        return self.stages[f"{self.at}layers.{depth - 1}.{last}"]
 
     def lens(self, depth: int) -> np.ndarray:
         """The logits that the head, with the last norm, gives for the stream before layer `depth`, at the row."""
         weights, config = self.model.weights, self.model.config
         rows = self.stream(depth)[self.row : self.row + 1]
-        if "norm" in weights:
-            rows = layer_norm(rows, **weights["norm"], eps=config.eps)
+        if "norm" in self.stack:
+            rows = layer_norm(rows, **self.stack["norm"], eps=config.eps)
         return answer(weights, config, rows, rows)[self.logit.answer].reshape(-1)

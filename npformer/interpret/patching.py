@@ -16,8 +16,9 @@ from npformer.checks import one_of
 from npformer.errors import NpformerError
 from npformer.interpret.edit import edit, from_trace, place, without_head
 from npformer.interpret.effects import Effects
-from npformer.interpret.inputs import pair_of, texts_of
+from npformer.interpret.inputs import pair_of, texts_of, tokens_read
 from npformer.interpret.metric import Metric, metric_of
+from npformer.interpret.parts import OF_SOURCE
 from npformer.interpret.trace import Trace, trace
 from npformer.model import Model, Seq2Seq
 
@@ -124,7 +125,7 @@ def patch(
         Two texts of equally many tokens that differ in the words under study.
     stages : name of a stage, pattern, or several, optional
         By default the layers' outputs; by head, the heads' outputs `layers.*.attention.context`; by layer, the outputs
-        of attention, the FFN and the layer.
+        of attention, the FFN and the layer. Where a decoder reads a text again, those of both stacks.
     metric, position : as in `ablate_heads`, optional
         By default the logit of the clean text's answer.
     by : "position", "head" or "layer"
@@ -199,6 +200,7 @@ class _Part:
     stage: str
     row: str
     column: str
+    place: int = 0  # of the column, in ascending order
     positions: int | None = None
     heads: int | None = None
 
@@ -216,22 +218,23 @@ class _Study:
     def table(self, effect: Any) -> Effects:
         """Fills the table of all parts; a cell without a part is empty."""
         rows = list(dict.fromkeys(part.row for part in self.parts))
-        columns = list(dict.fromkeys((part.positions, part.column) for part in self.parts))  # words may be repeated
+        found = dict.fromkeys((part.place, part.column) for part in self.parts)  # words may be repeated
+        columns = sorted(found, key=lambda column: column[0])
         values = np.full((len(rows), len(columns)), np.nan)
         for part in self.parts:
-            values[rows.index(part.row), columns.index((part.positions, part.column))] = effect(part)
+            values[rows.index(part.row), columns.index((part.place, part.column))] = effect(part)
         return Effects(values, tuple(rows), tuple(name for _, name in columns), f"change of {self.metric.what}")
 
 
 def _study(model: Model, clean: Any, corrupted: Any, stages: Any, metric: Any, position: int | None, by: str) -> _Study:
     one_of("patch: by", by, BY)
-    if not isinstance(model, Model) or model.config.decoder:
-        raise NpformerError("patch: expected a Model, an encoder; edit(from_trace(...)) patches a translation model")
+    if not isinstance(model, Model):
+        raise NpformerError("patch: expected a Model; edit(from_trace(...)) patches a translation model")
     last = "ffn_residual" if model.config.norm_first else "ffn_norm"
     default = {
-        "position": [f"layers.*.{last}"],
-        "head": ["layers.*.attention.context"],
-        "layer": ["layers.*.attention.output", "layers.*.ffn.output", f"layers.*.{last}"],
+        "position": [f"*layers.*.{last}"],
+        "head": ["*layers.*attention.context"],
+        "layer": ["*layers.*attention.output", "*layers.*.ffn.output", f"*layers.*.{last}"],
     }
     source = trace(model, clean, default[by] if stages is None else stages)
     inputs, tokens = _inputs(model, corrupted)
@@ -240,21 +243,34 @@ def _study(model: Model, clean: Any, corrupted: Any, stages: Any, metric: Any, p
     (text,), (answers,) = texts_of(model, clean)[0], model.run(texts_of(model, clean)[0])
     measured = metric_of(model, metric, position, answers, text, "patch")
     (found,) = model.run(inputs)
-    return _Study(source, inputs, measured, measured.of(found), list(_parts(source, by, tokens)))
+    columns = tokens_read(model, tokens)
+    return _Study(source, inputs, measured, measured.of(found), list(_parts(source, by, columns)))
 
 
 def _parts(source: Trace, by: str, tokens: Sequence[str]) -> Iterator[_Part]:
-    """Yields the parts of the recorded stages."""
+    """Yields the parts of the recorded stages. Where a decoder reads a text again, its rows are a token behind.
+
+    tokens: as the model reads them, a decoder's start token first.
+    """
+    behind = len(tokens) - len(source.ids)
     for name in source:
         shape = source[name].shape
         if by == "position":
-            yield from (_Part(name, name, token, positions=i) for i, token in enumerate(tokens))
+            first = 0 if name.startswith("decoder.") and not _of_source(name) else behind
+            rows = enumerate(tokens[first : first + len(source.ids)])
+            yield from (_Part(name, name, token, first + i, positions=i) for i, token in rows)
         elif by == "head":
             if len(shape) != 3:
                 raise NpformerError(f"patch: {name}: expected a stage with heads, such as layers.*.attention.context")
-            yield from (_Part(name, name, f"head {i}", heads=i) for i in range(shape[0]))
+            yield from (_Part(name, name, f"head {i}", i, heads=i) for i in range(shape[0]))
         else:
-            layer, _, rest = name.removeprefix("layers.").partition(".")
-            if not name.startswith("layers."):
+            stack, found, rest = name.rpartition("layers.")
+            if not found:
                 raise NpformerError(f"patch: {name}: expected a stage of a layer, such as layers.*.ffn.output")
-            yield _Part(name, f"layer {layer}", rest)
+            layer, _, rest = rest.partition(".")
+            yield _Part(name, f"{stack[:-1] or 'layer'} {layer}", rest)
+
+
+def _of_source(name: str) -> bool:
+    """Whether the rows of a decoder's stage are those of the source: the keys and values that it attends to."""
+    return name.removesuffix("_heads").endswith(OF_SOURCE)

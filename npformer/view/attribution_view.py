@@ -145,7 +145,7 @@ def _asked(
     found = []
     if "leave-one-out" in asked and not isinstance(given, IDS):
         found.append(leave_one_out(model, given, label, progress))
-    if {"gradient", "integrated"} & set(asked) and not model.config.decoder:
+    if {"gradient", "integrated"} & set(asked):
         (text,), (tokens,), _ = texts_of(model, given)
         with suppress(UnknownDerivative):
             found += by_gradients(model, text, tokens, label, steps, asked, progress)

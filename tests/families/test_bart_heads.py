@@ -19,7 +19,7 @@ from npformer.config import Config
 from npformer.errors import NpformerError
 from npformer.families import read_config, write_config
 from npformer.interpret import stages
-from npformer.interpret.logit_attribution import logit_attribution
+from npformer.interpret.logit_attribution import head_results, logit_attribution
 from npformer.interpret.patching import ablate_heads, patch
 from npformer.model import Model
 from npformer.runtime.packing import Text
@@ -174,12 +174,16 @@ def test_a_classifier_is_trained_from_one_and_from_a_model_that_generates(tmp_pa
     assert standard_rates(other, 0.1, head=0.3)["pooled"] == 0.3
 
 
-def test_what_is_of_encoders_alone_says_so_and_the_rest_works() -> None:
+def test_what_looks_inside_encoders_looks_inside_both_stacks() -> None:
     model = Model(config(), tiny.weights(config()))
     ids = [0, 9, 8, 2]
-    for study in (lambda: logit_attribution(model, ids), lambda: patch(model, ids, [0, 9, 7, 2])):
-        with pytest.raises(NpformerError, match="expected a Model, an encoder"):
-            study()
+    found = logit_attribution(model, ids)
+    assert found.total == pytest.approx(found.logit, abs=1e-5)
+    assert found.by_layer().columns[:4] == ("head 0", "head 1", "source 0", "source 1")
+    assert found.tokens == ("2", "0", "9", "8", "2")
+    assert patch(model, ids, [0, 9, 7, 2], by="head").values.shape == (4, 4)
+    with pytest.raises(NpformerError, match="head_results: expected a model with one stack"):
+        head_results(model, npformer.trace(model, ids))
     effects = ablate_heads(model, ids, "entailment")
     assert effects.values.shape == (4, 4)  # two of the encoder, the decoder's, and that to the source
     assert np.isfinite(effects.values[0]).all()
@@ -205,7 +209,7 @@ def test_hugging_face_s_modules_name_its_stages(head: str) -> None:
     assert {row.stage for row in comparison.rows} == set(runs.values())
 
 
-def test_a_page_has_all_views_but_those_of_encoders(tmp_path: Path) -> None:
+def test_a_page_has_all_views(tmp_path: Path) -> None:
     (found,) = npformer.view.page(npformer.load(folder(tmp_path / "mnli")), "the act").texts
-    assert [each.kind for each in found] == ["heads", "model", "neurons", "stages", "attribution"]
-    assert [method.name for method in found[-1].methods] == ["Leave one word out", "Attention roll-out"]
+    assert [each.kind for each in found] == ["heads", "model", "neurons", "stages", "attribution", "logit"]
+    assert len(found[-2].methods) == 4

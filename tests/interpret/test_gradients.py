@@ -42,6 +42,7 @@ METRICS: dict[str, tuple[Any, int | None]] = {
     "multiple-choice": (0, None),
 }
 CASES = [(family, head) for family in ("distilbert", "bert", "electra", "roberta") for head in encoders()[family].heads]
+CASES += [(family, "sequence-classification") for family in ("mpnet", "deberta-v2", "modernbert", "gpt2", "bart")]
 
 
 def metric_value(model: Model | Seq2Seq, texts: Any, metric: Callable[[Any], float]) -> float:

@@ -62,7 +62,7 @@ def test_the_target_has_the_gradient_of_its_own_differences(problem: str | None,
 # --- gradient times input --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [*KINDS, "bart"])
 @pytest.mark.parametrize("text", [TEXT, PAIR], ids=["text", "pair"])
 def test_the_gradient_is_that_of_central_differences(kind: str, text: Any) -> None:
     model = tiny.model(kind, dtype=np.float64)
@@ -90,10 +90,25 @@ def test_a_tokens_score_is_the_change_along_its_own_embedding(kind: str) -> None
     assert shown.words == tokens
 
 
+def test_a_token_that_is_read_twice_has_the_score_of_both_places() -> None:
+    """A decoder reads it one place later; the start token, which stands first, is read by the decoder alone."""
+    model = tiny.model("bart", dtype=np.float64)
+    ids, tokens, explained = prepared(model, TEXT)
+    rows, h, scores = slope(model, [ids], explained).rows, 1e-6, []
+    for i in range(-1, len(tokens)):
+        places = np.arange(len(tokens)) == np.array([[i], [i + 1]])  # of the encoder, of the decoder
+        way = h * rows * places[..., None]
+        ends = [slope(model, [ids], explained, rows + sign * way).values[0] for sign in (1, -1)]
+        scores.append((ends[0] - ends[1]) / (2 * h))
+    shown = method(view.attribution(model, TEXT, label=0), "Gradient × input")  # noqa: RUF001
+    np.testing.assert_allclose(shown.scores, scores, rtol=0, atol=1e-7)
+    assert shown.words == ["[SEP]", *tokens]
+
+
 # --- integrated gradients --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [*KINDS, "bart"])
 @pytest.mark.parametrize("text", [TEXT, PAIR], ids=["text", "pair"])
 def test_integrated_gradients_are_complete(kind: str, text: Any) -> None:
     model = tiny.model(kind)
@@ -104,7 +119,7 @@ def test_integrated_gradients_are_complete(kind: str, text: Any) -> None:
     assert change == pytest.approx(end - start, abs=2e-4)
     assert total == pytest.approx(shown.scores.sum(), abs=5e-5)
     # 50 places. DistilBERT's pooler has ReLUs: a jump of the gradient costs up to half a place's share of its height.
-    assert abs(shown.scores.sum() - change) < {"bert": 5e-4, "distilbert": 2e-2}[kind]
+    assert abs(shown.scores.sum() - change) < {"bert": 5e-4, "bart": 5e-4, "distilbert": 2e-2}[kind]
 
 
 def test_the_error_falls_with_the_square_of_the_places() -> None:

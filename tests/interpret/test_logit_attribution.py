@@ -33,6 +33,8 @@ HEADS = [
     for head in encoders()[family].heads
     if head != "base"
 ]
+HEADS += [(family, "sequence-classification") for family in ("mpnet", "deberta-v2", "modernbert", "gpt2", "bart")]
+HEADS += [("bart", "question-answering")]
 
 
 def pre_norm(**options: Any) -> Model:
@@ -49,7 +51,9 @@ def pre_norm(**options: Any) -> Model:
 def adds_up(found: LogitAttribution, tolerance: float) -> None:
     assert found.total == pytest.approx(found.logit, abs=tolerance)
     assert found.accumulated[-1] + sum(
-        value for name, value in found.biases.items() if not name.startswith(("embeddings", "layers"))
+        value
+        for name, value in found.biases.items()
+        if not name.removeprefix("decoder.").startswith(("embeddings", "layers"))
     ) == pytest.approx(found.logit, abs=tolerance)
     assert found.lens_logit[-1] == pytest.approx(found.logit, abs=tolerance)
     assert found.words.sum() == pytest.approx(
@@ -77,7 +81,8 @@ def test_the_parts_add_up_to_the_logit(family: str, head: str, ids: list[int], n
         logits[position] if head == "question-answering" else logits[label] if of_text else logits[position][label]
     )
     assert found.logit == expected
-    assert found.heads.shape == (2, 4, len(ids) + 2)
+    # BART's decoder attends to both, and starts with a token of its own.
+    assert found.heads.shape == ((2, 8, len(ids) + 3) if family == "bart" else (2, 4, len(ids) + 2))
 
 
 @pytest.mark.parametrize("options", [{}, {"bias": False}])
@@ -269,5 +274,5 @@ def test_what_cannot_be_explained_is_an_error(head: str, arguments: dict[str, An
 def test_one_text_and_an_encoder() -> None:
     with pytest.raises(NpformerError, match="expected one text; call it for each of several"):
         logit_attribution(tiny.model(), [TEXT, "no"])
-    with pytest.raises(NpformerError, match="expected a Model, an encoder with its head, got 'distilbert-sst2'"):
+    with pytest.raises(NpformerError, match="expected a Model with its head, got 'distilbert-sst2'"):
         logit_attribution("distilbert-sst2", TEXT)  # type: ignore[arg-type]

@@ -61,6 +61,31 @@ def test_every_head_of_a_model_is_measured_by_its_own_answer(family: str, head: 
     assert patched.values[0, 2] == pytest.approx(after - value(model, head, CORRUPTED, answered), abs=1e-12)
 
 
+@pytest.mark.parametrize("family", ["bert", "mpnet", "deberta-v2", "modernbert", "gpt2", "bart"])
+def test_what_is_taken_from_the_clean_run_restores_its_logits(family: str) -> None:
+    """All stages together, to the bit, and the last layer alone; a row of it as an edit of this row does."""
+    model = tiny.model(family, dtype=np.float64)
+    clean, corrupted = trace(model, CLEAN), trace(model, CORRUPTED)
+    with edit(from_trace(clean, "*")):
+        np.testing.assert_array_equal(trace(model, CORRUPTED)["logits"], clean["logits"])
+    label = int(clean["logits"].argmax())
+    change = clean["logits"][label] - corrupted["logits"][label]
+    last = "ffn_residual" if model.config.norm_first else "ffn_norm"
+    layers = patch(model, CLEAN, CORRUPTED, by="layer")
+    assert layers.values[-1, layers.columns.index(last)] == pytest.approx(change, abs=1e-12) != 0
+    rows = patch(model, CLEAN, CORRUPTED)
+    behind = int(family == "bart")  # its decoder reads a start token, and then each token one place later
+    assert [row.startswith("decoder.") for row in rows.rows] == [False] * 2 + [True] * 2 * behind
+    assert rows.columns == (*clean.tokens[:behind], *(corrupted.key_tokens or corrupted.tokens))
+    with edit(from_trace(clean, rows.rows[0], 1)):
+        after = trace(model, CORRUPTED)["logits"][label]
+    assert rows.values[0, 1 + behind] == pytest.approx(after - corrupted["logits"][label], abs=1e-12)
+    with edit(from_trace(clean, rows.rows[-1], 2)):
+        after = trace(model, CORRUPTED)["logits"][label]
+    assert rows.values[-1, 2] == pytest.approx(after - corrupted["logits"][label], abs=1e-12)
+    assert np.isnan(rows.values).sum() == 4 * behind
+
+
 def test_a_metric_of_ones_own_is_measured_on_each_text() -> None:
     model = tiny.model("bert", dtype=np.float64)
     texts = [CLEAN, "no"]
@@ -174,7 +199,7 @@ def test_arguments_that_do_not_fit_are_errors(model: Model) -> None:
         for study in (patch, attribution_patching):
             with pytest.raises(NpformerError, match=message):
                 study(model, CLEAN, CORRUPTED, **arguments)
-    with pytest.raises(NpformerError, match="patch: expected a Model, an encoder"):
+    with pytest.raises(NpformerError, match="patch: expected a Model; edit"):
         patch(random_model(), "a", "b")  # type: ignore[arg-type]
 
 

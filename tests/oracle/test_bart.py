@@ -20,6 +20,8 @@ from npformer import golden
 from npformer.checkpoint import convert, load_folder
 from npformer.checkpoint import tree as layout
 from npformer.functions import SparseRows
+from npformer.interpret import attribution
+from npformer.interpret.integrated_gradients import slope
 from npformer.runtime.packing import Text, pack
 from npformer.tap import listen
 from npformer.tape import Recording
@@ -194,6 +196,26 @@ def test_a_head_s_gradients_are_torch_s(option: str, kind: Any, tmp_path: Path) 
             dense[grad.ids] = grad.values
             grad = dense
         np.testing.assert_allclose(grad, expected[name], rtol=0, atol=1e-12 * max(1, np.abs(expected[name]).max()))
+
+
+@pytest.mark.parametrize("option", OPTIONS)
+def test_an_attribution_s_gradient_by_both_embeddings_is_torch_s(option: str, tmp_path: Path) -> None:
+    """Of the log-odds of a label, by the encoder's and the decoder's embeddings of a text."""
+    theirs = torch_model(option, BartForSequenceClassification, num_labels=3).double()
+    theirs.save_pretrained(tmp_path / "torch")
+    ids, heard = np.array([0, 7, 2, 11, 9, 2]), []
+    for stack in (theirs.model.encoder, theirs.model.decoder):
+        stack.layernorm_embedding.register_forward_hook(
+            lambda module, args, out: heard.append(out) or out.retain_grad()
+        )
+    logits = theirs(input_ids=torch.from_numpy(ids)[None]).logits[0]
+    (logits[1] - torch.logsumexp(logits[[0, 2]], 0)).backward()
+    model = npformer.load(tmp_path / "torch", dtype="float64")
+    explained = attribution.target(model.config, 1, logits.detach().numpy())
+    found = slope(model, [Text(ids)], explained)
+    for ours, tensor in zip(found.gradient, heard, strict=True):
+        right = tensor.grad[0].numpy()
+        np.testing.assert_allclose(ours, right, rtol=0, atol=1e-12 * max(1, np.abs(right).max()))
 
 
 # --- golden files -----------------------------------------------------------------------------------------------------

@@ -20,8 +20,8 @@ import numpy as np
 from npformer.checkpoint import tree as layout
 from npformer.checkpoint.read import OWN_WEIGHTS, own_metadata
 from npformer.checkpoint.safetensors import write_tensors
-from npformer.config import Config
-from npformer.families import encoders, write_config
+from npformer.config import Config, Decoder
+from npformer.families import FAMILIES, encoders, write_config
 from npformer.model import Model
 
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
@@ -48,6 +48,8 @@ LABELS = {
 
 def config(model_type: str = "distilbert", head: str = "sequence-classification", **overrides: Any) -> Config:
     """Two layers of four heads, 32 wide, 64 positions, tables 16 wide if they can be; fields can be set by name."""
+    if model_type == "bart":
+        return FAMILIES["bart"].config(head, **_bart(head), **overrides)
     family = encoders()[model_type]
     fields: dict[str, Any] = {
         "vocab_size": len(VOCABULARY),
@@ -63,6 +65,15 @@ def config(model_type: str = "distilbert", head: str = "sequence-classification"
         **({"n_distances": 16, "max_distance": 40} if "distances" in family.encoder else {}),
     }
     return family.config(head, **(fields | overrides))
+
+
+def _bart(head: str) -> dict[str, Any]:
+    """A BART of these sizes, whose texts end in [SEP]."""
+    sizes = {"vocab_size": len(VOCABULARY), "n_heads": 4, "n_layers": 2, "d_ffn": 64}
+    end = SPECIAL.index("[SEP]")
+    options = {"d_model": 32, "max_length": 64, "pad_id": 0, "padding_idx": 0, "tied": True, "activation": "gelu"}
+    decoder = Decoder(**sizes, start_id=end, end_ids=(end,))
+    return {**sizes, **options, "decoder": decoder, "labels": LABELS.get(head, ())}
 
 
 def weights(config: Config, seed: int = 0, dtype: Any = np.float32) -> layout.Tree:
