@@ -337,7 +337,10 @@ class Seq2Seq(BaseModel):
         """
         self._check_sources([source for source, _ in pairs])
         targets = [target for _, target in pairs]
-        check_texts(targets, self.config.max_length, self.config.decoder.vocab_size, name="decoder_input_ids")
+        c = self.config
+        check_texts(
+            targets, c.max_length, c.decoder.vocab_size, name="decoder_input_ids", first_position=-c.first_position
+        )
 
         def work(indices: list[int]) -> list[dict[str, np.ndarray]]:
             source, target = (pack(texts) for texts in zip(*(pairs[i] for i in indices), strict=True))
@@ -363,4 +366,5 @@ class Seq2Seq(BaseModel):
         return states
 
     def _check_sources(self, sources: Sequence[Text]) -> None:
-        check_texts(sources, self.config.max_length, self.config.vocab_size)
+        c = self.config
+        check_texts(sources, c.max_length, c.vocab_size, first_position=-c.first_position)

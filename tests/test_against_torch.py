@@ -15,8 +15,9 @@ import pytest
 from npformer.checkpoint import flatten, load_folder
 from npformer.families import distinct_encoders
 from npformer.families.bart import BART
-from npformer.golden.mistakes import MISTAKES, distances, positions
-from npformer.golden.port import Forward, Mistake, Port
+from npformer.golden.forward import Forward
+from npformer.golden.mistakes import MISTAKES, convolution, cross_attention, distances, positions
+from npformer.golden.port import Mistake, Port
 from npformer.interpret import stages
 from npformer.model import Model
 from npformer.runtime.packing import Text
@@ -119,6 +120,9 @@ def test_answers_when_nothing_listens(case: str, dtype: str) -> None:
 #: Mistakes that no case shows: torch's stages end with the logits, and a query that is scaled already is only told of
 #: the query itself.
 UNSEEN = {"other probabilities", "query scaled already"}
+#: Of a decoder and of a convolution: tests/golden/test_decoder_mistakes.py and tests/oracle/test_relative_mistakes.py.
+UNSEEN |= {each.name for each in (*cross_attention.MISTAKES, *convolution.MISTAKES)}
+UNSEEN |= {"decoder input not shifted", "another start token", "sines and cosines in another order"}
 OF_GPT2 = {"post-norm for pre-norm", "causal mask left out", "causal mask off by one", "causal mask misused"}
 RELATIVE = ("mpnet-base", "modernbert-base", "deberta-v2-base")  # for the mistakes that only these can show
 PLANTED_IN = ("distilbert-base", "bert-base", "bert-gelu-new", "distilbert-sequence-classification", "bert-pooler")

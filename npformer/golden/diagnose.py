@@ -19,15 +19,15 @@ from npformer.errors import NpformerError
 from npformer.golden.budget import FACTOR, RATIOS, largest_error
 from npformer.golden.compare import Comparison, compare
 from npformer.golden.format import Golden
+from npformer.golden.forward import Forward
 from npformer.golden.graph import parents, span
 from npformer.golden.mistakes import GENERAL, IN_A_BATCH, MISTAKES
 from npformer.golden.mistakes.general import flat
 from npformer.golden.mistakes.inputs import in_a_batch
 from npformer.golden.mistakes.precision import HALVES, half
-from npformer.golden.port import Forward, Mistake, Port
+from npformer.golden.port import Mistake, Port
 from npformer.golden.record import weights_sha256
 from npformer.golden.weights import Finding, as_ours, check_weights
-from npformer.interpret import stages as table
 from npformer.model import Model, Seq2Seq
 
 CANDIDATES = 8  # number of nearest mistakes whose rounding error is measured
@@ -57,7 +57,7 @@ class Diagnosis:
     """The diagnosis of the first stage that diverges, and of those after it that this one does not explain."""
 
     stage: str  # "" if none diverges
-    # Budgets between their stage and the correct one from their inputs; inf: not comparable, NaN: not computed.
+    # Budgets between their stage and the correct one from their inputs; inf: not comparable.
     rightly: float = 0.0
     inputs: tuple[str, ...] = ()  # their stages that it is computed from
     fits: list[Fit] = field(default_factory=list)  # the causes, best first; if there is none, the closest
@@ -98,9 +98,6 @@ class Diagnosis:
     def _lines(self) -> list[str]:
         if self.rightly == float("inf"):
             return [f"{self.stage}: what you have cannot be computed with; see its line above"]
-        if np.isnan(self.rightly):
-            told = "with a decoder or a convolution a model's stages are not computed again"
-            return [f"{self.stage} diverges first; {told}"]
         source = f"your stages up to {self.inputs[-1]}" if self.inputs else "the token ids"
         lines = [f"{self.stage}, computed again from {source}:"]
         if self.lies_earlier:
@@ -142,7 +139,6 @@ def diagnose(
     ----------
     golden, arrays, names, dtype : as in `compare`
     model : Model that the golden file was recorded from
-        Of a model with a decoder or a convolution the weights are compared, and its stages are not computed again.
     comparison : Comparison, optional
         The result of `compare` on the same arrays, if it is at hand.
     progress : function of a str, optional
@@ -177,8 +173,6 @@ def diagnose(
     if not rows:
         stage = comparison.first.stage if comparison.first else ""
         return Diagnosis(stage, float("inf") if stage else 0.0, weights=findings)
-    if isinstance(model, Seq2Seq) or model.config.decoder or model.config.convolution:
-        return Diagnosis(rows[0].stage, float("nan"), weights=findings)
     return _Case(golden, comparison, model, findings, progress).diagnosis([row.stage for row in rows])
 
 
@@ -197,7 +191,7 @@ class _Case:
         self,
         golden: Golden,
         comparison: Comparison,
-        model: Model,
+        model: Model | Seq2Seq,
         findings: list[Finding],
         progress: Progress | None = None,
     ) -> None:
@@ -214,10 +208,12 @@ class _Case:
         self.promising: set[tuple[str, str]] | None = None  # mistakes and ways that could explain the unpadded ones
         self.runs: dict[tuple[int, int | None], tuple[Port, dict[str, list[np.ndarray]]]] = {}  # of `everywhere`
         self.forward = Forward(self.given, weights)
-        lengths = tuple(map(len, golden.texts))
+        lengths, source_lengths = (tuple(map(len, texts)) for texts in (golden.texts, golden.sources))
         self.right = Port(
             model.config, weights, golden.texts, "", [], frozenset(), max(theirs.width, *lengths, 0), lengths,
-            known=tuple(table.names(model.config)),
+            known=tuple(name for name in parents(model.config, weights) if not name.endswith(".input")),
+            sources=golden.sources, source_lengths=source_lengths,
+            source_width=max(theirs.source_width, *source_lengths, 0) if source_lengths else 0,
         )  # fmt: skip
 
     def diagnosis(self, diverging: list[str]) -> Diagnosis:
@@ -261,8 +257,8 @@ class _Case:
             made: dict[str, list[np.ndarray]] = {}
             with suppress(NpformerError):
                 made = self.forward(base, "", np.float64 if seed is None else np.float32, seed)
-            self.runs[key] = base, {name: self.looked_at(arrays) for name, arrays in made.items()}
-        return self.runs[key][1]
+            self.runs[key] = base, made
+        return {name: self.looked_at(arrays) for name, arrays in self.runs[key][1].items()}
 
     @staticmethod
     def cut(made: list[np.ndarray], theirs: list[np.ndarray]) -> list[np.ndarray]:
@@ -310,7 +306,7 @@ class _Case:
 
     def unpadded(self, port: Port) -> list[int]:
         """The texts that are looked at, without those that a port pads; all of them if it hides its padding."""
-        return [i for i in self.texts if port.hides or port.lengths[i] == port.width]
+        return [i for i in self.texts if port.hides or not port.is_padded(i)]
 
     def fits(self, mistakes: Iterable[Mistake], port: Port, texts: list[int]) -> list[tuple[Fit, Port]]:
         """Returns what gives their values on these texts, or nearly, best first.

@@ -21,6 +21,7 @@ from npformer.families import family_of
 from npformer.golden import fused
 from npformer.golden.format import Golden
 from npformer.interpret import stages as table
+from npformer.interpret.parts import OF_SOURCE
 from npformer.runtime.packing import Text
 
 _OF_TEXT = re.compile(r"(\d{1,9})/(.+)")
@@ -35,6 +36,7 @@ class Theirs:
     problems: dict[str, str] = field(default_factory=dict)  # a stage that cannot be compared -> the reason
     unused: list[str] = field(default_factory=list)  # names that are no stage of the golden file
     width: int = 0  # tokens of a padded text, if any array was padded
+    source_width: int = 0  # the same of a translation model's sources
 
 
 def read(golden: Golden, arrays: Mapping[str, Any], names: Mapping[str, str] | None = None) -> Theirs:
@@ -129,7 +131,10 @@ def _place(golden: Golden, name: str, given: dict[int, np.ndarray], result: Thei
     if -1 in given:
         parts = per_text(name, given[-1], shapes)
         if parts is not None and given[-1].ndim == len(shapes[0]) + 1 and token_axes(name, shapes[0]) == (0,):
-            result.width = max(result.width, given[-1].shape[1])
+            if golden.sources and (name.startswith("encoder.") or name.endswith(OF_SOURCE)):
+                result.source_width = max(result.source_width, given[-1].shape[1])
+            else:
+                result.width = max(result.width, given[-1].shape[1])
     else:
         each = [per_text(name, given[i], [shape]) for i, shape in enumerate(shapes)]
         parts = None if None in [part and 1 for part in each] else [part[0] for part in each if part]

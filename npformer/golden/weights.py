@@ -21,6 +21,7 @@ from npformer.model import Model, Seq2Seq
 LAYOUTS = {True: "(out, in)", False: "(in, out)"}
 TRANSPOSED, LAYER = "transposed weight", "weights of another layer"
 OTHER, CHECKPOINT = "other weights", "another checkpoint"
+IN_LAYER = re.compile(r"((?:encoder\.|decoder\.)?layers\.\d+)\.(.+)")
 MANY = 0.5  # of the weights that differ beyond explanation, from which on it is another checkpoint
 
 
@@ -83,7 +84,7 @@ def _is_meant(finding: Finding, dtype: str) -> bool:
     return finding.what == f"rounded to {dtype}" or (dtype == "int8" and finding.what.startswith("quantised to int8"))
 
 
-def as_ours(model: Model, theirs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+def as_ours(model: Model | Seq2Seq, theirs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Converts their weights to (in, out); where a square weight does not say how it lies, as most others do."""
     ours, known = layout.flatten(dict(model.weights)), layout.parameters(model.config)
     wide = [array.shape == ours[name].T.shape for name, array in theirs.items() if len(set(ours[name].shape)) == 2]
@@ -152,7 +153,7 @@ def _found_elsewhere(theirs: np.ndarray, ours: Mapping[str, np.ndarray]) -> str:
 
 def _exchange(name: str, other: str) -> str:
     """Names the mistake of a weight that stands in another one's place."""
-    layers = [re.match(r"(layers\.\d+)\.(.+)", each) for each in (name, other)]
+    layers = [IN_LAYER.match(each) for each in (name, other)]
     if layers[0] and layers[1] and layers[0][2] == layers[1][2]:
         return LAYER
     pair = {each.rpartition(".")[0].rpartition(".")[2] for each in (name, other)}
@@ -200,8 +201,9 @@ def _together(findings: list[Finding], count: int) -> list[Finding]:
 def _alike(finding: Finding) -> tuple[str, str]:
     """Returns what findings have in common that are told as one."""
     if finding.cause == LAYER:
-        own, other = finding.where.split("."), finding.what.removeprefix("has ").split(".")
-        return f"layers.{own[1]} has layers.{other[1]}'s", finding.cause
+        found = [IN_LAYER.match(each) for each in (finding.where, finding.what.removeprefix("has "))]
+        own, other = (each[1] for each in found if each is not None)
+        return f"{own} has {other}'s", finding.cause
     shared = (
         finding.what if finding.cause in ("half precision", "quantised weights", OTHER, TRANSPOSED) else finding.cause
     )

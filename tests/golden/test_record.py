@@ -287,26 +287,31 @@ def padded_outputs(translator: Seq2Seq) -> dict[str, np.ndarray]:
     return {"logits": made.logits, scores: wide, **ids}
 
 
+def stages_of(recorded: golden.Golden) -> dict[str, np.ndarray]:
+    return {f"{i}/{name}": array for name, each in recorded.stages.items() for i, array in enumerate(each)}
+
+
 def test_a_padded_port_of_a_translator_is_compared(translator: Seq2Seq) -> None:
     recorded, arrays = golden.record(translator, PAIRS), padded_outputs(translator)
     comparison = golden.compare(recorded, arrays)
     assert (comparison.ok, len(comparison.rows), comparison.theirs.unused) == (True, 2, []), str(comparison)
-    wrong = arrays | {"logits": arrays["logits"] * 1.001}
+    wrong = stages_of(recorded) | {"logits": arrays["logits"] * 1.001}
     comparison = golden.compare(recorded, wrong)
     assert comparison.first.stage == "logits"
     told = golden.diagnose(recorded, wrong, translator, comparison=comparison)
-    assert (told.stage, told.causes) == ("logits", [])
-    assert "with a decoder or a convolution a model's stages are not computed again" in str(told)
+    assert (told.stage, told.causes) == ("logits", ["scaled by a constant"])
+    assert "logits, computed again from your stages up to decoder." in str(told)
     with pytest.raises(NpformerError, match="these arrays are of other token ids"):
         golden.compare(recorded, arrays | {"input_ids": arrays["decoder_input_ids"]})
 
 
 def test_a_translator_s_wrong_weights_are_named(translator: Seq2Seq) -> None:
     recorded, flat = golden.record(translator, PAIRS), flatten(dict(translator.weights))
-    stages = {f"{i}/logits": array * 2 for i, array in enumerate(recorded.stages["logits"])}
+    stages = stages_of(recorded)
+    stages |= {f"{i}/logits": array * 2 for i, array in enumerate(recorded.stages["logits"])}
     name = "decoder.layers.0.cross_attention.{}.weight"
     told = golden.diagnose(recorded, stages | {name.format("query"): flat[name.format("key")]}, translator)
-    assert told.causes == ["query and key swapped"], str(told)
+    assert told.causes == ["query and key swapped", "scaled by a constant"], str(told)
 
 
 def test_a_translator_s_own_translation_is_recorded(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from transformers.models.deberta_v2 import modeling_deberta_v2
 from transformers.models.modernbert import modeling_modernbert
 from transformers.models.mpnet.modeling_mpnet import MPNetEncoder
 from transformers.models.nomic_bert.modeling_nomic_bert import NomicBertMLP
@@ -75,6 +76,51 @@ def one_base(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     rotary.sliding_attention_inv_freq = rotary.full_attention_inv_freq
 
 
+def distances_reversed(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    right = modeling_deberta_v2.build_relative_position
+    wrong = lambda *args, **options: -right(*args, **options)  # noqa: E731
+    monkeypatch.setattr(modeling_deberta_v2, "build_relative_position", wrong)
+
+
+def convolved(change: Callable[[Any], None]) -> Plant:
+    """Spoils the convolution beside the first layer."""
+
+    def plant(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        change(model.base_model.encoder.conv)
+
+    return plant
+
+
+def kernel_reversed(conv: Any) -> None:
+    conv.conv.weight.data = conv.conv.weight.data.flip(-1).contiguous()
+
+
+def no_activation(conv: Any) -> None:
+    conv.conv_act = "linear"
+
+
+def added_before_activation(conv: Any) -> None:
+    def wrong(x: Any, layer: Any, mask: Any) -> Any:
+        return conv.LayerNorm(torch.tanh(layer + conv.conv(x.mT).mT)) * mask[..., None]
+
+    conv.forward = wrong
+
+
+def reads_the_layer(conv: Any) -> None:
+    right = conv.forward
+    conv.forward = lambda x, layer, mask: right(layer, layer, mask)
+
+
+def replaces_the_layer(conv: Any) -> None:
+    right = conv.forward
+    conv.forward = lambda x, layer, mask: right(x, x, mask)
+
+
+def padding_counted(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    right = model.base_model.embeddings.forward
+    model.base_model.embeddings.forward = lambda *args, mask=None, **given: right(*args, **given)
+
+
 PLANTED: list[tuple[str, Plant, str]] = [
     ("mpnet", bucket_sign, "relative bias with the wrong sign"),
     ("mpnet", no_bias, "relative bias left out"),
@@ -84,14 +130,28 @@ PLANTED: list[tuple[str, Plant, str]] = [
     ("modernbert", one_base, "rotation with another base"),
     ("nomic_bert", nomic_swapped, "gate and hidden swapped"),
     ("nomic_bert", usual_base, "rotation with another base"),
+    ("deberta-v2", distances_reversed, "distances reversed"),
+]
+CONVOLUTIONS: list[tuple[Plant, str]] = [
+    (convolved(kernel_reversed), "convolution's kernel misread"),
+    (convolved(no_activation), "another activation of the convolution"),
+    (convolved(added_before_activation), "convolution in the wrong place"),
+    (convolved(reads_the_layer), "convolution in the wrong place"),
+    (convolved(replaces_the_layer), "convolution in the wrong place"),
+    (padding_counted, "padding convolved"),
 ]
 
 
-@pytest.mark.parametrize(("family", "plant", "name"), PLANTED, ids=[plant.__name__ for _, plant, _ in PLANTED])
+PLANTED += [("deberta-v2 convolution", *each) for each in CONVOLUTIONS]
+IDS = [f"{family}-{i}" for i, (family, _, _) in enumerate(PLANTED)]
+
+
+@pytest.mark.parametrize(("family", "plant", "name"), PLANTED, ids=IDS)
 def test_a_planted_mistake_is_named(
     family: str, plant: Plant, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder = tiny.folder(tmp_path / family, family)
+    family, *option = family.split()
+    folder = tiny.folder(tmp_path / family, family, **({"convolution": 3} if option else {}))
     model = Model(*load_folder(folder), folder=folder)
     random = np.random.default_rng(1)
     texts = [Text(random.integers(5, model.config.vocab_size, length)) for length in (19, 6, 3)]

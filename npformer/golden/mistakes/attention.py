@@ -1,10 +1,9 @@
-"""Mistakes in attention: its heads, its scale, its softmax, and which tokens may see which."""
+"""Mistakes in attention: its heads, its scale and its softmax. `masks.py` has those in which tokens may see which."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from itertools import chain, permutations
-from typing import Any
+from itertools import permutations
 
 import numpy as np
 
@@ -12,7 +11,7 @@ from npformer.attention import combine_heads, split_heads
 from npformer.functions import softmax
 from npformer.golden.graph import QKV
 from npformer.golden.mistakes.activation import sigmoid
-from npformer.golden.port import At, Mistake, Port, Rule, Ways
+from npformer.golden.port import Mistake, Port, Rule, Ways
 
 SCORES, WEIGHTS, CONTEXT = "*.attention.scores", "*.attention.weights", "*.attention.context"
 HEADS, COMBINED = "*.attention.*_heads", "*.attention.combined"
@@ -41,7 +40,7 @@ def swapped(*orders: tuple[int, ...]) -> Callable[[Port], Ways]:
                 name: port.weights[name.replace(f".{own}.", f".{other}.")]
                 for name in port.weights
                 for own, other in named.items()
-                if f".attention.{own}." in name
+                if f"attention.{own}." in name
             }
             yield f"{said}their weights", port.weighing(weights)
             if order == (1, 0, 2):
@@ -54,7 +53,7 @@ def swapped(*orders: tuple[int, ...]) -> Callable[[Port], Ways]:
 
 def _in_products(port: Port, named: dict[str, str]) -> Port:
     q, k, v = (f"attention.{named[name]}_heads" for name in QKV)
-    scale = port.config.d_head**-0.5
+    scale = port.d_head**-0.5
     return port.ruling(
         {
             SCORES: lambda y, at: at(q) @ at(k).swapaxes(-1, -2) * scale,
@@ -65,7 +64,7 @@ def _in_products(port: Port, named: dict[str, str]) -> Port:
 
 def fused(port: Port) -> Ways:
     """Takes query, key and value from one (D, 3 D) weight, but not as thirds of its columns."""
-    heads, width = port.config.n_heads, port.config.d_model
+    heads, width = port.n_heads, port.config.d_model
     ways: dict[str, Callable[[np.ndarray], np.ndarray]] = {  # (..., 3 D) -> (3, ..., D)
         "head by head": lambda w: np.stack(
             [part.reshape(*w.shape[:-1], width) for part in np.moveaxis(w.reshape(*w.shape[:-1], heads, 3, -1), -2, 0)]
@@ -74,9 +73,9 @@ def fused(port: Port) -> Ways:
     }
     for way, cut in ways.items():
         changes: dict[str, np.ndarray] = {}
-        for i in range(port.config.n_layers):
+        for block in (name.removesuffix("query.weight") for name in port.weights if name.endswith(".query.weight")):
             for part in ("weight", "bias"):
-                names = [f"layers.{i}.attention.{name}.{part}" for name in QKV]
+                names = [f"{block}{name}.{part}" for name in QKV]
                 if all(name in port.weights for name in names):
                     whole = np.concatenate([port.weights[name] for name in names], axis=-1)
                     changes |= dict(zip(names, cut(whole), strict=True))
@@ -86,7 +85,7 @@ def fused(port: Port) -> Ways:
 def query_scaled(port: Port) -> Ways:
     """Only where the query itself is in question: from there on it is the same as scaling the scores twice."""
     if port.stage.endswith(("attention.query", "attention.query_heads")):
-        root = port.config.d_head**-0.5
+        root = port.d_head**-0.5
         yield "by 1 / sqrt(d_head)", port.ruling({f"*.{port.stage.rpartition('.')[2]}": lambda q, at: q * root})
 
 
@@ -95,7 +94,7 @@ def query_scaled(port: Port) -> Ways:
 
 def heads_not_transposed(port: Port) -> Ways:
     """Reshapes (L, D) to (H, L, K), and back, without the transpose from (L, H, K)."""
-    heads = port.config.n_heads
+    heads = port.n_heads
     splitting: dict[str, Rule] = {HEADS: lambda x, at: combine_heads(x).reshape(x.shape)}
     combining: dict[str, Rule] = {COMBINED: lambda x, at: split_heads(x, heads).copy().reshape(x.shape)}
     yield "when splitting", port.ruling(splitting)
@@ -105,7 +104,7 @@ def heads_not_transposed(port: Port) -> Ways:
 
 def heads_interleaved(port: Port) -> Ways:
     """Head h of columns h, h + H, ... and not of K columns side by side."""
-    heads, d_head = port.config.n_heads, port.config.d_head
+    heads, d_head = port.n_heads, port.d_head
     splitting: dict[str, Rule] = {
         HEADS: lambda x, at: combine_heads(x).reshape(-1, d_head, heads).transpose(2, 0, 1),
     }
@@ -129,14 +128,14 @@ def heads_reordered(port: Port) -> Ways:
 
 
 def other_heads(port: Port) -> Ways:
-    heads, width = port.config.n_heads, port.config.d_model
+    heads, width = port.n_heads, port.config.d_model
     for count in dict.fromkeys((heads // 2, heads * 2, heads // 4, heads * 4, 1, heads // 3, heads * 3, 8, 12, 16)):
         if 0 < count <= width and width % count == 0 and count != heads:
             said = f"{count} for {heads}"
-            yield said, port.with_config(COMBINED, n_heads=count)
+            yield said, port.with_heads(count, COMBINED)
             yield (
                 f"{said}, scaled for {heads}",
-                port.with_config(COMBINED, n_heads=count).ruling(
+                port.with_heads(count, COMBINED).ruling(
                     {SCORES: lambda y, at, count=count: y * (heads / count) ** 0.5}
                 ),
             )
@@ -167,16 +166,16 @@ def scaled(**factors: Callable[[Port], float]) -> Callable[[Port], Ways]:
     return ways
 
 
-unscaled = scaled(**{"": lambda port: port.config.d_head**0.5})
-doubly_scaled = scaled(**{"": lambda port: port.config.d_head**-0.5})
-scaled_by_model = scaled(**{"": lambda port: port.config.n_heads**-0.5})
+unscaled = scaled(**{"": lambda port: port.d_head**0.5})
+doubly_scaled = scaled(**{"": lambda port: port.d_head**-0.5})
+scaled_by_model = scaled(**{"": lambda port: port.n_heads**-0.5})
 scaled_otherwise = scaled(
     **{
-        "multiplied by sqrt(d_head), not divided": lambda port: port.config.d_head,
-        "by 1 / sqrt(number of heads)": lambda port: (port.config.d_head / port.config.n_heads) ** 0.5,
-        "by 1 / d_model": lambda port: port.config.d_head**0.5 / port.config.d_model,
-        "by 1 / 8": lambda port: 1 if port.config.d_head == 8 else port.config.d_head**0.5 / 8,
-        "by d_head ** -0.25": lambda port: port.config.d_head**0.25,
+        "multiplied by sqrt(d_head), not divided": lambda port: port.d_head,
+        "by 1 / sqrt(number of heads)": lambda port: (port.d_head / port.n_heads) ** 0.5,
+        "by 1 / d_model": lambda port: port.d_head**0.5 / port.config.d_model,
+        "by 1 / 8": lambda port: 1 if port.d_head == 8 else port.d_head**0.5 / 8,
+        "by d_head ** -0.25": lambda port: port.d_head**0.25,
         "by 1 / sqrt(d_head / 2)": lambda port: 2**0.5,
         "by 1 / sqrt(2 d_head)": lambda port: 2**-0.5,
         "with the wrong sign": lambda port: -1.0,
@@ -214,87 +213,6 @@ def other_softmax(port: Port) -> Ways:
         yield way, port.ruling(of_scores(formula))
 
 
-def _hidden(scores: np.ndarray, seen: np.ndarray, low: float) -> np.ndarray:
-    return np.where(seen, scores, low)
-
-
-BEFORE: Callable[[int], np.ndarray] = lambda n: np.tri(n, dtype=bool)  # noqa: E731
-AFTER: Callable[[int], np.ndarray] = lambda n: np.tri(n, dtype=bool).T  # noqa: E731
-
-
-def pictured(**pictures: Callable[[int], np.ndarray]) -> Callable[[Port], Ways]:
-    """Hides other keys: those where a picture of (queries, keys) is False."""
-
-    def ways(port: Port) -> Ways:
-        for way, picture in pictures.items():
-            low = -np.inf if picture(3).any(-1).all() else -1e9
-
-            def rule(y: np.ndarray, at: At, picture: Callable[[int], np.ndarray] = picture, low: float = low) -> Any:
-                scores = at.uncovered
-                return softmax(_hidden(scores, picture(scores.shape[-1]), low))
-
-            yield way.replace("_", " "), port.ruling({WEIGHTS: rule})
-
-    return ways
-
-
-def masked_otherwise(port: Port) -> Ways:
-    """Uses a causal mask in other ways than before the softmax."""
-    ways: dict[str, Callable[[np.ndarray], np.ndarray]] = {
-        "applied after the softmax": lambda x: np.tril(softmax(x)),
-        "-10000 added to what is seen": lambda x: softmax(x - 1e4 * np.tri(x.shape[-1])),
-        "scores of later tokens 0": lambda x: softmax(np.tril(x)),
-    }
-    for way, formula in ways.items():
-        yield way, port.ruling({WEIGHTS: lambda y, at, formula=formula: formula(at.uncovered)})
-
-
-SHIFTED = {
-    "a_token_sees_earlier_ones": lambda n: np.tri(n, k=-1, dtype=bool),
-    "a_token_sees_itself,_earlier_ones_and_the_next": lambda n: np.tri(n, k=1, dtype=bool),
-}
-
-
-def in_encoder(port: Port) -> Ways:
-    if not port.config.causal:
-        yield from pictured(
-            a_token_sees_itself_and_earlier_ones=BEFORE, a_token_sees_itself_and_later_ones=AFTER, **SHIFTED,
-            a_token_does_not_see_itself=lambda n: ~np.eye(n, dtype=bool),
-        )(port)  # fmt: skip
-        yield from masked_otherwise(port)
-
-
-def of_causal(ways: Callable[[Port], Ways]) -> Callable[[Port], Ways]:
-    """Makes a mistake of models with a causal mask only."""
-    return lambda port: ways(port) if port.config.causal else iter(())
-
-
-def window(port: Port) -> Ways:
-    for size in (1, 2, 3, 4, 8, 16, 32, 64, 128, 256):
-        if size < max(port.lengths):
-            yield (
-                f"{size} to each side",
-                port.ruling(of_scores(lambda x, size=size: softmax(np.where(_near(x, size), x, -np.inf)))),
-            )
-
-
-def _near(x: np.ndarray, size: int) -> np.ndarray:
-    place = np.arange(x.shape[-1])
-    return np.abs(place - place[:, None]) <= size
-
-
-def special_hidden(port: Port) -> Ways:
-    for way, hide in {"the first": [0], "the last": [-1], "the first and the last": [0, -1]}.items():
-        if min(port.lengths) > len(hide):
-            yield way, port.ruling(of_scores(lambda x, hide=hide: softmax(_without(x, hide))))
-
-
-def _without(x: np.ndarray, hide: list[int]) -> np.ndarray:
-    x = x.copy()
-    x[..., hide] = -np.inf
-    return x
-
-
 def weights_transposed(port: Port) -> Ways:
     yield (
         "",
@@ -308,7 +226,7 @@ def no_output(port: Port) -> Ways:
 
 def rotary(port: Port) -> Ways:
     """Turns queries and keys by their positions; RoFormer, equation 34, in its two layouts."""
-    if port.config.d_head % 2:
+    if port.d_head % 2:
         return
     for way, halves in (("halves", True), ("pairs", False)):
         yield (
@@ -359,24 +277,6 @@ MISTAKES = (
         "softmax over the wrong axis", "each query's weights over the keys, the last axis, add up to 1", softmax_axis
     ),
     Mistake("another softmax", "the weights are e^x over the sum of e^x of a query's scores", other_softmax),
-    Mistake("causal mask", "in an encoder every token sees every other, before and after it", in_encoder),
-    Mistake(
-        "causal mask left out",
-        "in this model a token sees itself and earlier ones; the scores of later ones must be -inf",
-        of_causal(pictured(**{"": lambda n: np.ones((n, n), bool)})),
-    ),
-    Mistake(
-        "causal mask off by one",
-        "a token sees itself and earlier ones, and no later one",
-        of_causal(pictured(**SHIFTED)),
-    ),
-    Mistake(
-        "causal mask misused",
-        "the scores of later tokens must be -inf, or far below all others, before the softmax",
-        of_causal(lambda port: chain(pictured(a_token_sees_itself_and_later_ones=AFTER)(port), masked_otherwise(port))),
-    ),
-    Mistake("attention in a window", "in this model every token sees every other, however far", window),
-    Mistake("special tokens hidden", "[CLS] and [SEP] are attended to like all tokens", special_hidden),
     Mistake(
         "attention weights transposed", "the context is weights @ v, weights (L queries, L keys)", weights_transposed
     ),

@@ -8,9 +8,12 @@ from dataclasses import replace
 import numpy as np
 
 from npformer.embeddings import sinusoidal_positions
+from npformer.golden.at import At
 from npformer.golden.mistakes.activation import standard
-from npformer.golden.port import At, Mistake, Port, Ways
+from npformer.golden.port import Mistake, Port, Ways
 from npformer.runtime.packing import Text, positions
+
+Place = Callable[[np.ndarray, Text, int], np.ndarray]  # (a text's positions, the text, its number) -> other positions
 
 POSITION, SEGMENT = "embeddings.position", "embeddings.segment"
 
@@ -19,40 +22,45 @@ def positions_of(port: Port, text: Text) -> np.ndarray:
     return positions(text.ids, port.config.uncounted) if text.positions is None else text.positions
 
 
-def _placed(port: Port, place: Callable[[np.ndarray, int], np.ndarray]) -> Port | None:
-    """Returns the port with other positions, a function of a text's own and its number; None if the table is short."""
-    places = [place(positions_of(port, text), i) for i, text in enumerate(port.texts)]
-    if not all(-port.config.first_position <= each.min() <= each.max() < port.config.max_length for each in places):
-        return None
-    return port.reading([replace(text, positions=each) for text, each in zip(port.texts, places, strict=True)])
+def types(text: Text) -> np.ndarray:
+    return np.zeros(len(text), np.int64) if text.segments is None else text.segments
+
+
+def _placed(port: Port, place: Place) -> Port | None:
+    """Returns the port with other positions, a function of a text's own, the text and its number; None if too many."""
+    placed = port.reading(lambda text, i: replace(text, positions=place(positions_of(port, text), text, i)))
+    places = [text.positions for text in (*placed.texts, *placed.sources) if text.positions is not None]
+    first, count = -port.config.first_position, port.config.max_length
+    return placed if all(first <= each.min() <= each.max() < count for each in places) else None
 
 
 def positions_off(port: Port) -> Ways:
     begin = port.config.first_position
     for row in (begin + 1, begin + 2):
-        if shifted := _placed(port, lambda at, i, row=row: at + row - begin):
+        if shifted := _placed(port, lambda at, text, i, row=row: at + row - begin):
             yield f"from {row}", shifted
     for row in range(begin):  # without an offset, nothing is left to count padding apart
-        if shifted := _placed(port, lambda at, i, row=row: np.arange(len(at)) + row - begin):
+        if shifted := _placed(port, lambda at, text, i, row=row: np.arange(len(at)) + row - begin):
             yield f"from {row}", shifted
 
 
 def wrong_positions(port: Port) -> Ways:
     begins = np.cumsum([0, *map(len, port.texts)])
-    segments = [text.segments if text.segments is not None else np.zeros(len(text), int) for text in port.texts]
-    places: dict[str, Callable[[np.ndarray, int], np.ndarray]] = {
-        "0 for every token": lambda at, i: at * 0,
-        "from the end": lambda at, i: at[::-1],
-        "restarting at the second segment": lambda at, i: at - np.where(segments[i] > 0, (segments[i] == 0).sum(), 0),
-        "from -1, the first two tokens alike": lambda at, i: np.maximum(at - 1, 0),
-        "going on from text to text": lambda at, i: at + begins[i],
-        "each text's number": lambda at, i: at * 0 + i,
-        "after left padding": lambda at, i: at + port.width - len(at),
-        "padded with the first position": lambda at, i: at + 1 - (at == 0),
-        "the token types": lambda at, i: segments[i],
+    places: dict[str, Place] = {
+        "0 for every token": lambda at, text, i: at * 0,
+        "from the end": lambda at, text, i: at[::-1],
+        "restarting at the second segment": lambda at, text, i: (
+            at - np.where(types(text) > 0, (types(text) == 0).sum(), 0)
+        ),
+        "from -1, the first two tokens alike": lambda at, text, i: np.maximum(at - 1, 0),
+        "going on from text to text": lambda at, text, i: at + begins[i],
+        "each text's number": lambda at, text, i: at * 0 + i,
+        "after left padding": lambda at, text, i: at + port.width - len(at),
+        "padded with the first position": lambda at, text, i: at + 1 - (at == 0),
+        "the token types": lambda at, text, i: types(text),
     }
     if port.config.uncounted is not None:
-        places["padding inside of a text counted"] = lambda at, i: np.arange(len(at))
+        places["padding inside of a text counted"] = lambda at, text, i: np.arange(len(at))
     for way, place in places.items():
         if placed := _placed(port, place):
             yield way, placed
@@ -65,9 +73,15 @@ def sinusoids(port: Port) -> Ways:
             yield way, port.ruling({POSITION: lambda y, at, halves=halves: _sinusoids(port, at, halves)})
 
 
+def other_sinusoids(port: Port) -> Ways:
+    if port.config.positions.startswith("sinusoidal"):
+        halves = port.config.positions == "sinusoidal"  # which this model has not
+        yield "", port.ruling({POSITION: lambda y, at: _sinusoids(port, at, halves)})
+
+
 def _sinusoids(port: Port, at: At, halves: bool) -> np.ndarray:
     table = sinusoidal_positions(port.config.n_positions, port.config.table_width, np.float64, halves)
-    return table[positions_of(port, port.texts[at.text]) + port.config.first_position]
+    return table[positions_of(port, at.read_text) + port.config.first_position]
 
 
 def without_positions(port: Port) -> Ways:
@@ -93,7 +107,7 @@ def scaled(port: Port) -> Ways:
 
 
 def summed_after_norm(port: Port) -> Ways:
-    if "embeddings.norm.weight" in port.weights:
+    if port.has("embeddings.norm.weight"):
         eps = port.config.eps
         for kind in (POSITION, *([SEGMENT] if port.config.n_segments else [])):
             yield (
@@ -120,7 +134,7 @@ def summed_after_norm(port: Port) -> Ways:
 
 def segments_ignored(port: Port) -> Ways:
     if port.config.reads_token_types:
-        yield "all are 0", port.reading([replace(text, segments=None) for text in port.texts])
+        yield "all are 0", port.reading(lambda text, i: replace(text, segments=None))
     if port.config.n_segments:
         yield "none is added", port.ruling({SEGMENT: lambda y, at: 0 * y})
 
@@ -128,7 +142,6 @@ def segments_ignored(port: Port) -> Ways:
 def other_segments(port: Port) -> Ways:
     if not port.config.reads_token_types:
         return
-    given = [text.segments if text.segments is not None else np.zeros(len(text), np.int64) for text in port.texts]
     changes: dict[str, Callable[[np.ndarray, Text], np.ndarray]] = {
         "all are 1": lambda types, text: types * 0 + 1,
         "0 and 1 exchanged": lambda types, text: 1 - np.minimum(types, 1),
@@ -137,15 +150,15 @@ def other_segments(port: Port) -> Ways:
         "1 from a token earlier": lambda types, text: np.concatenate([types[1:], types[-1:]]),
     }
     for way, change in changes.items():
-        texts = [replace(text, segments=change(types, text)) for text, types in zip(port.texts, given, strict=True)]
-        yield way, port.reading(texts)
+        yield way, port.reading(lambda text, i, change=change: replace(text, segments=change(types(text), text)))
 
 
 def swapped_tables(port: Port) -> Ways:
     """Looks positions up in the token table, and the like."""
-    token, position = "embeddings.token.weight", "embeddings.position.weight"
-    if port.config.vocab_size >= port.config.n_positions:
-        yield "positions from the token table", port.weighing({position: port.weights[token]})
+    tables = {name: name.replace(".position.", ".token.") for name in port.weights if name.endswith(".position.weight")}
+    if tables and port.config.vocab_size >= port.config.n_positions:
+        changes = {position: port.weights[token] for position, token in tables.items()}
+        yield "positions from the token table", port.weighing(changes)
 
 
 MISTAKES = (
@@ -154,6 +167,11 @@ MISTAKES = (
     ),
     Mistake("wrong positions", "a token's position is its place in its text, from 0, without padding", wrong_positions),
     Mistake("sinusoidal positions for learned", "this model has a table of learned positions", sinusoids),
+    Mistake(
+        "sines and cosines in another order",
+        "the paper's table has them in turn, Marian's all sines before all cosines",
+        other_sinusoids,
+    ),
     Mistake("positions left out", "the position embeddings are not added", without_positions),
     Mistake("embeddings added twice", "token, position and token type embeddings are added once each", twice),
     Mistake(

@@ -7,14 +7,17 @@ from __future__ import annotations
 
 import numpy as np
 
-from npformer.golden.port import At, Mistake, Port, Ways, made_by
+from npformer.golden.at import At
+from npformer.golden.graph import parted
+from npformer.golden.port import Mistake, Port, Ways, made_by
 
 RATES = (0.1, 0.2, 0.5, 0.05, 0.15, 0.25, 0.3, 0.4)
 
 
 def dropout(port: Port) -> Ways:
     """Some numbers are 0 and all others 1 / (1 - rate) times what they should be."""
-    block = {"attention_residual": "attention.output", "ffn_residual": "ffn.output"}.get(port.stage.rpartition(".")[2])
+    last = port.stage.rpartition(".")[2].removeprefix("cross_")
+    block = {"attention_residual": "attention.output", "ffn_residual": "ffn.output"}.get(last)
     for rate in RATES:
 
         def rule(y: np.ndarray, at: At, rate: float = rate) -> np.ndarray:
@@ -44,17 +47,17 @@ def constant(port: Port) -> Ways:
 
 def other_stage(port: Port) -> Ways:
     """The stage has the values of another one."""
-    prefix = port.stage[: port.stage.index(".", 7) + 1] if port.stage.startswith("layers.") else ""
-    names = [
-        name for name in port.known if name != port.stage and (name.startswith((prefix, "embeddings.")) or not prefix)
-    ]
+    stack, layer, _ = parted(port.stage)
+    prefix = f"{stack}layers.{layer}." if layer >= 0 else ""
+    near = (prefix, f"{stack}embeddings.")
+    names = [name for name in port.known if name != port.stage and (name.startswith(near) or not prefix)]
     for name in names:
         yield f"it is {name}", port.ruling({port.stage: lambda y, at, name=name: at(name)})
     group = {"logits": "head.output"}.get(port.stage, port.stage)
     if (
         f"{group}.weight" in port.weights
         and port.weights[f"{group}.weight"].ndim == 2
-        and not group.startswith("embeddings")
+        and not parted(group)[2].startswith("embeddings")
     ):
         for name in names:
             yield (

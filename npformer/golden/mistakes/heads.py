@@ -8,6 +8,7 @@ from itertools import permutations
 import numpy as np
 
 from npformer.functions import softmax
+from npformer.golden.at import At
 from npformer.golden.mistakes.activation import OTHERS, sigmoid
 from npformer.golden.mistakes.inputs import has_padding, in_a_batch, padded
 from npformer.golden.port import Mistake, Port, Rule, Ways
@@ -37,23 +38,34 @@ def other_pooling(port: Port) -> Ways:
         "the root mean square": lambda x, n: np.sqrt(np.square(x).mean(0)),
         "the sum over the root of the length": lambda x, n: x.sum(0) / n**0.5,
     }
-    if port.config.pooling == "first":
+    if port.config.pooling == "first" and not port.config.decoder:
         del rows["the first token's row"]
     for way, pool in rows.items():
         yield way, port.ruling({stage: lambda y, at, pool=pool: at.linear(pool(at.last, at.n_real), group)})
+    read = "end token's" if port.config.decoder else port.config.pooling
     if not port.config.norm_first:
         before: dict[str, Rule] = {
-            stage: lambda y, at: at.linear(at(f"layers.{port.config.n_layers - 1}.ffn_residual")[0], group)
+            stage: lambda y, at: at.linear(at(f"layers.{port.depth - 1}.ffn_residual")[at.row], group)
         }
-        yield "the first row before the last norm", port.ruling(before)
-    for i in range(port.config.n_layers - 1):
+        yield f"the {read} row before the last norm", port.ruling(before)
+    for i in range(port.depth - 1):
         earlier: dict[str, Rule] = {stage: lambda y, at, i=i: at.linear(at(f"layers.{i + 1}.input")[at.row], group)}
-        yield f"the {port.config.pooling} row of layer {i}", port.ruling(earlier)
-    if port.config.pooling == "last" and has_padding(port):
+        yield f"the {read} row of layer {i}", port.ruling(earlier)
+    if port.config.decoder:
+        first: dict[str, Rule] = {stage: lambda y, at: at.linear(at.last[_first_end(port, at)], group)}
+        yield "the first end token's row", port.ruling(first)
+        encoder: dict[str, Rule] = {stage: lambda y, at: at.linear(at.encoded[at.row], group)}
+        yield "the encoder's row", port.ruling(encoder)
+    if (port.config.pooling == "last" or port.config.decoder) and has_padding(port):
         last: dict[str, Rule] = {stage: lambda y, at: at.linear(at.last[-1], group)}
         for way, batch in (("", padded(port)), (", which the mask hides", in_a_batch(port))):
             if batch is not None:
                 yield f"the last row of the padded batch{way}", batch.ruling(last)
+
+
+def _first_end(port: Port, at: At) -> int:
+    """The row of a text's first end token, of which the last is to be read."""
+    return int(np.flatnonzero(port.texts[at.text].ids == port.config.decoder.end_ids[0])[0])
 
 
 def pooler_activation(port: Port) -> Ways:
@@ -68,8 +80,8 @@ def pooler_activation(port: Port) -> Ways:
 
 def no_pooler(port: Port) -> Ways:
     if "pooler.weight" in port.weights:
-        yield "", port.ruling({"pooled": lambda y, at: at.last[0]})
-        yield "only its linear layer", port.ruling({"pooler": lambda y, at: at.last[0]})
+        yield "", port.ruling({"pooled": lambda y, at: at.last[at.row]})
+        yield "only its linear layer", port.ruling({"pooler": lambda y, at: at.last[at.row]})
         yield "computed twice", port.ruling({"pooler": lambda y, at: at.linear(np.tanh(y), "pooler")})
 
 
@@ -110,7 +122,7 @@ def other_probabilities(port: Port) -> Ways:
 MISTAKES = (
     Mistake(
         "another pooling",
-        "the head reads the row of a text's first token; after a causal mask, that of its last",
+        "the head reads the row of a text's first token; after a causal mask, that of its last, or its last end token",
         other_pooling,
     ),
     Mistake(

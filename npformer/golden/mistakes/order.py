@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
 from npformer.activations import ACTIVATIONS
+from npformer.decoder import decoder_layer
 from npformer.encoder import encoder_layer
+from npformer.golden.at import At
+from npformer.golden.graph import stacks
 from npformer.golden.mistakes.activation import standard
-from npformer.golden.port import At, Mistake, Port, Rule, Ways
+from npformer.golden.port import Mistake, Port, Rule, Ways
 
 ATTENTION, FFN = "*.attention_residual", "*.ffn_residual"
 
@@ -80,6 +84,12 @@ def left_out(port: Port) -> Ways:
         if not port.config.norm_first:
             yield f"{block} and its norm", port.ruling({f"*.{block}_norm": lambda y, at, x=x: at(x)})
         yield block, port.ruling({f"*.{block}_residual": lambda y, at, block=block: y - at(f"{block}.output")})
+    if port.config.decoder:
+        alone: dict[str, Rule] = {"*.cross_attention_residual": lambda y, at: at("input")}
+        yield "attention to the source", port.ruling(alone)
+        if not port.config.norm_first:
+            with_norm: dict[str, Rule] = {"*.cross_attention_norm": lambda y, at: at("input")}
+            yield "attention to the source and its norm", port.ruling(with_norm)
 
 
 def other_ffn_input(port: Port) -> Ways:
@@ -100,7 +110,7 @@ def other_ffn_input(port: Port) -> Ways:
 
 def ffn_first(port: Port) -> Ways:
     """Y = Normalize(X + FFN(X)); Z = Normalize(Y + Attention(Y))."""
-    if port.config.norm_first:
+    if port.config.norm_first or port.stack == "decoder.":
         return
     act, eps = ACTIVATIONS[port.config.activation], port.config.eps
 
@@ -121,30 +131,30 @@ def ffn_first(port: Port) -> Ways:
 
 def layer_count(port: Port) -> Ways:
     """Leaves a layer out, or runs one again."""
-    count = port.config.n_layers
     end = "ffn_residual" if port.config.norm_first else "ffn_norm"
-    for i in [count - 1, *range(count - 1)][:16]:
-        said = "the last is missing" if i == count - 1 else f"layer {i} is missing"
-        yield said, port.ruling({f"layers.{i}.{end}": lambda y, at: at("input")})
-    if count > 1:
-        half: dict[str, Rule] = {f"layers.{i}.{end}": lambda y, at: at("input") for i in range(1, count, 2)}
-        yield "every other is missing", port.ruling(half)
-    if not port.config.norm_first:
+    for stack, count in stacks(port.config).items():
+        of = f" of the {stack[:-1]}" if stack else ""
         for i in [count - 1, *range(count - 1)][:16]:
-            for stage in (
-                f"layers.{i}.input",
-                f"layers.{i}.{end}",
-            ):  # its stages are those of the second run, or the first
-                yield f"layer {i} runs twice", port.ruling({stage: lambda x, at: again(port, x, at)})
+            said = f"the last{of} is missing" if i == count - 1 else f"layer {i}{of} is missing"
+            yield said, port.ruling({f"{stack}layers.{i}.{end}": lambda y, at: at("input")})
+        if count > 1:
+            half: dict[str, Rule] = {f"{stack}layers.{i}.{end}": lambda y, at: at("input") for i in range(1, count, 2)}
+            yield f"every other{of} is missing", port.ruling(half)
+        if not port.config.norm_first:
+            for i in [count - 1, *range(count - 1)][:16]:
+                here = f"{stack}layers.{i}."
+                for stage in (f"{here}input", here + end):  # its stages are those of the second run, or the first
+                    yield f"layer {i}{of} runs twice", port.ruling({stage: lambda x, at: again(port, x, at)})
 
 
 def again(port: Port, x: np.ndarray, at: At) -> np.ndarray:
     """Runs a whole layer on x, unheard."""
     config, lengths = port.config, np.array([len(x)])
-    activation = ACTIVATIONS[config.activation]
-    return at.unheard(
-        lambda: encoder_layer(x, lengths, config.n_heads, activation, **at.layer_weights(), eps=config.eps)
-    )
+    shared: dict[str, Any] = {"activation": ACTIVATIONS[config.activation], "eps": config.eps, **at.layer_weights()}
+    if at.stack == "decoder.":
+        source, heads = at.encoded, config.decoder.n_heads
+        return at.unheard(lambda: decoder_layer(x, lengths, source, np.array([len(source)]), heads, **shared))
+    return at.unheard(lambda: encoder_layer(x, lengths, config.n_heads, **shared))
 
 
 MISTAKES = (

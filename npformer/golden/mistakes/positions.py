@@ -7,7 +7,8 @@ from collections.abc import Callable
 import numpy as np
 
 from npformer.activations import ACTIVATIONS
-from npformer.golden.port import At, Mistake, Port, Rule, Ways
+from npformer.golden.at import At
+from npformer.golden.port import Mistake, Port, Rule, Ways
 from npformer.positions import at_distances, relative_bias, rotary_angles, rotate
 
 SCORES, WEIGHTS = "*.attention.scores", "*.attention.weights"

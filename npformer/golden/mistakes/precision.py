@@ -11,7 +11,8 @@ from functools import partial
 
 import numpy as np
 
-from npformer.golden.port import At, Mistake, Port, Rule, Ways
+from npformer.golden.at import At
+from npformer.golden.port import Mistake, Port, Rule, Ways
 
 Round = Callable[[np.ndarray], np.ndarray]
 HALVES = ("bfloat16", "float16")  # what bfloat16 holds, float16 mostly does too

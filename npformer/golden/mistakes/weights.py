@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from npformer.checkpoint.tree import parameters
+from npformer.golden.graph import parted, stacks
 from npformer.golden.port import Mistake, Port, Ways
 
 MOST = 40  # weights that are tried one by one
@@ -43,42 +44,44 @@ def wrong_bias(port: Port) -> Ways:
 
 def layer_weights(port: Port) -> Ways:
     """Takes a layer's weights from another layer."""
-    count = port.config.n_layers
-    orders = {
-        "in the reverse order": range(count)[::-1],
-        "each has the next one's": [min(i + 1, count - 1) for i in range(count)],
-        "each has the one's before": [max(i - 1, 0) for i in range(count)],
-        "all have the first's": [0] * count,
-        "all have the last's": [count - 1] * count,
-    }
-    if count < 2:
-        return
-    for way, order in orders.items():
-        if list(order) != list(range(count)):
-            yield way, port.weighing(_moved(port, dict(enumerate(order))))
-    layers = sorted({int(stage.split(".")[1]) for stage in port.span if stage.startswith("layers.")})
-    pairs = [(i, j) for i in layers for j in range(count) if i != j]
-    for i, j in sorted(pairs, key=lambda pair: abs(pair[0] - pair[1]))[:MOST]:
-        yield f"layers.{i} has layers.{j}'s", port.weighing(_moved(port, {i: j}))
-        if i < j:
-            yield f"layers.{i} and layers.{j} are exchanged", port.weighing(_moved(port, {i: j, j: i}))
+    for stack, count in stacks(port.config).items():
+        if count < 2:
+            continue
+        orders = {
+            "in the reverse order": range(count)[::-1],
+            "each has the next one's": [min(i + 1, count - 1) for i in range(count)],
+            "each has the one's before": [max(i - 1, 0) for i in range(count)],
+            "all have the first's": [0] * count,
+            "all have the last's": [count - 1] * count,
+        }
+        for way, order in orders.items():
+            if list(order) != list(range(count)):
+                yield (
+                    f"{way}{f' in the {stack[:-1]}' if stack else ''}",
+                    port.weighing(_moved(port, stack, dict(enumerate(order)))),
+                )
+        layers = sorted({layer for its, layer, _ in map(parted, port.span) if its == stack and layer >= 0})
+        pairs = [(i, j) for i in layers for j in range(count) if i != j]
+        for i, j in sorted(pairs, key=lambda pair: abs(pair[0] - pair[1]))[:MOST]:
+            own, other = f"{stack}layers.{i}", f"{stack}layers.{j}"
+            yield f"{own} has {other}'s", port.weighing(_moved(port, stack, {i: j}))
+            if i < j:
+                yield f"{own} and {other} are exchanged", port.weighing(_moved(port, stack, {i: j, j: i}))
 
 
-def _moved(port: Port, order: Mapping[int, int]) -> dict[str, np.ndarray]:
+def _moved(port: Port, stack: str, order: Mapping[int, int]) -> dict[str, np.ndarray]:
     return {
         name: port.weights[moved]
         for i, j in order.items()
         for name in port.weights
-        if i != j and name.startswith(f"layers.{i}.")
+        if i != j and name.startswith(f"{stack}layers.{i}.")
         if (moved := name.replace(f"layers.{i}.", f"layers.{j}.")) in port.weights
     }
 
 
 def exchanged_norms(port: Port) -> Ways:
     norms = list(dict.fromkeys(name.rpartition(".")[0] for name in port.weights if name.endswith("norm.weight")))
-    within = _exchanged(
-        port, [(f"layers.{i}.attention_norm", f"layers.{i}.ffn_norm") for i in range(port.config.n_layers)]
-    )
+    within = _exchanged(port, [(f"{layer}attention_norm", f"{layer}ffn_norm") for layer in port.layers])
     yield "attention's and the FFN's, in every layer", port.weighing(within)
     for one in norms:
         for other in norms:

@@ -1,0 +1,165 @@
+"""`At`: what a rule of a port may read beside the array that it changes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextvars import Context
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from npformer.checkpoint import tree as layout
+from npformer.golden.graph import CROSS, parted, stacks
+from npformer.masks import window_mask
+from npformer.runtime.packing import Text
+from npformer.transformer import POOLED_HEADS, packed
+
+if TYPE_CHECKING:
+    from npformer.golden.forward import Run
+
+
+class At:
+    """A stage of one text: what a rule may read beside the array itself."""
+
+    def __init__(self, run: Run, text: int, name: str) -> None:
+        self._run, self.text, self.name = run, text, name
+        stack, self.layer, self._rest = parted(name)
+        self.stack = stack or list(stacks(run.port.config))[-1]  # what stands above the stacks reads the last
+        self._here = f"{self.stack}layers.{self.layer}." if self.layer >= 0 else self.stack
+
+    def __call__(self, name: str) -> np.ndarray:
+        """Returns an earlier stage: of the same layer if the layer has one of this name, else of the same stack.
+
+        In a decoder's layer, "attention" and "input" are those that lead to this stage: in attention to the source the
+        block's own, in the FFN the block's before it.
+        """
+        names = (self._here + self._led_to(name), self.stack + name, name)
+        for read in (self._run.kept_array, self._run.given_array):
+            for each in names:
+                if (found := read(each, self.text)) is not None:
+                    return found
+        raise KeyError(name)
+
+    def _led_to(self, name: str) -> str:
+        if self.stack != "decoder." or self.layer < 0 or self._rest.startswith("attention"):
+            return name
+        if name == "input" and self.crosses:
+            return "attention_residual" if self._run.port.config.norm_first else "attention_norm"
+        return f"cross_{name}" if name.startswith("attention") else name
+
+    # --- what the stage is made from ---------------------------------------------------------------------------------
+
+    @property
+    def source(self) -> np.ndarray:
+        """The stage that this one is computed from; for a head on whole texts, the row that it reads."""
+        array = self(self._run.parents[self.name][0])
+        of_texts = self._run.port.config.head in POOLED_HEADS
+        pools = self.name in ("pooler", "pooled") or (self.name == "logits" and of_texts)
+        return array[self.row] if pools and array.ndim == 2 else array
+
+    @property
+    def row(self) -> int:
+        """The row that a head on texts reads: first, last that is not padding, or that of the last end token."""
+        config, text = self._run.port.config, self._run.port.texts[self.text]
+        batch = packed(config, [text])
+        return int((batch.last_of(config.decoder.end_ids[0]) if config.decoder else batch.read)[0])
+
+    @property
+    def last(self) -> np.ndarray:
+        """The last layer of the stack that a head reads, (T, D)."""
+        return self(self._run.parents["pooler"][0])
+
+    @property
+    def encoded(self) -> np.ndarray:
+        """The encoder's output, which a decoder's layers read, (S, D)."""
+        return self(self._run.parents[f"decoder.layers.0.{CROSS}.key"][0])
+
+    @property
+    def unchanged_input(self) -> np.ndarray:
+        """The layer's input before any rule."""
+        return self(self._run.parents[f"{self._here}input"][0])
+
+    # --- texts -------------------------------------------------------------------------------------------------------
+
+    @property
+    def read_text(self) -> Text:
+        """The text whose tokens the stage's rows are."""
+        port = self._run.port
+        return (port.sources if port.sources and self.stack == "encoder." else port.texts)[self.text]
+
+    @property
+    def n_real(self) -> int:
+        """The tokens of the text whose rows the stage has, without padding that the port adds."""
+        return self._lengths(self.stack == "encoder.")
+
+    def _lengths(self, of_source: bool) -> int:
+        port = self._run.port
+        return (port.source_lengths if port.sources and of_source else port.lengths)[self.text]
+
+    # --- attention ---------------------------------------------------------------------------------------------------
+
+    @property
+    def crosses(self) -> bool:
+        """Whether the stage is of a decoder's attention to the source."""
+        return self._rest.startswith(CROSS)
+
+    @property
+    def is_causal(self) -> bool:
+        """Whether the stage is of attention in which later tokens are hidden."""
+        return self._run.port.config.causal or (self.stack == "decoder." and not self.crosses)
+
+    @property
+    def scores(self) -> np.ndarray:
+        """The scores of attention as the softmax gets them, with what is hidden far below all others."""
+        return self.causal(self.uncovered)
+
+    @property
+    def uncovered(self) -> np.ndarray:
+        """The scores without a causal mask."""
+        scores, config = self("attention.scores"), self._run.port.config
+        if config.is_local(self.layer):
+            scores = np.where(window_mask(scores.shape[-1], config.window), scores, -np.inf)
+        return np.where(self.is_token(scores), scores, -1e9) if self._run.port.hides else scores
+
+    def causal(self, scores: np.ndarray) -> np.ndarray:
+        """Hides later tokens, if this attention has a causal mask."""
+        seen = np.tri(scores.shape[-1], dtype=bool) if self.is_causal else True
+        return np.where(seen, scores, -1e9)
+
+    def is_token(self, scores: np.ndarray, left: bool = False) -> np.ndarray:
+        """Tells which keys are tokens of the text, and not padding, (T,)."""
+        place, length = np.arange(scores.shape[-1]), self._lengths(self.stack == "encoder." or self.crosses)
+        return place >= scores.shape[-1] - length if left else place < length
+
+    # --- weights -----------------------------------------------------------------------------------------------------
+
+    def weight(self, group: str, part: str = "weight") -> np.ndarray | None:
+        """Returns a weight or bias of the layer, of the stack, or of the model; None if it has none."""
+        group = "convolution" if group == "convolution.hidden" else group
+        names = (f"{each}.{part}" for each in (self._here + self._led_to(group), self.stack + group, group))
+        return next((self._run.weight(name) for name in names if name in self._run.port.weights), None)
+
+    def linear(self, x: np.ndarray, group: str) -> np.ndarray:
+        """x W + b with the weights of a group."""
+        bias = self.weight(group, "bias")
+        y: np.ndarray = x @ self.weight(group)
+        return y if bias is None else y + bias
+
+    def affine(self, z: np.ndarray, norm: str = "") -> np.ndarray:
+        """z * weight + bias with those of a norm: the stage itself unless named."""
+        weight, bias = (self.weight(norm or self.name, part) for part in ("weight", "bias"))
+        return z * weight if bias is None else z * weight + bias
+
+    def layer_weights(self) -> Any:
+        """Returns the layer's weights as `encoder_layer` or `decoder_layer` takes them."""
+        here = {
+            name.removeprefix(self._here): self._run.weight(name)
+            for name in self._run.port.weights
+            if name.startswith(self._here)
+        }
+        return layout.unflatten(here)
+
+    @staticmethod
+    def unheard(function: Callable[[], np.ndarray]) -> np.ndarray:
+        """Calls a function whose stages no listener hears."""
+        return Context().run(function)

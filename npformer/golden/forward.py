@@ -1,0 +1,189 @@
+"""Runs ports: each stage is made from what the other program gave.
+
+`Forward` runs a `Port` once. Each stage is computed from the other program's earlier stages, which take the place of
+ours as soon as ours are noted; so one run says of every stage what it should be, given their inputs to it.
+`diagnose.py` asks for them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from npformer.checkpoint import tree as layout
+from npformer.errors import NpformerError
+from npformer.golden.at import At
+from npformer.golden.budget import jitter
+from npformer.golden.graph import matches, parents, parted, stacks
+from npformer.golden.port import Port, made_by
+from npformer.golden.rounded import unrounded
+from npformer.interpret.parts import TextParts, is_input
+from npformer.interpret.trace import post_process
+from npformer.model import Model, Seq2Seq
+from npformer.tap import listen
+
+
+class _Enough(Exception):
+    """Raised to stop a forward once the wanted stage has fired."""
+
+
+class Forward:
+    """Runs ports on the other program's stages. Weights are cast once, whatever the number of runs."""
+
+    def __init__(self, given: Mapping[str, list[np.ndarray]], weights: Mapping[str, np.ndarray]) -> None:
+        self.given = given
+        self._own = {id(array): array for array in weights.values()}
+        self._cast: dict[tuple[int, Any], np.ndarray] = {}
+
+    def __call__(
+        self, port: Port, until: str = "", dtype: Any = np.float64, seed: int | None = None
+    ) -> dict[str, list[np.ndarray]]:
+        """Returns each stage up to `until` (all of them: ""), one array for each text, as the port makes it."""
+        run = Run(self, port, until, dtype, None if seed is None else jitter(seed))
+        run.run()
+        return run.made
+
+    def cast(self, array: np.ndarray, dtype: Any) -> np.ndarray:
+        if id(array) not in self._own:  # a mistake's own
+            return array.astype(dtype, copy=False)
+        key = (id(array), dtype)
+        if key not in self._cast:
+            self._cast[key] = array.astype(dtype, copy=False)
+        return self._cast[key]
+
+
+class Run:
+    """One forward: a listener that applies the port's rules and puts their stages in place of ours."""
+
+    def __init__(self, forward: Forward, port: Port, until: str, dtype: Any, noise: Any) -> None:
+        self.port, self.given, self.until, self.noise = port, forward.given, until, noise
+        self.parents = parents(port.config, port.weights)
+        self.made: dict[str, list[np.ndarray]] = {}
+        self.kept: dict[tuple[str, int], np.ndarray] = {}
+        self._parts, self._forward, self._dtype = TextParts(), forward, dtype
+        self._after = {made_from[0]: name for name, made_from in self.parents.items() if name.endswith(".input")}
+        self._ranges = {stack: self._layers(stack, count) for stack, count in stacks(port.config).items()}
+
+    def weight(self, name: str) -> np.ndarray:
+        """Returns a weight of the port in the dtype of the run."""
+        return self._forward.cast(self.port.weights[name], self._dtype)
+
+    def _running(self) -> Iterator[tuple[str, np.ndarray]]:
+        """Yields the weights that the model runs with: those that do not matter to the stage in question unrounded."""
+        port, all_matter = self.port, self._whole
+        for name in port.weights:
+            stack, layer, rest = parted(name)
+            if layer >= 0:
+                first, end = self._ranges[stack]
+                if not first <= layer < end:
+                    continue
+            numbered = name if layer < 0 else f"{stack}layers.{layer - first}.{rest}"
+            if all_matter or port.span.intersection(made_by(name.rpartition(".")[0])):
+                yield numbered, self.weight(name)
+            else:
+                yield numbered, self._forward.cast(unrounded(port.weights, name), self._dtype)
+
+    @cached_property
+    def _whole(self) -> bool:
+        """Tells whether the stages from the ids on matter: all are asked for, or what stands in padding, only ours."""
+        port = self.port
+        texts, lengths = (*port.texts, *port.sources), (*port.lengths, *port.source_lengths)
+        return not self.until or any(len(text) != length for text, length in zip(texts, lengths, strict=True))
+
+    def _layers(self, stack: str, count: int) -> tuple[int, int]:
+        """Returns a stack's first layer that has to run and the end of the last: the others are given or not needed."""
+        config, inside = self.port.config, [parted(name) for name in self.port.span if name.startswith(stack)]
+        numbers = [layer for _, layer, _ in inside if layer >= 0]
+        from_ids = not self.port.span or any(rest.startswith("embeddings.") for _, _, rest in inside)
+        in_place = config.local_layers or config.convolution  # some of the layers are not like the others
+        first = 0 if from_ids or self._whole or in_place else min(numbers, default=count)
+        its_stack, layer, _ = parted(self.until) if self.until else ("", -1, "")
+        return first, layer + 1 if layer >= 0 and its_stack == stack else count
+
+    def run(self) -> None:
+        port, config = self.port, self.port.config
+        flat = dict(self._running())
+        tree = layout.unflatten(flat)
+        for stack in stacks(config):
+            within = tree[stack[:-1]] if stack else tree
+            within.setdefault("layers", [])
+        with suppress(_Enough), listen(self._hear), np.errstate(all="ignore"):
+            if config.head == "translation":
+                Seq2Seq(config, tree, threads=1).run(list(zip(port.sources, port.texts, strict=True)))
+            else:
+                post_process(config, Model(config, tree, threads=1).run(port.texts))
+
+    @cached_property
+    def _embedded(self) -> dict[str, str]:
+        """The last stage of embeddings of each stack of which not all layers run -> the stage of theirs for it.
+
+        That is what the first layer to run reads; or what follows the layers, if none runs.
+        """
+        end = "ffn_residual" if self.port.config.norm_first else "ffn_norm"
+        return {
+            self.parents[f"{stack}layers.0.input"][0]: f"{stack}layers.{first - 1}.{end}"
+            for stack, (first, _) in self._ranges.items()
+            if first
+        }
+
+    def kept_array(self, name: str, text: int) -> np.ndarray | None:
+        """Returns a stage as what follows reads it, None if it has not been computed."""
+        return self.kept.get((name, text))
+
+    def given_array(self, name: str, text: int) -> np.ndarray | None:
+        """Returns their array of a stage that has not been computed here, None if there is none."""
+        name = self.parents.get(name, ("",))[0] if name.endswith(".input") else name
+        return self.given[name][text] if name in self.given else None
+
+    def _hear(self, name: str, array: np.ndarray) -> np.ndarray:
+        self._parts.hear(name, array)
+        if is_input(name):
+            return array
+        first, cut, join = self._parts.split(name, array)
+        stack, layer, rest = parted(name)
+        if layer >= 0:  # numbered from the first that runs
+            name = f"{stack}layers.{layer + self._ranges[stack][0]}.{rest}"
+        pieces = [self._stage(name, first + i, piece) for i, piece in enumerate(cut(array))]
+        if name == self.until and len(self.made[name]) == len(self.port.texts):
+            raise _Enough
+        if name in self._embedded:
+            name = self._embedded[name]
+            pieces = [self._kept(name, first + i, piece) for i, piece in enumerate(pieces)]
+        if (after := self._after.get(name)) is not None:
+            for i, piece in enumerate(pieces, first):
+                pieces[i - first] = self.kept[after, i] = self._ruled(after, i, piece)
+        return join(pieces)
+
+    def _stage(self, name: str, text: int, array: np.ndarray) -> np.ndarray:
+        made = self._ruled(name, text, array)
+        if self.noise is not None:
+            made = self.noise(made)
+        self.made.setdefault(name, []).append(made)
+        return self._kept(name, text, made)
+
+    def _ruled(self, name: str, text: int, array: np.ndarray) -> np.ndarray:
+        for pattern, rule in self.port.rules:
+            if matches(name, pattern):
+                try:
+                    made = np.asarray(rule(array, At(self, text, name)))
+                except (KeyError, IndexError, ValueError) as error:  # it reads what this model does not have
+                    raise NpformerError(f"{name}: impossible with this model: {error}") from None
+                if made.shape != array.shape:
+                    raise NpformerError(f"{name}: the rule gives {made.shape} for {array.shape}")
+                array = made.astype(array.dtype, copy=False)
+        return array
+
+    def _kept(self, name: str, text: int, made: np.ndarray) -> np.ndarray:
+        """Puts their array in place of ours; padding that the port adds stays ours."""
+        if (theirs := self.given.get(name)) is not None:
+            corner = tuple(slice(size) for size in theirs[text].shape)
+            made = made.copy()
+            if made[corner].shape != theirs[text].shape:
+                raise NpformerError(f"{name}: theirs is {theirs[text].shape}, the port's {made.shape}")
+            made[corner] = theirs[text]
+        self.kept[name, text] = made
+        return made

@@ -1,0 +1,182 @@
+"""Mistakes in models with a decoder, planted in a port that is plain NumPy: each is named, from every stage and from few."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import numpy as np
+import pytest
+
+from npformer import golden
+from npformer.checkpoint import flatten, unflatten
+from npformer.config import Config, Decoder
+from npformer.embeddings import sinusoidal_positions
+from npformer.families import FAMILIES
+from npformer.model import Model, Seq2Seq
+from npformer.runtime.packing import Text
+from tests.support import tiny
+from tests.support.plain_bart import PlainBart
+from tests.support.planted import Plant, attr, put, swapped, weights
+from tests.support.seq2seq_models import golden_model
+
+pytestmark = pytest.mark.numbers
+
+CLASSIFIER, WRITER = "sequence-classification", "translation"
+FEW = ("embeddings.norm", ".ffn_norm", "logits", "probabilities")
+
+
+def config(head: str, scaled: bool = False) -> Config:
+    decoder = Decoder(n_layers=2, n_heads=2, d_ffn=24, vocab_size=40, start_id=2, end_ids=(2,))
+    sizes = {"vocab_size": 40, "d_model": 16, "n_heads": 4, "n_layers": 2, "d_ffn": 24, "max_length": 14}
+    options = {"pad_id": 1, "padding_idx": 1, "tied": True, "decoder": decoder, "scale_embedding": scaled}
+    labels = ("A", "B", "C") if head == CLASSIFIER else ()
+    return FAMILIES["bart"].config(head, **{**sizes, **options, "labels": labels, "activation": "gelu"})
+
+
+@cache
+def reference(head: str, scaled: bool = False) -> tuple[Model | Seq2Seq, golden.Golden]:
+    random, settings = np.random.default_rng(2), config(head, scaled)
+    texts = [Text(np.array([0, *random.integers(3, 40, length - 3), 2, 2])) for length in (11, 7, 5)]
+    if head == CLASSIFIER:
+        model = Model(settings, tiny.weights(settings))
+        return model, golden.record(model, texts)
+    targets = [Text(np.array([2, *random.integers(3, 40, length - 1)])) for length in (4, 9, 6)]
+    writer = Seq2Seq(settings, tiny.weights(settings))
+    return writer, golden.record(writer, list(zip(texts, targets, strict=True)))
+
+
+def stages(head: str, plant: Plant | None = None, scaled: bool = False) -> dict[str, np.ndarray]:
+    model, recorded = reference(head, scaled)
+    port = PlainBart(model, recorded.texts, recorded.sources or None)
+    if plant:
+        plant(port)
+    return port.run()
+
+
+def everything(port: PlainBart, length: int) -> np.ndarray:
+    return np.ones((length, length), bool)
+
+
+def first_end(port: PlainBart) -> np.ndarray:
+    return np.array([np.flatnonzero(ids == port.end)[0] for ids in port.ids])
+
+
+def unscaled_across(port: PlainBart, q: np.ndarray, at: str) -> float:
+    return 1.0 if "cross" in at else q.shape[-1] ** -0.5
+
+
+#: A mistake -> the name it is to be given, and how it is made.
+IN_BOTH: dict[str, tuple[str, Plant]] = {
+    "no offset": ("positions off by one", attr("first_row", lambda port: 0)),
+    "no causal mask": ("causal mask left out", put("seen_by_decoder", everything)),
+    "the next seen": (
+        "causal mask off by one", put("seen_by_decoder", lambda port, length: np.tri(length, k=1, dtype=bool))
+    ),
+    "source's padding seen": ("mask ignored", put("seen_of_source", lambda port: np.ones((1, 1, 1, 1), bool))),
+    "no norm of embeddings": (
+        "norm left out",
+        put("norm", lambda port, x, name: x if "embeddings" in name else PlainBart.norm(port, x, name)),
+    ),
+    "scaled embeddings": ("embeddings scaled by sqrt(D)", attr("embed_scale", lambda port: port.c.d_model**0.5)),
+    "unscaled across": ("unscaled scores", put("scale_of", unscaled_across)),
+    "key and value across": (
+        "key and value swapped", weights(lambda port: swapped(port, "cross_attention.key", "cross_attention.value"))
+    ),
+    "no attention to the source": (
+        "block left out", put("across", lambda port, x, source, at: 0 * PlainBart.across(port, x, source, at))
+    ),
+    "relu": ("another activation", put("gelu", lambda port, x: np.maximum(x, 0))),
+}  # fmt: skip
+IN: dict[str, dict[str, tuple[str, Plant]]] = {
+    CLASSIFIER: {
+        **IN_BOTH,
+        "not shifted": ("decoder input not shifted", put("read", lambda port: port.ids)),
+        "start token 0": ("another start token", attr("start", lambda port: 0)),
+        "own rows": (
+            "cross-attention reads its own side",
+            put("across", lambda port, x, source, at: PlainBart.across(port, x, x, at)),
+        ),
+        "first end token": ("another pooling", put("row", first_end)),
+    },
+    WRITER: {
+        **{key: IN_BOTH[key] for key in ("no offset", "no causal mask", "source's padding seen", "scaled embeddings")},
+        "shifted twice": (
+            "decoder input not shifted", put("read", lambda port: np.insert(port.targets[:, :-1], 0, 2, axis=1))
+        ),
+        "start token 0": ("another start token", put("read", lambda port: np.insert(port.targets[:, 1:], 0, 0, axis=1))),
+        "no logits bias": ("missing bias", weights(lambda port: {"head.output.bias": 0 * port.w["head.output.bias"]})),
+    },
+}  # fmt: skip
+
+
+def missed(head: str, key: str, few: bool) -> str:
+    """The diagnosis of a mistake that is not named, else nothing."""
+    name, plant = IN[head][key]
+    given = stages(head, plant)
+    if few:
+        given = {stage: array for stage, array in given.items() if stage.endswith(FEW)}
+    model, recorded = reference(head)
+    diagnosis = golden.diagnose(recorded, given, model)
+    return "" if name in diagnosis.causes else str(diagnosis)
+
+
+@pytest.mark.parametrize("scaled", [False, True], ids=["", "scaled"])
+@pytest.mark.parametrize("head", IN)
+def test_the_port_without_a_mistake_is_right(head: str, scaled: bool) -> None:
+    comparison = golden.compare(reference(head, scaled)[1], stages(head, scaled=scaled))
+    assert comparison.ok, str(comparison)
+    assert not comparison.missing
+
+
+@pytest.mark.parametrize(("head", "key"), [(head, key) for head in IN for key in IN[head]])
+def test_a_mistake_is_named_from_every_stage(head: str, key: str) -> None:
+    assert missed(head, key, few=False) == ""
+
+
+#: Those that are tried from few stages: most of the time goes there.
+FROM_FEW = {
+    CLASSIFIER: ("no offset", "not shifted", "first end token"),
+    WRITER: ("start token 0", "scaled embeddings"),
+}
+
+
+@pytest.mark.parametrize(("head", "key"), [(head, key) for head in IN for key in FROM_FEW[head]])
+def test_a_mistake_is_named_from_few_stages(head: str, key: str) -> None:
+    assert missed(head, key, few=True) == ""
+
+
+def test_the_order_of_sines_and_cosines_is_named() -> None:
+    right, (tables, pairs) = golden_model("marian-small"), marian_with_tables_of_the_paper()
+    recorded = golden.record(right, pairs)
+    arrays = golden.record(tables, pairs).stages
+    given = {f"{i}/{name}": array for name, each in arrays.items() for i, array in enumerate(each)}
+    diagnosis = golden.diagnose(recorded, given, right)
+    assert (diagnosis.stage, diagnosis.causes) == (
+        "encoder.embeddings.position",
+        ["sines and cosines in another order"],
+    )
+    assert not diagnosis.then  # it explains the decoder's, too
+
+
+def marian_with_tables_of_the_paper() -> tuple[Seq2Seq, list[tuple[list[int], list[int]]]]:
+    model = golden_model("marian-small")
+    flat = flatten(dict(model.weights))
+    names = [name for name in flat if name.endswith("embeddings.position.weight")]
+    assert names
+    flat |= {name: sinusoidal_positions(*flat[name].shape) for name in names}
+    return Seq2Seq(model.config, unflatten(flat)), [([5, 9, 7, 0], [3, 8]), ([4, 0], [3, 5, 6])]
+
+
+#: Mistakes that the diagnosis does not know.
+UNKNOWN: dict[str, Plant] = {
+    "the source reversed": put("across", lambda port, x, source, at: PlainBart.across(port, x, source[:, ::-1], at)),
+    "the row before the first end token": put("row", lambda port: first_end(port) - 1),
+}
+
+
+@pytest.mark.parametrize("key", UNKNOWN)
+def test_a_mistake_that_is_not_known_gets_no_wrong_cause(key: str) -> None:
+    model, recorded = reference(CLASSIFIER)
+    diagnosis = golden.diagnose(recorded, stages(CLASSIFIER, UNKNOWN[key]), model)
+    assert diagnosis.stage
+    assert [each.causes for each in (diagnosis, *diagnosis.then)] == [[]]
