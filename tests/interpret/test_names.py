@@ -16,7 +16,7 @@ from tests.support import tiny
 pytestmark = pytest.mark.numbers
 
 TEXT = "I love ice cream"
-FAMILIES = ("distilbert", "bert", "electra", "roberta", "gpt2")
+FAMILIES = ("distilbert", "bert", "electra", "roberta", "gpt2", "mpnet")
 
 
 @pytest.fixture(scope="module", params=FAMILIES)

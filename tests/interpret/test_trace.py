@@ -33,6 +33,7 @@ pytestmark = pytest.mark.numbers
 
 TEXT = "I love ice cream"
 FAMILIES = ("distilbert", "bert", "electra", "roberta", "albert", "gpt2")
+OTHERS = ("mpnet", "deberta-v2", "modernbert", "bart")  # whose stages are others
 LAYER = [stage.name for stage in stages.STAGES if stage.name.startswith("layers.*.")]
 NORMS_FIRST = {"attention_norm": 0, "attention_residual": 2, "ffn_norm": 3, "ffn_residual": 5}  # attention 1, FFN 4
 OF_OTHERS = ("_rotated", ".distance_scores", ".gate", ".gated")  # ends of stages of models with these mechanisms
@@ -93,6 +94,7 @@ def test_the_stages_are_what_their_formulas_say(model: Model) -> None:
     np.testing.assert_allclose(t["probabilities"].sum(), 1, 1e-6)
 
 
+@pytest.mark.parametrize("model", [*FAMILIES, *OTHERS], indirect=True)
 def test_each_of_several_texts_has_what_it_has_alone(model: Model) -> None:
     """Lengths 6, 4, 6, 3 and 4, 4: runs of equal lengths fire once each; a text has the bits it has alone."""
     texts = [TEXT, "no not", "you love ice cream", "no", "is it", "my movie"]
@@ -106,6 +108,7 @@ def test_each_of_several_texts_has_what_it_has_alone(model: Model) -> None:
             np.testing.assert_array_equal(together.texts(name)[i], alone.texts(name)[0])
 
 
+@pytest.mark.parametrize("model", [*FAMILIES, *OTHERS], indirect=True)
 def test_tracing_changes_no_bit_of_the_answer(model: Model) -> None:
     texts = [Text(np.array([2, 40, 41, 3])), Text(np.array([2, 60, 3]))]
     untraced = model.run(texts)
