@@ -26,7 +26,7 @@ FEW = ("embeddings.norm", ".ffn_norm", "logits", "probabilities")
 
 
 def config(head: str, scaled: bool = False) -> Config:
-    decoder = Decoder(n_layers=2, n_heads=2, d_ffn=24, vocab_size=40, start_id=2, end_ids=(2,))
+    decoder = Decoder(n_layers=1, n_heads=2, d_ffn=24, vocab_size=40, start_id=2, end_ids=(2,))
     sizes = {"vocab_size": 40, "d_model": 16, "n_heads": 4, "n_layers": 2, "d_ffn": 24, "max_length": 14}
     options = {"pad_id": 1, "padding_idx": 1, "tied": True, "decoder": decoder, "scale_embedding": scaled}
     labels = ("A", "B", "C") if head == CLASSIFIER else ()
