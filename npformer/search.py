@@ -125,14 +125,15 @@ def _nearest(queries: np.ndarray, corpus: np.ndarray, start: int, stop: int, k: 
     for at in range(start, stop, step):
         block = np.asarray(corpus[at : min(at + step, stop)], np.float32)
         scores = queries @ block.T  # (Q, B)
-        norms = np.sqrt(np.einsum("ij,ij->i", block, block))
+        norms = np.sqrt(np.vecdot(block, block))
         bad = ~np.isfinite(norms)
         longest = 1.0
         if similarity == "cosine":
             scores /= np.maximum(norms, 1e-12)
         else:
             longest = norms[~bad].max(initial=0)
-        scores[:, bad] = -np.inf
+        if bad.any():
+            scores[:, bad] = -np.inf
         # A sum of D products is at most D roundings off, and so is the limit: Higham, 2002, section 3.1.
         margins = 4 * (width + 4) * np.finfo(np.float32).eps * lengths * longest
         for row in np.flatnonzero(scores.max(axis=1) >= best.scores[:, -1] - margins):
