@@ -208,9 +208,9 @@ class Config:
             raise NpformerError(f"decoder: a {self.head} model has none, got {self.decoder.n_layers} layers")
         if self.head == "causal-lm" and not self.causal:
             raise NpformerError("causal: a causal-lm model predicts the next token from those before, so expected True")
-        if self.head == "translation":
-            if not self.n_layers or not self.decoder:
-                raise NpformerError("a translation model has an encoder and a decoder, each of at least one layer")
+        if self.head == "translation" and not (self.n_layers and self.decoder):
+            raise NpformerError("a translation model has an encoder and a decoder, each of at least one layer")
+        if self.head != "base" and self.decoder:
             named = (("start_id", [self.decoder.start_id]), ("end_ids", self.decoder.end_ids))
             for name, ids in (*named, ("pad_id", [] if self.pad_id is None else [self.pad_id])):
                 for each in ids:

@@ -76,6 +76,8 @@ def test_the_config_is_read_and_written() -> None:
         ({"decoder_layers": 0}, "a BART has an encoder and a decoder, each of at least one layer"),
         ({"eos_token_id": [2, 3]}, r"eos_token_id: a classifier reads the row of one token, got \(2, 3\)"),
         ({"eos_token_id": []}, r"eos_token_id: a classifier reads the row of one token, got \(\)"),
+        ({"decoder_start_token_id": 10**400}, "start_id: expected a whole number"),
+        ({"decoder_start_token_id": None}, "start_id: expected a whole number"),
     ],
 )
 def test_a_config_that_is_impossible(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
