@@ -287,7 +287,7 @@ class Encoder:
         for start, _, block in self._read_blocks(text):
             if end := next((end for _, end in block.offsets if end), 0):
                 beginning = text[start : start + end]
-                first = self._whole(f"{beginning} {beginning}", special=False)
+                first: Encoding = self.tokenizer.encode(f"{beginning} {beginning}", add_special_tokens=False)
                 first.truncate(1)
                 return first
         return self._whole("", special=False)

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from npformer import Pair, golden, pipeline, trace, view
+from npformer import Limits, Pair, golden, pipeline, trace, view
 from npformer.model import Model
 from npformer.text.encoding import Encoder, read_texts
 from npformer.text.windows import Tokens
@@ -38,6 +38,15 @@ def test_special_tokens_are_put_around_few_tokens(kind: str, monkeypatch: pytest
     Encoder(model).read([Pair("  ice " * 300, "cream ") if kind == "window" else Pair(LONG, LONG), LONG], kind)
     assert parts
     assert max(parts) <= 25
+
+
+def test_a_long_word_at_the_beginning_is_within_the_limit_once() -> None:
+    """As it is read again for the special tokens around it."""
+    model = tiny.model("bert")
+    model.limits = Limits(characters=1000)
+    for pair in (Pair("x" * 900, "ice " * 90), Pair("ice " * 90, "x" * 900)):
+        (read,) = Encoder(model).read([pair], "truncate")
+        assert read.truncated
 
 
 def by_task(model: Model, given: Any) -> Any:
