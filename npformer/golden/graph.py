@@ -1,4 +1,4 @@
-"""The graph of a model's stages: which stages each one is computed from. `port.py` and `diagnose.py` read it.
+"""The graph of a model's stages: which stages each one is computed from.
 
 A model with a decoder has two stacks. Their stages begin with the stack's name, "encoder." or "decoder.", and all of a
 decoder's layers attend twice, to themselves and to the encoder's output.

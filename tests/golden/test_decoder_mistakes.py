@@ -145,6 +145,30 @@ def test_a_mistake_is_named_from_few_stages(head: str, key: str) -> None:
     assert missed(head, key, few=True) == ""
 
 
+@pytest.mark.parametrize(
+    ("name", "plant"),
+    [
+        ("attention in a window", put("seen_by_encoder", lambda port: near(PlainBart.seen_by_encoder(port)))),
+        ("query and key swapped", put("scores", lambda port, q, k: transposed(PlainBart.scores(port, q, k)))),
+    ],
+)
+def test_a_mistake_where_rows_and_columns_are_of_one_text_is_not_looked_for_across(name: str, plant: Plant) -> None:
+    """Attention to a source has other numbers of queries and keys: the mistake is one all the same, of all layers."""
+    model, recorded = reference(WRITER)
+    diagnosis = golden.diagnose(recorded, stages(WRITER, plant), model)
+    assert name in diagnosis.causes
+    assert not diagnosis.then
+
+
+def near(seen: np.ndarray) -> np.ndarray:
+    places = np.arange(seen.shape[-1])
+    return seen & (np.abs(places - places[:, None]) <= 1)
+
+
+def transposed(scores: np.ndarray) -> np.ndarray:
+    return scores.swapaxes(-1, -2) if scores.shape[-1] == scores.shape[-2] else scores
+
+
 def test_the_order_of_sines_and_cosines_is_named() -> None:
     right, (tables, pairs) = golden_model("marian-small"), marian_with_tables_of_the_paper()
     recorded = golden.record(right, pairs)

@@ -40,6 +40,17 @@ def model(request: pytest.FixtureRequest) -> Model:
     return tiny.model(request.param)
 
 
+def test_spans_of_texts_of_several_lengths_are_diagnosed() -> None:
+    """Each text has as many of them as tokens, so that no order of columns is that of all texts."""
+    model = tiny.model("bert", "question-answering")
+    golden_file = golden.record(model, texts_for(model))
+    given = {f"{i}/{stage}": array for stage, each in golden_file.stages.items() for i, array in enumerate(each)}
+    for i, length in enumerate(LENGTHS):
+        given[f"{i}/start_logits"] = np.sin(np.arange(length, dtype=np.float32))
+    diagnosis = golden.diagnose(golden_file, given, model)
+    assert (diagnosis.stage, diagnosis.causes) == ("start_logits", [])
+
+
 @pytest.fixture(scope="module")
 def recorded(model: Model) -> golden.Golden:
     return golden.record(model, texts_for(model))

@@ -51,11 +51,11 @@ SIGMOIDS = (1.5, 1.6, (8 / np.pi) ** 0.5, 1.7, 2.0, 0.5)  # c in x sigmoid(c x)
 def _activated(port: Port, formula: Formula, name: str = "activation") -> Port:
     """Replaces the activation wherever the model uses it: in the layers, and in the pooler of some families."""
     also = port.config.pooler == port.config.activation
-    rules = {f"*.{name}": _of_source(formula)} | ({"pooled": _of_source(formula)} if also else {})
+    rules = {f"*.{name}": _from_source(formula)} | ({"pooled": _from_source(formula)} if also else {})
     return port.ruling(rules)
 
 
-def _of_source(formula: Formula) -> Rule:
+def _from_source(formula: Formula) -> Rule:
     return lambda y, at: formula(at.source)
 
 
@@ -71,7 +71,7 @@ def erf_gelu(port: Port) -> Ways:
 
 def _other_gelu(port: Port, right: str, wrong: Formula) -> Port:
     used = {"*.activation": port.config.activation, "pooled": port.config.pooler}
-    return port.ruling({stage: _of_source(wrong) for stage, name in used.items() if name == right})
+    return port.ruling({stage: _from_source(wrong) for stage, name in used.items() if name == right})
 
 
 def quick_gelu(port: Port) -> Ways:
@@ -92,7 +92,7 @@ def other_activation(port: Port) -> Ways:
 
 
 def no_activation(port: Port) -> Ways:
-    yield "", port.ruling({"*.activation": _of_source(lambda x: x)})
+    yield "", port.ruling({"*.activation": _from_source(lambda x: x)})
 
 
 def misplaced_activation(port: Port) -> Ways:
@@ -100,7 +100,7 @@ def misplaced_activation(port: Port) -> Ways:
     yield "twice", port.ruling({"*.activation": lambda y, at: own(y.copy())})
     after: dict[str, Rule] = {"*.ffn.output": lambda y, at: own(y.copy())}
     yield "after the FFN's second linear layer too", port.ruling(after)
-    left_out: dict[str, Rule] = {"*.activation": _of_source(lambda x: x)}
+    left_out: dict[str, Rule] = {"*.activation": _from_source(lambda x: x)}
     yield "after the FFN's second linear layer, not between the two", port.ruling(left_out | after)
 
 

@@ -44,11 +44,16 @@ def swapped(*orders: tuple[int, ...]) -> Callable[[Port], Ways]:
             }
             yield f"{said}their weights", port.weighing(weights)
             if order == (1, 0, 2):
-                yield "K Q^T for Q K^T", port.ruling({SCORES: lambda scores, at: scores.swapaxes(-1, -2)})
+                yield "K Q^T for Q K^T", port.ruling({SCORES: lambda scores, at: _transposed(scores)})
             elif order in SWAPS:
                 yield "in the products", _in_products(port, named)
 
     return ways
+
+
+def _transposed(x: np.ndarray) -> np.ndarray:
+    """x^T where there are as many queries as keys, which attention to a source need not have; else x."""
+    return x.swapaxes(-1, -2) if x.shape[-1] == x.shape[-2] else x
 
 
 def _in_products(port: Port, named: dict[str, str]) -> Port:
@@ -216,7 +221,7 @@ def other_softmax(port: Port) -> Ways:
 def weights_transposed(port: Port) -> Ways:
     yield (
         "",
-        port.ruling({CONTEXT: lambda y, at: at("attention.weights").swapaxes(-1, -2) @ at("attention.value_heads")}),
+        port.ruling({CONTEXT: lambda y, at: _transposed(at("attention.weights")) @ at("attention.value_heads")}),
     )
 
 

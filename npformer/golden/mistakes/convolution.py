@@ -42,10 +42,7 @@ def kernel(port: Port) -> Ways:
 def _moved(x: np.ndarray, step: int) -> np.ndarray:
     """The rows a step later, zeros where there are none."""
     moved = np.roll(x, step, axis=0)
-    moved[: step or None] = 0
-    if step < 0:
-        moved = np.roll(x, step, axis=0)
-        moved[step:] = 0
+    moved[slice(step) if step > 0 else slice(step, None)] = 0
     return moved
 
 

@@ -69,7 +69,7 @@ def other_stage(port: Port) -> Ways:
 def permuted(port: Port) -> Ways:
     """Columns, rows or heads of the stage are in another order."""
     axes = {"rows": 0, "columns": -1} if port.theirs[0].ndim == 2 else {"heads": 0} if port.theirs[0].ndim == 3 else {}
-    if port.theirs[0].ndim == 1:
+    if port.theirs[0].ndim == 1 and len({len(array) for array in port.theirs}) == 1:
         axes = {"columns": -1}
     for said, axis in axes.items():
         if said != "rows" or len(port.theirs) == 1:

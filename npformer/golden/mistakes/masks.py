@@ -14,11 +14,6 @@ from npformer.golden.mistakes.attention import WEIGHTS, of_scores
 from npformer.golden.mistakes.inputs import in_a_batch
 from npformer.golden.port import Mistake, Port, Ways
 
-
-def _hidden(scores: np.ndarray, seen: np.ndarray, low: float) -> np.ndarray:
-    return np.where(seen, scores, low)
-
-
 BEFORE: Callable[[int], np.ndarray] = lambda n: np.tri(n, dtype=bool)  # noqa: E731
 AFTER: Callable[[int], np.ndarray] = lambda n: np.tri(n, dtype=bool).T  # noqa: E731
 
@@ -48,7 +43,7 @@ def pictured(causal: bool, **pictures: Callable[[int], np.ndarray]) -> Callable[
                 padding_seen: bool = False,
             ) -> Any:
                 scores = at("attention.scores") if padding_seen else at.uncovered
-                return softmax(_hidden(scores, picture(scores.shape[-1]), low))
+                return softmax(np.where(picture(scores.shape[-1]), scores, low))
 
             yield way.replace("_", " "), port.ruling({weights: rule})
             if seen is not None:
@@ -103,8 +98,8 @@ def window(port: Port) -> Ways:
 
 
 def _near(x: np.ndarray, size: int) -> np.ndarray:
-    place = np.arange(x.shape[-1])
-    return np.abs(place - place[:, None]) <= size
+    rows, columns = map(np.arange, x.shape[-2:])
+    return np.abs(columns - rows[:, None]) <= size
 
 
 def special_hidden(port: Port) -> Ways:
