@@ -145,7 +145,8 @@ def load(array: Array, dtype: np.dtype[Any] | None, copy: bool = False) -> Array
 def load_all(arrays: Sequence[Array], dtype: np.dtype[Any] | None, copy: bool = False) -> list[Array]:
     """`load` of several arrays, whose copies lie in one piece of memory.
 
-    The system gives such a piece in large pages, which takes less time than many small ones do.
+    The system gives such a piece in large pages, which takes less time than many small ones do. It is kept as long as
+    any of the arrays.
     """
     kinds = [np.dtype(dtype or array.dtype.newbyteorder("=")) for array in arrays]
     copied = [

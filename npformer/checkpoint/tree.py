@@ -248,8 +248,9 @@ def _build(
     with np.errstate(over="ignore", invalid="ignore"):  # what becomes infinite or is NaN is refused by its name
         loaded = dict(zip(distinct, load_all(list(distinct.values()), dtype, copy), strict=True))
     flat = {name: loaded[place(found[name])] for name in needed}
-    for name, array in flat.items() if not allow_nonfinite else ():
-        _check_finite(named[name], array)
+    names = {place(found[name]): named[name] for name in reversed(list(needed))}
+    for where, array in () if allow_nonfinite else loaded.items():
+        _check_finite(names[where], array)
     flat |= {name: _sinusoids(config, dtype) for name in absent if _computed(name, config)}
     for name, table in tied.items():
         flat[name] = flat[table].T if name == PROJECTION else flat[table]
