@@ -49,11 +49,12 @@ def forward(weights: Mapping[str, Any], config: Config, batch: Batch, all_rows: 
     of_texts, means = config.head in POOLED_HEADS, config.pooling == "mean"
     pooled_only = of_texts and not all_rows and not means
     x = encode(weights, config, batch, row_indices=batch.read if pooled_only else None)
+    read = tap("read", batch.read) if of_texts else batch.read
     if of_texts and means:
         [whole] = all_gather(x)  # where threads share the rows of a text, the first one answers
         lengths = batch.lengths if len(whole) == len(x) else np.array([len(whole)])
-        return answer(weights, config, x, heads.mean_rows(whole, lengths)[: len(batch.read)])
-    return answer(weights, config, x, x if pooled_only else x[batch.read])
+        return answer(weights, config, x, heads.mean_rows(whole, lengths)[: len(read)])
+    return answer(weights, config, x, x if pooled_only else x[read])
 
 
 def answer(weights: Mapping[str, Any], config: Config, x: np.ndarray, read: np.ndarray) -> dict[str, np.ndarray]:

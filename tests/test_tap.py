@@ -10,9 +10,12 @@ import weakref
 import numpy as np
 import pytest
 
+from npformer.families import distinct_encoders
 from npformer.runtime.packing import Text
 from npformer.tap import listen, listening, scope, spare, tap
 from tests.support import tiny
+
+FAMILIES = list(distinct_encoders())
 
 
 class Ear:
@@ -153,3 +156,15 @@ def test_an_edit_changes_the_answer() -> None:
         edited = model.run([text])[0]["logits"]
     assert not np.array_equal(plain, edited)
     assert np.array_equal(model.run([text])[0]["logits"], plain)
+
+
+@pytest.mark.numbers
+@pytest.mark.parametrize("family", [*FAMILIES, "bart"])
+def test_listening_changes_no_bit_of_the_answer(family: str) -> None:
+    model, texts = tiny.model(family), [Text(np.array([2, 40, 41, 3])), Text(np.array([2, 60, 3]))]
+    alone = [answer["logits"] for answer in model.run(texts)]
+    ear = Ear()
+    with listen(ear):
+        heard = [answer["logits"] for answer in model.run(texts)]
+    np.testing.assert_array_equal(heard, alone)
+    np.testing.assert_array_equal(ear.arrays[ear.names.index("logits")], alone)

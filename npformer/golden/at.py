@@ -10,9 +10,10 @@ import numpy as np
 
 from npformer.checkpoint import tree as layout
 from npformer.golden.graph import CROSS, parted, stacks
+from npformer.interpret.inputs import row_read
 from npformer.masks import window_mask
 from npformer.runtime.packing import Text
-from npformer.transformer import POOLED_HEADS, packed
+from npformer.transformer import POOLED_HEADS
 
 if TYPE_CHECKING:
     from npformer.golden.forward import Run
@@ -59,10 +60,8 @@ class At:
 
     @property
     def row(self) -> int:
-        """The row that a head on texts reads: first, last that is not padding, or that of the last end token."""
-        config, text = self._run.port.config, self._run.port.texts[self.text]
-        batch = packed(config, [text])
-        return int((batch.last_of(config.decoder.end_ids[0]) if config.decoder else batch.read)[0])
+        """The row that a head on texts reads."""
+        return row_read(self._run.port.config, self._run.port.texts[self.text])
 
     @property
     def last(self) -> np.ndarray:

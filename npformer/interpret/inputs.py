@@ -7,12 +7,14 @@ from typing import Any
 import numpy as np
 
 from npformer.checks import shown
+from npformer.config import Config
 from npformer.errors import NpformerError
 from npformer.generation import generate
 from npformer.model import Model, Seq2Seq
 from npformer.runtime.packing import Text
 from npformer.text.encoding import SourceEncoder, read_texts
 from npformer.text.inputs import Pair, as_text_or_pair
+from npformer.transformer import packed
 
 
 def texts_of(model: Model, given: Any) -> tuple[list[Text], list[list[str]], list[np.ndarray]]:
@@ -35,6 +37,12 @@ def texts_of(model: Model, given: Any) -> tuple[list[Text], list[list[str]], lis
         tokens.append(piece.tokens if piece else _names(model, text.ids))
         segments.append(np.array(piece.type_ids) if piece else types)
     return texts, tokens, segments
+
+
+def row_read(config: Config, text: Text) -> int:
+    """The row of a text that a head on texts reads: first, last that is not padding, or that of the last end token."""
+    batch = packed(config, [text])
+    return int((batch.last_of(config.decoder.end_ids[0]) if config.decoder else batch.read)[0])
 
 
 def _names(model: Model, ids: np.ndarray) -> list[str]:

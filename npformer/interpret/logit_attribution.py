@@ -35,11 +35,12 @@ import numpy as np
 from npformer.errors import NpformerError
 from npformer.functions import layer_norm
 from npformer.interpret.effects import Effects
+from npformer.interpret.inputs import row_read
 from npformer.interpret.metric import Logit, label_name, logits_asked
 from npformer.interpret.trace import Trace, trace
 from npformer.model import Model
-from npformer.runtime.packing import Text, pack
-from npformer.transformer import POOLED_HEADS, answer, embedded, packed
+from npformer.runtime.packing import Text
+from npformer.transformer import POOLED_HEADS, answer, embedded
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -50,7 +51,8 @@ class LogitAttribution:
     `ffn` (n_layers,) that of each feed-forward network, `biases` that of each bias by the name of its stage. `lens`
     (n_layers + 1, C) has the logits that the head gives for the row after the embeddings and after each layer.
     Where a decoder reads a text again, the layers are the decoder's, after the heads of its self-attention come those
-    that attend to the encoder's output, and the first token is the one that the decoder starts with.
+    that attend to the encoder's output, and the first token is the one that the decoder starts with: `position` is a
+    place in `tokens`, whose row tells of the token after it.
     """
 
     what: str
@@ -238,7 +240,8 @@ class _Walk:
 
     def result(self) -> LogitAttribution:
         config, stages, weights = self.model.config, self.stages, self.stack
-        self.row = self.row_read() if config.head in POOLED_HEADS else self.logit.place[0]
+        ids = stages.ids if stages.key_ids is None else stages.key_ids  # a decoder reads the text a token later
+        self.row = row_read(config, Text(ids)) if config.head in POOLED_HEADS else self.logit.place[0]
         self.head()
         count, tokens = len(weights["layers"]), self.tokens()
         if "norm" in weights:
@@ -284,13 +287,6 @@ class _Walk:
         """The tokens that are read: those of the stack, and the last, which the encoder alone has read."""
         own = self.stages.tokens or list(map(str, range(len(self.stages.ids))))
         return (*own[:1], *(self.stages.key_tokens or ())) if self.at else tuple(own)
-
-    def row_read(self) -> int:
-        """The row that a head on texts reads."""
-        config = self.model.config
-        if self.stages.key_ids is not None:  # a decoder reads it again
-            return int(pack([Text(self.stages.key_ids)]).last_of(config.decoder.end_ids[0])[0])
-        return int(packed(config, [Text(self.stages.ids)]).read[0])
 
     # --- the way down ------------------------------------------------------------------------------------------------
 

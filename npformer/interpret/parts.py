@@ -9,7 +9,7 @@ import numpy as np
 
 from npformer.runtime.packing import split_rows
 
-INPUTS = ("ids", "lengths")  # the first taps of a forward: its inputs, which are not stages
+INPUTS = ("ids", "lengths", "read")  # taps of what a forward is given, which are no stages
 # These fire once a run of equal lengths.
 RUNS = ("query_heads", "key_heads", "value_heads", "distance_scores", "scores", "weights", "context")
 OF_SOURCE = ("cross_attention.key", "cross_attention.value")  # rows of the texts that a decoder attends to
@@ -45,7 +45,7 @@ class TextParts:
             self._first[scope] = self._first.get(scope, 0) + len(self._lengths.get(scope, ()))
             self._lengths[scope] = array
             self._pooled = False
-        self._pooled |= name in PER_TEXT
+        self._pooled |= name in PER_TEXT or last == "read"
 
     def split(self, name: str, array: np.ndarray) -> tuple[int, Cut, Join]:
         """Returns the number of the first text in `array`, a function that cuts the array by text, and its inverse.

@@ -15,6 +15,7 @@ from npformer.checkpoint import convert, flatten, load_folder
 from npformer.checkpoint.safetensors import read_tensors, write_tensors
 from npformer.errors import NpformerError
 from npformer.families import read_config, write_config
+from npformer.interpret.logit_attribution import logit_attribution
 from npformer.interpret.trace import trace
 from npformer.runtime.packing import Text
 from tests.support import tiny, torch_writer
@@ -174,6 +175,16 @@ def test_the_classifier_reads_the_last_token_that_is_not_padding() -> None:
     np.testing.assert_allclose(model.run([only])[0]["logits"], rows[0], rtol=1e-4, atol=1e-5)
     unpadded = tiny.model("gpt2")  # it knows no padding, and reads the last token
     assert not np.array_equal(unpadded.run([Text(np.append(text, [7]))])[0]["logits"], right)
+
+
+def test_texts_of_one_token_are_traced_as_others_are() -> None:
+    """Their logits have as many rows as the texts have tokens."""
+    model = tiny.model("gpt2")
+    shapes = {trace(model, ids)["logits"].shape for ids in ([5], [5, 6])}
+    assert shapes == {(len(model.config.labels),)}
+    assert {each.shape for each in trace(model, [[5], [6]])["logits"]} == shapes
+    found = logit_attribution(model, [5])
+    assert found.total == pytest.approx(found.logit, abs=1e-5)
 
 
 def test_padding_on_the_left_moves_positions_as_in_transformers() -> None:
