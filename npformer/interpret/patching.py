@@ -23,6 +23,7 @@ from npformer.interpret.trace import Trace, trace
 from npformer.model import Model, Seq2Seq
 
 BY = ("position", "head", "layer")
+BLOCKS = ("attention", "cross_attention", "ffn")  # how the stages of a layer begin, in order
 
 
 def ablate_heads(model: Model | Seq2Seq, texts: Any, metric: Any = None, *, position: int | None = None) -> Effects:
@@ -256,6 +257,9 @@ def _parts(source: Trace, by: str, tokens: Sequence[str]) -> Iterator[_Part]:
     for name in source:
         shape = source[name].shape
         if by == "position":
+            if len(shape) < 2 or shape[-2] != len(source.ids):
+                wanted = "a stage with a row for each token, such as layers.*.ffn_norm"
+                raise NpformerError(f"patch: {name}: expected {wanted}, got {shape}")
             first = 0 if name.startswith("decoder.") and not _of_source(name) else behind
             rows = enumerate(tokens[first : first + len(source.ids)])
             yield from (_Part(name, name, token, first + i, positions=i) for i, token in rows)
@@ -268,7 +272,8 @@ def _parts(source: Trace, by: str, tokens: Sequence[str]) -> Iterator[_Part]:
             if not found:
                 raise NpformerError(f"patch: {name}: expected a stage of a layer, such as layers.*.ffn.output")
             layer, _, rest = rest.partition(".")
-            yield _Part(name, f"{stack[:-1] or 'layer'} {layer}", rest)
+            block = next((i for i, each in enumerate(BLOCKS) if rest.startswith(each)), len(BLOCKS))
+            yield _Part(name, f"{stack[:-1] or 'layer'} {layer}", rest, block)
 
 
 def _of_source(name: str) -> bool:

@@ -72,6 +72,8 @@ def test_what_is_taken_from_the_clean_run_restores_its_logits(family: str) -> No
     change = clean["logits"][label] - corrupted["logits"][label]
     last = "ffn_residual" if model.config.norm_first else "ffn_norm"
     layers = patch(model, CLEAN, CORRUPTED, by="layer")
+    blocks = ["attention.output", *["cross_attention.output"] * (family == "bart"), "ffn.output", last]
+    assert list(layers.columns) == blocks
     assert layers.values[-1, layers.columns.index(last)] == pytest.approx(change, abs=1e-12) != 0
     rows = patch(model, CLEAN, CORRUPTED)
     behind = int(family == "bart")  # its decoder reads a start token, and then each token one place later
@@ -193,7 +195,7 @@ def test_arguments_that_do_not_fit_are_errors(model: Model) -> None:
         ({"by": "word"}, "patch: by: expected one of position, head, layer, got 'word'"),
         ({"by": "head", "stages": "layers.*.ffn_norm"}, "layers.0.ffn_norm: expected a stage with heads"),
         ({"by": "layer", "stages": "embeddings.norm"}, "embeddings.norm: expected a stage of a layer"),
-        ({"stages": "pooled"}, r"no positions \[0\] in \(32,\)"),
+        ({"stages": "pooled"}, r"pooled: expected a stage with a row for each token, .*, got \(32,\)"),
         ({"metric": "GOOD"}, "patch: label='GOOD': expected one of NEGATIVE, POSITIVE"),
     ):
         for study in (patch, attribution_patching):
