@@ -240,7 +240,8 @@ def _build(
     ]
     if missing or wrong or (unknown and family_of(config).strict):
         lines = _listed("missing", missing) + _listed("unknown", list(unknown)) + _listed("wrong", wrong)
-        raise NpformerError("\n  ".join(["the checkpoint does not fit its config.json:", *lines]))
+        told = "\n  ".join(["the checkpoint does not fit its config.json:", *lines])
+        raise NpformerError(f"{told:.1500}")
     if unknown:
         title = "the checkpoint has tensors that the model does not need; they are left out:"
         warn("\n  ".join([title, *_listed("unknown", list(unknown))]))

@@ -48,7 +48,8 @@ def _change(draw: Draw, data: bytes, others: Sequence[bytes], separator: bytes) 
         case 9:
             lines = [_field(draw, line, separator) if draw.chance(3) else line for line in lines]
         case 10:
-            lines = lines * draw.pick((2, 40))
+            times = draw.pick((2, 40))
+            lines = lines * (times if len(data) < 2**20 else 2)  # the fuzzer's own memory has a limit too
         case _:
             return byte_form.mutate(draw, data)
     return b"\n".join(lines)
