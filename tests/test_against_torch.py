@@ -19,6 +19,7 @@ from npformer.golden.forward import Forward
 from npformer.golden.mistakes import MISTAKES, convolution, cross_attention, distances, positions
 from npformer.golden.port import Mistake, Port
 from npformer.interpret import stages
+from npformer.interpret.parts import is_input
 from npformer.model import Model
 from npformer.runtime.packing import Text
 from npformer.runtime.padding import texts_of
@@ -45,7 +46,7 @@ def heard(model: Model, *args: object, **kwargs: object) -> dict[str, list[np.nd
     found: dict[str, list[np.ndarray]] = {}
 
     def hear(name: str, array: np.ndarray) -> np.ndarray:
-        if not name.endswith(("ids", "lengths")):
+        if not is_input(name):
             found.setdefault(name, []).append(array)
         return array
 

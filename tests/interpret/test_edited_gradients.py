@@ -24,6 +24,7 @@ from npformer.interpret.edit import (
     zero,
 )
 from npformer.interpret.integrated_gradients import slope
+from npformer.interpret.parts import is_input
 from npformer.interpret.trace import Trace, texts_of, trace
 from npformer.model import Model
 from npformer.runtime.packing import Text, pack
@@ -78,7 +79,7 @@ def stages_of(run: Callable[[], Any]) -> list[str]:
     names: dict[str, None] = {}
     with listen(lambda name, array: names.setdefault(name) or array):
         run()
-    return [name for name in names if name.rpartition(".")[2] not in ("ids", "lengths")]
+    return [name for name in names if not is_input(name)]
 
 
 # --- every stage -----------------------------------------------------------------------------------------------------
