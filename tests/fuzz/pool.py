@@ -25,6 +25,7 @@ ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
     "MALLOC_ARENA_MAX": "2",  # an arena reserves 64 MB of address space for each thread
     "OPENBLAS_NUM_THREADS": "1",
+    "PYTHONDONTWRITEBYTECODE": "1",  # a case that is the first to import a module would write its .pyc
     "TOKENIZERS_PARALLELISM": "false",
     "RAYON_NUM_THREADS": "2",
     "PYTHONPATH": str(ROOT),

@@ -18,8 +18,13 @@ from tests.fuzz.tally import Tally
 pytestmark = pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="needs Linux's /proc and limits")
 
 
-def test_no_mutated_file_comes_to_a_finding() -> None:
-    """The corpus of every kind loads as it is, and these cases of it load or are refused."""
+def test_no_mutated_file_comes_to_a_finding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The corpus of every kind loads as it is, and these cases of it load or are refused.
+
+    In a fresh checkout too, where no module has been compiled yet.
+    """
+    monkeypatch.delenv("PYTHONDONTWRITEBYTECODE", raising=False)
+    monkeypatch.setenv("PYTHONPYCACHEPREFIX", str(tmp_path))
     shown = io.StringIO()
     code = command.main(["15", "400", "--workers", "2"], shown)
     assert code == 0, shown.getvalue()
