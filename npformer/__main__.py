@@ -2,7 +2,7 @@
 
 import sys
 
-from npformer.cli.process import set_up
+from npformer.cli.process import ended, set_up
 
 
 def main() -> int:
@@ -10,7 +10,7 @@ def main() -> int:
     set_up()
     from npformer.cli.main import main as command
 
-    return command()
+    return ended(command())
 
 
 if __name__ == "__main__":

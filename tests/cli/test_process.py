@@ -144,6 +144,23 @@ def test_an_encoding_of_few_letters_changes_no_text_that_is_read(environment, wa
     assert shell('"$@"', way, ["--help"], models, tmp_path, **environment)[0] == 0
 
 
+def test_the_process_ends_after_all_that_was_registered_for_its_end(tmp_path):
+    """In their order, with all that was written, and with the command's exit code."""
+    for argument, code in (("--version", 0), ("nothing", 2)):
+        program = f"""
+import atexit, sys
+from npformer.cli.process import ended, set_up
+set_up()
+atexit.register(print, "second")
+atexit.register(print, "first")
+from npformer.cli.main import main
+sys.exit(ended(main([{argument!r}])))
+"""
+        process = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=ENVIRONMENT)
+        assert process.returncode == code
+        assert process.stdout.splitlines()[-2:] == ["first", "second"]
+
+
 # --- Ctrl-C ----------------------------------------------------------------------------------------------------------
 
 #: Interrupts the process where it imports a module, or at its end; or says that it imports it, and goes on.
@@ -154,9 +171,9 @@ class Finder:
     def find_spec(self, name, path=None, target=None):
         if name == where:
             os.write(int(told), b".") if told else signal.raise_signal(signal.SIGINT)
+        if name == "argparse" and where == "exit":
+            atexit.register(signal.raise_signal, signal.SIGINT)
 sys.meta_path.insert(0, Finder())
-if where == "exit":
-    atexit.register(signal.raise_signal, signal.SIGINT)
 """
 COMMANDS = {
     "classify": (SCRIPT, ["classify", TEXT]),
