@@ -141,6 +141,11 @@ def test_a_text_ends_with_its_stop_string(name: str, task: TextGeneration) -> No
     assert task(["The", "in"], **settings, **{name: stop})[0] == [{"generated_text": found}]
 
 
+def test_one_option_by_two_names(task: TextGeneration) -> None:
+    with pytest.raises(NpformerError, match="are names of one option: give one of them"):
+        task("The", stop="a", stop_strings=["b"])
+
+
 def test_where_a_stop_string_ends() -> None:
     """In the last token, where it may begin in any before; not before it. -1 is no token."""
     tokenizer = writers.tokenizer()
