@@ -74,11 +74,18 @@ class Table:
 
     def __str__(self) -> str:
         titles = [f"{COLUMNS[name]:>8}" if name in NUMBERS else COLUMNS[name] for name in self.columns]
-        widths = [WIDTHS.get(name, 0) for name in self.columns]
         lines = [titles, *([cell.replace(", ", ",") for cell in cells] for cells in self._cells())]
-        return "\n".join(
-            " ".join(f"{cell:<{width}}" for cell, width in zip(line, widths, strict=True)) for line in lines
-        )
+        return "\n".join(map(self._line, lines))
+
+    def _line(self, cells: Sequence[str]) -> str:
+        """A row: a shape follows a name that is too long; what is too long together has a line for itself."""
+        above, line, start = "", "", 0  # start: where the next column begins
+        for name, cell in zip(self.columns, cells, strict=True):
+            if name in NUMBERS and len(line) > start:
+                above, line = f"{line[:-1]}\n", ""
+            line = f"{line:<{start}}{cell} "
+            start += WIDTHS.get(name, len(cell)) + 1
+        return above + line[:-1]
 
     def _repr_html_(self) -> str:
         def cells(tag: str, texts: Sequence[str]) -> str:

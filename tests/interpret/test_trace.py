@@ -332,6 +332,17 @@ def test_the_table_fits_in_80_columns(model: Model) -> None:
     assert lines[0].split() == ["stage", "shape", "mean", "std", "min", "max"]
 
 
+@pytest.mark.parametrize("family", [*FAMILIES, *OTHERS])
+def test_the_table_of_every_family_fits_in_80_columns(family: str) -> None:
+    """A decoder's stages have the longest names: some have a line for themselves, above their numbers."""
+    model = tiny.model(family, "sequence-classification")
+    found = trace(model, np.array([5, 6, 7, 3]))
+    lines = str(found).splitlines()
+    assert max(map(len, lines)) <= 80
+    assert sum(not line.startswith(" ") for line in lines) == 1 + len(found)
+    assert all(len(line.split()[-4:]) == 4 for line in lines if line.startswith(" "))
+
+
 def test_a_table_has_the_columns_that_are_asked_for(model: Model) -> None:
     table = trace(model, TEXT).table(("name", "mean", "transformerlens"), ["*.weights", "logits"])
     assert [line.split()[0] for line in str(table).splitlines()] == [
