@@ -49,7 +49,7 @@ def _change(draw: Draw, data: bytes, others: Sequence[bytes], separator: bytes) 
             lines = [_field(draw, line, separator) if draw.chance(3) else line for line in lines]
         case 10:
             times = draw.pick((2, 40))
-            lines = lines * (times if len(data) < 2**20 else 2)  # the fuzzer's own memory has a limit too
+            lines = lines * (times if len(data) < 2**20 else 2)  # a file of megabytes is not made 40 times as long
         case _:
             return byte_form.mutate(draw, data)
     return b"\n".join(lines)

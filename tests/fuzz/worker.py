@@ -197,9 +197,8 @@ def limit_files(size: int) -> None:
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
 
 
-def limit_memory() -> None:
-    resource.setrlimit(resource.RLIMIT_AS, (status()["VmSize"] + MEMORY, resource.RLIM_INFINITY))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+def limit_memory(size: int) -> None:
+    resource.setrlimit(resource.RLIMIT_AS, (size, resource.RLIM_INFINITY))
 
 
 def main() -> None:
@@ -223,13 +222,16 @@ def main() -> None:
             tell(kind=kind, start=-1 - number)
             tell(kind=kind, number=-1 - number, **judge.judge(case))
     gc.collect()
-    limit_memory()
+    most = status()["VmSize"] + MEMORY
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     tell(ready=True)
     for line in sys.stdin:
         kind, seed, first, count = line.split()
         for number in range(int(first), int(first) + int(count)):
             tell(kind=kind, start=number)
+            limit_memory(resource.RLIM_INFINITY)  # making a case may take what it takes
             case = kinds.make(kind, int(seed), number)
+            limit_memory(most)
             tell(kind=kind, number=number, digest=case.digest().hex()[:16], **judge.judge(case))
         tell(ready=True)
 
