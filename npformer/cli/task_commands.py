@@ -105,6 +105,7 @@ def _with_context(args: Namespace) -> AsInput:
 PAIR_COLUMN = option("--pair-column NAME", "with --input: the column of the second texts")
 LONG_TEXTS = option("--long", "what to do with too long a text (truncate; window with --stride)", "long", choices=LONG)
 ANSWER = (JSON, LONG_TEXTS, STRIDE)
+PROMPT_NAME = option("--prompt-name NAME", "put the model's prompt of this name before each text", "prompt_name")
 
 TASK_COMMANDS = {
     "classify": TaskCommand(
@@ -229,14 +230,19 @@ whole datasets, with pip install "npformer[data]":
     "embed": TaskCommand(
         task="sentence-embedding",
         description="Make a vector of each text, for comparing texts by their meaning.",
-        epilog="""example:
+        epilog="""examples:
   npformer embed -m sentence-transformers/all-MiniLM-L6-v2 \\
       --file sentences.txt -o sentences.npy
+  npformer embed -m Snowflake/snowflake-arctic-embed-m \\
+      --prompt-name query "what is ice cream made of?"
 
 Row i of the array is the vector of text i, or NaN for one that cannot be read.""",
         options=(
             *text_options(),
             *model_options(),
+            PROMPT_NAME,
+            option("--normalize", "scale each vector to length 1", "normalize_embeddings"),
+            option("--truncate-dim N", "keep each vector's first N numbers (Matryoshka)", "truncate_dim", type=whole),
             *ANSWER,
             *dataset_options(option("-o --output OUT", "FILE.npy, for numpy.load; with --input: as there")),
         ),
@@ -252,6 +258,7 @@ Row i of the array is the vector of text i, or NaN for one that cannot be read."
         options=(
             *text_options(),
             *model_options(),
+            PROMPT_NAME,
             option("-k --top-k K", "keep the K words with the largest weights", "max_active_dims", type=whole),
             *ANSWER,
             *dataset_options(),

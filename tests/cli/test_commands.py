@@ -15,6 +15,7 @@ from npformer.checkpoint import tree as layout
 from npformer.cli.main import COMMANDS
 from npformer.tasks import Pair, pipeline
 from npformer.tasks.token_classification import STRATEGIES
+from tests.support import tiny
 from tests.support.cli_runner import ENVIRONMENT, make_models, rows, run
 
 
@@ -168,6 +169,24 @@ def test_embed_writes_vectors_as_text_json_or_an_array(models, tmp_path):
     assert np.array_equal(array, vectors)
     assert array.dtype == np.float32
     assert [path.name for path in tmp_path.iterdir()] == ["v.npy"]
+
+
+def test_embed_takes_a_prompt_of_the_folder_the_length_and_the_width_of_vectors(tmp_path):
+    folder = tiny.folder(tmp_path / "model", "bert", "base")
+    (folder / "config_sentence_transformers.json").write_text(json.dumps({"prompts": {"query": "news: "}}))
+    expected = pipeline("sentence-embedding", folder)(
+        ["ice"], prompt_name="query", normalize_embeddings=True, truncate_dim=5
+    )
+    options = ("--prompt-name", "query", "--normalize", "--truncate-dim", "5")
+    code, output, errors = run("embed", "-m", folder, *options, "--json", "ice")
+    assert (code, errors) == (0, "")
+    assert [row["embedding"] for row in rows(output)] == expected.tolist()
+    code, _, errors = run("embed", "-m", folder, "--prompt-name", "qeury", "ice")
+    assert code == 1
+    assert errors.startswith("npformer: --prompt-name: ")
+    assert "query" in errors
+    code, _, errors = run("embed", "-m", folder, "--truncate-dim", "33", "ice")
+    assert (code, errors) == (1, "npformer: --truncate-dim: expected a whole number from 1 to 32, got 33\n")
 
 
 def test_embed_sparse_shows_words_with_their_weights(models):
