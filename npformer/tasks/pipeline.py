@@ -65,7 +65,7 @@ WANTED = {
     "sentence-embedding": "an encoder, best a sentence-transformers one",
     "sparse-embedding": "a masked-language model, naver/splade-cocondenser-ensembledistil say",
     "text-ranking": "a cross-encoder, cross-encoder/ms-marco-MiniLM-L6-v2 say",
-    "text-generation": "a causal language model, openai-community/gpt2 say",
+    "text-generation": "a causal language model, openai-community/gpt2 say, or gpt2-austen of the checkout",
     "translation": "a Marian translation model, Helsinki-NLP/opus-mt-en-de say",
 }
 

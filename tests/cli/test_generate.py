@@ -71,7 +71,9 @@ def test_a_terminal_shows_a_text_as_it_is_written(
 
 def test_what_is_wrong_is_named_by_its_option(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["generate", "The"]) == 1
-    assert "--model: missing; give the folder or Hugging Face id of a causal language model" in capsys.readouterr().err
+    error = capsys.readouterr().err
+    assert "--model: missing; give the folder or Hugging Face id of a causal language model" in error
+    assert "gpt2-austen" in error
     for options, message in {
         ("--greedy", "--best", "3"): "--best: 3 targets need as many beams, or no --greedy",
         ("--max-new-tokens", "99"): "--max-new-tokens: expected a whole number from 1 to 64",
