@@ -32,11 +32,14 @@ class Disentangled(EncoderTable):
         terms = data.get("pos_att_type")
         named = terms.lower().split("|") if isinstance(terms, str) else terms
         if not isinstance(named, list) or len(named) != 2 or not all(each in named for each in ("c2p", "p2c")):
+            if isinstance(terms, list) and all(isinstance(each, str) for each in terms):
+                terms = "|".join(terms)
             raise NpformerError(f"pos_att_type: {checks.shown(terms)} is not supported; supported: 'p2c|c2p'")
         norms, known = data.get("norm_rel_ebd", "none"), ("none", "layer_norm")
         if norms not in known:
             raise NpformerError(f"norm_rel_ebd: {checks.shown(norms)} is not supported; supported: {', '.join(known)}")
         config = super().read_config(data, head)
+        reject_other(data, {"embedding_size": config.d_model})
         farthest = _whole(data, "max_relative_positions", config.max_length)
         buckets = _whole(data, "position_buckets", 0)
         if buckets > 0 and not 4 <= buckets < farthest:
