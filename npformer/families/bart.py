@@ -1,12 +1,13 @@
 """BART (Lewis et al., 2020): Marian's layers under a norm of the embeddings, with learned positions from row 2.
 
-The models that generate (BartForConditionalGeneration), that classify and that answer questions are read. In the latter
-two the decoder reads the text again, one token later, and the head reads the decoder.
+The models that generate (BartForConditionalGeneration, and BartModel, which has all that it takes), that classify and
+that answer questions are read. In the latter two the decoder reads the text again, one token later, and the head reads
+the decoder.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from typing import Any
 
 from npformer.config import Config
@@ -47,6 +48,10 @@ class Bart(Marian):
             groups.insert(groups.index(f"{side}.embeddings.position") + 1, f"{side}.embeddings.norm")
         return [*groups[:-1], *TOP[head]] if head in TOP else groups
 
+    def current(self, name: str, known: Container[str]) -> str:
+        """A BartModel's names lack the prefix."""
+        return f"model.{name}" if f"model.{name}" in known else name
+
     def sources(self, config: Config, arrays: Mapping[str, tuple[str, str]], head: str) -> dict[str, Source]:
         top = TOP.get(head, {})
         stacks = {ours: each for ours, each in arrays.items() if each[0] not in top}
@@ -69,6 +74,7 @@ BART = Bart(
         "BartForConditionalGeneration": "translation",
         "BartForSequenceClassification": "sequence-classification",
         "BartForQuestionAnswering": "question-answering",
+        "BartModel": "translation",  # facebook/bart-base: the projection to the vocabulary is its table
     },
     special_tokens=SPECIAL_TOKENS,
     pair="cls $A sep sep $B sep",

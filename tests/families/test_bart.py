@@ -55,6 +55,23 @@ def test_the_config_is_read_and_written() -> None:
             read_config({**data, **change})
 
 
+def test_a_model_without_a_head_generates_with_its_table(tmp_path: Path) -> None:
+    """BartModel, as facebook/bart-base says: its names have no prefix, and it has no projection of its own."""
+    whole, bare = folder(tmp_path / "whole"), folder(tmp_path / "bare")
+    data, (_, weights) = json.loads((bare / "config.json").read_text()), load_folder(whole)
+    (bare / "config.json").write_text(json.dumps({**data, "architectures": ["BartModel"]}))
+    tensors = {name.removeprefix("model."): array for name, array in to_torch(weights, config()).items()}
+    write_tensors(
+        bare / "model.safetensors",
+        {name: array for name, array in tensors.items() if name not in ("lm_head.weight", "final_logits_bias")},
+        {"format": "pt"},
+    )
+    expected = flatten(weights) | {"head.output.bias": np.zeros(40, np.float32)}
+    found = flatten(load_folder(bare)[1])
+    assert all(np.array_equal(array, expected[name]) for name, array in found.items())
+    assert expected.keys() - found.keys() <= {"head.output.bias"}
+
+
 def test_files_there_and_back_have_the_same_bits(tmp_path: Path) -> None:
     made = folder(tmp_path / "torch")
     own = convert(made, tmp_path / "own")

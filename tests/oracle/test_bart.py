@@ -13,6 +13,7 @@ from transformers import (
     BartForConditionalGeneration,
     BartForQuestionAnswering,
     BartForSequenceClassification,
+    BartModel,
 )
 
 import npformer
@@ -132,6 +133,17 @@ def test_gradients_are_torch_s(option: str, tmp_path: Path) -> None:
 
 
 # --- heads on a decoder that reads the text again ---------------------------------------------------------------------
+
+def test_a_model_without_a_head_generates_as_transformers_reads_it(tmp_path: Path) -> None:
+    torch_model("plain", BartModel).save_pretrained(tmp_path)
+    theirs, given = BartForConditionalGeneration.from_pretrained(tmp_path).eval(), batch()
+    targets = np.random.default_rng(1).integers(3, 50, (4, 6))
+    with torch.no_grad():
+        tensors = {key: torch.from_numpy(each) for key, each in given.items()}
+        expected = theirs.double()(**tensors, labels=torch.from_numpy(targets)).logits.numpy()
+    found = npformer.load(tmp_path, dtype="float64")(**given, labels=targets).logits
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-13 * np.abs(expected).max())
+
 
 HEADS = {BartForSequenceClassification: {"num_labels": 3}, BartForQuestionAnswering: {}}
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
