@@ -91,10 +91,22 @@ class BaseModel(Runner):
 
         NumPy's warnings, which say neither where nor why, are off inside: `expect_finite` tells of their results.
         """
-        for file in self._files:
-            file.check()
+        self._check_files()
         with np.errstate(over="ignore", invalid="ignore", divide="ignore"), super().cores(threads):
             yield
+
+    def _check_files(self) -> None:
+        for file in self._files:
+            file.check()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What pickle and copy take: the weights' numbers, read from files that are unchanged, not the files."""
+        self._check_files()
+        return {name: value for name, value in self.__dict__.items() if name != "_files"}
+
+    def __setstate__(self, state: Mapping[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._files = mapped_files(flatten(dict(self.weights)).values())
 
     def generate(self, sources: Any, attention_mask: Any = None, **settings: Any) -> list[list[Hypothesis]]:
         """Generates texts for one source's or prompt's ids, a padded array with its mask, or a list.

@@ -1,6 +1,8 @@
 """Weights in a mapped file: a write under a loaded model is an error before the next call, not the end of the process."""
 
+import copy
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -112,6 +114,19 @@ def test_files_that_are_not_mapped_give_the_same_numbers(tmp_path, make):
     for name, array in flatten(model.weights).items():
         assert np.array_equal(array, expected[name])
         assert not array.flags.writeable
+
+
+def test_a_mapped_model_is_copied_and_given_to_other_processes(own):
+    """As numbers: a copy needs no file, and none is made once the file has changed."""
+    model = npformer.load(own)
+    expected = model(IDS).logits
+    again, shallow = pickle.loads(pickle.dumps(model)), copy.copy(model)
+    assert mapped_files(flatten(again.weights).values()) == []
+    os.utime(own / OWN_WEIGHTS, (0, 0))
+    assert np.array_equal(again(IDS).logits, expected)
+    for call in (lambda: pickle.dumps(model), lambda: copy.deepcopy(model), lambda: shallow(IDS)):
+        with pytest.raises(NpformerError, match=CHANGED):
+            call()
 
 
 def test_another_file_under_the_name_is_no_change(own, tmp_path):
