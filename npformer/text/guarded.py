@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from npformer.checks import shown
 from npformer.errors import NpformerError
 from npformer.files import read_bytes
-from npformer.limits import Limits
+from npformer.limits import LIMITS, Limits
 from npformer.text.parts import check_rows, read_parts
 
 if TYPE_CHECKING:
@@ -37,14 +37,18 @@ TRIED = (
 )
 #: Texts that a tokenizer with regular expressions of its own is tried on, repeated.
 REPEATED = ("a", " ", "1", "\n", ".", "ab ", TRIED[-1])
+LONGER, BLOCK = 8, 1024  # times the limit `characters` that a tokenizer may make of a text; characters of a look at it
 LONGEST, SECONDS = 4096, 0.1  # characters of the last repetition; processor time that one may take, usually 0.005
 
 
 class GuardedTokenizer:
-    """A `tokenizers.Tokenizer`, whose failures in any method are NpformerErrors that begin with `where`."""
+    """A `tokenizers.Tokenizer`, whose failures in any method are NpformerErrors that begin with `where`.
 
-    def __init__(self, tokenizer: Tokenizer, where: str) -> None:
-        self.__dict__.update(_tokenizer=tokenizer, _where=where)
+    growth: how many times as long it can make a text; a text that it makes too long is refused.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, where: str, growth: int = 1, limits: Limits = LIMITS) -> None:
+        self.__dict__.update(_tokenizer=tokenizer, _where=where, _growth=growth, _most=LONGER * limits.characters)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):  # of Python's protocols; before __init__ there is no tokenizer either
@@ -54,6 +58,37 @@ class GuardedTokenizer:
 
     def __setattr__(self, name: str, value: Any) -> None:
         setattr(self._tokenizer, name, value)
+
+    def encode(self, text: Any, pair: Any = None, **options: Any) -> Any:
+        self._check_growth([text, pair])
+        return self._call(self._tokenizer.encode, text, pair, **options)
+
+    def encode_batch(self, texts: Sequence[Any], **options: Any) -> Any:
+        for each in texts:
+            self._check_growth([each] if isinstance(each, str) else each)
+        return self._call(self._tokenizer.encode_batch, texts, **options)
+
+    def _check_growth(self, texts: Iterable[Any]) -> None:
+        """Refuses a text that would be too long on its way to tokens, which the library holds in memory at once.
+
+        A regular expression that looks further than a block can still lengthen it unseen.
+        """
+        for text in texts:
+            made = 0
+            if isinstance(text, str) and len(text) * self._growth > self._most:
+                for start in range(0, len(text), BLOCK):
+                    made += self._call(self._made_of, text[start : start + BLOCK])
+                    if made > self._most:
+                        raise NpformerError(
+                            f"{self._where}: the tokenizer makes more than {self._most} characters, {LONGER} times the "
+                            f"limit `characters`, of a text of {len(text)}"
+                        )
+
+    def _made_of(self, text: str) -> int:
+        """How many characters the normalizer and the pre-tokenizer make of a text."""
+        normalizer, splits = self._tokenizer.normalizer, self._tokenizer.pre_tokenizer
+        made = text if normalizer is None else normalizer.normalize_str(text)
+        return len(made) if splits is None else sum(len(piece) for piece, _ in splits.pre_tokenize_str(made))
 
     def _call(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         with guarded(f"{self._where}: the tokenizer failed"):
@@ -73,12 +108,12 @@ def guarded(where: str) -> Iterator[None]:
 
 def read_tokenizer(
     path: Path, rows: int, limits: Limits, content: bytes | None = None, unknown_piece: str = ""
-) -> tuple[Tokenizer, bool]:
+) -> tuple[Tokenizer, bool, int]:
     """Reads a tokenizer.json for a table of so many rows, without its padding and truncation.
 
     content: what a tokenizer.json would have in place of other files, of which `path` is one. unknown_piece: the piece
     for the unknown where a unigram model does not say which it is. Tells too whether the tokenizer has regular
-    expressions. Raises NpformerError if it is not within the limits.
+    expressions, and how many times as long it can make a text. Raises NpformerError if it is not within the limits.
     """
     from tokenizers import Tokenizer, models
 
@@ -101,12 +136,14 @@ def read_tokenizer(
             pieces = [(piece, score) for piece, score in json.loads(content)["model"]["vocab"]]
             tokenizer.model = models.Unigram(pieces, index, False)
         limits.check("piece", max(map(len, tokenizer.get_vocab())), f"{path}: characters of a piece")
-    return tokenizer, parts["has_regex"]
+    return tokenizer, parts["has_regex"], parts["growth"]
 
 
-def tried(tokenizer: Tokenizer, path: Path, rows: int, has_regex: bool = False) -> GuardedTokenizer:
+def tried(
+    tokenizer: Tokenizer, path: Path, rows: int, limits: Limits, has_regex: bool = False, growth: int = 1
+) -> GuardedTokenizer:
     """Tries a tokenizer on a few texts, and returns it guarded; raises NpformerError if it fails on one of them."""
-    result = GuardedTokenizer(tokenizer, str(path))
+    result = GuardedTokenizer(tokenizer, str(path))  # of texts that no one could make long
     for text in TRIED:
         for ids in (result.encode(text).ids, result.encode(text, text).ids):
             if max(ids, default=0) >= rows:
@@ -120,4 +157,4 @@ def tried(tokenizer: Tokenizer, path: Path, rows: int, has_regex: bool = False) 
             if time.thread_time() - began > SECONDS:
                 raise NpformerError(f"{path}: its regular expressions take too long for {length} characters")
             length *= 2
-    return result
+    return GuardedTokenizer(tokenizer, str(path), growth, limits)

@@ -70,7 +70,7 @@ def read_parts(where: str, content: bytes, rows: int, limits: Limits) -> dict[st
         limits.check("growth", times, f"{where}: {names}: the times as long as they can make a text")
     added = growth * reader.added_tokens(data.get("added_tokens"))  # the library normalizes them when it reads the file
     limits.check("characters", added, f"{where}: added_tokens: the characters that they have")
-    return {"has_regex": reader.has_regex, **data}
+    return {**data, "has_regex": reader.has_regex, "growth": before}
 
 
 def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

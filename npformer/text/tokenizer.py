@@ -61,7 +61,7 @@ def load_tokenizer(folder: Path, config: Config, limits: Limits = LIMITS) -> Gua
     Raises NpformerError: no tokenizer in the folder, an unreadable file, a piece without a row in the embedding table,
     a file that is not within the limits, a tokenizer that fails on one of the texts that it is tried on.
     """
-    settings, rows, has_regex = read_settings(folder), config.vocab_size, False
+    settings, rows, has_regex, growth = read_settings(folder), config.vocab_size, False, 1
     family = _family(config, settings)
     name = next((name for name in FILES if (folder / name).exists()), None)
     if name is None:
@@ -70,7 +70,8 @@ def load_tokenizer(folder: Path, config: Config, limits: Limits = LIMITS) -> Gua
         )
     path = folder / name
     if name == FILE:
-        tokenizer, has_regex = read_tokenizer(path, rows, limits, unknown_piece=family.special_tokens["unk_token"])
+        unknown = family.special_tokens["unk_token"]
+        tokenizer, has_regex, growth = read_tokenizer(path, rows, limits, unknown_piece=unknown)
         _complete(tokenizer, path, settings)
     else:
         special = _special_tokens(folder, settings, family)
@@ -79,13 +80,14 @@ def load_tokenizer(folder: Path, config: Config, limits: Limits = LIMITS) -> Gua
             tokenizer = _from_vocabulary(folder, settings, special, limits)
         else:
             described, added = _described(path, settings, special, family, limits)
-            tokenizer, _ = read_tokenizer(path, rows, limits, json.dumps(described, ensure_ascii=False).encode())
+            content = json.dumps(described, ensure_ascii=False).encode()
+            tokenizer, _, growth = read_tokenizer(path, rows, limits, content)
         _add(tokenizer, folder, [*_added_tokens(folder, settings, special), *map(_added_token, added)], limits)
         settings = {**settings, **special}
     if tokenizer.post_processor is None:
         tokenizer.post_processor = _template(tokenizer, path, settings, family)
     check_rows(str(path), tokenizer.get_vocab_size(), rows)  # again, with what was added
-    return tried(tokenizer, path, rows, has_regex)
+    return tried(tokenizer, path, rows, limits, has_regex, growth)
 
 
 def read_settings(folder: Path) -> dict[str, Any]:

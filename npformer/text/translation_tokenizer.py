@@ -182,5 +182,5 @@ def _vocabulary(path: Path, size: int, limits: Limits) -> dict[str, int]:
 
 def _read(path: Path, rows: int, limits: Limits) -> GuardedTokenizer:
     """Reads a tokenizer.json for a table of so many rows."""
-    tokenizer, has_regex = read_tokenizer(path, rows, limits)
-    return tried(tokenizer, path, rows, has_regex)
+    tokenizer, has_regex, growth = read_tokenizer(path, rows, limits)
+    return tried(tokenizer, path, rows, limits, has_regex, growth)

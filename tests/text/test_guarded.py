@@ -279,6 +279,21 @@ def test_a_real_panic_at_a_call(tmp_path: Path) -> None:
     assert tokenizer.encode("a").tokens == ["[CLS]", "a", "[SEP]"]
 
 
+def test_a_text_that_the_tokenizer_makes_too_long_is_refused(tmp_path: Path) -> None:
+    """A million letters, each of them 200 times, would take 40 GB, and the library ends the process that has less."""
+    parts = several("normalizers", [replaced("a", "b" * 20), replaced("b", "b" * 10)])
+    tokenizer = load_tokenizer(write(tmp_path, normalizer=parts), CONFIG, Limits(characters=20_000))
+    long, said = "ca" * 10_000, "makes more than 160000 characters, 8 times the limit `characters`"
+    for method, given in ("encode", [long]), ("encode", ["c", long]), ("encode_batch", [["c", long]]):
+        with pytest.raises(NpformerError, match=said):
+            getattr(tokenizer, method)(*given)
+    few = load_tokenizer(tmp_path, CONFIG, Limits(characters=10))
+    for harmless in (tokenizer.encode("c" * 20_000), few.encode("c" * 10)):
+        assert harmless.tokens == ["[CLS]", "[UNK]", "[SEP]"]
+    with pytest.raises(NpformerError, match="makes more than 80 characters"):
+        few.encode("ca")
+
+
 def test_a_guarded_tokenizer_is_the_librarys_in_all_else(tmp_path: Path) -> None:
     tokenizer: Any = load_tokenizer(write(tmp_path), CONFIG)
     assert tokenizer.token_to_id("a") == 4
