@@ -1,4 +1,7 @@
-"""Processes: a fork, also in the middle of a call, has threads and BLAS settings of its own; a process ends in peace."""
+"""Processes: a fork, also in the middle of a call, has threads and BLAS settings of its own; a process ends in peace.
+
+NPFORMER_TEST_FORKS=320 forks more often, which takes minutes; the suite forks less.
+"""
 
 from __future__ import annotations
 
@@ -62,11 +65,12 @@ def work():
         model.run(texts)
 for _ in range(3):
     threading.Thread(target=work, daemon=True).start()
-for _ in range(10):
+for _ in range(FORKS):
     run_in_a_child()
 stop.set()
 """
-    assert run_python(code) == (0, "")
+    forks = int(os.environ.get("NPFORMER_TEST_FORKS", "10"))
+    assert run_python(code.replace("FORKS", str(forks))) == (0, "")
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
