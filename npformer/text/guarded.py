@@ -69,20 +69,9 @@ class GuardedTokenizer:
         return self._call(self._tokenizer.encode_batch, texts, **options)
 
     def _check_growth(self, texts: Iterable[Any]) -> None:
-        """Refuses a text that would be too long on its way to tokens, which the library holds in memory at once.
-
-        A regular expression that looks further than a block can still lengthen it unseen.
-        """
         for text in texts:
-            made = 0
-            if isinstance(text, str) and len(text) * self._growth > self._most:
-                for start in range(0, len(text), BLOCK):
-                    made += self._call(self._made_of, text[start : start + BLOCK])
-                    if made > self._most:
-                        raise NpformerError(
-                            f"{self._where}: the tokenizer makes more than {self._most} characters, {LONGER} times the "
-                            f"limit `characters`, of a text of {len(text)}"
-                        )
+            if isinstance(text, str):
+                check_growth(self._where, text, self._growth, self._most, partial(self._call, self._made_of))
 
     def _made_of(self, text: str) -> int:
         """How many characters the normalizer and the pre-tokenizer make of a text."""
@@ -93,6 +82,22 @@ class GuardedTokenizer:
     def _call(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         with guarded(f"{self._where}: the tokenizer failed"):
             return function(*args, **kwargs)
+
+
+def check_growth(where: str, text: str, growth: int, most: int, made_of: Callable[[str], int]) -> None:
+    """Refuses a text that would be too long on its way to tokens, which the library holds in memory at once.
+
+    growth: how many times as long it can be made at worst; most: characters; made_of: how many a block of it becomes. A
+    regular expression that looks further than a block can still lengthen a text unseen.
+    """
+    made = 0
+    for start in range(0, len(text) if len(text) * growth > most else 0, BLOCK):
+        made += made_of(text[start : start + BLOCK])
+        if made > most:
+            raise NpformerError(
+                f"{where}: the tokenizer makes more than {most} characters, {LONGER} times the limit `characters`, "
+                f"of a text of {len(text)}"
+            )
 
 
 @contextmanager

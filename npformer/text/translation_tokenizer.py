@@ -17,7 +17,7 @@ from npformer.errors import NpformerError
 from npformer.families import family_of
 from npformer.files import read_bytes, read_json
 from npformer.limits import LIMITS, Limits
-from npformer.text.guarded import TRIED, GuardedTokenizer, guarded, read_tokenizer, tried
+from npformer.text.guarded import LONGER, TRIED, GuardedTokenizer, check_growth, guarded, read_tokenizer, tried
 from npformer.text.parts import check_charsmap
 from npformer.text.sentencepiece_file import charsmaps
 from npformer.text.tokenizer import SETTINGS, read_settings
@@ -65,7 +65,8 @@ class Pieces:
     """Two SentencePiece models, whose pieces have their ids in one vocabulary or in one each."""
 
     def __init__(self, folder: Path, config: Config, limits: Limits) -> None:
-        self.source, self.target = (_sentencepiece(folder / name, limits) for name in PIECES[:2])
+        (self.source, self._growth), (self.target, _) = (_sentencepiece(folder / name, limits) for name in PIECES[:2])
+        self._where, self._most = str(folder / PIECES[0]), LONGER * limits.characters
         settings = read_settings(folder)
         separate = boolean(f"{folder / SETTINGS}: separate_vocabs", settings.get("separate_vocabs", False))
         self.vocabulary = _vocabulary(folder / PIECES[2], config.vocab_size, limits)
@@ -98,9 +99,14 @@ class Pieces:
                 if code:
                     tokens.append(code[0])
                 with guarded("the source's SentencePiece model failed"):
+                    check_growth(self._where, part, self._growth, self._most, self._made_of)
                     tokens += self.source.encode(part[code.end() :] if code else part, out_type=str)
         unknown = self.vocabulary[self.unknown]
         return [self.vocabulary.get(token, unknown) for token in tokens] + [self.vocabulary[self.end]]
+
+    def _made_of(self, text: str) -> int:
+        """How many characters the source's model makes of a text before it looks for pieces."""
+        return len(self.source.normalize(text))
 
     def decode(self, ids: Sequence[int]) -> str:
         missing = [each for each in ids if each not in self.pieces]
@@ -153,7 +159,8 @@ def _content(token: Any, default: str) -> str:
     return text if isinstance(text, str) and text else default
 
 
-def _sentencepiece(path: Path, limits: Limits) -> Any:
+def _sentencepiece(path: Path, limits: Limits) -> tuple[Any, int]:
+    """Reads a model, and how many times as long it can make a text."""
     try:
         from sentencepiece import SentencePieceProcessor
     except ImportError:
@@ -163,10 +170,10 @@ def _sentencepiece(path: Path, limits: Limits) -> Any:
     content = read_bytes(path, "vocabulary", limits)
     if not content:
         raise NpformerError(f"{path}: an empty file")
-    for blob in charsmaps(path, content):
-        limits.check("growth", check_charsmap(str(path), blob), f"{path}: the text that a character becomes")
+    growth = max((check_charsmap(str(path), blob) for blob in charsmaps(path, content)), default=1)
+    limits.check("growth", growth, f"{path}: the text that a character becomes")
     with guarded(f"{path}: not a SentencePiece model"):
-        return SentencePieceProcessor(model_proto=content)
+        return SentencePieceProcessor(model_proto=content), growth
 
 
 def _vocabulary(path: Path, size: int, limits: Limits) -> dict[str, int]:

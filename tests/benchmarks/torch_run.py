@@ -27,6 +27,7 @@ from npformer.checkpoint.load import find_folder
 from npformer.checkpoint.read import CONFIG
 from npformer.families import read_config
 from npformer.files import read_json
+from npformer.limits import LIMITS
 from npformer.model import Model
 from npformer.runtime.threads import available_cores
 from npformer.text.tokenizer import load_tokenizer
@@ -96,7 +97,7 @@ def translation(args: argparse.Namespace) -> None:
     described = json.loads(load_arrays(args.like / "training" / LAST)[1]["run"])
     recipe, smoothing = Recipe(**described["recipe"]), described["settings"]["label_smoothing"]
     config = read_config(read_json(args.like / CONFIG))
-    tokenizer = read_tokenizer(args.like / FILE, config.vocab_size)
+    tokenizer, *_ = read_tokenizer(args.like / FILE, config.vocab_size, LIMITS)
     examples, held_out = (
         encode_pairs(tokenizer, files, read_pairs(*files), config.max_length) for files in (args.train, args.dev)
     )

@@ -186,6 +186,14 @@ def test_a_file_that_cannot_be_read_is_named(name, classify, tmp_path):
     assert not list(tmp_path.glob("out*"))
 
 
+def test_an_error_stays_short_however_long_a_column_s_name(classify, tmp_path):
+    written(tmp_path / "in.csv", pa.table({"a" * 10_000: ["a"]}))
+    for asked in ("text", "b" * 10_000):
+        with pytest.raises(NpformerError, match="column") as raised:
+            map(classify, tmp_path / "in.csv", tmp_path / "o.csv", column=asked)
+        assert len(str(raised.value)) <= 2000
+
+
 def test_a_folder_without_files_or_with_other_columns_is_refused(classify, tmp_path):
     source = tmp_path / "in"
     source.mkdir()

@@ -134,6 +134,7 @@ def test_gradients_are_torch_s(option: str, tmp_path: Path) -> None:
 
 # --- heads on a decoder that reads the text again ---------------------------------------------------------------------
 
+
 def test_a_model_without_a_head_generates_as_transformers_reads_it(tmp_path: Path) -> None:
     torch_model("plain", BartModel).save_pretrained(tmp_path)
     theirs, given = BartForConditionalGeneration.from_pretrained(tmp_path).eval(), batch()

@@ -10,14 +10,17 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import npformer
 from npformer.cli.main import main
 from npformer.errors import NpformerError
+from npformer.limits import Limits
 from npformer.model import Seq2Seq
 from npformer.tasks.task import InputError
 from npformer.tasks.translation import Translation
+from tests.fuzz.protobuf_form import BYTES, build
 from tests.support.seq2seq_models import MARIAN_FILES as FILES
 from tests.support.seq2seq_models import folder_of_letters
 
@@ -288,6 +291,7 @@ def test_without_sentencepiece_the_error_says_what_to_install(monkeypatch: pytes
     ("name", "content", "message"),
     [
         ("source.spm", b"no model", r"source\.spm: not a SentencePiece model"),
+        ("source.spm", b"", r"source\.spm: an empty file"),
         ("vocab.json", b"[1]", r"vocab\.json: expected a JSON object"),
         ("vocab.json", b'{"a": 900}', r"vocab\.json: 'a': expected an id below \d+, got 900"),
         ("vocab.json", b'{"</s>": 0, "<unk>": 1}', r"vocab\.json: no '<pad>', which every source needs or may need"),
@@ -297,6 +301,20 @@ def test_a_translator_s_broken_tokenizer_files_are_named(folder: Path, name: str
     (folder / name).write_bytes(content)
     with pytest.raises(NpformerError, match=message):
         npformer.pipeline("translation", folder)
+
+
+@needs_sentencepiece
+def test_a_text_that_sentencepiece_makes_too_long_is_refused(folder: Path) -> None:
+    """A map that makes 200 characters of each letter a: SentencePiece would take tens of bytes for each of them."""
+    trie = np.zeros(256, "<u4")  # the root, its child for the letter, and what that stands for: a text at 0
+    trie[0], trie[1 ^ ord("a")], trie[1 ^ ord("a") ^ 2] = 1 << 10, 2 << 10 | 1 << 8 | ord("a"), 1 << 31
+    charsmap = trie.nbytes.to_bytes(4, "little") + trie.tobytes() + b"b" * 200 + b"\0"
+    with open(folder / "source.spm", "ab") as file:
+        file.write(build([(3, BYTES, build([(2, BYTES, charsmap)]))]))
+    tokenizer = npformer.load(folder, limits=Limits(characters=1000)).tokenizer
+    assert len(tokenizer.encode("a" * 30)) > len(tokenizer.encode("c" * 1000)) > 1
+    with pytest.raises(NpformerError, match=r"source\.spm: the tokenizer makes more than 8000 characters"):
+        tokenizer.encode("a" * 1000)
 
 
 def test_a_translator_s_broken_tokenizer_json_is_named(in_json: Path) -> None:
