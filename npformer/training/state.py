@@ -40,7 +40,7 @@ class State:
 
     def __post_init__(self) -> None:
         for name in ("step", "right", "count"):
-            whole(name, getattr(self, name), 0)
+            whole(name, getattr(self, name), 0, 2**63 - 1)
         for name in ("loss", "seconds"):
             number(name, getattr(self, name))
         rows = self.history if isinstance(self.history, list) else [None]

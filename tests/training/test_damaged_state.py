@@ -24,6 +24,7 @@ from tests.fuzz import corpus, records
     [
         {"step": "2"}, {"step": -1}, {"right": []}, {"count": True}, {"loss": "0"}, {"seconds": None}, {"loss": np.inf},
         {"history": {}}, {"history": [1]}, {"history": [{"accuracy": 1}]}, {"history": [{"epoch": 0, "accuracy": "x"}]},
+        {"right": 10**400}, {"count": 2**63},
     ],
     ids=str,
 )  # fmt: skip
