@@ -179,29 +179,39 @@ def _copy(array: Array, result: Array) -> None:
     transposed = array.ndim == 2 and not array.flags.c_contiguous
     source, target = (array.T, result.T) if transposed else (np.atleast_1d(array), np.atleast_1d(result))
     step = _BLOCK if array.ndim > 1 else max(1, len(source))
+    by_bits = source.dtype == np.float16 and target.dtype == np.float32 and _has_subnormals()
     for i in range(0, len(source), step):
-        _copy_block(source[i : i + step], target[i : i + step])
+        rows, result_rows = source[i : i + step], target[i : i + step]
+        if by_bits and not _has_nonfinite(rows):
+            _widen_float16(rows, result_rows)
+        else:
+            result_rows[...] = _widened(rows, result.dtype)
 
 
-def _copy_block(source: Array, target: Array) -> None:
-    """Copies a block of rows. It widens float16 itself, in half of the time that NumPy takes for it.
+def _widen_float16(source: Array, target: Array) -> None:
+    """Widens finite numbers exactly, in half of the time that NumPy takes for it.
 
     float16 has 5 bits for the exponent, float32 has 8. Its bits, shifted to where float32 has its fraction, stand for a
     number that is 2^(127 - 15) times too small.
     """
-    if source.dtype != np.float16 or target.dtype != np.float32 or _has_nonfinite(source):
-        target[...] = _widened(source, target.dtype)
-        return
     bits = target.view(np.int32)
     bits[...] = source.view(np.int16)  # fills the upper half with the sign
     bits <<= 13
     bits &= ~(0b111 << 28)
-    target *= np.float32(2 ** (127 - 15))
+    target *= _TIMES
+
+
+_TIMES = np.float32(2 ** (127 - 15))
 
 
 def _has_nonfinite(array: Array) -> bool:
-    """Tells whether a float16 is infinite or NaN: all bits of its exponent are set."""
+    """Tells whether any number of a float16 array is infinite or NaN: all bits of its exponent are set."""
     return bool((array.view(np.uint16) << 1).max(initial=0) >= 0b11111 << 11)
+
+
+def _has_subnormals() -> bool:
+    """Tells whether this thread computes with numbers below 2^-126; other libraries can make it take them for 0."""
+    return bool((np.ones(1, np.int32).view(np.float32) * _TIMES)[0] > 0)
 
 
 def _widened(array: Array, dtype: np.dtype[Any]) -> Array:

@@ -122,6 +122,10 @@ def test_a_mapped_model_is_copied_and_given_to_other_processes(own):
     expected = model(IDS).logits
     again, shallow = pickle.loads(pickle.dumps(model)), copy.copy(model)
     assert mapped_files(flatten(again.weights).values()) == []
+    classify = npformer.pipeline("text-classification", own)
+    answer = classify("ice")
+    for other in (pickle.loads(pickle.dumps(classify)), copy.deepcopy(classify)):
+        assert other("ice") == answer
     os.utime(own / OWN_WEIGHTS, (0, 0))
     assert np.array_equal(again(IDS).logits, expected)
     for call in (lambda: pickle.dumps(model), lambda: copy.deepcopy(model), lambda: shallow(IDS)):

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from npformer.checkpoint import storage
 from npformer.checkpoint.storage import BFLOAT16, load, open_buffer, view
 from npformer.errors import NpformerError
 
@@ -109,6 +110,15 @@ def test_half_precision_widens_exactly():
         assert np.array_equal(widened.view(np.uint32) >> 16, array["bfloat16"])
         assert not (widened.view(np.uint32) & 0xFFFF).any()
         assert np.array_equal(load(array, np.dtype(np.float64)), widened.astype(np.float64), equal_nan=True)
+
+
+def test_float16_widens_exactly_where_a_thread_takes_small_numbers_for_0(monkeypatch):
+    """As other libraries can make it do: shifted bits stand for such numbers, so NumPy widens then."""
+    assert storage._has_subnormals()
+    halves = np.array([1e-5, -3e-6, 6e-8, 0.5], np.float16)
+    monkeypatch.setattr(storage, "_has_subnormals", lambda: False)
+    monkeypatch.setattr(storage, "_widen_float16", None)
+    assert np.array_equal(load(halves, F4), halves.astype(np.float32))
 
 
 @pytest.mark.parametrize("shape", [(200, 3), (3, 200), (64, 64), (65, 129), (1, 1)])

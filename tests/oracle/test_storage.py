@@ -1,0 +1,22 @@
+"""Weights where torch has told the thread to take small numbers for 0, which is a thread's setting of the processor."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from npformer.checkpoint import storage
+
+
+def test_float16_widens_exactly_where_small_numbers_are_taken_for_0() -> None:
+    halves = np.array([1e-5, -3e-6, 6e-8, 0.5], np.float16)
+    expected = halves.astype(np.float32)
+    if not torch.set_flush_denormal(True):
+        pytest.skip("this processor has no such setting")
+    try:
+        assert not storage._has_subnormals()
+        found = storage.load(halves, np.dtype(np.float32))
+    finally:
+        torch.set_flush_denormal(False)
+    assert np.array_equal(found, expected)
