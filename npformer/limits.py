@@ -45,7 +45,7 @@ class Limits:
     piece : int, characters of a tokenizer's piece, pattern or replacement, and of a word that is looked up in pieces
     growth : int, times that a tokenizer may make a text longer, by the worst case of its parts
         SentencePiece's own tokenizers reach 72, by a rare Arabic character that stands for eighteen.
-        No text is made more than 8 times as long as `characters`.
+        What a long text becomes is counted too, and refused from 8 times `characters` on.
     characters : int, characters of a text
         A million take up to 3 s and 600 MB to tokenize at once. A text to cut takes a block of them at a time, and one
         in windows 100 MB, where the tokenizer can be given a text in blocks; BERT's and GPT-2's can.

@@ -137,7 +137,9 @@ class Encoder:
     def _wholes(self, given: Sequence[str | Pair]) -> list[Any]:
         """The tokens of each whole text, including special tokens; an error for a text that has none."""
         if len(given) > 1 and self.threads > 1 and not any(map(self._check_length, given)):
-            return list(self.tokenizer.encode_batch(given))
+            together = self._try(self.tokenizer.encode_batch, given)
+            if not isinstance(together, NpformerError):
+                return list(together)
         return [self._try(self._whole, each, True) for each in given]
 
     def _in_blocks(

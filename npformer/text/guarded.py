@@ -23,7 +23,7 @@ from npformer.checks import shown
 from npformer.errors import NpformerError
 from npformer.files import read_bytes
 from npformer.limits import LIMITS, Limits
-from npformer.text.parts import check_rows, read_parts
+from npformer.text.parts import NORMAL_FORMS, check_rows, read_parts
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -44,11 +44,11 @@ LONGEST, SECONDS = 4096, 0.1  # characters of the last repetition; processor tim
 class GuardedTokenizer:
     """A `tokenizers.Tokenizer`, whose failures in any method are NpformerErrors that begin with `where`.
 
-    growth: how many times as long it can make a text; a text that it makes too long is refused.
+    growth: as in `check_growth`, which refuses texts that it makes too long.
     """
 
     def __init__(self, tokenizer: Tokenizer, where: str, growth: int = 1, limits: Limits = LIMITS) -> None:
-        self.__dict__.update(_tokenizer=tokenizer, _where=where, _growth=growth, _most=LONGER * limits.characters)
+        self.__dict__.update(_tokenizer=tokenizer, _where=where, _growth=growth, _limits=limits)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):  # of Python's protocols; before __init__ there is no tokenizer either
@@ -60,18 +60,18 @@ class GuardedTokenizer:
         setattr(self._tokenizer, name, value)
 
     def encode(self, text: Any, pair: Any = None, **options: Any) -> Any:
-        self._check_growth([text, pair])
-        return self._call(self._tokenizer.encode, text, pair, **options)
+        return self._checked("encode", (text, pair), text, pair, **options)
 
     def encode_batch(self, texts: Sequence[Any], **options: Any) -> Any:
-        for each in texts:
-            self._check_growth([each] if isinstance(each, str) else each)
-        return self._call(self._tokenizer.encode_batch, texts, **options)
+        return self._checked("encode_batch", texts, texts, **options)
 
-    def _check_growth(self, texts: Iterable[Any]) -> None:
-        for text in texts:
-            if isinstance(text, str):
-                check_growth(self._where, text, self._growth, self._most, partial(self._call, self._made_of))
+    def encode_batch_fast(self, texts: Sequence[Any], **options: Any) -> Any:
+        return self._checked("encode_batch_fast", texts, texts, **options)
+
+    def _checked(self, name: str, texts: Iterable[Any], *args: Any, **options: Any) -> Any:
+        made_of = partial(self._call, self._made_of)
+        check_growth(self._where, strings(texts), self._growth, self._limits, made_of)
+        return self._call(getattr(self._tokenizer, name), *args, **options)
 
     def _made_of(self, text: str) -> int:
         """How many characters the normalizer and the pre-tokenizer make of a text."""
@@ -84,20 +84,32 @@ class GuardedTokenizer:
             return function(*args, **kwargs)
 
 
-def check_growth(where: str, text: str, growth: int, most: int, made_of: Callable[[str], int]) -> None:
-    """Refuses a text that would be too long on its way to tokens, which the library holds in memory at once.
+def strings(texts: Any) -> Iterator[str]:
+    """The texts of a call, in whatever form the library takes them: texts, pairs, lists of words."""
+    if isinstance(texts, str):
+        yield texts
+    elif isinstance(texts, list | tuple):
+        for each in texts:
+            yield from strings(each)
 
-    growth: how many times as long it can be made at worst; most: characters; made_of: how many a block of it becomes. A
-    regular expression that looks further than a block can still lengthen a text unseen.
+
+def check_growth(where: str, texts: Iterable[str], growth: int, limits: Limits, made_of: Callable[[str], int]) -> None:
+    """Refuses texts that would be too long on their way to tokens, which the library holds in memory at once.
+
+    Only texts that could be are looked at, block by block, so a pattern that reaches across blocks can still lengthen a
+    text unseen. growth: how many times as long a text can be made at worst, but for Unicode's normal forms; made_of: how
+    many characters a block becomes.
     """
-    made = 0
-    for start in range(0, len(text) if len(text) * growth > most else 0, BLOCK):
-        made += made_of(text[start : start + BLOCK])
-        if made > most:
-            raise NpformerError(
-                f"{where}: the tokenizer makes more than {most} characters, {LONGER} times the limit `characters`, "
-                f"of a text of {len(text)}"
-            )
+    made, most = 0, LONGER * limits.characters
+    for text in texts:
+        for start in range(0, len(text) if len(text) * growth * NORMAL_FORMS > most else 0, BLOCK):
+            made += made_of(text[start : start + BLOCK])
+            if made > most:
+                raise NpformerError(
+                    f"{where}: more than {most} characters, {LONGER} times the limit `characters`, are made of a text "
+                    f"of {len(text)}; if you trust the source, allow more: load(..., limits=npformer.Limits("
+                    "characters=N)), or --allow characters=N on the command line"
+                )
 
 
 @contextmanager

@@ -265,6 +265,8 @@ def _times(growth: int) -> Callable[[_Reader, Part, str], int]:
     return lambda reader, part, where: growth
 
 
+NORMAL_FORMS = 18  # characters that Unicode's normal forms make of one, at most
+
 #: Fields of tokenizer.json -> types of parts -> how many times as long each makes a text. Unicode's normal forms make
 #: single characters up to 18 times as long, but nothing longer a second time; they count as 1.
 PARTS: Mapping[str, Mapping[str, Callable[[_Reader, Part, str], int]]] = {

@@ -17,7 +17,7 @@ from npformer.errors import NpformerError
 from npformer.families import family_of
 from npformer.files import read_bytes, read_json
 from npformer.limits import LIMITS, Limits
-from npformer.text.guarded import LONGER, TRIED, GuardedTokenizer, check_growth, guarded, read_tokenizer, tried
+from npformer.text.guarded import TRIED, GuardedTokenizer, check_growth, guarded, read_tokenizer, tried
 from npformer.text.parts import check_charsmap
 from npformer.text.sentencepiece_file import charsmaps
 from npformer.text.tokenizer import SETTINGS, read_settings
@@ -66,7 +66,7 @@ class Pieces:
 
     def __init__(self, folder: Path, config: Config, limits: Limits) -> None:
         (self.source, self._growth), (self.target, _) = (_sentencepiece(folder / name, limits) for name in PIECES[:2])
-        self._where, self._most = str(folder / PIECES[0]), LONGER * limits.characters
+        self._where, self._limits = str(folder / PIECES[0]), limits
         settings = read_settings(folder)
         separate = boolean(f"{folder / SETTINGS}: separate_vocabs", settings.get("separate_vocabs", False))
         self.vocabulary = _vocabulary(folder / PIECES[2], config.vocab_size, limits)
@@ -91,6 +91,8 @@ class Pieces:
 
     def encode(self, text: str) -> list[int]:
         tokens: list[str] = []
+        with guarded("the source's SentencePiece model failed"):
+            check_growth(self._where, [text], self._growth, self._limits, self._made_of)
         for part in self._split.split(text):
             if part in self.special:
                 tokens.append(part)
@@ -99,7 +101,6 @@ class Pieces:
                 if code:
                     tokens.append(code[0])
                 with guarded("the source's SentencePiece model failed"):
-                    check_growth(self._where, part, self._growth, self._most, self._made_of)
                     tokens += self.source.encode(part[code.end() :] if code else part, out_type=str)
         unknown = self.vocabulary[self.unknown]
         return [self.vocabulary.get(token, unknown) for token in tokens] + [self.vocabulary[self.end]]

@@ -14,8 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from npformer import Limits, Pair, golden, pipeline, trace, view
+from npformer.errors import NpformerError
 from npformer.model import Model
 from npformer.text.encoding import Encoder, read_texts
+from npformer.text.guarded import GuardedTokenizer
 from npformer.text.windows import Tokens
 from npformer.training.data import LabelledText, encode
 from tests.support import tiny
@@ -149,3 +151,15 @@ def test_the_characters_of_words_are_looked_up_in_one_table_for_all():
     assert tokens._spans is table
     assert (tokens.word_to_chars(3, 1), tokens.word_to_chars(-1), tokens.word_to_chars(400)) == (None, None, None)
     assert tokens[2:6].word_to_chars(1) == (2, 4)
+
+
+def test_a_text_that_the_tokenizer_refuses_leaves_the_others_their_answers(monkeypatch):
+    """On several threads too, where the library is given all texts at once."""
+    classify = pipeline("text-classification", "distilbert-sst2", threads=2)
+    alone = [classify(text) for text in ("ice", "cream")]
+
+    def refused(tokenizer, texts):
+        raise NpformerError("too long")
+
+    monkeypatch.setattr(GuardedTokenizer, "encode_batch", refused)
+    assert classify(["ice", "cream"]) == alone

@@ -283,15 +283,31 @@ def test_a_text_that_the_tokenizer_makes_too_long_is_refused(tmp_path: Path) -> 
     """A million letters, each of them 200 times, would take 40 GB, and the library ends the process that has less."""
     parts = several("normalizers", [replaced("a", "b" * 20), replaced("b", "b" * 10)])
     tokenizer = load_tokenizer(write(tmp_path, normalizer=parts), CONFIG, Limits(characters=20_000))
-    long, said = "ca" * 10_000, "makes more than 160000 characters, 8 times the limit `characters`"
-    for method, given in ("encode", [long]), ("encode", ["c", long]), ("encode_batch", [["c", long]]):
+    long, said = (
+        "ca" * 10_000,
+        "more than 160000 characters, 8 times the limit `characters`, are made of a text of 20000",
+    )
+    words = {"is_pretokenized": True}
+    for method, given, options in (
+        ("encode", [long], {}), ("encode", ["c", long], {}), ("encode", [["c", long]], words),
+        ("encode_batch", [["c", long]], {}), ("encode_batch", [[("c", long)]], {}), ("encode_batch_fast", [["c", long]], {}),
+    ):  # fmt: skip
         with pytest.raises(NpformerError, match=said):
-            getattr(tokenizer, method)(*given)
+            getattr(tokenizer, method)(*given, **options)
     few = load_tokenizer(tmp_path, CONFIG, Limits(characters=10))
     for harmless in (tokenizer.encode("c" * 20_000), few.encode("c" * 10)):
         assert harmless.tokens == ["[CLS]", "[UNK]", "[SEP]"]
-    with pytest.raises(NpformerError, match="makes more than 80 characters"):
+    with pytest.raises(NpformerError, match="more than 80 characters"):
         few.encode("ca")
+
+
+def test_what_normal_forms_make_is_counted_too(tmp_path: Path) -> None:
+    """NFKC makes 18 characters of U+FDFA. Together texts are held to the limit that holds for one."""
+    tokenizer = load_tokenizer(write(tmp_path, normalizer={"type": "NFKC"}), CONFIG, Limits(characters=1000))
+    assert len(tokenizer.encode_batch(["\ufdfa" * 400, "a" * 400])) == 2
+    for texts in (["\ufdfa" * 500], ["\ufdfa" * 445] * 2):
+        with pytest.raises(NpformerError, match=r"more than 8000 characters.* --allow characters=N"):
+            tokenizer.encode_batch(texts)
 
 
 def test_a_guarded_tokenizer_is_the_librarys_in_all_else(tmp_path: Path) -> None:
