@@ -28,7 +28,8 @@ def set_up() -> None:
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # not in a background job, which ignores it
         signal.signal(signal.SIGINT, _leave)
         sys.unraisablehook, sys.excepthook = _unraisable, _uncaught
-    atexit.register(_end)  # the first to register runs last
+    if not atexit._ncallbacks():  # ours would run before those, the last of all, and end them unheard
+        atexit.register(_end)
     _open_streams()
 
 

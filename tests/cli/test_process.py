@@ -161,6 +161,18 @@ sys.exit(ended(main([{argument!r}])))
         assert process.stdout.splitlines()[-2:] == ["first", "second"]
 
 
+def test_what_was_registered_before_the_command_is_run_too(tmp_path):
+    """As measuring coverage is, by a module that Python imports when it starts."""
+    (tmp_path / "sitecustomize.py").write_text("import atexit; atexit.register(print, 'before')")
+    paths = f"{tmp_path}:{ENVIRONMENT['PYTHONPATH']}"
+    for arguments, code in ((["--version"], 0), (["nothing"], 2)):
+        process = subprocess.run(
+            [*MODULE, *arguments], capture_output=True, text=True, env={**ENVIRONMENT, "PYTHONPATH": paths}
+        )
+        assert process.returncode == code
+        assert process.stdout.splitlines()[-1:] == ["before"]
+
+
 # --- Ctrl-C ----------------------------------------------------------------------------------------------------------
 
 #: Interrupts the process where it imports a module, or at its end; or says that it imports it, and goes on.
