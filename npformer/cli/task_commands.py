@@ -233,8 +233,8 @@ whole datasets, with pip install "npformer[data]":
         epilog="""examples:
   npformer embed -m sentence-transformers/all-MiniLM-L6-v2 \\
       --file sentences.txt -o sentences.npy
-  npformer embed -m Snowflake/snowflake-arctic-embed-m \\
-      --prompt-name query "what is ice cream made of?"
+  npformer embed -m sentence-transformers/all-MiniLM-L6-v2 \\
+      --normalize --truncate-dim 64 "what is ice cream made of?"
 
 Row i of the array is the vector of text i, or NaN for one that cannot be read.""",
         options=(
@@ -300,7 +300,7 @@ With --input a dataset's rows stay in their order: --column has the queries,
         description="""Write on after each text, the prompt. On a terminal the text of one prompt is
 shown as it is written.""",
         epilog="""examples:
-  npformer generate -m gpt2-austen "Elizabeth walked into the room,"
+  npformer generate -m openai-community/gpt2 "Once upon a time"
   npformer generate -m openai-community/gpt2 --max-new-tokens 9 \\
       --greedy --stop "." --stop "!" --file prompts.txt --json
 
@@ -308,7 +308,11 @@ Tokens are drawn at a temperature of 0.7, 256 at most, unless the options or the
 model's generation_config.json say otherwise.""",
         options=(
             *text_options("prompt"),
-            option("-m --model MODEL", "a bundled model, a folder or a Hugging Face id (required)", default=None),
+            option(
+                "-m --model MODEL",
+                "a folder, a Hugging Face id, or gpt2-austen of the checkout (required)",
+                default=None,
+            ),
             *LOADING,
             option("--max-new-tokens N", "most tokens that are written", "max_new_tokens", type=whole),
             option("--temperature T", "above 1 draws more freely, below 1 less (0.7)", "temperature", type=float),

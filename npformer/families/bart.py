@@ -1,8 +1,8 @@
 """BART (Lewis et al., 2020): Marian's layers under a norm of the embeddings, with learned positions from row 2.
 
-The models that generate (BartForConditionalGeneration, and BartModel, which has all that it takes), that classify and
-that answer questions are read. In the latter two the decoder reads the text again, one token later, and the head reads
-the decoder.
+The models that generate (BartForConditionalGeneration, and BartModel with a tied table, which has all that it takes),
+that classify and that answer questions are read. In the latter two the decoder reads the text again, one token later,
+and the head reads the decoder.
 """
 
 from __future__ import annotations

@@ -78,7 +78,7 @@ class Table:
         return "\n".join(map(self._line, lines))
 
     def _line(self, cells: Sequence[str]) -> str:
-        """A row: a shape follows a name that is too long; what is too long together has a line for itself."""
+        """Formats a row. Where name and shape are too wide, the numbers go on the next line."""
         above, line, start = "", "", 0  # start: where the next column begins
         for name, cell in zip(self.columns, cells, strict=True):
             if name in NUMBERS and len(line) > start:

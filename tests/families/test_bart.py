@@ -70,6 +70,11 @@ def test_a_model_without_a_head_generates_with_its_table(tmp_path: Path) -> None
     found = flatten(load_folder(bare)[1])
     assert all(np.array_equal(array, expected[name]) for name, array in found.items())
     assert expected.keys() - found.keys() <= {"head.output.bias"}
+    (bare / "config.json").write_text(
+        json.dumps({**data, "architectures": ["BartModel"], "tie_word_embeddings": False})
+    )
+    with pytest.raises(NpformerError, match=r"missing: head\.output\.weight \(lm_head\.weight\)"):
+        load_folder(bare)
 
 
 def test_files_there_and_back_have_the_same_bits(tmp_path: Path) -> None:

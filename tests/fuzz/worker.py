@@ -222,7 +222,6 @@ def main() -> None:
             tell(kind=kind, start=-1 - number)
             tell(kind=kind, number=-1 - number, **judge.judge(case))
     gc.collect()
-    most = status()["VmSize"] + MEMORY
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     tell(ready=True)
     for line in sys.stdin:
@@ -231,7 +230,7 @@ def main() -> None:
             tell(kind=kind, start=number)
             limit_memory(resource.RLIM_INFINITY)  # making a case may take what it takes
             case = kinds.make(kind, int(seed), number)
-            limit_memory(most)
+            limit_memory(status()["VmSize"] + MEMORY)
             tell(kind=kind, number=number, digest=case.digest().hex()[:16], **judge.judge(case))
         tell(ready=True)
 

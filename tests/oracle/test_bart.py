@@ -132,9 +132,6 @@ def test_gradients_are_torch_s(option: str, tmp_path: Path) -> None:
         np.testing.assert_allclose(grad, expected[name], rtol=0, atol=1e-12 * max(1, np.abs(expected[name]).max()))
 
 
-# --- heads on a decoder that reads the text again ---------------------------------------------------------------------
-
-
 def test_a_model_without_a_head_generates_as_transformers_reads_it(tmp_path: Path) -> None:
     torch_model("plain", BartModel).save_pretrained(tmp_path)
     theirs, given = BartForConditionalGeneration.from_pretrained(tmp_path).eval(), batch()
@@ -145,6 +142,8 @@ def test_a_model_without_a_head_generates_as_transformers_reads_it(tmp_path: Pat
     found = npformer.load(tmp_path, dtype="float64")(**given, labels=targets).logits
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-13 * np.abs(expected).max())
 
+
+# --- heads on a decoder that reads the text again ---------------------------------------------------------------------
 
 HEADS = {BartForSequenceClassification: {"num_labels": 3}, BartForQuestionAnswering: {}}
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}

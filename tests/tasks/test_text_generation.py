@@ -142,7 +142,7 @@ def test_a_text_ends_with_its_stop_string(name: str, task: TextGeneration) -> No
 
 
 def test_one_option_by_two_names(task: TextGeneration) -> None:
-    with pytest.raises(NpformerError, match="are names of one option: give one of them"):
+    with pytest.raises(NpformerError, match="stop: another name of stop_strings, which is given too"):
         task("The", stop="a", stop_strings=["b"])
 
 
