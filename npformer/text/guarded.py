@@ -97,8 +97,8 @@ def check_growth(where: str, texts: Iterable[str], growth: int, limits: Limits, 
     """Refuses texts that would be too long on their way to tokens, which the library holds in memory at once.
 
     Only texts that could be are looked at, block by block, so a pattern that reaches across blocks can still lengthen a
-    text unseen. growth: how many times as long a text can be made at worst, but for Unicode's normal forms; made_of: how
-    many characters a block becomes.
+    text unseen. growth: how many times as long a text can be made at worst, but for Unicode's normal forms. made_of:
+    how many characters a block becomes.
     """
     made, most = 0, LONGER * limits.characters
     for text in texts:
