@@ -234,7 +234,7 @@ whole datasets, with pip install "npformer[data]":
   npformer embed -m sentence-transformers/all-MiniLM-L6-v2 \\
       --file sentences.txt -o sentences.npy
   npformer embed -m sentence-transformers/all-MiniLM-L6-v2 \\
-      --normalize --truncate-dim 64 "what is ice cream made of?"
+      --normalize --truncate-dim 32 "what is ice cream made of?"
 
 Row i of the array is the vector of text i, or NaN for one that cannot be read.""",
         options=(
