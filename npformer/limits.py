@@ -82,8 +82,7 @@ class Limits:
         most = getattr(self, name)
         if found > most:
             raise NpformerError(
-                f"{where}: {checks.shown(found)} is more than the limit `{name}` of {most}; if you trust the source, "
-                f"allow more: load(..., limits=npformer.Limits({name}=N)), or --allow {name}=N on the command line"
+                f"{where}: {checks.shown(found)} is more than the limit `{name}` of {most}; {how_to_allow_more(name)}"
             )
 
     @classmethod
@@ -95,6 +94,14 @@ class Limits:
             checks.one_of("--allow", name, [field.name for field in fields(cls)])
             changed[name] = checks.whole(f"--allow {name}", int(number) if number.isdecimal() else number, 0)
         return replace(LIMITS, **changed)
+
+
+def how_to_allow_more(name: str) -> str:
+    """What an error says to do about a limit."""
+    return (
+        f"if you trust the source, allow more: load(..., limits=npformer.Limits({name}=N)), or --allow {name}=N on the "
+        "command line"
+    )
 
 
 LIMITS = Limits()  # what holds unless the user gives others

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from npformer.checkpoint.storage import mapped_files
+from npformer.checkpoint.storage import MappedFile, mapped_files
 from npformer.checkpoint.tree import flatten
 from npformer.config import Config
 from npformer.decoder import shift
@@ -79,7 +79,11 @@ class BaseModel(Runner):
         self.weights = weights
         self.folder = folder
         self.limits = limits
-        self._files = mapped_files(flatten(dict(weights)).values())
+
+    @cached_property
+    def _files(self) -> list[MappedFile]:
+        """The files that weights are views of."""
+        return mapped_files(flatten(dict(self.weights)).values())
 
     @property
     def dtype(self) -> np.dtype:
@@ -103,10 +107,6 @@ class BaseModel(Runner):
         """What pickle and copy take: the weights' numbers, read from files that are unchanged, not the files."""
         self._check_files()
         return {name: value for name, value in self.__dict__.items() if name != "_files"}
-
-    def __setstate__(self, state: Mapping[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._files = mapped_files(flatten(dict(self.weights)).values())
 
     def generate(self, sources: Any, attention_mask: Any = None, **settings: Any) -> list[list[Hypothesis]]:
         """Generates texts for one source's or prompt's ids, a padded array with its mask, or a list.

@@ -7,7 +7,7 @@ and the head reads the decoder.
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from npformer.config import Config
@@ -48,10 +48,6 @@ class Bart(Marian):
             groups.insert(groups.index(f"{side}.embeddings.position") + 1, f"{side}.embeddings.norm")
         return [*groups[:-1], *TOP[head]] if head in TOP else groups
 
-    def current(self, name: str, known: Container[str]) -> str:
-        """A BartModel's names lack the prefix."""
-        return f"model.{name}" if f"model.{name}" in known else name
-
     def sources(self, config: Config, arrays: Mapping[str, tuple[str, str]], head: str) -> dict[str, Source]:
         top = TOP.get(head, {})
         stacks = {ours: each for ours, each in arrays.items() if each[0] not in top}
@@ -76,6 +72,7 @@ BART = Bart(
         "BartForQuestionAnswering": "question-answering",
         "BartModel": "translation",  # facebook/bart-base: the projection to the vocabulary is its table
     },
+    prefix="model.",
     special_tokens=SPECIAL_TOKENS,
     pair="cls $A sep sep $B sep",
     constants={"eps": 1e-5, "first_position": 2, "shared": True},

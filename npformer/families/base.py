@@ -171,8 +171,10 @@ class Family:
         return frozenset()
 
     def current(self, name: str, known: Container[str]) -> str:
-        """Translates a stored name of older files to the one in `sources`."""
-        return name
+        """Translates a stored name to the one in `sources`, with or without the prefix, as that one has it."""
+        return next(
+            (each for each in (name, self.prefix + name, name.removeprefix(self.prefix)) if each in known), name
+        )
 
     def optional(self, config: Config) -> frozenset[str]:
         """Groups that may be absent as a whole, and arrays that may be absent."""

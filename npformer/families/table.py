@@ -181,13 +181,11 @@ class EncoderTable(Family):
         return frozenset(self._written(name, config) for name in self.buffers)
 
     def current(self, name: str, known: Container[str]) -> str:
-        """Adds or removes the prefix, as in the model with this head, and renames gamma and beta to weight and bias."""
+        """Renames gamma and beta of older files to weight and bias, too."""
         for old, new in ((".gamma", ".weight"), (".beta", ".bias")):
             if name.endswith(old):
                 name = name.removesuffix(old) + new
-        return next(
-            (each for each in (name, self.prefix + name, name.removeprefix(self.prefix)) if each in known), name
-        )
+        return super().current(name, known)
 
     def optional(self, config: Config) -> frozenset[str]:
         return self.lacking if config.head == "base" else frozenset()

@@ -90,11 +90,11 @@ class TextGeneration(Writing):
     def settle(self, options: TextGenerationOptions, given: Mapping[str, Any]) -> Any:
         """Returns the options with the given ones changed, the settings of generation among them. None: not given."""
         given = {name: value for name, value in given.items() if value is not None}
-        for alias in ALIASES.keys() & given.keys():
-            name = ALIASES[alias]
-            if name in given:
-                raise NpformerError(f"{alias}: another name of {name}, which is given too or by a third name")
-            given[name] = given.pop(alias)
+        for alias, name in ALIASES.items():
+            if alias in given:
+                if name in given:
+                    raise NpformerError(f"{alias}: another name of {name}, which is given too or by a third name")
+                given[name] = given.pop(alias)
         if one_of("handle_long_generation", given.pop("handle_long_generation", None), (None, "hole")):
             given["long"] = "truncate"
         if _several(given.get("num_beams")):

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from npformer.checks import shown
 from npformer.errors import NpformerError
 from npformer.files import read_bytes
-from npformer.limits import LIMITS, Limits
+from npformer.limits import LIMITS, Limits, how_to_allow_more
 from npformer.text.parts import NORMAL_FORMS, check_rows, read_parts
 
 if TYPE_CHECKING:
@@ -54,24 +54,17 @@ class GuardedTokenizer:
         if name.startswith("_"):  # of Python's protocols; before __init__ there is no tokenizer either
             raise AttributeError(name)
         value = getattr(self._tokenizer, name)
-        return partial(self._call, value) if callable(value) else value
+        if not callable(value):
+            return value
+        return partial(self._encode if name.startswith("encode") else self._call, value)
 
     def __setattr__(self, name: str, value: Any) -> None:
         setattr(self._tokenizer, name, value)
 
-    def encode(self, text: Any, pair: Any = None, **options: Any) -> Any:
-        return self._checked("encode", (text, pair), text, pair, **options)
-
-    def encode_batch(self, texts: Sequence[Any], **options: Any) -> Any:
-        return self._checked("encode_batch", texts, texts, **options)
-
-    def encode_batch_fast(self, texts: Sequence[Any], **options: Any) -> Any:
-        return self._checked("encode_batch_fast", texts, texts, **options)
-
-    def _checked(self, name: str, texts: Iterable[Any], *args: Any, **options: Any) -> Any:
+    def _encode(self, function: Callable[..., Any], *texts: Any, **options: Any) -> Any:
         made_of = partial(self._call, self._made_of)
-        check_growth(self._where, strings(texts), self._growth, self._limits, made_of)
-        return self._call(getattr(self._tokenizer, name), *args, **options)
+        check_growth(self._where, strings([*texts, *options.values()]), self._growth, self._limits, made_of)
+        return self._call(function, *texts, **options)
 
     def _made_of(self, text: str) -> int:
         """How many characters the normalizer and the pre-tokenizer make of a text."""
@@ -107,8 +100,7 @@ def check_growth(where: str, texts: Iterable[str], growth: int, limits: Limits, 
             if made > most:
                 raise NpformerError(
                     f"{where}: more than {most} characters, {LONGER} times the limit `characters`, are made of a text "
-                    f"of {len(text)}; if you trust the source, allow more: load(..., limits=npformer.Limits("
-                    "characters=N)), or --allow characters=N on the command line"
+                    f"of {len(text)}; {how_to_allow_more('characters')}"
                 )
 
 

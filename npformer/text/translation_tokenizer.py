@@ -93,14 +93,13 @@ class Pieces:
         tokens: list[str] = []
         with guarded("the source's SentencePiece model failed"):
             check_growth(self._where, [text], self._growth, self._limits, self._made_of)
-        for part in self._split.split(text):
-            if part in self.special:
-                tokens.append(part)
-            elif part:
-                code = LANGUAGE.match(part)
-                if code:
-                    tokens.append(code[0])
-                with guarded("the source's SentencePiece model failed"):
+            for part in self._split.split(text):
+                if part in self.special:
+                    tokens.append(part)
+                elif part:
+                    code = LANGUAGE.match(part)
+                    if code:
+                        tokens.append(code[0])
                     tokens += self.source.encode(part[code.end() :] if code else part, out_type=str)
         unknown = self.vocabulary[self.unknown]
         return [self.vocabulary.get(token, unknown) for token in tokens] + [self.vocabulary[self.end]]
