@@ -1,8 +1,10 @@
 """Servers: one process, or several workers on one socket that a parent watches.
 
 SIGTERM or Ctrl-C stops: new requests get 503, accepted ones are answered, the process ends with exit code 0. A second
-signal ends it at once. A worker that dies is replaced. Workers share their models' weights, which are mapped from
-files: a model that is stored in another form is first written to a temporary folder in the form that can be mapped.
+signal ends it at once, if it comes more than POLL seconds after the first: `timeout` and systemd send one to the
+process and one to its group. A worker that dies is replaced. Workers share their models' weights, which are mapped
+from files: a model that is stored in another form is first written to a temporary folder in the form that can be
+mapped.
 """
 
 from __future__ import annotations
@@ -126,11 +128,9 @@ class Server(uvicorn.Server):  # type: ignore[misc, unused-ignore]
             self.ready()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Begins to stop; a second signal then ends the process."""
-        if self.is_worker and sig == signal.SIGINT:
+        """Begins to stop."""
+        if self.service.stopping or (self.is_worker and sig == signal.SIGINT):
             return  # a terminal's Ctrl-C reaches workers too, and the parent passes it on
-        for each in HANDLED:
-            signal.signal(each, signal.SIG_DFL)
         self.service.stopping = True
         asyncio.get_running_loop().call_soon_threadsafe(self._finish)
 
@@ -140,6 +140,9 @@ class Server(uvicorn.Server):  # type: ignore[misc, unused-ignore]
     async def _stop_when_idle(self) -> None:
         end = time.monotonic() + self.grace
         await asyncio.sleep(POLL)  # those who come meanwhile are told
+        if not self.is_worker:  # the parent kills a worker
+            for each in HANDLED:
+                signal.signal(each, signal.SIG_DFL)
         while self.service.open and time.monotonic() < end:
             await asyncio.sleep(POLL / 4)
         self.should_exit = True
@@ -172,7 +175,7 @@ class Supervisor:
     def __init__(self, settings: Settings, listening: socket.socket) -> None:
         self.listening = listening
         self.settings = settings
-        self.signals = 0
+        self.signals: list[float] = []
         self.log = logging.getLogger("npformer.serve")
 
     def run(self) -> None:
@@ -191,7 +194,7 @@ class Supervisor:
                 self._stop()
 
     def _note(self, *_: Any) -> None:
-        self.signals += 1
+        self.signals.append(time.monotonic())
 
     def _watch(self, settings: Settings) -> None:
         announced = False
@@ -219,10 +222,9 @@ class Supervisor:
         for worker in self.workers:
             worker.process.terminate()
         end = time.monotonic() + self.settings.limits.grace + 2
-        signals = self.signals
         while any(worker.process.is_alive() for worker in self.workers):
             wait([worker.process.sentinel for worker in self.workers if worker.process.is_alive()], timeout=POLL)
-            if time.monotonic() > end or self.signals > signals:
+            if time.monotonic() > end or (self.signals and self.signals[-1] - self.signals[0] > POLL):
                 for worker in self.workers:
                     worker.process.kill()
         for worker in self.workers:
