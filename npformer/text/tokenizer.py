@@ -210,7 +210,7 @@ def _pieces(path: Path, limits: Limits) -> dict[str, int]:
 def _template(tokenizer: Tokenizer, path: Path, special: Mapping[str, Any], family: Family) -> Any:
     """The special tokens that the family puts around a text and a pair. For BERT: Devlin et al., 2019, figure 2.
 
-    Around a text of byte-level pieces, which begin with its spaces, their places are set to begin after them.
+    Byte-level pieces begin with the spaces before them, and so does MPNet's mask; places are set to begin after those.
     """
     from tokenizers import pre_tokenizers, processors
 
@@ -228,10 +228,13 @@ def _template(tokenizer: Tokenizer, path: Path, special: Mapping[str, Any], fami
     ids = [(token, tokenizer.token_to_id(token)) for token in dict.fromkeys(tokens.values())]
     template = processors.TemplateProcessing(single=single, pair=pair, special_tokens=ids)
     splits = tokenizer.pre_tokenizer
-    if not tokens or not isinstance(splits, pre_tokenizers.ByteLevel):
+    if tokens and isinstance(splits, pre_tokenizers.ByteLevel):
+        trim = _boolean(path.with_name(SETTINGS), special, "trim_offsets", True)
+        trimmed = processors.ByteLevel(trim_offsets=trim, add_prefix_space=splits.add_prefix_space)
+    elif family.mask_takes_space and isinstance(splits, pre_tokenizers.BertPreTokenizer):
+        trimmed = processors.ByteLevel(trim_offsets=True, add_prefix_space=False)
+    else:
         return template
-    trim = _boolean(path.with_name(SETTINGS), special, "trim_offsets", True)
-    trimmed = processors.ByteLevel(trim_offsets=trim, add_prefix_space=splits.add_prefix_space)
     return processors.Sequence([trimmed, template])
 
 

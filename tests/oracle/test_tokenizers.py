@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import sentencepiece
-from tokenizers import ByteLevelBPETokenizer
+from tokenizers import BertWordPieceTokenizer, ByteLevelBPETokenizer
 from transformers import AutoTokenizer
 
 from npformer.config import Config
@@ -19,6 +19,10 @@ from npformer.families import FAMILIES, Family
 from npformer.text.tokenizer import load_tokenizer
 from tests.support.scripts import LINES
 
+WORD_PIECES = {
+    "bert": ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"],
+    "mpnet": ["<s>", "<pad>", "</s>", "[UNK]", "<mask>"],
+}
 ROBERTA = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
 MASK = {"content": "<mask>", "lstrip": True, "rstrip": False, "normalized": False, "single_word": False}
 #: Pieces that SentencePiece's trainer is given, as each checkpoint's authors gave them.
@@ -43,6 +47,10 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     byte_level = ByteLevelBPETokenizer()
     byte_level.train_from_iterator(LINES, vocab_size=900, special_tokens=ROBERTA, show_progress=False)
     byte_level.save_model(str(folder), "roberta")
+    for name, special in WORD_PIECES.items():
+        pieces = BertWordPieceTokenizer()
+        pieces.train_from_iterator(LINES, vocab_size=900, special_tokens=special, show_progress=False)
+        pieces.save_model(str(folder), name)
     for name, settings in TRAINED.items():
         for rule in ("nmt_nfkc", "identity"):
             sentencepiece.SentencePieceTrainer.train(
@@ -83,6 +91,14 @@ for _type, _file in (("xlm-roberta", "sentencepiece.bpe.model"), ("camembert", "
         "extra": {"tokenizer_config.json": {"additional_special_tokens": ["NEW", "(new)"]}},
     }.items():
         CASES[f"{_type} {_name}"] = (_type, {_file: f"{_type}-nmt_nfkc.model"}, _settings)
+for _type, _mask in (("bert", "[MASK]"), ("mpnet", "<mask>")):
+    for _name, _settings in {
+        "alone": {},
+        "capitals": {"tokenizer_config.json": {"do_lower_case": False}},
+        "mask takes the space": {"special_tokens_map.json": {"mask_token": {**MASK, "content": _mask}}},
+        "mask takes no space": {"special_tokens_map.json": {"mask_token": {**MASK, "content": _mask, "lstrip": False}}},
+    }.items():
+        CASES[f"{_type} {_name}"] = (_type, {"vocab.txt": f"{_type}-vocab.txt"}, _settings)
 CASES["bert with xlm-roberta's"] = (
     "bert",
     {"sentencepiece.bpe.model": "xlm-roberta-nmt_nfkc.model"},
