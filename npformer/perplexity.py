@@ -80,8 +80,8 @@ def perplexity(model: Model, text: str, stride: int | None = None, max_length: i
 
     A text that is longer than the model takes is read in windows, each `stride` tokens after the one before. Of each
     window only those tokens count that no window before had. They have at least max_length - stride tokens before them,
-    but for the first window's. The first token has nothing before it and does not count. No start token is put in
-    front, unless the model's tokenizer does, as in Transformers.
+    but for the first window's. The first token has nothing before it and does not count. Special tokens stand around
+    the text if the model's tokenizer puts them there, and count, as in Transformers.
 
     Parameters
     ----------
@@ -126,8 +126,8 @@ def perplexity(model: Model, text: str, stride: int | None = None, max_length: i
     width = most if max_length is None else whole("max_length", max_length, 2, most)
     step = max(1, width // 2) if stride is None else whole("stride", stride, 1, width - 1)
     ids = Encoder(model).ids(as_text(text))
-    if len(ids) < 2:
-        raise NpformerError(f"perplexity: expected a text of at least two tokens, got {len(ids)}")
+    if len(ids) < 2 or not text:
+        raise NpformerError(f"perplexity: expected a text of at least two tokens, got {len(ids) if text else 0}")
     sums = [-_cross_entropy(model, ids[first:end], counted) for first, end, counted in windows(len(ids), width, step)]
     return Perplexity(math.fsum(sums), len(ids) - 1, len(text.split()), len(text.encode()))
 

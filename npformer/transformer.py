@@ -62,9 +62,8 @@ def answer(weights: Mapping[str, Any], config: Config, x: np.ndarray, read: np.n
     answers: dict[str, np.ndarray] = {}
     head, pooled = weights.get("head", {}), read
     if "hidden" in head and config.head != "masked-lm":  # a head of every kind has this layer below its own
-        below, head = (head["hidden"], head["norm"]), {"output": head["output"]}
-        rows = tap("pooled", read) if config.head in POOLED_HEADS else x
-        x = pooled = heads.transform(rows, ACTIVATIONS[config.activation], *below, eps=config.eps)
+        x = pooled = below(weights, config, tap("pooled", read) if config.head in POOLED_HEADS else x)
+        head = {"output": head["output"]}
     if "pooler" in weights:
         pooled = heads.pool(read, ACTIVATIONS[config.pooler], **weights["pooler"])
     if config.head == "base":
@@ -80,6 +79,14 @@ def answer(weights: Mapping[str, Any], config: Config, x: np.ndarray, read: np.n
     else:
         answers["logits"] = heads.masked_words(x, ACTIVATIONS[config.activation], **head, eps=config.eps)
     return answers
+
+
+def below(weights: Mapping[str, Any], config: Config, x: np.ndarray) -> np.ndarray:
+    """What the head's last layer reads: `heads.transform` of rows (..., D), or the rows where the head has none."""
+    head = weights["head"]
+    if "hidden" not in head:
+        return x
+    return heads.transform(x, ACTIVATIONS[config.activation], head["hidden"], head["norm"], eps=config.eps)
 
 
 def backward(

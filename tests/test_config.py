@@ -138,14 +138,26 @@ def test_a_nonsense_size_is_named(field, value):
             {"model_type": "unheard-of", "auto_map": {"AutoModel": "a.B"}},
             "got 'unheard-of'; auto_map: the model is code of the checkpoint's own",
         ),
-        ({"is_decoder": True}, "is_decoder: True is not supported"),
+        (
+            {"is_decoder": True},
+            "is_decoder: True is not supported for a sequence-classification model; supported: False; of this family "
+            "BertLMHeadModel takes True",
+        ),
+        ({"is_decoder": "yes"}, "is_decoder: expected true or false, got 'yes'"),
+        (
+            {"architectures": ["BertLMHeadModel"]},
+            "is_decoder: False is not supported for a causal-lm model, which predicts a token from those before; "
+            "supported: True, or BertForMaskedLM for masked words",
+        ),
+        ({"architectures": ["BertLMHeadModel"], "is_decoder": True, "add_cross_attention": True}, "add_cross_attention"),
+        ({"architectures": ["BertLMHeadModel"], "is_decoder": True, "eos_token_id": "x"}, "eos_token_id: expected"),
         ({"add_cross_attention": True}, "add_cross_attention"),
         ({"pruned_heads": {"0": [1]}}, "pruned_heads"),
         ({"hidden_act": "mish"}, "hidden_act: expected one of gelu, gelu_new.*got 'mish'"),
         ({"hidden_act": {"a": 1}}, "hidden_act: expected one of .*got a dict"),
         (
-            {"architectures": ["BertLMHeadModel"]},
-            "architectures: expected one of BertModel, BertFor.*got 'BertLMHeadModel'",
+            {"architectures": ["BertGenerationDecoder"]},
+            "architectures: expected one of BertModel, BertFor.*got 'BertGenerationDecoder'",
         ),
         ({"architectures": "BertModel"}, "architectures: expected a list"),
         ({"architectures": [3]}, "architectures: expected one of .*got 3"),

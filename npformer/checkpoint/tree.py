@@ -103,7 +103,7 @@ def _sizes(config: Config, group: str) -> dict[str, int]:
         "K": config.convolution * config.d_model,
         "F": stack.d_ffn,
         "C": config.n_outputs,
-        "H": config.table_width if config.head == "masked-lm" else config.d_model,
+        "H": config.table_width if config.head in ("masked-lm", "causal-lm") else config.d_model,
     }
 
 

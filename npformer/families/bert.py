@@ -4,6 +4,13 @@ from __future__ import annotations
 
 from npformer.families.table import EncoderTable
 
+#: The head of masked words, and that of the next word.
+WORDS = {
+    "head.hidden": "cls.predictions.transform.dense",
+    "head.norm": "cls.predictions.transform.LayerNorm",
+    "head.output": "cls.predictions.decoder",
+}
+
 BERT = EncoderTable(
     model_type="bert",
     sizes={
@@ -26,7 +33,9 @@ BERT = EncoderTable(
         "BertForPreTraining": "masked-lm",
         "BertForNextSentencePrediction": "next-sentence",
         "BertForMultipleChoice": "multiple-choice",
+        "BertLMHeadModel": "causal-lm",
     },
+    ids={"pad_token_id": 0},
     prefix="bert.",
     encoder={
         "embeddings.token": "bert.embeddings.word_embeddings",
@@ -47,11 +56,8 @@ BERT = EncoderTable(
         "sequence-classification": {"pooler": "bert.pooler.dense", "head.output": "classifier"},
         "token-classification": {"head.output": "classifier"},
         "question-answering": {"head.output": "qa_outputs"},
-        "masked-lm": {
-            "head.hidden": "cls.predictions.transform.dense",
-            "head.norm": "cls.predictions.transform.LayerNorm",
-            "head.output": "cls.predictions.decoder",
-        },
+        "masked-lm": WORDS,
+        "causal-lm": WORDS,
         "next-sentence": {"pooler": "bert.pooler.dense", "head.output": "cls.seq_relationship"},
         "multiple-choice": {"pooler": "bert.pooler.dense", "head.output": "classifier"},
     },

@@ -8,6 +8,13 @@ from __future__ import annotations
 
 from npformer.families.table import EncoderTable
 
+#: The head of masked words, and that of the next word.
+WORDS = {
+    "head.hidden": "generator_predictions.dense",
+    "head.norm": "generator_predictions.LayerNorm",
+    "head.output": "generator_lm_head",
+}
+
 ELECTRA = EncoderTable(
     model_type="electra",
     constants={"pooler": "gelu"},
@@ -31,7 +38,9 @@ ELECTRA = EncoderTable(
         "ElectraForQuestionAnswering": "question-answering",
         "ElectraForMaskedLM": "masked-lm",
         "ElectraForMultipleChoice": "multiple-choice",
+        "ElectraForCausalLM": "causal-lm",
     },
+    ids={"pad_token_id": 0},
     prefix="electra.",
     encoder={
         "embeddings.token": "electra.embeddings.word_embeddings",
@@ -53,15 +62,13 @@ ELECTRA = EncoderTable(
         "sequence-classification": {"pooler": "classifier.dense", "head.output": "classifier.out_proj"},
         "token-classification": {"head.output": "classifier"},
         "question-answering": {"head.output": "qa_outputs"},
-        "masked-lm": {
-            "head.hidden": "generator_predictions.dense",
-            "head.norm": "generator_predictions.LayerNorm",
-            "head.output": "generator_lm_head",
-        },
+        "masked-lm": WORDS,
+        "causal-lm": WORDS,
         "multiple-choice": {"pooler": "sequence_summary.summary", "head.output": "classifier"},
     },
     supported={  # the generator's head has GELU, whatever activation the layers have
         "masked-lm": {"hidden_act": "gelu"},
+        "causal-lm": {"hidden_act": "gelu"},
         "multiple-choice": {"summary_type": "first", "summary_use_proj": True, "summary_activation": "gelu"},
     },
     buffers=frozenset(

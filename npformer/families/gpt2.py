@@ -12,7 +12,6 @@ from typing import Any
 from npformer import checks
 from npformer.config import MOST, Config
 from npformer.families.table import EncoderTable
-from npformer.families.transformer import read_ids
 
 END_OF_TEXT = "<|endoftext|>"
 
@@ -21,25 +20,11 @@ class Gpt2(EncoderTable):
     """GPT-2's config.json, and the masks that earlier versions of Transformers stored in each layer."""
 
     def own_fields(self, data: Mapping[str, Any], head: str, n_layers: int) -> dict[str, Any]:
-        inner, start, pad = data.get("n_inner"), data.get("bos_token_id"), data.get("pad_token_id")
-        for name, each in (("bos_token_id", start), ("pad_token_id", pad)):
-            if each is not None:
-                checks.whole(name, each, 0, MOST)
-        return {
-            "d_ffn": 4 * data["n_embd"] if inner is None else checks.whole("n_inner", inner, 1, MOST),
-            "start_id": start,
-            "end_ids": read_ids("eos_token_id", data.get("eos_token_id")),
-            "pad_id": pad,
-        }
+        inner = data.get("n_inner")
+        return {"d_ffn": 4 * data["n_embd"] if inner is None else checks.whole("n_inner", inner, 1, MOST)}
 
     def write_config(self, config: Config) -> dict[str, Any]:
-        ends = list(config.end_ids)
-        return super().write_config(config) | {
-            "n_inner": config.d_ffn,
-            "bos_token_id": config.start_id,
-            "eos_token_id": ends[0] if len(ends) == 1 else ends or None,
-            "pad_token_id": config.pad_id,
-        }
+        return super().write_config(config) | {"n_inner": config.d_ffn}
 
     def stored_elsewhere(self, config: Config) -> frozenset[str]:
         masks = (f"transformer.h.{i}.attn.{name}" for i in range(config.n_layers) for name in ("bias", "masked_bias"))

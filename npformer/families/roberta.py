@@ -31,6 +31,12 @@ CAMEMBERT_PIECES = PieceOrder(
     dropped=1,
     last=("mask_token",),
 )  # fmt: skip
+#: The head of masked words, and that of the next word.
+WORDS = {
+    "head.hidden": "lm_head.dense",
+    "head.norm": "lm_head.layer_norm",
+    "head.output": "lm_head.decoder",
+}
 
 
 def _table(model_type: str, name: str, pieces: PieceOrder = AS_IN_THE_FILE) -> EncoderTable:
@@ -61,7 +67,9 @@ def _table(model_type: str, name: str, pieces: PieceOrder = AS_IN_THE_FILE) -> E
             f"{name}ForQuestionAnswering": "question-answering",
             f"{name}ForMaskedLM": "masked-lm",
             f"{name}ForMultipleChoice": "multiple-choice",
+            f"{name}ForCausalLM": "causal-lm",
         },
+        ids={"bos_token_id": 0, "eos_token_id": 2},
         prefix="roberta.",
         encoder={
             "embeddings.token": "roberta.embeddings.word_embeddings",
@@ -82,14 +90,14 @@ def _table(model_type: str, name: str, pieces: PieceOrder = AS_IN_THE_FILE) -> E
             "sequence-classification": {"pooler": "classifier.dense", "head.output": "classifier.out_proj"},
             "token-classification": {"head.output": "classifier"},
             "question-answering": {"head.output": "qa_outputs"},
-            "masked-lm": {
-                "head.hidden": "lm_head.dense",
-                "head.norm": "lm_head.layer_norm",
-                "head.output": "lm_head.decoder",
-            },
+            "masked-lm": WORDS,
+            "causal-lm": WORDS,
             "multiple-choice": {"pooler": "roberta.pooler.dense", "head.output": "classifier"},
         },
-        supported={"masked-lm": {"hidden_act": "gelu"}},  # the head has GELU, whatever the layers have
+        supported={  # these heads have GELU, whatever the layers have
+            "masked-lm": {"hidden_act": "gelu"},
+            "causal-lm": {"hidden_act": "gelu"},
+        },
         twins={"lm_head.decoder.bias": "lm_head.bias"},
         lacking=frozenset({"pooler"}),
         buffers=frozenset({"roberta.embeddings.position_ids"}),

@@ -17,7 +17,7 @@ from npformer.generation.logits import Projection
 from npformer.generation.settings import Settings
 from npformer.runtime.packing import Batch, Text, pack
 from npformer.runtime.padding import check_texts
-from npformer.transformer import decode_target, encode, relatives
+from npformer.transformer import below, decode_target, encode, relatives
 
 if TYPE_CHECKING:
     from npformer.model import BaseModel, Model, Seq2Seq
@@ -113,7 +113,8 @@ class PromptState:
         self.layers = [SelfAttentionCache(self.ancestry) for _ in range(model.config.n_layers)]
         for i, layer in enumerate(self.layers):
             layer.begin([each.kept[i] for each in read], model.config.n_heads)
-        self.positions = lengths  # of the next tokens
+        counted = [np.count_nonzero(prompt.ids != model.config.uncounted) for prompt in distinct.values()]
+        self.counts = np.repeat(np.array(counted)[:, None], self.n_beams, axis=1)  # tokens so far that have a position
         self.first: np.ndarray | None = np.stack([each.row for each in read])
         self.keep(np.array([places[id(prompt)] for prompt in prompts]))
         self.prompts = np.full((len(prompts), lengths.max()), NO_TOKEN)
@@ -138,17 +139,23 @@ class PromptState:
         with self.model.cores():
             if self.first is not None:
                 rows, self.first = self.first, None
-                return np.repeat(self.projection(rows), self.n_beams, axis=0)
+                return np.repeat(self._logits(rows), self.n_beams, axis=0)
             self.ancestry.step(parents)
-            batch = _rows(tokens, np.repeat(self.positions, self.n_beams), self.n_beams)
-            self.positions = self.positions + 1
-            return self.projection(encode(self.model.weights, self.model.config, batch, caches=self.layers))
+            if parents is not None:
+                self.counts = np.take_along_axis(self.counts, parents, axis=1)
+            counted = tokens.reshape(self.counts.shape) != self.model.config.uncounted
+            batch = _rows(tokens, np.where(counted, self.counts, -1).ravel(), self.n_beams)
+            self.counts = self.counts + counted
+            return self._logits(encode(self.model.weights, self.model.config, batch, caches=self.layers))
+
+    def _logits(self, rows: np.ndarray) -> np.ndarray:
+        return self.projection(below(self.model.weights, self.model.config, rows))
 
     def keep(self, texts: np.ndarray) -> None:
         self.ancestry.keep(texts)
         for layer in self.layers:
             layer.keep(texts)
-        self.positions = self.positions[texts]
+        self.counts = self.counts[texts]
         if self.first is not None:
             self.first = self.first[texts]
 
@@ -162,7 +169,7 @@ def _read(model: Model, prompts: Sequence[Text]) -> list[Read]:
     """Reads prompts as `Model.run` does."""
 
     def work(indices: list[int]) -> list[Read]:
-        batch = pack([prompts[i] for i in indices], last=True)
+        batch = pack([prompts[i] for i in indices], model.config.uncounted, last=True)
         read = relatives(model.weights, model.config, batch, batch.read) or []
         layers = [PromptRows(batch.lengths, each) for each in read]
         x = encode(model.weights, model.config, batch, batch.read, layers)

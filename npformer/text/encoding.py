@@ -125,7 +125,9 @@ class Encoder:
         A text with more characters than the limit is read block by block, as far as the tokenizer allows it.
         """
         tokens = tokens_of_blocks(self._read_blocks(text))
-        return with_special_tokens(self._frame([text]), [tokens]).numbers if len(tokens) else tokens.numbers
+        if not len(tokens):
+            return Tokens.of(self._whole("", special=True)).numbers
+        return with_special_tokens(self._frame([text]), [tokens]).numbers
 
     def _try(self, function: Callable[..., Any], *args: Any) -> Any:
         """Returns what a function returns, or its error."""

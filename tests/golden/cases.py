@@ -63,6 +63,8 @@ VARIANT_MASK = {
     "nomic_bert": ["11111111", "00110100"],
     "gpt2": ["111111", "001101", "110000"],
     "deberta-v2-convolution": ["111111", "011010"],
+    "bert-causal-lm": ["1111", "0110"],
+    "roberta-causal-lm": ["1111", "0110"],
     "bart": ["11111", "11100", "10000"],  # padding is after a text only, as its decoder reads the ids a place later
 }
 FEW_HEADS = ("albert",)  # their other heads are compared in tests/oracle
@@ -152,6 +154,8 @@ DEBERTA = {
     "max_relative_positions": 7,
 }
 NOMIC_BERT = {**SMALL, "rope_parameters": {"rope_type": "default", "rope_theta": 30.0}}
+#: Encoders that predict the next token. None shares its stages with a case whose attention sees later tokens.
+CAUSAL = {**SMALL, "is_decoder": True, "max_position_embeddings": 8}
 GPT2_HEADS = {
     "causal-lm": ("GPT2LMHeadModel", {}),
     "causal-lm-untied": ("GPT2LMHeadModel", {"tie_word_embeddings": False}),
@@ -193,6 +197,10 @@ CASES = {
         f"roberta-{head}": Case("roberta", architecture, {**AFTER_PADDING, **options}, encoder="roberta-base")
         for head, (architecture, options) in ROBERTA_HEADS.items()
     },
+    "bert-causal-lm": Case("bert", "BertLMHeadModel", CAUSAL, layers=1),
+    "roberta-causal-lm": Case(
+        "roberta", "RobertaForCausalLM", {**CAUSAL, "max_position_embeddings": 10, "type_vocab_size": 1}, layers=1
+    ),
     "albert-base": Case("albert", "AlbertModel", SHARED_LAYERS),
     "albert-sequence-classification": Case(
         "albert", "AlbertForSequenceClassification", {**SHARED_LAYERS, "num_labels": 5}, encoder="albert-base"

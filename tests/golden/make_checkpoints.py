@@ -67,8 +67,9 @@ HEADS = (
     "ForMultipleChoice",
     "ForNextSentencePrediction",
     "ForPreTraining",
+    "ForCausalLM",
+    "LMHeadModel",
 )
-OWN_HEADS = {"GPT2": ("LMHeadModel",)}
 DTYPES = (
     torch.float64,
     torch.float32,
@@ -128,11 +129,12 @@ def architectures() -> dict[str, dict]:
     result = {}
     for family, sizes in SIZES.items():
         config_class = getattr(transformers, f"{family}Config")
-        for head in (*HEADS, *OWN_HEADS.get(family, ())):
+        for head in HEADS:
             name = family + head
             if not hasattr(transformers, name):
                 continue
-            model = getattr(transformers, name)(config_class(**sizes, num_labels=3 if "Cl" in head else 2))
+            causal = {"is_decoder": True} if head in HEADS[-2:] and family != "GPT2" else {}
+            model = getattr(transformers, name)(config_class(**sizes, num_labels=3 if "Cl" in head else 2, **causal))
             config = model.config.to_diff_dict() | {"architectures": [name]}
             stored = revert_weight_conversion(model, model.state_dict())  # as in a file
             result[name] = {
