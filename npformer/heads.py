@@ -73,7 +73,10 @@ def mean_rows_backward(grad: np.ndarray, lengths: np.ndarray) -> np.ndarray:
 
 
 def transform(x: np.ndarray, activation: Activation, hidden: Linear, norm: Linear, eps: float = 1e-12) -> np.ndarray:
-    """Normalize(act(x W + b)), (..., D) -> (..., E): below the head of masked words, and of ModernBERT below all."""
+    """Normalize(act(x W + b)), (..., D) -> (..., E): below the logits of words, and of ModernBERT below all.
+
+    The logits are Normalize(act(x W + b)) E^T + c, E the table of token embeddings. Devlin et al., 2019, section 3.1.
+    """
     with scope("head"):
         h = tap("hidden", linear(x, **hidden))
         h = tap("activation", activation(h, out=spare(h)))
@@ -95,29 +98,3 @@ def transform_backward(
     grad = BACKWARDS[activation](stages.through_edit("activation", grad), stages["hidden"])
     grad, d_hidden = linear_backward(stages.through_edit("hidden", grad), x, **hidden)
     return grad, {"hidden": d_hidden, "norm": d_norm}
-
-
-def masked_words(
-    x: np.ndarray, activation: Activation, hidden: Linear, norm: Linear, output: Linear, eps: float = 1e-12
-) -> np.ndarray:
-    """The vocabulary's logits at each token, Normalize(act(x W + b)) E^T + c, (T, D) -> (T, V).
-
-    E is the table of token embeddings. Devlin et al., 2019, section 3.1.
-    """
-    return classify(transform(x, activation, hidden, norm, eps), output)
-
-
-def masked_words_backward(
-    grad: np.ndarray,
-    stages: Stages,
-    x: np.ndarray,
-    activation: Activation,
-    hidden: Linear,
-    norm: Linear,
-    output: Linear,
-    eps: float = 1e-12,
-) -> tuple[np.ndarray, dict[str, Any]]:
-    """Backward of `masked_words`: dx (T, D) and the gradients of W, b, the norm, E^T and c."""
-    grad, d_output = classify_backward(grad, stages, stages["head.norm"], output)
-    grad, grads = transform_backward(grad, stages, x, activation, hidden, norm, eps)
-    return grad, grads | d_output

@@ -61,9 +61,8 @@ def answer(weights: Mapping[str, Any], config: Config, x: np.ndarray, read: np.n
     """The head's answers from the last layer (T, D), and the row that is read of each text, or its mean (B, D)."""
     answers: dict[str, np.ndarray] = {}
     head, pooled = weights.get("head", {}), read
-    if "hidden" in head and config.head != "masked-lm":  # a head of every kind has this layer below its own
+    if "hidden" in head:
         x = pooled = below(weights, config, tap("pooled", read) if config.head in POOLED_HEADS else x)
-        head = {"output": head["output"]}
     if "pooler" in weights:
         pooled = heads.pool(read, ACTIVATIONS[config.pooler], **weights["pooler"])
     if config.head == "base":
@@ -71,18 +70,16 @@ def answer(weights: Mapping[str, Any], config: Config, x: np.ndarray, read: np.n
         if "pooler" in weights:
             answers["pooler_output"] = pooled
     elif config.head in POOLED_HEADS:
-        answers["logits"] = heads.classify(pooled, **head)
-    elif config.head in ("token-classification", "causal-lm"):
-        answers["logits"] = heads.classify(x, **head)
+        answers["logits"] = heads.classify(pooled, head["output"])
     elif config.head == "question-answering":
-        answers["start_logits"], answers["end_logits"] = heads.spans(x, **head)
+        answers["start_logits"], answers["end_logits"] = heads.spans(x, head["output"])
     else:
-        answers["logits"] = heads.masked_words(x, ACTIVATIONS[config.activation], **head, eps=config.eps)
+        answers["logits"] = heads.classify(x, head["output"])
     return answers
 
 
 def below(weights: Mapping[str, Any], config: Config, x: np.ndarray) -> np.ndarray:
-    """What the head's last layer reads: `heads.transform` of rows (..., D), or the rows where the head has none."""
+    """What the head's last layer reads of rows (..., D): a head of any kind may have `heads.transform` below it."""
     head = weights["head"]
     if "hidden" not in head:
         return x
@@ -104,20 +101,17 @@ def backward(
     reads_one = of_texts and not means and len(x) == len(batch.read)  # the forward computed only rows that are read
     row_indices = batch.read if reads_one else None
     read = x[batch.read] if row_indices is None else x
-    if "hidden" in head and config.head != "masked-lm":
+    if "hidden" in head:
         return _backward_below(grads, stages, weights, config, batch, row_indices)
     if of_texts:
         pooled = stages["pooled"] if "pooler" in weights else read
         grad, tree["head"] = heads.classify_backward(grads["logits"], stages, pooled, **head)
     elif config.head == "base":
         grad = grads["last_hidden_state"].copy() if "last_hidden_state" in grads else np.zeros_like(x)
-    elif config.head in ("token-classification", "causal-lm"):
-        grad, tree["head"] = heads.classify_backward(grads["logits"], stages, x, **head)
     elif config.head == "question-answering":
         grad, tree["head"] = heads.spans_backward(grads["start_logits"], grads["end_logits"], stages, x, **head)
     else:
-        activation = ACTIVATIONS[config.activation]
-        grad, tree["head"] = heads.masked_words_backward(grads["logits"], stages, x, activation, **head, eps=config.eps)
+        grad, tree["head"] = heads.classify_backward(grads["logits"], stages, x, **head)
     if "pooler" in weights and (of_texts or "pooler_output" in grads):
         d_pooled = grad if of_texts else grads["pooler_output"]
         activation = ACTIVATIONS[config.pooler]

@@ -149,7 +149,10 @@ def test_a_nonsense_size_is_named(field, value):
             "is_decoder: False is not supported for a causal-lm model, which predicts a token from those before; "
             "supported: True, or BertForMaskedLM for masked words",
         ),
-        ({"architectures": ["BertLMHeadModel"], "is_decoder": True, "add_cross_attention": True}, "add_cross_attention"),
+        (
+            {"architectures": ["BertLMHeadModel"], "is_decoder": True, "add_cross_attention": True},
+            "add_cross_attention",
+        ),
         ({"architectures": ["BertLMHeadModel"], "is_decoder": True, "eos_token_id": "x"}, "eos_token_id: expected"),
         ({"add_cross_attention": True}, "add_cross_attention"),
         ({"pruned_heads": {"0": [1]}}, "pruned_heads"),

@@ -40,17 +40,18 @@ def test_spans() -> None:
 
 def test_masked_words() -> None:
     rows, hidden, norm, output = normal(5, 8), group(8, 8), {"weight": normal(8), "bias": normal(8)}, group(8, 11)
-    logits = heads.masked_words(rows, gelu, hidden, norm, output, eps=1e-3)
+    logits = heads.classify(heads.transform(rows, gelu, hidden, norm, eps=1e-3), output)
     assert np.array_equal(logits, linear(layer_norm(gelu(linear(rows, **hidden)), **norm, eps=1e-3), **output))
 
 
 def test_stages() -> None:
     """A stage that is the output of a group of weights has that group's name."""
     heard: list[str] = []
+    norm = {"weight": normal(8), "bias": normal(8)}
     with listen(lambda name, array: heard.append(name) or array):
         heads.pool(normal(3, 8), tanh, **group(8, 8))
         heads.classify(normal(3, 8), group(8, 2))
         heads.spans(normal(3, 8), group(8, 2))
-        heads.masked_words(normal(3, 8), gelu, group(8, 8), {"weight": normal(8), "bias": normal(8)}, group(8, 5))
+        heads.classify(heads.transform(normal(3, 8), gelu, group(8, 8), norm), group(8, 5))
     pooling, masked = ["pooler", "pooled"], ["head.hidden", "head.activation", "head.norm", "logits"]
     assert heard == [*pooling, "logits", "start_logits", "end_logits", *masked]

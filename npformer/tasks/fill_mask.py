@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 
 from npformer import heads
-from npformer.activations import ACTIVATIONS
 from npformer.checks import whole
 from npformer.errors import NpformerError, warn
 from npformer.model import Model, expect_finite
@@ -18,6 +17,7 @@ from npformer.tasks.options import Options
 from npformer.tasks.task import Request, Task, probabilities, without_head
 from npformer.text.inputs import Pair, as_text, as_texts
 from npformer.text.tokenizer import special_token
+from npformer.transformer import below
 
 MASKS = 64  # masks whose scores over the whole vocabulary are in memory at once
 
@@ -161,9 +161,7 @@ class FillMask(Task):
 
 def word_logits(model: Model, states: np.ndarray, of: str) -> np.ndarray:
     """The masked-lm head's logits (T, V) at some rows of the last layer (T, D). of: what a row is, for errors."""
-    config = model.config
-    weights = model.weights["head"]
     with model.cores():
-        logits = heads.masked_words(states, ACTIVATIONS[config.activation], **weights, eps=config.eps)
+        logits = heads.classify(below(model.weights, model.config, states), model.weights["head"]["output"])
     expect_finite([{"logits": each} for each in logits], of)
     return logits
