@@ -54,8 +54,8 @@ GROUPS = {
     "ffn_norm": ("D", "D"),
     "norm": ("D", "D"),
     "pooler": ("DD", "D"),
-    "head.hidden": ("DE", "E"),
-    "head.norm": ("E", "E"),
+    "head.hidden": ("DH", "H"),
+    "head.norm": ("H", "H"),
     "head.output": ("HC", "C"),
 }
 TOKENS, PROJECTION = "embeddings.token.weight", "head.output.weight"
@@ -177,8 +177,7 @@ def own_to_tree(
     own = parameters(config)
     unknown = [name for name in flat if name not in own]
     if unknown:  # of another head, perhaps
-        heads = dict.fromkeys(family_of(config).architectures.values())
-        known = {name for head in heads for name in parameters(config, head)}
+        known = {name for head in family_of(config).all_heads for name in parameters(config, head)}
         unknown = [name for name in unknown if name not in known]
     return _build(flat, config, dtype, unknown, allow_nonfinite=allow_nonfinite)
 
@@ -196,7 +195,7 @@ _recent_sources = lru_cache(maxsize=4)(sources)  # for `module_path`, which is a
 def _known(config: Config) -> frozenset[str]:
     """All names that a checkpoint of this family and depth can have, with any head."""
     family = family_of(config)
-    heads = dict.fromkeys([config.head, *family.architectures.values()])
+    heads = dict.fromkeys([config.head, *family.all_heads])
     names = {name for head in heads for each in sources(config, head).values() for name in each.names + each.apart}
     return frozenset(names | family.stored_elsewhere(config))
 

@@ -1,8 +1,8 @@
 """ALBERT (Lan et al., 2020): narrow tables with a projection, and layers that share their weights (section 3.1).
 
 Layers are numbered as they run. A group of weights has one or more layers, which follow each other; in the published
-models one layer runs twelve times or more. The head for the order of sentences is not read: AlbertForPreTraining is
-read as its masked-word head.
+models one layer runs twelve times or more. AlbertForPreTraining is read as its masked-word head; head="next-sentence"
+reads the one for the order of sentences (0: in order, 1: swapped), which no class of transformers has alone.
 """
 
 from __future__ import annotations
@@ -72,13 +72,12 @@ ALBERT = EncoderTable(
             "head.norm": "predictions.LayerNorm",
             "head.output": "predictions.decoder",
         },
+        "next-sentence": {"pooler": "albert.pooler", "head.output": "sop_classifier.classifier"},
         "multiple-choice": {"pooler": "albert.pooler", "head.output": "classifier"},
     },
     twins={"predictions.decoder.bias": "predictions.bias"},
     lacking=frozenset({"pooler"}),
-    buffers=frozenset(
-        {"albert.embeddings.position_ids", "sop_classifier.classifier.weight", "sop_classifier.classifier.bias"}
-    ),
+    buffers=frozenset({"albert.embeddings.position_ids"}),
     stages={
         f"{LAYER}.attention": "layers.*.attention_norm",
         f"{LAYER}.activation": "layers.*.ffn.activation",

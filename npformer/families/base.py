@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping
+from collections.abc import Collection, Container, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -120,8 +120,13 @@ class Family:
 
     def check(self, config: Config) -> Config:
         """Checks a `Config` and returns it; the family must have its head."""
-        checks.one_of("head", config.head, self.architectures.values())
+        checks.one_of("head", config.head, self.all_heads)
         return config
+
+    @property
+    def all_heads(self) -> Collection[str]:
+        """The heads that can be read: those of the classes, and those that a class has beside another."""
+        return dict.fromkeys(self.architectures.values())
 
     def read_config(self, data: Mapping[str, Any], head: str | None) -> Config:
         """Makes a `Config` from the content of a config.json; head: another one than `architectures` names."""
@@ -132,7 +137,12 @@ class Family:
         raise NotImplementedError
 
     def architecture(self, config: Config) -> str:
-        """The class in Hugging Face's library that has this head."""
+        """The class in Hugging Face's library that has this head alone. Raises NpformerError if there is none."""
+        if config.head not in self.architectures.values():
+            raise NpformerError(
+                f"{self.model_type}: transformers has no class with the {config.head} head alone for config.json to "
+                "name, so this model cannot be written"
+            )
         return first(self.architectures, config.head)
 
     def layer_count(self, data: Mapping[str, Any]) -> int:

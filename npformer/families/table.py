@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping
+from collections.abc import Collection, Container, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -65,6 +65,10 @@ class EncoderTable(Family):
         checks.whole("vocab_size", config.vocab_size, 1, MOST)
         checks.whole("n_segments", config.n_segments, 1 if self.segments else 0, MOST if self.segments else 0)
         return super().check(config)
+
+    @property
+    def all_heads(self) -> Collection[str]:
+        return self.heads
 
     def read_config(self, data: Mapping[str, Any], head: str | None) -> Config:
         """Reads config.json.

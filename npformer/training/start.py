@@ -88,9 +88,9 @@ def companions(source: Path, config: Config, limit: int | None = None) -> dict[s
 
 def write_model(folder: Path, beside: Mapping[str, bytes], config: Config, tree: layout.Tree) -> None:
     """Writes a checkpoint folder: weights, the files `beside` them, and config.json last; each whole or not at all."""
+    description = json.dumps(write_config(config), indent=2, ensure_ascii=False) + "\n"
     arrays = layout.stored(tree, config)
     save_arrays(place_in_folder(folder / OWN_WEIGHTS), arrays, own_metadata(arrays))
-    description = json.dumps(write_config(config), indent=2, ensure_ascii=False) + "\n"
     for name, content in {**beside, CONFIG: description.encode()}.items():
         with written_whole(place_in_folder(folder / name)) as partial:
             partial.write_bytes(content)

@@ -17,7 +17,9 @@ from npformer.checkpoint.read import OWN_WEIGHTS
 from npformer.checkpoint.safetensors import read_tensors
 from npformer.errors import NpformerError
 from npformer.families import read_config, write_config
+from npformer.model import Model
 from npformer.training import Trainable, standard_rates
+from npformer.training.start import write_model
 from tests.support import tiny
 from tests.support.cli_runner import run
 
@@ -124,6 +126,24 @@ def test_a_model_for_pre_training_is_read_as_its_masked_word_head() -> None:
     assert all(np.array_equal(found[name], expected[name]) for name in found)
     base = to_tree({**tensors, **more}, read_config(described("ForPreTraining"), "base"))
     assert base.keys() == {"embeddings", "layers", "pooler"}
+
+
+def test_the_order_of_sentences_is_read_and_cannot_be_written(tmp_path: Path) -> None:
+    """No class of transformers has this head alone, and what names none would be read as another model."""
+    config = read_config(described("ForPreTraining"), "next-sentence")
+    assert (config.n_outputs, config.pooler) == (2, "tanh")
+    model = Model(config, tiny.weights(config))
+    assert model([[3, 1, 4], [1, 5, 9]]).logits.shape == (2, 2)
+    message = "albert: transformers has no class with the next-sentence head alone for config.json to name, so this"
+    for write in (
+        lambda: write_config(config),
+        lambda: write_model(tmp_path / "model", {}, config, dict(model.weights)),
+        lambda: npformer.trace(model, [3, 1, 4]).save(tmp_path / "trace.safetensors"),
+        lambda: golden.record(model, [3, 1, 4]).save(tmp_path / "golden.safetensors"),
+    ):
+        with pytest.raises(NpformerError, match=message):
+            write()
+    assert not list(tmp_path.iterdir())
 
 
 def test_the_masked_word_head_has_the_layers_activation() -> None:
