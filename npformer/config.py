@@ -15,6 +15,7 @@ ENCODER_HEADS = (
     "masked-lm",
     "next-sentence",
     "multiple-choice",
+    "replaced-token",
 )
 REREADING_HEADS = ("sequence-classification", "question-answering")  # a decoder can have them too: BART's
 #: causal-lm: the next word at each token; translation: an encoder-decoder that projects to the vocabulary.
@@ -268,5 +269,6 @@ class Config:
             "causal-lm": self.vocab_size,
             "next-sentence": 2,
             "multiple-choice": 1,
+            "replaced-token": 1,
             "translation": self.decoder.vocab_size,
         }[self.head]

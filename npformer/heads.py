@@ -98,3 +98,25 @@ def transform_backward(
     grad = BACKWARDS[activation](stages.through_edit("activation", grad), stages["hidden"])
     grad, d_hidden = linear_backward(stages.through_edit("hidden", grad), x, **hidden)
     return grad, {"hidden": d_hidden, "norm": d_norm}
+
+
+def replaced_tokens(x: np.ndarray, activation: Activation, hidden: Linear, output: Linear) -> np.ndarray:
+    """The logit that each token stands in another's place, act(x W + b) w + c, (T, D) -> (T,).
+
+    A sigmoid above 0.5 says replaced. Clark et al., 2020, section 2.
+    """
+    with scope("head"):
+        h = tap("hidden", linear(x, **hidden))
+        h = tap("activation", activation(h, out=spare(h)))
+    return tap("logits", linear(h, **output)[..., 0])
+
+
+def replaced_tokens_backward(
+    grad: np.ndarray, stages: Stages, x: np.ndarray, activation: Activation, hidden: Linear, output: Linear
+) -> tuple[np.ndarray, dict[str, Any]]:
+    """Backward of `replaced_tokens`: dx (T, D) and the gradients of W, b, w and c."""
+    grad, below = stages.through_edit("logits", grad)[..., None], stages.within("head")
+    grad, d_output = linear_backward(grad, below["activation"], **output)
+    grad = BACKWARDS[activation](below.through_edit("activation", grad), below["hidden"])
+    grad, d_hidden = linear_backward(below.through_edit("hidden", grad), x, **hidden)
+    return grad, {"hidden": d_hidden, "output": d_output}

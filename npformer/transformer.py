@@ -61,7 +61,7 @@ def answer(weights: Mapping[str, Any], config: Config, x: np.ndarray, read: np.n
     """The head's answers from the last layer (T, D), and the row that is read of each text, or its mean (B, D)."""
     answers: dict[str, np.ndarray] = {}
     head, pooled = weights.get("head", {}), read
-    if "hidden" in head:
+    if "norm" in head:
         x = pooled = below(weights, config, tap("pooled", read) if config.head in POOLED_HEADS else x)
     if "pooler" in weights:
         pooled = heads.pool(read, ACTIVATIONS[config.pooler], **weights["pooler"])
@@ -73,6 +73,8 @@ def answer(weights: Mapping[str, Any], config: Config, x: np.ndarray, read: np.n
         answers["logits"] = heads.classify(pooled, head["output"])
     elif config.head == "question-answering":
         answers["start_logits"], answers["end_logits"] = heads.spans(x, head["output"])
+    elif config.head == "replaced-token":
+        answers["logits"] = heads.replaced_tokens(x, ACTIVATIONS[config.activation], **head)
     else:
         answers["logits"] = heads.classify(x, head["output"])
     return answers
@@ -81,7 +83,7 @@ def answer(weights: Mapping[str, Any], config: Config, x: np.ndarray, read: np.n
 def below(weights: Mapping[str, Any], config: Config, x: np.ndarray) -> np.ndarray:
     """What the head's last layer reads of rows (..., D): a head of any kind may have `heads.transform` below it."""
     head = weights["head"]
-    if "hidden" not in head:
+    if "norm" not in head:
         return x
     return heads.transform(x, ACTIVATIONS[config.activation], head["hidden"], head["norm"], eps=config.eps)
 
@@ -97,21 +99,22 @@ def backward(
     if config.decoder:
         return reread_backward(grads, stages, weights, config, batch)
     x, head, tree = last_rows(stages, weights, config), weights.get("head", {}), {}
+    activation = ACTIVATIONS[config.activation]
     of_texts, means = config.head in POOLED_HEADS, config.pooling == "mean"
     reads_one = of_texts and not means and len(x) == len(batch.read)  # the forward computed only rows that are read
     row_indices = batch.read if reads_one else None
     read = x[batch.read] if row_indices is None else x
-    if "hidden" in head:
+    if "norm" in head:
         return _backward_below(grads, stages, weights, config, batch, row_indices)
-    if of_texts:
-        pooled = stages["pooled"] if "pooler" in weights else read
-        grad, tree["head"] = heads.classify_backward(grads["logits"], stages, pooled, **head)
-    elif config.head == "base":
+    if config.head == "base":
         grad = grads["last_hidden_state"].copy() if "last_hidden_state" in grads else np.zeros_like(x)
     elif config.head == "question-answering":
         grad, tree["head"] = heads.spans_backward(grads["start_logits"], grads["end_logits"], stages, x, **head)
+    elif config.head == "replaced-token":
+        grad, tree["head"] = heads.replaced_tokens_backward(grads["logits"], stages, x, activation, **head)
     else:
-        grad, tree["head"] = heads.classify_backward(grads["logits"], stages, x, **head)
+        rows = (stages["pooled"] if "pooler" in weights else read) if of_texts else x
+        grad, tree["head"] = heads.classify_backward(grads["logits"], stages, rows, **head)
     if "pooler" in weights and (of_texts or "pooler_output" in grads):
         d_pooled = grad if of_texts else grads["pooler_output"]
         activation = ACTIVATIONS[config.pooler]
@@ -143,9 +146,8 @@ def _backward_below(
     else:
         grad, d_head = heads.classify_backward(grads["logits"], stages, normed, head["output"])
     rows, activation = stages["pooled"] if of_texts else x, ACTIVATIONS[config.activation]
-    grad, d_below = heads.transform_backward(
-        grad, stages, rows, activation, head["hidden"], head["norm"], eps=config.eps
-    )
+    layers = head["hidden"], head["norm"]
+    grad, d_below = heads.transform_backward(grad, stages, rows, activation, *layers, eps=config.eps)
     if of_texts:
         grad = stages.through_edit("pooled", grad)
         if config.pooling == "mean":
@@ -198,10 +200,8 @@ def relatives(
         layers = [Relative(batch.places, bias)] * config.n_layers
     elif config.rotary_theta:
         dtype = weights["embeddings"]["token"]["weight"].dtype
-        of_all = Relative(
-            batch.places, rotation=rotary_angles(batch.positions, config.d_head, config.rotary_theta, dtype)
-        )
-        local = of_all
+        angles = rotary_angles(batch.positions, config.d_head, config.rotary_theta, dtype)
+        local = of_all = Relative(batch.places, rotation=angles)
         if config.local_layers:
             angles = rotary_angles(batch.positions, config.d_head, config.local_theta, dtype)
             local = Relative(batch.places, window=config.window // 2, rotation=angles)

@@ -33,7 +33,7 @@ pytestmark = pytest.mark.numbers
 # Two float64 runs differ by the order in which they add: some units of 2^-53 at each of some hundred steps.
 FLOAT64 = 1e-13
 BUNDLED = Path(__file__).parent.parent / "weights" / "distilbert-sst2"
-PER_TOKEN_HEADS = ("base", "token-classification", "question-answering", "masked-lm", "causal-lm")
+PER_TOKEN_HEADS = ("base", "token-classification", "question-answering", "masked-lm", "causal-lm", "replaced-token")
 
 
 @cache

@@ -44,6 +44,12 @@ def test_masked_words() -> None:
     assert np.array_equal(logits, linear(layer_norm(gelu(linear(rows, **hidden)), **norm, eps=1e-3), **output))
 
 
+def test_replaced_tokens() -> None:
+    rows, hidden, output = normal(5, 8), group(8, 8), group(8, 1)
+    logits = heads.replaced_tokens(rows, relu, hidden, output)
+    assert np.array_equal(logits[:, None], linear(relu(linear(rows, **hidden)), **output))
+
+
 def test_stages() -> None:
     """A stage that is the output of a group of weights has that group's name."""
     heard: list[str] = []
@@ -53,5 +59,7 @@ def test_stages() -> None:
         heads.classify(normal(3, 8), group(8, 2))
         heads.spans(normal(3, 8), group(8, 2))
         heads.classify(heads.transform(normal(3, 8), gelu, group(8, 8), norm), group(8, 5))
+        heads.replaced_tokens(normal(3, 8), gelu, group(8, 8), group(8, 1))
     pooling, masked = ["pooler", "pooled"], ["head.hidden", "head.activation", "head.norm", "logits"]
-    assert heard == [*pooling, "logits", "start_logits", "end_logits", *masked]
+    replaced = ["head.hidden", "head.activation", "logits"]
+    assert heard == [*pooling, "logits", "start_logits", "end_logits", *masked, *replaced]

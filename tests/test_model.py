@@ -195,6 +195,7 @@ SHAPES = {  # the answers of three texts of up to seven tokens; D = 36, the last
     "causal-lm": {"logits": (3, 7, len(tiny.VOCABULARY))},
     "next-sentence": {"logits": (3, 2)},
     "multiple-choice": {"logits": (3, 2)},
+    "replaced-token": {"logits": (3, 7)},
 }
 
 

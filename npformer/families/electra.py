@@ -1,7 +1,6 @@
 """ELECTRA (Clark et al., 2020): BERT without a pooler, in some sizes with tables narrower than the layers.
 
-The generator has the masked-word head, the discriminator is the base of the other heads. The discriminator's own head,
-which detects replaced tokens, is not read: a checkpoint with it (ElectraForPreTraining) is a base model.
+The generator has the masked-word head, the discriminator that for replaced tokens, and is the base of the other heads.
 """
 
 from __future__ import annotations
@@ -32,13 +31,13 @@ ELECTRA = EncoderTable(
     segments="type_vocab_size",
     architectures={
         "ElectraModel": "base",
-        "ElectraForPreTraining": "base",
         "ElectraForSequenceClassification": "sequence-classification",
         "ElectraForTokenClassification": "token-classification",
         "ElectraForQuestionAnswering": "question-answering",
         "ElectraForMaskedLM": "masked-lm",
         "ElectraForMultipleChoice": "multiple-choice",
         "ElectraForCausalLM": "causal-lm",
+        "ElectraForPreTraining": "replaced-token",
     },
     ids={"pad_token_id": 0},
     prefix="electra.",
@@ -65,27 +64,24 @@ ELECTRA = EncoderTable(
         "masked-lm": WORDS,
         "causal-lm": WORDS,
         "multiple-choice": {"pooler": "sequence_summary.summary", "head.output": "classifier"},
+        "replaced-token": {
+            "head.hidden": "discriminator_predictions.dense",
+            "head.output": "discriminator_predictions.dense_prediction",
+        },
     },
     supported={  # the generator's head has GELU, whatever activation the layers have
         "masked-lm": {"hidden_act": "gelu"},
         "causal-lm": {"hidden_act": "gelu"},
         "multiple-choice": {"summary_type": "first", "summary_use_proj": True, "summary_activation": "gelu"},
     },
-    buffers=frozenset(
-        {
-            "electra.embeddings.position_ids",
-            "discriminator_predictions.dense.weight",
-            "discriminator_predictions.dense.bias",
-            "discriminator_predictions.dense_prediction.weight",
-            "discriminator_predictions.dense_prediction.bias",
-        }
-    ),
+    buffers=frozenset({"electra.embeddings.position_ids"}),
     stages={
         "electra.encoder.layer.*.attention.self": "layers.*.attention.combined",
         "electra.encoder.layer.*.attention": "layers.*.attention_norm",
         "electra.encoder.layer.*.intermediate": "layers.*.ffn.activation",
         "electra.encoder.layer.*": "layers.*.ffn_norm",
         "electra.embeddings": "embeddings.norm",
+        "discriminator_predictions": "logits",
         "classifier": "logits",
         "generator_predictions": "head.norm",
     },

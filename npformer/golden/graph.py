@@ -147,7 +147,8 @@ def _head(config: Config, weights: Mapping[str, Any], x: str) -> Parents:
     if config.head in POOLED_HEADS and "pooler.weight" not in weights and "head.hidden.weight" in weights:
         of |= {"pooled": (x,), "head.hidden": ("pooled",)}
     read = "pooled" if "pooler.weight" in weights and config.head not in ("base", "masked-lm") else x
-    read = "head.norm" if "head.hidden.weight" in weights else read
+    if "head.hidden.weight" in weights:
+        read = "head.norm" if "head.norm.weight" in weights else "head.activation"
     of |= dict.fromkeys(("logits", "start_logits", "end_logits"), (read,))
     return of | {f"{name}probabilities": (f"{name}logits",) for name in ("", "start_", "end_")}
 

@@ -59,8 +59,8 @@ def read(golden: Golden, arrays: Mapping[str, Any], names: Mapping[str, str] | N
             result.weights[weights.get(name, str(ours))] = as_array(name, value)
         elif plain in ids:
             _check_ids(ids[plain], number, as_array(name, value))
-        elif ours == "spans":
-            for column, each in enumerate(("start_logits", "end_logits")):
+        elif ours == "columns":
+            for column, each in enumerate(table.COLUMNS[golden.config.head]):
                 found.setdefault(each, {})[number] = as_array(name, value)[..., column]
         elif ours:
             found.setdefault(ours, {})[number] = as_array(name, value)
@@ -79,8 +79,8 @@ def stage_names(golden: Golden) -> dict[str, str]:
     config = golden.config
     prefix = family_of(config).prefix
     names = {path: stage for path, stage in table.modules(config).items() if stage in golden.stages}
-    if config.head == "question-answering" and {"start_logits", "end_logits"} & set(golden.stages):
-        names[str(module_path(config, "head.output"))] = "spans"
+    if set(table.COLUMNS.get(config.head, ())) & set(golden.stages):
+        names[str(module_path(config, "head.output"))] = "columns"
     names |= {path.removeprefix(prefix): stage for path, stage in names.items()}
     layers = [f"layers.{i}" for i in range(config.n_layers)]
     after_sum = [each for each in ("project", "norm") if module_path(config, f"embeddings.{each}")]
@@ -125,18 +125,19 @@ def as_array(name: str, value: Any) -> np.ndarray:
 def _place(golden: Golden, name: str, given: dict[int, np.ndarray], result: Theirs) -> None:
     """Adds a stage to `result`, given as one array for all texts (number -1) or as one for each text."""
     shapes = [array.shape for array in golden.truth[name]]
+    axes = token_axes(name, shapes[0], golden.config.head)
     if -1 not in given and set(given) != set(range(len(shapes))):
         result.problems[name] = f"expected one array a text, 0 to {len(shapes) - 1}, got {sorted(given)}"
         return
     if -1 in given:
-        parts = per_text(name, given[-1], shapes)
-        if parts is not None and given[-1].ndim == len(shapes[0]) + 1 and token_axes(name, shapes[0]) == (0,):
+        parts = per_text(name, given[-1], shapes, axes)
+        if parts is not None and given[-1].ndim == len(shapes[0]) + 1 and axes == (0,):
             if golden.sources and (name.startswith("encoder.") or name.endswith(OF_SOURCE)):
                 result.source_width = max(result.source_width, given[-1].shape[1])
             else:
                 result.width = max(result.width, given[-1].shape[1])
     else:
-        each = [per_text(name, given[i], [shape]) for i, shape in enumerate(shapes)]
+        each = [per_text(name, given[i], [shape], axes) for i, shape in enumerate(shapes)]
         parts = None if None in [part and 1 for part in each] else [part[0] for part in each if part]
     if parts is None:
         got = given[-1].shape if -1 in given else [given[i].shape for i in range(len(shapes))]
@@ -145,16 +146,17 @@ def _place(golden: Golden, name: str, given: dict[int, np.ndarray], result: Thei
         result.stages[name] = parts
 
 
-def per_text(name: str, array: np.ndarray, shapes: list[tuple[int, ...]]) -> list[np.ndarray] | None:
-    """Cuts a stage in any known layout into one array for each text; None for another shape.
+def per_text(
+    name: str, array: np.ndarray, shapes: list[tuple[int, ...]], axes: tuple[int, ...]
+) -> list[np.ndarray] | None:
+    """Cuts a stage in any known layout into one array for each text; None for another shape. axes: as `token_axes`.
 
     The layouts: (T, ...), packed, the texts one after another; (B, L, ...), padded on the right, L at least the longest
     text; (B L, ...), the same as rows; (B, L, H, K) in place of (B, H, L, K); (1, L, D), positions for all texts.
     """
-    for read_as in _layouts(name, array, shapes):
+    for read_as in _layouts(array, shapes, axes):
         if len(read_as) == 1 and name.endswith("embeddings.position"):
             read_as = np.broadcast_to(read_as, (len(shapes), *read_as.shape[1:]))
-        axes = token_axes(name, shapes[0])
         fits = read_as.ndim == len(shapes[0]) + 1 and len(read_as) == len(shapes)
         if fits and all(
             size >= part if axis in axes else size == part
@@ -162,32 +164,32 @@ def per_text(name: str, array: np.ndarray, shapes: list[tuple[int, ...]]) -> lis
             for axis, (size, part) in enumerate(zip(read_as.shape[1:], shape, strict=True))
         ):
             return [each[tuple(slice(size) for size in shape)] for each, shape in zip(read_as, shapes, strict=True)]
-    if token_axes(name, shapes[0])[:1] == (0,) and array.shape == (sum(s[0] for s in shapes), *shapes[0][1:]):
+    if axes[:1] == (0,) and array.shape == (sum(s[0] for s in shapes), *shapes[0][1:]):
         return np.split(array, np.cumsum([shape[0] for shape in shapes])[:-1])
     return None
 
 
-def _layouts(name: str, array: np.ndarray, shapes: list[tuple[int, ...]]) -> Iterator[np.ndarray]:
+def _layouts(array: np.ndarray, shapes: list[tuple[int, ...]], axes: tuple[int, ...]) -> Iterator[np.ndarray]:
     """Yields the array with a batch axis in front, in each possible reading of its shape."""
     rank = len(shapes[0])
     if array.ndim == rank and len(shapes) == 1:
         yield array[None]
     if array.ndim == rank + 1:
         yield array
-        if token_axes(name, shapes[0]) == (1,):  # by head
+        if axes == (1,):  # by head
             yield array.swapaxes(1, 2)
-    if array.ndim == rank and token_axes(name, shapes[0]) == (0,) and len(array) % len(shapes) == 0:
+    if array.ndim == rank and axes == (0,) and len(array) % len(shapes) == 0:
         longest = max(shape[0] for shape in shapes)
         if len(array) == longest * len(shapes):
             yield array.reshape(len(shapes), longest, *array.shape[1:])
 
 
-def token_axes(name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Returns the axes of one text's array that count its tokens."""
+def token_axes(name: str, shape: tuple[int, ...], head: str) -> tuple[int, ...]:
+    """Returns the axes of one text's array that count its tokens, in a model with this head."""
     stage = table.find(name)
     symbols = stage.shape if stage else ""
     if " or " in symbols:
-        return (0,) if len(shape) == 2 else ()
+        return (0,) if len(shape) == 2 or head == "replaced-token" else ()
     return tuple(i for i, symbol in enumerate(symbols.strip("()").split(",")) if symbol.strip() == "T")
 
 
@@ -207,7 +209,7 @@ def _ids(golden: Golden) -> dict[str, list[Text]]:
 def _check_ids(texts: list[Text], number: int, ids: np.ndarray) -> None:
     shapes = [text.ids.shape for text in texts]
     if number == -1:
-        given = per_text("start_logits", ids, shapes)  # a number a token
+        given = per_text("ids", ids, shapes, (0,))
     else:
         given = [ids] * len(shapes) if number < len(shapes) else None
     for i, text in enumerate(texts):

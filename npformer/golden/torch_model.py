@@ -180,6 +180,8 @@ def _inputs(golden: Golden) -> Iterator[tuple[str, str]]:
         ends["attention_residual"] = "ffn_norm"
     if any(stage.endswith(".ffn.gated") for stage in golden.stages):
         ends["ffn.gated"] = ends.pop("ffn.activation")
+    if module_path(golden.config, "head.norm") is None:
+        ends["head.activation"] = "head.output"
     for stage in table.names(golden.config):
         for end, group in ends.items():
             if stage.endswith(end):

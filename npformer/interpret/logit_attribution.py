@@ -258,7 +258,7 @@ class _Walk:
             heads[i, :own, : len(stages.ids)] = self.attention(f"{here}attention", layer)
         embeddings = self.embeddings(weights["embeddings"])
         lens = np.stack([self.lens(i) for i in range(count + 1)])
-        at = [each.place[-1] if each.answer == "logits" else 0 for each in (self.logit, *self.against)]
+        at = [each.place[-1] if lens.shape[1] > 1 else 0 for each in (self.logit, *self.against)]
         value = float(self.answers[self.logit.answer][self.logit.place])
         seen = lens[:, at[0]].astype(np.float64)
         for each, column in zip(self.against, at[1:], strict=True):
@@ -291,14 +291,14 @@ class _Walk:
     # --- the way down ------------------------------------------------------------------------------------------------
 
     def head(self) -> None:
-        """Starts at the logit: through the last linear layer, and the pooler or the head of masked words."""
+        """Starts at the logit: through the last linear layer, and the pooler or what is below it in the head."""
         config, weights, stages = self.model.config, self.model.weights, self.stages
         output = weights["head"]["output"]
         columns = {"start_logits": 0, "end_logits": 1}
         self.u: np.ndarray = np.zeros(output["weight"].shape[0])
         bias = 0.0
         for each, sign in [(self.logit, 1), *((each, -1) for each in self.against)]:
-            column = columns.get(each.answer, each.place[-1])
+            column = columns.get(each.answer, each.place[-1] if output["weight"].shape[1] > 1 else 0)
             self.u += sign * output["weight"][:, column].astype(np.float64)
             bias += sign * float(output["bias"][column]) if "bias" in output else 0.0
         self.biases["logits"] = bias
@@ -307,7 +307,8 @@ class _Walk:
             self.linear("pooler", weights["pooler"])
         if "hidden" in weights["head"]:
             head, at = weights["head"], ... if config.head in POOLED_HEADS else self.row
-            self.norm("head.norm", stages["head.activation"][at], head["norm"])
+            if "norm" in head:
+                self.norm("head.norm", stages["head.activation"][at], head["norm"])
             self.gate(stages["head.hidden"][at], stages["head.activation"][at])
             self.linear("head.hidden", head["hidden"])
 

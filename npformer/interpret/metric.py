@@ -102,6 +102,11 @@ def logits_asked(
     if head == "question-answering":
         return _span(label, position, answers, caller)
     logits = answers["logits"]
+    if head == "replaced-token":
+        if label is not None:
+            raise NpformerError(f"{caller}: {label!r:.80}: a {head} model has one logit a token, so leave it out")
+        places = range(len(logits)) if position is None else [_position(position, len(logits), caller)]
+        return [Logit(f"the logit that token {at} is replaced", "logits", (at,)) for at in places]
     if position is None:
         if head == "causal-lm":  # the word after the text
             positions: Sequence[int] = [len(logits) - 1]

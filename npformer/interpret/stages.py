@@ -82,10 +82,10 @@ _AFTER = (
     Stage("head.hidden", "(T, E)", "Z W + b", "functions.linear"),
     Stage("head.activation", "(T, E)", "act(hidden)", "activations.gelu"),
     Stage("head.norm", "(T, E)", "Normalize(activation)", "functions.layer_norm", "mlm_head.ln.hook_normalized"),
-    Stage("logits", "(C,) or (T, C)", "features W + b", "functions.linear"),
+    Stage("logits", "(C,) or (T,) or (T, C)", "features W + b", "functions.linear"),
     Stage("start_logits", "(T,)", "Z W + b, column 0", "heads.spans"),
     Stage("end_logits", "(T,)", "Z W + b, column 1", "heads.spans"),
-    Stage("probabilities", "(C,) or (T, C)", "softmax(logits)", "functions.softmax"),
+    Stage("probabilities", "(C,) or (T,) or (T, C)", "softmax(logits)", "functions.softmax"),
     Stage("start_probabilities", "(T,)", "softmax(start_logits)", "functions.softmax"),
     Stage("end_probabilities", "(T,)", "softmax(end_logits)", "functions.softmax"),
 )
@@ -98,6 +98,8 @@ def _in_layer(stage: Stage) -> Stage:
 #: Every stage, in firing order.
 STAGES = (*_BEFORE, *map(_in_layer, _LAYER), *_AFTER)
 _BY_NAME = {stage.name: stage for stage in STAGES}
+#: Heads whose answers are columns of the output of their last layer.
+COLUMNS = {"question-answering": ("start_logits", "end_logits"), "replaced-token": ("logits",)}
 
 _NUMBER = re.compile(r"(?<=layers\.)\d+(?=\.)")
 
@@ -140,6 +142,8 @@ def formula(name: str, config: Config | None) -> str:
     'Z = Normalize(Y + B)'
     """
     stage = find(name)
+    if name == "probabilities" and config and config.head == "replaced-token":
+        return "sigmoid(logits)"
     own = _NORM_FIRST.get(_NUMBER.split(name)[-1].removeprefix(".")) if config and config.norm_first else None
     return own or (stage.formula if stage else "")
 
@@ -150,9 +154,13 @@ def module(config: Config, name: str) -> str:
     >>> module(npformer.load("distilbert-sst2").config, "layers.0.attention.query")
     'distilbert.transformer.layer.0.attention.q_lin'
     """
-    group = "head.output" if name == "logits" else name
-    path = module_path(config, group)
+    path = module_path(config, _group(config, name))
     return path or next((path for path, runs in module_runs(config).items() if name in runs), "")
+
+
+def _group(config: Config, name: str) -> str:
+    """Returns the group of weights whose output a stage is, if there is one of this name."""
+    return "head.output" if name == "logits" and config.head not in COLUMNS else name
 
 
 def modules(config: Config) -> dict[str, str]:
@@ -171,8 +179,7 @@ def module_runs(config: Config) -> dict[str, list[str]]:
         return {}
     found: dict[str, list[str]] = {}
     for name in names(config):
-        group = "head.output" if name == "logits" and config.head != "question-answering" else name
-        if (path := module_path(config, group)) is not None:
+        if (path := module_path(config, _group(config, name))) is not None:
             found[path] = [*found.get(path, []), name]
     for pattern, stage in family.stages.items():
         for layer in range(config.n_layers) if "*" in stage else [0]:

@@ -327,6 +327,8 @@ def post_process(config: Config, answers: Sequence[Mapping[str, np.ndarray]]) ->
             tap(f"{name}_probabilities", np.concatenate([softmax(answer[f"{name}_logits"]) for answer in answers]))
     elif config.head == "multiple-choice":
         tap("probabilities", softmax(np.stack([answer["logits"] for answer in answers]), axis=0))
+    elif config.head == "replaced-token":
+        probabilities(np.concatenate([answer["logits"] for answer in answers]), "sigmoid")
     elif config.head in POOLED_HEADS:
         function = default_function(config) if config.labels else "softmax"
         probabilities(np.stack([answer["logits"] for answer in answers]), function)

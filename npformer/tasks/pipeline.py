@@ -46,7 +46,7 @@ DEFAULTS = dict.fromkeys(("text-classification", "sentiment-analysis"), "distilb
 
 #: A model's head -> the task of a pipeline that is made without a task.
 TASK_OF = {
-    "base": "feature-extraction",
+    **dict.fromkeys(("base", "replaced-token"), "feature-extraction"),
     "sequence-classification": "text-classification",
     "token-classification": "token-classification",
     "question-answering": "question-answering",
@@ -168,7 +168,8 @@ def _default(task: str | None, name: str | None) -> str:
 
 def tasks_of(config: Config) -> list[str]:
     """The tasks that a model serves, that of its head first; every encoder gives vectors, whatever its head."""
-    own = [TASK_OF[config.head]] if config.head in TASK_OF.keys() - {"base"} else []
+    task = TASK_OF.get(config.head, "feature-extraction")
+    own = [task] if task != "feature-extraction" else []
     knows_entailment = any(label.lower().startswith("entail") for label in config.labels)
     more = ["zero-shot-classification"] if knows_entailment else []
     more += ["sparse-embedding"] if config.head == "masked-lm" else []

@@ -53,7 +53,7 @@ class Example:
     ----------
     text : Text; for multiple choice the list of choices
     target : int or array of int
-        A label's number; for a head on tokens one for each token, -100 for those without a target; for question
+        A label's number; for a head on tokens one for each token (1: replaced), -100 for those without; for question
         answering the first and the last token of the answer; for translation the target's token ids.
 
     Examples
@@ -74,7 +74,7 @@ class HeadLoss:
     """The cross-entropy of an encoder's head.
 
     It is over the labels, the vocabulary or the choices; for question answering it is the mean of the cross-entropies
-    over the tokens of the answer's start and of its end.
+    over the tokens of the answer's start and of its end; for replaced tokens it is binary, of each token.
 
     Parameters
     ----------
@@ -113,7 +113,7 @@ class HeadLoss:
         return tuple(map(len, _texts(example)))
 
     def count(self, example: Example, /) -> int:
-        if self.config.head in ("token-classification", "masked-lm", "causal-lm"):
+        if self.config.head in ("token-classification", "masked-lm", "causal-lm", "replaced-token"):
             return int((np.asarray(example.target) != IGNORE_INDEX).sum())
         return 1 if self.config.head == "question-answering" else int(example.target != IGNORE_INDEX)
 
@@ -134,8 +134,11 @@ class HeadLoss:
             return self._spans(answers, targets, lengths, count)
         logits = answers["logits"]
         rows = logits.reshape(len(targets), -1) if head == "multiple-choice" else logits
+        if head == "replaced-token":  # softmax(0, x) = (1 - sigmoid(x), sigmoid(x))
+            rows = np.stack([np.zeros_like(logits), logits], axis=-1)
         wanted = np.concatenate([np.asarray(target).reshape(-1) for target in targets])
         loss, right, grad = self._rows(rows, wanted, count)
+        grad = grad[:, 1] if head == "replaced-token" else grad
         return loss, right, {"logits": grad.reshape(logits.shape)}
 
     def _rows(self, logits: np.ndarray, targets: np.ndarray, count: int) -> tuple[float, int, np.ndarray]:

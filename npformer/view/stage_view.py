@@ -36,6 +36,7 @@ class Step:
     formula: str = ""
     function: str = ""
     elsewhere: str = ""
+    of_tokens: bool = False  # whether it has one number a token, and nothing else
 
     @property
     def section(self) -> str:
@@ -71,7 +72,7 @@ class Step:
         path = self.name.split(".")
         if path[-1] in ("scores", "weights"):
             return "keys" if "cross_attention" in path else self.rows
-        if self.array.ndim == 1 and path[-1].startswith(("start_", "end_")):
+        if self.of_tokens:
             return "queries"
         return "labels" if self.name in ("logits", "probabilities") else ""
 
@@ -166,7 +167,9 @@ def _step(name: str, array: np.ndarray, source: Any, formulas: Mapping[str, str]
     known = source.row(name) if hasattr(source, "row") else summary(name, [array], None)
     names = {"Hugging Face": known.huggingface, "TransformerLens": known.transformerlens}
     elsewhere = ", ".join(f"{library}: {path}" for library, path in names.items() if path)
-    return Step(name, array, formulas.get(name, known.formula), known.function, elsewhere)
+    head = getattr(getattr(source, "config", None), "head", "")
+    of_tokens = array.ndim == 1 and (name.split(".")[-1].startswith(("start_", "end_")) or head == "replaced-token")
+    return Step(name, array, formulas.get(name, known.formula), known.function, elsewhere, of_tokens)
 
 
 def texts_of(text: Any, both: Sides) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""What sets ELECTRA apart: narrow tables, two models in one family, a GELU in every head, and heads that are not read."""
+"""What sets ELECTRA apart: narrow tables, two models in one family, each with its own head, and a GELU in the others."""
 
 from __future__ import annotations
 
@@ -12,11 +12,14 @@ import pytest
 
 import npformer
 from npformer import golden
+from npformer.activations import gelu
 from npformer.checkpoint import convert, flatten, load_folder, to_torch, to_tree
 from npformer.checkpoint.safetensors import write_tensors
 from npformer.errors import NpformerError
 from npformer.families import read_config
-from npformer.training import standard_rates
+from npformer.functions import linear
+from npformer.tasks.pipeline import tasks_of
+from npformer.training import Example, HeadLoss, standard_rates
 from npformer.training.start import start
 from tests.support import tiny
 from tests.support.cli_runner import run
@@ -39,14 +42,93 @@ def checkpoint(path: Path, name: str) -> Path:
     return path
 
 
-def test_a_discriminator_with_its_own_head_is_a_base_model(tmp_path: Path) -> None:
-    """Without a warning, which pytest would raise: the head's tensors are known, but not read."""
-    model = npformer.load(checkpoint(tmp_path / "torch", "ForPreTraining"))
-    assert model.config == read_config(described("Model"))
-    assert model([3, 1, 4]).keys() == {"last_hidden_state"}
-    back = convert(tmp_path / "torch", tmp_path / "back", to="npformer")
-    assert read_config(json.loads((back / "config.json").read_text())) == model.config
-    assert json.loads((back / "config.json").read_text())["architectures"] == ["ElectraModel"]
+def test_a_discriminator_has_a_logit_a_token(tmp_path: Path) -> None:
+    """In any layout; its head is as wide as the layers, whose activation it has, and not as the narrow tables."""
+    folder = checkpoint(tmp_path / "torch", "ForPreTraining")
+    own = convert(folder, tmp_path / "own")
+    assert json.loads((own / "config.json").read_text())["architectures"] == ["ElectraForPreTraining"]
+    for each in (folder, own, convert(own, tmp_path / "back", to="torch")):
+        model = npformer.load(each)
+        assert model.config == read_config(described("ForPreTraining"))
+        hidden, output = (model.weights["head"][name] for name in ("hidden", "output"))
+        assert (hidden["weight"].shape, output["weight"].shape) == ((6, 6), (6, 1))
+        x = npformer.load(each, head="base")([3, 1, 4]).last_hidden_state[0]
+        expected = linear(gelu(linear(x, **hidden)), **output)[:, 0]
+        logits = model([3, 1, 4]).logits
+        assert logits.shape == (1, 3)
+        np.testing.assert_allclose(logits[0], expected, rtol=0, atol=1e-6 * np.abs(expected).max())  # other sums
+
+
+def test_a_discriminator_s_own_head_is_left_out_where_another_is_asked_for(tmp_path: Path) -> None:
+    """Without a warning, which pytest would raise; one of another head that the file lacks is missing."""
+    folder = checkpoint(tmp_path / "torch", "ForPreTraining")
+    base = npformer.load(folder, head="base")
+    assert base.config == read_config(described("Model"))
+    assert base([3, 1, 4]).keys() == {"last_hidden_state"}
+    with pytest.raises(NpformerError, match=r"missing: head.norm.weight \(generator_predictions.LayerNorm.weight\)"):
+        npformer.load(folder, head="masked-lm")
+    with pytest.raises(NpformerError, match=r"missing: head.hidden.weight \(discriminator_predictions.dense.weight\)"):
+        npformer.load(checkpoint(tmp_path / "base", "Model"), head="replaced-token")
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_a_discriminator_gives_vectors_as_its_encoder_does(own: bool, tmp_path: Path) -> None:
+    """Its head has no task, so that a pipeline without one gives the vectors of tokens."""
+    folder = tiny.folder(tmp_path / "model", "electra", "replaced-token", own=own)
+    base = npformer.load(folder, head="base")
+    assert tasks_of(npformer.load(folder).config) == ["feature-extraction", "sentence-embedding"]
+    for task in (None, "feature-extraction", "sentence-embedding"):
+        made = npformer.pipeline(task, folder)
+        assert made.model.config == base.config
+        again = npformer.pipeline(task or "feature-extraction", base)
+        assert np.array_equal(made("I love it"), again("I love it"))
+    with pytest.raises(NpformerError, match="fill-mask takes a masked-lm model, this one is a replaced-token model"):
+        npformer.pipeline("fill-mask", folder)
+
+
+def test_a_port_of_the_discriminator_is_compared_and_diagnosed() -> None:
+    """By our stage, by either module, padded: the last linear layer has a column that its head takes off."""
+    model, texts = tiny.model("electra", "replaced-token"), ["I love ice cream", "no", "is it"]
+    reference, t = golden.record(model, texts), npformer.trace(model, texts)
+    padded = np.zeros((3, 6), np.float32)
+    for row, logits in zip(padded, t["logits"], strict=True):
+        row[: len(logits)] = logits
+    names = {"logits": padded, "discriminator_predictions": padded}
+    names["discriminator_predictions.dense_prediction"] = padded[..., None]
+    for name, array in names.items():
+        comparison = golden.compare(reference, {name: array})
+        assert [row.stage for row in comparison.rows] == ["logits"]
+        assert comparison.ok
+    arrays = {f"{i}/{name}": each for name in t for i, each in enumerate(t.texts(name))}
+    output = model.weights["head"]["output"]
+    for stage, bias, cause in (("activation", 0.0, "missing bias"), ("hidden", output["bias"], "another stage")):
+        made = [linear(x, output["weight"])[:, 0] + bias for x in t[f"head.{stage}"]]
+        wrong = arrays | {f"{i}/logits": each for i, each in enumerate(made)}
+        diagnosis = golden.diagnose(reference, wrong, model)
+        assert diagnosis.stage == "logits"
+        assert diagnosis.mistake.startswith(cause)
+
+
+def test_its_logits_are_shown_by_token() -> None:
+    shown = npformer.view.stages(tiny.model("electra", "replaced-token"), "I love it")
+    assert [step.name for step in shown.steps if step.columns == "queries" and step.array.ndim == 1] == [
+        "logits",
+        "probabilities",
+    ]
+    assert shown.steps[-1].formula == "sigmoid(logits)"
+
+
+def test_a_replaced_token_is_learned() -> None:
+    """Binary cross-entropy of each token that has a target, and its gradient, against the sigmoid written out."""
+    config = tiny.config("electra", "replaced-token")
+    logits, targets = np.array([-2.0, 0.5, 3.0, 0.0]), np.array([0, 0, 1, -100])
+    texts = [targets[:3], targets[3:]]
+    loss, right, grads = HeadLoss(config).losses({"logits": logits}, texts, np.array([3, 1]), 3)
+    p, y = 1 / (1 + np.exp(-logits[:3])), targets[:3]
+    assert loss == pytest.approx(-np.mean(y * np.log(p) + (1 - y) * np.log(1 - p)))
+    assert right == 2
+    np.testing.assert_allclose(grads["logits"], [*(p - y) / 3, 0], rtol=1e-12)
+    assert [HeadLoss(config).count(Example(None, each)) for each in texts] == [3, 0]
 
 
 def test_the_encoder_of_any_head_is_a_base_model(tmp_path: Path) -> None:
@@ -97,7 +179,7 @@ def test_the_pooler_s_activation_is_gelu_whatever_the_layers_have(head: str) -> 
 def test_what_one_head_cannot_be_told_is_refused_there_alone(name: str, change: Any, message: str) -> None:
     with pytest.raises(NpformerError, match=message):
         read_config(described(name, **change))
-    for other in ("Model", "ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering"):
+    for other in ("Model", "ForSequenceClassification", "ForTokenClassification", "ForPreTraining"):
         read_config(described(other, **change))
 
 
@@ -116,6 +198,7 @@ def test_training_drops_what_its_own_does() -> None:
         "token-classification": {"layers.1.ffn_norm": 0.2},
         "multiple-choice": {"pooled": 0.1},
         "question-answering": {},
+        "replaced-token": {},
     }.items():
         assert standard_rates(tiny.config("electra", head), 0.2) == always | more
 
@@ -149,7 +232,7 @@ def test_fine_tuning_begins_with_a_discriminator_s_encoder(tmp_path: Path) -> No
         "gelu",
         False,
     )
-    encoder = flatten(load_folder(folder)[1])
+    encoder = flatten(load_folder(folder, head="base")[1])
     assert all(np.array_equal(flatten(tree)[name], array) for name, array in encoder.items())
     assert flatten(tree).keys() - encoder.keys() == {
         "pooler.weight", "pooler.bias", "head.output.weight", "head.output.bias",

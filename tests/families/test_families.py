@@ -32,11 +32,6 @@ MORE_THAN_A_HEAD = {
 }
 
 
-def as_stored(name, key):
-    """A name of ours as the architecture has it: a discriminator's is a base model's, so without the prefix."""
-    return f"electra.{key}" if name == "ElectraForPreTraining" else key
-
-
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_every_architecture_there_and_back(name):
     config, tensors = random_checkpoint(name)
@@ -45,12 +40,10 @@ def test_every_architecture_there_and_back(name):
     for array in flat.values():
         assert array.dtype == np.float32
         assert not array.flags.writeable
-    back = {as_stored(name, key): array for key, array in to_torch(tree, config).items()}
+    back = to_torch(tree, config)
     unused = tensors.keys() - back.keys()
     if name in MORE_THAN_A_HEAD:  # read as its masked-word head
         unused -= {key for key in unused if key.startswith(MORE_THAN_A_HEAD[name])}
-    if name == "ElectraForPreTraining":  # read as its encoder
-        unused = {key for key in unused if not key.startswith("discriminator_predictions.")}
     assert not unused
     assert back.keys() <= tensors.keys()
     for key, array in back.items():
@@ -77,7 +70,7 @@ def test_module_paths_are_the_modules_of_the_model(name):
         if not sources[ours].alone:  # of one module with others
             assert path is None
         else:
-            assert as_stored(name, str(path)) in modules
+            assert path in modules
     for other in (
         "logits",
         "layers.2.ffn.hidden",
@@ -164,10 +157,12 @@ def test_old_names_of_norms_and_buffers():
         to_tree({**tensors, "embeddings.LayerNorm.weight": tensors["bert.embeddings.LayerNorm.weight"]}, config)
 
 
-def test_a_checkpoint_that_has_more_heads_than_one():
+@pytest.mark.parametrize("family", ["Bert", "Albert"])
+@pytest.mark.parametrize("named", ["ForPreTraining", "ForMaskedLM"])
+def test_a_checkpoint_that_has_more_heads_than_one(family, named):
     """bert-base-uncased's own file names BertForMaskedLM and holds the pooler and the next-sentence head as well."""
-    _, tensors = random_checkpoint("BertForPreTraining")
-    described = ARCHITECTURES["BertForPreTraining"]["config"]
+    _, tensors = random_checkpoint(f"{family}ForPreTraining")
+    described = ARCHITECTURES[f"{family}{named}"]["config"]
     for head, groups in {
         "masked-lm": {"embeddings", "layers", "head"},
         "next-sentence": {"embeddings", "layers", "pooler", "head"},

@@ -105,6 +105,7 @@ ELECTRA_HEADS = {
     "question-answering": ("ElectraForQuestionAnswering", {}),
     "masked-lm": ("ElectraForMaskedLM", {}),
     "multiple-choice": ("ElectraForMultipleChoice", {}),
+    "replaced-token": ("ElectraForPreTraining", {}),
 }
 ROBERTA_HEADS = {
     "pooler": ("RobertaModel", {}),

@@ -55,6 +55,8 @@ ELECTRA = {
     "generator_predictions.dense": ("", "head.hidden"),
     "generator_predictions.LayerNorm": ("head.activation", "head.norm"),
     "generator_lm_head": ("", "logits"),
+    "discriminator_predictions.dense": ("", "head.hidden"),
+    "discriminator_predictions.dense_prediction": ("head.activation", "logits"),
     "qa_outputs": ("", "spans"),
 }
 ROBERTA = {

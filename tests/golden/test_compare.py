@@ -110,8 +110,8 @@ def test_one_text_comes_with_or_without_a_batch_axis(model: Model) -> None:
 def test_shapes_that_are_no_layout_are_not() -> None:
     shapes = [(9, 32), (6, 32)]
     for shape in ((9, 32), (2, 8, 32), (2, 9, 16), (3, 9, 32), (14, 32), (15, 31), (32,)):
-        assert per_text("layers.0.attention.query", np.zeros(shape), shapes) is None
-    assert per_text("layers.0.attention.weights", np.zeros((2, 4, 9, 8)), [(4, 9, 9), (4, 6, 6)]) is None
+        assert per_text("layers.0.attention.query", np.zeros(shape), shapes, (0,)) is None
+    assert per_text("layers.0.attention.weights", np.zeros((2, 4, 9, 8)), [(4, 9, 9), (4, 6, 6)], (1, 2)) is None
 
 
 # --- names ----------------------------------------------------------------------------------------------------------

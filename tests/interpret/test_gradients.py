@@ -40,6 +40,7 @@ METRICS: dict[str, tuple[Any, int | None]] = {
     "masked-lm": (None, None),
     "next-sentence": (1, None),
     "multiple-choice": (0, None),
+    "replaced-token": (None, 1),
 }
 CASES = [(family, head) for family in ("distilbert", "bert", "electra", "roberta") for head in encoders()[family].heads]
 CASES += [(family, "sequence-classification") for family in ("mpnet", "deberta-v2", "modernbert", "gpt2", "bart")]

@@ -70,17 +70,16 @@ def adds_up(found: LogitAttribution, tolerance: float) -> None:
 def test_the_parts_add_up_to_the_logit(family: str, head: str, ids: list[int], number: int, at: int, seed: int) -> None:
     model = tiny.model(family, head, seed, dtype=np.float64)
     of_text = head in ("sequence-classification", "next-sentence", "multiple-choice")
-    label: Any = (
-        ("start", "end")[number] if head == "question-answering" else 0 if head == "multiple-choice" else number
-    )
+    labels = {"question-answering": ("start", "end"), "multiple-choice": (0, 0), "replaced-token": (None, None)}
+    label: Any = labels.get(head, (0, 1))[number]
     position = None if of_text else max(-len(ids) - 2, min(at, len(ids) + 1))
     found = logit_attribution(model, Text(np.array([2, *ids, 3])), label, position=position)
     adds_up(found, 1e-11)
     logits = trace(model, Text(np.array([2, *ids, 3])))[f"{label}_logits" if head == "question-answering" else "logits"]
-    expected = (
-        logits[position] if head == "question-answering" else logits[label] if of_text else logits[position][label]
+    a_logit_a_token = head in ("question-answering", "replaced-token")
+    assert found.logit == (
+        logits[position] if a_logit_a_token else logits[label] if of_text else logits[position][label]
     )
-    assert found.logit == expected
     # BART's decoder attends to both, and starts with a token of its own.
     assert found.heads.shape == ((2, 8, len(ids) + 3) if family == "bart" else (2, 4, len(ids) + 2))
 
@@ -269,6 +268,15 @@ def test_an_edited_forward_is_the_one_that_is_explained() -> None:
 def test_what_cannot_be_explained_is_an_error(head: str, arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(NpformerError, match=message):
         logit_attribution(tiny.model("bert", head), TEXT, **arguments)
+
+
+def test_a_replaced_token_has_one_logit_and_no_label() -> None:
+    model = tiny.model("electra", "replaced-token", dtype=np.float64)
+    assert logit_attribution(model, TEXT, position=-2).what == "the logit that token 5 is replaced"
+    with pytest.raises(NpformerError, match="1: a replaced-token model has one logit a token, so leave it out"):
+        logit_attribution(model, TEXT, 1, position=2)
+    with pytest.raises(NpformerError, match="position: expected the token to explain, one of 7, got none"):
+        logit_attribution(model, TEXT)
 
 
 def test_one_text_and_an_encoder() -> None:

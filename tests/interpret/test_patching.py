@@ -39,6 +39,8 @@ def value(model: Model, head: str, text: Any, answered: Any) -> float:
         return float(np.square(t[last][0]).sum())
     if head == "question-answering":
         return float(np.mean([t[f"{side}_logits"][chosen[f"{side}_logits"].argmax()] for side in ("start", "end")]))
+    if head == "replaced-token":
+        return float(np.mean(t["logits"]))
     rows = t["logits"] if t["logits"].ndim == 2 else t["logits"][None]
     theirs = chosen["logits"] if chosen["logits"].ndim == 2 else chosen["logits"][None]
     at = [3] if head == "masked-lm" else range(len(rows))

@@ -119,6 +119,10 @@ def test_every_head_ends_in_its_probabilities(family: str, head: str) -> None:
         assert last == ["start_logits", "end_logits", "start_probabilities", "end_probabilities"]
         assert [each.shape for each in t["end_probabilities"]] == [(6,), (4,), (3,)]
         np.testing.assert_allclose([each.sum() for each in t["start_probabilities"]], 1, 1e-6)
+    elif head == "replaced-token":
+        assert last == ["head.hidden", "head.activation", "logits", "probabilities"]
+        logits, shares = (np.concatenate(t[name]) for name in ("logits", "probabilities"))
+        np.testing.assert_allclose(shares, 1 / (1 + np.exp(-logits)), 1e-5)
     else:
         assert last[-2:] == ["logits", "probabilities"]
         of_tokens = head in ("token-classification", "masked-lm", "causal-lm")

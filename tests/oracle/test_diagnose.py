@@ -202,9 +202,16 @@ def test_the_exact_gelu_in_a_model_of_the_tanh_one_is_named(family: str, tmp_pat
     assert golden.diagnose(recorded, spoilt, model).mistake == "erf GELU for tanh"
 
 
-@pytest.mark.parametrize("head", ["base", "token-classification", "question-answering", "masked-lm", "next-sentence"])
-def test_every_head_is_hooked(head: str, tmp_path: Path) -> None:
-    folder = tiny.folder(tmp_path / "m", "bert", head)
+@pytest.mark.parametrize(
+    ("family", "head"),
+    [
+        *itertools.product(["bert"], ["base", "token-classification", "question-answering", "masked-lm"]),
+        ("bert", "next-sentence"),
+        ("electra", "replaced-token"),
+    ],
+)
+def test_every_head_is_hooked(family: str, head: str, tmp_path: Path) -> None:
+    folder = tiny.folder(tmp_path / "m", family, head)
     recorded = golden.record(Model(*load_folder(folder), folder=folder), ["I love ice cream", "no"])
     comparison = golden.compare(recorded, golden.load_torch(str(folder), recorded))
     assert comparison.ok, str(comparison)
