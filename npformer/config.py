@@ -72,6 +72,7 @@ class Config:
     layer_groups : groups of layers, each of which has one set of weights; 0: every layer has its own
     group_layers : layers of a group, which follow each other with weights of their own
     first_position : row of the position table for a text's first token
+    skips_padding : the padding token is not counted in positions, and has the row before the first one's
     positions : one of POSITIONS
     relative_buckets : rows of the table of relative biases; 0: no table
     rotary_theta : base of the rotary embeddings; 0: none
@@ -131,6 +132,7 @@ class Config:
     layer_groups: int = 0
     group_layers: int = 1
     first_position: int = 0
+    skips_padding: bool = False
     positions: str = "learned"
     relative_buckets: int = 0
     rotary_theta: float = 0.0
@@ -187,7 +189,7 @@ class Config:
             if self.n_layers % self.group_layers:
                 raise NpformerError(f"{self.n_layers} layers are no whole number of groups of {self.group_layers}")
         choices = ("norm_first", "bias", "causal", "final_norm", "scale_embedding", "shared", "tied")
-        for name in (*choices, "own_distances", "norm_distances"):
+        for name in (*choices, "own_distances", "norm_distances", "skips_padding"):
             checks.boolean(name, getattr(self, name))
         checks.positive("eps", self.eps)
         for name in ("rotary_theta", "local_theta"):
@@ -245,7 +247,7 @@ class Config:
     @property
     def uncounted(self) -> int | None:
         """The token that is not counted in positions: RoBERTa's padding, whose row precedes the first position's."""
-        return self.pad_id if self.first_position and not self.decoder else None
+        return self.pad_id if self.skips_padding else None
 
     @property
     def n_positions(self) -> int:

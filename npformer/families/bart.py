@@ -2,7 +2,8 @@
 
 The models that generate (BartForConditionalGeneration, and BartModel with a tied table, which has all that it takes),
 that classify and that answer questions are read. In the latter two the decoder reads the text again, one token later,
-and the head reads the decoder.
+and the head reads the decoder. BartForCausalLM is the decoder alone, one causal stack: its attention to a source, which
+its files have, is left out.
 """
 
 from __future__ import annotations
@@ -10,27 +11,55 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from npformer.config import Config
+from npformer import checks
+from npformer.config import MOST, Config
 from npformer.errors import NpformerError
-from npformer.families.base import Source
-from npformer.families.marian import Marian
+from npformer.families.base import Source, read_activation, read_fields, reject_other
+from npformer.families.marian import DECODER_FIELDS, FIELDS, LAYER, Marian
 from npformer.families.roberta import SPECIAL_TOKENS
+from npformer.families.transformer import read_ids, sides
 
 #: head -> our groups above the stacks, and their modules.
 TOP = {
     "sequence-classification": {"pooler": "classification_head.dense", "head.output": "classification_head.out_proj"},
     "question-answering": {"head.output": "qa_outputs"},
 }
+#: The head of the decoder alone, and the groups of a layer that it does without.
+ALONE = "causal-lm"
+CROSSED = tuple(group for group in LAYER if group.startswith("cross_attention"))
 
 
 class Bart(Marian):
     """BART's checkpoints. Encoder and decoder always share one table."""
 
     def read_config(self, data: Mapping[str, Any], head: str | None) -> Config:
+        if (head or self.head_of(data)) == ALONE:
+            return self._read_decoder({**self.ids, "bos_token_id": 0, **data})
         table = {"share_encoder_decoder_embeddings": True, "decoder_vocab_size": None}
         return super().read_config({**data, **table}, head)
 
+    def _read_decoder(self, data: Mapping[str, Any]) -> Config:
+        """The decoder alone."""
+        reject_other(data, self.always)
+        fields = read_fields({**FIELDS, **DECODER_FIELDS}, data, self.model_type)
+        for ours, theirs in (("start_id", "bos_token_id"), ("pad_id", "pad_token_id")):
+            fields[ours] = next(iter(read_ids(theirs, data[theirs])), None)
+        return self.config(
+            ALONE,
+            **fields,
+            padding_idx=fields["pad_id"],
+            activation=read_activation("activation_function", data),
+            end_ids=read_ids("eos_token_id", data["eos_token_id"]),
+        )
+
+    def config(self, head: str, **fields: Any) -> Config:
+        alone = {"shared": False, "causal": True} if head == ALONE else {}
+        return super().config(head, **{**fields, **alone})
+
     def check(self, config: Config) -> Config:
+        if config.head == ALONE:
+            checks.whole("decoder_layers", config.n_layers, 1, MOST)
+            return super().check(config)
         if not config.n_layers or not config.decoder:
             raise NpformerError("a BART has an encoder and a decoder, each of at least one layer")
         if config.head == "sequence-classification" and len(config.decoder.end_ids) != 1:
@@ -40,19 +69,34 @@ class Bart(Marian):
     def write_config(self, config: Config) -> dict[str, Any]:
         data = super().write_config(config)
         del data["share_encoder_decoder_embeddings"], data["decoder_vocab_size"]
-        return data
+        return data if config.decoder else {**data, "is_decoder": True, "bos_token_id": config.start_id}
 
     def groups(self, config: Config, head: str) -> list[str]:
         groups = super().groups(config, head)
-        for side in ("encoder", "decoder"):
-            groups.insert(groups.index(f"{side}.embeddings.position") + 1, f"{side}.embeddings.norm")
+        for start in sides(config).values():
+            groups.insert(groups.index(f"{start}embeddings.position") + 1, f"{start}embeddings.norm")
         return [*groups[:-1], *TOP[head]] if head in TOP else groups
 
     def sources(self, config: Config, arrays: Mapping[str, tuple[str, str]], head: str) -> dict[str, Source]:
         top = TOP.get(head, {})
         stacks = {ours: each for ours, each in arrays.items() if each[0] not in top}
+        if not config.decoder:
+            stacks = {
+                ours: (group if group.startswith("head.") else f"decoder.{group}", array)
+                for ours, (group, array) in stacks.items()
+            }
         above = {ours: f"{top[group]}.{array}" for ours, (group, array) in arrays.items() if group in top}
-        return super().sources(config, stacks, head) | {ours: Source((name,)) for ours, name in above.items()}
+        found = super().sources(config, stacks, head) | {ours: Source((name,)) for ours, name in above.items()}
+        if not config.decoder:  # whose table a model with both stacks shares
+            table = found["embeddings.token.weight"]
+            found["embeddings.token.weight"] = Source((*table.names, "model.shared.weight"))
+        return found
+
+    def stored_elsewhere(self, config: Config) -> frozenset[str]:
+        if config.decoder:
+            return frozenset()
+        modules = [f"model.decoder.layers.{n}.{LAYER[each]}" for n in range(config.n_layers) for each in CROSSED]
+        return frozenset(f"{module}.{array}" for module in modules for array in ("weight", "bias"))
 
     def optional(self, config: Config) -> frozenset[str]:
         return frozenset() if config.head in TOP else super().optional(config)
@@ -70,6 +114,7 @@ BART = Bart(
         "BartForConditionalGeneration": "translation",
         "BartForSequenceClassification": "sequence-classification",
         "BartForQuestionAnswering": "question-answering",
+        "BartForCausalLM": ALONE,
         "BartModel": "translation",  # facebook/bart-base: the projection to the vocabulary is its table
     },
     prefix="model.",
@@ -86,5 +131,6 @@ BART = Bart(
     },
     generation_in_config=True,
     forced_end=2,
+    unbiased=frozenset({ALONE}),
     stages={f"model.{side}.embed_tokens": f"{side}.embeddings.token" for side in ("encoder", "decoder")},
 )

@@ -89,7 +89,7 @@ class Marian(Transformer):
         )
 
     def write_config(self, config: Config) -> dict[str, Any]:
-        decoder = config.decoder
+        decoder: Decoder | Config = config.decoder or config
         data = {theirs: getattr(config, ours) for ours, (theirs, _) in FIELDS.items()}
         data |= {theirs: getattr(decoder, ours) for ours, (theirs, _) in DECODER_FIELDS.items()}
         return {
@@ -98,7 +98,7 @@ class Marian(Transformer):
             **data,
             "decoder_vocab_size": decoder.vocab_size,
             "activation_function": first(ACTIVATIONS, config.activation),
-            "is_encoder_decoder": True,
+            "is_encoder_decoder": bool(config.decoder),
             "eos_token_id": list(decoder.end_ids) if len(decoder.end_ids) != 1 else decoder.end_ids[0],
             **write_labels(config),
             **({"problem_type": config.problem_type} if config.problem_type else {}),

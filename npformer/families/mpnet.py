@@ -11,7 +11,7 @@ from npformer.families.table import EncoderTable
 MPNET = EncoderTable(
     model_type="mpnet",
     # Transformers has 32 buckets whatever the config says, and does not read pad_token_id where it counts positions.
-    constants={"pad_id": 1, "padding_idx": 1, "first_position": 2, "relative_buckets": 32},
+    constants={"pad_id": 1, "padding_idx": 1, "first_position": 2, "skips_padding": True, "relative_buckets": 32},
     special_tokens={**SPECIAL_TOKENS, "unk_token": "[UNK]"},
     pair="cls $A sep sep $B sep",
     mask_takes_space=True,

@@ -43,7 +43,7 @@ def _table(model_type: str, name: str, pieces: PieceOrder = AS_IN_THE_FILE) -> E
     """The family under this name: the three differ in their vocabularies."""
     return EncoderTable(
         model_type=model_type,
-        constants={"pad_id": 1, "padding_idx": 1, "first_position": 2},
+        constants={"pad_id": 1, "padding_idx": 1, "first_position": 2, "skips_padding": True},
         padding="pad_token_id",
         special_tokens=SPECIAL_TOKENS,
         mask_takes_space=model_type == "camembert",  # Transformers' other two read no space with it

@@ -252,6 +252,8 @@ def _bart_cases() -> Iterator[Case]:
     for head in ("sequence-classification", "question-answering"):
         config = FAMILIES["bart"].config(head, **plain, labels=LABELS.get(head, ()))
         yield Case(f"bart-{head}", f"BART's {head} head, on a decoder that reads the text again", config)
+    config = FAMILIES["bart"].config("causal-lm", **{**plain, "decoder": Decoder(), "end_ids": (0,)})
+    yield Case("bart-causal-lm", "BART's decoder alone, a causal stack with norms after its blocks", config)
 
 
 def _told(fields: Mapping[str, Any]) -> str:

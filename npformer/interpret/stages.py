@@ -178,14 +178,16 @@ def module_runs(config: Config) -> dict[str, list[str]]:
     if not family.stages or config.head == "translation":
         return {}
     found: dict[str, list[str]] = {}
-    for name in names(config):
+    of_model = names(config)
+    for name in of_model:
         if (path := module_path(config, _group(config, name))) is not None:
             found[path] = [*found.get(path, []), name]
     for pattern, stage in family.stages.items():
         for layer in range(config.n_layers) if "*" in stage else [0]:
             path = family.in_layer(pattern, config, layer)
             path = path.removeprefix(family.prefix) if config.head == "base" else path
-            found[path] = list(dict.fromkeys([*found.get(path, []), stage.replace("*", str(layer))]))
+            if (name := stage.replace("*", str(layer))) in of_model:
+                found[path] = list(dict.fromkeys([*found.get(path, []), name]))
     return found
 
 
@@ -273,7 +275,8 @@ _BEFORE_A_LAYER = re.compile(r"blocks\.(\d+)\.hook_resid_pre")
 def resolve(name: str) -> tuple[str, ...]:
     """Returns our stages (or patterns) for a TransformerLens hook or a Hugging Face module's path; () if it is neither.
 
-    A layer's number may be a pattern too. A path may lack the encoder's prefix, as in a base model.
+    A layer's number may be a pattern too. A path may lack the encoder's prefix, as in a base model. One of a decoder's
+    layer has a second stage: that of a model which is the decoder alone.
 
     >>> resolve("blocks.3.attn.hook_pattern"), resolve("distilbert.transformer.layer.*.attention.q_lin")
     (('layers.3.attention.weights',), ('layers.*.attention.query',))
@@ -287,7 +290,10 @@ def resolve(name: str) -> tuple[str, ...]:
         return (f"layers.{layer - 1}.ffn_norm" if layer else "embeddings.norm",)
     known, (template, number) = _elsewhere(), _template(name)
     if template in known:
-        return (known[template].replace("*", number),)
+        ours = known[template]
+        alone = ours.removeprefix("decoder.")
+        both = (ours, alone) if alone != ours and alone in _BY_NAME else (ours,)
+        return tuple(each.replace("*", number) for each in both)
     if "hook_" not in name:
         return ()
     hooks = (ours.replace("*", number) for theirs, ours in known.items() if fnmatch.fnmatchcase(theirs, template))

@@ -59,7 +59,7 @@ PIECES = ("</s>", "<unk>", *LANGUAGES, "<pad>", "▁", *LETTERS, *string.ascii_u
 SPM = Path(__file__).parents[1] / "golden" / "seq2seq" / "marian-files"
 ENCODERS = [
     (name, head) for name, table in distinct_encoders().items() for head in dict.fromkeys(table.architectures.values())
-] + [("bart", "sequence-classification"), ("bart", "question-answering")]
+] + [("bart", "sequence-classification"), ("bart", "question-answering"), ("bart", "causal-lm")]
 
 
 def dumped(value: Any) -> bytes:
@@ -78,6 +78,8 @@ def encoder_config(family: str, head: str, **more: Any) -> Config:
     }  # fmt: skip
     if isinstance(table, EncoderTable):
         sizes |= {"d_embedding": 4 if "d_embedding" in table.sizes else 0, "n_segments": 2 if table.segments else 0}
+    elif head == "causal-lm":  # BART's decoder alone
+        sizes |= {"pad_id": 0, "padding_idx": 0, "start_id": 2, "end_ids": (3,)}
     else:  # BART, whose decoder reads the text again
         decoder = Decoder(n_layers=1, n_heads=2, d_ffn=8, vocab_size=len(VOCABULARY), start_id=3, end_ids=(3,))
         sizes |= {"pad_id": 0, "padding_idx": 0, "decoder": decoder}

@@ -11,7 +11,7 @@ import pytest
 
 from npformer import Config, Model, Text
 from npformer.errors import NpformerError
-from npformer.families.gpt2 import GPT2
+from npformer.families import FAMILIES
 from npformer.functions import log_softmax
 from npformer.generation import generate, stream
 from npformer.generation.processors import ban_repeated_ngrams
@@ -24,10 +24,10 @@ START, END = 1, 0
 
 
 @cache
-def model(dtype: str = "float32", threads: int = 2, **fields: Any) -> Model:
+def model(dtype: str = "float32", threads: int = 2, family: str = "gpt2", **fields: Any) -> Model:
     """Two layers with heads 64 wide, so that products are as in large models."""
     sizes = {"vocab_size": 300, "d_model": 128, "n_heads": 2, "n_layers": 2, "d_ffn": 192, "max_length": 256}
-    config: Config = GPT2.config("causal-lm", **{**sizes, "start_id": START, "end_ids": (END,), **fields})
+    config: Config = FAMILIES[family].config("causal-lm", **{**sizes, "start_id": START, "end_ids": (END,), **fields})
     return Model(config, tiny.weights(config, dtype=dtype), threads=threads)
 
 
@@ -44,12 +44,16 @@ SEARCHES: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("search", SEARCHES)
-def test_steps_after_ragged_prompts_have_the_bits_of_whole_passes(search: dict[str, Any], dtype: str) -> None:
+@pytest.mark.parametrize("family", ["gpt2", "bart"])
+def test_steps_after_ragged_prompts_have_the_bits_of_whole_passes(
+    family: str, search: dict[str, Any], dtype: str
+) -> None:
     """The tokens' log probabilities, from the steps of all prompts together and from one pass over each whole text."""
-    for prompt, hypotheses in zip(PROMPTS, generate(model(dtype), PROMPTS, **{**LONG, **search}), strict=True):
+    made = model(dtype, family=family)
+    for prompt, hypotheses in zip(PROMPTS, generate(made, PROMPTS, **{**LONG, **search}), strict=True):
         for each in hypotheses[:3]:
             whole = Text(np.concatenate([prompt.ids, each.ids[:-1]]))
-            logits = model(dtype, threads=1).run([whole])[0]["logits"][len(prompt) - 1 :]
+            logits = model(dtype, threads=1, family=family).run([whole])[0]["logits"][len(prompt) - 1 :]
             if not search:  # greedy search has its scores from what the settings leave
                 logits[:, END] = -np.inf
             assert each.token_scores is not None
@@ -57,10 +61,11 @@ def test_steps_after_ragged_prompts_have_the_bits_of_whole_passes(search: dict[s
 
 
 @pytest.mark.parametrize("search", [{}, {"num_beams": 3, "num_return_sequences": 2}])
-def test_a_prompt_alone_goes_on_as_among_others(search: dict[str, Any]) -> None:
-    together = generate(model(), PROMPTS, **{**LONG, **search})
+@pytest.mark.parametrize("family", ["gpt2", "bart"])
+def test_a_prompt_alone_goes_on_as_among_others(family: str, search: dict[str, Any]) -> None:
+    together = generate(model(family=family), PROMPTS, **{**LONG, **search})
     for prompt, there in zip(PROMPTS[:4], together, strict=False):
-        [here] = generate(model(threads=1), [prompt], **{**LONG, **search})
+        [here] = generate(model(threads=1, family=family), [prompt], **{**LONG, **search})
         assert [each.ids.tolist() for each in here] == [each.ids.tolist() for each in there]
         assert all(np.array_equal(a.token_scores, b.token_scores) for a, b in zip(here, there, strict=True))
 
@@ -149,7 +154,7 @@ def test_prompts_that_are_impossible() -> None:
 
 
 def test_a_model_that_writes_no_texts() -> None:
-    config = GPT2.config("base", **{name: getattr(model().config, name) for name in ("vocab_size", "d_model", "n_heads")},
+    config = FAMILIES["gpt2"].config("base", **{name: getattr(model().config, name) for name in ("vocab_size", "d_model", "n_heads")},
                          n_layers=1, d_ffn=8, max_length=8)  # fmt: skip
     with pytest.raises(
         NpformerError, match="a base model writes no texts; those with head translation or causal-lm do"

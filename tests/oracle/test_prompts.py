@@ -1,4 +1,4 @@
-"""What GPT-2 writes after prompts, token for token as transformers' `generate` with each prompt alone, in float64."""
+"""What GPT-2 and BART's decoder write after prompts: transformers' tokens after each prompt alone, in float64."""
 
 from __future__ import annotations
 
@@ -38,15 +38,29 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, npformer.Model]:
+IDS = {"pad_token_id": PAD, "bos_token_id": 3, "eos_token_id": ENDS}
+
+
+def gpt2() -> Any:
     sizes = {"vocab_size": 240, "n_positions": 96, "n_embd": 48, "n_layer": 2, "n_head": 4}
-    config = transformers.GPT2Config(**sizes, pad_token_id=PAD, bos_token_id=3, eos_token_id=ENDS)
+    return transformers.GPT2LMHeadModel(transformers.GPT2Config(**sizes, **IDS))
+
+
+def bart() -> Any:
+    """Its settings have an end that is forced, token 2; transformers' cache has as many layers as the encoder."""
+    sizes = {"vocab_size": 240, "max_position_embeddings": 96, "d_model": 48, "encoder_layers": 2, "decoder_layers": 2}
+    sizes |= {"encoder_attention_heads": 4, "decoder_attention_heads": 4, "decoder_ffn_dim": 192}
+    return transformers.BartForCausalLM(transformers.BartConfig(**sizes, **IDS))
+
+
+@pytest.fixture(scope="module", params=[gpt2, bart])
+def models(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, npformer.Model]:
     torch.manual_seed(0)
-    theirs = transformers.GPT2LMHeadModel(config).double().eval()
+    theirs = request.param().double().eval()
     for name, parameter in theirs.named_parameters():  # a table so small that a token is not the likeliest after itself
-        torch.nn.init.normal_(parameter, std=0.08 if "wte" in name else 0.6)
-    folder: Path = tmp_path_factory.mktemp("gpt2")
+        if "norm" not in name:  # BART's last one would make one token the likeliest everywhere
+            torch.nn.init.normal_(parameter, std=0.08 if "wte" in name else 0.3 if "embed_tokens" in name else 0.6)
+    folder: Path = tmp_path_factory.mktemp("writer")
     theirs.save_pretrained(folder)
     return theirs, npformer.load(folder, dtype="float64")
 

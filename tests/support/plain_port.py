@@ -33,7 +33,7 @@ class PlainPort:
             if text.segments is not None:
                 self.types[i, : len(text)] = text.segments
         self.positions = np.broadcast_to(np.arange(width), self.ids.shape)
-        if self.c.first_position:
+        if self.c.skips_padding:
             real = self.ids != self.c.pad_id
             self.positions = real.cumsum(1) * real + self.c.pad_id
         self.scale = 1 / math.sqrt(self.c.d_model // self.heads)

@@ -49,7 +49,7 @@ LABELS = {
 def config(model_type: str = "distilbert", head: str = "sequence-classification", **overrides: Any) -> Config:
     """Two layers of four heads, 32 wide, 64 positions, tables 16 wide if they can be; fields can be set by name."""
     if model_type == "bart":
-        return FAMILIES["bart"].config(head, **_bart(head), **overrides)
+        return FAMILIES["bart"].config(head, **(_bart(head) | overrides))
     family = encoders()[model_type]
     fields: dict[str, Any] = {
         "vocab_size": len(VOCABULARY),
@@ -72,6 +72,8 @@ def _bart(head: str) -> dict[str, Any]:
     sizes = {"vocab_size": len(VOCABULARY), "n_heads": 4, "n_layers": 2, "d_ffn": 64}
     end = SPECIAL.index("[SEP]")
     options = {"d_model": 32, "max_length": 64, "pad_id": 0, "padding_idx": 0, "tied": True, "activation": "gelu"}
+    if head == "causal-lm":  # the decoder alone
+        return {**sizes, **options, "start_id": SPECIAL.index("[CLS]"), "end_ids": (end,)}
     decoder = Decoder(**sizes, start_id=end, end_ids=(end,))
     return {**sizes, **options, "decoder": decoder, "labels": LABELS.get(head, ())}
 
