@@ -140,8 +140,8 @@ class Family:
         """The class in Hugging Face's library that has this head alone. Raises NpformerError if there is none."""
         if config.head not in self.architectures.values():
             raise NpformerError(
-                f"{self.model_type}: transformers has no class with the {config.head} head alone for config.json to "
-                "name, so this model cannot be written"
+                f"head: Transformers has no {self.model_type} with a {config.head} head alone, which config.json could "
+                "name, so none is written; keep the checkpoint that it was read from"
             )
         return first(self.architectures, config.head)
 

@@ -1,7 +1,9 @@
 """GPT-2 (Radford et al., 2019): a causal stack with norms before its blocks, which predicts the next token.
 
 Its linear layers are Conv1D with weights (in, out), and query, key and value are one tensor. A head on texts reads
-the last token that is not padding, which alone has seen the whole text.
+the last token that is not padding, which alone has seen the whole text. GPT2DoubleHeadsModel is read as the model of
+the next token; its head for choices is read as "multiple-choice", where Transformers without `mc_token_ids` reads the
+last column, padding or not.
 """
 
 from __future__ import annotations
@@ -53,6 +55,7 @@ GPT2 = Gpt2(
     architectures={
         "GPT2Model": "base",
         "GPT2LMHeadModel": "causal-lm",
+        "GPT2DoubleHeadsModel": "causal-lm",
         "GPT2ForSequenceClassification": "sequence-classification",
         "GPT2ForTokenClassification": "token-classification",
         "GPT2ForQuestionAnswering": "question-answering",
@@ -78,6 +81,13 @@ GPT2 = Gpt2(
         "sequence-classification": {"head.output": "score"},
         "token-classification": {"head.output": "classifier"},
         "question-answering": {"head.output": "qa_outputs"},
+        "multiple-choice": {"head.output": "multiple_choice_head.summary"},
+    },
+    supported={
+        "multiple-choice": {
+            "summary_type": "cls_index", "summary_use_proj": True, "summary_proj_to_labels": True,
+            "summary_activation": None,
+        },
     },
     unbiased=frozenset({"causal-lm", "sequence-classification"}),
     settings={"scale_attn_weights": True, "scale_attn_by_inverse_layer_idx": False},
@@ -87,5 +97,6 @@ GPT2 = Gpt2(
         "transformer.h.*": "layers.*.ffn_residual",
     },
     dropped=("embeddings.sum", "layers.*.attention.output", "layers.*.ffn.output"),
-    read={"token-classification": "norm"},
+    read={"token-classification": "norm", "multiple-choice": "norm"},
+    read_rate={"multiple-choice": 0.1},
 )  # fmt: skip

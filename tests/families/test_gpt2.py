@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,8 @@ from npformer.families import read_config, write_config
 from npformer.interpret.logit_attribution import logit_attribution
 from npformer.interpret.trace import trace
 from npformer.runtime.packing import Text
+from npformer.training import standard_rates
+from npformer.training.start import write_model
 from tests.support import tiny, torch_writer
 
 ARCHITECTURES = json.loads((Path(__file__).parents[1] / "golden/checkpoints/architectures.json").read_text())
@@ -120,6 +123,79 @@ def test_settings_that_may_be_left_out_or_written_in_several_ways() -> None:
 def test_a_config_is_written_as_it_is_read(changes: dict[str, Any]) -> None:
     config = tiny.config("gpt2", "causal-lm", **changes)
     assert read_config(write_config(config)) == config
+
+
+# --- a head beside another -------------------------------------------------------------------------------------------
+
+
+def double(path: Path) -> Path:
+    """As Transformers writes a GPT2DoubleHeadsModel: its head for choices stands beside that of the next token."""
+    folder, random = tiny.folder(path, "gpt2", "causal-lm", pad_id=7), np.random.default_rng(0)
+    tensors = {name: np.array(array) for name, array in read_tensors(folder / "model.safetensors")[0].items()}
+    tensors["multiple_choice_head.summary.weight"] = random.standard_normal((1, 32)).astype(np.float32)
+    tensors["multiple_choice_head.summary.bias"] = np.ones(1, np.float32)
+    write_tensors(folder / "model.safetensors", tensors, {"format": "pt"})
+    data = json.loads((folder / "config.json").read_text()) | {"architectures": ["GPT2DoubleHeadsModel"]}
+    (folder / "config.json").write_text(json.dumps(data))
+    return folder
+
+
+def test_a_checkpoint_with_two_heads_is_the_model_of_the_next_token(tmp_path: Path) -> None:
+    folder = double(tmp_path / "m")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model = npformer.load(folder)
+        back = convert(convert(folder, tmp_path / "own"), tmp_path / "back", to="torch")
+    assert model.config == tiny.config("gpt2", "causal-lm", pad_id=7)
+    assert json.loads((back / "config.json").read_text())["architectures"] == ["GPT2LMHeadModel"]
+    assert not [name for name in read_tensors(back / "model.safetensors")[0] if "multiple_choice" in name]
+
+
+def test_choices_are_read_at_their_last_tokens(tmp_path: Path) -> None:
+    model = npformer.load(double(tmp_path / "m"), head="multiple-choice")
+    lengths, choices = (4, 9, 6), np.full((3, 9), 7)
+    for row, length in zip(choices, lengths, strict=True):
+        row[:length] = ids(length, length)
+    whole = np.stack([choices, choices[::-1]])
+    mask = (whole != 7).astype(int)
+    found = model(whole, attention_mask=mask).logits
+    assert found.shape == (2, 3)
+    assert np.array_equal(model(whole).logits, found)  # padding is found by its id, too
+    assert np.array_equal(found[0], found[1, ::-1])
+    output = model.weights["head"]["output"]
+    for row, length, logit in zip(choices, lengths, found[0], strict=True):
+        alone = Text(row[:length])
+        assert np.array_equal(model.run([alone])[0]["logits"], [logit])
+        last = trace(model, alone)["norm"][-1] @ output["weight"] + output["bias"]
+        np.testing.assert_allclose(last, [logit], rtol=1e-5, atol=1e-5)
+    assert standard_rates(model.config)["norm"] == 0.1  # as summary_first_dropout
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("summary_type", "mean"),
+        ("summary_use_proj", False),
+        ("summary_proj_to_labels", False),
+        ("summary_activation", "tanh"),
+    ],
+)
+def test_another_summary_is_refused_by_name_where_it_is_read(field: str, value: object) -> None:
+    data = described("DoubleHeadsModel", **{field: value})
+    assert read_config(data).head == "causal-lm"
+    with pytest.raises(NpformerError, match=f"{field}: .* is not supported"):
+        read_config(data, "multiple-choice")
+
+
+def test_a_head_for_choices_is_not_written_alone_nor_read_where_there_is_none(tmp_path: Path) -> None:
+    config, tree = load_folder(double(tmp_path / "m"), head="multiple-choice")
+    with pytest.raises(NpformerError, match="Transformers has no gpt2 with a multiple-choice head alone"):
+        write_model(tmp_path / "new", {}, config, tree)
+    with pytest.raises(NpformerError, match="so none is written; keep the checkpoint that it was read from"):
+        trace(npformer.Model(config, tree), [5, 6]).save(tmp_path / "new")
+    assert not (tmp_path / "new").exists()
+    with pytest.raises(NpformerError, match=r"missing: head.output.weight \(multiple_choice_head.summary.weight\)"):
+        npformer.load(tiny.folder(tmp_path / "one", "gpt2", "causal-lm"), head="multiple-choice")
 
 
 # --- what a text's place in a batch does ------------------------------------------------------------------------------

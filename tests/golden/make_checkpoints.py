@@ -69,6 +69,7 @@ HEADS = (
     "ForPreTraining",
     "ForCausalLM",
     "LMHeadModel",
+    "DoubleHeadsModel",
 )
 DTYPES = (
     torch.float64,
@@ -133,7 +134,7 @@ def architectures() -> dict[str, dict]:
             name = family + head
             if not hasattr(transformers, name):
                 continue
-            causal = {"is_decoder": True} if head in HEADS[-2:] and family != "GPT2" else {}
+            causal = {"is_decoder": True} if head in ("ForCausalLM", "LMHeadModel") and family != "GPT2" else {}
             model = getattr(transformers, name)(config_class(**sizes, num_labels=3 if "Cl" in head else 2, **causal))
             config = model.config.to_diff_dict() | {"architectures": [name]}
             stored = revert_weight_conversion(model, model.state_dict())  # as in a file
