@@ -21,12 +21,20 @@ from tests.support import tiny
 pytestmark = pytest.mark.numbers
 
 START, END = 1, 0
+#: Families that write beside GPT-2: BERT's layers, tables narrower than the layers, positions after padding's, a decoder.
+OF_FAMILY: dict[str, dict[str, int]] = {
+    "bert": {"n_segments": 2},
+    "electra": {"d_embedding": 48, "n_segments": 2},
+    "roberta": {"n_segments": 1},
+    "bart": {},
+}
 
 
 @cache
 def model(dtype: str = "float32", threads: int = 2, family: str = "gpt2", **fields: Any) -> Model:
     """Two layers with heads 64 wide, so that products are as in large models."""
     sizes = {"vocab_size": 300, "d_model": 128, "n_heads": 2, "n_layers": 2, "d_ffn": 192, "max_length": 256}
+    sizes |= OF_FAMILY.get(family, {})
     config: Config = FAMILIES[family].config("causal-lm", **{**sizes, "start_id": START, "end_ids": (END,), **fields})
     return Model(config, tiny.weights(config, dtype=dtype), threads=threads)
 
@@ -43,31 +51,52 @@ SEARCHES: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-@pytest.mark.parametrize("search", SEARCHES)
-@pytest.mark.parametrize("family", ["gpt2", "bart"])
+@pytest.mark.parametrize(
+    ("search", "family"),
+    [(each, "gpt2") for each in SEARCHES] + [(each, name) for name in OF_FAMILY for each in SEARCHES[:2]],
+)
 def test_steps_after_ragged_prompts_have_the_bits_of_whole_passes(
-    family: str, search: dict[str, Any], dtype: str
+    search: dict[str, Any], family: str, dtype: str
 ) -> None:
     """The tokens' log probabilities, from the steps of all prompts together and from one pass over each whole text."""
-    made = model(dtype, family=family)
-    for prompt, hypotheses in zip(PROMPTS, generate(made, PROMPTS, **{**LONG, **search}), strict=True):
+    writes, reads = model(dtype, family=family), model(dtype, threads=1, family=family)
+    for prompt, hypotheses in zip(PROMPTS, generate(writes, PROMPTS, **{**LONG, **search}), strict=True):
         for each in hypotheses[:3]:
             whole = Text(np.concatenate([prompt.ids, each.ids[:-1]]))
-            logits = model(dtype, threads=1, family=family).run([whole])[0]["logits"][len(prompt) - 1 :]
+            logits = reads.run([whole])[0]["logits"][len(prompt) - 1 :]
             if not search:  # greedy search has its scores from what the settings leave
                 logits[:, END] = -np.inf
             assert each.token_scores is not None
             assert np.array_equal(log_softmax(logits)[np.arange(len(each.ids)), each.ids], each.token_scores)
 
 
+@pytest.mark.parametrize("family", ["gpt2", *OF_FAMILY])
 @pytest.mark.parametrize("search", [{}, {"num_beams": 3, "num_return_sequences": 2}])
-@pytest.mark.parametrize("family", ["gpt2", "bart"])
-def test_a_prompt_alone_goes_on_as_among_others(family: str, search: dict[str, Any]) -> None:
+def test_a_prompt_alone_goes_on_as_among_others(search: dict[str, Any], family: str) -> None:
     together = generate(model(family=family), PROMPTS, **{**LONG, **search})
     for prompt, there in zip(PROMPTS[:4], together, strict=False):
         [here] = generate(model(threads=1, family=family), [prompt], **{**LONG, **search})
         assert [each.ids.tolist() for each in here] == [each.ids.tolist() for each in there]
         assert all(np.array_equal(a.token_scores, b.token_scores) for a, b in zip(here, there, strict=True))
+
+
+@pytest.mark.parametrize("search", SEARCHES[:2])
+def test_a_token_that_is_not_counted_has_its_row_of_the_table_wherever_it_stands(search: dict[str, Any]) -> None:
+    """RoBERTa's padding, in prompts, and written by some beams and not by others: as in one pass over the text."""
+    pad, few = 8, range(2, 12)
+    writer = model("float64", family="roberta", pad_id=pad, padding_idx=pad, first_position=pad + 1)
+    settings = {**LONG, **search, "max_new_tokens": 20, "num_return_sequences": search.get("num_beams")}
+    others = [each for each in range(300) if each not in few]
+    prompts = [Text(np.random.default_rng(length).integers(4, 9, length)) for length in range(2, 12)]
+    found = generate(writer, prompts, **{**settings, "suppress_tokens": others})
+    assert 0 < sum(pad in each.ids for texts in found for each in texts) < sum(map(len, found))
+    for prompt, texts in zip(prompts, found, strict=True):
+        for each in texts:
+            whole = Text(np.concatenate([prompt.ids, each.ids[:-1]]))
+            logits = writer.run([whole])[0]["logits"][len(prompt) - 1 :]
+            if not search:
+                logits[:, others] = -np.inf
+            assert np.array_equal(log_softmax(logits)[np.arange(len(each.ids)), each.ids], each.token_scores)
 
 
 def test_sampling_hangs_on_the_seed_and_the_place_alone() -> None:

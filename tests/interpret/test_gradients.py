@@ -38,6 +38,7 @@ METRICS: dict[str, tuple[Any, int | None]] = {
     "token-classification": ("B-PER", 1),
     "question-answering": (None, None),
     "masked-lm": (None, None),
+    "causal-lm": (None, None),
     "next-sentence": (1, None),
     "multiple-choice": (0, None),
     "replaced-token": (None, 1),

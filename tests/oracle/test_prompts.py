@@ -1,7 +1,13 @@
-"""What GPT-2 and BART's decoder write after prompts: transformers' tokens after each prompt alone, in float64."""
+"""What models write after prompts, token for token as transformers' `generate` with each prompt alone, in float64.
+
+GPT-2, BERT and BART's decoder with every setting, the other encoders greedily and with beams.
+"""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -38,48 +44,77 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }
 
 
-IDS = {"pad_token_id": PAD, "bos_token_id": 3, "eos_token_id": ENDS}
+SIZES = {"n_positions": 96, "n_embd": 48, "n_layer": 2, "n_head": 4}
+DECODER = {
+    "d_model": 48, "decoder_layers": 2, "encoder_layers": 2, "decoder_attention_heads": 4, "decoder_ffn_dim": 192,
+}  # fmt: skip
+ENCODER = {"hidden_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 96}
+#: model_type -> the class in transformers and its sizes.
+WRITERS: dict[str, tuple[str, dict[str, Any]]] = {
+    "gpt2": ("GPT2LMHeadModel", SIZES),
+    "bart": ("BartForCausalLM", {**DECODER, "max_position_embeddings": 96}),
+    "bert": ("BertLMHeadModel", {**ENCODER, "max_position_embeddings": 96}),
+    "electra": ("ElectraForCausalLM", {**ENCODER, "max_position_embeddings": 96, "embedding_size": 32}),
+    **{
+        name: (f"{title}ForCausalLM", {**ENCODER, "max_position_embeddings": PAD + 97, "type_vocab_size": 1})
+        for name, title in (("roberta", "Roberta"), ("xlm-roberta", "XLMRoberta"), ("camembert", "Camembert"))
+    },
+}
+WITH_ALL = ("gpt2", "bert", "bart")
+CASES = [(family, name) for family in WITH_ALL for name in SETTINGS]
+CASES += [(family, name) for family in WRITERS if family not in WITH_ALL for name in ("greedy", "beams")]
+Pair = tuple[Any, npformer.Model]
 
 
-def gpt2() -> Any:
-    sizes = {"vocab_size": 240, "n_positions": 96, "n_embd": 48, "n_layer": 2, "n_head": 4}
-    return transformers.GPT2LMHeadModel(transformers.GPT2Config(**sizes, **IDS))
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Pair]:
+    @cache
+    def made(family: str) -> Pair:
+        architecture, sizes = WRITERS[family]
+        causal = {} if family in ("gpt2", "bart") else {"is_decoder": True}
+        config = transformers.AutoConfig.for_model(
+            family, **sizes, **causal, vocab_size=240, pad_token_id=PAD, bos_token_id=3, eos_token_id=ENDS
+        )
+        torch.manual_seed(0)
+        theirs = getattr(transformers, architecture)(config).double().eval()
+        for name, parameter in theirs.named_parameters():
+            if family == "bart" and "norm" in name:  # its last one would make one token the likeliest everywhere
+                continue
+            # A table so small that a token is not the likeliest after itself; what an encoder adds to it is as small.
+            small = re.search(r"wte" if family in ("gpt2", "bart") else r"_embeddings\.weight|bias", name)
+            torch.nn.init.normal_(parameter, std=0.08 if small else 0.3 if "embed_tokens" in name else 0.6)
+        folder: Path = tmp_path_factory.mktemp(family)
+        theirs.save_pretrained(folder)
+        return theirs, npformer.load(folder, dtype="float64")
 
-
-def bart() -> Any:
-    """Its settings have an end that is forced, token 2; transformers' cache has as many layers as the encoder."""
-    sizes = {"vocab_size": 240, "max_position_embeddings": 96, "d_model": 48, "encoder_layers": 2, "decoder_layers": 2}
-    sizes |= {"encoder_attention_heads": 4, "decoder_attention_heads": 4, "decoder_ffn_dim": 192}
-    return transformers.BartForCausalLM(transformers.BartConfig(**sizes, **IDS))
-
-
-@pytest.fixture(scope="module", params=[gpt2, bart])
-def models(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, npformer.Model]:
-    torch.manual_seed(0)
-    theirs = request.param().double().eval()
-    for name, parameter in theirs.named_parameters():  # a table so small that a token is not the likeliest after itself
-        if "norm" not in name:  # BART's last one would make one token the likeliest everywhere
-            torch.nn.init.normal_(parameter, std=0.08 if "wte" in name else 0.3 if "embed_tokens" in name else 0.6)
-    folder: Path = tmp_path_factory.mktemp("writer")
-    theirs.save_pretrained(folder)
-    return theirs, npformer.load(folder, dtype="float64")
+    return made
 
 
 @pytest.mark.filterwarnings("ignore:Using the model-agnostic default")  # the length, which is ours too
-@pytest.mark.parametrize("name", SETTINGS)
-def test_ragged_prompts_go_on_as_transformers_goes_on_after_each(models: tuple[Any, npformer.Model], name: str) -> None:
-    theirs, ours = models
+@pytest.mark.parametrize(("family", "name"), CASES)
+def test_ragged_prompts_go_on_as_transformers_goes_on_after_each(
+    models: Callable[[str], Pair], family: str, name: str
+) -> None:
+    """RoBERTa's positions are given to `generate`, which counts from row 0 unless told, where its forward does not."""
+    theirs, ours = models(family)
     random, settings = np.random.default_rng(1), SETTINGS[name]
+    if family not in ("gpt2", "bart"):
+        settings = {**settings, "suppress_tokens": [*settings.get("suppress_tokens", []), PAD]}
     prompts = [random.integers(50, 240, length) for length in (5, 16, 1, 33, 17, 31, 48, 2)]
     for prompt, hypotheses in zip(prompts, generate(ours, [Text(ids) for ids in prompts], **settings), strict=True):
         given = torch.from_numpy(prompt[None])
-        expected = theirs.generate(given, attention_mask=torch.ones_like(given), do_sample=False, **settings).numpy()
+        told = {"attention_mask": torch.ones_like(given)}
+        if ours.config.skips_padding:
+            first = ours.config.first_position
+            told["position_ids"] = torch.arange(first, first + len(prompt))[None]
+        expected = theirs.generate(given, **told, do_sample=False, **settings).numpy()
         for ids, each in zip(expected[:, len(prompt) :], hypotheses, strict=True):
             assert np.array_equal(ids[: len(each.ids)], each.ids)
             assert (ids[len(each.ids) :] == PAD).all()
 
 
-def test_some_of_them_end_before_the_last_step(models: tuple[Any, npformer.Model]) -> None:
+@pytest.mark.parametrize("family", WRITERS)
+def test_some_of_them_end_before_the_last_step(models: Callable[[str], Pair], family: str) -> None:
     prompts = [Text(np.random.default_rng(1).integers(50, 240, length)) for length in range(1, 40)]
-    lengths = {len(each.ids) for [each] in generate(models[1], prompts)}
-    assert len(lengths) > 4
+    lengths = {len(each.ids) for [each] in generate(models(family)[1], prompts)}
+    assert len(lengths) >= 4

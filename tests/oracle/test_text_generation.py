@@ -10,7 +10,7 @@ import torch
 from transformers import pipeline
 
 import npformer
-from tests.support import writers
+from tests.support import tiny, writers
 
 PROMPTS = ["The other", "", "naïve 😀 京", " in the w", "a" * 20 + "<|endoftext|>b"]
 SETTINGS: list[dict[str, Any]] = [
@@ -34,6 +34,18 @@ def test_texts_are_those_of_transformers(settings: dict[str, Any], folder: Path)
     for prompt in PROMPTS:
         assert ours(prompt, **settings) == theirs(prompt, **settings), prompt
     assert ours(PROMPTS, **settings) == theirs(PROMPTS, **settings)
+
+
+@pytest.mark.parametrize("settings", SETTINGS, ids=str)
+@pytest.mark.parametrize("family", ["bert", "electra"])
+def test_texts_of_encoders_are_those_of_transformers(family: str, settings: dict[str, Any], tmp_path: Path) -> None:
+    """Special tokens stand around the prompt, the empty one too, and what is new is decoded alone."""
+    end = tiny.SPECIAL.index("[SEP]")
+    folder = str(tiny.folder(tmp_path / "m", family, "causal-lm", seed=4, end_ids=(end,), start_id=end - 1))
+    theirs, ours = (made("text-generation", model=folder) for made in (pipeline, npformer.pipeline))
+    settings = {**settings, "suppress_tokens": [0, 1]}
+    for prompt in ("I love ice cream", "", "  ", "Don't do that!", "[MASK] is ##ing"):
+        assert ours(prompt, **settings) == theirs(prompt, **settings), prompt
 
 
 @pytest.mark.parametrize("beams", [1, 3])
