@@ -1,4 +1,4 @@
-"""BERT (Devlin et al., 2019)."""
+"""BERT (Devlin et al., 2019). With `is_decoder` a token sees none after it, and the head predicts the next word."""
 
 from __future__ import annotations
 

@@ -69,7 +69,7 @@ def _table(model_type: str, name: str, pieces: PieceOrder = AS_IN_THE_FILE) -> E
             f"{name}ForMultipleChoice": "multiple-choice",
             f"{name}ForCausalLM": "causal-lm",
         },
-        ids={"bos_token_id": 0, "eos_token_id": 2},
+        ids={"bos_token_id": 0, "eos_token_id": 2, "pad_token_id": 1},
         prefix="roberta.",
         encoder={
             "embeddings.token": "roberta.embeddings.word_embeddings",

@@ -43,6 +43,7 @@ def generate(
     """Generates num_return_sequences targets for each source, or texts after each prompt, the best first.
 
     A text's bits do not depend on the other sources. A sampled text depends on the seed and on its place in the list.
+    RoBERTa's positions are those of its forward, where Transformers 5's `generate` begins at row 0 unless given them.
 
     Parameters
     ----------

@@ -52,8 +52,10 @@ class TextGeneration(Writing):
 
     Tokens are drawn at a temperature of 0.7, and 256 at most, or as many as there is room for, unless the caller or the
     model's generation_config.json says otherwise: the defaults of transformers.pipeline. do_sample=False takes the
-    likeliest, num_beams=4 searches; a call that gives one of them leaves the other that the pipeline was made with. An
-    empty prompt stands for the start token.
+    likeliest, num_beams=4 searches; a call that gives one of them leaves the other that the pipeline was made with.
+
+    A prompt is read with the special tokens of the tokenizer, so that a BERT goes on after [SEP], as it does there; one
+    without any token stands for the start token.
 
     Parameters
     ----------

@@ -157,3 +157,35 @@ def test_a_planted_mistake_is_named(key: str, tmp_path: Path, monkeypatch: pytes
     comparison = golden.compare(recorded, other)
     diagnosis = golden.diagnose(recorded, other, model, comparison=comparison)
     assert name in diagnosis.causes, f"{diagnosis}\n{comparison}"
+
+
+# --- an encoder with is_decoder ---------------------------------------------------------------------------------------
+
+ENCODERS = [name for name, family in encoders().items() if "causal-lm" in family.heads and name != "gpt2"]
+
+
+def not_a_decoder(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(model.config, "is_decoder", False)
+
+
+def relu_below_the_head(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    model.cls.predictions.transform.transform_act_fn = torch.nn.ReLU()
+
+
+@pytest.mark.parametrize("family", ENCODERS)
+def test_an_encoder_that_predicts_the_next_token_is_hooked_and_a_mask_left_out_is_named(
+    family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tiny.folder(tmp_path / "m", family, "causal-lm")
+    model, recorded = recorded_from(folder)
+    other = golden.load_torch(str(folder), recorded)
+    comparison = golden.compare(recorded, other)
+    assert comparison.ok, str(comparison)
+    assert golden.check_weights(model, comparison.theirs.weights) == []
+    plants = {"causal mask left out": not_a_decoder}
+    if family == "bert":
+        plants["another activation"] = relu_below_the_head
+    for name, plant in plants.items():
+        spoilt = golden.load_torch(str(folder), recorded)
+        plant(spoilt, monkeypatch)
+        assert name in golden.diagnose(recorded, spoilt, model).causes
