@@ -35,7 +35,7 @@ def pool_backward(
 
 
 def classify(pooled: np.ndarray, output: Linear) -> np.ndarray:
-    """The labels' logits x W + b, (..., D) -> (..., C): of a text from its pooled row, of a token from its own row."""
+    """The logits x W + b of labels or words, (..., D) -> (..., C): of a text's pooled row, or of each token's row."""
     return tap("logits", linear(pooled, **output))
 
 

@@ -125,9 +125,10 @@ def perplexity(model: Model, text: str, stride: int | None = None, max_length: i
     most = whole("perplexity: the model's positions", model.config.max_length, 2)
     width = most if max_length is None else whole("max_length", max_length, 2, most)
     step = max(1, width // 2) if stride is None else whole("stride", stride, 1, width - 1)
-    ids = Encoder(model).ids(as_text(text))
-    if len(ids) < 2 or not text:
-        raise NpformerError(f"perplexity: expected a text of at least two tokens, got {len(ids) if text else 0}")
+    encoder = Encoder(model)
+    ids = encoder.ids(as_text(text))
+    if len(ids) < 2 or np.array_equal(ids, encoder.ids("")):
+        raise NpformerError("perplexity: expected a text of at least two tokens, and one of its own among them")
     sums = [-_cross_entropy(model, ids[first:end], counted) for first, end, counted in windows(len(ids), width, step)]
     return Perplexity(math.fsum(sums), len(ids) - 1, len(text.split()), len(text.encode()))
 

@@ -61,8 +61,8 @@ def answer(weights: Mapping[str, Any], config: Config, x: np.ndarray, read: np.n
     """The head's answers from the last layer (T, D), and the row that is read of each text, or its mean (B, D)."""
     answers: dict[str, np.ndarray] = {}
     head, pooled = weights.get("head", {}), read
-    if "norm" in head:
-        x = pooled = below(weights, config, tap("pooled", read) if config.head in POOLED_HEADS else x)
+    if "norm" in head:  # it reads what `head_input` makes
+        x = pooled = head_input(weights, config, tap("pooled", read) if config.head in POOLED_HEADS else x)
     if "pooler" in weights:
         pooled = heads.pool(read, ACTIVATIONS[config.pooler], **weights["pooler"])
     if config.head == "base":
@@ -80,8 +80,8 @@ def answer(weights: Mapping[str, Any], config: Config, x: np.ndarray, read: np.n
     return answers
 
 
-def below(weights: Mapping[str, Any], config: Config, x: np.ndarray) -> np.ndarray:
-    """What the head's last layer reads of rows (..., D): a head of any kind may have `heads.transform` below it."""
+def head_input(weights: Mapping[str, Any], config: Config, x: np.ndarray) -> np.ndarray:
+    """What the head's last layer reads of rows (..., D): a head with a norm has `heads.transform` below that layer."""
     head = weights["head"]
     if "norm" not in head:
         return x

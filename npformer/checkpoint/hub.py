@@ -128,11 +128,13 @@ def _collect(folder: Path, has: Callable[[str], bool], with_weights: bool) -> st
         if not has(start + shard):
             return start + shard
     extras = [*TOKENIZER]
-    family = FAMILIES.get(read_json(folder / start / CONFIG).get("model_type", ""))
+    config = read_json(folder / start / CONFIG)
+    family, classes = FAMILIES.get(config.get("model_type", "")), config.get("architectures")
     if family is not None and family.tokenizer_pieces:
         extras += TRANSLATION
-    if family is not None and "causal-lm" in family.architectures.values():
-        extras.append(GENERATION)
+    elif family is not None and isinstance(classes, list) and classes:
+        writes = family.architectures.get(str(classes[0])) in ("causal-lm", "translation")
+        extras += [GENERATION] if writes else []
     if not has(start + "tokenizer.json"):
         old = next((each for each in OLD_TOKENIZER if has(start + each)), "")
         extras += ["added_tokens.json", *(["vocab.json"] if old == "merges.txt" else [])]

@@ -101,10 +101,11 @@ def _texts(args: argparse.Namespace, source: Path, output: Path, recipe: Recipe)
     stored = read_folder(source, allowed)
     described = read_config(stored.config, limits=allowed)
     if not described.causal:
-        has = "causal-lm" in family_of(described).architectures.values()
+        family = family_of(described)
+        writer = next((name for name, head in family.architectures.items() if head == "causal-lm"), "")
         raise NpformerError(
-            f"{source}: .txt files train a model that writes texts, which a {described.model_type} "
-            f"{'without is_decoder ' if has else ''}does not; give a .tsv, .csv or .jsonl file of labels"
+            f"{source}: .txt files train a model that writes texts, which a {family.architecture(described)} does not"
+            f"{f' and a {writer} does' if writer else ''}; give a .tsv, .csv or .jsonl file of labels"
         )
     config, tree = read_tree(stored, np.dtype(np.float32), "causal-lm")
     weights = Trainable(tree, config)

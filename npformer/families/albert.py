@@ -89,8 +89,11 @@ ALBERT = EncoderTable(
     dropped=("embeddings.norm", "layers.*.attention.output"),
     read={
         "sequence-classification": "pooled",
+        "next-sentence": "pooled",
         "multiple-choice": "pooled",
         "token-classification": "layers.*.ffn_norm",
     },
-    read_rate=dict.fromkeys(("sequence-classification", "multiple-choice", "token-classification"), 0.1),
+    read_rate=dict.fromkeys(
+        ("sequence-classification", "next-sentence", "multiple-choice", "token-classification"), 0.1
+    ),
 )

@@ -14,10 +14,17 @@ from typing import Any
 from npformer import checks
 from npformer.config import MOST, Config
 from npformer.errors import NpformerError
-from npformer.families.base import Source, read_activation, read_fields, reject_other
+from npformer.families.base import (
+    Source,
+    read_activation,
+    read_fields,
+    read_text_ids,
+    reject_other,
+    write_text_ids,
+)
 from npformer.families.marian import DECODER_FIELDS, FIELDS, LAYER, Marian
 from npformer.families.roberta import SPECIAL_TOKENS
-from npformer.families.transformer import read_ids, sides
+from npformer.families.transformer import sides
 
 #: head -> our groups above the stacks, and their modules.
 TOP = {
@@ -41,16 +48,9 @@ class Bart(Marian):
     def _read_decoder(self, data: Mapping[str, Any]) -> Config:
         """The decoder alone."""
         reject_other(data, self.always)
-        fields = read_fields({**FIELDS, **DECODER_FIELDS}, data, self.model_type)
-        for ours, theirs in (("start_id", "bos_token_id"), ("pad_id", "pad_token_id")):
-            fields[ours] = next(iter(read_ids(theirs, data[theirs])), None)
-        return self.config(
-            ALONE,
-            **fields,
-            padding_idx=fields["pad_id"],
-            activation=read_activation("activation_function", data),
-            end_ids=read_ids("eos_token_id", data["eos_token_id"]),
-        )
+        fields = read_fields({**FIELDS, **DECODER_FIELDS}, data, self.model_type) | read_text_ids(data)
+        activation = read_activation("activation_function", data)
+        return self.config(ALONE, **fields, padding_idx=fields["pad_id"], activation=activation)
 
     def config(self, head: str, **fields: Any) -> Config:
         alone = {"shared": False, "causal": True} if head == ALONE else {}
@@ -69,7 +69,7 @@ class Bart(Marian):
     def write_config(self, config: Config) -> dict[str, Any]:
         data = super().write_config(config)
         del data["share_encoder_decoder_embeddings"], data["decoder_vocab_size"]
-        return data if config.decoder else {**data, "is_decoder": True, "bos_token_id": config.start_id}
+        return data if config.decoder else {**data, "is_decoder": True, **write_text_ids(config)}
 
     def groups(self, config: Config, head: str) -> list[str]:
         groups = super().groups(config, head)

@@ -242,6 +242,28 @@ def write_labels(config: Config) -> dict[str, Any]:
     }
 
 
+def read_ids(name: str, value: Any) -> tuple[int, ...]:
+    """One id, several, or none, as a tuple."""
+    ids = [] if value is None else value if isinstance(value, list) else [value]
+    return tuple(checks.whole(name, each, 0, MOST) for each in ids)
+
+
+def read_text_ids(data: Mapping[str, Any]) -> dict[str, Any]:
+    """The token before a text's first, those that end a text that a model writes, and padding; each may be absent."""
+    start, pad = data.get("bos_token_id"), data.get("pad_token_id")
+    for name, each in (("bos_token_id", start), ("pad_token_id", pad)):
+        if each is not None:
+            checks.whole(name, each, 0, MOST)
+    return {"start_id": start, "end_ids": read_ids("eos_token_id", data.get("eos_token_id")), "pad_id": pad}
+
+
+def write_text_ids(config: Config) -> dict[str, Any]:
+    """The inverse of read_text_ids."""
+    ends = list(config.end_ids)
+    end = ends[0] if len(ends) == 1 else ends or None
+    return {"bos_token_id": config.start_id, "eos_token_id": end, "pad_token_id": config.pad_id}
+
+
 def read_activation(name: str, data: Mapping[str, Any], default: str = "gelu") -> str:
     """Reads an activation from the field `name` of a config.json, as our name."""
     return ACTIVATIONS[checks.one_of(name, data.get(name, default), ACTIVATIONS)]

@@ -16,11 +16,12 @@ from npformer.families.base import (
     first,
     read_activation,
     read_fields,
+    read_ids,
     read_labels,
     reject_other,
     write_labels,
 )
-from npformer.families.transformer import Transformer, read_ids
+from npformer.families.transformer import Transformer
 
 #: Our field -> theirs, and its default (... where config.json must have it, or the family has a default).
 FIELDS = {
@@ -89,17 +90,17 @@ class Marian(Transformer):
         )
 
     def write_config(self, config: Config) -> dict[str, Any]:
-        decoder: Decoder | Config = config.decoder or config
+        stack: Decoder | Config = config.decoder or config
         data = {theirs: getattr(config, ours) for ours, (theirs, _) in FIELDS.items()}
-        data |= {theirs: getattr(decoder, ours) for ours, (theirs, _) in DECODER_FIELDS.items()}
+        data |= {theirs: getattr(stack, ours) for ours, (theirs, _) in DECODER_FIELDS.items()}
         return {
             "model_type": self.model_type,
             "architectures": [self.architecture(config)],
             **data,
-            "decoder_vocab_size": decoder.vocab_size,
+            "decoder_vocab_size": stack.vocab_size,
             "activation_function": first(ACTIVATIONS, config.activation),
             "is_encoder_decoder": bool(config.decoder),
-            "eos_token_id": list(decoder.end_ids) if len(decoder.end_ids) != 1 else decoder.end_ids[0],
+            "eos_token_id": list(stack.end_ids) if len(stack.end_ids) != 1 else stack.end_ids[0],
             **write_labels(config),
             **({"problem_type": config.problem_type} if config.problem_type else {}),
         }

@@ -17,10 +17,11 @@ from npformer.families.base import (
     read_activation,
     read_fields,
     read_labels,
+    read_text_ids,
     reject_other,
     write_labels,
+    write_text_ids,
 )
-from npformer.families.transformer import read_ids
 
 #: Settings that change the computation, and the value that is supported.
 SUPPORTED = {"add_cross_attention": False}
@@ -40,7 +41,7 @@ class EncoderTable(Family):
     group_layers: str = ""  # their field for the layers of a group; a layer's module has a `*` for each number
     always_projected: bool = False  # tables as wide as the layers too
     encoder: Mapping[str, str]  # our group -> their module
-    heads: Mapping[str, Mapping[str, str]]  # head -> the same for its groups
+    heads: Mapping[str, Mapping[str, str]]  # head -> the same for its groups; those of no class are only read
     ids: Mapping[str, int] = field(default_factory=dict)  # of bos, eos and padding, where config.json has no field
     in_out: tuple[str, ...] = ()  # ends of modules whose weights are (in, out)
     modules: Mapping[str, str] = field(default_factory=dict)  # our group -> Transformers' module, if files differ
@@ -57,8 +58,7 @@ class EncoderTable(Family):
     # --- config.json -------------------------------------------------------------------------------------------------
 
     def config(self, head: str, **fields: Any) -> Config:
-        causal = {"causal": True} if head == "causal-lm" else {}
-        return super().config(head, **causal | fields)
+        return super().config(head, **{"causal": True} | fields if head == "causal-lm" else fields)
 
     def check(self, config: Config) -> Config:
         checks.whole("n_layers", config.n_layers, 1, MOST)
@@ -78,7 +78,7 @@ class EncoderTable(Family):
         """
         head = head or self.head_of(data)
         reject_other(data, {**SUPPORTED, **self.settings, **self.supported.get(head, {})})
-        self._check_decoder(data, head)
+        causal = self._is_causal(data, head)
         if data.get("pruned_heads"):
             raise NpformerError("pruned_heads: a checkpoint with pruned attention heads is not supported")
         fields: dict[str, Any] = {}
@@ -100,8 +100,9 @@ class EncoderTable(Family):
             fields["eps"] = checks.positive(self.eps, data.get(self.eps, self.constants.get("eps", 1e-12)))
         if self.segments:
             fields["n_segments"] = checks.whole(self.segments, data.get(self.segments, 2), 1, MOST)
-        if head == "causal-lm" or self.constants.get("causal"):
-            fields |= self._read_ids(data)
+        if causal:
+            fields["causal"] = True
+            fields |= read_text_ids({**self.ids, **data})
         return self.config(
             head,
             **fields | self.own_fields(data, head, fields["n_layers"]),
@@ -111,28 +112,19 @@ class EncoderTable(Family):
             tied=checks.boolean("tie_word_embeddings", data.get("tie_word_embeddings", True)),
         )
 
-    def _check_decoder(self, data: Mapping[str, Any], head: str) -> None:
-        """Checks `is_decoder`, which gives an encoder the causal mask that the head for the next token needs."""
-        given = checks.boolean("is_decoder", data.get("is_decoder", False))
-        needed = head == "causal-lm" and not self.constants.get("causal")
-        if needed and not given:
+    def _is_causal(self, data: Mapping[str, Any], head: str) -> bool:
+        """Reads `is_decoder`: the causal mask that the head for the next token needs, and an encoder alone may have."""
+        given, always = checks.boolean("is_decoder", data.get("is_decoder", False)), "causal" in self.constants
+        classes = [name for name, each in self.architectures.items() if each == "causal-lm" and not always]
+        if head == "causal-lm" and not (given or always):
             raise NpformerError(
                 "is_decoder: False is not supported for a causal-lm model, which predicts a token from those before; "
                 f"supported: True, or {first(self.architectures, 'masked-lm')} for masked words"
             )
-        if given and not needed:
-            classes = [name for name, each in self.architectures.items() if each == "causal-lm"]
-            other = f"; of this family {classes[0]} takes True" if classes and head != "causal-lm" else ""
+        if given and not (classes and head in ("causal-lm", "base")):
+            other = f"; of this family {classes[0]} takes True" if classes else ""
             raise NpformerError(f"is_decoder: True is not supported for a {head} model; supported: False{other}")
-
-    def _read_ids(self, data: Mapping[str, Any]) -> dict[str, Any]:
-        """The token before a text's first, those that end a text that is written, and padding."""
-        given = {**self.ids, **data}
-        start, pad = given.get("bos_token_id"), given.get("pad_token_id")
-        for name, each in (("bos_token_id", start), ("pad_token_id", pad)):
-            if each is not None:
-                checks.whole(name, each, 0, MOST)
-        return {"start_id": start, "end_ids": read_ids("eos_token_id", given.get("eos_token_id")), "pad_id": pad}
+        return given or always
 
     def layer_count(self, data: Mapping[str, Any]) -> int:
         count = data.get(self.sizes["n_layers"])
@@ -160,10 +152,7 @@ class EncoderTable(Family):
         if self.padding:
             data[self.padding] = config.pad_id
         if config.causal:
-            ends = list(config.end_ids)
-            data |= {} if self.constants.get("causal") else {"is_decoder": True}
-            data |= {"bos_token_id": config.start_id, "pad_token_id": config.pad_id}
-            data["eos_token_id"] = ends[0] if len(ends) == 1 else ends or None
+            data |= write_text_ids(config) | ({} if self.constants.get("causal") else {"is_decoder": True})
         data |= write_labels(config)
         if config.problem_type:
             data["problem_type"] = config.problem_type

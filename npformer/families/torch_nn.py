@@ -13,8 +13,8 @@ from typing import Any
 from npformer import checks
 from npformer.config import Config, Decoder
 from npformer.errors import NpformerError
-from npformer.families.base import Source, read_fields, read_labels, write_labels
-from npformer.families.transformer import Transformer, read_ids
+from npformer.families.base import Source, read_fields, read_ids, read_labels, write_labels
+from npformer.families.transformer import Transformer
 
 HEADS = ("base", "sequence-classification", "token-classification", "translation")
 

@@ -8,8 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from npformer import checks
-from npformer.config import MOST, Config
+from npformer.config import Config
 from npformer.families.base import Family
 
 _PROJECTIONS = ("query", "key", "value", "output")
@@ -32,12 +31,6 @@ class Transformer(Family):
 def residual_rates(rate: float) -> dict[str, float]:
     """Dropout in the 2017 paper, section 5.4: on each block's output, and on the sums of tokens and positions."""
     return {"*embeddings.sum": rate, "*attention.output": rate, "*ffn.output": rate}
-
-
-def read_ids(name: str, value: Any) -> tuple[int, ...]:
-    """One id, several, or none, as a tuple."""
-    ids = [] if value is None else value if isinstance(value, list) else [value]
-    return tuple(checks.whole(name, each, 0, MOST) for each in ids)
 
 
 def sides(config: Config) -> dict[str, str]:

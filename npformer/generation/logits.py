@@ -72,8 +72,8 @@ def best(logits: np.ndarray, ids: np.ndarray, processors: Processors, k: int) ->
         else:
             highest, total = _normaliser(some)
             processors(ids[rows], some)
-            if processors.forced(ids.shape[1] - processors.prompt):  # a forced token's log probability is 0
-                return top(some, k)
+            forced, _ = processors.forced(ids[rows])  # a forced token's log probability is 0
+            highest[forced] = total[forced] = 0
         tokens, values = top(some, k)
         values -= highest
         values -= total

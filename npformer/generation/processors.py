@@ -64,22 +64,25 @@ class Processors:
         ban_words(ids, scores, self.bad_words)
         if new < s.min_new_tokens:
             scores[:, list(s.end_ids)] = -np.inf
-        if forced := self.forced(new):
-            _force(scores, forced)
+        rows, tokens = self.forced(ids)
+        scores[rows] = -np.inf
+        scores[np.ix_(rows, tokens)] = 0
         scores[:, list(s.suppress_tokens)] = -np.inf
-        if new == (0 if s.forced_bos_token_id is None else 1):
-            scores[:, list(s.begin_suppress_tokens)] = -np.inf
+        first = self._begins_by_force(ids) == new  # rows whose next token is the first that is free
+        scores[np.ix_(first, np.array(s.begin_suppress_tokens, np.int64))] = -np.inf
 
-    def forced(self, new: int) -> tuple[int, ...]:
-        """The tokens of which one must follow so many new ones; () if any may."""
-        s = self.settings
-        first = () if s.forced_bos_token_id is None or new else (s.forced_bos_token_id,)
-        return s.forced_eos_token_id if s.forced_eos_token_id and new + 1 == s.max_new_tokens else first
+    def forced(self, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Which rows must go on with one of some tokens, (R,), and these tokens."""
+        s, new = self.settings, ids.shape[1] - self.prompt
+        if s.forced_eos_token_id and new + 1 == s.max_new_tokens:
+            return np.ones(len(ids), bool), np.array(s.forced_eos_token_id)
+        tokens = [] if new or s.forced_bos_token_id is None else [s.forced_bos_token_id]
+        return self._begins_by_force(ids) & bool(tokens), np.array(tokens, np.int64)
 
-
-def _force(scores: np.ndarray, tokens: tuple[int, ...]) -> None:
-    scores[:] = -np.inf
-    scores[:, list(tokens)] = 0
+    def _begins_by_force(self, ids: np.ndarray) -> np.ndarray:
+        """Which rows begin with a forced token, (R,): those with one token before it, as in Transformers."""
+        before = (ids[:, : self.prompt] >= 0).sum(axis=1)
+        return (before == 1) & (self.settings.forced_bos_token_id is not None)
 
 
 def narrow(scores: np.ndarray, settings: Settings) -> None:

@@ -171,8 +171,6 @@ def resolve(folder: Path | None, config: Config, given: Mapping[str, Any], promp
         elif name not in IGNORED:
             where = f"{path}: " if name in stored else ""
             raise NpformerError(f"{where}{name!r:.80}: unknown setting; known: {', '.join(NAMES)}")
-    if settings.get("forced_bos_token_id") is not None and not config.decoder:
-        raise NpformerError("forced_bos_token_id: not supported for a model that goes on after a prompt")
     result = Settings(**settings)
     result.check(config.n_outputs, config.max_length + 1 - prompt)
     return result

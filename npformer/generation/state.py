@@ -17,7 +17,7 @@ from npformer.generation.logits import Projection
 from npformer.generation.settings import Settings
 from npformer.runtime.packing import Batch, Text, pack
 from npformer.runtime.padding import check_texts
-from npformer.transformer import below, decode_target, encode, relatives
+from npformer.transformer import decode_target, encode, head_input, relatives
 
 if TYPE_CHECKING:
     from npformer.model import BaseModel, Model, Seq2Seq
@@ -149,7 +149,7 @@ class PromptState:
             return self._logits(encode(self.model.weights, self.model.config, batch, caches=self.layers))
 
     def _logits(self, rows: np.ndarray) -> np.ndarray:
-        return self.projection(below(self.model.weights, self.model.config, rows))
+        return self.projection(head_input(self.model.weights, self.model.config, rows))
 
     def keep(self, texts: np.ndarray) -> None:
         self.ancestry.keep(texts)

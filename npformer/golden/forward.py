@@ -172,8 +172,8 @@ class Run:
                     made = np.asarray(rule(array, At(self, text, name)))
                 except (KeyError, IndexError, ValueError) as error:  # it reads what this model does not have
                     raise NpformerError(f"{name}: impossible with this model: {error}") from None
-                if made.shape == (*array.shape, 1):  # the one column of a head with a logit a token
-                    made = made[..., 0]
+                if name == "logits" and self.port.config.head == "replaced-token" and made.ndim == 2:
+                    made = made[..., 0]  # its one column
                 if made.shape != array.shape:
                     raise NpformerError(f"{name}: the rule gives {made.shape} for {array.shape}")
                 array = made.astype(array.dtype, copy=False)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import fnmatch
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
@@ -232,20 +232,21 @@ def unknown(name: str, names: Sequence[str]) -> str:
     for end, hint in HINTS.items():
         if name.endswith(end):
             return f"{name!r}: no such stage; {hint}"
-    ours = resolve(name)
-    theirs = [] if ours else [each for each in _with_layer(name) if set(resolve(each)) & set(names)]
+    here = set(names)
+    ours = ours_in(here, name) if resolve(name) else ""
+    theirs = [] if ours else [each for each in _with_layer(name) if set(resolve(each)) & here]
     closest = [each for each in nearest(name, [*names, *theirs], 3) if each not in names]
     if closest and not ours and nearest(name, [*names, *theirs])[0] in closest:
-        shown = " or ".join(f"{each} ({resolve(each)[0]})" for each in closest)
+        shown = " or ".join(f"{each} ({ours_in(here, each)})" for each in closest)
         return f"{name!r}: no such stage; did you mean {shown}?"
-    name_of_ours = ours[0] if ours else name
+    name_of_ours = ours or name
     near = nearest(name_of_ours, names, 3)
     if not near:  # perhaps a pattern with a misspelt last part
         lasts = {each.rpartition(".")[2]: each for each in reversed(names)}
         near = [lasts[last] for last in nearest(name_of_ours.rpartition(".")[2], lasts, 3)]
     near = near or [names[0], names[-1]]
-    here = f", which is {name_of_ours} here" if ours else ""
-    return f"{name!r}{here}: no such stage; did you mean {' or '.join(near)}?"
+    meant = f", which is {name_of_ours} here" if ours else ""
+    return f"{name!r}{meant}: no such stage; did you mean {' or '.join(near)}?"
 
 
 # --- names of other libraries ----------------------------------------------------------------------------------------
@@ -275,8 +276,8 @@ _BEFORE_A_LAYER = re.compile(r"blocks\.(\d+)\.hook_resid_pre")
 def resolve(name: str) -> tuple[str, ...]:
     """Returns our stages (or patterns) for a TransformerLens hook or a Hugging Face module's path; () if it is neither.
 
-    A layer's number may be a pattern too. A path may lack the encoder's prefix, as in a base model. One of a decoder's
-    layer has a second stage: that of a model which is the decoder alone.
+    A layer's number may be a pattern too. A path may lack the encoder's prefix, as in a base model. A path in BART's
+    decoder stands for two stages: decoder.layers..., and layers... where the decoder is the whole model.
 
     >>> resolve("blocks.3.attn.hook_pattern"), resolve("distilbert.transformer.layer.*.attention.q_lin")
     (('layers.3.attention.weights',), ('layers.*.attention.query',))
@@ -298,6 +299,12 @@ def resolve(name: str) -> tuple[str, ...]:
         return ()
     hooks = (ours.replace("*", number) for theirs, ours in known.items() if fnmatch.fnmatchcase(theirs, template))
     return tuple(dict.fromkeys(hooks))
+
+
+def ours_in(known: Container[str], name: str) -> str:
+    """Returns the stage that another library's name means among those known; the name itself if it means none."""
+    meant = resolve(name)
+    return next((each for each in meant if each in known), next(iter(meant), name))
 
 
 def _template(name: str) -> tuple[str, str]:

@@ -134,9 +134,7 @@ class Trace(Mapping[str, Any]):
         """Returns our name of a stage that is asked for by ours, by a TransformerLens hook, or by a module's path."""
         if name in self._arrays:
             return name
-        resolved = table.resolve(str(name))
-        here = (each for each in resolved if each in self._arrays or each in self._fired)
-        return next(here, next(iter(resolved), name))
+        return table.ours_in({*self._arrays, *self._fired}, str(name))
 
     def __contains__(self, name: object) -> bool:
         return name in self._arrays or (isinstance(name, str) and self._ours(name) in self._arrays)

@@ -1,10 +1,9 @@
 """Servers: one process, or several workers on one socket that a parent watches.
 
 SIGTERM or Ctrl-C stops: new requests get 503, accepted ones are answered, the process ends with exit code 0. A second
-signal ends it at once, if it comes more than POLL seconds after the first: `timeout` and systemd send one to the
-process and one to its group. A worker that dies is replaced. Workers share their models' weights, which are mapped
-from files: a model that is stored in another form is first written to a temporary folder in the form that can be
-mapped.
+signal ends it at once, if it comes more than POLL seconds after the first: `timeout` sends one to the process and one
+to its group. A worker that dies is replaced. Workers share their models' weights, which are mapped from files: a
+model that is stored in another form is first written to a temporary folder in the form that can be mapped.
 """
 
 from __future__ import annotations
@@ -128,9 +127,12 @@ class Server(uvicorn.Server):  # type: ignore[misc, unused-ignore]
             self.ready()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Begins to stop."""
+        """Begins to stop, at the first signal.
+
+        Systems and terminals signal the workers beside their parent, which passes the signal on.
+        """
         if self.service.stopping or (self.is_worker and sig == signal.SIGINT):
-            return  # a terminal's Ctrl-C reaches workers too, and the parent passes it on
+            return
         self.service.stopping = True
         asyncio.get_running_loop().call_soon_threadsafe(self._finish)
 
@@ -140,7 +142,7 @@ class Server(uvicorn.Server):  # type: ignore[misc, unused-ignore]
     async def _stop_when_idle(self) -> None:
         end = time.monotonic() + self.grace
         await asyncio.sleep(POLL)  # those who come meanwhile are told
-        if not self.is_worker:  # the parent kills a worker
+        if not self.is_worker:  # a worker leaves that to its parent, which kills it
             for each in HANDLED:
                 signal.signal(each, signal.SIG_DFL)
         while self.service.open and time.monotonic() < end:

@@ -17,7 +17,7 @@ from npformer.tasks.options import Options
 from npformer.tasks.task import Request, Task, probabilities, without_head
 from npformer.text.inputs import Pair, as_text, as_texts
 from npformer.text.tokenizer import special_token
-from npformer.transformer import below
+from npformer.transformer import head_input
 
 MASKS = 64  # masks whose scores over the whole vocabulary are in memory at once
 
@@ -162,6 +162,6 @@ class FillMask(Task):
 def word_logits(model: Model, states: np.ndarray, of: str) -> np.ndarray:
     """The masked-lm head's logits (T, V) at some rows of the last layer (T, D). of: what a row is, for errors."""
     with model.cores():
-        logits = heads.classify(below(model.weights, model.config, states), model.weights["head"]["output"])
+        logits = heads.classify(head_input(model.weights, model.config, states), model.weights["head"]["output"])
     expect_finite([{"logits": each} for each in logits], of)
     return logits

@@ -54,7 +54,7 @@ class TextGeneration(Writing):
     model's generation_config.json says otherwise: the defaults of transformers.pipeline. do_sample=False takes the
     likeliest, num_beams=4 searches; a call that gives one of them leaves the other that the pipeline was made with.
 
-    A prompt is read with the special tokens of the tokenizer, so that a BERT goes on after [SEP], as it does there; one
+    A prompt is read with the special tokens of the tokenizer, as in Transformers: a BERT goes on after [SEP]. A prompt
     without any token stands for the start token.
 
     Parameters

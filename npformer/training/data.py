@@ -225,8 +225,8 @@ def encode_pairs(
 def encode_blocks(model: Model, paths: Sequence[str | Path], limit: int | None = None) -> list[Example]:
     """Packs text files into blocks of as many tokens as the model takes, or `limit`; each token's target is the next.
 
-    A file is a document, and its end token stands after it, once where the tokenizer puts it there too. Documents stand
-    one after another, and a block may hold the end of one and the beginning of the next. So every token but the first
+    A file is a document, after which the end token stands unless the document ends in one. Documents stand one after
+    another, and a block may hold the end of one and the beginning of the next. So every token but the first
     is a target once. Raises NpformerError, with file and line, for what is not text, and for a file without any.
     """
     encoder, parts = Encoder(model, limit), []
@@ -234,9 +234,8 @@ def encode_blocks(model: Model, paths: Sequence[str | Path], limit: int | None =
         text = "".join(line for _, line in _lines(Path(path)))
         if not text.strip():
             raise NpformerError(f"{path}: no text")
-        document = encoder.ids(text)
-        end = [each for each in model.config.end_ids[:1] if each not in document[-1:]]
-        parts += [document, np.array(end, np.int64)]
+        document, ends = encoder.ids(text), model.config.end_ids
+        parts += [document, np.array([] if np.isin(document[-1:], ends).any() else ends[:1], np.int64)]
     ids, size = np.concatenate(parts), encoder.limit
     if len(ids) < 2:
         raise NpformerError(f"{paths[0]}: one token, which leaves none to predict")

@@ -183,6 +183,14 @@ def test_info_of_a_model_that_does_not_run(hub, env):
     assert hub.asked("GET") == ["config.json"]
 
 
+def test_a_model_that_writes_no_texts_asks_for_no_settings_of_writing(hub, env, tmp_path):
+    """Although others of its family write."""
+    hub.add(NAME, tiny.folder(tmp_path / "bert", "bert", "masked-lm"))
+    loads(env, {"name": NAME})
+    assert "config.json" in hub.asked("GET")
+    assert "generation_config.json" not in hub.asked("HEAD") + hub.asked("GET")
+
+
 def test_a_model_that_writes_texts(hub, env, tmp_path):
     hub.add(NAME, writers.folder(tmp_path / "writer", generation={"max_new_tokens": 9}))
     (answer,) = loads(env, {"name": NAME})

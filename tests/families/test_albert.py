@@ -164,6 +164,7 @@ def test_training_drops_what_its_own_does() -> None:
     for head, more in {
         "sequence-classification": {"pooled": 0.1},
         "token-classification": {"layers.1.ffn_norm": 0.1},
+        "next-sentence": {"pooled": 0.1},
         "multiple-choice": {"pooled": 0.1},
         "question-answering": {},
     }.items():

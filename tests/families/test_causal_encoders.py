@@ -101,7 +101,7 @@ def test_what_is_refused_is_refused_by_name(family: str, changes: dict[str, Any]
 
 def test_other_heads_are_not_causal(family: str) -> None:
     for head in encoders()[family].heads:
-        if head != "causal-lm":
+        if head not in ("causal-lm", "base"):
             with pytest.raises(NpformerError, match=f"is_decoder: True .* a {head} model; .* {CLASSES[family]} takes"):
                 read_config(described(family), head)
     with pytest.raises(NpformerError, match=r"is_decoder: True is not supported for a base model; supported: False$"):
@@ -177,8 +177,9 @@ def test_perplexity_counts_the_special_tokens_too() -> None:
     found = npformer.perplexity(model, "I love ice cream")
     assert found.tokens == len(ids) - 1
     assert found.log_probability == pytest.approx(log_probabilities[np.arange(len(ids) - 1), ids[1:]].sum(), rel=1e-5)
-    with pytest.raises(NpformerError, match="expected a text of at least two tokens, got 0"):
-        npformer.perplexity(model, "")
+    for empty in ("", "  "):
+        with pytest.raises(NpformerError, match="expected a text of at least two tokens, and one of its own"):
+            npformer.perplexity(model, empty)
 
 
 def test_an_end_token_of_the_tokenizer_stands_after_a_document_once(tmp_path: Path) -> None:
@@ -209,9 +210,24 @@ def test_it_is_looked_into_as_others_are(family: str, tmp_path: Path) -> None:
     found = npformer.logit_attribution(model, "I love ice")
     assert found.position == 4
     assert found.total == pytest.approx(found.logit, abs=1e-9)
-    assert all(str(drawn(model, "I love ice")) for drawn in (view.heads, view.model, view.logit, view.stages))
+    for drawn in (view.heads, view.model, view.logit, view.stages):
+        assert "ice" in drawn(model, "I love ice").html()
     recorded = golden.record(tiny.model(family, "causal-lm"), "I love ice")
-    assert golden.compare(recorded, {name: recorded.stages[name] for name in ("logits",)}).ok
-    alone = without_head(model)
+    assert not golden.compare(recorded, {"logits": [each * 1.01 for each in recorded.stages["logits"]]}).ok
+
+
+def test_without_its_head_it_is_causal_and_read_back_so(family: str, tmp_path: Path) -> None:
+    """By a task of vectors and by head="base", as `AutoModel` reads it."""
+    alone = without_head(tiny.model(family, "causal-lm", dtype=np.float64))
     assert alone.config.causal
     assert np.array_equal(alone([[5, 6, 7]]).last_hidden_state[:, 0], alone([[5]]).last_hidden_state[:, 0])
+    npformer.trace(alone, [5, 6, 7]).save(tmp_path / "trace.safetensors")
+    assert npformer.Trace.load(tmp_path / "trace.safetensors").config.causal
+    stored = folder(tmp_path / "stored", family)
+    golden.record(without_head(npformer.load(stored)), [5, 6, 7]).save(tmp_path / "golden.safetensors")
+    assert golden.load(tmp_path / "golden.safetensors").config.causal
+    read = npformer.load(stored, head="base")
+    assert read.config.causal
+    assert np.array_equal(
+        read([[5, 6, 7]]).last_hidden_state, without_head(npformer.load(stored))([[5, 6, 7]]).last_hidden_state
+    )

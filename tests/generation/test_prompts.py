@@ -165,7 +165,6 @@ def test_lengths_count_from_each_prompt() -> None:
     [
         ({"max_new_tokens": 253}, "max_new_tokens: expected a whole number from 1 to 252, got 253"),
         ({"max_length": 5}, "max_length: expected a whole number from 6 to 257, got 5"),
-        ({"forced_bos_token_id": 3}, "forced_bos_token_id: not supported for a model that goes on after a prompt"),
         ({"output_attentions": True}, "output_attentions: only an encoder-decoder has cross-attention"),
         ({"eos_token_id": 300}, "eos_token_id: expected a whole number from 0 to 299, got 300"),
     ],

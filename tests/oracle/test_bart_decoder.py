@@ -52,8 +52,6 @@ def test_answers_are_transformers_own(option: str, dtype: str, tmp_path: Path) -
 @pytest.mark.parametrize("option", OPTIONS)
 def test_what_is_written_is_what_transformers_writes(option: str, settings: dict[str, int], tmp_path: Path) -> None:
     """After each prompt alone: to one that is padded on the left transformers gives other positions."""
-    if "forced_bos_token_id" in settings:
-        pytest.skip("a setting of models with both stacks")
     theirs = torch_model(option, BartForCausalLM, **SIZES).double()
     theirs.save_pretrained(tmp_path)
     model = npformer.load(tmp_path, dtype="float64")

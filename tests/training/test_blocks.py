@@ -113,7 +113,10 @@ def test_what_does_not_go_together(files: list[str], tmp_path: Path, capsys: pyt
     assert "one file of labels each, or files of text" in capsys.readouterr().err
     assert finetune(files, tmp_path / "out", "--labels", "A,B") == 1
     assert "--labels, --text-columns, --as-distilbert: go with files of labels" in capsys.readouterr().err
-    for family, told in (("bert", "a bert without is_decoder does not"), ("mpnet", "a mpnet does not")):
+    for family, told in (
+        ("bert", "a BertForMaskedLM does not and a BertLMHeadModel does"),
+        ("mpnet", "a MPNetForMaskedLM does not; give"),
+    ):
         folder = str(tiny.folder(tmp_path / family, family, "masked-lm"))
         assert finetune([folder, *files[1:]], tmp_path / "out") == 1
         assert f".txt files train a model that writes texts, which {told}" in capsys.readouterr().err
