@@ -158,14 +158,15 @@ def test_budgets_are_so_tight_that_a_mistake_is_out_of_them(mistake: Mistake) ->
 #: The heads that have a case, where the others are compared in tests/oracle/test_heads.py.
 FEW_HEADS = {"albert": {"base", "sequence-classification"}, "nomic_bert": {"base", "masked-lm"}}
 FEW_HEADS["electra"] = set(encoders()["electra"].heads) - {"causal-lm"}
+FEW_HEADS["bart"] = set(BART.architectures.values()) - {"translation", "causal-lm"}
 
 
 def test_every_family_head_and_option_is_there() -> None:
-    """BART's head that generates is compared in tests/generation."""
+    """BART's head that generates is compared in tests/generation, its decoder alone in tests/oracle."""
     configs = [load(torch_values.DATA / case, "float32").config for case in torch_values.CASES]
     for name, family in {**distinct_encoders(), "bart": BART}.items():
         heads = {config.head for config in configs if config.model_type == name}
-        assert heads == (FEW_HEADS.get(name) or set(family.architectures.values()) - {"translation"})
+        assert heads == (FEW_HEADS.get(name) or set(family.architectures.values()))
     assert {config.convolution for config in configs} == {0, 3}
     assert {config.activation for config in configs} == {"gelu", "gelu_tanh", "relu", "silu"}
     for head in ("masked-lm", "causal-lm"):

@@ -43,7 +43,7 @@ def value(model: Model, head: str, text: Any, answered: Any) -> float:
         return float(np.mean(t["logits"]))
     rows = t["logits"] if t["logits"].ndim == 2 else t["logits"][None]
     theirs = chosen["logits"] if chosen["logits"].ndim == 2 else chosen["logits"][None]
-    at = [3] if head == "masked-lm" else range(len(rows))
+    at = {"masked-lm": [3], "causal-lm": [len(rows) - 1]}.get(head, range(len(rows)))
     return float(np.mean([rows[i][theirs[i].argmax()] for i in at]))
 
 
