@@ -17,6 +17,7 @@ from npformer.runtime.threads import run_tasks
 
 BLOCK = 2**19  # numbers of the corpus that are compared at a time: they fit a core's cache
 QUERIES = 256  # queries that are compared with a block together
+PENDING = 1024  # pairs of a query and a vector that are scored together
 
 
 def _distances(a: np.ndarray, b: np.ndarray, length: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
@@ -116,40 +117,54 @@ def _nearest(queries: np.ndarray, corpus: np.ndarray, start: int, stop: int, k: 
     """The k nearest to each query among the rows start to stop, (Q, k); the queries have length 1 for the cosine.
 
     A product's last bits depend on a row's place in it. So the product only says which rows may be among the nearest,
-    with its error as a margin, and those few are scored one by one.
+    by the error it may have, and those few are scored one by one.
     """
     best = Hits(np.full((len(queries), k), -1), np.full((len(queries), k), -np.inf, np.float32))
-    width = corpus.shape[1]
-    lengths = np.sqrt((queries * queries).sum(axis=1))
+    limits = np.full(len(queries), -np.inf)  # no score below its query's limit is among the nearest
+    width, rows, places = corpus.shape[1], [], []
+    # A sum of D products is at most D roundings off: Higham, 2002, section 3.1.
+    errors = 2 * (width + 4) * np.finfo(np.float32).eps * np.sqrt((queries * queries).sum(axis=1))
     step = max(BLOCK // max(width, 1), 1)
     for at in range(start, stop, step):
         block = np.asarray(corpus[at : min(at + step, stop)], np.float32)
         scores = queries @ block.T  # (Q, B)
         norms = np.sqrt(np.vecdot(block, block))
-        bad = ~np.isfinite(norms)
-        longest = 1.0
+        bad, longest = ~np.isfinite(norms), 1.0
         if similarity == "cosine":
             scores /= np.maximum(norms, 1e-12)
         else:
             longest = norms[~bad].max(initial=0)
-        if bad.any():
-            scores[:, bad] = -np.inf
-        # A sum of D products is at most D roundings off, and so is the limit: Higham, 2002, section 3.1.
-        margins = 4 * (width + 4) * np.finfo(np.float32).eps * lengths * longest
-        for row in np.flatnonzero(scores.max(axis=1) >= best.scores[:, -1] - margins):
-            limit = best.scores[row, -1]
-            if len(block) > k:
-                limit = max(limit, np.partition(scores[row], -k)[-k])
-            near = np.flatnonzero((scores[row] >= limit - margins[row]) & ~bad)
-            exact = (block[near].astype(np.float64) * queries[row]).sum(axis=1)
-            if similarity == "cosine":
-                lengths_of = np.sqrt(np.square(block[near], dtype=np.float64).sum(axis=1))
-                exact /= np.maximum(lengths_of, 1e-12)
-            indices = np.concatenate([best.indices[row], at + near])
-            values = np.concatenate([best.scores[row], exact.astype(np.float32)])
-            first = np.argsort(-values, kind="stable")[:k]  # equal ones stay in the order of the corpus
-            best.indices[row], best.scores[row] = indices[first], values[first]
+        scores[:, bad] = -np.inf
+        if at == start and 0 < k < len(block):
+            limits = np.partition(scores, -k)[:, -k] - errors * longest
+        near = scores >= (limits - errors * longest).astype(np.float32)[:, None]
+        near[:, bad] = False
+        row, place = np.divmod(np.flatnonzero(near), len(block))  # np.nonzero takes ten times as long
+        rows.append(row)
+        places.append(at + place)
+        if sum(map(len, rows)) > PENDING or at + step >= stop:
+            best = _with_scored(best, queries, corpus, np.concatenate(rows), np.concatenate(places), similarity)
+            limits, rows, places = np.maximum(limits, best.scores.min(axis=1, initial=np.inf)), [], []
     return best
+
+
+def _with_scored(
+    best: Hits, queries: np.ndarray, corpus: np.ndarray, rows: np.ndarray, places: np.ndarray, similarity: str
+) -> Hits:
+    """The k best of `best` and of pairs of a query's row and a place in the corpus, (P,) each, in this order."""
+    (count, k), scores = best.indices.shape, [best.scores.ravel()]
+    for at in range(0, len(rows), PENDING):
+        some = corpus[places[at : at + PENDING]].astype(np.float64)
+        exact = (some * queries[rows[at : at + PENDING]]).sum(axis=1)
+        if similarity == "cosine":
+            exact /= np.maximum(np.sqrt(np.square(some).sum(axis=1)), 1e-12)
+        scores.append(exact.astype(np.float32))
+    values = np.concatenate(scores)
+    indices = np.concatenate([best.indices.ravel(), places])
+    of = np.concatenate([np.repeat(np.arange(count), k), rows])
+    order = np.lexsort((-values, of))  # stable: equal ones stay in the order of the corpus
+    first = order[np.searchsorted(of[order], np.arange(count))[:, None] + np.arange(k)]
+    return Hits(indices[first], values[first])
 
 
 def _merged(parts: list[Hits], k: int) -> Hits:

@@ -29,10 +29,11 @@ def plain(queries, corpus, k, similarity):
     return order, np.take_along_axis(scores, order, axis=1)
 
 
-@pytest.mark.parametrize("block", [24, 24 * 64, 2**19])
+@pytest.mark.parametrize(("block", "pending"), [(24, 1), (24 * 64, 1), (24 * 64, 100), (2**19, 1024)])
 @pytest.mark.parametrize("similarity", ["cosine", "dot"])
-def test_the_nearest_are_those_of_a_plain_sort(similarity, block, monkeypatch):
+def test_the_nearest_are_those_of_a_plain_sort(similarity, block, pending, monkeypatch):
     monkeypatch.setattr(import_module("npformer.search"), "BLOCK", block)
+    monkeypatch.setattr(import_module("npformer.search"), "PENDING", pending)
     monkeypatch.setattr(import_module("npformer.search"), "QUERIES", 4)
     order, scores = plain(QUERIES, CORPUS, 12, similarity)
     for threads in (1, 2, 3):
