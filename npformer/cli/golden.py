@@ -9,7 +9,7 @@ golden compare FILE THEIRS          THEIRS is a .safetensors or .npz file of the
                                     port's arrays or a folder of its weights; or
                                     --torch MODEL
 golden suite DIR                    tiny models and golden files of every
-                                    family, head and option, 7 MB
+                                    family, head and option, 20 MB
 golden run DIR -- COMMAND ...       run a port's program on each of them:
                                     COMMAND ... MODEL IDS OUTPUT, a model's
                                     folder, a file of token ids, and the
