@@ -99,7 +99,6 @@ def backward(
     if config.decoder:
         return reread_backward(grads, stages, weights, config, batch)
     x, head, tree = last_rows(stages, weights, config), weights.get("head", {}), {}
-    activation = ACTIVATIONS[config.activation]
     of_texts, means = config.head in POOLED_HEADS, config.pooling == "mean"
     reads_one = of_texts and not means and len(x) == len(batch.read)  # the forward computed only rows that are read
     row_indices = batch.read if reads_one else None
@@ -111,6 +110,7 @@ def backward(
     elif config.head == "question-answering":
         grad, tree["head"] = heads.spans_backward(grads["start_logits"], grads["end_logits"], stages, x, **head)
     elif config.head == "replaced-token":
+        activation = ACTIVATIONS[config.activation]
         grad, tree["head"] = heads.replaced_tokens_backward(grads["logits"], stages, x, activation, **head)
     else:
         rows = (stages["pooled"] if "pooler" in weights else read) if of_texts else x

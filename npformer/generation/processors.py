@@ -65,19 +65,22 @@ class Processors:
         if new < s.min_new_tokens:
             scores[:, list(s.end_ids)] = -np.inf
         rows, tokens = self.forced(ids)
-        scores[rows] = -np.inf
-        scores[np.ix_(rows, tokens)] = 0
+        if len(tokens):
+            scores[rows] = -np.inf
+            scores[np.ix_(rows, tokens)] = 0
         scores[:, list(s.suppress_tokens)] = -np.inf
-        first = self._begins_by_force(ids) == new  # rows whose next token is the first that is free
-        scores[np.ix_(first, np.array(s.begin_suppress_tokens, np.int64))] = -np.inf
+        if s.begin_suppress_tokens:
+            first = self._begins_by_force(ids) == new  # rows whose next token is the first that is free
+            scores[np.ix_(first, np.array(s.begin_suppress_tokens))] = -np.inf
 
     def forced(self, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Which rows must go on with one of some tokens, (R,), and these tokens."""
         s, new = self.settings, ids.shape[1] - self.prompt
         if s.forced_eos_token_id and new + 1 == s.max_new_tokens:
             return np.ones(len(ids), bool), np.array(s.forced_eos_token_id)
-        tokens = [] if new or s.forced_bos_token_id is None else [s.forced_bos_token_id]
-        return self._begins_by_force(ids) & bool(tokens), np.array(tokens, np.int64)
+        if new or s.forced_bos_token_id is None:
+            return np.zeros(len(ids), bool), np.array([], np.int64)
+        return self._begins_by_force(ids), np.array([s.forced_bos_token_id])
 
     def _begins_by_force(self, ids: np.ndarray) -> np.ndarray:
         """Which rows begin with a forced token, (R,): those with one token before it, as in Transformers."""

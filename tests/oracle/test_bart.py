@@ -29,6 +29,7 @@ from npformer.tape import Recording
 from npformer.training import Example, Trainable, gradients
 from npformer.training.losses import TranslationLoss
 from npformer.transformer import backward, forward
+from tests.oracle.test_every_family import DTYPES
 
 OPTIONS: dict[str, dict[str, Any]] = {
     "plain": {},
@@ -146,7 +147,6 @@ def test_a_model_without_a_head_generates_as_transformers_reads_it(tmp_path: Pat
 # --- heads on a decoder that reads the text again ---------------------------------------------------------------------
 
 HEADS = {BartForSequenceClassification: {"num_labels": 3}, BartForQuestionAnswering: {}}
-DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
 
 def ended() -> dict[str, np.ndarray]:

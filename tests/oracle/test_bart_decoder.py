@@ -15,8 +15,8 @@ from npformer.checkpoint import convert, load_folder
 from npformer.generation import generate
 from npformer.runtime.packing import Text
 from npformer.training.losses import Example, HeadLoss
-from tests.oracle.test_bart import DTYPES, OPTIONS, SETTINGS, compared, torch_model
-from tests.oracle.test_every_family import assert_grads
+from tests.oracle.test_bart import OPTIONS, SETTINGS, compared, torch_model
+from tests.oracle.test_every_family import DTYPES, assert_grads, save_as
 
 #: As many layers in both stacks: transformers sizes the cache of the decoder alone by the encoder's layers.
 SIZES = {"encoder_layers": 3, "max_position_embeddings": 32}
@@ -34,12 +34,7 @@ def given() -> dict[str, np.ndarray]:
 @pytest.mark.parametrize("option", OPTIONS)
 def test_answers_are_transformers_own(option: str, dtype: str, tmp_path: Path) -> None:
     theirs, arrays = torch_model(option, BartForCausalLM, **SIZES), given()
-    if dtype == "bin":
-        theirs.config.architectures = ["BartForCausalLM"]
-        theirs.config.save_pretrained(tmp_path)
-        torch.save(theirs.state_dict(), tmp_path / "pytorch_model.bin")
-    else:
-        theirs.to(DTYPES[dtype]).save_pretrained(tmp_path)
+    save_as(dtype, theirs, tmp_path)
     with torch.no_grad():
         expected = theirs.double()(**{name: torch.from_numpy(each) for name, each in arrays.items()}).logits.numpy()
     found = npformer.load(tmp_path, dtype="float64")(**arrays).logits

@@ -16,7 +16,7 @@ from npformer.runtime.padding import texts_of
 from npformer.tap import listen
 from npformer.tape import Recording
 from npformer.transformer import backward, forward, packed
-from tests.oracle.test_every_family import DTYPES, FLOAT64, assert_grads
+from tests.oracle.test_every_family import DTYPES, FLOAT64, assert_grads, save_as
 from tests.support.in_double import in_double
 
 PAD = 7
@@ -30,12 +30,7 @@ def folder_of(path: Path, dtype: str = "float32", **fields: Any) -> Path:
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.3)
-    if dtype == "bin":
-        model.config.architectures = ["GPT2DoubleHeadsModel"]
-        model.config.save_pretrained(path)
-        torch.save(model.state_dict(), path / "pytorch_model.bin")
-    else:
-        model.to(DTYPES[dtype]).save_pretrained(path)
+    save_as(dtype, model, path)
     return path
 
 

@@ -41,6 +41,16 @@ MASK = ["1" * 40, "1" * 40, "1" * 9 + "0" * 31, "1" + "0" * 39, "0" * 30 + "1" *
 FLOAT64 = 1e-12
 
 
+def save_as(form: str, model: Any, folder: Path) -> None:
+    """Writes a checkpoint as transformers does, in one of DTYPES, or as "bin": pickled, as older versions do."""
+    if form == "bin":
+        model.config.architectures = [type(model).__name__]
+        model.config.save_pretrained(folder)
+        torch.save(model.state_dict(), folder / "pytorch_model.bin")
+    else:
+        model.to(DTYPES[form]).save_pretrained(folder)
+
+
 #: A token that stands in texts, too, in a model whose head finds padding by its id.
 PAD = 7
 
