@@ -152,6 +152,7 @@ def folder_writers(model: Path, data: Path) -> dict[str, list[str]]:
         "tiny": ["golden", "record", "--tiny", "bert", "-o"],
         "finetune": ["finetune", "-m", str(model), "--train", labelled, "--dev", labelled, "--epochs", "1", "-o"],
         "translate": ["train-translation", "--train", *pairs, "--dev", *pairs, *sizes, "--epochs", "1", "-o"],
+        "suite": ["golden", "suite", "--case", "bert-*"],
     }
 
 
@@ -163,7 +164,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("name", ["convert", "tiny", "finetune", "translate"])
+@pytest.mark.parametrize("name", ["convert", "tiny", "finetune", "translate", "suite"])
 @pytest.mark.parametrize("limit", [0, 300, 20_000])
 def test_a_limit_of_size_leaves_no_model(name, limit, model, data, tmp_path, capsys):
     command = [*folder_writers(model, data)[name], str(tmp_path / "out")]
@@ -186,3 +187,30 @@ def test_a_folder_that_another_run_uses_is_refused(name, model, data, tmp_path, 
     said = f"npformer: {tmp_path}/out/training: in use by process {os.getpid()} on "
     assert error_of(capsys).startswith(said)
     assert os.listdir(tmp_path / "out" / "training") == []
+
+
+# --- commands that write a file beside what they are for --------------------------------------------------------------
+
+
+def test_a_limit_of_size_leaves_no_verdicts(tmp_path, capsys):
+    suite, verdicts = tmp_path / "suite", tmp_path / "verdicts.xml"
+    assert cli.main(["golden", "suite", str(suite), "--case", "bert-base"]) == 0
+    verdicts.write_text("old")
+    with largest_file(0):
+        assert cli.main(["golden", "run", "--junit", str(verdicts), str(suite), "--", "false"]) == 1
+    assert "File too large" in capsys.readouterr().err.splitlines()[-1]
+    assert verdicts.read_text() == "old"
+    assert sorted(os.listdir(tmp_path)) == ["suite", "verdicts.xml"]
+
+
+def test_a_search_that_cannot_keep_its_vectors_answers_all_the_same(model, data, tmp_path, capsys):
+    lines = tmp_path / "lines.txt"
+    lines.write_text((data / "a.txt").read_text())
+    command = ["search", "hot", str(lines), "-m", str(model)]
+    with largest_file(0):
+        assert cli.main(command) == 0
+    answered = capsys.readouterr()
+    assert os.listdir(tmp_path) == ["lines.txt"]
+    assert cli.main(command) == 0
+    assert capsys.readouterr() == answered
+    assert sorted(os.listdir(tmp_path)) == ["lines.txt", "lines.txt.vectors.safetensors"]
