@@ -260,6 +260,16 @@ class Config:
         return self.n_segments > 1
 
     @property
+    def scoring(self) -> str:
+        """The function from logits to scores: "none" for regression, "sigmoid" for independent labels or a single one,
+        else "softmax"."""
+        if self.head == "sequence-classification" and self.problem_type == "regression":
+            return "none"
+        several = self.problem_type == "multi_label_classification"
+        one = self.head == "sequence-classification" and (several or len(self.labels) == 1)
+        return "sigmoid" if one or self.head == "replaced-token" else "softmax"
+
+    @property
     def n_outputs(self) -> int:
         """Width of the head's last linear; 0 for a model without a head."""
         return {

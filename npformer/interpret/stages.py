@@ -142,7 +142,7 @@ def formula(name: str, config: Config | None) -> str:
     'Z = Normalize(Y + B)'
     """
     stage = find(name)
-    if name == "probabilities" and config and config.head == "replaced-token":
+    if name == "probabilities" and config and config.scoring == "sigmoid":
         return "sigmoid(logits)"
     own = _NORM_FIRST.get(_NUMBER.split(name)[-1].removeprefix(".")) if config and config.norm_first else None
     return own or (stage.formula if stage else "")

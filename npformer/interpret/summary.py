@@ -53,7 +53,11 @@ def summary(name: str, arrays: Sequence[np.ndarray], config: Config | None) -> S
     if not flat.size:
         flat = np.array([math.nan])
     stage = stages.find(name) or stages.Stage(name, "", "", "")
-    function = f"activations.{config.activation}" if config and name.endswith(".activation") else stage.function
+    function = stage.function
+    if config and name.endswith(".activation"):
+        function = f"activations.{config.activation}"
+    elif config and name == "probabilities" and config.scoring == "sigmoid":
+        function = "tasks.task.probabilities"
     return StageSummary(
         name,
         shapes[0] if len(shapes) == 1 else f"{len(arrays)} texts",

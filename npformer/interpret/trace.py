@@ -320,20 +320,15 @@ def trace(
 def post_process(config: Config, answers: Sequence[Mapping[str, np.ndarray]]) -> None:
     """Fires the last stages: the probabilities that the model's task computes from the logits of `answers`."""
     from npformer.tasks.task import probabilities
-    from npformer.tasks.text_classification import default_function
 
     if config.head == "question-answering":
         for name in ("start", "end"):
             tap(f"{name}_probabilities", np.concatenate([softmax(answer[f"{name}_logits"]) for answer in answers]))
     elif config.head == "multiple-choice":
         tap("probabilities", softmax(np.stack([answer["logits"] for answer in answers]), axis=0))
-    elif config.head == "replaced-token":
-        probabilities(np.concatenate([answer["logits"] for answer in answers]), "sigmoid")
-    elif config.head in POOLED_HEADS:
-        function = default_function(config) if config.labels else "softmax"
-        probabilities(np.stack([answer["logits"] for answer in answers]), function)
     elif config.head != "base":
-        probabilities(np.concatenate([answer["logits"] for answer in answers]))
+        joined = np.stack if config.head in POOLED_HEADS else np.concatenate
+        probabilities(joined([answer["logits"] for answer in answers]), config.scoring)
 
 
 def _one(values: list[Any]) -> Any:

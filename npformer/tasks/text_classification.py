@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 
 from npformer.checks import one_of, whole
-from npformer.config import Config
 from npformer.tasks.options import Options
 from npformer.tasks.task import Request, Task, logits_of_texts, probabilities
 
@@ -57,7 +56,7 @@ class TextClassification(Task):
     options_type = ClassificationOptions
 
     def answer(self, requests: list[Request], options: ClassificationOptions) -> list[Any]:
-        function = options.function_to_apply or default_function(self.model.config)
+        function = options.function_to_apply or self.model.config.scoring
         scores = probabilities(logits_of_texts(requests), function)
         labels = self.model.config.labels
         if options.top_k == BEST:
@@ -65,15 +64,6 @@ class TextClassification(Task):
             return [_scored(labels, row, index) for row, index in zip(scores, best, strict=True)]
         orders = np.argsort(-scores, axis=-1, kind="stable")[:, : options.top_k]
         return [[_scored(labels, row, i) for i in order] for row, order in zip(scores, orders, strict=True)]
-
-
-def default_function(config: Config) -> str:
-    """Names the function from logits to scores: "none" for regression, "sigmoid" for independent labels or one label,
-    else "softmax"."""
-    if config.problem_type == "regression":
-        return "none"
-    several = config.problem_type == "multi_label_classification"
-    return "sigmoid" if several or len(config.labels) == 1 else "softmax"
 
 
 def _scored(labels: tuple[str, ...], scores: np.ndarray, index: int) -> dict[str, Any]:

@@ -138,8 +138,8 @@ def test_every_head_ends_in_its_probabilities(family: str, head: str) -> None:
 def test_a_regression_has_no_probabilities_and_several_labels_have_independent_ones() -> None:
     regression = tiny.model(labels=("SCORE",), problem_type="regression")
     assert "probabilities" not in trace(regression, TEXT)
-    several = tiny.model(labels=("A", "B"), problem_type="multi_label_classification")
-    t = trace(several, TEXT)
+    t = trace(tiny.model(labels=("A", "B"), problem_type="multi_label_classification"), TEXT)
+    assert {"sigmoid(logits)", "tasks.task.probabilities"} <= set(vars(t.row("probabilities")).values())
     np.testing.assert_allclose(t["probabilities"], 1 / (1 + np.exp(-t["logits"])), 1e-6)
 
 
