@@ -56,7 +56,7 @@ def folders(path: Path) -> dict[str, Path]:
     import torch
     from transformers import DistilBertConfig, DistilBertForSequenceClassification
 
-    _quieten()
+    quieten()
     torch.manual_seed(0)
     base, small = path / "distilbert-base", path / BUNDLED
     DistilBertForSequenceClassification(DistilBertConfig()).save_pretrained(base)
@@ -153,7 +153,7 @@ def _in_order(run: Run, batches: list[_Batch], back: np.ndarray) -> np.ndarray:
 # --- opening a checkpoint in the engines -----------------------------------------------------------------------------
 
 
-def _quieten() -> None:
+def quieten() -> None:
     """Exporting and converting are talkative, and have nothing to say here."""
     import logging
     import warnings
