@@ -220,7 +220,7 @@ def test_caches_have_a_bound() -> None:
             if isinstance(node, ast.FunctionDef):
                 names = {ast.unparse(each).removeprefix("functools.") for each in node.decorator_list}
                 unbounded |= {node.name for name in names if name == "cache" or "maxsize=None" in name}
-    assert unbounded <= {"_kernels", "same_bits", "panels_pay"}
+    assert unbounded <= {"_kernels", "same_bits"}
 
 
 def test_files_are_short() -> None:

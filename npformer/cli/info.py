@@ -74,7 +74,6 @@ def _installation(args: argparse.Namespace) -> dict[str, Any]:
     from huggingface_hub.constants import HF_HUB_CACHE
 
     from npformer.checkpoint.load import bundled
-    from npformer.runtime.products import panels_pay
     from npformer.runtime.threads import available_cores, blas_libraries, thread_count
 
     return {
@@ -87,10 +86,19 @@ def _installation(args: argparse.Namespace) -> dict[str, Any]:
         "BLAS": [_blas(library) for library in blas_libraries()] or ["none that threads can be counted of"],
         # Nothing is tried that was not asked for: a BLAS may stop the process at products of the other type alone.
         "same bits": f"{args.dtype}: {_same_bits(np.dtype(args.dtype))}",
-        "panels": "yes: weights for few tokens are laid out anew" if panels_pay() else "no: they would not pay here",
+        "panels": _panels(),
         "bundled models": [f"{name} in {folder}" for name, folder in sorted(bundled().items())] or ["none"],
         "cache": HF_HUB_CACHE,
     }
+
+
+def _panels() -> str:
+    from npformer.runtime.products import MANY, panels_pay
+
+    paying = [rows for rows in (8, 32, MANY) if panels_pay(rows)]
+    if not paying:
+        return "no: they would not pay here"
+    return f"yes: weights are laid out anew for up to {paying[-1]} tokens at a time"
 
 
 def _same_bits(dtype: Any) -> str:

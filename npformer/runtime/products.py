@@ -13,7 +13,6 @@ import os
 import time
 import weakref
 from collections.abc import Callable, Sequence
-from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -23,6 +22,7 @@ from npformer.runtime.same_bits import GROUP, VECTOR, Kernel
 from npformer.runtime.threads import num_parts, plain_products, run_tasks, single_blas_thread
 
 PANEL = 64  # columns of a panel: four vectors of sixteen floats
+MANY = 128  # with more rows, what a large product copies of a weight is little beside its work
 FEW = 256  # up to so many rows, gathering a weight's edge columns takes a large part of their product's time
 
 
@@ -196,7 +196,7 @@ def _columns(x: np.ndarray, weight: np.ndarray, panels: Panels | None, columns: 
     last = columns.stop - (columns.stop - columns.start) % (VECTOR if panels is None else PANEL)
     main = slice(columns.start, last)
     if panels is not None:
-        product[:, main] = panels.times(x, main)
+        panels.times(x, main, out=product[:, main])
     elif main.start < main.stop:
         kernel(x.dtype).product(x, weight[:, main], out=product[:, main])
     if last < columns.stop:
@@ -276,39 +276,50 @@ def _is_fixed(array: np.ndarray) -> bool:
 
 
 class Panels:
-    """A copy of a weight (K, N) in contiguous panels: (N / 64, blocks, K / blocks, 64) for each run of equal blocks.
+    """A copy of a weight (K, N) in contiguous panels, (N / 64, block, 64) for each block of the inner axis.
 
     The blocks are those in which a large product adds the inner axis. Columns that do not fill a panel are left out.
+    A product of some rows with one panel is small: its kernel reads the panel as it lies, where a large product's
+    first copies the weight, in every call.
     """
 
     def __init__(self, weight: np.ndarray) -> None:
-        inner, columns = weight.shape[0], weight.shape[1] // PANEL * PANEL
-        self.runs = []
-        for _, run in groupby(kernel(weight.dtype).k_blocks(inner), key=lambda part: part.stop - part.start):
-            parts = list(run)
-            rows = weight[parts[0].start : parts[-1].stop, :columns]
-            panels = rows.reshape(len(parts), -1, columns // PANEL, PANEL).transpose(2, 0, 1, 3)
-            self.runs.append((parts[0].start, parts[-1].stop, np.ascontiguousarray(panels)))
+        columns = weight.shape[1] // PANEL * PANEL
+        self.blocks = [
+            (block, np.ascontiguousarray(weight[block, :columns].reshape(-1, columns // PANEL, PANEL).swapaxes(0, 1)))
+            for block in kernel(weight.dtype).k_blocks(len(weight))
+        ]
 
-    def times(self, x: np.ndarray, columns: slice) -> np.ndarray:
-        """x @ weight[:, columns] for whole panels; the blocks' products are added in the order of a large product."""
-        product: np.ndarray | None = None
-        for start, stop, panels in self.runs:
-            panels = panels[columns.start // PANEL : columns.stop // PANEL]
-            pieces = x[:, start:stop].reshape(len(x), panels.shape[1], -1).swapaxes(0, 1) @ panels
-            for piece in pieces.swapaxes(0, 1):
-                product = piece if product is None else np.add(product, piece, out=product)
-        assert product is not None
-        return product.swapaxes(0, 1).reshape(len(x), -1)
+    def times(self, x: np.ndarray, columns: slice, out: np.ndarray) -> None:
+        """out = x @ weight[:, columns] for whole panels; the blocks' products are added in a large product's order."""
+        some = slice(columns.start // PANEL, columns.stop // PANEL)
+        for rows, count in _few_at_a_time(len(x)):
+            y = out[rows].reshape(-1, count, some.stop - some.start, PANEL).transpose(2, 0, 1, 3)
+            for block, panels in self.blocks:
+                terms = x[rows, block].reshape(y.shape[1], count, -1)
+                if block.start == 0:
+                    np.matmul(terms, panels[some, None], out=y)
+                else:
+                    y += terms @ panels[some, None]
+
+
+def _few_at_a_time(rows: int) -> list[tuple[slice, int]]:
+    """Slices that cover so many rows, and how many of a slice's rows to multiply at a time; never one alone."""
+    few = few_rows()
+    if rows <= few:
+        return [(slice(0, rows), rows)]
+    count = (few - 1) // 4 * 4  # kernels take rows in fours
+    last = rows % count + (count if rows % count == 1 else 0)
+    return [(slice(0, rows - last), count), (slice(rows - last, rows), last)][: 2 if last else 1]
 
 
 def _panels(weight: np.ndarray, rows: int) -> Panels | None:
-    """The panels of a weight used repeatedly with few rows, if a trial showed that this BLAS is faster with them."""
-    if weight.dtype != np.float32 or weight.shape[1] < PANEL or weight.size < 2**16:
+    """The panels of a weight used repeatedly, if a trial showed that this BLAS is faster with them at so many rows."""
+    if weight.dtype != np.float32 or weight.shape[1] < PANEL or weight.size < 2**16 or rows > MANY:
         return None
-    if rows > few_rows():
-        return None
-    return _laid_out([weight], "panels", lambda: Panels(weight) if panels_pay() else None)
+    count = 1 << (rows - 1).bit_length()
+    panels = _laid_out([weight], "panels", lambda: Panels(weight) if panels_pay(count) else None)
+    return panels if panels is not None and panels_pay(count) else None
 
 
 def few_rows() -> int:
@@ -317,21 +328,24 @@ def few_rows() -> int:
     return k.small // (PANEL * k.k_block_size)
 
 
-@functools.cache
-def panels_pay() -> bool:
-    """Tells whether few rows are faster with panels on this machine; NPFORMER_PANELS=0 or 1 decides without a trial."""
+@functools.lru_cache(maxsize=10)
+def panels_pay(rows: int) -> bool:
+    """Tells whether this machine is faster with panels for so many rows: 2, 4, 8 ... MANY, so that trials are few.
+
+    NPFORMER_PANELS=0 or 1 decides without a trial.
+    """
     choice = os.environ.get("NPFORMER_PANELS") or None
     if choice not in (None, "0", "1"):
         raise NpformerError(f"NPFORMER_PANELS: expected 0 or 1, got {choice!r:.80}")
-    if choice == "0" or few_rows() < 2:
+    if choice == "0" or few_rows() < 5:
         return False
     if choice == "1":
         return True
-    weight = np.random.default_rng(0).random((768, 3072), np.float32)
-    x, panels = weight[:8, :768].copy(), Panels(weight)
+    x, weight, product = (np.ones(shape, np.float32) for shape in ((rows, 384), (384, 1536), (rows, 1536)))
+    panels = Panels(weight)
     with single_blas_thread():
-        plain = min(_seconds(lambda: x @ weight) for _ in range(5))
-        return min(_seconds(lambda: panels.times(x, slice(0, 3072))) for _ in range(5)) < 0.9 * plain
+        plain = min(_seconds(lambda: np.matmul(x, weight, out=product)) for _ in range(5))
+        return min(_seconds(lambda: panels.times(x, slice(0, 1536), product)) for _ in range(5)) < 0.9 * plain
 
 
 def _seconds(action: Callable[[], object]) -> float:
