@@ -109,7 +109,9 @@ class Batch:
     def filled(self, count: int) -> Batch:
         """The same texts followed by rows of zeros up to `count` rows, so that no product has to add its own."""
         more = count - len(self.ids)
-        return self._with(lambda rows: np.pad(rows, (0, more)), self.lengths, self.read)
+        if not more:
+            return self
+        return self._with(lambda rows: np.concatenate([rows, np.zeros(more, rows.dtype)]), self.lengths, self.read)
 
     def _with(self, change: Callable[[np.ndarray], np.ndarray], lengths: np.ndarray, read: np.ndarray) -> Batch:
         """The batch with all arrays of rows changed alike."""
