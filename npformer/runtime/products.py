@@ -195,10 +195,11 @@ def _columns(x: np.ndarray, weight: np.ndarray, panels: Panels | None, columns: 
     """product[:, columns] = x @ weight[:, columns]; columns that fill no panel or vector are computed separately."""
     last = columns.stop - (columns.stop - columns.start) % (VECTOR if panels is None else PANEL)
     main = slice(columns.start, last)
-    if panels is not None:
-        panels.times(x, main, out=product[:, main])
-    elif main.start < main.stop:
-        kernel(x.dtype).product(x, weight[:, main], out=product[:, main])
+    if main.start < main.stop:
+        if panels is not None:
+            panels.times(x, main, out=product[:, main])
+        else:
+            kernel(x.dtype).product(x, weight[:, main], out=product[:, main])
     if last < columns.stop:
         product[:, last : columns.stop] = column_products(x, weight[:, last : columns.stop])
 

@@ -138,9 +138,10 @@ def test_real_widths_have_the_same_bits(inner: int, outer: int, dtype: str) -> N
 
 @pytest.mark.usefixtures("panels")
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("threads", [1, 2, 3])
+@pytest.mark.parametrize("threads", [1, 2, 3, 20])
 @pytest.mark.parametrize("rows", [1, 6, 40, 200])
 def test_parts_for_threads_have_the_same_bits(rows: int, threads: int, dtype: str) -> None:
+    """Twenty threads have some parts of a weight that are narrower than a panel, and some without columns."""
     x = normal(rows, 384, dtype=dtype)
     weights = [normal(384, outer, dtype=dtype, seed=outer) for outer in (384, 1536, 700, 37, 1)]
     for weight in weights:
