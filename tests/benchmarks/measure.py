@@ -1,8 +1,8 @@
 """How the benchmarks measure: turns instead of one engine after another, and two floors under every figure.
 
 Engines are raced in one process, a turn each (A B C A B C ...), so that whatever else the machine does meets all of
-them, and the least time of each counts. The floors are what no program with these products can beat: the products
-alone, and reading the weights once.
+them, and the least time of each counts. The floors are the products alone, by `x @ W`, and reading the weights once.
+npformer may go below the first with few rows: there `x @ W` copies the weight in every call, and panels do not.
 """
 
 from __future__ import annotations
