@@ -172,7 +172,8 @@ def weight_products(x: np.ndarray, *weights: np.ndarray, out: Sequence[np.ndarra
     rows = len(x)
     if not all(_has_kernel(x, weight) for weight in weights):
         return [x @ weight for weight in weights]
-    x, weights = _with_rows(x, kernel(x.dtype).rows(rows)), tuple(map(in_order, weights))
+    k = kernel(x.dtype)
+    x, weights = _with_rows(x, k.rows(rows)), tuple(map(in_order, weights))
     products = out or [np.empty((len(x), weight.shape[1]), x.dtype) for weight in weights]
     paneled = [_panels(weight, len(x)) for weight in weights]
 
@@ -183,7 +184,7 @@ def weight_products(x: np.ndarray, *weights: np.ndarray, out: Sequence[np.ndarra
         ]
         for each in zip(weights, paneled, shares, products, strict=True):
             _columns(x, *each)
-        if kernel(x.dtype).has_edges(len(x)):
+        if k.has_edges(len(x)):
             _columns_at_edges(x, weights, shares, products)
 
     n = num_parts(nanoseconds=sum(weight.size for weight in weights) * (0.2 + 0.01 * rows))

@@ -24,7 +24,7 @@ def groups(count: int, terms: int = TERMS, front: int = 0) -> Iterator[tuple[sli
     Groups have TERMS terms up to the place `front`, a multiple of TERMS, and `terms` from there. The last may be
     shorter.
     """
-    front = min(front, count)
+    front = 0 if terms == TERMS else min(front, count)  # equal groups are one run
     for first, end, size in ((0, front, TERMS), (front, count, terms)):
         last = end - (end - first) % size
         if first < last:
@@ -62,6 +62,9 @@ def matmul_in_order(a: np.ndarray, b: np.ndarray, terms: int = TERMS, front: int
         right = b[..., run, :].reshape(*b.shape[:-2], *sizes, b.shape[-1])
         for i in range(0, sizes[0], some):
             products = matmul(left[..., i : i + some, :, :], right[..., i : i + some, :, :])
-            for product in np.moveaxis(products, -3, 0):
-                total = product if total is None else np.add(total, product, out=total)
+            if total is not None:
+                products[..., 0, :, :] += total
+            total = products[..., 0, :, :]
+            for j in range(1, products.shape[-3]):
+                total += products[..., j, :, :]
     return matmul(a, b) if total is None else total

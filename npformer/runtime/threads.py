@@ -23,9 +23,14 @@ from npformer.errors import NpformerError
 
 HAND_OVER = 100_000  # ns: about twice the cost of waking a worker and waiting for it
 
-#: .num_threads: how many threads a parallel_for on this thread may use; unset means one. .plain: whether products may
-#: skip what gives the same bits; a task has the setting of the thread that created it.
-_local = threading.local()
+
+class _Local(threading.local):
+    num_threads = 1  # how many threads a parallel_for on this thread may use
+    plain = False  # whether products may skip what gives the same bits; a task has the setting of its creator's thread
+    member: _Member | None = None  # of a group that shares a long text's rows
+
+
+_local = _Local()
 
 
 def available_cores() -> int:
@@ -154,7 +159,7 @@ def run_tasks(tasks: Sequence[Callable[[], Any]], threads: int) -> list[Any]:
 @contextmanager
 def num_threads(count: int) -> Iterator[None]:
     """Lets `parallel_for` on this thread use `count` threads inside."""
-    before = getattr(_local, "num_threads", 1)
+    before = _local.num_threads
     _local.num_threads = count
     try:
         yield
@@ -174,7 +179,7 @@ def products(plain: bool) -> Iterator[None]:
 
 
 def plain_products() -> bool:
-    return getattr(_local, "plain", False)
+    return _local.plain
 
 
 def num_parts(nanoseconds: float) -> int:
@@ -182,7 +187,7 @@ def num_parts(nanoseconds: float) -> int:
 
     Work too small to repay the hand-over stays whole.
     """
-    return getattr(_local, "num_threads", 1) if nanoseconds > 2 * HAND_OVER else 1
+    return _local.num_threads if nanoseconds > 2 * HAND_OVER else 1
 
 
 def parallel_for(work: Callable[[slice], None], count: int, nanoseconds: float) -> None:
@@ -242,7 +247,7 @@ def run_row_parallel(tasks: Sequence[Callable[[], Any]]) -> list[Any]:
 
 def all_gather(*arrays: np.ndarray) -> Sequence[np.ndarray]:
     """Joins each array's rows from all threads that share a text's rows; without such threads returns the arrays."""
-    member = getattr(_local, "member", None)
+    member = _local.member
     return arrays if member is None else member.all_gather(arrays)
 
 
