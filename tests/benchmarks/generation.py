@@ -24,7 +24,7 @@ from tests.benchmarks.models import Contender, quieten
 
 VOCABULARY = 50_257
 TOKENS = 32
-WORKS = ((1, 16), (1, 128), (1, 512), (8, 16), (64, 16))  # prompts, and tokens of each
+WORKS = ((1, 16), (1, 128), (1, 512), (8, 16))  # prompts, and tokens of each
 
 Engine = Callable[[np.ndarray], Any]  # the tokens after prompts (B, L), (B, TOKENS)
 
