@@ -27,7 +27,7 @@ prepare() { # FOLDER
     [ -e $handlers/register ] || mount -t binfmt_misc binfmt_misc $handlers
     [ -e $handlers/qemu-aarch64 ] || update-binfmts --enable qemu-aarch64
     [ -e $handlers/qemu-aarch64 ] || stop "expected $handlers/qemu-aarch64, found none: ARM programs cannot start here"
-    unpack_root "$1/arm64" arm64 python3,python3-venv
+    unpack_root "$1/arm64" arm64 python3,python3-venv,gcc,libc6-dev
 }
 
 on() { # KERNEL COMMAND...

@@ -83,12 +83,13 @@ test_numbers() { # NAME
     first=$(sed -n '/^pip install \. && npformer classify /{p;q}' "$checkout/README.md")
     [ -n "$first" ] || stop "README.md: expected a line 'pip install . && npformer classify ...', found none"
     printf '\n== %s\n' "$name"
+    ln -sf gcc "$root/usr/bin/cc" # for the port in C; Debian makes the link where it configures a package
     on "$name" python3 -m venv --clear "${venv_options[@]}" /venv
     on "$name" sh -c "$first" || readme=failed
     found=$(in_use "$name") || found="none, as Python stopped"
     [ "$found" = "$name" ] || stop "expected NumPy to run $name, got $found"
     on "$name" npformer info || readme=failed
-    on "$name" pip install -q ".[test]"
+    on "$name" pip install -q ".[test,translate]"
     on "$name" python -m pytest -m numbers -rs -p no:cacheprovider 2>&1 | tee "$log" || true
     # pytest's last line, without what the marker leaves out: "2 failed, 500 passed".
     counts=$(sed -nE 's/^([0-9]+ (passed|failed|error).*) in [0-9.]+s.*/\1/; T; s/, [0-9]+ deselected//; p' "$log")

@@ -16,7 +16,7 @@ venv_options=(--system-site-packages)                     # where Debian's NumPy
 
 prepare() { # FOLDER
     unpack_root "$1/other" "$(dpkg --print-architecture)" \
-        python3,python3-venv,python3-numpy,libblas3,liblapack3,libblis4-pthread
+        python3,python3-venv,gcc,libc6-dev,python3-numpy,libblas3,liblapack3,libblis4-pthread
 }
 
 on() { # BLAS COMMAND...
