@@ -212,8 +212,8 @@ def _same(key: str, new: dict[str, np.ndarray], old: dict[str, np.ndarray], exac
     gap = np.abs(a[finite] - b[finite].astype(np.float64))
     if key.endswith("/scores"):  # of beams: sums of float32 logarithms, held so by the tests that read them
         return bool(np.allclose(a[finite], b[finite], rtol=1e-5, atol=1e-4))
-    if "error/" in key:  # torch's own order is another CPU's, and so is what makes of it
-        return bool((a <= 3 * b + 1e-7).all() and (b <= 3 * a + 1e-7).all())
+    if "error/" in key:  # torch's own order is another CPU's; in a single order the error of few numbers is luck
+        return bool(a.max() <= 3 * b.max() + 1e-7 and b.max() <= 3 * a.max() + 1e-7)
     if key.startswith("summary/"):  # columns as in `summary`: an error may differ by its like, the rest as float64 does
         near = a[:, 0].max() <= 3 * b[:, 0].max() + 1e-12  # of all texts: in a single one it is a matter of luck
         size = np.maximum(
