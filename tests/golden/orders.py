@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 aten = torch.ops.aten
 
-ROWS = 64  # rows worked on at a time, which stay in a core's cache
+ROWS = 256  # rows worked on at a time, few enough for the caches
 
 Order = Callable[[int], Sequence[Sequence[int]]]  # of K terms: the partial sums, each with its terms in order
 
