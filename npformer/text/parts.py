@@ -236,6 +236,11 @@ class _Reader:
             texts = [each.get("Sequence") for each in pieces if isinstance(each, Mapping) and "Sequence" in each]
             if sorted(str(each.get("id")) if isinstance(each, Mapping) else "" for each in texts) != wanted:
                 raise NpformerError(f"{where}: {form}: expected each text once")
+            for each in pieces:
+                special = each.get("SpecialToken") if isinstance(each, Mapping) else None
+                name = special.get("id") if isinstance(special, Mapping) else None
+                if isinstance(name, str) and name not in tokens:
+                    raise NpformerError(f"{where}: {form}: the token {shown(name)} is not in special_tokens")
         return 1
 
     # --- the vocabulary ----------------------------------------------------------------------------------------------
