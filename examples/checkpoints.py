@@ -17,7 +17,7 @@ from typing import Any
 
 from npformer import NpformerError
 from npformer.families import family_of, read_config
-from npformer.tasks.pipeline import tasks_of
+from npformer.tasks.pipelines import tasks_of
 
 HERE = Path(__file__).parent
 DATA, PAGE = HERE / "checkpoints.json", HERE / "checkpoints.md"

@@ -19,10 +19,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from npformer.checkpoint.load import load
+from npformer.checkpoint.loading import load
 from npformer.errors import NpformerError
 from npformer.functions import softmax
-from npformer.interpret.trace import Trace, trace
+from npformer.interpret.traces import Trace, trace
 from npformer.model import Model
 
 FILE = Path(__file__).parent.parent / "tests" / "published.json"

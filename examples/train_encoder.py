@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 from animation import animate  # beside this file
 
-from npformer.checkpoint.load import find_folder
+from npformer.checkpoint.loading import find_folder
 from npformer.errors import NpformerError
 from npformer.families.torch_nn import TORCH_MODULES
 from npformer.files import written_whole

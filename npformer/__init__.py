@@ -1,7 +1,8 @@
 """npformer: the Transformer in NumPy that you can read.
 
-The maths: `functions`, `activations`, `masks`, `attention`, `embeddings`, `encoder`, `decoder`, `heads`. Models and
-tasks: `load`, `pipeline`; vectors: `search`. Looking inside: `trace`, `edit`, `golden`, `view`. Training: `training`.
+The maths: `functions`, `activations`, `masks`, `attention`, `embeddings`, `encoder_layers`, `decoder_layers`,
+`heads`. Models and tasks: `load`, `pipeline`; vectors: `search`. Looking inside: `trace`, `edit`, `golden`, `view`.
+Training: `training`.
 
 Every name is imported when it is first used, so that the command `npformer` can set up its process before NumPy is
 loaded. `TYPE_CHECKING` is not imported from `typing`, because that import is slow too.
@@ -9,9 +10,7 @@ loaded. `TYPE_CHECKING` is not imported from `typing`, because that import is sl
 
 from __future__ import annotations
 
-import sys
 from importlib import import_module
-from types import ModuleType
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -22,11 +21,11 @@ if TYPE_CHECKING:
     from npformer import view as view
     from npformer.activations import gelu, relu, silu
     from npformer.attention import combine_heads, scaled_dot_product_attention, split_heads
-    from npformer.checkpoint.load import load
+    from npformer.checkpoint.loading import load
     from npformer.config import Config
-    from npformer.decoder import decoder, decoder_layer, shift
+    from npformer.decoder_layers import decoder, decoder_layer, shift
     from npformer.embeddings import sinusoidal_positions
-    from npformer.encoder import encoder, encoder_layer, feed_forward
+    from npformer.encoder_layers import encoder, encoder_layer, feed_forward
     from npformer.errors import NpformerError
     from npformer.functions import (
         cross_entropy,
@@ -36,20 +35,20 @@ if TYPE_CHECKING:
         log_softmax,
         softmax,
     )
-    from npformer.interpret.edit import edit
-    from npformer.interpret.logit_attribution import logit_attribution
+    from npformer.interpret.direct_attribution import logit_attribution
+    from npformer.interpret.edits import edit
     from npformer.interpret.patching import ablate_heads, patch
-    from npformer.interpret.trace import Trace, trace
+    from npformer.interpret.traces import Trace, trace
+    from npformer.likelihood import perplexity
     from npformer.limits import Limits
     from npformer.masks import causal_mask, padding_mask
     from npformer.model import Model
     from npformer.multi_head import self_attention
-    from npformer.perplexity import perplexity
     from npformer.runtime.packing import Text
-    from npformer.search import search
-    from npformer.tap import scope, tap
-    from npformer.tasks.pipeline import pipeline
+    from npformer.taps import scope, tap
+    from npformer.tasks.pipelines import pipeline
     from npformer.text.inputs import Pair
+    from npformer.vector_search import search
 
 __version__ = "0.1.0"
 
@@ -102,38 +101,27 @@ _NAMES = {
     "attention": "combine_heads scaled_dot_product_attention split_heads",
     "runtime.packing": "Text",
     "config": "Config",
-    "decoder": "decoder decoder_layer shift",
+    "decoder_layers": "decoder decoder_layer shift",
     "multi_head": "self_attention",
-    "interpret.edit": "edit",
-    "interpret.logit_attribution": "logit_attribution",
+    "interpret.edits": "edit",
+    "interpret.direct_attribution": "logit_attribution",
     "interpret.patching": "ablate_heads patch",
     "embeddings": "sinusoidal_positions",
-    "encoder": "encoder encoder_layer feed_forward",
+    "encoder_layers": "encoder encoder_layer feed_forward",
     "errors": "NpformerError",
     "functions": "cross_entropy embedding layer_norm linear log_softmax softmax",
-    "checkpoint.load": "load",
+    "checkpoint.loading": "load",
     "limits": "Limits",
     "masks": "causal_mask padding_mask",
     "model": "Model",
-    "perplexity": "perplexity",
-    "search": "search",
-    "tap": "scope tap",
+    "likelihood": "perplexity",
+    "vector_search": "search",
+    "taps": "scope tap",
     "text.inputs": "Pair",
-    "tasks.pipeline": "pipeline",
-    "interpret.trace": "Trace trace",
+    "tasks.pipelines": "pipeline",
+    "interpret.traces": "Trace trace",
 }
 _MODULE_OF = {name: module for module, names in _NAMES.items() for name in names.split()}
-
-
-class _Package(ModuleType):
-    """Keeps the functions `encoder`, `decoder` and `tap`, which importing the modules of these names would replace."""
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        if not (name in _MODULE_OF and isinstance(value, ModuleType)):
-            super().__setattr__(name, value)
-
-
-sys.modules[__name__].__class__ = _Package
 
 
 def __getattr__(name: str) -> Any:

@@ -18,8 +18,8 @@ from npformer.masks import masked_softmax
 from npformer.runtime.blocks import in_place
 from npformer.runtime.products import inner_products, inner_products_in_room, row_products
 from npformer.runtime.sums import TERMS, matmul_in_order, sum_in_order
-from npformer.tap import spare, tap
 from npformer.tape import Stages
+from npformer.taps import spare, tap
 
 Linear = Mapping[str, np.ndarray]
 

@@ -1,6 +1,6 @@
 """A convolution of a text's rows, each from its neighbours, which DeBERTa's largest models add to their first layer.
 
-`encoder.py` has the layers it stands between.
+`encoder_layers.py` has the layers it stands between.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from npformer.activations import BACKWARDS
 from npformer.functions import linear, linear_backward
 from npformer.multi_head import Linear
 from npformer.runtime.threads import all_gather
-from npformer.tap import spare, tap
 from npformer.tape import Stages
+from npformer.taps import spare, tap
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """Embeddings: what the first layer reads, rows of learned tables added up, and the sinusoidal positions of 2017.
 
-Vaswani et al., 2017, sections 3.4 and 3.5; Devlin et al., 2019, figure 2. Next: `encoder.py`, the layers above.
+Vaswani et al., 2017, sections 3.4 and 3.5; Devlin et al., 2019, figure 2. Next: `encoder_layers.py`, the layers above.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from npformer.functions import (
     linear_backward,
 )
 from npformer.multi_head import Linear
-from npformer.tap import scope, spare, tap
 from npformer.tape import Stages
+from npformer.taps import scope, spare, tap
 
 
 def sinusoidal_positions(length: int, width: int, dtype: type = np.float32, halves: bool = False) -> np.ndarray:

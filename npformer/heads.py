@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 
 from npformer.activations import BACKWARDS
-from npformer.encoder import Activation
+from npformer.encoder_layers import Activation
 from npformer.functions import layer_norm, layer_norm_backward, linear, linear_backward
 from npformer.multi_head import Linear
 from npformer.runtime.packing import split_rows
-from npformer.tap import scope, spare, tap
 from npformer.tape import Stages
+from npformer.taps import scope, spare, tap
 
 
 def pool(first: np.ndarray, activation: Activation, weight: np.ndarray, bias: np.ndarray) -> np.ndarray:

@@ -17,7 +17,7 @@ import numpy as np
 from npformer.checkpoint.storage import MappedFile, mapped_files
 from npformer.checkpoint.tree import flatten
 from npformer.config import Config
-from npformer.decoder import shift
+from npformer.decoder_layers import shift
 from npformer.errors import NpformerError
 from npformer.functions import IGNORE_INDEX
 from npformer.limits import LIMITS, Limits
@@ -26,7 +26,7 @@ from npformer.runtime.padding import as_padded, check_texts, padded, texts_of
 from npformer.runtime.products import kernel
 from npformer.runtime.runner import Runner
 from npformer.runtime.threads import run_row_parallel
-from npformer.tap import listening
+from npformer.taps import listening
 from npformer.transformer import POOLED_HEADS, encode_source, forward, packed, transformer
 
 if TYPE_CHECKING:

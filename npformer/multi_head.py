@@ -1,6 +1,7 @@
 """Multi-head attention: linear layers around the attention of every head, on packed rows.
 
-Attention Is All You Need (Vaswani et al., 2017), section 3.2.2. `encoder.py` and `decoder.py` build layers of it.
+Attention Is All You Need (Vaswani et al., 2017), section 3.2.2. `encoder_layers.py` and `decoder_layers.py`
+build layers of it.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ from npformer.positions import Relative
 from npformer.runtime.blocks import over_heads
 from npformer.runtime.packing import equal_runs
 from npformer.runtime.threads import all_gather
-from npformer.tap import tap
 from npformer.tape import Stages
+from npformer.taps import tap
 
 Linear = Mapping[str, np.ndarray]
 

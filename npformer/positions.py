@@ -15,8 +15,8 @@ import numpy as np
 from npformer.disentangled import Distances, distance_scores_backward
 from npformer.errors import NpformerError
 from npformer.functions import SparseRows, embedding, embedding_backward
-from npformer.tap import tap
 from npformer.tape import Stages
+from npformer.taps import tap
 
 MAX_DISTANCE = 128  # all greater distances share a bucket
 

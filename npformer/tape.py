@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from npformer.errors import NpformerError
-from npformer.tap import listeners
+from npformer.taps import listeners
 
 #: No backward reads them, so they are not kept.
 UNREAD = frozenset({"distance_scores", "scores", "context", "query", "key", "value", "query_rotated", "key_rotated"})

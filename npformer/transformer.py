@@ -17,16 +17,16 @@ from npformer import heads
 from npformer.activations import ACTIVATIONS
 from npformer.config import Config
 from npformer.convolution import Convolution
-from npformer.decoder import decoder, decoder_backward, project, project_backward
+from npformer.decoder_layers import decoder, decoder_backward, project, project_backward
 from npformer.disentangled import Distances
 from npformer.embeddings import embeddings, embeddings_backward
-from npformer.encoder import encoder, encoder_backward
+from npformer.encoder_layers import encoder, encoder_backward
 from npformer.functions import embedding_backward, layer_norm, layer_norm_backward
 from npformer.positions import Relative, relative_bias, relative_bias_backward, rotary_angles
 from npformer.runtime.packing import Batch, Text, pack
 from npformer.runtime.threads import all_gather
-from npformer.tap import scope, tap
 from npformer.tape import Stages
+from npformer.taps import scope, tap
 
 if TYPE_CHECKING:
     from npformer.multi_head import AttentionCache

@@ -23,7 +23,7 @@ from npformer.interpret.parts import is_input
 from npformer.model import Model
 from npformer.runtime.packing import Text
 from npformer.runtime.padding import texts_of
-from npformer.tap import listen
+from npformer.taps import listen
 from tests.golden.texts import TEXTS
 from tests.support import torch_values
 from tests.support.bits import alike

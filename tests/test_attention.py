@@ -16,7 +16,7 @@ from npformer.functions import linear
 from npformer.masks import causal_mask, padding_mask
 from npformer.multi_head import self_attention
 from npformer.runtime.packing import equal_runs
-from npformer.tap import listen
+from npformer.taps import listen
 from tests.support import torch_values
 from tests.support.bits import alike
 from tests.support.draw import normal

@@ -20,12 +20,12 @@ from npformer import activations, functions
 from npformer.attention import masked_attention, scaled_dot_product_attention, scaled_dot_product_attention_backward
 from npformer.checkpoint import load_folder
 from npformer.checkpoint import tree as layout
-from npformer.encoder import encoder, encoder_backward
+from npformer.encoder_layers import encoder, encoder_backward
 from npformer.functions import SparseRows, embedding_backward, layer_norm_backward, linear_backward
 from npformer.interpret.parts import is_input
 from npformer.runtime.packing import Text, pack
-from npformer.tap import listen
 from npformer.tape import Recording
+from npformer.taps import listen
 from npformer.training import Example, HeadLoss, Trainable, initialise
 from npformer.training.batch_gradients import gradients
 from npformer.training.losses import TranslationLoss

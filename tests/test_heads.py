@@ -8,7 +8,7 @@ import pytest
 from npformer import heads
 from npformer.activations import gelu, relu, tanh
 from npformer.functions import layer_norm, linear
-from npformer.tap import listen
+from npformer.taps import listen
 from tests.support.draw import normal
 
 pytestmark = [pytest.mark.numbers, pytest.mark.usefixtures("one_blas_thread")]

@@ -16,7 +16,7 @@ from npformer.errors import NpformerError
 from npformer.families import encoders
 from npformer.model import Model, Output
 from npformer.runtime.packing import Text
-from npformer.tap import listen
+from npformer.taps import listen
 from tests.support import tiny
 from tests.support.bits import alike
 

@@ -14,7 +14,7 @@ import pytest
 
 from examples import published_numbers
 from npformer.errors import NpformerError
-from npformer.interpret.trace import trace
+from npformer.interpret.traces import trace
 from tests.support import tiny
 
 TEXT = "I love ice cream"

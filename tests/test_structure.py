@@ -18,9 +18,9 @@ PYTHON = sorted(path for folder in ("npformer", "tests", "examples") for path in
 LONGEST = 400  # lines; what needs more has two subjects
 
 # From what knows least to what knows most: a module imports, at whatever time, only what stands before it or beside it.
-# A package is one room; a module of it that needs to know more has its own place, as checkpoint.load, which makes models.
+# A package is one room; a module of it that needs to know more has its own place, as checkpoint.loading, which makes models.
 ORDER = (
-    *("errors", "checks", "limits", "locks", "files", "tap", "runtime"),
+    *("errors", "checks", "limits", "locks", "files", "taps", "runtime"),
     *(
         "functions",
         "activations",
@@ -32,17 +32,17 @@ ORDER = (
         "multi_head",
         "convolution",
         "embeddings",
-        "encoder",
+        "encoder_layers",
     ),
-    *("decoder", "heads", "pooling", "search"),
-    *("config", "transformer", "families", "checkpoint", "text", "generation", "model", "checkpoint.load"),
-    "perplexity",
+    *("decoder_layers", "heads", "pooling", "vector_search"),
+    *("config", "transformer", "families", "checkpoint", "text", "generation", "model", "checkpoint.loading"),
+    "likelihood",
     *("tasks", "dataset", "serve", "training", "interpret", "golden", "view"),
     *("cli", "__main__"),
 )
 INDEPENDENT = {
     "errors": set(),
-    "tap": {"errors"},
+    "taps": {"errors"},
     "checks": {"errors"},
     "config": {"errors", "checks"},
 }  # and the only modules of ours they import
@@ -132,7 +132,7 @@ OPENS = {
     "npformer.cli.run_task": "the partial file that it writes",
     "npformer.checkpoint.convert": "the partial file that it writes",
     "npformer.checkpoint.safetensors": "the partial file that it writes",
-    "npformer.checkpoint.load": "where pip says the package came from",
+    "npformer.checkpoint.loading": "where pip says the package came from",
     "npformer.runtime.threads": "the kernel's",
     "npformer.view.document": "the package's own",
     "npformer.cli.serve": "the file of a key that a user names",
@@ -199,17 +199,20 @@ def test_exported_names_are_imported_from_where_type_checkers_see_them() -> None
     assert sorted(found) == sorted(npformer.__all__)
 
 
-def test_a_name_is_the_function_whichever_module_was_imported_first() -> None:
-    """`encoder`, `decoder` and `tap` are modules and functions; other modules are found by their names."""
+def test_no_module_has_a_public_name() -> None:
+    """`import npformer.encoder` could otherwise give the function. The command's files have the names of its subcommands."""
+    modules = {name.split(".")[-1]: name for name in MODULES if not name.startswith("npformer.cli.")}
+    assert {name: modules[name] for name in npformer.__all__ if name in modules} == {}
+
+
+def test_modules_are_found_by_their_names() -> None:
     code = """
-import npformer.model, npformer.decoder
+import npformer.decoder_layers
 import npformer
-print(*(callable(each) for each in (npformer.encoder, npformer.decoder, npformer.tap)))
 print(npformer.functions.linear is npformer.linear, npformer.golden.__name__, hasattr(npformer, "nothing"))
-from npformer.encoder import encoder
-print(encoder is npformer.encoder)
+print(npformer.decoder_layers.decoder is npformer.decoder)
 """
-    assert python(code) == "True True True\nTrue npformer.golden False\nTrue\n"
+    assert python(code) == "True npformer.golden False\nTrue\n"
 
 
 def test_caches_have_a_bound() -> None:

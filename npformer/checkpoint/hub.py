@@ -1,7 +1,7 @@
 """Models from the Hugging Face hub, through huggingface_hub: its cache, endpoint, login, progress bars and retries.
 
 `download` turns a hub id into a local folder, which `read.py` reads like any other. A model in the cache needs no
-import of the client. `load.py` decides whether a name is a hub id.
+import of the client. `loading.py` decides whether a name is a hub id.
 """
 
 from __future__ import annotations

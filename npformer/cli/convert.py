@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from npformer.checkpoint.convert import FILES, STORED_DTYPES, convert
-from npformer.checkpoint.load import find_folder
+from npformer.checkpoint.loading import find_folder
 from npformer.cli.arguments import ALLOW, OFFLINE, REVISION, add_options, limits
 
 EPILOG = """examples:

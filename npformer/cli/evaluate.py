@@ -46,7 +46,7 @@ def run(args: argparse.Namespace) -> None:
 
 
 def _labels(args: argparse.Namespace) -> None:
-    from npformer.checkpoint.load import load
+    from npformer.checkpoint.loading import load
     from npformer.training.data import encode, read_labelled
     from npformer.training.metrics import evaluate_labels
 
@@ -67,8 +67,8 @@ def _labels(args: argparse.Namespace) -> None:
 
 
 def _perplexity(args: argparse.Namespace) -> None:
-    from npformer.checkpoint.load import load
-    from npformer.perplexity import perplexity
+    from npformer.checkpoint.loading import load
+    from npformer.likelihood import perplexity
 
     text = read_file(args.text)
     found = perplexity(load(args.model, **loading(args)), text, args.stride)

@@ -28,7 +28,7 @@ from typing import Any
 
 from npformer import golden
 from npformer.checkpoint.archive import load_arrays
-from npformer.checkpoint.load import load
+from npformer.checkpoint.loading import load
 from npformer.checkpoint.read import CONFIG, load_folder
 from npformer.checkpoint.tree import flatten
 from npformer.checks import positive

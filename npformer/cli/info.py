@@ -55,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _verified(args: argparse.Namespace) -> tuple[dict[str, Any], bool]:
     """Returns for each file its SHA-256 and what it was held to, and whether one is damaged."""
-    from npformer.checkpoint.load import bundled, find_folder
+    from npformer.checkpoint.loading import bundled, find_folder
     from npformer.checkpoint.verify import verify
 
     models = bundled()  # asked by name, a bundled model is held to its checksum already, and an error is all there is
@@ -73,7 +73,7 @@ def _installation(args: argparse.Namespace) -> dict[str, Any]:
     import tokenizers
     from huggingface_hub.constants import HF_HUB_CACHE
 
-    from npformer.checkpoint.load import bundled
+    from npformer.checkpoint.loading import bundled
     from npformer.runtime.threads import available_cores, blas_libraries, thread_count
 
     return {
@@ -136,12 +136,12 @@ def _model(args: argparse.Namespace) -> dict[str, Any]:
     """
     import numpy as np
 
-    from npformer.checkpoint.load import find_folder
+    from npformer.checkpoint.loading import find_folder
     from npformer.checkpoint.read import CONFIG, WEIGHTS, config_of
     from npformer.checkpoint.tree import drawn
     from npformer.families import family_of, ignored
     from npformer.files import read_json
-    from npformer.tasks.pipeline import tasks_of
+    from npformer.tasks.pipelines import tasks_of
     from npformer.text.tokenizer import longest_text
 
     limits = loading(args)["limits"]

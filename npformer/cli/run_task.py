@@ -19,7 +19,7 @@ from npformer.cli.process import BAD_INPUT, complain
 from npformer.cli.texts import Line, count, interactive, lines
 from npformer.errors import NpformerError
 from npformer.files import written_whole
-from npformer.tasks.pipeline import WANTED, pipeline
+from npformer.tasks.pipelines import WANTED, pipeline
 from npformer.tasks.progress import with_bar
 from npformer.tasks.task import InputError, Task
 from npformer.text.encoding import was_cut

@@ -26,11 +26,11 @@ from npformer.cli.run_task import write_json
 from npformer.cli.texts import Line, lines, paired, plain
 from npformer.errors import NpformerError
 from npformer.files import place_in_folder
-from npformer.search import search
 from npformer.tasks import pipeline
 from npformer.tasks.progress import with_bar
 from npformer.tasks.task import InputError
 from npformer.text.encoding import was_cut
+from npformer.vector_search import search
 
 EPILOG = """examples:
   npformer search "frozen dessert" sentences.txt

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from npformer import view
-from npformer.checkpoint.load import load
+from npformer.checkpoint.loading import load
 from npformer.cli.arguments import PAIR, add_options, loading, model_options
 from npformer.cli.texts import paired
 from npformer.errors import NpformerError

@@ -18,13 +18,13 @@ import numpy as np
 
 from npformer import __version__
 from npformer.activations import gelu
-from npformer.checkpoint.load import bundled
+from npformer.checkpoint.loading import bundled
 from npformer.checkpoint.read import own_metadata
 from npformer.checkpoint.safetensors import checksum
 from npformer.checkpoint.tree import stored
 from npformer.dataset.columns import results
 from npformer.dataset.formats import as_list
-from npformer.encoder import encoder_layer
+from npformer.encoder_layers import encoder_layer
 from npformer.errors import NpformerError
 from npformer.files import read_bytes
 from npformer.generation.settings import resolve

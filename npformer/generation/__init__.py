@@ -1,6 +1,6 @@
 """Generation: the targets of sources, or texts after prompts, by greedy search, sampling or beam search, with a cache.
 
-`generate` and `stream` are here, the loops in `search.py`, what they advance in `state.py`, the choice of tokens in
+`generate` and `stream` are here, the loops in `decoding.py`, what they advance in `state.py`, the choice of tokens in
 `logits.py` and `processors.py`, the settings in `settings.py`, the kept keys and values in `kv_cache.py`.
 """
 
@@ -15,12 +15,12 @@ import numpy as np
 
 from npformer.config import Config, Decoder
 from npformer.errors import NpformerError
+from npformer.generation.decoding import Hypothesis, Stopping, beam_search, greedy_or_sample
 from npformer.generation.logits import Projection
-from npformer.generation.search import Hypothesis, Stopping, beam_search, greedy_or_sample
 from npformer.generation.settings import Settings, resolve
 from npformer.generation.state import PromptState, Seq2SeqState, State
 from npformer.runtime.packing import Text
-from npformer.tap import listen
+from npformer.taps import listen
 
 if TYPE_CHECKING:
     from npformer.model import BaseModel, Seq2Seq

@@ -20,7 +20,7 @@ from npformer.runtime.products import kernel
 from npformer.runtime.same_bits import VECTOR
 from npformer.runtime.sums import TERMS
 from npformer.runtime.threads import parallel_for
-from npformer.tap import listening, tap
+from npformer.taps import listening, tap
 
 STEPS = 32  # steps to allocate at first; the allocation grows by half
 

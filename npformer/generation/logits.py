@@ -11,13 +11,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from npformer.decoder import project
+from npformer.decoder_layers import project
 from npformer.errors import NpformerError
 from npformer.functions import log_softmax
 from npformer.generation.processors import Processors
 from npformer.runtime.products import in_order, kernel, weight_products
 from npformer.runtime.threads import parallel_for
-from npformer.tap import listening
+from npformer.taps import listening
 
 ROWS = 8  # rows of logits processed at a time
 

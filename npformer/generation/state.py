@@ -1,4 +1,4 @@
-"""The state of a model that writes, which `search.py` advances token by token for several texts at once.
+"""The state of a model that writes, which `decoding.py` advances token by token for several texts at once.
 
 `Seq2SeqState` writes the targets of sources, `PromptState` goes on after prompts. Rows are those of the num_beams texts
 of the first source or prompt, then of the second.

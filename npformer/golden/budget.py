@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 
 from npformer.checkpoint import tree as layout
-from npformer.interpret.edit import edit
-from npformer.interpret.trace import Trace, post_process
+from npformer.interpret.edits import edit
+from npformer.interpret.traces import Trace, post_process
 from npformer.model import Model, Seq2Seq
 
 DRAWS = 8

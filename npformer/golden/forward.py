@@ -22,9 +22,9 @@ from npformer.golden.graph import matches, parents, parted, stacks
 from npformer.golden.port import Port, made_by
 from npformer.golden.rounded import unrounded
 from npformer.interpret.parts import TextParts, is_input
-from npformer.interpret.trace import post_process
+from npformer.interpret.traces import post_process
 from npformer.model import Model, Seq2Seq
-from npformer.tap import listen
+from npformer.taps import listen
 
 
 class _Enough(Exception):

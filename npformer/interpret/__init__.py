@@ -1,6 +1,6 @@
 """Traces, edits and attributions of a forward pass, all built on `npformer.tap`; `view/` draws them.
 
-`trace.py` records stages and `gradients.py` the gradients by them, `edit.py` changes stages, `patching.py` measures the
-effect, `logit_attribution.py` takes a logit apart. `stages.py` has the names of stages here and in other libraries,
+`traces.py` records stages and `gradients.py` their gradients, `edits.py` changes stages, `patching.py` measures the
+effect, `direct_attribution.py` takes a logit apart. `stages.py` has the names of stages here and in other libraries,
 `metric.py` what an effect is measured on. `attribution.py` and `integrated_gradients.py` score words for a view.
 """

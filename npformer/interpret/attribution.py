@@ -16,7 +16,7 @@ import numpy as np
 from npformer.errors import NpformerError
 from npformer.functions import softmax
 from npformer.interpret.stacks import Stack
-from npformer.tap import listening
+from npformer.taps import listening
 from npformer.tasks.progress import with_bar
 from npformer.text.words import text_words, word_spans, word_text
 
@@ -124,7 +124,7 @@ def leave_one_out(model: Any, given: Any, label: str | int | None, progress: boo
 
 def _logits(model: Any, texts: Sequence[Any], progress: bool) -> np.ndarray:
     """Computes the logits of each text in float64."""
-    from npformer.interpret.trace import texts_of
+    from npformer.interpret.traces import texts_of
 
     inputs, _, _ = texts_of(model, list(texts))
     tokens = BATCH if listening() else TOKENS  # an edited forward runs in one piece

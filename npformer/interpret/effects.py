@@ -1,6 +1,6 @@
 """`Effects`: a table of signed numbers with named rows and columns, as text, and in a notebook as a heat map.
 
-`patching.py` measures effects, `logit_attribution.py` what a logit is the sum of.
+`patching.py` measures effects, `direct_attribution.py` what a logit is the sum of.
 """
 
 from __future__ import annotations

@@ -15,8 +15,8 @@ from npformer.functions import constant_weights
 from npformer.interpret.metric import metric_of
 from npformer.model import Model, Seq2Seq
 from npformer.runtime.packing import pack
-from npformer.tap import listen
 from npformer.tape import Recording
+from npformer.taps import listen
 from npformer.transformer import POOLED_HEADS, backward, packed, transformer_backward
 
 Gradients = Mapping[

@@ -23,8 +23,8 @@ from npformer.interpret.inputs import tokens_read
 from npformer.model import Model
 from npformer.runtime.packing import Batch, Text
 from npformer.runtime.threads import run_tasks, single_blas_thread
-from npformer.tap import listen, listening
 from npformer.tape import Edit, Pullback, Recording, Stages
+from npformer.taps import listen, listening
 from npformer.tasks.progress import with_bar
 from npformer.transformer import backward, embedded, forward, packed
 

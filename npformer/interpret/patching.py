@@ -14,12 +14,12 @@ import numpy as np
 
 from npformer.checks import one_of
 from npformer.errors import NpformerError
-from npformer.interpret.edit import edit, from_trace, place, without_head
+from npformer.interpret.edits import edit, from_trace, place, without_head
 from npformer.interpret.effects import Effects
 from npformer.interpret.inputs import pair_of, texts_of, tokens_read
 from npformer.interpret.metric import Metric, metric_of
 from npformer.interpret.parts import OF_SOURCE
-from npformer.interpret.trace import Trace, trace
+from npformer.interpret.traces import Trace, trace
 from npformer.model import Model, Seq2Seq
 
 BY = ("position", "head", "layer")

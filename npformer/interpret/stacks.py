@@ -85,7 +85,7 @@ def traced(source: Any, text: Any) -> Any:
             "view: expected a model and a text, a trace, or arrays with tokens=; "
             f"got {type(source).__name__} alone. Call heads(model, 'some text') or heads(weights, tokens=[...])"
         )
-    from npformer.interpret.trace import trace  # only a model needs the forward
+    from npformer.interpret.traces import trace  # only a model needs the forward
 
     return trace(source, text)
 

@@ -1,6 +1,6 @@
 """The table of stages: name, shape, formula, function, and names in other libraries.
 
-`tap.py` fires stages, `interpret/trace.py` records them, `golden/` compares them with another program's. A stage that
+`taps.py` fires stages, `interpret/traces.py` records them, `golden/` compares them with another program's. A stage that
 is the output of a group of weights has that group's name; `*` stands for a layer's number.
 """
 
@@ -253,7 +253,7 @@ def unknown(name: str, names: Sequence[str]) -> str:
 
 #: Hooks of TransformerLens that are no stage of ours, by their last part -> where to look.
 HINTS = {
-    "hook_result": "what each head writes is npformer.interpret.logit_attribution.head_results(model, trace)",
+    "hook_result": "what each head writes is npformer.interpret.direct_attribution.head_results(model, trace)",
     "hook_scale": "a norm's deviation is that of the stage before it: trace['layers.0.attention_residual'].std(-1)",
     **dict.fromkeys(
         ("hook_q_input", "hook_k_input", "hook_v_input", "hook_attn_in", "hook_mlp_in"),

@@ -12,7 +12,7 @@ import numpy as np
 
 from npformer.errors import NpformerError
 from npformer.interpret import stages as table
-from npformer.interpret.trace import Trace
+from npformer.interpret.traces import Trace
 
 WIDTH = 80
 EDGE = 3  # rows and columns shown at either end

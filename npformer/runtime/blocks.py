@@ -8,7 +8,7 @@ import numpy as np
 
 from npformer.runtime.products import with_margins
 from npformer.runtime.threads import parallel_for
-from npformer.tap import listening, spare
+from npformer.taps import listening, spare
 
 # Elements in a block: few enough for a core's cache, and enough that two threads rarely wait for the interpreter's lock
 # between the steps of a formula.

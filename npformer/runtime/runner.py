@@ -22,7 +22,7 @@ from npformer.runtime.threads import (
     thread_count,
     wants_same_bits,
 )
-from npformer.tap import listening
+from npformer.taps import listening
 
 A = TypeVar("A")
 

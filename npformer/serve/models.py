@@ -12,7 +12,7 @@ from npformer.errors import NpformerError
 from npformer.model import Model, Seq2Seq
 from npformer.serve.fields import Refusal, wrong
 from npformer.tasks.feature_extraction import FeatureExtraction
-from npformer.tasks.pipeline import pipeline
+from npformer.tasks.pipelines import pipeline
 from npformer.tasks.sentence_embedding import SentenceEmbedding
 from npformer.tasks.sparse_embedding import SparseEmbedding
 from npformer.tasks.task import InputError, Request, Task

@@ -3,7 +3,7 @@
 Names, arguments and results are those of transformers.pipeline; each task's class states the differences.
 """
 
-from npformer.tasks.pipeline import pipeline
+from npformer.tasks.pipelines import pipeline
 from npformer.text.inputs import Pair
 
 __all__ = ["Pair", "pipeline"]

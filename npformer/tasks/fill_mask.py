@@ -12,7 +12,7 @@ from npformer import heads
 from npformer.checks import whole
 from npformer.errors import NpformerError, warn
 from npformer.model import Model, expect_finite
-from npformer.tap import listening
+from npformer.taps import listening
 from npformer.tasks.options import Options
 from npformer.tasks.task import Request, Task, probabilities, without_head
 from npformer.text.inputs import Pair, as_text, as_texts

@@ -17,13 +17,13 @@ from npformer.checks import boolean, whole
 from npformer.errors import NpformerError
 from npformer.model import Model
 from npformer.pooling import POOLINGS, normalize
-from npformer.search import similarity
 from npformer.tasks.prompted import PromptedTask, PromptOptions
 from npformer.tasks.results import carrying
 from npformer.tasks.sentence_folder import recipe_of
 from npformer.tasks.sentence_modules import Function, load_steps
 from npformer.tasks.task import Request, without_head
 from npformer.text.encoding import Encoder
+from npformer.vector_search import similarity
 
 
 @dataclass(frozen=True)

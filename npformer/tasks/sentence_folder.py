@@ -16,8 +16,8 @@ from npformer.errors import NpformerError
 from npformer.files import read_json
 from npformer.model import Model
 from npformer.pooling import POOLINGS
-from npformer.search import SIMILARITIES
 from npformer.tasks.sentence_modules import KINDS, Step, read_steps
+from npformer.vector_search import SIMILARITIES
 
 #: The older form of the same setting: flag -> the pooling that it turns on.
 FLAGS = {

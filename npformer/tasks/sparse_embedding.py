@@ -14,7 +14,7 @@ import numpy as np
 from npformer.checks import whole
 from npformer.model import Model
 from npformer.pooling import splade
-from npformer.tap import listening
+from npformer.taps import listening
 from npformer.tasks.fill_mask import word_logits
 from npformer.tasks.prompted import PromptedTask, PromptOptions
 from npformer.tasks.sentence_folder import Splade, recipe_of

@@ -16,7 +16,7 @@ import numpy as np
 from npformer.errors import NpformerError, warn
 from npformer.functions import softmax
 from npformer.model import Model
-from npformer.tap import tap
+from npformer.taps import tap
 from npformer.tasks.habits import translated
 from npformer.tasks.options import Options
 from npformer.tasks.progress import with_bar

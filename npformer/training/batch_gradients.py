@@ -19,8 +19,8 @@ import numpy as np
 from npformer.errors import NpformerError
 from npformer.runtime.packing import SHARD, SMALL_SHARD, group_by_length
 from npformer.runtime.threads import run_tasks, single_blas_thread
-from npformer.tap import listening
 from npformer.tape import Edit
+from npformer.taps import listening
 from npformer.training.losses import Objective, Part
 from npformer.training.trainable import Gradient, Trainable, add
 

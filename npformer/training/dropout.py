@@ -60,7 +60,7 @@ class Dropout(Edit):
 
     Examples
     --------
-    >>> from npformer.tap import listen
+    >>> from npformer.taps import listen
     >>> with listen(Dropout({"ffn": 0.5}, seed=0), first=True):
     ...     y = npformer.tap("ffn", np.ones((1, 1000)))
     >>> np.unique(y)

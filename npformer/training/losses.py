@@ -13,12 +13,12 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 import numpy as np
 
 from npformer.config import Config
-from npformer.decoder import shift
+from npformer.decoder_layers import shift
 from npformer.errors import NpformerError
 from npformer.functions import IGNORE_INDEX, cross_entropy, cross_entropy_backward, log_softmax
 from npformer.runtime.packing import Text, pack
-from npformer.tap import listen, listening
 from npformer.tape import Edit, Recording
+from npformer.taps import listen, listening
 from npformer.transformer import backward, forward, packed, transformer, transformer_backward
 
 E = TypeVar("E", contravariant=True)

@@ -97,7 +97,7 @@ def attribution(
         if _classifies(source):
             found += _asked(source, text, label, steps, asked, progress)
         if "logit" in asked:
-            from npformer.interpret.logit_attribution import logit_attribution  # only a model needs it
+            from npformer.interpret.direct_attribution import logit_attribution  # only a model needs it
 
             found.append(on_logit(logit_attribution(source, text, label, position=token)))
     if not found and label is not None:
@@ -138,7 +138,7 @@ def _asked(
     from npformer.interpret.integrated_gradients import (
         by_gradients,  # loads the backward passes, which only a model needs
     )
-    from npformer.interpret.trace import texts_of
+    from npformer.interpret.traces import texts_of
     from npformer.tape import UnknownDerivative
     from npformer.text.encoding import IDS
 

@@ -8,8 +8,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from npformer.interpret.direct_attribution import LogitAttribution, logit_attribution
 from npformer.interpret.effects import Effects
-from npformer.interpret.logit_attribution import LogitAttribution, logit_attribution
 from npformer.interpret.stacks import Side
 from npformer.text.words import printable
 from npformer.view.document import View

@@ -43,8 +43,8 @@ CLOCKS = (
     ("npformer.multi_head", "all_gather", WAITING),
     ("npformer.multi_head", "packed_attention", HEADS),
     ("npformer.embeddings", "layer_norm", NORM),
-    ("npformer.encoder", "layer_norm", NORM),
-    ("npformer.encoder", "encoder_layer", LAYER),
+    ("npformer.encoder_layers", "layer_norm", NORM),
+    ("npformer.encoder_layers", "encoder_layer", LAYER),
     ("npformer.transformer", "embeddings", TABLES),
 )
 ATTENTION = (SCORES, SOFTMAX, HEADS)

@@ -23,7 +23,7 @@ import numpy as np
 import torch
 
 from npformer.checkpoint.archive import load_arrays
-from npformer.checkpoint.load import find_folder
+from npformer.checkpoint.loading import find_folder
 from npformer.checkpoint.read import CONFIG
 from npformer.families import read_config
 from npformer.files import read_json

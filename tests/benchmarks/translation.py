@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from npformer.checkpoint.load import load
+from npformer.checkpoint.loading import load
 from npformer.model import Seq2Seq
 from npformer.runtime.threads import available_cores
 from tests.benchmarks import measure, table

@@ -16,7 +16,7 @@ from torch.nn import functional
 
 from npformer.checkpoint import tree as layout
 from npformer.config import Config
-from npformer.decoder import shift
+from npformer.decoder_layers import shift
 from npformer.embeddings import sinusoidal_positions
 from npformer.families import write_config
 from npformer.training import Example

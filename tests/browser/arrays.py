@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from npformer.interpret.logit_attribution import LogitAttribution
+from npformer.interpret.direct_attribution import LogitAttribution
 
 WORDS = ("[CLS]", "time", "flies", "like", "an", "arrow", "[SEP]")
 PAIR = ("[CLS]", "time", "flies", "[SEP]", "fruit", "flies", "like", "##ly", "[SEP]")

@@ -96,7 +96,7 @@ def test_masked_scores_print_as_numpy_prints_them(page: Page) -> None:
 
 @pytest.mark.parametrize("family", ["distilbert", "bert"])
 def test_a_model_and_a_text(page: Page, family: str) -> None:
-    from npformer.interpret.trace import trace
+    from npformer.interpret.traces import trace
 
     model, text = tiny.model(family), "I love ice cream"
     page.show(view.neurons(model, text, layer=1, head=3, token=2))

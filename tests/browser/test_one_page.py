@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from npformer import view
-from npformer.interpret.logit_attribution import logit_attribution
-from npformer.interpret.trace import trace
+from npformer.interpret.direct_attribution import logit_attribution
+from npformer.interpret.traces import trace
 from tests.browser.arrays import WORDS, weights
 from tests.browser.page import Page
 from tests.support import tiny

@@ -10,7 +10,7 @@ import pytest
 
 from npformer import view
 from npformer.interpret.stages import find
-from npformer.interpret.trace import trace
+from npformer.interpret.traces import trace
 from tests.browser.arrays import encoder_decoder
 from tests.browser.page import Page
 from tests.support import tiny

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from npformer import load, view
-from npformer.interpret.trace import trace
+from npformer.interpret.traces import trace
 from tests.browser.page import Page
 
 FILES = Path(__file__).parent.parent / "golden" / "seq2seq" / "marian-files"

@@ -25,7 +25,7 @@ SECONDS = 60  # a hundred times what the slowest case takes alone on an idle mac
 # Loads a folder; prints what came of it, and by how many bytes the peak of memory grew.
 CHILD = """
 import resource, sys
-import npformer, npformer.checkpoint.load, npformer.checkpoint.torch_file
+import npformer, npformer.checkpoint.loading, npformer.checkpoint.torch_file
 
 def peak():
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

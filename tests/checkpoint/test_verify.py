@@ -10,11 +10,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from npformer.checkpoint import convert
-from npformer.checkpoint import load as loading
+from npformer.checkpoint import convert, loading
 from npformer.checkpoint import verify as verifying
 from npformer.checkpoint.archive import load_arrays, save_arrays
-from npformer.checkpoint.load import load
+from npformer.checkpoint.loading import load
 from npformer.checkpoint.verify import UNKNOWN, verify
 from npformer.cli import main as cli
 from npformer.errors import NpformerError

@@ -22,7 +22,7 @@ from npformer.cli.main import main
 from npformer.cli.task_commands import TASK_COMMANDS, TaskCommand
 from npformer.errors import NpformerError
 from npformer.interpret.teardown import teardown
-from npformer.interpret.trace import Trace, trace
+from npformer.interpret.traces import Trace, trace
 from npformer.model import Model
 from tests.support import tiny
 

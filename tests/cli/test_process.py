@@ -193,7 +193,7 @@ COMMANDS = {
     "embed": (SCRIPT, ["embed", TEXT, "-o", "v.npy"]),
 }
 #: `datetime` is imported by NumPy's compiled part, which makes an ImportError of any error there.
-PLACES = ("argparse", "numpy", "datetime", "npformer.tap", "npformer.model", "tokenizers", "exit")
+PLACES = ("argparse", "numpy", "datetime", "npformer.taps", "npformer.model", "tokenizers", "exit")
 
 
 def started(way: list[str], arguments: list[str], models: dict[str, Path], place: Path, **more):

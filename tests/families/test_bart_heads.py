@@ -19,7 +19,7 @@ from npformer.config import Config
 from npformer.errors import NpformerError
 from npformer.families import read_config, write_config
 from npformer.interpret import stages
-from npformer.interpret.logit_attribution import head_results, logit_attribution
+from npformer.interpret.direct_attribution import head_results, logit_attribution
 from npformer.interpret.patching import ablate_heads, patch
 from npformer.model import Model
 from npformer.runtime.packing import Text

@@ -19,7 +19,7 @@ from npformer.checkpoint.safetensors import read_tensors
 from npformer.cli.main import main
 from npformer.errors import NpformerError
 from npformer.families import encoders, read_config, write_config
-from npformer.tasks.pipeline import tasks_of
+from npformer.tasks.pipelines import tasks_of
 from npformer.tasks.task import without_head
 from npformer.training.data import encode_blocks
 from tests.support import tiny

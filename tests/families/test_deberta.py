@@ -17,12 +17,12 @@ from npformer.convolution import Convolution
 from npformer.disentangled import distance_rows, distance_scores, distance_scores_backward, log_buckets
 from npformer.errors import NpformerError
 from npformer.families import read_config, write_config
-from npformer.interpret.logit_attribution import logit_attribution
-from npformer.interpret.trace import trace
+from npformer.interpret.direct_attribution import logit_attribution
+from npformer.interpret.traces import trace
 from npformer.model import Model
 from npformer.runtime.packing import Text
-from npformer.tap import listen
 from npformer.tape import Recording
+from npformer.taps import listen
 from npformer.training import Example, HeadLoss, Trainable, gradients, standard_rates
 from tests.support import tiny
 

@@ -18,7 +18,7 @@ from npformer.checkpoint.safetensors import write_tensors
 from npformer.errors import NpformerError
 from npformer.families import read_config
 from npformer.functions import linear
-from npformer.tasks.pipeline import tasks_of
+from npformer.tasks.pipelines import tasks_of
 from npformer.training import Example, HeadLoss, standard_rates
 from npformer.training.start import start
 from tests.support import tiny

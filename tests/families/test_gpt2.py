@@ -16,8 +16,8 @@ from npformer.checkpoint import convert, flatten, load_folder
 from npformer.checkpoint.safetensors import read_tensors, write_tensors
 from npformer.errors import NpformerError
 from npformer.families import read_config, write_config
-from npformer.interpret.logit_attribution import logit_attribution
-from npformer.interpret.trace import trace
+from npformer.interpret.direct_attribution import logit_attribution
+from npformer.interpret.traces import trace
 from npformer.runtime.packing import Text
 from npformer.training import standard_rates
 from npformer.training.start import write_model

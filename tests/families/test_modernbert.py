@@ -10,8 +10,8 @@ import pytest
 
 from npformer.errors import NpformerError
 from npformer.families import read_config, write_config
-from npformer.interpret.logit_attribution import logit_attribution
-from npformer.interpret.trace import trace
+from npformer.interpret.direct_attribution import logit_attribution
+from npformer.interpret.traces import trace
 from npformer.positions import rotary_angles, rotate
 from npformer.runtime.packing import Text
 from tests.support import tiny

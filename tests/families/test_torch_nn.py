@@ -18,9 +18,9 @@ from npformer.checkpoint import convert, flatten, load_folder, to_torch
 from npformer.checkpoint import tree as layout
 from npformer.checkpoint.read import read_folder
 from npformer.config import Config
-from npformer.decoder import decoder, decoder_layer
+from npformer.decoder_layers import decoder, decoder_layer
 from npformer.embeddings import sinusoidal_positions
-from npformer.encoder import encoder, encoder_layer
+from npformer.encoder_layers import encoder, encoder_layer
 from npformer.errors import NpformerError
 from npformer.families import read_config, torch_nn, write_config
 from npformer.model import Seq2Seq

@@ -14,7 +14,7 @@ import npformer
 from npformer.config import Config
 from npformer.families import write_config
 from npformer.golden.format import FORMAT, VERSION
-from npformer.interpret.trace import FORMAT as TRACE
+from npformer.interpret.traces import FORMAT as TRACE
 from npformer.model import Model
 from npformer.training.losses import Example, HeadLoss
 from npformer.training.state import FORMAT as TRAINING

@@ -18,14 +18,14 @@ import npformer
 from npformer import golden as goldens
 from npformer.checkpoint import convert, load_folder
 from npformer.checkpoint.archive import load_arrays
-from npformer.checkpoint.load import load
+from npformer.checkpoint.loading import load
 from npformer.cli import golden as golden_command
 from npformer.cli import main as command
 from npformer.cli import texts as text_files
 from npformer.config import Config
 from npformer.errors import NpformerError
 from npformer.model import Model, Seq2Seq
-from npformer.tasks.pipeline import TASK_OF, pipeline
+from npformer.tasks.pipelines import TASK_OF, pipeline
 from npformer.text.tokenizer import FILES as TOKENIZER_FILES
 from npformer.text.translation_tokenizer import load_tokenizer
 from npformer.training.data import encode, encode_pairs, label_names, read_labelled, read_pairs

@@ -20,7 +20,7 @@ from npformer.generation.processors import narrow
 from npformer.generation.settings import Settings
 from npformer.model import Seq2Seq
 from npformer.runtime.packing import Text
-from npformer.tap import listen
+from npformer.taps import listen
 from tests.golden import seq2seq_cases as cases
 from tests.support import torch_values
 from tests.support.seq2seq_models import golden_model, random_model

@@ -15,7 +15,7 @@ from npformer.families import FAMILIES
 from npformer.functions import log_softmax
 from npformer.generation import generate, stream
 from npformer.generation.processors import ban_repeated_ngrams
-from npformer.tap import listen
+from npformer.taps import listen
 from tests.support import tiny
 
 pytestmark = pytest.mark.numbers

@@ -20,18 +20,20 @@ from npformer.activations import ACTIVATIONS, gelu
 from npformer.checkpoint import flatten, unflatten
 from npformer.errors import NpformerError
 from npformer.golden.mistakes.precision import half
-from npformer.interpret.edit import edit
-from npformer.interpret.trace import trace
+from npformer.interpret.edits import edit
+from npformer.interpret.traces import trace
 from npformer.model import Model
 from npformer.runtime.packing import Text
-from npformer.tap import tap
+from npformer.taps import tap
 from npformer.transformer import embedded
 from tests.support import tiny
 
 pytestmark = pytest.mark.numbers
 
 FAMILIES = ("distilbert", "bert", "electra")
-attention, embeddings, encoder = (sys.modules[f"npformer.{name}"] for name in ("multi_head", "embeddings", "encoder"))
+attention, embeddings, encoder_layers = (
+    sys.modules[f"npformer.{name}"] for name in ("multi_head", "embeddings", "encoder_layers")
+)
 LENGTHS = (9, 6, 3)
 
 
@@ -111,7 +113,7 @@ def norm_made(wrong: Callable[..., np.ndarray]) -> Callable[[Model, list[Text]],
         def norm(x: np.ndarray, weight: np.ndarray, bias: np.ndarray, **_: object) -> np.ndarray:
             return wrong(x) * weight + bias
 
-        with patched(embeddings, "layer_norm", norm), patched(encoder, "layer_norm", norm):
+        with patched(embeddings, "layer_norm", norm), patched(encoder_layers, "layer_norm", norm):
             yield model, texts
 
     return made
@@ -162,8 +164,10 @@ def stages_made(**changes: Callable[[np.ndarray], np.ndarray]) -> Callable[[Mode
 
 @contextmanager
 def pre_norm(model: Model, texts: list[Text]) -> Made:
-    right = encoder.encoder_layer
-    with patched(encoder, "encoder_layer", lambda *args, **kwargs: right(*args, **{**kwargs, "norm_first": True})):
+    right = encoder_layers.encoder_layer
+    with patched(
+        encoder_layers, "encoder_layer", lambda *args, **kwargs: right(*args, **{**kwargs, "norm_first": True})
+    ):
         yield model, texts
 
 

@@ -19,8 +19,8 @@ from npformer.families import encoders
 from npformer.families.torch_nn import TORCH_MODULES
 from npformer.golden.budget import in_float64
 from npformer.golden.record import weights_sha256
-from npformer.interpret.edit import edit
-from npformer.interpret.trace import trace
+from npformer.interpret.edits import edit
+from npformer.interpret.traces import trace
 from npformer.model import Model, Seq2Seq
 from npformer.tasks import Pair
 from tests.support import tiny

@@ -14,7 +14,7 @@ from npformer.checkpoint import tree as layout
 from npformer.errors import NpformerError
 from npformer.families.torch_nn import TORCH_MODULES
 from npformer.functions import SparseRows
-from npformer.interpret.edit import (
+from npformer.interpret.edits import (
     Differentiable,
     ablate_head,
     freeze_attention,
@@ -25,11 +25,11 @@ from npformer.interpret.edit import (
 )
 from npformer.interpret.integrated_gradients import slope
 from npformer.interpret.parts import is_input
-from npformer.interpret.trace import Trace, texts_of, trace
+from npformer.interpret.traces import Trace, texts_of, trace
 from npformer.model import Model
 from npformer.runtime.packing import Text, pack
-from npformer.tap import listen
 from npformer.tape import Recording
+from npformer.taps import listen
 from npformer.training import Dropout, Example, Gradients, HeadLoss, Trainable, gradients, initialise
 from npformer.training.losses import TranslationLoss
 from npformer.transformer import backward, forward

@@ -11,8 +11,8 @@ import pytest
 from npformer import edit
 from npformer.errors import NpformerError
 from npformer.families import encoders
-from npformer.interpret.edit import Differentiable, ablate_head, scale
-from npformer.interpret.trace import Trace, trace
+from npformer.interpret.edits import Differentiable, ablate_head, scale
+from npformer.interpret.traces import Trace, trace
 from npformer.model import Model, Seq2Seq
 from npformer.runtime.packing import Text
 from tests.support import tiny

@@ -14,7 +14,7 @@ from npformer.errors import NpformerError
 from npformer.families.torch_nn import TORCH_MODULES
 from npformer.interpret.attribution import Target, target
 from npformer.interpret.integrated_gradients import slope
-from npformer.interpret.trace import texts_of, trace
+from npformer.interpret.traces import texts_of, trace
 from npformer.model import Model
 from npformer.runtime.packing import Text
 from npformer.text.inputs import Pair
@@ -262,7 +262,7 @@ def test_no_gradient_of_a_weight_is_computed_for_a_gradient_of_the_inputs(monkey
 
 
 def test_texts_without_a_word_run_untraced_in_shards(monkeypatch: pytest.MonkeyPatch) -> None:
-    from npformer.tap import listening
+    from npformer.taps import listening
 
     runs: list[tuple[int, bool]] = []
     model = tiny.model()

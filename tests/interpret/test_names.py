@@ -7,9 +7,9 @@ import pytest
 
 from npformer.errors import NpformerError
 from npformer.interpret import stages
-from npformer.interpret.edit import edit, from_trace, zero
+from npformer.interpret.edits import edit, from_trace, zero
 from npformer.interpret.patching import patch
-from npformer.interpret.trace import trace
+from npformer.interpret.traces import trace
 from npformer.model import Model
 from tests.support import tiny
 

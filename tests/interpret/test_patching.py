@@ -9,9 +9,9 @@ import pytest
 
 from npformer.errors import NpformerError
 from npformer.families import encoders
-from npformer.interpret.edit import edit, from_trace, without_head
+from npformer.interpret.edits import edit, from_trace, without_head
 from npformer.interpret.patching import ablate_heads, attribution_patching, patch
-from npformer.interpret.trace import trace
+from npformer.interpret.traces import trace
 from npformer.model import Model
 from npformer.runtime.packing import Text
 from tests.support import tiny

@@ -24,8 +24,8 @@ from npformer.functions import SparseRows
 from npformer.interpret import attribution
 from npformer.interpret.integrated_gradients import slope
 from npformer.runtime.packing import Text, pack
-from npformer.tap import listen
 from npformer.tape import Recording
+from npformer.taps import listen
 from npformer.training import Example, Trainable, gradients
 from npformer.training.losses import TranslationLoss
 from npformer.transformer import backward, forward

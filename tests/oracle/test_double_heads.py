@@ -13,8 +13,8 @@ from transformers import GPT2Config, GPT2DoubleHeadsModel
 import npformer
 from npformer.checkpoint import load_folder
 from npformer.runtime.padding import texts_of
-from npformer.tap import listen
 from npformer.tape import Recording
+from npformer.taps import listen
 from npformer.transformer import backward, forward, packed
 from tests.oracle.test_every_family import DTYPES, FLOAT64, assert_grads, save_as
 from tests.support.in_double import in_double

@@ -22,8 +22,8 @@ from npformer.families import encoders, family_of
 from npformer.functions import SparseRows
 from npformer.model import Model
 from npformer.runtime.padding import texts_of
-from npformer.tap import listen
 from npformer.tape import Recording
+from npformer.taps import listen
 from npformer.training.losses import Example, HeadLoss
 from npformer.transformer import POOLED_HEADS, backward, forward, packed
 from tests.support import tiny

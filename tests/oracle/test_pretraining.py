@@ -16,8 +16,8 @@ from safetensors.torch import load_file
 import npformer
 from npformer.checkpoint import load_folder
 from npformer.runtime.padding import texts_of
-from npformer.tap import listen
 from npformer.tape import Recording
+from npformer.taps import listen
 from npformer.training.losses import Example, HeadLoss
 from npformer.transformer import backward, forward, packed
 from tests.oracle.test_every_family import DTYPES, FLOAT64, MASK, assert_grads, theirs

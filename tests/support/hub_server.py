@@ -241,7 +241,7 @@ class _CdnHandler(_Handler):
 PROGRAM = """
 import json, os, socket, sys
 from npformer.errors import NpformerError
-from npformer.checkpoint.load import load
+from npformer.checkpoint.loading import load
 if sys.argv[1:] == ["no network"]:
     def refuse(*_):
         raise AssertionError("a socket was connected")

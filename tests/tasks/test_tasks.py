@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from npformer.errors import NpformerError
 from npformer.model import Model
-from npformer.tap import listen
+from npformer.taps import listen
 from npformer.tasks import Pair, pipeline
 from npformer.tasks.task import TOKENS, InputError
 from npformer.text.encoding import Encoder

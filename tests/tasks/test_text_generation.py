@@ -11,7 +11,7 @@ import pytest
 
 import npformer
 from npformer.errors import NpformerError
-from npformer.tasks.pipeline import tasks_of
+from npformer.tasks.pipelines import tasks_of
 from npformer.tasks.task import InputError
 from npformer.tasks.text_generation import TextGeneration
 from npformer.text.stop_strings import StopStrings

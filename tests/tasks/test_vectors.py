@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from npformer.checkpoint.convert import convert
-from npformer.checkpoint.load import load
+from npformer.checkpoint.loading import load
 from npformer.errors import NpformerError
 from npformer.families import encoders
-from npformer.interpret.trace import trace
+from npformer.interpret.traces import trace
 from npformer.pooling import POOLINGS
 from npformer.runtime.packing import Text
 from npformer.tasks import pipeline

@@ -12,7 +12,7 @@ import pytest
 
 import npformer
 from examples.animation import animate
-from npformer.checkpoint.load import load
+from npformer.checkpoint.loading import load
 from npformer.cli import main as cli
 from npformer.errors import NpformerError
 from npformer.families.torch_nn import TORCH_MODULES

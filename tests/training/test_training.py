@@ -257,8 +257,8 @@ def test_standard_dropout_rates() -> None:
 def test_standard_dropout_sites_are_stages() -> None:
     """Every rate's pattern fires in a forward of its model."""
     from npformer.runtime.packing import pack
-    from npformer.tap import listen
     from npformer.tape import Recording
+    from npformer.taps import listen
 
     for family, head in (("distilbert", "sequence-classification"), ("bert", "token-classification")):
         model = tiny.model(family, head)

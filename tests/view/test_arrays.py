@@ -13,7 +13,7 @@ import pytest
 from npformer import view
 from npformer.errors import NpformerError
 from npformer.interpret.stacks import stacks
-from npformer.interpret.trace import trace
+from npformer.interpret.traces import trace
 from npformer.text.inputs import Pair
 from npformer.text.words import merge_pieces, printable, text_words, word_spans, word_text
 from npformer.view.pack import ALWAYS_FITS, BUDGET, Packed, pack_decimals, pack_floats, pack_weights, size

@@ -14,9 +14,9 @@ import pytest
 
 from npformer import view
 from npformer.errors import NpformerError
-from npformer.interpret.edit import edit
-from npformer.interpret.logit_attribution import logit_attribution
-from npformer.interpret.trace import trace
+from npformer.interpret.direct_attribution import logit_attribution
+from npformer.interpret.edits import edit
+from npformer.interpret.traces import trace
 from npformer.text.inputs import Pair
 from npformer.view.neuron_view import BUDGET, NeuronView
 from npformer.view.pack import size

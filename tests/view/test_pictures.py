@@ -14,7 +14,7 @@ import pytest
 from npformer import view
 from npformer.errors import NpformerError
 from npformer.interpret.attribution import log_odds
-from npformer.interpret.trace import trace
+from npformer.interpret.traces import trace
 from npformer.text.inputs import Pair
 from npformer.view import colour, terminal
 from tests.browser.arrays import HOSTILE, PAIR, WORDS, encoder_decoder, head_stages, logit_parts, weights

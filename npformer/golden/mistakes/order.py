@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from npformer.activations import ACTIVATIONS
-from npformer.decoder import decoder_layer
-from npformer.encoder import encoder_layer
+from npformer.decoder_layers import decoder_layer
+from npformer.encoder_layers import encoder_layer
 from npformer.golden.at import At
 from npformer.golden.graph import stacks
 from npformer.golden.mistakes.activation import standard

@@ -2,7 +2,7 @@
 
     with edit({"layers.2.attention.weights": fn}): model(...)      edit(ablate_head(2, 5))
 
-An edit gets the array that a trace shows: a stage of one text, without a batch axis. `trace.py` records the result.
+An edit gets the array that a trace shows: a stage of one text, without a batch axis. `traces.py` records the result.
 A gradient taken inside `edit` is the gradient of the edited forward. It needs the derivative of every change on its
 way; `Differentiable` states one.
 """
@@ -19,9 +19,9 @@ import numpy as np
 from npformer.errors import NpformerError
 from npformer.interpret import stages as table
 from npformer.interpret.parts import TextParts, is_input
-from npformer.interpret.trace import Trace
-from npformer.tap import listen
+from npformer.interpret.traces import Trace
 from npformer.tape import Differentiable, Edit, Pullback, UnknownDerivative
+from npformer.taps import listen
 
 Change = Callable[..., np.ndarray] | np.ndarray | list[np.ndarray]
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from npformer.checkpoint import load as loading
-from npformer.checkpoint.load import bundled, find_folder, load
+from npformer.checkpoint import loading
+from npformer.checkpoint.loading import bundled, find_folder, load
 from npformer.checkpoint.safetensors import read_tensors, write_tensors
 from npformer.errors import NpformerError
 from tests.support import tiny
@@ -137,7 +137,7 @@ def test_a_bundled_name_goes_before_a_folder_of_that_name(tmp_path, monkeypatch)
 
 def test_bundled_models_are_in_the_package_and_in_a_checkout_beside_it(tmp_path, monkeypatch):
     """Beside an installed package is site-packages: a folder `weights` there is not ours."""
-    monkeypatch.setattr(loading, "__file__", str(tmp_path / "npformer" / "checkpoint/load.py"))
+    monkeypatch.setattr(loading, "__file__", str(tmp_path / "npformer" / "checkpoint/loading.py"))
     monkeypatch.chdir(tmp_path.parent)
     installed = tiny.folder(tmp_path / "npformer" / "_weights" / "one")
     beside = [tiny.folder(tmp_path / "weights" / name) for name in ("one", "two")]
@@ -154,7 +154,7 @@ def site(tmp_path, monkeypatch):
     (site / "npformer").mkdir(parents=True)
     (site / "npformer-0.1.0.dist-info").mkdir()
     (site / "npformer-0.1.0.dist-info" / "METADATA").write_text("Metadata-Version: 2.4\nName: npformer\n")
-    monkeypatch.setattr(loading, "__file__", str(site / "npformer" / "checkpoint/load.py"))
+    monkeypatch.setattr(loading, "__file__", str(site / "npformer" / "checkpoint/loading.py"))
     monkeypatch.syspath_prepend(site)
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
@@ -198,7 +198,7 @@ import json, socket, sys
 def refuse(*_):
     raise AssertionError("a socket was connected")
 socket.socket.connect = socket.socket.connect_ex = socket.getaddrinfo = refuse
-from npformer.checkpoint.load import load
+from npformer.checkpoint.loading import load
 model = load(sys.argv[1])
 peak = next(int(line.split()[1]) * 1024 for line in open("/proc/self/status") if line.startswith("VmHWM"))
 print(json.dumps({"peak": peak, "modules": sorted(sys.modules)}))

@@ -122,7 +122,7 @@ def pipeline(
         kind = _class(name or _task_of(model.config.head))
         made: Any = model if threads is None else _with_threads(model, threads)
     else:
-        from npformer.checkpoint.load import find_folder, load
+        from npformer.checkpoint.loading import find_folder, load
 
         folder = find_folder(_default(task, name) if model is None else model, revision, offline)
         kind = _class(name or _inferred(folder, limits))

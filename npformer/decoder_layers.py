@@ -1,7 +1,7 @@
 """The decoder: masked self-attention, attention to the encoder's output, feed-forward network; layer and stack.
 
-Attention Is All You Need (Vaswani et al., 2017), section 3.1, on packed rows and with the functions of `encoder.py`.
-Next: `transformer.py` joins encoder and decoder, `generation/` writes text with them.
+Attention Is All You Need (Vaswani et al., 2017), section 3.1, on packed rows, with the functions of
+`encoder_layers.py`. Next: `transformer.py` joins encoder and decoder, `generation/` writes text with them.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from npformer.encoder import (
+from npformer.encoder_layers import (
     Activation,
     add_and_norm,
     add_and_norm_backward,
@@ -28,8 +28,8 @@ from npformer.multi_head import (
     self_attention,
     self_attention_backward,
 )
-from npformer.tap import scope, tap
 from npformer.tape import Stages
+from npformer.taps import scope, tap
 
 EVERY_KEY = np.ones(1, bool)  # the mask of cross-attention: each row of a target may attend to its whole source
 

@@ -20,11 +20,11 @@ from npformer.families import encoders
 from npformer.families.marian import MARIAN
 from npformer.functions import softmax
 from npformer.interpret import stages
-from npformer.interpret.edit import edit
-from npformer.interpret.trace import Trace, trace
+from npformer.interpret.edits import edit
+from npformer.interpret.traces import Trace, trace
 from npformer.model import Model, Seq2Seq
 from npformer.runtime.packing import Text
-from npformer.tap import tap
+from npformer.taps import tap
 from npformer.tasks import Pair
 from npformer.transformer import embedded
 from tests.support import tiny
@@ -173,7 +173,7 @@ def test_one_stage_keeps_only_that_stage_alive(model: Model) -> None:
         kept[name] = weakref.ref(owner)
         return array
 
-    from npformer.tap import listen
+    from npformer.taps import listen
 
     with listen(watch):
         t = trace(model, TEXT, "layers.1.attention.weights")
@@ -246,7 +246,7 @@ def test_taps_cost_less_than_a_hundredth_of_a_short_forward(monkeypatch: pytest.
     forward = min(timeit.repeat(lambda: model.run(text), number=1, repeat=60))
     modules = [
         sys.modules[f"npformer.{name}"]
-        for name in ("attention", "multi_head", "embeddings", "encoder", "heads", "transformer")
+        for name in ("attention", "multi_head", "embeddings", "encoder_layers", "heads", "transformer")
     ]
     count: Counter[str] = Counter()
     for name, right in (("tap", tap), ("scope", npformer.scope)):

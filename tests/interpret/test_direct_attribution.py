@@ -15,9 +15,9 @@ from npformer.checkpoint import tree as layout
 from npformer.errors import NpformerError
 from npformer.families import encoders
 from npformer.families.torch_nn import TORCH_MODULES
-from npformer.interpret.edit import from_trace
-from npformer.interpret.logit_attribution import LogitAttribution, head_results
-from npformer.interpret.trace import Trace, trace
+from npformer.interpret.direct_attribution import LogitAttribution, head_results
+from npformer.interpret.edits import from_trace
+from npformer.interpret.traces import Trace, trace
 from npformer.model import Model
 from npformer.runtime.packing import Text
 from npformer.text.inputs import Pair

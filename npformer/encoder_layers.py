@@ -2,7 +2,7 @@
 
 Packed rows are the tokens of several texts one after another, (T, D), with the texts' `lengths`; there is no padding.
 Attention Is All You Need (Vaswani et al., 2017), section 3.1, in the form of BERT (Devlin et al., 2019). Weights are
-nested dicts that are passed to the functions as keywords: `linear(x, **weights["query"])`. Next: `decoder.py`.
+nested dicts that are passed to the functions as keywords: `linear(x, **weights["query"])`. Next: `decoder_layers.py`.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from npformer.functions import (
 )
 from npformer.multi_head import AttentionCache, Linear, self_attention, self_attention_backward
 from npformer.positions import Relative
-from npformer.tap import scope, spare, tap
 from npformer.tape import Stages
+from npformer.taps import scope, spare, tap
 
 Activation = Callable[..., np.ndarray]
 

@@ -8,7 +8,7 @@ import pytest
 from npformer.activations import gelu
 from npformer.errors import NpformerError
 from npformer.functions import softmax
-from npformer.interpret.edit import (
+from npformer.interpret.edits import (
     ablate_head,
     edit,
     freeze_attention,
@@ -17,7 +17,7 @@ from npformer.interpret.edit import (
     zero,
 )
 from npformer.interpret.patching import ablate_heads, patch
-from npformer.interpret.trace import trace
+from npformer.interpret.traces import trace
 from npformer.model import Model
 from tests.support import tiny
 
@@ -63,7 +63,7 @@ def test_what_follows_is_computed_from_the_edited_stage(model: Model) -> None:
 
 
 def test_a_trace_shows_what_was_used_whichever_was_opened_first(model: Model) -> None:
-    from npformer.interpret.trace import Trace
+    from npformer.interpret.traces import Trace
 
     with Trace() as outer, edit(zero("pooled")):
         model([2, 40, 3])
@@ -230,7 +230,7 @@ def test_tables_wrap_at_80_columns() -> None:
 
 def test_an_edited_stage_may_be_used_in_a_study_of_one_function() -> None:
     x = np.linspace(-3, 3, 7, dtype=np.float32)
-    from npformer.tap import tap
+    from npformer.taps import tap
 
     with edit({"activation": lambda a: a * 0}):
         assert not tap("activation", gelu(x)).any()

@@ -18,7 +18,8 @@ step, to the places where it was written:
 and the walk goes on with r, down to the embeddings. In a decoder's layer (BART) attention to the source stands between
 the two and is taken apart like attention; all that the encoder adds is in its heads. In a post-norm layer (BERT) each
 addition is followed by a norm, so what a layer writes passes the norms of all later layers; in a pre-norm layer (GPT)
-only the last norm follows. The sum is the logit, to rounding. `heads.py`, `encoder.py`, `decoder.py` have the forward.
+only the last norm follows. The sum is the logit, to rounding. `heads.py`, `encoder_layers.py` and
+`decoder_layers.py` have the forward.
 
 Elhage et al., 2021, "A Mathematical Framework for Transformer Circuits", has the decomposition, nostalgebraist, 2020,
 "interpreting GPT: the logit lens", the lens.
@@ -37,7 +38,7 @@ from npformer.functions import layer_norm
 from npformer.interpret.effects import Effects
 from npformer.interpret.inputs import row_read
 from npformer.interpret.metric import Logit, label_name, logits_asked
-from npformer.interpret.trace import Trace, trace
+from npformer.interpret.traces import Trace, trace
 from npformer.model import Model
 from npformer.runtime.packing import Text
 from npformer.transformer import POOLED_HEADS, answer, embedded
@@ -146,7 +147,7 @@ def logit_attribution(
 
     The parts add up to the logit. They are exact for layer norms whose means and deviations are held (a later norm
     scales what an earlier layer wrote), and for a held factor act(h) / h in the head.
-    `interpret/logit_attribution.py` has the formula. Inside `npformer.edit` the edited forward is explained; an edit
+    `interpret/direct_attribution.py` has the formula. Inside `npformer.edit` the edited forward is explained; an edit
     of a sum, a norm or a context, which no part computes, shows as a difference between `total` and `logit`.
 
     Parameters

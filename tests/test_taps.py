@@ -12,7 +12,7 @@ import pytest
 
 from npformer.families import distinct_encoders
 from npformer.runtime.packing import Text
-from npformer.tap import listen, listening, scope, spare, tap
+from npformer.taps import listen, listening, scope, spare, tap
 from tests.support import tiny
 
 FAMILIES = list(distinct_encoders())

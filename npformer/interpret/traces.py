@@ -3,7 +3,7 @@
     t = trace(model, "I love ice cream")          with trace() as t: model(input_ids)
     t["layers.0.attention.weights"]               print(t)
 
-`edit.py` changes stages, `stages.py` describes each one, `golden/` compares them with another program's.
+`edits.py` changes stages, `stages.py` describes each one, `golden/` compares them with another program's.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from npformer.interpret.inputs import texts_of as texts_of
 from npformer.interpret.parts import TextParts, is_input
 from npformer.interpret.summary import COLUMNS, NUMBERS, StageSummary, Table, summary
 from npformer.model import Model, Seq2Seq
-from npformer.tap import listen, tap
+from npformer.taps import listen, tap
 from npformer.transformer import POOLED_HEADS
 
 FORMAT = "npformer-trace"
@@ -266,7 +266,7 @@ def trace(
     grads : label, word, True or function, optional
         A metric, whose gradients by the stages are kept in `grads`, a trace of its own: the logit of a label (name or
         number), or with True of the model's answer; or a function from the dict of a text's answers to a number. The
-        derivative of a function is found by differences, or stated by `interpret.edit.Differentiable`.
+        derivative of a function is found by differences, or stated by `interpret.edits.Differentiable`.
     position : int, optional
         With a label in `grads`, the token whose logit is meant, for a head on tokens.
 

@@ -19,16 +19,16 @@ from npformer.activations import ACTIVATIONS
 from npformer.attention import masked_attention
 from npformer.checkpoint import flatten, load_folder, unflatten
 from npformer.config import Config
-from npformer.decoder import EVERY_KEY, decoder, shift
+from npformer.decoder_layers import EVERY_KEY, decoder, shift
 from npformer.embeddings import sinusoidal_positions
-from npformer.encoder import encoder
+from npformer.encoder_layers import encoder
 from npformer.errors import NpformerError
 from npformer.generation.kv_cache import KVCache
 from npformer.masks import causal_mask
 from npformer.multi_head import self_attention
 from npformer.runtime.packing import Text
 from npformer.runtime.sums import TERMS
-from npformer.tap import listen, scope
+from npformer.taps import listen, scope
 from tests.golden import seq2seq_cases as cases
 from tests.support import torch_values
 from tests.support.seq2seq_models import random_model

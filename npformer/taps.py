@@ -1,7 +1,7 @@
 """Named stages: `tap` names an array, `scope` prefixes names, `listen` hears and may replace arrays.
 
-Without a listener a tap costs one look-up of a context variable and keeps nothing alive. Traces (`interpret/trace.py`),
-edits (`interpret/edit.py`) and golden files (`golden/`) are listeners.
+Without a listener a tap costs one look-up of a context variable and keeps nothing alive. Traces
+(`interpret/traces.py`), edits (`interpret/edits.py`) and golden files (`golden/`) are listeners.
 """
 
 from __future__ import annotations
