@@ -29,6 +29,7 @@ FLAGS = {
     "pooling_mode_lasttoken": "lasttoken",
 }
 
+DESCRIPTION = "config_sentence_transformers.json"
 PROMPTS = {"query": "", "document": ""}  # names that every folder has
 #: The encoder's settings, under the names that versions before 2.0 gave the file too.
 SETTINGS = ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
@@ -71,7 +72,7 @@ def read_recipe(folder: Path, width: int) -> Recipe:
     unsupported, and for a malformed file.
     """
     modules = read_modules(folder)
-    described = _described(folder / "config_sentence_transformers.json")
+    described = _described(folder / DESCRIPTION)
     if not modules and not (folder / MODULES).exists():
         return Recipe(**described)
     kinds = [each.kind for each in modules]
@@ -129,6 +130,18 @@ def _described(path: Path) -> dict[str, Any]:
         "truncate_dim": described.get("truncate_dim"),
         "max_active_dims": described.get("max_active_dims"),
     }  # fmt: skip
+
+
+def cross_encoder_settings(folder: Path | None) -> dict[str, Any]:
+    """Reads config_sentence_transformers.json of a saved `CrossEncoder`: its prompts, and its activation_fn.
+
+    Empty for any other folder. The file counts where modules.json is too, and its model_type is CrossEncoder.
+    """
+    if folder is None or not (home(folder) / MODULES).exists():
+        return {}
+    path = home(folder) / DESCRIPTION
+    stored = _optional(path)
+    return {**stored, **_described(path)} if stored.get("model_type") == "CrossEncoder" else {}
 
 
 def is_sparse(folder: Path) -> bool:

@@ -7,12 +7,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from npformer.checkpoint.modules import home
 from npformer.checkpoint.read import CONFIG
 from npformer.checks import one_of, shown
 from npformer.errors import NpformerError
 from npformer.files import read_json
 from npformer.model import Model
 from npformer.tasks.options import Options
+from npformer.tasks.sentence_folder import DESCRIPTION, cross_encoder_settings
 from npformer.tasks.task import Request, Task, logits_of_texts, probabilities
 from npformer.text.inputs import Pair, as_text_or_pair
 
@@ -38,8 +40,10 @@ class TextRanking(Task):
     ----------
     model : Model with a sequence-classification head and one label
     function_to_apply : "sigmoid" or "none", optional
-        Turns the logit into the score; by default what sentence-transformers stored in config.json, else "sigmoid".
+        Turns the logit into the score; by default the activation that sentence-transformers stored, else "sigmoid".
     **options : the options of every task, see `Options`
+
+    A prompt that the checkpoint has as its default precedes each query.
 
     References
     ----------
@@ -61,39 +65,46 @@ class TextRanking(Task):
         labels = model.config.labels
         if model.config.head == self.head and len(labels) != 1:
             raise NpformerError(f"{self.name} takes a model with one label, this one has {len(labels)}")
+        described = cross_encoder_settings(model.folder)
         if "function_to_apply" not in options:
-            options["function_to_apply"] = stored_function(model)
+            options["function_to_apply"] = stored_function(model, described)
         super().__init__(model, **options)
+        self.prompt = described["prompts"][name] if (name := described.get("default_prompt_name")) else ""
 
     def inputs(self, item: Any, options: Any) -> list[str | Pair]:
         found = as_text_or_pair(item)
         if not isinstance(item, Pair) and not (isinstance(item, Mapping) and item.get("text_pair") is not None):
             raise NpformerError("expected a query and a text, got one text; give npformer.Pair(query, text)")
-        return [Pair(found, "") if isinstance(found, str) else found]  # an empty text is still a second one
+        query, text = (found, "") if isinstance(found, str) else found  # an empty text is still a second one
+        return [Pair(self.prompt + query, text)]
 
     def answer(self, requests: list[Request], options: RankingOptions) -> list[Any]:
         scores = probabilities(logits_of_texts(requests)[:, 0], options.function_to_apply)
         return [{"score": float(score)} for score in scores]
 
 
-def stored_function(model: Model) -> str:
-    """Returns what sentence-transformers stored in config.json to make scores of logits; "sigmoid" if nothing.
+def stored_function(model: Model, described: Mapping[str, Any]) -> str:
+    """Returns the function_to_apply of the activation that sentence-transformers stored; "sigmoid" without one.
 
+    described: as from `cross_encoder_settings`. Its activation precedes those of config.json, from earlier versions.
     Raises NpformerError for an activation other than Identity and Sigmoid.
     """
     if model.folder is None:
         return "sigmoid"
-    described = read_json(model.folder / CONFIG, model.limits, "config")
-    where, stored = OLDER, described.get(OLDER)
-    newer = described.get("sentence_transformers")
-    if isinstance(newer, dict) and "activation_fn" in newer:
-        where, stored = "sentence_transformers.activation_fn", newer["activation_fn"]
+    path, where, stored = home(model.folder) / DESCRIPTION, "activation_fn", described.get("activation_fn")
+    if stored is None:
+        path = model.folder / CONFIG
+        older = read_json(path, model.limits, "config")
+        where, stored = OLDER, older.get(OLDER)
+        newer = older.get("sentence_transformers")
+        if isinstance(newer, dict) and "activation_fn" in newer:
+            where, stored = "sentence_transformers.activation_fn", newer["activation_fn"]
     if stored is None:
         return "sigmoid"
     known = re.fullmatch(rf"torch\.nn\.(?:modules\.\w+\.)?({'|'.join(FUNCTIONS)})", str(stored))
     if known is None:
         raise NpformerError(
-            f"{model.folder / CONFIG}: {where}: expected torch's Identity or Sigmoid, got {shown(stored)}; "
+            f"{path}: {where}: expected torch's Identity or Sigmoid, got {shown(stored)}; "
             "give function_to_apply, 'sigmoid' or 'none'"
         )
     return FUNCTIONS[known[1]]

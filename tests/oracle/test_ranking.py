@@ -7,8 +7,11 @@ import json
 import numpy as np
 import pytest
 from sentence_transformers import CrossEncoder
+from torch import nn
 
 from npformer import Pair, pipeline
+from npformer.checkpoint.modules import MODULES
+from npformer.tasks.sentence_folder import DESCRIPTION
 from npformer.tasks.text_ranking import OLDER
 from tests.support import tiny
 
@@ -46,6 +49,51 @@ def test_scores_are_those_of_a_cross_encoder(stored, tmp_path):
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, **stored}))
     (folder / "tokenizer_config.json").write_text(json.dumps(TOKENIZER))
+    assert_same_scores(folder)
+
+
+@pytest.mark.filterwarnings("ignore:input 3")
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"activation_fn": nn.Identity()},
+        {"activation_fn": nn.Sigmoid()},
+        {"activation_fn": nn.Identity(), "prompts": {"ask": "what "}, "default_prompt_name": "ask"},
+        {"prompts": {"ask": "what "}},
+        {"activation_fn": nn.Identity(), "max_length": 24},
+    ],
+)
+def test_scores_are_those_of_a_saved_cross_encoder(options, tmp_path):
+    """Of a folder with a modules.json, and of one whose other activation stands in config.json too."""
+    folder = tiny.folder(tmp_path / "model", "bert", labels=("SCORE",), seed=3)
+    (folder / "tokenizer_config.json").write_text(json.dumps(TOKENIZER))
+    CrossEncoder(str(folder), device="cpu", **options).save_pretrained(str(tmp_path / "saved"))
+    assert_same_scores(tmp_path / "saved")
+    edit(tmp_path / "saved" / "config.json", sentence_transformers={"activation_fn": IDENTITY})
+    assert_same_scores(tmp_path / "saved")
+
+
+@pytest.mark.filterwarnings("ignore:input 3")
+@pytest.mark.parametrize("model_type", ["CrossEncoder", "SentenceTransformer", None])
+@pytest.mark.parametrize("activation", [IDENTITY, None])
+@pytest.mark.parametrize("with_modules", [True, False])
+def test_where_the_newer_file_counts(model_type, activation, with_modules, tmp_path):
+    """With a modules.json, as a CrossEncoder's, and unless its activation is null."""
+    folder = tiny.folder(tmp_path / "model", "bert", labels=("SCORE",), seed=3)
+    (folder / "tokenizer_config.json").write_text(json.dumps(TOKENIZER))
+    CrossEncoder(str(folder), device="cpu").save_pretrained(str(tmp_path / "saved"))
+    edit(tmp_path / "saved" / DESCRIPTION, model_type=model_type, activation_fn=activation)
+    if not with_modules:
+        (tmp_path / "saved" / MODULES).unlink()
+    assert_same_scores(tmp_path / "saved")
+
+
+def edit(path, **fields):
+    path.write_text(json.dumps({**json.loads(path.read_text()), **fields}))
+
+
+def assert_same_scores(folder):
     theirs = CrossEncoder(str(folder), device="cpu").predict(PAIRS, batch_size=1)
     ours = pipeline("text-ranking", folder)([Pair(*each) for each in PAIRS])
     np.testing.assert_allclose([each["score"] for each in ours], theirs, rtol=0, atol=1e-6)

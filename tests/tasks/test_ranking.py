@@ -8,9 +8,13 @@ import numpy as np
 import pytest
 
 from npformer import NpformerError, Pair, pipeline
+from npformer.checkpoint.modules import MODULES
+from npformer.cli.main import main
+from npformer.tasks.sentence_folder import DESCRIPTION
 from npformer.tasks.text_ranking import OLDER
 from tests.support import tiny
 
+IDENTITY, SIGMOID = "torch.nn.modules.linear.Identity", "torch.nn.modules.activation.Sigmoid"
 QUERY = "what is good"
 TEXTS = ["ice cream", "not my music", "she was in Paris", ""]
 PAIRS = [Pair(QUERY, text) for text in TEXTS]
@@ -20,6 +24,15 @@ def folder(path, **stored):
     made = tiny.folder(path, "bert", labels=("SCORE",), seed=3)
     config = json.loads((made / "config.json").read_text())
     (made / "config.json").write_text(json.dumps({**config, **stored}))
+    return made
+
+
+def cross_encoder(path, stored=None, **described):
+    """A folder as version 6 of sentence-transformers saves it."""
+    made = folder(path, **(stored or {}))
+    kind = "sentence_transformers.base.modules.transformer.Transformer"
+    (made / MODULES).write_text(json.dumps([{"idx": 0, "name": "0", "path": "", "type": kind}]))
+    (made / DESCRIPTION).write_text(json.dumps({"model_type": "CrossEncoder", "prompts": {}, **described}))
     return made
 
 
@@ -64,6 +77,61 @@ def test_another_activation_is_refused_unless_one_is_given(activation, tmp_path)
         with pytest.raises(NpformerError, match=rf"config\.json: {where}: expected torch's Identity or Sigmoid, got "):
             pipeline("text-ranking", made)
         assert pipeline("text-ranking", made, function_to_apply="none")(PAIRS[0])["score"]
+    made = cross_encoder(tmp_path / "newer", activation_fn=activation)
+    with pytest.raises(
+        NpformerError, match=rf"{DESCRIPTION}: activation_fn: expected torch's Identity or Sigmoid, got "
+    ):
+        pipeline("text-ranking", made)
+
+
+@pytest.mark.parametrize(
+    ("stored", "described", "function"),
+    [
+        ({}, {"activation_fn": IDENTITY}, "none"),
+        ({}, {"activation_fn": SIGMOID}, "sigmoid"),
+        ({}, {"activation_fn": None}, "sigmoid"),
+        ({}, {}, "sigmoid"),
+        ({OLDER: IDENTITY}, {"activation_fn": SIGMOID}, "sigmoid"),
+        ({OLDER: IDENTITY}, {"activation_fn": None}, "none"),
+        ({"sentence_transformers": {"activation_fn": SIGMOID}}, {"activation_fn": IDENTITY}, "none"),
+        ({"sentence_transformers": {"activation_fn": IDENTITY}}, {}, "none"),
+        ({}, {"activation_fn": IDENTITY, "model_type": "SentenceTransformer"}, "sigmoid"),
+    ],
+)
+def test_the_newer_file_precedes_config_json(stored, described, function, tmp_path):
+    made = cross_encoder(tmp_path / "model", stored, **described)
+    assert pipeline("text-ranking", made)(PAIRS) == pipeline("text-ranking", made, function_to_apply=function)(PAIRS)
+
+
+def test_the_newer_file_counts_beside_a_list_of_modules_only(tmp_path):
+    made = cross_encoder(tmp_path / "model", activation_fn=IDENTITY)
+    assert pipeline("text-ranking", made).options.function_to_apply == "none"
+    (made / MODULES).unlink()
+    assert pipeline("text-ranking", made).options.function_to_apply == "sigmoid"
+
+
+def test_the_command_and_a_converted_folder_keep_the_activation(tmp_path, capsys):
+    made = cross_encoder(tmp_path / "model", activation_fn=IDENTITY)
+    expected = pipeline("text-ranking", made)(PAIRS[0])["score"]
+    assert expected < 0  # no sigmoid
+    (tmp_path / "texts").write_text(TEXTS[0])
+    assert main(["convert", str(made), str(tmp_path / "converted")]) == 0
+    for model in (made, tmp_path / "converted"):
+        capsys.readouterr()
+        assert main(["rerank", "--model", str(model), QUERY, str(tmp_path / "texts"), "--json"]) == 0
+        assert json.loads(capsys.readouterr().out)["score"] == expected
+
+
+def test_a_default_prompt_precedes_each_query(tmp_path):
+    made = cross_encoder(tmp_path / "model", prompts={"ask": "ice "}, default_prompt_name="ask")
+    plain = cross_encoder(tmp_path / "plain", prompts={"ask": "ice "})
+    prompted = [Pair(f"ice {QUERY}", text) for text in TEXTS]
+    assert pipeline("text-ranking", made)(PAIRS) == pipeline("text-ranking", plain)(prompted)
+    cross_encoder(tmp_path / "model", default_prompt_name="ask")
+    with pytest.raises(
+        NpformerError, match=r"config_sentence_transformers\.json: default_prompt_name: 'ask' is not one"
+    ):
+        pipeline("text-ranking", made)
 
 
 def test_a_score_is_that_of_text_classification():
