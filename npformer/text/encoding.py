@@ -22,7 +22,14 @@ from npformer.text.borders import BLOCK, Borders
 from npformer.text.inputs import Pair, as_text_or_pair
 from npformer.text.tokenizer import longest_text
 from npformer.text.translation_tokenizer import LANGUAGE
-from npformer.text.windows import Tokens, tokens_of_blocks, windows, with_special_tokens
+from npformer.text.windows import (
+    Tokens,
+    kept_lengths,
+    moving_text,
+    tokens_of_blocks,
+    windows,
+    with_special_tokens,
+)
 
 if TYPE_CHECKING:
     from tokenizers import Encoding
@@ -166,7 +173,7 @@ class Encoder:
         if sum(count for _, count in begun) <= room or not all(texts):
             return None
         counts = [count for _, count in begun]
-        piece = self._cut(texts, [first for first, _ in begun], _lengths(counts, room, cut))
+        piece = self._cut(texts, [first for first, _ in begun], kept_lengths(counts, room, cut))
         return self._encoded([piece], sum(counts) + limit - room, truncated=True)
 
     def _within(self, text: str) -> str:
@@ -220,7 +227,7 @@ class Encoder:
             return self._in_windows(given, cut, limit, stride)
         texts = _texts(given)
         tokens = [Tokens.of(self._whole(each, special=False)) for each in texts]
-        lengths = _lengths([len(each) for each in tokens], self._room(limit, len(texts)), cut)
+        lengths = kept_lengths([len(each) for each in tokens], self._room(limit, len(texts)), cut)
         return self._encoded([self._cut(texts, tokens, lengths)], n_tokens, truncated=True)
 
     def _cut(self, texts: Sequence[str], tokens: Sequence[Tokens], lengths: Sequence[int]) -> Tokens:
@@ -243,7 +250,7 @@ class Encoder:
         n_tokens = sum(lengths) + limit - room
         if n_tokens <= limit:
             return self._encoded([self._whole(given, special=True)], n_tokens)
-        moving = _giving_way(lengths, cut)
+        moving = moving_text(lengths, cut)
         others = sum(lengths) - lengths[moving]
         width = room - others
         if width < 1:
@@ -321,23 +328,6 @@ class Encoder:
 
 def _texts(given: str | Pair) -> list[str]:
     return [given] if isinstance(given, str) else list(given)
-
-
-def _giving_way(lengths: Sequence[int], cut: str) -> int:
-    return {"first": 0, "second": len(lengths) - 1}.get(cut, int(np.argmax(lengths)))
-
-
-def _lengths(lengths: Sequence[int], room: int, cut: str) -> list[int]:
-    """The tokens of each text to keep: all but those of the text that is cut; with "longest" as equally as possible."""
-    kept = list(lengths)
-    moving = _giving_way(lengths, cut)
-    others = sum(lengths) - lengths[moving]
-    if cut == "longest" and len(lengths) == 2:
-        others = kept[1 - moving] = min(others, room // 2)
-    kept[moving] = room - others
-    if kept[moving] < 0:
-        raise NpformerError(f"one text of the pair has {others} tokens, more than the {room} there is room for")
-    return kept
 
 
 def read_texts(model: Model, given: Sequence[Any]) -> list[Encoded]:

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from npformer.errors import NpformerError
+
 if TYPE_CHECKING:
     from tokenizers import Encoding
 
@@ -109,6 +111,29 @@ def tokens_of_blocks(blocks: Iterable[tuple[int, int, Encoding]]) -> Tokens:
         word = int(part.words.max(initial=word - 1)) + 1
         parts.append(part[int((part.places[:, 0] < first).sum()) :])
     return Tokens.joined(parts)
+
+
+def moving_text(lengths: Sequence[int], cut: str) -> int:
+    """The text that is cut; with "longest" the second of two equally long texts."""
+    last = len(lengths) - 1
+    return {"first": 0, "second": last}.get(cut, last - int(np.argmax(lengths[::-1])))
+
+
+def kept_lengths(lengths: Sequence[int], room: int, cut: str) -> list[int]:
+    """The tokens of each text to keep, as tokenizers counts them.
+
+    Only one text is cut, or with "longest" both where the shorter has over half of the room. The longer gets an odd
+    token.
+    """
+    kept = list(lengths)
+    moving = moving_text(lengths, cut)
+    others = sum(lengths) - lengths[moving]
+    if cut == "longest" and len(lengths) == 2:
+        others = kept[1 - moving] = min(others, room // 2)
+    kept[moving] = room - others
+    if kept[moving] < 0:
+        raise NpformerError(f"one text of the pair has {others} tokens, more than the {room} there is room for")
+    return kept
 
 
 def windows(whole: Tokens, width: int, stride: int) -> Iterator[tuple[int, Tokens]]:

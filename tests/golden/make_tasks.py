@@ -58,7 +58,8 @@ def text_classification() -> Iterator[dict[str, Any]]:
     for function in ("softmax", "sigmoid", "none"):
         yield case(of("bert", "sequence-classification", labels=three), TEXTS[:2], function_to_apply=function)
     yield case(of("bert", "sequence-classification"), [LONG], truncation=True)
-    yield case(of("bert", "sequence-classification"), [{"text": LONG, "text_pair": LONG[:150]}], truncation=True)
+    for second in (LONG[:150], LONG):
+        yield case(of("bert", "sequence-classification"), [{"text": LONG, "text_pair": second}], truncation=True)
 
 
 def zero_shot_classification() -> Iterator[dict[str, Any]]:

@@ -3,11 +3,13 @@
     python tests/golden/make_tokenizer.py [--check]
 
 It needs the `oracle` group (transformers). What is made is `tasks/tokenizer_ids.json`: each case is the files of a
-folder, and the ids that transformers' AutoTokenizer gives there for the forty texts of `texts.py`.
+folder, and the ids that transformers' AutoTokenizer gives there for the forty texts of `texts.py`. "cuts" shows how it
+cuts a pair of long texts.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import sys
 import tempfile
@@ -116,6 +118,21 @@ def golden_texts() -> list[str | list[str]]:
     return [text[:CHARACTERS] if isinstance(text, str) else list(text) for text in TEXTS]
 
 
+def cuts() -> list[list[int]]:
+    """Tokens of two texts, the most tokens of the pair, and the tokens of each text that are kept."""
+    from transformers import PreTrainedTokenizerFast
+
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=tiny.tokenizer())
+    first, second = (tokenizer.convert_tokens_to_ids(word) for word in ("ice", "cream"))
+    found = []
+    for one, other, limit in itertools.product(range(8), range(8), range(4, 18)):
+        texts = [" ".join(["ice"] * one)], [" ".join(["cream"] * other)]
+        (ids,) = tokenizer(*texts, truncation="longest_first", max_length=limit)["input_ids"]
+        if len(ids) < one + other + 3:
+            found.append([one, other, limit, ids.count(first), ids.count(second)])
+    return found
+
+
 def make() -> dict[str, Any]:
     from transformers import AutoTokenizer
 
@@ -128,7 +145,7 @@ def make() -> dict[str, Any]:
                 pair = (text,) if isinstance(text, str) else tuple(text)
                 ids.append(tokenizer(*pair, truncation=False, padding=False)["input_ids"])
             cases.append({"name": name, "files": files, "ids": ids})
-    return {"texts": golden_texts(), "cases": cases}
+    return {"texts": golden_texts(), "cuts": cuts(), "cases": cases}
 
 
 def main() -> int:

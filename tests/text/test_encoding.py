@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import warnings
 from collections.abc import Callable
@@ -22,6 +23,9 @@ from npformer.text.windows import Tokens
 from npformer.training.data import LabelledText, encode
 from tests.support import tiny
 
+GOLDEN = Path(__file__).parents[1] / "golden" / "tasks" / "tokenizer_ids.json"
+CUTS = json.loads(GOLDEN.read_text(encoding="utf-8"))["cuts"]
+MODEL = tiny.model("bert")
 LONG = "I love ice cream " * 20  # 82 tokens of a model that takes 64
 
 
@@ -119,7 +123,7 @@ WORDS = st.lists(st.sampled_from(["ice", "cream", "love", "unloved", "éclairs",
 @settings(max_examples=60, deadline=None)
 @given(first=WORDS, second=WORDS, limit=st.integers(16, 40))
 def test_a_shortened_text_is_what_is_read_to_the_end_of_a_word(first: list[str], second: list[str], limit: int) -> None:
-    encoder = Encoder(tiny.model("bert"), limit)
+    encoder = Encoder(MODEL, limit)
     text = Pair(" ".join(first), " ".join(second))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -130,6 +134,43 @@ def test_a_shortened_text_is_what_is_read_to_the_end_of_a_word(first: list[str],
     for one, other in zip(short, text, strict=True):
         assert other.startswith(one)
         assert other.split()[: len(one.split())] == one.split() or len(one.split()) == 1  # a word longer than the model
+
+
+def kept(model: Model, one: int, other: int, limit: int) -> tuple[int, int]:
+    """The tokens that remain of each text of a pair of as many tokens."""
+    (read,) = Encoder(model).read([Pair("ice " * one, "cream " * other)], limit=limit)
+    sources = read.pieces[0].sequence_ids
+    return sources.count(0), sources.count(1)
+
+
+def test_pairs_are_cut_as_transformers_cuts_them(model: Model) -> None:
+    """Golden counts of transformers, for all lengths below 8 and all limits that cut them."""
+    assert len(CUTS) > 300
+    for one, other, limit, *expected in CUTS:
+        assert kept(model, one, other, limit) == tuple(expected), (one, other, limit)
+
+
+@settings(max_examples=100, deadline=None)
+@given(one=st.integers(1, 60), other=st.integers(1, 60), room=st.integers(1, 61))
+def test_both_texts_are_cut_to_the_same_length_and_the_longer_one_has_the_odd_token(
+    one: int, other: int, room: int
+) -> None:
+    first, second = kept(MODEL, one, other, room + 3)
+    assert first + second == min(one + other, room)
+    if first + second == room:
+        shorter, longer = (first, second) if one <= other else (second, first)
+        assert shorter == min(one, other, room // 2) <= longer
+
+
+def test_of_two_equally_long_texts_the_second_is_read_in_windows(model: Model) -> None:
+    """As the last tokens that do not fit are the second's."""
+    (read,) = Encoder(model).read([Pair("ice " * 30, "cream " * 32)], "window", limit=40)
+    assert [each.sequence_ids.count(0) for each in read.pieces] == [30] * len(read.pieces)
+    (read,) = Encoder(model).read([Pair("ice " * 32, "cream " * 32)], "window", limit=40)
+    assert [each.sequence_ids.count(0) for each in read.pieces] == [32] * len(read.pieces)
+    assert len(read.pieces) > 1
+    (read,) = Encoder(model).read([Pair("ice " * 32, "cream " * 30)], "window", limit=40)
+    assert [each.sequence_ids.count(1) for each in read.pieces] == [30] * len(read.pieces)
 
 
 def test_a_rows_place_is_named_where_a_file_s_text_is_cut(model: Model, tmp_path: Path) -> None:
