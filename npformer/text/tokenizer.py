@@ -2,6 +2,9 @@
 
 The result is a `tokenizers.Tokenizer` that gives the same ids as Transformers, without cutting or padding. The tasks in
 `tasks/` cut texts to the model's length themselves (`text/encoding.py`).
+
+One difference is deliberate: the normalizer in a RoBERTa's tokenizer.json counts, as in Transformers 4. Version 5 drops
+it, so that a sentence encoder saved with do_lower_case=True makes other vectors there than before it was saved.
 """
 
 from __future__ import annotations

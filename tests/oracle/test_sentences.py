@@ -10,10 +10,13 @@ import pytest
 import torch
 from sentence_transformers import SentenceTransformer, util
 from sentence_transformers.sentence_transformer import modules as m
+from transformers import RobertaConfig, RobertaModel
 
 import npformer
 from npformer import pipeline
 from npformer.pooling import POOLINGS
+from tests.golden.make_tokenizer import CASES as TOKENIZERS
+from tests.golden.make_tokenizer import write_folder
 from tests.support import tiny
 from tests.support.sentence_folders import TOKENIZER
 
@@ -53,6 +56,7 @@ def dense(width, out, **more):
     return m.Dense(width, out, **more)
 
 
+ROBERTA = {"vocab_size": 300, "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
 PROMPTS = {"prompts": {"query": "the news: ", "passage": "text "}}
 CASES = {
     **{mode: {"poolings": (mode,)} for mode in POOLINGS},
@@ -90,6 +94,21 @@ def test_vectors_and_similarities_are_those_of_a_sentence_transformer(case, tmp_
         np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-9)
         similar = model.similarity(torch.from_numpy(theirs), torch.from_numpy(theirs[:2])).numpy()
         np.testing.assert_allclose(precise.similarity(ours, ours[:2]), similar, rtol=0, atol=1e-6)  # float32 of theirs
+
+
+def test_a_lowercase_normalizer_counts_though_transformers_5_drops_it(tmp_path):
+    """The vectors are the saved model's own; those that the reference makes after reading the folder are not."""
+    torch.manual_seed(0)
+    folder = write_folder(tmp_path / "bare", TOKENIZERS["merges"])
+    RobertaModel(RobertaConfig(**ROBERTA)).save_pretrained(folder)
+    encoder = m.Transformer(str(folder), do_lower_case=True)
+    made = SentenceTransformer(modules=[encoder, m.Pooling(32)], device="cpu")
+    made.save(str(tmp_path / "m"))
+    texts = ["the GOOD thing", "not my MUSIC"]
+    ours, expected = pipeline("sentence-embedding", tmp_path / "m")(texts), made.encode(texts)
+    np.testing.assert_allclose(ours, expected, rtol=0, atol=1e-6)
+    again = SentenceTransformer(str(tmp_path / "m"), device="cpu").encode(texts)
+    assert np.abs(again - expected).max() > 0.1
 
 
 @pytest.mark.parametrize(("similarity", "function"), [("cosine", util.cos_sim), ("dot", util.dot_score)])

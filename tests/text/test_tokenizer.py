@@ -169,6 +169,16 @@ def test_places_of_byte_level_pieces_begin_after_their_spaces(tmp_path):
     assert set(pair.type_ids) == {0}
 
 
+def test_the_normalizer_of_a_byte_level_tokenizer_json_counts(tmp_path):
+    made = load_tokenizer(folder(tmp_path / "merges", CASES["merges"]), ROBERTA)
+    made.save(str(tmp_path / "merges" / "tokenizer.json"))
+    plain = load_tokenizer(tmp_path / "merges", ROBERTA)
+    described = json.loads((tmp_path / "merges" / "tokenizer.json").read_text())
+    described["normalizer"] = {"type": "Sequence", "normalizers": [{"type": "Lowercase"}]}
+    (tmp_path / "merges" / "tokenizer.json").write_text(json.dumps(described))
+    assert load_tokenizer(tmp_path / "merges", ROBERTA).encode("The GOOD").ids == plain.encode("the good").ids
+
+
 def test_the_ids_of_fairseq_stand_one_above_the_file_s(tmp_path):
     tokenizer = load_tokenizer(folder(tmp_path, PIECES), XLM_ROBERTA)
     assert [tokenizer.id_to_token(i) for i in range(5)] == ["<s>", "<pad>", "</s>", "<unk>", "e"]  # <unk> <s> </s> e
