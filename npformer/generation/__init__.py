@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 
 from npformer.config import Config, Decoder
-from npformer.errors import NpformerError
+from npformer.errors import NpformerError, warn
 from npformer.generation.decoding import Hypothesis, Stopping, beam_search, greedy_or_sample
 from npformer.generation.logits import Projection
 from npformer.generation.settings import Settings, resolve
@@ -183,6 +183,9 @@ def _by_settings(model: BaseModel, before: Sequence[int], given: Mapping[str, An
         if chosen.do_sample and chosen.seed is None:
             chosen = replace(chosen, seed=seed)
         found.setdefault(chosen, []).extend(i for i, each in enumerate(before) if each == count)
+    if short := [each for each in found if each.min_new_tokens > each.max_new_tokens]:
+        new, most = short[0].min_new_tokens, short[0].max_new_tokens
+        warn(f"min_length or min_new_tokens asks for {new} new tokens where the maximum is {most}; texts end at {most}")
     return found
 
 

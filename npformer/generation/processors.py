@@ -1,15 +1,27 @@
-"""Changes to the scores of the next token: bans, forced tokens, the repetition penalty, and the limits of sampling.
+"""Changes to the scores of the next token: biases, bans, forced tokens, penalties, and the limits of sampling.
 
-Each function changes scores (R, V) in place; ids (R, L) are the rows' tokens so far, prompt or start token first, with
-negative ones before what is shorter. They run in Transformers' order.
+Functions change scores (R, V) in place, or return a mask (R, V) of the tokens to ban. ids (R, L) are the rows' tokens
+so far, prompt or start token first, with negative ones before shorter rows. All run in Transformers' order.
 """
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
-from npformer.functions import softmax
+from npformer.functions import log_softmax, softmax
 from npformer.generation.settings import Settings
+
+TOP_H = 100  # likeliest tokens that top_h chooses from
+
+
+def bias_sequences(ids: np.ndarray, scores: np.ndarray, biases: tuple[tuple[tuple[int, ...], float], ...]) -> None:
+    """Adds each bias, in float32, to the last token of its sequence where the row ends with the others."""
+    total = np.zeros_like(scores)
+    for (*start, last), bias in biases:
+        total[_ends_with(ids, start), last] += np.float32(bias)
+    scores += total
 
 
 def penalise_repetition(ids: np.ndarray, scores: np.ndarray, penalty: float) -> None:
@@ -33,8 +45,21 @@ def ban_repeated_ngrams(ids: np.ndarray, scores: np.ndarray, size: int) -> None:
 def ban_words(ids: np.ndarray, scores: np.ndarray, words: tuple[tuple[int, ...], ...]) -> None:
     """Bans the last token of each word of several tokens where the word's other tokens have just come."""
     for *start, last in words:
-        if len(start) <= ids.shape[1]:
-            scores[(ids[:, ids.shape[1] - len(start) :] == start).all(axis=1), last] = -np.inf
+        scores[_ends_with(ids, start), last] = -np.inf
+
+
+def favour_end(scores: np.ndarray, ends: list[int], factor: float, steps: int) -> None:
+    """Adds |score| * (factor ** steps - 1) to the scores of the end tokens that are not banned."""
+    with np.errstate(over="ignore"):
+        growth = float(min(np.float64(factor) ** steps, 1e30)) - 1  # a larger one overflows in float32
+    old = scores[:, ends]
+    scores[:, ends] = old + np.where(np.isfinite(old), np.abs(old), 0) * growth
+
+
+def _ends_with(ids: np.ndarray, tokens: list[int]) -> np.ndarray:
+    """Whether each row of ids (R, L) ends with these tokens, (R,)."""
+    before = ids.shape[1] - len(tokens)
+    return (ids[:, before:] == tokens).all(axis=1) if before >= 0 else np.zeros(len(ids), bool)
 
 
 class Processors:
@@ -51,11 +76,14 @@ class Processors:
     @property
     def rescales(self) -> bool:
         """Whether a score changes to anything but -inf, so that normalising first gives other results."""
-        return self.settings.repetition_penalty != 1
+        s = self.settings
+        return s.repetition_penalty != 1 or bool(s.sequence_bias) or s.exponential_decay_length_penalty is not None
 
     def __call__(self, ids: np.ndarray, scores: np.ndarray) -> None:
         """Changes the scores in place; they may be logits or log probabilities."""
         s, new = self.settings, ids.shape[1] - self.prompt
+        if s.sequence_bias:
+            bias_sequences(ids, scores, s.sequence_bias)
         if s.repetition_penalty != 1:
             penalise_repetition(ids, scores, s.repetition_penalty)
         if s.no_repeat_ngram_size:
@@ -68,6 +96,10 @@ class Processors:
         if len(tokens):
             scores[rows] = -np.inf
             scores[np.ix_(rows, tokens)] = 0
+        if s.exponential_decay_length_penalty is not None:
+            start, factor = s.exponential_decay_length_penalty
+            if new > start:
+                favour_end(scores, list(s.end_ids), factor, new - start)
         scores[:, list(s.suppress_tokens)] = -np.inf
         if s.begin_suppress_tokens:
             first = self._begins_by_force(ids) == new  # rows whose next token is the first that is free
@@ -89,18 +121,83 @@ class Processors:
 
 
 def narrow(scores: np.ndarray, settings: Settings) -> None:
-    """Limits sampling, in place: divides by the temperature, keeps the top_k best, then those that make up top_p.
+    """Limits sampling, in place: divides by the temperature, then bans all but the tokens that each setting keeps."""
+    s = settings
+    if s.temperature != 1:
+        scores /= s.temperature
+    if s.top_h is not None:
+        scores[outside_top_h(scores, s.top_h)] = -np.inf
+    if 0 < s.top_k < scores.shape[1]:
+        scores[scores < np.partition(scores, -s.top_k, axis=1)[:, -s.top_k, None]] = -np.inf
+    if s.top_p < 1:
+        scores[outside_top_p(scores, s.top_p)] = -np.inf
+    if s.min_p is not None:
+        scores[below_min_p(scores, s.min_p)] = -np.inf
+    if s.typical_p < 1:
+        scores[atypical(scores, s.typical_p)] = -np.inf
+    if 0 < s.epsilon_cutoff < 1:
+        scores[below_probability(scores, s.epsilon_cutoff)] = -np.inf
+    if 0 < s.eta_cutoff < 1:
+        scores[below_probability(scores, eta(scores, s.eta_cutoff))] = -np.inf
 
-    At least the best token stays. Nucleus sampling: Holtzman et al., 2020.
+
+def outside_top_h(scores: np.ndarray, top_h: float) -> np.ndarray:
+    """The tokens beyond the likeliest whose terms of the entropy H add up to top_h * H; the best token stays.
+
+    Potraghloo et al., 2025: Top-H decoding.
     """
-    if settings.temperature != 1:
-        scores /= settings.temperature
-    if 0 < settings.top_k < scores.shape[1]:
-        kept = np.partition(scores, -settings.top_k, axis=1)[:, -settings.top_k, None]
-        scores[scores < kept] = -np.inf
-    if settings.top_p < 1:
-        order = np.argsort(scores, axis=1, kind="stable")
-        mass = softmax(np.take_along_axis(scores, order, axis=1)).cumsum(axis=1)
-        dropped = mass <= 1 - settings.top_p
-        dropped[:, -1] = False
-        np.put_along_axis(scores, order, np.where(dropped, -np.inf, np.take_along_axis(scores, order, axis=1)), axis=1)
+    order = np.argsort(-scores, axis=1, kind="stable")[:, :TOP_H]
+    terms = _entropy_terms(log_softmax(np.take_along_axis(scores, order, axis=1)))
+    dropped = terms.cumsum(axis=1) > top_h * terms.sum(axis=1, keepdims=True)
+    dropped[:, 0] = False
+    return _unsorted(dropped, order, scores.shape, rest=True)
+
+
+def outside_top_p(scores: np.ndarray, top_p: float) -> np.ndarray:
+    """The tokens beyond the likeliest that make up top_p; the best token stays. Holtzman et al., 2020: nucleus."""
+    order = np.argsort(scores, axis=1, kind="stable")
+    dropped = softmax(np.take_along_axis(scores, order, axis=1)).cumsum(axis=1) <= 1 - top_p
+    dropped[:, -1] = False
+    return _unsorted(dropped, order, scores.shape)
+
+
+def below_min_p(scores: np.ndarray, min_p: float) -> np.ndarray:
+    """The tokens with p < min_p * max p. Nguyen et al., 2024: min-p sampling."""
+    p = softmax(scores)
+    below: np.ndarray = p < min_p * p.max(axis=1, keepdims=True)
+    return below
+
+
+def atypical(scores: np.ndarray, mass: float) -> np.ndarray:
+    """The tokens beyond those with -log p nearest to the entropy that make up the mass. Meister et al., 2023."""
+    log_p = log_softmax(scores)
+    distance = np.abs(log_p + _entropy_terms(log_p).sum(axis=1, keepdims=True))
+    order = np.argsort(distance, axis=1, kind="stable")
+    below = softmax(np.take_along_axis(scores, order, axis=1)).cumsum(axis=1) < mass
+    last = np.minimum(below.sum(axis=1, keepdims=True), scores.shape[1] - 1)
+    beyond: np.ndarray = distance > np.take_along_axis(distance, np.take_along_axis(order, last, axis=1), axis=1)
+    return beyond
+
+
+def below_probability(scores: np.ndarray, least: float | np.ndarray) -> np.ndarray:
+    """The tokens with p < least; the best token stays. Hewitt et al., 2022: epsilon sampling."""
+    below: np.ndarray = (softmax(scores) < least) & (scores < scores.max(axis=1, keepdims=True))
+    return below
+
+
+def eta(scores: np.ndarray, epsilon: float) -> np.ndarray:
+    """min(epsilon, sqrt(epsilon) exp(-H)), (R, 1), with the entropy H. Hewitt et al., 2022: eta sampling."""
+    entropy = _entropy_terms(log_softmax(scores)).sum(axis=1, keepdims=True)
+    return np.minimum(epsilon, math.sqrt(epsilon) * np.exp(-entropy))
+
+
+def _entropy_terms(log_p: np.ndarray) -> np.ndarray:
+    """-p log p, (R, V); 0 where p is 0."""
+    return -np.multiply(np.exp(log_p), log_p, out=np.zeros_like(log_p), where=log_p > -np.inf)
+
+
+def _unsorted(sorted_mask: np.ndarray, order: np.ndarray, shape: tuple[int, ...], rest: bool = False) -> np.ndarray:
+    """The mask (R, V) of tokens by their ids, from that of tokens in `order` (R, K); `rest` for all others."""
+    mask = np.full(shape, rest)
+    np.put_along_axis(mask, order, sorted_mask, axis=1)
+    return mask

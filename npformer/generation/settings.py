@@ -31,21 +31,42 @@ IGNORED = frozenset({
     "remove_invalid_values", "use_mtp", "continuous_batching_config",
 })  # fmt: skip
 
-#: Settings that are not supported, with the values that change nothing.
-NEUTRAL: Mapping[str, tuple[Any, ...]] = {
-    "typical_p": (None, 1.0), "min_p": (None,), "top_h": (None,), "epsilon_cutoff": (None, 0.0),
-    "eta_cutoff": (None, 0.0), "encoder_repetition_penalty": (None, 1.0), "encoder_no_repeat_ngram_size": (None, 0),
-    "exponential_decay_length_penalty": (None,), "sequence_bias": (None,), "guidance_scale": (None, 1.0),
-    "watermarking_config": (None,), "penalty_alpha": (None,), "dola_layers": (None,), "stop_strings": (None,),
-    "diversity_penalty": (None, 0.0), "num_beam_groups": (None, 1), "constraints": (None,),
-    "force_words_ids": (None,), "prompt_lookup_num_tokens": (None,), "assistant_early_exit": (None,),
-    "assistant_ensemble_weight": (None,), "speculation_type": (None,), "max_time": (None,),
-}  # fmt: skip
+
+def _moved(search: str) -> str:
+    return f"Transformers 5 has moved this search to a repository of its own, transformers-community/{search}"
 
 
-#: The ranges of settings; beyond them scores overflow.
+BANS = "bad_words_ids, suppress_tokens and sequence_bias change which tokens are written"
+SPECULATION = "tokens are chosen one by one, without a draft"
+#: Each length counted from the first written token, and its older name, which counts the prompt too.
+LENGTHS = {"max_new_tokens": "max_length", "min_new_tokens": "min_length"}
+MOST = 2**31
+
+#: Unsupported settings, with the values that change nothing, and the reason.
+UNSUPPORTED: Mapping[str, tuple[tuple[Any, ...], str]] = {
+    "encoder_repetition_penalty": ((None, 1.0), "repetition_penalty looks at the text that is written"),
+    "encoder_no_repeat_ngram_size": ((None, 0), "no_repeat_ngram_size looks at the text that is written"),
+    "guidance_scale": ((None, 1.0), "there is no negative prompt to move away from"),
+    "watermarking_config": ((None,), "texts are not marked"),
+    "stop_strings": ((None,), "the text-generation task has it; elsewhere eos_token_id ends a text"),
+    "max_time": ((None,), "the same text is written at any speed; max_new_tokens limits it"),
+    "prompt_lookup_num_tokens": ((None,), SPECULATION),
+    "assistant_early_exit": ((None,), SPECULATION),
+    "assistant_ensemble_weight": ((None,), SPECULATION),
+    "speculation_type": ((None,), SPECULATION),
+    "force_words_ids": ((None,), f"{_moved('constrained-beam-search')}; {BANS}"),
+    "constraints": ((None,), f"{_moved('constrained-beam-search')}; {BANS}"),
+    "num_beam_groups": ((None, 1), _moved("group-beam-search")),
+    "diversity_penalty": ((None, 0.0), _moved("group-beam-search")),
+    "penalty_alpha": ((None,), _moved("contrastive-search")),
+    "dola_layers": ((None,), _moved("dola")),
+}
+
+
+#: The ranges of numbers; beyond them scores overflow.
 RANGES = {
-    "temperature": (1e-6, 1e6), "repetition_penalty": (1e-6, 1e6), "top_p": (1e-6, 1), "length_penalty": (-50, 50),
+    "temperature": (1e-6, 1e6), "repetition_penalty": (1e-6, 1e6), "length_penalty": (-50, 50), "top_p": (1e-6, 1),
+    "top_h": (1e-6, 1), "min_p": (0, 1), "typical_p": (1e-6, 1), "epsilon_cutoff": (0, 1), "eta_cutoff": (0, 1),
 }  # fmt: skip
 
 
@@ -67,7 +88,13 @@ class Settings:
     temperature: float = 1.0
     top_k: int = 50
     top_p: float = 1.0
+    top_h: float | None = None
+    min_p: float | None = None
+    typical_p: float = 1.0
+    epsilon_cutoff: float = 0.0
+    eta_cutoff: float = 0.0
     seed: int | None = None
+    sequence_bias: tuple[tuple[tuple[int, ...], float], ...] = ()  # ids, and the bias of the last after the others
     repetition_penalty: float = 1.0
     no_repeat_ngram_size: int = 0
     bad_words_ids: tuple[tuple[int, ...], ...] = ()
@@ -75,18 +102,27 @@ class Settings:
     begin_suppress_tokens: tuple[int, ...] = ()
     forced_bos_token_id: int | None = None
     forced_eos_token_id: tuple[int, ...] = ()
+    exponential_decay_length_penalty: tuple[int, float] | None = None  # tokens written before it begins, factor
     renormalize_logits: bool = False
 
     def check(self, vocabulary: int, longest: int) -> None:
         """Raises NpformerError for a setting that is impossible, in general or for this model."""
         checks.whole("max_new_tokens", self.max_new_tokens, 1, longest)
-        checks.whole("min_new_tokens", self.min_new_tokens, 0, self.max_new_tokens)
+        checks.whole("min_new_tokens", self.min_new_tokens, 0, MOST)
         checks.whole("num_beams", self.num_beams, 1, 1000)
         checks.whole("num_return_sequences", self.num_return_sequences, 1, 1000)
         for name in ("top_k", "no_repeat_ngram_size"):
-            checks.whole(name, getattr(self, name), 0, 2**31)
+            checks.whole(name, getattr(self, name), 0, MOST)
         for name, (low, high) in RANGES.items():
-            checks.number(name, getattr(self, name), low, high)
+            if (value := getattr(self, name)) is not None:
+                checks.number(name, value, low, high)
+        for sequence, bias in self.sequence_bias:
+            checks.whole("sequence_bias: tokens of a sequence", len(sequence), 1)
+            checks.number("sequence_bias", bias, -1e6, 1e6)
+        if self.exponential_decay_length_penalty is not None:
+            start, factor = self.exponential_decay_length_penalty
+            checks.whole("exponential_decay_length_penalty", start, 0, MOST)
+            checks.number("exponential_decay_length_penalty", factor, 1e-6, 1e6)
         for name in ("early_stopping", "do_sample", "renormalize_logits"):
             if not isinstance(value := getattr(self, name), bool) and (name, value) != ("early_stopping", "never"):
                 words = 'True, False or "never"' if name == "early_stopping" else "True or False"
@@ -94,7 +130,7 @@ class Settings:
         if self.seed is not None:
             checks.whole("seed", self.seed, 0, 2**63)
         if self.pad_id is not None:
-            checks.whole("pad_token_id", self.pad_id, -1, 2**31)
+            checks.whole("pad_token_id", self.pad_id, -1, MOST)
         lists = {
             "decoder_start_token_id": () if self.start_id is None else (self.start_id,),
             "eos_token_id": self.end_ids,
@@ -103,6 +139,7 @@ class Settings:
             "forced_eos_token_id": self.forced_eos_token_id,
             "forced_bos_token_id": () if self.forced_bos_token_id is None else (self.forced_bos_token_id,),
             "bad_words_ids": [each for word in self.bad_words_ids for each in word],
+            "sequence_bias": [each for ids, _ in self.sequence_bias for each in ids],
         }
         for name, ids in lists.items():
             for each in ids:
@@ -129,15 +166,11 @@ def resolve(folder: Path | None, config: Config, given: Mapping[str, Any], promp
     """Merges the settings: `given` first, then generation_config.json, then the defaults. None means not given.
 
     prompt: tokens before the first that is generated; a translation's is the start token. Transformers' older
-    max_length and min_length, which count them, are accepted.
+    max_length and min_length, which count them, are accepted. A minimum above the maximum is kept, as there.
     """
     of_texts: Decoder | Config = config.decoder or config
     path, stored = stored_settings(folder, config)
-    values, given = dict(stored), {name: _plain(value) for name, value in given.items() if value is not None}
-    for names in ({"max_new_tokens", "max_length"}, {"min_new_tokens", "min_length"}):
-        if names & given.keys():  # the caller's length takes precedence over the folder's under the other name
-            values = {name: value for name, value in values.items() if name not in names}
-    values |= given
+    values = merged(stored, {name: _plain(value) for name, value in given.items() if value is not None})
     end_ids = values.pop("eos_token_id", None)
     settings: dict[str, Any] = {
         "start_id": values.pop("decoder_start_token_id", of_texts.start_id),
@@ -150,8 +183,7 @@ def resolve(folder: Path | None, config: Config, given: Mapping[str, Any], promp
         wanted = default if max_length is None else max_length
         values["max_new_tokens"] = checks.whole("max_length", wanted, prompt + 1, config.max_length + 1) - prompt
     if values.get("min_new_tokens") is None:
-        most = checks.whole("max_new_tokens", values["max_new_tokens"], 1, config.max_length + 1 - prompt) + prompt
-        length = checks.whole("min_length", 0 if min_length is None else min_length, 0, most)
+        length = checks.whole("min_length", 0 if min_length is None else min_length, 0, MOST)
         values["min_new_tokens"] = max(0, length - prompt)
     for name in ("suppress_tokens", "begin_suppress_tokens", "forced_eos_token_id"):
         values[name] = _ids(name, values.get(name))
@@ -159,17 +191,22 @@ def resolve(folder: Path | None, config: Config, given: Mapping[str, Any], promp
     if not isinstance(words, list | tuple):
         raise NpformerError(f"bad_words_ids: expected a list of ids for each word, got {checks.shown(words)}")
     values["bad_words_ids"] = tuple(_ids("bad_words_ids", word) for word in words)
+    biases = values.get("sequence_bias") or []
+    pairs = _pairs("sequence_bias", list(biases.items()) if isinstance(biases, dict) else biases)
+    values["sequence_bias"] = tuple((_ids("sequence_bias", ids), bias) for ids, bias in pairs)
+    if (penalty := values.get("exponential_decay_length_penalty")) is not None:
+        [values["exponential_decay_length_penalty"]] = _pairs("exponential_decay_length_penalty", [penalty])
     for name, value in values.items():
         if name in NAMES:
             if value is not None:
                 settings[name] = value
-        elif name in NEUTRAL:
-            if not isinstance(value, str | int | float | None) or value not in NEUTRAL[name]:
-                raise NpformerError(
-                    f"{name}: {checks.shown(value)} is not supported; it can only be {NEUTRAL[name][-1]}"
-                )
+            continue
+        where = f"{path}: " if name in stored and name not in given else ""
+        if name in UNSUPPORTED:
+            neutral, reason = UNSUPPORTED[name]
+            if not isinstance(value, str | int | float | None) or value not in neutral:
+                raise NpformerError(f"{where}{name}: {checks.shown(value)} is not supported: {reason}; leave it out")
         elif name not in IGNORED:
-            where = f"{path}: " if name in stored else ""
             raise NpformerError(f"{where}{name!r:.80}: unknown setting; known: {', '.join(NAMES)}")
     result = Settings(**settings)
     result.check(config.n_outputs, config.max_length + 1 - prompt)
@@ -189,12 +226,24 @@ def stored_settings(folder: Path | None, config: Config) -> tuple[Path | None, d
     return folder / CONFIG, {"forced_eos_token_id": family.forced_end, **read}
 
 
+def merged(values: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """The values with the given ones in their place; a length takes the place of the other name's length too."""
+    replaced = {each for names in LENGTHS.items() if given.keys() & set(names) for each in names}
+    return {**{name: value for name, value in values.items() if name not in replaced}, **given}
+
+
 def _ids(name: str, value: Any) -> tuple[int, ...]:
     """One id, several, or none, as a tuple."""
     if value is None:
         return ()
     ids = tuple(value) if isinstance(value, list | tuple) else (value,)
-    return tuple(checks.whole(name, each, 0, 2**31) for each in ids)
+    return tuple(checks.whole(name, each, 0, MOST) for each in ids)
+
+
+def _pairs(name: str, values: Any) -> list[tuple[Any, Any]]:
+    if not isinstance(values, list | tuple) or not all(isinstance(v, list | tuple) and len(v) == 2 for v in values):
+        raise NpformerError(f"{name}: expected pairs, got {checks.shown(values)}")
+    return [(first, second) for first, second in values]
 
 
 def _plain(value: Any) -> Any:

@@ -27,12 +27,18 @@ from npformer.serve.routes import MODEL, TRUNCATE, Reply, Service
 from npformer.tasks.text_generation import TextGeneration, Writer
 from npformer.tasks.writing import Writing
 
+#: Limits of sampling that are not OpenAI's, by the names that its clients send other servers.
+MORE_LIMITS = {
+    "min_p": Field(f.number(0, 1), None, "Draw from tokens at least this share as likely as the likeliest."),
+    "typical_p": Field(f.number(1e-6, 1), None, "Draw from the most typical tokens that make up this probability."),
+}
 SEARCH = {
     "max_new_tokens": Field(f.whole(1), None),
     "do_sample": Field(f.BOOLEAN, None),
     "temperature": Field(f.number(1e-6, 1e6), None),
     "top_k": Field(f.whole(0), None),
     "top_p": Field(f.number(1e-6, 1), None),
+    **MORE_LIMITS,
     "seed": Field(f.whole(0, 2**63 - 1), None, "Of sampling; a random one unless given."),
     "repetition_penalty": Field(f.number(1e-6, 1e6), None),
     "no_repeat_ngram_size": Field(f.whole(0), None),
@@ -55,6 +61,7 @@ COMPLETIONS = {
     "max_tokens": Field(f.whole(1), 16),
     "temperature": Field(f.number(0, 2), 1.0, "0: the likeliest token each time."),
     "top_p": Field(f.number(1e-6, 1), 1.0),
+    **MORE_LIMITS,
     "n": Field(f.whole(1, 16), 1, "Texts for each prompt."),
     "stop": Field(f.STOPS, None, "A text ends before the first of these that it has."),
     "seed": Field(f.whole(0, 2**63 - 1), None, "A random one unless given."),
@@ -164,7 +171,7 @@ async def generated(service: Service, given: dict[str, Any], served: Served) -> 
     """Draws tokens only if a setting of drawing is given, as TGI does."""
     task, known = _task(served), effective(given["parameters"], NO_LANGUAGE)
     details = known.pop("details", False)
-    draws = bool(known.keys() & {"temperature", "top_k", "top_p"})
+    draws = bool(known.keys() & {"temperature", "top_k", "top_p", *MORE_LIMITS})
     usual = {"do_sample": draws, "temperature": 1.0, "top_k": 0, "return_full_text": False}
     options = settled(task, {"num_beams": 1, "num_return_sequences": 1, **usual, **known}, "parameters")
     one = f.Texts([given["inputs"]], several=False)
@@ -217,7 +224,7 @@ async def completions(service: Service, given: dict[str, Any]) -> Reply:
     settings = {
         "max_new_tokens": given["max_tokens"], "do_sample": draws, "top_k": 0, "top_p": given["top_p"],
         "num_beams": 1, "num_return_sequences": n, "return_full_text": False, "seed": given["seed"],
-        "stop_strings": given["stop"] or [],
+        "stop_strings": given["stop"] or [], **{name: given[name] for name in MORE_LIMITS},
         **({"temperature": given["temperature"]} if draws else {}),
     }  # fmt: skip
     if n > 1 and not draws:

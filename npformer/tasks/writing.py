@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 from npformer.checks import unknown
 from npformer.errors import NpformerError
-from npformer.generation.settings import NAMES
+from npformer.generation.settings import NAMES, UNSUPPORTED
 from npformer.tasks.habits import translated
 from npformer.tasks.options import Options
 from npformer.tasks.task import InputError, Request, Task
@@ -45,9 +45,10 @@ class Writing(Task):
         given = translated(given, self.cut)
         without = ("settings", "stride", "max_length")  # max_length is a setting, of the text that is written
         own = [each.name for each in fields(options) if each.name not in without]
-        for name in given.keys() - {*own, *NAMES}:
+        of_search = {*NAMES, *UNSUPPORTED} - {*own}  # `resolve` refuses the unsupported ones, with the reason
+        for name in given.keys() - {*own, *of_search}:
             raise unknown(f"argument of {self.name}", name, (*own, *NAMES))
-        settings = {**options.settings, **{name: value for name, value in given.items() if name in NAMES}}
+        settings = {**options.settings, **{name: value for name, value in given.items() if name in of_search}}
         others = {name: given[name] for name in own if name in given}
         return super().settle(options, {**others, "settings": settings})
 

@@ -30,6 +30,7 @@ def test_texts_are_those_of_the_task(folder: Path, capsys: pytest.CaptureFixture
         ("--seed", "1", "--temperature", "2", "--top-k", "9", "--top-p", "0.9"): {
             "seed": 1, "temperature": 2.0, "top_k": 9, "top_p": 0.9,
         },
+        ("--seed", "1", "--min-p", "0.3", "--typical-p", "0.8"): {"seed": 1, "min_p": 0.3, "typical_p": 0.8},
         ("--greedy", "--stop", "X", "--stop", "$$", "--new-text"): {
             "do_sample": False, "stop": ["X", "$$"], "return_full_text": False,
         },

@@ -199,11 +199,13 @@ TOKENIZER_CONFIG = {
 
 GENERATION = {
     **{key: [0, 1, 2, 5, 9, 20, 24, 25, 1000, 2 ** 31, 2 ** 40, -1, None, 1.5, True] for key in ("num_beams", "max_length", "max_new_tokens", "min_length", "min_new_tokens", "num_return_sequences", "top_k", "no_repeat_ngram_size", "seed")},
-    **{key: [0, -1, 0.5, 1, 1e-06, 1000000.0, 1e-300, 1e+300, -50, 50, 10 ** 400, float("nan"), float("inf"), None, True, "1"] for key in ("temperature", "repetition_penalty", "top_p", "length_penalty")},
+    **{key: [0, -1, 0.5, 1, 1e-06, 1000000.0, 1e-300, 1e+300, -50, 50, 10 ** 400, float("nan"), float("inf"), None, True, "1"] for key in ("temperature", "repetition_penalty", "length_penalty", "top_p", "top_h", "min_p", "typical_p", "epsilon_cutoff", "eta_cutoff")},
     **{key: [True, False, None, "never", 1, 0, []] for key in ("early_stopping", "do_sample", "renormalize_logits")},
     **{key: [0, 1, 4, -1, None, [], [0], [0, 1, 2], 10 ** 6, 2 ** 40, [None], "0", list(range(60)), 1.5, [[0]]] for key in ("decoder_start_token_id", "eos_token_id", "pad_token_id", "forced_eos_token_id", "forced_bos_token_id", "suppress_tokens", "begin_suppress_tokens")},
+    "sequence_bias": [[], None, [[[4], 1.5]], [[[0, 1], -2]], [[[], 1.0]], [[4, 1.0]], [[[4]]], [[[10**9], 1.0]], "x", 5, {"a": 1}, [[[4], 1e300]], [[["a"], 1.0]], [[[4], [4]]]],
+    "exponential_decay_length_penalty": [None, [1, 1.1], [0, 1e6], [0, 1e300], [-1, 2.0], [1], [1.5, 1], "ab", 5, [1, True], {"a": 1}, [[1], 1.0], []],
     "bad_words_ids": [[], None, [[]], [[4]], [4], [[0, 1], [2]], [[10**9]], "x", [[i] for i in range(60)], [["a"]]],
-    **{key: [None, 0, 0.5, 1, [], "x"] for key in ("typical_p", "min_p", "guidance_scale", "max_time", "stop_strings", "constraints", "num_beam_groups", "diversity_penalty", "a")},
+    **{key: [None, 0, 0.5, 1, [], "x"] for key in ("guidance_scale", "max_time", "stop_strings", "constraints", "num_beam_groups", "diversity_penalty", "a")},
 }  # fmt: skip
 
 SENTENCE = {

@@ -12,6 +12,7 @@ import pytest
 from npformer.errors import NpformerError
 from npformer.generation.settings import Settings, resolve
 from tests.golden import seq2seq_cases as cases
+from tests.support import writers
 from tests.support.seq2seq_models import golden_model
 
 
@@ -50,10 +51,9 @@ def test_an_old_config_json_says_how_to_generate(tmp_path: Path) -> None:
         ({"max_new_tokens": 65}, "max_new_tokens: expected a whole number from 1 to 64, got 65"),
         ({"max_length": 66}, "^max_length: expected a whole number from 2 to 65, got 66"),
         ({"max_length": 0}, "^max_length: expected a whole number from 2 to 65, got 0"),
-        ({"min_length": 30}, "^min_length: expected a whole number from 0 to 21, got 30"),
-        ({"min_length": 9, "max_length": 7}, "^min_length: expected a whole number from 0 to 7, got 9"),
+        ({"min_length": -1}, "^min_length: expected a whole number from 0 to 2147483648, got -1"),
         ({"min_length": 9, "max_new_tokens": 65}, "^max_new_tokens: expected a whole number from 1 to 64, got 65"),
-        ({"min_new_tokens": 30}, "min_new_tokens: expected a whole number from 0 to 20"),
+        ({"min_new_tokens": 3.0}, "min_new_tokens: expected a whole number from 0 to 2147483648, got 3.0"),
         ({"num_beams": 0}, "num_beams: expected a whole number from 1"),
         ({"num_beams": 61}, "num_beams: 61 are too many for a vocabulary of 120"),
         ({"num_beams": 2.0}, "num_beams: expected a whole number"),
@@ -73,7 +73,23 @@ def test_an_old_config_json_says_how_to_generate(tmp_path: Path) -> None:
         ({"suppress_tokens": [120]}, "suppress_tokens: expected a whole number from 0 to 119, got 120"),
         ({"bad_words_ids": [[3], [-1]]}, "bad_words_ids: expected a whole number"),
         ({"eos_token_id": "a"}, "eos_token_id: expected a whole number"),
-        ({"typical_p": 0.5}, "typical_p: 0.5 is not supported; it can only be 1.0"),
+        ({"typical_p": 0}, "typical_p: expected a number from 1e-06 to 1, got 0"),
+        ({"min_p": 1.5}, "min_p: expected a number from 0 to 1, got 1.5"),
+        ({"top_h": "high"}, "top_h: expected a number from 1e-06 to 1, got 'high'"),
+        ({"epsilon_cutoff": -1}, "epsilon_cutoff: expected a number from 0 to 1, got -1"),
+        ({"sequence_bias": [[3, 4, 5]]}, "sequence_bias: expected pairs, got a list"),
+        ({"sequence_bias": [[[], 1.0]]}, "sequence_bias: tokens of a sequence: expected a whole number of at least 1"),
+        ({"sequence_bias": {(3, 400): 1.0}}, "sequence_bias: expected a whole number from 0 to 119, got 400"),
+        ({"sequence_bias": [[[3], "up"]]}, "sequence_bias: expected a number from -1000000.0 to 1000000.0, got 'up'"),
+        ({"exponential_decay_length_penalty": 2}, "exponential_decay_length_penalty: expected pairs, got "),
+        ({"exponential_decay_length_penalty": (5, 0)}, "exponential_decay_length_penalty: expected a number from"),
+        (
+            {"force_words_ids": [[5]]},
+            "force_words_ids: a list is not supported: Transformers 5 has moved this search to a repository of its own, "
+            "transformers-community/constrained-beam-search; bad_words_ids, .*; leave it out",
+        ),
+        ({"diversity_penalty": 0.5}, "0.5 is not supported: .*transformers-community/group-beam-search; leave it out"),
+        ({"stop_strings": "a"}, "stop_strings: 'a' is not supported: the text-generation task has it"),
         ({"seed": -1}, "seed: expected a whole number from 0"),
     ],
 )
@@ -94,6 +110,27 @@ def test_what_the_caller_says_goes_before_the_file(tmp_path: Path) -> None:
     assert (found.max_new_tokens, found.temperature, found.suppress_tokens) == (5, 0.5, (3, 4))
     (tmp_path / "generation_config.json").write_text('{"max_length": 30}')
     assert resolve(tmp_path, config, {"max_new_tokens": 9}).max_new_tokens == 9
+
+
+def test_a_minimum_above_the_maximum_warns_and_ends_at_the_maximum() -> None:
+    """As in Transformers. Each prompt has its own maximum; texts beside it are not refused."""
+    model = golden_model("marian-small")
+    with pytest.warns(UserWarning, match="min_length .* asks for 29 new tokens where the maximum is 7; texts end at 7"):
+        found = model.generate([[5, 0], [6, 0]], min_length=30, max_new_tokens=7)
+    assert [len(each[0].ids) for each in found] == [7, 7]
+    prompts = [[5], [5, 6, 7, 8], [5, 6]]
+    with pytest.warns(UserWarning, match="min_length .* asks for 8 new tokens where the maximum is 5; texts end at 5"):
+        found = writers.model(seed=4).generate(prompts, min_length=9, max_new_tokens=5)
+    assert [len(each[0].ids) for each in found] == [5, 5, 5]
+
+
+def test_a_setting_of_the_folder_that_is_unsupported_names_the_file(tmp_path: Path) -> None:
+    (tmp_path / "generation_config.json").write_text('{"num_beam_groups": 2, "min_p": 0.2, "typical_p": 0.9}')
+    config = golden_model("marian-small").config
+    with pytest.raises(NpformerError, match=r"generation_config\.json: num_beam_groups: 2 is not supported"):
+        resolve(tmp_path, config, {})
+    found = resolve(tmp_path, config, {"num_beam_groups": 1, "min_p": 0.3})
+    assert (found.min_p, found.typical_p) == (0.3, 0.9)
 
 
 def test_one_source_is_streamed() -> None:

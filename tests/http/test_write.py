@@ -79,6 +79,11 @@ def test_generate(server: Server, task: TextGeneration) -> None:
     drawn = written(task, "The other", do_sample=True, temperature=0.9, seed=3, top_k=0)
     assert (status, answer["generated_text"]) == (200, "The other" + drawn)
     assert answer["details"]["seed"] == 3
+    for limit in ({"min_p": 0.3}, {"typical_p": 0.4}):
+        parameters = {"max_new_tokens": 12, "seed": 3, **limit}
+        _, answer, _ = server.post("/generate", {"inputs": "The other", "parameters": parameters})
+        drawn = written(task, "The other", do_sample=True, temperature=1.0, seed=3, top_k=0, **limit)
+        assert answer["generated_text"] == drawn
 
 
 def test_a_text_ends_for_a_reason(server: Server, task: TextGeneration) -> None:
@@ -172,6 +177,10 @@ def test_completions(client: openai.OpenAI, task: TextGeneration) -> None:
     assert answer.usage is not None
     assert answer.usage.completion_tokens == 24
     assert answer.usage.prompt_tokens == sum(len(task.model.tokenizer.encode(each)) for each in ("The other", "in"))
+    for limit in ({"min_p": 0.3}, {"typical_p": 0.4}):
+        answer = client.completions.create(model="writer", prompt="The", seed=1, max_tokens=12, extra_body=limit)
+        drawn = written(task, "The", do_sample=True, temperature=1.0, seed=1, top_k=0, **limit)
+        assert answer.choices[0].text == drawn
     answer = client.completions.create(model="writer", prompt="The", n=2, seed=1, echo=True, max_tokens=5)
     drawn = task("The", num_return_sequences=2, seed=1, temperature=1.0, top_k=0, max_new_tokens=5)
     assert [each.text for each in answer.choices] == [each["generated_text"] for each in drawn]

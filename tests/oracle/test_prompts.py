@@ -32,6 +32,10 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "bad words": {"bad_words_ids": [[30], [31, 32], [33, 34, 35]]},
     "suppressed": {"suppress_tokens": [40, 41, 42], "begin_suppress_tokens": [43, 44]},
     "forced end": {"forced_eos_token_id": 8},
+    "biases": {"sequence_bias": [[[30], 1.5], [[31, 32], 9.0], [[33, 34, 35], -2.0]], "repetition_penalty": 1.1},
+    "decay": {"exponential_decay_length_penalty": (4, 1.05), "max_new_tokens": 30},
+    "min_length": {"min_length": 40, "max_new_tokens": 12},  # more than the short prompts can have
+    "min_length for none": {"min_new_tokens": 30, "max_new_tokens": 12, "forced_eos_token_id": 8},
     "one end": {"eos_token_id": 9, "max_new_tokens": 40},
     "beams": {"num_beams": 3},
     "beams, ends": {"num_beams": 4, "num_return_sequences": 3, "length_penalty": 1.7},
@@ -40,6 +44,9 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "beams, min_length": {"min_length": 40, "max_length": 70, "num_beams": 2},
     "beams, penalties": {"num_beams": 3, "no_repeat_ngram_size": 3, "repetition_penalty": 0.8},
     "beams, renormalised": {"renormalize_logits": True, "num_beams": 3},
+    "beams, biases": {"num_beams": 3, "sequence_bias": [[[30], 4.0], [[31, 32], 9.0]]},
+    "beams, decay": {"num_beams": 3, "exponential_decay_length_penalty": (2, 1.2), "max_new_tokens": 30},
+    "beams, short": {"num_beams": 3, "min_length": 40, "max_new_tokens": 12},
     "many beams": {"num_beams": 30, "max_new_tokens": 10, "eos_token_id": 9},
 }
 
@@ -91,6 +98,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Pair]:
 
 
 @pytest.mark.filterwarnings("ignore:Using the model-agnostic default")  # the length, which is ours too
+@pytest.mark.filterwarnings("ignore:Unfeasible length", "ignore:min_length or min_new_tokens")
 @pytest.mark.parametrize(("family", "name"), CASES)
 def test_ragged_prompts_go_on_as_transformers_goes_on_after_each(
     models: Callable[[str], Pair], family: str, name: str

@@ -15,7 +15,7 @@ import npformer
 from npformer import Pair
 from npformer.config import Config
 from npformer.errors import NpformerError
-from npformer.generation.settings import NAMES, NEUTRAL
+from npformer.generation.settings import NAMES, UNSUPPORTED
 from npformer.tasks.task import Task
 from npformer.text import translation_tokenizer
 from npformer.text.tokenizer import load_tokenizer, longest_text, special_token
@@ -136,7 +136,7 @@ def with_field(folder: Path, file: str, name: str, value: str) -> str:
     return "{" + ", ".join(f"{json.dumps(key)}: {each}" for key, each in fields.items()) + "}"
 
 
-GENERATION = (*NAMES, *NEUTRAL, "unknown")
+GENERATION = (*NAMES, *UNSUPPORTED, "unknown")
 TOKENIZER = (
     "model_max_length", "do_lower_case", "strip_accents", "tokenize_chinese_chars", "tokenizer_class", "unk_token", "cls_token",
     "sep_token", "mask_token", "pad_token", "additional_special_tokens", "added_tokens_decoder", "separate_vocabs",

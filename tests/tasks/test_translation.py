@@ -170,6 +170,7 @@ def test_too_long_a_source_is_refused_or_cut(in_json: Path) -> None:
         (">>deu<< ", {}, "an empty text"),
         (">>eng<< dog", {}, r"language: '>>eng<<' is not known.* Known: >>deu<<, >>fra<<"),
         ("dog", {"to": "eng"}, "language: '>>eng<<' is not known"),
+        ("dog", {"force_words_ids": [[5]]}, "force_words_ids: a list is not supported: Transformers 5 has moved"),
         ("dog", {"num_beam": 2}, "argument of translation: 'num_beam' is not known; did you mean 'num_beams'"),
         ("dog", {"device": 0}, "device: 0 is not supported; everything runs on the CPU"),
         ("dog", {"progress": 1}, "progress: expected true or false, got 1"),
