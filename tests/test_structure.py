@@ -20,7 +20,7 @@ LONGEST = 400  # lines; what needs more has two subjects
 # From what knows least to what knows most: a module imports, at whatever time, only what stands before it or beside it.
 # A package is one room; a module of it that needs to know more has its own place, as checkpoint.loading, which makes models.
 ORDER = (
-    *("errors", "checks", "limits", "locks", "files", "taps", "runtime"),
+    *("errors", "checks", "limits", "locks", "files", "progress", "taps", "runtime"),
     *(
         "functions",
         "activations",

@@ -20,9 +20,7 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +39,7 @@ from npformer.golden.conformance import TIMEOUT
 from npformer.golden.reports import FORMATS
 from npformer.golden.suite import MANIFEST
 from npformer.model import Model, Seq2Seq
+from npformer.progress import status
 
 EPILOG = """compare ends with exit code 3 if a stage or a weight diverges, with 1 for bad
 input. With the model it also finds the causes: --model, or the model beside
@@ -154,7 +153,7 @@ def _compare(args: argparse.Namespace) -> int:
         print(comparison, flush=True)  # the diagnosis may take seconds
     diagnosis = None
     if model and (comparison.theirs.weights or not comparison.ok):
-        with shown_on_terminal() as show:
+        with status() as show:
             diagnosis = golden.diagnose(reference, arrays, model, comparison=comparison, progress=show)
     findings = diagnosis.weights if diagnosis else []
     if args.format == "json":
@@ -170,18 +169,6 @@ def _compare(args: argparse.Namespace) -> int:
     elif not comparison.ok:
         print(f"\nno diagnosis: {why_not}")
     return 0 if comparison.ok and not findings else DIVERGES
-
-
-@contextmanager
-def shown_on_terminal() -> Iterator[Callable[[str], object] | None]:
-    """Gives a function that writes over the last line of a terminal, which is empty again at the end."""
-    if not sys.stderr.isatty():
-        yield None
-        return
-    try:
-        yield lambda told: print(f"\r{told:.78}\x1b[K", end="", file=sys.stderr, flush=True)
-    finally:
-        print("\r\x1b[K", end="", file=sys.stderr, flush=True)
 
 
 def _suite(args: argparse.Namespace) -> int:

@@ -72,8 +72,11 @@ def complain(message: object) -> None:
 
 
 def to_stderr(text: str) -> None:
+    from npformer.progress import hidden
+
     try:
-        print(text, file=sys.stderr)
+        with hidden():
+            print(text, file=sys.stderr)
     except OSError:
         discard(sys.stderr)
 

@@ -19,8 +19,8 @@ from npformer.cli.process import BAD_INPUT, complain
 from npformer.cli.texts import Line, count, interactive, lines
 from npformer.errors import NpformerError
 from npformer.files import written_whole
+from npformer.progress import hidden, with_bar
 from npformer.tasks.pipelines import WANTED, pipeline
-from npformer.tasks.progress import with_bar
 from npformer.tasks.task import InputError, Task
 from npformer.text.encoding import was_cut
 
@@ -44,7 +44,9 @@ def answer_all(command: TaskCommand, args: Namespace) -> int:
     task = _task(command, args)
     if command.pieces and sys.stdout.isatty() and not args.json and (interactive(args) or len(args.texts) == 1):
         return _write(command.pieces, task, args)
-    answers = _progress(_answered(task, args, as_input, command.keeps_lines), args)
+    answers = _answered(task, args, as_input, command.keeps_lines)
+    if not interactive(args):
+        answers = with_bar(answers, count(args))
     if command.best_first:
         answers = iter(sorted(answers, key=lambda each: -np.inf if each[1] is None else each[1]["score"], reverse=True))
     if args.output is not None:
@@ -53,9 +55,11 @@ def answer_all(command: TaskCommand, args: Namespace) -> int:
     for line, answer in answers:
         code = BAD_INPUT if line.error else code
         if args.json:
-            write_json(_described(command, line, answer))
+            with hidden():
+                write_json(_described(command, line, answer))
         elif answer is not None or command.keeps_lines:
-            print(command.shown(line.text, answer, task), flush=task.window == 1)
+            with hidden():
+                print(command.shown(line.text, answer, task), flush=task.window == 1)
     return code
 
 
@@ -153,13 +157,6 @@ def _without_answer(line: Line) -> Answered:
     if line.error:
         complain(f"{line.where}: {line.error}")
     return line, None
-
-
-def _progress(answers: Iterator[Answered], args: Namespace) -> Iterator[Answered]:
-    """Yields the answers, with a progress bar if stderr is a terminal, stdout is not, and the texts come from files."""
-    if not sys.stderr.isatty() or sys.stdout.isatty() or not (args.file or not args.texts):
-        return answers
-    return with_bar(answers, count(args), delay=1)
 
 
 # --- vectors as an array ---------------------------------------------------------------------------------------------

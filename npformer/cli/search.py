@@ -9,7 +9,6 @@ import argparse
 import hashlib
 import json
 import os
-import sys
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -26,8 +25,8 @@ from npformer.cli.run_task import write_json
 from npformer.cli.texts import Line, lines, paired, plain
 from npformer.errors import NpformerError
 from npformer.files import place_in_folder
+from npformer.progress import with_bar
 from npformer.tasks import pipeline
-from npformer.tasks.progress import with_bar
 from npformer.tasks.task import InputError
 from npformer.text.encoding import was_cut
 from npformer.vector_search import search
@@ -105,8 +104,7 @@ def _computed(task: Any, read: list[Line]) -> np.ndarray:
     asked = [index for index, line in enumerate(read) if not line.error and line.text.strip()]
     answers = task.stream((read[index].text for index in asked), task.options, quiet=True)
     cut = 0
-    watched = with_bar(answers, len(asked), delay=1) if sys.stderr.isatty() else answers
-    for index, answer in zip(asked, watched, strict=True):
+    for index, answer in zip(asked, with_bar(answers, len(asked)), strict=True):
         if isinstance(answer, InputError):
             read[index].error = answer.reason
             continue

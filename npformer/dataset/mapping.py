@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from npformer.dataset.sources import File, Source, check_text_column, parts, sur
 from npformer.dataset.work import Place, answer, check_repeatable, identity, machine, probe
 from npformer.errors import NpformerError, warn
 from npformer.files import written_whole
+from npformer.progress import bar
 from npformer.tasks.task import Task
 
 PART = 8192  # rows: seconds to minutes of work, which is what a broken run loses, and few enough files
@@ -149,7 +149,8 @@ class _Run:
         done = {place for name, place in names.items() if self._is_done(name)}
         self._check_machine(bool(done))
         wanted = self._wanted(done)
-        with _ticking(self.source.rows, sum(self._rows(place) for place in done), progress) as tick:
+        before = sum(self._rows(place) for place in done)
+        with bar(self.source.rows, "rows", before, 0, shown=progress) as tick:
             answered = self._here(wanted, tick) if client is None else self._elsewhere(client, wanted, tick)
             for place, inputs, results, bits in answered:
                 self._write(place, inputs, results, bits)
@@ -250,15 +251,3 @@ class _Run:
 
 def _true(column: Any) -> int:
     return sum(chunk.true_count for chunk in column.chunks)
-
-
-@contextmanager
-def _ticking(total: int, done: int, progress: bool) -> Iterator[Callable[[int], object]]:
-    """Gives the function to tell that some more rows are answered, which shows on a bar if `progress`."""
-    if not progress:
-        yield lambda count: None
-        return
-    from tqdm import tqdm
-
-    with tqdm(total=total, initial=done, unit=" rows") as bar:
-        yield bar.update

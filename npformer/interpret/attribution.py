@@ -16,13 +16,12 @@ import numpy as np
 from npformer.errors import NpformerError
 from npformer.functions import softmax
 from npformer.interpret.stacks import Stack
+from npformer.progress import with_bar
 from npformer.taps import listening
-from npformer.tasks.progress import with_bar
 from npformer.text.words import text_words, word_spans, word_text
 
 TOKENS = 16_384  # tokens that run at once, between two steps of a progress bar: shards for every core
 BATCH = 1024  # tokens of a forward whose stages are edited
-DELAY = 1.0  # seconds until a progress bar shows
 ODDS = "the log-odds of"
 Pieces = tuple[tuple[str, int | None], ...]  # a text cut into words with their numbers, and the parts between (None)
 
@@ -131,7 +130,7 @@ def _logits(model: Any, texts: Sequence[Any], progress: bool) -> np.ndarray:
     size = max(1, tokens // len(inputs[0]))
     batches = (model.run(inputs[first : first + size]) for first in range(0, len(inputs), size))
     logits = (answers["logits"] for batch in batches for answers in batch)
-    return np.stack(list(with_bar(logits, len(inputs), DELAY) if progress else logits)).astype(np.float64)
+    return np.stack(list(with_bar(logits, len(inputs), shown=progress))).astype(np.float64)
 
 
 def _cut(texts: Sequence[str]) -> tuple[Pieces, ...]:

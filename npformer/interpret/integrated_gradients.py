@@ -18,14 +18,14 @@ import numpy as np
 from npformer.checks import whole
 from npformer.errors import NpformerError
 from npformer.functions import constant_weights
-from npformer.interpret.attribution import DELAY, Method, Target, on_tokens, target
+from npformer.interpret.attribution import Method, Target, on_tokens, target
 from npformer.interpret.inputs import tokens_read
 from npformer.model import Model
+from npformer.progress import with_bar
 from npformer.runtime.packing import Batch, Text
 from npformer.runtime.threads import run_tasks, single_blas_thread
 from npformer.tape import Edit, Pullback, Recording, Stages
 from npformer.taps import listen, listening
-from npformer.tasks.progress import with_bar
 from npformer.transformer import backward, embedded, forward, packed
 
 METHODS = ("gradient", "integrated")
@@ -177,7 +177,7 @@ def integrated(
     tasks = [partial(slope, model, [text] * len(cut), explained, np.concatenate(cut, axis=-2)) for cut in cuts]
     groups = (tasks[first : first + 2 * threads] for first in range(0, len(tasks), 2 * threads))
     gradients = (each for group in groups for done in run_tasks(group, threads) for each in _of_each(done, way))
-    mean = sum(with_bar(gradients, steps, DELAY, "steps") if progress else gradients) / steps
+    mean = sum(with_bar(gradients, steps, "steps", shown=progress)) / steps
     scores = _by_token(way, mean)
     start, end, total = slope(model, [text], explained, baseline).values[0], here.values[0], scores.sum()
     about = f"The gradient of {explained.what} by each token's embedding, averaged over {steps} places on the way from"

@@ -16,10 +16,10 @@ import numpy as np
 from npformer.errors import NpformerError, warn
 from npformer.functions import softmax
 from npformer.model import Model
+from npformer.progress import with_bar
 from npformer.taps import tap
 from npformer.tasks.habits import translated
 from npformer.tasks.options import Options
-from npformer.tasks.progress import with_bar
 from npformer.tasks.results import carrying
 from npformer.text.encoding import Encoded, Encoder, was_cut
 from npformer.text.inputs import Pair, as_text_or_pair
@@ -100,7 +100,7 @@ class Task:
     def _watched(self, inputs: Iterable[Any], options: Any) -> Iterator[Any]:
         """Yields the answers as they are made, with a progress bar if `options.progress`."""
         answers = self.stream(iter(inputs), options)
-        return with_bar(answers, length_hint(inputs) or None) if options.progress else answers
+        return with_bar(answers, length_hint(inputs) or None, delay=0, shown=True) if options.progress else answers
 
     def settle(self, options: Any, given: Mapping[str, Any]) -> Any:
         """Returns the options with the given ones changed; checks each name and value."""

@@ -7,6 +7,7 @@ import time
 from collections import deque
 from typing import TextIO
 
+from npformer.progress import clock
 from npformer.training.state import State
 
 BAR = 20  # characters
@@ -35,7 +36,7 @@ class Progress:
         bar = "#" * (BAR * done // per_epoch)
         self.stream.write(
             f"\repoch {epoch}/{epochs} [{bar:<{BAR}}] {done}/{per_epoch}  loss {state.loss / done:.4f}  "
-            f"accuracy {state.right / state.count:.4f}  {tokens / seconds:,.0f} tokens/s  {_clock(left)} left \x1b[K"
+            f"accuracy {state.right / state.count:.4f}  {tokens / seconds:,.0f} tokens/s  {clock(left)} left \x1b[K"
         )
         self.stream.flush()
 
@@ -44,10 +45,5 @@ class Progress:
         numbers = "  ".join(f"{name} {value:.4f}" for name, value in row.items() if name not in ("epoch", "seconds"))
         start = "\r" if self.stream.isatty() else ""
         end = "\x1b[K" if self.stream.isatty() else ""
-        self.stream.write(f"{start}epoch {row['epoch']:.0f}  {numbers}  {_clock(row['seconds'])}{end}\n")
+        self.stream.write(f"{start}epoch {row['epoch']:.0f}  {numbers}  {clock(row['seconds'])}{end}\n")
         self.stream.flush()
-
-
-def _clock(seconds: float) -> str:
-    minutes, seconds = divmod(round(seconds), 60)
-    return f"{minutes // 60}:{minutes % 60:02}:{seconds:02}" if minutes >= 60 else f"{minutes}:{seconds:02}"

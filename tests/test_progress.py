@@ -1,0 +1,126 @@
+"""Progress on stderr: a bar on a terminal, nothing in a pipe, one line of summary, and messages on lines of their own."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import redirect_stderr
+from io import StringIO
+from pathlib import Path
+
+import pytest
+
+from npformer import progress
+from npformer.cli.main import main
+from npformer.cli.process import complain
+from tests.support import tiny
+
+
+class Terminal(StringIO):
+    def isatty(self) -> bool:
+        return True
+
+    def lines(self) -> list[str]:
+        """What is on the screen at the end: a carriage return goes back to the start of the line."""
+        shown = []
+        for line in self.getvalue().split("\n"):
+            row = ""
+            for text in line.split("\r"):
+                row = text + row[len(text) :]
+            shown.append(row.rstrip())
+        return shown
+
+
+@pytest.fixture
+def terminal(monkeypatch: pytest.MonkeyPatch) -> Terminal:
+    monkeypatch.setattr(progress, "DELAY", 0.05)
+    monkeypatch.setattr(progress, "TICK", 0.01)
+    monkeypatch.setenv("COLUMNS", "80")
+    return Terminal()
+
+
+def slow(terminal: Terminal, count: int = 3, seconds: float = 0.1, total: int | None = 3) -> list[int]:
+    with redirect_stderr(terminal):
+        return list(progress.with_bar((time.sleep(seconds) or i for i in range(count)), total, "rows"))
+
+
+def test_a_bar_shows_and_gives_way_to_a_line_of_summary(terminal: Terminal) -> None:
+    assert slow(terminal) == [0, 1, 2]
+    pictures = terminal.getvalue().split("\r")
+    assert any("[######              ] 1/3 rows  0:00" in each for each in pictures), pictures
+    assert max(map(len, pictures)) < 80
+    summary, rest = terminal.lines()
+    assert (summary[:14], summary[-8:], rest) == ("3 rows in 0:00", "a second", "")
+
+
+def test_a_bar_moves_before_the_first_item_is_done(terminal: Terminal) -> None:
+    """The time shows that the command works, however long the first texts take."""
+    slow(terminal, 1, 0.2, 1)
+    assert terminal.getvalue().count("] 0/1 rows") > 2
+    assert terminal.lines()[0].startswith("1 row in 0:00")
+
+
+def test_quick_work_and_a_pipe_show_nothing(terminal: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
+    slow(terminal, 3, 0)
+    assert terminal.getvalue() == ""
+    monkeypatch.setattr(terminal, "isatty", lambda: False)
+    slow(terminal)
+    assert terminal.getvalue() == ""
+
+
+def test_a_message_meanwhile_has_its_own_line(terminal: Terminal) -> None:
+    with redirect_stderr(terminal):
+        for index in progress.with_bar(range(4), 4, "rows"):
+            time.sleep(0.1)
+            if index == 1:
+                complain("a.txt:2: not UTF-8")
+    assert terminal.lines()[0] == "npformer: a.txt:2: not UTF-8"
+    assert terminal.lines()[1].startswith("4 rows in 0:00")
+
+
+def test_an_error_clears_the_bar_and_has_no_summary(terminal: Terminal) -> None:
+    def broken() -> Iterator[int]:
+        yield 1
+        time.sleep(0.1)
+        raise ValueError("broken")
+
+    with redirect_stderr(terminal), pytest.raises(ValueError, match="broken"):
+        list(progress.with_bar(broken(), 3))
+    assert "1/3 texts" in terminal.getvalue()
+    assert terminal.lines() == [""]
+
+
+def test_a_run_that_goes_on_counts_what_is_done_already() -> None:
+    assert (
+        progress.picture(50, 100, "rows", 40, 5) == "[##########          ] 50/100 rows  0:05, 2.0 a second  0:25 left"
+    )
+    assert progress.picture(12_345, None, "texts", 0, 3700) == "12,345 texts  1:01:40, 3.3 a second"
+
+
+def test_work_of_unknown_length_and_a_stream_that_is_full(terminal: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(text: str) -> int:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(terminal, "write", full)
+    assert slow(terminal, 4, 0.04, None) == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("command", "head"),
+    [
+        (["search", "ice", "texts.txt"], "base"),
+        (["classify", "-f", "texts.txt"], "sequence-classification"),
+        (["rerank", "ice", "texts.txt"], "sequence-classification"),
+    ],
+)
+def test_commands_that_read_many_texts_show_one(
+    command: list[str], head: str, terminal: Terminal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(progress, "DELAY", 0.0)
+    monkeypatch.chdir(tmp_path)
+    labels = {"labels": ("SCORE",)} if command[0] == "rerank" else {}
+    tiny.folder(Path("model"), "bert", head, **labels)
+    Path("texts.txt").write_text("ice\nmusic\n" * 20)
+    with redirect_stderr(terminal):
+        assert main([*command, "-m", "model"]) == 0
+    assert terminal.lines()[-2].startswith("40 texts in 0:00, ")
