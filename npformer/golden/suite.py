@@ -134,7 +134,7 @@ def read_suite(path: str | Path, patterns: list[str] | None = None) -> list[dict
     entries = manifest.get("cases")
     if not isinstance(entries, list) or not all(map(_is_entry, entries)):
         raise NpformerError(f"{Path(path) / MANIFEST}: damaged; npformer golden suite DIR writes a new one")
-    wanted = _wanted([entry["name"] for entry in entries], patterns)
+    wanted = set(_wanted([entry["name"] for entry in entries], patterns))
     return [entry for entry in entries if entry["name"] in wanted]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -152,3 +153,15 @@ def test_what_is_no_suite_is_an_error(suite: Path, tmp_path: Path) -> None:
         (tmp_path / "suite.json").write_text(json.dumps(good | damage))
         with pytest.raises(NpformerError, match=message):
             golden.read_suite(tmp_path)
+
+
+def test_a_long_list_of_cases_is_read_in_a_time_that_grows_as_it_does(tmp_path: Path) -> None:
+    seconds = {}
+    for count in (3_000, 30_000):
+        entries = [{"name": f"case-{i}"} for i in range(count)]
+        manifest = {"format": "npformer-suite", "version": "1", "cases": entries}
+        (tmp_path / "suite.json").write_text(json.dumps(manifest))
+        began = time.process_time()
+        assert len(golden.read_suite(tmp_path)) == count
+        seconds[count] = time.process_time() - began
+    assert seconds[30_000] < 40 * seconds[3_000]  # 100 times if each case were looked up in a list
