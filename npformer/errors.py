@@ -4,14 +4,28 @@ A message says where the problem is, what was expected, what came, and what to d
 a file that someone else wrote, so its length is bounded here, whatever they are.
 """
 
+import re
 import sys
 import warnings
 
 _LINES, _WIDTH = 100, 1000  # of the longest message; no message of ours without a foreign name in it comes near
 
 
+#: Characters that move a terminal's cursor, change its state or reorder what stands around them; not tab and line feed.
+_CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069]")
+
+
+def escaped(text: str) -> str:
+    """Writes control characters as `\\u001b`, so that a name from a foreign file cannot steer a terminal.
+
+    JSON reads the same characters from it.
+    """
+    return _CONTROLS.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+
+
 def bounded(message: str) -> str:
-    """Shortens a message: long lines in the middle, because both ends say something, and too many lines at the end."""
+    """Escapes and shortens a message: long lines in the middle (both ends say something), too many lines at the end."""
+    message = escaped(message)
     if len(message) <= _WIDTH:
         return message
     lines = message.split("\n", _LINES)

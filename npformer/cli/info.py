@@ -49,7 +49,8 @@ def run(args: argparse.Namespace) -> int:
     width = max(map(len, facts))
     for name, value in facts.items():
         for row, each in enumerate(value if isinstance(value, list) else [value]):
-            print(f"{name if row == 0 else '':{width}}  {each}")
+            shown = str(each).replace("\n", "\\n")  # a label's or file's own
+            print(f"{name if row == 0 else '':{width}}  {shown}")
     return BAD_INPUT if damaged else 0
 
 

@@ -21,6 +21,7 @@ from npformer.cli.process import (
     INTERRUPTED,
     SIGNALLED,
     USAGE,
+    Escaping,
     complain,
     discard,
     interruptible,
@@ -64,6 +65,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     warnings.showwarning = lambda message, *_, **__: complain(message)
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # for characters that the terminal's encoding lacks
+    stdout = sys.stdout
+    sys.stdout = Escaping(stdout)
     try:
         code = _run(list(sys.argv[1:] if arguments is None else arguments))
         sys.stdout.flush()
@@ -74,16 +77,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:  # the reader of our output has closed the pipe, as `head` does
-        discard(sys.stdout)
+        discard(stdout)
         return SIGNALLED + 13
     except OSError as error:
         complain(f"{error.filename or 'output'}: {error.strerror or error}")
         if error.filename is None:
-            discard(sys.stdout)
+            discard(stdout)
         return BAD_INPUT
     except MemoryError:
         complain("out of memory")
         return BAD_INPUT
+    finally:
+        sys.stdout = stdout
 
 
 def _run(given: list[str]) -> int:
@@ -136,6 +141,7 @@ def _subcommand(name: str, arguments: list[str]) -> int:
         allow_abbrev=False,
     )
     command.add_arguments(parser)
+    parser._print_message = lambda message, file=None: to_stderr(message.rstrip("\n"))  # type: ignore[method-assign]
     # argparse's own print_help ignores errors, such as a full disk
     parser.print_help = lambda file=None: print(parser.format_help(), end="", file=file)  # type: ignore[method-assign]
     try:

@@ -51,6 +51,22 @@ def _end() -> None:
         os._exit(_code)
 
 
+class Escaping:
+    """A text stream that writes control characters escaped: labels, tokens and names come from foreign files."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self.stream = stream
+
+    def write(self, text: str) -> int:
+        from npformer.errors import escaped
+
+        self.stream.write(escaped(text))
+        return len(text)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.stream, name)
+
+
 def interruptible(work: Callable[[], int]) -> int:
     """Runs `work`; in it Ctrl-C raises KeyboardInterrupt, so that a command leaves no half-written file."""
     if signal.getsignal(signal.SIGINT) is not _leave:
@@ -72,11 +88,12 @@ def complain(message: object) -> None:
 
 
 def to_stderr(text: str) -> None:
+    from npformer.errors import escaped
     from npformer.progress import hidden
 
     try:
         with hidden():
-            print(text, file=sys.stderr)
+            print(escaped(text), file=sys.stderr)
     except OSError:
         discard(sys.stderr)
 
