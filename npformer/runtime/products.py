@@ -19,7 +19,8 @@ import numpy as np
 
 from npformer.errors import NpformerError
 from npformer.runtime.same_bits import GROUP, VECTOR, Kernel
-from npformer.runtime.threads import num_parts, plain_products, run_tasks, single_blas_thread
+from npformer.runtime.threads import part_counts, plain_products, run_tasks, single_blas_thread
+from npformer.runtime.trials import Trial
 
 PANEL = 64  # columns of a panel: four vectors of sixteen floats
 MANY = 128  # with more rows, what a large product copies of a weight is little beside its work
@@ -177,20 +178,36 @@ def weight_products(x: np.ndarray, *weights: np.ndarray, out: Sequence[np.ndarra
     products = out or [np.empty((len(x), weight.shape[1]), x.dtype) for weight in weights]
     paneled = [_panels(weight, len(x)) for weight in weights]
 
-    def part(index: int, of: int) -> None:
+    def part(index: int, of: int, panels: bool) -> None:
         shares = [
             slice(n * index // of // PANEL * PANEL, n if index + 1 == of else n * (index + 1) // of // PANEL * PANEL)
             for n in (weight.shape[1] for weight in weights)
         ]
-        for each in zip(weights, paneled, shares, products, strict=True):
-            _columns(x, *each)
+        for weight, panel, share, product in zip(weights, paneled, shares, products, strict=True):
+            _columns(x, weight, panel if panels else None, share, product)
         if k.has_edges(len(x)):
             _columns_at_edges(x, weights, shares, products)
 
+    def in_parts(way: tuple[int, bool]) -> None:
+        n, panels = way
+        run_tasks([functools.partial(part, index, n, panels) for index in range(n)], n)
+
     # Multiplying counts, and reading little: all cores share one memory.
-    n = num_parts(nanoseconds=sum(weight.size for weight in weights) * (0.05 + 0.02 * rows))
-    run_tasks([functools.partial(part, index, n) for index in range(n)], n)
+    nanoseconds = sum(weight.size for weight in weights) * (0.05 + 0.02 * rows)
+    shapes = tuple(weight.shape for weight in weights)
+    trial = _trial(shapes, _power(len(x)), x.dtype.char, any(paneled), *part_counts(nanoseconds))
+    trial.run(in_parts, nanoseconds)
     return [product[:rows] for product in products]
+
+
+@functools.lru_cache(maxsize=1000)
+def _trial(
+    shapes: tuple[tuple[int, ...], ...], rows: int, dtype: str, paneled: bool, counts: tuple[int, ...], first: int
+) -> Trial[tuple[int, bool]]:
+    """The trial of (parts, with panels) for products of about so many rows with weights of these shapes."""
+    guess = paneled and panels_pay(rows)
+    layouts = (guess,) if not paneled or _choice() else (False, True)
+    return Trial([(n, panels) for panels in layouts for n in counts], (first, guess))
 
 
 def _columns(x: np.ndarray, weight: np.ndarray, panels: Panels | None, columns: slice, product: np.ndarray) -> None:
@@ -317,12 +334,15 @@ def _few_at_a_time(rows: int) -> list[tuple[slice, int]]:
 
 
 def _panels(weight: np.ndarray, rows: int) -> Panels | None:
-    """The panels of a weight used repeatedly, if a trial showed that this BLAS is faster with them at so many rows."""
+    """The panels of a weight used repeatedly; made if `panels_pay` at so many rows, and then usable up to MANY rows."""
     if weight.dtype != np.float32 or weight.shape[1] < PANEL or weight.size < 2**16 or rows > MANY:
         return None
-    count = 1 << (rows - 1).bit_length()
-    panels = _laid_out([weight], "panels", lambda: Panels(weight) if panels_pay(count) else None)
-    return panels if panels is not None and panels_pay(count) else None
+    return _laid_out([weight], "panels", lambda: Panels(weight) if panels_pay(_power(rows)) else None)
+
+
+def _power(rows: int) -> int:
+    """The next power of two."""
+    return 1 << (rows - 1).bit_length()
 
 
 def few_rows() -> int:
@@ -331,18 +351,23 @@ def few_rows() -> int:
     return k.small // (PANEL * k.k_block_size)
 
 
-@functools.lru_cache(maxsize=10)
-def panels_pay(rows: int) -> bool:
-    """Tells whether this machine is faster with panels for so many rows: 2, 4, 8 ... MANY, so that trials are few.
-
-    NPFORMER_PANELS=0 or 1 decides without a trial.
-    """
+def _choice() -> str | None:
+    """The environment's NPFORMER_PANELS: "0", "1", or None, which leaves the decision to trials."""
     choice = os.environ.get("NPFORMER_PANELS") or None
     if choice not in (None, "0", "1"):
         raise NpformerError(f"NPFORMER_PANELS: expected 0 or 1, got {choice!r:.80}")
-    if choice == "0" or few_rows() < 5:
+    return choice
+
+
+@functools.lru_cache(maxsize=10)
+def panels_pay(rows: int) -> bool:
+    """Tells whether panels are worth their memory for so many rows: 2, 4, 8 ... MANY, so that trials are few.
+
+    This trial runs on a weight that stays in the cache. Once panels are there, each product's own trial decides.
+    """
+    if _choice() == "0" or few_rows() < 5:
         return False
-    if choice == "1":
+    if _choice() == "1":
         return True
     x, weight, product = (np.ones(shape, np.float32) for shape in ((rows, 384), (384, 1536), (rows, 1536)))
     panels = Panels(weight)

@@ -20,8 +20,9 @@ from typing import Any
 import numpy as np
 
 from npformer.errors import NpformerError
+from npformer.runtime.trials import Trial
 
-HAND_OVER = 100_000  # ns: about twice the cost of waking a worker and waiting for it
+HAND_OVER = 100_000  # ns: about twice the cost of waking a worker and waiting for it, for the first guess
 
 
 class _Local(threading.local):
@@ -182,21 +183,35 @@ def plain_products() -> bool:
     return _local.plain
 
 
-def num_parts(nanoseconds: float) -> int:
-    """The number of parts for work that takes one core about `nanoseconds`: one for each thread this one may use.
+def part_counts(nanoseconds: float, most: int | None = None) -> tuple[tuple[int, ...], int]:
+    """The numbers of parts to try for work that takes one core about `nanoseconds`: 1, 2, 4 ... up to all threads.
 
-    Work too small to repay the hand-over stays whole.
+    most: parts that the work can be cut into. Returns the first guess too. Work too small to repay a hand-over stays
+    whole.
     """
-    return _local.num_threads if nanoseconds > 2 * HAND_OVER else 1
+    threads = _local.num_threads if most is None else min(_local.num_threads, most)
+    if threads <= 1 or nanoseconds < HAND_OVER / 2:
+        return (1,), 1
+    counts = (*(1 << i for i in range((threads - 1).bit_length())), threads)
+    return counts, threads if nanoseconds > 2 * HAND_OVER else 1
 
 
 def parallel_for(work: Callable[[slice], None], count: int, nanoseconds: float) -> None:
-    """Calls work(slice) for slices that cover range(count), `num_parts` of them, each on its own thread."""
-    n = min(count, num_parts(nanoseconds))
-    if n <= 1:
+    """Calls work(slice) for slices that cover range(count), each on its own thread; a trial finds how many pay."""
+    counts, first = part_counts(nanoseconds, count)
+    if len(counts) == 1:
         work(slice(0, count))
         return
-    run_tasks([functools.partial(work, slice(count * i // n, count * (i + 1) // n)) for i in range(n)], n)
+
+    def in_parts(n: int) -> None:
+        run_tasks([functools.partial(work, slice(count * i // n, count * (i + 1) // n)) for i in range(n)], n)
+
+    _trial(work.__qualname__, int(nanoseconds).bit_length(), counts, first).run(in_parts, nanoseconds)
+
+
+@functools.lru_cache(maxsize=1000)
+def _trial(work: str, size: int, counts: tuple[int, ...], first: int) -> Trial[int]:
+    return Trial(counts, first)
 
 
 # --- one long text: its rows on several threads, which exchange keys and values --------------------------------------

@@ -23,9 +23,9 @@ from npformer.runtime.threads import (
     all_gather,
     available_cores,
     blas_libraries,
-    num_parts,
     num_threads,
     parallel_for,
+    part_counts,
     run_row_parallel,
     run_tasks,
     single_blas_thread,
@@ -85,21 +85,26 @@ def test_the_arguments_number_is_whole_and_at_least_one(value: object) -> None:
         tiny.model(threads=value)
 
 
+def parts(nanoseconds: int) -> int:
+    """The parts that work is cut into before a trial."""
+    return part_counts(nanoseconds)[1]
+
+
 def test_work_is_cut_only_where_that_pays() -> None:
-    assert num_parts(LONG) == 1
+    assert parts(LONG) == 1
     with num_threads(3):
-        assert num_parts(LONG) == 3
-        assert num_parts(1000) == 1
+        assert parts(LONG) == 3
+        assert parts(1000) == 1
         with num_threads(2):
-            assert num_parts(LONG) == 2
-        assert num_parts(LONG) == 3
-    assert num_parts(LONG) == 1
+            assert parts(LONG) == 2
+        assert parts(LONG) == 3
+    assert parts(LONG) == 1
 
 
 def test_a_number_of_threads_ends_with_an_exception() -> None:
     with pytest.raises(ZeroDivisionError), num_threads(3):
         raise ZeroDivisionError
-    assert num_parts(LONG) == 1
+    assert parts(LONG) == 1
 
 
 # --- sharing ---------------------------------------------------------------------------------------------------------

@@ -1,0 +1,65 @@
+"""The quickest of several ways to do the same work, found by timing the work itself.
+
+The gain from a second thread or from another layout of the weights depends on the machine and on its other load, so no
+fixed model of time decides. A trial takes place in use: it runs each way several times, in turn, and their median times
+are compared. Every way gives the same bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from time import perf_counter
+from typing import Generic, TypeVar
+
+Way = TypeVar("Way")
+Result = TypeVar("Result")
+
+TURNS = 5  # runs of each way in a trial: two of them may be interrupted without changing the median
+GAIN = 0.95  # another way must take at most this share of the present way's time, so that noise changes nothing
+SHARE = 0.02  # the largest share of all time that trials may lose on slower ways
+PATIENCE = 0.05  # seconds of work before a trial: a process that reads one sentence ends before that
+
+
+class Trial(Generic[Way]):
+    """Runs work in the quickest of several ways.
+
+    The first way is a guess. A trial comes after PATIENCE seconds of work, and again once the work since has taken so
+    long that the last trial lost only SHARE of it: a core that was busy in one trial may be free in the next.
+
+    Threads may share a trial without a lock: in a race a measured time is lost, and nothing else.
+    """
+
+    def __init__(self, ways: Sequence[Way], first: Way) -> None:
+        self.ways = tuple(ways)
+        self.way = self.ways.index(first)
+        self._times: list[list[float]] | None = None  # of each way, per unit of work; None between trials
+        self._worked = 0.0  # seconds since the last trial
+        self._pause = PATIENCE
+
+    def run(self, work: Callable[[Way], Result], amount: float = 1.0) -> Result:
+        """Returns work(way). amount: of the work in any unit, by which times of different amounts are compared."""
+        if len(self.ways) == 1:
+            return work(self.ways[0])
+        times = self._times
+        way = self.way if times is None else min(range(len(times)), key=lambda each: len(times[each]))
+        start = perf_counter()
+        result = work(self.ways[way])
+        seconds = perf_counter() - start
+        if times is None:
+            self._worked += seconds
+            if self._worked > self._pause:
+                self._times = [[] for _ in self.ways]
+        else:
+            times[way].append(seconds / amount)
+            if min(map(len, times)) >= TURNS:
+                self._decide(times, amount)
+        return result
+
+    def _decide(self, times: list[list[float]], amount: float) -> None:
+        median = [sorted(each)[len(each) // 2] for each in times]
+        quickest = median.index(min(median))
+        if median[quickest] <= GAIN * median[self.way]:
+            self.way = quickest
+        lost = amount * sum(max(0.0, each - median[self.way]) for of_way in times for each in of_way)
+        self._worked, self._pause = 0.0, max(PATIENCE, lost / SHARE)
+        self._times = None

@@ -1,0 +1,218 @@
+"""Trials: the quickest way is found in use, on any machine and under any load, and no bit depends on it."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from functools import partial
+
+import numpy as np
+import pytest
+
+from npformer.runtime import products, threads, trials
+from npformer.runtime.threads import num_threads, parallel_for, part_counts
+from npformer.runtime.trials import Trial
+from tests.support.bits import alike
+from tests.support.draw import normal
+
+BYTES = 4 * 768 * 768
+
+
+class Clock:
+    """A clock that only simulated work moves."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.ways: list[int] = []
+
+    def work(self, seconds: Callable[[int], float]) -> Callable[[int], int]:
+        """Work that takes seconds(way)."""
+
+        def done(way: int) -> int:
+            self.now += seconds(way)
+            self.ways.append(way)
+            return way
+
+        return done
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(trials, "perf_counter", lambda: clock.now)
+    return clock
+
+
+def test_the_first_guess_holds_for_as_long_as_a_process_with_one_sentence_runs(clock: Clock) -> None:
+    trial, work = Trial((1, 2), first=1), clock.work(lambda way: 0.001 / way)
+    while clock.now < trials.PATIENCE - 0.001:
+        assert trial.run(work) == 1
+
+
+@pytest.mark.parametrize("first", [1, 2, 4])
+@pytest.mark.parametrize("quickest", [1, 2, 4])
+def test_the_quickest_way_is_found(clock: Clock, quickest: int, first: int) -> None:
+    trial, work = Trial((1, 2, 4), first), clock.work(lambda way: 0.001 if way == quickest else 0.0015)
+    for _ in range(100):
+        trial.run(work)
+    assert clock.ways[-10:] == [quickest] * 10
+
+
+@pytest.mark.parametrize("interrupted", [1, 2])
+def test_interruptions_of_a_trial_change_nothing(clock: Clock, interrupted: int) -> None:
+    """Two of the five runs of either way take a hundred times as long."""
+    trial, runs = Trial((1, 2), first=1), {1: 0, 2: 0}
+    while trial._times is None:
+        trial.run(clock.work(lambda way: 0.001))
+
+    def seconds(way: int) -> float:
+        runs[way] += 1
+        return (0.001 if way == 1 else 0.0008) * (100 if way == interrupted and runs[way] in (2, 4) else 1)
+
+    while trial._times is not None:
+        trial.run(clock.work(seconds))
+    assert trial.run(clock.work(lambda way: 0.001)) == 2
+
+
+def test_a_small_gain_does_not_change_the_way(clock: Clock) -> None:
+    trial, work = Trial((1, 2), first=1), clock.work(lambda way: 0.001 if way == 1 else 0.00097)
+    for _ in range(1000):
+        trial.run(work)
+    assert trial.run(work) == 1
+
+
+def test_a_core_that_was_busy_in_one_trial_may_be_free_in_the_next(clock: Clock) -> None:
+    """While the second core is busy two threads take 5 ms, later half of one thread's millisecond."""
+    trial = Trial((1, 2), first=2)
+    for _ in range(1000):
+        trial.run(clock.work(lambda way: 0.001 if way == 1 else 0.005))
+    assert clock.ways[-1] == 1
+    for _ in range(5000):
+        trial.run(clock.work(lambda way: 0.001 / way))
+    assert clock.ways[-1] == 2
+
+
+@pytest.mark.parametrize("slower", [1.2, 2, 10, 100])
+def test_trials_lose_a_fiftieth_of_the_time(clock: Clock, slower: float) -> None:
+    """After the first trial; a way a hundred times slower is tried rarely."""
+    trial, work = Trial((1, 2), first=1), clock.work(lambda way: 0.0001 if way == 1 else 0.0001 * slower)
+    for _ in range(200_000):
+        trial.run(work)
+    first_trial = trials.TURNS * 0.0001 * slower
+    assert clock.now - first_trial < 200_000 * 0.0001 * (1 + 1.5 * trials.SHARE)
+    assert 2 in clock.ways[1000:] or slower > 10
+
+
+@pytest.mark.parametrize(
+    ("alone", "together", "small", "large"),
+    [(10e9, 20e9, 2, 2), (30e9, 36e9, 1, 1), (25e9, 50e9, 1, 2), (10e9, 10e9, 1, 1)],
+)
+def test_the_memory_decides_how_many_threads_read_a_weight(
+    clock: Clock, alone: float, together: float, small: int, large: int
+) -> None:
+    """One core's and two cores' bytes a second, a hand-over of 80 us, and weights (768, 768) and (768, 3072)."""
+    for size, expected in ((BYTES, small), (4 * BYTES, large)):
+        trial = Trial((1, 2), first=1)
+        work = clock.work(lambda way, size=size: size / alone if way == 1 else size / together + 80e-6)
+        for _ in range(2000):
+            trial.run(work)
+        assert trial.run(work) == expected
+
+
+def test_runs_of_different_sizes_are_compared_by_their_amount(clock: Clock) -> None:
+    """Texts of 60 and 40 tokens in turn: in a trial each way has one of the two, and the slower way the shorter."""
+    trial = Trial((1, 2), first=1)
+    for i in range(200):
+        amount = 60 if len(clock.ways) % 2 else 40
+        trial.run(clock.work(lambda way, amount=amount: amount * (3e-5 if way == 1 else 2.5e-5)), amount)
+        if trial._times is None and i > 100:
+            break
+    assert trial.run(clock.work(lambda way: 0.001)) == 2
+
+
+def test_an_error_in_the_work_is_raised_and_not_timed(clock: Clock) -> None:
+    trial = Trial((1, 2), first=1)
+    with pytest.raises(ZeroDivisionError):
+        trial.run(lambda way: way // 0)
+    assert trial.run(clock.work(lambda way: 0.001)) == 1
+
+
+def test_threads_share_a_trial(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trials, "PATIENCE", 0.0)
+    trial, wrong = Trial((1, 2, 3), first=3), []
+
+    def call() -> None:
+        wrong.extend(i for i in range(2000) if trial.run(lambda way, i=i: i) != i)
+
+    workers = [threading.Thread(target=call) for _ in range(8)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    assert not wrong
+    assert trial.ways[trial.way] in (1, 2, 3)
+
+
+# --- in use ----------------------------------------------------------------------------------------------------------
+
+
+def test_the_numbers_of_parts_to_try() -> None:
+    assert part_counts(10**9) == ((1,), 1)
+    with num_threads(6):
+        assert part_counts(10**9) == ((1, 2, 4, 6), 6)
+        assert part_counts(100_000) == ((1, 2, 4, 6), 1)
+        assert part_counts(1000) == ((1,), 1)
+        assert part_counts(10**9, most=3) == ((1, 2, 3), 3)
+        assert part_counts(10**9, most=1) == ((1,), 1)
+    with num_threads(2):
+        assert part_counts(10**9) == ((1, 2), 2)
+
+
+@pytest.mark.numbers
+@pytest.mark.usefixtures("one_blas_thread")
+@pytest.mark.parametrize("panels", [False, True])
+@pytest.mark.parametrize("rows", [1, 8, 40, 100])
+def test_every_way_of_a_product_has_the_same_bits(rows: int, panels: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Trials follow one another here, so that the product runs in every way."""
+    monkeypatch.setattr(trials, "PATIENCE", 0.0)
+    monkeypatch.setattr(trials, "SHARE", float("inf"))
+    monkeypatch.setattr(products, "panels_pay", lambda rows: panels and products.few_rows() > 0)
+    products._trial.cache_clear()
+    x, weights = normal(rows, 768), [normal(768, outer, seed=outer) for outer in (768, 640)]
+    expected, ways, run_tasks = [products.matmul(x, weight) for weight in weights], set(), products.run_tasks
+
+    def watched(tasks: list[partial[None]], n: int) -> None:
+        ways.add((n, tasks[0].args[2]))
+        run_tasks(tasks, n)
+
+    monkeypatch.setattr(products, "run_tasks", watched)
+    with num_threads(3):
+        for _ in range(12 * trials.TURNS):
+            found = products.weight_products(x, *weights)
+            assert all(alike(*pair) for pair in zip(found, expected, strict=True))
+    products._trial.cache_clear()
+    assert ways == {(n, with_panels) for n in (1, 2, 3) for with_panels in {False, panels and products.few_rows() > 0}}
+
+
+def test_work_returns_to_one_thread_where_the_other_core_is_busy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every hand-over waits two milliseconds for a core; alone the work takes a fraction of that."""
+    run_tasks = threads.run_tasks
+
+    def busy(tasks: list[Callable[[], None]], n: int) -> None:
+        time.sleep(0.002 * (n > 1))
+        run_tasks(tasks, n)
+
+    monkeypatch.setattr(threads, "run_tasks", busy)
+    y, parts = np.zeros(64), []
+
+    def work(part: slice) -> None:
+        parts.append(part)
+        y[part] += 1
+
+    with num_threads(2):
+        for _ in range(200):
+            parallel_for(work, len(y), nanoseconds=10**6)
+    assert parts[0] != slice(0, 64)  # by the first guess
+    assert parts[-1] == slice(0, 64)
+    assert (y == 200).all()
