@@ -272,16 +272,16 @@ def _laid_out(weights: Sequence[np.ndarray], what: Any, make: Callable[[], Any])
 
     None before that, and for a weight that somebody can write to, because the copy would not change with it.
     """
-    if not all(_is_fixed(weight) for weight in weights):
+    if not all(map(_is_fixed, weights)):
         return None
     name = (what, *map(id, weights))
     references, uses, layout = _kept.get(name, ([], 0, None))
     if not references or any(each() is not weight for each, weight in zip(references, weights, strict=True)):
         references = [weakref.ref(weight, lambda _: _kept.pop(name, None)) for weight in weights]
         uses, layout = 0, None
-    if layout is None and uses >= 2:
-        layout = make()
-    _kept[name] = (references, uses + 1, layout)
+    if layout is None:
+        layout = make() if uses >= 2 else None
+        _kept[name] = (references, uses + 1, layout)
     return layout
 
 
@@ -313,7 +313,7 @@ class Panels:
     def times(self, x: np.ndarray, columns: slice, out: np.ndarray) -> None:
         """out = x @ weight[:, columns] for whole panels; the blocks' products are added in a large product's order."""
         some = slice(columns.start // PANEL, columns.stop // PANEL)
-        for rows, count in _few_at_a_time(len(x)):
+        for rows, count in _few_at_a_time(len(x), few_rows()):
             y = out[rows].reshape(-1, count, some.stop - some.start, PANEL).transpose(2, 0, 1, 3)
             for block, panels in self.blocks:
                 terms = x[rows, block].reshape(y.shape[1], count, -1)
@@ -323,9 +323,9 @@ class Panels:
                     y += terms @ panels[some, None]
 
 
-def _few_at_a_time(rows: int) -> list[tuple[slice, int]]:
-    """Slices that cover so many rows, and how many of a slice's rows to multiply at a time; never one alone."""
-    few = few_rows()
+@functools.lru_cache(maxsize=1000)
+def _few_at_a_time(rows: int, few: int) -> list[tuple[slice, int]]:
+    """Slices that cover so many rows, and how many of a slice's rows to multiply at a time, at most few; never one."""
     if rows <= few:
         return [(slice(0, rows), rows)]
     count = (few - 1) // 4 * 4  # kernels take rows in fours
@@ -335,7 +335,7 @@ def _few_at_a_time(rows: int) -> list[tuple[slice, int]]:
 
 def _panels(weight: np.ndarray, rows: int) -> Panels | None:
     """The panels of a weight used repeatedly; made if `panels_pay` at so many rows, and then usable up to MANY rows."""
-    if weight.dtype != np.float32 or weight.shape[1] < PANEL or weight.size < 2**16 or rows > MANY:
+    if rows > MANY or weight.dtype.char != "f" or weight.shape[1] < PANEL or weight.size < 2**16:
         return None
     return _laid_out([weight], "panels", lambda: Panels(weight) if panels_pay(_power(rows)) else None)
 
@@ -345,6 +345,7 @@ def _power(rows: int) -> int:
     return 1 << (rows - 1).bit_length()
 
 
+@functools.lru_cache(maxsize=1)
 def few_rows() -> int:
     """Rows up to which a product with a panel is small, e.g. 34 where blocks have 448 terms, 30 at 512; 0: none."""
     k = kernel(np.dtype(np.float32))
