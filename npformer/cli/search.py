@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from npformer.checkpoint.archive import load_arrays, save_arrays
-from npformer.checkpoint.safetensors import checksum
+from npformer.checkpoint.safetensors import CHECKSUM, checksum
 from npformer.checkpoint.tree import stored
 from npformer.cli.arguments import JSON, add_options, loading, model_options, option, whole
 from npformer.cli.process import BAD_INPUT, complain
@@ -25,6 +25,7 @@ from npformer.cli.run_task import write_json
 from npformer.cli.texts import Line, lines, paired, plain
 from npformer.errors import NpformerError
 from npformer.files import place_in_folder
+from npformer.limits import Limits
 from npformer.progress import with_bar
 from npformer.tasks import pipeline
 from npformer.tasks.task import InputError
@@ -86,17 +87,33 @@ def _vectors(task: Any, model: str, file: str, read: list[Line]) -> np.ndarray:
     place = Path(file + SUFFIX)
     keeps = os.path.isfile(file) and not os.path.islink(place)
     if keeps and os.path.exists(place):
-        with suppress(NpformerError):  # a broken file is made anew
-            arrays, metadata = load_arrays(place, task.model.limits)
-            kept = arrays.get("vectors", np.empty(0))
-            if described.items() <= metadata.items() and kept.shape == (len(read), task.collect([]).shape[1]):
-                return kept
+        blank = np.array([bool(line.error) or not line.text.strip() for line in read], bool)
+        kept = _kept(place, described, task.collect([]).shape[1], blank, task.model.limits)
+        if kept is not None:
+            return kept
     unread = sum(bool(line.error) for line in read)
     vectors = _computed(task, read)
     if keeps and unread == sum(bool(line.error) for line in read):  # what the model could not read is told each time
         with suppress(NpformerError, OSError):  # where the folder cannot be written, the next search makes them again
             save_arrays(place_in_folder(place), {"vectors": vectors}, described)
     return vectors
+
+
+def _kept(place: Path, described: dict[str, str], width: int, blank: np.ndarray, limits: Limits) -> np.ndarray | None:
+    """The vectors (N, D) of a file beside the texts; None if they are of other texts or damaged, which is said."""
+    try:
+        arrays, metadata = load_arrays(place, limits)
+        if not described.items() <= metadata.items():
+            return None
+        kept = arrays.get("vectors", np.empty(0))
+        if CHECKSUM not in metadata or kept.dtype != np.float32 or kept.shape != (len(blank), width):
+            raise NpformerError(f"{place}: damaged: expected float32 vectors {len(blank), width} with a checksum")
+        if (np.isfinite(kept).all(axis=1) == blank).any():
+            raise NpformerError(f"{place}: damaged: expected NaN for blank lines, and finite numbers for others")
+    except NpformerError as error:
+        complain(f"{error}. The vectors are computed again")
+        return None
+    return kept
 
 
 def _computed(task: Any, read: list[Line]) -> np.ndarray:

@@ -1,6 +1,8 @@
 """`npformer search`: the nearest lines of files, and the vectors that are kept beside them."""
 
+import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 from npformer import pipeline
 from npformer import search as nearest
@@ -58,7 +60,7 @@ def test_vectors_are_kept_until_the_file_or_the_model_changes(model, file, tmp_p
     first = search(model, "music", file)
     arrays, metadata = load_arrays(kept(file))
     assert arrays["vectors"].shape == (6, 32)
-    save_arrays(kept(file), {"vectors": arrays["vectors"][::-1]}, metadata)  # shows which are read
+    save_arrays(kept(file), {"vectors": -arrays["vectors"]}, metadata)  # shows which are read
     assert search(model, "music", file)[1] != first[1]
     other = tiny.folder(tmp_path / "other", "bert", "base", seed=9)
     assert search(other, "music", file)[1] not in (first[1], "")
@@ -82,11 +84,38 @@ def test_a_broken_file_of_vectors_is_made_anew(damage, model, file):
         middle = len(whole) - 40
         flipped = whole[:middle] + bytes([whole[middle] ^ 1]) + whole[middle + 1 :]
         kept(file).write_bytes({"cut": whole[:-9], "empty": b"", "text": b"vectors", "bit": flipped}[damage])
-    assert search(model, "music", file) == first
+    code, output, errors = search(model, "music", file)
+    assert (code, output) == first[:2]
+    assert errors.count("\n") == (damage != "link")
+    assert damage == "link" or errors.endswith("The vectors are computed again\n")
     if damage == "link":
         assert (file.parent / "elsewhere").read_bytes() == b"mine"
     elif damage != "folder":
         assert kept(file).read_bytes() == whole
+
+
+@pytest.mark.parametrize("damage", ["dtype", "checksum", "infinite", "blank", "shape"])
+def test_vectors_that_no_search_has_kept_are_made_anew(damage, model, file):
+    """With a checksum that fits, or with none: each was used before, or ended every search."""
+    first = search(model, "music", file)
+    whole = kept(file).read_bytes()
+    arrays, metadata = load_arrays(kept(file))
+    vectors = arrays["vectors"].copy()
+    if damage == "dtype":
+        vectors = np.nan_to_num(vectors).astype(np.int32)
+    elif damage == "shape":
+        vectors = vectors[:, :-1]
+    else:
+        vectors[1 if damage == "blank" else 0] = {"infinite": np.inf, "blank": 1.0}.get(damage, 0.5)
+    if damage == "checksum":
+        save_file({"vectors": vectors}, kept(file), {name: metadata[name] for name in ("lines", "model")})
+    else:
+        save_arrays(kept(file), {"vectors": vectors}, metadata)
+    code, output, errors = search(model, "music", file)
+    assert (code, output) == first[:2]
+    assert "vectors.safetensors: damaged: expected" in errors
+    assert kept(file).read_bytes() == whole
+    assert search(model, "music", file) == first
 
 
 def test_a_file_where_vectors_cannot_be_put(model, file):
