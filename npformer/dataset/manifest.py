@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,12 @@ from npformer.files import written_whole
 
 FORMAT = "npformer-dataset-1"
 LOOSE = ("machine",)  # what may change from run to run, and does not refuse it
+
+#: The fields of a manifest's lines that are read, and their types.
+HEADER = {"format": str, "input": list, "machine": dict}
+MACHINE = {"bits": str, "kernels": str}
+PART = {"part": str, "rows": int, "errors": int, "truncated": int, "sha256": str}
+OUTPUT = {"output": str}
 
 
 class Manifest:
@@ -79,16 +85,20 @@ class Manifest:
         lines = data.split(b"\n")[:-1]  # what follows the last line end was not finished
         try:
             header, *others = [json.loads(line) for line in lines]
-            if header["format"] != FORMAT:
+            _check(header, HEADER)
+            _check(header["machine"], MACHINE)
+            if header["format"] != FORMAT or not all(isinstance(each["name"], str) for each in header["input"]):
                 raise ValueError
             for line in others:
                 if "part" in line:
+                    _check(line, PART)
                     self.parts[line["part"]] = line
                 else:
+                    _check(line, OUTPUT)
                     self.outputs.append(line["output"])
-        except (ValueError, KeyError, TypeError, AttributeError):
+        except (ValueError, KeyError, TypeError, RecursionError):
             raise NpformerError(
-                f"{self.path}: no manifest of {FORMAT}; remove it and the output, or give another output"
+                f"{self.path}: damaged, or not a manifest of {FORMAT}; remove it and the output, or give another output"
             ) from None
         changed = list(_differences(_fixed(header), _fixed(self.header)))
         if changed:
@@ -99,6 +109,13 @@ class Manifest:
         self.header = {**self.header, **{name: header[name] for name in LOOSE}}
         if sum(map(len, lines)) + len(lines) < len(data) or header != self.header:
             self._write_whole()
+
+
+def _check(line: Any, kinds: Mapping[str, type]) -> None:
+    """Raises KeyError or TypeError if a line of a manifest lacks a field, or has one of another type."""
+    for name, kind in kinds.items():
+        if type(line[name]) is not kind:
+            raise TypeError
 
 
 def _encoded(line: dict[str, Any]) -> bytes:
