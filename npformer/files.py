@@ -9,7 +9,7 @@ import json
 import os
 import re
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -83,6 +83,44 @@ def lines_of(file: Any, where: str | Path) -> Iterator[tuple[int, bytes]]:
         if not line:
             return
         yield number, line
+
+
+def csv_rows(
+    lines: Iterable[tuple[int, str]], where: str | Path, longest: int = LINE, **options: Any
+) -> Iterator[tuple[int, list[str]]]:
+    """Yields the rows of CSV, the columns' names first, with the line that each ends on; `longest` is of a cell.
+
+    A blank line is a row where there is one column, and is skipped elsewhere.
+    """
+    import csv  # which takes long to import
+
+    names: list[str] = []
+    reader = csv.reader((line for _, line in lines), strict=True, **options)
+    limit = csv.field_size_limit(longest)
+    try:
+        while True:
+            first = reader.line_num + 1
+            values = next(reader, None)
+            if values is None:
+                return
+            if not values and len(names) == 1:
+                values = [""]
+            if not values:
+                continue
+            names = names or values
+            if len(values) != len(names):
+                expected = f"{len(names)} columns ({', '.join(names):.200})"
+                raise NpformerError(f"{where}:{first}: expected {expected}, got {len(values)}")
+            yield reader.line_num, values
+    except csv.Error as error:
+        said = str(error)
+        if "end of data" in said or "field limit" in said:
+            message = f"a cell that never ends, or has more than {longest} characters; expected a closing quote"
+            raise NpformerError(f"{where}:{first}: {message}") from None
+        message = "a carriage return within a line" if "new-line" in said else said
+        raise NpformerError(f"{where}:{reader.line_num}: {message}") from None
+    finally:
+        csv.field_size_limit(limit)
 
 
 def read_text(path: Path, limits: Limits = LIMITS) -> str:

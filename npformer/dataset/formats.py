@@ -65,6 +65,8 @@ def checksum(path: Path) -> str:
 
 def as_list(array: Any) -> list[Any]:
     """The values of an array or a column; a text that is not UTF-8 stays bytes."""
+    if pa.types.is_dictionary(array.type):
+        array = array.cast(array.type.value_type)
     try:
         return array.to_pylist()
     except UnicodeDecodeError:

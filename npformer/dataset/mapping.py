@@ -14,7 +14,7 @@ from npformer.checks import whole
 from npformer.dataset.columns import check_names, schema_of, together
 from npformer.dataset.formats import checksum, explained
 from npformer.dataset.manifest import Manifest
-from npformer.dataset.sinks import Sink, read_part, write
+from npformer.dataset.sinks import Parts, Sink, write
 from npformer.dataset.sources import File, Source, check_text_column, parts, survey
 from npformer.dataset.work import Place, answer, check_repeatable, identity, machine, probe
 from npformer.errors import NpformerError, warn
@@ -71,7 +71,8 @@ def map(
     column : name of the column of texts; of two columns for pairs, or for questions with their contexts
     limit : int, only the first rows
     prefix : str, put before the names of the answers' columns
-    part_rows : int, rows of a part: what is computed anew, at most, after a run was broken off
+    part_rows : int, most rows of a part, which has 16 MB of them at most: after a run was broken off, only its
+        unfinished part is computed anew
     client : dask.distributed.Client whose workers answer, instead of this process
     progress : bool, show a progress bar on stderr
 
@@ -99,23 +100,30 @@ def map(
     check_repeatable(task)
     target = Sink(sink, source)
     with target.locked():
-        found = survey(source, limit)
+        found = survey(source, part_rows, limit)
         for name in columns:
             check_text_column(found, name)
         check_names(found.schema, schema_of(task), prefix)
+        target.check_types(_empty(found.schema, task, prefix).schema)
         header = {
             **identity(task),
             "columns": columns,
             "limit": limit,
             "prefix": prefix,
             "part rows": part_rows,
+            "types": {each.name: str(each.type) for each in found.schema},
             "input": [each.identity() for each in found.files],
             "versions": _versions(),
             "machine": machine(),
         }
-        run = _Run(task, found, target, columns, prefix, part_rows, Manifest(target.manifest, header))
+        run = _Run(task, found, target, columns, prefix, Manifest(target.manifest, header))
         run.go(client, progress)
         return run.report()
+
+
+def _empty(schema: Any, task: Task, prefix: str) -> Any:
+    """The output's columns, without rows."""
+    return together(schema.empty_table(), schema_of(task).empty_table(), prefix)
 
 
 def _versions() -> dict[str, str]:
@@ -132,7 +140,6 @@ class _Run:
     sink: Sink
     columns: list[str]
     prefix: str
-    part_rows: int
     manifest: Manifest
 
     def go(self, client: Any, progress: bool) -> None:
@@ -169,10 +176,10 @@ class _Run:
 
     def _numbers(self, file: File) -> range:
         """The parts of a file; one without rows has one part too, for the columns, if no other file has any."""
-        return range(-(-file.rows // self.part_rows) or int(self.source.rows == 0 and not file.error))
+        return range(len(file.parts) or int(self.source.rows == 0 and not file.error))
 
     def _rows(self, place: Place) -> int:
-        return min(self.part_rows, self.source.files[place[0]].rows - place[1] * self.part_rows)
+        return sum(self.source.files[place[0]].parts[place[1] : place[1] + 1])  # one without rows has no entry
 
     def _is_done(self, name: str) -> bool:
         """Tells whether a part is there, as it was written."""
@@ -186,9 +193,7 @@ class _Run:
             if left and not file.rows:
                 yield (i, 0), self.source.schema.empty_table()
             elif left:
-                yield from (
-                    ((i, k), table) for k, table in parts(file, self.source.schema, self.part_rows, left.__contains__)
-                )
+                yield from (((i, k), table) for k, table in parts(file, self.source.schema, left.__contains__))
 
     def _here(self, wanted: Iterator[tuple[Place, Any]], tick: Callable[[int], object]) -> Answered:
         for place, inputs in wanted:
@@ -234,8 +239,8 @@ class _Run:
     def _put_together(self, names: list[str]) -> None:
         path = self.sink.path
         assert self.sink.form is not None
-        empty = together(self.source.schema.empty_table(), schema_of(self.task).empty_table(), self.prefix)
-        tables = (table for name in names for table in read_part(self.sink.part(name)))
+        empty = _empty(self.source.schema, self.task, self.prefix)
+        tables = Parts([self.sink.part(name) for name in names])
         with explained(path), written_whole(path) as partial:
             write(partial, self.sink.form, empty.schema, tables)
             self.manifest.set_output(checksum(partial))

@@ -17,14 +17,17 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.csv
 import pyarrow.parquet
 
 from npformer.dataset.formats import DELIMITERS, KNOWN, Format, as_list, explained, format_of
+from npformer.dataset.readers import plain
 from npformer.errors import NpformerError
 from npformer.locks import LOCK, clear_partial, in_use
 
 GROUP = 2**24  # bytes that are gathered for one group of rows of a Parquet file
+ROWS = 256  # of a part that are written at a time as text
 
 
 class Sink:
@@ -32,8 +35,16 @@ class Sink:
 
     def __init__(self, given: str | Path, source: str | Path) -> None:
         self.path = Path(given)
+        is_folder = self.path.is_dir()
+        if str(given) == "-" or (
+            self.path.exists() and not is_folder and not (self.path.is_file() and self.path.suffix)
+        ):
+            raise NpformerError(
+                f"{given}: not a file or folder of a dataset, and a run that was broken off goes on with its output; "
+                "write out.jsonl, then send it on"
+            )
         self.form = format_of(self.path)
-        if self.path.is_dir() or str(given).endswith(os.sep) or not self.path.suffix:
+        if is_folder or str(given).endswith(os.sep) or not self.path.suffix:
             self.form = None
         elif self.form is None:
             raise NpformerError(
@@ -80,6 +91,12 @@ class Sink:
             with suppress(OSError):  # it is not empty
                 self.parts.rmdir()
 
+    def check_types(self, schema: Any) -> None:
+        """Raises NpformerError if the format has no place for a column: known before the answers are computed."""
+        for form in filter(None, (self.part_form, self.form)):
+            with explained(self.path):
+                _write(pa.BufferOutputStream(), form, schema, [schema.empty_table()])
+
 
 # --- writing ---------------------------------------------------------------------------------------------------------
 
@@ -89,67 +106,105 @@ def write(path: Path, form: Format, schema: Any, tables: Iterable[Any]) -> None:
     file = pa.OSFile(str(path), "wb")
     stream = pa.CompressedOutputStream(file, form.compression) if form.compression else file
     try:
-        if form.kind == "jsonl":
-            _write_jsonl(stream, tables)
-        elif form.kind in DELIMITERS:
-            _write_csv(stream, DELIMITERS[form.kind], schema, tables)
-        elif form.kind == "parquet":
-            with pa.parquet.ParquetWriter(stream, schema) as writer:
-                for table in _grouped(tables):
-                    writer.write_table(table)
-        else:
-            with pa.ipc.new_file(stream, schema) as writer:
-                for table in tables:
-                    writer.write_table(table)
+        _write(stream, form, schema, tables)
     finally:
         stream.close()
         file.close()
 
 
-def read_part(path: Path) -> Iterator[Any]:
-    """Yields the tables of a part in Arrow's format."""
-    with pa.OSFile(str(path)) as file:
-        reader = pa.ipc.open_file(file)
-        for index in range(reader.num_record_batches):
-            yield pa.Table.from_batches([reader.get_batch(index)])
+def _write(stream: Any, form: Format, schema: Any, tables: Iterable[Any]) -> None:
+    if form.kind == "jsonl":
+        _write_jsonl(stream, tables)
+    elif form.kind in DELIMITERS:
+        _write_csv(stream, DELIMITERS[form.kind], schema, tables)
+    elif form.kind == "parquet":
+        with pa.parquet.ParquetWriter(stream, schema) as writer:
+            for table in _grouped(tables):
+                writer.write_table(table)
+    else:
+        coded = {each.name: _values(tables, each) for each in schema if pa.types.is_dictionary(each.type)}
+        with pa.ipc.new_file(stream, schema) as writer:
+            for table in tables:
+                writer.write_table(_coded(table, coded))
+
+
+class Parts:
+    """The tables of several parts in Arrow's format, read each time that they are iterated over."""
+
+    def __init__(self, paths: list[Path]) -> None:
+        self.paths = paths
+
+    def __iter__(self) -> Iterator[Any]:
+        for path in self.paths:
+            with pa.OSFile(str(path)) as file:
+                reader = pa.ipc.open_file(file)
+                for index in range(reader.num_record_batches):
+                    yield pa.Table.from_batches([reader.get_batch(index)])
+
+
+def _values(tables: Iterable[Any], field: Any) -> Any:
+    """All values of a column's dictionaries: a file in Arrow's format has one dictionary for a column."""
+    values = pa.array([], field.type.value_type)
+    for table in tables:
+        for chunk in table[field.name].chunks:
+            if not chunk.dictionary.equals(values):
+                values = pc.unique(pa.concat_arrays([values, chunk.dictionary]))
+    return values
+
+
+def _coded(table: Any, dictionaries: dict[str, Any]) -> Any:
+    for index, field in enumerate(table.schema):
+        if field.name in dictionaries:
+            values = dictionaries[field.name]
+            chunks = [
+                pa.DictionaryArray.from_arrays(pc.index_in(each.dictionary, values).take(each.indices), values)
+                for each in table[field.name].chunks
+            ]
+            table = table.set_column(index, field, pa.chunked_array(chunks, field.type))
+    return table
 
 
 def _grouped(tables: Iterable[Any]) -> Iterator[Any]:
     """Joins tables until they have GROUP bytes: small groups of rows make a Parquet file large and slow."""
     held: list[Any] = []
+    total = 0
     for table in tables:
         held.append(table)
-        if sum(each.nbytes for each in held) >= GROUP:
-            yield pa.concat_tables(held)
-            held = []
+        total += table.nbytes
+        if total >= GROUP:
+            yield pa.concat_tables(held).unify_dictionaries()
+            held, total = [], 0
     if held:
-        yield pa.concat_tables(held)
+        yield pa.concat_tables(held).unify_dictionaries()
 
 
 def _write_csv(stream: Any, delimiter: str, schema: Any, tables: Iterable[Any]) -> None:
-    """Writes csv; what a cell cannot hold, as a list or a vector, becomes JSON in it."""
-    nested = {
-        each.name
-        for each in schema
-        if pa.types.is_nested(each.type) or str(each.type).endswith(("binary", "binary_view"))
-    }
+    """Writes csv; a value that no cell can hold, such as a list or a vector, becomes JSON in it."""
+    schema = plain(schema)
+    nested = {each.name for each in schema if pa.types.is_nested(each.type) or str(each.type).endswith("binary")}
     flat = pa.schema([(each.name, pa.string() if each.name in nested else each.type) for each in schema])
     with pa.csv.CSVWriter(stream, flat, write_options=pa.csv.WriteOptions(delimiter=delimiter)) as writer:
-        for table in tables:
+        for batch in _batches(tables):
             columns = [
-                pa.array([None if value is None else _json(value) for value in as_list(table[name])], pa.string())
-                if name in nested
-                else table[name]
-                for name in schema.names
+                pa.array([None if value is None else _json(value) for value in as_list(batch[each.name])], pa.string())
+                if each.name in nested
+                else batch[each.name].cast(each.type)
+                for each in schema
             ]
-            writer.write_table(pa.Table.from_arrays(columns, schema=flat))
+            writer.write_batch(pa.RecordBatch.from_arrays(columns, schema=flat))
 
 
 def _write_jsonl(stream: Any, tables: Iterable[Any]) -> None:
+    for batch in _batches(tables):
+        rows = zip(*(as_list(column) for column in batch.columns), strict=True)
+        for row in rows:
+            stream.write(f"{_json(dict(zip(batch.schema.names, row, strict=True)))}\n".encode())
+
+
+def _batches(tables: Iterable[Any]) -> Iterator[Any]:
+    """Cuts tables into batches of ROWS: as Python's objects their values take several times as much memory."""
     for table in tables:
-        rows = zip(*(as_list(column) for column in table.columns), strict=True)
-        lines = [_json(dict(zip(table.schema.names, row, strict=True))) for row in rows]
-        stream.write("".join(f"{line}\n" for line in lines).encode())
+        yield from table.to_batches(max_chunksize=ROWS)
 
 
 def _json(value: Any) -> str:

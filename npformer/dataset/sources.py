@@ -1,46 +1,47 @@
-"""Reads a dataset: a file, or the files of a folder in the order of their names, as record batches of one schema.
+"""Reads a dataset: a file, or the files of a folder in the order of their names, as tables of one schema.
 
 `survey` reads everything once, so that a file that cannot be read, columns that differ and a changed input are known
-before hours are spent on a model: what it finds identifies the input and says how many rows there are. `parts` then
-cuts each file into tables of a fixed number of rows, whichever of them are wanted.
-
-Columns of csv and tsv are texts, so that they come out as they went in (007, 1.50, NA). Columns of jsonl have the types
-that fit all their values.
+before hours are spent on a model: what it finds identifies the input, and cuts each file into parts (`sizes.py`).
+`parts` then reads those parts that are wanted.
 """
 
 from __future__ import annotations
 
-import json
-import os
+import copy
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
-import pyarrow.csv
-import pyarrow.json
-import pyarrow.parquet
 
-from npformer.checks import unknown
-from npformer.dataset.formats import DELIMITERS, KNOWN, Format, checksum, explained, format_of
+from npformer.checks import shown, unknown
+from npformer.dataset.formats import KNOWN, checksum, explained
+from npformer.dataset.jsonl import Seen, objects
+from npformer.dataset.readers import batches, carried, conform, form_of, opened_lines, plain
+from npformer.dataset.sizes import DEPTH, MISSING, Cuts, depth, row_sizes
 from npformer.errors import NpformerError
-from npformer.files import open_file
+from npformer.files import as_given, open_file
 
-BLOCK = 2**22  # bytes of text that are parsed at once
-LONGEST = 2**26  # most bytes of a line of jsonl
+SLICE = 2**12  # rows that are measured at a time
 
 
 @dataclass(frozen=True)
 class File:
-    """A file of a dataset: what identifies it, its rows and columns; or the error for which it cannot be read."""
+    """A file of a dataset: its identity, the rows of its parts and its columns; or the error that stopped reading."""
 
     path: Path
     bytes: int = 0
     sha256: str = ""
-    rows: int = 0
+    parts: tuple[int, ...] = ()
     schema: Any = None
     error: str = ""
+
+    @property
+    def rows(self) -> int:
+        return sum(self.parts)
 
     def identity(self) -> dict[str, Any]:
         found = {"bytes": self.bytes, "sha256": self.sha256, "rows": self.rows}
@@ -63,18 +64,21 @@ class Source:
         return [each.error for each in self.files if each.error]
 
 
-def survey(given: str | Path, limit: int | None = None) -> Source:
+def survey(given: str | Path, part_rows: int, limit: int | None = None) -> Source:
     """Reads the files once and returns what they are; of `limit` rows, only the files that these are in.
 
     Raises NpformerError if there is nothing to read, or if the columns of two files differ.
     """
     files: list[File] = []
+    seen = Seen()  # in all files of jsonl
     left = limit
     for path in _paths(Path(given)):
         if left == 0:
             break
+        tried = copy.deepcopy(seen)
         try:
-            found = _surveyed(path, left)
+            found = _surveyed(path, part_rows, left, tried)
+            seen = tried
         except NpformerError as error:
             found = File(path, error=str(error))
         left = None if left is None else left - found.rows
@@ -85,31 +89,34 @@ def survey(given: str | Path, limit: int | None = None) -> Source:
     return Source(files, _common(readable))
 
 
-def parts(file: File, schema: Any, rows: int, wanted: Callable[[int], bool]) -> Iterator[tuple[int, Any]]:
-    """Yields those parts of a file that are wanted, as (number, table); all have `rows` rows but for the last."""
-    held: list[Any] = []
-    count = number = left = 0
-    left = file.rows
-    for batch in _batches(file.path, schema):
-        batch = batch.slice(0, left)
-        left -= batch.num_rows
-        while batch.num_rows:
-            taken = batch.slice(0, rows - count)
-            batch = batch.slice(taken.num_rows)
-            count += taken.num_rows
-            held.append(taken)
-            if count == rows or not (left or batch.num_rows):
-                if wanted(number):
-                    yield number, pa.Table.from_batches(held, schema)
-                held, count, number = [], 0, number + 1
-        if not left:
-            break
-    if left:
-        raise NpformerError(f"{file.path}: has lost {left} of its {file.rows} rows since it was read first")
+def parts(file: File, schema: Any, wanted: Callable[[int], bool]) -> Iterator[tuple[int, Any]]:
+    """Yields the wanted parts of a file as (number, table)."""
+    stream = batches(file.path, schema)
+    batch = next(stream)
+    for number, left in enumerate(file.parts):
+        held = []
+        while left:
+            if not batch.num_rows:
+                batch = next(stream, None)
+                if batch is None:
+                    missing = left + sum(file.parts[number + 1 :])
+                    raise NpformerError(
+                        f"{file.path}: has lost {missing} of its {file.rows} rows since it was read first"
+                    )
+            taken = batch.slice(0, left)
+            batch, left = batch.slice(taken.num_rows), left - taken.num_rows
+            if wanted(number):
+                held.append(taken)
+        if wanted(number):
+            with explained(file.path):
+                table = conform(held, schema)
+            yield number, table
 
 
 def _paths(given: Path) -> list[Path]:
     with explained(given):
+        if str(given) == "-" or (given.exists() and not given.is_dir() and not given.is_file()):
+            raise NpformerError(f"{given}: not a file or folder; a dataset is read twice: save it in a file first")
         if not given.is_dir():
             given.stat()
             return [given]
@@ -119,197 +126,82 @@ def _paths(given: Path) -> list[Path]:
     return found
 
 
-def _surveyed(path: Path, limit: int | None) -> File:
+def _surveyed(path: Path, part_rows: int, limit: int | None, seen: Seen) -> File:
     if path.is_dir():
         raise NpformerError(f"{path}: is a folder; expected files, not folders, in the input's folder")
-    form = _form(path)
-    with explained(path), open_file(path) as file:
-        size, digest = os.fstat(file.fileno()).st_size, checksum(path)
-    if not size:
-        raise NpformerError(f"{path}: the file is empty")
-    schema, rows = _jsonl_schema(path, form, limit) if form.kind == "jsonl" else _count(path, limit)
-    return File(path, size, digest, rows if limit is None else min(rows, limit), schema)
+    form = form_of(path)
+    with explained(path):
+        size = path.stat().st_size
+        with open_file(as_given(path)):  # a regular file
+            digest = checksum(path)
+        if not size:
+            raise NpformerError(f"{path}: the file is empty")
+        cuts = Cuts(part_rows, limit)
+        if form.kind == "jsonl":
+            _look(path, seen, cuts)
+            schema = seen.schema()
+        else:
+            schema = _measure(path, cuts)
+    return File(path, size, digest, cuts.finish(), schema)
 
 
-def _form(path: Path) -> Format:
-    form = format_of(path)
-    if form is None:
-        raise NpformerError(f"{path}: the suffix says no format that is read: {KNOWN}")
-    return form
+def _look(path: Path, seen: Seen, cuts: Cuts) -> None:
+    """Finds the types of a jsonl file, and its parts."""
+
+    def sizes(rows: Iterator[tuple[int, int, Any]]) -> Iterator[int]:
+        for number, size, row in rows:
+            seen.add(row, f"{path}:{number}")
+            yield size + MISSING * len(seen.fields)
+
+    with opened_lines(path) as lines:
+        found = sizes(islice(objects(lines, path), cuts.limit))
+        while len(some := np.fromiter(islice(found, SLICE), np.int64)):
+            cuts.add(some)
 
 
-def _count(path: Path, limit: int | None) -> tuple[Any, int]:
-    """Reads a file but for jsonl, and returns its schema and its rows, or `limit` of them."""
-    if _form(path).kind == "parquet":
-        with explained(path), open_file(path) as file:
-            read = pa.parquet.ParquetFile(file)
-            return _plain(read.schema_arrow), read.metadata.num_rows
-    rows, schema = 0, None
-    for batch in _batches(path):
-        schema = batch.schema
-        rows += batch.num_rows
-        if limit is not None and rows >= limit:
+def _measure(path: Path, cuts: Cuts) -> Any:
+    """Finds the schema of another file, and its parts."""
+    schema = None
+    for batch in batches(path):
+        if schema is None:
+            schema = carried(batch.schema)
+            for field in schema:
+                if depth(field.type) > DEPTH:
+                    raise NpformerError(f"{path}: column {shown(field.name)}: nested more than {DEPTH} deep")
+        for at in range(0, batch.num_rows, SLICE):
+            cuts.add(row_sizes(batch.slice(at, SLICE)))
+        if cuts.full:
             break
-    return schema, rows
+    return schema
 
 
 def _common(files: list[File]) -> Any:
-    """Returns the columns that all files have; only types of jsonl, which are found by looking, may be widened."""
-    first = files[0]
-    for file in files[1:]:
-        names, others = set(first.schema.names), set(file.schema.names)
-        jsonl = _form(file.path).kind == _form(first.path).kind == "jsonl"
-        if names != others and not jsonl:
-            lacks, has = sorted(names - others), sorted(others - names)
-            told = "; ".join(
-                [f"lacks {', '.join(lacks)}"] * bool(lacks) + [f"has {', '.join(has)} besides"] * bool(has)
+    """The columns that all files have; the last of jsonl has those of all files of jsonl."""
+    jsonl = [each for each in files if form_of(each.path).kind == "jsonl"]
+    first, *others = [*jsonl[-1:], *(each for each in files if each not in jsonl)]
+    fields = {each.name: each for each in first.schema}
+    plain_types = dict(zip(first.schema.names, plain(first.schema).types, strict=True))
+    for file in others:
+        lacks, has = sorted({*fields} - {*file.schema.names}), sorted({*file.schema.names} - {*fields})
+        if lacks or has:
+            parts = [f"lacks {', '.join(lacks):.200}"] * bool(lacks) + [f"has {', '.join(has):.200} besides"] * bool(
+                has
             )
-            raise NpformerError(f"{file.path}: its columns are not those of {first.path.name}: it {told}")
-        for name in names & others:
-            one, other = first.schema.field(name).type, file.schema.field(name).type
-            if one != other and not jsonl:
-                raise NpformerError(f"{file.path}: column {name!r} is {other}, in {first.path.name} it is {one}")
-    return first.schema if len(files) == 1 else _widened([each.schema for each in files], files[-1].path)
+            differ = f"its columns are not those of {first.path.name}: it {'; '.join(parts)}"
+            raise NpformerError(f"{file.path}: {differ}")
+        for field in plain(file.schema):
+            if field.type != plain_types[field.name]:
+                where, expected = f"{file.path}: column {shown(field.name)}", plain_types[field.name]
+                raise NpformerError(f"{where} is {field.type}, in {first.path.name} it is {expected}")
+            if file.schema.field(field.name).type != fields[field.name].type:  # only one has a dictionary
+                fields[field.name] = field
+    return pa.schema([fields[name] for name in dict.fromkeys([*files[0].schema.names, *fields])])
 
 
 def check_text_column(source: Source, name: str) -> None:
     """Raises NpformerError if the dataset has no such column, or if it holds no texts."""
     if name not in source.schema.names:
         raise unknown("column", name, source.schema.names)
-    kind = source.schema.field(name).type
+    kind = plain(source.schema).field(name).type
     if not (pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_null(kind)):
         raise NpformerError(f"column {name!r}: expected texts, got {kind}")
-
-
-# --- batches of one file ---------------------------------------------------------------------------------------------
-
-
-def _batches(path: Path, schema: Any = None) -> Iterator[Any]:
-    """Yields a file's record batches, with the columns of `schema` in its order; at least one, for the schema."""
-    form = _form(path)
-    with explained(path), open_file(path) as file:
-        stream = pa.CompressedInputStream(file, form.compression) if form.compression else file
-        read = {"parquet": _parquet, "arrow": _arrow, "jsonl": _jsonl}.get(form.kind)
-        batches = read(stream, schema) if read else _csv(path, file, stream, form)
-        for batch in batches:
-            wanted = _plain(batch.schema) if schema is None else schema
-            yield batch.select(wanted.names).cast(wanted)
-
-
-def _plain(schema: Any) -> Any:
-    """The schema with simple types, and without metadata, which may describe other columns."""
-    twice = {name for name in schema.names if schema.names.count(name) > 1}
-    if twice:
-        raise ValueError(f"several columns have the name {min(twice)!r}")
-    return pa.schema([pa.field(each.name, _simple(each.type)) for each in schema])
-
-
-def _simple(kind: Any) -> Any:
-    """The type without dictionaries and views, which not every format has."""
-    if pa.types.is_dictionary(kind):
-        return _simple(kind.value_type)
-    return {"string_view": pa.large_string(), "binary_view": pa.large_binary()}.get(str(kind), kind)
-
-
-def _parquet(stream: Any, _: Any) -> Iterator[Any]:
-    file = pa.parquet.ParquetFile(stream, buffer_size=BLOCK, pre_buffer=False)
-    return file.iter_batches(batch_size=4096, use_threads=False)
-
-
-def _arrow(stream: Any, _: Any) -> Iterator[Any]:
-    """Reads both forms: files, which begin with ARROW1, and streams, as the `datasets` library writes them."""
-    magic = stream.read(6)
-    stream.seek(0)
-    if magic != b"ARROW1":
-        reader = pa.ipc.open_stream(stream)
-        yield pa.RecordBatch.from_pylist([], reader.schema)
-        yield from reader
-        return
-    reader = pa.ipc.open_file(stream)
-    yield pa.RecordBatch.from_pylist([], reader.schema)
-    for index in range(reader.num_record_batches):
-        yield reader.get_batch(index)
-
-
-def _csv(path: Path, file: Any, stream: Any, form: Format) -> Iterator[Any]:
-    delimiter = DELIMITERS[form.kind]
-    parse = pa.csv.ParseOptions(delimiter=delimiter, newlines_in_values=True)
-    read = pa.csv.ReadOptions(use_threads=False, block_size=BLOCK)
-    names = pa.csv.open_csv(stream, read, parse).schema.names
-    convert = pa.csv.ConvertOptions(column_types=dict.fromkeys(names, pa.string()))
-    file.seek(0)
-    stream = pa.CompressedInputStream(file, form.compression) if form.compression else file
-    reader = pa.csv.open_csv(stream, read, parse, convert)
-    yield pa.RecordBatch.from_pylist([], reader.schema)
-    yield from reader
-
-
-def _jsonl(stream: Any, schema: Any) -> Iterator[Any]:
-    for first, block in _blocks(stream):
-        yield from _parsed(first, block, schema).to_batches()
-
-
-def _jsonl_schema(path: Path, form: Format, limit: int | None) -> tuple[Any, int]:
-    """Reads a jsonl file, and returns the schema that fits all its rows, and their number."""
-    rows, schemas = 0, {}
-    with explained(path), open_file(path) as file:
-        stream = pa.CompressedInputStream(file, form.compression) if form.compression else file
-        for first, block in _blocks(stream):
-            table = _parsed(first, block)
-            rows += table.num_rows
-            schemas[str(table.schema)] = table.schema
-            if limit is not None and rows >= limit:
-                break
-    return _widened(list(schemas.values()), path), rows
-
-
-def _widened(schemas: list[Any], path: Path) -> Any:
-    """Returns the columns of all schemas, of types that fit all of them."""
-    timeless = [pa.schema([pa.field(each.name, _timeless(each.type)) for each in schema]) for schema in schemas]
-    try:
-        return pa.unify_schemas(timeless, promote_options="permissive")
-    except pa.ArrowException as error:
-        raise NpformerError(f"{path}: a column holds values of several types: {error}") from None
-
-
-def _timeless(kind: Any) -> Any:
-    """The type without times: pyarrow takes them for texts that look like times, which are to stay as they are."""
-    if pa.types.is_timestamp(kind):
-        return pa.string()
-    if pa.types.is_list(kind):
-        return pa.list_(_timeless(kind.value_type))
-    if pa.types.is_struct(kind):
-        return pa.struct([pa.field(each.name, _timeless(each.type)) for each in kind])
-    return kind
-
-
-def _blocks(stream: Any) -> Iterator[tuple[int, bytes]]:
-    """Yields whole lines in blocks, with the number of lines before each."""
-    lines, rest = 0, b""
-    while True:
-        read = stream.read(BLOCK)
-        block, end, after = (rest + read).rpartition(b"\n") if read else (rest, b"", b"")
-        if len(after) > LONGEST:
-            raise ValueError(f"line {lines + 1} has more than {LONGEST} bytes; expected a JSON object a line")
-        rest = after
-        if block.strip():
-            yield lines, block.removeprefix(b"\xef\xbb\xbf") if lines == 0 else block
-        lines += block.count(b"\n") + len(end)
-        if not read:
-            return
-
-
-def _parsed(first: int, block: bytes, schema: Any = None) -> Any:
-    read = pa.json.ReadOptions(use_threads=False, block_size=len(block) + 1)
-    how = {} if schema is None else {"explicit_schema": schema, "unexpected_field_behavior": "ignore"}
-    try:
-        return pa.json.read_json(pa.BufferReader(block), read, pa.json.ParseOptions(**how))
-    except pa.ArrowException as error:
-        for number, line in enumerate(block.split(b"\n"), first + 1):
-            try:
-                whole = isinstance(json.loads(line), dict) if line.strip() else True
-            except ValueError as why:
-                raise ValueError(f"line {number}: not JSON: {why}") from None
-            if not whole:
-                raise ValueError(f"line {number}: expected a JSON object") from None
-        raise ValueError(f"after line {first}: {error}") from None

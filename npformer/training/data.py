@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from npformer.errors import NpformerError
-from npformer.files import LINE, as_given, lines_of, open_file
+from npformer.files import as_given, csv_rows, lines_of, open_file
 from npformer.model import Model
 from npformer.runtime.packing import Text
 from npformer.text.encoding import Encoder, warn_of_cuts
@@ -283,28 +283,13 @@ def _value(where: str, record: Mapping[str, Any], name: str) -> str:
 
 def _table(path: Path, kind: str) -> Iterator[tuple[int, dict[str, str]]]:
     """Yields the rows of a TSV or CSV file as dicts by column; in a TSV quotes are text."""
-    options: dict[str, Any] = {"delimiter": "\t", "quoting": csv.QUOTE_NONE} if kind == "tsv" else {"strict": True}
-    lines = _lines(path)
-    reader = csv.reader((line for _, line in lines), **options)
-    limit = csv.field_size_limit(LINE)
-    try:
-        names = next(reader, None)
-        if names is None:
-            return
-        if len(set(names)) < len(names):
-            raise NpformerError(f"{path}:1: a column's name is there twice: {', '.join(names)}")
-        for values in reader:
-            if not values:
-                continue
-            if len(values) != len(names):
-                expected = f"{len(names)} columns ({', '.join(names)})"
-                raise NpformerError(f"{path}:{reader.line_num}: expected {expected}, got {len(values)}")
-            yield reader.line_num, dict(zip(names, values, strict=True))
-    except csv.Error as error:
-        message = "a carriage return within a line" if "new-line" in str(error) else error
-        raise NpformerError(f"{path}:{reader.line_num}: {message}") from None
-    finally:
-        csv.field_size_limit(limit)
+    options: dict[str, Any] = {"delimiter": "\t", "quoting": csv.QUOTE_NONE} if kind == "tsv" else {}
+    rows = csv_rows(_lines(path), path, **options)
+    _, names = next(rows, (0, []))
+    if len(set(names)) < len(names):
+        raise NpformerError(f"{path}:1: duplicate column name: {', '.join(names)}")
+    for number, values in rows:
+        yield number, dict(zip(names, values, strict=True))
 
 
 def _objects(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:

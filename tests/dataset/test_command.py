@@ -71,7 +71,7 @@ def test_rows_without_an_answer_and_files_that_cannot_be_read_are_exit_code_1(mo
     code, output, said = run(*given, cwd=tmp_path)
     assert (code, output) == (1, "")
     broken, goes_on, cut, errors = said.splitlines()
-    assert broken.startswith("npformer: in/b.jsonl: line 1: not JSON")
+    assert broken.startswith("npformer: in/b.jsonl:1: not JSON")
     assert goes_on == "npformer: the same command goes on when these can be read"
     assert cut == "npformer: 1 texts were cut; the column truncated says which"
     assert errors == "npformer: 1 of 3 rows have no answer; the column error says why"
@@ -90,3 +90,14 @@ def test_progress_on_a_terminal(models, place):
     assert done.returncode == 0
     assert "] 0/8 rows" in said
     assert "\r8 rows in 0:0" in said
+
+
+def test_pipes_are_refused_with_what_to_do(models, place):
+    given = ("classify", "-m", models["classify"], "--column", "text")
+    said = run(*given, "--input", "in.parquet", "--output", "-", cwd=place)
+    assert said[:2] == (1, "")
+    assert said[2].startswith("npformer: -: not a file or folder of a dataset, and a run that was broken off goes on")
+    assert run(*given, "--input", "-", "--output", "o.csv", cwd=place)[2] == (
+        "npformer: -: not a file or folder; a dataset is read twice: save it in a file first\n"
+    )
+    assert [each.name for each in place.iterdir()] == ["in.parquet"]

@@ -122,13 +122,13 @@ def test_blocks_of_text_end_anywhere(classify, rows, tmp_path, monkeypatch):
     """Lines and cells that begin in one block and end in another, of any size of block."""
     for suffix, block in product((".jsonl", ".jsonl.gz"), (1, 2, 50, 999)):
         source = written(tmp_path / f"in{suffix}", rows)
-        monkeypatch.setattr("npformer.dataset.sources.BLOCK", block)
-        found = survey(source)
+        monkeypatch.setattr("npformer.dataset.readers.BLOCK", block)
+        found = survey(source, 7)
         (file,) = found.files
-        tables = [table for _, table in parts(file, found.schema, 7, lambda number: True)]
+        tables = [table for _, table in parts(file, found.schema, lambda number: True)]
         assert pa.concat_tables(tables).select(rows.column_names).to_pylist() == rows.to_pylist()
         assert {len(table) for table in tables[:-1]} == {7}
-        tables = dict(parts(file, found.schema, 7, {3, 14}.__contains__))
+        tables = dict(parts(file, found.schema, {3, 14}.__contains__))
         assert tables[3].to_pylist() == rows.slice(21, 7).to_pylist()
         assert tables[14].to_pylist() == rows.slice(98, 2).to_pylist()
 
@@ -157,16 +157,49 @@ def test_texts_that_are_not_utf_8_are_rows_with_an_error(classify, tmp_path):
     assert (second["text"], second["error"]) == ("��", "expected a text, got bytes; decode them first")
 
 
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
+def test_every_row_of_a_csv_is_kept(end, classify, tmp_path):
+    """Blank lines of a single column, quoted line ends and null characters; lines and not rows are blank elsewhere."""
+    (tmp_path / "in.csv").write_bytes(end.join(["\ufefftext", "a", "", '"b\nc"', '""', "\0", "", ""]).encode())
+    (tmp_path / "two.csv").write_bytes(end.join(["", "text,x", "a,1", "", '"b\r\nc",', ""]).encode())
+    map(classify, tmp_path / "in.csv", tmp_path / "o.jsonl", column="text")
+    assert [row["text"] for row in read(tmp_path / "o.jsonl")] == ["a", "", "b\nc", "", "\0", ""]
+    map(classify, tmp_path / "two.csv", tmp_path / "t.jsonl", column="text")
+    assert [(row["text"], row["x"]) for row in read(tmp_path / "t.jsonl")] == [("a", "1"), ("b\r\nc", "")]
+
+
+def test_links_that_the_user_names_are_followed(classify, rows, tmp_path):
+    """A file, a folder, and files of a folder, as a cache has them; the name of the link has the format."""
+    (tmp_path / "data" / "blobs").mkdir(parents=True)
+    blob = written(tmp_path / "data" / "blobs" / "a.parquet", rows).rename(tmp_path / "data" / "blobs" / "12ab")
+    (tmp_path / "parts").mkdir()
+    (tmp_path / "parts" / "one.parquet").symlink_to(blob)
+    (tmp_path / "folder").symlink_to(tmp_path / "parts")
+    for number, source in enumerate((tmp_path / "parts" / "one.parquet", tmp_path / "parts", tmp_path / "folder")):
+        assert map(classify, source, tmp_path / f"{number}.csv", column="text").rows == 100
+    blob.unlink()
+    with pytest.raises(NpformerError, match=r"one\.parquet: No such file or directory"):
+        map(classify, tmp_path / "folder", tmp_path / "o.csv", column="text")
+
+
 # --- what cannot be read ---------------------------------------------------------------------------------------------
 
 BAD = {
     "empty.csv": (b"", "the file is empty"),
     "twice.csv": (b"text,text\na,b\n", "several columns have the name 'text'"),
-    "ragged.csv": (b"text,x\na,b\nc\n", "Expected 2 columns, got 1"),
-    "latin.csv": ("text\nnaïve\n".encode("latin-1"), "invalid UTF8"),
-    "broken.jsonl": (b'{"text": "a"}\n{"text": \n', "line 2: not JSON"),
-    "texts.jsonl": (b'{"text": "a"}\n\n"b"\n', "line 3: expected a JSON object"),
-    "types.jsonl": (b'{"text": "a"}\n{"text": 1}\n', "JSON parse error"),
+    "ragged.csv": (b"text,x\na,b\nc\n", r"ragged.csv:3: expected 2 columns \(text, x\), got 1"),
+    "long.csv": (b'text,x\n"a\n",b\n"c\n",d,e\n', r"long.csv:4: expected 2 columns \(text, x\), got 3"),
+    "unclosed.csv": (b'text,x\na,b\n"c,d\ne,f\n', "unclosed.csv:3: a cell that never ends"),
+    "swallowing.csv": (b'text,x\n"a,b\nc,"d"\n', "swallowing.csv:3: ',' expected after '\"'"),
+    "lines.csv": (b"\n\n", "no line with the columns' names"),
+    "utf16.csv": ("text\na\n".encode("utf-16"), "utf16.csv:1: not UTF-8"),
+    "latin.csv": ("text\nnaïve\n".encode("latin-1"), "latin.csv:2: not UTF-8"),
+    "broken.jsonl": (b'{"text": "a"}\n{"text": \n', "broken.jsonl:2: not JSON"),
+    "texts.jsonl": (b'{"text": "a"}\n\n"b"\n', "texts.jsonl:3: expected a JSON object, got text"),
+    "types.jsonl": (
+        b'{"text": "a"}\n{"text": 1}\n',
+        "types.jsonl:2: column 'text': a number, but text in an earlier row",
+    ),
     "cut.jsonl.gz": (gzip.compress(b'{"text": "abcdefgh"}\n' * 99)[:-20], "runcated"),
     "not.parquet": (b"PAR1 no parquet at all PAR1", "arquet"),
     "not.arrow": (b"ARROW1 no arrow at all", "not.arrow: "),

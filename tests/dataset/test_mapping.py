@@ -110,6 +110,25 @@ def test_an_unfinished_line_of_the_manifest_is_dropped(tail, classify, source, t
     assert run(classify, source, tmp_path / "out" / "o") == whole
 
 
+@pytest.mark.parametrize("number", [0, 1])
+def test_a_damaged_manifest_is_said(number, classify, source, tmp_path):
+    """Each field of a header and of a part is lost or of another type, or the whole line is another value."""
+    out = tmp_path / "out" / "o"
+    run(classify, source, out)
+    manifest = out / "_manifest.jsonl"
+    lines = manifest.read_bytes().splitlines(keepends=True)
+    good = json.loads(lines[number])
+    damaged = [7, None, [], "part", {}, [good]]
+    damaged += [{**good, "input": [1]}, {**good, "machine": {}}] if number == 0 else []
+    names = ("format", "input", "machine") if number == 0 else ("part", "rows", "errors", "truncated", "sha256")
+    damaged += [{key: value for key, value in good.items() if key != name} for name in names]
+    damaged += [{**good, name: other} for name in names for other in (None, {}, [])]
+    for line in [*(json.dumps(each).encode() + b"\n" for each in damaged), b"[" * 100_000 + b"\n", b"\xff\n", b"\n"]:
+        manifest.write_bytes(b"".join([*lines[:number], line, *lines[number + 1 :]]))
+        with pytest.raises(NpformerError, match=r"_manifest\.jsonl: (damaged, or not a manifest|belongs to a run)"):
+            run(classify, source, out)
+
+
 def test_an_output_that_was_removed_is_made_anew_and_one_that_was_changed_is_not(classify, source, tmp_path):
     out = tmp_path / "out" / "o.csv"
     whole = run(classify, source, out)
@@ -187,6 +206,9 @@ def test_a_second_run_on_one_output_is_told(classify, source, tmp_path):
         ("in/out", "the output lies where the input"),
         ("in", "the output lies where the input"),
         (".", "the output lies where the input"),
+        ("pipe.jsonl", r"pipe\.jsonl: not a file or folder of a dataset, .*; write out\.jsonl, then send it on"),
+        ("/dev/stdout", "/dev/stdout: not a file or folder of a dataset"),
+        ("bare", "bare: not a file or folder of a dataset"),
         ("out.txt", "the suffix says no format that is written"),
         ("out.parquet.gz", "the suffix says no format that is written"),
         ("no/such/out.csv", "No such file or directory"),
@@ -196,6 +218,8 @@ def test_an_output_that_cannot_be(sink, message, classify, source, tmp_path):
     (tmp_path / "taken").mkdir()
     (tmp_path / "taken" / "mine").write_text("mine")
     (tmp_path / "taken.csv").write_text("mine")
+    (tmp_path / "bare").write_text("mine")
+    os.mkfifo(tmp_path / "pipe.jsonl")
     before = files_in(tmp_path)
     with pytest.raises(NpformerError, match=message):
         map(classify, source, tmp_path / sink, column="text")
@@ -226,6 +250,25 @@ def test_names_that_clash_take_a_prefix(classify, source, tmp_path):
     map(classify, tmp_path / "one.parquet", tmp_path / "two.parquet", column="text", prefix="new_")
     names = pa.parquet.read_schema(tmp_path / "two.parquet").names
     assert names[3:] == ["label", "score", "truncated", "error", "new_label", "new_score", "new_truncated", "new_error"]
+
+
+def test_columns_that_the_output_cannot_hold_are_known_before_the_answers(classify, tmp_path, monkeypatch):
+    (tmp_path / "in.jsonl").write_text('{"text": "ice", "meta": {}}\n')
+    monkeypatch.setattr(module, "answer", lambda *_: pytest.fail("answered"))
+    for sink in ("o.parquet", "out"):
+        with pytest.raises(NpformerError, match="no child field"):
+            map(classify, tmp_path / "in.jsonl", tmp_path / sink, column="text")
+    assert [path.name for path in tmp_path.iterdir()] == ["in.jsonl"]
+
+
+def test_a_mended_file_with_other_columns_is_another_input(classify, tmp_path):
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "a.jsonl").write_text("{")
+    (tmp_path / "in" / "b.jsonl").write_text('{"text": "ice"}\n')
+    assert len(map(classify, tmp_path / "in", tmp_path / "o.csv", column="text").unreadable) == 1
+    (tmp_path / "in" / "a.jsonl").write_text('{"text": "ice", "x": 1}\n')
+    with pytest.raises(NpformerError, match="other settings: types x is new"):
+        map(classify, tmp_path / "in", tmp_path / "o.csv", column="text")
 
 
 @pytest.mark.parametrize("limit", [1, 25, 61, 1000])

@@ -60,9 +60,9 @@ def test_rows_of_two_texts(tmp_path: Path) -> None:
         ("a.tsv", b"label\ttext\n1\t \n", r"a\.tsv:2: 'text' is empty"),
         ("a.tsv", b"label\ttext\n1\t\xff\n", r"a\.tsv:2: not UTF-8 \(byte 2\)"),
         ("a.tsv", b"label\tx\ty\n1\ta\tb\n", r"a\.tsv:1: columns label, x, y; expected the text in one of"),
-        ("a.tsv", b"label\tlabel\n1\ta\n", r"a\.tsv:1: a column's name is there twice"),
+        ("a.tsv", b"label\tlabel\n1\ta\n", r"a\.tsv:1: duplicate column name"),
         ("a.tsv", b"kind\ttext\n1\ta\n", r"a\.tsv:2: no 'label'; the row has kind, text"),
-        ("a.csv", b'label,text\n1,"a\n', r"a\.csv:2: unexpected end of data"),
+        ("a.csv", b'label,text\n1,"a\n', r"a\.csv:2: a cell that never ends"),
         ("a.jsonl", b'{"label": 1, "text": "a"}\n{"label"\n', r"a\.jsonl:2: not JSON"),
         ("a.csv", b"label,text\n1,a\rb\n", r"a\.csv:2: a carriage return within a line"),
         (

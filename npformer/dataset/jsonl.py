@@ -1,0 +1,131 @@
+"""Reads JSON Lines with Python's own parser, and finds the types that hold every value of a file exactly.
+
+`Seen` collects the values at one place of the rows, such as a column or a field of its objects. It refuses a value that
+no type could hold together with the earlier ones, and names its line and column. Numbers with a point or an exponent
+are float64, as JSON's readers have them.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import pyarrow as pa
+
+from npformer.checks import shown
+from npformer.dataset.sizes import DEPTH
+from npformer.errors import NpformerError
+
+KINDS = {bool: "true or false", int: "a number", float: "a number", str: "text", list: "a list", dict: "an object"}
+TYPES = {"": pa.null(), "true or false": pa.bool_(), "text": pa.string()}
+
+
+def objects(lines: Iterable[tuple[int, str]], where: object) -> Iterator[tuple[int, int, dict[str, Any]]]:
+    """Yields number, characters and object of each line that is not blank."""
+    for number, line in lines:
+        if not line.strip():
+            continue
+        try:
+            value = json.loads(line, parse_float=_float, object_pairs_hook=_object)
+        except RecursionError:
+            raise NpformerError(f"{where}:{number}: nested more than {DEPTH} deep") from None
+        except ValueError as error:
+            raise NpformerError(f"{where}:{number}: not JSON: {error!s:.200}") from None
+        if not isinstance(value, dict):
+            raise NpformerError(f"{where}:{number}: expected a JSON object, got {KINDS.get(type(value), 'null')}")
+        yield number, len(line), value
+
+
+def _float(digits: str) -> float:
+    value = float(digits)
+    if math.isinf(value):
+        raise ValueError(f"{digits:.50} is larger than any float64")
+    return value
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise ValueError(f"duplicate key {shown(next(name for name in names if names.count(name) > 1))}")
+    return found
+
+
+class Seen:
+    """The kind of the values at one place of the rows, and what their type must hold."""
+
+    def __init__(self, name: str = "", depth: int = 0) -> None:
+        self.name, self.depth, self.kind = name, depth, ""
+        self.fields: dict[str, Seen] = {}
+        self.items: Seen | None = None
+        self.floats, self.least, self.most = False, 0, 0
+        self.exact: tuple[str, int] | None = None  # the line and value of the first number beyond 2**53
+
+    def add(self, value: Any, where: str) -> None:
+        """Takes one value. Raises NpformerError if no type holds it together with the earlier ones."""
+        if value is None:
+            return
+        kind = KINDS[type(value)]
+        if kind != self.kind:
+            if self.kind:
+                raise self._refused(where, f"{kind}, but {self.kind} in an earlier row; expected values of one type")
+            self.kind = kind
+        if kind == "a number":
+            self._number(value, where)
+        elif kind == "text":
+            try:
+                value.encode()
+            except UnicodeEncodeError:
+                raise self._refused(where, "half of a surrogate pair, which is no character") from None
+        elif kind == "a list":
+            if self.items is None:
+                self.items = self._inner(f"{self.name}[]", where)
+            for each in value:
+                self.items.add(each, where)
+        elif kind == "an object":
+            for name, each in value.items():
+                if name not in self.fields:
+                    self.fields[name] = self._inner(f"{self.name}.{name}" if self.name else name, where)
+                self.fields[name].add(each, where)
+
+    def _number(self, value: float, where: str) -> None:
+        if isinstance(value, float):
+            self.floats = True
+        else:
+            if not -(2**63) <= value < 2**64:
+                raise self._refused(where, f"{shown(value)} has more than 64 bits; write the column's numbers as texts")
+            self.least, self.most = min(self.least, value), max(self.most, value)
+            if self.exact is None and abs(value) > 2**53:
+                self.exact = where, value
+        if self.exact and self._is_float():
+            where, value = self.exact
+            only = "the only type for all the column's numbers; write them as texts"
+            raise self._refused(where, f"{value} is beyond the whole numbers of float64, {only}")
+
+    def _is_float(self) -> bool:
+        return self.floats or (self.least < 0 and self.most >= 2**63)
+
+    def _inner(self, name: str, where: str) -> Seen:
+        if self.depth > DEPTH:
+            raise self._refused(where, f"nested more than {DEPTH} deep")
+        return Seen(name, self.depth + 1)
+
+    def _refused(self, where: str, message: str) -> NpformerError:
+        return NpformerError(f"{where}: column {shown(self.name)}: {message}")
+
+    def type(self) -> Any:
+        """The type that holds all values."""
+        if self.kind == "a number":
+            return pa.float64() if self._is_float() else pa.uint64() if self.most >= 2**63 else pa.int64()
+        if self.kind == "a list":
+            assert self.items is not None
+            return pa.list_(self.items.type())
+        if self.kind == "an object":
+            return pa.struct([(name, each.type()) for name, each in self.fields.items()])
+        return TYPES[self.kind]
+
+    def schema(self) -> Any:
+        """The columns of rows, which are the values of this place."""
+        return pa.schema([(name, each.type()) for name, each in self.fields.items()])

@@ -1,0 +1,191 @@
+"""Reads one file of a dataset as record batches, each of a few megabytes unless the file stores more as one.
+
+Columns of csv and tsv are texts, so that they come out as they went in (007, 1.50, NA). Columns of jsonl have the types
+that fit all their values (`jsonl.py`). A dictionary of texts stays one; other types are the plain ones.
+"""
+
+from __future__ import annotations
+
+import io
+import itertools
+import mmap
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet
+
+from npformer.dataset.formats import DELIMITERS, KNOWN, Format, explained, format_of
+from npformer.dataset.jsonl import objects
+from npformer.dataset.sizes import BYTES
+from npformer.errors import NpformerError
+from npformer.files import as_given, csv_rows, open_file
+
+BLOCK = 2**20  # characters of text that become one batch
+LONGEST = 2**26  # most characters of a line, and of a cell of csv
+ROWS = 512  # most rows of a batch of Parquet
+TEXTS = ("STRING", "NONE", "JSON", "ENUM")  # logical types of Parquet whose bytes are kept as they are
+PAGES = 2**24  # bytes of Parquet's pages that become one batch, unless they are a single row
+
+
+def form_of(path: Path) -> Format:
+    """The format of a file. Raises NpformerError if its suffix names none."""
+    form = format_of(path)
+    if form is None:
+        raise NpformerError(f"{path}: the suffix says no format that is read: {KNOWN}")
+    return form
+
+
+def batches(path: Path, schema: Any = None) -> Iterator[Any]:
+    """Yields a file's record batches, of which the first has no rows; jsonl is read by the `schema`."""
+    form = form_of(path)
+    if form.kind in ("jsonl", *DELIMITERS):
+        with opened_lines(path) as lines:
+            yield from _jsonl(lines, path, schema) if form.kind == "jsonl" else _csv(lines, path, form)
+    else:
+        with explained(path), open_file(as_given(path)) as file:
+            yield from _parquet(file) if form.kind == "parquet" else _arrow(file)
+
+
+@contextmanager
+def opened_lines(path: Path) -> Iterator[Iterator[tuple[int, str]]]:
+    """Gives the lines of a file of text with their ends, \\n, \\r\\n or \\r, and their numbers."""
+    compression = form_of(path).compression
+    with explained(path), open_file(as_given(path)) as file:
+        stream: Any = io.BufferedReader(pa.CompressedInputStream(file, compression)) if compression else file
+        with io.TextIOWrapper(stream, "utf-8-sig", "surrogateescape", newline="") as text:
+            yield _lines(text, path)
+
+
+def _lines(text: Any, where: Path) -> Iterator[tuple[int, str]]:
+    for number in itertools.count(1):
+        line = text.readline(LONGEST + 1)
+        if not line:
+            return
+        if len(line) > LONGEST:
+            raise NpformerError(f"{where}:{number}: a line of more than {LONGEST} characters; expected a row in a line")
+        try:
+            line.encode()
+        except UnicodeEncodeError:
+            raise NpformerError(f"{where}:{number}: not UTF-8") from None
+        yield number, line
+
+
+def conform(batches: list[Any], schema: Any) -> Any:
+    """Record batches as one table of a schema, its dictionaries cut to the values that occur."""
+    columns = []
+    for field in schema:
+        chunks = [_cast(each[field.name], _plain(field.type)) for each in batches]
+        whole = pa.chunked_array(chunks, _plain(field.type)).combine_chunks()  # how it was read is not to be seen
+        columns.append(whole.dictionary_encode() if pa.types.is_dictionary(field.type) else whole)
+    return pa.Table.from_arrays(columns, schema=schema)
+
+
+def _cast(array: Any, kind: Any) -> Any:
+    if array.type == kind:
+        return array
+    if pa.types.is_nested(kind):  # copied, as pyarrow fails to cast a slice that has a field of nulls
+        array = array.take(pa.array(range(len(array)), pa.int64()))
+    return array.cast(kind)
+
+
+def carried(schema: Any) -> Any:
+    """The schema with the types that are carried, and without metadata, which may describe other columns."""
+    twice = {name for name in schema.names if schema.names.count(name) > 1}
+    if twice:
+        raise ValueError(f"several columns have the name {min(twice)!r}")
+    return pa.schema([pa.field(each.name, _carried(each.type)) for each in schema])
+
+
+def plain(schema: Any) -> Any:
+    """The schema without dictionaries."""
+    return pa.schema([pa.field(each.name, _plain(each.type)) for each in schema])
+
+
+def _carried(kind: Any) -> Any:
+    """Numbers are carried without a dictionary, and the dictionary's order is that of the rows."""
+    is_coded = pa.types.is_dictionary(kind) and any(test(_plain(kind)) for test in BYTES)
+    return pa.dictionary(pa.int32(), _plain(kind)) if is_coded else _plain(kind)
+
+
+def _plain(kind: Any) -> Any:
+    """The type without dictionaries and views, which not every format has."""
+    if pa.types.is_dictionary(kind):
+        return _plain(kind.value_type)
+    if pa.types.is_struct(kind):
+        return pa.struct([each.with_type(_plain(each.type)) for each in kind])
+    if pa.types.is_list(kind):
+        return pa.list_(kind.value_field.with_type(_plain(kind.value_type)))
+    if pa.types.is_large_list(kind):
+        return pa.large_list(kind.value_field.with_type(_plain(kind.value_type)))
+    return {"string_view": pa.large_string(), "binary_view": pa.large_binary()}.get(str(kind), kind)
+
+
+# --- formats ---------------------------------------------------------------------------------------------------------
+
+
+def _parquet(file: Any) -> Iterator[Any]:
+    """Reads texts with the dictionaries of their pages, so that a batch takes no more memory than its pages."""
+    read = pa.parquet.ParquetFile(file, buffer_size=BLOCK, pre_buffer=False)
+    schema, found = read.schema_arrow, read.metadata
+    yield pa.RecordBatch.from_pylist([], schema)
+    columns = [read.schema.column(i) for i in range(len(read.schema))]
+    texts = [each.path for each in columns if each.physical_type == "BYTE_ARRAY" and each.logical_type.type in TEXTS]
+    coded = pa.parquet.ParquetFile(file, metadata=found, read_dictionary=texts, buffer_size=BLOCK, pre_buffer=False)
+    with suppress(pa.ArrowException):  # some types are not read so, as those of extensions
+        pa.RecordBatch.from_pylist([], coded.schema_arrow).cast(plain(schema))
+        read = coded
+    groups = [found.row_group(i) for i in range(found.num_row_groups)]
+    widest = max((each.total_byte_size // max(each.num_rows, 1) for each in groups), default=0)
+    yield from read.iter_batches(batch_size=min(max(PAGES // max(widest, 1), 1), ROWS), use_threads=False)
+
+
+def _arrow(file: Any) -> Iterator[Any]:
+    """Reads both forms: files, which begin with ARROW1, and streams, as the `datasets` library writes them.
+
+    The file is mapped into memory: a batch of any size takes none before its rows are used.
+    """
+    mapped = pa.py_buffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+    if mapped[:6].to_pybytes() != b"ARROW1":
+        reader = pa.ipc.open_stream(mapped)
+        yield pa.RecordBatch.from_pylist([], reader.schema)
+        yield from reader
+        return
+    reader = pa.ipc.open_file(mapped)
+    yield pa.RecordBatch.from_pylist([], reader.schema)
+    for index in range(reader.num_record_batches):
+        yield reader.get_batch(index)
+
+
+def _csv(lines: Iterable[tuple[int, str]], where: Path, form: Format) -> Iterator[Any]:
+    rows = (values for _, values in csv_rows(lines, where, LONGEST, delimiter=DELIMITERS[form.kind]))
+    names = next(rows, None)
+    if names is None:
+        raise NpformerError(f"{where}: no line with the columns' names")
+    schema = pa.schema([(name, pa.string()) for name in names])
+    yield pa.RecordBatch.from_pylist([], schema)
+    for block in _blocks((sum(map(len, values)), values) for values in rows):
+        arrays = [pa.array(column, pa.string()) for column in zip(*block, strict=True)]
+        yield pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def _jsonl(lines: Iterable[tuple[int, str]], where: Path, schema: Any) -> Iterator[Any]:
+    yield pa.RecordBatch.from_pylist([], schema)
+    for block in _blocks((size, row) for _, size, row in objects(lines, where)):
+        yield pa.RecordBatch.from_struct_array(pa.array(block, pa.struct(list(schema))))
+
+
+def _blocks(rows: Iterable[tuple[int, Any]]) -> Iterator[list[Any]]:
+    """Gathers rows, given with their sizes, until they have BLOCK characters."""
+    held: list[Any] = []
+    total = 0
+    for size, row in rows:
+        held.append(row)
+        total += size
+        if total >= BLOCK:
+            yield held
+            held, total = [], 0
+    if held:
+        yield held

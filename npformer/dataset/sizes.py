@@ -1,0 +1,91 @@
+"""How large rows are, and where a file is cut into parts: after a number of rows or of bytes, whichever comes first.
+
+A part is what is held in memory at a time. A row counts with the bytes that its values have when each stands by itself,
+without a dictionary, so that the cuts depend on the rows alone and not on how a file stores them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+PART_BYTES = 2**24  # of the rows of a part, unless it is a single row
+DEPTH = 48  # most levels of lists and objects in a column: Parquet reads 49 of lists, Arrow 63
+MISSING = 8  # bytes that a row counts with for each column, for the answers and for columns that it lacks
+
+BYTES = (pa.types.is_string, pa.types.is_large_string, pa.types.is_binary, pa.types.is_large_binary)
+
+
+class Cuts:
+    """The parts of a file, found by adding the sizes of its rows: at most `rows` in each, and `limit` in all."""
+
+    def __init__(self, rows: int, limit: int | None) -> None:
+        self.rows, self.limit = rows, limit
+        self._parts: list[int] = []
+        self._count = self._bytes = 0
+
+    @property
+    def full(self) -> bool:
+        return sum(self._parts) + self._count == self.limit
+
+    def add(self, sizes: np.ndarray) -> None:
+        """Takes the sizes of the next rows, (N,)."""
+        if self.limit is not None:
+            sizes = sizes[: self.limit - sum(self._parts) - self._count]
+        ends, at, before = np.cumsum(sizes), 0, 0
+        while at < len(sizes):
+            fitting = int(np.searchsorted(ends, before + PART_BYTES - self._bytes, side="right")) - at
+            taken = min(self.rows - self._count, max(fitting, int(not self._count)), len(sizes) - at)
+            if taken:
+                at += taken
+                self._count += taken
+                self._bytes += int(ends[at - 1]) - before
+                before = int(ends[at - 1])
+            if not taken or self._count == self.rows:
+                self._end_part()
+
+    def finish(self) -> tuple[int, ...]:
+        """The rows of each part."""
+        self._end_part()
+        return tuple(self._parts)
+
+    def _end_part(self) -> None:
+        if self._count:
+            self._parts.append(self._count)
+        self._count = self._bytes = 0
+
+
+def row_sizes(batch: Any) -> np.ndarray:
+    """The bytes of each row of a record batch, (N,)."""
+    return sum(map(_sizes, batch.columns), np.full(batch.num_rows, MISSING * batch.num_columns))
+
+
+def depth(kind: Any) -> int:
+    """The levels of lists and objects of a type."""
+    return 1 + max((depth(kind.field(i).type) for i in range(kind.num_fields)), default=0) if kind.num_fields else 0
+
+
+def _sizes(array: Any) -> np.ndarray:
+    kind = array.type
+    if pa.types.is_dictionary(kind):
+        values = np.append(_sizes(array.dictionary), 0)  # the last one is for nulls
+        return values[pc.fill_null(array.indices.cast(pa.int64()), len(values) - 1).to_numpy()]
+    if pa.types.is_struct(kind):
+        return sum((_sizes(array.field(i)) for i in range(kind.num_fields)), np.zeros(len(array), np.int64))
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_map(kind):
+        ends = np.cumsum(np.append(0, _sizes(array.values) + MISSING))
+        return np.diff(ends[array.offsets.to_numpy()])
+    if pa.types.is_fixed_size_list(kind):
+        width = kind.list_size
+        values = array.values.slice(array.offset * width, len(array) * width)
+        return _sizes(values).reshape(len(array), width).sum(axis=1)
+    if any(test(kind) for test in BYTES):
+        return pc.fill_null(pc.binary_length(array), 0).to_numpy().astype(np.int64)
+    try:
+        size = kind.bit_width // 8
+    except ValueError:  # a type that is rare
+        size = array.nbytes // max(len(array), 1)
+    return np.full(len(array), size)
