@@ -6,12 +6,11 @@ Attention Is All You Need (Vaswani et al., 2017), section 3.2.1. Next: `multi_he
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 
 import numpy as np
 
-from npformer.disentangled import distance_scores
 from npformer.errors import NpformerError
 from npformer.functions import softmax, softmax_backward
 from npformer.masks import masked_softmax
@@ -22,6 +21,7 @@ from npformer.tape import Stages
 from npformer.taps import spare, tap
 
 Linear = Mapping[str, np.ndarray]
+Add = Callable[[np.ndarray], np.ndarray]  # a function from scores to scores, which it may overwrite
 
 _softmax = partial(softmax, total=sum_in_order)
 
@@ -103,35 +103,31 @@ def scaled_dot_product_attention(
             raise NpformerError("attention: give a mask or is_causal, not both")
         mask = np.tri(q.shape[-2], k.shape[-2], dtype=bool)
     scale = 1 / math.sqrt(q.shape[-1]) if scale is None else float(scale)  # a NumPy number would widen float32
-    if mask is not None:
-        return masked_attention(q * scale, k, v, mask)
-    return unmasked_attention(q, k, v, scale)
+    return attend(q, k, v, scale, mask)
 
 
-def unmasked_attention(
+def attend(
     q: np.ndarray,
     k: np.ndarray,
     v: np.ndarray,
     scale: float,
-    bias: np.ndarray | None = None,
-    window: np.ndarray | None = None,
-    rows: np.ndarray | None = None,
-    **distances: np.ndarray,
+    mask: np.ndarray | None = None,
+    add: Add | None = None,
+    in_order: bool = True,
 ) -> np.ndarray:
-    """softmax(q k^T * scale + bias + window) v. The window is 0, or -inf where the weight is to be exactly 0.
+    """softmax(add(q k^T * scale) where the mask admits the key) v, as `scaled_dot_product_attention`, unchecked.
 
-    rows and distances, as in `distance_scores`, make a bias of the queries and keys.
+    in_order: with a mask, sums over keys have the order of `masked_attention`. Without it every query sees a key.
     """
+    if mask is not None and in_order:
+        return masked_attention(q * scale, k, v, mask, add=add)
     scores = inner_products(q, k, scale)  # q @ k.mT * scale
-    if rows is not None:
-        of_all = rows[:1] if rows.strides[0] == 0 else rows  # the texts have the same distances
-        bias = tap("distance_scores", distance_scores(q, k, **distances, rows=of_all[:, 0]) * scale)
-    if bias is not None:
-        scores += bias
+    if add is not None:
+        scores = add(scores)
     scores = tap("scores", scores)
-    if window is not None:
+    if mask is not None:
         scores = scores.copy(order="K") if spare(scores) is None else scores
-        scores += window
+        np.copyto(scores, -np.inf, where=~mask)
     weights = tap("weights", in_place(_softmax, scores))  # softmax(scores)
     return tap("context", row_products(weights, v))  # weights @ v
 
@@ -177,13 +173,20 @@ def _agree(q: tuple[int, ...], k: tuple[int, ...], v: tuple[int, ...]) -> bool:
 
 
 def masked_attention(
-    q: np.ndarray, k: np.ndarray, v: np.ndarray, mask: np.ndarray, terms: int = TERMS, front: int = 0
+    q: np.ndarray,
+    k: np.ndarray,
+    v: np.ndarray,
+    mask: np.ndarray,
+    terms: int = TERMS,
+    front: int = 0,
+    add: Add | None = None,
 ) -> np.ndarray:
-    """softmax(q k^T where the mask admits the key) v, for a scaled q. Masked keys do not change a bit of it.
+    """softmax(add(q k^T) where the mask admits the key) v, for a scaled q. Masked keys do not change a bit of it.
 
     Their weight is exactly 0, and sums over keys have a fixed order, that of `runtime.sums.groups`. A decoder may thus
     keep its keys in an array with free space, or those of several beams in one array.
     """
-    scores = tap("scores", inner_products_in_room(q, k))  # q @ k.mT
+    scores = inner_products_in_room(q, k)  # q @ k.mT
+    scores = tap("scores", scores if add is None else add(scores))
     weights = tap("weights", masked_softmax(scores, mask, terms, front))
     return tap("context", matmul_in_order(weights, v, terms, front))  # weights @ v

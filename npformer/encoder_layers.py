@@ -21,8 +21,9 @@ from npformer.functions import (
     linear_backward,
     linears,
 )
+from npformer.mechanisms.mechanism import Mechanism, Sums
+from npformer.mechanisms.placed import Placed, add_up
 from npformer.multi_head import AttentionCache, Linear, self_attention, self_attention_backward
-from npformer.positions import Relative
 from npformer.tape import Stages
 from npformer.taps import scope, spare, tap
 
@@ -186,7 +187,7 @@ def encoder_layer(
     eps: float = 1e-12,
     row_indices: np.ndarray | None = None,
     norm_first: bool = False,
-    relative: Relative | None = None,
+    placed: Placed | None = None,
     cache: AttentionCache | None = None,
 ) -> np.ndarray:
     """Y = Normalize(X + Attention(X)); Z = Normalize(Y + FFN(Y)).
@@ -204,7 +205,7 @@ def encoder_layer(
     eps : float, of the norms
     row_indices : (B,) integer array, one row of each text; only these are returned, and only what they need is computed
     norm_first : bool
-    relative : `Relative`, the tokens' places, where attention depends on them
+    placed : `Placed`, the mechanisms by which attention depends on places, optional
     cache : the keys and values that attention keeps from earlier calls, optional
 
     Returns
@@ -224,7 +225,7 @@ def encoder_layer(
     """
 
     def attend(h: np.ndarray) -> np.ndarray:
-        return self_attention(h, lengths, n_heads, row_indices=row_indices, relative=relative, cache=cache, **attention)
+        return self_attention(h, lengths, n_heads, row_indices=row_indices, placed=placed, cache=cache, **attention)
 
     y = add_and_norm("attention", x, attend, attention_norm, eps, norm_first, row_indices)
     feed = gated_feed_forward if "gate" in ffn else feed_forward
@@ -245,7 +246,7 @@ def encoder_layer_backward(
     eps: float = 1e-12,
     row_indices: np.ndarray | None = None,
     norm_first: bool = False,
-    relative: Relative | None = None,
+    placed: Placed | None = None,
 ) -> tuple[np.ndarray, dict[str, Any]]:
     """Backward of `encoder_layer`: dx (T, D) and the gradients of the weights. With row_indices, grad is (B, D)."""
     y = stages["attention_residual" if norm_first or attention_norm is None else "attention_norm"]
@@ -256,7 +257,7 @@ def encoder_layer_backward(
 
     def attend(grad: np.ndarray, h: np.ndarray) -> tuple[np.ndarray, dict[str, Any]]:
         stages_of_it = stages.within("attention")
-        return self_attention_backward(grad, stages_of_it, h, lengths, n_heads, row_indices, relative, **attention)
+        return self_attention_backward(grad, stages_of_it, h, lengths, n_heads, row_indices, placed, **attention)
 
     grad, grads = add_and_norm_backward("ffn", grad, stages, y, feed, ffn_norm, eps, norm_first)
     grad, first = add_and_norm_backward(
@@ -275,7 +276,7 @@ def encoder(
     row_indices: np.ndarray | None = None,
     norm_first: bool = False,
     norm: Linear | None = None,
-    relative: Sequence[Relative] | None = None,
+    placed: Sequence[Placed] | None = None,
     caches: Sequence[AttentionCache] | None = None,
     convolution: Convolution | None = None,
 ) -> np.ndarray:
@@ -292,7 +293,7 @@ def encoder(
     row_indices : (B,) integer array, one row of each text; only these are computed in the last layer
     norm_first : bool, as in `encoder_layer`
     norm : {"weight": (D,), "bias": (D,)}, optional; models with norm_first have it
-    relative : a `Relative` for each layer, the tokens' places, where attention depends on them
+    placed : a `Placed` for each layer, the mechanisms by which attention depends on places, optional
     caches : the cache of each layer, as in `encoder_layer`, optional
     convolution : `Convolution` of x, which is added to the first layer, with a norm, optional
 
@@ -323,7 +324,7 @@ def encoder(
             x = encoder_layer(
                 x, lengths, n_heads, activation, **{"attention_norm": None, **weights},
                 eps=eps, row_indices=rows, norm_first=norm_first,
-                relative=None if relative is None else relative[i], cache=None if caches is None else caches[i],
+                placed=None if placed is None else placed[i], cache=None if caches is None else caches[i],
             )  # fmt: skip
         if convolution is not None and i == 0:
             x = add_and_norm("convolution", x, convolve, convolution.norm, eps, False)
@@ -342,15 +343,16 @@ def encoder_backward(
     row_indices: np.ndarray | None = None,
     norm_first: bool = False,
     norm: Linear | None = None,
-    relative: Sequence[Relative] | None = None,
+    placed: Sequence[Placed] | None = None,
     convolution: Convolution | None = None,
 ) -> tuple[np.ndarray, dict[str, Any]]:
     """Backward of `encoder`: dx (T, D) and the gradients of the weights, {"layers": [...], "norm": ...}.
 
-    The gradient of a relative bias, (H, 2 M - 1), is in "bias" of each layer's "attention".
+    The gradients of the arrays that mechanisms share in all layers are in "mechanisms".
     """
     last = "ffn_residual" if norm_first else "ffn_norm"
     grads: dict[str, Any] = {"layers": [{} for _ in layers]}
+    sums: dict[Mechanism, Sums] = {}
     inputs = [x, *(stages[f"layers.{i}.{last}"] for i in range(len(layers)))]
     d_embedded: list[np.ndarray] = []
 
@@ -374,6 +376,8 @@ def encoder_backward(
         grad, grads["layers"][i] = encoder_layer_backward(
             grad, stages.within(f"layers.{i}"), inputs[i], lengths, n_heads, activation,
             **{"attention_norm": None, **layers[i]},
-            eps=eps, row_indices=rows, norm_first=norm_first, relative=None if relative is None else relative[i],
+            eps=eps, row_indices=rows, norm_first=norm_first, placed=None if placed is None else placed[i],
         )  # fmt: skip
-    return sum(d_embedded, grad), grads
+        for mechanism, more_sums in grads["layers"][i]["attention"].pop("mechanisms", {}).items():
+            add_up(sums.setdefault(mechanism, {}), more_sums)
+    return sum(d_embedded, grad), {**grads, "mechanisms": sums}

@@ -13,13 +13,13 @@ from typing import Any, Protocol
 import numpy as np
 
 from npformer.attention import (
-    scaled_dot_product_attention,
+    attend,
     scaled_dot_product_attention_backward,
     split_heads,
-    unmasked_attention,
 )
 from npformer.functions import linear, linear_backward, linears
-from npformer.positions import Relative
+from npformer.mechanisms.mechanism import Mechanism, Sums
+from npformer.mechanisms.placed import InRun, Placed
 from npformer.runtime.blocks import over_heads
 from npformer.runtime.packing import equal_runs
 from npformer.runtime.threads import all_gather
@@ -42,16 +42,15 @@ def multi_head_attention(
     is_causal: bool = False,
     mask: np.ndarray | None = None,
     cache: AttentionCache | None = None,
-    relative: Relative | None = None,
-    distance_key: Linear | None = None,
-    distance_query: Linear | None = None,
+    placed: Placed | None = None,
+    **distances: Linear,
 ) -> np.ndarray:
     """MultiHead(x, source) = Concat(head_1, ..., head_H) W_O on packed rows, (T, D), (S, D) -> (T, D). Section 3.2.2.
 
     Text i is lengths[i] rows of x, which attend to its source_lengths[i] rows of source, as is_causal or mask admits. A
     cache replaces both: it keeps keys and values of earlier calls, and when it is complete no new ones are computed.
-    relative: the places of the rows of source, where attention depends on them. distance_key and distance_query project
-    its table of distances; key and query do where they are not given.
+    placed: the mechanisms by which attention depends on the places of the rows of source; distances: projections that
+    only mechanisms read.
     """
     if cache is not None and cache.complete:
         q = tap("query", linear(x, **query))
@@ -61,13 +60,13 @@ def multi_head_attention(
     else:
         q, (k, v) = linear(x, **query), linears(source, key, value)
     q, k, v = tap("query", q), tap("key", k), tap("value", v)
-    if relative is not None:
-        q, k = relative.rotated(q, k)
+    if placed is not None:
+        q, k = placed.turn(q, k)
     if cache is not None:
         combined = cache.attend(q, k, v, n_heads)
     else:
-        relative = relative and relative.in_layer(distance_key or key, distance_query or query)
-        combined = packed_attention(q, k, v, lengths, source_lengths, n_heads, is_causal, mask, relative)
+        placed = placed and placed.in_layer({"query": query, "key": key, **distances})
+        combined = packed_attention(q, k, v, lengths, source_lengths, n_heads, is_causal, mask, placed)
     return tap("output", linear(tap("combined", combined), **output))
 
 
@@ -83,34 +82,30 @@ def multi_head_attention_backward(
     key: Linear,
     value: Linear,
     output: Linear,
-    relative: Relative | None = None,
-    distance_key: Linear | None = None,
-    distance_query: Linear | None = None,
+    placed: Placed | None = None,
+    **distances: Linear,
 ) -> tuple[np.ndarray, np.ndarray, dict[str, Any]]:
     """Backward of `multi_head_attention`: dx (T, D), dsource (S, D) and the gradients of the four linear layers.
 
-    In self-attention x and source are the same rows, and their gradient is dx + dsource. The gradient of a relative
-    bias, (H, 2 M - 1), is under "bias", that of the table of distances, (R, D), under "distances".
+    In self-attention x and source are the same rows, and their gradient is dx + dsource. The gradients of what the
+    layers' mechanisms share are under "mechanisms".
     """
-    relative = relative and relative.in_layer(distance_key or key, distance_query or query)
+    projections = {"query": query, "key": key, **distances}
+    placed = placed and placed.in_layer(projections)
     grad, d_output = linear_backward(stages.through_edit("output", grad), stages["combined"], **output)
-    dq, dk, dv, added = packed_attention_backward(
-        stages.through_edit("combined", grad), stages, lengths, source_lengths, n_heads, relative
+    dq, dk, dv, sums = packed_attention_backward(
+        stages.through_edit("combined", grad), stages, lengths, source_lengths, n_heads, placed
     )
-    if relative is not None:
-        dq, dk = relative.rotated_backward(dq, dk, stages)
+    if placed is not None:
+        dq, dk = placed.turn_backward(dq, dk, stages)
     dx, d_query = linear_backward(stages.through_edit("query", dq), x, **query)
     dsource, d_key = linear_backward(stages.through_edit("key", dk), source, **key)
     from_values, d_value = linear_backward(stages.through_edit("value", dv), source, **value)
     dsource += from_values
-    grads = {"query": d_query, "key": d_key, "value": d_value, "output": d_output}
-    if relative is None or relative.distances is None:
-        return dx, dsource, {**grads, **added}
-    own = {name: each for name, each in (("distance_key", distance_key), ("distance_query", distance_query)) if each}
-    d_table, of_table = relative.distances.projected_backward(added, **(own or {"key": key, "query": query}))
-    for name, more in of_table.items():
-        grads[name] = {part: array + grads[name][part] for part, array in more.items()} if name in grads else more
-    return dx, dsource, {**grads, "distances": d_table}
+    grads: dict[str, Any] = {"query": d_query, "key": d_key, "value": d_value, "output": d_output}
+    if sums and placed is not None:
+        grads["mechanisms"] = placed.in_layer_backward(sums, projections, grads)
+    return dx, dsource, grads
 
 
 def self_attention(
@@ -119,7 +114,7 @@ def self_attention(
     n_heads: int,
     is_causal: bool = False,
     row_indices: np.ndarray | None = None,
-    relative: Relative | None = None,
+    placed: Placed | None = None,
     **projections: Any,
 ) -> np.ndarray:
     """Multi-head attention of each text to itself, on packed rows, (T, D) -> (T, D). Section 3.2.2.
@@ -131,7 +126,7 @@ def self_attention(
     n_heads : int
     is_causal : bool, a token sees itself and earlier tokens only
     row_indices : integer array, the rows that attend and are returned, equally many of each text; all unless given
-    relative : `Relative`, the tokens' places, where attention depends on them
+    placed : `Placed`, the mechanisms by which attention depends on places, optional
     projections : query, key, value, output, each {"weight": (D, D), "bias": (D,)}
 
     Examples
@@ -143,7 +138,7 @@ def self_attention(
     """
     rows, row_lengths = _attending(x, lengths, row_indices)
     return multi_head_attention(
-        rows, row_lengths, x, lengths, n_heads, is_causal=is_causal, relative=relative, **projections
+        rows, row_lengths, x, lengths, n_heads, is_causal=is_causal, placed=placed, **projections
     )
 
 
@@ -154,13 +149,13 @@ def self_attention_backward(
     lengths: np.ndarray,
     n_heads: int,
     row_indices: np.ndarray | None = None,
-    relative: Relative | None = None,
+    placed: Placed | None = None,
     **projections: Any,
 ) -> tuple[np.ndarray, dict[str, Any]]:
     """Backward of `self_attention`: dx (T, D), as queries, keys and values, and the gradients of the linear layers."""
     rows, row_lengths = _attending(x, lengths, row_indices)
     drows, dx, grads = multi_head_attention_backward(
-        grad, stages, rows, row_lengths, x, lengths, n_heads, **projections, relative=relative
+        grad, stages, rows, row_lengths, x, lengths, n_heads, **projections, placed=placed
     )
     dx[slice(None) if row_indices is None else row_indices] += drows
     return dx, grads
@@ -191,10 +186,11 @@ def packed_attention(
     n_heads: int,
     is_causal: bool = False,
     mask: np.ndarray | None = None,
-    relative: Relative | None = None,
+    placed: Placed | None = None,
 ) -> np.ndarray:
     """Concat(head_1, ..., head_H) of each text, (T, D), (S, D), (S, D) -> (T, D); equal lengths together."""
-    own_rows, places = len(k), [] if relative is None else [relative.places]
+    in_order = placed is None or placed.in_order
+    own_rows, places = len(k), [] if placed is None else [placed.places]
     k, v, *places = all_gather(k, v, *places)  # of the whole text, where this call has only some of its rows
     if len(k) > own_rows:
         source_lengths = np.array([len(k)])
@@ -210,31 +206,23 @@ def packed_attention(
             )
         )
         context = split_heads(combined[rows].reshape(count, -1, v.shape[-1]), n_heads)  # a view: combined is written
-        added, admitted = {}, mask
-        if relative is not None:
-            added = relative.added(rows, places[0][source_rows], count, n_heads)
-        if relative is not None and relative.is_causal:
-            admitted = relative.causal_mask(rows, places[0][source_rows], count)
-        scale = 1 / math.sqrt(q_heads.shape[-1] * (1 if relative is None else relative.parts))
+        length, source_length = q_heads.shape[-2], k_heads.shape[-2]
+        admitted = np.tri(length, source_length, dtype=bool) if is_causal else mask
+        run = None if placed is None else placed.in_run(rows, places[0][source_rows], count, n_heads)
+        scale = 1 / math.sqrt(q_heads.shape[-1] * (1 if placed is None else placed.products))
 
-        def attend(
-            some: Any,
-            run: Any = (q_heads, k_heads, v_heads, context),
-            added: Any = added,
-            admitted: Any = admitted,
+        def work(
+            some: tuple[slice, slice],
+            heads: Any = (q_heads, k_heads, v_heads, context),
+            admitted: np.ndarray | None = admitted,
+            run: InRun | None = run,
             scale: float = scale,
         ) -> None:
-            q, k, v, context = (heads[some] for heads in run)
-            if added:
-                added = {name: array[some] for name, array in added.items()}
-                context[...] = unmasked_attention(q, k, v, scale, **added)
-            else:
-                if admitted is not None and admitted.ndim == 4 and len(admitted) > 1:  # one for each text
-                    admitted = admitted[some[0]]
-                context[...] = scaled_dot_product_attention(q, k, v, admitted, is_causal)
+            q, k, v, context = (each[some] for each in heads)
+            add, admitted = (None, admitted) if run is None else run.of(some, q, k, scale)
+            context[...] = attend(q, k, v, scale, admitted, add, in_order)
 
-        length, source_length = q_heads.shape[-2], k_heads.shape[-2]
-        over_heads(attend, count, n_heads, scores=length * source_length, width=q_heads.shape[-1])
+        over_heads(work, count, n_heads, scores=length * source_length, width=q_heads.shape[-1])
     return combined
 
 
@@ -244,25 +232,24 @@ def packed_attention_backward(
     lengths: np.ndarray,
     source_lengths: np.ndarray,
     n_heads: int,
-    relative: Relative | None = None,
-) -> tuple[np.ndarray, np.ndarray, np.ndarray, dict[str, np.ndarray]]:
-    """Backward of `packed_attention`: dq (T, D), dk and dv (S, D), and the gradients of what is added to scores."""
+    placed: Placed | None = None,
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, dict[Mechanism, Sums]]:
+    """Backward of `packed_attention`: dq (T, D), dk and dv (S, D), and the gradients of the mechanisms' arrays."""
     names, rows_of_source = ("query_heads", "key_heads", "value_heads"), int(source_lengths.sum())
     dq, dk, dv = (np.empty((rows, grad.shape[-1]), grad.dtype) for rows in (len(grad), rows_of_source, rows_of_source))
-    total = {} if relative is None else relative.gradients(n_heads)
+    sums: dict[Mechanism, Sums] = {}
+    products, adds = (1, False) if placed is None else (placed.products, placed.adds)
     for index, (rows, source_rows, count) in enumerate(equal_runs(lengths, source_lengths)):
         run = stages.run(index)
         dcontext = split_heads(grad[rows].reshape(count, -1, grad.shape[-1]), n_heads)
         q, k, v = (run[name] for name in names)
-        scale = 1 / math.sqrt(q.shape[-1] * (1 if relative is None else relative.parts))
-        dscores = np.empty((*q.shape[:-1], k.shape[-2]), q.dtype) if total else None
+        scale = 1 / math.sqrt(q.shape[-1] * products)
+        dscores = np.empty((*q.shape[:-1], k.shape[-2]), q.dtype) if adds else None
         grads = scaled_dot_product_attention_backward(dcontext, run, q, k, v, scale, dscores)
-        if relative is not None and dscores is not None:
-            if relative.distances is not None:
-                dscores = run.through_edit("distance_scores", dscores) * scale
-            more = relative.added_backward(dscores, q, k, rows, source_rows, total)
+        if placed is not None and dscores is not None:
+            more = placed.add_backward(dscores, q, k, scale, rows, source_rows, run, sums)
             grads = (grads[0] + more[0], grads[1] + more[1], grads[2])
         for whole, part, name, dhead in zip((dq, dk, dv), (rows, source_rows, source_rows), names, grads, strict=True):
             heads = split_heads(whole[part].reshape(count, -1, grad.shape[-1]), n_heads)
             heads[...] = run.through_edit(name, dhead)
-    return dq, dk, dv, total
+    return dq, dk, dv, sums

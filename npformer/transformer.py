@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,11 +19,9 @@ from npformer.activations import ACTIVATIONS
 from npformer.config import Config
 from npformer.convolution import Convolution
 from npformer.decoder_layers import decoder, decoder_backward, project, project_backward
-from npformer.disentangled import Distances
 from npformer.embeddings import embeddings, embeddings_backward
 from npformer.encoder_layers import encoder, encoder_backward
-from npformer.functions import embedding_backward, layer_norm, layer_norm_backward
-from npformer.positions import Relative, relative_bias, relative_bias_backward, rotary_angles
+from npformer.mechanisms import Causal, Disentangled, Mechanism, Placed, RelativeBias, Rotary, Window
 from npformer.runtime.packing import Batch, Text, pack
 from npformer.runtime.threads import all_gather
 from npformer.tape import Stages
@@ -176,7 +175,7 @@ def encode(
     return encoder(
         x, lengths, config.n_heads, ACTIVATIONS[config.activation], weights["layers"], eps=config.eps,
         row_indices=row_indices, norm_first=config.norm_first, norm=weights.get("norm"),
-        relative=relatives(weights, config, batch, row_indices), caches=caches,
+        placed=placed(weights, config, batch, row_indices), caches=caches,
         convolution=_convolution(weights, config, batch, row_indices),
     )  # fmt: skip
 
@@ -191,31 +190,31 @@ def _convolution(
     return Convolution(weights["convolution"], weights["convolution_norm"], activation, batch.places, rows)
 
 
-def relatives(
-    weights: Mapping[str, Any], config: Config, batch: Batch, row_indices: np.ndarray | None
-) -> list[Relative] | None:
-    """What each layer's attention reads of the tokens' places; None where it reads nothing."""
+def mechanisms(config: Config, layer: int) -> tuple[Mechanism, ...]:
+    """How a layer's attention knows where tokens stand."""
+    local, found = config.is_local(layer), list[Mechanism]()
     if config.relative_buckets:
-        bias = relative_bias(**weights["relative_bias"], max_length=config.max_length)
-        layers = [Relative(batch.places, bias)] * config.n_layers
-    elif config.rotary_theta:
-        dtype = weights["embeddings"]["token"]["weight"].dtype
-        angles = rotary_angles(batch.positions, config.d_head, config.rotary_theta, dtype)
-        local = of_all = Relative(batch.places, rotation=angles)
-        if config.local_layers:
-            angles = rotary_angles(batch.positions, config.d_head, config.local_theta, dtype)
-            local = Relative(batch.places, window=config.window // 2, rotation=angles)
-        layers = [local if config.is_local(i) else of_all for i in range(config.n_layers)]
-    elif config.n_distances:
-        distances = Distances.within(batch.farthest, weights["distances"]["weight"], config.max_distance)
-        if "distances_norm" in weights:
-            norm = layer_norm(distances.table, **weights["distances_norm"], eps=config.eps)
-            distances = replace(distances, table=norm)
-        layers = [Relative(batch.places, distances=distances)] * config.n_layers
-    elif config.causal:
-        layers = [Relative(batch.places, is_causal=True)] * config.n_layers
-    else:
+        found.append(RelativeBias(config.max_length))
+    if config.rotary_theta:
+        found.append(Rotary(config.local_theta if local else config.rotary_theta, config.d_head))
+    if config.n_distances:
+        found.append(Disentangled(config.n_distances, config.max_distance, config.eps))
+    if local and config.window:
+        found.append(Window(config.window // 2))
+    if config.causal:
+        found.append(Causal())
+    return tuple(found)
+
+
+def placed(
+    weights: Mapping[str, Any], config: Config, batch: Batch, row_indices: np.ndarray | None
+) -> list[Placed] | None:
+    """Each layer's mechanisms with the batch's places; None if no layer has any."""
+    of_layers = [mechanisms(config, i) for i in range(config.n_layers)]
+    begun = {each: each.begin(weights, batch) for each in dict.fromkeys(chain(*of_layers))}
+    if not begun:
         return None
+    layers = [Placed(batch.places, tuple(begun[each] for each in found)) for found in of_layers]
     return [*layers[:-1], replace(layers[-1], row_indices=row_indices)]
 
 
@@ -234,23 +233,11 @@ def encode_backward(
     grad, tree = encoder_backward(
         grad, stages, x, batch.lengths, config.n_heads, ACTIVATIONS[config.activation], weights["layers"],
         eps=config.eps, row_indices=row_indices, norm_first=config.norm_first, norm=weights.get("norm"),
-        relative=relatives(weights, config, batch, row_indices),
+        placed=placed(weights, config, batch, row_indices),
         convolution=_convolution(weights, config, batch, row_indices),
     )  # fmt: skip
-    if config.relative_buckets:  # all layers share the bias
-        d_bias = sum(layer["attention"].pop("bias") for layer in tree["layers"])
-        tree["relative_bias"] = relative_bias_backward(d_bias, **weights["relative_bias"])
-    if config.n_distances:  # all layers share the table
-        grad_of_table = sum(layer["attention"].pop("distances") for layer in tree["layers"])
-        within = Distances.within(batch.farthest, weights["distances"]["weight"], config.max_distance)
-        if "distances_norm" in weights:
-            norm = weights["distances_norm"]
-            grad_of_table, tree["distances_norm"] = layer_norm_backward(
-                grad_of_table, within.table, **norm, eps=config.eps
-            )
-        first = config.n_distances // 2 - within.zero
-        ids = np.arange(first, first + len(grad_of_table))
-        tree["distances"] = {"weight": embedding_backward(grad_of_table, ids)}
+    for mechanism, sums in tree.pop("mechanisms").items():
+        tree |= mechanism.end_backward(sums, weights)
     grads = embeddings_backward(
         grad, stages, batch.ids, batch.positions + config.first_position, batch.segments, **tables, eps=config.eps,
         scale=scale, padding_idx=config.padding_idx,

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 
 from npformer.attention import masked_attention, split_heads
+from npformer.mechanisms.placed import Placed
 from npformer.multi_head import packed_attention
-from npformer.positions import Relative
 from npformer.runtime.products import kernel
 from npformer.runtime.same_bits import VECTOR
 from npformer.runtime.sums import TERMS
@@ -209,7 +209,7 @@ class PromptRows:
     """The keys and values of whole prompts in one layer, (T, D) each, whose rows attend as without a cache."""
 
     lengths: np.ndarray
-    relative: Relative
+    placed: Placed
     complete: bool = False
     keys: np.ndarray = field(default_factory=lambda: np.zeros((0, 0)))
     values: np.ndarray = field(default_factory=lambda: np.zeros((0, 0)))
@@ -220,7 +220,7 @@ class PromptRows:
         assert v is not None
         self.keys, self.values = k, v
         attending = self.lengths if len(q) == len(k) else np.ones_like(self.lengths)
-        return packed_attention(q, k, v, attending, self.lengths, n_heads, relative=self.relative)
+        return packed_attention(q, k, v, attending, self.lengths, n_heads, placed=self.placed)
 
 
 class KVCache:

@@ -7,6 +7,7 @@ of the first source or prompt, then of the second.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
@@ -17,7 +18,7 @@ from npformer.generation.logits import Projection
 from npformer.generation.settings import Settings
 from npformer.runtime.packing import Batch, Text, pack
 from npformer.runtime.padding import check_texts
-from npformer.transformer import decode_target, encode, head_input, relatives
+from npformer.transformer import decode_target, encode, head_input, mechanisms, placed
 
 if TYPE_CHECKING:
     from npformer.model import BaseModel, Model, Seq2Seq
@@ -123,6 +124,12 @@ class PromptState:
 
     @staticmethod
     def prepare(model: Model, prompts: Sequence[Text]) -> list[Text]:
+        for each in chain(*(mechanisms(model.config, i) for i in range(model.config.n_layers))):
+            if not each.cached:
+                kind = type(each).__name__
+                raise NpformerError(
+                    f"generate: a model with {kind} attention computes whole texts only, not step by step"
+                )
         start, texts = model.config.start_id, []
         for index, prompt in enumerate(prompts):
             if not len(prompt) and start is None:
@@ -170,7 +177,7 @@ def _read(model: Model, prompts: Sequence[Text]) -> list[Read]:
 
     def work(indices: list[int]) -> list[Read]:
         batch = pack([prompts[i] for i in indices], model.config.uncounted, last=True)
-        read = relatives(model.weights, model.config, batch, batch.read) or []
+        read = placed(model.weights, model.config, batch, batch.read) or []
         layers = [PromptRows(batch.lengths, each) for each in read]
         x = encode(model.weights, model.config, batch, batch.read, layers)
         kept = [list(zip(batch.split(each.keys), batch.split(each.values), strict=True)) for each in layers]

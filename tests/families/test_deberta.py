@@ -14,11 +14,11 @@ from npformer.activations import tanh
 from npformer.checkpoint import load_folder
 from npformer.checkpoint.safetensors import read_tensors
 from npformer.convolution import Convolution
-from npformer.disentangled import distance_rows, distance_scores, distance_scores_backward, log_buckets
 from npformer.errors import NpformerError
 from npformer.families import read_config, write_config
 from npformer.interpret.direct_attribution import logit_attribution
 from npformer.interpret.traces import trace
+from npformer.mechanisms.disentangled import distance_rows, distance_scores, distance_scores_backward, log_buckets
 from npformer.model import Model
 from npformer.runtime.packing import Text
 from npformer.tape import Recording

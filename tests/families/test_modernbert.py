@@ -12,7 +12,7 @@ from npformer.errors import NpformerError
 from npformer.families import read_config, write_config
 from npformer.interpret.direct_attribution import logit_attribution
 from npformer.interpret.traces import trace
-from npformer.positions import rotary_angles, rotate
+from npformer.mechanisms.rotary import rotary_angles, rotate
 from npformer.runtime.packing import Text
 from tests.support import tiny
 

@@ -10,7 +10,8 @@ import pytest
 from npformer.errors import NpformerError
 from npformer.families import read_config, write_config
 from npformer.interpret.traces import trace
-from npformer.positions import at_distances, relative_bias, relative_buckets
+from npformer.mechanisms.distances import at_distances
+from npformer.mechanisms.relative_bias import relative_bias, relative_buckets
 from npformer.runtime.packing import Text
 from tests.support import tiny
 

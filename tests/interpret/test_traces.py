@@ -318,7 +318,7 @@ def test_every_function_of_the_table_exists() -> None:
     import importlib
 
     for stage in stages.STAGES:
-        module, function = stage.function.split(".")
+        module, _, function = stage.function.rpartition(".")
         assert callable(getattr(importlib.import_module(f"npformer.{module}"), function)), stage
 
 

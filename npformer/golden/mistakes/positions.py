@@ -9,7 +9,9 @@ import numpy as np
 from npformer.activations import ACTIVATIONS
 from npformer.golden.at import At
 from npformer.golden.port import Mistake, Port, Rule, Ways
-from npformer.positions import at_distances, relative_bias, rotary_angles, rotate
+from npformer.mechanisms.distances import at_distances
+from npformer.mechanisms.relative_bias import relative_bias
+from npformer.mechanisms.rotary import rotary_angles, rotate
 
 SCORES, WEIGHTS = "*.attention.scores", "*.attention.weights"
 ROTATED = "*.attention.{}_rotated"

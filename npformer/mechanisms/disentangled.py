@@ -1,74 +1,126 @@
 """Disentangled attention: scores of content and of distance are added up. DeBERTa (He et al., 2021), section 3.1.
 
-A word has one vector for what it is and one for how far it stands from another; `attention.py` has the first part.
+A word has one vector for its content and one for its distance from another word; `attention.py` has the first part.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 
-from npformer.functions import linear, linear_backward
+from npformer.functions import embedding_backward, layer_norm, layer_norm_backward, linear, linear_backward
+from npformer.mechanisms.distances import of_all
+from npformer.mechanisms.mechanism import Linear, Mechanism, Sums
+from npformer.runtime.packing import Batch
 from npformer.runtime.products import inner_products_in_room
+from npformer.tape import Stages
+from npformer.taps import tap
 
 
 @dataclass(frozen=True)
-class Distances:
-    """The table of distances as far as the texts need it, and its projections in one layer.
+class Disentangled(Mechanism):
+    """score_ij = (q_i . k_j + q_i . K_r(i, j) + k_j . Q_r(i, j)) / sqrt(3 K), r the distance. Section 3.1.
 
     Parameters
     ----------
-    table : (R, D) array
-    zero : int, the row of distance 0
-    max_distance, n_buckets : int, as in `log_buckets`; max_distance is 0 where each distance has a row of its own
+    n_rows : int, rows of the table of distances
+    max_distance : int, as in `log_buckets`; 0 where each distance has a row of its own
+    eps : float, of the table's norm where it has one
+    table : (R, D) array, the rows of the table that the batch needs, normalised
+    first : int, their first in the whole table
     key, query : (R, D) arrays, the table as keys and as queries, in one layer
     """
 
-    table: np.ndarray
-    zero: int
+    n_rows: int
     max_distance: int
-    n_buckets: int
-    key: np.ndarray | None = None
-    query: np.ndarray | None = None
+    eps: float
+    table: np.ndarray = field(default_factory=lambda: np.zeros((0, 1)), compare=False)
+    first: int = field(default=0, compare=False)
+    key: np.ndarray = field(default_factory=lambda: np.zeros((0, 1)), compare=False)
+    query: np.ndarray = field(default_factory=lambda: np.zeros((0, 1)), compare=False)
 
-    @classmethod
-    def within(cls, farthest: int, table: np.ndarray, max_distance: int) -> Distances:
-        """The rows for distances of at most `farthest`, of a whole table, whose middle row is distance 0."""
-        n_buckets = len(table) // 2
-        reach = int(log_buckets(np.array(farthest), n_buckets, max_distance)) if max_distance else farthest
-        first = max(n_buckets - reach, 0)
-        return cls(table[first : n_buckets + reach + 1], n_buckets - first, max_distance, n_buckets)
+    products = 3
 
-    def projected(self, key: Mapping[str, np.ndarray], query: Mapping[str, np.ndarray]) -> Distances:
-        """The same with the projections of one layer, x W_k + b_k and x W_q + b_q."""
+    @property
+    def n_buckets(self) -> int:
+        """Buckets of each sign; distance 0 has the row of this number in the whole table."""
+        return self.n_rows // 2
+
+    def begin(self, weights: Mapping[str, Any], batch: Batch) -> Disentangled:
+        farthest = batch.farthest
+        if self.max_distance:
+            farthest = int(log_buckets(np.array(farthest), self.n_buckets, self.max_distance))
+        first = max(self.n_buckets - farthest, 0)
+        table = weights["distances"]["weight"][first : self.n_buckets + farthest + 1]
+        if "distances_norm" in weights:
+            table = layer_norm(table, **weights["distances_norm"], eps=self.eps)
+        return replace(self, table=table, first=first)
+
+    def end_backward(self, sums: Sums, weights: Mapping[str, Any]) -> dict[str, Any]:
+        grad, tree = sums["table"], {}
+        ids = np.arange(self.first, self.first + len(grad))
+        if "distances_norm" in weights:
+            rows = weights["distances"]["weight"][ids]
+            grad, tree["distances_norm"] = layer_norm_backward(grad, rows, **weights["distances_norm"], eps=self.eps)
+        return {"distances": {"weight": embedding_backward(grad, ids)}, **tree}
+
+    def in_layer(self, projections: Mapping[str, Linear]) -> Disentangled:
+        """With the table's projections x W_k + b_k and x W_q + b_q, by weights of its own or those of the words."""
+        key, query = (projections[name] for name in self._names(projections))
         return replace(self, key=linear(self.table, **key), query=linear(self.table, **query))
 
-    def heads(self, n_heads: int) -> dict[str, np.ndarray]:
-        """The projections as `distance_scores` takes them, (H, R, K) each."""
-        assert self.key is not None
-        assert self.query is not None
-        named = {"distance_key": self.key, "distance_query": self.query}
+    def in_layer_backward(self, sums: Sums, projections: Mapping[str, Linear], grads: dict[str, Any]) -> Sums:
+        d_table = np.zeros_like(self.table)
+        for of_heads, name in zip(("key", "query"), self._names(projections), strict=True):
+            grad = sums[of_heads].swapaxes(0, 1).reshape(self.table.shape)
+            more, of_layer = linear_backward(grad, self.table, **projections[name])
+            d_table += more
+            grads[name] = (
+                {part: each + grads[name][part] for part, each in of_layer.items()} if name in grads else of_layer
+            )
+        return {"table": d_table}
+
+    @staticmethod
+    def _names(projections: Mapping[str, Linear]) -> tuple[str, str]:
+        """The layers that project the table as keys and as queries."""
+        own = "distance_key" in projections
+        return ("distance_key", "distance_query") if own else ("key", "query")
+
+    def terms(self, queries: np.ndarray, keys: np.ndarray, n_heads: int) -> dict[str, np.ndarray]:
+        tables = {f"distance_{name}": each[None] for name, each in self._heads(n_heads).items()}
+        return {**tables, "rows": self._rows(queries, keys)[:, None]}
+
+    def _heads(self, n_heads: int) -> dict[str, np.ndarray]:
+        """The table's projections, (H, R, K) each."""
+        named = {"key": self.key, "query": self.query}
         return {name: each.reshape(len(each), n_heads, -1).swapaxes(0, 1) for name, each in named.items()}
 
-    def projected_backward(
-        self, grads: Mapping[str, np.ndarray], **layers: Mapping[str, np.ndarray]
-    ) -> tuple[np.ndarray, dict[str, dict[str, np.ndarray]]]:
-        """Backward of `projected`: dtable (R, D) and the gradients of the two layers, which are given as key and query.
+    def _rows(self, queries: np.ndarray, keys: np.ndarray) -> np.ndarray:
+        zero = self.n_buckets - self.first
+        return distance_rows(queries, keys, zero, len(self.table), self.max_distance, self.n_buckets)
 
-        grads: those of the projections, (H, R, K) each, under "distance_key" and "distance_query".
-        """
-        total, of_layers = np.zeros_like(self.table), {}
-        for name, layer in layers.items():
-            grad = grads[f"distance_{name.removeprefix('distance_')}"].swapaxes(0, 1).reshape(self.table.shape)
-            d_table, of_layers[name] = linear_backward(grad, self.table, **layer)
-            total += d_table
-        return total, of_layers
+    def add(self, scores: np.ndarray, q: np.ndarray, k: np.ndarray, scale: float, **terms: np.ndarray) -> np.ndarray:
+        tables = {name: each[0] for name, each in terms.items() if name != "rows"}
+        scores += tap("distance_scores", distance_scores(q, k, **tables, rows=terms["rows"][:, 0]) * scale)
+        return scores
 
-    def rows(self, queries: np.ndarray, keys: np.ndarray) -> np.ndarray:
-        """The table's row for each query and key, (N, L), (N, S) -> (N or 1, L, S): `distance_rows`."""
-        return distance_rows(queries, keys, self.zero, len(self.table), self.max_distance, self.n_buckets)
+    def add_backward(
+        self,
+        grad: np.ndarray,
+        q: np.ndarray,
+        k: np.ndarray,
+        scale: float,
+        queries: np.ndarray,
+        keys: np.ndarray,
+        stages: Stages,
+    ) -> tuple[np.ndarray, np.ndarray, Sums]:
+        grad = stages.through_edit("distance_scores", grad) * scale
+        tables = {f"distance_{name}": each for name, each in self._heads(q.shape[-3]).items()}
+        dq, dk, d_key, d_query = distance_scores_backward(grad, q, k, **tables, rows=self._rows(queries, keys))
+        return dq, dk, {"key": d_key.sum(axis=0), "query": d_query.sum(axis=0)}
 
 
 def log_buckets(distance: np.ndarray, n_buckets: int, max_distance: int) -> np.ndarray:
@@ -112,8 +164,7 @@ def distance_rows(
     zero, n_rows : int, the row of distance 0, and the table's rows
     max_distance, n_buckets : int, as in `log_buckets`; max_distance is 0 where each distance has a row of its own
     """
-    if (queries - keys[:, :1] == queries[:1] - keys[:1, :1]).all() and (np.diff(keys) == np.diff(keys[:1])).all():
-        queries, keys = queries[:1], keys[:1]
+    queries, keys = of_all(queries, keys)
     distance = queries[:, :, None] - keys[:, None, :]
     bucket = log_buckets(distance, n_buckets, max_distance) if max_distance else distance
     return np.clip(bucket + zero, 0, n_rows - 1)

@@ -1,0 +1,90 @@
+"""`Mechanism`: the base of the ways in which attention knows where tokens stand.
+
+Places are where tokens stand in their texts, positions are rows of a table or multiples of an angle, distances lie
+between two places. A mechanism may turn queries and keys, add to their scores, or hide keys.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar, Self
+
+import numpy as np
+
+from npformer.runtime.packing import Batch
+from npformer.tape import Stages
+
+Linear = Mapping[str, np.ndarray]
+Sums = dict[str, np.ndarray]  # gradients by name, added up over the texts and layers that share an array
+
+
+class Mechanism:
+    """Attention that ignores places. A subclass overrides what it changes; each step has its backward directly below.
+
+    Subclasses are frozen dataclasses: their fields are a model's choices, and those with `compare=False` are filled by
+    `begin` and `in_layer` for one batch and layer.
+    """
+
+    products: ClassVar[int] = 1  # products that a score is the sum of; a score is divided by sqrt(products * K)
+    cached: ClassVar[bool] = False  # it needs no more than the keys and values that a step finds in a cache
+    in_order: ClassVar[bool] = False  # sums over keys have a fixed order, so that a step has the bits of a whole pass
+
+    # --- once a forward, and once a layer ---
+
+    def begin(self, weights: Mapping[str, Any], batch: Batch) -> Self:
+        """The mechanism with its tables and angles for a batch. weights: those of the stack."""
+        return self
+
+    def end_backward(self, sums: Sums, weights: Mapping[str, Any]) -> dict[str, Any]:
+        """Backward of `begin`: the gradients of the stack's groups, from those of all layers."""
+        return {}
+
+    def in_layer(self, projections: Mapping[str, Linear]) -> Self:
+        """The mechanism with the arrays that a layer's projections make."""
+        return self
+
+    def in_layer_backward(self, sums: Sums, projections: Mapping[str, Linear], grads: dict[str, Any]) -> Sums:
+        """Backward of `in_layer`: adds to the projections' gradients, and returns those of the arrays of `begin`."""
+        return sums
+
+    # --- queries and keys ---
+
+    def turn(self, q: np.ndarray, k: np.ndarray, attending: Any) -> tuple[np.ndarray, np.ndarray]:
+        """Queries (T, D) and keys (S, D), changed by their positions. attending: the rows of q among those of k."""
+        return q, k
+
+    def turn_backward(
+        self, dq: np.ndarray, dk: np.ndarray, attending: Any, stages: Stages
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Backward of `turn`: dq and dk."""
+        return dq, dk
+
+    # --- scores ---
+
+    def terms(self, queries: np.ndarray, keys: np.ndarray, n_heads: int) -> dict[str, np.ndarray] | None:
+        """The arrays that `add` takes for texts with these places, (N, L) and (N, S); None to add nothing.
+
+        Their first axis is N or 1, their second H or 1.
+        """
+        return None
+
+    def add(self, scores: np.ndarray, q: np.ndarray, k: np.ndarray, scale: float, **terms: np.ndarray) -> np.ndarray:
+        """Adds to the scores (N, H, L, S), which it may overwrite."""
+        return scores
+
+    def add_backward(
+        self,
+        grad: np.ndarray,
+        q: np.ndarray,
+        k: np.ndarray,
+        scale: float,
+        queries: np.ndarray,
+        keys: np.ndarray,
+        stages: Stages,
+    ) -> tuple[np.ndarray | float, np.ndarray | float, Sums]:
+        """Backward of `add`: what it adds to dq and dk, and the gradients of its own arrays."""
+        return 0.0, 0.0, {}
+
+    def mask(self, queries: np.ndarray, keys: np.ndarray) -> np.ndarray | None:
+        """True where a query may attend to a key, (N or 1, 1, L, S); None if it may attend to all."""
+        return None

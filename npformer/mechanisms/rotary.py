@@ -1,0 +1,105 @@
+"""Rotary embeddings: queries and keys are rotated by their positions, so that a score depends on their distance.
+
+Su et al., 2021, RoFormer: Enhanced Transformer with Rotary Position Embedding, section 3.2.2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from npformer.errors import NpformerError
+from npformer.mechanisms.mechanism import Mechanism
+from npformer.runtime.packing import Batch
+from npformer.tape import Stages
+from npformer.taps import tap
+
+
+@dataclass(frozen=True)
+class Rotary(Mechanism):
+    """q_i' = R(i) q_i and k_j' = R(j) k_j, so that q_i' . k_j' = q_i . R(j - i) k_j. Su et al., 2021, section 3.2.2.
+
+    Parameters
+    ----------
+    theta : float, the base of the frequencies
+    d_head : int, K
+    angles : cosines and sines of `rotary_angles` for a batch, (T, K / 2) each
+    """
+
+    theta: float
+    d_head: int
+    angles: tuple[np.ndarray, ...] = field(default=(), compare=False)
+
+    cached = True
+
+    def begin(self, weights: Mapping[str, Any], batch: Batch) -> Rotary:
+        dtype = weights["embeddings"]["token"]["weight"].dtype
+        return replace(self, angles=rotary_angles(batch.positions, self.d_head, self.theta, dtype))
+
+    def turn(self, q: np.ndarray, k: np.ndarray, attending: Any) -> tuple[np.ndarray, np.ndarray]:
+        cos, sin = self.angles
+        q = tap("query_rotated", rotate(q, cos[attending], sin[attending]))
+        return q, tap("key_rotated", rotate(k, cos, sin))
+
+    def turn_backward(
+        self, dq: np.ndarray, dk: np.ndarray, attending: Any, stages: Stages
+    ) -> tuple[np.ndarray, np.ndarray]:
+        cos, sin = self.angles
+        dq = rotate_backward(stages.through_edit("query_rotated", dq), cos[attending], sin[attending])
+        return dq, rotate_backward(stages.through_edit("key_rotated", dk), cos, sin)
+
+
+def rotary_angles(
+    positions: np.ndarray, d_head: int, theta: float, dtype: np.dtype | type = np.float32
+) -> tuple[np.ndarray, np.ndarray]:
+    """cos and sin of position * theta^(-2 i / K), i = 0 ... K / 2 - 1, positions (T,) -> (T, K / 2) each.
+
+    The frequencies are rounded to float32 in any dtype, as in the checkpoints' own training; the angles are not.
+
+    References
+    ----------
+    Su et al., 2021, RoFormer, section 3.2.2.
+
+    Examples
+    --------
+    >>> rotary_angles(np.array([0, 1]), 4, 100.0)[1].round(4)
+    array([[0.    , 0.    ],
+           [0.8415, 0.0998]], dtype=float32)
+    """
+    exponents = (np.arange(0, d_head, 2, dtype=np.float32) / np.float32(d_head)).astype(np.float64)
+    frequencies = np.float32(1) / (theta**exponents).astype(np.float32)
+    angles = positions[:, None] * frequencies.astype(np.float64)
+    return np.cos(angles).astype(dtype), np.sin(angles).astype(dtype)
+
+
+def rotate(x: np.ndarray, cos: np.ndarray, sin: np.ndarray) -> np.ndarray:
+    """y_1 = x_1 cos - x_2 sin; y_2 = x_2 cos + x_1 sin, with x_1, x_2 the halves of each head's columns.
+
+    x (T, D), cos and sin (T, K / 2) -> (T, D). The product of a rotated query with a rotated key depends on their
+    positions' distance only. The paper takes neighbouring columns as pairs, checkpoints take the halves.
+
+    References
+    ----------
+    Su et al., 2021, RoFormer, section 3.2.2 and equation 34.
+
+    Examples
+    --------
+    >>> rotate(np.array([[1.0, 2.0, 3.0, 4.0]]), np.array([[0.0, 1.0]]), np.array([[1.0, 0.0]]))
+    array([[-3.,  2.,  1.,  4.]])
+    """
+    if x.shape[-1] % (2 * cos.shape[-1]):
+        raise NpformerError(f"rotate: expected heads of {2 * cos.shape[-1]} columns, got rows of {x.shape[-1]}")
+    halves = x.reshape(len(x), x.shape[-1] // (2 * cos.shape[-1]), 2, cos.shape[-1])  # (T, H, 2, K / 2)
+    cos, sin, y = cos[:, None], sin[:, None], np.empty_like(halves)
+    first, second = halves[:, :, 0], halves[:, :, 1]
+    y[:, :, 0] = first * cos - second * sin
+    y[:, :, 1] = second * cos + first * sin
+    return y.reshape(x.shape)
+
+
+def rotate_backward(grad: np.ndarray, cos: np.ndarray, sin: np.ndarray) -> np.ndarray:
+    """Backward of `rotate`, whose matrix is orthogonal: dx is grad rotated by the opposite angles."""
+    return rotate(grad, cos, -sin)

@@ -1,0 +1,151 @@
+"""Mechanisms combine: every pair gives the scores of its formulas, their gradients, and a text's own bits."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from npformer import NpformerError
+from npformer.checkpoint.tree import flatten, unflatten
+from npformer.functions import SparseRows
+from npformer.interpret.traces import trace
+from npformer.mechanisms.relative_bias import relative_bias
+from npformer.mechanisms.rotary import rotary_angles, rotate
+from npformer.runtime.packing import Text
+from npformer.runtime.threads import single_blas_thread
+from npformer.tape import Recording
+from npformer.taps import listen
+from npformer.transformer import encode, encode_backward, mechanisms, packed
+from tests.support import tiny
+
+pytestmark = pytest.mark.numbers
+
+COMBINATIONS = {
+    "bias-causal": ("mpnet", {"causal": True}),
+    "bias-rotary": ("mpnet", {"rotary_theta": 100.0}),
+    "bias-window": ("mpnet", {"local_layers": (1,), "window": 6}),
+    "distances-causal": ("deberta-v2", {"causal": True}),
+    "distances-rotary": ("deberta-v2", {"rotary_theta": 100.0}),
+    "rotary-causal": ("gpt2", {"rotary_theta": 100.0}),
+    "rotary-window-causal": ("modernbert", {"causal": True}),
+    "window": ("bert", {"local_layers": (0, 1), "window": 4}),
+}
+LENGTHS = (7, 12, 7, 3)
+
+
+def combined(name: str, dtype: Any = np.float64) -> Any:
+    family, fields = COMBINATIONS[name]
+    return tiny.model(family, "base", dtype=dtype, **fields)
+
+
+def texts() -> list[Text]:
+    random = np.random.default_rng(0)
+    return [Text(random.integers(5, 60, length)) for length in LENGTHS]
+
+
+@pytest.mark.parametrize("name", COMBINATIONS)
+def test_scores_and_weights_are_those_of_all_formulas(name: str) -> None:
+    """Computed again plainly from the heads; 1e-13 is some roundings of float64 for numbers near 1."""
+    model = combined(name)
+    config, weights = model.config, model.weights
+    recorded = trace(model, texts()[1])
+    distance = np.arange(12) - np.arange(12)[:, None]  # key less query
+    for i in range(config.n_layers):
+        at = f"layers.{i}.attention"
+        q, k = recorded[f"{at}.query_heads"], recorded[f"{at}.key_heads"]
+        if config.rotary_theta:
+            theta = config.local_theta if config.is_local(i) else config.rotary_theta
+            angles = rotary_angles(np.arange(12), config.d_head, theta, np.float64)
+            for stage, heads in (("query", q), ("key", k)):
+                turned = rotate(recorded[f"{at}.{stage}"], *angles)
+                np.testing.assert_array_equal(turned.reshape(12, 4, -1).swapaxes(0, 1), heads)
+        products = 3 if config.n_distances else 1
+        expected = q @ k.mT / np.sqrt(products * config.d_head)
+        if config.relative_buckets:
+            bias = relative_bias(**weights["relative_bias"], max_length=config.max_length)
+            expected = expected + bias[:, bias.shape[-1] // 2 + distance]
+        if config.n_distances:
+            expected = expected + recorded[f"{at}.distance_scores"]
+        np.testing.assert_allclose(recorded[f"{at}.scores"], expected, rtol=0, atol=1e-13)
+        seen = np.ones((12, 12), bool)
+        if config.causal:
+            seen &= distance <= 0
+        if config.is_local(i):
+            seen &= np.abs(distance) <= config.window // 2
+        admitted = np.where(seen, np.exp(expected), 0)
+        wanted = admitted / admitted.sum(axis=-1, keepdims=True)
+        np.testing.assert_allclose(recorded[f"{at}.weights"], wanted, rtol=0, atol=1e-13)
+        assert ((recorded[f"{at}.weights"] == 0) == ~seen).all()
+
+
+@pytest.mark.parametrize("rows", ["all", "read"])
+@pytest.mark.parametrize("name", COMBINATIONS)
+def test_gradients_are_finite_differences(name: str, rows: str) -> None:
+    """Central differences of 1e-6 in float64 are good to about 1e-8 of the gradient."""
+    model = combined(name)
+    config, weights = model.config, dict(model.weights)
+    batch = packed(config, texts())
+    indices = batch.read if rows == "read" else None
+    recording = Recording()
+    with single_blas_thread(), listen(recording):
+        y = encode(weights, config, batch, indices)
+    random = np.random.default_rng(1)
+    grad = random.standard_normal(y.shape)
+    tree = flatten(encode_backward(grad.copy(), recording.stages, weights, config, batch, indices))
+    flat = flatten(weights)
+    shared = ("relative_bias.weight", "distances.weight", "distances_norm.weight")
+    for each in (
+        *shared,
+        "layers.0.attention.query.weight",
+        "layers.1.attention.key.weight",
+        "layers.0.ffn.hidden.weight",
+    ):
+        if each not in flat:
+            continue
+        direction = random.standard_normal(flat[each].shape)
+
+        def loss(step: float, each: str = each, direction: np.ndarray = direction) -> float:
+            moved = unflatten({**flat, each: flat[each] + step * direction})
+            with single_blas_thread():
+                return float((encode(moved, config, batch, indices) * grad).sum())
+
+        found: Any = tree[each]
+        dense = np.zeros_like(flat[each])
+        if isinstance(found, SparseRows):
+            dense[found.ids] = found.values
+        else:
+            dense = found
+        difference = (loss(1e-6) - loss(-1e-6)) / 2e-6
+        assert difference == pytest.approx(float((dense * direction).sum()), rel=1e-6, abs=1e-6), each
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("name", COMBINATIONS)
+def test_a_text_has_the_same_bits_alone_and_in_a_batch(name: str, dtype: Any) -> None:
+    model = combined(name, dtype)
+    together = model.run(texts())
+    for text, answer in zip(texts(), together, strict=True):
+        assert np.array_equal(model.run([text])[0]["last_hidden_state"], answer["last_hidden_state"])
+
+
+def test_a_causal_model_with_rotations_writes_the_tokens_of_whole_passes() -> None:
+    model = tiny.model("gpt2", "causal-lm", dtype=np.float64, rotary_theta=100.0)
+    prompt = np.arange(5, 12)
+    [[written]] = model.generate(prompt, max_new_tokens=5, num_beams=1, do_sample=False)
+    ids = list(prompt)
+    for token in written.ids:
+        assert model.run([Text(np.array(ids))])[0]["logits"][-1].argmax() == token
+        ids.append(token)
+
+
+def test_a_model_whose_steps_need_more_than_kept_keys_writes_nothing() -> None:
+    model = tiny.model("gpt2", "causal-lm", local_layers=(0,), window=4)
+    with pytest.raises(NpformerError, match="generate: a model with Window attention computes whole texts only"):
+        model.generate(np.arange(5, 9), max_new_tokens=2)
+
+
+def test_layers_with_equal_choices_share_their_tables() -> None:
+    config = tiny.config("modernbert", "base", n_layers=6)
+    assert len({each for i in range(6) for each in mechanisms(config, i)}) == 3  # two rotations, one window
