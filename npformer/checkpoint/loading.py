@@ -48,7 +48,7 @@ def load(
     name : str or Path, a bundled model's name, a local folder, or a hub id such as "owner/model"
     revision : str, branch, tag or commit on the hub
     offline : bool, read only what is in the cache, without the network
-    dtype : float32, or float64 to compute in double precision throughout
+    dtype : float32 (also "auto"), or float64 to compute in double precision throughout
     threads, same_bits : as in `Model`
     head : str, the head to read, such as "masked-lm", instead of the one that config.json names in its `architectures`
     limits : Limits, the most that files and texts may ask for
@@ -104,7 +104,9 @@ def find_folder(name: str | Path, revision: str | None = None, offline: bool = F
         folder = Path(name).expanduser()
     if folder is not None:
         if revision is not None:
-            raise NpformerError(f"revision: only a model on the hub has one; {str(name)!r} is the folder {folder}")
+            raise NpformerError(
+                f"revision: only a model on the hub has one; {str(name)!r} is the folder {folder}; leave it out"
+            )
         return folder if (folder / CONFIG).exists() else encoder_folder(folder)
     if name in OURS:
         raise NpformerError(_not_installed(str(name)))

@@ -374,11 +374,14 @@ def _with_lists(node: Any) -> Any:
 
 
 def parameter_dtype(dtype: Any) -> np.dtype[Any]:
-    """Checks that a dtype is float32 or float64, under any of its names."""
+    """Checks that a dtype is float32 or float64, under any of its names and torch's; "auto" is float32."""
+    name = str(dtype).removeprefix("torch.")
     for supported in PARAMETER_DTYPES:
-        if dtype is not None and dtype == supported:
+        if dtype is not None and (dtype == supported or name == supported.name):
             return supported
-    raise NpformerError(f"dtype: expected float32 or float64, got {dtype!r:.80}")
+    if name == "auto":
+        return PARAMETER_DTYPES[0]
+    raise NpformerError(f"dtype: expected float32 or float64, got {dtype!r:.80}; half precision is read as float32")
 
 
 def _problem(array: Array, shape: tuple[int, ...]) -> str:

@@ -55,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
     query = str(paired(args.query, None))
     files = args.file or ["-"]
     task: Any = pipeline("sentence-embedding", args.model, **loading(args))
-    prompts, similarity = task.recipe.prompts, task.recipe.similarity
+    prompts, similarity = task.recipe.prompts, task.similarity_fn_name
     vector = task(query, prompt_name="query")
     name = next((each for each in DOCUMENTS if prompts.get(each)), DOCUMENTS[0])
     task.options = task.settle(task.options, {"prompt_name": name})

@@ -1,4 +1,4 @@
-"""The keywords of transformers.pipeline that change nothing here: one table.
+"""The keywords of transformers.pipeline and of sentence-transformers that change nothing here: one table.
 
 A pipeline looks up every keyword here, when it is made and when it is called. A keyword of the table is accepted and
 ignored; a value that would change the answer is refused with the reason.
@@ -7,9 +7,10 @@ ignored; a value that would change the answer is refused with the reason.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any, NamedTuple
 
-from npformer.checks import shown
+from npformer.checks import boolean, shown
 from npformer.errors import NpformerError
 
 
@@ -28,30 +29,70 @@ def _among(*known: Any) -> Callable[[Any], bool]:
     return lambda value: isinstance(value, str | int | None) and value in known  # an array answers `in` with an array
 
 
-HABITS = {
+def _is_empty(value: Any) -> bool:
+    return value is None or (isinstance(value, dict) and not value)
+
+
+ENTRIES = "give its entries as arguments of their own, truncation=True say"
+ARRAYS = "answers are NumPy arrays; torch.from_numpy(array) makes a tensor of one"
+
+TRANSFORMERS = {
     "batch_size": Habit(_is_count, "expected a whole number; texts are batched as suits the model best"),
+    "cache_dir": Habit(_among(None), "set HF_HUB_CACHE in the environment"),
+    "config": Habit(_among(None), "the config comes with the model; leave it out"),
     "device": Habit(
-        lambda value: value in (None, -1) if isinstance(value, int | None) else str(value) in ("-1", "cpu"),
+        lambda value: value in (None, -1) if isinstance(value, int | None) else str(value) in ("-1", "cpu", "cpu:0"),
         "everything runs on the CPU: -1 or 'cpu'",
     ),
     "device_map": Habit(_among(None, "auto", "cpu"), "everything runs on the CPU: 'cpu' or 'auto'"),
+    "feature_extractor": Habit(_among(None), "models read texts only; leave it out"),
     "framework": Habit(_among(None, "np"), "everything runs on NumPy: 'np'"),
+    "grouped_entities": Habit(_among(None, False), "give aggregation_strategy='simple'"),
+    "image_processor": Habit(_among(None), "models read texts only; leave it out"),
+    "model_kwargs": Habit(_is_empty, ENTRIES),
     "num_workers": Habit(_is_count, "expected a whole number; threads= says how many cores to use"),
-    "padding": Habit(_among(None, True, False, "longest", "do_not_pad"), "texts are never padded; leave it out"),
+    "padding": Habit(
+        _among(None, True, False, "longest", "max_length", "do_not_pad"), "texts are never padded; leave it out"
+    ),
+    "processor": Habit(_among(None), "models read texts only; leave it out"),
     "return_all_scores": Habit(_among(None, False), "top_k=None gives the scores of all labels"),
-    "token": Habit(lambda value: value is None, "the environment's HF_TOKEN is used"),
+    "token": Habit(_among(None, True), "set HF_TOKEN in the environment, or log in with `hf auth login`"),
+    "tokenize_kwargs": Habit(_is_empty, ENTRIES),
     "tokenizer": Habit(lambda value: value is None, "the tokenizer comes with the model; leave it out"),
+    "tokenizer_kwargs": Habit(_is_empty, ENTRIES),
     "torch_dtype": Habit(_among(None, "auto", "float32"), "give dtype= when the pipeline is made"),
     "trust_remote_code": Habit(_among(None, False), "a checkpoint's code is never run"),
+    "use_auth_token": Habit(_among(None, True), "set HF_TOKEN in the environment, or log in with `hf auth login`"),
     "use_fast": Habit(_among(None, True, False), "leave it out"),
 }
+SENTENCE_TRANSFORMERS = {
+    "apply_softmax": Habit(_among(None, True, False), "a model with one label has nothing to compare; leave it out"),
+    "backend": Habit(_among(None), "everything runs on NumPy; leave it out"),
+    "cache_folder": Habit(_among(None), "set HF_HUB_CACHE in the environment"),
+    "chunk_size": Habit(_is_count, "expected a whole number; texts are batched as suits the model best"),
+    "convert_to_numpy": Habit(_among(None, True), ARRAYS),
+    "convert_to_sparse_tensor": Habit(_among(None, False), ARRAYS),
+    "convert_to_tensor": Habit(_among(None, False), ARRAYS),
+    "output_value": Habit(
+        _among("sentence_embedding"), "pipeline('feature-extraction', model, return_tensors=True) gives tokens' vectors"
+    ),
+    "pool": Habit(_among(None), "threads= says how many cores to use"),
+    "precision": Habit(
+        _among(None, "float32"),
+        "vectors are float32; np.packbits(vectors > 0, axis=-1) gives 'ubinary', the scale of 'int8' depends on all "
+        "vectors",
+    ),
+    "processor_kwargs": Habit(_is_empty, ENTRIES),
+}
+#: Keywords of both libraries.
+HABITS = TRANSFORMERS | SENTENCE_TRANSFORMERS
 
 #: Which of two texts is cut (`Task.cut`) -> Transformers' name for it.
 STRATEGIES = {"longest": "longest_first", "first": "only_first", "second": "only_second"}
 
 
 def translated(given: Mapping[str, Any], cut: str) -> dict[str, Any]:
-    """Translates Transformers' keywords to ours: drops those of `HABITS`, and turns `truncation` into `long`.
+    """Translates other libraries' keywords: drops `HABITS`, renames `truncation` and `show_progress_bar`.
 
     `cut` says which of two texts this task cuts. Raises NpformerError for a value that is not supported.
     """
@@ -59,6 +100,9 @@ def translated(given: Mapping[str, Any], cut: str) -> dict[str, Any]:
         if not HABITS[name].accepts(given[name]):
             raise NpformerError(f"{name}: {shown(given[name])} is not supported; {HABITS[name].reason}")
     kept = {name: value for name, value in given.items() if name not in HABITS}
+    if "show_progress_bar" in kept:
+        bar = kept.pop("show_progress_bar")
+        kept["progress"] = boolean("show_progress_bar", False if bar is None else bar)
     truncation = kept.pop("truncation", None)
     if truncation is None:
         return kept
@@ -67,3 +111,25 @@ def translated(given: Mapping[str, Any], cut: str) -> dict[str, Any]:
     if not isinstance(truncation, str | bool) or truncation not in (True, False, STRATEGIES[cut], "do_not_truncate"):
         raise NpformerError(f"truncation: expected True, False or {STRATEGIES[cut]!r}, got {shown(truncation)}")
     return {**kept, "long": "error" if truncation in (False, "do_not_truncate") else "truncate"}
+
+
+def loading(given: Mapping[str, Any], model: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Splits a pipeline's keywords into the task's options and arguments of `load`, under our names.
+
+    `tokenizer` and `config` may repeat the model's name, or come from the loaded model.
+    """
+    options = {name: value for name, value in given.items() if not _is_of(model, name, value)}
+    found = {}
+    if (only := options.pop("local_files_only", None)) is not None:
+        found["offline"] = boolean("local_files_only", only)
+    if (dtype := options.pop("torch_dtype", None)) is not None:
+        found["dtype"] = dtype
+    return options, found
+
+
+def _is_of(model: Any, name: str, value: Any) -> bool:
+    if name not in ("tokenizer", "config") or value is None:
+        return False
+    if isinstance(model, str | Path):
+        return isinstance(value, str | Path) and Path(value) == Path(model)
+    return getattr(model, name, None) is value

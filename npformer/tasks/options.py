@@ -51,7 +51,8 @@ class Options:
         known = [each.name for each in fields(self)]
         for name in given:
             if name not in known:
-                raise unknown(f"argument of {task}", name, [*known, "truncation", *HABITS])
+                own = [*known, "truncation"]
+                raise unknown(f"argument of {task}", name, [*own, *HABITS], f"Its options: {', '.join(own)}")
         if "stride" in given and "long" not in given:
             given = {**given, "long": ""}
         return replace(self, **given)

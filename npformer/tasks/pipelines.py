@@ -17,6 +17,7 @@ from npformer.families import encoders
 from npformer.files import read_json
 from npformer.limits import LIMITS, Limits
 from npformer.model import Model, Seq2Seq
+from npformer.tasks.habits import loading
 
 if TYPE_CHECKING:  # a task's module is imported only when a pipeline needs it: `import npformer` stays quick
     from npformer.tasks.task import Task
@@ -98,7 +99,7 @@ def pipeline(
     revision, offline, dtype, limits, mapped, allow_nonfinite : as in `load`
     **options : the task's own, as defaults for every call; see `Options` and the task's class
         Keywords of transformers.pipeline that change nothing here (batch_size, padding, device="cpu", ...) are
-        accepted.
+        accepted, local_files_only=True and torch_dtype count as offline=True and dtype.
 
     Returns
     -------
@@ -118,6 +119,8 @@ def pipeline(
     ['POSITIVE', 'NEGATIVE']
     """
     name = None if task is None else _known(task)
+    options, given = loading(options, model)
+    offline, dtype = given.get("offline", offline), given.get("dtype", dtype)
     if isinstance(model, Model | Seq2Seq):
         kind = _class(name or _task_of(model.config.head))
         made: Any = model if threads is None else _with_threads(model, threads)
@@ -184,17 +187,20 @@ def _task_of(head: str) -> str:
 
 
 def _inferred(folder: Path, limits: Limits) -> str:
-    """Infers the task from a model's folder: one of embedding if it has modules.json, else by the model's head."""
+    """Infers the task from a model's folder: the one of its sentence-transformers class, else that of its head."""
     from npformer.checkpoint.modules import MODULES, home
 
+    is_reranker = False
     if (outer := home(folder) / MODULES).exists():
-        from npformer.tasks.sentence_folder import is_sparse
+        from npformer.tasks.sentence_folder import is_cross_encoder, is_sparse
 
-        return "sparse-embedding" if is_sparse(outer.parent) else "sentence-embedding"
+        is_reranker = is_cross_encoder(outer.parent)
+        if not is_reranker:
+            return "sparse-embedding" if is_sparse(outer.parent) else "sentence-embedding"
     if not _names_head(folder, limits):
         raise NpformerError(f"{folder / CONFIG}: no architectures to infer the task from; give the task too")
     config = config_of(folder, read_json(folder / CONFIG, limits, "config"), limits=limits)
-    return _task_of(config.head)
+    return "text-ranking" if is_reranker and "text-ranking" in tasks_of(config) else _task_of(config.head)
 
 
 def _names_head(folder: Path, limits: Limits) -> bool:

@@ -10,6 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from npformer.errors import NpformerError
+
 
 class Answer(dict[str, Any]):
     """A result of named values."""
@@ -29,6 +31,14 @@ class Answers(list[Any]):
 
     n_tokens: int = 0
     truncated: bool = False
+
+    def __getitem__(self, place: Any) -> Any:
+        if isinstance(place, str):
+            raise NpformerError(
+                f"expected a place in a list of {len(self)} answers, got {place!r:.80}; the first has "
+                f"[0][{place!r:.80}]. A list of texts gives a list of such lists, also for one text"
+            )
+        return super().__getitem__(place)
 
 
 class Array(np.ndarray):

@@ -17,13 +17,13 @@ from npformer.checks import boolean, whole
 from npformer.errors import NpformerError
 from npformer.model import Model
 from npformer.pooling import POOLINGS, normalize
-from npformer.tasks.prompted import PromptedTask, PromptOptions
+from npformer.tasks.prompted import PromptOptions
 from npformer.tasks.results import carrying
 from npformer.tasks.sentence_folder import recipe_of
 from npformer.tasks.sentence_modules import Function, load_steps
+from npformer.tasks.sentence_transformers import Encoding
 from npformer.tasks.task import Request, without_head
 from npformer.text.encoding import Encoder
-from npformer.vector_search import similarity
 
 
 @dataclass(frozen=True)
@@ -40,8 +40,8 @@ class EmbeddingOptions(PromptOptions):
             whole("truncate_dim", self.truncate_dim, 1)
 
 
-class SentenceEmbedding(PromptedTask):
-    """Returns a vector (D,) for a text, an array (N, D) for a list of N texts.
+class SentenceEmbedding(Encoding):
+    """Returns a vector (D,) for a text, an array (N, D) for a list of N texts; `encode` is the same.
 
     The vector of a text read in windows is pooled of each, and is the mean over the windows, weighted by their numbers
     of tokens.
@@ -121,25 +121,6 @@ class SentenceEmbedding(PromptedTask):
         together = np.stack(answers) if answers else np.empty((0, width), self.model.dtype)
         n_tokens = np.array([each.n_tokens for each in answers], int)
         return carrying(together, n_tokens, np.array([each.truncated for each in answers], bool))
-
-    def similarity(self, a: Any, b: Any) -> np.ndarray:
-        """The similarity of each vector of a to each of b, (N, D) and (M, D) -> (N, M), as the model's folder says.
-
-        Parameters
-        ----------
-        a, b : arrays of vectors, or one vector (D,) as an array of one
-
-        Returns
-        -------
-        (N, M) array: the cosine, unless config_sentence_transformers.json names "dot", "euclidean" or "manhattan" in
-        similarity_fn_name; these two are distances with a minus sign
-
-        Raises
-        ------
-        NpformerError
-            The shapes do not fit.
-        """
-        return similarity(a, b, self.recipe.similarity)
 
     def _pooled(self, request: Request, start: int) -> Any:
         """The pooled vector (D,), of the rows from `start` on; an NpformerError if there is none."""

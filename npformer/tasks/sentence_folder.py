@@ -55,7 +55,7 @@ class Recipe:
     lowercase: bool = False
     prompts: dict[str, str] = field(default_factory=lambda: dict(PROMPTS))
     default_prompt_name: str | None = None
-    similarity: str = "cosine"  # one of SIMILARITIES
+    similarity: str | None = None  # one of SIMILARITIES; None unless the folder names one
     truncate_dim: int | None = None
     max_active_dims: int | None = None  # words with a weight at most, of a sparse vector
 
@@ -126,22 +126,26 @@ def _described(path: Path) -> dict[str, Any]:
         "default_prompt_name": default,
         "similarity": one_of(
             f"{path}: similarity_fn_name", described.get("similarity_fn_name"), (*SIMILARITIES, None)
-        ) or "cosine",
+        ),
         "truncate_dim": described.get("truncate_dim"),
         "max_active_dims": described.get("max_active_dims"),
     }  # fmt: skip
 
 
-def cross_encoder_settings(folder: Path | None) -> dict[str, Any]:
-    """Reads config_sentence_transformers.json of a saved `CrossEncoder`: its prompts, and its activation_fn.
+def cross_encoder_recipe(folder: Path | None) -> tuple[Recipe, Any]:
+    """Reads config_sentence_transformers.json of a saved `CrossEncoder`: its prompts, and its activation_fn or None.
 
-    Empty for any other folder. The file counts where modules.json is too, and its model_type is CrossEncoder.
+    The defaults for any other folder. The file counts where modules.json is too, and its model_type is CrossEncoder.
     """
-    if folder is None or not (home(folder) / MODULES).exists():
-        return {}
+    if folder is None or not is_cross_encoder(home(folder)):
+        return Recipe(), None
     path = home(folder) / DESCRIPTION
-    stored = _optional(path)
-    return {**stored, **_described(path)} if stored.get("model_type") == "CrossEncoder" else {}
+    return Recipe(**_described(path)), _optional(path).get("activation_fn")
+
+
+def is_cross_encoder(folder: Path) -> bool:
+    """Whether version 6 of sentence-transformers saved a folder as a `CrossEncoder`."""
+    return (folder / MODULES).exists() and _optional(folder / DESCRIPTION).get("model_type") == "CrossEncoder"
 
 
 def is_sparse(folder: Path) -> bool:

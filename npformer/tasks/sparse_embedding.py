@@ -16,8 +16,9 @@ from npformer.model import Model
 from npformer.pooling import splade
 from npformer.taps import listening
 from npformer.tasks.fill_mask import word_logits
-from npformer.tasks.prompted import PromptedTask, PromptOptions
+from npformer.tasks.prompted import PromptOptions
 from npformer.tasks.sentence_folder import Splade, recipe_of
+from npformer.tasks.sentence_transformers import SparseEncoding
 from npformer.tasks.task import Request, without_head
 from npformer.text.encoding import Encoder
 
@@ -36,7 +37,7 @@ class SparseOptions(PromptOptions):
             whole("max_active_dims", self.max_active_dims, 1)
 
 
-class SparseEmbedding(PromptedTask):
+class SparseEmbedding(SparseEncoding):
     """Returns a dict for each text: "indices", "values" and "tokens" of the words whose weight is not zero.
 
     indices (N,) are the words' ids, in ascending order, values (N,) their weights, tokens a list of the words
@@ -73,6 +74,7 @@ class SparseEmbedding(PromptedTask):
         self.recipe = recipe_of(model)
         super().__init__(model, **{"max_active_dims": self.recipe.max_active_dims, **options})
         self.splade = self.recipe.splade or Splade()
+        self.width = model.config.vocab_size
         self.encoder = Encoder(model, self.recipe.max_length)
         self.encoder_model = without_head(model)
 

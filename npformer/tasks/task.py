@@ -86,16 +86,17 @@ class Task:
         settled = self.settle(self.options, options)
         if isinstance(inputs, Iterator):
             return self._watched(inputs, settled)
-        if (
-            isinstance(inputs, ONE)
-            or not isinstance(inputs, Iterable)
-            or (isinstance(inputs, np.ndarray) and not inputs.ndim)
-        ):
+        if self.is_one(inputs):
             try:
                 return next(self.stream(iter([inputs]), settled))
             except InputError as error:
                 raise NpformerError(error.reason) from None
         return self.collect(list(self._watched(inputs, settled)))
+
+    def is_one(self, inputs: Any) -> bool:
+        """Whether this is one input, not several."""
+        several = isinstance(inputs, Iterable) and not isinstance(inputs, ONE)
+        return not several or (isinstance(inputs, np.ndarray) and not inputs.ndim)
 
     def _watched(self, inputs: Iterable[Any], options: Any) -> Iterator[Any]:
         """Yields the answers as they are made, with a progress bar if `options.progress`."""

@@ -13,9 +13,10 @@ from npformer.checks import one_of, shown
 from npformer.errors import NpformerError
 from npformer.files import read_json
 from npformer.model import Model
-from npformer.tasks.options import Options
-from npformer.tasks.sentence_folder import DESCRIPTION, cross_encoder_settings
-from npformer.tasks.task import Request, Task, logits_of_texts, probabilities
+from npformer.tasks.prompted import PromptOptions
+from npformer.tasks.sentence_folder import DESCRIPTION, cross_encoder_recipe
+from npformer.tasks.sentence_transformers import Ranking
+from npformer.tasks.task import Request, logits_of_texts, probabilities
 from npformer.text.inputs import Pair, as_text_or_pair
 
 FUNCTIONS = {"Sigmoid": "sigmoid", "Identity": "none"}  # torch's module -> function_to_apply
@@ -23,7 +24,7 @@ OLDER = "sbert_ce_default_activation_function"  # in config.json, before version
 
 
 @dataclass(frozen=True)
-class RankingOptions(Options):
+class RankingOptions(PromptOptions):
     """Options of `TextRanking`."""
 
     function_to_apply: str = "sigmoid"
@@ -33,17 +34,20 @@ class RankingOptions(Options):
         one_of("function_to_apply", self.function_to_apply, tuple(FUNCTIONS.values()))
 
 
-class TextRanking(Task):
-    """Returns a dict with "score" for each `Pair` of a query and a text: the higher, the better the text fits.
+class TextRanking(Ranking):
+    """Returns a dict with "score" for each query with a text: the higher, the better the text fits.
+
+    Both are given as a `Pair`, a tuple or list of two, or {"text": query, "text_pair": text}.
 
     Parameters
     ----------
     model : Model with a sequence-classification head and one label
     function_to_apply : "sigmoid" or "none", optional
         Turns the logit into the score; by default the activation that sentence-transformers stored, else "sigmoid".
+        sentence-transformers' `activation_fn`, torch's Sigmoid or Identity, counts as well.
+    prompt, prompt_name : str, optional
+        What to put before each query, or its name among the folder's prompts.
     **options : the options of every task, see `Options`
-
-    A prompt that the checkpoint has as its default precedes each query.
 
     References
     ----------
@@ -54,7 +58,8 @@ class TextRanking(Task):
     With a model from the hub::
 
         rank = npformer.pipeline("text-ranking", "cross-encoder/ms-marco-MiniLM-L6-v2")
-        rank(npformer.Pair("Who lives in Berlin?", "Sarah lives in Berlin."))["score"]
+        rank(("Who lives in Berlin?", "Sarah lives in Berlin."))["score"]
+        rank.rank("Who lives in Berlin?", ["Paul is from Rome.", "Sarah lives in Berlin."])[0]["corpus_id"]
     """
 
     name = "text-ranking"
@@ -64,47 +69,71 @@ class TextRanking(Task):
     def __init__(self, model: Model, **options: Any) -> None:
         labels = model.config.labels
         if model.config.head == self.head and len(labels) != 1:
-            raise NpformerError(f"{self.name} takes a model with one label, this one has {len(labels)}")
-        described = cross_encoder_settings(model.folder)
-        if "function_to_apply" not in options:
-            options["function_to_apply"] = stored_function(model, described)
+            raise NpformerError(
+                f"{self.name} takes a model with one label, this one has {len(labels)}; "
+                "pipeline('text-classification', model, top_k=None) gives the score of each"
+            )
+        self.recipe, activation = cross_encoder_recipe(model.folder)
+        if options.get("activation_fn") is None and "function_to_apply" not in options:
+            options["function_to_apply"] = stored_function(model, activation)
         super().__init__(model, **options)
-        self.prompt = described["prompts"][name] if (name := described.get("default_prompt_name")) else ""
+
+    def settle(self, options: Any, given: Mapping[str, Any]) -> Any:
+        kept = {name: value for name, value in given.items() if name != "activation_fn"}
+        if given.get("activation_fn") is not None:
+            if "function_to_apply" in given:
+                raise NpformerError("activation_fn: function_to_apply= says the same; give one of the two")
+            kept["function_to_apply"] = _function("activation_fn", given["activation_fn"])
+        return super().settle(options, kept)
+
+    def is_one(self, inputs: Any) -> bool:
+        return _is_two_texts(inputs) or super().is_one(inputs)
 
     def inputs(self, item: Any, options: Any) -> list[str | Pair]:
+        item = Pair(*item) if _is_two_texts(item) else item
         found = as_text_or_pair(item)
         if not isinstance(item, Pair) and not (isinstance(item, Mapping) and item.get("text_pair") is not None):
             raise NpformerError("expected a query and a text, got one text; give npformer.Pair(query, text)")
         query, text = (found, "") if isinstance(found, str) else found  # an empty text is still a second one
-        return [Pair(self.prompt + query, text)]
+        return [Pair(self.prompt(options) + query, text)]
 
     def answer(self, requests: list[Request], options: RankingOptions) -> list[Any]:
         scores = probabilities(logits_of_texts(requests)[:, 0], options.function_to_apply)
         return [{"score": float(score)} for score in scores]
 
 
-def stored_function(model: Model, described: Mapping[str, Any]) -> str:
+def stored_function(model: Model, activation: Any) -> str:
     """Returns the function_to_apply of the activation that sentence-transformers stored; "sigmoid" without one.
 
-    described: as from `cross_encoder_settings`. Its activation precedes those of config.json, from earlier versions.
+    activation: as from `cross_encoder_recipe`. It precedes those of config.json, from earlier versions.
     Raises NpformerError for an activation other than Identity and Sigmoid.
     """
     if model.folder is None:
         return "sigmoid"
-    path, where, stored = home(model.folder) / DESCRIPTION, "activation_fn", described.get("activation_fn")
-    if stored is None:
+    path, where = home(model.folder) / DESCRIPTION, "activation_fn"
+    if activation is None:
         path = model.folder / CONFIG
         older = read_json(path, model.limits, "config")
-        where, stored = OLDER, older.get(OLDER)
+        where, activation = OLDER, older.get(OLDER)
         newer = older.get("sentence_transformers")
         if isinstance(newer, dict) and "activation_fn" in newer:
-            where, stored = "sentence_transformers.activation_fn", newer["activation_fn"]
-    if stored is None:
-        return "sigmoid"
-    known = re.fullmatch(rf"torch\.nn\.(?:modules\.\w+\.)?({'|'.join(FUNCTIONS)})", str(stored))
+            where, activation = "sentence_transformers.activation_fn", newer["activation_fn"]
+    return "sigmoid" if activation is None else _function(f"{path}: {where}", activation)
+
+
+def _function(where: str, activation: Any) -> str:
+    """The function_to_apply of one of torch's modules, which is given itself, as its class or by its full name."""
+    kind = activation if isinstance(activation, type) else type(activation)
+    name = activation if isinstance(activation, str) else f"{kind.__module__}.{kind.__name__}"
+    known = re.fullmatch(rf"torch\.nn\.(?:modules\.\w+\.)?({'|'.join(FUNCTIONS)})", name)
     if known is None:
         raise NpformerError(
-            f"{path}: {where}: expected torch's Identity or Sigmoid, got {shown(stored)}; "
+            f"{where}: expected torch's Identity or Sigmoid, got {shown(activation)}; "
             "give function_to_apply, 'sigmoid' or 'none'"
         )
     return FUNCTIONS[known[1]]
+
+
+def _is_two_texts(item: Any) -> bool:
+    """Whether an item is a list or a tuple of two texts: sentence-transformers' form of a query and a text."""
+    return isinstance(item, list | tuple) and len(item) == 2 and all(isinstance(each, str) for each in item)

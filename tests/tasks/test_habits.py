@@ -39,13 +39,16 @@ def given(name, text="I [MASK] ice"):
 def test_keywords_that_change_nothing_are_accepted(name):
     """When the pipeline is made, and when it is called."""
     habits = {
-        "batch_size": 8, "padding": True, "device": -1, "device_map": "auto", "framework": "np", "num_workers": 0,
-        "tokenizer": None, "token": None, "torch_dtype": "auto", "trust_remote_code": False, "use_fast": True,
-        "return_all_scores": False,
+        "batch_size": 8, "padding": "max_length", "device": -1, "device_map": "auto", "framework": "np", "num_workers": 0,
+        "tokenizer": None, "token": True, "torch_dtype": "auto", "trust_remote_code": False, "use_fast": True,
+        "return_all_scores": False, "config": None, "cache_dir": None, "grouped_entities": False, "model_kwargs": {},
+        "feature_extractor": None, "image_processor": None, "processor": None, "tokenizer_kwargs": None,
+        "use_auth_token": True,
     }  # fmt: skip
     plain = pipeline(name, TASKS[name])(given(name))
     assert np.array_equal(pipeline(name, TASKS[name], **habits)(given(name)), plain)
-    assert np.array_equal(pipeline(name, TASKS[name])(given(name), truncation=True, device="cpu"), plain)
+    for device in ("cpu", "cpu:0"):
+        assert np.array_equal(pipeline(name, TASKS[name])(given(name), truncation=True, device=device), plain)
 
 
 @pytest.mark.parametrize(
@@ -56,7 +59,15 @@ def test_keywords_that_change_nothing_are_accepted(name):
         ("device_map", {"": 0}, "device_map: .* everything runs on the CPU"),
         ("framework", "pt", "framework: 'pt' is not supported; everything runs on NumPy"),
         ("batch_size", "8", "batch_size: '8' is not supported; expected a whole number"),
-        ("padding", "max_length", "padding: 'max_length' is not supported; texts are never padded"),
+        ("padding", "left", "padding: 'left' is not supported; texts are never padded"),
+        ("cache_dir", "here", "cache_dir: 'here' is not supported; set HF_HUB_CACHE in the environment"),
+        ("grouped_entities", True, "grouped_entities: True is not supported; give aggregation_strategy='simple'"),
+        ("model_kwargs", {"dtype": "auto"}, "model_kwargs: a dict is not supported; give its entries as arguments"),
+        ("tokenizer_kwargs", {"max_length": 9}, "tokenizer_kwargs: a dict is not supported; give its entries as arg"),
+        ("tokenize_kwargs", {"max_length": 9}, "tokenize_kwargs: a dict is not supported; give its entries as arg"),
+        ("config", "bert", "config: 'bert' is not supported; the config comes with the model; leave it out"),
+        ("processor", "bert", "processor: 'bert' is not supported; models read texts only; leave it out"),
+        ("token", "hf_x", "token: 'hf_x' is not supported; set HF_TOKEN in the environment, or log in with"),
         ("tokenizer", "bert", "tokenizer: 'bert' is not supported; the tokenizer comes with the model"),
         ("trust_remote_code", True, "trust_remote_code: True is not supported; a checkpoint's code is never run"),
         ("return_all_scores", True, "return_all_scores: True is not supported; top_k=None gives the scores of all"),
@@ -68,6 +79,79 @@ def test_keywords_that_would_change_something_are_refused(keyword, value, messag
         pipeline("text-classification", TASKS["text-classification"], **{keyword: value})
     with pytest.raises(NpformerError, match=message):
         pipeline("text-classification", TASKS["text-classification"])("ice", **{keyword: value})
+
+
+def test_the_tokenizer_and_the_config_may_name_the_model_again(tmp_path):
+    """Or be those of a loaded model, as lines for transformers.pipeline have it; any other is refused."""
+    folder = tiny.folder(tmp_path / "model", "bert", "sequence-classification")
+    model = load(folder)
+    expected = pipeline("text-classification", folder)("ice")
+    for same in (folder, str(folder), f"{folder}/"):
+        for name in (folder, str(folder)):
+            assert pipeline("text-classification", name, tokenizer=same, config=same)("ice") == expected
+    given = {"tokenizer": model.tokenizer, "config": model.config}
+    assert pipeline("text-classification", model, **given)("ice") == expected
+    assert pipeline("text-classification", tokenizer="distilbert-sst2", model="distilbert-sst2")("ice")["label"]
+    for name, other in given.items():
+        for source in (folder, load(folder), None):
+            with pytest.raises(NpformerError, match=f"{name}: a .* is not supported; the {name} comes with the model"):
+                pipeline("text-classification", source, **{name: other})
+
+
+def test_the_loading_of_a_model_takes_transformers_keywords(tmp_path, monkeypatch):
+    folder = tiny.folder(tmp_path / "model", "bert", "sequence-classification")
+    for name in ("dtype", "torch_dtype"):
+        for value in ("auto", "float32", "torch.float32", np.float32):
+            assert pipeline(model=folder, **{name: value}).model.dtype == np.float32
+        for value in ("float64", "torch.float64", np.float64):
+            assert pipeline(model=folder, **{name: value}).model.dtype == np.float64
+        with pytest.raises(NpformerError, match="dtype: expected float32 or float64, got 'float16'; half precision is"):
+            pipeline(model=folder, **{name: "float16"})
+    assert pipeline(model=folder, local_files_only=True, torch_dtype=None)("ice") == pipeline(model=folder)("ice")
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    with pytest.raises(
+        NpformerError, match=r"nobody/nothing: no config.json in the cache .* and offline was asked for"
+    ):
+        pipeline(model="nobody/nothing", local_files_only=True)
+    with pytest.raises(NpformerError, match="local_files_only: expected true or false, got 'yes'"):
+        pipeline(model=folder, local_files_only="yes")
+    with pytest.raises(
+        NpformerError, match=r"revision: only a model on the hub has one; .* is the folder .*; leave it out"
+    ):
+        pipeline(model=folder, revision="main")
+
+
+def test_torch_s_own_dtype():
+    class Float64:
+        def __repr__(self):
+            return "torch.float64"
+
+    assert pipeline("text-classification", dtype=Float64()).model.dtype == np.float64
+
+
+def test_a_name_of_one_answer_among_several_says_the_line_to_write():
+    """Transformers gives the words of a list of one text outside a list; here a list gives a list."""
+    fill = pipeline("fill-mask", TASKS["fill-mask"])
+    [words] = fill(["I [MASK] ice"])
+    assert words == fill("I [MASK] ice")
+    assert words[1:2] == [words[1]]
+    with pytest.raises(
+        NpformerError, match=r"a list of 5 answers, got 'token_str'; the first has \[0\]\['token_str'\]"
+    ):
+        words["token_str"]
+    with pytest.raises(NpformerError, match="A list of texts gives a list of such lists, also for one text"):
+        pipeline("text-classification", TASKS["text-classification"])("ice", top_k=2)["label"]
+
+
+def test_an_unknown_argument_lists_the_task_s_own_options():
+    with pytest.raises(NpformerError) as error:
+        pipeline("text-classification", TASKS["text-classification"], topk=2)
+    assert str(error.value) == (
+        "argument of text-classification: 'topk' is not known; did you mean 'top_k'? Its options: long, stride, "
+        "max_length, progress, top_k, function_to_apply, truncation"
+    )
+    with pytest.raises(NpformerError, match="'btach_size' is not known; did you mean 'batch_size'"):
+        pipeline("text-classification", TASKS["text-classification"], btach_size=2)
 
 
 def test_truncation_cuts_a_text_to_max_length():

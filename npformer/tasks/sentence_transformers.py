@@ -1,0 +1,234 @@
+"""The methods of sentence-transformers' classes, on the tasks that compute the same.
+
+`Encoding` has those of SentenceTransformer, `SparseEncoding` of SparseEncoder, `Ranking` of CrossEncoder. Each method
+calls the task itself; the arguments that change nothing here are in `habits.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, ClassVar
+
+import numpy as np
+
+from npformer.checks import boolean, whole
+from npformer.tasks.prompted import PromptedTask
+from npformer.tasks.task import Task
+from npformer.text.encoding import Encoder
+from npformer.text.inputs import Pair
+from npformer.vector_search import similarity
+
+Prompt = str | None
+
+
+class Encoding(PromptedTask):
+    """A task that makes vectors of texts, with the methods of SentenceTransformer."""
+
+    width: int  # of a vector that is not truncated
+    default_similarity: ClassVar[str] = "cosine"
+
+    def encode(self, inputs: Any = None, prompt_name: Prompt = None, prompt: Prompt = None, **options: Any) -> Any:
+        """Returns the vector of a text (D,), or the vectors of several texts (N, D).
+
+        Parameters
+        ----------
+        inputs : str, or an iterable of str
+        prompt_name, prompt : str, optional
+            The name of one of the folder's prompts, or the prompt itself; by default as the task was made.
+        **options : the task's options, and keywords of sentence-transformers
+            normalize_embeddings, truncate_dim, show_progress_bar. Others that change nothing here (batch_size, device,
+            convert_to_numpy, ...) are accepted; tensors, other precisions and token embeddings are refused.
+
+        Returns
+        -------
+        array of the model's dtype
+
+        Raises
+        ------
+        NpformerError
+            An input is not a text, or an option is unknown or not supported.
+
+        Examples
+        --------
+        >>> model = npformer.pipeline("sentence-embedding", "distilbert-sst2")
+        >>> model.encode(["I love ice cream", "not my music"], batch_size=32, show_progress_bar=False).shape
+        (2, 384)
+        """
+        return _answers(self, inputs, prompt_name, prompt, options)
+
+    def encode_query(
+        self, inputs: Any = None, prompt_name: Prompt = None, prompt: Prompt = None, **options: Any
+    ) -> Any:
+        """As `encode`; without another prompt, with the folder's prompt for queries."""
+        return self.encode(inputs, "query" if prompt_name is prompt is None else prompt_name, prompt, **options)
+
+    def encode_document(
+        self, inputs: Any = None, prompt_name: Prompt = None, prompt: Prompt = None, **options: Any
+    ) -> Any:
+        """As `encode`; without another prompt, with the folder's prompt for documents."""
+        return self.encode(inputs, "document" if prompt_name is prompt is None else prompt_name, prompt, **options)
+
+    def get_embedding_dimension(self) -> int:
+        """The number of numbers in a vector."""
+        return getattr(self.options, "truncate_dim", None) or self.width
+
+    get_sentence_embedding_dimension = get_embedding_dimension  # its older name
+
+    @property
+    def max_seq_length(self) -> int:
+        """Tokens of the longest text that is read whole; may be set."""
+        return self.encoder.limit
+
+    @max_seq_length.setter
+    def max_seq_length(self, tokens: int) -> None:
+        longest = Encoder(self.model).limit
+        self.encoder = Encoder(self.model, whole("max_seq_length", tokens, 3, longest))
+
+    @property
+    def similarity_fn_name(self) -> str:
+        """The function that `similarity` computes with: "cosine", "dot", "euclidean" or "manhattan"."""
+        return self.recipe.similarity or self.default_similarity
+
+    def similarity(self, a: Any, b: Any) -> np.ndarray:
+        """The similarity of each vector of a to each of b, (N, D) and (M, D) -> (N, M), as the model's folder says.
+
+        Parameters
+        ----------
+        a, b : arrays of vectors, or one vector (D,) as an array of one
+
+        Returns
+        -------
+        (N, M) array: the cosine, or of sparse vectors the dot product, unless config_sentence_transformers.json names
+        "cosine", "dot", "euclidean" or "manhattan" in similarity_fn_name; the last two are negative distances
+
+        Raises
+        ------
+        NpformerError
+            The shapes do not fit.
+        """
+        return similarity(a, b, self.similarity_fn_name)
+
+
+class SparseEncoding(Encoding):
+    """A task that makes sparse vectors of texts, with the methods of SparseEncoder. V: words of the vocabulary."""
+
+    default_similarity = "dot"
+
+    def encode(self, inputs: Any = None, prompt_name: Prompt = None, prompt: Prompt = None, **options: Any) -> Any:
+        """As `Encoding.encode`, with vectors (V,) and (N, V) that hold the zeros too.
+
+        Call the task itself for many texts: its answers hold only the words that matter.
+        """
+        answers = super().encode(inputs, prompt_name, prompt, **options)
+        several = [answers] if isinstance(answers, dict) else answers
+        vectors = np.zeros((len(several), self.width), self.model.dtype)
+        for vector, answer in zip(vectors, several, strict=True):
+            vector[answer["indices"]] = answer["values"]
+        return vectors[0] if isinstance(answers, dict) else vectors
+
+    def decode(self, embeddings: Any, top_k: int | None = None) -> Any:
+        """The words of a vector (V,) with their weights, the largest first; of vectors (N, V) a list for each."""
+        if top_k is not None:
+            whole("top_k", top_k, 1)
+        vectors = np.asarray(embeddings)
+        if vectors.ndim == 2:
+            return [self.decode(each, top_k) for each in vectors]
+        best = np.argsort(-vectors, kind="stable")[: np.count_nonzero(vectors)][:top_k]
+        return [(self.model.tokenizer.id_to_token(int(i)), float(vectors[i])) for i in best]
+
+    @staticmethod
+    def sparsity(embeddings: Any) -> dict[str, float]:
+        """The mean number of words with a weight, of vectors (V,) or (N, V), and the share of the others."""
+        active = np.count_nonzero(np.atleast_2d(embeddings), axis=1).mean()
+        return {"active_dims": float(active), "sparsity_ratio": float(1 - active / np.shape(embeddings)[-1])}
+
+
+class Ranking(PromptedTask):
+    """A task that scores a query with a text, with the methods of CrossEncoder."""
+
+    def predict(self, inputs: Any = None, prompt_name: Prompt = None, prompt: Prompt = None, **options: Any) -> Any:
+        """Returns the score of a query with a text, or the scores (N,) of several.
+
+        Parameters
+        ----------
+        inputs : tuple or list of two str, or an iterable of such
+        prompt_name, prompt : str, optional
+            As in `encode` of sentence embeddings; a prompt precedes the query.
+        **options : the task's options, and keywords of sentence-transformers
+            activation_fn (torch's Sigmoid or Identity), show_progress_bar. Others that change nothing here
+            (batch_size, device, convert_to_numpy, ...) are accepted.
+
+        Returns
+        -------
+        number, or array of the model's dtype
+
+        Raises
+        ------
+        NpformerError
+            An input is not a query with a text, or an option is unknown or not supported.
+
+        Examples
+        --------
+        With a model from the hub::
+
+            rank = npformer.pipeline("text-ranking", "cross-encoder/ms-marco-MiniLM-L6-v2")
+            rank.predict([("Who lives in Berlin?", "Sarah lives in Berlin."), ("Who lives in Berlin?", "It rains.")])
+        """
+        answers = _answers(self, inputs, prompt_name, prompt, options)
+        if isinstance(answers, dict):
+            return self.model.dtype.type(answers["score"])
+        return np.array([each["score"] for each in answers], self.model.dtype)
+
+    def rank(
+        self,
+        query: str,
+        documents: Iterable[str],
+        top_k: int | None = None,
+        return_documents: bool = False,
+        prompt_name: Prompt = None,
+        prompt: Prompt = None,
+        **options: Any,
+    ) -> list[dict[str, Any]]:
+        """Returns the texts that fit a query, the best first: dicts with "corpus_id", the text's place, and "score".
+
+        Parameters
+        ----------
+        query : str
+        documents : iterable of str
+        top_k : int, optional
+            Number of texts to return; by default all.
+        return_documents : bool
+            Add "text", the text itself.
+        prompt_name, prompt, **options : as in `predict`
+
+        Raises
+        ------
+        NpformerError
+            The query or a document is not a text, or an option is unknown or not supported.
+
+        Examples
+        --------
+        With a model from the hub::
+
+            rank = npformer.pipeline("text-ranking", "cross-encoder/ms-marco-MiniLM-L6-v2")
+            rank.rank("Who lives in Berlin?", ["Paul is from Rome.", "Sarah lives in Berlin."], return_documents=True)
+        """
+        if top_k is not None:
+            whole("top_k", top_k, 1)
+        boolean("return_documents", return_documents)
+        texts = list(documents)
+        scores = self.predict([Pair(query, text) for text in texts], prompt_name, prompt, **options)
+        found: list[dict[str, Any]] = [
+            {"corpus_id": i, "score": float(scores[i])} for i in np.argsort(-scores, kind="stable").tolist()
+        ]
+        if return_documents:
+            found = [{**each, "text": texts[each["corpus_id"]]} for each in found]
+        return found[:top_k]
+
+
+def _answers(task: Task, inputs: Any, prompt_name: Prompt, prompt: Prompt, options: dict[str, Any]) -> Any:
+    """Calls a task with one input or a list; a prompt takes the place of the task's own."""
+    inputs = options.pop("sentences", inputs)  # the older name of `inputs`
+    if prompt_name is not None or prompt is not None:
+        options |= {"prompt_name": prompt_name, "prompt": prompt}
+    return task(inputs if task.is_one(inputs) else list(inputs), **options)

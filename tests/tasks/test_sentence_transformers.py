@@ -1,0 +1,259 @@
+"""The methods of sentence-transformers' classes: their answers are those of sentence-transformers, and their keywords.
+
+`golden/make_sentence_transformers.py` made the golden answers. Both sides compute in float32, so that numbers are
+compared to 1e-5 of their size.
+"""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from npformer import NpformerError, Pair, pipeline
+from tests.golden.make_sentence_transformers import CASES, FILE, as_lists, write_folder
+from tests.golden.make_tasks import same
+from tests.support import tiny
+
+TEXTS = ["I love ice cream", "not my music"]
+
+
+@pytest.mark.numbers
+@pytest.mark.filterwarnings("ignore:input 3")
+@pytest.mark.parametrize("name", CASES)
+def test_methods_answer_as_those_of_sentence_transformers(name, tmp_path):
+    model = pipeline(model=write_folder(tmp_path / "m", name))
+    for (method, arguments, options), golden in zip(
+        CASES[name]["calls"], json.loads(FILE.read_text())[name], strict=True
+    ):
+        assert same(as_lists(getattr(model, method)(*arguments, **options)), golden), (method, options)
+
+
+# --- vectors ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def model(tmp_path):
+    return pipeline(model=write_folder(tmp_path / "m", "SentenceTransformer"))
+
+
+def test_encode_takes_every_iterable_of_texts(model):
+    """Of a generator it makes an array at once, where the task itself gives a generator."""
+    vectors = model.encode(TEXTS)
+    assert type(vectors[0, 0]) is np.float32
+    for several in (tuple(TEXTS), np.array(TEXTS), iter(TEXTS), dict.fromkeys(TEXTS).keys()):
+        assert np.array_equal(model.encode(several), vectors)
+    assert np.array_equal(model.encode(TEXTS[0]), vectors[0])
+    assert model.encode([]).shape == (0, 8)
+    assert np.array_equal(model.encode(sentences=TEXTS), vectors)  # the older name
+    for odd in ([3], 3, None):
+        with pytest.raises(NpformerError, match=r"expected a text, got (int|None)"):
+            model.encode(odd)
+
+
+def test_a_prompt_of_the_task_holds_for_encode_unless_another_is_given(model, tmp_path):
+    news = pipeline(model=model.model.folder, prompt="the news: ")
+    assert np.array_equal(news.encode(TEXTS), model.encode(TEXTS, prompt="the news: "))
+    for name in ("query", "document"):
+        named = getattr(news, f"encode_{name}")
+        assert np.array_equal(named(TEXTS), model.encode(TEXTS, prompt_name=name))
+        assert np.array_equal(named(TEXTS, prompt="a "), model.encode(TEXTS, prompt="a "))
+        assert np.array_equal(named(TEXTS, "web"), model.encode(TEXTS, "web"))
+    with pytest.raises(NpformerError, match="prompt_name: 'wep' is not known; did you mean 'web'"):
+        model.encode_query(TEXTS, prompt_name="wep")
+
+
+def test_keywords_of_encode_that_change_nothing(model, capsys):
+    plain = model.encode(TEXTS)
+    keywords = {
+        "batch_size": 64, "show_progress_bar": None, "output_value": "sentence_embedding", "precision": "float32",
+        "convert_to_numpy": True, "convert_to_tensor": False, "device": "cpu", "pool": None, "chunk_size": None,
+    }  # fmt: skip
+    assert np.array_equal(model.encode(TEXTS, **keywords), plain)
+    assert np.array_equal(pipeline(model=model.model.folder, **keywords)(TEXTS), plain)
+    assert capsys.readouterr().err == ""
+    assert np.array_equal(model.encode(TEXTS, show_progress_bar=True), plain)
+    assert "2/2" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("keyword", "value", "message"),
+    [
+        ("convert_to_tensor", True, r"True is not supported; answers are NumPy arrays; torch\.from_numpy"),
+        ("convert_to_numpy", False, r"False is not supported; answers are NumPy arrays; torch\.from_numpy"),
+        (
+            "precision",
+            "ubinary",
+            r"'ubinary' is not supported; vectors are float32; np\.packbits\(vectors > 0, axis=-1",
+        ),
+        ("precision", "int8", "'int8' is not supported; .*the scale of 'int8' depends on all vectors"),
+        (
+            "output_value",
+            "token_embeddings",
+            "'token_embeddings' is not supported; pipeline.'feature-extraction', model, return_",
+        ),
+        ("output_value", None, "None is not supported; pipeline.'feature-extraction'"),
+        ("device", "cuda", "'cuda' is not supported; everything runs on the CPU"),
+        ("device", ["cuda:0", "cuda:1"], "a list is not supported; everything runs on the CPU"),
+        ("pool", {"input": 1}, "a dict is not supported; threads= says how many cores to use"),
+        ("backend", "onnx", "'onnx' is not supported; everything runs on NumPy; leave it out"),
+        ("cache_folder", "here", "'here' is not supported; set HF_HUB_CACHE in the environment"),
+        ("show_progress_bar", "yes", "expected true or false, got 'yes'"),
+    ],
+)
+def test_keywords_of_encode_that_would_change_something(keyword, value, message, model):
+    with pytest.raises(NpformerError, match=f"^{keyword}: {message}"):
+        model.encode(TEXTS, **{keyword: value})
+
+
+def test_the_bits_of_a_vector_that_the_refusal_of_a_precision_names(model):
+    """The line of the error gives what sentence-transformers gives, of its own vectors."""
+    vectors = np.array([[0.5, -1.0, 0.0, 2.0, -3.0, 0.25, 7.0, 1e-9, -1.0]], np.float32)
+    assert np.packbits(vectors > 0, axis=-1).tolist() == [[0b10010111, 0]]
+
+
+def test_the_length_of_a_text_may_be_set(model):
+    assert model.max_seq_length == 20
+    model.max_seq_length = 4
+    with pytest.warns(UserWarning, match="input 0: 6 tokens, cut to 4"):
+        assert np.array_equal(model.encode("I love ice cream", prompt=""), model.encode("I love", prompt=""))
+    model.max_seq_length = 64  # of the encoder, more than the folder says
+    assert not model.encode("ice " * 40).truncated
+    for length in (2, 65, "4", None):
+        with pytest.raises(NpformerError, match="max_seq_length: expected a whole number from 3 to 64"):
+            model.max_seq_length = length
+
+
+def test_the_dimension_of_vectors(model):
+    short = pipeline(model=model.model.folder, truncate_dim=3)
+    for each, width in ((model, 8), (short, 3)):
+        assert each.get_embedding_dimension() == each.get_sentence_embedding_dimension() == width
+        assert each.encode("ice").shape == (width,)
+    sparse = pipeline("sparse-embedding", tiny.model("bert", "masked-lm"))
+    assert sparse.get_embedding_dimension() == sparse.model.config.vocab_size
+
+
+# --- sparse vectors --------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def sparse(tmp_path):
+    return pipeline(model=write_folder(tmp_path / "m", "SparseEncoder"))
+
+
+def test_sparse_vectors_are_arrays_with_their_zeros(sparse):
+    vectors = sparse.encode(TEXTS, max_active_dims=5)
+    assert vectors.shape == (2, sparse.model.config.vocab_size)
+    for vector, answer in zip(vectors, sparse(TEXTS, max_active_dims=5), strict=True):
+        assert np.array_equal(vector[answer["indices"]], answer["values"])
+        assert np.count_nonzero(vector) == 5
+        assert sorted(sparse.decode(vector)) == sorted(zip(answer["tokens"], answer["values"].tolist(), strict=True))
+    assert sparse.encode([]).shape == (0, vectors.shape[1])
+    assert sparse.decode(np.zeros(9)) == []
+    assert sparse.decode(vectors)[1] == sparse.decode(vectors[1])
+    assert sparse.sparsity(vectors) == {"active_dims": 5.0, "sparsity_ratio": 1 - 5 / vectors.shape[1]}
+    with pytest.raises(NpformerError, match="convert_to_sparse_tensor: True is not supported; answers are NumPy"):
+        sparse.encode(TEXTS, convert_to_sparse_tensor=True)
+    with pytest.raises(NpformerError, match="top_k: expected a whole number of at least 1, got 0"):
+        sparse.decode(vectors, top_k=0)
+
+
+def test_sparse_vectors_are_compared_by_their_product_unless_the_folder_says_otherwise(sparse):
+    vectors = sparse.encode(TEXTS)
+    np.testing.assert_allclose(sparse.similarity(vectors, vectors), vectors @ vectors.T, rtol=1e-6)
+    described = sparse.model.folder / "config_sentence_transformers.json"
+    described.write_text(json.dumps(json.loads(described.read_text()) | {"similarity_fn_name": "cosine"}))
+    cosine = pipeline(model=sparse.model.folder)
+    assert (sparse.similarity_fn_name, cosine.similarity_fn_name) == ("dot", "cosine")
+    np.testing.assert_allclose(np.diag(cosine.similarity(vectors, vectors)), 1, rtol=1e-6)
+
+
+# --- rerankers -------------------------------------------------------------------------------------------------------
+
+QUERY = "what is good"
+PAIRS = [(QUERY, text) for text in TEXTS]
+
+
+@pytest.fixture
+def reranker(tmp_path):
+    return pipeline(model=write_folder(tmp_path / "m", "CrossEncoder"))
+
+
+def test_a_query_with_a_text_is_a_tuple_a_list_or_a_pair(reranker):
+    """Two texts alone are one input, as a text without a query is none."""
+    expected = reranker([Pair(*each) for each in PAIRS])
+    scores = reranker.predict(PAIRS)
+    assert scores.dtype == np.float32
+    assert [each["score"] for each in expected] == scores.tolist()
+    for several in (PAIRS, [list(each) for each in PAIRS], tuple(PAIRS)):
+        assert reranker(several) == expected
+        assert np.array_equal(reranker.predict(several), scores)
+    assert np.array_equal(reranker.predict(iter(PAIRS)), scores)
+    assert list(reranker(iter(PAIRS))) == expected
+    for one in (PAIRS[0], list(PAIRS[0]), Pair(*PAIRS[0]), {"text": QUERY, "text_pair": TEXTS[0]}):
+        assert reranker(one) == expected[0]
+        assert reranker.predict(one) == scores[0]
+        assert type(reranker.predict(one)) is np.float32
+    assert reranker.predict([]).shape == (0,)
+    for odd in ([(QUERY,)], [(QUERY, "a", "b")], [(QUERY, 3)], [QUERY, "a", "b"]):
+        with pytest.raises(NpformerError, match=r"input 0: expected a (query and a )?text, got .*give npformer\.Pair"):
+            reranker.predict(odd)
+
+
+def test_ranked_texts_name_their_places(reranker):
+    """Equal scores stay in the order of the texts."""
+    texts = [*TEXTS, "", TEXTS[0]]
+    ranked = reranker.rank(QUERY, iter(texts), return_documents=True)
+    scores = reranker.predict([(QUERY, text) for text in texts]).tolist()
+    order = sorted(range(4), key=lambda i: -scores[i])
+    assert ranked == [{"corpus_id": i, "score": scores[i], "text": texts[i]} for i in order]
+    assert reranker.rank(QUERY, texts, top_k=2) == [{"corpus_id": i, "score": scores[i]} for i in order[:2]]
+    assert reranker.rank(QUERY, []) == []
+    for keyword, value in (("top_k", 0), ("return_documents", "yes")):
+        with pytest.raises(NpformerError, match=f"{keyword}: expected"):
+            reranker.rank(QUERY, texts, **{keyword: value})
+
+
+class Sigmoid:
+    """Stands for torch's, which is not installed here."""
+
+
+Sigmoid.__module__ = "torch.nn.modules.activation"
+
+
+def test_an_activation_is_torch_s_sigmoid_or_identity(reranker):
+    raw, scores = (reranker.predict(PAIRS, function_to_apply=each) for each in ("none", "sigmoid"))
+    assert np.array_equal(reranker.predict(PAIRS), raw)  # as the folder says
+    for activation in (Sigmoid, Sigmoid(), "torch.nn.Sigmoid", "torch.nn.modules.activation.Sigmoid"):
+        assert np.array_equal(reranker.predict(PAIRS, activation_fn=activation), scores)
+        assert np.array_equal(pipeline(model=reranker.model.folder, activation_fn=activation).predict(PAIRS), scores)
+    keywords = {
+        "activation_fn": None,
+        "apply_softmax": True,
+        "convert_to_numpy": True,
+        "batch_size": 2,
+        "device": "cpu",
+    }
+    assert np.array_equal(reranker.predict(PAIRS, **keywords), raw)
+    assert np.array_equal(pipeline(model=reranker.model.folder, **keywords).predict(PAIRS), raw)
+    for odd in ("Sigmoid", np.tanh, type, 3):
+        with pytest.raises(
+            NpformerError, match=r"activation_fn: expected torch's Identity or Sigmoid, got .* give function"
+        ):
+            reranker.predict(PAIRS, activation_fn=odd)
+    with pytest.raises(NpformerError, match="activation_fn: function_to_apply= says the same; give one of the two"):
+        reranker.predict(PAIRS, activation_fn=Sigmoid, function_to_apply="none")
+    with pytest.raises(NpformerError, match="convert_to_tensor: True is not supported; answers are NumPy arrays"):
+        reranker.predict(PAIRS, convert_to_tensor=True)
+
+
+def test_a_cross_encoder_s_folder_names_its_task(tmp_path):
+    """With one label it reranks, with several it classifies pairs, and the refusal to rerank says so."""
+    assert pipeline(model=write_folder(tmp_path / "one", "CrossEncoder")).name == "text-ranking"
+    several = write_folder(tmp_path / "three", "CrossEncoder", labels=("contradiction", "neutral", "entailment"))
+    assert pipeline(model=several).name == "text-classification"
+    with pytest.raises(
+        NpformerError, match=r"one label, this one has 3; pipeline\('text-classification', model, top_k"
+    ):
+        pipeline("text-ranking", several)
