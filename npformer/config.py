@@ -87,6 +87,7 @@ class Config:
     convolution_activation : one of ACTIVATIONS
     scale_embedding : multiply token rows by sqrt(d_model)
     activation : of the feed-forward network, one of ACTIVATIONS
+    head_activation : of the layer below a head's norm; "": as in the feed-forward network
     eps : of the layer norms
     norm_first : norms before the blocks, not after them
     final_norm : another norm after the last layer
@@ -147,6 +148,7 @@ class Config:
     convolution_activation: str = "tanh"
     scale_embedding: bool = False
     activation: str = "gelu"
+    head_activation: str = ""
     eps: float = 1e-12
     norm_first: bool = False
     final_norm: bool = False
@@ -169,6 +171,7 @@ class Config:
     def __post_init__(self) -> None:
         checks.one_of("head", self.head, HEADS)
         checks.one_of("activation", self.activation, ACTIVATIONS)
+        checks.one_of("head_activation", self.below_head, ACTIVATIONS)
         checks.one_of("pooler", self.pooler, ACTIVATIONS)
         checks.one_of("convolution_activation", self.convolution_activation, ACTIVATIONS)
         checks.one_of("pooling", self.pooling, POOLINGS)
@@ -229,6 +232,11 @@ class Config:
     def is_local(self, layer: int) -> bool:
         """Whether a layer attends to its window only."""
         return layer in self.local_layers
+
+    @property
+    def below_head(self) -> str:
+        """The activation between the layers of a head; that of replaced tokens always has the layers' own."""
+        return (self.head != "replaced-token" and self.head_activation) or self.activation
 
     @property
     def table_width(self) -> int:

@@ -73,7 +73,7 @@ def answer(weights: Mapping[str, Any], config: Config, x: np.ndarray, read: np.n
     elif config.head == "question-answering":
         answers["start_logits"], answers["end_logits"] = heads.spans(x, head["output"])
     elif config.head == "replaced-token":
-        answers["logits"] = heads.replaced_tokens(x, ACTIVATIONS[config.activation], **head)
+        answers["logits"] = heads.replaced_tokens(x, ACTIVATIONS[config.below_head], **head)
     else:
         answers["logits"] = heads.classify(x, head["output"])
     return answers
@@ -84,7 +84,7 @@ def head_input(weights: Mapping[str, Any], config: Config, x: np.ndarray) -> np.
     head = weights["head"]
     if "norm" not in head:
         return x
-    return heads.transform(x, ACTIVATIONS[config.activation], head["hidden"], head["norm"], eps=config.eps)
+    return heads.transform(x, ACTIVATIONS[config.below_head], head["hidden"], head["norm"], eps=config.eps)
 
 
 def backward(
@@ -109,7 +109,7 @@ def backward(
     elif config.head == "question-answering":
         grad, tree["head"] = heads.spans_backward(grads["start_logits"], grads["end_logits"], stages, x, **head)
     elif config.head == "replaced-token":
-        activation = ACTIVATIONS[config.activation]
+        activation = ACTIVATIONS[config.below_head]
         grad, tree["head"] = heads.replaced_tokens_backward(grads["logits"], stages, x, activation, **head)
     else:
         rows = (stages["pooled"] if "pooler" in weights else read) if of_texts else x
@@ -144,7 +144,7 @@ def _backward_below(
         grad, d_head = heads.spans_backward(*answered, stages, normed, head["output"])
     else:
         grad, d_head = heads.classify_backward(grads["logits"], stages, normed, head["output"])
-    rows, activation = stages["pooled"] if of_texts else x, ACTIVATIONS[config.activation]
+    rows, activation = stages["pooled"] if of_texts else x, ACTIVATIONS[config.below_head]
     layers = head["hidden"], head["norm"]
     grad, d_below = heads.transform_backward(grad, stages, rows, activation, *layers, eps=config.eps)
     if of_texts:

@@ -16,7 +16,7 @@ WORDS = {
 
 ELECTRA = EncoderTable(
     model_type="electra",
-    constants={"pooler": "gelu"},
+    constants={"pooler": "gelu", "head_activation": "gelu"},
     sizes={
         "vocab_size": "vocab_size",
         "d_embedding": "embedding_size",
@@ -69,9 +69,7 @@ ELECTRA = EncoderTable(
             "head.output": "discriminator_predictions.dense_prediction",
         },
     },
-    supported={  # the generator's head has GELU, whatever activation the layers have
-        "masked-lm": {"hidden_act": "gelu"},
-        "causal-lm": {"hidden_act": "gelu"},
+    supported={
         "multiple-choice": {"summary_type": "first", "summary_use_proj": True, "summary_activation": "gelu"},
     },
     buffers=frozenset({"electra.embeddings.position_ids"}),

@@ -12,6 +12,7 @@ from typing import Any
 from npformer import checks
 from npformer.config import MOST, Config
 from npformer.errors import NpformerError
+from npformer.families.base import ACTIVATIONS, first, read_activation
 from npformer.families.table import EncoderTable
 
 GLOBAL, LOCAL = "full_attention", "sliding_attention"
@@ -27,9 +28,7 @@ class ModernBert(EncoderTable):
         return super().config(head, **{"local_layers": between(3, fields["n_layers"]), **fields})
 
     def own_fields(self, data: Mapping[str, Any], head: str, n_layers: int) -> dict[str, Any]:
-        if data.get("classifier_activation", "gelu") != data.get(self.activation, "gelu"):
-            given = checks.shown(data.get("classifier_activation", "gelu"))
-            raise NpformerError(f"classifier_activation: {given} is not supported; supported: that of the layers")
+        below = read_activation("classifier_activation", data)
         window = checks.whole("local_attention", data.get("local_attention", 128), 2, MOST)
         pooling = checks.one_of("classifier_pooling", data.get("classifier_pooling", "cls"), POOLINGS)
         if data["hidden_size"] // data["num_attention_heads"] % 2:
@@ -45,6 +44,7 @@ class ModernBert(EncoderTable):
             "local_theta": _theta(data, LOCAL, "local_rope_theta", 10_000.0) or theta,
             "local_layers": _local_layers(data, n_layers),
             "window": window,
+            "head_activation": "" if below == read_activation(self.activation, data) else below,
             "pooling": POOLINGS[pooling],
         }
 
@@ -53,7 +53,7 @@ class ModernBert(EncoderTable):
         thetas = {GLOBAL: config.rotary_theta, LOCAL: config.local_theta}
         return super().write_config(config) | {
             "pad_token_id": config.pad_id,
-            "classifier_activation": super().write_config(config)[self.activation],
+            "classifier_activation": first(ACTIVATIONS, config.below_head),
             "classifier_pooling": next(theirs for theirs, ours in POOLINGS.items() if ours == config.pooling),
             "local_attention": config.window,
             **_steps(config),

@@ -11,7 +11,14 @@ from npformer.families.table import EncoderTable
 MPNET = EncoderTable(
     model_type="mpnet",
     # Transformers has 32 buckets whatever the config says, and does not read pad_token_id where it counts positions.
-    constants={"pad_id": 1, "padding_idx": 1, "first_position": 2, "skips_padding": True, "relative_buckets": 32},
+    constants={
+        "pad_id": 1,
+        "padding_idx": 1,
+        "first_position": 2,
+        "skips_padding": True,
+        "relative_buckets": 32,
+        "head_activation": "gelu",
+    },
     special_tokens={**SPECIAL_TOKENS, "unk_token": "[UNK]"},
     pair="cls $A sep sep $B sep",
     mask_takes_space=True,
@@ -60,7 +67,6 @@ MPNET = EncoderTable(
         },
         "multiple-choice": {"pooler": "mpnet.pooler.dense", "head.output": "classifier"},
     },
-    supported={"masked-lm": {"hidden_act": "gelu"}},  # the head has GELU, whatever the layers have
     settings={"relative_attention_num_buckets": 32},
     twins={"lm_head.decoder.bias": "lm_head.bias"},
     lacking=frozenset({"pooler"}),

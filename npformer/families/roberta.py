@@ -43,7 +43,13 @@ def _table(model_type: str, name: str, pieces: PieceOrder = AS_IN_THE_FILE) -> E
     """The family under this name: the three differ in their vocabularies."""
     return EncoderTable(
         model_type=model_type,
-        constants={"pad_id": 1, "padding_idx": 1, "first_position": 2, "skips_padding": True},
+        constants={
+            "pad_id": 1,
+            "padding_idx": 1,
+            "first_position": 2,
+            "skips_padding": True,
+            "head_activation": "gelu",
+        },
         padding="pad_token_id",
         special_tokens=SPECIAL_TOKENS,
         mask_takes_space=model_type == "camembert",  # Transformers' other two read no space with it
@@ -93,10 +99,6 @@ def _table(model_type: str, name: str, pieces: PieceOrder = AS_IN_THE_FILE) -> E
             "masked-lm": WORDS,
             "causal-lm": WORDS,
             "multiple-choice": {"pooler": "roberta.pooler.dense", "head.output": "classifier"},
-        },
-        supported={  # these heads have GELU, whatever the layers have
-            "masked-lm": {"hidden_act": "gelu"},
-            "causal-lm": {"hidden_act": "gelu"},
         },
         twins={"lm_head.decoder.bias": "lm_head.bias"},
         lacking=frozenset({"pooler"}),

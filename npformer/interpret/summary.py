@@ -55,7 +55,8 @@ def summary(name: str, arrays: Sequence[np.ndarray], config: Config | None) -> S
     stage = stages.find(name) or stages.Stage(name, "", "", "")
     function = stage.function
     if config and name.endswith(".activation"):
-        function = f"activations.{config.activation}"
+        others = {"head.activation": config.below_head, "convolution.activation": config.convolution_activation}
+        function = f"activations.{others.get(name, config.activation)}"
     elif config and name == "probabilities" and config.scoring == "sigmoid":
         function = "tasks.task.probabilities"
     return StageSummary(

@@ -110,7 +110,7 @@ def test_too_many_layers_are_refused_before_a_list_of_them_is_made(more: dict[st
         ({"layer_types": [LOCAL, "chunked_attention"] * 3}, "layer_types: expected .* for each of 6 layers"),
         ({"layer_types": [[]] * 6}, "layer_types: expected .* for each of 6 layers"),
         ({"layer_types": [FULL]}, "layer_types: expected .* for each of 6 layers"),
-        ({"classifier_activation": "relu"}, "classifier_activation: 'relu' is not supported"),
+        ({"classifier_activation": "mish"}, "classifier_activation: expected one of gelu, .*, got 'mish'"),
         ({"classifier_pooling": "max"}, "classifier_pooling: expected one of cls, mean, got 'max'"),
         ({"local_attention": 0}, "local_attention"),
         ({"global_rope_theta": -1.0}, "rope_theta of full_attention"),

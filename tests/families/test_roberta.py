@@ -6,6 +6,7 @@ The three are one table under three names, so what holds for one is tried with e
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import pytest
 
 import npformer
 from npformer import golden
+from npformer.activations import gelu
 from npformer.checkpoint import convert, flatten, load_folder, to_torch, to_tree
 from npformer.errors import NpformerError
 from npformer.families import distinct_encoders, read_config, write_config
@@ -141,9 +143,22 @@ def test_the_classifier_reads_the_first_token_through_a_tanh(family: str) -> Non
 
 @pytest.mark.parametrize("act", ["relu", "gelu_new"])
 def test_the_masked_word_head_has_gelu_whatever_the_layers_have(family: str, act: str) -> None:
-    with pytest.raises(NpformerError, match=f"hidden_act: '{act}' is not supported; supported: 'gelu'"):
-        read_config(described(family, "ForMaskedLM", hidden_act=act))
-    read_config(described(family, "ForSequenceClassification", hidden_act=act))
+    config = read_config(described(family, "ForMaskedLM", hidden_act=act))
+    assert (write_config(config)["hidden_act"], config.below_head) == (act, "gelu")
+    t = npformer.trace(Model(config, tiny.weights(config)), [np.array([0, 9, 8, 2])])
+    assert np.array_equal(t["head.activation"], gelu(t["head.hidden"]))
+    assert not np.array_equal(t["layers.0.ffn.activation"], gelu(t["layers.0.ffn.hidden"]))
+    assert t.row("head.activation").function == "activations.gelu" != t.row("layers.0.ffn.activation").function
+
+
+def test_the_activation_of_the_layers_in_the_head_is_a_mistake_that_is_named(family: str) -> None:
+    model = tiny.model(family, "masked-lm", activation="relu")
+    texts = [Text(np.random.default_rng(0).integers(5, model.config.vocab_size, length)) for length in (30, 9)]
+    found = npformer.trace(Model(replace(model.config, head_activation=""), dict(model.weights)), texts)
+    arrays = {f"{i}/{name}": array for name in found for i, array in enumerate(found.texts(name))}
+    diagnosis = golden.diagnose(golden.record(model, texts), arrays, model)
+    assert (diagnosis.stage, diagnosis.mistake) == ("head.activation", "another activation"), str(diagnosis)
+    assert "that of the layers in the head" in str(diagnosis)
 
 
 # --- files -----------------------------------------------------------------------------------------------------------

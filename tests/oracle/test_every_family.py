@@ -32,8 +32,19 @@ from tests.support.in_double import in_double
 #: Those of a class of their own; `test_pretraining.py` has classes with two.
 HEADS = [(name, head) for name, family in encoders().items() for head in dict.fromkeys(family.architectures.values())]
 #: Options of a family that its other checkpoints have not.
-OPTIONS = {"convolution": {"convolution": 3, "convolution_activation": "gelu"}}
+OPTIONS = {
+    "convolution": {"convolution": 3, "convolution_activation": "gelu"},
+    "relu": {"activation": "relu"},
+    "silu head": {"head_activation": "silu"},
+}
 HEADS += [("deberta-v2+convolution", head) for head in ("base", "sequence-classification", "token-classification")]
+HEADS += [
+    (f"{name}+relu", head)
+    for name in ("roberta", "xlm-roberta", "camembert", "mpnet", "electra")
+    for head in ("masked-lm", "causal-lm", "replaced-token")
+    if (name, head) in HEADS
+]
+HEADS += [("modernbert+silu head", head) for head in ("masked-lm", "sequence-classification")]
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 # Rows as the mask shows them: lengths side by side, one token, padding before the text, and gaps.
 MASK = ["1" * 40, "1" * 40, "1" * 9 + "0" * 31, "1" + "0" * 39, "0" * 30 + "1" * 10, "111011" * 6 + "1111"]

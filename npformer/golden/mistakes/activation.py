@@ -48,11 +48,20 @@ CONSTANTS: dict[str, Formula] = {
 SIGMOIDS = (1.5, 1.6, (8 / np.pi) ** 0.5, 1.7, 2.0, 0.5)  # c in x sigmoid(c x)
 
 
-def _activated(port: Port, formula: Formula, name: str = "activation") -> Port:
-    """Replaces the activation wherever the model uses it: in the layers, and in the pooler of some families."""
-    also = port.config.pooler == port.config.activation
-    rules = {f"*.{name}": _from_source(formula)} | ({"pooled": _from_source(formula)} if also else {})
-    return port.ruling(rules)
+def _activated(port: Port, formula: Formula) -> Port:
+    """Replaces the activation of the layers wherever the model uses it: some poolers and heads have the same."""
+    return _replaced(port, port.config.activation, formula)
+
+
+def _replaced(port: Port, name: str, formula: Formula) -> Port:
+    """Replaces the activation of this name."""
+    used = {
+        "*.ffn.activation": port.config.activation,
+        "head.activation": port.config.below_head,
+        "convolution.activation": port.config.convolution_activation,
+        "pooled": port.config.pooler,
+    }
+    return port.ruling({stage: _from_source(formula) for stage, own in used.items() if own == name})
 
 
 def _from_source(formula: Formula) -> Rule:
@@ -60,18 +69,13 @@ def _from_source(formula: Formula) -> Rule:
 
 
 def tanh_gelu(port: Port) -> Ways:
-    if "gelu" in (port.config.activation, port.config.pooler):
-        yield "", _other_gelu(port, "gelu", gelu_tanh)
+    if "gelu" in (port.config.activation, port.config.below_head, port.config.pooler):
+        yield "", _replaced(port, "gelu", gelu_tanh)
 
 
 def erf_gelu(port: Port) -> Ways:
-    if "gelu_tanh" in (port.config.activation, port.config.pooler):
-        yield "", _other_gelu(port, "gelu_tanh", gelu)
-
-
-def _other_gelu(port: Port, right: str, wrong: Formula) -> Port:
-    used = {"*.activation": port.config.activation, "pooled": port.config.pooler}
-    return port.ruling({stage: _from_source(wrong) for stage, name in used.items() if name == right})
+    if "gelu_tanh" in (port.config.activation, port.config.below_head, port.config.pooler):
+        yield "", _replaced(port, "gelu_tanh", gelu)
 
 
 def quick_gelu(port: Port) -> Ways:
@@ -89,6 +93,9 @@ def other_activation(port: Port) -> Ways:
     own = {port.config.activation, port.config.activation.removesuffix("_tanh")}
     for name in OTHERS.keys() - own:
         yield f"{name} for {port.config.activation}", _activated(port, OTHERS[name])
+    if port.config.below_head != port.config.activation:
+        wrong: Rule = _from_source(ACTIVATIONS[port.config.activation])
+        yield "that of the layers in the head", port.ruling({"head.activation": wrong})
 
 
 def no_activation(port: Port) -> Ways:
