@@ -105,7 +105,7 @@ def _steps(config: Config) -> dict[str, int]:
 
 MODERNBERT = ModernBert(
     model_type="modernbert",
-    reads=frozenset({"rope_parameters", "rope_scaling"}),
+    reads=frozenset({"position_embedding_type", "rope_parameters", "rope_scaling"}),
     constants={
         "norm_first": True, "final_norm": True, "bias": False, "eps": 1e-5, "window": 128,
         "rotary_theta": 160_000.0, "local_theta": 10_000.0,

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from npformer import load, pipeline
+from npformer.checkpoint import convert
 from npformer.errors import NpformerError
 from npformer.families import read_config, write_config
 from npformer.interpret.direct_attribution import logit_attribution
 from npformer.interpret.traces import trace
 from npformer.mechanisms.rotary import rotary_angles, rotate
 from npformer.runtime.packing import Text
-from tests.support import tiny
+from tests.support import later_modernbert, tiny
 
 FULL, LOCAL = "full_attention", "sliding_attention"
 
@@ -134,3 +137,25 @@ def test_the_logit_of_a_mean_is_not_taken_apart() -> None:
     model = tiny.model("modernbert", "sequence-classification", pooling="mean")
     with pytest.raises(NpformerError, match="logit_attribution: unsupported: a head that reads the mean of all rows"):
         logit_attribution(model, "I love ice cream")
+
+
+@pytest.mark.parametrize("name", later_modernbert.CONFIGS)
+def test_later_checkpoints_are_read(name: str, tmp_path: Path) -> None:
+    """Their position_embedding_type says that there is no table of positions, as in every ModernBERT."""
+    folder = later_modernbert.folder(tmp_path / "model", name)
+    config = load(folder).config
+    assert (config.head, config.pooling, config.local_layers) == ("masked-lm", "mean", (1, 2))
+    assert (config.rotary_theta, config.local_theta, config.window) == (160_000, 160_000, 8)
+    fill = pipeline("fill-mask", folder)
+    mask = "<mask>" if name == "mmBERT" else "[MASK]"
+    assert len(fill(f"in the {mask}", top_k=3)) == 3
+    again = convert(convert(folder, tmp_path / "own"), tmp_path / "back", to="torch")
+    assert pipeline("fill-mask", again)(f"in the {mask}") == fill(f"in the {mask}")
+
+
+def test_a_tokenizer_that_falls_back_to_bytes_and_marks_spaces(tmp_path: Path) -> None:
+    tokenizer = load(later_modernbert.folder(tmp_path / "model", "mmBERT")).tokenizer
+    assert tokenizer.encode("in the é ü").tokens == [
+        *("<bos>", "in", "▁the", "▁", "é", "▁", "<0xC3>", "<0xBC>", "<eos>")
+    ]
+    assert tokenizer.encode("the", "hat").tokens == ["<bos>", "the", "<eos>", "h", "a", "t", "<eos>"]

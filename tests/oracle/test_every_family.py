@@ -26,7 +26,7 @@ from npformer.tape import Recording
 from npformer.taps import listen
 from npformer.training.losses import Example, HeadLoss
 from npformer.transformer import POOLED_HEADS, backward, forward, packed
-from tests.support import tiny
+from tests.support import later_modernbert, tiny
 from tests.support.in_double import in_double
 
 #: Those of a class of their own; `test_pretraining.py` has classes with two.
@@ -124,6 +124,16 @@ def test_local_layers_at_any_steps(local: tuple[int, ...], tmp_path: Path) -> No
     with torch.no_grad():
         right = answers(theirs(folder), arrays)["last_hidden_state"].numpy() * arrays["attention_mask"][..., None]
     ours = Model(*load_folder(folder, np.float64), threads=1)(**arrays).last_hidden_state
+    assert np.abs(ours - right).max() < FLOAT64 * np.abs(right).max()
+
+
+@pytest.mark.parametrize("name", later_modernbert.CONFIGS)
+def test_later_checkpoints_of_modernbert(name: str, tmp_path: Path) -> None:
+    folder = later_modernbert.folder(tmp_path / "model", name)
+    arrays = given("modernbert", "masked-lm")
+    with torch.no_grad():
+        right = answers(theirs(folder), arrays)["logits"].numpy() * arrays["attention_mask"][..., None]
+    ours = Model(*load_folder(folder, np.float64), threads=1)(**arrays).logits
     assert np.abs(ours - right).max() < FLOAT64 * np.abs(right).max()
 
 

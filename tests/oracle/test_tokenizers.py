@@ -14,9 +14,11 @@ import sentencepiece
 from tokenizers import BertWordPieceTokenizer, ByteLevelBPETokenizer
 from transformers import AutoTokenizer
 
+from npformer import load
 from npformer.config import Config
 from npformer.families import FAMILIES, Family
 from npformer.text.tokenizer import load_tokenizer
+from tests.support import later_modernbert
 from tests.support.scripts import LINES
 
 WORD_PIECES = {
@@ -209,3 +211,12 @@ def compare(folder: Path, model_type: str) -> None:
     for line in LINES:
         ids = ours.encode(line).ids
         assert ours.decode(ids, skip_special_tokens=False) == theirs.decode(ids, skip_special_tokens=False), line
+
+
+@pytest.mark.parametrize("name", ["PreTrainedTokenizerFast", "GemmaTokenizer", "GemmaTokenizerFast", None])
+def test_a_modernbert_with_gemma_s_tokenizer(name: str | None, tmp_path: Path) -> None:
+    folder = later_modernbert.folder(tmp_path / "model", "mmBERT", name)
+    theirs, ours = AutoTokenizer.from_pretrained(folder), load(folder).tokenizer
+    for line in (*LINES, "", " <mask> a", "the  <bos>"):
+        assert ours.encode(line).ids == theirs(line)["input_ids"]
+        assert ours.encode(line, "the hat").ids == theirs(line, "the hat")["input_ids"]
