@@ -8,7 +8,7 @@ refused; `was_cut` words every warning. Cuts are the same as in Transformers, so
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
@@ -127,14 +127,23 @@ class Encoder:
         return [each for each in encoded if each is not None]
 
     def ids(self, text: str) -> np.ndarray:
-        """All tokens of one text, however many, with the special tokens around them, (L,).
+        """All tokens of one text, however many, with the special tokens around them, (L,)."""
+        return self.tokens(text).numbers
 
-        A text with more characters than the limit is read block by block, as far as the tokenizer allows it.
+    def tokens(self, text: str, special: bool = True, most: int | None = None) -> Tokens:
+        """All tokens of one text, however many; special: with the special tokens around them.
+
+        A text with more characters than the limit is read block by block, as far as the tokenizer allows it. most: stop
+        after the block with which there are more tokens.
         """
-        tokens = tokens_of_blocks(self._read_blocks(text))
+        if special and len(text) <= BLOCK:
+            return Tokens.of(self._whole(text, special=True))
+        tokens = tokens_of_blocks(self._read_blocks(text), most)
+        if not special:
+            return replace(tokens, sources=np.zeros(len(tokens), np.int32))
         if not len(tokens):
-            return Tokens.of(self._whole("", special=True)).numbers
-        return with_special_tokens(self._frame([text]), [tokens]).numbers
+            return Tokens.of(self._whole("", special=True))
+        return with_special_tokens(self._frame([text]), [tokens])
 
     def _try(self, function: Callable[..., Any], *args: Any) -> Any:
         """Returns what a function returns, or its error."""
@@ -298,7 +307,7 @@ class Encoder:
         for start, _, block in self._read_blocks(text):
             if end := next((end for _, end in block.offsets if end), 0):
                 beginning = text[start : start + end]
-                first: Encoding = self.tokenizer.encode(f"{beginning} {beginning}", add_special_tokens=False)
+                first = self._encode(f"{beginning} {beginning}", special=False)
                 first.truncate(1)
                 return first
         return self._whole("", special=False)
@@ -313,6 +322,11 @@ class Encoder:
     def _whole(self, given: str | Pair, special: bool) -> Encoding:
         if too_long := self._check_length(given):
             raise too_long
+        return self._encode(given, special)
+
+    def _encode(self, given: str | Pair, special: bool) -> Encoding:
+        if max(map(len, _texts(given))) > BLOCK:  # `encode` would stop all other threads, for up to some seconds
+            return self.tokenizer.encode_batch([given], add_special_tokens=special)[0]
         first, second = (given, None) if isinstance(given, str) else given
         encoding: Encoding = self.tokenizer.encode(first, second, add_special_tokens=special)
         return encoding

@@ -96,10 +96,11 @@ class Tokens:
         return self._spans.get((sequence_index, word)) if word >= 0 else None
 
 
-def tokens_of_blocks(blocks: Iterable[tuple[int, int, Encoding]]) -> Tokens:
+def tokens_of_blocks(blocks: Iterable[tuple[int, int, Encoding]], most: int | None = None) -> Tokens:
     """Joins the tokens of a text's blocks: `(start, first, tokens)`, which were read from character `start` on.
 
-    The tokens before character `first` are those of the block before, and left out.
+    The tokens before character `first` are those of the block before, and left out. most: stop after the block with
+    which there are more tokens.
     """
     known: dict[str, str] = {}
     parts: list[Tokens] = []
@@ -110,6 +111,8 @@ def tokens_of_blocks(blocks: Iterable[tuple[int, int, Encoding]]) -> Tokens:
         part.words[part.words >= 0] += word
         word = int(part.words.max(initial=word - 1)) + 1
         parts.append(part[int((part.places[:, 0] < first).sum()) :])
+        if most is not None and sum(map(len, parts)) > most:
+            break
     return Tokens.joined(parts)
 
 

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from npformer import Limits, Pair, golden, pipeline, trace, view
 from npformer.errors import NpformerError
 from npformer.model import Model
+from npformer.text.borders import BLOCK
 from npformer.text.encoding import Encoder, read_texts
 from npformer.text.guarded import GuardedTokenizer
 from npformer.text.windows import Tokens
@@ -53,6 +54,26 @@ def test_a_long_word_at_the_beginning_is_within_the_limit_once() -> None:
     for pair in (Pair("x" * 900, "ice " * 90), Pair("ice " * 90, "x" * 900)):
         (read,) = Encoder(model).read([pair], "truncate")
         assert read.truncated
+
+
+@pytest.mark.parametrize("text", ["ab" * BLOCK, "ice cream " * BLOCK, Pair("ice", "x" * 2 * BLOCK)])
+def test_a_long_text_is_not_given_to_encode(text: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It holds Python's lock to its end, a second for a million characters; encode_batch lets other threads run."""
+    model = tiny.model("bert")
+    expected = model.tokenizer.encode(*([text] if isinstance(text, str) else text))
+    given: list[int] = []
+
+    def encode(*texts: Any, **options: Any) -> Any:
+        given.extend(len(each) for each in texts if each is not None)
+        return original(*texts, **options)
+
+    original = model.tokenizer.encode
+    monkeypatch.setitem(model.tokenizer.__dict__, "encode", encode)
+    (read,) = Encoder(model, 10**6).read([text], "truncate")
+    assert read.n_tokens == len(expected)
+    if isinstance(text, str):
+        assert Encoder(model).tokens(text).ids == expected.ids
+    assert max(given, default=0) <= BLOCK
 
 
 def by_task(model: Model, given: Any) -> Any:
