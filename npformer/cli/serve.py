@@ -46,6 +46,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_options(parser, [REVISION, OFFLINE])
     parser.add_argument("--api-key-file", type=Path, metavar="FILE", help="the key that requests must have")
+    parser.add_argument(
+        "--access-log", action="store_true", help="log a line a request: method, path, status, time and rows, no texts"
+    )
     types = {each.name: each.type for each in fields(ServiceLimits)}
     for name, (sets, what) in LIMITS.items():
         kind = whole if types[sets] == "int" else float
@@ -63,6 +66,7 @@ def run(args: argparse.Namespace) -> None:
         Settings(
             models=args.models, host=args.host, port=args.port, workers=args.workers, threads=args.threads,
             revision=args.revision, offline=args.offline, limits=limits, api_key=_api_key(args.api_key_file),
+            access_log=args.access_log,
         )
     )  # fmt: skip
 

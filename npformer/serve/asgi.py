@@ -1,7 +1,8 @@
 """The ASGI app: what every route has in common. `routes.py`, `translate.py` and `write.py` have the routes.
 
-A request passes, in this order: the API key, whether the server is stopping, the number of open requests, the size of
-its body, its fields, the limits of its texts, and the queue. If its client leaves, its texts leave the queue.
+A request passes, in this order: the API key, whether the server is stopping, its body, the number of open requests,
+its fields, the limits of its texts, and the queue. If its client leaves, its texts leave the queue. What is not
+answered is raised, and the handlers at the end of this file make it a response.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import asyncio
 import hashlib
 import hmac
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from functools import partial
@@ -19,7 +20,8 @@ from typing import Any
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect, Request
+from starlette.middleware import Middleware
+from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response, StreamingResponse
 from starlette.routing import Route as Path
 
@@ -28,15 +30,16 @@ from npformer.errors import NpformerError
 from npformer.model import Seq2Seq
 from npformer.serve import pages
 from npformer.serve.batching import Batcher, Entry, QueueFull, log, place_of
+from npformer.serve.bodies import Bodies, Gone
 from npformer.serve.fields import Refusal, read_fields, read_json
 from npformer.serve.limits import ServiceLimits
 from npformer.serve.metrics import Metrics
 from npformer.serve.models import Served
-from npformer.serve.replies import as_json, cut_header, error_body, error_headers
+from npformer.serve.replies import as_json, cut_header, in_parts, json_response, refused
 from npformer.serve.routes import Reply, Route, Service
 from npformer.serve.translate import ALL_ROUTES
+from npformer.serve.watch import GONE, Watch, path_of
 
-GONE = 499  # nginx's status, in the metrics, for a request whose client left
 TOKENIZERS = 2  # threads that make tokens of texts
 #: The route that "/" stands for, by the first model's first task, as in text-embeddings-inference.
 AT_ROOT = {
@@ -57,7 +60,8 @@ class App:
         self.limits = limits
         self.key = None if api_key is None else _digest(api_key.strip())
         self.stopping = False
-        self.open = 0  # requests that are being answered
+        self.open = 0  # requests whose body is there and whose answer is not
+        self.bodies = Bodies(limits)
         self.routes = {route.path: route for route in ALL_ROUTES}
         self.service: Service | None = None  # from the start of the lifespan to its end
         self.metrics = Metrics(lambda: 0 if self.service is None else len(self.service.batcher.queue))
@@ -88,9 +92,7 @@ class App:
     # --- one request ---------------------------------------------------------------------------------------------
 
     def answering(self, path: str) -> Callable[[Request], Awaitable[Response]]:
-        """The function that answers requests to a route's path, wherever the app is mounted."""
-        if path == "/":
-            path = AT_ROOT[next(iter(next(iter(self.models.values())).tasks))]
+        """The function that answers POST requests to a route's path."""
 
         async def post(request: Request) -> Response:
             return await self.post(path, request)
@@ -98,32 +100,20 @@ class App:
         return post
 
     async def post(self, path: str, request: Request) -> Response:
-        """Answers a POST request, or says why not."""
-        start = time.monotonic()
-        status: int = HTTPStatus.INTERNAL_SERVER_ERROR
-        try:
-            self._admit(request)
-            self.open += 1
-            try:
-                reply = await self._within_limits(request, self.routes[path])
-                response = self._response(reply)
-            finally:
-                self.open -= 1
-        except Refusal as refusal:
-            response = refused(refusal, path)
-        except (ClientDisconnect, _Gone):
-            self.metrics.gone.inc()
-            response = Response(status_code=GONE)
-        except Exception as error:
-            log.error("internal error: %s", place_of(error))
-            response = refused(Refusal(HTTPStatus.INTERNAL_SERVER_ERROR, "an internal error", "Backend"), path)
-        status = response.status_code
-        self.metrics.requests.labels(path, status).inc()
-        self.metrics.seconds.labels(path).observe(time.monotonic() - start)
-        return response
-
-    def _admit(self, request: Request) -> None:
+        """Answers a POST request. Raises Refusal, QueueFull, TimeoutError or Gone for one that is not answered."""
+        request.state.route = path
         self._check_key(request)
+        self._check_open()
+        body = await self.bodies.read(request)
+        self._check_open()  # others' bodies may have come first
+        self.open += 1
+        try:
+            async with asyncio.timeout(self.limits.seconds):
+                return await self._unless_left(request, self._answer(request, self.routes[path], body))
+        finally:
+            self.open -= 1
+
+    def _check_open(self) -> None:
         if self.service is None:
             raise Refusal(
                 HTTPStatus.SERVICE_UNAVAILABLE,
@@ -142,49 +132,29 @@ class App:
         if scheme.lower() != "bearer" or not hmac.compare_digest(_digest(given.strip()), self.key):
             raise Refusal(HTTPStatus.UNAUTHORIZED, "the API key is missing or wrong: Authorization: Bearer KEY")
 
-    async def _within_limits(self, request: Request, route: Route) -> Reply:
+    async def _unless_left(self, request: Request, answer: Coroutine[Any, Any, Response]) -> Response:
+        """Waits for an answer, and raises Gone if the client leaves before."""
+        answering, leaving = asyncio.ensure_future(answer), asyncio.ensure_future(_left(request))
         try:
-            async with asyncio.timeout(self.limits.seconds):
-                body = await self._body(request)
-                answering = asyncio.ensure_future(self._answer(route, body))
-                leaving = asyncio.ensure_future(_left(request))
-                try:
-                    await asyncio.wait((answering, leaving), return_when=asyncio.FIRST_COMPLETED)
-                    if not answering.done():
-                        raise _Gone
-                    return answering.result()
-                finally:
-                    answering.cancel()
-                    leaving.cancel()
-        except TimeoutError:
-            raise Refusal(
-                HTTPStatus.GATEWAY_TIMEOUT, f"not answered within {self.limits.seconds:g} s", "Overloaded"
-            ) from None
-        except QueueFull as full:
-            raise _overloaded(full.seconds) from None
+            await asyncio.wait((answering, leaving), return_when=asyncio.FIRST_COMPLETED)
+            if not answering.done():
+                raise Gone
+            return answering.result()
+        finally:
+            answering.cancel()
+            leaving.cancel()
 
-    async def _body(self, request: Request) -> bytes:
-        length = request.headers.get("content-length", "")
-        if length.isdecimal():
-            self.limits.check_body(int(length[:20]))
-        body = bytearray()
-        async for chunk in request.stream():
-            self.limits.check_body(len(body) + len(chunk))
-            body += chunk
-        return bytes(body)
-
-    async def _answer(self, route: Route, body: bytes) -> Reply:
-        given = read_json(body)
-        if route.path == "/embed" and isinstance(given, dict) and isinstance(given.get("inputs"), dict):
-            route = self.routes["/similarity"]  # Hugging Face's endpoints take both at the root
+    async def _answer(self, request: Request, route: Route, body: bytes) -> Response:
         assert self.service is not None
-        return await route.answer(self.service, read_fields(route.fields, given))
-
-    def _response(self, reply: Reply) -> Response:
-        headers = cut_header(list(reply.cut))
+        in_thread = self.service.in_thread
+        route, given = await in_thread(_read, route, body)
+        reply = await route.answer(self.service, given)
+        request.state.rows = len(reply.prepared.requests)
+        headers = cut_header(reply.prepared.cut)
         if reply.pieces is not None:
             return StreamingResponse(self._pieces(reply), media_type=reply.media_type, headers=headers)
-        return Response(as_json(reply.value), media_type=reply.media_type, headers=headers)
+        content = await in_thread(lambda: b"".join(in_parts(reply.value)))
+        return Response(content, media_type=reply.media_type, headers=headers)
 
     async def _pieces(self, reply: Reply) -> AsyncIterator[bytes]:
         assert reply.pieces is not None
@@ -198,22 +168,23 @@ class App:
             if reply.media_type == "text/event-stream":
                 what = "a piece took too long" if isinstance(error, TimeoutError) else "an internal error"
                 yield b"data:" + as_json({"error": what, "error_type": "Backend"}) + b"\n\n"
+            else:  # the server closes the connection, so that the client does not take it for the whole
+                raise
         finally:
             self.open -= 1
 
     # --- GET ------------------------------------------------------------------------------------------------------
 
     async def health(self, _: Request) -> Response:
-        return refused(stopped(), "/health") if self.stopping else _json({"status": "ok"})
+        if self.stopping:
+            raise stopped()
+        return json_response({"status": "ok"})
 
-    def guarded(self, path: str, answer: Callable[[], Response]) -> Callable[[Request], Awaitable[Response]]:
+    def guarded(self, answer: Callable[[], Response]) -> Callable[[Request], Awaitable[Response]]:
         """A GET route that asks for the API key."""
 
         async def get(request: Request) -> Response:
-            try:
-                self._check_key(request)
-            except Refusal as refusal:
-                return refused(refusal, path)
+            self._check_key(request)
             return answer()
 
         return get
@@ -227,15 +198,18 @@ class App:
             "max_client_batch_size": limits.texts, "max_batch_requests": None, "auto_truncate": False,
             "tokenization_workers": TOKENIZERS, "version": __version__, "sha": None, "docker_label": None,
         }  # fmt: skip
-        return _json({**models[0], **about, "models": models})
+        return json_response({**models[0], **about, "models": models})
 
     def list_models(self) -> Response:
         data = [{"id": name, "object": "model", "created": 0, "owned_by": "npformer"} for name in self.models]
-        return _json({"object": "list", "data": data})
+        return json_response({"object": "list", "data": data})
 
 
-class _Gone(Exception):
-    """The client has left."""
+def _read(route: Route, body: bytes) -> tuple[Route, dict[str, Any]]:
+    """The route that a body is for, and its fields."""
+    given = read_json(body)
+    route = route.of(given)
+    return route, read_fields(route.fields, given)
 
 
 async def _left(request: Request) -> None:
@@ -257,18 +231,6 @@ def stopped() -> Refusal:
     return Refusal(HTTPStatus.SERVICE_UNAVAILABLE, "the server is stopping", "Unhealthy", 1)
 
 
-def refused(refusal: Refusal, path: str) -> Response:
-    response = _json(error_body(refusal, path), refusal.status)
-    response.headers.update(error_headers(refusal))
-    if refusal.status in (HTTPStatus.SERVICE_UNAVAILABLE, HTTPStatus.REQUEST_ENTITY_TOO_LARGE):
-        response.headers["connection"] = "close"  # the rest of a body may not have been read
-    return response
-
-
-def _json(value: Any, status: int = HTTPStatus.OK) -> Response:
-    return Response(as_json(value), status, media_type="application/json")
-
-
 def _described(served: Served) -> dict[str, Any]:
     config = served.model.config
     kind: dict[str, Any] = {"embedding": {"pooling": "mean"}}
@@ -288,29 +250,69 @@ def _described(served: Served) -> dict[str, Any]:
     }  # fmt: skip
 
 
+# --- errors ----------------------------------------------------------------------------------------------------------
+
+
+async def _refused(request: Request, refusal: Exception) -> Response:
+    assert isinstance(refusal, Refusal)
+    return refused(refusal, path_of(request.scope))
+
+
+async def _queue_full(request: Request, full: Exception) -> Response:
+    assert isinstance(full, QueueFull)
+    return await _refused(request, _overloaded(full.seconds))
+
+
 async def _not_a_route(request: Request, error: Exception) -> Response:
     """A path that does not exist, or one that is asked with another method."""
     assert isinstance(error, HTTPException)
     what = {404: "no such route; /docs lists them", 405: "this route takes another method; /docs lists them"}
     refusal = Refusal(error.status_code, what.get(error.status_code, "not a request that can be read"))
-    return refused(refusal, request.url.path)
+    response = await _refused(request, refusal)
+    response.headers.update(error.headers or {})  # the methods that are allowed
+    return response
 
 
-def make(served: dict[str, Served], limits: ServiceLimits, api_key: str | None) -> Starlette:
+async def _gone(_: Request, error: Exception) -> Response:
+    return Response(status_code=GONE)
+
+
+def make(served: dict[str, Served], limits: ServiceLimits, api_key: str | None, access_log: bool = False) -> Starlette:
     """Makes the ASGI app that serves these models."""
     if api_key is not None and not api_key.strip():
         raise NpformerError("the API key is empty; give one of letters and digits, or none")
     state = App(served, limits, api_key)
+
+    async def too_late(request: Request, _: Exception) -> Response:
+        message = f"not answered within {limits.seconds:g} s"
+        return await _refused(request, Refusal(HTTPStatus.GATEWAY_TIMEOUT, message, "Overloaded"))
+
+    def docs() -> Response:
+        return HTMLResponse(pages.docs(ALL_ROUTES))
+
     gets = {
         "/info": state.info,
         "/metrics": lambda: Response(state.metrics.shown(), media_type="text/plain; version=0.0.4"),
         "/v1/models": state.list_models,
-        "/openapi.json": lambda: _json(pages.openapi(ALL_ROUTES)),
-        "/docs": lambda: HTMLResponse(pages.docs(ALL_ROUTES)),
+        "/openapi.json": lambda: json_response(pages.openapi(ALL_ROUTES)),
+        "/docs": docs,
     }
-    paths = [Path(path, state.answering(path), methods=["POST"]) for path in ("/", *state.routes)]
-    paths += [Path(path, state.guarded(path, answer), methods=["GET"]) for path, answer in gets.items()]
-    paths.append(Path("/health", state.health, methods=["GET"]))
-    made = Starlette(routes=paths, lifespan=state.lifespan, exception_handlers={HTTPException: _not_a_route})
+    post, get = state.answering(AT_ROOT[next(iter(next(iter(served.values())).tasks))]), state.guarded(docs)
+
+    async def root(request: Request) -> Response:
+        return await (post if request.method == "POST" else get)(request)
+
+    paths = [Path("/", root, methods=["GET", "POST"]), Path("/health", state.health, methods=["GET"])]
+    paths += [Path(path, state.answering(path), methods=["POST"]) for path in state.routes]
+    paths += [Path(path, state.guarded(answer), methods=["GET"]) for path, answer in gets.items()]
+    known = frozenset(each.path for each in paths)
+    made = Starlette(
+        routes=paths,
+        lifespan=state.lifespan,
+        middleware=[Middleware(Watch, metrics=state.metrics, paths=known, access_log=access_log)],
+        exception_handlers={
+            Refusal: _refused, QueueFull: _queue_full, TimeoutError: too_late, Gone: _gone, HTTPException: _not_a_route,
+        },
+    )  # fmt: skip
     made.state.npformer = state
     return made

@@ -52,7 +52,8 @@ class Field:
     what: str = ""
 
     def described(self) -> dict[str, Any]:
-        described = dict(self.kind.schema)
+        schema = dict(self.kind.schema)
+        described: dict[str, Any] = schema if self.default is REQUIRED else {"anyOf": [schema, {"type": "null"}]}
         if self.what:
             described["description"] = self.what
         if self.default not in (REQUIRED, None):
@@ -166,9 +167,11 @@ def _boolean(where: str, value: Any) -> bool:
 
 
 def whole(low: int, high: int = 2**31) -> Kind:
-    """Whole numbers from low to high."""
+    """Whole numbers from low to high, such as 1 and 1.0, which are the same in JSON."""
 
     def read(where: str, value: Any) -> int:
+        if type(value) is float and value.is_integer():
+            value = int(value)
         if type(value) is not int:
             raise expected(where, "a whole number", value)
         if not low <= value <= high:
@@ -206,7 +209,7 @@ def nothing_else(why: str, *values: Any) -> Kind:
     """A field of other servers that can only have these values here."""
 
     def read(where: str, value: Any) -> Any:
-        if value not in values:
+        if not any(value == each and isinstance(value, bool) == isinstance(each, bool) for each in values):
             raise wrong(where, f"unsupported: {why}")
         return value
 
@@ -231,13 +234,12 @@ PAIRS = Kind({"oneOf": [_ONE, _PAIR, {"type": "array", "items": _PAIR, "minItems
 _DOCUMENT = {"type": "object", "required": ["text"], "properties": {"text": _ONE}}
 DOCUMENTS = Kind({"type": "array", "items": {"oneOf": [_ONE, _DOCUMENT]}, "minItems": 1}, _documents)
 BOOLEAN = Kind({"type": "boolean"}, _boolean)
-ANYTHING = Kind({}, lambda where, value: value)
 
 
 def read_json(body: bytes) -> Any:
     """Parses a request's body. Raises Refusal, with the place but not the text, for one that is not JSON."""
     try:
-        return json.loads(body, parse_constant=_constant)
+        return json.loads(body, parse_constant=_constant, object_pairs_hook=_object)
     except json.JSONDecodeError as error:
         raise wrong("body", f"not JSON: {error.msg} at line {error.lineno}, column {error.colno}") from None
     except UnicodeDecodeError as error:
@@ -246,6 +248,14 @@ def read_json(body: bytes) -> Any:
         raise wrong("body", "not JSON that can be read: nested too deeply") from None
     except ValueError:  # a whole number of thousands of digits
         raise wrong("body", "not JSON that can be read: a number is too long") from None
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Refuses a name that an object has twice: readers differ on which of its values counts."""
+    read = dict(pairs)
+    if len(read) < len(pairs):
+        raise wrong("body", "an object has one name twice")
+    return read
 
 
 def _constant(name: str) -> Any:
@@ -276,5 +286,6 @@ def _shortened(name: str) -> str:
 def schema_of(fields: Fields) -> dict[str, Any]:
     """The JSON schema of an object with these fields."""
     required = [name for name, each in fields.items() if each.default is REQUIRED]
-    schema: dict[str, Any] = {"type": "object", "properties": {name: each.described() for name, each in fields.items()}}
+    properties = {name: each.described() for name, each in fields.items()}
+    schema: dict[str, Any] = {"type": "object", "properties": properties, "additionalProperties": False}
     return {**schema, "required": required} if required else schema

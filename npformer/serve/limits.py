@@ -19,7 +19,7 @@ class ServiceLimits:
     body : int, bytes of a request
     texts : int, texts of a request
     tokens : int, tokens of a request's texts together
-    seconds : float, from a request's arrival to its answer; a stream may take as long for each token
+    seconds : float, from the end of a request's body to its answer; a stream may take as long for each token
     queue : int, texts that wait and requests that are open at the same time; what comes then gets 429
     batch_tokens : int, tokens that are computed together
     wait_ms : float, milliseconds that a text waits for company while nothing else is computed

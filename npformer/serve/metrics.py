@@ -43,6 +43,12 @@ class Metrics:
         self.queue = Gauge("npformer_queue_texts", "Texts that wait", registry=registry, multiprocess_mode="livesum")
         self.waiting = waiting
 
+    def request(self, route: str, status: int, seconds: float, gone: bool) -> None:
+        """Counts a request when its answer begins."""
+        self.requests.labels(route, status).inc()
+        self.seconds.labels(route).observe(seconds)
+        self.gone.inc(gone)
+
     def batch(self, batch: Sequence[Entry], started: float, seconds: float) -> None:
         """Counts a batch that has been computed."""
         tokens = sum(entry.size for entry in batch)

@@ -60,7 +60,7 @@ class TaskWork:
 class Prepared:
     """Texts as a task's requests, their numbers of tokens, and the places of those that were cut."""
 
-    requests: list[Request]
+    requests: list[Any]
     sizes: list[int]
     cut: list[int]
 
@@ -79,16 +79,21 @@ class Served:
         task = next(iter(self.tasks.values()))
         return task.limit(task.options)
 
-    def tokens(self, text: str, special: bool) -> list[dict[str, Any]]:
-        """The tokens of a text: id, text, whether it is special, and its characters from start to stop."""
+    def tokens(self, text: str, special: bool, most: int) -> list[dict[str, Any]]:
+        """The tokens of a text: id, text, whether it is special, and its characters from start to stop.
+
+        They may be less than all if they are more than `most`. Raises NpformerError for a text that cannot be read.
+        """
         if isinstance(self.model, Seq2Seq):
-            ids = self.model.tokenizer.encode(text)
+            self.model.limits.check("characters", len(text), "characters of a text")
+            ids = self.model.tokenizer.encode(text)[: most + 2]  # its end may be left out
             pieces = self.model.tokenizer.tokens(ids, of_source=True)
             ends = self.model.config.decoder.end_ids
             shown = [(i, piece, i in ends, None, None) for i, piece in zip(ids, pieces, strict=True)]
             shown = [each for each in shown if special or not each[2]]
         else:
-            found = self.model.tokenizer.encode(text, add_special_tokens=special)
+            encoder = next(iter(self.tasks.values())).encoder
+            found = encoder.tokens(text, special, most)
             rows = zip(found.ids, found.tokens, found.special_tokens_mask, found.offsets, strict=True)
             shown = [(i, piece, bool(mask), *((None, None) if mask else at)) for i, piece, mask, at in rows]
         return [dict(zip(("id", "text", "special", "start", "stop"), each, strict=True)) for each in shown]
@@ -141,11 +146,21 @@ def _tasks(task: Task) -> Iterator[tuple[str, Task]]:
         yield "sparse-embedding", SparseEmbedding(model)
 
 
+def candidates(models: Mapping[str, Served], name: str | None) -> list[Served]:
+    """The model of this name; all models without one, and where only one is served: some clients have to send a name.
+
+    Raises Refusal if several are served and none has the name.
+    """
+    if name is None or len(models) == 1:
+        return list(models.values())
+    if name not in models:
+        raise Refusal(HTTPStatus.NOT_FOUND, f"model: no model has this name; served: {', '.join(models)}")
+    return [models[name]]
+
+
 def choose(models: Mapping[str, Served], name: str | None, task: str) -> Served:
     """The model of this name, or the first that has the task. Raises Refusal if there is none."""
-    if name is not None and name not in models:
-        raise Refusal(HTTPStatus.NOT_FOUND, f"model: none has this name; there are: {', '.join(models)}")
-    some = models.values() if name is None else [models[name]]
+    some = candidates(models, name)
     for each in some:
         if task in each.tasks:
             return each
@@ -155,9 +170,28 @@ def choose(models: Mapping[str, Served], name: str | None, task: str) -> Served:
 
 def choose_writer(models: Mapping[str, Served], name: str | None) -> Served:
     """The model of this name, or the first, that goes on after a prompt or translates it. Raises Refusal for none."""
-    some = models.values() if name is None else filter(None, [models.get(name)])
+    some = candidates(models, name)
     found = next((each for each in some if each.tasks.keys() & {"text-generation", "translation"}), None)
     return found or choose(models, name, "text-generation")
+
+
+def tokenized(served: Served, texts: Sequence[str], special: bool, most: int, where: str, several: bool) -> Prepared:
+    """The tokens of texts, in place of requests. Raises Refusal if they are more than `most` together."""
+    found: list[list[dict[str, Any]]] = []
+    for index, text in enumerate(texts):
+        left = most - sum(map(len, found))
+        try:
+            tokens = served.tokens(text, special, left)
+        except NpformerError as error:
+            place = f"{where}[{index}]" if several else where
+            raise Refusal(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"{place}: {error}") from None
+        if len(tokens) > left:
+            raise Refusal(
+                HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
+                f"{where}: more than {most} tokens in all, which a request may have",
+            )
+        found.append(tokens)
+    return Prepared(found, [len(each) for each in found], [])
 
 
 def prepare(task: Task, items: Sequence[Any], options: Any, truncate: bool, where: str, several: bool) -> Prepared:

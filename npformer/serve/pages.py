@@ -8,12 +8,12 @@ from collections.abc import Iterable
 from typing import Any
 
 from npformer import __version__
-from npformer.serve.fields import schema_of
 from npformer.serve.routes import Route
 
 ERRORS = {
     401: "The API key is missing or wrong",
-    404: "No model of this name; the message lists those there are",
+    404: "No model of this name; the message lists the names",
+    408: "The body did not come in time",
     413: "A limit of bytes, texts or tokens; or a text is longer than the model takes, and truncate was not asked for",
     422: "Not JSON, or a wrong field; the message says where",
     424: "The model has not this task; the message says which it has",
@@ -28,6 +28,7 @@ GETS = {
     "/v1/models": "The models, as OpenAI's clients list them",
     "/openapi.json": "This interface in OpenAPI's form",
     "/docs": "This interface as a page",
+    "/": "The same page",
 }
 
 
@@ -39,7 +40,7 @@ def openapi(routes: Iterable[Route]) -> dict[str, Any]:
         for path, what in GETS.items()
     }
     for route in routes:
-        body = {"required": True, "content": {"application/json": {"schema": schema_of(route.fields)}}}
+        body = {"required": True, "content": {"application/json": {"schema": route.schema}}}
         responses = {"200": {"description": "The answer"}, **errors}
         paths[route.path] = {"post": {"summary": route.summary, "requestBody": body, "responses": responses}}
     security = {"securitySchemes": {"key": {"type": "http", "scheme": "bearer"}}}

@@ -30,11 +30,18 @@ from typing import Any
 import numpy as np
 import uvicorn
 
+try:
+    import resource
+except ImportError:  # Windows has no such limit
+    resource = None  # type: ignore[assignment]
+
 from npformer.checkpoint.convert import convert
 from npformer.checks import whole
 from npformer.errors import NpformerError
 from npformer.runtime.threads import available_cores
 from npformer.serve.asgi import App, make
+from npformer.serve.connections import KEEP_ALIVE
+from npformer.serve.connections import Connection as HttpConnection
 from npformer.serve.limits import ServiceLimits
 from npformer.serve.models import Served, serve_all
 
@@ -42,6 +49,7 @@ POLL = 0.2  # seconds between looks at workers and at whether a stopping server 
 SHORT_LIFE = 5.0  # a worker that dies sooner after its start is replaced after a pause
 PAUSE = 1.0
 HANDLED = (signal.SIGTERM, signal.SIGINT)
+CONNECTIONS = 16_384  # open files at most; each connection takes some kilobytes
 BACKLOG = 2048  # connections that the system holds until they are accepted
 
 
@@ -58,6 +66,7 @@ class Settings:
     offline: bool = False
     limits: ServiceLimits = field(default_factory=ServiceLimits)
     api_key: str | None = field(default=None, repr=False)
+    access_log: bool = False
 
     def load(self) -> dict[str, Served]:
         return serve_all(self.models, threads=self.threads, revision=self.revision, offline=self.offline)
@@ -66,6 +75,7 @@ class Settings:
 def run(settings: Settings) -> None:
     """Serves until a signal stops it. Raises NpformerError if the address or a model cannot be had."""
     _log_to_stderr()
+    _allow_connections()
     with bound(settings.host, settings.port) as listening:
         if settings.workers == 1:
             Server(settings, settings.load(), lambda: _announce(settings, listening)).serve_on(listening)
@@ -77,6 +87,18 @@ def _log_to_stderr() -> None:
     logging.basicConfig(format="npformer: %(message)s", level=logging.INFO, stream=sys.stderr)
     for noisy in ("httpx", "huggingface_hub", "uvicorn"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
+
+
+def _allow_connections() -> None:
+    """Raises the number of files that may be open, often 1024, as far as the system lets a process do it: each
+    connection is one, and idle ones would lock everybody else out. Workers inherit it."""
+    if resource is None:
+        return
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = CONNECTIONS if hard == resource.RLIM_INFINITY else min(hard, CONNECTIONS)
+    if soft != resource.RLIM_INFINITY and soft < most:
+        with suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
 def bound(host: str, port: int) -> socket.socket:
@@ -105,7 +127,7 @@ class Server(uvicorn.Server):  # type: ignore[misc, unused-ignore]
     """A uvicorn server that answers 503 while it finishes, and then ends as if nobody had sent a signal."""
 
     def __init__(self, settings: Settings, models: dict[str, Served], ready: Any, is_worker: bool = False) -> None:
-        made = make(models, settings.limits, settings.api_key)
+        made = make(models, settings.limits, settings.api_key, settings.access_log)
         self.service: App = made.state.npformer
         self.ready = ready
         self.is_worker = is_worker
@@ -113,6 +135,7 @@ class Server(uvicorn.Server):  # type: ignore[misc, unused-ignore]
         super().__init__(
             uvicorn.Config(
                 made, log_level="warning", access_log=False, lifespan="on", backlog=BACKLOG, ws="none",
+                http=HttpConnection, timeout_keep_alive=KEEP_ALIVE,
                 timeout_graceful_shutdown=max(1, round(grace)), server_header=False,
             )
         )  # fmt: skip

@@ -3,14 +3,54 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from http import HTTPStatus
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from npformer.serve.fields import Refusal
+
+if TYPE_CHECKING:
+    from starlette.responses import Response
+
+#: Statuses after which a connection ends, because the rest of the request's body may not have been read.
+ENDS = (HTTPStatus.SERVICE_UNAVAILABLE, HTTPStatus.REQUEST_ENTITY_TOO_LARGE, HTTPStatus.REQUEST_TIMEOUT)
 
 
 def as_json(value: Any) -> bytes:
     return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
+
+
+def in_parts(value: Any) -> Iterator[bytes]:
+    """The JSON of a value, part by part; an iterator is a list whose elements are made and written one at a time.
+
+    While a part is made, no other thread of Python runs, so parts are small where an answer is large.
+    """
+    if isinstance(value, Iterator):
+        yield b"["
+        for i, each in enumerate(value):
+            yield from [b","] * (i > 0)
+            yield from in_parts(each)
+        yield b"]"
+    elif isinstance(value, dict) and any(isinstance(each, Iterator) for each in value.values()):
+        for i, (name, each) in enumerate(value.items()):
+            yield (b"," if i else b"{") + as_json(name) + b":"
+            yield from in_parts(each)
+        yield b"}"
+    else:
+        yield as_json(value)
+
+
+def json_response(value: Any, status: int = HTTPStatus.OK) -> Response:
+    from starlette.responses import Response
+
+    return Response(as_json(value), status, media_type="application/json")
+
+
+def refused(refusal: Refusal, path: str) -> Response:
+    """The response that says why a request to a path is not answered."""
+    response = json_response(error_body(refusal, path), refusal.status)
+    response.headers.update(error_headers(refusal))
+    return response
 
 
 def error_body(refusal: Refusal, path: str) -> dict[str, Any]:
@@ -25,9 +65,11 @@ def error_headers(refusal: Refusal) -> dict[str, str]:
     headers = {} if refusal.seconds is None else {"retry-after": str(refusal.seconds)}
     if refusal.status == HTTPStatus.UNAUTHORIZED:
         headers["www-authenticate"] = "Bearer"
+    if refusal.status in ENDS:
+        headers["connection"] = "close"
     return headers
 
 
 def cut_header(cut: list[int] | tuple[int, ...]) -> dict[str, str]:
-    """The header that tells which of a request's texts were cut, counted from 0."""
+    """The header that lists which of a request's texts were cut, counted from 0."""
     return {"x-truncated-inputs": ",".join(map(str, cut))} if cut else {}

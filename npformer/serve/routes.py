@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import base64
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -24,7 +24,7 @@ from npformer.serve import fields as f
 from npformer.serve.batching import Batcher
 from npformer.serve.fields import Field, Fields
 from npformer.serve.limits import ServiceLimits
-from npformer.serve.models import Prepared, Served, TaskWork, choose, first_error, prepare
+from npformer.serve.models import Prepared, Served, TaskWork, candidates, choose, first_error, prepare, tokenized
 from npformer.serve.replies import as_json
 from npformer.tasks.sentence_embedding import SentenceEmbedding
 from npformer.tasks.task import Task
@@ -33,10 +33,10 @@ from npformer.text.inputs import Pair
 
 @dataclass(frozen=True)
 class Reply:
-    """An answer: a value for JSON or pieces of a text, and the places of the texts that were cut."""
+    """An answer to prepared texts: a value for JSON, where an iterator is a list, or pieces of a text."""
 
+    prepared: Prepared
     value: Any = None
-    cut: Sequence[int] = ()
     pieces: AsyncIterator[bytes] | None = None
     media_type: str = "application/json"
 
@@ -82,12 +82,28 @@ class Route:
     summary: str
     fields: Fields
     answer: Callable[[Service, dict[str, Any]], Awaitable[Reply]]
-    answer_schema: dict[str, Any] = field(default_factory=dict)
+    of_object: Route | None = None  # answers if `inputs` is an object: at the root Hugging Face's endpoints take both
+
+    def of(self, given: Any) -> Route:
+        """The route for a request's value."""
+        is_object = isinstance(given, dict) and isinstance(given.get("inputs"), dict)
+        return self.of_object if is_object and self.of_object is not None else self
+
+    @property
+    def schema(self) -> dict[str, Any]:
+        """The JSON schema of requests."""
+        if self.of_object is None:
+            return f.schema_of(self.fields)
+        return {"anyOf": [f.schema_of(self.fields), self.of_object.schema]}
 
 
 # --- fields that several routes have ---------------------------------------------------------------------------------
 
-MODEL = {"model": Field(f.TEXT, None, "One of /v1/models; by default the first that fits.")}
+MODEL = {
+    "model": Field(
+        f.TEXT, None, "One of /v1/models; by default the first that fits. Any name will do where one model is served."
+    )
+}
 TRUNCATE = {"truncate": Field(f.BOOLEAN, False, "Cut texts that are too long; otherwise they are refused with 413.")}
 TEI = {
     **TRUNCATE,
@@ -136,7 +152,7 @@ def prompted(task: Task, name: str | None) -> Any:
 
 async def embed(service: Service, given: dict[str, Any]) -> Reply:
     vectors, prepared, _ = await _vectors(service, given, given["inputs"], "inputs")
-    return Reply(vectors.tolist(), prepared.cut)
+    return Reply(prepared, map(np.ndarray.tolist, vectors))
 
 
 async def embed_all(service: Service, given: dict[str, Any]) -> Reply:
@@ -145,17 +161,23 @@ async def embed_all(service: Service, given: dict[str, Any]) -> Reply:
     task = served.tasks["feature-extraction"]
     prepared = await service.prepared(task, texts, given["truncate"], "inputs")
     found = await service.answers(TaskWork(task, task.options), prepared, "inputs", texts.several)
-    return Reply(cut=prepared.cut, pieces=_rows_of(found))
+    return Reply(prepared, pieces=_rows_of(service, found))
 
 
-async def _rows_of(arrays: Sequence[np.ndarray], rows: int = 16) -> AsyncIterator[bytes]:
+async def _rows_of(service: Service, arrays: Sequence[np.ndarray], rows: int = 16) -> AsyncIterator[bytes]:
     """Lists of lists of vectors as JSON, (1, L, D) each, some rows at a time: a large answer holds up nobody."""
     for i, array in enumerate(arrays):
         for at in range(0, array.shape[1], rows):
             opened = b"," if at else b",[" if i else b"[["
-            yield opened + as_json(np.asarray(array)[0, at : at + rows].tolist())[1:-1]
+            shown = await service.in_thread(_listed, np.asarray(array)[0, at : at + rows])
+            yield opened + shown
         yield b"]"
     yield b"]"
+
+
+def _listed(rows: np.ndarray) -> bytes:
+    """Vectors as JSON, without the brackets around them all."""
+    return b",".join(as_json(each.tolist()) for each in rows)
 
 
 async def embed_sparse(service: Service, given: dict[str, Any]) -> Reply:
@@ -165,8 +187,8 @@ async def embed_sparse(service: Service, given: dict[str, Any]) -> Reply:
     options = prompted(task, given["prompt_name"])
     prepared = await service.prepared(task, texts, given["truncate"], "inputs", options)
     found = await service.answers(TaskWork(task, options), prepared, "inputs", texts.several)
-    pairs = [zip(each["indices"].tolist(), each["values"].tolist(), strict=True) for each in found]
-    return Reply([[{"index": index, "value": value} for index, value in each] for each in pairs], prepared.cut)
+    pairs = (zip(each["indices"].tolist(), each["values"].tolist(), strict=True) for each in found)
+    return Reply(prepared, (({"index": index, "value": value} for index, value in each) for each in pairs))
 
 
 async def similarity(service: Service, given: dict[str, Any]) -> Reply:
@@ -175,19 +197,23 @@ async def similarity(service: Service, given: dict[str, Any]) -> Reply:
     options = {**(given["parameters"] or {}), "model": given["model"]}
     vectors, prepared, _ = await _vectors(service, options, f.Texts(texts, several=True), "inputs")
     products = (vectors[1:] * vectors[0]).sum(axis=1)  # not `@`, whose sums depend on the number of rows
-    return Reply(products.tolist(), prepared.cut)
+    return Reply(prepared, products.tolist())
 
 
 async def embeddings(service: Service, given: dict[str, Any]) -> Reply:
     vectors, prepared, name = await _vectors(service, given, given["input"], "input")
-    if given["encoding_format"] == "base64":
-        shown = [base64.b64encode(each.astype("<f4").tobytes()).decode() for each in vectors]
-    else:
-        shown = vectors.tolist()
-    data = [{"object": "embedding", "index": i, "embedding": each} for i, each in enumerate(shown)]
+    packed = given["encoding_format"] == "base64"
+    data = (
+        {"object": "embedding", "index": i, "embedding": _base64(each) if packed else each.tolist()}
+        for i, each in enumerate(vectors)
+    )
     count = sum(prepared.sizes)
     usage = {"prompt_tokens": count, "total_tokens": count}
-    return Reply({"object": "list", "data": data, "model": name, "usage": usage}, prepared.cut)
+    return Reply(prepared, {"object": "list", "data": data, "model": name, "usage": usage})
+
+
+def _base64(vector: np.ndarray) -> str:
+    return base64.b64encode(vector.astype("<f4").tobytes()).decode()
 
 
 # --- labels ----------------------------------------------------------------------------------------------------------
@@ -203,7 +229,7 @@ async def predict(service: Service, given: dict[str, Any]) -> Reply:
     found = await service.answers(TaskWork(task, options), prepared, "inputs", texts.several)
     # Hugging Face's inference client, which sends parameters, reads a list of lists even for one text.
     nested = texts.several or parameters is not None
-    return Reply(found if nested else found[0], prepared.cut)
+    return Reply(prepared, iter(found) if nested else found[0])
 
 
 async def _ranks(
@@ -224,7 +250,7 @@ async def rerank(service: Service, given: dict[str, Any]) -> Reply:
     texts = given["texts"]
     ranks, prepared, _ = await _ranks(service, given, texts, "texts")
     shown = [{"index": i, "score": score} | ({"text": texts[i]} if given["return_text"] else {}) for i, score in ranks]
-    return Reply(shown, prepared.cut)
+    return Reply(prepared, shown)
 
 
 async def rerank_documents(service: Service, given: dict[str, Any]) -> Reply:
@@ -236,24 +262,33 @@ async def rerank_documents(service: Service, given: dict[str, Any]) -> Reply:
     ]
     count = sum(prepared.sizes)
     usage = {"prompt_tokens": count, "total_tokens": count}
-    return Reply({"object": "rerank", "results": results, "model": name, "usage": usage}, prepared.cut)
+    return Reply(prepared, {"object": "rerank", "results": results, "model": name, "usage": usage})
 
 
 # --- tokens ----------------------------------------------------------------------------------------------------------
 
 
 async def tokenize(service: Service, given: dict[str, Any]) -> Reply:
-    texts = given["inputs"].items
-    service.limits.check_texts("inputs", len(texts))
-    name = given["model"]
-    task = next(iter((service.models.get(name) or next(iter(service.models.values()))).tasks))
-    served = choose(service.models, name, task)
-    special = given["add_special_tokens"]
-    return Reply(await service.in_thread(lambda: [served.tokens(each, special) for each in texts]))
+    texts = given["inputs"]
+    service.limits.check_texts("inputs", len(texts.items))
+    served = candidates(service.models, given["model"])[0]
+    special, most = given["add_special_tokens"], service.limits.tokens
+    prepared = await service.in_thread(tokenized, served, texts.items, special, most, "inputs", texts.several)
+    return Reply(prepared, map(iter, prepared.requests))
 
 
+SIMILARITY = Route(
+    "/similarity",
+    "The similarity of a text to others: the cosine of their vectors",
+    {
+        "inputs": Field(f.an_object({"source_sentence": Field(f.TEXT), "sentences": Field(f.TEXT_LIST)})),
+        "parameters": Field(f.an_object({each: TEI[each] for each in TEI if each != "model"}), None),
+        **MODEL,
+    },
+    similarity,
+)
 ROUTES = (
-    Route("/embed", "A vector for each text", EMBED, embed),
+    Route("/embed", "A vector for each text", EMBED, embed, of_object=SIMILARITY),
     Route(
         "/embed_all",
         "A vector for each token of each text",
@@ -270,16 +305,7 @@ ROUTES = (
         {"inputs": Field(f.TEXTS), **TEI},
         embed_sparse,
     ),
-    Route(
-        "/similarity",
-        "The similarity of a text to others: the cosine of their vectors",
-        {
-            "inputs": Field(f.an_object({"source_sentence": Field(f.TEXT), "sentences": Field(f.TEXT_LIST)})),
-            "parameters": Field(f.an_object({each: TEI[each] for each in TEI if each != "model"}), None),
-            **MODEL,
-        },
-        similarity,
-    ),
+    SIMILARITY,
     Route(
         "/predict",
         "The labels of each text or pair, with scores, the best first",

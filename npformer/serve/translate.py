@@ -80,7 +80,7 @@ async def translate(service: Service, given: dict[str, Any]) -> Reply:
     prepared = await service.prepared(task, texts, given["truncate"], "inputs", options)
     found = await service.answers(_work(task, options), prepared, "inputs", texts.several, COST * _beams(options))
     flat = [each for answer in found for each in (answer if isinstance(answer, list) else [answer])]
-    return Reply(flat, prepared.cut)
+    return Reply(prepared, flat)
 
 
 async def generate(service: Service, given: dict[str, Any]) -> Reply:
@@ -94,7 +94,7 @@ async def generate(service: Service, given: dict[str, Any]) -> Reply:
     prepared = await service.prepared(task, one, given["truncate"], "inputs", options)
     if not given["stream"]:
         (answer,) = await service.answers(_work(task, options), prepared, "inputs", several=False, cost=COST)
-        return Reply({"generated_text": answer["translation_text"]}, prepared.cut)
+        return Reply(prepared, {"generated_text": answer["translation_text"]})
     long = "truncate" if prepared.cut else "error"
     pieces = task.tokens(given["inputs"], to=options.to, long=long, **options.settings)
     return await streamed(service, pieces, prepared)

@@ -27,6 +27,8 @@ from npformer.serve.routes import MODEL, TRUNCATE, Reply, Service
 from npformer.tasks.text_generation import TextGeneration, Writer
 from npformer.tasks.writing import Writing
 
+COLDEST = 1e-6  # temperature; below it a draw would be the likeliest token anyway
+
 #: Limits of sampling that are not OpenAI's, by the names that its clients send other servers.
 MORE_LIMITS = {
     "min_p": Field(f.number(0, 1), None, "Draw from tokens at least this share as likely as the likeliest."),
@@ -35,7 +37,7 @@ MORE_LIMITS = {
 SEARCH = {
     "max_new_tokens": Field(f.whole(1), None),
     "do_sample": Field(f.BOOLEAN, None),
-    "temperature": Field(f.number(1e-6, 1e6), None),
+    "temperature": Field(f.number(COLDEST, 1e6), None),
     "top_k": Field(f.whole(0), None),
     "top_p": Field(f.number(1e-6, 1), None),
     **MORE_LIMITS,
@@ -59,7 +61,7 @@ COMPLETIONS = {
     "prompt": Field(f.OPENAI_TEXTS),
     **MODEL,
     "max_tokens": Field(f.whole(1), 16),
-    "temperature": Field(f.number(0, 2), 1.0, "0: the likeliest token each time."),
+    "temperature": Field(f.number(0, 2), 1.0, f"Below {COLDEST}: the likeliest token each time."),
     "top_p": Field(f.number(1e-6, 1), 1.0),
     **MORE_LIMITS,
     "n": Field(f.whole(1, 16), 1, "Texts for each prompt."),
@@ -186,7 +188,7 @@ async def generated(service: Service, given: dict[str, Any], served: Served) -> 
         return await streamed(service, iter(writer), prompts.prepared, before, told if details else None)
     [[answer]] = await _answers(service, task, prompts, False, "inputs", options)
     more = {"details": _details(answer.n_tokens, answer.ended, options)} if details else {}
-    return Reply({"generated_text": answer["generated_text"], **more}, prompts.prepared.cut)
+    return Reply(prompts.prepared, {"generated_text": answer["generated_text"], **more})
 
 
 def _details(n_tokens: int, ended: str, options: Any) -> dict[str, Any]:
@@ -211,7 +213,7 @@ async def streamed(
         last = {"index": index, "token": {"text": "", "special": True}, "generated_text": whole}
         yield b"data:" + as_json({**last, "details": None if told is None else told()}) + b"\n\n"
 
-    return Reply(cut=prepared.cut, pieces=events(), media_type="text/event-stream")
+    return Reply(prepared, pieces=events(), media_type="text/event-stream")
 
 
 # --- OpenAI ----------------------------------------------------------------------------------------------------------
@@ -220,7 +222,7 @@ async def streamed(
 async def completions(service: Service, given: dict[str, Any]) -> Reply:
     served = choose(service.models, given["model"], "text-generation")
     task, texts, n = _task(served), given["prompt"], given["n"]
-    draws = given["temperature"] > 0
+    draws = given["temperature"] >= COLDEST
     settings = {
         "max_new_tokens": given["max_tokens"], "do_sample": draws, "top_k": 0, "top_p": given["top_p"],
         "num_beams": 1, "num_return_sequences": n, "return_full_text": False, "seed": given["seed"],
@@ -228,7 +230,7 @@ async def completions(service: Service, given: dict[str, Any]) -> Reply:
         **({"temperature": given["temperature"]} if draws else {}),
     }  # fmt: skip
     if n > 1 and not draws:
-        raise f.wrong("n", "expected 1 with temperature 0, where all texts are the same")
+        raise f.wrong("n", f"expected 1 with a temperature below {COLDEST}, where all texts are the same")
     options = settled(task, settings, "body", "max_tokens")
     frame = {"id": f"cmpl-{uuid.uuid4().hex}", "object": "text_completion", "created": int(time.time())}
     frame["model"] = served.name
@@ -244,7 +246,7 @@ async def completions(service: Service, given: dict[str, Any]) -> Reply:
         shown = until(each["generated_text"], options.stop_strings)
         choices.append(_choice(i, str(text) + shown if given["echo"] else shown, each.ended))
     usage = _usage(sum(prompts.prepared.sizes), sum(each.n_tokens for _, each in flat))
-    return Reply({**frame, "choices": choices, "usage": usage}, prompts.prepared.cut)
+    return Reply(prompts.prepared, {**frame, "choices": choices, "usage": usage})
 
 
 async def _completed(
@@ -264,7 +266,7 @@ async def _completed(
             yield _event({**frame, "choices": [], "usage": _usage(sum(prompts.prepared.sizes), len(writer.ids))})
         yield b"data: [DONE]\n\n"
 
-    return Reply(cut=prompts.prepared.cut, pieces=chunks(), media_type="text/event-stream")
+    return Reply(prompts.prepared, pieces=chunks(), media_type="text/event-stream")
 
 
 def until(text: str, stops: tuple[str, ...]) -> str:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import subprocess
 import sys
+import threading
 from dataclasses import replace
 from pathlib import Path
+from typing import ClassVar
 
 import httpx
 import pytest
@@ -15,8 +18,13 @@ from starlette.applications import Starlette
 from starlette.routing import Mount
 
 import npformer
-from npformer.serve import ServiceLimits, process
-from npformer.serve.models import NEEDS, TaskWork
+from npformer.serve import ServiceLimits, asgi, process
+from npformer.serve.asgi import make
+from npformer.serve.batching import log
+from npformer.serve.bodies import Bodies
+from npformer.serve.fields import Refusal
+from npformer.serve.models import NEEDS, TaskWork, serve_all
+from npformer.serve.replies import in_parts
 from tests.support import tiny
 
 ROOT = Path(__file__).parents[2]
@@ -103,6 +111,101 @@ def test_an_error_of_a_route_is_answered_and_logged_without_text(monkeypatch, ca
     assert (answer.status_code, answer.json()["error"]) == (500, "an internal error")
     assert "KeyError at " in caplog.text
     assert "secret" not in caplog.text
+
+
+def test_a_server_of_one_model_takes_any_name():
+    """OpenAI's clients have to send one, and it is often that of another model."""
+    one = npformer.serve.app({"mine": tiny.model()})
+    two = npformer.serve.app({"mine": tiny.model(), "other": tiny.model()})
+    for path, body in (
+        ("/v1/embeddings", {"input": "a"}), ("/predict", {"inputs": "a"}), ("/tokenize", {"inputs": "a"}),
+    ):  # fmt: skip
+        request = ("POST", path, {**body, "model": "text-embedding-3-small"})
+        (answer,) = ask(one, request, started=one)
+        assert answer.status_code == 200
+        (refused,) = ask(two, request, started=two)
+        assert refused.status_code == 404
+    (answer,) = ask(one, ("POST", "/v1/embeddings", {"input": "a", "model": "gpt"}), started=one)
+    assert answer.json()["model"] == "mine"
+
+
+def test_json_is_read_and_made_outside_of_the_event_loop(monkeypatch):
+    """There it would hold up everybody; a large list is made element by element, so that others get their turn."""
+    threads = []
+    for name in ("read_json", "in_parts"):
+        function = getattr(asgi, name)
+        monkeypatch.setattr(
+            asgi, name, lambda value, each=function: threads.append(threading.current_thread().name) or each(value)
+        )
+    app = npformer.serve.app({"mine": tiny.model()})
+    (answer,) = ask(app, ("POST", "/embed", {"inputs": ["a", "b"]}), started=app)
+    assert answer.status_code == 200
+    assert len(threads) == 2
+    assert all(each.startswith("npformer-tokens") for each in threads)
+    value = {"data": ({"at": i, "of": iter([i])} for i in range(3)), "none": iter(())}
+    parts = list(in_parts(value))
+    assert json.loads(b"".join(parts)) == {"data": [{"at": i, "of": [i]} for i in range(3)], "none": []}
+    assert max(map(len, parts)) < 10
+
+
+def test_an_access_log_has_a_line_for_each_request_and_no_text(caplog):
+    app = make(serve_all({"mine": tiny.model()}), ServiceLimits(texts=3), None, access_log=True)
+    caplog.set_level("INFO", "npformer.serve")
+    ask(
+        app,
+        ("POST", "/predict", {"inputs": [["secret"], ["b"]]}),
+        ("POST", "/embed", {"inputs": ["secret"] * 4}),
+        ("POST", "/secret?secret=1", {"inputs": "secret"}),
+        ("SECRET", "/embed", None),
+        ("GET", "/", None),
+        started=app,
+    )
+    lines = [re.sub(r"[\d.]+ ms", "T ms", record.getMessage()) for record in caplog.records if record.name == log.name]
+    assert lines == [
+        "POST /predict 200 T ms 2 rows",
+        "POST /embed 413 T ms 0 rows",
+        "POST - 404 T ms 0 rows",
+        "- /embed 405 T ms 0 rows",
+        "GET / 200 T ms 0 rows",
+    ]
+    caplog.clear()
+    quiet = npformer.serve.app({"mine": tiny.model()})
+    ask(quiet, ("POST", "/predict", {"inputs": "a"}), started=quiet)
+    assert not [record for record in caplog.records if record.name == log.name]
+
+
+class Slow:
+    """A request whose body comes when it is told to."""
+
+    headers: ClassVar[dict[str, str]] = {}
+
+    def __init__(self) -> None:
+        self.chunks: asyncio.Queue[bytes] = asyncio.Queue()
+
+    async def stream(self):
+        while chunk := await self.chunks.get():
+            yield chunk
+
+
+def test_unfinished_bodies_hold_bounded_memory(monkeypatch):
+    """The largest is refused, so that a client with a small one is not."""
+    monkeypatch.setattr("npformer.serve.bodies.UNFINISHED", 2)
+
+    async def run():
+        bodies = Bodies(ServiceLimits(body=100))
+        given = [Slow() for _ in range(4)]
+        reading = [asyncio.ensure_future(bodies.read(each)) for each in given]
+        for each, size in zip(given, (80, 90, 20, 20), strict=True):
+            each.chunks.put_nowait(b"x" * size)
+            await asyncio.sleep(0.01)
+        assert bodies.held == 120
+        for each in given:
+            each.chunks.put_nowait(b"")
+        found = await asyncio.gather(*reading, return_exceptions=True)
+        assert (bodies.held, bodies.unfinished) == (0, {})
+        return [each.status if isinstance(each, Refusal) else len(each) for each in found]
+
+    assert asyncio.run(run()) == [80, 429, 20, 20]
 
 
 @pytest.mark.parametrize(

@@ -120,6 +120,19 @@ def test_tokenize(server, alone):
     assert [each["text"] for each in source] == ["d", "o", "g", "</s>"]
 
 
+@pytest.mark.parametrize("special", [True, False])
+def test_tokens_of_a_long_text_are_those_of_the_tokenizer(server, alone, special):
+    """One that is read in several blocks, with what stands for a special token in it."""
+    text = "ice [SEP] cream é, " * 1500
+    expected = alone("sentence-embedding", "encoder").model.tokenizer.encode(text, add_special_tokens=special)
+    _, (tokens,), _ = server.post("/tokenize", {"inputs": text, "add_special_tokens": special, "model": "encoder"})
+    assert [each["id"] for each in tokens] == expected.ids
+    assert [each["text"] for each in tokens] == expected.tokens
+    assert [each["special"] for each in tokens] == [bool(each) for each in expected.special_tokens_mask]
+    places = [(each["start"], each["stop"]) for each in tokens if not each["special"]]
+    assert places == [at for at, mask in zip(expected.offsets, expected.special_tokens_mask, strict=True) if not mask]
+
+
 def test_translate(server, alone):
     translate = alone("translation", "translator")
     expected = [dict(each) for each in translate(["dogs", "news"])]
@@ -225,7 +238,7 @@ def test_an_unknown_model_is_404_with_the_names_there_are(server):
     for path, body in (("/embed", {"inputs": "a"}), ("/tokenize", {"inputs": "a"})):
         status, answer, _ = server.post(path, {**body, "model": "no-such-model"})
         assert status == 404
-        assert answer["error"] == "model: none has this name; there are: classifier, ranker, encoder, translator"
+        assert answer["error"] == "model: no model has this name; served: classifier, ranker, encoder, translator"
 
 
 @pytest.mark.parametrize(
@@ -252,7 +265,12 @@ def test_other_paths_and_methods(server):
         404,
         {"error": "no such route; /docs lists them", "error_type": "Validation"},
     )
-    assert server.get("/embed")[0] == 405
+    for path, allowed in (("/embed", {"POST"}), ("/generate", {"POST"})):
+        status, _, headers = server.get(path)
+        assert (status, set(headers["allow"].split(", "))) == (405, allowed)
+    for path in ("/health", "/docs", "/info"):
+        status, _, headers = server.post(path, b"{}")
+        assert (status, set(headers["allow"].split(", "))) == (405, {"GET", "HEAD"})
     status, answer, _ = server.post("/v1/embeddings", b"{")
     assert status == 422
     assert answer["error"]["type"] == "invalid_request_error"
@@ -277,6 +295,7 @@ def test_pages(server):
     assert [each["id"] for each in models["data"]] == ["classifier", "ranker", "encoder", "translator"]
     _, described, _ = server.get("/openapi.json")
     _, page, _ = server.get("/docs")
+    assert server.get("/")[1] == page
     for path in described["paths"]:
         assert f" {path}</h2>" in page
     assert "http" not in page.replace("http-equiv", "")  # nothing is fetched from elsewhere

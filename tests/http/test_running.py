@@ -162,11 +162,16 @@ def test_time_and_tokens_are_limited():
         host, port = server.url.removeprefix("http://").split(":")
         with socket.create_connection((host, int(port)), timeout=60) as slow:
             slow.sendall(b"POST /embed HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\n{")
-            assert b" 504 " in slow.recv(100)
+            assert b" 408 " in slow.recv(100)
         status, answer, _ = server.post("/embed", {"inputs": ["a " * 500] * 5})
         assert (status, answer["error"]) == (504, "not answered within 0.4 s")
         status, answer, _ = server.post("/embed", {"inputs": ["a " * 500] * 7})
         assert (status, answer["error"]) == (413, "inputs: 3514 tokens in all, and a request may have 3000")
+        for inputs in ("a " * 3001, ["a " * 1600] * 2, "a " * 1_900_000):
+            status, answer, _ = server.post("/tokenize", {"inputs": inputs})
+            assert status in (413, 504)
+            if status == 413:
+                assert "inputs: more than 3000 tokens in all, which a request may have" in answer["error"]
 
 
 @pytest.mark.parametrize("source", ["file", "environment"])

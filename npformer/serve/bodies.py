@@ -1,0 +1,71 @@
+"""Bodies of requests, read within limits: bytes of each, bytes of all unfinished ones, and the time for a rate."""
+
+from __future__ import annotations
+
+import asyncio
+from http import HTTPStatus
+
+from starlette.requests import ClientDisconnect, Request
+
+from npformer.serve.fields import Refusal
+from npformer.serve.limits import ServiceLimits
+
+PATIENCE = 10.0  # seconds for a body, and one more for each RATE bytes that have come
+RATE = 8000  # a slow mobile connection sends as many
+UNFINISHED = 64  # bodies of the largest size that may be held in memory until they are whole
+
+
+class Gone(Exception):
+    """The client has left."""
+
+
+class Bodies:
+    """Reads bodies. When the unfinished ones hold too much memory, the largest of them is refused."""
+
+    def __init__(self, limits: ServiceLimits) -> None:
+        self.limits = limits
+        self.patience = min(PATIENCE, limits.seconds)
+        self.most = UNFINISHED * limits.body
+        self.unfinished: dict[asyncio.Timeout, int] = {}  # each body's deadline -> its bytes so far
+        self.held = 0  # bytes of all of them
+
+    async def read(self, request: Request) -> bytes:
+        """The body of a request. Raises Refusal for one that is too large or too slow, Gone if the client leaves."""
+        length = request.headers.get("content-length", "")
+        if length.isdecimal():
+            self.limits.check_body(int(length[:20]))
+        body = bytearray()
+        start = asyncio.get_running_loop().time() + self.patience
+        try:
+            async with asyncio.timeout_at(start) as deadline:
+                self.unfinished[deadline] = 0
+                async for chunk in request.stream():
+                    if deadline not in self.unfinished:
+                        raise TimeoutError
+                    self.limits.check_body(len(body) + len(chunk))
+                    body += chunk
+                    self.unfinished[deadline] = len(body)
+                    self.held += len(chunk)
+                    deadline.reschedule(start + len(body) / RATE)
+                    if self.held > self.most:
+                        self._refuse_largest()
+        except TimeoutError:
+            if deadline not in self.unfinished:
+                raise Refusal(
+                    HTTPStatus.TOO_MANY_REQUESTS, "body: unfinished bodies hold too much memory", "Overloaded", 1
+                ) from None
+            raise Refusal(
+                HTTPStatus.REQUEST_TIMEOUT,
+                f"body: {len(body)} bytes came in time, which is {self.patience:g} s and one for each {RATE} bytes",
+            ) from None
+        except ClientDisconnect:
+            raise Gone from None
+        finally:
+            self.held -= self.unfinished.pop(deadline, 0)
+        return bytes(body)
+
+    def _refuse_largest(self) -> None:
+        """Ends the largest unfinished body: those that are sent at once and never finished are, not a slow client's."""
+        largest = max((each for each in self.unfinished if not each.expired()), key=self.unfinished.__getitem__)
+        self.held -= self.unfinished.pop(largest)
+        largest.reschedule(asyncio.get_running_loop().time())

@@ -1,0 +1,68 @@
+"""uvicorn's connections, closed when a client neither sends its request nor reads its answer."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+HEAD = 10.0  # seconds for a request's head, from the connection or, on one that is kept, from the head's first byte
+STALLED = 30.0  # seconds in which a client reads at least LEAST bytes of an answer that waits for it
+LEAST = 30 * 1000
+KEEP_ALIVE = 75  # seconds without a request; more than the 60 of most load balancers, so that they close first
+
+
+class Connection(H11Protocol):  # type: ignore[misc, unused-ignore]
+    """A connection with deadlines. Bodies have theirs in `bodies.py`."""
+
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(transport)
+        self.reading: asyncio.TimerHandle | None = self.loop.call_later(HEAD, self._close_unless_answering)
+        self.writing: asyncio.TimerHandle | None = None
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._cancel("reading")
+        self._cancel("writing")
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if self._is_answering():
+            self._cancel("reading")
+        elif self.reading is None and not self.transport.is_closing():
+            self.reading = self.loop.call_later(HEAD, self._close_unless_answering)
+
+    def _is_answering(self) -> bool:
+        return self.cycle is not None and not self.cycle.response_complete
+
+    def _close_unless_answering(self) -> None:
+        self.reading = None
+        if not self._is_answering():
+            self.transport.close()
+
+    def pause_writing(self) -> None:
+        """Called when much of an answer waits for the client."""
+        super().pause_writing()
+        self._look_again()
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._cancel("writing")
+
+    def _look_again(self) -> None:
+        self._cancel("writing")
+        waiting = self.transport.get_write_buffer_size()
+        self.writing = self.loop.call_later(STALLED, self._abort_if_stalled, waiting)
+
+    def _abort_if_stalled(self, before: int) -> None:
+        if self.transport.get_write_buffer_size() > before - LEAST:
+            self.transport.abort()
+        else:
+            self._look_again()
+
+    def _cancel(self, name: str) -> None:
+        timer = getattr(self, name)
+        if timer is not None:
+            timer.cancel()
+            setattr(self, name, None)

@@ -1,0 +1,68 @@
+"""Middleware for all requests: counts, times and logs them, and answers internal errors without their text."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection
+from http import HTTPMethod, HTTPStatus
+from typing import Any
+
+from starlette.requests import ClientDisconnect
+
+from npformer.serve.batching import log, place_of
+from npformer.serve.fields import Refusal
+from npformer.serve.metrics import Metrics
+from npformer.serve.replies import refused
+
+GONE = 499  # nginx's status, in metrics and logs, for a request whose client left
+
+
+class Watch:
+    """ASGI middleware around the app of a service.
+
+    A route notes in its request's state which `route` answers and how many `rows` it has. Logs have nothing else that
+    a client sends: an unknown path or method may be a user's text.
+    """
+
+    def __init__(self, app: Any, metrics: Metrics, paths: Collection[str], access_log: bool) -> None:
+        self.app = app
+        self.metrics = metrics
+        self.paths = paths
+        self.access_log = access_log
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        start, status = time.monotonic(), 0
+        state, path = scope.setdefault("state", {}), path_of(scope)
+
+        async def noting(message: Any) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                if "route" in state:
+                    self.metrics.request(state["route"], status, time.monotonic() - start, gone=status == GONE)
+            await send(message)
+
+        try:
+            await self.app(scope, receive, noting)
+        except ClientDisconnect:  # in the middle of a stream
+            pass
+        except Exception as error:
+            log.error("internal error: %s", place_of(error))
+            if not status:
+                refusal = Refusal(HTTPStatus.INTERNAL_SERVER_ERROR, "an internal error", "Backend")
+                await refused(refusal, path)(scope, receive, noting)
+        finally:
+            if self.access_log:
+                method = scope["method"] if scope["method"] in HTTPMethod.__members__ else "-"
+                shown = path if path in self.paths else "-"
+                seconds, rows = time.monotonic() - start, state.get("rows", 0)
+                log.info("%s %s %d %.1f ms %d rows", method, shown, status, 1000 * seconds, rows)
+
+
+def path_of(scope: Any) -> str:
+    """The path of a request below the one where the app is mounted."""
+    path: str = scope["path"]
+    return path.removeprefix(scope.get("root_path", ""))

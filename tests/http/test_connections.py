@@ -1,0 +1,156 @@
+"""Clients that hold connections: requests and answers that never end, heads in drops, bodies that come slowly."""
+
+from __future__ import annotations
+
+import json
+import socket
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, closing
+from pathlib import Path
+
+import pytest
+
+from tests.support.cli_runner import command
+from tests.support.service import Server
+
+HEAD = b"POST /embed HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n"
+#: Serves with deadlines of less than a second, not of ten and more, and with few bytes in the system's buffers.
+HASTY = """
+import socket
+from npformer.__main__ import main
+from npformer.serve import bodies, connections, process
+def bound(host, port, bound=process.bound):
+    made = bound(host, port)
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 8192)
+    return made
+process.bound = bound
+bodies.PATIENCE, bodies.RATE, connections.HEAD, connections.STALLED = 0.6, 2000, 0.6, 0.6
+main()
+"""
+
+
+@pytest.fixture(scope="module")
+def hasty(folders: dict[str, Path]) -> Iterator[Server]:
+    program = [sys.executable, "-c", HASTY, "serve", str(folders["encoder"]), "--port", "0", "--max-queue", "64"]
+    with Server(program=[*program, "--max-texts", "16"]) as running:
+        yield running
+
+
+def connect(server: Server, receive_buffer: int = 0) -> socket.socket:
+    host, port = server.url.removeprefix("http://").split(":")
+    made = socket.socket()
+    if receive_buffer:
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
+    made.settimeout(60)
+    made.connect((host, int(port)))
+    return made
+
+
+def asked(server: Server, content: bytes) -> socket.socket:
+    connection = connect(server)
+    connection.sendall(content)
+    return connection
+
+
+def rest(connection: socket.socket) -> bytes:
+    """All that still comes, until the server closes the connection."""
+    found = b""
+    while some := connection.recv(65536):
+        found += some
+    return found
+
+
+def is_whole(connection: socket.socket) -> bool:
+    """Whether an answer in chunks comes to its end."""
+    try:
+        return rest(connection).endswith(b"\r\n0\r\n\r\n")
+    except ConnectionError:
+        return False
+
+
+def test_unfinished_bodies_lock_nobody_out(hasty):
+    """As many as requests may be open, and more; each gets 408 in the end."""
+    with ExitStack() as stack:
+        held = [stack.enter_context(closing(connect(hasty))) for _ in range(80)]
+        for each in held:
+            each.sendall(HEAD % 100 + b'{"inputs": ')
+        assert hasty.post("/embed", {"inputs": "a"})[0] == 200
+        for each in held:
+            answer = rest(each)
+            assert answer.startswith(b"HTTP/1.1 408 ")
+            assert b"body: 11 bytes came in time, which is 0.6 s and one for each 2000 bytes" in answer
+
+
+def test_a_slow_body_is_waited_for(hasty):
+    """It takes three times as long as one that never comes is given."""
+    body = json.dumps({"inputs": "a", "prompt_name": None}).encode().ljust(9000)
+    with closing(connect(hasty)) as slow:
+        slow.sendall(HEAD % len(body))
+        for at in range(0, len(body), 1000):
+            slow.sendall(body[at : at + 1000])
+            time.sleep(0.2)
+        assert slow.recv(15) == b"HTTP/1.1 200 OK"
+
+
+@pytest.mark.parametrize("begun", [b"", b"GET /hea", b"GET /health HTTP/1.1\r\nhost: x\r\n\r\nGET /he"])
+def test_a_head_that_does_not_come_ends_the_connection(hasty, begun):
+    """Also if it comes in drops, and after another request."""
+    with closing(connect(hasty)) as held:
+        held.sendall(begun)
+        start = time.monotonic()
+        found = b""
+        while time.monotonic() < start + 30:
+            try:
+                if begun:
+                    held.sendall(b"a")
+                held.settimeout(0.1)
+                some = held.recv(65536)
+            except TimeoutError:
+                continue
+            except ConnectionError:
+                break
+            if not some:
+                break
+            found += some
+        assert time.monotonic() - start < 20
+        assert found.count(b"HTTP/1.1 200 OK") == begun.count(b"HTTP/1.1")
+
+
+def test_an_answer_that_is_not_read_ends(hasty):
+    """Neither a stream nor a whole answer is kept for a client that does not take it."""
+    body = json.dumps({"inputs": ["music " * 60] * 16}).encode()
+    head = (HEAD % len(body)).replace(b"/embed", b"/embed_all").replace(b"host", b"connection: close\r\nhost")
+    with ExitStack() as stack:
+        held = [stack.enter_context(closing(connect(hasty, receive_buffer=4096))) for _ in range(4)]
+        for each in held:
+            each.sendall(head + body)
+        end = time.monotonic() + 60
+        while 'requests_total{route="/embed_all",status="200"} 4.0' not in hasty.get("/metrics")[1]:
+            assert time.monotonic() < end
+            time.sleep(0.1)
+        time.sleep(3)
+        assert not any(map(is_whole, held))
+        assert is_whole(stack.enter_context(closing(asked(hasty, head + body))))
+
+
+def test_a_request_in_drops_and_one_behind_it_are_answered(hasty):
+    content = b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n"
+    with closing(connect(hasty)) as held:
+        for at in range(0, len(content), 12):
+            held.sendall(content[at : at + 12])
+            time.sleep(0.1)
+        assert held.recv(65536).startswith(b"HTTP/1.1 200 OK")
+        time.sleep(1)  # longer than a head is waited for, but nothing has begun
+        held.sendall(content + content.replace(b"x\r\n", b"x\r\nconnection: close\r\n"))
+        assert rest(held).count(b"HTTP/1.1 200 OK") == 2
+
+
+def test_more_connections_than_the_usual_limit_of_open_files(folders):
+    program = ["bash", "-c", 'ulimit -Sn 64; exec "$@"', "-", *command("serve", folders["encoder"], "--port", 0)]
+    with Server(program=program) as server, ExitStack() as stack:
+        held = [stack.enter_context(closing(connect(server))) for _ in range(200)]
+        assert server.post("/embed", {"inputs": "a"})[0] == 200
+        assert len(held) == 200
+        assert server.log.count("\n") == 1
