@@ -7,6 +7,7 @@ itself is never repeated, because it may be a user's text.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -18,6 +19,8 @@ from npformer.text.inputs import Pair, as_text
 REQUIRED = object()
 MOST_STOPS = 4  # as OpenAI's and text-generation-inference have; each is looked for after each token
 STOP_LENGTH = 1000  # characters
+MOST_PARTS = 100_000  # lists and objects of a body: json makes them all before another thread runs
+STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
 
 
 class Refusal(Exception):
@@ -238,6 +241,8 @@ BOOLEAN = Kind({"type": "boolean"}, _boolean)
 
 def read_json(body: bytes) -> Any:
     """Parses a request's body. Raises Refusal, with the place but not the text, for one that is not JSON."""
+    if _openings(body) > MOST_PARTS and _openings(STRING.sub(b"", body)) > MOST_PARTS:
+        raise Refusal(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"body: more than {MOST_PARTS} lists and objects")
     try:
         return json.loads(body, parse_constant=_constant, object_pairs_hook=_object)
     except json.JSONDecodeError as error:
@@ -248,6 +253,10 @@ def read_json(body: bytes) -> Any:
         raise wrong("body", "not JSON that can be read: nested too deeply") from None
     except ValueError:  # a whole number of thousands of digits
         raise wrong("body", "not JSON that can be read: a number is too long") from None
+
+
+def _openings(body: bytes) -> int:
+    return body.count(b"[") + body.count(b"{")
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -89,7 +89,7 @@ def test_a_wrong_field_is_refused_with_its_place(path, given, message):
         (b'{"inputs": "a secret"', "body: not JSON: Expecting ',' delimiter at line 1, column 22"),
         (b"\xff\xfe\xfa", "body: not JSON"),
         (b'{"inputs": NaN}', "body: not JSON: NaN is no number"),
-        (b"[" * 100_000, "body: not JSON that can be read: nested too deeply"),
+        (b"[" * 90_000, "body: not JSON that can be read: nested too deeply"),
         (b"9" * 5000, "body: not JSON that can be read: a number is too long"),
         (b'{"a": 1, "inputs": {"secret": 1, "secret": 1}}', "body: an object has one name twice"),
     ],
@@ -99,6 +99,16 @@ def test_a_body_that_is_not_json_is_refused_with_its_place(body, message):
         read_json(body)
     assert message in refusal.value.message
     assert "secret" not in refusal.value.message
+
+
+def test_a_body_of_very_many_lists_is_refused():
+    """Reading them takes a second in which nobody else is answered. Brackets of texts are no lists."""
+    for body in (b"[" + b"[]," * 100_000 + b"[]]", b'["' + b"\\" * 2 + b'",' + b"{}," * 100_000 + b"{}]"):
+        with pytest.raises(Refusal) as refusal:
+            read_json(body)
+        assert (refusal.value.status, refusal.value.message) == (413, "body: more than 100000 lists and objects")
+    text = '[{"\\' * 200_000
+    assert read_json(json.dumps({"inputs": text}).encode()) == {"inputs": text}
 
 
 SECRET = "XsecretX"
