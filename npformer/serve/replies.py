@@ -12,8 +12,9 @@ from npformer.serve.fields import Refusal
 if TYPE_CHECKING:
     from starlette.responses import Response
 
-#: Statuses after which a connection ends, because the rest of the request's body may not have been read.
-ENDS = (HTTPStatus.SERVICE_UNAVAILABLE, HTTPStatus.REQUEST_ENTITY_TOO_LARGE, HTTPStatus.REQUEST_TIMEOUT)
+#: Statuses after which a connection ends. It goes on after 413: clients whose connection ends while they send a body
+#: never see why.
+ENDS = (HTTPStatus.SERVICE_UNAVAILABLE, HTTPStatus.REQUEST_TIMEOUT)
 
 
 def as_json(value: Any) -> bytes:

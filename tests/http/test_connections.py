@@ -94,6 +94,16 @@ def test_a_slow_body_is_waited_for(hasty):
         assert slow.recv(15) == b"HTTP/1.1 200 OK"
 
 
+def test_a_body_that_is_too_large_is_answered_while_it_is_sent(hasty):
+    """And the next request on the same connection; a client whose connection ends meanwhile would not see why."""
+    with closing(connect(hasty)) as large:
+        large.sendall(HEAD % 20_000_000 + b"x" * 20_000_000)
+        large.sendall(b"GET /health HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
+        found = rest(large)
+        assert found.startswith(b"HTTP/1.1 413 ")
+        assert b"HTTP/1.1 200 OK" in found
+
+
 @pytest.mark.parametrize("begun", [b"", b"GET /hea", b"GET /health HTTP/1.1\r\nhost: x\r\n\r\nGET /he"])
 def test_a_head_that_does_not_come_ends_the_connection(hasty, begun):
     """Also if it comes in drops, and after another request."""
