@@ -327,9 +327,7 @@ class Encoder:
     def _encode(self, given: str | Pair, special: bool) -> Encoding:
         if max(map(len, _texts(given))) > BLOCK:  # `encode` would stop all other threads, for up to some seconds
             return self.tokenizer.encode_batch([given], add_special_tokens=special)[0]
-        first, second = (given, None) if isinstance(given, str) else given
-        encoding: Encoding = self.tokenizer.encode(first, second, add_special_tokens=special)
-        return encoding
+        return self.tokenizer.encode(*_texts(given), add_special_tokens=special)
 
     def _encoded(self, pieces: Sequence[Encoding | Tokens], n_tokens: int, **more: Any) -> Encoded:
         return Encoded([self._text(piece) for piece in pieces], n_tokens, pieces=list(pieces), **more)
