@@ -10,7 +10,6 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from shutil import get_terminal_size
 from threading import Event, RLock, Thread
 from typing import Any, TextIO
 
@@ -19,7 +18,8 @@ TICK = 0.25  # seconds between two pictures of it
 WIDTH = 20  # characters of the bar
 
 _lock = RLock()
-_written: list[Line] = []  # lines that are on the terminal now: one, or one for each thread
+_written: list[Line] = []  # the line that is on the terminal now, if any
+_waiting: list[Event] = []  # of the commands that run; one that is set has shown something
 
 
 class Line:
@@ -30,23 +30,66 @@ class Line:
 
     def show(self, text: str) -> None:
         """Writes the text over the line, cut to the terminal's width."""
-        width = get_terminal_size().columns - 1
         with _lock:
-            self._write(f"\r{text[:width]:<{width}}")
-            if self not in _written:
-                _written.append(self)
+            _written[:] = [self]  # whatever line was there is written over
+            self._write(f"\r{text[: _width()]:<{_width()}}")
 
     def clear(self) -> None:
         """Empties the line, if anything is in it."""
         with _lock:
             if self in _written:
-                _written.remove(self)
-                self._write(f"\r{'':{get_terminal_size().columns - 1}}\r")
+                _written.clear()
+                self._write(f"\r{'':{_width()}}\r")
 
     def _write(self, text: str) -> None:
         with suppress(OSError, ValueError):  # a stream that is closed or full: progress is lost, the work is not
             self.stream.write(text)
             self.stream.flush()
+
+
+def _width() -> int:
+    from shutil import get_terminal_size  # which takes long to import
+
+    return get_terminal_size().columns - 1
+
+
+@contextmanager
+def waiting(command: str) -> Iterator[None]:
+    """Shows on a terminal how long a command has worked, while no other line of progress is there.
+
+    It ends for good when the command prints something: see `shown`.
+    """
+    line, began, ended = Line(), time.monotonic(), Event()
+
+    def draw() -> None:
+        pause = DELAY
+        while not ended.wait(pause):
+            with _lock:
+                if not ended.is_set() and _written in ([], [line]):
+                    line.show(f"{command}  {clock(time.monotonic() - began)}")
+            pause = TICK
+
+    if not line.stream.isatty():
+        yield
+        return
+    _waiting.append(ended)
+    drawing = Thread(target=draw, daemon=True)
+    drawing.start()
+    try:
+        yield
+    finally:
+        shown()
+        _waiting.remove(ended)
+        drawing.join()
+
+
+def shown() -> None:
+    """Ends `waiting` and clears its line, before the command prints or reads on the terminal."""
+    with _lock:
+        for each in _waiting:
+            each.set()
+        for line in list(_written):
+            line.clear()
 
 
 @contextmanager

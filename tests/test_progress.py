@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from contextlib import redirect_stderr
+from contextlib import redirect_stderr, redirect_stdout
 from io import StringIO
 from pathlib import Path
 
@@ -12,7 +12,7 @@ import pytest
 
 from npformer import progress
 from npformer.cli.main import main
-from npformer.cli.process import complain
+from npformer.cli.process import Escaping, complain
 from tests.support import tiny
 
 
@@ -124,3 +124,35 @@ def test_commands_that_read_many_texts_show_one(
     with redirect_stderr(terminal):
         assert main([*command, "-m", "model"]) == 0
     assert terminal.lines()[-2].startswith("40 texts in 0:00, ")
+
+
+def test_a_silent_command_shows_how_long_it_has_worked_until_it_prints(terminal: Terminal) -> None:
+    out = Terminal()
+    with redirect_stderr(terminal), redirect_stdout(Escaping(out)), progress.waiting("npformer convert"):
+        time.sleep(0.2)
+        said = terminal.getvalue()
+        print("done")
+        assert terminal.lines() == [""]
+        cleared = terminal.getvalue()
+        time.sleep(0.1)
+    assert "\rnpformer convert  0:00 " in said
+    assert terminal.getvalue() == cleared
+    assert out.getvalue() == "done\n"
+
+
+def test_a_bar_takes_the_place_of_the_time_that_a_command_has_worked(terminal: Terminal) -> None:
+    with redirect_stderr(terminal), progress.waiting("npformer search"):
+        time.sleep(0.15)
+        list(progress.with_bar((time.sleep(0.1) or i for i in range(3)), 3))
+    shown = [each.split()[0] for each in terminal.getvalue().split("\r") if each.strip()]
+    assert shown[0] == "npformer"
+    assert terminal.lines()[0].startswith("3 texts in 0:00")
+
+
+def test_a_command_shows_that_it_works(terminal: Terminal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(progress, "DELAY", 0.0)
+    tiny.folder(tmp_path / "model")
+    with redirect_stderr(terminal):
+        assert main(["convert", str(tmp_path / "model"), str(tmp_path / "new")]) == 0
+    assert "\rnpformer convert  0:00 " in terminal.getvalue()
+    assert terminal.lines() == [""]

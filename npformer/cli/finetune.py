@@ -88,9 +88,10 @@ def _labelled(args: argparse.Namespace, source: Path, output: Path, recipe: Reci
         found = evaluate_labels(model, held_out)
         return {"accuracy": found.accuracy, "f1": found.macro_f1}
 
-    found = _train(args, model, weights, recipe, output, examples, held_out, numbers, "accuracy")
+    training, found = _train(args, model, weights, recipe, output, examples, held_out, numbers, "accuracy")
     write_model(output, companions(source, config, args.max_length), config, weights.tree)
-    print(f"{output}: {recipes.chosen(found)}\n\n{evaluate_labels(model, held_out)}")
+    wrote = recipes.finish(args, training)
+    print(f"{output}: {recipes.chosen(found)}\n\n{evaluate_labels(model, held_out)}\n\n{wrote}")
 
 
 def _texts(args: argparse.Namespace, source: Path, output: Path, recipe: Recipe) -> None:
@@ -117,24 +118,24 @@ def _texts(args: argparse.Namespace, source: Path, output: Path, recipe: Recipe)
     def numbers(epoch: int) -> dict[str, float]:
         return evaluate_blocks(model, held_out)
 
-    found = _train(args, model, weights, recipe, output, examples, held_out, numbers, "log_probability")
+    training, found = _train(args, model, weights, recipe, output, examples, held_out, numbers, "log_probability")
     write_model(output, companions(source, config), config, weights.tree)
     shares = f"perplexity {found['perplexity']:.4f}, {found['accuracy']:.4f} of the next tokens right"
-    print(f"{output}: {recipes.chosen(found)}: {shares}")
+    print(f"{output}: {recipes.chosen(found)}: {shares}\n{recipes.finish(args, training)}")
 
 
 def _train(
     args: argparse.Namespace, model: Model, weights: Trainable, recipe: Recipe, output: Path,
     examples: Sequence[Example], held_out: Sequence[Example], numbers: Evaluate, score: str,
-) -> dict[str, float]:  # fmt: skip
-    """Runs the training, or what is left of it, and sets the weights to the best; returns their measures."""
+) -> tuple[Trainer[Example], dict[str, float]]:  # fmt: skip
+    """Runs the training, or what is left of it, and sets the weights to the best; returns it and their measures."""
     recipe = replace(recipe, dropout=standard_rates(model.config, args.dropout, head=args.dropout))
     training = Trainer(
-        HeadLoss(model.config, args.label_smoothing), weights, recipe, output / "training", model.threads,
+        HeadLoss(model.config, args.label_smoothing), weights, recipe, output / recipes.TRAINING, model.threads,
         args.save_every, Progress(),
     )  # fmt: skip
     training.train(examples, numbers, score, held_out)
-    return training.choose(numbers, score)
+    return training, training.choose(numbers, score)
 
 
 def _labels(source: Path, found: tuple[str, ...], limits: Limits) -> tuple[str, ...]:

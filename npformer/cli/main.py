@@ -11,6 +11,7 @@ import io
 import sys
 import warnings
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from importlib import import_module
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -28,6 +29,7 @@ from npformer.cli.process import (
     to_stderr,
 )
 from npformer.errors import NpformerError
+from npformer.progress import waiting
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
@@ -148,7 +150,8 @@ def _subcommand(name: str, arguments: list[str]) -> int:
         args = parser.parse_intermixed_args(arguments)
     except SystemExit as end:  # --help, or a wrong argument that argparse has reported
         return int(end.code or 0)
-    return interruptible(lambda: command.run(args) or 0)
+    with nullcontext() if name == "serve" else waiting(f"npformer {name}"):  # which shows its log, and forks
+        return interruptible(lambda: command.run(args) or 0)
 
 
 def _overview() -> str:

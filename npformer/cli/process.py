@@ -59,7 +59,10 @@ class Escaping:
 
     def write(self, text: str) -> int:
         from npformer.errors import escaped
+        from npformer.progress import shown
 
+        if self.stream.isatty():
+            shown()
         self.stream.write(escaped(text))
         return len(text)
 

@@ -3,28 +3,33 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 
 from npformer.cli.arguments import whole
 from npformer.errors import NpformerError
 from npformer.locks import in_use
-from npformer.training import Recipe
+from npformer.training import Recipe, Trainer
 from npformer.training.trainer import SCHEDULES
+
+TRAINING = "training"  # folder of the checkpoints, in that of the result
 
 
 def add_output_argument(parser: argparse.ArgumentParser) -> None:
-    what = "folder for the result; its training/ holds the checkpoints to resume from, and can go at the end"
+    what = "folder for the result; until the end its training/ holds the checkpoints to resume from"
     parser.add_argument("-o", "--output", metavar="DIR", required=True, help=what)
+    parser.add_argument("--keep-state", action="store_true", help="keep training/, which is four times the model")
 
 
 def output(args: argparse.Namespace) -> Path:
     """Returns the folder of the result. Raises NpformerError if it holds a model already, or another run uses it."""
     folder = Path(args.output)
     if (folder / "config.json").exists():
-        raise NpformerError(f"{folder}: a model is there already; give another folder")
-    if (folder / "training").exists():
-        with in_use(folder / "training"):  # said before anything is read; the training locks it again
+        left = f"; nothing needs {folder / TRAINING} any more" if (folder / TRAINING).exists() else ""
+        raise NpformerError(f"{folder}: a model is there already; give another folder{left}")
+    if (folder / TRAINING).exists():
+        with in_use(folder / TRAINING):  # said before anything is read; the training locks it again
             pass
     return folder
 
@@ -83,6 +88,18 @@ def read(args: argparse.Namespace) -> Recipe:
 def chosen(found: dict[str, float]) -> str:
     """Describes the weights that `Trainer.choose` took."""
     return f"epoch {found['epoch']:.0f}" if "epoch" in found else f"the mean of the last {found['states']} states"
+
+
+def finish(args: argparse.Namespace, training: Trainer) -> str:
+    """Removes the checkpoints, unless they are to be kept, and returns a text about the folder of the result."""
+    folder = Path(args.output)
+    if not args.keep_state:
+        training.remove_checkpoints()
+    sizes = {each.name: each.stat().st_size for each in sorted(folder.iterdir()) if each.is_file()}
+    return (
+        f"wrote {', '.join(sizes)} ({sum(sizes.values()) / 1e6:.1f} MB)\n"
+        f"for transformers: npformer convert {shlex.quote(str(folder))} NEW_FOLDER --to torch"
+    )
 
 
 def text_columns(args: argparse.Namespace) -> list[str]:

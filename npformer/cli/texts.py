@@ -16,6 +16,7 @@ from typing import Any, BinaryIO
 from npformer.cli.process import complain
 from npformer.errors import NpformerError
 from npformer.files import LINE, lines_of
+from npformer.progress import shown
 from npformer.text.inputs import Pair
 
 
@@ -99,6 +100,7 @@ def printable(text: str) -> str:
 
 def _stdin_lines() -> Iterator[Line]:
     if sys.stdin.isatty():
+        shown()
         complain("one text a line; Ctrl-D ends")
     try:
         yield from _lines("stdin", sys.stdin.buffer)

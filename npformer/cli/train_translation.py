@@ -67,7 +67,9 @@ def run(args: argparse.Namespace) -> None:
 
     recipe = replace(recipe, dropout=residual_rates(args.dropout))
     objective = TranslationLoss(config, args.label_smoothing)
-    training = Trainer(objective, weights, recipe, output / "training", model.threads, args.save_every, Progress())
+    training = Trainer(
+        objective, weights, recipe, output / recipes.TRAINING, model.threads, args.save_every, Progress()
+    )
 
     def numbers(epoch: int) -> dict[str, float]:
         return evaluate_translation(model, held_out)
@@ -76,4 +78,4 @@ def run(args: argparse.Namespace) -> None:
     found = training.choose(numbers)
     write_model(output, companions(tokenizer, args.max_length), config, weights.tree)
     shares = f"{found['accuracy']:.4f} of the next tokens right, loss {found['dev_loss']:.4f}"
-    print(f"{output}: {recipes.chosen(found)}: {shares}")
+    print(f"{output}: {recipes.chosen(found)}: {shares}\n{recipes.finish(args, training)}")

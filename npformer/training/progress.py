@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections import deque
 from typing import TextIO
 
-from npformer.progress import clock
+from npformer.progress import Line, clock
 from npformer.training.state import State
 
-BAR = 20  # characters
+BAR = 10  # characters
 
 
 class Progress:
     """Shows loss and accuracy of the epoch so far, tokens per second over the last hundred steps, and the time left."""
 
     def __init__(self, stream: TextIO | None = None) -> None:
-        self.stream = stream or sys.stderr
+        self._line = Line(stream)
         self._steps: deque[tuple[int, float]] = deque(maxlen=100)  # tokens, seconds
         self._shown = 0.0
 
@@ -27,23 +26,21 @@ class Progress:
 
     def show(self, epoch: int, epochs: int, state: State, per_epoch: int, total: int) -> None:
         """Writes the line, at most ten times a second, if the stream is a terminal."""
-        if not self.stream.isatty() or (time.monotonic() - self._shown < 0.1 and state.step % per_epoch):
+        if not self._line.stream.isatty() or (time.monotonic() - self._shown < 0.1 and state.step % per_epoch):
             return
         self._shown = time.monotonic()
         done = (state.step - 1) % per_epoch + 1
         tokens, seconds = (sum(each) for each in zip(*self._steps, strict=True))
         left = (total - state.step) * seconds / len(self._steps)
         bar = "#" * (BAR * done // per_epoch)
-        self.stream.write(
-            f"\repoch {epoch}/{epochs} [{bar:<{BAR}}] {done}/{per_epoch}  loss {state.loss / done:.4f}  "
-            f"accuracy {state.right / state.count:.4f}  {tokens / seconds:,.0f} tokens/s  {clock(left)} left \x1b[K"
+        self._line.show(
+            f"epoch {epoch}/{epochs} [{bar:<{BAR}}] {done}/{per_epoch}  {clock(left)} left  "
+            f"loss {state.loss / done:.4f}  accuracy {state.right / state.count:.4f}  {tokens / seconds:,.0f} tokens/s"
         )
-        self.stream.flush()
 
     def epoch(self, row: dict[str, float]) -> None:
         """Writes a line for a finished epoch."""
         numbers = "  ".join(f"{name} {value:.4f}" for name, value in row.items() if name not in ("epoch", "seconds"))
-        start = "\r" if self.stream.isatty() else ""
-        end = "\x1b[K" if self.stream.isatty() else ""
-        self.stream.write(f"{start}epoch {row['epoch']:.0f}  {numbers}  {clock(row['seconds'])}{end}\n")
-        self.stream.flush()
+        self._line.clear()
+        self._line.stream.write(f"epoch {row['epoch']:.0f}  {numbers}  {clock(row['seconds'])}\n")
+        self._line.stream.flush()

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import Any
@@ -104,6 +104,15 @@ class Checkpoints:
         if self.folder is not None:
             path = place_in_folder(self.folder / name)
             save_arrays(path, self.weights.flat, {"format": FORMAT, "step": str(step)})
+
+    def remove(self) -> None:
+        """Removes the checkpoints, and the folder if nothing else is in it."""
+        if self.folder is not None:
+            for path in self.folder.glob("*.safetensors"):
+                if path.name in (LAST, BEST) or path.match(STEP.format("*")):
+                    path.unlink()
+            with suppress(OSError):
+                self.folder.rmdir()
 
     def take_mean(self, names: Sequence[str]) -> None:
         """Sets the weights to the mean of those kept under these names."""

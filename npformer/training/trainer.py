@@ -281,6 +281,10 @@ class Trainer(Generic[E]):
         self._checkpoints.take_mean([BEST])
         return best
 
+    def remove_checkpoints(self) -> None:
+        """Removes the checkpoints from the folder: the training can no longer be resumed."""
+        self._checkpoints.remove()
+
 
 def _rank(row: dict[str, float], score: str) -> tuple[float, float]:
     """Ranks a row by score, then by epoch; NaN and a row without the score come last."""
