@@ -20,9 +20,11 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
+from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from npformer import golden
 from npformer.checkpoint.archive import load_arrays
@@ -41,27 +43,73 @@ from npformer.golden.suite import MANIFEST
 from npformer.model import Model, Seq2Seq
 from npformer.progress import status
 
-EPILOG = """compare ends with exit code 3 if a stage or a weight diverges, with 1 for bad
+COMPARED = """compare ends with exit code 3 if a stage or a weight diverges, with 1 for bad
 input. With the model it also finds the causes: --model, or the model beside
 the file, or the one that it names if it is on this machine. Weights are
-compared first, then each stage is computed again from the port's own inputs.
-run ends with 0 if every case passes, else with 3; with 1 if nothing can be run.
+compared first, then each stage is computed again from the port's own inputs."""
+RUN = "run ends with 0 if every case passes, else with 3; with 1 if nothing can be run."
+
+
+class Action(NamedTuple):
+    """An action's own help: what it takes, what it does, and what follows its options."""
+
+    takes: str
+    what: str
+    description: str
+    examples: str
+    notes: str = ""
+
+    @property
+    def epilog(self) -> str:
+        return "\n\n".join(filter(None, [self.notes, f"examples:\n{self.examples}"]))
+
+
+ACTIONS = {
+    "record": Action(
+        "TEXT",
+        "texts to record",
+        "Write every stage of the texts, its float64 truth, and how far a correct port\nmay be off.",
+        """\
+  npformer golden record "I love ice cream" "no" -o golden.safetensors
+  npformer golden record --tiny distilbert -o tiny""",
+    ),
+    "compare": Action(
+        "FILE",
+        "the golden file; then the port's arrays, .safetensors or .npz, or a folder of its weights, unless --torch",
+        "Compare a port's stages and weights with a golden file, and find the first that\ndiverges.",
+        "  npformer golden compare golden.safetensors mine.npz --names names.json",
+        COMPARED,
+    ),
+    "suite": Action(
+        "DIR",
+        "the folder to make",
+        "Write tiny models and golden files of every family, head and option, 20 MB.",
+        "  npformer golden suite suite",
+    ),
+    "run": Action(
+        "DIR -- COMMAND",
+        "the suite's folder; then the program and its arguments",
+        """Run a port's program on each case of a suite, as COMMAND ... MODEL IDS OUTPUT:
+a model's folder, a file of token ids, and the .safetensors file to write.""",
+        '  npformer golden run suite --case "distilbert-*" --junit all.xml -- ./port',
+        RUN,
+    ),
+}
+EPILOG = f"""npformer golden ACTION --help shows the options of one action.
+
+{COMPARED}
+{RUN}
 
 examples:
-  npformer golden record "I love ice cream" "no" -o golden.safetensors
-  npformer golden record --tiny distilbert -o tiny
-  npformer golden compare golden.safetensors mine.npz --names names.json
-  npformer golden suite suite
-  npformer golden run suite --case "distilbert-*" --junit all.xml -- ./port"""
+{chr(10).join(each.examples for each in ACTIONS.values())}"""
 
 RECORDED = "distilbert-sst2"  # the default model of `record`
 
-ACTIONS = ("record", "compare", "suite", "run")
 #: Option -> the actions that take it.
 TAKEN_BY = {
     **dict.fromkeys(("output", "tiny", "seed", "stages"), ("record",)),
     **dict.fromkeys(("torch", "names"), ("compare",)),
-    **dict.fromkeys(("model", "revision", "offline", "threads"), ("record", "compare")),
+    **dict.fromkeys(("model", "revision", "offline", "threads", "allow"), ("record", "compare")),
     **dict.fromkeys(("dtype", "format"), ("compare", "run")),
     "case": ("suite", "run"),
     **dict.fromkeys(("timeout", "junit"), ("run",)),
@@ -89,25 +137,38 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     record.add_argument("--tiny", metavar="FAMILY", help="make a tiny random model in -o, such as distilbert")
     record.add_argument("--seed", type=int, metavar="N", help="seed of the tiny model (0)")
     compare = parser.add_argument_group("compare")
-    compare.add_argument(
-        "--torch", metavar="MODEL", help="run this model with transformers, in place of a file of arrays"
-    )
+    compare.add_argument("--torch", metavar="MODEL", help="run this model with transformers instead of reading a file")
     compare.add_argument(
         "--dtype", choices=golden.DTYPES, help="the precision of the port, found by itself where its stages show it"
     )
     compare.add_argument("--names", metavar="JSON", help='a file of {"their name": "our stage", ...}')
     compare.add_argument("--format", choices=FORMATS, help="what to print: text, json, or lines for GitHub's checks")
+    suite = parser.add_argument_group("suite and run")
+    suite.add_argument("--case", action="append", metavar="GLOB", help="only these cases, such as 'bert-*'")
     run = parser.add_argument_group("run (and --dtype, --format)")
-    run.add_argument(
-        "--case", action="append", metavar="GLOB", help="only these cases, such as 'bert-*'; also of suite"
-    )
-    run.add_argument("--timeout", type=float, metavar="SECONDS", help=f"that the program has for a case ({TIMEOUT:g})")
+    run.add_argument("--timeout", type=float, metavar="SECONDS", help=f"time of the program for a case ({TIMEOUT:g})")
     run.add_argument("--junit", metavar="FILE", help="write the verdicts as JUnit XML, too")
+
+
+def narrow(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> None:
+    """Leaves only the options of one action in the help, if the arguments begin with an action."""
+    action = arguments[0] if arguments else ""
+    if action not in ACTIONS:
+        return
+    own = ACTIONS[action]
+    parser.prog, parser.description, parser.epilog = f"npformer golden {action}", own.description, own.epilog
+    for each in parser._actions:
+        if each.dest == "given":
+            each.metavar, each.help = own.takes, own.what
+        elif each.dest == "action" or action not in TAKEN_BY.get(each.dest, ACTIONS):
+            each.help = argparse.SUPPRESS
+    for group in parser._action_groups[2:]:
+        group.title = None  # the actions that take its options
 
 
 def run(args: argparse.Namespace) -> int:
     for option, actions in TAKEN_BY.items():
-        if getattr(args, option) not in (None, False) and args.action not in actions:
+        if getattr(args, option) not in (None, False, []) and args.action not in actions:
             raise NpformerError(f"--{option} goes with {' and '.join(f'golden {each}' for each in actions)}")
     return {"record": _record, "compare": _compare, "suite": _suite, "run": _run}[args.action](args)
 
@@ -174,7 +235,7 @@ def _compare(args: argparse.Namespace) -> int:
 def _suite(args: argparse.Namespace) -> int:
     if len(args.given) != 1:
         raise NpformerError("golden suite: expected one folder, which is made")
-    path = golden.suite(args.given[0], args.case)
+    path = golden.suite(args.given[0], args.case, progress=sys.stderr.isatty())
     size = sum(each.stat().st_size for each in path.rglob("*"))
     print(f"{path}: {len(golden.read_suite(path))} cases, {size / 1e6:.1f} MB; {MANIFEST} says what each one tests")
     return 0

@@ -1,8 +1,9 @@
 """The command `npformer`: finds a subcommand in `COMMANDS`, parses its arguments and runs it, without tracebacks.
 
 A subcommand that runs a task on texts has an entry in `task_commands.py` too. Any other is a module in this folder with
-EPILOG, `add_arguments(parser)` and `run(args)`, which returns an exit code or None for 0. Modules are imported only
-when they are needed, so that `npformer --help` answers at once.
+EPILOG, `add_arguments(parser)` and `run(args)`, which returns an exit code or None for 0; `narrow(parser, arguments)`
+may adapt the help to the arguments. Modules are imported only when they are needed, so that `npformer --help` answers
+at once.
 """
 
 from __future__ import annotations
@@ -112,12 +113,13 @@ def _run(given: list[str]) -> int:
 
 
 class Command(NamedTuple):
-    """A subcommand: its texts for the parser, its arguments, and the function to run."""
+    """A subcommand: its texts for the parser, its arguments, and the function to run; `narrow` adapts the help."""
 
     description: str | None
     epilog: str
     add_arguments: Callable[[ArgumentParser], None]
     run: Callable[[Namespace], int | None]
+    narrow: Callable[[ArgumentParser, Sequence[str]], None] = lambda parser, arguments: None
 
 
 def find(name: str) -> Command:
@@ -128,7 +130,8 @@ def find(name: str) -> Command:
         task = TASK_COMMANDS[name]
         return Command(task.description, task.epilog, task.add_arguments, task.run)
     module = import_module(f"npformer.cli.{name.replace('-', '_')}")
-    return Command(module.__doc__, module.EPILOG, module.add_arguments, module.run)
+    narrow = filter(None, [getattr(module, "narrow", None)])
+    return Command(module.__doc__, module.EPILOG, module.add_arguments, module.run, *narrow)
 
 
 def _subcommand(name: str, arguments: list[str]) -> int:
@@ -143,6 +146,7 @@ def _subcommand(name: str, arguments: list[str]) -> int:
         allow_abbrev=False,
     )
     command.add_arguments(parser)
+    command.narrow(parser, arguments)
     parser._print_message = lambda message, file=None: to_stderr(message.rstrip("\n"))  # type: ignore[method-assign]
     # argparse's own print_help ignores errors, such as a full disk
     parser.print_help = lambda file=None: print(parser.format_help(), end="", file=file)  # type: ignore[method-assign]

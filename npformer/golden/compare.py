@@ -69,7 +69,7 @@ class Comparison:
         if self.theirs.unused:
             lines.append(_listed("not used", self.theirs.unused))
         if self.missing:
-            lines.append(_listed("not compared, as they are not there", self.missing))
+            lines.append(_listed("not compared, because the port has no such stage", self.missing))
         if self.dtype != "float32":
             lines.append(f"held to the budgets of {self.dtype}, {RATIOS[self.dtype]:g} times those of float32")
         if self.evaluated is not None:
@@ -77,6 +77,9 @@ class Comparison:
             lines.append(f"your model is in training mode, with its dropout on; after eval() {rest}")
         if not self.rows:
             lines.append("no stage was compared")
+        elif self.first is None and self.missing:
+            compared = f"{len(self.rows)} of {len(self.rows) + len(self.missing)} stages"
+            lines.append(f"pass ({compared}): each that was compared is within its budget")
         elif self.first is None:
             lines.append(f"no stage diverges: all {len(self.rows)} are within their budgets")
         else:

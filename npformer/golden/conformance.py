@@ -16,7 +16,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +42,13 @@ FAULTS = {
     "timeout": "it was stopped after the time it has",
     "no output": "it ended with exit code 0, but wrote no file",
     "unreadable": "the file it wrote is no safetensors file, or holds nothing of this case",
+}
+
+#: Dtype of a case's stored weights -> what a port that fails without a known cause may have read wrongly.
+HINTS = {
+    "float16": "the weights of this case are stored in float16: read two bytes a number and convert them to float32",
+    "bfloat16": "the weights of this case are stored in bfloat16, which NumPy does not have: "
+    "(np.frombuffer(data, '<u2').astype('<u4') << 16).view('<f4') reads them",
 }
 
 
@@ -100,7 +107,15 @@ def run_suite(
     ('crash', 'exit code 1; nothing printed')
     """
     entries = read_suite(path, cases)
-    return (_verdict(Path(path).resolve() / entry["name"], command, timeout, dtype, entry) for entry in entries)
+    return (
+        _hinted(_verdict(Path(path).resolve() / each["name"], command, timeout, dtype, each), each) for each in entries
+    )
+
+
+def _hinted(verdict: Verdict, entry: dict[str, Any]) -> Verdict:
+    """Adds the dtype of the stored weights to a fault without a known cause."""
+    hint = HINTS.get(str(entry.get("dtype")))
+    return replace(verdict, why=f"{verdict.why}; {hint}") if hint and not (verdict.ok or verdict.causes) else verdict
 
 
 def _verdict(folder: Path, command: Sequence[str], timeout: float, dtype: str | None, entry: dict[str, Any]) -> Verdict:

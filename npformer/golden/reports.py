@@ -74,6 +74,8 @@ def annotation(level: str, title: str, message: str) -> str:
 def row(verdict: Verdict, width: int, columns: int = 80) -> str:
     """Returns a verdict as a line of a table, and its reason below it where it does not fit; width: of the names."""
     reason = _printable(verdict.why)
+    if verdict.ok:
+        return f"{verdict.case:<{width}}  {verdict.kind} ({reason})"
     line = f"{verdict.case:<{width}}  {verdict.kind:<10}"
     if len(line) + 2 + len(reason) <= columns:
         return f"{line}  {reason}"

@@ -26,6 +26,7 @@ from npformer.families import FAMILIES, EncoderTable, distinct_encoders, encoder
 from npformer.files import new_folder, read_json
 from npformer.golden.format import Golden
 from npformer.golden.tiny import write_case
+from npformer.progress import with_bar
 
 MANIFEST, INPUTS = "suite.json", "inputs.safetensors"
 FORMAT, VERSION = "npformer-suite", "1"
@@ -44,7 +45,7 @@ class Case(NamedTuple):
     dtype: str = "float32"  # of the stored weights
 
 
-def suite(path: str | Path, patterns: list[str] | None = None) -> Path:
+def suite(path: str | Path, patterns: list[str] | None = None, progress: bool = False) -> Path:
     """Writes the conformance suite, a new folder with a folder for each case.
 
     Parameters
@@ -52,6 +53,8 @@ def suite(path: str | Path, patterns: list[str] | None = None) -> Path:
     path : folder to make
     patterns : list of str, optional
         Names of cases, or patterns with `*`; all cases unless given.
+    progress : bool
+        Show a progress bar on stderr.
 
     Returns
     -------
@@ -71,7 +74,9 @@ def suite(path: str | Path, patterns: list[str] | None = None) -> Path:
     known = {case.name: case for case in cases()}
     wanted = _wanted(list(known), patterns)
     with new_folder(Path(path)) as folder:
-        entries = [_write(folder / name, known[name]) for name in wanted]
+        entries = [
+            _write(folder / name, known[name]) for name in with_bar(wanted, len(wanted), "cases", shown=progress)
+        ]
         manifest = {"format": FORMAT, "version": VERSION, "cases": entries}
         (folder / MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
     return Path(path)

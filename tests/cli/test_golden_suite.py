@@ -32,7 +32,7 @@ def suite(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_exit_code_says_whether_all_cases_pass(suite: Path) -> None:
     code, out, _ = run("golden", "run", suite, "--case", "marian-*", "--case", CASE, "--", *RIGHT)
     assert code == 0
-    assert out.splitlines()[0] == "distilbert-relu          pass        all 26 stages"
+    assert out.splitlines()[0] == "distilbert-relu          pass (all 26 stages)"
     assert out.splitlines()[-1] == "5 of 5 cases pass"
     wrong = "case $1 in */marian-relu) exit 5;; esac; cp $1/golden.safetensors $3"
     code, out, _ = run("golden", "run", suite, "--case", "marian-*", "--", "sh", "-c", wrong, "port")
@@ -157,3 +157,27 @@ def test_compare_as_a_line_for_github(
     assert (code, out) == (3, "::error title=wrong weights::layers.0.ffn.hidden.bias: all zeros (missing bias)\n")
     code, out = compare(suite, suite / CASE / "golden.safetensors", "github", capsys)
     assert (code, out) == (0, "::notice title=npformer golden compare::no stage diverges; 26 were compared\n")
+
+
+@pytest.mark.parametrize(
+    ("action", "own", "others"),
+    [
+        ("record", ["--tiny", "--model", "--allow"], ["--case", "--torch", "--format"]),
+        ("compare", ["--torch", "--dtype", "--names", "--threads"], ["--case", "--tiny", "--junit"]),
+        ("suite", ["--case"], ["--tiny", "--model", "--dtype", "--timeout", "--allow"]),
+        ("run", ["--case", "--junit", "--dtype"], ["--tiny", "--torch", "--model"]),
+    ],
+)
+def test_the_help_of_an_action_shows_its_own_options(
+    action: str, own: list[str], others: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["golden", action, "--help"]) == 0
+    shown = capsys.readouterr().out
+    assert shown.startswith(f"usage: npformer golden {action} [-h]")
+    assert [each for each in own if each not in shown] == []
+    assert [each for each in others if each in shown] == []
+    assert f"  npformer golden {action} " in shown
+    assert max(map(len, shown.splitlines())) <= 80
+    assert main(["golden", "--help"]) == 0
+    whole = capsys.readouterr().out
+    assert [each for each in (*own, *others) if each not in whole] == []

@@ -221,7 +221,7 @@ def test_stages_that_are_missing_are_said_and_no_failure(recorded: golden.Golden
     comparison = golden.compare(recorded, {"logits": np.stack(recorded.stages["logits"])})
     assert comparison.ok
     assert len(comparison.missing) == len(recorded.stages) - 1
-    assert "not compared, as they are not there: embeddings.token" in str(comparison)
+    assert "not compared, because the port has no such stage: embeddings.token" in str(comparison)
     with pytest.raises(NpformerError, match="none of the"):
         golden.compare(recorded, {"3/nothing": np.zeros(1)})
     partly = {key: array for key, array in ours(recorded).items() if key != "1/logits"}

@@ -14,10 +14,11 @@ import numpy as np
 import pytest
 
 from npformer import golden
+from npformer.checkpoint import load_folder
 from npformer.checkpoint.archive import load_arrays, save_arrays
 from npformer.errors import NpformerError
 from npformer.golden import reports
-from npformer.golden.conformance import FAULTS
+from npformer.golden.conformance import FAULTS, HINTS
 
 pytestmark = pytest.mark.numbers
 
@@ -228,7 +229,7 @@ def test_the_table_is_80_columns_wide(verdicts: list[golden.Verdict], suite: Pat
     width = max(len(entry["name"]) for entry in golden.read_suite(suite))
     lines = [line for verdict in verdicts for line in reports.row(verdict, width).splitlines()]
     assert max(map(len, lines)) <= 80
-    assert lines[0] == f"{CASE:<{width}}  pass        all 45 stages"
+    assert lines[0] == f"{CASE:<{width}}  pass (all 45 stages)"
     assert lines[2] == "    layers.0.attention.scores: unscaled scores"
     told = reports.summary(verdicts)
     assert told.splitlines()[1] == "1 of 3 cases pass; diverges 1, crash 1"
@@ -257,3 +258,42 @@ def test_github_gets_a_line_for_each_fault_that_nothing_in_it_can_break(verdicts
     assert reports.verdicts_github(verdicts[:1]) == "::notice title=npformer golden run::1 of 1 case passes"
     odd = reports.annotation("error", "a: b, c\n", "50%\r\nd::e")
     assert odd == "::error title=a%3A b%2C c%0A::50%25%0D%0Ad::e"
+
+
+@pytest.mark.parametrize(
+    ("dtype", "hint"),
+    [("float16", "stored in float16: read two bytes"), ("bfloat16", "<< 16).view('<f4') reads them")],
+)
+def test_a_port_that_reads_stored_weights_wrongly_hears_of_their_dtype(dtype: str, hint: str, suite: Path) -> None:
+    case = f"bert-{dtype}"
+    crashed = judged(suite, shell("echo cannot read; exit 1"), case)
+    assert crashed.why == f"exit code 1: cannot read; {HINTS[dtype]}"
+    assert hint in crashed.why
+    diverging = judged(suite, shell("cp $1/../bert-lengths/golden.safetensors $3"), case)
+    assert hint in diverging.why
+    assert hint not in judged(suite, RIGHT, case).why
+    assert "stored in" not in judged(suite, shell("exit 1")).why
+
+
+def test_the_hint_for_numpy_reads_bfloat16(suite: Path) -> None:
+    folder = suite / "bert-bfloat16"
+    path = folder / "model.safetensors"
+    size = int.from_bytes(path.read_bytes()[:8], "little")
+    header = json.loads(path.read_bytes()[8 : 8 + size])
+    entry = next(v for k, v in header.items() if k.endswith("word_embeddings.weight"))
+    begin, end = entry["data_offsets"]
+    data = path.read_bytes()[8 + size + begin : 8 + size + end]
+    expression = HINTS["bfloat16"].partition(": ")[2].removesuffix(" reads them")
+    numbers = eval(expression, {"np": np, "data": data}).reshape(entry["shape"])
+    np.testing.assert_array_equal(numbers, load_folder(folder)[1]["embeddings"]["token"]["weight"])
+
+
+def test_a_partial_export_says_how_many_stages_pass(suite: Path) -> None:
+    reference = golden.load(suite / CASE / "golden.safetensors")
+    few = {name: reference.stages[name] for name in list(reference.stages)[:4]}
+    arrays = {f"{i}/{name}": array for name, arrays in few.items() for i, array in enumerate(arrays)}
+    comparison = golden.compare(reference, arrays)
+    assert comparison.ok
+    assert f"{comparison}".splitlines()[-1] == "pass (4 of 45 stages): each that was compared is within its budget"
+    partial = golden.Verdict(CASE, "", "pass", "4 of 45 stages")
+    assert reports.row(partial, 10) == f"{CASE}  pass (4 of 45 stages)"
