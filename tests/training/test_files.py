@@ -18,9 +18,8 @@ from npformer.errors import NpformerError
 from npformer.families.torch_nn import TORCH_MODULES
 from npformer.interpret.plane import project
 from npformer.model import Model
-from npformer.training import LabelledText, initialise, label_ids, label_names, read_labelled, start
+from npformer.training import LabelledText, initialise, label_ids, label_names, read_labelled
 from npformer.training.metrics import scores
-from npformer.training.state import Checkpoints
 from npformer.training.translator import learn_tokenizer
 from tests.support import tiny
 
@@ -146,79 +145,6 @@ def test_finetune_and_evaluate(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert "a model is there already; give another folder\n" in capsys.readouterr().err
 
 
-def finetuning(folder: Path, output: str, *more: str) -> list[str]:
-    """A command that trains a tiny model in two epochs of six steps."""
-    if not (folder / "model").exists():
-        tiny.folder(folder / "model", head="base")
-        rows = ["warm\tit was so hot", "cold\tit was an ice cream"] * 24
-        (folder / "train.tsv").write_text("\n".join(["label\ttext", *rows]) + "\n", encoding="utf-8")
-    files = ["--train", str(folder / "train.tsv"), "--dev", str(folder / "train.tsv"), "-o", str(folder / output)]
-    command = ["finetune", "-m", str(folder / "model"), *files, "--epochs", "2", "--batch-size", "8"]
-    return [*command, "--learning-rate", "3e-3", *more]
-
-
-def test_finetune_says_what_it_wrote_and_leaves_the_model_alone(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert cli.main(finetuning(tmp_path, "out")) == 0
-    files = {each.name: each.stat().st_size for each in (tmp_path / "out").iterdir()}
-    said = capsys.readouterr().out.splitlines()
-    assert said[-2] == f"wrote {', '.join(sorted(files))} ({sum(files.values()) / 1e6:.1f} MB)"
-    assert "npformer.safetensors" in files
-    assert "training" not in files
-    line = said[-1].removeprefix("for transformers: npformer ").replace("NEW_FOLDER", str(tmp_path / "theirs"))
-    assert cli.main(line.split()) == 0
-    assert (tmp_path / "theirs" / "model.safetensors").exists()
-
-
-def test_the_state_of_a_training_is_kept_on_demand(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(finetuning(tmp_path, "out", "--keep-state")) == 0
-    assert (tmp_path / "out" / "training" / "last.safetensors").exists()
-    capsys.readouterr()
-    assert cli.main(finetuning(tmp_path, "out")) == 1
-    assert f"nothing needs {tmp_path / 'out' / 'training'} any more" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("moment", ["a step", "the model's file", "config.json"])
-def test_a_finetuning_that_was_killed_ends_with_the_same_bytes(
-    moment: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """In the training, and while the result is written: the state is removed only after that."""
-    assert cli.main(finetuning(tmp_path, "whole")) == 0
-    calls = {"a step": 2, "the model's file": 1, "config.json": 1}[moment]
-
-    def killed(*given: object, **more: object) -> object:
-        nonlocal calls
-        calls -= 1
-        if calls == 0:
-            raise KeyboardInterrupt
-        return real(*given, **more)
-
-    where, name = {
-        "a step": (Checkpoints, "save"),
-        "the model's file": (start, "save_arrays"),
-        "config.json": (start, "write_config"),
-    }[moment]
-    real = getattr(where, name)
-    with monkeypatch.context() as patch:
-        patch.setattr(where, name, killed)
-        assert cli.main(finetuning(tmp_path, "out")) == 130
-    assert not (tmp_path / "out" / "config.json").exists()
-    assert (tmp_path / "out" / "training" / "last.safetensors").exists()
-    assert cli.main(finetuning(tmp_path, "out")) == 0
-    files = {each.name: each.read_bytes() for each in (tmp_path / "whole").iterdir()}
-    assert {each.name: each.read_bytes() for each in (tmp_path / "out").iterdir()} == files
-
-
-def test_finetune_names_a_bad_row_and_writes_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    tiny.folder(tmp_path / "model")
-    (tmp_path / "train.tsv").write_text("label\ttext\n1\ta\n0\n", encoding="utf-8")
-    command = ["finetune", "-m", str(tmp_path / "model"), "--train", str(tmp_path / "train.tsv")]
-    assert cli.main([*command, "--dev", str(tmp_path / "train.tsv"), "-o", str(tmp_path / "out")]) == 1
-    assert "train.tsv:3: expected 2 columns" in capsys.readouterr().err
-    assert not (tmp_path / "out").exists()
-
-
 def test_finetune_that_makes_no_sense(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], translator_folder: Path
 ) -> None:
@@ -311,14 +237,6 @@ def test_train_translation_learns_a_language(translator_folder: Path, capsys: py
     assert kept == [f"step-{epoch * -(-len(lines) // 8)}.safetensors" for epoch in (39, 40)]
     assert train_translation(translator_folder, sentences(translator_folder)) == 1
     assert "a model is there already" in capsys.readouterr().err
-
-
-def test_train_translation_leaves_the_model_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    names = sentences(tmp_path)
-    sizes = ["--vocabulary", "300", "--width", "32", "--heads", "2", "--ffn", "64", "--layers", "1", "--epochs", "1"]
-    assert cli.main(["train-translation", "--train", *names, "--dev", *names, "-o", str(tmp_path / "out"), *sizes]) == 0
-    assert not (tmp_path / "out" / "training").exists()
-    assert "for transformers: npformer convert" in capsys.readouterr().out
 
 
 @needs_sacrebleu
