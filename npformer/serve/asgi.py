@@ -314,5 +314,6 @@ def make(served: dict[str, Served], limits: ServiceLimits, api_key: str | None, 
             Refusal: _refused, QueueFull: _queue_full, TimeoutError: too_late, Gone: _gone, HTTPException: _not_a_route,
         },
     )  # fmt: skip
+    made.router.redirect_slashes = False  # it would send a client to the host that its request names
     made.state.npformer = state
     return made

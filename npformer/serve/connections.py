@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from typing import Any
 
 from uvicorn.protocols.http.h11_impl import H11Protocol
@@ -10,6 +11,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 HEAD = 10.0  # seconds for a request's head, from the connection or, on one that is kept, from the head's first byte
 STALLED = 30.0  # seconds in which a client reads at least LEAST bytes of an answer that waits for it
 LEAST = 30 * 1000
+AT_ONCE = 16 * 1024  # bytes taken before others get their turn: in chunks of one byte they take a tenth of a second
 KEEP_ALIVE = 75  # seconds without a request; more than the 60 of most load balancers, so that they close first
 
 
@@ -18,6 +20,8 @@ class Connection(H11Protocol):  # type: ignore[misc, unused-ignore]
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
+        with suppress(AttributeError):  # of uvloop's transports, which have no such setting
+            transport.max_size = AT_ONCE
         self.reading: asyncio.TimerHandle | None = self.loop.call_later(HEAD, self._close_unless_answering)
         self.writing: asyncio.TimerHandle | None = None
 

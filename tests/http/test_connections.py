@@ -7,6 +7,7 @@ import socket
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from pathlib import Path
 
@@ -155,6 +156,20 @@ def test_a_request_in_drops_and_one_behind_it_are_answered(hasty):
         time.sleep(1)  # longer than a head is waited for, but nothing has begun
         held.sendall(content + content.replace(b"x\r\n", b"x\r\nconnection: close\r\n"))
         assert rest(held).count(b"HTTP/1.1 200 OK") == 2
+
+
+def test_others_get_their_turn_between_chunks_of_one_byte(hasty):
+    """Each takes longer to read than a kilobyte in one piece does."""
+    body = b"1\r\n \r\n" * 250_000 + b'e\r\n{"inputs":"a"}\r\n0\r\n\r\n'
+    with closing(connect(hasty)) as chunks, ThreadPoolExecutor(1) as pool:
+        head = b"POST /embed HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n"
+        answer = pool.submit(lambda: chunks.sendall(head + body) or chunks.recv(12))
+        count = 0
+        while not answer.done():
+            assert hasty.get("/health")[0] == 200
+            count += 1
+        assert answer.result() == b"HTTP/1.1 200"
+    assert count > 12
 
 
 def test_more_connections_than_the_usual_limit_of_open_files(folders):

@@ -265,6 +265,7 @@ def test_other_paths_and_methods(server):
         404,
         {"error": "no such route; /docs lists them", "error_type": "Validation"},
     )
+    assert server.post("/embed/", {"inputs": "a"})[0] == 404
     for path, allowed in (("/embed", {"POST"}), ("/generate", {"POST"})):
         status, _, headers = server.get(path)
         assert (status, set(headers["allow"].split(", "))) == (405, allowed)
