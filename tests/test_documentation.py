@@ -24,7 +24,10 @@ from npformer.cli.main import COMMANDS, find
 from tests.support import hub_server, seq2seq_models, tiny, writers
 
 ROOT = Path(__file__).parent.parent
-PAGES = ("README.md", "examples/README.md", "npformer/golden/FORMAT.md", "tests/benchmarks/README.md")
+PAGES = (
+    *("README.md", "examples/README.md", "examples/coming_from.md"),
+    *("npformer/golden/FORMAT.md", "tests/benchmarks/README.md"),
+)
 HOME = "https://github.com/npformer/npformer/blob/main/"
 PICTURES = "https://raw.githubusercontent.com/npformer/npformer/main/"
 LEFT_OUT = ("weights/en-de-multi30k/", "weights/gpt2-austen/")  # of the source distribution

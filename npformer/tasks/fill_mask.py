@@ -43,7 +43,7 @@ class FillMask(Task):
     """Returns the likeliest words of each text: dicts with "score", "token", "token_str" and "sequence", best first.
 
     A text with several masks gives one list for each mask; each mask is filled while the others stay. A list of one
-    text gives a list of one answer.
+    text gives a list of one answer, where transformers.pipeline returns the answer itself.
 
     Parameters
     ----------

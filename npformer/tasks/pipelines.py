@@ -189,18 +189,18 @@ def _task_of(head: str) -> str:
 def _inferred(folder: Path, limits: Limits) -> str:
     """Infers the task from a model's folder: the one of its sentence-transformers class, else that of its head."""
     from npformer.checkpoint.modules import MODULES, home
+    from npformer.tasks.sentence_folder import is_cross_encoder, is_sparse, was_cross_encoder
 
-    is_reranker = False
-    if (outer := home(folder) / MODULES).exists():
-        from npformer.tasks.sentence_folder import is_cross_encoder, is_sparse
-
-        is_reranker = is_cross_encoder(outer.parent)
-        if not is_reranker:
-            return "sparse-embedding" if is_sparse(outer.parent) else "sentence-embedding"
+    outer = home(folder)
+    if (outer / MODULES).exists() and not is_cross_encoder(outer):
+        return "sparse-embedding" if is_sparse(outer) else "sentence-embedding"
     if not _names_head(folder, limits):
         raise NpformerError(f"{folder / CONFIG}: no architectures to infer the task from; give the task too")
-    config = config_of(folder, read_json(folder / CONFIG, limits, "config"), limits=limits)
-    return "text-ranking" if is_reranker and "text-ranking" in tasks_of(config) else _task_of(config.head)
+    described = read_json(folder / CONFIG, limits, "config")
+    config = config_of(folder, described, limits=limits)
+    if (is_cross_encoder(outer) or was_cross_encoder(described)) and "text-ranking" in tasks_of(config):
+        return "text-ranking"
+    return _task_of(config.head)
 
 
 def _names_head(folder: Path, limits: Limits) -> bool:

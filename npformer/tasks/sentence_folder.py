@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,8 @@ FLAGS = {
 }
 
 DESCRIPTION = "config_sentence_transformers.json"
+#: Fields of config.json for the activation of a `CrossEncoder`: before version 4 of sentence-transformers, and from 4.
+OLDER, NEWER = "sbert_ce_default_activation_function", "sentence_transformers"
 PROMPTS = {"query": "", "document": ""}  # names that every folder has
 #: The encoder's settings, under the names that versions before 2.0 gave the file too.
 SETTINGS = ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
@@ -146,6 +149,11 @@ def cross_encoder_recipe(folder: Path | None) -> tuple[Recipe, Any]:
 def is_cross_encoder(folder: Path) -> bool:
     """Whether version 6 of sentence-transformers saved a folder as a `CrossEncoder`."""
     return (folder / MODULES).exists() and _optional(folder / DESCRIPTION).get("model_type") == "CrossEncoder"
+
+
+def was_cross_encoder(described: Mapping[str, Any]) -> bool:
+    """Whether a config.json has the field of a `CrossEncoder` that an earlier version saved."""
+    return OLDER in described or NEWER in described
 
 
 def is_sparse(folder: Path) -> bool:

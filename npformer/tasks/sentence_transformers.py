@@ -85,6 +85,11 @@ class Encoding(PromptedTask):
         self.encoder = Encoder(self.model, whole("max_seq_length", tokens, 3, longest))
 
     @property
+    def prompts(self) -> dict[str, str]:
+        """The folder's prompts by name."""
+        return self.recipe.prompts
+
+    @property
     def similarity_fn_name(self) -> str:
         """The function that `similarity` computes with: "cosine", "dot", "euclidean" or "manhattan"."""
         return self.recipe.similarity or self.default_similarity

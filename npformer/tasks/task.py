@@ -78,6 +78,11 @@ class Task:
         self.window = WINDOW
         self.options = self.settle(self.options_type(), options)
 
+    @property
+    def tokenizer(self) -> Any:
+        """The model's tokenizer."""
+        return self.model.tokenizer
+
     def __repr__(self) -> str:
         return f"<npformer.{self.name} {self.model!r}>"
 

@@ -32,6 +32,8 @@ class ClassificationOptions(Options):
 class TextClassification(Task):
     """Returns a dict with "label" and "score" for each text; with top_k a list of such dicts, best first.
 
+    transformers.pipeline returns the dict of a single text in a list: here `answer[0]` is the dict itself.
+
     The logits of a text read in windows are the mean over the windows, weighted by their numbers of tokens. Of a pair,
     the longer text is read in windows, each together with the whole other text.
 

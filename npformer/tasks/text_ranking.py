@@ -14,13 +14,12 @@ from npformer.errors import NpformerError
 from npformer.files import read_json
 from npformer.model import Model
 from npformer.tasks.prompted import PromptOptions
-from npformer.tasks.sentence_folder import DESCRIPTION, cross_encoder_recipe
+from npformer.tasks.sentence_folder import DESCRIPTION, NEWER, OLDER, cross_encoder_recipe
 from npformer.tasks.sentence_transformers import Ranking
 from npformer.tasks.task import Request, logits_of_texts, probabilities
 from npformer.text.inputs import Pair, as_text_or_pair
 
 FUNCTIONS = {"Sigmoid": "sigmoid", "Identity": "none"}  # torch's module -> function_to_apply
-OLDER = "sbert_ce_default_activation_function"  # in config.json, before version 4 of sentence-transformers
 
 
 @dataclass(frozen=True)
@@ -115,9 +114,9 @@ def stored_function(model: Model, activation: Any) -> str:
         path = model.folder / CONFIG
         older = read_json(path, model.limits, "config")
         where, activation = OLDER, older.get(OLDER)
-        newer = older.get("sentence_transformers")
+        newer = older.get(NEWER)
         if isinstance(newer, dict) and "activation_fn" in newer:
-            where, activation = "sentence_transformers.activation_fn", newer["activation_fn"]
+            where, activation = f"{NEWER}.activation_fn", newer["activation_fn"]
     return "sigmoid" if activation is None else _function(f"{path}: {where}", activation)
 
 

@@ -55,7 +55,6 @@ class Translation(Writing):
         if not isinstance(model, Seq2Seq):
             raise NpformerError(f"{self.name} takes an encoder-decoder, this one is a {model.config.head} model")
         self.model = model
-        self.tokenizer = model.tokenizer
         self.sources = SourceEncoder(model)
         self.window = WINDOW
         self.options = self.settle(TranslationOptions(), options)

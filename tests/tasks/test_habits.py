@@ -131,7 +131,7 @@ def test_torch_s_own_dtype():
 
 def test_a_name_of_one_answer_among_several_says_the_line_to_write():
     """Transformers gives the words of a list of one text outside a list; here a list gives a list."""
-    fill = pipeline("fill-mask", TASKS["fill-mask"])
+    fill, classify = (pipeline(name, TASKS[name]) for name in ("fill-mask", "text-classification"))
     [words] = fill(["I [MASK] ice"])
     assert words == fill("I [MASK] ice")
     assert words[1:2] == [words[1]]
@@ -140,7 +140,8 @@ def test_a_name_of_one_answer_among_several_says_the_line_to_write():
     ):
         words["token_str"]
     with pytest.raises(NpformerError, match="A list of texts gives a list of such lists, also for one text"):
-        pipeline("text-classification", TASKS["text-classification"])("ice", top_k=2)["label"]
+        classify("ice", top_k=2)["label"]
+    assert classify("ice")[0] == classify("ice")
 
 
 def test_an_unknown_argument_lists_the_task_s_own_options():

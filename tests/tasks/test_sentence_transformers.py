@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from npformer import NpformerError, Pair, pipeline
+from npformer.tasks.sentence_folder import NEWER, OLDER
 from tests.golden.make_sentence_transformers import CASES, FILE, as_lists, write_folder
 from tests.golden.make_tasks import same
 from tests.support import tiny
@@ -74,7 +75,7 @@ def test_keywords_of_encode_that_change_nothing(model, capsys):
     assert np.array_equal(pipeline(model=model.model.folder, **keywords)(TEXTS), plain)
     assert capsys.readouterr().err == ""
     assert np.array_equal(model.encode(TEXTS, show_progress_bar=True), plain)
-    assert "2/2" in capsys.readouterr().err
+    assert "2 texts" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -123,6 +124,11 @@ def test_the_length_of_a_text_may_be_set(model):
     for length in (2, 65, "4", None):
         with pytest.raises(NpformerError, match="max_seq_length: expected a whole number from 3 to 64"):
             model.max_seq_length = length
+
+
+def test_prompts_and_the_tokenizer_are_at_hand(model):
+    assert model.prompts == {"query": "the news: ", "document": "", "web": "at "}
+    assert model.tokenizer is model.model.tokenizer
 
 
 def test_the_dimension_of_vectors(model):
@@ -251,6 +257,13 @@ def test_an_activation_is_torch_s_sigmoid_or_identity(reranker):
 def test_a_cross_encoder_s_folder_names_its_task(tmp_path):
     """With one label it reranks, with several it classifies pairs, and the refusal to rerank says so."""
     assert pipeline(model=write_folder(tmp_path / "one", "CrossEncoder")).name == "text-ranking"
+    for field in (OLDER, NEWER):  # of earlier versions, in config.json
+        for labels, task in ((("SCORE",), "text-ranking"), (("yes", "no"), "text-classification")):
+            older = tiny.folder(tmp_path / f"{field} {task}", "bert", labels=labels)
+            assert pipeline(model=older).name == "text-classification"
+            config = json.loads((older / "config.json").read_text())
+            (older / "config.json").write_text(json.dumps({**config, field: None}))
+            assert pipeline(model=older).name == task
     several = write_folder(tmp_path / "three", "CrossEncoder", labels=("contradiction", "neutral", "entailment"))
     assert pipeline(model=several).name == "text-classification"
     with pytest.raises(
