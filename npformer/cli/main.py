@@ -9,6 +9,7 @@ at once.
 from __future__ import annotations
 
 import io
+import os
 import sys
 import warnings
 from collections.abc import Callable, Sequence
@@ -95,12 +96,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(given: list[str]) -> int:
-    """Runs the subcommand that the first argument names, or prints the version or the help."""
+    """Runs the subcommand that the first argument names, or prints the version, the help or a shell's script."""
+    if "_ARGCOMPLETE" in os.environ:  # Tab was pressed in a shell
+        from npformer.cli.completion import answer
+
+        answer(COMMANDS, find)
     if given and given[0] in ("-h", "--help"):
         print(_overview())
         return 0
     if given and given[0] == "--version":
         print(f"npformer {__version__}")
+        return 0
+    if given and given[0] == "--print-completion":
+        from npformer.cli.completion import script
+
+        print(script(given[1] if len(given) > 1 else ""))
         return 0
     if given and given[0] in COMMANDS:
         return _subcommand(given[0], given[1:])
@@ -169,7 +179,8 @@ def _overview() -> str:
             "",
             *lines,
             "",
-            "npformer COMMAND --help explains a command;\nnpformer --version prints the version.",
+            "npformer COMMAND --help explains a command;\nnpformer --version prints the version;\n"
+            "npformer --print-completion bash (or zsh, fish) sets up the Tab key.",
             "",
             "exit codes: 0 success; 1 bad input, or a text without an answer; 2 wrong usage;\n"
             "3 golden compare or golden run found a fault",

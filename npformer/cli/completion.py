@@ -1,0 +1,58 @@
+"""Completion of commands, options and models by the Tab key in bash, zsh and fish; needs the extra `completion`.
+
+`npformer --print-completion bash` prints a script for the shell. When Tab is pressed, the script starts `npformer` with
+the line in COMP_LINE, and `answer` writes what may follow.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from npformer.checks import one_of
+from npformer.errors import NpformerError
+
+SHELLS = ("bash", "zsh", "fish")
+MODELS = ("model", "models", "name", "source")  # arguments that take a bundled model
+
+
+def script(shell: str) -> str:
+    """Returns the script that sets completion up in a shell."""
+    one_of("--print-completion", shell, SHELLS)
+    try:
+        import argcomplete
+    except ImportError:
+        raise NpformerError('completion needs argcomplete: pip install "npformer[completion]"') from None
+    return argcomplete.shellcode(["npformer"], shell=shell)
+
+
+def answer(commands: Mapping[str, str], find: Callable[[str], Any]) -> None:
+    """Writes what may follow on the line that is being typed, and ends the process."""
+    import argcomplete
+
+    words = os.environ.get("COMP_LINE", "").split()[1:]
+    argcomplete.autocomplete(whole_parser(words, commands, find), always_complete_options=False)
+
+
+def whole_parser(words: list[str], commands: Mapping[str, str], find: Callable[[str], Any]) -> argparse.ArgumentParser:
+    """Returns a parser of every command, with the options of the one that the words begin with.
+
+    commands: the summary of each by its name; find: returns a command by its name.
+    """
+    from npformer.checkpoint.loading import bundled
+
+    parser = argparse.ArgumentParser(prog="npformer", allow_abbrev=False)
+    parser.add_argument("--version", action="store_true", help="print the version")
+    parser.add_argument("--print-completion", choices=SHELLS, help="print what sets completion up in a shell")
+    added = parser.add_subparsers()
+    parsers = {name: added.add_parser(name, help=summary, allow_abbrev=False) for name, summary in commands.items()}
+    if words and words[0] in commands:
+        command = find(words[0])
+        command.add_arguments(parsers[words[0]])
+        command.narrow(parsers[words[0]], words[1:])
+        for each in parsers[words[0]]._actions:
+            if each.dest in MODELS:
+                each.completer = lambda **_: sorted(bundled())  # type: ignore[attr-defined]
+    return parser
