@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import numpy as np
 
+from npformer import __version__
 from npformer.checkpoint import tree as layout
 from npformer.errors import NpformerError
 from npformer.golden.budget import budgets, in_float64, run
@@ -64,7 +64,7 @@ def record(model: Model | Seq2Seq, texts: Any, stages: str | Iterable[str] = "*"
         model=name or (model.folder.name if model.folder else model.config.model_type),
         config=model.config,
         weights_sha256=weights_sha256(model),
-        versions={"npformer": _version(), "numpy": np.__version__},
+        versions={"npformer": __version__, "numpy": np.__version__},
         texts=[target for _, target in inputs] if sources else inputs,
         tokens=tokens,
         stages={stage: recorded.texts(stage) for stage in recorded},
@@ -84,10 +84,3 @@ def weights_sha256(model: Model | Seq2Seq) -> str:
         digest.update(name.encode())
         digest.update(np.ascontiguousarray(array, dtype="<f4").data)
     return digest.hexdigest()
-
-
-def _version() -> str:
-    try:
-        return version("npformer")
-    except PackageNotFoundError:
-        return "source"
