@@ -81,6 +81,7 @@ class Config:
     window : tokens that a query of these layers attends to, itself and half of them on each side
     n_distances : rows of the table of distances, for disentangled attention; 0: no table
     max_distance : distances are in buckets, the last one from here on; 0: each has a row of its own
+    distance_forms : forms of that table in the scores: "key", content to distance, and "query", distance to content
     own_distances : layers project the table of distances with weights of their own, not with those of query and key
     norm_distances : the table of distances has a norm
     convolution : rows that a convolution of the embeddings reads, which is added to the first layer; 0: there is none
@@ -142,6 +143,7 @@ class Config:
     window: int = 0
     n_distances: int = 0
     max_distance: int = 0
+    distance_forms: tuple[str, ...] = ("key", "query")
     own_distances: bool = False
     norm_distances: bool = False
     convolution: int = 0
@@ -191,6 +193,10 @@ class Config:
             checks.whole("group_layers", self.group_layers, 1, self.n_layers // self.layer_groups)
             if self.n_layers % self.group_layers:
                 raise NpformerError(f"{self.n_layers} layers are no whole number of groups of {self.group_layers}")
+        if self.distance_forms not in ((), ("key",), ("query",), ("key", "query")):
+            raise NpformerError(
+                f"distance_forms: expected key, query, both or neither, got {self.distance_forms!r:.200}"
+            )
         choices = ("norm_first", "bias", "causal", "final_norm", "scale_embedding", "shared", "tied")
         for name in (*choices, "own_distances", "norm_distances", "skips_padding"):
             checks.boolean(name, getattr(self, name))

@@ -198,7 +198,7 @@ def mechanisms(config: Config, layer: int) -> tuple[Mechanism, ...]:
     if config.rotary_theta:
         found.append(Rotary(config.local_theta if local else config.rotary_theta, config.d_head))
     if config.n_distances:
-        found.append(Disentangled(config.n_distances, config.max_distance, config.eps))
+        found.append(Disentangled(config.n_distances, config.max_distance, config.eps, config.distance_forms))
     if local and config.window:
         found.append(Window(config.window // 2))
     if config.causal:

@@ -1,6 +1,7 @@
-"""DeBERTa-v2 and -v3 (He et al., 2021 and 2023): BERT's layers with disentangled attention, and no table of positions.
+"""DeBERTa-v2 and -v3 (He et al., 2021 and 2023): BERT's layers with disentangled attention.
 
-Distances between words have a table of their own, which every layer projects as keys and queries.
+Distances between words have a table of their own, which every layer projects as keys and queries, or as one of the two.
+The published models have no tables of positions and token types.
 """
 
 from __future__ import annotations
@@ -17,9 +18,9 @@ from npformer.families.table import EncoderTable
 
 THEIRS = {**ACTIVATIONS, "tanh": "tanh"}  # activations of a convolution
 CONVOLUTIONS = {ours: first(THEIRS, ours) for ours in THEIRS.values()}
-OWN = ("attention.distance_key", "attention.distance_query")
-#: What a config.json must say, as transformers takes other values for what is not there.
-EXPECTED = {"relative_attention": True, "position_biased_input": False}
+OWN = ("distance_key", "distance_query")
+EXPECTED = {"relative_attention": True}  # which a config.json must say: Transformers takes False where it is absent
+FORMS = {"p2c": "query", "c2p": "key"}  # of pos_att_type -> form of the table, in the order that is written
 
 
 class Disentangled(EncoderTable):
@@ -29,12 +30,6 @@ class Disentangled(EncoderTable):
         for name, value in EXPECTED.items():
             if data.get(name) is not value:
                 raise NpformerError(f"{name}: {checks.shown(data.get(name))} is not supported; supported: {value}")
-        terms = data.get("pos_att_type")
-        named = terms.lower().split("|") if isinstance(terms, str) else terms
-        if not isinstance(named, list) or len(named) != 2 or not all(each in named for each in ("c2p", "p2c")):
-            if isinstance(terms, list) and all(isinstance(each, str) for each in terms):
-                terms = "|".join(terms)
-            raise NpformerError(f"pos_att_type: {checks.shown(terms)} is not supported; supported: 'p2c|c2p'")
         norms, known = data.get("norm_rel_ebd", "none"), ("none", "layer_norm")
         if norms not in known:
             raise NpformerError(f"norm_rel_ebd: {checks.shown(norms)} is not supported; supported: {', '.join(known)}")
@@ -48,8 +43,11 @@ class Disentangled(EncoderTable):
             config,
             n_distances=2 * (buckets or farthest),
             max_distance=farthest if buckets else 0,
-            own_distances=not checks.boolean("share_att_key", data.get("share_att_key", False)),
+            own_distances=not _boolean(data, "share_att_key", False),
             norm_distances=norms == "layer_norm",
+            distance_forms=_forms(data),
+            positions="learned" if _boolean(data, "position_biased_input", True) else "none",
+            n_segments=checks.whole("type_vocab_size", data.get("type_vocab_size", 0), 0, MOST),
             **_convolution(data),
         )
 
@@ -57,7 +55,9 @@ class Disentangled(EncoderTable):
         return {
             **super().write_config(config),
             **EXPECTED,
-            "pos_att_type": ["p2c", "c2p"],
+            "pos_att_type": [theirs for theirs, ours in FORMS.items() if ours in config.distance_forms],
+            "position_biased_input": config.positions == "learned",
+            "type_vocab_size": config.n_segments,
             "norm_rel_ebd": "layer_norm" if config.norm_distances else "none",
             "max_relative_positions": config.max_distance or config.n_distances // 2,
             "position_buckets": config.n_distances // 2 if config.max_distance else -1,
@@ -68,8 +68,11 @@ class Disentangled(EncoderTable):
 
     def _modules(self, config: Config, head: str) -> dict[str, str]:
         modules = super()._modules(config, head)
-        absent = ([] if config.own_distances else list(OWN)) + ([] if config.norm_distances else ["distances_norm"])
+        own = [f"distance_{form}" for form in config.distance_forms if config.own_distances]
+        absent = [each for each in OWN if each not in own] + ([] if config.norm_distances else ["distances_norm"])
         absent += [] if config.convolution else ["convolution", "convolution_norm"]
+        absent += [] if config.positions == "learned" else ["embeddings.position"]
+        absent += [] if config.n_segments else ["embeddings.segment"]
         return {group: module for group, module in modules.items() if not group.endswith(tuple(absent))}
 
     def sources(self, config: Config, arrays: Mapping[str, tuple[str, str]], head: str) -> dict[str, Source]:
@@ -95,6 +98,20 @@ def _convolution(data: Mapping[str, Any]) -> dict[str, Any]:
     return {"convolution": width, "convolution_activation": THEIRS[named]}
 
 
+def _forms(data: Mapping[str, Any]) -> tuple[str, ...]:
+    """The forms that pos_att_type names, a list or a string of names between bars."""
+    given = data.get("pos_att_type")
+    named = [each.strip() for each in given.lower().split("|")] if isinstance(given, str) else given or []
+    if not isinstance(named, list) or not all(isinstance(each, str) for each in named):
+        raise NpformerError(f"pos_att_type: expected a list of names, got {checks.shown(given)}")
+    found = {FORMS[checks.one_of("pos_att_type", each, FORMS)] for each in named if each}
+    return tuple(sorted(found))
+
+
+def _boolean(data: Mapping[str, Any], name: str, default: bool) -> bool:
+    return checks.boolean(name, data.get(name, default))
+
+
 def _whole(data: Mapping[str, Any], name: str, default: int) -> int:
     """A setting that is above 0, or the default; transformers writes -1 for it."""
     value = data.get(name, -1)
@@ -112,7 +129,7 @@ DEBERTA = Disentangled(
         "max_distance": 512,
         "norm_distances": True,  # of version 3, unless config.json differs
     },
-    settings={"type_vocab_size": 0, "z_steps": 0, "legacy": True},
+    settings={"z_steps": 0, "legacy": True},
     sizes={
         "vocab_size": "vocab_size",
         "d_model": "hidden_size",
@@ -134,6 +151,8 @@ DEBERTA = Disentangled(
     prefix="deberta.",
     encoder={
         "embeddings.token": "deberta.embeddings.word_embeddings",
+        "embeddings.position": "deberta.embeddings.position_embeddings",
+        "embeddings.segment": "deberta.embeddings.token_type_embeddings",
         "embeddings.norm": "deberta.embeddings.LayerNorm",
         "distances": "deberta.encoder.rel_embeddings",
         "distances_norm": "deberta.encoder.LayerNorm",

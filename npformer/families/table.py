@@ -63,7 +63,8 @@ class EncoderTable(Family):
     def check(self, config: Config) -> Config:
         checks.whole("n_layers", config.n_layers, 1, MOST)
         checks.whole("vocab_size", config.vocab_size, 1, MOST)
-        checks.whole("n_segments", config.n_segments, 1 if self.segments else 0, MOST if self.segments else 0)
+        most = MOST if "embeddings.segment" in self.encoder else 0
+        checks.whole("n_segments", config.n_segments, 1 if self.segments else 0, most)
         return super().check(config)
 
     @property

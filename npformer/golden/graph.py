@@ -114,7 +114,7 @@ def _layer(config: Config, weights: Mapping[str, Any], here: str, source: str) -
 
 def _attention(config: Config, at: str, read: str, source: str) -> Parents:
     turned = "_rotated" if config.rotary_theta else ""
-    scored = SCORED[: 3 if config.n_distances else 2]
+    scored = SCORED[: 3 if config.n_distances and config.distance_forms else 2]
     return {
         f"{at}.query": (read,),
         f"{at}.key": (source,),

@@ -215,6 +215,10 @@ def _encoder_cases(name: str, family: EncoderTable) -> Iterator[Case]:
         told = "a convolution of the embeddings beside the first layer"
         beside = replace(plain, convolution=3, convolution_activation="gelu")
         yield Case(f"{name}-convolution", told, beside)
+    if "distances" in family.encoder:
+        told = "one product of contents and distances, and tables of positions and token types"
+        one = replace(plain, distance_forms=("key",), positions="learned", n_segments=2)
+        yield Case(f"{name}-one-form", told, one)
     words = next(head for head in ("masked-lm", "causal-lm") if head in family.architectures.values())
     untied = encoder_config(family, words, n_layers=1, tied=False)
     yield Case(f"{name}-untied", "a vocabulary projection of its own", untied)

@@ -135,7 +135,7 @@ class _Attention:
     def method(self, own: Callable[..., Any], stages: Iterator[str]) -> Callable[..., Any]:
         def wrapped(*args: Any, **kwargs: Any) -> Any:
             result = own(*args, **kwargs)
-            if stage := next(stages, ""):
+            if (stage := next(stages, "")) and hasattr(result, "reshape"):  # DeBERTa without distances adds 0
                 self.hear(stage, result)
             return result
 

@@ -40,6 +40,7 @@ _BEFORE = (
     Stage("embeddings.norm", "(T, E)", "X = Normalize(sum)", "functions.layer_norm", "hook_full_embed"),
     Stage("embeddings.project", "(T, D)", "X = Normalize(sum) W + b", "functions.linear"),
 )
+_OF_DISTANCES = {"key": "Q_h K_r^T", "query": "Q_r K_h^T"}
 _SDPA = "attention.scaled_dot_product_attention"
 _LAYER = (  # of each layer: names below `layers.*`, hooks below `blocks.*`
     Stage("attention.query", "(T, D)", "Q = X W_Q + b_Q", "functions.linear"),
@@ -144,6 +145,8 @@ def formula(name: str, config: Config | None) -> str:
     stage = find(name)
     if name == "probabilities" and config and config.scoring == "sigmoid":
         return "sigmoid(logits)"
+    if name.endswith(".distance_scores") and config and len(config.distance_forms) == 1:
+        return f"{_OF_DISTANCES[config.distance_forms[0]]} / sqrt(2 K), r: distances"
     own = _NORM_FIRST.get(_NUMBER.split(name)[-1].removeprefix(".")) if config and config.norm_first else None
     return own or (stage.formula if stage else "")
 

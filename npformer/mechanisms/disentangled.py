@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import reduce
 from typing import Any
 
 import numpy as np
@@ -24,25 +25,30 @@ from npformer.taps import tap
 class Disentangled(Mechanism):
     """score_ij = (q_i . k_j + q_i . K_r(i, j) + k_j . Q_r(i, j)) / sqrt(3 K), r the distance. Section 3.1.
 
+    A model may have one of the two products with distances, and sqrt(2 K), or neither, and sqrt(K).
+
     Parameters
     ----------
     n_rows : int, rows of the table of distances
     max_distance : int, as in `log_buckets`; 0 where each distance has a row of its own
     eps : float, of the table's norm where it has one
+    forms : the table's forms in the scores, of "key" and "query": content to distance, and distance to content
     table : (R, D) array, the rows of the table that the batch needs, normalised
     first : int, their first in the whole table
-    key, query : (R, D) arrays, the table as keys and as queries, in one layer
+    projected : (R, D) arrays by form, the table as keys and as queries, in one layer
     """
 
     n_rows: int
     max_distance: int
     eps: float
+    forms: tuple[str, ...] = ("key", "query")
     table: np.ndarray = field(default_factory=lambda: np.zeros((0, 1)), compare=False)
     first: int = field(default=0, compare=False)
-    key: np.ndarray = field(default_factory=lambda: np.zeros((0, 1)), compare=False)
-    query: np.ndarray = field(default_factory=lambda: np.zeros((0, 1)), compare=False)
+    projected: dict[str, np.ndarray] = field(default_factory=dict, compare=False)
 
-    products = 3
+    @property
+    def products(self) -> int:
+        return 1 + len(self.forms)
 
     @property
     def n_buckets(self) -> int:
@@ -69,13 +75,13 @@ class Disentangled(Mechanism):
 
     def in_layer(self, projections: Mapping[str, Linear]) -> Disentangled:
         """With the table's projections x W_k + b_k and x W_q + b_q, by weights of its own or those of the words."""
-        key, query = (projections[name] for name in self._names(projections))
-        return replace(self, key=linear(self.table, **key), query=linear(self.table, **query))
+        layers = self._layers(projections).items()
+        return replace(self, projected={form: linear(self.table, **projections[name]) for form, name in layers})
 
     def in_layer_backward(self, sums: Sums, projections: Mapping[str, Linear], grads: dict[str, Any]) -> Sums:
         d_table = np.zeros_like(self.table)
-        for of_heads, name in zip(("key", "query"), self._names(projections), strict=True):
-            grad = sums[of_heads].swapaxes(0, 1).reshape(self.table.shape)
+        for form, name in self._layers(projections).items():
+            grad = sums[form].swapaxes(0, 1).reshape(self.table.shape)
             more, of_layer = linear_backward(grad, self.table, **projections[name])
             d_table += more
             grads[name] = (
@@ -83,20 +89,21 @@ class Disentangled(Mechanism):
             )
         return {"table": d_table}
 
-    @staticmethod
-    def _names(projections: Mapping[str, Linear]) -> tuple[str, str]:
-        """The layers that project the table as keys and as queries."""
-        own = "distance_key" in projections
-        return ("distance_key", "distance_query") if own else ("key", "query")
+    def _layers(self, projections: Mapping[str, Linear]) -> dict[str, str]:
+        """The layer that makes each form of the table: its own, or that of the words."""
+        own = {form: f"distance_{form}" for form in self.forms}
+        return {form: name if name in projections else form for form, name in own.items()}
 
-    def terms(self, queries: np.ndarray, keys: np.ndarray, n_heads: int) -> dict[str, np.ndarray]:
+    def terms(self, queries: np.ndarray, keys: np.ndarray, n_heads: int) -> dict[str, np.ndarray] | None:
+        if not self.forms:
+            return None
         tables = {f"distance_{name}": each[None] for name, each in self._heads(n_heads).items()}
         return {**tables, "rows": self._rows(queries, keys)[:, None]}
 
     def _heads(self, n_heads: int) -> dict[str, np.ndarray]:
         """The table's projections, (H, R, K) each."""
-        named = {"key": self.key, "query": self.query}
-        return {name: each.reshape(len(each), n_heads, -1).swapaxes(0, 1) for name, each in named.items()}
+        forms = self.projected.items()
+        return {form: each.reshape(len(each), n_heads, -1).swapaxes(0, 1) for form, each in forms}
 
     def _rows(self, queries: np.ndarray, keys: np.ndarray) -> np.ndarray:
         zero = self.n_buckets - self.first
@@ -104,7 +111,7 @@ class Disentangled(Mechanism):
 
     def add(self, scores: np.ndarray, q: np.ndarray, k: np.ndarray, scale: float, **terms: np.ndarray) -> np.ndarray:
         tables = {name: each[0] for name, each in terms.items() if name != "rows"}
-        scores += tap("distance_scores", distance_scores(q, k, **tables, rows=terms["rows"][:, 0]) * scale)
+        scores += tap("distance_scores", distance_scores(q, k, terms["rows"][:, 0], **tables) * scale)
         return scores
 
     def add_backward(
@@ -116,11 +123,13 @@ class Disentangled(Mechanism):
         queries: np.ndarray,
         keys: np.ndarray,
         stages: Stages,
-    ) -> tuple[np.ndarray, np.ndarray, Sums]:
+    ) -> tuple[np.ndarray | float, np.ndarray | float, Sums]:
+        if not self.forms:
+            return super().add_backward(grad, q, k, scale, queries, keys, stages)
         grad = stages.through_edit("distance_scores", grad) * scale
         tables = {f"distance_{name}": each for name, each in self._heads(q.shape[-3]).items()}
-        dq, dk, d_key, d_query = distance_scores_backward(grad, q, k, **tables, rows=self._rows(queries, keys))
-        return dq, dk, {"key": d_key.sum(axis=0), "query": d_query.sum(axis=0)}
+        dq, dk, sums = distance_scores_backward(grad, q, k, self._rows(queries, keys), **tables)
+        return dq, dk, {form: each.sum(axis=0) for form, each in sums.items()}
 
 
 def log_buckets(distance: np.ndarray, n_buckets: int, max_distance: int) -> np.ndarray:
@@ -171,42 +180,55 @@ def distance_rows(
 
 
 def distance_scores(
-    q: np.ndarray, k: np.ndarray, distance_key: np.ndarray, distance_query: np.ndarray, rows: np.ndarray
+    q: np.ndarray,
+    k: np.ndarray,
+    rows: np.ndarray,
+    distance_key: np.ndarray | None = None,
+    distance_query: np.ndarray | None = None,
 ) -> np.ndarray:
     """q_i . K_r(i, j) + k_j . Q_r(i, j): content to distance, and distance to content. Equation 4 of the paper.
 
     Parameters
     ----------
     q, k : (..., H, L, K), (..., H, S, K) arrays
-    distance_key, distance_query : (..., H, R, K) arrays, the table of distances as keys and as queries
     rows : (N or 1, L, S) integer array, r, from `distance_rows`
+    distance_key, distance_query : (..., H, R, K) arrays, the table of distances as keys and as queries, at least one
 
     Returns
     -------
     (..., H, L, S) array, to be added to q k^T
     """
-    to_distance = inner_products_in_room(q, distance_key)  # q @ K.mT: the same bits for any number of rows of the table
-    to_content = inner_products_in_room(k, distance_query)
-    return _gathered(to_distance, rows) + _gathered(to_content, rows.mT).mT
+    products = []
+    if distance_key is not None:  # q @ K.mT: the same bits for any number of rows of the table
+        products.append(_gathered(inner_products_in_room(q, distance_key), rows))
+    if distance_query is not None:
+        products.append(_gathered(inner_products_in_room(k, distance_query), rows.mT).mT)
+    return reduce(np.add, products)
 
 
 def distance_scores_backward(
     grad: np.ndarray,
     q: np.ndarray,
     k: np.ndarray,
-    distance_key: np.ndarray,
-    distance_query: np.ndarray,
     rows: np.ndarray,
-) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Backward of `distance_scores`: dq (..., H, L, K), dk (..., H, S, K), and dK, dQ (..., H, R, K) of the tables.
+    distance_key: np.ndarray | None = None,
+    distance_query: np.ndarray | None = None,
+) -> tuple[np.ndarray | float, np.ndarray | float, Sums]:
+    """Backward of `distance_scores`: dq (..., H, L, K), dk (..., H, S, K), and dK, dQ (..., H, R, K) by form.
 
     Row i of C has in column r the sum of grad[i, j] over all j with r(i, j) = r: dq = C K, dK = C^T q. In the same way
     dk and dQ come from the columns of grad.
     """
-    n_rows = distance_key.shape[-2]
-    to_distance, to_content = _scattered(grad, rows, n_rows), _scattered(grad.mT, rows.mT, n_rows)
-    dq, dk = to_distance @ distance_key, to_content @ distance_query
-    return dq, dk, to_distance.mT @ q, to_content.mT @ k
+    dq: np.ndarray | float = 0.0
+    dk: np.ndarray | float = 0.0
+    sums: Sums = {}
+    if distance_key is not None:
+        to_distance = _scattered(grad, rows, distance_key.shape[-2])
+        dq, sums["key"] = to_distance @ distance_key, to_distance.mT @ q
+    if distance_query is not None:
+        to_content = _scattered(grad.mT, rows.mT, distance_query.shape[-2])
+        dk, sums["query"] = to_content @ distance_query, to_content.mT @ k
+    return dq, dk, sums
 
 
 def _gathered(products: np.ndarray, rows: np.ndarray) -> np.ndarray:

@@ -25,9 +25,13 @@ class Mechanism:
     `begin` and `in_layer` for one batch and layer.
     """
 
-    products: ClassVar[int] = 1  # products that a score is the sum of; a score is divided by sqrt(products * K)
     cached: ClassVar[bool] = False  # it needs no more than the keys and values that a step finds in a cache
     in_order: ClassVar[bool] = False  # sums over keys have a fixed order, so that a step has the bits of a whole pass
+
+    @property
+    def products(self) -> int:
+        """Products that a score is the sum of; it is divided by sqrt(products * K)."""
+        return 1
 
     # --- once a forward, and once a layer ---
 

@@ -26,6 +26,9 @@ from npformer.taps import listen
 from npformer.training import Example, HeadLoss, Trainable, gradients, standard_rates
 from tests.support import tiny
 
+FORMS: tuple[tuple[str, ...], ...] = ((), ("key",), ("query",), ("key", "query"))
+OPTIONAL = ("position_biased_input", "pos_att_type", "type_vocab_size")
+
 
 def test_buckets() -> None:
     """Distances up to half of the buckets have their own, the others share those of a logarithm, up to the last one."""
@@ -48,44 +51,50 @@ def test_the_same_distances_are_looked_up_once_for_all_texts() -> None:
     assert distance_rows(gaps, gaps, 4, 9, 0, 4)[1].tolist()[0] == [4, 3, 2, 0, 0]  # 5 and 6 are beyond the table
 
 
+@pytest.mark.parametrize("forms", [("key", "query"), ("key",), ("query",)])
 @pytest.mark.parametrize("gap", [0, 3, -4])
-def test_scores_and_their_backward_are_the_sums_of_the_paper(gap: int) -> None:
+def test_scores_and_their_backward_are_the_sums_of_the_paper(gap: int, forms: tuple[str, ...]) -> None:
     random = np.random.default_rng(0)
     q, k = random.standard_normal((2, 2, 3, 5, 4))
     of_keys, of_queries = random.standard_normal((2, 1, 3, 9, 4))
+    of_keys, of_queries = of_keys * ("key" in forms), of_queries * ("query" in forms)
+    tables = {f"distance_{form}": {"key": of_keys, "query": of_queries}[form] for form in forms}
     places = np.arange(5)[None].repeat(2, axis=0)
     places[1, 2:] += gap
     rows = distance_rows(places, places, 4, 9, 16, 4)
     grad = random.standard_normal((2, 3, 5, 5))
-    scores = distance_scores(q, k, of_keys, of_queries, rows)
-    dq, dk, d_keys, d_queries = distance_scores_backward(grad, q, k, of_keys, of_queries, rows)
+    scores = distance_scores(q, k, rows, **tables)
+    dq, dk, sums = distance_scores_backward(grad, q, k, rows, **tables)
+    found = {"scores": scores, "q": dq, "k": dk, **sums}
+    assert sums.keys() == set(forms)
     of_text = np.broadcast_to(rows, (2, 5, 5))
-    expected = [np.zeros_like(each) for each in (scores, dq, dk, d_keys, d_queries)]
+    shapes = {"scores": scores.shape, "q": q.shape, "k": k.shape, "key": (2, 3, 9, 4), "query": (2, 3, 9, 4)}
+    expected = {name: np.zeros(shape) for name, shape in shapes.items()}
     for n, h, i, j in np.ndindex(scores.shape):
         r, g = of_text[n, i, j], grad[n, h, i, j]
-        expected[0][n, h, i, j] = q[n, h, i] @ of_keys[0, h, r] + k[n, h, j] @ of_queries[0, h, r]
-        expected[1][n, h, i] += g * of_keys[0, h, r]
-        expected[2][n, h, j] += g * of_queries[0, h, r]
-        expected[3][n, h, r] += g * q[n, h, i]
-        expected[4][n, h, r] += g * k[n, h, j]
-    for got, right in zip((scores, dq, dk, d_keys, d_queries), expected, strict=True):
-        np.testing.assert_allclose(got, right, rtol=0, atol=1e-13)  # sums of at most 20 products of about 1
+        expected["scores"][n, h, i, j] = q[n, h, i] @ of_keys[0, h, r] + k[n, h, j] @ of_queries[0, h, r]
+        expected["q"][n, h, i] += g * of_keys[0, h, r]
+        expected["k"][n, h, j] += g * of_queries[0, h, r]
+        expected["key"][n, h, r] += g * q[n, h, i]
+        expected["query"][n, h, r] += g * k[n, h, j]
+    for name, got in found.items():
+        np.testing.assert_allclose(got, expected[name], rtol=0, atol=1e-13)  # sums of at most 20 products of about 1
 
 
 @pytest.mark.numbers
+@pytest.mark.parametrize("forms", FORMS)
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_a_text_has_the_same_bits_alone_in_a_batch_and_shared_by_threads(dtype: str) -> None:
+def test_a_text_has_the_same_bits_alone_in_a_batch_and_shared_by_threads(dtype: str, forms: tuple[str, ...]) -> None:
     """Alone it needs fewer rows of the table than beside a longer one."""
-    model = tiny.model(
-        "deberta-v2", "token-classification", threads=2, dtype=dtype, max_length=300, labels=tuple("abc")
-    )
+    fields: dict[str, Any] = {"max_length": 300, "labels": tuple("abc"), "distance_forms": forms}
+    model = tiny.model("deberta-v2", "token-classification", threads=2, dtype=dtype, **fields)
     random = np.random.default_rng(0)
     texts = [Text(random.integers(2, 99, length)) for length in (250, 7, 7, 250, 31)]
     texts.append(Text(texts[1].ids, places=np.array([0, 1, 2, 40, 41, 42, 43])))
     together = [each["logits"] for each in model.run(texts)]
     for text, logits in zip(texts, together, strict=True):
         assert np.array_equal(model.run([text])[0]["logits"], logits)  # 250 tokens: rows on two threads
-    assert not np.array_equal(together[1], together[5])  # the gap is seen
+    assert np.array_equal(together[1], together[5]) == (not forms)  # the gap is seen
     model.threads = 1
     assert all(np.array_equal(model.run([text])[0]["logits"], a) for text, a in zip(texts, together, strict=True))
     assert np.array_equal(trace(model, texts[0])["logits"], together[0])
@@ -104,31 +113,35 @@ def test_a_classifier_computes_only_first_rows_with_the_bits_of_all() -> None:
         {},
         {"n_distances": 12, "max_distance": 0},
         {"own_distances": True, "norm_distances": False},
+        *({"distance_forms": forms, "own_distances": own} for forms in FORMS for own in (False, True)),
+        {"positions": "learned", "n_segments": 2},
+        {"positions": "learned", "n_segments": 1, "distance_forms": ()},
     ],
 )
 def test_every_form_of_its_settings_is_read_as_it_is_written(fields: dict[str, Any]) -> None:
     config = tiny.config("deberta-v2", **fields)
     data = write_config(config)
     assert read_config(data) == config
-    assert read_config({**data, "pos_att_type": "c2p|p2c"}) == config
+    if len(config.distance_forms) == 2:
+        assert read_config({**data, "pos_att_type": "c2p|p2c"}) == config
+    assert read_config({**data, "pos_att_type": " | ".join(data["pos_att_type"]).upper()}) == config
 
 
 @pytest.mark.parametrize(
     ("field", "value", "message"),
     [
         ("relative_attention", False, "relative_attention: False is not supported; supported: True"),
-        ("position_biased_input", True, "position_biased_input: True is not supported"),
-        ("pos_att_type", ["c2p"], "pos_att_type: 'c2p' is not supported; supported: 'p2c|c2p'"),
-        ("pos_att_type", None, "pos_att_type: None is not supported"),
-        ("pos_att_type", ["c2p", 1], "pos_att_type: .* is not supported"),
-        ("pos_att_type", 5, "pos_att_type: 5 is not supported"),
+        ("position_biased_input", 1, "position_biased_input: expected true or false"),
+        ("pos_att_type", ["p2p"], "pos_att_type: expected one of p2c, c2p, got 'p2p'"),
+        ("pos_att_type", ["c2p", 1], "pos_att_type: expected a list of names"),
+        ("pos_att_type", 5, "pos_att_type: expected a list of names, got 5"),
         ("norm_rel_ebd", "batch_norm", "norm_rel_ebd: 'batch_norm' is not supported"),
         ("position_buckets", 2, "position_buckets: expected 4 to max_relative_positions, 40, got 2"),
         ("position_buckets", "8", "position_buckets: expected a whole number"),
         ("share_att_key", "yes", "share_att_key: expected true or false"),
         ("conv_kernel_size", 2, "conv_kernel_size: expected an odd number"),
         ("conv_kernel_size", -1, "conv_kernel_size: expected a whole number"),
-        ("type_vocab_size", 2, "type_vocab_size: 2 is not supported"),
+        ("type_vocab_size", -1, "type_vocab_size: expected a whole number"),
         ("embedding_size", 16, "embedding_size: 16 is not supported; supported: 32"),
     ],
 )
@@ -137,17 +150,37 @@ def test_settings_that_would_be_computed_wrongly_are_refused(field: str, value: 
         read_config({**write_config(tiny.config("deberta-v2")), field: value})
 
 
-def test_settings_that_are_absent_have_transformers_values_and_are_refused() -> None:
+def test_settings_that_are_absent_have_transformers_values() -> None:
     data = write_config(tiny.config("deberta-v2"))
-    for field in ("relative_attention", "position_biased_input", "pos_att_type"):
-        with pytest.raises(NpformerError, match=field):
-            read_config({name: value for name, value in data.items() if name != field})
+    absent = {name: value for name, value in data.items() if name not in OPTIONAL}
+    config = read_config(absent)
+    assert (config.positions, config.distance_forms, config.n_segments) == ("learned", (), 0)
+    del absent["relative_attention"]
+    with pytest.raises(NpformerError, match="relative_attention: None is not supported; supported: True"):
+        read_config(absent)
+
+
+@pytest.mark.parametrize("forms", FORMS)
+def test_the_stages_of_scores_of_one_form(forms: tuple[str, ...]) -> None:
+    """A score is divided by the root of its products' number; without distances there is no stage of theirs."""
+    model = tiny.model("deberta-v2", "token-classification", distance_forms=forms, own_distances=True)
+    t = trace(model, Text(np.arange(2, 12)))
+    at = "layers.1.attention."
+    assert (f"{at}distance_scores" in t) == bool(forms)
+    products = t[f"{at}query_heads"] @ t[f"{at}key_heads"].mT / np.sqrt(8 * (1 + len(forms)))
+    more = t[f"{at}distance_scores"] if forms else 0
+    np.testing.assert_allclose(t[f"{at}scores"], products + more, rtol=0, atol=1e-5)
+    if len(forms) == 1:
+        formula = {"key": "Q_h K_r^T / sqrt(2 K), r: distances", "query": "Q_r K_h^T / sqrt(2 K), r: distances"}
+        assert t.row(f"{at}distance_scores").formula == formula[forms[0]]
+    assert {f"distance_{form}" for form in forms} <= model.weights["layers"][0]["attention"].keys()
 
 
 @pytest.mark.parametrize("few", [False, True], ids=["every stage", "few stages"])
+@pytest.mark.parametrize("forms", FORMS[1:])
 @pytest.mark.parametrize("mistake", ["distances reversed", "distances without buckets"])
-def test_a_mistake_in_the_distances_is_named(mistake: str, few: bool) -> None:
-    model = tiny.model("deberta-v2", "sequence-classification")
+def test_a_mistake_in_the_distances_is_named(mistake: str, few: bool, forms: tuple[str, ...]) -> None:
+    model = tiny.model("deberta-v2", "sequence-classification", distance_forms=forms)
     random = np.random.default_rng(0)
     texts = [Text(random.integers(5, model.config.vocab_size, length)) for length in (30, 17, 9)]
     recorded = golden.record(model, texts)

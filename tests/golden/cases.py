@@ -224,6 +224,15 @@ CASES = {
     "deberta-v2-own-projections": Case(
         "deberta-v2", "DebertaV2Model", {**DEBERTA, "share_att_key": False, "norm_rel_ebd": "none"}, layers=1
     ),
+    "deberta-v2-content-to-distance": Case(
+        "deberta-v2",
+        "DebertaV2Model",
+        {**DEBERTA, "pos_att_type": ["c2p"], "share_att_key": False, "position_biased_input": True},
+        layers=1,
+    ),
+    "deberta-v2-distance-to-content": Case(
+        "deberta-v2", "DebertaV2Model", {**DEBERTA, "pos_att_type": ["p2c"], "type_vocab_size": 2}, layers=1
+    ),
     "deberta-v2-convolution": Case(
         "deberta-v2", "DebertaV2Model", {**DEBERTA, "conv_kernel_size": 3, "conv_act": "gelu"}
     ),
@@ -292,7 +301,7 @@ def inputs(name: str, case: Case) -> dict[str, np.ndarray]:
         ids = given["input_ids"]
         ids[ids == END] += 1
         ids[:, 0] = ids[np.arange(len(ids)), mask.sum(axis=1) - 1] = END
-    if case.family not in ("distilbert", *FEW) or case.family == "nomic_bert":
+    if case.family not in ("distilbert", *FEW) or case.family == "nomic_bert" or case.options.get("type_vocab_size"):
         given["token_type_ids"] = random.integers(0, case.options.get("type_vocab_size", 2), mask.shape)
     if case.architecture.endswith("MultipleChoice"):
         given = {key: array.reshape(-1, 2, mask.shape[1]) for key, array in given.items()}

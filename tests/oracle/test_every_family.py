@@ -36,7 +36,19 @@ OPTIONS = {
     "convolution": {"convolution": 3, "convolution_activation": "gelu"},
     "relu": {"activation": "relu"},
     "silu head": {"head_activation": "silu"},
-}
+    "content to distance": {"distance_forms": ("key",)},
+    "distance to content": {"distance_forms": ("query",)},
+    "no distances": {"distance_forms": ()},
+    "own keys of distances": {"distance_forms": ("key",), "own_distances": True, "norm_distances": False},
+    "own queries of distances": {"distance_forms": ("query",), "own_distances": True},
+    "positions": {"positions": "learned"},
+    "segments": {"n_segments": 2},
+    "positions and segments": {
+        "positions": "learned", "n_segments": 2, "distance_forms": ("key",), "own_distances": True,
+        "convolution": 3, "n_distances": 12, "max_distance": 0,
+    },
+    "as BERT": {"positions": "learned", "n_segments": 2, "distance_forms": ()},
+}  # fmt: skip
 HEADS += [("deberta-v2+convolution", head) for head in ("base", "sequence-classification", "token-classification")]
 HEADS += [
     (f"{name}+relu", head)
@@ -45,6 +57,8 @@ HEADS += [
     if (name, head) in HEADS
 ]
 HEADS += [("modernbert+silu head", head) for head in ("masked-lm", "sequence-classification")]
+HEADS += [(f"deberta-v2+{name}", "masked-lm") for name in list(OPTIONS)[3:]]
+HEADS += [("deberta-v2+positions and segments", head) for head in ("base", "sequence-classification")]
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 # Rows as the mask shows them: lengths side by side, one token, padding before the text, and gaps.
 MASK = ["1" * 40, "1" * 40, "1" * 9 + "0" * 31, "1" + "0" * 39, "0" * 30 + "1" * 10, "111011" * 6 + "1111"]
@@ -80,6 +94,8 @@ def given(family: str, head: str) -> dict[str, np.ndarray]:
     elif head in ("base", *POOLED_HEADS):
         mask[:, 0] = 1  # their first token is read
     arrays = {"input_ids": ids, "attention_mask": mask}
+    if OPTIONS.get(family.partition("+")[2], {}).get("n_segments"):
+        arrays["token_type_ids"] = np.random.default_rng(2).integers(0, 2, mask.shape)
     return {name: a.reshape(3, 2, -1) if head == "multiple-choice" else a for name, a in arrays.items()}
 
 
@@ -144,7 +160,8 @@ def test_gradients_are_torchs(family: str, head: str, tmp_path: Path) -> None:
     model = theirs(folder)
     config, tree = load_folder(folder, np.float64)
     mask = arrays["attention_mask"].reshape(-1, arrays["attention_mask"].shape[-1]).astype(bool)
-    batch = packed(config, texts_of(arrays["input_ids"].reshape(mask.shape), mask, None, config.uncounted))
+    types = arrays["token_type_ids"].reshape(mask.shape) if "token_type_ids" in arrays else None
+    batch = packed(config, texts_of(arrays["input_ids"].reshape(mask.shape), mask, types, config.uncounted))
     recording = Recording()
     with listen(recording):
         ours = forward(tree, config, batch)

@@ -12,13 +12,13 @@ SCORES = "*.attention.distance_scores"
 def reversed_distances(port: Port) -> Ways:
     """Looks up key - query in place of query - key: the table from its end, around the row of distance 0."""
     table = port.weights.get("distances.weight")
-    if table is not None:
+    if table is not None and port.config.distance_forms:
         yield "", port.weighing({"distances.weight": np.roll(table[::-1], 1, axis=0)}).with_config(SCORES)
 
 
 def every_distance_its_own(port: Port) -> Ways:
     """Takes the distance itself for its bucket."""
-    if port.config.max_distance:
+    if port.config.max_distance and port.config.distance_forms:
         yield "", port.with_config(SCORES, max_distance=0)
 
 
