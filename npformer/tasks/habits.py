@@ -83,6 +83,7 @@ SENTENCE_TRANSFORMERS = {
         "vectors",
     ),
     "processor_kwargs": Habit(_is_empty, ENTRIES),
+    "save_to_cpu": Habit(_among(None, True, False), "leave it out"),
 }
 #: Keywords of both libraries.
 HABITS = TRANSFORMERS | SENTENCE_TRANSFORMERS

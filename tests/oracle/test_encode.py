@@ -41,6 +41,8 @@ def test_sentence_transformer(case, tmp_path):
                 assert found.shape == expected.shape
                 size = np.linalg.norm(expected, axis=-1, keepdims=True) + 1
                 assert np.abs((found - expected) / size).max() <= 1e-6, (method, call)
+    vectors, bits = theirs.encode(TEXTS), theirs.encode(TEXTS, precision="ubinary")
+    assert np.array_equal(np.packbits(vectors > 0, axis=-1), bits)  # the line that ours answers
     for name in ("get_embedding_dimension", "get_sentence_embedding_dimension"):
         assert getattr(ours, name)() == getattr(theirs, name)()
     assert ours.max_seq_length == theirs.max_seq_length
