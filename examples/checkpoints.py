@@ -48,7 +48,7 @@ def verdict(config: dict[str, Any]) -> tuple[str, str]:
         why = re.sub(r"expected one of .*?, got ('[^']*')(; did you mean [^;]*)?", r"\1 is not here", str(error))
         why = re.sub(r"(, which is not here)?; expected one of [^;]*", "", why)
         return "no", why
-    tasks = tasks_of(read)
+    tasks = tasks_of(read, config)
     own = [each for each in tasks if each not in VECTORS] or tasks
     extra = "translate" if family_of(read).tokenizer_pieces else ""
     return f"with the extra `{extra}`" if extra else "yes", ", ".join(own)

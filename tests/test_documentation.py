@@ -49,6 +49,7 @@ MODELS = {
     ),
 }
 WRITER = "openai-community/gpt2"
+BARTS = ("facebook/bart-large-cnn", "eugenesiow/bart-paraphrase")
 TRANSLATORS = ("Helsinki-NLP/opus-mt-en-de", "Helsinki-NLP/opus-mt-en-ROMANCE")
 TEXTS = ("I love ice cream", "not my music")
 ROWS = "label\ttext\n" + "POSITIVE\tI love ice cream\nNEGATIVE\tno\n" * 4
@@ -80,6 +81,8 @@ def environment(tmp_path_factory):
             hub.add(name, tiny.folder(tmp_path_factory.mktemp(f"model{number}"), family, head, **settings))
         for name in TRANSLATORS:
             hub.add(name, seq2seq_models.folder_of_letters(tmp_path_factory.mktemp("translator")))
+        for name in BARTS:
+            hub.add(name, seq2seq_models.bart_folder(tmp_path_factory.mktemp("bart")))
         hub.add(WRITER, writers.folder(tmp_path_factory.mktemp("writer")))
         given = hub_server.environment(hub, tmp_path_factory.mktemp("home"))
         del given["PYTHONPATH"]

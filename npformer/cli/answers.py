@@ -79,9 +79,9 @@ def score(text: str, answer: Any, task: Task) -> str:
     return f"{line}  {plain(text, len(line) + 2)}"
 
 
-def translations(text: str, answer: Any, task: Task) -> str:
+def from_text(key: str, text: str, answer: Any, task: Task) -> str:
     found = [] if answer is None else several(answer)
-    return "\n".join(plain(each["translation_text"]) for each in found)
+    return "\n".join(plain(each[key]) for each in found)
 
 
 def generated(text: str, answer: Any, task: Task) -> str:
@@ -102,7 +102,7 @@ def as_written(text: str, task: Any) -> Iterator[str]:
     yield from map(printable, pieces)
 
 
-def named_translations(answer: Any) -> dict[str, Any]:
+def named_from_text(key: str, several: str, answer: Any) -> dict[str, Any]:
     if answer is None:  # a blank line
-        return {"translation_text": ""}
-    return {"translations": answer} if isinstance(answer, list) else answer
+        return {key: ""}
+    return {several: answer} if isinstance(answer, list) else answer

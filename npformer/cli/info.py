@@ -168,7 +168,7 @@ def _model(args: argparse.Namespace) -> dict[str, Any]:
         "parameters": f"{numbers / 1e6:.1f} million",
         "weights": weights,
         "memory": f"{numbers * np.dtype(args.dtype).itemsize / 1e6:.1f} MB as {args.dtype}",
-        "tasks": ", ".join(tasks_of(config)),
+        "tasks": ", ".join(tasks_of(config, data)),
         **({"ignored": ", ".join(ignored(data))} if ignored(data) else {}),
         **({"labels": list(config.labels)} if config.labels else {}),
     }

@@ -1,9 +1,9 @@
 """The command `npformer`: finds a subcommand in `COMMANDS`, parses its arguments and runs it, without tracebacks.
 
-A subcommand that runs a task on texts has an entry in `task_commands.py` too. Any other is a module in this folder with
-EPILOG, `add_arguments(parser)` and `run(args)`, which returns an exit code or None for 0; `narrow(parser, arguments)`
-may adapt the help to the arguments. Modules are imported only when they are needed, so that `npformer --help` answers
-at once.
+A subcommand that runs a task on texts has an entry in `task_commands.py` or `writing_commands.py` too. Any other is a
+module in this folder with EPILOG, `add_arguments(parser)` and `run(args)`, which returns an exit code or None for 0;
+`narrow(parser, arguments)` may adapt the help to the arguments. Modules are imported only when they are needed, so that
+`npformer --help` answers at once.
 """
 
 from __future__ import annotations
@@ -48,6 +48,8 @@ COMMANDS = {
     "search": "the lines of files that are the nearest to a query",
     "rerank": "how well each text answers a query",
     "translate": "each text in another language",
+    "summarize": "a summary of each text",
+    "text2text": "an encoder-decoder's answer to each text",
     "generate": "what a model writes after each text",
     "trace": "every stage on the way from a text to its label",
     "view": "attention and stages as a page, a picture or plain text",
@@ -135,9 +137,9 @@ class Command(NamedTuple):
 def find(name: str) -> Command:
     """Returns one of COMMANDS by its name."""
     from npformer.cli.task_commands import TASK_COMMANDS
+    from npformer.cli.writing_commands import WRITING_COMMANDS
 
-    if name in TASK_COMMANDS:
-        task = TASK_COMMANDS[name]
+    if task := TASK_COMMANDS.get(name) or WRITING_COMMANDS.get(name):
         return Command(task.description, task.epilog, task.add_arguments, task.run)
     module = import_module(f"npformer.cli.{name.replace('-', '_')}")
     narrow = filter(None, [getattr(module, "narrow", None)])

@@ -97,8 +97,6 @@ def _task(command: TaskCommand, args: Namespace) -> Task:
         raise NpformerError(f"--model: missing; give the folder or Hugging Face id of {WANTED[command.task]}")
     flags = command.settings()
     settings = {name: getattr(args, name) for name in flags if getattr(args, name) is not None}
-    if settings.get("do_sample"):
-        settings.setdefault("num_beams", 1)  # sampling uses no beams, whatever the model's own setting
     try:
         return pipeline(command.task, args.model, **loading(args), **settings)
     except NpformerError as error:

@@ -1,6 +1,7 @@
 """The commands that run a task on texts, as one table.
 
-A new command is one entry, its line in `main.py`, and perhaps a function for output.
+A new command is one entry, its line in `main.py`, and perhaps a function for output. The commands of models that write
+texts are in `writing_commands.py`.
 
 An entry names the task, the options, and the functions that turn an answer into text and JSON. `run_task.py` reads the
 texts, runs the task and writes the answers.
@@ -14,7 +15,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from npformer.cli import answers
 from npformer.cli.arguments import (
     JSON,
-    LOADING,
     PAIR,
     STRIDE,
     OneOf,
@@ -294,87 +294,5 @@ With --input a dataset's rows stay in their order: --column has the queries,
         named=dict,
         as_input=_after_query,
         best_first=True,
-    ),
-    "generate": TaskCommand(
-        task="text-generation",
-        description="""Write on after each text, the prompt. On a terminal the text of one prompt is
-shown as it is written.""",
-        epilog="""examples:
-  npformer generate -m openai-community/gpt2 "Once upon a time"
-  npformer generate -m openai-community/gpt2 --max-new-tokens 9 \\
-      --greedy --stop "." --stop "!" --file prompts.txt --json
-
-Tokens are drawn at a temperature of 0.7, 256 at most, unless the options or the
-model's generation_config.json say otherwise.""",
-        options=(
-            *text_options("prompt"),
-            option(
-                "-m --model MODEL",
-                "a folder, a Hugging Face id, or gpt2-austen of the checkout (required)",
-                default=None,
-            ),
-            *LOADING,
-            option("--max-new-tokens N", "most tokens that are written", "max_new_tokens", type=whole),
-            option("--temperature T", "above 1 draws more freely, below 1 less (0.7)", "temperature", type=float),
-            option("--top-k K", "draw from the K likeliest tokens (50); 0: from all", "top_k", type=int),
-            option("--top-p P", "draw from the likeliest tokens that make up P", "top_p", type=float),
-            option("--min-p P", "draw from tokens at least P as likely as the likeliest", "min_p", type=float),
-            option("--typical-p P", "draw from the most typical tokens that make up P", "typical_p", type=float),
-            option("--seed N", "the same seed draws the same tokens", "seed", type=int),
-            option("--greedy", "take the likeliest token each time", "do_sample", action="store_false"),
-            option("-b --num-beams N", "search with N beams; nothing is drawn", "num_beams", type=whole),
-            option("--best N", "show N texts of each prompt", "num_return_sequences", type=whole),
-            option("--stop TEXT", "end a text that has TEXT; can be given again", "stop_strings", action="append"),
-            option("--new-text", "show the text without its prompt", "return_full_text", action="store_false"),
-            option(
-                "--long",
-                "what to do with too long a prompt (%(default)s); truncate keeps its end",
-                "long",
-                choices=("error", "truncate"),
-                default="error",
-            ),
-            JSON,
-            *dataset_options(),
-        ),
-        shown=answers.generated,
-        named=lambda answer: {"generated_texts": [each["generated_text"] for each in answer]},
-        pieces=answers.as_written,
-    ),
-    "translate": TaskCommand(
-        task="translation",
-        description="""Translate each text. A blank line stays blank, so that line N of the output is
-the translation of line N of the input.""",
-        epilog="""examples:
-  npformer translate -m Helsinki-NLP/opus-mt-en-de \\
-      "A dog runs through the snow."
-  npformer translate -m Helsinki-NLP/opus-mt-en-ROMANCE \\
-      --to fra --file letter.txt > letter.fr.txt
-  npformer translate -m Helsinki-NLP/opus-mt-en-de \\
-      --beams 4 --best 3 --json < sentences.txt""",
-        options=(
-            *text_options(),
-            *model_options(),
-            option("--to CODE", "the language, for a model with several (fra, deu, ...)", "to"),
-            option("-b --beams N", "search with N beams (the model's setting)", "num_beams", type=whole),
-            option("--best N", "show the N best translations of a text", "num_return_sequences", type=whole),
-            option(
-                "--max-tokens N", "most tokens of a translation (the model's setting)", "max_new_tokens", type=whole
-            ),
-            option("--length-penalty P", "above 1 favours long translations", "length_penalty", type=float),
-            option("--sample", "draw words by their probability", "do_sample"),
-            option("--seed N", "seed of --sample: the same seed draws the same words", "seed", type=int),
-            option(
-                "--long",
-                "what to do with too long a text (%(default)s)",
-                "long",
-                choices=("error", "truncate"),
-                default="error",
-            ),
-            JSON,
-            *dataset_options(),
-        ),
-        shown=answers.translations,
-        named=answers.named_translations,
-        keeps_lines=True,
     ),
 }

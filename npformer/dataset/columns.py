@@ -140,19 +140,18 @@ def _ranking(task: Task) -> list[Column]:
     return _plain({"score": _float(task)}, ["score"])
 
 
-def _translations(task: Any) -> list[Column]:
-    if resolve(task.model.folder, task.model.config, task.options.settings).num_return_sequences == 1:
-        return [Column("translation", pa.string(), _item("translation_text"))]
-    return [Column("translations", pa.list_(pa.string()), lambda answer: [each["translation_text"] for each in answer])]
+def _written(name: str, several: str, key: str) -> Callable[[Any], list[Column]]:
+    """The column of texts that a task writes under a key of its answers, one or several for each row."""
 
-
-def _generated(task: Any) -> list[Column]:
     def texts(answer: Any) -> list[str]:
-        return [each["generated_text"] for each in answer]
+        return [each[key] for each in (answer if isinstance(answer, list) else [answer])]
 
-    if resolve(task.model.folder, task.model.config, task.options.settings).num_return_sequences == 1:
-        return [Column("generated_text", pa.string(), lambda answer: texts(answer)[0])]
-    return [Column("generated_texts", pa.list_(pa.string()), texts)]
+    def columns(task: Any) -> list[Column]:
+        if resolve(task.model.folder, task.model.config, task.options.settings).num_return_sequences == 1:
+            return [Column(name, pa.string(), lambda answer: texts(answer)[0])]
+        return [Column(several, pa.list_(pa.string()), texts)]
+
+    return columns
 
 
 #: Task -> its columns.
@@ -165,6 +164,9 @@ TABLE: dict[str, Callable[[Any], list[Column]]] = {
     "sentence-embedding": _embedding,
     "sparse-embedding": _sparse,
     "text-ranking": _ranking,
-    "text-generation": _generated,
-    "translation": _translations,
+    **dict.fromkeys(
+        ("text-generation", "text2text-generation"), _written("generated_text", "generated_texts", "generated_text")
+    ),
+    "translation": _written("translation", "translations", "translation_text"),
+    "summarization": _written("summary", "summaries", "summary_text"),
 }

@@ -33,6 +33,7 @@ from npformer.runtime.runner import Runner
 from npformer.runtime.threads import blas_libraries
 from npformer.tasks import pipeline
 from npformer.tasks.task import Task
+from npformer.tasks.text_to_text import TextToText
 from npformer.text.inputs import Pair
 
 Place = tuple[int, int]  # the number of a part's file, and of the part in it
@@ -57,6 +58,7 @@ def identity(task: Task) -> dict[str, Any]:
         "weights": checksum(arrays, own_metadata(arrays)),
         "tokenizer": _tokenizer(task),
         "same bits": model.same_bits,
+        **({"prefix": task.described[0]} if isinstance(task, TextToText) else {}),
         **recipe,
     }
 

@@ -1,7 +1,7 @@
 """A service over HTTP: `app` makes an ASGI app, the command `npformer serve` runs it. It needs the extra `serve`.
 
 Strangers' requests are computed together (`batching.py`), and each answer has the bits that it has alone. `routes.py`,
-`translate.py` and `write.py` say what each route takes and answers, `fields.py` checks it, `asgi.py` has what all
+`text_to_text.py` and `write.py` say what each route takes and answers, `fields.py` checks it, `asgi.py` has what all
 routes share, `process.py` runs servers and worker processes.
 """
 

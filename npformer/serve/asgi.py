@@ -1,4 +1,4 @@
-"""The ASGI app: what every route has in common. `routes.py`, `translate.py` and `write.py` have the routes.
+"""The ASGI app: what every route has in common. `routes.py`, `text_to_text.py` and `write.py` have the routes.
 
 A request passes, in this order: the API key, whether the server is stopping, its body, the number of open requests,
 its fields, the limits of its texts, and the queue. If its client leaves, its texts leave the queue. What is not
@@ -37,7 +37,7 @@ from npformer.serve.metrics import Metrics
 from npformer.serve.models import Served
 from npformer.serve.replies import as_json, cut_header, in_parts, json_response, refused
 from npformer.serve.routes import Reply, Route, Service
-from npformer.serve.translate import ALL_ROUTES
+from npformer.serve.text_to_text import ALL_ROUTES
 from npformer.serve.watch import GONE, Watch, path_of
 
 TOKENIZERS = 2  # threads that make tokens of texts
@@ -46,6 +46,8 @@ AT_ROOT = {
     "text-ranking": "/rerank",
     "text-classification": "/predict",
     "translation": "/translate",
+    "summarization": "/summarize",
+    "text2text-generation": "/text2text",
     "text-generation": "/generate",
     "sentence-embedding": "/embed",
     "sparse-embedding": "/embed_sparse",
@@ -238,7 +240,7 @@ def _described(served: Served) -> dict[str, Any]:
         labels = {str(i): label for i, label in enumerate(config.labels)}
         kind = {"reranker" if len(labels) == 1 else "classifier": {"id2label": labels}}
     elif isinstance(served.model, Seq2Seq):
-        kind = {"translation": {}}
+        kind = {next(iter(served.tasks)): {}}
     elif next(iter(served.tasks)) == "sparse-embedding":
         kind = {"embedding": {"pooling": "splade"}}
     embed = served.tasks.get("sentence-embedding")

@@ -32,6 +32,8 @@ NEEDS = {
     "text-ranking": "a cross-encoder, which is a sequence-classification model with one label",
     "text-generation": "a causal language model, such as GPT-2",
     "translation": "a translation model",
+    "summarization": "a model that summarizes",
+    "text2text-generation": "an encoder-decoder for text2text-generation",
 }
 
 
@@ -169,9 +171,9 @@ def choose(models: Mapping[str, Served], name: str | None, task: str) -> Served:
 
 
 def choose_writer(models: Mapping[str, Served], name: str | None) -> Served:
-    """The model of this name, or the first, that goes on after a prompt or translates it. Raises Refusal for none."""
+    """The model of this name, or the first model, that writes texts. Raises Refusal if there is no such model."""
     some = candidates(models, name)
-    found = next((each for each in some if each.tasks.keys() & {"text-generation", "translation"}), None)
+    found = next((each for each in some if any(isinstance(task, Writing) for task in each.tasks.values())), None)
     return found or choose(models, name, "text-generation")
 
 

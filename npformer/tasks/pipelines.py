@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,7 +14,7 @@ from npformer.checkpoint.read import CONFIG, config_of
 from npformer.checks import unknown
 from npformer.config import Config
 from npformer.errors import NpformerError
-from npformer.families import encoders
+from npformer.families import encoders, family_of
 from npformer.files import read_json
 from npformer.limits import LIMITS, Limits
 from npformer.model import Model, Seq2Seq
@@ -34,7 +35,9 @@ TASKS = {
     "sparse-embedding": ("sparse_embedding", "SparseEmbedding"),
     "text-ranking": ("text_ranking", "TextRanking"),
     "text-generation": ("text_generation", "TextGeneration"),
-    "translation": ("translation", "Translation"),
+    "translation": ("text_to_text", "Translation"),
+    "summarization": ("text_to_text", "Summarization"),
+    "text2text-generation": ("text_to_text", "Text2TextGeneration"),
 }
 #: Other names of tasks: Transformers' own, and that of the command.
 ALIASES = {
@@ -45,6 +48,8 @@ ALIASES = {
 TRANSLATION = re.compile(r"translation_(\w+)_to_(\w+)")  # names such as translation_en_to_de
 DEFAULTS = dict.fromkeys(("text-classification", "sentiment-analysis"), "distilbert-sst2")  # bundled models
 
+TEXT_TO_TEXT = ("summarization", "text2text-generation")  # tasks of encoder-decoders that do not translate
+
 #: A model's head -> the task of a pipeline that is made without a task.
 TASK_OF = {
     **dict.fromkeys(("base", "replaced-token"), "feature-extraction"),
@@ -53,7 +58,7 @@ TASK_OF = {
     "question-answering": "question-answering",
     "masked-lm": "fill-mask",
     "causal-lm": "text-generation",
-    "translation": "translation",
+    "translation": "translation",  # or another that the family names
 }
 
 #: Task without a default model -> the kind of model to look for.
@@ -68,6 +73,8 @@ WANTED = {
     "text-ranking": "a cross-encoder, cross-encoder/ms-marco-MiniLM-L6-v2 say",
     "text-generation": "a causal language model, openai-community/gpt2 say, or gpt2-austen of the checkout",
     "translation": "a Marian translation model, Helsinki-NLP/opus-mt-en-de say",
+    "summarization": "a BART that writes summaries, facebook/bart-large-cnn say",
+    "text2text-generation": "a BART that writes texts from texts",
 }
 
 
@@ -122,7 +129,7 @@ def pipeline(
     options, given = loading(options, model)
     offline, dtype = given.get("offline", offline), given.get("dtype", dtype)
     if isinstance(model, Model | Seq2Seq):
-        kind = _class(name or _task_of(model.config.head))
+        kind = _class(name or _task_of(model.config, _described(model.folder, limits)))
         made: Any = model if threads is None else _with_threads(model, threads)
     else:
         from npformer.checkpoint.loading import find_folder, load
@@ -169,21 +176,36 @@ def _default(task: str | None, name: str | None) -> str:
     return DEFAULTS[task]
 
 
-def tasks_of(config: Config) -> list[str]:
-    """The tasks that a model serves, that of its head first; every encoder gives vectors, whatever its head."""
-    task = TASK_OF.get(config.head, "feature-extraction")
+def tasks_of(config: Config, described: Mapping[str, Any] | None = None) -> list[str]:
+    """The tasks that a model serves, its own first; every encoder gives vectors, whatever its head.
+
+    described: the content of its config.json, which may say that it summarizes.
+    """
+    task = _task_of(config, described or {}) if config.head in TASK_OF else "feature-extraction"
     own = [task] if task != "feature-extraction" else []
     knows_entailment = any(label.lower().startswith("entail") for label in config.labels)
     more = ["zero-shot-classification"] if knows_entailment else []
     more += ["sparse-embedding"] if config.head == "masked-lm" else []
+    more += [each for each in TEXT_TO_TEXT if each != task] if task in TEXT_TO_TEXT else []
     more += ["text-ranking"] if config.head == "sequence-classification" and len(config.labels) == 1 else []
     return [*own, *more, *(() if config.decoder else ("feature-extraction", "sentence-embedding"))]
 
 
-def _task_of(head: str) -> str:
-    if head not in TASK_OF:
-        raise NpformerError(f"task: none is for a {head} model; npformer.load reads it")
-    return TASK_OF[head]
+def _task_of(config: Config, described: Mapping[str, Any]) -> str:
+    """The task of a model, by its head; a family's encoder-decoder whose config.json has settings for it summarizes."""
+    if config.head not in TASK_OF:
+        raise NpformerError(f"task: no task takes a {config.head} model; npformer.load reads it")
+    task = TASK_OF[config.head]
+    if task != "translation" or (writes := family_of(config).writes) == task:
+        return task
+    specific = described.get("task_specific_params")
+    summarizes = isinstance(specific, dict) and any(name.startswith("summarization") for name in specific)
+    return "summarization" if summarizes else writes
+
+
+def _described(folder: Path | None, limits: Limits) -> dict[str, Any]:
+    """The content of a folder's config.json; nothing without one."""
+    return read_json(folder / CONFIG, limits, "config") if folder and (folder / CONFIG).exists() else {}
 
 
 def _inferred(folder: Path, limits: Limits) -> str:
@@ -196,11 +218,11 @@ def _inferred(folder: Path, limits: Limits) -> str:
         return "sparse-embedding" if is_sparse(outer) else "sentence-embedding"
     if not _names_head(folder, limits):
         raise NpformerError(f"{folder / CONFIG}: no architectures to infer the task from; give the task too")
-    described = read_json(folder / CONFIG, limits, "config")
+    described = _described(folder, limits)
     config = config_of(folder, described, limits=limits)
     if (is_cross_encoder(outer) or was_cross_encoder(described)) and "text-ranking" in tasks_of(config):
         return "text-ranking"
-    return _task_of(config.head)
+    return _task_of(config, described)
 
 
 def _names_head(folder: Path, limits: Limits) -> bool:

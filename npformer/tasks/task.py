@@ -76,7 +76,7 @@ class Task:
         self.model = model
         self.encoder = Encoder(model)
         self.window = WINDOW
-        self.options = self.settle(self.options_type(), options)
+        self.options = self.settle(self.defaults(), options)
 
     @property
     def tokenizer(self) -> Any:
@@ -107,6 +107,10 @@ class Task:
         """Yields the answers as they are made, with a progress bar if `options.progress`."""
         answers = self.stream(iter(inputs), options)
         return with_bar(answers, length_hint(inputs) or None, delay=0, shown=True) if options.progress else answers
+
+    def defaults(self) -> Any:
+        """Returns the options before any is given."""
+        return self.options_type()
 
     def settle(self, options: Any, given: Mapping[str, Any]) -> Any:
         """Returns the options with the given ones changed; checks each name and value."""

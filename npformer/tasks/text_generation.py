@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
 from npformer.checks import boolean, one_of
 from npformer.errors import NpformerError, warn
 from npformer.generation import generate, stream
-from npformer.generation.settings import Settings, resolve, stored_settings
+from npformer.generation.settings import Settings, resolve
 from npformer.runtime.packing import Text
 from npformer.tasks.results import Written
 from npformer.tasks.task import Request
@@ -21,9 +20,7 @@ from npformer.text.encoding import Encoded, was_cut
 from npformer.text.inputs import as_text, as_texts
 from npformer.text.stop_strings import StopStrings
 
-#: Settings where neither the caller nor the model's generation_config.json has them, as in transformers.pipeline.
-DEFAULTS: Mapping[str, Any] = {"do_sample": True, "temperature": 0.7}
-NEW_TOKENS = 256  # likewise, or as many as the model has room for
+NEW_TOKENS = 256  # unless the caller or generation_config.json says otherwise, or as many as the model has room for
 
 #: Other names of options: transformers.pipeline's, and that of OpenAI's clients.
 ALIASES = {"stop_sequence": "stop_strings", "stop": "stop_strings"}
@@ -82,12 +79,7 @@ class TextGeneration(Writing):
     name = "text-generation"
     head = "causal-lm"
     options_type = TextGenerationOptions
-
-    @cached_property
-    def stored(self) -> dict[str, Any]:
-        """The settings of the model's generation_config.json."""
-        found = stored_settings(self.model.folder, self.model.config)[1]
-        return {name: value for name, value in found.items() if value is not None}
+    usual: ClassVar[Mapping[str, Any]] = {"do_sample": True, "temperature": 0.7}  # as in transformers.pipeline
 
     def settle(self, options: TextGenerationOptions, given: Mapping[str, Any]) -> Any:
         """Returns the options with the given ones changed, the settings of generation among them. None: not given."""
@@ -99,15 +91,7 @@ class TextGeneration(Writing):
                 given[name] = given.pop(alias)
         if one_of("handle_long_generation", given.pop("handle_long_generation", None), (None, "hole")):
             given["long"] = "truncate"
-        if _several(given.get("num_beams")):
-            given.setdefault("do_sample", False)
-        elif given.get("do_sample") is True:
-            given.setdefault("num_beams", 1)
-        known = {**self.stored, **options.settings, **given}
-        defaults = {name: value for name, value in DEFAULTS.items() if name not in known}
-        if _several(known.get("num_beams")):
-            defaults.pop("do_sample", None)
-        settled: TextGenerationOptions = super().settle(options, {**defaults, **given})
+        settled: TextGenerationOptions = super().settle(options, given)
         self.resolved(settled)
         return settled
 
@@ -200,10 +184,6 @@ def _ended(prompt: Text, ids: np.ndarray, ends: Sequence[int], stopping: StopStr
     if ids[-1] in ends:
         return "end"
     return "stop" if stopping and stopping(np.concatenate([prompt.ids, ids])[None])[0] else "length"
-
-
-def _several(num_beams: Any) -> bool:
-    return isinstance(num_beams, int) and num_beams > 1
 
 
 def _prompt(item: Any) -> str:

@@ -1,4 +1,4 @@
-"""`Writing`, the base of the tasks whose answers a model writes token by token: translation and text-generation.
+"""`Writing`, the base of the tasks whose answers a model writes token by token.
 
 The settings of `generation.Settings` control the search; those that the caller does not give come from the model's
 generation_config.json.
@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from functools import cached_property
 from typing import Any, ClassVar
 
 from npformer.checks import unknown
 from npformer.errors import NpformerError
-from npformer.generation.settings import NAMES, UNSUPPORTED
+from npformer.generation.settings import NAMES, UNSUPPORTED, merged, stored_settings
 from npformer.tasks.habits import translated
 from npformer.tasks.options import Options
 from npformer.tasks.task import InputError, Request, Task
@@ -38,17 +39,37 @@ class Writing(Task):
     """A task whose answers are written. A task defines `source`, what the model reads, and `answer`."""
 
     options_type: ClassVar[type[WritingOptions]] = WritingOptions
+    usual: ClassVar[Mapping[str, Any]] = {}  # settings where neither the caller nor the model's folder has them
     has_windows = False
+
+    @property
+    def own_settings(self) -> Mapping[str, Any]:
+        """The folder's settings for this task alone, which `generate` does not read."""
+        return {}
+
+    @cached_property
+    def stored(self) -> dict[str, Any]:
+        """The settings of the model's folder."""
+        found = merged(stored_settings(self.model.folder, self.model.config)[1], self.own_settings)
+        return {name: value for name, value in found.items() if value is not None}
+
+    def defaults(self) -> Any:
+        known = one_search(self.stored)
+        usual = {name: value for name, value in merged(self.usual, known).items() if name not in known}
+        if "max_new_tokens" in usual:
+            usual["max_new_tokens"] = min(usual["max_new_tokens"], self.model.config.max_length)
+        return self.options_type(settings={**usual, **self.own_settings})
 
     def settle(self, options: Any, given: Mapping[str, Any]) -> Any:
         """Returns the options with the given ones changed, the settings of generation among them."""
-        given = translated(given, self.cut)
+        given = one_search(translated(given, self.cut))
         without = ("settings", "stride", "max_length")  # max_length is a setting, of the text that is written
         own = [each.name for each in fields(options) if each.name not in without]
         of_search = {*NAMES, *UNSUPPORTED} - {*own}  # `resolve` refuses the unsupported ones, with the reason
         for name in given.keys() - {*own, *of_search}:
             raise unknown(f"argument of {self.name}", name, (*own, *NAMES))
-        settings = {**options.settings, **{name: value for name, value in given.items() if name in of_search}}
+        searched = {name: value for name, value in given.items() if name in of_search and value is not None}
+        settings = merged(options.settings, searched)
         others = {name: given[name] for name in own if name in given}
         return super().settle(options, {**others, "settings": settings})
 
@@ -67,6 +88,14 @@ class Writing(Task):
 
     def run(self, requests: list[Request]) -> None:
         """Does nothing: `answer` writes the answers of a group together."""
+
+
+def one_search(settings: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The settings with the other of num_beams and do_sample: several beams do not sample, a sample has one beam."""
+    beams = settings.get("num_beams")
+    if isinstance(beams, int) and beams > 1:
+        return {"do_sample": False, **settings}
+    return {"num_beams": 1, **settings} if settings.get("do_sample") is True else settings
 
 
 def pieces(tokenizer: Any, tokens: Iterable[int]) -> Iterator[str]:

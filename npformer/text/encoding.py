@@ -2,7 +2,7 @@
 
 `Encoder` makes an `Encoded` of a text or a `Pair` (`inputs.py`). A text that is too long is cut, read in windows, or
 refused; `was_cut` words every warning. Cuts are the same as in Transformers, so that the ids are the same.
-`SourceEncoder` reads the source of a translation model.
+`SourceEncoder` reads the source of an encoder-decoder.
 """
 
 from __future__ import annotations
@@ -371,26 +371,26 @@ class SourceEncoder:
         self.limits = model.limits
         self.limit = longest_text(model.folder, model.config)
 
-    def read(self, text: str, long: str = "", to: str | None = None) -> Encoded:
+    def read(self, text: str, long: str = "", to: str | None = None, prefix: str = "") -> Encoded:
         """Encodes a source in one piece. long: "truncate" cuts a source that is too long; otherwise it is refused.
 
-        to: the target language, if the text does not begin with a language code. Raises NpformerError for a text with
-        nothing to translate, and for a language that the model does not have.
+        to: the target language, if the text does not begin with a language code; prefix: a text put before it. Raises
+        NpformerError for an empty text, and for a language that the model does not have.
         """
         self.limits.check("characters", len(text), "characters of a text")
         code = LANGUAGE.match(text)
         if not text[code.end() if code else 0 :].strip():
-            raise NpformerError("an empty text; there is nothing to translate")
+            raise NpformerError("an empty text; there is nothing to read")
         if code:
             self.check_language(code[0])
         elif to is not None:
             text = f">>{to.strip('<>')}<< {text}"
-        ids = np.array(self.tokenizer.encode(text), np.int64)
+        ids = np.array(self.tokenizer.encode(prefix + text), np.int64)
         if len(ids) <= self.limit:
             return Encoded([Text(ids)], len(ids))
         if long != "truncate":
-            or_cut = ", or long='truncate' translates the first of it" if long else ""
-            raise NpformerError(f"{len(ids)} tokens, and the model takes {self.limit}; split it into sentences{or_cut}")
+            or_cut = ", or long='truncate' reads the first of it" if long else ""
+            raise NpformerError(f"{len(ids)} tokens, and the model takes {self.limit}; split the text{or_cut}")
         return Encoded([Text(np.append(ids[: self.limit - 1], ids[-1]))], len(ids), truncated=True)
 
     def check_language(self, code: str) -> None:

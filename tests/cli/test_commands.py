@@ -15,7 +15,7 @@ from npformer.checkpoint import tree as layout
 from npformer.cli.main import COMMANDS
 from npformer.tasks import Pair, pipeline
 from npformer.tasks.token_classification import STRATEGIES
-from tests.support import tiny
+from tests.support import seq2seq_models, tiny
 from tests.support.cli_runner import ENVIRONMENT, make_models, rows, run
 
 
@@ -267,7 +267,7 @@ def test_info_describes_the_installation():
     assert "float32" not in shown
 
 
-def test_info_describes_a_model(models):
+def test_info_describes_a_model(models, tmp_path):
     code, output, errors = run("info", models["fill"], "--json")
     assert (code, errors) == (0, "")
     facts = json.loads(output)
@@ -283,6 +283,8 @@ def test_info_describes_a_model(models):
     assert "made from" not in shown  # a folder without a card
     marian = run("info", str(Path(__file__).parents[1] / "golden" / "seq2seq" / "marian-files"), "--json")[1]
     assert json.loads(marian)["tasks"] == "translation"
+    bart = seq2seq_models.bart_folder(tmp_path / "bart", task_specific_params={"summarization": {}})
+    assert json.loads(run("info", bart, "--json")[1])["tasks"] == "summarization, text2text-generation"
     assert json.loads(marian)["layers"] == "2 and 2 in the decoder"
 
 

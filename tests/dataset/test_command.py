@@ -23,13 +23,17 @@ COMMANDS = {
     "embed": ([], ["embedding"]),
     "rerank": (["--pair-column", "second"], ["score"]),
     "translate": (["--max-tokens", "4"], ["translation"]),
+    "summarize": (["--max-tokens", "4", "--best", "2"], ["summaries"]),
+    "text2text": (["--max-tokens", "4", "--sample", "--seed", "1"], ["generated_text"]),
 }
 
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory):
     folder = tmp_path_factory.mktemp("models")
-    return {**make_models(folder), "translate": seq2seq_models.folder_of_letters(folder / "translate")}
+    bart = seq2seq_models.bart_folder(folder / "bart")
+    translator = seq2seq_models.folder_of_letters(folder / "translate")
+    return {**make_models(folder), "translate": translator, "summarize": bart, "text2text": bart}
 
 
 @pytest.fixture

@@ -21,11 +21,14 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     config = json.loads((ranker / "config.json").read_text())
     config["sentence_transformers"] = {"activation_fn": "torch.nn.modules.linear.Identity"}
     (ranker / "config.json").write_text(json.dumps(config))
+    specific = {"summarization": {"prefix": "news: ", "max_length": 12, "num_beams": 2}}
     return {
         "classifier": tiny.folder(home / "classifier", labels=("bad", "fair", "good")),
         "ranker": ranker,
         "encoder": tiny.folder(home / "encoder", "bert", "base", seed=5),
         "translator": seq2seq_models.folder_of_letters(home / "translator"),
+        "summarizer": seq2seq_models.bart_folder(home / "summarizer", task_specific_params=specific),
+        "rewriter": seq2seq_models.bart_folder(home / "rewriter"),
     }
 
 

@@ -42,7 +42,14 @@ def test_openai_dimensions(client):
 
 
 def test_openai_lists_models(client):
-    assert [each.id for each in client.models.list()] == ["classifier", "ranker", "encoder", "translator"]
+    assert [each.id for each in client.models.list()] == [
+        "classifier",
+        "ranker",
+        "encoder",
+        "translator",
+        "summarizer",
+        "rewriter",
+    ]
 
 
 def test_openai_errors(client):
@@ -103,6 +110,15 @@ def test_inference_client_translation(server, alone):
     settings = {"max_new_tokens": 4, "num_beams": 2}
     found = client.translation("dogs", generate_parameters=settings, src_lang="eng", tgt_lang="fra").translation_text
     assert found == translate("dogs", to="fra", **settings)["translation_text"]
+
+
+def test_inference_client_summarization(server, alone):
+    summarize = alone("summarization", "summarizer")
+    client = InferenceClient(model=f"{server.url}/summarize")
+    assert client.summarization("dogs").summary_text == summarize("dogs")["summary_text"]
+    settings = {"max_length": 8, "num_beams": 1}
+    found = client.summarization("dogs", generate_parameters=settings).summary_text
+    assert found == summarize("dogs", **settings)["summary_text"]
 
 
 def test_inference_client_stream(server, alone):

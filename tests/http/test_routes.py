@@ -144,6 +144,24 @@ def test_translate(server, alone):
     assert found[:2] == (200, [dict(translate("news", to="fra", **settings))])
 
 
+def test_summarize(server, alone):
+    """By the settings of the model's task, or those of the request."""
+    summarize = alone("summarization", "summarizer")
+    expected = [dict(each) for each in summarize(["dogs", "the news"])]
+    assert server.post("/summarize", {"inputs": ["dogs", "the news"]})[:2] == (200, expected)
+    settings = {"max_length": 9, "min_length": 5, "num_beams": 3}
+    found = server.post("/summarize", {"inputs": "dogs", "parameters": settings})
+    assert found[:2] == (200, [dict(summarize("dogs", **settings))])
+    greedy = {"generated_text": summarize("dogs", num_beams=1)["summary_text"]}
+    assert server.post("/generate", {"inputs": "dogs", "model": "summarizer"})[:2] == (200, greedy)
+
+
+def test_text2text(server, alone):
+    settings = {"max_length": 9, "do_sample": True, "seed": 2, "min_p": 0.1}
+    expected = [dict(alone("text2text-generation", "rewriter")("dogs", **settings))]
+    assert server.post("/text2text", {"inputs": "dogs", "parameters": settings})[:2] == (200, expected)
+
+
 def test_translate_by_sampling_draws_as_the_request_alone_would(server, alone):
     settings = {"do_sample": True, "seed": 7, "num_beams": 1}
     expected = [dict(each) for each in alone("translation", "translator")(["dogs"] * 4, **settings)]
@@ -181,7 +199,7 @@ def test_generate_of_a_translation_takes_parameters_that_change_nothing(server, 
 
 def test_an_error_of_a_stream_has_its_status(server):
     status, answer, _ = server.post("/generate", {"inputs": " ", "stream": True})
-    assert (status, answer["error"]) == (422, "inputs: an empty text; there is nothing to translate")
+    assert (status, answer["error"]) == (422, "inputs: an empty text; there is nothing to read")
 
 
 def test_the_root_stands_for_the_first_models_route(server):
@@ -238,7 +256,8 @@ def test_an_unknown_model_is_404_with_the_names_there_are(server):
     for path, body in (("/embed", {"inputs": "a"}), ("/tokenize", {"inputs": "a"})):
         status, answer, _ = server.post(path, {**body, "model": "no-such-model"})
         assert status == 404
-        assert answer["error"] == "model: no model has this name; served: classifier, ranker, encoder, translator"
+        known = "classifier, ranker, encoder, translator, summarizer, rewriter"
+        assert answer["error"] == f"model: no model has this name; served: {known}"
 
 
 @pytest.mark.parametrize(
@@ -285,15 +304,31 @@ def test_pages(server):
     assert server.get("/health")[:2] == (200, {"status": "ok"})
     _, info, _ = server.get("/info")
     assert (info["model_id"], info["model_dtype"], info["max_client_batch_size"]) == ("classifier", "float32", 40)
-    assert [each["model_id"] for each in info["models"]] == ["classifier", "ranker", "encoder", "translator"]
+    assert [each["model_id"] for each in info["models"]] == [
+        "classifier",
+        "ranker",
+        "encoder",
+        "translator",
+        "summarizer",
+        "rewriter",
+    ]
     assert [list(each["model_type"]) for each in info["models"]] == [
         ["classifier"],
         ["reranker"],
         ["embedding"],
         ["translation"],
+        ["summarization"],
+        ["text2text-generation"],
     ]
     _, models, _ = server.get("/v1/models")
-    assert [each["id"] for each in models["data"]] == ["classifier", "ranker", "encoder", "translator"]
+    assert [each["id"] for each in models["data"]] == [
+        "classifier",
+        "ranker",
+        "encoder",
+        "translator",
+        "summarizer",
+        "rewriter",
+    ]
     _, described, _ = server.get("/openapi.json")
     _, page, _ = server.get("/docs")
     assert server.get("/")[1] == page

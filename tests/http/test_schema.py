@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from npformer.serve.fields import Refusal, read_fields, read_json
 from npformer.serve.pages import openapi
-from npformer.serve.translate import ALL_ROUTES
+from npformer.serve.text_to_text import ALL_ROUTES
 
 ROUTES = {route.path: route for route in ALL_ROUTES}
 PATHS = openapi(ALL_ROUTES)["paths"]

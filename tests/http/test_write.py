@@ -20,7 +20,7 @@ from npformer.serve.fields import Refusal, read_fields
 from npformer.serve.limits import ServiceLimits
 from npformer.serve.models import TaskWork, serve_all
 from npformer.serve.routes import Reply, Service
-from npformer.serve.translate import ALL_ROUTES
+from npformer.serve.text_to_text import ALL_ROUTES
 from npformer.serve.write import until, withheld
 from npformer.tasks import text_generation
 from npformer.tasks.text_generation import TextGeneration

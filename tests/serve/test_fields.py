@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from npformer.serve import fields as f
 from npformer.serve.fields import Refusal, Texts, read_fields, read_json
-from npformer.serve.translate import ALL_ROUTES
+from npformer.serve.text_to_text import ALL_ROUTES
 from npformer.text.inputs import Pair
 
 ROUTES = {route.path: route for route in ALL_ROUTES}

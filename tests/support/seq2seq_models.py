@@ -59,3 +59,11 @@ def folder_of_letters(path: Path) -> Path:
     tokenizer.add_special_tokens(["</s>", "<unk>", "<pad>", ">>deu<<", ">>fra<<"])
     tokenizer.save(str(path / "tokenizer.json"))
     return path
+
+
+def bart_folder(path: Path, **described: Any) -> Path:
+    """A tiny BART's folder with a tokenizer.json; described: more fields of its config.json."""
+    tiny.folder(path, "bart", "translation", seed=3)
+    config = json.loads((path / "config.json").read_text(encoding="utf-8"))
+    (path / "config.json").write_text(json.dumps({**config, **described}), encoding="utf-8")
+    return path

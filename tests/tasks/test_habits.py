@@ -210,7 +210,7 @@ def test_a_pipeline_infers_its_task_from_a_folder_or_says_why_not(tmp_path):
         )
     )
     assert pipeline(model=folder).name == "sentence-embedding"
-    with pytest.raises(NpformerError, match="task: none is for a next-sentence model"):
+    with pytest.raises(NpformerError, match="task: no task takes a next-sentence model"):
         pipeline(model=tiny.model("bert", "next-sentence"))
     with pytest.raises(NpformerError, match="expected a task or a model"):
         pipeline()

@@ -19,7 +19,7 @@ from npformer.errors import NpformerError
 from npformer.limits import Limits
 from npformer.model import Seq2Seq
 from npformer.tasks.task import InputError
-from npformer.tasks.translation import Translation
+from npformer.tasks.text_to_text import Translation
 from tests.fuzz.protobuf_form import BYTES, build
 from tests.support.seq2seq_models import MARIAN_FILES as FILES
 from tests.support.seq2seq_models import folder_of_letters
@@ -149,23 +149,21 @@ def test_half_of_a_letter_waits_for_the_rest_of_it(in_json: Path, monkeypatch: p
 
 def test_too_long_a_source_is_refused_or_cut(in_json: Path) -> None:
     task = npformer.pipeline("translation", in_json, max_new_tokens=3)
-    with pytest.raises(
-        NpformerError, match="101 tokens, and the model takes 64; split it into sentences, or long='truncate'"
-    ):
+    with pytest.raises(NpformerError, match="101 tokens, and the model takes 64; split the text, or long='truncate'"):
         task("d" * 100)
     with pytest.warns(UserWarning, match="input 0: 101 tokens, cut to 64"):
         answer = task("d" * 100, long="truncate")
     assert (answer.n_tokens, answer.truncated) == (101, True)
     first = "d" * 63  # 63 letters and the end, which a text that is cut keeps
     assert answer == task(first)
-    with pytest.raises(NpformerError, match="cannot be translated in windows"):
+    with pytest.raises(NpformerError, match="a source is not read in windows"):
         task("dog", long="window")
 
 
 @pytest.mark.parametrize(
     ("text", "options", "message"),
     [
-        ("", {}, "an empty text; there is nothing to translate"),
+        ("", {}, "an empty text; there is nothing to read"),
         (" \n", {}, "an empty text"),
         (">>deu<< ", {}, "an empty text"),
         (">>eng<< dog", {}, r"language: '>>eng<<' is not known.* Known: >>deu<<, >>fra<<"),

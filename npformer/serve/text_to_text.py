@@ -1,15 +1,16 @@
-"""The routes of translation models: whole translations, batched, and one translation as a stream of its pieces.
+"""The routes of models that write a text from a text: whole answers, batched, and one as a stream of its pieces.
 
 /generate is that of `write.py` too, which has what models that go on after a prompt answer.
 """
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from npformer.serve import fields as f
 from npformer.serve.fields import Field
-from npformer.serve.models import Served, TaskWork, choose, choose_writer
+from npformer.serve.models import TaskWork, choose, choose_writer
 from npformer.serve.routes import MODEL, ROUTES, TRUNCATE, Reply, Route, Service
 from npformer.serve.write import (
     COMPLETIONS,
@@ -22,7 +23,7 @@ from npformer.serve.write import (
     settled,
     streamed,
 )
-from npformer.tasks.translation import Translation
+from npformer.tasks.text_to_text import TextToText
 
 BEAMS = 16  # more cost memory and time for nothing
 
@@ -30,14 +31,16 @@ BEAM_SEARCH = {
     "num_beams": Field(f.whole(1, BEAMS), None),
     "length_penalty": Field(f.number(-50, 50), None),
     "early_stopping": Field(f.BOOLEAN, None),
+    "min_length": Field(f.whole(0), None, "Tokens of the text and its start token."),
+    "max_length": Field(f.whole(2), None, "Tokens of the text and its start token."),
 }
 #: Parameters of /generate that only models that go on after a prompt have.
 OF_PROMPTS = {
-    "stop": Field(f.nothing_else("a translation ends by itself", []), None),
-    "return_full_text": Field(f.nothing_else("a translation has no prompt before it", False), None),
-    "details": Field(f.nothing_else("a translation comes without them", False), None),
+    "stop": Field(f.nothing_else("the text ends by itself", []), None),
+    "return_full_text": Field(f.nothing_else("the text has no prompt before it", False), None),
+    "details": Field(f.nothing_else("the text comes without them", False), None),
 }
-TO = Field(f.TEXT, None, "The target's language, for a model with several.")
+TO = Field(f.TEXT, None, "The target's language, for a translation model with several.")
 PARAMETERS = {
     **SEARCH,
     **BEAM_SEARCH,
@@ -47,7 +50,7 @@ PARAMETERS = {
 }
 
 
-def _settled(task: Translation, parameters: dict[str, Any]) -> Any:
+def _settled(task: TextToText, parameters: dict[str, Any]) -> Any:
     """The task's options with a request's parameters."""
     parameters = dict(parameters)
     parameters.update(parameters.pop("generate_parameters", None) or {})
@@ -56,14 +59,7 @@ def _settled(task: Translation, parameters: dict[str, Any]) -> Any:
     return settled(task, {name: value for name, value in parameters.items() if value is not None}, "parameters")
 
 
-def _translator(service: Service, given: dict[str, Any]) -> tuple[Served, Translation]:
-    served = choose(service.models, given["model"], "translation")
-    task = served.tasks["translation"]
-    assert isinstance(task, Translation)
-    return served, task
-
-
-def _work(task: Translation, options: Any) -> TaskWork:
+def _work(task: TextToText, options: Any) -> TaskWork:
     """What is drawn for a text depends on its place in the list, so a request that samples is computed by itself."""
     return TaskWork(task, options, together=not options.settings.get("do_sample"))
 
@@ -73,9 +69,11 @@ def _beams(options: Any) -> int:
     return beams
 
 
-async def translate(service: Service, given: dict[str, Any]) -> Reply:
+async def written(name: str, service: Service, given: dict[str, Any]) -> Reply:
+    """The answers of the task of this name, to each text."""
     texts = given["inputs"]
-    _, task = _translator(service, given)
+    task = choose(service.models, given["model"], name).tasks[name]
+    assert isinstance(task, TextToText)
     options = _settled(task, given["parameters"] or {})
     prepared = await service.prepared(task, texts, given["truncate"], "inputs", options)
     found = await service.answers(_work(task, options), prepared, "inputs", texts.several, COST * _beams(options))
@@ -87,14 +85,14 @@ async def generate(service: Service, given: dict[str, Any]) -> Reply:
     served = choose_writer(service.models, given["model"])
     if "text-generation" in served.tasks:
         return await generated(service, given, served)
-    task = served.tasks["translation"]
-    assert isinstance(task, Translation)
+    [task] = served.tasks.values()
+    assert isinstance(task, TextToText)
     options = _settled(task, {**effective(given["parameters"], OF_PROMPTS), "num_beams": 1})
     one = f.Texts([given["inputs"]], several=False)
     prepared = await service.prepared(task, one, given["truncate"], "inputs", options)
     if not given["stream"]:
         (answer,) = await service.answers(_work(task, options), prepared, "inputs", several=False, cost=COST)
-        return Reply(prepared, {"generated_text": answer["translation_text"]})
+        return Reply(prepared, {"generated_text": answer[task.key]})
     long = "truncate" if prepared.cut else "error"
     pieces = task.tokens(given["inputs"], to=options.to, long=long, **options.settings)
     return await streamed(service, pieces, prepared)
@@ -112,20 +110,27 @@ GENERATE_FIELDS = {
 }
 ALL_ROUTES = (
     *ROUTES,
-    Route(
-        "/translate",
-        "Each text in another language",
-        {
-            "inputs": Field(f.TEXTS),
-            "parameters": Field(f.an_object(PARAMETERS), None),
-            **TRUNCATE,
-            **MODEL,
-        },
-        translate,
+    *(
+        Route(
+            path,
+            summary,
+            {
+                "inputs": Field(f.TEXTS),
+                "parameters": Field(f.an_object(PARAMETERS), None),
+                **TRUNCATE,
+                **MODEL,
+            },
+            partial(written, name),
+        )
+        for path, name, summary in (
+            ("/translate", "translation", "Each text in another language"),
+            ("/summarize", "summarization", "A summary of each text"),
+            ("/text2text", "text2text-generation", "The answer of an encoder-decoder to each text"),
+        )
     ),
     Route(
         "/generate",
-        "What follows a prompt, or a text in another language; as a stream if asked for",
+        "The text after a prompt, or an encoder-decoder's answer to a text; as a stream if asked for",
         {
             **GENERATE_FIELDS,
             "stream": Field(f.BOOLEAN, False, "Server-sent events, one for each piece as it is chosen."),

@@ -1,0 +1,181 @@
+"""Tasks that write a text from a text, by an encoder-decoder: translation, summarization and text2text-generation."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, ClassVar
+
+from npformer.checkpoint.read import CONFIG
+from npformer.errors import NpformerError, warn
+from npformer.files import read_json
+from npformer.generation import generate, stream
+from npformer.generation.settings import NAMES, UNSUPPORTED, resolve
+from npformer.model import Model, Seq2Seq
+from npformer.tasks.task import WINDOW, Request
+from npformer.tasks.writing import Writing, WritingOptions, pieces
+from npformer.text.encoding import Encoded, SourceEncoder, was_cut
+from npformer.text.inputs import as_text
+
+#: Settings of Transformers 4's pipelines where neither the caller nor the model's folder has them.
+USUAL: Mapping[str, Any] = {"num_beams": 4, "max_new_tokens": 256}
+
+
+@dataclass(frozen=True)
+class TextToTextOptions(WritingOptions):
+    """Options of `TextToText`."""
+
+    to: str | None = None
+    windows = "a source is not read in windows; split it into shorter texts"
+
+
+class TextToText(Writing):
+    """The base of the tasks in this file, which differ in their names and in their usual settings."""
+
+    key: ClassVar[str]  # of an answer's text
+    head = "translation"
+    options_type = TextToTextOptions
+    model: Seq2Seq  # type: ignore[assignment]
+
+    def __init__(self, model: Model | Seq2Seq, **options: Any) -> None:
+        if not isinstance(model, Seq2Seq):
+            raise NpformerError(f"{self.name} takes an encoder-decoder, this one is a {model.config.head} model")
+        self.model = model
+        self.sources = SourceEncoder(model)
+        self.window = WINDOW
+        self.options = self.settle(self.defaults(), options)
+
+    @cached_property
+    def described(self) -> tuple[str, dict[str, Any]]:
+        """The prefix of every source, and the settings of this task, both of the model's config.json.
+
+        As in Transformers 4: task_specific_params[task] comes before generation_config.json and the config's prefix.
+        """
+        path = None if self.model.folder is None else self.model.folder / CONFIG
+        if path is None or not path.exists():
+            return "", {}
+        data = read_json(path, self.model.limits, "config")
+        tasks = data.get("task_specific_params") or {}
+        own = tasks.get(self.name) or {} if isinstance(tasks, dict) else tasks
+        if not isinstance(own, dict):
+            raise NpformerError(f"{path}: task_specific_params: expected an object with the settings of each task")
+        prefix = own.get("prefix", data.get("prefix"))
+        if not isinstance(prefix, str | None):
+            raise NpformerError(f"{path}: prefix: expected a text, got {type(prefix).__name__}")
+        return prefix or "", {name: own[name] for name in own if name in NAMES or name in UNSUPPORTED}
+
+    @property
+    def own_settings(self) -> Mapping[str, Any]:
+        return self.described[1]
+
+    def settle(self, options: TextToTextOptions, given: Mapping[str, Any]) -> Any:
+        """Returns the options with the given ones changed, the settings of generation among them."""
+        settled: TextToTextOptions = super().settle(options, given)
+        resolve(self.model.folder, self.model.config, settled.settings)
+        if settled.to is not None:
+            self.sources.check_language(f">>{settled.to.strip('<>')}<<")
+        return settled
+
+    def tokens(self, text: str, **options: Any) -> Iterator[str]:
+        """Yields the answer to one text piece by piece, as each token is chosen, greedily or by sampling."""
+        settled: TextToTextOptions = self.settle(self.options, {"num_beams": 1, **options})
+        source = self.source(text, settled)
+        if source.truncated:
+            warn(was_cut("input 0", source.n_tokens, self.sources.limit))
+        yield from pieces(self.tokenizer, stream(self.model, source.texts[0], **settled.settings))
+
+    def limit(self, options: Any) -> int:
+        """Returns the number of tokens that a source is cut to."""
+        return self.sources.limit
+
+    # --- from an input to its answer -----------------------------------------------------------------------------
+
+    def source(self, item: Any, options: TextToTextOptions) -> Encoded:
+        text = as_text(item["text"] if isinstance(item, Mapping) and set(item) == {"text"} else item)
+        return self.sources.read(text, options.long, options.to, self.described[0])
+
+    def answer(self, requests: list[Request], options: TextToTextOptions) -> list[Any]:
+        sources = [request.encoded[0].texts[0] for request in requests]
+        found = []
+        for hypotheses in generate(self.model, sources, **options.settings):
+            answers = [{self.key: self.tokenizer.decode(each.ids.tolist())} for each in hypotheses]
+            found.append(answers[0] if len(answers) == 1 else answers)
+        return found
+
+
+class Translation(TextToText):
+    """Returns a dict with "translation_text" for each text; a list of dicts if num_return_sequences is above 1.
+
+    Parameters
+    ----------
+    model : Seq2Seq with a translation head
+    to : str, optional
+        The target's language, for a model with several. A text may also begin with a code of its own, as >>fra<<.
+    long : "error" or "truncate"
+        What to do with a text that is too long.
+    progress : bool
+        Show a progress bar on stderr.
+    **options : the settings of generation: num_beams, max_new_tokens, length_penalty, ...
+
+    Examples
+    --------
+    With a model from the hub::
+
+        translate = npformer.pipeline("translation", "Helsinki-NLP/opus-mt-en-de")
+        translate("The dog runs.")["translation_text"]
+    """
+
+    name, key = "translation", "translation_text"
+
+
+class Summarization(TextToText):
+    """Returns a dict with "summary_text" for each text; a list of dicts if num_return_sequences is above 1.
+
+    The settings are the caller's, those for summarization in config.json, or those of generation_config.json; where
+    none of them says otherwise, 4 beams and at most 256 tokens, as in Transformers 4.
+
+    Parameters
+    ----------
+    model : Seq2Seq, such as BART
+    long : "error" or "truncate"
+        What to do with a text that is too long.
+    progress : bool
+        Show a progress bar on stderr.
+    **options : the settings of generation: min_length, max_length, num_beams, length_penalty, ...
+
+    Examples
+    --------
+    With a model from the hub::
+
+        summarize = npformer.pipeline("summarization", "facebook/bart-large-cnn")
+        summarize(article, min_length=30, max_length=90)["summary_text"]
+    """
+
+    name, key, usual = "summarization", "summary_text", USUAL
+
+
+class Text2TextGeneration(TextToText):
+    """Returns a dict with "generated_text" for each text; a list of dicts if num_return_sequences is above 1.
+
+    For encoder-decoders that paraphrase, correct or answer. The settings are those of `Summarization`, with what
+    config.json says for text2text-generation.
+
+    Parameters
+    ----------
+    model : Seq2Seq, such as BART
+    long : "error" or "truncate"
+        What to do with a text that is too long.
+    progress : bool
+        Show a progress bar on stderr.
+    **options : the settings of generation: num_beams, max_new_tokens, do_sample, ...
+
+    Examples
+    --------
+    With a model from the hub::
+
+        rewrite = npformer.pipeline("text2text-generation", "eugenesiow/bart-paraphrase")
+        rewrite("They were there to enjoy us and they were there to pray for us.")["generated_text"]
+    """
+
+    name, key, usual = "text2text-generation", "generated_text", USUAL
