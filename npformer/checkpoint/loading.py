@@ -13,9 +13,10 @@ from typing import Any, cast
 
 import numpy as np
 
+from npformer.checkpoint import storage
 from npformer.checkpoint.modules import encoder_folder
 from npformer.checkpoint.read import CONFIG, OWN_WEIGHTS, load_folder
-from npformer.checkpoint.tree import parameter_dtype
+from npformer.checkpoint.tree import flatten, parameter_dtype, unflatten
 from npformer.checkpoint.verify import verify_once
 from npformer.checks import nearest
 from npformer.errors import NpformerError
@@ -40,6 +41,7 @@ def load(
     limits: Limits = LIMITS,
     mapped: bool = True,
     allow_nonfinite: bool = False,
+    writable: bool = False,
 ) -> Model:
     """Loads a model: a `Model`, or a `Seq2Seq` where the checkpoint is an encoder-decoder for translation.
 
@@ -56,6 +58,9 @@ def load(
         may write: a write is noticed before a call, but one during a call can end the process. False reads the
         weights into memory. Weights in any other layout or dtype are copied in either case.
     allow_nonfinite : bool, load weights that are NaN or infinite, to study them with `trace`
+    writable : bool, copy the weights, so that they can be changed: `model.weights["layers"][0]...[0, 0] = 1`. The next
+        call computes with the change. Without it they are read-only, because the model computes with copies of them
+        in another layout; a writable model has no such copies, and is slower on short texts.
 
     Returns
     -------
@@ -71,11 +76,17 @@ def load(
     --------
     >>> npformer.load("distilbert-sst2")
     <npformer.Model distilbert sequence-classification: 6 layers, 12 heads, width 384, float32>
+    >>> model = npformer.load("distilbert-sst2", writable=True)
+    >>> model.weights["head"]["output"]["bias"] += [9, 0]
+    >>> model.config.labels[model([[101, 1045, 2293, 3256, 6949, 102]]).logits.argmax()]  # I love ice cream
+    'NEGATIVE'
     """
     dtype, threads = parameter_dtype(dtype), thread_count(threads)  # before anything is downloaded
     same_bits = wants_same_bits(same_bits)
     folder = find_folder(name, revision, offline)
     config, weights = load_folder(folder, dtype, head, limits=limits, mapped=mapped, allow_nonfinite=allow_nonfinite)
+    if writable:
+        weights = unflatten(storage.writable(flatten(weights)))
     if not config.vocab_size or (config.decoder and config.head == "base"):
         raise NpformerError(
             f"{folder}: {config.torch_class} computes on rows and not on token ids; npformer.checkpoint.load_folder "

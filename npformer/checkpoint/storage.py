@@ -249,6 +249,16 @@ def place(array: Array) -> tuple[Any, ...]:
     return array.__array_interface__["data"][0], array.dtype, array.shape, array.strides
 
 
+def writable(arrays: Mapping[str, Array]) -> dict[str, Array]:
+    """Writable copies of arrays; two that share memory, as tied weights do, share a copy, transposed or not."""
+    copies: dict[tuple[Any, ...], Array] = {}
+    for array in arrays.values():
+        if place(array) not in copies:
+            copy = np.array(array, order="C")
+            copies |= {place(array.T): copy.T, place(array): copy}
+    return {name: copies[place(array)] for name, array in arrays.items()}
+
+
 def check_storage(arrays: Mapping[str, Array]) -> None:
     """Checks that arrays have no more bytes than the memory that they are views of.
 

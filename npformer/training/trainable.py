@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from npformer.checkpoint import tree as layout
+from npformer.checkpoint.storage import writable
 from npformer.config import Config
 from npformer.functions import SparseRows, embedding_backward
 
@@ -40,19 +41,15 @@ class Trainable:
         self.config = config
         self.flat: dict[str, np.ndarray] = {}
         self._tied: dict[str, tuple[str, bool]] = {}  # tied name -> the array's own name, and whether transposed
-        arrays: dict[str, np.ndarray] = {}
-        seen: dict[tuple[int, int], tuple[str, tuple[tuple[int, ...], tuple[int, ...]]]] = {}
-        for name, array in layout.flatten(dict(tree)).items():
-            place = (array.__array_interface__["data"][0], array.size)
-            if place in seen:
-                table, lies = seen[place]
-                self._tied[name] = (table, (array.shape, array.strides) != lies)
-                arrays[name] = arrays[table].T if self._tied[name][1] else arrays[table]
-                continue
-            seen[place] = (name, (array.shape, array.strides))
-            arrays[name] = np.array(array, order="C")
-            if not self._computed(name):
-                self.flat[name] = arrays[name]
+        arrays = writable(layout.flatten(dict(tree)))
+        seen: dict[int, str] = {}
+        for name, array in arrays.items():
+            own = array if array.base is None else array.base  # a tied projection is the table, transposed
+            table = seen.setdefault(id(own), name)
+            if table != name:
+                self._tied[name] = (table, array is not own)
+            elif not self._computed(name):
+                self.flat[name] = array
         self.tree = layout.unflatten(arrays)
 
     def _computed(self, name: str) -> bool:
