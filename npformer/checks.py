@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from dataclasses import fields
 from typing import Any
 
 from npformer.errors import NpformerError
@@ -82,3 +83,10 @@ def shown(value: object) -> str:
     if isinstance(value, int):
         return f"a whole number of {value.bit_length()} bits"
     return f"a {type(value).__name__}"
+
+
+def brief(settings: Any) -> str:
+    """The repr of a dataclass, without the fields that have their defaults; it evaluates to an equal one."""
+    given = {each.name: getattr(settings, each.name) for each in fields(settings)}
+    changed = [f"{each.name}={given[each.name]!r}" for each in fields(settings) if given[each.name] != each.default]
+    return f"{type(settings).__name__}({', '.join(changed)})"

@@ -52,6 +52,9 @@ class Decoder:
             checks.whole(f"decoder.{name}", getattr(self, name), 1, MOST)
         checks.whole("decoder.vocab_size", self.vocab_size, 0, MOST)
 
+    def __repr__(self) -> str:
+        return checks.brief(self)
+
     def __bool__(self) -> bool:
         return self.n_layers > 0
 
@@ -111,7 +114,7 @@ class Config:
     Raises
     ------
     NpformerError
-        A field has an impossible value; the message names the field.
+        A field has an impossible value, or changes nothing without another; the message names it.
 
     Examples
     --------
@@ -207,7 +210,22 @@ class Config:
         for n_heads in (self.n_heads, self.decoder.n_heads):
             if self.d_model % n_heads:
                 raise NpformerError(f"{n_heads} heads do not divide the model's width of {self.d_model}")
+        self._check_windows()
         self._check_head()
+
+    def _check_windows(self) -> None:
+        """Refuses fields of local layers that would change nothing without another field."""
+        if self.local_theta and not self.rotary_theta:
+            raise NpformerError(f"local_theta={self.local_theta}: needs rotary_theta, which the other layers rotate by")
+        if self.local_layers and self.rotary_theta and not self.local_theta:
+            raise NpformerError(f"local_layers={self.local_layers}: with rotary_theta they need local_theta too")
+        if self.local_layers and not (self.window or self.rotary_theta):
+            raise NpformerError(f"local_layers={self.local_layers}: needs window, the tokens that they attend to")
+        if self.window and not (self.local_layers or self.rotary_theta):
+            raise NpformerError(f"window={self.window}: needs local_layers, the layers that attend to it")
+
+    def __repr__(self) -> str:
+        return checks.brief(self)
 
     def _check_head(self) -> None:
         if not isinstance(self.labels, tuple) or not all(isinstance(label, str) for label in self.labels):

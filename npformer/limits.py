@@ -77,6 +77,9 @@ class Limits:
         for field in fields(self):
             checks.whole(f"limits.{field.name}", getattr(self, field.name), 0)
 
+    def __repr__(self) -> str:
+        return checks.brief(self)
+
     def check(self, name: str, found: int, where: object) -> None:
         """Raises NpformerError if `found` is more than the limit of this name."""
         most = getattr(self, name)

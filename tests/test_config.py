@@ -1,14 +1,18 @@
 """Config: Hugging Face's config.json in and out, for every architecture, and what is refused."""
 
 import dataclasses
+import inspect
 import json
 from pathlib import Path
 
 import pytest
 
+import npformer
+from npformer.config import Config, Decoder
 from npformer.errors import NpformerError
 from npformer.families import FAMILIES, encoders, family_of, ignored, read_config, write_config
 from npformer.families.mechanisms import MISSING
+from npformer.limits import Limits
 
 ARCHITECTURES = json.loads((Path(__file__).parent / "golden/checkpoints/architectures.json").read_text())
 DISTILBERT = ARCHITECTURES["DistilBertForSequenceClassification"]["config"]
@@ -209,3 +213,38 @@ def test_messages_stay_short_whatever_came():
 def test_refusals_list_all_families():
     with pytest.raises(NpformerError, match=f"expected one of {', '.join(FAMILIES)}, got 'opt'$"):
         read_config({"model_type": "opt"})
+
+
+SIZES = {"vocab_size": 9, "d_model": 8, "n_heads": 2, "n_layers": 2, "d_ffn": 16, "max_length": 4}
+
+
+@pytest.mark.parametrize(
+    ("fields", "more", "message"),
+    [
+        ({"window": 3}, {"local_layers": (1,)}, "^window=3: needs local_layers"),
+        ({"local_layers": (1,)}, {"window": 3}, r"^local_layers=\(1,\): needs window"),
+        ({"local_theta": 1e3}, {"rotary_theta": 1e4}, r"^local_theta=1000\.0: needs rotary_theta"),
+        (
+            {"local_layers": (0, 1), "rotary_theta": 1e4, "window": 3},
+            {"local_theta": 1e3},
+            r"^local_layers=\(0, 1\): with rotary_theta they need local_theta",
+        ),
+    ],
+)
+def test_a_field_that_changes_nothing_without_another_is_refused(fields, more, message):
+    with pytest.raises(NpformerError, match=message):
+        Config("bert", "base", **SIZES, **fields)
+    Config("bert", "base", **SIZES, **fields, **more)
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_a_config_shows_the_fields_that_differ_from_their_defaults(name):
+    config = read_config(ARCHITECTURES[name]["config"])
+    assert eval(repr(config), {"Config": Config, "Decoder": Decoder}) == config
+    assert "window=0" not in repr(config)
+
+
+def test_the_repr_of_limits_is_short():
+    assert (repr(Limits()), repr(Limits(layers=3))) == ("Limits()", "Limits(layers=3)")
+    for function in (npformer.load, npformer.pipeline, npformer.Model):
+        assert "= Limits()" in str(inspect.signature(function))
