@@ -17,6 +17,7 @@ from npformer.attention import (
     scaled_dot_product_attention_backward,
     split_heads,
 )
+from npformer.errors import NpformerError
 from npformer.functions import linear, linear_backward, linears
 from npformer.mechanisms.mechanism import Mechanism, Sums
 from npformer.mechanisms.placed import InRun, Placed
@@ -115,7 +116,13 @@ def self_attention(
     is_causal: bool = False,
     row_indices: np.ndarray | None = None,
     placed: Placed | None = None,
-    **projections: Any,
+    cache: AttentionCache | None = None,
+    *,
+    query: Linear,
+    key: Linear,
+    value: Linear,
+    output: Linear,
+    **distances: Linear,
 ) -> np.ndarray:
     """Multi-head attention of each text to itself, on packed rows, (T, D) -> (T, D). Section 3.2.2.
 
@@ -127,7 +134,14 @@ def self_attention(
     is_causal : bool, a token sees itself and earlier tokens only
     row_indices : integer array, the rows that attend and are returned, equally many of each text; all unless given
     placed : `Placed`, the mechanisms by which attention depends on places, optional
-    projections : query, key, value, output, each {"weight": (D, D), "bias": (D,)}
+    cache : the keys and values kept from earlier calls, optional
+    query, key, value, output : linear layers, each {"weight": (D, D), "bias": (D,)}
+    distances : linear layers that only mechanisms of `placed` read, distance_key and distance_query
+
+    Raises
+    ------
+    NpformerError
+        An unknown linear layer, or one of a mechanism without `placed`.
 
     Examples
     --------
@@ -136,9 +150,11 @@ def self_attention(
     >>> npformer.self_attention(x, np.array([3, 2]), 12, **model.weights["layers"][0]["attention"]).shape
     (5, 384)
     """
+    if distances and placed is None:
+        raise NpformerError(f"self_attention: {', '.join(distances)}: only mechanisms read this, and placed is not given")
     rows, row_lengths = _attending(x, lengths, row_indices)
     return multi_head_attention(
-        rows, row_lengths, x, lengths, n_heads, is_causal=is_causal, placed=placed, **projections
+        rows, row_lengths, x, lengths, n_heads, query, key, value, output, is_causal, None, cache, placed, **distances
     )
 
 

@@ -301,6 +301,12 @@ V = len(tiny.VOCABULARY)
         ("base", ([V],), ["input_ids", str(V), f"0 ... {V - 1}"]),
         ("base", ([[1, 2], [3, -1]],), ["input_ids", "-1", "text 1"]),
         ("base", (np.ones((1, 601), int),), ["input_ids", "601", "600"]),
+        (
+            "base",
+            ("I love ice cream",),
+            ["input_ids", "token ids", "npformer.trace(", "npformer.pipeline(", ".tokenizer"],
+        ),
+        ("base", (["a", "b"],), ["input_ids", "token ids, got text"]),
         ("base", ([[1], []],), ["input_ids", "at least one"]),
         ("base", ([1, 2], None, [0, 2]), ["token_type_ids", "2", "0 ... 1"]),
         ("base", ([1, 2], [0, 0]), ["attention_mask", "all zeros"]),

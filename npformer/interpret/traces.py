@@ -127,6 +127,10 @@ class Trace(Mapping[str, Any]):
         if ours not in self._arrays:
             if ours in self._fired:
                 raise NpformerError(f"{name!r}: not recorded; this trace was asked for {', '.join(self.wanted)}")
+            if "*" in str(name):
+                raise NpformerError(
+                    f"{name!r}: a pattern, not a stage; trace.select({name!r}) gives the stages it matches"
+                )
             raise NpformerError(table.unknown(str(name), list(self._fired or self._arrays)))
         return _one(self._arrays[ours])
 

@@ -53,6 +53,11 @@ def _integers(name: str, values: Any) -> np.ndarray:
         array = np.asarray(values)
     except ValueError:
         raise NpformerError(f"{name}: expected whole numbers, one sequence or a list of them") from None
+    if array.dtype.kind == "U":
+        raise NpformerError(
+            f"{name}: expected token ids, got text; npformer.trace(model, text) and "
+            "npformer.pipeline(model=model)(text) take text, and model.tokenizer.encode(text).ids are its ids"
+        )
     if array.size == 0:
         raise NpformerError(f"{name}: expected at least one token, got shape {array.shape}")
     if not np.issubdtype(array.dtype, np.integer):
