@@ -5,14 +5,13 @@ The maths: `functions`, `activations`, `masks`, `attention`, `embeddings`, `enco
 Training: `training`.
 
 Every name is imported when it is first used, so that the command `npformer` can set up its process before NumPy is
-loaded. `TYPE_CHECKING` is not imported from `typing`, because that import is slow too.
+loaded.
 """
 
 from __future__ import annotations
 
-from importlib import import_module
+from typing import TYPE_CHECKING
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
     from npformer.decoder_layers import decoder, decoder_layer, shift
     from npformer.embeddings import sinusoidal_positions
     from npformer.encoder_layers import encoder, encoder_layer, feed_forward
-    from npformer.errors import NpformerError
+    from npformer.errors import NpformerError, NpformerWarning
     from npformer.functions import (
         cross_entropy,
         embedding,
@@ -57,6 +56,7 @@ __all__ = [
     "Limits",
     "Model",
     "NpformerError",
+    "NpformerWarning",
     "Pair",
     "Text",
     "Trace",
@@ -72,6 +72,7 @@ __all__ = [
     "encoder_layer",
     "feed_forward",
     "gelu",
+    "golden",
     "layer_norm",
     "linear",
     "load",
@@ -93,6 +94,8 @@ __all__ = [
     "split_heads",
     "tap",
     "trace",
+    "training",
+    "view",
 ]
 
 #: Module -> the public names that it defines.
@@ -108,7 +111,7 @@ _NAMES = {
     "interpret.patching": "ablate_heads patch",
     "embeddings": "sinusoidal_positions",
     "encoder_layers": "encoder encoder_layer feed_forward",
-    "errors": "NpformerError",
+    "errors": "NpformerError NpformerWarning",
     "functions": "cross_entropy embedding layer_norm linear log_softmax softmax",
     "checkpoint.loading": "load",
     "limits": "Limits",
@@ -126,16 +129,19 @@ _MODULE_OF = {name: module for module, names in _NAMES.items() for name in names
 
 def __getattr__(name: str) -> Any:
     """Imports a public name or a module of the package when it is first used."""
-    if name in _MODULE_OF:
-        value = getattr(import_module(f"npformer.{_MODULE_OF[name]}"), name)
-        globals()[name] = value
-        return value
+    from importlib import import_module
     from importlib.util import find_spec
 
+    if name in _MODULE_OF:
+        from npformer.arraylike import takes_array_likes
+
+        value = getattr(import_module(f"npformer.{_MODULE_OF[name]}"), name)
+        globals()[name] = value = takes_array_likes(value)
+        return value
     if not name.startswith("_") and find_spec(f"npformer.{name}"):
         return import_module(f"npformer.{name}")
     raise AttributeError(f"module 'npformer' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return [*__all__, "__version__"]

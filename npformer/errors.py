@@ -1,4 +1,4 @@
-"""The one exception type for what a user can correct: a file, a setting, an argument. And the one function that warns.
+"""The exception type of errors that a user can correct, in a file, a setting or an argument, and the kind of warnings.
 
 A message says where the problem is, what was expected, what came, and what to do. Names and values in it may come from
 a file that someone else wrote, so its length is bounded here, whatever they are.
@@ -52,9 +52,31 @@ class NpformerError(ValueError):
         super().__init__(bounded(str(message)))
 
 
+class NpformerWarning(UserWarning):
+    """Every warning of npformer: a text was truncated, a tensor was ignored. A UserWarning.
+
+    Parameters
+    ----------
+    message : str
+
+    Examples
+    --------
+    >>> import warnings
+    >>> classify = npformer.pipeline("text-classification", max_length=4)
+    >>> with warnings.catch_warnings():
+    ...     warnings.simplefilter("ignore", npformer.NpformerWarning)  # or "error", which raises it
+    ...     classify("I love ice cream")["label"]
+    'POSITIVE'
+    """
+
+    def __init__(self, message: object) -> None:
+        super().__init__(bounded(str(message)))
+
+
 def warn(message: str) -> None:
-    """Warns, with the first line outside npformer as the place."""
+    """Warns, with the first line outside npformer as the place; decorators of the standard library are passed over."""
+    inside = ("npformer.", "functools", "contextlib")
     frame, level = sys._getframe(1), 2
-    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("npformer."):
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith(inside):
         frame, level = frame.f_back, level + 1
-    warnings.warn(bounded(message), stacklevel=level)
+    warnings.warn(NpformerWarning(message), stacklevel=level)

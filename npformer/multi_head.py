@@ -151,7 +151,9 @@ def self_attention(
     (5, 384)
     """
     if distances and placed is None:
-        raise NpformerError(f"self_attention: {', '.join(distances)}: only mechanisms read this, and placed is not given")
+        raise NpformerError(
+            f"self_attention: {', '.join(distances)}: only mechanisms read this, and placed is not given"
+        )
     rows, row_lengths = _attending(x, lengths, row_indices)
     return multi_head_attention(
         rows, row_lengths, x, lengths, n_heads, query, key, value, output, is_causal, None, cache, placed, **distances

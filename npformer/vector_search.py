@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from npformer.arraylike import as_numbers
 from npformer.checks import one_of, whole
 from npformer.errors import NpformerError
 from npformer.pooling import normalize
@@ -69,7 +70,7 @@ def search(query: Any, corpus: Any, k: int = 10, similarity: str = "cosine", thr
     Parameters
     ----------
     query : (D,) array, or (Q, D) for several queries
-    corpus : (N, D) array of floats, also one that is mapped from a file, numpy.load("vectors.npy", mmap_mode="r")
+    corpus : (N, D) array, also one that is mapped from a file, numpy.load("vectors.npy", mmap_mode="r")
     k : int; at most N are found
     similarity : "cosine" or "dot", the product without dividing by lengths
     threads : int, cores to use; by default all
@@ -92,9 +93,7 @@ def search(query: Any, corpus: Any, k: int = 10, similarity: str = "cosine", thr
     """
     one_of("similarity", similarity, ("cosine", "dot"))
     whole("k", k, 1)
-    queries, corpus = np.asarray(query), corpus if isinstance(corpus, np.ndarray) else np.asarray(corpus)
-    if queries.dtype.kind not in "iuf" or corpus.dtype.kind != "f":
-        raise NpformerError(f"search: expected vectors of floats, got {queries.dtype} and {corpus.dtype}")
+    queries, corpus = as_numbers("search: query", query), as_numbers("search: corpus", corpus, keeps=True)
     if queries.ndim not in (1, 2) or corpus.ndim != 2 or queries.shape[-1] != corpus.shape[1]:
         raise NpformerError(f"search: expected (D,) or (Q, D), and (N, D), got {queries.shape} and {corpus.shape}")
     if not np.isfinite(queries).all():

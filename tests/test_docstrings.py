@@ -29,7 +29,7 @@ def test_the_examples_of_a_module(path: Path, tmp_path: Path, monkeypatch: pytes
     assert found.failed == 0
 
 
-@pytest.mark.parametrize("name", npformer.__all__)
+@pytest.mark.parametrize("name", [each for each in npformer.__all__ if not inspect.ismodule(getattr(npformer, each))])
 def test_a_public_name_has_an_example_and_describes_every_parameter(name: str) -> None:
     public = getattr(npformer, name)
     doc = inspect.getdoc(public) or ""

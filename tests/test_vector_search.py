@@ -87,8 +87,8 @@ def test_shapes():
         ((QUERIES, CORPUS[0]), r"and \(N, D\), got \(9, 24\) and \(24,\)"),
         ((QUERIES, CORPUS, 3, "euclidean"), "similarity: expected one of cosine, dot, got 'euclidean'"),
         ((QUERIES * np.nan, CORPUS), "a query has a number that is not finite"),
-        (("ice", CORPUS), "expected vectors of floats"),
-        ((QUERIES, np.ones((3, 24), int)), "expected vectors of floats, got float32 and int64"),
+        (("ice", CORPUS), "search: query: expected an array of real numbers, got <U3"),
+        ((QUERIES, CORPUS.astype(complex)), "search: corpus: expected an array of real numbers, got complex128"),
     ],
 )
 def test_what_cannot_be_searched_is_refused(arguments, message):

@@ -13,6 +13,7 @@ from operator import itemgetter
 
 import numpy as np
 
+from npformer.arraylike import as_numbers
 from npformer.errors import NpformerError
 
 SHARD = 1024  # tokens
@@ -26,7 +27,7 @@ class Text:
 
     Parameters
     ----------
-    ids : (L,) integer array
+    ids : (L,) integer array, or a list
     segments : (L,) integer array, token types where the model has them; zeros unless given
     positions : (L,) integer array, rows of the position table; 0 ... L - 1 unless given
     places : (L,) integer array, from which a model with relative positions takes distances; 0 ... L - 1 unless given
@@ -54,8 +55,11 @@ class Text:
             array = getattr(self, name)
             if array is None and name != "ids":
                 continue
-            if not isinstance(array, np.ndarray) or array.dtype.kind not in "iu" or array.ndim != 1:
-                got = f"{array.dtype} {array.shape}" if isinstance(array, np.ndarray) else type(array).__name__
+            if not isinstance(array, np.ndarray):
+                array = as_numbers(f"Text: {name}", array, keeps=True)
+                object.__setattr__(self, name, array)
+            if array.dtype.kind not in "iu" or array.ndim != 1:
+                got = f"{array.dtype} {array.shape}"
                 raise NpformerError(f"Text: {name}: expected an array of whole numbers, (L,), got {got}")
             if len(array) != len(self):
                 raise NpformerError(f"Text: {name}: expected {len(self)} of them, one for each id, got {len(array)}")

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from npformer.errors import NpformerError
+from npformer.errors import NpformerError, warn
 from npformer.runtime.trials import Trial
 
 HAND_OVER = 100_000  # ns: about twice the cost of waking a worker and waiting for it, for the first guess
@@ -283,12 +283,9 @@ class _Blas:
         try:
             from threadpoolctl import ThreadpoolController
         except ImportError:
-            import warnings
-
-            warnings.warn(
+            warn(
                 "threadpoolctl is not installed, so BLAS keeps its own threads beside npformer's: runs are slower, and "
-                "a text's result may differ in its last bits from batch to batch; pip install threadpoolctl",
-                stacklevel=3,  # past functools
+                "a text's result may differ in its last bits from batch to batch; pip install threadpoolctl"
             )
             return []
         return list(ThreadpoolController().select(user_api="blas").lib_controllers)

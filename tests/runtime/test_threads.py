@@ -330,14 +330,14 @@ def test_without_threadpoolctl_a_model_runs_and_warns_once() -> None:
         "    warnings.simplefilter('always')\n"
         "    first, second = model.run(texts), model.run(texts[:1])\n"
         "    found = blas_libraries()\n"
-        "print(found, *[each.message for each in caught], sep='\\n')\n"
+        "print(found, *[each.category.__name__ + ': ' + str(each.message) for each in caught], sep='\\n')\n"
         "assert np.allclose(first[0]['logits'], second[0]['logits'], atol=1e-6)\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=900, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     libraries, warning = done.stdout.splitlines()
     assert libraries == "[]"
-    assert warning.startswith("threadpoolctl is not installed, so BLAS keeps its own threads")
+    assert warning.startswith("NpformerWarning: threadpoolctl is not installed, so BLAS keeps its own threads")
     assert warning.endswith("pip install threadpoolctl")
 
 

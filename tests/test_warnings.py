@@ -1,0 +1,34 @@
+"""Warnings: one category of our own, and the user's line as the place."""
+
+from __future__ import annotations
+
+import ast
+import warnings
+
+import pytest
+
+import npformer
+from tests.test_structure import MODULES
+
+
+def test_one_function_warns() -> None:
+    """So every warning has the category `NpformerWarning`."""
+    callers = {
+        name
+        for name, path in MODULES.items()
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Call) and ast.unparse(node.func) in ("warnings.warn", "warnings.warn_explicit")
+    }
+    assert callers == {"npformer.errors"}
+
+
+def test_warnings_have_a_category_and_the_users_line() -> None:
+    classify = npformer.pipeline("text-classification", max_length=4)
+    with pytest.warns(npformer.NpformerWarning, match="input 0: 6 tokens, cut to 4") as caught:
+        classify("I love ice cream")
+    assert caught[0].filename == __file__
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        warnings.simplefilter("ignore", npformer.NpformerWarning)
+        classify("I love ice cream")
+    assert issubclass(npformer.NpformerWarning, UserWarning)
