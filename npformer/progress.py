@@ -32,14 +32,14 @@ class Line:
         """Writes the text over the line, cut to the terminal's width."""
         with _lock:
             _written[:] = [self]  # whatever line was there is written over
-            self._write(f"\r{text[: _width()]:<{_width()}}")
+            self._write(f"\r{text[: width()]:<{width()}}")
 
     def clear(self) -> None:
         """Empties the line, if anything is in it."""
         with _lock:
             if self in _written:
                 _written.clear()
-                self._write(f"\r{'':{_width()}}\r")
+                self._write(f"\r{'':{width()}}\r")
 
     def _write(self, text: str) -> None:
         with suppress(OSError, ValueError):  # a stream that is closed or full: progress is lost, the work is not
@@ -47,10 +47,26 @@ class Line:
             self.stream.flush()
 
 
-def _width() -> int:
+def width() -> int:
+    """Returns the characters that fit in a line of the terminal."""
     from shutil import get_terminal_size  # which takes long to import
 
     return get_terminal_size().columns - 1
+
+
+def wrapped(text: str, indent: str = "") -> str:
+    """Breaks each line of a text between words, so that it fits the terminal; `indent` stands before what follows."""
+    from textwrap import wrap
+
+    how: Any = {"subsequent_indent": indent, "break_long_words": False, "break_on_hyphens": False}
+    return "\n".join(part for line in text.split("\n") for part in (wrap(line, width(), **how) or [""]))
+
+
+def note(text: str) -> None:
+    """Says on a terminal what a command has written."""
+    if sys.stderr.isatty():
+        with hidden():
+            print(text, file=sys.stderr)
 
 
 @contextmanager
@@ -160,7 +176,8 @@ def bar(
     seconds = time.monotonic() - began
     if seconds >= delay:
         noun = unit.removesuffix("s") if count - done == 1 else unit
-        line._write(f"{count - done:,} {noun} in {clock(seconds)}{_rate(count - done, seconds)}\n")
+        with hidden():
+            line._write(f"{count - done:,} {noun} in {clock(seconds)}{_rate(count - done, seconds)}\n")
 
 
 def with_bar(items: Iterable[Any], total: int | None, unit: str = "texts", **how: Any) -> Iterator[Any]:

@@ -73,7 +73,7 @@ def _perplexity(args: argparse.Namespace) -> None:
     text = read_file(args.text)
     found = perplexity(load(args.model, **loading(args)), text, args.stride)
     if not args.json:
-        print(found)
+        print(str(found).replace("   ", "\n"))
         return
     names = ("perplexity", "word_perplexity", "byte_perplexity", "bits_per_byte")
     numbers = {name: getattr(found, name) for name in names}

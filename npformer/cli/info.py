@@ -16,12 +16,14 @@ from npformer.cli.arguments import LOADING, add_options, loading
 from npformer.cli.process import BAD_INPUT
 from npformer.errors import NpformerError
 from npformer.files import open_file
+from npformer.progress import wrapped
 
 EPILOG = """examples:
   npformer info
   npformer info distilbert-sst2
   npformer info --verify distilbert-sst2"""
 
+MARGIN = 24  # characters of names that leave room for a value beside them
 CARD = 2**16  # bytes of a model's card that are looked at
 
 
@@ -46,12 +48,21 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps(facts, indent=2))
         return BAD_INPUT if damaged else 0
-    width = max(map(len, facts))
     for name, value in facts.items():
         for row, each in enumerate(value if isinstance(value, list) else [value]):
-            shown = str(each).replace("\n", "\\n")  # a label's or file's own
-            print(f"{name if row == 0 else '':{width}}  {shown}")
+            print(_row(name if row == 0 else "", str(each), max(map(len, facts))))
     return BAD_INPUT if damaged else 0
+
+
+def _row(name: str, value: str, width: int) -> str:
+    """Returns a name and its value; what does not fit a terminal's line is broken, or stands below a long name."""
+    value = value.replace("\n", "\\n")  # a label's or file's own
+    line = f"{name:{width}}  {value}"
+    if not sys.stdout.isatty():
+        return line
+    if width > MARGIN:
+        return f"{name}\n{wrapped(f'  {value}', '  ')}"
+    return wrapped(line, " " * (width + 2))
 
 
 def _verified(args: argparse.Namespace) -> tuple[dict[str, Any], bool]:

@@ -10,6 +10,7 @@ from pathlib import Path
 from npformer.cli.arguments import whole
 from npformer.errors import NpformerError
 from npformer.locks import in_use
+from npformer.progress import wrapped
 from npformer.training import Recipe, Trainer
 from npformer.training.trainer import SCHEDULES
 
@@ -96,10 +97,8 @@ def finish(args: argparse.Namespace, training: Trainer) -> str:
     if not args.keep_state:
         training.remove_checkpoints()
     sizes = {each.name: each.stat().st_size for each in sorted(folder.iterdir()) if each.is_file()}
-    return (
-        f"wrote {', '.join(sizes)} ({sum(sizes.values()) / 1e6:.1f} MB)\n"
-        f"for transformers: npformer convert {shlex.quote(str(folder))} NEW_FOLDER --to torch"
-    )
+    wrote = wrapped(f"wrote {', '.join(sizes)} ({sum(sizes.values()) / 1e6:.1f} MB)", "  ")
+    return f"{wrote}\nfor transformers: npformer convert {shlex.quote(str(folder))} NEW_FOLDER --to torch"
 
 
 def text_columns(args: argparse.Namespace) -> list[str]:

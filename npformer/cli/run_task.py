@@ -19,7 +19,7 @@ from npformer.cli.process import BAD_INPUT, complain
 from npformer.cli.texts import Line, count, interactive, lines
 from npformer.errors import NpformerError
 from npformer.files import written_whole
-from npformer.progress import hidden, with_bar
+from npformer.progress import hidden, note, with_bar
 from npformer.tasks.pipelines import WANTED, pipeline
 from npformer.tasks.task import InputError, Task
 from npformer.text.encoding import was_cut
@@ -173,6 +173,7 @@ def _write_array(task: Task, answers: Iterator[Answered], path: Path) -> int:
             rows += 1
         file.seek(0)
         file.write(_header(rows, empty))
+    note(f"wrote {path}: {rows} vector{'s' * (rows != 1)} of {empty.shape[1]} numbers")
     return code
 
 

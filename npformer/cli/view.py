@@ -15,6 +15,7 @@ from npformer.cli.arguments import PAIR, add_options, loading, model_options
 from npformer.cli.texts import paired
 from npformer.errors import NpformerError
 from npformer.files import written_whole
+from npformer.progress import note
 from npformer.view.attribution_view import METHODS
 
 KINDS = ("page", "heads", "model", "neurons", "stages", "attribution", "logit")
@@ -65,6 +66,7 @@ def run(args: argparse.Namespace) -> None:
             partial.write_text(shown.svg(), encoding="utf-8")
     else:
         shown.save(args.output)
+    note(f"wrote {args.output}")
     if args.open:
         webbrowser.open(Path(args.output).resolve().as_uri())
 

@@ -94,6 +94,8 @@ def _stage(trace: Trace, name: str, tokens: Sequence[str]) -> str:
     array, row = trace[name], trace.row(name)
     of_heads = f"; head 0 of {len(array)}" if array.ndim == 3 else ""
     title = f"{name}  {row.shape}  {row.formula}{of_heads}"
+    if len(title) > WIDTH:
+        title = f"{name}  {row.shape}{of_heads}\n{row.formula}"
     matrix = _matrix(array)
     labels = [f"{i} {token}" for i, token in enumerate(tokens)] if len(matrix) == len(tokens) else [""] * len(matrix)
     return "\n".join([title.rstrip(), *_rows(matrix, labels)])

@@ -6,7 +6,7 @@ import time
 from collections import deque
 from typing import TextIO
 
-from npformer.progress import Line, clock
+from npformer.progress import Line, clock, hidden, width
 from npformer.training.state import State
 
 BAR = 10  # characters
@@ -33,14 +33,20 @@ class Progress:
         tokens, seconds = (sum(each) for each in zip(*self._steps, strict=True))
         left = (total - state.step) * seconds / len(self._steps)
         bar = "#" * (BAR * done // per_epoch)
-        self._line.show(
-            f"epoch {epoch}/{epochs} [{bar:<{BAR}}] {done}/{per_epoch}  {clock(left)} left  "
-            f"loss {state.loss / done:.4f}  accuracy {state.right / state.count:.4f}  {tokens / seconds:,.0f} tokens/s"
-        )
+        parts = [
+            f"epoch {epoch}/{epochs} [{bar:<{BAR}}] {done}/{per_epoch}",
+            f"{clock(left)} left",
+            f"loss {state.loss / done:.4f}",
+            f"accuracy {state.right / state.count:.4f}",
+            f"{tokens / seconds:,.0f} tokens/s",
+        ]
+        while len("  ".join(parts)) > width():
+            parts.pop()
+        self._line.show("  ".join(parts))
 
     def epoch(self, row: dict[str, float]) -> None:
         """Writes a line for a finished epoch."""
         numbers = "  ".join(f"{name} {value:.4f}" for name, value in row.items() if name not in ("epoch", "seconds"))
-        self._line.clear()
-        self._line.stream.write(f"epoch {row['epoch']:.0f}  {numbers}  {clock(row['seconds'])}\n")
-        self._line.stream.flush()
+        with hidden():
+            self._line.stream.write(f"epoch {row['epoch']:.0f}  {numbers}  {clock(row['seconds'])}\n")
+            self._line.stream.flush()
