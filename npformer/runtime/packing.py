@@ -17,7 +17,8 @@ from npformer.arraylike import as_numbers
 from npformer.errors import NpformerError
 
 SHARD = 1024  # tokens
-LONG = 96  # tokens for each core; a single text with as many or more is split by rows, a shorter one by products
+LONG = 96  # tokens for each core; before a trial a single text with as many is split by rows, others by products
+PIECE = 16  # tokens for each core that a single text needs for that trial
 SMALL_SHARD = 32  # tokens for each core; a batch with fewer is one shard, whose products the cores share
 
 

@@ -1,6 +1,6 @@
 """Runs a model's work on several cores, with BLAS held to one thread on each.
 
-`Runner` distributes texts: many as shards of packed rows, few by the parts of each product, one long text by its rows.
+`Runner` distributes texts: many as shards of packed rows, few by the parts of each product, one by these or by rows.
 With a listener every stage is computed once, whole, in order. The models in `model.py` are Runners.
 """
 
@@ -12,7 +12,7 @@ from functools import partial
 from itertools import chain
 from typing import TypeVar
 
-from npformer.runtime.packing import LONG, shards
+from npformer.runtime.packing import LONG, PIECE, shards
 from npformer.runtime.threads import (
     num_threads,
     products,
@@ -22,6 +22,7 @@ from npformer.runtime.threads import (
     thread_count,
     wants_same_bits,
 )
+from npformer.runtime.trials import Trial
 from npformer.taps import listening
 
 A = TypeVar("A")
@@ -33,6 +34,7 @@ class Runner:
     def __init__(self, threads: int | None = None, same_bits: bool | None = None) -> None:
         self.threads = thread_count(threads)
         self.same_bits = wants_same_bits(same_bits)
+        self._trials: dict[int, Trial[bool]] = {}  # of lone texts, by the binary digits of their length
 
     @contextmanager
     def cores(self, threads: int | None = None) -> Iterator[None]:
@@ -57,13 +59,26 @@ class Runner:
             with self.cores(1):
                 return work(list(range(len(lengths))))
         groups = shards(lengths, self.threads)
-        if work_on_long and len(lengths) == 1 and lengths[0] >= LONG * self.threads and self._has_all_threads():
-            with self.cores(1):
-                return work_on_long(self.threads)
+        lone = work_on_long and len(lengths) == 1 and self.threads > 1 and lengths[0] >= PIECE * self.threads
+        if work_on_long and lone and self._has_all_threads():
+            return self._lone_text(lengths[0], work, work_on_long)
         with self.cores(self.threads if len(groups) == 1 else 1):
             answered = run_tasks([partial(work, group) for group in groups], self.threads)
         by_index = dict(zip(chain(*groups), chain(*answered), strict=True))
         return [by_index[index] for index in range(len(lengths))]
+
+    def _lone_text(
+        self, length: int, work: Callable[[list[int]], list[A]], work_on_long: Callable[[int], list[A]]
+    ) -> list[A]:
+        """The answer for one text, whose rows the threads share or each of whose products: a trial decides."""
+
+        def in_way(rows: bool) -> list[A]:
+            with self.cores(1 if rows else self.threads):
+                return work_on_long(self.threads) if rows else work([0])
+
+        size = length.bit_length()
+        trial = self._trials.setdefault(size, Trial((False, True), first=length >= LONG * self.threads))
+        return trial.run(in_way, length)
 
     def _has_all_threads(self) -> bool:
         return start_workers(self.threads - 1) == self.threads - 1

@@ -16,7 +16,7 @@ Result = TypeVar("Result")
 
 TURNS = 5  # runs of each way in a trial: two of them may be interrupted without changing the median
 GAIN = 0.95  # another way must take at most this share of the present way's time, so that noise changes nothing
-SHARE = 0.02  # the largest share of all time that trials may lose on slower ways
+SHARE = 0.01  # the largest share of all time that trials may lose on slower ways
 PATIENCE = 0.05  # seconds of work before a trial: a process that reads one sentence ends before that
 
 

@@ -10,9 +10,12 @@ from functools import partial
 import numpy as np
 import pytest
 
+from npformer import model as model_module
 from npformer.runtime import products, threads, trials
+from npformer.runtime.packing import Text
 from npformer.runtime.threads import num_threads, parallel_for, part_counts
 from npformer.runtime.trials import Trial
+from tests.support import tiny
 from tests.support.bits import alike
 from tests.support.draw import normal
 
@@ -94,7 +97,7 @@ def test_a_core_that_was_busy_in_one_trial_may_be_free_in_the_next(clock: Clock)
 
 
 @pytest.mark.parametrize("slower", [1.2, 2, 10, 100])
-def test_trials_lose_a_fiftieth_of_the_time(clock: Clock, slower: float) -> None:
+def test_trials_lose_a_hundredth_of_the_time(clock: Clock, slower: float) -> None:
     """After the first trial; a way a hundred times slower is tried rarely."""
     trial, work = Trial((1, 2), first=1), clock.work(lambda way: 0.0001 if way == 1 else 0.0001 * slower)
     for _ in range(200_000):
@@ -216,3 +219,35 @@ def test_work_returns_to_one_thread_where_the_other_core_is_busy(monkeypatch: py
     assert parts[0] != slice(0, 64)  # by the first guess
     assert parts[-1] == slice(0, 64)
     assert (y == 200).all()
+
+
+@pytest.mark.numbers
+@pytest.mark.parametrize("family", ["distilbert", "modernbert", "deberta-v2"])
+@pytest.mark.parametrize("length", [48, 60])
+def test_one_text_has_the_same_bits_by_its_rows_and_by_its_products(
+    length: int, family: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trials, "PATIENCE", 0.0)
+    monkeypatch.setattr(trials, "SHARE", float("inf"))
+    text, by_rows, run = Text(np.arange(length) + 5), [], model_module.run_row_parallel
+    [alone] = tiny.model(family, threads=1).run([text])
+
+    def watched(tasks: list[Callable[[], object]]) -> list[object]:
+        by_rows.append(len(tasks))
+        return run(tasks)
+
+    monkeypatch.setattr(model_module, "run_row_parallel", watched)
+    model = tiny.model(family, threads=3)
+    for _ in range(20):
+        [answers] = model.run([text])
+        assert all(alike(answers[name], alone[name]) for name in alone)
+    assert 0 < len(by_rows) < 20
+    assert set(by_rows) == {3}
+
+
+def test_a_text_with_few_tokens_for_each_core_is_not_cut_by_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trials, "PATIENCE", 0.0)
+    monkeypatch.delattr(model_module, "run_row_parallel")
+    model = tiny.model(threads=3)
+    for _ in range(30):
+        model.run([Text(np.arange(47) + 5)])
