@@ -69,7 +69,7 @@ class Encoding(PromptedTask):
         return self.encode(inputs, "document" if prompt_name is prompt is None else prompt_name, prompt, **options)
 
     def get_embedding_dimension(self) -> int:
-        """The number of numbers in a vector."""
+        """The length of a vector."""
         return getattr(self.options, "truncate_dim", None) or self.width
 
     get_sentence_embedding_dimension = get_embedding_dimension  # its older name

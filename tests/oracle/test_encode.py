@@ -1,4 +1,4 @@
-"""The methods of sentence-transformers' classes beside themselves, on folders that they saved: answers and settings."""
+"""Our methods and sentence-transformers' own on folders that it saved: answers and settings are the same."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_sentence_transformer(case, tmp_path):
 
 @pytest.mark.parametrize("strategy", ["max", "sum"])
 def test_sparse_encoder(strategy, tmp_path):
-    """Weights to 1e-5 of their size, words in the same order but for equal weights, of which there are none."""
+    """Weights to 1e-5 of their size; the words of `decode` in the same order."""
     folder = saved(tmp_path / "m", pooling_strategy=strategy)
     theirs, ours = SparseEncoder(str(folder), device="cpu"), pipeline(model=folder)
     for method in ("encode", "encode_query", "encode_document"):

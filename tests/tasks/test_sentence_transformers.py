@@ -1,4 +1,4 @@
-"""The methods of sentence-transformers' classes: their answers are those of sentence-transformers, and their keywords.
+"""The methods of sentence-transformers' classes: they give its answers and take its keywords.
 
 `golden/make_sentence_transformers.py` made the golden answers. Both sides compute in float32, so that numbers are
 compared to 1e-5 of their size.
@@ -183,7 +183,7 @@ def reranker(tmp_path):
 
 
 def test_a_query_with_a_text_is_a_tuple_a_list_or_a_pair(reranker):
-    """Two texts alone are one input, as a text without a query is none."""
+    """Two texts alone are one query with its text."""
     expected = reranker([Pair(*each) for each in PAIRS])
     scores = reranker.predict(PAIRS)
     assert scores.dtype == np.float32
