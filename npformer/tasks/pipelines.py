@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, Unpack, overload
 
 import numpy as np
 
@@ -21,7 +21,21 @@ from npformer.model import Model, Seq2Seq
 from npformer.tasks.habits import loading
 
 if TYPE_CHECKING:  # a task's module is imported only when a pipeline needs it: `import npformer` stays quick
+    from npformer.tasks import keywords
+    from npformer.tasks.feature_extraction import FeatureExtraction
+    from npformer.tasks.fill_mask import FillMask
+    from npformer.tasks.question_answering import QuestionAnswering
+    from npformer.tasks.sentence_embedding import SentenceEmbedding
+    from npformer.tasks.sparse_embedding import SparseEmbedding
     from npformer.tasks.task import Task
+    from npformer.tasks.text_classification import TextClassification
+    from npformer.tasks.text_generation import TextGeneration
+    from npformer.tasks.text_ranking import TextRanking
+    from npformer.tasks.text_to_text import Summarization, Text2TextGeneration, Translation
+    from npformer.tasks.token_classification import TokenClassification
+    from npformer.tasks.zero_shot_classification import ZeroShotClassification
+
+    Loadable = str | Path | Model | Seq2Seq
 
 #: Task -> its module in this folder, and its class there.
 TASKS = {
@@ -78,6 +92,130 @@ WANTED = {
 }
 
 
+@overload
+def pipeline(
+    task: Literal["text-classification", "sentiment-analysis"],
+    model: Loadable | None = None,
+    threads: int | None = None,
+    **options: Unpack[keywords.ClassificationKeywords],
+) -> TextClassification: ...
+
+
+@overload
+def pipeline(
+    task: Literal["zero-shot-classification"],
+    model: Loadable | None = None,
+    threads: int | None = None,
+    **options: Unpack[keywords.ZeroShotKeywords],
+) -> ZeroShotClassification: ...
+
+
+@overload
+def pipeline(
+    task: Literal["token-classification", "ner"],
+    model: Loadable | None = None,
+    threads: int | None = None,
+    **options: Unpack[keywords.TokenKeywords],
+) -> TokenClassification: ...
+
+
+@overload
+def pipeline(
+    task: Literal["question-answering"],
+    model: Loadable | None = None,
+    threads: int | None = None,
+    **options: Unpack[keywords.AnswerKeywords],
+) -> QuestionAnswering: ...
+
+
+@overload
+def pipeline(
+    task: Literal["fill-mask"],
+    model: Loadable | None = None,
+    threads: int | None = None,
+    **options: Unpack[keywords.FillKeywords],
+) -> FillMask: ...
+
+
+@overload
+def pipeline(
+    task: Literal["feature-extraction"],
+    model: Loadable | None = None,
+    threads: int | None = None,
+    **options: Unpack[keywords.FeatureKeywords],
+) -> FeatureExtraction: ...
+
+
+@overload
+def pipeline(
+    task: Literal["sentence-embedding"],
+    model: Loadable | None = None,
+    threads: int | None = None,
+    **options: Unpack[keywords.EmbeddingKeywords],
+) -> SentenceEmbedding: ...
+
+
+@overload
+def pipeline(
+    task: Literal["sparse-embedding"],
+    model: Loadable | None = None,
+    threads: int | None = None,
+    **options: Unpack[keywords.SparseKeywords],
+) -> SparseEmbedding: ...
+
+
+@overload
+def pipeline(
+    task: Literal["text-ranking", "rerank"],
+    model: Loadable | None = None,
+    threads: int | None = None,
+    **options: Unpack[keywords.RankingKeywords],
+) -> TextRanking: ...
+
+
+@overload
+def pipeline(
+    task: Literal["text-generation"],
+    model: Loadable | None = None,
+    threads: int | None = None,
+    **options: Unpack[keywords.TextGenerationKeywords],
+) -> TextGeneration: ...
+
+
+@overload
+def pipeline(
+    task: Literal["translation"],
+    model: Loadable | None = None,
+    threads: int | None = None,
+    **options: Unpack[keywords.TextToTextKeywords],
+) -> Translation: ...
+
+
+@overload
+def pipeline(
+    task: Literal["summarization"],
+    model: Loadable | None = None,
+    threads: int | None = None,
+    **options: Unpack[keywords.TextToTextKeywords],
+) -> Summarization: ...
+
+
+@overload
+def pipeline(
+    task: Literal["text2text-generation"],
+    model: Loadable | None = None,
+    threads: int | None = None,
+    **options: Unpack[keywords.TextToTextKeywords],
+) -> Text2TextGeneration: ...
+
+
+@overload
+def pipeline(
+    task: str | None = None,
+    model: Loadable | None = None,
+    threads: int | None = None,
+    **options: Unpack[keywords.AnyKeywords],
+) -> Task: ...
 def pipeline(
     task: str | None = None,
     model: str | Path | Model | Seq2Seq | None = None,
