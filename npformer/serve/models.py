@@ -84,11 +84,13 @@ class Served:
     def tokens(self, text: str, special: bool, most: int) -> list[dict[str, Any]]:
         """The tokens of a text: id, text, whether it is special, and its characters from start to stop.
 
-        They may be less than all if they are more than `most`. Raises NpformerError for a text that cannot be read.
+        Raises NpformerError for a text that cannot be read, and for one with clearly more tokens than `most`.
         """
         if isinstance(self.model, Seq2Seq):
             self.model.limits.check("characters", len(text), "characters of a text")
-            ids = self.model.tokenizer.encode(text)[: most + 2]  # its end may be left out
+            ids = self.model.tokenizer.encode(text)
+            if len(ids) > most + 1:  # the end token may be left out
+                raise NpformerError(f"more than {most} tokens")
             pieces = self.model.tokenizer.tokens(ids, of_source=True)
             ends = self.model.config.decoder.end_ids
             shown = [(i, piece, i in ends, None, None) for i, piece in zip(ids, pieces, strict=True)]
@@ -180,19 +182,17 @@ def choose_writer(models: Mapping[str, Served], name: str | None) -> Served:
 def tokenized(served: Served, texts: Sequence[str], special: bool, most: int, where: str, several: bool) -> Prepared:
     """The tokens of texts, in place of requests. Raises Refusal if they are more than `most` together."""
     found: list[list[dict[str, Any]]] = []
+    count = 0
     for index, text in enumerate(texts):
-        left = most - sum(map(len, found))
         try:
-            tokens = served.tokens(text, special, left)
+            found.append(served.tokens(text, special, most))
         except NpformerError as error:
             place = f"{where}[{index}]" if several else where
             raise Refusal(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"{place}: {error}") from None
-        if len(tokens) > left:
-            raise Refusal(
-                HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
-                f"{where}: more than {most} tokens in all, which a request may have",
-            )
-        found.append(tokens)
+        count += len(found[-1])
+        if count > most:
+            message = f"{where}: more than {most} tokens in all, which a request may have"
+            raise Refusal(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, message)
     return Prepared(found, [len(each) for each in found], [])
 
 

@@ -133,8 +133,8 @@ class Encoder:
     def tokens(self, text: str, special: bool = True, most: int | None = None) -> Tokens:
         """All tokens of one text, however many; special: with the special tokens around them.
 
-        A text with more characters than the limit is read block by block, as far as the tokenizer allows it. most: stop
-        after the block with which there are more tokens.
+        A text with more characters than the limit is read block by block, as far as the tokenizer allows it. Raises
+        NpformerError at the block with which there are clearly more tokens than `most`.
         """
         if special and len(text) <= BLOCK:
             return Tokens.of(self._whole(text, special=True))
@@ -307,7 +307,7 @@ class Encoder:
         for start, _, block in self._read_blocks(text):
             if end := next((end for _, end in block.offsets if end), 0):
                 beginning = text[start : start + end]
-                first = self._encode(f"{beginning} {beginning}", special=False)
+                first: Encoding = self.tokenizer.encode(f"{beginning} {beginning}", add_special_tokens=False)
                 first.truncate(1)
                 return first
         return self._whole("", special=False)
@@ -322,11 +322,6 @@ class Encoder:
     def _whole(self, given: str | Pair, special: bool) -> Encoding:
         if too_long := self._check_length(given):
             raise too_long
-        return self._encode(given, special)
-
-    def _encode(self, given: str | Pair, special: bool) -> Encoding:
-        if max(map(len, _texts(given))) > BLOCK:  # `encode` would stop all other threads, for up to some seconds
-            return self.tokenizer.encode_batch([given], add_special_tokens=special)[0]
         return self.tokenizer.encode(*_texts(given), add_special_tokens=special)
 
     def _encoded(self, pieces: Sequence[Encoding | Tokens], n_tokens: int, **more: Any) -> Encoded:

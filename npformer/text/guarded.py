@@ -38,6 +38,7 @@ TRIED = (
 #: Texts that a tokenizer with regular expressions of its own is tried on, repeated.
 REPEATED = ("a", " ", "1", "\n", ".", "ab ", TRIED[-1])
 LONGER, BLOCK = 8, 1024  # times the limit `characters` that a tokenizer may make of a text; characters of a look at it
+AT_ONCE = 16_384  # characters that are tokenized in some milliseconds
 LONGEST, SECONDS = 4096, 0.1  # characters of the last repetition; processor time that one may take, usually 0.005
 
 
@@ -60,6 +61,12 @@ class GuardedTokenizer:
 
     def __setattr__(self, name: str, value: Any) -> None:
         setattr(self._tokenizer, name, value)
+
+    def encode(self, sequence: Any, pair: Any = None, **options: Any) -> Any:
+        """The library's encode; a long text is read by encode_batch, which does not hold Python's lock for seconds."""
+        if sum(map(len, strings([sequence, pair]))) <= AT_ONCE:
+            return self._encode(self._tokenizer.encode, sequence, pair, **options)
+        return self.encode_batch([sequence if pair is None else (sequence, pair)], **options)[0]
 
     def _encode(self, function: Callable[..., Any], *texts: Any, **options: Any) -> Any:
         made_of = partial(self._call, self._made_of)

@@ -14,6 +14,8 @@ from npformer.errors import NpformerError
 if TYPE_CHECKING:
     from tokenizers import Encoding
 
+AGAIN = 8  # tokens at most of the character that a block shares with the one before
+
 
 @dataclass
 class Tokens:
@@ -99,20 +101,20 @@ class Tokens:
 def tokens_of_blocks(blocks: Iterable[tuple[int, int, Encoding]], most: int | None = None) -> Tokens:
     """Joins the tokens of a text's blocks: `(start, first, tokens)`, which were read from character `start` on.
 
-    The tokens before character `first` are those of the block before, and left out. most: stop after the block with
-    which there are more tokens.
+    The tokens before character `first` are those of the block before, and left out. Raises NpformerError if there are
+    more than `most`, before a block of many more is copied.
     """
     known: dict[str, str] = {}
     parts: list[Tokens] = []
     word = 0
     for start, first, encoding in blocks:
+        if most is not None and sum(map(len, parts)) + len(encoding) > most + AGAIN:
+            raise NpformerError(f"more than {most} tokens")
         part = Tokens.of(encoding, known)
         part.places += start
         part.words[part.words >= 0] += word
         word = int(part.words.max(initial=word - 1)) + 1
         parts.append(part[int((part.places[:, 0] < first).sum()) :])
-        if most is not None and sum(map(len, parts)) > most:
-            break
     return Tokens.joined(parts)
 
 

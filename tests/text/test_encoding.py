@@ -56,24 +56,17 @@ def test_a_long_word_at_the_beginning_is_within_the_limit_once() -> None:
         assert read.truncated
 
 
-@pytest.mark.parametrize("text", ["ab" * BLOCK, "ice cream " * BLOCK, Pair("ice", "x" * 2 * BLOCK)])
-def test_a_long_text_is_not_given_to_encode(text: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It holds Python's lock to its end, a second for a million characters; encode_batch lets other threads run."""
+@pytest.mark.parametrize("text", ["ab" * BLOCK, "ice cream " * BLOCK, " " * 2 * BLOCK, "ice"])
+def test_all_tokens_of_a_text_are_those_of_the_tokenizer(text: str) -> None:
     model = tiny.model("bert")
-    expected = model.tokenizer.encode(*([text] if isinstance(text, str) else text))
-    given: list[int] = []
-
-    def encode(*texts: Any, **options: Any) -> Any:
-        given.extend(len(each) for each in texts if each is not None)
-        return original(*texts, **options)
-
-    original = model.tokenizer.encode
-    monkeypatch.setitem(model.tokenizer.__dict__, "encode", encode)
-    (read,) = Encoder(model, 10**6).read([text], "truncate")
-    assert read.n_tokens == len(expected)
-    if isinstance(text, str):
-        assert Encoder(model).tokens(text).ids == expected.ids
-    assert max(given, default=0) <= BLOCK
+    for special in (True, False):
+        expected = model.tokenizer.encode(text, add_special_tokens=special)
+        found = Encoder(model).tokens(text, special)
+        assert (found.ids, found.tokens) == (expected.ids, expected.tokens)
+        assert found.special_tokens_mask == expected.special_tokens_mask
+    if len(expected) > 100:
+        with pytest.raises(NpformerError, match="more than 100 tokens"):
+            Encoder(model).tokens(text, most=100)
 
 
 def by_task(model: Model, given: Any) -> Any:

@@ -293,6 +293,28 @@ def test_a_real_panic_at_a_call(tmp_path: Path) -> None:
     assert tokenizer.encode("a").tokens == ["[CLS]", "a", "[SEP]"]
 
 
+@pytest.mark.parametrize("given", [("a b " * 5000,), ("a", "b " * 9000), ("a " * 9000, None), ("a", "b")])
+def test_a_long_text_is_encoded_without_holding_pythons_lock(given: tuple[str, ...], tmp_path: Path) -> None:
+    """Which the library's encode holds to its end, seconds for a million characters, and encode_batch does not."""
+    original = load_tokenizer(write(tmp_path), CONFIG)._tokenizer
+    called: list[str] = []
+
+    class Recording:
+        def encode(self, *args: Any, **options: Any) -> Any:
+            called.append("encode")
+            return original.encode(*args, **options)
+
+        def encode_batch(self, *args: Any, **options: Any) -> Any:
+            called.append("encode_batch")
+            return original.encode_batch(*args, **options)
+
+    tokenizer: Any = GuardedTokenizer(Recording(), "here")  # type: ignore[arg-type]
+    for options in ({}, {"add_special_tokens": False}):
+        found, expected = tokenizer.encode(*given, **options), original.encode(*given, **options)
+        assert (found.ids, found.offsets, found.type_ids) == (expected.ids, expected.offsets, expected.type_ids)
+    assert set(called) == {"encode" if len("".join(filter(None, given))) < 10_000 else "encode_batch"}
+
+
 def test_a_text_that_the_tokenizer_makes_too_long_is_refused(tmp_path: Path) -> None:
     """A million letters, each of them 200 times, would take 40 GB, and the library ends the process that has less."""
     parts = several("normalizers", [replaced("a", "b" * 20), replaced("b", "b" * 10)])
