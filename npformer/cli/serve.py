@@ -47,7 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_options(parser, [REVISION, OFFLINE])
     parser.add_argument("--api-key-file", type=Path, metavar="FILE", help="the key that requests must have")
     parser.add_argument(
-        "--access-log", action="store_true", help="log a line a request: method, path, status, time and rows, no texts"
+        "--access-log", action="store_true", help="log each request: method, path, status, time and rows, no texts"
     )
     types = {each.name: each.type for each in fields(ServiceLimits)}
     for name, (sets, what) in LIMITS.items():

@@ -2,7 +2,7 @@
 
 Strangers' requests are computed together (`batching.py`), and each answer has the bits that it has alone. `routes.py`,
 `text_to_text.py` and `write.py` say what each route takes and answers, `fields.py` checks it, `asgi.py` has what all
-routes share, `process.py` runs servers and worker processes.
+routes share, `bodies.py` reads requests, `watch.py` counts and logs them, `process.py` runs servers and workers.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The ASGI app: what every route has in common. `routes.py`, `text_to_text.py` and `write.py` have the routes.
 
 A request passes, in this order: the API key, whether the server is stopping, its body, the number of open requests,
-its fields, the limits of its texts, and the queue. If its client leaves, its texts leave the queue. What is not
-answered is raised, and the handlers at the end of this file make it a response.
+its fields, the limits of its texts, and the queue. If its client leaves, its texts leave the queue. Refusals are
+exceptions, which the handlers at the end of this file turn into responses.
 """
 
 from __future__ import annotations

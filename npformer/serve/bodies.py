@@ -11,7 +11,7 @@ from npformer.serve.fields import Refusal
 from npformer.serve.limits import ServiceLimits
 
 PATIENCE = 10.0  # seconds for a body, and one more for each RATE bytes that have come
-RATE = 8000  # a slow mobile connection sends as many
+RATE = 8000  # bytes a second of a slow mobile connection
 UNFINISHED = 64  # bodies of the largest size that may be held in memory until they are whole
 
 
@@ -54,10 +54,9 @@ class Bodies:
                 raise Refusal(
                     HTTPStatus.TOO_MANY_REQUESTS, "body: unfinished bodies hold too much memory", "Overloaded", 1
                 ) from None
-            raise Refusal(
-                HTTPStatus.REQUEST_TIMEOUT,
-                f"body: {len(body)} bytes came in time, which is {self.patience:g} s and one for each {RATE} bytes",
-            ) from None
+            time = f"{self.patience:g} s and one more for each {RATE} bytes"
+            message = f"body: expected all of it in {time}, got {len(body)} bytes"
+            raise Refusal(HTTPStatus.REQUEST_TIMEOUT, message) from None
         except ClientDisconnect:
             raise Gone from None
         finally:
@@ -65,7 +64,7 @@ class Bodies:
         return bytes(body)
 
     def _refuse_largest(self) -> None:
-        """Ends the largest unfinished body: those that are sent at once and never finished are, not a slow client's."""
+        """Ends the largest unfinished body: attacks send large ones and stop, slow clients have a small part."""
         largest = max((each for each in self.unfinished if not each.expired()), key=self.unfinished.__getitem__)
         self.held -= self.unfinished.pop(largest)
         largest.reschedule(asyncio.get_running_loop().time())

@@ -1,4 +1,4 @@
-"""uvicorn's connections, closed when a client neither sends its request nor reads its answer."""
+"""uvicorn's connections, closed when a client is too slow to send a request or to read an answer."""
 
 from __future__ import annotations
 

@@ -260,10 +260,10 @@ def _openings(body: bytes) -> int:
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Refuses a name that an object has twice: readers differ on which of its values counts."""
+    """Makes an object's dict; refuses a duplicate name, because readers differ on which value counts."""
     read = dict(pairs)
     if len(read) < len(pairs):
-        raise wrong("body", "an object has one name twice")
+        raise wrong("body", "duplicate name in an object")
     return read
 
 

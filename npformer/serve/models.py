@@ -180,7 +180,7 @@ def choose_writer(models: Mapping[str, Served], name: str | None) -> Served:
 
 
 def tokenized(served: Served, texts: Sequence[str], special: bool, most: int, where: str, several: bool) -> Prepared:
-    """The tokens of texts, in place of requests. Raises Refusal if they are more than `most` together."""
+    """The tokens of texts, as prepared requests. Raises Refusal for more than `most` tokens in all."""
     found: list[list[dict[str, Any]]] = []
     count = 0
     for index, text in enumerate(texts):

@@ -90,8 +90,10 @@ def _log_to_stderr() -> None:
 
 
 def _allow_connections() -> None:
-    """Raises the number of files that may be open, often 1024, as far as the system lets a process do it: each
-    connection is one, and idle ones would lock everybody else out. Workers inherit it."""
+    """Raises the limit of open files, often 1024: each connection is one, and idle ones would lock everybody out.
+
+    Workers inherit it.
+    """
     if resource is None:
         return
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

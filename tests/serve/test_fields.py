@@ -91,7 +91,7 @@ def test_a_wrong_field_is_refused_with_its_place(path, given, message):
         (b'{"inputs": NaN}', "body: not JSON: NaN is no number"),
         (b"[" * 90_000, "body: not JSON that can be read: nested too deeply"),
         (b"9" * 5000, "body: not JSON that can be read: a number is too long"),
-        (b'{"a": 1, "inputs": {"secret": 1, "secret": 1}}', "body: an object has one name twice"),
+        (b'{"a": 1, "inputs": {"secret": 1, "secret": 1}}', "body: duplicate name in an object"),
     ],
 )
 def test_a_body_that_is_not_json_is_refused_with_its_place(body, message):

@@ -147,7 +147,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "a model with nothing": ({"model": {}}, "not a tokenizer that can be read"),
 }  # fmt: skip
 
-#: Refused after a panic of the library, because no look at the file finds them.
+#: Refused after a panic of the library, because no check of the file finds them.
 PANICS = (
     "an expression that backtracks", "a split that backtracks", "a merge of pieces shorter than their prefix",
 )  # fmt: skip
