@@ -12,13 +12,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from npformer.errors import NpformerError
 from npformer.limits import Limits
 from npformer.text.guarded import GuardedTokenizer, guarded
-from npformer.text.parts import check_charsmap
 from npformer.text.tokenizer import load_tokenizer
 from tests.golden.make_tokenizer import write_folder
 from tests.support import tiny
@@ -356,30 +354,6 @@ def test_a_guarded_tokenizer_is_the_librarys_in_all_else(tmp_path: Path) -> None
     assert again.encode("a b").ids == tokenizer.encode("a b").ids
     with pytest.raises(AttributeError):
         tokenizer.nonsense  # noqa: B018
-
-
-# --- SentencePiece's map of characters -------------------------------------------------------------------------------
-
-
-def charsmap(units: int = 256, texts: bytes = b"a\0", **changed: int) -> bytes:
-    """A map with room for so many units; changed: units by their index, as `at_3=...`."""
-    table = np.zeros(units, "<u4")
-    for name, value in changed.items():
-        table[int(name.removeprefix("at_"))] = value
-    return (4 * units).to_bytes(4, "little") + table.tobytes() + texts
-
-
-def test_a_map_of_characters_is_followed_only_inside() -> None:
-    assert check_charsmap("here", charsmap(texts=b"abc\0" + "é".encode() + b"\0")) == 3
-    assert check_charsmap("here", charsmap(512, at_0=256 << 10)) == 1
-    value = {"at_0": 1 << 8 | 5 << 10, "at_5": 1 << 31 | 1}  # the root has a value, in unit 5: text 1
-    assert check_charsmap("here", charsmap(**value)) == 1
-    for wrong in (
-        b"", b"\0\0\0\0", charsmap()[:-1], charsmap(texts=b""), charsmap(250), charsmap(at_0=256 << 10),
-        charsmap(at_0=1 << 10 | 1 << 9), charsmap(**value | {"at_5": 1 << 31 | 2}), charsmap(**value | {"at_5": 900}),
-    ):  # fmt: skip
-        with pytest.raises(NpformerError, match="here: precompiled_charsmap"):
-            check_charsmap("here", wrong)
 
 
 def test_the_process_survives_each_file(tmp_path: Path) -> None:
