@@ -71,6 +71,16 @@ def as_list(array: Any) -> list[Any]:
         return array.to_pylist()
     except UnicodeDecodeError:
         return [_text(each) for each in array.cast(pa.large_binary()).to_pylist()]
+    except (ValueError, OverflowError):
+        return [_time(each) for each in array]
+
+
+def _time(value: Any) -> Any:
+    """A time that Python has no object for, of nanoseconds or of the year 10,000, becomes text."""
+    try:
+        return value.as_py()
+    except (ValueError, OverflowError):
+        return value.cast(pa.string()).as_py()
 
 
 def _text(value: bytes | None) -> str | bytes | None:

@@ -7,14 +7,15 @@ that fit all their values (`jsonl.py`). A dictionary of texts stays one; other t
 from __future__ import annotations
 
 import io
-import itertools
 import mmap
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
+from itertools import count, islice
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet
 
 from npformer.dataset.formats import DELIMITERS, KNOWN, Format, explained, format_of
@@ -25,9 +26,9 @@ from npformer.files import as_given, csv_rows, open_file
 
 BLOCK = 2**20  # characters of text that become one batch
 LONGEST = 2**26  # most characters of a line, and of a cell of csv
-ROWS = 512  # most rows of a batch of Parquet
+ROWS = 2**12  # most rows of a batch of Parquet
+BATCH = 2**24  # bytes of such a batch, unless it is a single row
 TEXTS = ("STRING", "NONE", "JSON", "ENUM")  # logical types of Parquet whose bytes are kept as they are
-PAGES = 2**24  # bytes of Parquet's pages that become one batch, unless they are a single row
 
 
 def form_of(path: Path) -> Format:
@@ -60,7 +61,7 @@ def opened_lines(path: Path) -> Iterator[Iterator[tuple[int, str]]]:
 
 
 def _lines(text: Any, where: Path) -> Iterator[tuple[int, str]]:
-    for number in itertools.count(1):
+    for number in count(1):
         line = text.readline(LONGEST + 1)
         if not line:
             return
@@ -114,32 +115,55 @@ def _plain(kind: Any) -> Any:
     """The type without dictionaries and views, which not every format has."""
     if pa.types.is_dictionary(kind):
         return _plain(kind.value_type)
+    return {"string_view": pa.large_string(), "binary_view": pa.large_binary()}.get(str(kind)) or _inside(kind, _plain)
+
+
+def _inside(kind: Any, changed: Callable[[Any], Any]) -> Any:
+    """The type with those inside it changed; a type that holds no others stays."""
     if pa.types.is_struct(kind):
-        return pa.struct([each.with_type(_plain(each.type)) for each in kind])
-    if pa.types.is_list(kind):
-        return pa.list_(kind.value_field.with_type(_plain(kind.value_type)))
-    if pa.types.is_large_list(kind):
-        return pa.large_list(kind.value_field.with_type(_plain(kind.value_type)))
-    return {"string_view": pa.large_string(), "binary_view": pa.large_binary()}.get(str(kind), kind)
+        return pa.struct([each.with_type(changed(each.type)) for each in kind])
+    for test, make in ((pa.types.is_list, pa.list_), (pa.types.is_large_list, pa.large_list)):
+        if test(kind):
+            return make(kind.value_field.with_type(changed(kind.value_type)))
+    return kind
 
 
 # --- formats ---------------------------------------------------------------------------------------------------------
 
 
 def _parquet(file: Any) -> Iterator[Any]:
-    """Reads texts with the dictionaries of their pages, so that a batch takes no more memory than its pages."""
     read = pa.parquet.ParquetFile(file, buffer_size=BLOCK, pre_buffer=False)
-    schema, found = read.schema_arrow, read.metadata
-    yield pa.RecordBatch.from_pylist([], schema)
-    columns = [read.schema.column(i) for i in range(len(read.schema))]
-    texts = [each.path for each in columns if each.physical_type == "BYTE_ARRAY" and each.logical_type.type in TEXTS]
-    coded = pa.parquet.ParquetFile(file, metadata=found, read_dictionary=texts, buffer_size=BLOCK, pre_buffer=False)
-    with suppress(pa.ArrowException):  # some types are not read so, as those of extensions
-        pa.RecordBatch.from_pylist([], coded.schema_arrow).cast(plain(schema))
-        read = coded
-    groups = [found.row_group(i) for i in range(found.num_row_groups)]
-    widest = max((each.total_byte_size // max(each.num_rows, 1) for each in groups), default=0)
-    yield from read.iter_batches(batch_size=min(max(PAGES // max(widest, 1), 1), ROWS), use_threads=False)
+    yield pa.RecordBatch.from_pylist([], read.schema_arrow)
+    leaves = [read.schema.column(i) for i in range(len(read.schema))]
+    texts = [each.path for each in leaves if each.physical_type == "BYTE_ARRAY" and each.logical_type.type in TEXTS]
+    coded = pa.parquet.ParquetFile(
+        file, metadata=read.metadata, read_dictionary=texts, buffer_size=BLOCK, pre_buffer=False
+    )
+    for index in range(read.num_row_groups):
+        rows = max(min(BATCH // max(_row_bytes(coded, index, texts), 1), ROWS), 1)
+        yield from read.iter_batches(batch_size=rows, row_groups=[index], use_threads=False)
+
+
+def _row_bytes(coded: Any, index: int, texts: list[str]) -> int:
+    """About the most bytes of a row of a group: texts of a dictionary take no more in the file than one of them."""
+    group = coded.metadata.row_group(index)
+    total = group.total_byte_size // max(group.num_rows, 1)
+    for chunk in map(group.column, range(group.num_columns)):
+        if chunk.path_in_schema in texts and any("DICTIONARY" in each for each in chunk.encodings):
+            one = {"batch_size": 1, "row_groups": [index], "columns": [chunk.path_in_schema], "use_threads": False}
+            with suppress(pa.ArrowException):  # damage, which reading the rows finds, or a type of an extension
+                for batch in islice(coded.iter_batches(**one), 1):
+                    total += _longest(batch.column(0)) * -(-chunk.num_values // group.num_rows)
+    return total
+
+
+def _longest(array: Any) -> int:
+    """The bytes of the longest text of the dictionary in an array of texts, of lists or of objects of one field."""
+    if pa.types.is_dictionary(array.type):
+        return pc.max(pc.binary_length(array.dictionary)).as_py() or 0
+    if pa.types.is_struct(array.type):
+        return max(map(_longest, array.flatten()), default=0)
+    return _longest(array.values) if hasattr(array, "values") else 0
 
 
 def _arrow(file: Any) -> Iterator[Any]:
@@ -151,12 +175,24 @@ def _arrow(file: Any) -> Iterator[Any]:
     if mapped[:6].to_pybytes() != b"ARROW1":
         reader = pa.ipc.open_stream(mapped)
         yield pa.RecordBatch.from_pylist([], reader.schema)
-        yield from reader
+        yield from map(_checked, reader)
         return
     reader = pa.ipc.open_file(mapped)
     yield pa.RecordBatch.from_pylist([], reader.schema)
-    for index in range(reader.num_record_batches):
-        yield reader.get_batch(index)
+    yield from (_checked(reader.get_batch(index)) for index in range(reader.num_record_batches))
+
+
+def _checked(batch: Any) -> Any:
+    """Checks the places that a batch refers to: damaged ones lie outside it. Texts may be any bytes here."""
+    for column in batch.columns:
+        column.view(_as_bytes(column.type)).validate(full=True)
+    return batch
+
+
+def _as_bytes(kind: Any) -> Any:
+    if pa.types.is_dictionary(kind):
+        return pa.dictionary(kind.index_type, _as_bytes(kind.value_type), kind.ordered)
+    return {"string": pa.binary(), "large_string": pa.large_binary()}.get(str(kind)) or _inside(kind, _as_bytes)
 
 
 def _csv(lines: Iterable[tuple[int, str]], where: Path, form: Format) -> Iterator[Any]:

@@ -93,9 +93,10 @@ class Sink:
 
     def check_types(self, schema: Any) -> None:
         """Raises NpformerError if the format has no place for a column: known before the answers are computed."""
+        row = pa.Table.from_arrays([pa.nulls(1, each) for each in schema.types], schema=schema)
         for form in filter(None, (self.part_form, self.form)):
             with explained(self.path):
-                _write(pa.BufferOutputStream(), form, schema, [schema.empty_table()])
+                _write(pa.BufferOutputStream(), form, schema, [row])
 
 
 # --- writing ---------------------------------------------------------------------------------------------------------

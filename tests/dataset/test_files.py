@@ -101,6 +101,14 @@ def test_nested_columns_come_through_and_are_json_in_a_csv(classify, tmp_path):
     assert (first["more"], first["raw"], second["more"]) == ('{"x": [1, null]}', '"ab"', "")
 
 
+def test_times_that_python_has_no_object_for_are_written_as_text(classify, tmp_path):
+    times = pa.array([0, 1], pa.timestamp("ns", "UTC"))
+    source = written(tmp_path / "in.parquet", pa.table({"text": ["a", "b"], "time": times}))
+    map(classify, source, tmp_path / "o.jsonl", column="text")
+    found = [row["time"] for row in read(tmp_path / "o.jsonl")]
+    assert found == ["1970-01-01T00:00:00+00:00", "1970-01-01 00:00:00.000000001Z"]
+
+
 def test_types_of_jsonl_fit_all_lines_of_all_files(classify, tmp_path):
     """Whole numbers and others, fields that come late, and texts that look like times."""
     (tmp_path / "in").mkdir()
@@ -217,6 +225,24 @@ def test_a_file_that_cannot_be_read_is_named(name, classify, tmp_path):
         map(classify, tmp_path / name, tmp_path / "out.parquet", column="text")
     assert str(raised.value).startswith(str(tmp_path / name))
     assert not list(tmp_path.glob("out*"))
+
+
+@pytest.mark.parametrize("column", ["text", "list", "coded"])
+def test_places_outside_of_an_arrow_file_are_refused(column, classify, tmp_path):
+    """Offsets of texts and of lists and numbers of a dictionary, each larger than what they refer to."""
+    marked = 123_456_789
+    array = {
+        "text": pa.array(["x" * 3, "y"]),
+        "list": pa.array([[1, 2, 3], [4]]),
+        "coded": pa.DictionaryArray.from_arrays(pa.array([3, 0], pa.int32()), ["a", "b", "c", "d"]),
+    }[column]
+    source = written(tmp_path / "in.arrow", pa.table({"text": ["a", "b"], "x": array}))
+    three, data = (3).to_bytes(4, "little"), source.read_bytes()
+    place = data.index(three + (0 if column == "coded" else 4).to_bytes(4, "little"))
+    source.write_bytes(data[:place] + marked.to_bytes(4, "little") + data[place + 4 :])
+    with pytest.raises(NpformerError, match=r"in\.arrow: ") as raised:
+        map(classify, source, tmp_path / "o.parquet", column="text")
+    assert "\n" not in str(raised.value)
 
 
 def test_an_error_stays_short_however_long_a_column_s_name(classify, tmp_path):

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.feather
 import pyarrow.parquet
 import pytest
 
@@ -255,10 +256,16 @@ def test_names_that_clash_take_a_prefix(classify, source, tmp_path):
 def test_columns_that_the_output_cannot_hold_are_known_before_the_answers(classify, tmp_path, monkeypatch):
     (tmp_path / "in.jsonl").write_text('{"text": "ice", "meta": {}}\n')
     monkeypatch.setattr(module, "answer", lambda *_: pytest.fail("answered"))
-    for sink in ("o.parquet", "out"):
-        with pytest.raises(NpformerError, match="no child field"):
-            map(classify, tmp_path / "in.jsonl", tmp_path / sink, column="text")
-    assert [path.name for path in tmp_path.iterdir()] == ["in.jsonl"]
+    spans = pa.array([(1, 2, 3)], pa.month_day_nano_interval())
+    pa.feather.write_feather(pa.table({"text": ["ice"], "x": spans}), tmp_path / "in.arrow")
+    for source, sink, message in (
+        ("in.jsonl", "o.parquet", "no child field"),
+        ("in.jsonl", "out", "no child field"),
+        ("in.arrow", "o.csv", "Unsupported cast"),
+    ):
+        with pytest.raises(NpformerError, match=message):
+            map(classify, tmp_path / source, tmp_path / sink, column="text")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["in.arrow", "in.jsonl"]
 
 
 def test_a_mended_file_with_other_columns_is_another_input(classify, tmp_path):

@@ -115,6 +115,13 @@ def test_batches_of_any_size_give_the_same_parts(suffix, rows, classify, tmp_pat
     assert 1 < max(counts) < 40
 
 
+def test_nested_texts_of_parquet_are_read_across_its_groups(classify, tmp_path):
+    table = pa.table({"text": ["ice"] * 99, "x": [[{"a": "b" * (i % 5)}] * (i % 3) for i in range(99)]})
+    pa.parquet.write_table(table, tmp_path / "in.parquet", row_group_size=41)
+    map(classify, tmp_path / "in.parquet", tmp_path / "o.parquet", column="text", part_rows=10)
+    assert pa.parquet.read_table(tmp_path / "o.parquet")["x"].to_pylist() == table["x"].to_pylist()
+
+
 def test_parts_end_by_rows_or_by_bytes(monkeypatch):
     monkeypatch.setattr(module, "PART_BYTES", 100)
     sizes = np.array([10, 10, 10, 95, 5, 300, 1, 1, 99, 2])
