@@ -74,6 +74,8 @@ def read_recipe(folder: Path, width: int) -> Recipe:
     Raises NpformerError, which names the file and the field, for modules, an order of modules or settings that are
     unsupported, and for a malformed file.
     """
+    if is_cross_encoder(folder):
+        return Recipe()  # its modules and prompts are of another task; sentence-transformers takes its defaults too
     modules = read_modules(folder)
     described = _described(folder / DESCRIPTION)
     if not modules and not (folder / MODULES).exists():

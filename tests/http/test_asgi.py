@@ -26,6 +26,7 @@ from npformer.serve.fields import Refusal
 from npformer.serve.models import NEEDS, TaskWork, serve_all
 from npformer.serve.replies import in_parts
 from tests.support import tiny
+from tests.support.sentence_folders import write_modules
 
 ROOT = Path(__file__).parents[2]
 
@@ -70,6 +71,21 @@ def test_the_root_of_a_ranker_is_rerank():
     assert root.json() == ranked.json()
     assert {each["index"] for each in root.json()} == {0, 1}
     assert info.json()["tasks"][:2] == ["text-ranking", "text-classification"]
+
+
+def test_rerank_gives_sigmoids_of_a_saved_cross_encoder_and_its_logits_as_raw_scores(tmp_path):
+    """As text-embeddings-inference does, whatever activation is stored; the default prompt precedes the query."""
+    made = tiny.folder(tmp_path / "m", "bert", labels=("SCORE",), seed=3)
+    described = {"activation_fn": "torch.nn.Identity", "prompts": {"ask": "ice "}, "default_prompt_name": "ask"}
+    write_modules(made, [], model_type="CrossEncoder", **described)
+    rank = npformer.pipeline("text-ranking", made)
+    logit = rank(npformer.Pair("what is good", "ice cream"))["score"]
+    plain = npformer.pipeline("text-ranking", rank.model, function_to_apply="sigmoid")
+    app = npformer.serve.app({"mine": rank.model})
+    body = {"query": "what is good", "texts": ["ice cream"]}
+    ranked, raw = ask(app, ("POST", "/rerank", body), ("POST", "/rerank", {**body, "raw_scores": True}), started=app)
+    assert raw.json() == [{"index": 0, "score": logit}]
+    assert ranked.json() == [{"index": 0, "score": plain(npformer.Pair("what is good", "ice cream"))["score"]}]
 
 
 def test_a_mounted_app_needs_its_lifespan():

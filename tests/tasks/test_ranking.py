@@ -13,6 +13,7 @@ from npformer.cli.main import main
 from npformer.tasks.sentence_folder import DESCRIPTION
 from npformer.tasks.text_ranking import OLDER
 from tests.support import tiny
+from tests.support.sentence_folders import write_modules
 
 IDENTITY, SIGMOID = "torch.nn.modules.linear.Identity", "torch.nn.modules.activation.Sigmoid"
 QUERY = "what is good"
@@ -31,9 +32,7 @@ def cross_encoder(path, stored=None, **described):
     """A folder as version 6 of sentence-transformers saves it."""
     made = folder(path, **(stored or {}))
     kind = "sentence_transformers.base.modules.transformer.Transformer"
-    (made / MODULES).write_text(json.dumps([{"idx": 0, "name": "0", "path": "", "type": kind}]))
-    (made / DESCRIPTION).write_text(json.dumps({"model_type": "CrossEncoder", "prompts": {}, **described}))
-    return made
+    return write_modules(made, [], kind, **{"model_type": "CrossEncoder", "prompts": {}, **described})
 
 
 def logits(model):
@@ -132,6 +131,14 @@ def test_a_default_prompt_precedes_each_query(tmp_path):
         NpformerError, match=r"config_sentence_transformers\.json: default_prompt_name: 'ask' is not one"
     ):
         pipeline("text-ranking", made)
+
+
+def test_vectors_of_a_cross_encoder_are_means_without_its_prompt(tmp_path):
+    """As sentence-transformers makes a SentenceTransformer of its folder."""
+    made = cross_encoder(tmp_path / "model", prompts={"ask": "ice "}, default_prompt_name="ask")
+    plain = folder(tmp_path / "plain")
+    expected = pipeline("sentence-embedding", plain)(TEXTS)
+    np.testing.assert_array_equal(pipeline("sentence-embedding", made)(TEXTS), expected)
 
 
 def test_a_score_is_that_of_text_classification():
