@@ -19,6 +19,8 @@ from npformer.errors import NpformerError
 #: Arguments that keep their type: whole numbers, masks, and the array that `tap` names.
 _KEPT = frozenset({"ids", "lengths", "source_lengths", "targets", "row_indices", "mask", "array"})
 _REARRANGE = frozenset({"split_heads", "combine_heads", "embedding", "tap"})  # functions that compute no new number
+#: The least number of axes of x in some functions, and of lengths in all.
+_AXES = {"softmax": 1, "log_softmax": 1, "layer_norm": 1, "split_heads": 2, "combine_heads": 3}
 _ARRAYS = ("np.ndarray", "Linear", "Mapping[str, Any]", "Mapping[str, Linear]")  # in annotations: arrays, or trees
 
 
@@ -30,7 +32,12 @@ def takes_array_likes(function: Any) -> Any:
     """
     parameters = inspect.signature(function).parameters if isinstance(function, FunctionType) else {}
     converters = {
-        name: functools.partial(_tree, function.__name__, name, name in _KEPT or function.__name__ in _REARRANGE)
+        name: functools.partial(
+            _with_axes if name in ("x", "lengths", "source_lengths") else _tree,
+            function.__name__,
+            name,
+            name in _KEPT or function.__name__ in _REARRANGE,
+        )
         for name, parameter in parameters.items()
         if name != "out" and any(part in str(parameter.annotation) for part in _ARRAYS)
     }
@@ -53,6 +60,18 @@ def _plain(value: Any) -> Any:
     """The function inside a wrapper made here, because its backward is found by it; other values as they are."""
     ours = isinstance(value, FunctionType) and value.__module__ == "npformer"
     return inspect.unwrap(value) if ours else value
+
+
+def _with_axes(function: str, name: str, keeps: bool, value: Any) -> np.ndarray:
+    """Converts an array, and checks that it has the axes that the function needs."""
+    array = _tree(function, name, keeps, value)
+    least = _AXES.get(function, 0) if name == "x" else 1
+    if np.ndim(array) < least:
+        axes = "axis" if least == 1 else "axes"
+        raise NpformerError(
+            f"{function}: {name}: expected an array of at least {least} {axes}, got shape {array.shape}"
+        )
+    return array
 
 
 def _tree(function: str, name: str, keeps: bool, value: Any) -> Any:

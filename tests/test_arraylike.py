@@ -135,6 +135,22 @@ def test_what_holds_no_numbers_is_refused_by_name(call: Callable[[], Any], messa
         call()
 
 
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: npformer.softmax(3), r"^softmax: x: expected an array of at least 1 axis, got shape \(\)"),
+        (lambda: npformer.layer_norm(5.0), r"^layer_norm: x: expected an array of at least 1 axis"),
+        (lambda: npformer.split_heads([1, 2], 2), r"^split_heads: x: .* at least 2 axes, got shape \(2,\)"),
+        (lambda: npformer.combine_heads([[1, 2]]), r"^combine_heads: x: .* at least 3 axes, got shape \(1, 2\)"),
+        (lambda: npformer.padding_mask(3), r"^padding_mask: lengths: .* at least 1 axis, got shape \(\)"),
+        (lambda: npformer.self_attention(X, 3, 1, **ATTENTION), r"^self_attention: lengths: .* at least 1 axis"),
+    ],
+)
+def test_too_few_axes_are_refused_by_name(call: Callable[[], Any], message: str) -> None:
+    with pytest.raises(NpformerError, match=message):
+        call()
+
+
 def test_nothing_is_converted_where_there_is_nothing() -> None:
     assert npformer.embedding([], X).shape == (0, 2)
     assert npformer.softmax([]).shape == (0,)
