@@ -111,6 +111,7 @@ def test_work_of_unknown_length_and_a_stream_that_is_full(terminal: Terminal, mo
         (["search", "ice", "texts.txt"], "base"),
         (["classify", "-f", "texts.txt"], "sequence-classification"),
         (["rerank", "ice", "texts.txt"], "sequence-classification"),
+        (["evaluate", "--data", "data.tsv"], "sequence-classification"),
     ],
 )
 def test_commands_that_read_many_texts_show_one(
@@ -121,6 +122,7 @@ def test_commands_that_read_many_texts_show_one(
     labels = {"labels": ("SCORE",)} if command[0] == "rerank" else {}
     tiny.folder(Path("model"), "bert", head, **labels)
     Path("texts.txt").write_text("ice\nmusic\n" * 20)
+    Path("data.tsv").write_text("label\ttext\n" + "0\tice\n1\tmusic\n" * 20)
     with redirect_stderr(terminal):
         assert main([*command, "-m", "model"]) == 0
     assert terminal.lines()[-2].startswith("40 texts in 0:0")

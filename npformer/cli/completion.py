@@ -1,7 +1,8 @@
 """Completion of commands, options and models by the Tab key in bash, zsh and fish; needs the extra `completion`.
 
-`npformer --print-completion bash` prints a script for the shell. When Tab is pressed, the script starts `npformer` with
-the line in COMP_LINE, and `answer` writes what may follow.
+`npformer --print-completion bash` prints a script for ~/.bashrc: `source <(npformer --print-completion bash)`, the same
+for zsh, and `npformer --print-completion fish | source` for fish. When Tab is pressed, the script starts `npformer`
+with the line in COMP_LINE, and `answer` writes the words that may follow.
 """
 
 from __future__ import annotations

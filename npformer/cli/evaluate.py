@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from dataclasses import asdict
 
 from npformer.cli.arguments import add_options, loading, model_options, whole
@@ -54,7 +55,7 @@ def _labels(args: argparse.Namespace) -> None:
     model = load(args.model, **loading(args))
     if model.config.head != "sequence-classification":
         raise NpformerError(f"--data: a {model.config.head} model gives texts no labels")
-    found = evaluate_labels(model, encode(model, args.data, rows))
+    found = evaluate_labels(model, encode(model, args.data, rows), progress=sys.stderr.isatty())
     if not args.json:
         print(found)
         return
@@ -85,6 +86,7 @@ def _translations(args: argparse.Namespace) -> None:
         import sacrebleu
     except ImportError:
         raise NpformerError('BLEU needs sacrebleu: pip install "npformer[evaluate]"') from None
+    from npformer.progress import with_bar
     from npformer.tasks import pipeline
     from npformer.tasks.task import InputError
     from npformer.text.encoding import warn_of_cuts
@@ -94,7 +96,7 @@ def _translations(args: argparse.Namespace) -> None:
     options = {"num_beams": args.beams} if args.beams else {}
     task = pipeline("translation", args.model, long="truncate", **loading(args), **options)
     answers, cut = [], {}
-    for number, answer in enumerate(task.stream(iter(sources), task.options, quiet=True), 1):
+    for number, answer in enumerate(with_bar(task.stream(iter(sources), task.options, quiet=True), len(sources)), 1):
         if isinstance(answer, InputError):
             raise NpformerError(f"{args.source}:{number}: {answer.reason}")
         answers.append(answer["translation_text"])

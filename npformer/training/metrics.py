@@ -9,6 +9,7 @@ import numpy as np
 
 from npformer.functions import cross_entropy
 from npformer.model import Model, Seq2Seq
+from npformer.progress import bar
 from npformer.runtime.packing import Text
 from npformer.training.losses import Example, teacher_forced
 
@@ -72,12 +73,14 @@ def scores(wanted: Sequence[int], given: Sequence[int], labels: Sequence[str]) -
     return Scores(tuple(labels), confusion)
 
 
-def evaluate_labels(model: Model, examples: Sequence[Example]) -> Scores:
-    """Measures a classifier on examples."""
+def evaluate_labels(model: Model, examples: Sequence[Example], progress: bool = False) -> Scores:
+    """Measures a classifier on examples; `progress` shows a bar on stderr."""
     given: list[int] = []
-    for start in range(0, len(examples), TEXTS):
-        answers = model.run([example.text for example in examples[start : start + TEXTS]])
-        given += [int(np.argmax(answer["logits"])) for answer in answers]
+    with bar(len(examples), shown=progress) as add:
+        for start in range(0, len(examples), TEXTS):
+            answers = model.run([example.text for example in examples[start : start + TEXTS]])
+            given += [int(np.argmax(answer["logits"])) for answer in answers]
+            add(len(answers))
     return scores([example.target for example in examples], given, model.config.labels)
 
 
