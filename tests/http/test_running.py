@@ -185,7 +185,7 @@ def test_a_key(folders, tmp_path, source):
         for wrong in ({}, {"authorization": "Bearer s3cret-ke"}, {"authorization": "Basic s3cret-key"}):
             status, _, headers = server.post("/embed", body, **wrong)
             assert (status, headers["www-authenticate"]) == (401, "Bearer")
-        for path in ("/info", "/metrics", "/v1/models", "/docs", "/openapi.json"):
+        for path in ("/", "/info", "/metrics", "/v1/models", "/docs", "/openapi.json"):
             assert server.get(path)[0] == 401
             assert server.get(path, authorization="Bearer s3cret-key")[0] == 200
         assert server.get("/health")[0] == 200
