@@ -192,7 +192,7 @@ def weight_products(x: np.ndarray, *weights: np.ndarray, out: Sequence[np.ndarra
         n, panels = way
         run_tasks([functools.partial(part, index, n, panels) for index in range(n)], n)
 
-    # Multiplying counts, and reading little: all cores share one memory.
+    # For the first guess multiplying counts, and reading little: all cores share one memory.
     nanoseconds = sum(weight.size for weight in weights) * (0.05 + 0.02 * rows)
     shapes = tuple(weight.shape for weight in weights)
     trial = _trial(shapes, _power(len(x)), x.dtype.char, any(paneled), *part_counts(nanoseconds))
@@ -204,7 +204,7 @@ def weight_products(x: np.ndarray, *weights: np.ndarray, out: Sequence[np.ndarra
 def _trial(
     shapes: tuple[tuple[int, ...], ...], rows: int, dtype: str, paneled: bool, counts: tuple[int, ...], first: int
 ) -> Trial[tuple[int, bool]]:
-    """The trial of (parts, with panels) for products of about so many rows with weights of these shapes."""
+    """The trial of ways (parts, with panels) for products of about `rows` rows with weights of these shapes."""
     guess = paneled and panels_pay(rows)
     layouts = (guess,) if not paneled or _choice() else (False, True)
     return Trial([(n, panels) for panels in layouts for n in counts], (first, guess))
@@ -334,7 +334,7 @@ def _few_at_a_time(rows: int, few: int) -> list[tuple[slice, int]]:
 
 
 def _panels(weight: np.ndarray, rows: int) -> Panels | None:
-    """The panels of a weight used repeatedly; made if `panels_pay` at so many rows, and then usable up to MANY rows."""
+    """The panels of a weight used repeatedly: made if `panels_pay` at this number of rows, then usable up to MANY."""
     if rows > MANY or weight.dtype.char != "f" or weight.shape[1] < PANEL or weight.size < 2**16:
         return None
     return _laid_out([weight], "panels", lambda: Panels(weight) if panels_pay(_power(rows)) else None)
@@ -362,9 +362,9 @@ def _choice() -> str | None:
 
 @functools.lru_cache(maxsize=10)
 def panels_pay(rows: int) -> bool:
-    """Tells whether panels are worth their memory for so many rows: 2, 4, 8 ... MANY, so that trials are few.
+    """Tests whether panels are worth their memory for 2, 4, 8 ... or MANY rows.
 
-    This trial runs on a weight that stays in the cache. Once panels are there, each product's own trial decides.
+    This test runs on a weight that stays in the cache. Once panels are made, the trial of each product decides.
     """
     if _choice() == "0" or few_rows() < 5:
         return False

@@ -23,10 +23,10 @@ PATIENCE = 0.05  # seconds of work before a trial: a process that reads one sent
 class Trial(Generic[Way]):
     """Runs work in the quickest of several ways.
 
-    The first way is a guess. A trial comes after PATIENCE seconds of work, and again once the work since has taken so
-    long that the last trial lost only SHARE of it: a core that was busy in one trial may be free in the next.
+    The first way is a guess. A trial begins after PATIENCE seconds of work. It is repeated when the time that it lost
+    is at most SHARE of the time since, because a core that was busy in one trial may be free in the next.
 
-    Threads may share a trial without a lock: in a race a measured time is lost, and nothing else.
+    Threads may share a trial without a lock: a race loses a measured time and nothing else.
     """
 
     def __init__(self, ways: Sequence[Way], first: Way) -> None:
