@@ -100,7 +100,7 @@ def _vectors(task: Any, model: str, file: str, read: list[Line]) -> np.ndarray:
 
 
 def _kept(place: Path, described: dict[str, str], width: int, blank: np.ndarray, limits: Limits) -> np.ndarray | None:
-    """The vectors (N, D) of a file beside the texts; None if they are of other texts or damaged, which is said."""
+    """The vectors (N, D) of a file beside the texts; None if they are of other texts, or damaged, with a message."""
     try:
         arrays, metadata = load_arrays(place, limits)
         if not described.items() <= metadata.items():

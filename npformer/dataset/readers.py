@@ -79,7 +79,7 @@ def conform(batches: list[Any], schema: Any) -> Any:
     columns = []
     for field in schema:
         chunks = [_cast(each[field.name], _plain(field.type)) for each in batches]
-        whole = pa.chunked_array(chunks, _plain(field.type)).combine_chunks()  # how it was read is not to be seen
+        whole = pa.chunked_array(chunks, _plain(field.type)).combine_chunks()  # the same bytes for batches of any size
         columns.append(whole.dictionary_encode() if pa.types.is_dictionary(field.type) else whole)
     return pa.Table.from_arrays(columns, schema=schema)
 
@@ -183,7 +183,7 @@ def _arrow(file: Any) -> Iterator[Any]:
 
 
 def _checked(batch: Any) -> Any:
-    """Checks the places that a batch refers to: damaged ones lie outside it. Texts may be any bytes here."""
+    """Checks that offsets and dictionary numbers stay within a batch. Texts may be any bytes."""
     for column in batch.columns:
         column.view(_as_bytes(column.type)).validate(full=True)
     return batch

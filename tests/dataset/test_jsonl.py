@@ -50,7 +50,7 @@ def test_values_come_through_exactly(values, expected, suffix, classify, tmp_pat
     else:
         read = pa.parquet.read_table if suffix == "parquet" else pa.feather.read_table
         found = read(out).to_pylist()
-    assert str([row["x"] for row in found]) == str(expected)  # which tells 1 from 1.0, and 0.0 from -0.0
+    assert str([row["x"] for row in found]) == str(expected)  # 1 and 1.0 differ, and so do 0.0 and -0.0
 
 
 @pytest.mark.parametrize(

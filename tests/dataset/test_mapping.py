@@ -112,7 +112,7 @@ def test_an_unfinished_line_of_the_manifest_is_dropped(tail, classify, source, t
 
 
 @pytest.mark.parametrize("number", [0, 1])
-def test_a_damaged_manifest_is_said(number, classify, source, tmp_path):
+def test_a_damaged_manifest_is_an_error_of_one_line(number, classify, source, tmp_path):
     """Each field of a header and of a part is lost or of another type, or the whole line is another value."""
     out = tmp_path / "out" / "o"
     run(classify, source, out)
