@@ -12,7 +12,7 @@ import numpy as np
 import npformer
 from npformer import Config, Model, NpformerError, Trace, edit, linear, pipeline, softmax, trace
 from npformer.golden import Golden
-from npformer.tasks.task import Task
+from npformer.tasks.text_classification import TextClassification
 from npformer.view.head_view import HeadView
 
 TEXT = "I love ice cream"
@@ -41,7 +41,7 @@ with edit({"layers.0.attention.weights": lambda weights: weights * 0}):
     model.run([npformer.runtime.packing.Text(np.array([101, 102]))])
 
 classify = pipeline("text-classification")
-assert_type(classify, Task)
+assert_type(classify, TextClassification)
 print(classify(TEXT))
 
 try:
