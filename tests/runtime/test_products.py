@@ -239,5 +239,9 @@ def test_the_environment_decides_about_panels(monkeypatch: pytest.MonkeyPatch) -
     for value, expected in (("0", False), ("1", True)):
         monkeypatch.setenv("NPFORMER_PANELS", value)
         products.panels_pay.cache_clear()
+        products._trial.cache_clear()
         assert products.panels_pay(8) is expected
+        trial = products._trial(((768, 768),), 8, "f", expected, (1, 2), 2)
+        assert set(trial.ways) == {(1, expected), (2, expected)}
     products.panels_pay.cache_clear()
+    products._trial.cache_clear()
