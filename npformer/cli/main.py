@@ -182,7 +182,7 @@ def _overview() -> str:
             *lines,
             "",
             "npformer COMMAND --help explains a command;\nnpformer --version prints the version;\n"
-            "source <(npformer --print-completion bash) sets up the Tab key; zsh, fish likewise.",
+            "source <(npformer --print-completion bash) sets up the Tab key (or zsh).",
             "",
             "exit codes: 0 success; 1 bad input, or a text without an answer; 2 wrong usage;\n"
             "3 golden compare or golden run found a fault",
