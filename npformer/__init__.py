@@ -20,11 +20,12 @@ if TYPE_CHECKING:
     from npformer import view as view
     from npformer.activations import gelu, relu, silu
     from npformer.attention import combine_heads, scaled_dot_product_attention, split_heads
+    from npformer.blocks.ffn import feed_forward
     from npformer.checkpoint.loading import load
     from npformer.config import Config
     from npformer.decoder_layers import decoder, decoder_layer, shift
     from npformer.embeddings import sinusoidal_positions
-    from npformer.encoder_layers import encoder, encoder_layer, feed_forward
+    from npformer.encoder_layers import encoder, encoder_layer
     from npformer.errors import NpformerError, NpformerWarning
     from npformer.functions import (
         cross_entropy,
@@ -101,6 +102,7 @@ __all__ = [
 #: Module -> the public names that it defines.
 _NAMES = {
     "activations": "gelu relu silu",
+    "blocks.ffn": "feed_forward",
     "attention": "combine_heads scaled_dot_product_attention split_heads",
     "runtime.packing": "Text",
     "config": "Config",
@@ -110,7 +112,7 @@ _NAMES = {
     "interpret.direct_attribution": "logit_attribution",
     "interpret.patching": "ablate_heads patch",
     "embeddings": "sinusoidal_positions",
-    "encoder_layers": "encoder encoder_layer feed_forward",
+    "encoder_layers": "encoder encoder_layer",
     "errors": "NpformerError NpformerWarning",
     "functions": "cross_entropy embedding layer_norm linear log_softmax softmax",
     "checkpoint.loading": "load",

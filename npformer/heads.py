@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from npformer.activations import BACKWARDS
-from npformer.encoder_layers import Activation
+from npformer.blocks.block import Activation
 from npformer.functions import layer_norm, layer_norm_backward, linear, linear_backward
 from npformer.multi_head import Linear
 from npformer.runtime.packing import split_rows

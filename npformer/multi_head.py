@@ -19,10 +19,11 @@ from npformer.attention import (
 )
 from npformer.errors import NpformerError
 from npformer.functions import linear, linear_backward, linears
+from npformer.mechanisms.causal import Causal
 from npformer.mechanisms.mechanism import Mechanism, Sums
 from npformer.mechanisms.placed import InRun, Placed
 from npformer.runtime.blocks import over_heads
-from npformer.runtime.packing import equal_runs
+from npformer.runtime.packing import equal_runs, places_of
 from npformer.runtime.threads import all_gather
 from npformer.tape import Stages
 from npformer.taps import tap
@@ -40,7 +41,6 @@ def multi_head_attention(
     key: Linear,
     value: Linear,
     output: Linear,
-    is_causal: bool = False,
     mask: np.ndarray | None = None,
     cache: AttentionCache | None = None,
     placed: Placed | None = None,
@@ -48,14 +48,15 @@ def multi_head_attention(
 ) -> np.ndarray:
     """MultiHead(x, source) = Concat(head_1, ..., head_H) W_O on packed rows, (T, D), (S, D) -> (T, D). Section 3.2.2.
 
-    Text i is lengths[i] rows of x, which attend to its source_lengths[i] rows of source, as is_causal or mask admits. A
-    cache replaces both: it keeps keys and values of earlier calls, and when it is complete no new ones are computed.
+    Text i is lengths[i] rows of x, which attend to its source_lengths[i] rows of source, as mask admits. A cache
+    replaces it: it keeps keys and values of earlier calls, and when it is complete no new ones are computed.
     placed: the mechanisms by which attention depends on the places of the rows of source; distances: projections that
     only mechanisms read.
     """
     if cache is not None and cache.complete:
-        q = tap("query", linear(x, **query))
-        return tap("output", linear(tap("combined", cache.attend(q, None, None, n_heads)), **output))
+        combined = cache.attend(tap("query", linear(x, **query)), None, None, n_heads)
+        assert combined is not None
+        return tap("output", linear(tap("combined", combined), **output))
     if x is source:  # x W_q + b_q, x W_k + b_k, x W_v + b_v
         q, k, v = linears(x, query, key, value)
     else:
@@ -63,11 +64,10 @@ def multi_head_attention(
     q, k, v = tap("query", q), tap("key", k), tap("value", v)
     if placed is not None:
         q, k = placed.turn(q, k)
-    if cache is not None:
-        combined = cache.attend(q, k, v, n_heads)
-    else:
+    combined = None if cache is None else cache.attend(q, k, v, n_heads)
+    if combined is None:
         placed = placed and placed.in_layer({"query": query, "key": key, **distances})
-        combined = packed_attention(q, k, v, lengths, source_lengths, n_heads, is_causal, mask, placed)
+        combined = packed_attention(q, k, v, lengths, source_lengths, n_heads, mask, placed)
     return tap("output", linear(tap("combined", combined), **output))
 
 
@@ -154,9 +154,11 @@ def self_attention(
         raise NpformerError(
             f"self_attention: {', '.join(distances)}: only mechanisms read this, and placed is not given"
         )
+    if is_causal:
+        placed = Placed(places_of(lengths), (*(placed.mechanisms if placed else ()), Causal()), row_indices)
     rows, row_lengths = _attending(x, lengths, row_indices)
     return multi_head_attention(
-        rows, row_lengths, x, lengths, n_heads, query, key, value, output, is_causal, None, cache, placed, **distances
+        rows, row_lengths, x, lengths, n_heads, query, key, value, output, None, cache, placed, **distances
     )
 
 
@@ -191,8 +193,11 @@ class AttentionCache(Protocol):
 
     complete: bool  # it holds all keys and values, so that attend needs no new ones
 
-    def attend(self, q: np.ndarray, k: np.ndarray | None, v: np.ndarray | None, n_heads: int) -> np.ndarray:
-        """Keeps k and v, then lets each row of q attend to the kept keys of its text, (T, D) -> (T, D)."""
+    def attend(self, q: np.ndarray, k: np.ndarray | None, v: np.ndarray | None, n_heads: int) -> np.ndarray | None:
+        """Keeps k and v, then lets each row of q attend to the kept keys of its text, (T, D) -> (T, D).
+
+        None if the rows are to attend as without a cache.
+        """
 
 
 def packed_attention(
@@ -202,7 +207,6 @@ def packed_attention(
     lengths: np.ndarray,
     source_lengths: np.ndarray,
     n_heads: int,
-    is_causal: bool = False,
     mask: np.ndarray | None = None,
     placed: Placed | None = None,
 ) -> np.ndarray:
@@ -225,19 +229,17 @@ def packed_attention(
         )
         context = split_heads(combined[rows].reshape(count, -1, v.shape[-1]), n_heads)  # a view: combined is written
         length, source_length = q_heads.shape[-2], k_heads.shape[-2]
-        admitted = np.tri(length, source_length, dtype=bool) if is_causal else mask
         run = None if placed is None else placed.in_run(rows, places[0][source_rows], count, n_heads)
         scale = 1 / math.sqrt(q_heads.shape[-1] * (1 if placed is None else placed.products))
 
         def work(
             some: tuple[slice, slice],
             heads: Any = (q_heads, k_heads, v_heads, context),
-            admitted: np.ndarray | None = admitted,
             run: InRun | None = run,
             scale: float = scale,
         ) -> None:
             q, k, v, context = (each[some] for each in heads)
-            add, admitted = (None, admitted) if run is None else run.of(some, q, k, scale)
+            add, admitted = (None, mask) if run is None else run.of(some, q, k, scale)
             context[...] = attend(q, k, v, scale, admitted, add, in_order)
 
         over_heads(work, count, n_heads, scores=length * source_length, width=q_heads.shape[-1])

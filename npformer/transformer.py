@@ -8,27 +8,27 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from itertools import chain
-from typing import TYPE_CHECKING, Any
+from functools import lru_cache
+from typing import Any
 
 import numpy as np
 
 from npformer import heads
 from npformer.activations import ACTIVATIONS
+from npformer.blocks import Convolution, Rows
+from npformer.blocks.block import SOURCE
+from npformer.blocks.rows import Caches
 from npformer.config import Config
-from npformer.convolution import Convolution
-from npformer.decoder_layers import decoder, decoder_backward, project, project_backward
+from npformer.decoder_layers import decoder_layer_of, project, project_backward
 from npformer.embeddings import embeddings, embeddings_backward
-from npformer.encoder_layers import encoder, encoder_backward
-from npformer.mechanisms import Causal, Disentangled, Mechanism, Placed, RelativeBias, Rotary, Window
+from npformer.encoder_layers import layer_of
+from npformer.layers import Layer, Stack
+from npformer.mechanisms import Causal, Disentangled, Mechanism, RelativeBias, Rotary, Window
+from npformer.norms import LayerNorm
 from npformer.runtime.packing import Batch, Text, pack
 from npformer.runtime.threads import all_gather
 from npformer.tape import Stages
 from npformer.taps import scope, tap
-
-if TYPE_CHECKING:
-    from npformer.multi_head import AttentionCache
 
 POOLED_HEADS = ("sequence-classification", "next-sentence", "multiple-choice")  # they read one row of each text
 
@@ -162,7 +162,7 @@ def encode(
     config: Config,
     batch: Batch,
     row_indices: np.ndarray | None = None,
-    caches: Sequence[AttentionCache] | None = None,
+    caches: Sequence[Caches] | None = None,
 ) -> np.ndarray:
     """The encoder's last layer, packed token ids -> (T, D), or (B, D) with row_indices, one row of each text.
 
@@ -172,22 +172,28 @@ def encode(
     scale = math.sqrt(config.d_model) if config.scale_embedding else 1.0
     positions = batch.positions + config.first_position
     x = embeddings(ids, positions, batch.segments, **weights["embeddings"], eps=config.eps, scale=scale)
-    return encoder(
-        x, lengths, config.n_heads, ACTIVATIONS[config.activation], weights["layers"], eps=config.eps,
-        row_indices=row_indices, norm_first=config.norm_first, norm=weights.get("norm"),
-        placed=placed(weights, config, batch, row_indices), caches=caches,
-        convolution=_convolution(weights, config, batch, row_indices),
-    )  # fmt: skip
+    rows = Rows(lengths, batch, row_indices, caches=caches)
+    return encoder_stack(config, is_gated(weights))(x, rows, weights)
 
 
-def _convolution(
-    weights: Mapping[str, Any], config: Config, batch: Batch, row_indices: np.ndarray | None
-) -> Convolution | None:
-    """The convolution beside the first layer, where there is one."""
-    if not config.convolution:
-        return None
-    activation, rows = ACTIVATIONS[config.convolution_activation], row_indices if config.n_layers == 1 else None
-    return Convolution(weights["convolution"], weights["convolution_norm"], activation, batch.places, rows)
+def is_gated(weights: Mapping[str, Any]) -> bool:
+    """Whether the feed-forward networks of a stack with these weights have a gate."""
+    return any("gate" in layer["ffn"] for layer in weights["layers"])
+
+
+@lru_cache(maxsize=16)  # a forward of a short text should not wait for it
+def encoder_stack(config: Config, gated: bool) -> Stack:
+    """The layers of an encoder, or of a decoder on its own. gated: its feed-forward networks have a gate."""
+    norm, activation = LayerNorm(config.eps), ACTIVATIONS[config.activation]
+    layers = [
+        layer_of(config.n_heads, activation, gated, norm, config.norm_first, mechanisms(config, i))
+        for i in range(config.n_layers)
+    ]
+    convolution = None
+    if config.convolution:
+        block = Convolution(ACTIVATIONS[config.convolution_activation])
+        convolution = Layer((("convolution", block),), norm)
+    return Stack(tuple(layers), norm, convolution)
 
 
 def mechanisms(config: Config, layer: int) -> tuple[Mechanism, ...]:
@@ -206,18 +212,6 @@ def mechanisms(config: Config, layer: int) -> tuple[Mechanism, ...]:
     return tuple(found)
 
 
-def placed(
-    weights: Mapping[str, Any], config: Config, batch: Batch, row_indices: np.ndarray | None
-) -> list[Placed] | None:
-    """Each layer's mechanisms with the batch's places; None if no layer has any."""
-    of_layers = [mechanisms(config, i) for i in range(config.n_layers)]
-    begun = {each: each.begin(weights, batch) for each in dict.fromkeys(chain(*of_layers))}
-    if not begun:
-        return None
-    layers = [Placed(batch.places, tuple(begun[each] for each in found)) for found in of_layers]
-    return [*layers[:-1], replace(layers[-1], row_indices=row_indices)]
-
-
 def encode_backward(
     grad: np.ndarray,
     stages: Stages,
@@ -230,14 +224,8 @@ def encode_backward(
     scale = math.sqrt(config.d_model) if config.scale_embedding else 1.0
     tables = weights["embeddings"]
     x = stages[embedded(tables)]
-    grad, tree = encoder_backward(
-        grad, stages, x, batch.lengths, config.n_heads, ACTIVATIONS[config.activation], weights["layers"],
-        eps=config.eps, row_indices=row_indices, norm_first=config.norm_first, norm=weights.get("norm"),
-        placed=placed(weights, config, batch, row_indices),
-        convolution=_convolution(weights, config, batch, row_indices),
-    )  # fmt: skip
-    for mechanism, sums in tree.pop("mechanisms").items():
-        tree |= mechanism.end_backward(sums, weights)
+    stack = encoder_stack(config, is_gated(weights))
+    grad, tree, _ = stack.backward(grad, stages, x, Rows(batch.lengths, batch, row_indices), weights)
     grads = embeddings_backward(
         grad, stages, batch.ids, batch.positions + config.first_position, batch.segments, **tables, eps=config.eps,
         scale=scale, padding_idx=config.padding_idx,
@@ -253,11 +241,7 @@ def embedded(tables: Mapping[str, Any]) -> str:
 
 def last_rows(stages: Stages, weights: Mapping[str, Any], config: Config) -> np.ndarray:
     """The encoder's last layer in a recording, (T, D) or (B, D)."""
-    if "norm" in weights:
-        return stages["norm"]
-    if "convolution" in weights and config.n_layers == 1:
-        return stages["convolution_norm"]
-    return stages[f"layers.{config.n_layers - 1}.{'ffn_residual' if config.norm_first else 'ffn_norm'}"]
+    return stages[encoder_stack(config, is_gated(weights)).output(weights)]
 
 
 # --- the encoder-decoder ----------------------------------------------------------------------------------------------
@@ -286,7 +270,7 @@ def transformer_backward(
     grads holds the gradient of the logits, stages is the recording of the forward. A projection that shares a token
     table has its part of the gradient in "head"; the lookup's part is in "encoder" or "decoder".
     """
-    x = last_decoded(stages, config)
+    x = last_decoded(stages, weights, config)
     grad, d_output = project_backward(grads["logits"], stages, x, **weights["head"]["output"])
     return {**_stacks_backward(grad, stages, weights, config, source, target), "head": {"output": d_output}}
 
@@ -301,10 +285,9 @@ def _stacks_backward(
     return {"encoder": d_encoder, "decoder": d_decoder}
 
 
-def last_decoded(stages: Stages, config: Config) -> np.ndarray:
+def last_decoded(stages: Stages, weights: Mapping[str, Any], config: Config) -> np.ndarray:
     """The decoder's last layer in a recording, (T, D)."""
-    last = f"layers.{config.decoder.n_layers - 1}.{'ffn_residual' if config.norm_first else 'ffn_norm'}"
-    return stages.within("decoder")["norm" if config.final_norm else last]
+    return stages.within("decoder")[decoder_stack(config).output(weights["decoder"])]
 
 
 def reread(weights: Mapping[str, Any], config: Config, batch: Batch) -> dict[str, np.ndarray]:
@@ -322,7 +305,7 @@ def reread_backward(
     grads: Mapping[str, np.ndarray], stages: Stages, weights: Mapping[str, Any], config: Config, batch: Batch
 ) -> dict[str, Any]:
     """Backward of `reread`: the gradients of the weights, in a tree like theirs."""
-    x, head, tree = last_decoded(stages, config), weights["head"], {}
+    x, head, tree = last_decoded(stages, weights, config), weights["head"], {}
     if config.head == "question-answering":
         answered = grads["start_logits"], grads["end_logits"]
         grad, tree["head"] = heads.spans_backward(*answered, stages, x, **head)
@@ -348,7 +331,7 @@ def decode_target(
     target: Batch,
     source: np.ndarray,
     source_lengths: np.ndarray,
-    caches: Sequence[tuple[AttentionCache, AttentionCache]] | None = None,
+    caches: Sequence[Caches] | None = None,
 ) -> np.ndarray:
     """The decoder's last layer, (T, D). caches: each layer's keys and values of earlier rows and of the source."""
     ids, lengths, weights = tap("ids", target.ids), tap("lengths", target.lengths), weights["decoder"]
@@ -356,10 +339,16 @@ def decode_target(
     with scope("decoder"):
         positions = target.positions + config.first_position
         x = embeddings(ids, positions, None, **weights["embeddings"], eps=config.eps, scale=scale)
-        return decoder(
-            x, lengths, source, source_lengths, config.decoder.n_heads, ACTIVATIONS[config.activation],
-            weights["layers"], config.eps, config.norm_first, weights.get("norm"), caches,
-        )  # fmt: skip
+        rows = Rows(lengths, target, source=source, source_lengths=source_lengths, caches=caches)
+        return decoder_stack(config)(x, rows, weights)
+
+
+@lru_cache(maxsize=16)
+def decoder_stack(config: Config) -> Stack:
+    """The layers of a decoder that reads a source."""
+    norm, activation = LayerNorm(config.eps), ACTIVATIONS[config.activation]
+    layer = decoder_layer_of(config.decoder.n_heads, activation, norm, config.norm_first)
+    return Stack((layer,) * config.decoder.n_layers, norm)
 
 
 def decode_target_backward(
@@ -375,13 +364,11 @@ def decode_target_backward(
     stages, weights = stages.within("decoder"), weights["decoder"]
     scale = math.sqrt(config.d_model) if config.scale_embedding else 1.0
     x = stages[embedded(weights["embeddings"])]
-    grad, dsource, tree = decoder_backward(
-        grad, stages, x, target.lengths, source, source_lengths, config.decoder.n_heads,
-        ACTIVATIONS[config.activation], weights["layers"], config.eps, config.norm_first, weights.get("norm"),
-    )  # fmt: skip
+    rows = Rows(target.lengths, target, source=source, source_lengths=source_lengths)
+    grad, tree, shared = decoder_stack(config).backward(grad, stages, x, rows, weights)
     tables = weights["embeddings"]
     d_tables = embeddings_backward(
         grad, stages, target.ids, target.positions + config.first_position, None, **tables, eps=config.eps,
         scale=scale, padding_idx=config.padding_idx,
     )  # fmt: skip
-    return dsource, {"embeddings": d_tables, **tree}
+    return shared[SOURCE]["rows"], {"embeddings": d_tables, **tree}

@@ -18,11 +18,14 @@ from safetensors.numpy import load_file
 
 from npformer import activations, functions
 from npformer.attention import masked_attention, scaled_dot_product_attention, scaled_dot_product_attention_backward
+from npformer.blocks import Rows
 from npformer.checkpoint import load_folder
 from npformer.checkpoint import tree as layout
-from npformer.encoder_layers import encoder, encoder_backward
+from npformer.encoder_layers import encoder, layer_of
 from npformer.functions import SparseRows, embedding_backward, layer_norm_backward, linear_backward
 from npformer.interpret.parts import is_input
+from npformer.layers import Stack
+from npformer.norms import LayerNorm
 from npformer.runtime.packing import Text, pack
 from npformer.tape import Recording
 from npformer.taps import listen
@@ -236,9 +239,9 @@ def test_finite_differences_of_the_encoder(norm_first: bool, only: bool) -> None
 
     with listen(recording):
         run(tree)
-    dx, grads = encoder_backward(
-        grad, recording.stages, tree["x"], lengths, 4, activations.gelu, tree["layers"], 1e-5, rows, norm_first, norm
-    )
+    layer = layer_of(4, activations.gelu, False, LayerNorm(1e-5), norm_first)
+    stack = Stack((layer,) * len(tree["layers"]), LayerNorm(1e-5))
+    dx, grads, _ = stack.backward(grad, recording.stages, tree["x"], Rows(lengths, attending=rows), tree)
     arrays, found = layout.flatten(tree), layout.flatten({"x": dx, **grads})
     assert arrays.keys() == found.keys()
     for name, each in found.items():

@@ -17,16 +17,20 @@ from safetensors.numpy import load_file
 
 from npformer.activations import ACTIVATIONS
 from npformer.attention import masked_attention
+from npformer.blocks import Rows
+from npformer.blocks.attention import EVERY_KEY
 from npformer.checkpoint import flatten, load_folder, unflatten
 from npformer.config import Config
-from npformer.decoder_layers import EVERY_KEY, decoder, shift
+from npformer.decoder_layers import decoder, decoder_layer_of, shift
 from npformer.embeddings import sinusoidal_positions
 from npformer.encoder_layers import encoder
 from npformer.errors import NpformerError
 from npformer.generation.kv_cache import KVCache
+from npformer.layers import Stack
 from npformer.masks import causal_mask
-from npformer.multi_head import self_attention
-from npformer.runtime.packing import Text
+from npformer.mechanisms import Causal
+from npformer.norms import LayerNorm
+from npformer.runtime.packing import Text, pack
 from npformer.runtime.sums import TERMS
 from npformer.taps import listen, scope
 from tests.golden import seq2seq_cases as cases
@@ -164,10 +168,10 @@ def test_budgets_are_so_tight_that_a_mistake_is_out_of_them(case: str, mistake: 
 
 @pytest.mark.parametrize("case", TRANSFORMERS)
 def test_targets_that_see_what_comes_after_are_out_of_the_budgets(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    def seeing_all(*args: Any, is_causal: bool = False, **kwargs: Any) -> np.ndarray:
-        return self_attention(*args, **kwargs)
+    def every_key(self: Causal, queries: np.ndarray, keys: np.ndarray) -> np.ndarray:
+        return np.ones((1, 1, queries.shape[1], keys.shape[1]), bool)
 
-    monkeypatch.setitem(decoder.__globals__, "self_attention", seeing_all)
+    monkeypatch.setattr(Causal, "mask", every_key)
     assert out_of_budget(case, run(*load_folder(DATA / case, "float32")))
 
 
@@ -218,6 +222,7 @@ def test_what_a_decoder_keeps_has_the_bits_of_one_pass() -> None:
     model, random, n_beams, steps = random_model(), np.random.default_rng(0), 4, 40
     config, layers = model.config, model.weights["decoder"]["layers"]
     shape = (config.decoder.n_heads, ACTIVATIONS[config.activation])
+    stack = Stack((decoder_layer_of(*shape, LayerNorm(1e-5), False),) * len(layers))
     source_lengths = np.array([3, 40, 17])
     source = random.standard_normal((60, config.d_model), dtype=np.float32)
     cache = KVCache(len(layers), source_lengths, n_beams)
@@ -230,7 +235,9 @@ def test_what_a_decoder_keeps_has_the_bits_of_one_pass() -> None:
         for history, row in zip(histories, x, strict=True):
             history.append(row)
         cache.step(parents)
-        last = decoder(x, np.full(3, n_beams), source, source_lengths, *shape, layers, caches=cache.layers)
+        batch = pack([Text(np.zeros(n_beams, np.int64))] * 3)
+        rows = Rows(batch.lengths, batch, None, source, source_lengths, caches=cache.layers)
+        last = stack(x, rows, {"layers": layers})
     whole = decoder(
         np.concatenate([np.stack(history) for history in histories]),
         np.full(3 * n_beams, steps),

@@ -8,9 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from npformer.activations import gelu, relu
+from npformer.blocks.ffn import feed_forward
 from npformer.checkpoint import load_folder
 from npformer.embeddings import embeddings, sinusoidal_positions
-from npformer.encoder_layers import encoder, encoder_layer, feed_forward
+from npformer.encoder_layers import encoder, encoder_layer
 from npformer.errors import NpformerError
 from npformer.functions import layer_norm, linear
 from npformer.multi_head import self_attention

@@ -84,7 +84,7 @@ def test_the_command_measures_a_file(tmp_path: Path, capsys: pytest.CaptureFixtu
     expected = npformer.perplexity(npformer.load(folder), TEXT)
     assert (found["perplexity"], found["tokens"]) == (expected.perplexity, expected.tokens)
     assert main(["evaluate", "-m", str(folder), "--text", str(file), "--stride", "32"]) == 0
-    assert capsys.readouterr().out == f"{expected}\n"
+    assert capsys.readouterr().out.split() == str(expected).split()
     assert main(["evaluate", "--text", str(file)]) == 1
     assert "expected a causal-lm model, got a sequence-classification" in capsys.readouterr().err
     assert main(["evaluate", "-m", str(folder), "--text", str(file), "--data", str(file)]) == 1

@@ -14,8 +14,7 @@ from typing import Any
 import numpy as np
 
 from npformer.attention import masked_attention, split_heads
-from npformer.mechanisms.placed import Placed
-from npformer.multi_head import packed_attention
+from npformer.blocks.rows import Caches
 from npformer.runtime.products import kernel
 from npformer.runtime.same_bits import VECTOR
 from npformer.runtime.sums import TERMS
@@ -208,19 +207,15 @@ class CrossAttentionCache:
 class PromptRows:
     """The keys and values of whole prompts in one layer, (T, D) each, whose rows attend as without a cache."""
 
-    lengths: np.ndarray
-    placed: Placed
     complete: bool = False
     keys: np.ndarray = field(default_factory=lambda: np.zeros((0, 0)))
     values: np.ndarray = field(default_factory=lambda: np.zeros((0, 0)))
 
-    def attend(self, q: np.ndarray, k: np.ndarray | None, v: np.ndarray | None, n_heads: int) -> np.ndarray:
-        """Keeps k and v (T, D), and lets q attend to them: the rows of whole texts, or one row of each."""
+    def attend(self, q: np.ndarray, k: np.ndarray | None, v: np.ndarray | None, n_heads: int) -> None:
+        """Keeps k and v (T, D)."""
         assert k is not None
         assert v is not None
         self.keys, self.values = k, v
-        attending = self.lengths if len(q) == len(k) else np.ones_like(self.lengths)
-        return packed_attention(q, k, v, attending, self.lengths, n_heads, placed=self.placed)
 
 
 class KVCache:
@@ -228,9 +223,9 @@ class KVCache:
 
     def __init__(self, n_layers: int, lengths: np.ndarray, n_beams: int = 1) -> None:
         self.ancestry = BeamAncestry(n_beams, np.zeros_like(lengths))
-        self.layers = [
-            (SelfAttentionCache(self.ancestry), CrossAttentionCache(n_beams, lengths)) for _ in range(n_layers)
-        ]
+        self.own = [SelfAttentionCache(self.ancestry) for _ in range(n_layers)]
+        self.of_source = [CrossAttentionCache(n_beams, lengths) for _ in range(n_layers)]
+        self.layers = list(map(Caches, self.own, self.of_source))
 
     def step(self, parents: np.ndarray | None = None) -> None:
         self.ancestry.step(parents)
@@ -238,9 +233,9 @@ class KVCache:
     def keep(self, texts: np.ndarray) -> None:
         """Keeps only these texts, (B',) indices; the others are finished."""
         self.ancestry.keep(texts)
-        for layer in self.layers:
-            for each in layer:
-                each.keep(texts)
+        for own, of_source in zip(self.own, self.of_source, strict=True):
+            own.keep(texts)
+            of_source.keep(texts)
 
 
 def _heads(rows: np.ndarray, n_heads: int, count: int) -> np.ndarray:

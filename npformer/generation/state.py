@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 
+from npformer.blocks.rows import Caches
 from npformer.errors import NpformerError
 from npformer.generation.kv_cache import BeamAncestry, KVCache, PromptRows, SelfAttentionCache
 from npformer.generation.logits import Projection
 from npformer.generation.settings import Settings
 from npformer.runtime.packing import Batch, Text, pack
 from npformer.runtime.padding import check_texts
-from npformer.transformer import decode_target, encode, head_input, mechanisms, placed
+from npformer.transformer import decode_target, encode, head_input, mechanisms
 
 if TYPE_CHECKING:
     from npformer.model import BaseModel, Model, Seq2Seq
@@ -153,7 +154,8 @@ class PromptState:
             counted = tokens.reshape(self.counts.shape) != self.model.config.uncounted
             batch = _rows(tokens, np.where(counted, self.counts, -1).ravel(), self.n_beams)
             self.counts = self.counts + counted
-            return self._logits(encode(self.model.weights, self.model.config, batch, caches=self.layers))
+            caches = [Caches(each) for each in self.layers]
+            return self._logits(encode(self.model.weights, self.model.config, batch, caches=caches))
 
     def _logits(self, rows: np.ndarray) -> np.ndarray:
         return self.projection(head_input(self.model.weights, self.model.config, rows))
@@ -177,9 +179,8 @@ def _read(model: Model, prompts: Sequence[Text]) -> list[Read]:
 
     def work(indices: list[int]) -> list[Read]:
         batch = pack([prompts[i] for i in indices], model.config.uncounted, last=True)
-        read = placed(model.weights, model.config, batch, batch.read) or []
-        layers = [PromptRows(batch.lengths, each) for each in read]
-        x = encode(model.weights, model.config, batch, batch.read, layers)
+        layers = [PromptRows() for _ in range(model.config.n_layers)]
+        x = encode(model.weights, model.config, batch, batch.read, [Caches(each) for each in layers])
         kept = [list(zip(batch.split(each.keys), batch.split(each.values), strict=True)) for each in layers]
         return [Read(row, list(pairs)) for row, *pairs in zip(x, *kept, strict=True)]
 

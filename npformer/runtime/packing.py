@@ -170,6 +170,11 @@ def positions(ids: np.ndarray, uncounted: int | None) -> np.ndarray:
     return np.where(counted, np.cumsum(counted, axis=-1) - 1, -1)
 
 
+def places_of(lengths: np.ndarray) -> np.ndarray:
+    """The place of each row in its text, for texts of these lengths, (T,)."""
+    return np.concatenate([np.arange(length) for length in lengths])
+
+
 def shards(lengths: Sequence[int], threads: int) -> list[list[int]]:
     """Indices of texts in groups of about SHARD tokens, the longest texts first, equal lengths side by side.
 

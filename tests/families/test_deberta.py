@@ -11,16 +11,16 @@ import pytest
 
 from npformer import golden
 from npformer.activations import tanh
+from npformer.blocks import Convolution, Rows
 from npformer.checkpoint import load_folder
 from npformer.checkpoint.safetensors import read_tensors
-from npformer.convolution import Convolution
 from npformer.errors import NpformerError
 from npformer.families import read_config, write_config
 from npformer.interpret.direct_attribution import logit_attribution
 from npformer.interpret.traces import trace
 from npformer.mechanisms.disentangled import distance_rows, distance_scores, distance_scores_backward, log_buckets
 from npformer.model import Model
-from npformer.runtime.packing import Text
+from npformer.runtime.packing import Text, pack
 from npformer.tape import Recording
 from npformer.taps import listen
 from npformer.training import Example, HeadLoss, Trainable, gradients, standard_rates
@@ -208,11 +208,14 @@ def test_a_convolution_reads_the_rows_at_the_places_beside_each() -> None:
     places = np.array([0, 1, 2, 3, 0, 5, 2, 3])  # the last text in another order, with gaps
     x, weight = random.standard_normal((8, 6)), random.standard_normal((5 * 6, 6))
     bias, grad = random.standard_normal(6), random.standard_normal((8, 6))
-    made = Convolution({"weight": weight, "bias": bias}, {}, tanh, places)
+    made, hidden = Convolution(tanh), {"weight": weight, "bias": bias}
+    batch = replace(pack([Text(np.zeros(length, np.int64)) for length in lengths]), places=places)
+    rows = Rows(lengths, batch, embedded=x)
     recording = Recording()
     with listen(recording):
-        found = made(x, lengths)
-    dx, d_hidden = made.backward(grad, recording.stages, x, lengths)
+        found = made(x, rows, **hidden)
+    _, d_hidden, shared = made.backward(grad, recording.stages, x, rows, **hidden)
+    dx = shared["embedded"]["rows"]
     expected, linear = np.zeros((3, 8, 6)), np.tile(bias, (8, 1))
     pairs = [
         (i, j, int(places[j] - places[i]) + 2)

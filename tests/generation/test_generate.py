@@ -368,7 +368,7 @@ def test_projection_has_the_bits_of_linear(columns: int, dtype: str) -> None:
         ([[5] * 65], "input_ids: text 0 has 65 tokens, the model takes 64"),
         ([[5, 0], [120]], "input_ids: 120 of text 1 is outside the vocabulary, 0 ... 119"),
         ([[-1]], "input_ids: -1 of text 0 is outside"),
-        ([["a"]], "input_ids: expected whole numbers"),
+        ([["a"]], "input_ids: expected token ids, got text"),
         ([[[5]]], r"input_ids: expected \(S,\) or \(B, S\), got \(1, 1, 1\)"),
     ],
 )

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from npformer.convolution import Convolution
+from npformer.blocks.convolution import convolve
 from npformer.functions import softmax
 from npformer.golden.at import At
 from npformer.golden.graph import parted
@@ -70,8 +70,7 @@ def in_a_batch(port: Port) -> Port | None:
 def convolved(at: At, x: np.ndarray) -> np.ndarray:
     """The convolution of a text's rows x, (T, D) -> (T, D), before its activation."""
     hidden = {part: array for part in ("weight", "bias") if (array := at.weight("convolution", part)) is not None}
-    layer = Convolution(hidden, {}, lambda h, out=None: h, np.arange(len(x)))
-    return at.unheard(lambda: layer(x, np.array([len(x)])))
+    return at.unheard(lambda: convolve(x, np.array([len(x)]), np.arange(len(x)), **hidden))
 
 
 def has_padding(port: Port) -> bool:

@@ -1,0 +1,13 @@
+"""The blocks of a layer, one a file: attention, feed-forward networks, a convolution. `layers.py` puts them together.
+
+A block is an object with its own choices; it is called with rows and weights, and has its backward below.
+"""
+
+from npformer.blocks.attention import Attention, CrossAttention
+from npformer.blocks.block import Block
+from npformer.blocks.convolution import Convolution
+from npformer.blocks.ffn import FeedForward
+from npformer.blocks.gated import Gated
+from npformer.blocks.rows import Rows
+
+__all__ = ["Attention", "Block", "Convolution", "CrossAttention", "FeedForward", "Gated", "Rows"]

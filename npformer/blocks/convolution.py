@@ -1,0 +1,112 @@
+"""A convolution of a text's rows, each from its neighbours, which DeBERTa's largest models add to their first layer.
+
+He et al., 2021, as the code of its second version has it: nGram induced input encoding.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from npformer.activations import BACKWARDS
+from npformer.blocks.block import EMBEDDED, Activation, Backward, Block
+from npformer.blocks.rows import Rows
+from npformer.functions import linear, linear_backward
+from npformer.runtime.threads import all_gather
+from npformer.tape import Stages
+from npformer.taps import spare, tap
+
+
+@dataclass(frozen=True)
+class Convolution(Block):
+    """act(Conv(E)) of the rows E that the stack reads, whatever the rows of the layer are.
+
+    Parameters
+    ----------
+    activation : function such as `gelu`
+    """
+
+    activation: Activation
+
+    def __call__(self, x: np.ndarray, rows: Rows, **weights: Any) -> np.ndarray:
+        h = tap("hidden", convolve(*self._read(rows), **weights, row_indices=rows.attending))
+        return tap("activation", self.activation(h, out=spare(h)))
+
+    def backward(self, grad: np.ndarray, stages: Stages, x: np.ndarray, rows: Rows, **weights: Any) -> Backward:
+        grad = BACKWARDS[self.activation](stages.through_edit("activation", grad), stages["hidden"])
+        grad = stages.through_edit("hidden", grad)
+        d_embedded, grads = convolve_backward(grad, *self._read(rows), **weights, row_indices=rows.attending)
+        return np.zeros_like(x), grads, {EMBEDDED: {"rows": d_embedded}}
+
+    @staticmethod
+    def _read(rows: Rows) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        assert rows.embedded is not None
+        assert rows.batch is not None
+        return rows.embedded, rows.lengths, rows.batch.places
+
+
+def convolve(
+    x: np.ndarray,
+    lengths: np.ndarray,
+    places: np.ndarray,
+    weight: np.ndarray,
+    bias: np.ndarray | None = None,
+    row_indices: np.ndarray | None = None,
+) -> np.ndarray:
+    """y_i = b + sum_j x[place i + j - (K - 1) / 2] W_j, with zeros where the text has no row at a place.
+
+    Parameters
+    ----------
+    x : (T, D) array, the texts' rows one after another
+    lengths : (B,) integer array, tokens of each text
+    places : (T,) integer array, each row's place in its text
+    weight : (K D, D) array, W_1, ..., W_K one below the other
+    bias : (D,) array, optional
+    row_indices : integer array, the rows that are computed; all unless given
+    """
+    whole, at = _neighbours(x, lengths, places, weight, row_indices)
+    return linear(_windows(whole, at), weight, bias)
+
+
+def convolve_backward(
+    grad: np.ndarray,
+    x: np.ndarray,
+    lengths: np.ndarray,
+    places: np.ndarray,
+    weight: np.ndarray,
+    bias: np.ndarray | None = None,
+    row_indices: np.ndarray | None = None,
+) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+    """Backward of `convolve`: dx (T, D) and the gradients of W and b."""
+    whole, at = _neighbours(x, lengths, places, weight, row_indices)
+    d_windows, grads = linear_backward(grad, _windows(whole, at), weight, bias)
+    dx = np.zeros((len(whole) + 1, whole.shape[1]), grad.dtype)
+    for j, rows in enumerate(at.T):  # a row is at most once the neighbour of the same side
+        dx[rows] += d_windows.reshape(*at.shape, whole.shape[1])[:, j]
+    return dx[:-1], grads
+
+
+def _neighbours(
+    x: np.ndarray, lengths: np.ndarray, places: np.ndarray, weight: np.ndarray, row_indices: np.ndarray | None
+) -> tuple[np.ndarray, np.ndarray]:
+    """All rows, and for each that is computed the K rows at the places around it, -1 where the text has none."""
+    whole, all_places = all_gather(x, places)  # of the whole text, where this call has only some of its rows
+    counts = lengths if len(whole) == len(x) else np.array([len(whole)])
+    texts = np.repeat(np.arange(len(counts)), counts)
+    texts = np.concatenate([texts, np.full(len(whole) - len(texts), len(counts))])  # rows that fill up the batch
+    reach = weight.shape[0] // x.shape[1] // 2
+    stride = int(np.ptp(all_places)) + 2 * reach + 1
+    keys = texts * stride + all_places - all_places.min()
+    order = np.argsort(keys, kind="stable")
+    own = keys if len(whole) == len(x) else places - all_places.min()
+    own = own if row_indices is None else own[row_indices]
+    wanted = own[:, None] + np.arange(-reach, reach + 1)
+    found = order[np.minimum(np.searchsorted(keys[order], wanted), len(order) - 1)]
+    return whole, np.where(keys[found] == wanted, found, -1)
+
+
+def _windows(x: np.ndarray, at: np.ndarray) -> np.ndarray:
+    """The rows at (N, K) of x (T, D) side by side, zeros for -1: (N, K D)."""
+    return np.concatenate([x, np.zeros_like(x[:1])])[at].reshape(len(at), at.shape[1] * x.shape[1])

@@ -1,0 +1,75 @@
+"""The feed-forward network: two linear layers with an activation between them, on each row alone.
+
+Attention Is All You Need (Vaswani et al., 2017), section 3.3.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from npformer.activations import BACKWARDS
+from npformer.blocks.block import Activation, Backward, Block, Linear
+from npformer.blocks.rows import Rows
+from npformer.functions import linear, linear_backward
+from npformer.tape import Stages
+from npformer.taps import spare, tap
+
+
+@dataclass(frozen=True)
+class FeedForward(Block):
+    """`feed_forward` as a block of a layer.
+
+    Parameters
+    ----------
+    activation : function such as `gelu`
+    """
+
+    activation: Activation
+
+    def __call__(self, x: np.ndarray, rows: Rows, **weights: Any) -> np.ndarray:
+        return feed_forward(x, self.activation, **weights)
+
+    def backward(self, grad: np.ndarray, stages: Stages, x: np.ndarray, rows: Rows, **weights: Any) -> Backward:
+        dx, grads = feed_forward_backward(grad, stages, x, self.activation, **weights)
+        return dx, grads, {}
+
+
+def feed_forward(x: np.ndarray, activation: Activation, hidden: Linear, output: Linear) -> np.ndarray:
+    """FFN(x) = act(x W_1 + b_1) W_2 + b_2.
+
+    Parameters
+    ----------
+    x : (T, D) array
+    activation : function such as `gelu`
+    hidden, output : {"weight": (D, F), "bias": (F,)} and {"weight": (F, D), "bias": (D,)}
+
+    Returns
+    -------
+    (T, D) array
+
+    References
+    ----------
+    Vaswani et al., 2017, section 3.3.
+
+    Examples
+    --------
+    >>> identity = {"weight": np.eye(2)}
+    >>> npformer.feed_forward(np.array([[-1.0, 2.0]]), npformer.relu, hidden=identity, output=identity)
+    array([[0., 2.]])
+    """
+    h = tap("hidden", linear(x, **hidden))
+    h = tap("activation", activation(h, out=spare(h)))
+    return tap("output", linear(h, **output))
+
+
+def feed_forward_backward(
+    grad: np.ndarray, stages: Stages, x: np.ndarray, activation: Activation, hidden: Linear, output: Linear
+) -> tuple[np.ndarray, dict[str, dict[str, np.ndarray]]]:
+    """Backward of `feed_forward`: dx (T, D) and the gradients of W_1, b_1, W_2, b_2."""
+    grad, d_output = linear_backward(stages.through_edit("output", grad), stages["activation"], **output)
+    grad = BACKWARDS[activation](stages.through_edit("activation", grad), stages["hidden"])
+    grad, d_hidden = linear_backward(stages.through_edit("hidden", grad), x, **hidden)
+    return grad, {"hidden": d_hidden, "output": d_output}

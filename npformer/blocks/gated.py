@@ -1,0 +1,89 @@
+"""The gated feed-forward network: a second linear layer decides how much of each hidden unit passes.
+
+GLU Variants Improve Transformer (Shazeer, 2020), section 2.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from npformer.activations import BACKWARDS
+from npformer.blocks.block import Activation, Backward, Block, Linear
+from npformer.blocks.rows import Rows
+from npformer.functions import linear, linear_backward, linears
+from npformer.tape import Stages
+from npformer.taps import spare, tap
+
+
+@dataclass(frozen=True)
+class Gated(Block):
+    """`gated_feed_forward` as a block of a layer.
+
+    Parameters
+    ----------
+    activation : function such as `gelu`
+    """
+
+    activation: Activation
+
+    def __call__(self, x: np.ndarray, rows: Rows, **weights: Any) -> np.ndarray:
+        return gated_feed_forward(x, self.activation, **weights)
+
+    def backward(self, grad: np.ndarray, stages: Stages, x: np.ndarray, rows: Rows, **weights: Any) -> Backward:
+        dx, grads = gated_feed_forward_backward(grad, stages, x, self.activation, **weights)
+        return dx, grads, {}
+
+
+def gated_feed_forward(
+    x: np.ndarray, activation: Activation, hidden: Linear, gate: Linear, output: Linear
+) -> np.ndarray:
+    """FFN(x) = (act(x W_1 + b_1) * (x V + c)) W_2 + b_2, with act = GELU called GeGLU, with SiLU SwiGLU.
+
+    Parameters
+    ----------
+    x : (T, D) array
+    activation : function such as `gelu`
+    hidden, gate, output : linear layers (D, F), the W_1; (D, F), the V; and (F, D), as in `feed_forward`
+
+    Returns
+    -------
+    (T, D) array
+
+    References
+    ----------
+    Shazeer, 2020, GLU Variants Improve Transformer, section 2.
+
+    Examples
+    --------
+    >>> identity, doubled = {"weight": np.eye(2)}, {"weight": 2 * np.eye(2)}
+    >>> gated_feed_forward(np.array([[-1.0, 3.0]]), npformer.relu, hidden=identity, gate=doubled, output=identity)
+    array([[ 0., 18.]])
+    """
+    h, v = linears(x, hidden, gate)
+    h, v = tap("hidden", h), tap("gate", v)
+    h = tap("activation", activation(h, out=spare(h)))
+    return tap("output", linear(tap("gated", np.multiply(h, v, out=spare(h))), **output))
+
+
+def gated_feed_forward_backward(
+    grad: np.ndarray,
+    stages: Stages,
+    x: np.ndarray,
+    activation: Activation,
+    hidden: Linear,
+    gate: Linear,
+    output: Linear,
+) -> tuple[np.ndarray, dict[str, dict[str, np.ndarray]]]:
+    """Backward of `gated_feed_forward`: dx (T, D) and the gradients of the three linear layers."""
+    grad, d_output = linear_backward(stages.through_edit("output", grad), stages["gated"], **output)
+    grad = stages.through_edit("gated", grad)
+    dh = stages.through_edit("activation", grad * stages["gate"])
+    dv = stages.through_edit("gate", grad * stages["activation"])
+    dh = stages.through_edit("hidden", BACKWARDS[activation](dh, stages["hidden"]))
+    dx, d_gate = linear_backward(dv, x, **gate)
+    from_hidden, d_hidden = linear_backward(dh, x, **hidden)
+    dx += from_hidden
+    return dx, {"hidden": d_hidden, "gate": d_gate, "output": d_output}

@@ -1,0 +1,177 @@
+"""A layer of blocks and a stack of layers: the equations of encoder and decoder, on packed rows.
+
+Attention Is All You Need (Vaswani et al., 2017), section 3.1. A layer of an encoder has the blocks attention and ffn,
+one of a decoder has cross_attention between them. Weights are nested dicts with a group for each block and norm.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from npformer.blocks.attention import Attention
+from npformer.blocks.block import EMBEDDED, Backward, Block, Shared
+from npformer.blocks.rows import Rows
+from npformer.mechanisms.mechanism import Mechanism
+from npformer.mechanisms.placed import add_up
+from npformer.norms import LayerNorm
+from npformer.tape import Stages
+from npformer.taps import scope, spare, tap
+
+
+@dataclass(frozen=True)
+class Layer:
+    """Y = Normalize(X + Block(X)) for one block after another, or Y = X + Block(Normalize(X)) with norm_first.
+
+    Parameters
+    ----------
+    blocks : pairs of a name and a block, in the order in which they are computed
+    norm : of each block, where its weights are given
+    norm_first : bool
+
+    References
+    ----------
+    Vaswani et al., 2017, sections 3.1 and 5.4; Xiong et al., 2020, figure 1, for norm_first.
+    """
+
+    blocks: tuple[tuple[str, Block], ...]
+    norm: LayerNorm = LayerNorm()  # noqa: RUF009
+    norm_first: bool = False
+
+    def __call__(self, x: np.ndarray, rows: Rows, weights: Mapping[str, Any]) -> np.ndarray:
+        for name, block in self.blocks:
+            norm = weights.get(f"{name}_norm")
+            h = tap(f"{name}_norm", self.norm(x, **norm)) if self.norm_first and norm is not None else x
+            with scope(name):
+                y = block(h, rows, **weights[name])
+            y = tap(f"{name}_residual", (x if len(x) == len(y) else x[rows.attending]) + y)
+            x = y if self.norm_first or norm is None else tap(f"{name}_norm", self.norm(y, out=spare(y), **norm))
+            rows = rows.whole  # those that attention has left
+        return x
+
+    def backward(
+        self, grad: np.ndarray, stages: Stages, x: np.ndarray, rows: Rows, weights: Mapping[str, Any]
+    ) -> Backward:
+        grads, shared = dict[str, Any](), Shared()
+        inputs = [x, *(stages[self._output(name, weights)] for name, _ in self.blocks[:-1])]
+        of_rows = [rows, *[rows.whole] * (len(self.blocks) - 1)]
+        for (name, block), x, rows in zip(self.blocks[::-1], inputs[::-1], of_rows[::-1], strict=True):
+            norm = weights.get(f"{name}_norm")
+            h = x
+            if norm is not None and self.norm_first:  # x + block(Normalize(x))
+                h = stages[f"{name}_norm"]
+            elif norm is not None:  # Normalize(x + block(x))
+                grad, grads[f"{name}_norm"] = self._norm_backward(name, grad, stages, stages[f"{name}_residual"], norm)
+            grad = stages.through_edit(f"{name}_residual", grad)
+            dx, grads[name], more = block.backward(grad, stages.within(name), h, rows, **weights[name])
+            if norm is not None and self.norm_first:
+                dx, grads[f"{name}_norm"] = self._norm_backward(name, dx, stages, x, norm)
+            dx[slice(None) if len(dx) == len(grad) else rows.attending] += grad
+            grad = dx
+            _add(shared, more)
+        return grad, grads, shared
+
+    def _norm_backward(
+        self, name: str, grad: np.ndarray, stages: Stages, x: np.ndarray, norm: Mapping[str, np.ndarray]
+    ) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+        return self.norm.backward(stages.through_edit(f"{name}_norm", grad), x, **norm)
+
+    def _output(self, block: str, weights: Mapping[str, Any]) -> str:
+        """The stage that is the output of a block and its norm."""
+        return f"{block}_{'residual' if self.norm_first or weights.get(f'{block}_norm') is None else 'norm'}"
+
+    def output(self, weights: Mapping[str, Any]) -> str:
+        """The stage that is the layer's output."""
+        return self._output(self.blocks[-1][0], weights)
+
+
+@dataclass(frozen=True)
+class Stack:
+    """Layers one after another, as many as there are weights, then a norm where its weights are given.
+
+    Parameters
+    ----------
+    layers : Layer of each number, with the weights of `layers.0` and so on
+    norm : of the last layer's rows
+    after_first : a layer with the stack's own weights, which follows the first one
+    """
+
+    layers: tuple[Layer, ...]
+    norm: LayerNorm = LayerNorm()  # noqa: RUF009
+    after_first: Layer | None = None
+
+    def __call__(self, x: np.ndarray, rows: Rows, weights: Mapping[str, Any]) -> np.ndarray:
+        rows = self._begun(x, rows, weights)
+        for i, (layer, of_layer) in enumerate(zip(self.layers, weights["layers"], strict=False)):
+            at = self._at(i, rows, last=i + 1 == len(weights["layers"]))
+            with scope(f"layers.{i}"):
+                x = layer(x, at, of_layer)
+            if i == 0 and self.after_first is not None:
+                x = self.after_first(x, at, weights)
+        return tap("norm", self.norm(x, **weights["norm"])) if "norm" in weights else x
+
+    def backward(
+        self, grad: np.ndarray, stages: Stages, x: np.ndarray, rows: Rows, weights: Mapping[str, Any]
+    ) -> Backward:
+        """Backward of `__call__`. The gradients of mechanisms' groups are among the weights'."""
+        rows, shared = self._begun(x, rows, weights), Shared()
+        of_layers: list[dict[str, Any]] = [{} for _ in self.layers]
+        grads: dict[str, Any] = {"layers": of_layers}
+        outputs = [stages[f"layers.{i}.{layer.output(weights['layers'][i])}"] for i, layer in enumerate(self.layers)]
+        inputs = [x, *outputs]
+        if self.after_first is not None:
+            inputs[1] = stages[self.after_first.output(weights)]
+        if "norm" in weights:
+            grad, grads["norm"] = self.norm.backward(stages.through_edit("norm", grad), inputs[-1], **weights["norm"])
+        for i, layer in reversed(list(enumerate(self.layers))):
+            at = self._at(i, rows, last=i + 1 == len(self.layers))
+            if i == 0 and self.after_first is not None:
+                grad, own, more = self.after_first.backward(grad, stages, outputs[0], at, weights)
+                grads |= own
+                _add(shared, more)
+            within = stages.within(f"layers.{i}")
+            grad, of_layers[i], more = layer.backward(grad, within, inputs[i], at, weights["layers"][i])
+            _add(shared, more)
+        for mechanism, begun in rows.mechanisms.items():
+            if mechanism in shared:
+                grads |= begun.end_backward(shared.pop(mechanism), weights)
+        grad = grad + shared.pop(EMBEDDED)["rows"] if EMBEDDED in shared else grad
+        return grad, grads, shared
+
+    def output(self, weights: Mapping[str, Any]) -> str:
+        """The stage that is the stack's output."""
+        last = len(self.layers) - 1
+        if "norm" in weights:
+            return "norm"
+        if last == 0 and self.after_first is not None:
+            return self.after_first.output(weights)
+        return f"layers.{last}.{self.layers[last].output(weights['layers'][last])}"
+
+    def _begun(self, x: np.ndarray, rows: Rows, weights: Mapping[str, Any]) -> Rows:
+        """The rows with the stack's mechanisms, each of which begins once."""
+        if rows.batch is None:
+            return rows
+        distinct = dict.fromkeys(each for layer in self.layers for each in mechanisms(layer))
+        embedded = None if self.after_first is None else x
+        if not distinct and embedded is None:
+            return rows
+        return replace(rows, embedded=embedded, mechanisms={each: each.begin(weights, rows.batch) for each in distinct})
+
+    def _at(self, i: int, rows: Rows, last: bool) -> Rows:
+        """The rows of a layer, of which the last computes only those that attend."""
+        if rows.caches is not None:
+            rows = replace(rows, cache=rows.caches[i])
+        return rows if last else rows.whole
+
+
+def mechanisms(layer: Layer) -> list[Mechanism]:
+    """The mechanisms of a layer's attention."""
+    return [each for _, block in layer.blocks if isinstance(block, Attention) for each in block.mechanisms]
+
+
+def _add(shared: Shared, more: Shared) -> None:
+    for owner, sums in more.items():
+        add_up(shared.setdefault(owner, {}), sums)

@@ -1,0 +1,24 @@
+"""Norms as parts of a model: the choices of a norm, and the function that computes it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from npformer.functions import layer_norm, layer_norm_backward
+
+
+@dataclass(frozen=True)
+class LayerNorm:
+    """(x - E[x]) / sqrt(Var[x] + eps) * weight + bias: `layer_norm` with its eps. Ba et al., 2016, section 3."""
+
+    eps: float = 1e-12
+
+    def __call__(self, x: np.ndarray, out: np.ndarray | None = None, **weights: np.ndarray) -> np.ndarray:
+        return layer_norm(x, **weights, eps=self.eps, out=out)
+
+    def backward(
+        self, grad: np.ndarray, x: np.ndarray, **weights: np.ndarray
+    ) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+        return layer_norm_backward(grad, x, **weights, eps=self.eps)
