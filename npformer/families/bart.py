@@ -129,9 +129,7 @@ BART = Bart(
         "add_final_layer_norm": False,
         "add_bias_logits": False,
     },
-    generation_in_config=True,
     writes="text2text-generation",
-    forced_end=2,
     unbiased=frozenset({ALONE}),
     stages={f"model.{side}.embed_tokens": f"{side}.embeddings.token" for side in ("encoder", "decoder")},
 )

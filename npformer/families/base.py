@@ -108,9 +108,7 @@ class Family:
     strict: bool = False  # a tensor that the model does not need is an error
     unbiased: frozenset[str] = frozenset()  # heads whose last layer has no bias
     ends_sources: bool = False  # a source ends with the token that ends a target
-    generation_in_config: bool = False  # an older checkpoint's config.json has generation settings
     writes: str = "translation"  # the task of its encoder-decoders
-    forced_end: int = 0  # the forced_eos_token_id of those that name none
     tokenizer_pieces: bool = False  # SentencePiece files replace tokenizer.json
 
     # --- config.json -------------------------------------------------------------------------------------------------

@@ -136,6 +136,5 @@ MARIAN = Marian(
     ids={"pad_token_id": 58100, "decoder_start_token_id": 58100, "eos_token_id": 0},
     always={"normalize_before": False, "normalize_embedding": False, "static_position_embeddings": True},
     ends_sources=True,
-    generation_in_config=True,
     tokenizer_pieces=True,
 )

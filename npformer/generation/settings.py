@@ -16,7 +16,6 @@ from npformer import checks
 from npformer.checkpoint.read import CONFIG
 from npformer.config import Config, Decoder
 from npformer.errors import NpformerError
-from npformer.families import family_of
 from npformer.files import read_json
 
 FILE = "generation_config.json"
@@ -163,13 +162,13 @@ NAMES = (
 
 
 def resolve(folder: Path | None, config: Config, given: Mapping[str, Any], prompt: int = 1) -> Settings:
-    """Merges the settings: `given` first, then generation_config.json, then the defaults. None means not given.
+    """Merges the settings: `given`, then those of the folder (`stored_settings`), then the defaults. None: not given.
 
     prompt: tokens before the first that is generated; a translation's is the start token. Transformers' older
     max_length and min_length, which count them, are accepted. A minimum above the maximum is kept, as there.
     """
     of_texts: Decoder | Config = config.decoder or config
-    path, stored = stored_settings(folder, config)
+    path, stored = stored_settings(folder)
     values = merged(stored, {name: _plain(value) for name, value in given.items() if value is not None})
     end_ids = values.pop("eos_token_id", None)
     settings: dict[str, Any] = {
@@ -213,17 +212,19 @@ def resolve(folder: Path | None, config: Config, given: Mapping[str, Any], promp
     return result
 
 
-def stored_settings(folder: Path | None, config: Config) -> tuple[Path | None, dict[str, Any]]:
-    """Reads generation_config.json, or an older config.json's settings, as Transformers does; returns the path too."""
+def stored_settings(folder: Path | None) -> tuple[Path | None, dict[str, Any]]:
+    """Reads generation_config.json, or else the settings in config.json, as Transformers does; returns the path too."""
     if folder is None:
         return None, {}
     if (folder / FILE).exists():
         return folder / FILE, read_json(folder / FILE)
-    family = family_of(config)
-    if not family.generation_in_config or not (folder / CONFIG).exists():
+    if not (folder / CONFIG).exists():
         return None, {}
-    read = {name: value for name, value in read_json(folder / CONFIG).items() if name in NAMES}
-    return folder / CONFIG, {"forced_eos_token_id": family.forced_end, **read}
+    described = read_json(folder / CONFIG)
+    read = {name: value for name, value in described.items() if name in NAMES}
+    if described.get("force_bos_token_to_be_generated"):  # the older form of forced_bos_token_id
+        read["forced_bos_token_id"] = described.get("bos_token_id")
+    return folder / CONFIG, read
 
 
 def merged(values: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:

@@ -50,7 +50,7 @@ class Writing(Task):
     @cached_property
     def stored(self) -> dict[str, Any]:
         """The settings of the model's folder."""
-        found = merged(stored_settings(self.model.folder, self.model.config)[1], self.own_settings)
+        found = merged(stored_settings(self.model.folder)[1], self.own_settings)
         return {name: value for name, value in found.items() if value is not None}
 
     def defaults(self) -> Any:

@@ -17,7 +17,6 @@ from npformer.config import Config, Decoder
 from npformer.errors import NpformerError
 from npformer.families import read_config, write_config
 from npformer.families.bart import BART
-from npformer.generation.settings import resolve
 from npformer.runtime.packing import Text
 from npformer.training import standard_rates
 from tests.support import tiny
@@ -109,10 +108,6 @@ def test_a_text_generates_the_same_alone_and_in_a_batch(tmp_path: Path) -> None:
         for source, found in zip(sources, both, strict=True):
             (alone,) = model.generate([source], max_new_tokens=8, **settings)
             assert [each.ids.tolist() for each in alone] == [each.ids.tolist() for each in found]
-
-
-def test_an_older_folder_s_targets_are_forced_to_end_with_its_own_token(tmp_path: Path) -> None:
-    assert resolve(folder(tmp_path / "torch"), config(), {}).forced_eos_token_id == (2,)
 
 
 def test_training_drops_what_its_own_does() -> None:

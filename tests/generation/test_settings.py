@@ -40,7 +40,13 @@ def test_an_old_config_json_says_how_to_generate(tmp_path: Path) -> None:
     del config["forced_eos_token_id"]
     (tmp_path / "config.json").write_text(json.dumps(config))
     found = resolve(tmp_path, golden_model("marian-small").config, {})
-    assert (found.num_beams, found.max_new_tokens, found.forced_eos_token_id) == (6, 39, (0,))
+    assert (found.num_beams, found.max_new_tokens, found.forced_eos_token_id) == (6, 39, ())
+
+
+def test_an_older_name_for_the_first_forced_token_counts(tmp_path: Path) -> None:
+    config = {**cases.model_config("marian-small"), "force_bos_token_to_be_generated": True, "bos_token_id": 7}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert resolve(tmp_path, golden_model("marian-small").config, {}).forced_bos_token_id == 7
 
 
 @pytest.mark.parametrize(
