@@ -22,6 +22,7 @@ class Connection(H11Protocol):  # type: ignore[misc, unused-ignore]
         super().connection_made(transport)
         with suppress(AttributeError):  # of uvloop's transports, which have no such setting
             transport.max_size = AT_ONCE
+        transport.set_write_buffer_limits(high=0)  # else a deadline would miss the last 64 KB of an answer
         self.reading: asyncio.TimerHandle | None = self.loop.call_later(HEAD, self._close_unless_answering)
         self.writing: asyncio.TimerHandle | None = None
 
@@ -46,7 +47,7 @@ class Connection(H11Protocol):  # type: ignore[misc, unused-ignore]
             self.transport.close()
 
     def pause_writing(self) -> None:
-        """Called when much of an answer waits for the client."""
+        """Called when a part of an answer waits for the client."""
         super().pause_writing()
         self._look_again()
 
