@@ -43,14 +43,15 @@ def load(
     allow_nonfinite: bool = False,
     writable: bool = False,
 ) -> Model:
-    """Loads a model: a `Model`, or a `Seq2Seq` where the checkpoint is an encoder-decoder for translation.
+    """Loads a model: a `Model`, or a `Seq2Seq` where the checkpoint is an encoder-decoder that writes texts.
 
     Parameters
     ----------
     name : str or Path, a bundled model's name, a local folder, or a hub id such as "owner/model"
     revision : str, branch, tag or commit on the hub
     offline : bool, read only what is in the cache, without the network
-    dtype : float32 (also "auto"), or float64 to compute in double precision throughout
+    dtype : float32, or float64 to compute in double precision throughout. "auto" is float32 whatever the checkpoint
+        stores, where Transformers keeps the stored dtype.
     threads, same_bits : as in `Model`
     head : str, the head to read, such as "masked-lm", instead of the one that config.json names in its `architectures`
     limits : Limits, the most that files and texts may ask for

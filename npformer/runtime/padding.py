@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -60,6 +60,12 @@ def _integers(name: str, values: Any) -> np.ndarray:
         )
     if array.size == 0:
         raise NpformerError(f"{name}: expected at least one token, got shape {array.shape}")
+    if isinstance(values, Mapping):
+        raise NpformerError(f"{name}: expected token ids, got {type(values).__name__}; model(**it) gives its entries")
+    if hasattr(array.flat[0], "type_ids"):  # an Encoding of tokenizers
+        raise NpformerError(
+            f"{name}: expected token ids, got Encoding; model(encoding.ids, token_type_ids=encoding.type_ids) reads one"
+        )
     if not np.issubdtype(array.dtype, np.integer):
         raise NpformerError(f"{name}: expected whole numbers, got {array.dtype}")
     return array

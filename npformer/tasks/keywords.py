@@ -136,9 +136,10 @@ class SparseKeywords(PromptKeywords, total=False):
 
 
 class RankingKeywords(PromptKeywords, total=False):
-    """Options of `RankingOptions`."""
+    """Options of `RankingOptions`, and another name of one."""
 
     function_to_apply: str
+    activation_fn: Any
 
 
 class WritingKeywords(TaskKeywords, total=False):
@@ -177,10 +178,13 @@ class WritingKeywords(TaskKeywords, total=False):
 
 
 class TextGenerationKeywords(WritingKeywords, total=False):
-    """Options of `TextGenerationOptions`."""
+    """Options of `TextGenerationOptions`, and other names of some."""
 
     return_full_text: bool
     stop_strings: Sequence[str] | str
+    stop_sequence: Sequence[str] | str
+    stop: Sequence[str] | str
+    handle_long_generation: str | None
 
 
 class TextToTextKeywords(WritingKeywords, total=False):
@@ -215,8 +219,12 @@ class AnyKeywords(Loading, total=False):
     normalize_embeddings: Any
     truncate_dim: Any
     max_active_dims: Any
+    activation_fn: Any
     return_full_text: Any
     stop_strings: Any
+    stop_sequence: Any
+    stop: Any
+    handle_long_generation: Any
     to: Any
     max_new_tokens: Any
     min_new_tokens: Any

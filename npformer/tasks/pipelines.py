@@ -8,10 +8,9 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Unpack, overload
 
-import numpy as np
-
 from npformer.checkpoint.read import CONFIG, config_of
-from npformer.checks import unknown
+from npformer.checkpoint.tree import parameter_dtype
+from npformer.checks import shown, unknown
 from npformer.config import Config
 from npformer.errors import NpformerError
 from npformer.families import encoders, family_of
@@ -223,7 +222,7 @@ def pipeline(
     *,
     revision: str | None = None,
     offline: bool = False,
-    dtype: Any = np.float32,
+    dtype: Any = None,
     limits: Limits = LIMITS,
     mapped: bool = True,
     allow_nonfinite: bool = False,
@@ -241,7 +240,8 @@ def pipeline(
         whose config.json names no architecture is read with the task's head.
     threads : int, optional
         Cores to use; by default all.
-    revision, offline, dtype, limits, mapped, allow_nonfinite : as in `load`
+    dtype : optional, float32 unless given, or float64, as in `load`; that of a loaded model is its own
+    revision, offline, limits, mapped, allow_nonfinite : as in `load`, for a model that is not loaded yet
     **options : the task's own, as defaults for every call; see `Options` and the task's class
         Keywords of transformers.pipeline that change nothing here (batch_size, padding, device="cpu", ...) are
         accepted, local_files_only=True and torch_dtype count as offline=True and dtype.
@@ -253,7 +253,7 @@ def pipeline(
     Raises
     ------
     NpformerError
-        If the task or an option is unknown, or the model does not fit the task.
+        If the task or an option is unknown, the model does not fit the task, or a loaded model has another dtype.
 
     Examples
     --------
@@ -267,6 +267,12 @@ def pipeline(
     options, given = loading(options, model)
     offline, dtype = given.get("offline", offline), given.get("dtype", dtype)
     if isinstance(model, Model | Seq2Seq):
+        if dtype not in (None, "auto") and parameter_dtype(dtype) != model.dtype:
+            raise NpformerError(
+                f"dtype: the loaded model computes in {model.dtype}, got {shown(dtype)}; give dtype= to npformer.load"
+            )
+        if revision is not None:
+            raise NpformerError("revision: the model is loaded already; give revision= to npformer.load")
         kind = _class(name or _task_of(model.config, _described(model.folder, limits)))
         made: Any = model if threads is None else _with_threads(model, threads)
     else:
@@ -280,7 +286,7 @@ def pipeline(
             folder = encoder_folder(folder)
         head = None if _names_head(folder, limits) else kind.head
         made = load(
-            folder, dtype=dtype, threads=threads, head=head, limits=limits, mapped=mapped,
+            folder, dtype="auto" if dtype is None else dtype, threads=threads, head=head, limits=limits, mapped=mapped,
             allow_nonfinite=allow_nonfinite,
         )  # fmt: skip
     target = TRANSLATION.fullmatch(task or "")

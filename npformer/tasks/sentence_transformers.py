@@ -233,7 +233,8 @@ class Ranking(PromptedTask):
 
 def _answers(task: Task, inputs: Any, prompt_name: Prompt, prompt: Prompt, options: dict[str, Any]) -> Any:
     """Calls a task with one input or a list; a prompt takes the place of the task's own."""
-    inputs = options.pop("sentences", inputs)  # the older name of `inputs`
+    if inputs is None:
+        inputs = options.pop("sentences", None)  # the older name of `inputs`
     if prompt_name is not None or prompt is not None:
         options |= {"prompt_name": prompt_name, "prompt": prompt}
     return task(inputs if task.is_one(inputs) else list(inputs), **options)

@@ -137,7 +137,7 @@ class Task:
                         hint = "long='window' reads texts whole, " if self.has_windows else ""
                         warn(
                             f"{was_cut(f'input {index}', result.n_tokens, self.limit(options))}. This warning comes "
-                            f"once a call, each result tells by .truncated; {hint}long='error' refuses them"
+                            f"once a call, .truncated of a result says it too; {hint}long='error' refuses them"
                         )
                     yield result
                     index += 1

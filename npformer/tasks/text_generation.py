@@ -180,7 +180,7 @@ class TextGeneration(Writing):
 
 
 def _ended(prompt: Text, ids: np.ndarray, ends: Sequence[int], stopping: StopStrings | None) -> str:
-    """Why a text ended: at an end token ("end"), a stop string ("stop"), or as it was long enough ("length")."""
+    """Why a text ended: at an end token ("end"), a stop string ("stop"), or at its maximum length ("length")."""
     if ids[-1] in ends:
         return "end"
     return "stop" if stopping and stopping(np.concatenate([prompt.ids, ids])[None])[0] else "length"

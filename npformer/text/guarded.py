@@ -42,7 +42,18 @@ AT_ONCE = 16_384  # characters that are tokenized in some milliseconds
 LONGEST, SECONDS = 4096, 0.1  # characters of the last repetition; processor time that one may take, usually 0.005
 
 
-class GuardedTokenizer:
+class Uncalled:
+    """A tokenizer that is not called itself, as Transformers' tokenizers are."""
+
+    def __call__(self, *texts: Any, **options: Any) -> Any:
+        """Raises NpformerError, which names the calls that work."""
+        raise NpformerError(
+            "tokenizer: expected tokenizer.encode(text), got a call of the tokenizer itself; "
+            "npformer.pipeline(model=model)(text) reads a text from start to end"
+        )
+
+
+class GuardedTokenizer(Uncalled):
     """A `tokenizers.Tokenizer`, whose failures in any method are NpformerErrors that begin with `where`.
 
     growth: as in `check_growth`, which refuses texts that it makes too long.

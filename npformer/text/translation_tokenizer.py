@@ -17,7 +17,7 @@ from npformer.errors import NpformerError
 from npformer.families import family_of
 from npformer.files import read_bytes, read_json
 from npformer.limits import LIMITS, Limits
-from npformer.text.guarded import TRIED, GuardedTokenizer, check_growth, guarded, read_tokenizer, tried
+from npformer.text.guarded import TRIED, GuardedTokenizer, Uncalled, check_growth, guarded, read_tokenizer, tried
 from npformer.text.parts import check_charsmap
 from npformer.text.sentencepiece_file import charsmaps
 from npformer.text.tokenizer import SETTINGS, read_settings
@@ -61,7 +61,7 @@ def load_tokenizer(folder: Path, config: Config, limits: Limits = LIMITS) -> Tra
     )
 
 
-class Pieces:
+class Pieces(Uncalled):
     """Two SentencePiece models, whose pieces have their ids in one vocabulary or in one each."""
 
     def __init__(self, folder: Path, config: Config, limits: Limits) -> None:
@@ -121,7 +121,7 @@ class Pieces:
         return [pieces.get(each, str(each)) for each in ids]
 
 
-class Files:
+class Files(Uncalled):
     """The tokenizers library's tokenizer.json, for the source, and for the target too unless that has its own file."""
 
     def __init__(self, folder: Path, config: Config, limits: Limits) -> None:

@@ -6,10 +6,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
 
 from npformer.errors import NpformerError
 from npformer.runtime.packing import Text
 from npformer.runtime.padding import as_padded, check_texts, padded, texts_of
+
+ENCODING = Tokenizer(WordLevel({"a": 0}, "a")).encode("a a")
 
 
 def shapes(*args: Any) -> tuple[list, list, list]:
@@ -50,15 +54,18 @@ def test_choices() -> None:
         (([[]],), ["input_ids", "at least one"]),
         (([[1], []],), ["input_ids[1]", "at least one"]),
         ((5,), ["input_ids", "()"]),
-        (("text",), ["input_ids", "whole numbers"]),
-        ((["a", "b"],), ["input_ids", "whole numbers"]),
+        (("text",), ["input_ids", "got text"]),
+        ((["a", "b"],), ["input_ids", "got text"]),
         (([1.5, 2],), ["input_ids", "whole numbers", "float64"]),
+        (({"input_ids": [[1]]},), ["input_ids", "got dict", "model(**it)"]),
+        ((ENCODING,), ["input_ids", "got Encoding", "model(encoding.ids, token_type_ids=encoding.type_ids)"]),
+        (([ENCODING, ENCODING],), ["input_ids", "got Encoding"]),
         (([True, False],), ["input_ids", "whole numbers", "bool"]),
         (([1, None],), ["input_ids", "whole numbers"]),
         ((None,), ["input_ids", "whole numbers"]),
         (([2**80, 1],), ["input_ids", "whole numbers"]),
         (([[1, 2], 3],), ["input_ids", "whole numbers"]),
-        (([[1, 2], ["a"]],), ["input_ids[1]", "whole numbers"]),
+        (([[1, 2], ["a"]],), ["input_ids[1]", "got text"]),
         (([[[1, 2], [3]], [[4], [5]]],), ["input_ids", "whole numbers"]),
         (([[1, 2], [3, 4]], [1, 1]), ["attention_mask", "(2, 2)", "(2,)"]),
         (([[1, 2], [3, 4]], [[1, 1], [1]]), ["attention_mask"]),

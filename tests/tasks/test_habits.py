@@ -121,6 +121,18 @@ def test_the_loading_of_a_model_takes_transformers_keywords(tmp_path, monkeypatc
         pipeline(model=folder, revision="main")
 
 
+def test_a_loaded_model_keeps_its_own_dtype():
+    models = [load("distilbert-sst2", dtype=dtype) for dtype in ("float32", "float64")]
+    for model, name, other in zip(models, ("float32", "float64"), ("torch.float64", np.float32), strict=True):
+        for same in ({}, {"dtype": name}, {"torch_dtype": f"torch.{name}"}, {"dtype": "auto"}, {"dtype": model.dtype}):
+            assert pipeline("text-classification", model, **same).model is model
+        for keyword in ("dtype", "torch_dtype"):
+            with pytest.raises(NpformerError, match=f"dtype: the loaded model computes in {name}, .* to npformer.load"):
+                pipeline("text-classification", model, **{keyword: other})
+    with pytest.raises(NpformerError, match=r"revision: the model is loaded already; give revision= to npformer\.load"):
+        pipeline("text-classification", models[0], revision="main")
+
+
 def test_torch_s_own_dtype():
     class Float64:
         def __repr__(self):

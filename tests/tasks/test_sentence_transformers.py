@@ -51,6 +51,8 @@ def test_encode_takes_every_iterable_of_texts(model):
     for odd in ([3], 3, None):
         with pytest.raises(NpformerError, match=r"expected a text, got (int|None)"):
             model.encode(odd)
+    with pytest.raises(NpformerError, match="'sentences' is not known"):
+        model.encode(TEXTS, sentences=TEXTS)
 
 
 def test_a_prompt_of_the_task_holds_for_encode_unless_another_is_given(model, tmp_path):

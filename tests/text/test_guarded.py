@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+import npformer
 from npformer.errors import NpformerError
 from npformer.limits import Limits
 from npformer.text.guarded import GuardedTokenizer, guarded
@@ -354,6 +355,14 @@ def test_a_guarded_tokenizer_is_the_librarys_in_all_else(tmp_path: Path) -> None
     assert again.encode("a b").ids == tokenizer.encode("a b").ids
     with pytest.raises(AttributeError):
         tokenizer.nonsense  # noqa: B018
+
+
+@pytest.mark.parametrize("family", ["bert", "bart"])
+def test_a_call_of_a_tokenizer_is_answered_with_the_line_to_write(family: str, tmp_path: Path) -> None:
+    head = "translation" if family == "bart" else "base"
+    tokenizer: Any = npformer.load(tiny.folder(tmp_path / "model", family, head)).tokenizer
+    with pytest.raises(NpformerError, match=r"^tokenizer: expected tokenizer\.encode\(text\), got a call"):
+        tokenizer("a b", return_tensors="np")
 
 
 def test_the_process_survives_each_file(tmp_path: Path) -> None:
