@@ -106,14 +106,14 @@ class App:
         request.state.route = path
         self._check_key(request)
         self._check_open()
-        body = await self.bodies.read(request)
-        self._check_open()  # others' bodies may have come first
-        self.open += 1
-        try:
-            async with asyncio.timeout(self.limits.seconds):
-                return await self._unless_left(request, self._answer(request, self.routes[path], body))
-        finally:
-            self.open -= 1
+        async with self.bodies.read(request) as body:
+            self._check_open()  # others' bodies may have come first
+            self.open += 1
+            try:
+                async with asyncio.timeout(self.limits.seconds):
+                    return await self._unless_left(request, self._answer(request, self.routes[path], body))
+            finally:
+                self.open -= 1
 
     def _check_open(self) -> None:
         if self.service is None:

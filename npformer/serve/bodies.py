@@ -1,8 +1,10 @@
-"""Bodies of requests, read within limits: bytes of each, bytes of all unfinished ones, and the time for a rate."""
+"""Bodies of requests, read within limits: bytes of each, bytes of all open requests, and the time for a rate."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from http import HTTPStatus
 
 from starlette.requests import ClientDisconnect, Request
@@ -12,7 +14,7 @@ from npformer.serve.limits import ServiceLimits
 
 PATIENCE = 10.0  # seconds for a body, and one more for each RATE bytes that have come
 RATE = 8000  # bytes a second of a slow mobile connection
-UNFINISHED = 64  # bodies of the largest size that may be held in memory until they are whole
+HELD = 2**28  # bytes of the bodies of all open requests
 
 
 class Gone(Exception):
@@ -20,17 +22,29 @@ class Gone(Exception):
 
 
 class Bodies:
-    """Reads bodies. When the unfinished ones hold too much memory, the largest of them is refused."""
+    """Reads bodies. When those of open requests hold too much memory, the largest unfinished one is refused."""
 
     def __init__(self, limits: ServiceLimits) -> None:
         self.limits = limits
         self.patience = min(PATIENCE, limits.seconds)
-        self.most = UNFINISHED * limits.body
+        self.most = max(HELD, limits.body)
         self.unfinished: dict[asyncio.Timeout, int] = {}  # each body's deadline -> its bytes so far
-        self.held = 0  # bytes of all of them
+        self.held = 0  # bytes of them and of the bodies that are being answered
 
-    async def read(self, request: Request) -> bytes:
-        """The body of a request. Raises Refusal for one that is too large or too slow, Gone if the client leaves."""
+    @asynccontextmanager
+    async def read(self, request: Request) -> AsyncIterator[bytes]:
+        """The body of a request, counted until the request is answered.
+
+        Raises Refusal for a body that is too large or too slow, Gone if the client leaves.
+        """
+        body = await self._whole(request)
+        self.held += len(body)
+        try:
+            yield body
+        finally:
+            self.held -= len(body)
+
+    async def _whole(self, request: Request) -> bytes:
         length = request.headers.get("content-length", "")
         if length.isdecimal():
             self.limits.check_body(int(length[:20]))
@@ -52,7 +66,10 @@ class Bodies:
         except TimeoutError:
             if deadline not in self.unfinished:
                 raise Refusal(
-                    HTTPStatus.TOO_MANY_REQUESTS, "body: unfinished bodies hold too much memory", "Overloaded", 1
+                    HTTPStatus.TOO_MANY_REQUESTS,
+                    "body: the bodies of open requests hold too much memory",
+                    "Overloaded",
+                    1,
                 ) from None
             time = f"{self.patience:g} s and one more for each {RATE} bytes"
             message = f"body: expected all of it in {time}, got {len(body)} bytes"

@@ -203,25 +203,48 @@ class Slow:
             yield chunk
 
 
-def test_unfinished_bodies_hold_bounded_memory(monkeypatch):
-    """The largest is refused, so that a client with a small one is not."""
-    monkeypatch.setattr("npformer.serve.bodies.UNFINISHED", 2)
+def test_bodies_hold_bounded_memory(monkeypatch):
+    """The largest unfinished one is refused, so that a client with a small one is not; whole ones count until answered."""
+    monkeypatch.setattr("npformer.serve.bodies.HELD", 200)
 
     async def run():
-        bodies = Bodies(ServiceLimits(body=100))
-        given = [Slow() for _ in range(4)]
-        reading = [asyncio.ensure_future(bodies.read(each)) for each in given]
-        for each, size in zip(given, (80, 90, 20, 20), strict=True):
-            each.chunks.put_nowait(b"x" * size)
-            await asyncio.sleep(0.01)
+        bodies, answered = Bodies(ServiceLimits(body=100)), asyncio.Event()
+
+        async def read(request):
+            async with bodies.read(request) as body:
+                await answered.wait()
+                return len(body)
+
+        def send(size):
+            given.append(Slow())
+            given[-1].chunks.put_nowait(b"x" * size)
+            reading.append(asyncio.ensure_future(read(given[-1])))
+
+        async def settle():
+            for _ in range(9):
+                await asyncio.sleep(0)
+
+        given, reading = [], []
+        for size in (80, 90, 20, 20):
+            send(size)
+            await settle()
         assert bodies.held == 120
         for each in given:
             each.chunks.put_nowait(b"")
+        await settle()
+        assert (bodies.held, bodies.unfinished) == (120, {})
+        for size in (90, 60):
+            send(size)
+            await settle()
+        assert bodies.held == 180
+        given[-1].chunks.put_nowait(b"")
+        await settle()
+        answered.set()
         found = await asyncio.gather(*reading, return_exceptions=True)
         assert (bodies.held, bodies.unfinished) == (0, {})
-        return [each.status if isinstance(each, Refusal) else len(each) for each in found]
+        return [each.status if isinstance(each, Refusal) else each for each in found]
 
-    assert asyncio.run(run()) == [80, 429, 20, 20]
+    assert asyncio.run(run()) == [80, 429, 20, 20, 429, 60]
 
 
 @pytest.mark.parametrize(
