@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from npformer.errors import NpformerError
+from npformer.limits import how_to_allow_more
 from npformer.model import Model, Seq2Seq
 from npformer.serve.fields import Refusal, wrong
 from npformer.tasks.feature_extraction import FeatureExtraction
@@ -188,7 +189,8 @@ def tokenized(served: Served, texts: Sequence[str], special: bool, most: int, wh
             found.append(served.tokens(text, special, most))
         except NpformerError as error:
             place = f"{where}[{index}]" if several else where
-            raise Refusal(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"{place}: {error}") from None
+            message = f"{place}: {for_client(str(error))}"
+            raise Refusal(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, message) from None
         count += len(found[-1])
         if count > most:
             message = f"{where}: more than {most} tokens in all, which a request may have"
@@ -210,7 +212,10 @@ def prepare(task: Task, items: Sequence[Any], options: Any, truncate: bool, wher
                     place, "too long beside so many new tokens; shorten it, or ask for fewer: max_new_tokens, which is "
                     "max_tokens in /v1/completions",
                 )  # fmt: skip
-            raise wrong(place, request.reason)
+            reason = for_client(request.reason)
+            if reason != request.reason:
+                raise Refusal(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"{place}: {reason}")
+            raise wrong(place, reason)
         if request.encoded[0].truncated:
             cut.append(index)
             if not truncate:
@@ -222,6 +227,11 @@ def prepare(task: Task, items: Sequence[Any], options: Any, truncate: bool, wher
                 )
         requests.append(request)
     return Prepared(requests, [_size(each) for each in requests], cut)
+
+
+def for_client(reason: str) -> str:
+    """The reason of an error without the advice for whoever loads the model: a client cannot follow it."""
+    return reason.removesuffix("; " + how_to_allow_more("characters"))
 
 
 def _whole(task: TextGeneration, request: Request | InputError, item: Any, options: Any) -> Request | InputError:

@@ -25,7 +25,7 @@ from npformer.serve.bodies import Bodies
 from npformer.serve.fields import Refusal
 from npformer.serve.models import NEEDS, TaskWork, serve_all
 from npformer.serve.replies import in_parts
-from tests.support import tiny
+from tests.support import seq2seq_models, tiny
 from tests.support.sentence_folders import write_modules
 
 ROOT = Path(__file__).parents[2]
@@ -143,6 +143,17 @@ def test_a_server_of_one_model_takes_any_name():
         assert refused.status_code == 404
     (answer,) = ask(one, ("POST", "/v1/embeddings", {"input": "a", "model": "gpt"}), started=one)
     assert answer.json()["model"] == "mine"
+
+
+def test_a_client_is_not_told_to_load_the_model_otherwise(tmp_path):
+    translator = seq2seq_models.folder_of_letters(tmp_path / "letters")
+    word = 1_000_001 * "a"
+    for model, paths in ((tiny.model(), ("/embed", "/tokenize")), (translator, ("/translate", "/tokenize"))):
+        app = npformer.serve.app(model)
+        for path in paths:
+            (answer,) = ask(app, ("POST", path, {"inputs": word}), started=app)
+            said = "inputs: characters of a text: 1000001 is more than the limit `characters` of 1000000"
+            assert (answer.status_code, answer.json()["error"]) == (413, said)
 
 
 def test_json_is_read_and_made_outside_of_the_event_loop(monkeypatch):
