@@ -50,9 +50,7 @@ def one_of(name: str, value: Any, known: Iterable[Any]) -> Any:
     known = list(dict.fromkeys(known))
     if not isinstance(value, str | int | None) or value not in known:
         expected = list(map(str, known))
-        raise NpformerError(
-            f"{name}: expected one of {', '.join(expected)}, got {shown(value)}{_meant(value, expected)}"
-        )
+        raise NpformerError(f"{name}: expected one of {listed(expected)}, got {shown(value)}{_meant(value, expected)}")
     return value
 
 
@@ -60,7 +58,12 @@ def unknown(kind: str, name: object, known: Iterable[str], hint: str = "") -> Np
     """Makes the error for an unknown name: the name that was perhaps meant, and all known names or the `hint`."""
     known = list(known)
     meant = _meant(name, known) or "."
-    return NpformerError(f"{kind}: {name!r:.80} is not known{meant} {hint or 'Known: ' + ', '.join(known)}")
+    return NpformerError(f"{kind}: {name!r:.80} is not known{meant} {hint or f'Known: {listed(known)}'}")
+
+
+def listed(names: Iterable[object]) -> str:
+    """Names in one line of an error; a column's or a label's, which comes from a file, may have line breaks."""
+    return ", ".join(map(str, names)).replace("\n", "\\n")
 
 
 def nearest(name: str, known: Iterable[str], count: int = 1) -> list[str]:

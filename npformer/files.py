@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from npformer.checks import listed
 from npformer.errors import NpformerError
 from npformer.limits import LIMITS, Limits
 from npformer.locks import partial_folder
@@ -109,7 +110,7 @@ def csv_rows(
                 continue
             names = names or values
             if len(values) != len(names):
-                expected = f"{len(names)} columns ({', '.join(names):.200})"
+                expected = f"{len(names)} columns ({listed(names):.200})"
                 raise NpformerError(f"{where}:{first}: expected {expected}, got {len(values)}")
             yield reader.line_num, values
     except csv.Error as error:

@@ -87,8 +87,8 @@ def conform(batches: list[Any], schema: Any) -> Any:
 def _cast(array: Any, kind: Any) -> Any:
     if array.type == kind:
         return array
-    if pa.types.is_nested(kind):  # copied, as pyarrow fails to cast a slice that has a field of nulls
-        array = array.take(pa.array(range(len(array)), pa.int64()))
+    if pa.types.is_nested(kind):  # copied because pyarrow fails to cast a slice that has a field of nulls
+        array = pa.concat_arrays([array])
     return array.cast(kind)
 
 

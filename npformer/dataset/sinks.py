@@ -11,6 +11,7 @@ import decimal
 import json
 import math
 import os
+import uuid
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -229,6 +230,6 @@ def _told(value: Any) -> str:
         return value.decode(errors="replace")
     if isinstance(value, datetime.date | datetime.time):
         return value.isoformat()
-    if isinstance(value, decimal.Decimal | datetime.timedelta):
+    if isinstance(value, decimal.Decimal | datetime.timedelta | uuid.UUID):
         return str(value)
     raise NpformerError(f"a value of type {type(value).__name__} cannot be written as JSON; write parquet or arrow")

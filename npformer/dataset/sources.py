@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from npformer.checks import shown, unknown
+from npformer.checks import listed, shown, unknown
 from npformer.dataset.formats import KNOWN, checksum, explained
 from npformer.dataset.jsonl import Seen, objects
 from npformer.dataset.readers import batches, carried, conform, form_of, opened_lines, plain
@@ -184,11 +184,10 @@ def _common(files: list[File]) -> Any:
     for file in others:
         lacks, has = sorted({*fields} - {*file.schema.names}), sorted({*file.schema.names} - {*fields})
         if lacks or has:
-            parts = [f"lacks {', '.join(lacks):.200}"] * bool(lacks) + [f"has {', '.join(has):.200} besides"] * bool(
-                has
+            differences = [f"lacks {listed(lacks):.200}"] * bool(lacks) + [f"also has {listed(has):.200}"] * bool(has)
+            raise NpformerError(
+                f"{file.path}: its columns are not those of {first.path.name}: it {'; '.join(differences)}"
             )
-            differ = f"its columns are not those of {first.path.name}: it {'; '.join(parts)}"
-            raise NpformerError(f"{file.path}: {differ}")
         for field in plain(file.schema):
             if field.type != plain_types[field.name]:
                 where, expected = f"{file.path}: column {shown(field.name)}", plain_types[field.name]

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from npformer.checks import listed
 from npformer.errors import NpformerError
 from npformer.files import as_given, csv_rows, lines_of, open_file
 from npformer.model import Model
@@ -168,7 +169,7 @@ def label_ids(path: str | Path, rows: Sequence[LabelledText], labels: Sequence[s
     [1]
     """
     if len({each.lower() for each in labels}) < len(labels) or not all(each.strip() for each in labels):
-        raise NpformerError(f"{path}: labels {', '.join(labels):.200}: expected names that differ in more than case")
+        raise NpformerError(f"{path}: labels {listed(labels):.200}: expected names that differ in more than case")
     known, ids = label_keys(labels), []
     for row in rows:
         if row.label.lower() not in known:
@@ -261,7 +262,7 @@ def _columns(where: str, record: Mapping[str, Any], label: str) -> Sequence[str]
     if len(others) == 1 and len(record) == 2:
         return others
     wanted = "; ".join(map(_and, TEXTS))
-    raise NpformerError(f"{where}: columns {', '.join(map(str, record))}; expected the text in one of: {wanted}")
+    raise NpformerError(f"{where}: columns {listed(record)}; expected the text in one of: {wanted}")
 
 
 def _and(names: Sequence[str]) -> str:
@@ -270,7 +271,7 @@ def _and(names: Sequence[str]) -> str:
 
 def _value(where: str, record: Mapping[str, Any], name: str) -> str:
     if name not in record:
-        raise NpformerError(f"{where}: no {name!r}; the row has {', '.join(map(str, record))}")
+        raise NpformerError(f"{where}: no {name!r}; the row has {listed(record)}")
     value = record[name]
     if isinstance(value, bool) or not isinstance(value, str | int):
         raise NpformerError(f"{where}: {name!r}: expected text, got a {type(value).__name__}")
@@ -287,7 +288,7 @@ def _table(path: Path, kind: str) -> Iterator[tuple[int, dict[str, str]]]:
     rows = csv_rows(_lines(path), path, **options)
     _, names = next(rows, (0, []))
     if len(set(names)) < len(names):
-        raise NpformerError(f"{path}:1: duplicate column name: {', '.join(names)}")
+        raise NpformerError(f"{path}:1: duplicate column name: {listed(names)}")
     for number, values in rows:
         yield number, dict(zip(names, values, strict=True))
 

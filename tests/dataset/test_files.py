@@ -8,6 +8,7 @@ import json
 import os
 import subprocess
 import sys
+import uuid
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -107,6 +108,20 @@ def test_times_that_python_has_no_object_for_are_written_as_text(classify, tmp_p
     map(classify, source, tmp_path / "o.jsonl", column="text")
     found = [row["time"] for row in read(tmp_path / "o.jsonl")]
     assert found == ["1970-01-01T00:00:00+00:00", "1970-01-01 00:00:00.000000001Z"]
+
+
+def test_types_that_other_libraries_write_come_through(classify, tmp_path):
+    """Polars has views of texts inside its structs; a UUID is a text in JSON."""
+    ids = [uuid.UUID(int=1), None]
+    views = pa.array([{"a": "x", "b": None}, None], pa.struct([("a", pa.string_view()), ("b", pa.null())]))
+    known = pa.array([each and each.bytes for each in ids], pa.binary(16)).cast(pa.uuid())
+    source = tmp_path / "in.parquet"
+    pa.parquet.write_table(pa.table({"text": ["a", "b"], "in": views, "id": known}), source)
+    for name in ("o.parquet", "o.jsonl"):
+        map(classify, source, tmp_path / name, column="text", part_rows=1)
+    assert pa.parquet.read_table(tmp_path / "o.parquet")["in"].to_pylist() == views.to_pylist()
+    assert [row["in"] for row in read(tmp_path / "o.jsonl")] == views.to_pylist()
+    assert [row["id"] for row in read(tmp_path / "o.jsonl")] == [str(ids[0]), None]
 
 
 def test_types_of_jsonl_fit_all_lines_of_all_files(classify, tmp_path):
@@ -253,6 +268,21 @@ def test_an_error_stays_short_however_long_a_column_s_name(classify, tmp_path):
         assert len(str(raised.value)) <= 2000
 
 
+def test_an_error_is_one_line_whatever_the_columns_names(classify, tmp_path):
+    source = tmp_path / "in"
+    source.mkdir()
+    (source / "a.csv").write_text('text,"x\ny"\na,b\n')
+    with pytest.raises(NpformerError, match=r"'z' is not known\. Known: text, x\\ny$"):
+        map(classify, source / "a.csv", tmp_path / "o.csv", column="z")
+    (source / "b.csv").write_text('text,"z\nz"\na,b\n')
+    with pytest.raises(NpformerError, match=r"it lacks x\\ny; also has z\\nz$"):
+        map(classify, source, tmp_path / "o.csv", column="text")
+    (source / "b.csv").write_text('text,"x\ny"\na\n')
+    (source / "a.csv").unlink()
+    with pytest.raises(NpformerError, match=r"b\.csv:3: expected 2 columns \(text, x\\ny\), got 1$"):
+        map(classify, source, tmp_path / "o.csv", column="text")
+
+
 def test_a_folder_without_files_or_with_other_columns_is_refused(classify, tmp_path):
     source = tmp_path / "in"
     source.mkdir()
@@ -261,7 +291,7 @@ def test_a_folder_without_files_or_with_other_columns_is_refused(classify, tmp_p
         map(classify, source, tmp_path / "o.csv", column="text")
     written(source / "a.csv", pa.table({"text": ["a"], "x": ["b"]}))
     written(source / "b.csv", pa.table({"text": ["a"], "y": ["b"]}))
-    with pytest.raises(NpformerError, match=r"b\.csv: its columns are not those of a\.csv: it lacks x; has y besides"):
+    with pytest.raises(NpformerError, match=r"b\.csv: its columns are not those of a\.csv: it lacks x; also has y"):
         map(classify, source, tmp_path / "o.csv", column="text")
     written(source / "b.parquet", pa.table({"text": ["a"], "x": [1]}))
     (source / "b.csv").unlink()
