@@ -8,39 +8,43 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Mapping
+import operator
+from collections.abc import Callable, Mapping
 from types import FunctionType
 from typing import Any
 
 import numpy as np
 
+from npformer.checks import shown
 from npformer.errors import NpformerError
 
+Convert = Callable[[Any], Any]
+
 #: Arguments that keep their type: whole numbers, masks, and the array that `tap` names.
-_KEPT = frozenset({"ids", "lengths", "source_lengths", "targets", "row_indices", "mask", "array"})
+_KEPT = frozenset({"ids", "targets", "row_indices", "mask", "array"})
 _REARRANGE = frozenset({"split_heads", "combine_heads", "embedding", "tap"})  # functions that compute no new number
-#: The least number of axes of x in some functions, and of lengths in all.
-_AXES = {"softmax": 1, "log_softmax": 1, "layer_norm": 1, "split_heads": 2, "combine_heads": 3}
-_ARRAYS = ("np.ndarray", "Linear", "Mapping[str, Any]", "Mapping[str, Linear]")  # in annotations: arrays, or trees
+#: Function and argument -> the least number of axes.
+_AXES = {
+    ("softmax", "x"): 1,
+    ("log_softmax", "x"): 1,
+    ("layer_norm", "x"): 1,
+    ("cross_entropy", "logits"): 1,
+    ("split_heads", "x"): 2,
+    ("combine_heads", "x"): 3,
+}
+_COUNTS = frozenset({"n_heads", "queries", "keys", "length", "width"})
+_PACKED = (("x", "lengths"), ("source", "source_lengths"))  # rows, and the number of rows of each text
 
 
 def takes_array_likes(function: Any) -> Any:
     """The function, with its array arguments converted by np.asarray, and integers and booleans among them to float64.
 
-    Annotations name the arguments to convert; in nested dicts and lists of weights every array is converted. A function
-    without such an argument, or a class, is returned as it is.
+    Annotations name the arguments to convert; in nested dicts and lists of weights every array is converted. Counts and
+    activations are checked. A function without such an argument, or a class, is returned as it is.
     """
     parameters = inspect.signature(function).parameters if isinstance(function, FunctionType) else {}
-    converters = {
-        name: functools.partial(
-            _with_axes if name in ("x", "lengths", "source_lengths") else _tree,
-            function.__name__,
-            name,
-            name in _KEPT or function.__name__ in _REARRANGE,
-        )
-        for name, parameter in parameters.items()
-        if name != "out" and any(part in str(parameter.annotation) for part in _ARRAYS)
-    }
+    found = {name: _converter(function.__name__, name, str(each.annotation)) for name, each in parameters.items()}
+    converters = {name: convert for name, convert in found.items() if convert is not None}
     if not converters:
         return function
     names = tuple(parameters)
@@ -50,10 +54,45 @@ def takes_array_likes(function: Any) -> Any:
         named = zip(names, args, strict=False)
         converted = [converters[name](value) if name in converters else _plain(value) for name, value in named]
         others = {name: converters[name](each) if name in converters else _plain(each) for name, each in kwargs.items()}
+        _check_packed(function.__name__, {**dict(zip(names, converted, strict=False)), **others})
         return function(*converted, *args[len(converted) :], **others)
 
     wrapper.__module__ = "npformer"  # where pickle finds it
     return wrapper
+
+
+def _converter(function: str, name: str, annotation: str) -> Convert | None:
+    """Returns the function that checks and converts an argument; None for an argument of another kind."""
+    where = f"{function}: {name}"
+    keeps = name in _KEPT or function in _REARRANGE
+    convert: Convert
+    if name in _COUNTS and annotation.startswith("int"):
+        convert = functools.partial(_count, where)
+    elif annotation == "Activation":
+        convert = functools.partial(_activation, where)
+    elif name in ("lengths", "source_lengths"):
+        convert = functools.partial(_lengths, where)
+    elif annotation.startswith("Sequence[Mapping"):
+        convert = functools.partial(_layers, where)
+    elif annotation.startswith(("Linear", "Mapping[str, Any]", "Mapping[str, Linear]")):
+        convert = functools.partial(_weights, where)
+    elif annotation.startswith("np.ndarray") and name != "out":
+        convert = functools.partial(_array, where, keeps, _AXES.get((function, name), 0))
+    else:
+        return None
+    return (lambda value: None if value is None else convert(value)) if "None" in annotation else convert
+
+
+def _check_packed(function: str, arguments: Mapping[str, Any]) -> None:
+    """Checks that packed rows are (T, D), where T is the sum of the lengths."""
+    for rows, lengths in _PACKED:
+        if rows in arguments and lengths in arguments:
+            shape, total = arguments[rows].shape, int(arguments[lengths].sum())
+            if len(shape) != 2 or shape[0] != total or not total:
+                raise NpformerError(
+                    f"{function}: {rows}: expected the rows of all texts one after another, (T, D), where T is the sum "
+                    f"of {lengths}, here {total}; got shape {shape}"
+                )
 
 
 def _plain(value: Any) -> Any:
@@ -62,35 +101,75 @@ def _plain(value: Any) -> Any:
     return inspect.unwrap(value) if ours else value
 
 
-def _with_axes(function: str, name: str, keeps: bool, value: Any) -> np.ndarray:
-    """Converts an array, and checks that it has the axes that the function needs."""
-    array = _tree(function, name, keeps, value)
-    least = _AXES.get(function, 0) if name == "x" else 1
-    if np.ndim(array) < least:
-        axes = "axis" if least == 1 else "axes"
+def _count(where: str, value: Any) -> int:
+    try:
+        count = operator.index(value)
+    except TypeError:
+        count = -1
+    if count < 0:
+        raise NpformerError(f"{where}: expected a whole number of at least 0, got {shown(value)}")
+    return count
+
+
+def _activation(where: str, value: Any) -> Any:
+    if not callable(value):
+        raise NpformerError(f"{where}: expected a function, such as npformer.gelu, got {shown(value)}")
+    return _plain(value)
+
+
+def _lengths(where: str, value: Any) -> np.ndarray:
+    array = as_numbers(where, value, keeps=True)
+    if array.ndim != 1 or array.dtype.kind not in "iu" or array.min(initial=0) < 0:
         raise NpformerError(
-            f"{function}: {name}: expected an array of at least {least} {axes}, got shape {array.shape}"
+            f"{where}: expected the number of tokens of each text, whole numbers (B,), got {array.dtype} of shape "
+            f"{array.shape}"
         )
     return array
 
 
-def _tree(function: str, name: str, keeps: bool, value: Any) -> Any:
-    """Converts an array, or every array in a nested dict or in a list of dicts."""
-    if value is None or (type(value) is np.ndarray and value.dtype.kind == "f"):
-        return value
+def _layers(where: str, value: Any) -> list[Any]:
+    if not isinstance(value, list | tuple):
+        raise NpformerError(f"{where}: expected a list of layers, a dict of weights each, got {shown(value)}")
+    return [_weights(f"{where}.{i}", each) for i, each in enumerate(value)]
+
+
+def _weights(where: str, value: Any) -> Any:
+    """Converts every array in a nested dict of weights."""
+    if not isinstance(value, Mapping):
+        raise NpformerError(f"{where}: expected a dict of weights, got {shown(value)}")
+    return {key: _tree(f"{where}.{key}", each) for key, each in value.items()}
+
+
+def _tree(where: str, value: Any) -> Any:
+    """Converts an array, or every array in a dict."""
+    if value is None:  # a linear layer without a bias
+        return None
+    return _weights(where, value) if isinstance(value, Mapping) else _array(where, False, 0, value)
+
+
+def _array(where: str, keeps: bool, least: int, value: Any) -> np.ndarray:
+    """Converts an array, and checks that it has the axes that the function needs."""
     if isinstance(value, Mapping):
-        return {key: _tree(function, f"{name}.{key}", keeps, each) for key, each in value.items()}
-    if isinstance(value, list | tuple) and value and all(isinstance(each, Mapping) for each in value):
-        return [_tree(function, f"{name}.{i}", keeps, each) for i, each in enumerate(value)]
-    return as_numbers(f"{function}: {name}", value, keeps)
+        function = where.partition(":")[0]
+        raise NpformerError(
+            f"{where}: expected an array, got a dict; {function}(..., **weights) passes its entries as arguments"
+        )
+    if value is None:
+        raise NpformerError(f"{where}: expected an array, got None")
+    kept = type(value) is np.ndarray and value.dtype.kind == "f"
+    array: np.ndarray = value if kept else as_numbers(where, value, keeps)
+    if array.ndim < least:
+        axes = "axis" if least == 1 else "axes"
+        raise NpformerError(f"{where}: expected an array of at least {least} {axes}, got shape {array.shape}")
+    return array
 
 
 def as_numbers(where: str, value: Any, keeps: bool = False) -> np.ndarray:
     """np.asarray(value), integers and booleans as float64 unless `keeps`; NpformerError if it holds no real numbers."""
     try:
         array = np.asarray(value)
-    except ValueError as error:  # rows of different lengths
-        raise NpformerError(f"{where}: expected an array of numbers, got {error}") from None
+    except ValueError:
+        raise NpformerError(f"{where}: expected an array of numbers, got rows of different lengths") from None
     if array.dtype.kind not in "fiub":
         raise NpformerError(f"{where}: expected an array of real numbers, got {array.dtype} of shape {array.shape}")
     if keeps:

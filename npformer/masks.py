@@ -26,7 +26,7 @@ def padding_mask(lengths: np.ndarray, width: int | None = None) -> np.ndarray:
            [1, 1, 1]])
     """
     lengths = np.asarray(lengths)
-    return (np.arange(lengths.max() if width is None else width) < lengths[:, None])[:, None, None, :]
+    return (np.arange(lengths.max(initial=0) if width is None else width) < lengths[:, None])[:, None, None, :]
 
 
 def causal_mask(queries: int, keys: int | None = None) -> np.ndarray:

@@ -34,6 +34,8 @@ CASES: dict[str, dict[str, Any]] = {
     "combine_heads": {"x": X[None]},
     "scaled_dot_product_attention": {"q": X, "k": X, "v": X, "mask": np.eye(3, dtype=bool)},
     "padding_mask": {"lengths": LENGTHS},
+    "causal_mask": {"queries": 2, "keys": 3},
+    "sinusoidal_positions": {"length": 3, "width": 4},
     "tap": {"name": "x", "array": X},
     "feed_forward": {"x": X, "activation": npformer.gelu, **FFN},
     "self_attention": {"x": X, "lengths": LENGTHS, "n_heads": 1, "row_indices": np.array([1, 2]), **ATTENTION},
@@ -120,7 +122,10 @@ def test_positional_arguments_and_out() -> None:
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: npformer.softmax([[1], [1, 2]]), r"softmax: x: expected an array of numbers, got .*inhomogeneous"),
+        (
+            lambda: npformer.softmax([[1], [1, 2]]),
+            r"softmax: x: expected an array of numbers, got rows of different lengths",
+        ),
         (lambda: npformer.gelu(["a"]), "gelu: x: expected an array of real numbers, got <U1 of shape"),
         (lambda: npformer.relu([1j]), "relu: x: expected an array of real numbers, got complex128"),
         (
@@ -141,9 +146,13 @@ def test_what_holds_no_numbers_is_refused_by_name(call: Callable[[], Any], messa
         (lambda: npformer.softmax(3), r"^softmax: x: expected an array of at least 1 axis, got shape \(\)"),
         (lambda: npformer.layer_norm(5.0), r"^layer_norm: x: expected an array of at least 1 axis"),
         (lambda: npformer.split_heads([1, 2], 2), r"^split_heads: x: .* at least 2 axes, got shape \(2,\)"),
+        (lambda: npformer.cross_entropy(3, 0), r"^cross_entropy: logits: .* at least 1 axis"),
         (lambda: npformer.combine_heads([[1, 2]]), r"^combine_heads: x: .* at least 3 axes, got shape \(1, 2\)"),
-        (lambda: npformer.padding_mask(3), r"^padding_mask: lengths: .* at least 1 axis, got shape \(\)"),
-        (lambda: npformer.self_attention(X, 3, 1, **ATTENTION), r"^self_attention: lengths: .* at least 1 axis"),
+        (
+            lambda: npformer.padding_mask(3),
+            r"^padding_mask: lengths: expected the number .* \(B,\), got int64 of shape \(\)",
+        ),
+        (lambda: npformer.self_attention(X, 3, 1, **ATTENTION), r"^self_attention: lengths: .*got int64 of shape \(\)"),
     ],
 )
 def test_too_few_axes_are_refused_by_name(call: Callable[[], Any], message: str) -> None:
@@ -151,7 +160,70 @@ def test_too_few_axes_are_refused_by_name(call: Callable[[], Any], message: str)
         call()
 
 
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: npformer.gelu(None), "^gelu: x: expected an array, got None"),
+        (lambda: npformer.softmax(None), "^softmax: x: expected an array, got None"),
+        (
+            lambda: npformer.linear(X, LINEAR),
+            r"^linear: weight: expected an array, got a dict; linear\(\.\.\., \*\*weights\) passes its entries",
+        ),
+        (
+            lambda: npformer.feed_forward(X, "gelu", **FFN),
+            "^feed_forward: activation: expected a function, such as npformer.gelu, got 'gelu'",
+        ),
+        (
+            lambda: npformer.encoder_layer(X, LENGTHS, 1, None, **LAYER),
+            "^encoder_layer: activation: expected a function, such as npformer.gelu, got None",
+        ),
+        (lambda: npformer.encoder(X, LENGTHS, 1, npformer.gelu, LAYER), "^encoder: layers: expected a list of layers"),
+        (lambda: npformer.encoder(X, LENGTHS, 1, npformer.gelu, [X]), "^encoder: layers.0: expected a dict of weights"),
+        (
+            lambda: npformer.encoder_layer(X, LENGTHS, 1, npformer.gelu, **{**LAYER, "ffn": None}),
+            "^encoder_layer: ffn: expected a dict of weights, got None",
+        ),
+        (lambda: npformer.split_heads(X, 2.0), "^split_heads: n_heads: expected a whole number of at least 0, got 2.0"),
+        (lambda: npformer.split_heads(X, "a"), "^split_heads: n_heads: expected a whole number .* got 'a'"),
+        (lambda: npformer.causal_mask([1, 2]), "^causal_mask: queries: expected a whole number .* got a list"),
+        (lambda: npformer.causal_mask(2, -1), "^causal_mask: keys: expected a whole number of at least 0, got -1"),
+        (lambda: npformer.sinusoidal_positions(-1, 4), "^sinusoidal_positions: length: .* got -1"),
+        (lambda: npformer.padding_mask([[1, 1, 0]]), r"^padding_mask: lengths: .* got int64 of shape \(1, 3\)"),
+        (lambda: npformer.padding_mask([1.5]), "^padding_mask: lengths: .* whole numbers .* got float64"),
+        (lambda: npformer.padding_mask([-1]), "^padding_mask: lengths: expected the number of tokens"),
+    ],
+)
+def test_arguments_of_another_kind_are_refused_by_name(call: Callable[[], Any], message: str) -> None:
+    with pytest.raises(NpformerError, match=message):
+        call()
+
+
+@pytest.mark.parametrize("name", ["self_attention", "encoder_layer", "encoder", "decoder_layer", "decoder"])
+@pytest.mark.parametrize(
+    ("rows", "change", "total", "shape"),
+    [
+        ("x", {"x": X[None]}, 3, r"\(1, 3, 2\)"),
+        ("x", {"lengths": [1, 1]}, 2, r"\(3, 2\)"),
+        ("x", {"lengths": [4]}, 4, r"\(3, 2\)"),
+        ("x", {"x": np.empty((0, 2)), "lengths": []}, 0, r"\(0, 2\)"),
+        ("source", {"source": X[None]}, 3, r"\(1, 3, 2\)"),
+        ("source", {"source_lengths": [2, 2]}, 4, r"\(3, 2\)"),
+    ],
+)
+def test_rows_are_packed_as_the_lengths_say(name: str, rows: str, change: dict, total: int, shape: str) -> None:
+    if rows not in CASES[name]:
+        pytest.skip("the function reads no source")
+    with pytest.raises(NpformerError, match=rf"^{name}: {rows}: expected the rows .* here {total}; got shape {shape}"):
+        getattr(npformer, name)(**{**CASES[name], **change})
+
+
+def test_counts_of_numpy_are_counts() -> None:
+    assert npformer.split_heads(X, np.int64(2)).shape == (2, 3, 1)
+    assert npformer.causal_mask(np.array(2)).tolist() == [[True, False], [True, True]]
+
+
 def test_nothing_is_converted_where_there_is_nothing() -> None:
+    assert npformer.padding_mask([]).shape == (0, 1, 1, 0)
     assert npformer.embedding([], X).shape == (0, 2)
     assert npformer.softmax([]).shape == (0,)
     assert np.isnan(npformer.cross_entropy(np.empty((0, 2)), []))

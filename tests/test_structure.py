@@ -45,7 +45,7 @@ INDEPENDENT = {
     "errors": set(),
     "taps": {"errors"},
     "checks": {"errors"},
-    "arraylike": {"errors"},
+    "arraylike": {"errors", "checks"},
     "config": {"errors", "checks"},
 }  # and the only modules of ours they import
 
