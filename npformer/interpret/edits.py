@@ -13,9 +13,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from inspect import signature
+from typing import Any
 
 import numpy as np
 
+from npformer.checks import shown
 from npformer.errors import NpformerError
 from npformer.interpret import stages as table
 from npformer.interpret.parts import TextParts, is_input
@@ -62,6 +64,8 @@ class Edits(Edit):
     """The listener behind `edit`."""
 
     def __init__(self, *changes: Mapping[str, Change]) -> None:
+        for given in changes:
+            _check_changes(given)
         self._changes = [pair for mapping in changes for pair in mapping.items()]
         self._of: dict[str, list[Change]] = {}  # stage that has fired -> what is done to it
         self._texts = TextParts()
@@ -94,6 +98,20 @@ class Edits(Edit):
         table.matching([pattern for pattern, _ in self._changes], list(self._of))
 
 
+def _check_changes(changes: Any) -> None:
+    if not isinstance(changes, Mapping):
+        raise NpformerError(
+            "edit: expected a dict from stages to changes, such as {'layers.0.ffn.output': lambda a: 2 * a}, got "
+            f"{shown(changes)}"
+        )
+    for name, change in changes.items():
+        if not callable(change) and not isinstance(change, np.ndarray | list | tuple):
+            raise NpformerError(
+                f"edit of {name}: expected a function of the stage's array, an array, or a list with an array for each "
+                f"text, got {shown(change)}"
+            )
+
+
 def _told_the_name(change: Change, name: str) -> Change:
     """Returns a change of an array alone: of a function with a second argument, the stage's name."""
     if not callable(change) or isinstance(change, Differentiable):
@@ -109,7 +127,10 @@ def _told_the_name(change: Change, name: str) -> Change:
 def _changed(name: str, change: Change, number: int, array: np.ndarray) -> np.ndarray:
     """Applies a change to the array of text `number`, and keeps the array's dtype."""
     if callable(change):
-        result = np.asarray(change(array.copy()))  # a user's function may work in place
+        returned = change(array.copy())  # a user's function may work in place
+        if returned is None:
+            raise NpformerError(f"edit of {name}: the function returned None; return the changed array")
+        result = np.asarray(returned)
     elif isinstance(change, np.ndarray):
         result = change
     elif number < len(change):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -101,6 +103,19 @@ def test_an_edit_in_place_reaches_nothing_but_the_stage(model: Model) -> None:
     assert (outer["layers.0.attention.query_heads"] == 7).all()
 
 
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ("layers.0.ffn.output", r"^edit: expected a dict from stages to changes, .* got 'layers\.0\.ffn\.output'"),
+        (["layers.0.ffn.output"], "^edit: expected a dict from stages to changes, .* got a list"),
+        ({"layers.0.ffn.output": 0}, r"^edit of layers\.0\.ffn\.output: expected a function .* got 0"),
+    ],
+)
+def test_changes_of_another_kind_are_refused(model: Model, changes: Any, message: str) -> None:
+    with pytest.raises(NpformerError, match=message), edit(changes):
+        trace(model, "no")
+
+
 def test_a_name_that_never_fires_is_an_error(model: Model) -> None:
     near = r"layers\.0\.atention.*did you mean layers.0.attention.weights"
     with pytest.raises(NpformerError, match=near), edit({"layers.0.atention.weights": np.zeros_like}):
@@ -114,7 +129,8 @@ def test_a_name_that_never_fires_is_an_error(model: Model) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda x: None, r"expected an array of shape \(2,\), got object of shape \(\)"),
+        (lambda x: None, "the function returned None; return the changed array"),
+        (lambda x: "x", r"expected an array of shape \(2,\), got <U1 of shape \(\)"),
         (lambda x: x[:1], r"got float32 of shape \(1,\)"),
         (lambda x: x + 1j, "got complex"),
         (np.zeros(3), r"got float64 of shape \(3,\)"),
@@ -217,7 +233,7 @@ def test_patch_is_the_effect_of_each_stage_at_each_position(model: Model) -> Non
 
 
 def test_texts_and_models_without_a_common_measure_are_errors(model: Model) -> None:
-    with pytest.raises(NpformerError, match="as many tokens"):
+    with pytest.raises(NpformerError, match="two texts with the same number of tokens, got 3 and 4; "):
         patch(model, "no", "no not")
     with pytest.raises(NpformerError, match="ablate_heads: a base model has no labels; give a function"):
         ablate_heads(tiny.model(head="base"), TEXTS)
