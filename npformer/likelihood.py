@@ -11,7 +11,7 @@ import numpy as np
 from npformer.checks import whole
 from npformer.errors import NpformerError
 from npformer.functions import cross_entropy
-from npformer.model import Model
+from npformer.model import Model, check_model
 from npformer.runtime.packing import Text
 from npformer.text.encoding import Encoder
 from npformer.text.inputs import as_text
@@ -116,10 +116,7 @@ def perplexity(model: Model, text: str, stride: int | None = None, max_length: i
     >>> print(npformer.perplexity(model, "to be or not to be"))  # of new weights, about one in the vocabulary
     perplexity 5.10... a token, 3.88... a word, 1.57... a byte   0.65... bits a byte   5 tokens, 6 words, 18 bytes
     """
-    if not isinstance(model, Model):
-        raise NpformerError(
-            f"perplexity: expected a model, such as npformer.load({str(model)!r:.60}), got {model!r:.60}"
-        )
+    check_model("perplexity", model, Model)
     if model.config.head != "causal-lm":
         raise NpformerError(f"perplexity: expected a causal-lm model, got a {model.config.head} model")
     most = whole("perplexity: the model's positions", model.config.max_length, 2)

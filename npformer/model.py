@@ -380,3 +380,15 @@ class Seq2Seq(BaseModel):
     def _check_sources(self, sources: Sequence[Text]) -> None:
         c = self.config
         check_texts(sources, c.max_length, c.vocab_size, first_position=-c.first_position)
+
+
+def check_model(where: str, model: Any, *kinds: type) -> None:
+    """Raises NpformerError unless `model` is a loaded model, of one of the `kinds` if given."""
+    if isinstance(model, kinds or (Model, Seq2Seq)):
+        return
+    hint = "npformer.load(name) returns one"
+    if isinstance(getattr(model, "model", None), Model | Seq2Seq):  # a pipeline
+        hint = "its attribute .model is one"
+    elif isinstance(model, Seq2Seq):
+        hint = "only trace and edit take a translation model"
+    raise NpformerError(f"{where}: expected a Model, got {model!r:.60}; {hint}")

@@ -39,7 +39,7 @@ from npformer.interpret.effects import Effects
 from npformer.interpret.inputs import row_read
 from npformer.interpret.metric import Logit, label_name, logits_asked
 from npformer.interpret.traces import Trace, trace
-from npformer.model import Model
+from npformer.model import Model, check_model
 from npformer.runtime.packing import Text
 from npformer.transformer import POOLED_HEADS, answer, embedded
 
@@ -185,8 +185,7 @@ def logit_attribution(
     >>> bool(abs(found.total - found.logit) < 1e-4)
     True
     """
-    if not isinstance(model, Model):
-        raise NpformerError(f"logit_attribution: expected a Model with its head, got {model!r:.60}")
+    check_model("logit_attribution", model, Model)
     recorded = trace(model, text)
     if isinstance(recorded.ids, list):
         raise NpformerError("logit_attribution: expected one text; call it for each of several")

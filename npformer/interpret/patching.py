@@ -20,7 +20,7 @@ from npformer.interpret.inputs import pair_of, texts_of, tokens_read
 from npformer.interpret.metric import Metric, metric_of
 from npformer.interpret.parts import OF_SOURCE
 from npformer.interpret.traces import Trace, trace
-from npformer.model import Model, Seq2Seq
+from npformer.model import Model, Seq2Seq, check_model
 
 BY = ("position", "head", "layer")
 BLOCKS = ("attention", "cross_attention", "ffn")  # how the stages of a layer begin, in order
@@ -62,6 +62,7 @@ def ablate_heads(model: Model | Seq2Seq, texts: Any, metric: Any = None, *, posi
     >>> ablate_heads(model, "I love ice cream").values.shape
     (6, 12)
     """
+    check_model("ablate_heads", model)
     inputs, _ = _inputs(model, texts)
     before = model.run(inputs)
     pairs = zip(inputs, before, strict=True)
@@ -229,8 +230,7 @@ class _Study:
 
 def _study(model: Model, clean: Any, corrupted: Any, stages: Any, metric: Any, position: int | None, by: str) -> _Study:
     one_of("patch: by", by, BY)
-    if not isinstance(model, Model):
-        raise NpformerError("patch: expected a Model; edit(from_trace(...)) patches a translation model")
+    check_model("patch", model, Model)
     last = "ffn_residual" if model.config.norm_first else "ffn_norm"
     default = {
         "position": [f"*layers.*.{last}"],
@@ -239,8 +239,13 @@ def _study(model: Model, clean: Any, corrupted: Any, stages: Any, metric: Any, p
     }
     source = trace(model, clean, default[by] if stages is None else stages)
     inputs, tokens = _inputs(model, corrupted)
-    if len(inputs) != 1 or isinstance(source.ids, list) or len(source.ids) != len(inputs[0]):
-        raise NpformerError("patch: expected two single texts of as many tokens; change words for words of one token")
+    if len(inputs) != 1 or isinstance(source.ids, list):
+        raise NpformerError("patch: expected one clean and one corrupted text; call it for each of several pairs")
+    if len(source.ids) != len(inputs[0]):
+        raise NpformerError(
+            f"patch: expected two texts with the same number of tokens, got {len(source.ids)} and {len(inputs[0])}; "
+            "replace a word by one that has as many tokens"
+        )
     (text,), (answers,) = texts_of(model, clean)[0], model.run(texts_of(model, clean)[0])
     measured = metric_of(model, metric, position, answers, text, "patch")
     (found,) = model.run(inputs)

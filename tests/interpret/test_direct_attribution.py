@@ -282,5 +282,5 @@ def test_a_replaced_token_has_one_logit_and_no_label() -> None:
 def test_one_text_and_an_encoder() -> None:
     with pytest.raises(NpformerError, match="expected one text; call it for each of several"):
         logit_attribution(tiny.model(), [TEXT, "no"])
-    with pytest.raises(NpformerError, match="expected a Model with its head, got 'distilbert-sst2'"):
+    with pytest.raises(NpformerError, match="logit_attribution: expected a Model, got 'distilbert-sst2'"):
         logit_attribution("distilbert-sst2", TEXT)  # type: ignore[arg-type]

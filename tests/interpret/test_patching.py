@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import npformer
 from npformer.errors import NpformerError
 from npformer.families import encoders
 from npformer.interpret.edits import edit, from_trace, without_head
@@ -203,8 +204,22 @@ def test_arguments_that_do_not_fit_are_errors(model: Model) -> None:
         for study in (patch, attribution_patching):
             with pytest.raises(NpformerError, match=message):
                 study(model, CLEAN, CORRUPTED, **arguments)
-    with pytest.raises(NpformerError, match="patch: expected a Model; edit"):
+    with pytest.raises(
+        NpformerError, match=r"patch: expected a Model, got <.*; only trace and edit take a translation"
+    ):
         patch(random_model(), "a", "b")  # type: ignore[arg-type]
+    with pytest.raises(NpformerError, match="patch: expected one clean and one corrupted text"):
+        patch(model, [CLEAN, CLEAN], [CORRUPTED, CORRUPTED])
+
+
+@pytest.mark.parametrize("function", [ablate_heads, npformer.trace, npformer.logit_attribution, npformer.perplexity])
+def test_what_is_no_model_is_refused_with_the_way_to_one(function: Any) -> None:
+    name = function.__name__
+    with pytest.raises(NpformerError, match=rf"^{name}: expected a Model, got 'a'; npformer.load\(name\) returns one"):
+        function("a", CLEAN)
+    task = npformer.pipeline("text-classification")
+    with pytest.raises(NpformerError, match=f"^{name}: expected a Model, got <.*; its attribute .model is one"):
+        function(task, CLEAN)
 
 
 def test_a_table_is_a_heat_map_in_a_notebook(model: Model) -> None:
