@@ -9,6 +9,7 @@ import jedi
 import pytest
 
 import npformer
+from tests.support import tiny
 
 
 def completed(code: str) -> list[str]:
@@ -46,4 +47,10 @@ def test_dir_has_public_names_alone() -> None:
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     assert found == sorted(["__version__", *npformer.__all__])
     assert {"golden", "training", "view"} <= set(found)
-    assert dir(npformer.golden)
+    for module in (npformer.golden, npformer.training, npformer.view):
+        assert dir(module) == sorted(module.__all__)
+
+
+def test_ipython_completes_the_stages_of_a_trace() -> None:
+    stages = npformer.trace(tiny.model(), "no")
+    assert stages._ipython_key_completions_() == list(stages)

@@ -29,7 +29,7 @@ from npformer.interpret.inputs import pair_of, tokens_read_again
 from npformer.interpret.inputs import texts_of as texts_of
 from npformer.interpret.parts import TextParts, is_input
 from npformer.interpret.summary import COLUMNS, NUMBERS, StageSummary, Table, summary
-from npformer.model import Model, Seq2Seq
+from npformer.model import Model, Seq2Seq, check_model
 from npformer.taps import listen, tap
 from npformer.transformer import POOLED_HEADS
 
@@ -153,6 +153,10 @@ class Trace(Mapping[str, Any]):
     def __len__(self) -> int:
         return len(self._arrays)
 
+    def _ipython_key_completions_(self) -> list[str]:
+        """The stages that IPython and Jupyter complete after `trace["`."""
+        return list(self)
+
     @property
     def ids(self) -> Any:
         return _one(self._ids) if self._ids else None
@@ -161,7 +165,7 @@ class Trace(Mapping[str, Any]):
     def grads(self) -> Trace:
         """The gradients of the metric that `trace` was asked for, by each stage."""
         if self._grads is None:
-            raise NpformerError("grads: none were asked for; trace(model, text, grads=metric) records them")
+            raise NpformerError("grads: the trace has no gradients; trace(model, text, grads=metric) records them")
         return self._grads
 
     @property
@@ -294,8 +298,7 @@ def trace(
     """
     if model is None:
         return Trace(stages)
-    if not isinstance(model, Model | Seq2Seq):
-        raise NpformerError(f"trace: expected a model, such as npformer.load({str(model)!r:.60}), got {model!r:.60}")
+    check_model("trace", model)
     if text is None:
         raise NpformerError("trace: expected a text to run the model on; trace(model, text), or with trace() as t: ...")
     recorded = Trace(stages, model.config)

@@ -39,3 +39,7 @@ __all__ = [
     "read_labelled",
     "standard_rates",
 ]
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -17,3 +17,7 @@ __all__ = [
     "AttributionView", "HeadView", "LogitView", "ModelView", "NeuronView", "PageView", "StageView", "View",
     "attribution", "heads", "logit", "model", "neurons", "page", "stages",
 ]  # fmt: skip
+
+
+def __dir__() -> list[str]:
+    return __all__
