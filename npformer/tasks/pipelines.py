@@ -297,8 +297,16 @@ def pipeline(
 
 def _known(task: str) -> str:
     """Returns the name in TASKS of a task that is given by any of its names."""
-    name = "translation" if TRANSLATION.fullmatch(str(task)) else ALIASES.get(task, task)
+    if not isinstance(task, str):
+        raise NpformerError(f"task: expected the name of a task, got {shown(task)}; model=... takes a model")
+    name = "translation" if TRANSLATION.fullmatch(task) else ALIASES.get(task, task)
     if name not in TASKS:
+        from npformer.checkpoint.loading import bundled
+
+        if "/" in task or task in bundled():
+            raise NpformerError(
+                f"task: {task!r:.80} is not a task; pipeline(model={task!r:.80}) loads a model of this name"
+            )
         raise unknown("task", task, [*TASKS, *ALIASES, "translation_XX_to_YY"])
     return name
 

@@ -342,6 +342,16 @@ def test_unknown_tasks_have_their_nearest_name():
         pipeline("speech-recognition")
 
 
+@pytest.mark.parametrize("name", ["distilbert-sst2", "openai-community/gpt2"])
+def test_a_model_given_as_the_task_is_refused_with_the_line_to_write(name):
+    with pytest.raises(NpformerError, match=rf"'{name}' is not a task; pipeline\(model='{name}'\) loads a model"):
+        pipeline(name)
+    with pytest.raises(
+        NpformerError, match=r"task: expected the name of a task, got a Model; model=\.\.\. takes a model"
+    ):
+        pipeline(tiny.model())
+
+
 @pytest.mark.parametrize("name", [name for name in TASKS if name != "text-classification"])
 def test_a_task_without_a_model_says_what_to_give(name):
     with pytest.raises(NpformerError, match=f"{name}: no model comes with npformer; give model=, the folder"):
