@@ -116,11 +116,12 @@ def _run(given: list[str]) -> int:
         return 0
     if given and given[0] in COMMANDS:
         return _subcommand(given[0], given[1:])
-    unknown = ""
     if given:
         near = nearest(given[0], COMMANDS)
-        unknown = f"npformer: no command {given[0]!r}{f'; did you mean {near[0]}?' if near else ''}\n\n"
-    to_stderr(unknown + _overview())
+        meant = f"; did you mean {near[0]}?" if near else ""
+        complain(f"no command {given[0]!r}{meant}\n  npformer --help lists the commands")
+    else:
+        to_stderr(_overview())
     return USAGE
 
 

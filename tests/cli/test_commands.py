@@ -61,6 +61,14 @@ def test_wrong_usage_is_exit_code_2(arguments, message):
     assert message in errors
 
 
+def test_an_unknown_command_is_answered_in_two_lines():
+    *_, errors = run("clasify")
+    assert errors.splitlines() == [
+        "npformer: no command 'clasify'; did you mean classify?",
+        "  npformer --help lists the commands",
+    ]
+
+
 def test_version_is_printed():
     code, output, _ = run("--version")
     assert code == 0
