@@ -11,7 +11,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from npformer.checks import boolean, whole
+from npformer.checks import boolean, shown, whole
+from npformer.errors import NpformerError
 from npformer.tasks.prompted import PromptedTask
 from npformer.tasks.task import Task
 from npformer.text.encoding import Encoder
@@ -135,17 +136,21 @@ class SparseEncoding(Encoding):
         """The words of a vector (V,) with their weights, the largest first; of vectors (N, V) a list for each."""
         if top_k is not None:
             whole("top_k", top_k, 1)
-        vectors = np.asarray(embeddings)
+        vectors = _vectors(embeddings)
         if vectors.ndim == 2:
             return [self.decode(each, top_k) for each in vectors]
-        best = np.argsort(-vectors, kind="stable")[: np.count_nonzero(vectors)][:top_k]
+        order = np.argsort(-vectors, kind="stable")
+        best = order[vectors[order] != 0][:top_k]
         return [(self.model.tokenizer.id_to_token(int(i)), float(vectors[i])) for i in best]
 
     @staticmethod
     def sparsity(embeddings: Any) -> dict[str, float]:
         """The mean number of words with a weight, of vectors (V,) or (N, V), and the share of the others."""
-        active = np.count_nonzero(np.atleast_2d(embeddings), axis=1).mean()
-        return {"active_dims": float(active), "sparsity_ratio": float(1 - active / np.shape(embeddings)[-1])}
+        vectors = np.atleast_2d(_vectors(embeddings))
+        if not len(vectors):
+            raise NpformerError("sparsity: expected at least one vector")
+        active = np.count_nonzero(vectors, axis=1).mean()
+        return {"active_dims": float(active), "sparsity_ratio": float(1 - active / vectors.shape[1])}
 
 
 class Ranking(PromptedTask):
@@ -221,6 +226,8 @@ class Ranking(PromptedTask):
         if top_k is not None:
             whole("top_k", top_k, 1)
         boolean("return_documents", return_documents)
+        if isinstance(documents, str) or not isinstance(documents, Iterable):
+            raise NpformerError(f"documents: expected a list of texts, got {shown(documents)}")
         texts = list(documents)
         scores = self.predict([Pair(query, text) for text in texts], prompt_name, prompt, **options)
         found: list[dict[str, Any]] = [
@@ -229,6 +236,14 @@ class Ranking(PromptedTask):
         if return_documents:
             found = [{**each, "text": texts[each["corpus_id"]]} for each in found]
         return found[:top_k]
+
+
+def _vectors(embeddings: Any) -> np.ndarray:
+    """Checks vectors (V,) or (N, V), as `encode` makes them."""
+    vectors = np.asarray(embeddings)
+    if vectors.ndim not in (1, 2) or vectors.dtype.kind not in "fiu":
+        raise NpformerError(f"embeddings: expected vectors of encode, (V,) or (N, V), got {shown(embeddings)}")
+    return vectors
 
 
 def _answers(task: Task, inputs: Any, prompt_name: Prompt, prompt: Prompt, options: dict[str, Any]) -> Any:

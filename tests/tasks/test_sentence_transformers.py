@@ -163,6 +163,23 @@ def test_sparse_vectors_are_arrays_with_their_zeros(sparse):
         sparse.decode(vectors, top_k=0)
 
 
+def test_decode_and_sparsity_take_vectors_alone(sparse):
+    """A weight below 0 stands after those above it, as in sentence-transformers."""
+    vector = np.zeros(sparse.width)
+    vector[[3, 5, 7]] = -1, 2, 0.5
+    names = [sparse.model.tokenizer.id_to_token(i) for i in (5, 7, 3)]
+    assert sparse.decode(vector) == list(zip(names, (2.0, 0.5, -1.0), strict=True))
+    for odd in (sparse("ice"), 3, np.zeros((1, 2, 3)), ["ice"]):
+        for function in (sparse.decode, sparse.sparsity):
+            with pytest.raises(
+                NpformerError, match=r"^embeddings: expected vectors of encode, \(V,\) or \(N, V\), got "
+            ):
+                function(odd)
+    assert sparse.decode(np.zeros((0, 5))) == []
+    with pytest.raises(NpformerError, match=r"^sparsity: expected at least one vector"):
+        sparse.sparsity(np.zeros((0, 5)))
+
+
 def test_sparse_vectors_are_compared_by_their_product_unless_the_folder_says_otherwise(sparse):
     vectors = sparse.encode(TEXTS)
     np.testing.assert_allclose(sparse.similarity(vectors, vectors), vectors @ vectors.T, rtol=1e-6)
@@ -212,6 +229,9 @@ def test_ranked_texts_name_their_places(reranker):
     scores = reranker.predict([(QUERY, text) for text in texts]).tolist()
     order = sorted(range(4), key=lambda i: -scores[i])
     assert ranked == [{"corpus_id": i, "score": scores[i], "text": texts[i]} for i in order]
+    for odd in ("one text", None, 3):
+        with pytest.raises(NpformerError, match=r"^documents: expected a list of texts, got "):
+            reranker.rank(QUERY, odd)
     assert reranker.rank(QUERY, texts, top_k=2) == [{"corpus_id": i, "score": scores[i]} for i in order[:2]]
     assert reranker.rank(QUERY, []) == []
     for keyword, value in (("top_k", 0), ("return_documents", "yes")):
