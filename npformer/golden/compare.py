@@ -13,7 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from npformer.checks import one_of
+from npformer.checks import one_of, shown
+from npformer.errors import NpformerError
 from npformer.golden.budget import RATIOS
 from npformer.golden.format import Golden
 from npformer.golden.mistakes.precision import HALVES, held
@@ -96,8 +97,8 @@ def compare(
     ----------
     golden : Golden
     arrays : mapping from name to array, or a torch model
-        A name is npformer's, Hugging Face's or TransformerLens's name of a stage. A torch model runs on the file's
-        token ids, in the mode it is in.
+        A name is npformer's, Hugging Face's or TransformerLens's name of a stage. A list has an array for each text,
+        as in a trace of several. A torch model runs on the file's token ids, in the mode it is in.
     names : mapping, optional
         From their names to npformer's, for other names.
     dtype : "float32", "float16", "bfloat16", "tf32" or "int8", optional
@@ -123,8 +124,14 @@ def compare(
     """
     if dtype is not None:
         one_of("dtype", dtype, RATIOS)
+    if not isinstance(golden, Golden):
+        raise NpformerError(f"golden: expected a golden file, got {shown(golden)}; golden.load(path) reads one")
     if isinstance(arrays, Mapping):
         return _compare(golden, arrays, names, dtype)
+    if not hasattr(arrays, "state_dict"):
+        raise NpformerError(
+            f"arrays: expected a mapping from names to arrays, such as a trace, or a torch model, got {shown(arrays)}"
+        )
     from npformer.golden.torch_model import is_training, stages_of
 
     comparison = _compare(golden, stages_of(arrays, golden), names, dtype)

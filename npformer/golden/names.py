@@ -45,7 +45,7 @@ def read(golden: Golden, arrays: Mapping[str, Any], names: Mapping[str, str] | N
     Raises NpformerError if no name is recognised, or their token ids are not the golden file's.
     """
     known, weights, ids = stage_names(golden), weight_names(golden.config), _ids(golden)
-    arrays, names = fused.cut(golden.config, arrays, names or {})
+    arrays, names = fused.cut(golden.config, _by_text(arrays), names or {})
     for theirs, meant in names.items():
         if meant not in golden.stages and meant not in weights.values():
             raise NpformerError(f"name map: {theirs!r}: {table.unknown(str(meant), list(golden.stages))}")
@@ -72,6 +72,15 @@ def read(golden: Golden, arrays: Mapping[str, Any], names: Mapping[str, str] | N
         if name in found:
             _place(golden, name, found[name], result)
     return result
+
+
+def _by_text(arrays: Mapping[str, Any]) -> dict[str, Any]:
+    """Names each array of a list `i/name`, for text i: the trace of several texts has such lists."""
+    single: dict[str, Any] = {}
+    for name, value in arrays.items():
+        is_list = isinstance(value, list) and value and all(isinstance(each, np.ndarray) for each in value)
+        single |= {f"{i}/{name}": each for i, each in enumerate(value)} if is_list else {name: value}
+    return single
 
 
 def stage_names(golden: Golden) -> dict[str, str]:

@@ -22,6 +22,7 @@ from npformer.golden.record import weights_sha256
 from npformer.interpret.edits import edit
 from npformer.interpret.traces import trace
 from npformer.model import Model, Seq2Seq
+from npformer.runtime.packing import Text
 from npformer.tasks import Pair
 from tests.support import tiny
 from tests.support.seq2seq_models import folder_of_letters, golden_model, random_model
@@ -321,3 +322,27 @@ def test_a_translator_s_own_translation_is_recorded(tmp_path: Path) -> None:
     assert len(recorded.texts) == len(recorded.sources) == 2
     assert all(text.ids[0] == model.config.decoder.start_id for text in recorded.texts)
     assert recorded.source_tokens[0][-1] == "</s>"
+
+
+# --- a comparison in Python ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("texts", [["no"], ["no", "I love ice cream"]])
+def test_a_trace_is_compared_without_a_file(texts: list[str]) -> None:
+    model = npformer.load("distilbert-sst2")
+    recorded = golden.record(model, texts)
+    comparison = golden.compare(recorded, npformer.trace(model, texts))
+    assert comparison.ok
+    assert [row.stage for row in comparison.rows] == list(recorded.stages)
+    golden.assert_close(recorded, npformer.trace(model, texts))
+
+
+def test_a_comparison_refuses_other_arguments() -> None:
+    model = tiny.model()
+    recorded = golden.record(model, [Text([2, 4, 3])])
+    with pytest.raises(NpformerError, match=r"^arrays: expected a mapping .* got 'port\.safetensors'"):
+        golden.compare(recorded, "port.safetensors")
+    with pytest.raises(NpformerError, match=r"^arrays: expected a mapping .* got a Model"):
+        golden.compare(recorded, model)
+    with pytest.raises(NpformerError, match=r"^golden: expected a golden file, got 'a'; golden\.load\(path\) reads"):
+        golden.compare("a", {})  # type: ignore[arg-type]
