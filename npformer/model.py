@@ -16,6 +16,7 @@ import numpy as np
 
 from npformer.checkpoint.storage import MappedFile, mapped_files
 from npformer.checkpoint.tree import flatten
+from npformer.checks import shown
 from npformer.config import Config
 from npformer.decoder_layers import shift
 from npformer.errors import NpformerError
@@ -74,6 +75,8 @@ class BaseModel(Runner):
         same_bits: bool | None = None,
         limits: Limits = LIMITS,
     ) -> None:
+        if not isinstance(config, Config):
+            raise NpformerError(f"model: config: expected a Config, got {shown(config)}")
         super().__init__(threads, same_bits)
         self.config = config
         self.weights = weights

@@ -341,3 +341,8 @@ def test_errors_name_the_text(text: Text, words: list[str]) -> None:
 def test_a_model_without_a_folder_has_no_tokenizer() -> None:
     with pytest.raises(NpformerError, match="no tokenizer"):
         _ = models("bert", "base")[0].tokenizer
+
+
+def test_a_model_is_made_of_a_config() -> None:
+    with pytest.raises(NpformerError, match="model: config: expected a Config, got a dict"):
+        Model({}, tiny.model().config)  # type: ignore[arg-type]

@@ -353,7 +353,8 @@ def _of_ids(ids: Any) -> Encoded:
     if not isinstance(ids, Text):
         array = np.asarray(ids)
         if array.ndim != 1 or not np.issubdtype(array.dtype, np.integer):
-            raise NpformerError(f"expected a text, a pair of texts, or token ids, got {shown(ids)}")
+            came = "an empty list" if isinstance(ids, list) and not ids else shown(ids)
+            raise NpformerError(f"expected a text, a pair of texts, or token ids, got {came}")
         ids = Text(array)
     return Encoded([ids], len(ids))
 

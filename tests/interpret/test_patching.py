@@ -210,10 +210,12 @@ def test_arguments_that_do_not_fit_are_errors(model: Model) -> None:
         patch(random_model(), "a", "b")  # type: ignore[arg-type]
     with pytest.raises(NpformerError, match="patch: expected one clean and one corrupted text"):
         patch(model, [CLEAN, CLEAN], [CORRUPTED, CORRUPTED])
+    with pytest.raises(NpformerError, match="expected a text, a pair of texts, or token ids, got an empty list"):
+        ablate_heads(model, [])
 
 
 @pytest.mark.parametrize("function", [ablate_heads, npformer.trace, npformer.logit_attribution, npformer.perplexity])
-def test_what_is_no_model_is_refused_with_the_way_to_one(function: Any) -> None:
+def test_another_object_than_a_model_is_refused(function: Any) -> None:
     name = function.__name__
     with pytest.raises(NpformerError, match=rf"^{name}: expected a Model, got 'a'; npformer.load\(name\) returns one"):
         function("a", CLEAN)
