@@ -153,10 +153,10 @@ def _not_installed(name: str) -> str:
     path = Path("weights", name)
     folder = _installed_from() / path
     if (folder / CONFIG).is_file():
-        todo = f"It lies in the checkout that npformer was installed from. Give its path instead of its name: {folder}"
+        todo = f"It is in the checkout that npformer was installed from; give its path instead: {folder}"
     else:
-        todo = f"Get it with `git clone {REPOSITORY}`, and give its path instead of its name: {Path('npformer', path)}"
-    return f"{name}: this model of npformer's is not in the installed package.\n  {todo}"
+        todo = f"Get it with `git clone {REPOSITORY}`, and give its path instead: {Path('npformer', path)}"
+    return f"{name}: not part of the installed package.\n  {todo}"
 
 
 def _installed_from() -> Path:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from argparse import ArgumentTypeError
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -56,13 +57,13 @@ def add_options(parser: ArgumentParser | _ArgumentGroup, options: Sequence[Optio
 
 def whole(text: str) -> int:
     """Parses a whole number of at least 1, for argparse."""
-    number = int(text)
+    try:
+        number = int(text)
+    except ValueError:
+        number = 0
     if number < 1:
-        raise ValueError
+        raise ArgumentTypeError(f"expected a whole number above 0, got {text!r:.40}")
     return number
-
-
-whole.__name__ = "whole number above 0"  # argparse says "invalid ... value"
 
 
 def comma_separated(text: str) -> list[str]:

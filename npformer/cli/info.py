@@ -109,7 +109,7 @@ def _panels() -> str:
 
     paying = [rows for rows in (8, 32, MANY) if panels_pay(rows)]
     if not paying:
-        return "no: they would not pay here"
+        return "no: they would be slower on this machine"
     return f"yes: weights are laid out anew for up to {paying[-1]} tokens at a time"
 
 

@@ -62,7 +62,7 @@ model's generation_config.json say otherwise.""",
             *text_options("prompt"),
             option(
                 "-m --model MODEL",
-                "a folder, a Hugging Face id, or gpt2-austen of the checkout (required)",
+                "a folder, a Hugging Face id, or gpt2-austen in a checkout (required)",
                 default=None,
             ),
             *LOADING,

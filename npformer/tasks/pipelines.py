@@ -77,16 +77,16 @@ TASK_OF = {
 #: Task without a default model -> the kind of model to look for.
 WANTED = {
     "zero-shot-classification": "a classifier trained on natural-language inference",
-    "token-classification": "a model with a token-classification head, for named entities say",
-    "question-answering": "a model with a question-answering head, trained on SQuAD say",
+    "token-classification": "a model with a token-classification head, such as one for named entities",
+    "question-answering": "a model with a question-answering head, such as one trained on SQuAD",
     "fill-mask": "a masked-language model",
     "feature-extraction": "any encoder",
     "sentence-embedding": "an encoder, best a sentence-transformers one",
-    "sparse-embedding": "a masked-language model, naver/splade-cocondenser-ensembledistil say",
-    "text-ranking": "a cross-encoder, cross-encoder/ms-marco-MiniLM-L6-v2 say",
-    "text-generation": "a causal language model, openai-community/gpt2 say, or gpt2-austen of the checkout",
-    "translation": "a Marian translation model, Helsinki-NLP/opus-mt-en-de say",
-    "summarization": "a BART that writes summaries, facebook/bart-large-cnn say",
+    "sparse-embedding": "a masked-language model, such as naver/splade-cocondenser-ensembledistil",
+    "text-ranking": "a cross-encoder, such as cross-encoder/ms-marco-MiniLM-L6-v2",
+    "text-generation": "a causal language model, such as openai-community/gpt2, or gpt2-austen in a checkout",
+    "translation": "a Marian translation model, such as Helsinki-NLP/opus-mt-en-de",
+    "summarization": "a BART that writes summaries, such as facebook/bart-large-cnn",
     "text2text-generation": "a BART that writes texts from texts",
 }
 

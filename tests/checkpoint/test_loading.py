@@ -166,8 +166,8 @@ def site(tmp_path, monkeypatch):
 @pytest.mark.parametrize("name", loading.OURS)
 def test_a_model_of_ours_that_was_not_installed(site, name):
     """No network is asked, and the command says where the model is got; where the checkout is known, its path."""
-    missing = f"{name}: this model of npformer's is not in the installed package.\n  "
-    clone = "Get it with `git clone https://github.com/npformer/npformer`, and give its path instead of its name: "
+    missing = f"{name}: not part of the installed package.\n  "
+    clone = "Get it with `git clone https://github.com/npformer/npformer`, and give its path instead: "
     assert error(name) == f"{missing}{clone}npformer/weights/{name}"
     record = site / "npformer-0.1.0.dist-info" / "direct_url.json"
     record.write_text('{"url": "https://example.org/npformer.zip", "archive_info": {}}')
@@ -175,7 +175,7 @@ def test_a_model_of_ours_that_was_not_installed(site, name):
     checkout = site.parent / "my checkout"
     folder = tiny.folder(checkout / "weights" / name)
     record.write_text(json.dumps({"url": checkout.as_uri(), "dir_info": {}}))
-    found = "It lies in the checkout that npformer was installed from. Give its path instead of its name: "
+    found = "It is in the checkout that npformer was installed from; give its path instead: "
     assert error(name) == f"{missing}{found}{folder}"
 
 
