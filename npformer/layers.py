@@ -7,7 +7,8 @@ one of a decoder has cross_attention between them. Weights are nested dicts with
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -103,6 +104,12 @@ class Stack:
     norm: LayerNorm = LayerNorm()  # noqa: RUF009
     after_first: Layer | None = None
 
+    @cached_property
+    def mechanisms(self) -> list[Mechanism]:
+        """The mechanisms of the layers' attention, each once."""
+        blocks = [block for layer in self.layers for _, block in layer.blocks if isinstance(block, Attention)]
+        return list(dict.fromkeys(each for block in blocks for each in block.mechanisms))
+
     def __call__(self, x: np.ndarray, rows: Rows, weights: Mapping[str, Any]) -> np.ndarray:
         rows = self._begun(x, rows, weights)
         for i, (layer, of_layer) in enumerate(zip(self.layers, weights["layers"], strict=False)):
@@ -154,22 +161,17 @@ class Stack:
         """The rows with the stack's mechanisms, each of which begins once."""
         if rows.batch is None:
             return rows
-        distinct = dict.fromkeys(each for layer in self.layers for each in mechanisms(layer))
         embedded = None if self.after_first is None else x
-        if not distinct and embedded is None:
+        if not self.mechanisms and embedded is None:
             return rows
-        return replace(rows, embedded=embedded, mechanisms={each: each.begin(weights, rows.batch) for each in distinct})
+        begun = {each: each.begin(weights, rows.batch) for each in self.mechanisms}
+        return rows._replace(embedded=embedded, mechanisms=begun)
 
     def _at(self, i: int, rows: Rows, last: bool) -> Rows:
         """The rows of a layer, of which the last computes only those that attend."""
         if rows.caches is not None:
-            rows = replace(rows, cache=rows.caches[i])
+            rows = rows._replace(cache=rows.caches[i])
         return rows if last else rows.whole
-
-
-def mechanisms(layer: Layer) -> list[Mechanism]:
-    """The mechanisms of a layer's attention."""
-    return [each for _, block in layer.blocks if isinstance(block, Attention) for each in block.mechanisms]
 
 
 def _add(shared: Shared, more: Shared) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
@@ -21,8 +21,7 @@ class Caches(NamedTuple):
     source: AttentionCache | None = None
 
 
-@dataclass(frozen=True)
-class Rows:
+class Rows(NamedTuple):
     """The texts of packed rows, (T, D), one after another.
 
     Parameters
@@ -43,7 +42,7 @@ class Rows:
     source: np.ndarray | None = None
     source_lengths: np.ndarray | None = None
     embedded: np.ndarray | None = None
-    mechanisms: Mapping[Mechanism, Mechanism] = field(default_factory=dict)
+    mechanisms: Mapping[Mechanism, Mechanism] = MappingProxyType({})
     caches: Sequence[Caches] | None = None
     cache: Caches | None = None
 
@@ -57,4 +56,4 @@ class Rows:
     @property
     def whole(self) -> Rows:
         """The same texts, all rows of which attend."""
-        return self if self.attending is None else replace(self, attending=None)
+        return self if self.attending is None else self._replace(attending=None)

@@ -193,10 +193,14 @@ def weight_products(x: np.ndarray, *weights: np.ndarray, out: Sequence[np.ndarra
         run_tasks([functools.partial(part, index, n, panels) for index in range(n)], n)
 
     # For the first guess multiplying counts, and reading little: all cores share one memory.
-    nanoseconds = sum(weight.size for weight in weights) * (0.05 + 0.02 * rows)
-    shapes = tuple(weight.shape for weight in weights)
-    trial = _trial(shapes, _power(len(x)), x.dtype.char, any(paneled), *part_counts(nanoseconds))
-    trial.run(in_parts, nanoseconds)
+    nanoseconds = sum([weight.size for weight in weights]) * (0.05 + 0.02 * rows)
+    counts, first = part_counts(nanoseconds)
+    if len(counts) == 1 and not any(paneled):
+        part(0, 1, False)
+    else:
+        shapes = tuple([weight.shape for weight in weights])
+        trial = _trial(shapes, _power(len(x)), x.dtype.char, any(paneled), counts, first)
+        trial.run(in_parts, nanoseconds)
     return [product[:rows] for product in products]
 
 
