@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -155,7 +156,8 @@ def self_attention(
             f"self_attention: {', '.join(distances)}: only mechanisms read this, and placed is not given"
         )
     if is_causal:
-        placed = Placed(places_of(lengths), (*(placed.mechanisms if placed else ()), Causal()), row_indices)
+        placed = Placed(places_of(lengths), row_indices=row_indices) if placed is None else placed
+        placed = replace(placed, mechanisms=(*placed.mechanisms, Causal()))
     rows, row_lengths = _attending(x, lengths, row_indices)
     return multi_head_attention(
         rows, row_lengths, x, lengths, n_heads, query, key, value, output, None, cache, placed, **distances

@@ -14,6 +14,7 @@ from npformer.attention import combine_heads, scaled_dot_product_attention, spli
 from npformer.errors import NpformerError
 from npformer.functions import linear
 from npformer.masks import causal_mask, padding_mask
+from npformer.mechanisms import Causal, Placed, Window
 from npformer.multi_head import self_attention
 from npformer.runtime.packing import equal_runs
 from npformer.taps import listen
@@ -275,6 +276,18 @@ def test_each_text_attends_to_itself(n_heads: int, is_causal: bool) -> None:
         q, k, v = (split_heads(linear(text, **weights[name]), n_heads) for name in ("query", "key", "value"))
         context = textbook(q, k, v, causal_mask(len(text)) if is_causal else None)
         assert np.abs(linear(combine_heads(context), **weights["output"]) - answer).max() < 1e-12
+
+
+def test_is_causal_keeps_the_places_of_other_mechanisms() -> None:
+    """A window of one place on each side, in a text with a gap after its second token."""
+    x, places = normal(4, 24, dtype="float64"), np.array([0, 1, 5, 6])
+    weights, placed = projections(24, "float64"), Placed(places, (Window(1),))
+    y = self_attention(x, np.array([4]), 2, is_causal=True, placed=placed, **weights)
+    assert np.array_equal(
+        y, self_attention(x, np.array([4]), 2, placed=Placed(places, (Window(1), Causal())), **weights)
+    )
+    apart = [self_attention(x[half], np.array([2]), 2, is_causal=True, **weights) for half in (slice(2), slice(2, 4))]
+    assert np.abs(y - np.concatenate(apart)).max() < 1e-12
 
 
 @given(

@@ -11,6 +11,7 @@ from npformer import NpformerError
 from npformer.checkpoint.tree import flatten, unflatten
 from npformer.functions import SparseRows
 from npformer.interpret.traces import trace
+from npformer.mechanisms.distances import at_distances
 from npformer.mechanisms.relative_bias import relative_bias
 from npformer.mechanisms.rotary import rotary_angles, rotate
 from npformer.runtime.packing import Text
@@ -32,7 +33,8 @@ COMBINATIONS = {
     "rotary-window-causal": ("modernbert", {"causal": True}),
     "window": ("bert", {"local_layers": (0, 1), "window": 4}),
 }
-LENGTHS = (7, 12, 7, 3)
+#: Each text's places. Those of the neighbours of equal lengths differ, in their first gap or in their last.
+PLACES = (range(7), range(12), range(7), (0, 1, 2, 3, 4, 5, 9), (0, 4, 5, 6, 7, 8, 9), (2, 3, 4, 5, 6, 7, 8), range(3))
 
 
 def combined(name: str, dtype: Any = np.float64) -> Any:
@@ -42,7 +44,7 @@ def combined(name: str, dtype: Any = np.float64) -> Any:
 
 def texts() -> list[Text]:
     random = np.random.default_rng(0)
-    return [Text(random.integers(5, 60, length)) for length in LENGTHS]
+    return [Text(random.integers(5, 60, len(places)), places=np.array(places)) for places in PLACES]
 
 
 @pytest.mark.parametrize("name", COMBINATIONS)
@@ -126,8 +128,24 @@ def test_gradients_are_finite_differences(name: str, rows: str) -> None:
 def test_a_text_has_the_same_bits_alone_and_in_a_batch(name: str, dtype: Any) -> None:
     model = combined(name, dtype)
     together = model.run(texts())
-    for text, answer in zip(texts(), together, strict=True):
+    batch = packed(model.config, texts())
+    with model.cores(1):
+        first = encode(model.weights, model.config, batch, batch.read)
+    for text, answer, row in zip(texts(), together, first, strict=True):
+        alone = packed(model.config, [text])
         assert np.array_equal(model.run([text])[0]["last_hidden_state"], answer["last_hidden_state"])
+        with model.cores(1):
+            assert np.array_equal(encode(model.weights, model.config, alone, alone.read)[0], row)
+
+
+@pytest.mark.parametrize("queries", [[[0, 1, 2, 3]] * 2, [[1, 2]] * 2, [[1], [3]], [[0, 2], [1, 3]]])
+@pytest.mark.parametrize("keys", [[[0, 1, 2, 3]] * 2, [[0, 1, 2, 3], [1, 2, 3, 4]], [[0, 1, 2, 9], [0, 7, 8, 9]]])
+def test_each_query_and_key_read_the_value_of_their_distance(queries: list[list[int]], keys: list[list[int]]) -> None:
+    """Distances beyond the table, of 4 or more, have its last value."""
+    values = np.arange(14.0).reshape(2, 7)
+    found = np.broadcast_to(at_distances(values, np.array(queries), np.array(keys)), (2, 2, len(queries[0]), 4))
+    for n, h, i, j in np.ndindex(found.shape):
+        assert found[n, h, i, j] == values[h, 3 + min(max(keys[n][j] - queries[n][i], -3), 3)]
 
 
 def test_a_causal_model_with_rotations_writes_the_tokens_of_whole_passes() -> None:
