@@ -195,7 +195,7 @@ class Config:
             checks.whole("layer_groups", self.layer_groups, 1, self.n_layers)
             checks.whole("group_layers", self.group_layers, 1, self.n_layers // self.layer_groups)
             if self.n_layers % self.group_layers:
-                raise NpformerError(f"{self.n_layers} layers are no whole number of groups of {self.group_layers}")
+                raise NpformerError(f"n_layers: {self.n_layers} is not a multiple of group_layers {self.group_layers}")
         if self.distance_forms not in ((), ("key",), ("query",), ("key", "query")):
             raise NpformerError(
                 f"distance_forms: expected key, query, both or neither, got {self.distance_forms!r:.200}"

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from npformer.arraylike import as_numbers
 from npformer.blocks import Attention, CrossAttention, FeedForward, Rows
 from npformer.blocks.block import Activation, Linear
 from npformer.errors import NpformerError
@@ -38,16 +39,17 @@ def shift(target: Any, start: int, end: int) -> tuple[np.ndarray, np.ndarray]:
     Raises
     ------
     NpformerError
-        target is not one sequence.
+        target is not one sequence of whole numbers.
 
     Examples
     --------
     >>> npformer.shift([12, 4433, 2304], start=0, end=99999)
     (array([   0,   12, 4433, 2304]), array([   12,  4433,  2304, 99999]))
     """
-    ids = np.asarray(target, np.int64)
-    if ids.ndim != 1:
-        raise NpformerError(f"shift: expected the ids of one target, (L,), got shape {ids.shape}")
+    ids = as_numbers("shift: target", target, keeps=True)
+    if ids.ndim != 1 or (ids.size and ids.dtype.kind not in "iu"):
+        raise NpformerError(f"shift: target: expected whole numbers (L,), got {ids.dtype} of shape {ids.shape}")
+    ids = ids.astype(np.int64)
     return np.concatenate([[start], ids]), np.concatenate([ids, [end]])
 
 

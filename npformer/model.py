@@ -199,7 +199,10 @@ class Model(BaseModel):
         if self.config.decoder and (np.diff(mask.astype(int), axis=-1) > 0).any():
             raise NpformerError("attention_mask: a decoder reads the texts again, so padding is after a text only")
         if self.config.head in POOLED_HEADS and self.config.pooling != "last" and not mask[..., 0].all():
-            raise NpformerError(f"attention_mask: a {self.config.head} model reads the first token; one text masks it")
+            index = int(mask[..., 0].argmin())
+            raise NpformerError(
+                f"attention_mask: text {index} masks its first token, which a {self.config.head} model reads"
+            )
         lead, width = ids.shape[:-1], ids.shape[-1]
         ids, mask, segments = (each.reshape(-1, width) for each in (ids, mask, segments))
         answers = self.run(texts_of(ids, mask, segments, self.config.uncounted))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import pickle
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -133,11 +134,24 @@ def test_positional_arguments_and_out() -> None:
             "feed_forward: output.weight: expected an array of real numbers, got <U1",
         ),
         (lambda: npformer.embedding([0.5], X), "embedding: ids must be integers, got float64"),
+        (
+            lambda: npformer.shift([1.5], 0, 1),
+            r"shift: target: expected whole numbers \(L,\), got float64 of shape \(1,\)",
+        ),
     ],
 )
 def test_what_holds_no_numbers_is_refused_by_name(call: Callable[[], Any], message: str) -> None:
     with pytest.raises(NpformerError, match=message):
         call()
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_missing_array_is_refused_by_name(name: str) -> None:
+    function = getattr(npformer, name)
+    for argument, parameter in inspect.signature(function).parameters.items():
+        if parameter.annotation == "np.ndarray" and argument in CASES[name]:
+            with pytest.raises(NpformerError, match=f"^{name}: {argument}: expected an array"):
+                function(**{**CASES[name], argument: None})
 
 
 @pytest.mark.parametrize(

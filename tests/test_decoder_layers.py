@@ -51,7 +51,9 @@ def test_shift_of_the_target_that_004_translates() -> None:
     inputs, labels = shift([12, 4433, 2304, 8872, 2240, 456, 2349, 13], start=0, end=99999)
     assert inputs.tolist() == [0, 12, 4433, 2304, 8872, 2240, 456, 2349, 13]
     assert labels.tolist() == [12, 4433, 2304, 8872, 2240, 456, 2349, 13, 99999]
-    with pytest.raises(NpformerError, match=r"expected the ids of one target, \(L,\), got shape \(1, 2\)"):
+    with pytest.raises(
+        NpformerError, match=r"shift: target: expected whole numbers \(L,\), got int64 of shape \(1, 2\)"
+    ):
         shift([[1, 2]], 0, 1)
 
 

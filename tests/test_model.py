@@ -314,7 +314,11 @@ V = len(tiny.VOCABULARY)
         ("base", (np.ones((2, 2, 2, 2), int),), ["input_ids", "(B, L)", "(2, 2, 2, 2)"]),
         ("multiple-choice", (np.ones((2, 2), int),), ["input_ids", "(B, N, L)", "(2, 2)"]),
         ("multiple-choice", (np.ones((1, 2, 2, 2), int),), ["input_ids", "(B, N, L)", "(1, 2, 2, 2)"]),
-        ("sequence-classification", ([1, 2], [0, 1]), ["attention_mask", "first token"]),
+        (
+            "sequence-classification",
+            ([[1, 2], [3, 4]], [[1, 1], [0, 1]]),
+            ["attention_mask: text 1 masks its first token", "sequence-classification"],
+        ),
     ],
 )
 def test_errors_name_the_argument_and_what_came(head: str, given_: tuple, words: list[str]) -> None:

@@ -31,8 +31,6 @@ def objects(lines: Iterable[tuple[int, str]], where: object) -> Iterator[tuple[i
             value = json.loads(line, parse_float=_float, object_pairs_hook=_object)
         except RecursionError:
             raise NpformerError(f"{where}:{number}: nested more than {DEPTH} deep") from None
-        except json.JSONDecodeError as error:  # whose own words call the line 1
-            raise NpformerError(f"{where}:{number}: not JSON: {error.msg} at column {error.colno}") from None
         except ValueError as error:
             raise NpformerError(f"{where}:{number}: not JSON: {error!s:.200}") from None
         if not isinstance(value, dict):

@@ -77,13 +77,7 @@ class Texts:
 
 def named(value: Any) -> str:
     """The type of a JSON value, in JSON's words."""
-    names = {
-        dict: "an object",
-        list: "a list" if value else "an empty list",
-        str: "a text",
-        bool: "true or false",
-        type(None): "null",
-    }
+    names = {dict: "an object", list: "a list", str: "a text", bool: "true or false", type(None): "null"}
     return names.get(type(value), "a number")
 
 
@@ -104,12 +98,14 @@ def _texts(where: str, value: Any) -> Texts:
     if isinstance(value, str):
         return Texts([_text(where, value)], several=False)
     if not isinstance(value, list) or not value:
-        raise expected(where, "a text or a list of texts", value)
+        raise wrong(
+            where, f"expected a text or a list of texts, got {'an empty list' if value == [] else named(value)}"
+        )
     return Texts([_text(f"{where}[{i}]", each) for i, each in enumerate(value)], several=True)
 
 
 def _text_list(where: str, value: Any) -> list[str]:
-    if not isinstance(value, list) or not value:
+    if not isinstance(value, list):
         raise expected(where, "a list of texts", value)
     return list(_texts(where, value).items)  # type: ignore[arg-type]
 
@@ -159,7 +155,7 @@ def _pairs(where: str, value: Any) -> Texts:
 def _documents(where: str, value: Any) -> list[str]:
     """Texts, or objects with a text, as Cohere's and Jina's clients send them."""
     if not isinstance(value, list) or not value:
-        raise expected(where, "a list of texts", value)
+        raise wrong(where, f"expected a list of texts, got {'an empty list' if value == [] else named(value)}")
     found = []
     for i, each in enumerate(value):
         inside = isinstance(each, dict) and "text" in each

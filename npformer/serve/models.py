@@ -169,21 +169,15 @@ def choose(models: Mapping[str, Served], name: str | None, task: str) -> Served:
     for each in some:
         if task in each.tasks:
             return each
-    raise _lacking(NEEDS[task], some)
+    what = "; ".join(f"{each.name} has {', '.join(each.tasks)}" for each in some)
+    raise Refusal(HTTPStatus.FAILED_DEPENDENCY, f"this takes {NEEDS[task]}; {what}", "Backend")
 
 
 def choose_writer(models: Mapping[str, Served], name: str | None) -> Served:
     """The model of this name, or the first model, that writes texts. Raises Refusal if there is no such model."""
     some = candidates(models, name)
-    for each in some:
-        if any(isinstance(task, Writing) for task in each.tasks.values()):
-            return each
-    raise _lacking("a causal language model or an encoder-decoder", some)
-
-
-def _lacking(needed: str, some: Iterable[Served]) -> Refusal:
-    has = "; ".join(f"{each.name} has {', '.join(each.tasks)}" for each in some)
-    return Refusal(HTTPStatus.FAILED_DEPENDENCY, f"this takes {needed}; {has}", "Backend")
+    found = next((each for each in some if any(isinstance(task, Writing) for task in each.tasks.values())), None)
+    return found or choose(models, name, "text-generation")
 
 
 def tokenized(served: Served, texts: Sequence[str], special: bool, most: int, where: str, several: bool) -> Prepared:

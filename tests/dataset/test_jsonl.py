@@ -81,7 +81,7 @@ def test_values_come_through_exactly(values, expected, suffix, classify, tmp_pat
         (["1e400"], "in.jsonl:1: not JSON: 1e400 is larger than any float64"),
         (['"\\ud800"'], "in.jsonl:1: column 'x': half of a surrogate pair"),
         (['{"a": 1, "a": 2}'], "in.jsonl:1: not JSON: duplicate key 'a'"),
-        (['1}{"text": "ice", "x": 2'], "in.jsonl:1: not JSON: Extra data at column 24"),
+        (['1}{"text": "ice", "x": 2'], "in.jsonl:1: not JSON: Extra data"),
         (["1,\n"], "in.jsonl:1: not JSON"),
     ],
 )

@@ -243,22 +243,6 @@ def test_a_cut_text_gives_what_the_pipeline_gives(server, alone):
     same(server.post("/embed", body)[1][0], np.asarray(expected))
 
 
-@pytest.mark.parametrize(
-    ("path", "body", "message"),
-    [
-        ("/embed", {"inputs": []}, "inputs: expected a text or a list of texts, got an empty list"),
-        ("/embed", {"inputs": [[]]}, "inputs[0]: expected a text, got an empty list"),
-        ("/rerank", {"query": "a", "texts": []}, "texts: expected a list of texts, got an empty list"),
-        ("/rerank", {"query": "a", "texts": "b"}, "texts: expected a list of texts, got a text"),
-        ("/v1/rerank", {"query": "a", "documents": []}, "documents: expected a list of texts, got an empty list"),
-    ],
-)
-def test_an_empty_list_is_refused_as_one(server, path, body, message):
-    status, answer, _ = server.post(path, body)
-    said = answer["error"]["message"] if path.startswith("/v1") else answer["error"]
-    assert (status, said) == (422, message)
-
-
 def test_limits_of_texts_and_bytes(server):
     status, answer, _ = server.post("/embed", {"inputs": ["a"] * 41})
     assert (status, answer["error"]) == (413, "inputs: 41 texts, and a request may have 40")
