@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -95,6 +96,7 @@ def parts(file: File, schema: Any, wanted: Callable[[int], bool]) -> Iterator[tu
     batch = next(stream)
     for number, left in enumerate(file.parts):
         held = []
+        _check_size(file)
         while left:
             if not batch.num_rows:
                 batch = next(stream, None)
@@ -111,6 +113,14 @@ def parts(file: File, schema: Any, wanted: Callable[[int], bool]) -> Iterator[tu
             with explained(file.path):
                 table = conform(held, schema)
             yield number, table
+
+
+def _check_size(file: File) -> None:
+    """Raises NpformerError if a file has been written to: reading a lost page of a mapped one would end the process."""
+    with suppress(FileNotFoundError):  # where it is open it stays readable
+        size = file.path.stat().st_size
+        if size != file.bytes:
+            raise NpformerError(f"{file.path}: has {size} bytes; had {file.bytes} when it was read first")
 
 
 def _paths(given: Path) -> list[Path]:

@@ -21,7 +21,7 @@ import pyarrow.parquet
 import pytest
 
 from npformer import NpformerError
-from npformer.dataset import map
+from npformer.dataset import map, mapping
 from npformer.dataset.formats import Format, format_of
 from npformer.dataset.sinks import write
 from npformer.dataset.sources import parts, survey
@@ -258,6 +258,31 @@ def test_places_outside_of_an_arrow_file_are_refused(column, classify, tmp_path)
     with pytest.raises(NpformerError, match=r"in\.arrow: ") as raised:
         map(classify, source, tmp_path / "o.parquet", column="text")
     assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("change", ["shorter", "longer", "gone"])
+@pytest.mark.parametrize("suffix", [".csv", ".jsonl.gz", ".parquet", ".arrow"])
+def test_a_file_that_changes_while_it_is_read_is_refused(suffix, change, classify, rows, tmp_path, monkeypatch):
+    """A mapped file that loses pages would end the process; one that is removed stays readable where it is open."""
+    source = written(tmp_path / f"in{suffix}", rows)
+    answer = mapping.answer
+
+    def changing(task, texts, place, tick):
+        if place[1] == 1:
+            if change == "gone":
+                source.unlink()
+            else:
+                os.truncate(source, 0 if change == "shorter" else source.stat().st_size + 9)
+        return answer(task, texts, place, tick)
+
+    monkeypatch.setattr(mapping, "answer", changing)
+    size = source.stat().st_size
+    if change == "gone":
+        assert map(classify, source, tmp_path / "o.csv", column="text", part_rows=7).rows == len(rows)
+        return
+    now = 0 if change == "shorter" else size + 9
+    with pytest.raises(NpformerError, match=rf"in{suffix}: has {now} bytes; had {size} when it was read first$"):
+        map(classify, source, tmp_path / "o.csv", column="text", part_rows=7)
 
 
 def test_an_error_stays_short_however_long_a_column_s_name(classify, tmp_path):
