@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -181,7 +180,6 @@ def is_gated(weights: Mapping[str, Any]) -> bool:
     return any("gate" in layer["ffn"] for layer in weights["layers"])
 
 
-@lru_cache(maxsize=16)  # a forward of a short text should not wait for it
 def encoder_stack(config: Config, gated: bool) -> Stack:
     """The layers of an encoder, or of a decoder on its own. gated: its feed-forward networks have a gate."""
     norm, activation = LayerNorm(config.eps), ACTIVATIONS[config.activation]
@@ -343,7 +341,6 @@ def decode_target(
         return decoder_stack(config)(x, rows, weights)
 
 
-@lru_cache(maxsize=16)
 def decoder_stack(config: Config) -> Stack:
     """The layers of a decoder that reads a source."""
     norm, activation = LayerNorm(config.eps), ACTIVATIONS[config.activation]

@@ -31,9 +31,7 @@ from tests.support import tiny
 pytestmark = pytest.mark.numbers
 
 FAMILIES = ("distilbert", "bert", "electra")
-attention, embeddings, encoder_layers = (
-    sys.modules[f"npformer.{name}"] for name in ("multi_head", "embeddings", "encoder_layers")
-)
+attention, embeddings, norms = (sys.modules[f"npformer.{name}"] for name in ("multi_head", "embeddings", "norms"))
 LENGTHS = (9, 6, 3)
 
 
@@ -101,7 +99,7 @@ def attend(q: np.ndarray, k: np.ndarray, v: np.ndarray, scale: float = 1.0, axis
 def attended(wrong: Callable[..., np.ndarray]) -> Callable[[Model, list[Text]], Made]:
     @contextmanager
     def made(model: Model, texts: list[Text]) -> Made:
-        with patched(attention, "scaled_dot_product_attention", lambda q, k, v, *_, **__: wrong(q, k, v)):
+        with patched(attention, "attend", lambda q, k, v, *_, **__: wrong(q, k, v)):
             yield model, texts
 
     return made
@@ -113,7 +111,7 @@ def norm_made(wrong: Callable[..., np.ndarray]) -> Callable[[Model, list[Text]],
         def norm(x: np.ndarray, weight: np.ndarray, bias: np.ndarray, **_: object) -> np.ndarray:
             return wrong(x) * weight + bias
 
-        with patched(embeddings, "layer_norm", norm), patched(encoder_layers, "layer_norm", norm):
+        with patched(embeddings, "layer_norm", norm), patched(norms, "layer_norm", norm):
             yield model, texts
 
     return made
@@ -164,11 +162,7 @@ def stages_made(**changes: Callable[[np.ndarray], np.ndarray]) -> Callable[[Mode
 
 @contextmanager
 def pre_norm(model: Model, texts: list[Text]) -> Made:
-    right = encoder_layers.encoder_layer
-    with patched(
-        encoder_layers, "encoder_layer", lambda *args, **kwargs: right(*args, **{**kwargs, "norm_first": True})
-    ):
-        yield model, texts
+    yield Model(replace(model.config, norm_first=True), model.weights), texts
 
 
 @contextmanager
