@@ -11,6 +11,7 @@ from npformer import NpformerError
 from npformer.checkpoint.tree import flatten, unflatten
 from npformer.functions import SparseRows
 from npformer.interpret.traces import trace
+from npformer.mechanisms import Causal, Mechanism, Placed, Window
 from npformer.mechanisms.distances import at_distances
 from npformer.mechanisms.relative_bias import relative_bias
 from npformer.mechanisms.rotary import rotary_angles, rotate
@@ -18,7 +19,7 @@ from npformer.runtime.packing import Text
 from npformer.runtime.threads import single_blas_thread
 from npformer.tape import Recording
 from npformer.taps import listen
-from npformer.transformer import encode, encode_backward, mechanisms, packed
+from npformer.transformer import encode, encode_backward, last_rows, mechanisms, packed
 from tests.support import tiny
 
 pytestmark = pytest.mark.numbers
@@ -27,6 +28,7 @@ COMBINATIONS = {
     "bias-causal": ("mpnet", {"causal": True}),
     "bias-rotary": ("mpnet", {"rotary_theta": 100.0}),
     "bias-window": ("mpnet", {"local_layers": (1,), "window": 6}),
+    "distances-and-a-convolution": ("deberta-v2", {"convolution": 3, "n_layers": 1}),
     "distances-causal": ("deberta-v2", {"causal": True}),
     "distances-rotary": ("deberta-v2", {"rotary_theta": 100.0}),
     "rotary-causal": ("gpt2", {"rotary_theta": 100.0}),
@@ -93,6 +95,7 @@ def test_gradients_are_finite_differences(name: str, rows: str) -> None:
     recording = Recording()
     with single_blas_thread(), listen(recording):
         y = encode(weights, config, batch, indices)
+    np.testing.assert_array_equal(last_rows(recording.stages, weights, config), y)
     random = np.random.default_rng(1)
     grad = random.standard_normal(y.shape)
     tree = flatten(encode_backward(grad.copy(), recording.stages, weights, config, batch, indices))
@@ -103,6 +106,8 @@ def test_gradients_are_finite_differences(name: str, rows: str) -> None:
         "layers.0.attention.query.weight",
         "layers.1.attention.key.weight",
         "layers.0.ffn.hidden.weight",
+        "convolution.weight",
+        "embeddings.token.weight",
     ):
         if each not in flat:
             continue
@@ -136,6 +141,30 @@ def test_a_text_has_the_same_bits_alone_and_in_a_batch(name: str, dtype: Any) ->
         assert np.array_equal(model.run([text])[0]["last_hidden_state"], answer["last_hidden_state"])
         with model.cores(1):
             assert np.array_equal(encode(model.weights, model.config, alone, alone.read)[0], row)
+
+
+@pytest.mark.parametrize("name", COMBINATIONS)
+def test_a_text_whose_rows_two_threads_share_has_the_same_bits(name: str) -> None:
+    """One of the two computes no row of the last layer, because the head reads a row of the other."""
+    family, fields = COMBINATIONS[name]
+    model = tiny.model(family, "sequence-classification", threads=2, **{"max_length": 250, **fields})
+    text = Text(np.random.default_rng(0).integers(5, 60, 230))
+    [shared] = model.run([text])
+    model.threads = 1
+    assert np.array_equal(shared["logits"], model.run([text])[0]["logits"])
+
+
+@pytest.mark.parametrize("mechanism", [Window(1), Causal()])
+def test_some_texts_of_a_run_have_their_own_masks(mechanism: Mechanism) -> None:
+    places = np.array([0, 1, 2, 0, 5, 6, 2, 1, 0])
+    q, heads = np.zeros((1, 2, 3, 4)), slice(None)
+    whole = Placed(places, (mechanism,)).in_run(slice(0, 9), places, 3, 2)
+    for text in range(3):
+        rows = slice(3 * text, 3 * text + 3)
+        alone = Placed(places, (mechanism,)).in_run(rows, places[rows], 1, 2)
+        _, expected = alone.of((slice(0, 1), heads), q, q, 1.0)
+        _, found = whole.of((slice(text, text + 1), heads), q, q, 1.0)
+        np.testing.assert_array_equal(*np.broadcast_arrays(found, True if expected is None else expected))
 
 
 @pytest.mark.parametrize("queries", [[[0, 1, 2, 3]] * 2, [[1, 2]] * 2, [[1], [3]], [[0, 2], [1, 3]]])
