@@ -163,7 +163,7 @@ def scaled_dot_product_attention_backward(
 
 
 def _agree(q: tuple[int, ...], k: tuple[int, ...], v: tuple[int, ...]) -> bool:
-    """Tells whether the shapes fit; leading axes may broadcast."""
+    """Whether the shapes fit; leading axes may broadcast."""
     if min(len(q), len(k), len(v)) < 2 or q[-1] != k[-1] or k[-2] != v[-2]:
         return False
     try:

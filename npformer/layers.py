@@ -50,7 +50,7 @@ class Layer:
                 y = block(h, rows, **weights[name])
             y = tap(f"{name}_residual", (x if len(x) == len(y) else x[rows.attending]) + y)
             x = y if self.norm_first or norm is None else tap(f"{name}_norm", self.norm(y, out=spare(y), **norm))
-            rows = rows.whole  # those that attention has left
+            rows = rows.whole  # attention has left the attending rows only
         return x
 
     def backward(
@@ -168,7 +168,7 @@ class Stack:
         return rows._replace(embedded=embedded, mechanisms=begun)
 
     def _at(self, i: int, rows: Rows, last: bool) -> Rows:
-        """The rows of a layer, of which the last computes only those that attend."""
+        """The rows of a layer; the last layer computes the attending rows only."""
         if rows.caches is not None:
             rows = rows._replace(cache=rows.caches[i])
         return rows if last else rows.whole

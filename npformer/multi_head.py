@@ -89,8 +89,8 @@ def multi_head_attention_backward(
 ) -> tuple[np.ndarray, np.ndarray, dict[str, Any]]:
     """Backward of `multi_head_attention`: dx (T, D), dsource (S, D) and the gradients of the four linear layers.
 
-    In self-attention x and source are the same rows, and their gradient is dx + dsource. The gradients of what the
-    layers' mechanisms share are under "mechanisms".
+    In self-attention x and source are the same rows, and their gradient is dx + dsource. The gradients of the
+    mechanisms' arrays, which layers may share, are under "mechanisms".
     """
     projections = {"query": query, "key": key, **distances}
     placed = placed and placed.in_layer(projections)
@@ -138,6 +138,10 @@ def self_attention(
     cache : the keys and values kept from earlier calls, optional
     query, key, value, output : linear layers, each {"weight": (D, D), "bias": (D,)}
     distances : linear layers that only mechanisms of `placed` read, distance_key and distance_query
+
+    Returns
+    -------
+    (T, D) array, or a row for each of row_indices
 
     Raises
     ------

@@ -99,7 +99,7 @@ def listeners() -> tuple[Listener, ...]:
 
 
 def listening() -> bool:
-    """Tells whether a listener is open. Every stage must then be computed whole, in order, on the calling thread."""
+    """Whether a listener is open. Every stage must then be computed whole, in order, on the calling thread."""
     return bool(_listeners.get())
 
 

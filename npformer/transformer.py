@@ -79,7 +79,7 @@ def answer(weights: Mapping[str, Any], config: Config, x: np.ndarray, read: np.n
 
 
 def head_input(weights: Mapping[str, Any], config: Config, x: np.ndarray) -> np.ndarray:
-    """What the head's last layer reads of rows (..., D): a head with a norm has `heads.transform` below that layer."""
+    """The input of the head's last layer, from rows (..., D): a head with a norm has `heads.transform` below it."""
     head = weights["head"]
     if "norm" not in head:
         return x

@@ -1,4 +1,4 @@
-"""`Block`: what a layer adds to its rows."""
+"""`Block`: the base of a layer's parts, each of which adds its output to the layer's rows."""
 
 from __future__ import annotations
 

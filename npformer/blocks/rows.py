@@ -1,4 +1,4 @@
-"""`Rows`: what blocks know of the packed rows they compute, beyond the rows themselves."""
+"""`Rows`: the texts of packed rows, which blocks read besides the rows themselves."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ class Rows(NamedTuple):
     source, source_lengths : (S, D) and (B,) arrays, the rows that cross-attention reads
     embedded : (T, D) array, the rows that the stack reads
     mechanisms : each mechanism of the stack -> itself after `begin`
-    caches : those of each layer of the stack, optional
-    cache : those of the layer that is computed, optional
+    caches : Caches of each layer of the stack, optional
+    cache : Caches of the layer that is computed, optional
     """
 
     lengths: np.ndarray

@@ -1,6 +1,6 @@
 """How attention knows where tokens stand, one mechanism a file; they combine by standing in a list.
 
-`mechanism.py` says what a mechanism may do; `causal.py` is the shortest of them. ModernBERT has (Rotary, Window),
+`mechanism.py` defines the steps of a mechanism; `causal.py` is the shortest of them. ModernBERT has (Rotary, Window),
 GPT-2 (Causal,), MPNet (RelativeBias,), DeBERTa (Disentangled,). `placed.py` applies a layer's list in its attention.
 """
 

@@ -86,7 +86,7 @@ class Mechanism:
         keys: np.ndarray,
         stages: Stages,
     ) -> tuple[np.ndarray | float, np.ndarray | float, Sums]:
-        """Backward of `add`: what it adds to dq and dk, and the gradients of its own arrays."""
+        """Backward of `add`: its terms of dq and dk, and the gradients of its own arrays."""
         return 0.0, 0.0, {}
 
     def mask(self, queries: np.ndarray, keys: np.ndarray) -> np.ndarray | None:

@@ -22,7 +22,7 @@ class Placed:
     Parameters
     ----------
     places : (T,) integer array, each row's place in its text
-    mechanisms : those of the layer, after `Mechanism.begin`
+    mechanisms : the layer's mechanisms, after `Mechanism.begin`
     row_indices : integer array, the rows that attend; all unless given
     """
 

@@ -29,7 +29,7 @@ class RelativeBias(Mechanism):
     Parameters
     ----------
     max_length : int, tokens of the longest text
-    bias : (H, 2 M - 1) array, what a key at distance d adds to the score, in column M - 1 + d
+    bias : (H, 2 M - 1) array, in column M - 1 + d the term of a score with a key at distance d
     """
 
     max_length: int

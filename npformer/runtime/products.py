@@ -117,7 +117,7 @@ def inner_products_in_room(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 
 def _has_kernel(a: np.ndarray, b: np.ndarray) -> bool:
-    """Tells whether BLAS computes this product: other dtypes and empty arrays do not reach it."""
+    """Whether BLAS computes this product: other dtypes and empty arrays do not reach it."""
     return a.dtype == b.dtype and a.dtype.char in "fd" and a.size > 0 and b.size > 0
 
 
@@ -150,7 +150,7 @@ def with_margins(b: np.ndarray) -> np.ndarray:
 
 
 def _lies_in_margins(b: np.ndarray, margin: int) -> bool:
-    """Tells whether b is a slice that `column_products` returned, with `margin` columns to its left."""
+    """Whether b is a slice that `column_products` returned, with `margin` columns to its left."""
     whole = with_margins(b)
     left = (_address(b) - _address(whole)) // b.itemsize
     width = b.shape[-1] + 2 * margin
@@ -158,7 +158,7 @@ def _lies_in_margins(b: np.ndarray, margin: int) -> bool:
 
 
 def _address(array: np.ndarray) -> int:
-    """Where an array begins in memory; array.ctypes takes ten times as long to tell."""
+    """The address of an array's first byte; array.ctypes takes ten times as long."""
     return int(array.__array_interface__["data"][0])
 
 
@@ -290,7 +290,7 @@ def _laid_out(weights: Sequence[np.ndarray], what: Any, make: Callable[[], Any])
 
 
 def _is_fixed(array: np.ndarray) -> bool:
-    """Tells whether no array can write to this memory: neither this array nor any that it is a view of."""
+    """Whether no array can write to this memory: neither this array nor any that it is a view of."""
     base: object = array
     while isinstance(base, np.ndarray):
         if base.flags.writeable:
