@@ -97,11 +97,14 @@ def csv_rows(
 
     names: list[str] = []
     reader = csv.reader((line for _, line in lines), strict=True, **options)
-    limit = csv.field_size_limit(longest)
     try:
         while True:
             first = reader.line_num + 1
-            values = next(reader, None)
+            limit = csv.field_size_limit(longest)  # the whole process's, so for one row at a time
+            try:
+                values = next(reader, None)
+            finally:
+                csv.field_size_limit(limit)
             if values is None:
                 return
             if not values and len(names) == 1:
@@ -120,8 +123,6 @@ def csv_rows(
             raise NpformerError(f"{where}:{first}: {message}") from None
         message = "a carriage return within a line" if "new-line" in said else said
         raise NpformerError(f"{where}:{reader.line_num}: {message}") from None
-    finally:
-        csv.field_size_limit(limit)
 
 
 def read_text(path: Path, limits: Limits = LIMITS) -> str:

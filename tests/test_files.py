@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import os
 import signal
 import socket
@@ -15,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from npformer.errors import NpformerError
-from npformer.files import as_given, new_folder, open_file, read_json, read_text, written_whole
+from npformer.files import as_given, csv_rows, new_folder, open_file, read_json, read_text, written_whole
 
 ROOT = Path(__file__).parents[1]
 
@@ -318,6 +319,19 @@ def test_a_text_that_is_not_utf_8_is_named(tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(b"a\xff")
     with pytest.raises(NpformerError, match=r"a: not UTF-8 \(byte 1\)"):
         read_text(tmp_path / "a")
+
+
+def test_rows_of_two_tables_are_read_by_turns() -> None:
+    """Their limits of a cell are their own, and csv's for the rest of the process stays."""
+    usual = csv.field_size_limit()
+    long = csv_rows([(1, "a\n"), (2, "b" * 2 * usual)], "long", 3 * usual)
+    short = csv_rows([(1, "a\n"), (2, "b" * 9)], "short", 8)
+    assert next(long) == next(short) == (1, ["a"])
+    assert csv.field_size_limit() == usual
+    with pytest.raises(NpformerError, match="short:2: a cell that never ends, or has more than 8 characters"):
+        next(short)
+    assert next(long) == (2, ["b" * 2 * usual])
+    assert csv.field_size_limit() == usual
 
 
 def test_half_of_a_surrogate_pair_in_json_is_refused(tmp_path: Path) -> None:
