@@ -22,7 +22,7 @@ from tests.support.cli_runner import command
 from tests.support.service import Server
 
 HEAD = b"POST /embed HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n"
-#: Serves with deadlines of less than a second, not of ten and more, and with few bytes in the system's buffers.
+#: Serves with deadlines of a second or so, not of ten and more, and with few bytes in the system's buffers.
 HASTY = """
 import socket
 from npformer.__main__ import main
@@ -32,7 +32,7 @@ def bound(host, port, bound=process.bound):
     made.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 8192)
     return made
 process.bound = bound
-bodies.PATIENCE, bodies.RATE, connections.HEAD, connections.STALLED = 0.6, 2000, 0.6, 0.6
+bodies.PATIENCE, bodies.RATE, connections.HEAD, connections.STALLED = 0.6, 2000, 1.5, 0.6
 main()
 """
 
@@ -164,9 +164,9 @@ def test_a_request_in_drops_and_one_behind_it_are_answered(hasty):
     with closing(connect(hasty)) as held:
         for at in range(0, len(content), 12):
             held.sendall(content[at : at + 12])
-            time.sleep(0.1)
+            time.sleep(0.02)
         assert held.recv(65536).startswith(b"HTTP/1.1 200 OK")
-        time.sleep(1)  # longer than a head is waited for, but nothing has begun
+        time.sleep(2)  # longer than a head is waited for, but nothing has begun
         held.sendall(content + content.replace(b"x\r\n", b"x\r\nconnection: close\r\n"))
         assert rest(held).count(b"HTTP/1.1 200 OK") == 2
 
