@@ -176,7 +176,7 @@ class Config:
     def __post_init__(self) -> None:
         checks.one_of("head", self.head, HEADS)
         checks.one_of("activation", self.activation, ACTIVATIONS)
-        checks.one_of("head_activation", self.below_head, ACTIVATIONS)
+        checks.one_of("head_activation", self.head_activation or self.activation, ACTIVATIONS)
         checks.one_of("pooler", self.pooler, ACTIVATIONS)
         checks.one_of("convolution_activation", self.convolution_activation, ACTIVATIONS)
         checks.one_of("pooling", self.pooling, POOLINGS)
@@ -211,6 +211,7 @@ class Config:
             if self.d_model % n_heads:
                 raise NpformerError(f"{n_heads} heads do not divide the model's width of {self.d_model}")
         self._check_windows()
+        self._check_needed()
         self._check_head()
 
     def _check_windows(self) -> None:
@@ -223,6 +224,14 @@ class Config:
             raise NpformerError(f"local_layers={self.local_layers}: needs window, the tokens that they attend to")
         if self.window and not (self.local_layers or self.rotary_theta):
             raise NpformerError(f"window={self.window}: needs local_layers, the layers that attend to it")
+
+    def _check_needed(self) -> None:
+        """Refuses fields of a table or a convolution that this config does not have."""
+        of_distances = ("max_distance", "distance_forms", "own_distances", "norm_distances")
+        needed = dict.fromkeys(of_distances, "n_distances") | {"convolution_activation": "convolution"}
+        for name, other in needed.items():
+            if not getattr(self, other) and (value := getattr(self, name)) != getattr(Config, name):
+                raise NpformerError(f"{name}={value!r}: needs {other}")
 
     def __repr__(self) -> str:
         return checks.brief(self)

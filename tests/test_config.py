@@ -229,12 +229,22 @@ SIZES = {"vocab_size": 9, "d_model": 8, "n_heads": 2, "n_layers": 2, "d_ffn": 16
             {"local_theta": 1e3},
             r"^local_layers=\(0, 1\): with rotary_theta they need local_theta",
         ),
+        ({"max_distance": 5}, {"n_distances": 8}, "^max_distance=5: needs n_distances"),
+        ({"distance_forms": ("key",)}, {"n_distances": 8}, r"^distance_forms=\('key',\): needs n_distances"),
+        ({"own_distances": True}, {"n_distances": 8}, "^own_distances=True: needs n_distances"),
+        ({"norm_distances": True}, {"n_distances": 8}, "^norm_distances=True: needs n_distances"),
+        ({"convolution_activation": "gelu"}, {"convolution": 3}, "^convolution_activation='gelu': needs convolution"),
     ],
 )
 def test_a_field_that_changes_nothing_without_another_is_refused(fields, more, message):
     with pytest.raises(NpformerError, match=message):
         Config("bert", "base", **SIZES, **fields)
     Config("bert", "base", **SIZES, **fields, **more)
+
+
+def test_an_activation_that_no_layer_reads_is_checked_too():
+    with pytest.raises(NpformerError, match="head_activation: expected one of"):
+        Config("electra", "replaced-token", **SIZES, head_activation="nonsense")
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)

@@ -187,13 +187,13 @@ def _encoder_cases(name: str, family: EncoderTable) -> Iterator[Case]:
     for head in (head for head in HEADS if head in family.architectures.values()):
         yield Case(f"{name}-{head}", f"the {head} head", encoder_config(family, head))
     plain = encoder_config(family, "sequence-classification", n_layers=1)
-    told = "the longest text it takes, beside one of a single token"
-    yield Case(f"{name}-lengths", told, plain, (plain.max_length, 1))
+    about = "the longest text it takes, with one of a single token"
+    yield Case(f"{name}-lengths", about, plain, (plain.max_length, 1))
     for dtype in ("float16", "bfloat16"):
         yield Case(f"{name}-{dtype}", f"weights stored in {dtype}, computed in float32", plain, dtype=dtype)
     for activation in sorted({"gelu", "gelu_tanh", "relu", "silu"} - {plain.activation}):
-        told = f"the activation {activation}"
-        yield Case(f"{name}-{activation.replace('_', '-')}", told, replace(plain, activation=activation))
+        about = f"the activation {activation}"
+        yield Case(f"{name}-{activation.replace('_', '-')}", about, replace(plain, activation=activation))
     if family.eps:
         yield Case(f"{name}-eps", "layer_norm_eps of 1e-3", replace(plain, eps=1e-3))
     if family.segments:
@@ -202,23 +202,23 @@ def _encoder_cases(name: str, family: EncoderTable) -> Iterator[Case]:
         other = encoder_config(family, plain.head, n_layers=1, pad_id=3, padding_idx=3, first_position=4)
         yield Case(f"{name}-padding", "positions that begin after another padding token's", other, (10, 6))
     if plain.pooling == "last":
-        told = "texts that end in padding, whose classifier reads the token before"
-        yield Case(f"{name}-ends-in-padding", told, replace(plain, pad_id=3))
+        about = "texts that end in padding, whose classifier reads the token before"
+        yield Case(f"{name}-ends-in-padding", about, replace(plain, pad_id=3))
     if "d_embedding" in family.sizes:
-        told, width = ("with", plain.d_model) if family.always_projected else ("without", 0)
-        told = f"tables as wide as the layers, {told} a projection"
-        yield Case(f"{name}-wide", told, replace(plain, d_embedding=width))
+        about, width = ("with", plain.d_model) if family.always_projected else ("without", 0)
+        about = f"tables as wide as the layers, {about} a projection"
+        yield Case(f"{name}-wide", about, replace(plain, d_embedding=width))
     if family.layer_groups:
         groups = replace(plain, n_layers=6, layer_groups=2, group_layers=2)
         yield Case(f"{name}-groups", "groups of two layers, of which one runs twice and the other once", groups)
     if "convolution" in family.encoder:
-        told = "a convolution of the embeddings beside the first layer"
-        beside = replace(plain, convolution=3, convolution_activation="gelu")
-        yield Case(f"{name}-convolution", told, beside)
+        about = "a convolution of the embeddings, added to the first layer's output"
+        convolved = replace(plain, convolution=3, convolution_activation="gelu")
+        yield Case(f"{name}-convolution", about, convolved)
     if "distances" in family.encoder:
-        told = "one product of contents and distances, and tables of positions and token types"
+        about = "one product of contents and distances, and tables of positions and token types"
         one = replace(plain, distance_forms=("key",), positions="learned", n_segments=2)
-        yield Case(f"{name}-one-form", told, one)
+        yield Case(f"{name}-one-form", about, one)
     words = next(head for head in ("masked-lm", "causal-lm") if head in family.architectures.values())
     untied = encoder_config(family, words, n_layers=1, tied=False)
     yield Case(f"{name}-untied", "a vocabulary projection of its own", untied)
@@ -238,11 +238,13 @@ def _torch_cases() -> Iterator[Case]:
     for option, fields in ENCODER_OPTIONS.items():
         labels = LABELS["token-classification"]
         config = family.config("token-classification", **{**encoder, "n_layers": 1, "labels": labels, **fields})
-        yield Case(f"transformer-{option}", f"nn.TransformerEncoder with {_told(fields)}", config)
+        yield Case(f"transformer-{option}", f"nn.TransformerEncoder with {_listed(fields)}", config)
     both = {**encoder, "torch_class": "nn.Transformer", "decoder": _decoder(40), "pad_id": 39}
     for option, fields in TRANSFORMER_OPTIONS.items():
-        told = f" with {_told(fields)}" if fields else ""
-        yield Case(f"transformer-{option}", f"nn.Transformer{told}", family.config("translation", **{**both, **fields}))
+        about = f" with {_listed(fields)}" if fields else ""
+        yield Case(
+            f"transformer-{option}", f"nn.Transformer{about}", family.config("translation", **{**both, **fields})
+        )
 
 
 def _marian_cases() -> Iterator[Case]:
@@ -250,14 +252,14 @@ def _marian_cases() -> Iterator[Case]:
     plain = {**SIZES, "pad_id": 39, "padding_idx": 39, "shared": True, "tied": True, "decoder": _decoder(40)}
     for option, fields in MARIAN_OPTIONS.items():
         config = family.config("translation", **{**plain, **fields})
-        yield Case(f"marian-{option}", f"Marian with {_told(fields)}", config)
+        yield Case(f"marian-{option}", f"Marian with {_listed(fields)}", config)
 
 
 def _bart_cases() -> Iterator[Case]:
     plain = {**SIZES, "pad_id": 1, "padding_idx": 1, "tied": True, "decoder": _decoder(40)}
     for option, fields in BART_OPTIONS.items():
         config = FAMILIES["bart"].config("translation", **{**plain, **fields})
-        yield Case(f"bart-{option}", f"BART with {_told(fields)}", config)
+        yield Case(f"bart-{option}", f"BART with {_listed(fields)}", config)
     for head in ("sequence-classification", "question-answering"):
         config = FAMILIES["bart"].config(head, **plain, labels=LABELS.get(head, ()))
         yield Case(f"bart-{head}", f"BART's {head} head, on a decoder that reads the text again", config)
@@ -265,9 +267,9 @@ def _bart_cases() -> Iterator[Case]:
     yield Case("bart-causal-lm", "BART's decoder alone, a causal stack with norms after its blocks", config)
 
 
-def _told(fields: Mapping[str, Any]) -> str:
-    told = {"decoder": lambda decoder: f"a decoder's vocabulary of {decoder.vocab_size}"}
-    return ", ".join(told[name](value) if name in told else f"{name} {value}" for name, value in fields.items())
+def _listed(fields: Mapping[str, Any]) -> str:
+    words = {"decoder": lambda decoder: f"a decoder's vocabulary of {decoder.vocab_size}"}
+    return ", ".join(words[name](value) if name in words else f"{name} {value}" for name, value in fields.items())
 
 
 def _decoder(vocab_size: int) -> Decoder:

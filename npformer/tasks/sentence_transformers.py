@@ -247,7 +247,7 @@ def _vectors(embeddings: Any) -> np.ndarray:
 
 
 def _answers(task: Task, inputs: Any, prompt_name: Prompt, prompt: Prompt, options: dict[str, Any]) -> Any:
-    """Calls a task with one input or a list; a prompt takes the place of the task's own."""
+    """Calls a task with one input or a list; a prompt replaces the task's own."""
     if inputs is None:
         inputs = options.pop("sentences", None)  # the older name of `inputs`
     if prompt_name is not None or prompt is not None:

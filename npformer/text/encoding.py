@@ -316,7 +316,7 @@ class Encoder:
         """The tokens of a piece beside the special tokens."""
         room = limit - self.tokenizer.num_special_tokens_to_add(n_texts == 2)
         if room < 1:
-            raise NpformerError(f"limit: {limit} tokens leave no room for text beside the special tokens")
+            raise NpformerError(f"limit: {limit} tokens leave no room for text between the special tokens")
         return int(room)
 
     def _whole(self, given: str | Pair, special: bool) -> Encoding:

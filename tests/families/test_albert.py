@@ -63,7 +63,7 @@ def test_the_config_is_read_and_written() -> None:
     ):
         with pytest.raises(NpformerError, match=message):
             read_config(described(**change))
-    with pytest.raises(NpformerError, match="n_layers: 5 is not a multiple of group_layers 2"):
+    with pytest.raises(NpformerError, match=r"^n_layers: 5 is not a multiple of group_layers 2"):
         tiny.config("albert", n_layers=5, group_layers=2)
 
 

@@ -1,4 +1,4 @@
-"""The changes to the scores of the next token, beside golden probabilities from transformers; any batch has the same bits."""
+"""Changes to the scores of the next token equal golden probabilities from transformers, with the same bits in any batch."""
 
 from __future__ import annotations
 

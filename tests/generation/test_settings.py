@@ -119,7 +119,7 @@ def test_what_the_caller_says_goes_before_the_file(tmp_path: Path) -> None:
 
 
 def test_a_minimum_above_the_maximum_warns_and_ends_at_the_maximum() -> None:
-    """As in Transformers. Each prompt has its own maximum; texts beside it are not refused."""
+    """As in Transformers. Each prompt has its own maximum; the other texts are not refused."""
     model = golden_model("marian-small")
     with pytest.warns(UserWarning, match="min_length .* asks for 29 new tokens where the maximum is 7; texts end at 7"):
         found = model.generate([[5, 0], [6, 0]], min_length=30, max_new_tokens=7)

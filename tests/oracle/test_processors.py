@@ -1,4 +1,4 @@
-"""The changes to scores beside transformers' own processors, in its order, and what both draw from them."""
+"""Changes to scores equal those of transformers' processors, in its order; both draw the same tokens from them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Summaries of a tiny BART beside transformers' `generate`, which has no pipeline for them since version 5."""
+"""Summaries of a tiny BART equal those of transformers' `generate`; transformers 5 has no pipeline for them."""
 
 from __future__ import annotations
 
