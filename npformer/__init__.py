@@ -136,12 +136,19 @@ def __getattr__(name: str) -> Any:
 
     if name in _MODULE_OF:
         from npformer.arraylike import takes_array_likes
+        from npformer.other_libraries import answering
 
         value = getattr(import_module(f"npformer.{_MODULE_OF[name]}"), name)
-        globals()[name] = value = takes_array_likes(value)
+        globals()[name] = value = answering(takes_array_likes(value))
         return value
     if not name.startswith("_") and find_spec(f"npformer.{name}"):
         return import_module(f"npformer.{name}")
+    from npformer.other_libraries import MODULE
+
+    if name in MODULE:  # `from npformer import` shows no message of an AttributeError
+        from npformer.errors import NpformerError
+
+        raise NpformerError(f"npformer has no {name}: {MODULE[name]}")
     raise AttributeError(f"module 'npformer' has no attribute {name!r}")
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from npformer import checks
 from npformer.errors import NpformerError
+from npformer.other_libraries import CONFIG, Answering
 
 ENCODER_HEADS = (
     "base",
@@ -60,7 +61,7 @@ class Decoder:
 
 
 @dataclass(frozen=True)
-class Config:
+class Config(Answering):
     """The sizes and choices of a model.
 
     Parameters
@@ -124,6 +125,7 @@ class Config:
     4
     """
 
+    lines = CONFIG
     model_type: str
     head: str
     vocab_size: int

@@ -22,6 +22,8 @@ from npformer.decoder_layers import shift
 from npformer.errors import NpformerError
 from npformer.functions import IGNORE_INDEX
 from npformer.limits import LIMITS, Limits
+from npformer.other_libraries import MODEL, Answering, answering
+from npformer.runtime.output import Output
 from npformer.runtime.packing import Text, pack
 from npformer.runtime.padding import as_padded, check_texts, padded, texts_of
 from npformer.runtime.products import kernel
@@ -33,16 +35,6 @@ from npformer.transformer import POOLED_HEADS, encode_source, forward, packed, t
 if TYPE_CHECKING:
     from npformer.generation import Hypothesis
     from npformer.text.translation_tokenizer import TranslationTokenizer
-
-
-class Output(dict[str, np.ndarray]):
-    """A model's answers under Hugging Face's names, as keys or attributes: output["logits"], output.logits."""
-
-    def __getattr__(self, name: str) -> np.ndarray:
-        try:
-            return self[name]
-        except KeyError:
-            raise AttributeError(f"the model's answers are {', '.join(self)}, not {name}") from None
 
 
 def expect_finite(answers: Sequence[Mapping[str, np.ndarray]], of: str = "text") -> None:
@@ -61,10 +53,11 @@ def expect_finite(answers: Sequence[Mapping[str, np.ndarray]], of: str = "text")
                 )
 
 
-class BaseModel(Runner):
+class BaseModel(Runner, Answering):
     """The common part of all models: config, weights, tokenizer folder, threads. Parameters as in `Model`."""
 
     config: Config
+    lines = MODEL
 
     def __init__(
         self,
@@ -174,6 +167,7 @@ class Model(BaseModel):
         size = f"{c.n_layers} layers, {c.n_heads} heads, width {c.d_model}, {self.dtype}"
         return f"<npformer.Model {c.model_type} {c.head}: {size}>"
 
+    @answering
     def __call__(self, input_ids: Any, attention_mask: Any = None, token_type_ids: Any = None) -> Output:
         """Computes the head's answers, in the shapes that Hugging Face gives them.
 

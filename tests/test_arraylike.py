@@ -83,7 +83,8 @@ def wrapped() -> set[str]:
 
 
 def test_every_public_function_of_arrays_is_tried() -> None:
-    assert wrapped() == CASES.keys() - {"search", "shift"}  # which convert their arguments themselves
+    """`load` takes no arrays, and answers other libraries' arguments; `shift` converts its arguments itself."""
+    assert wrapped() - {"load"} == CASES.keys() - {"shift"}
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -248,7 +249,7 @@ def test_a_model_calls_the_functions_as_they_are_written() -> None:
     modules = [importlib.import_module(f"npformer.{name}") for name in ("functions", "encoder_layers", "transformer")]
     for name in wrapped():
         inside = {id(getattr(module, name)) for module in modules if hasattr(module, name)}
-        assert inside <= {id(getattr(npformer, name).__wrapped__)}, name
+        assert inside <= {id(inspect.unwrap(getattr(npformer, name)))}, name
 
 
 def test_public_functions_can_be_pickled() -> None:

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from npformer import functions
 from npformer.errors import NpformerError
 from npformer.families import encoders
-from npformer.model import Model, Output
+from npformer.model import Model
+from npformer.runtime.output import Output
 from npformer.runtime.packing import Text
 from npformer.taps import listen
 from tests.support import tiny

@@ -20,7 +20,7 @@ LONGEST = 400  # lines; what needs more has two subjects
 # From what knows least to what knows most: a module imports, at whatever time, only what stands before it or beside it.
 # A package is one room; a module of it that needs to know more has its own place, as checkpoint.loading, which makes models.
 ORDER = (
-    *("errors", "checks", "arraylike", "limits", "locks", "files", "progress", "taps", "runtime"),
+    *("errors", "other_libraries", "checks", "arraylike", "limits", "locks", "files", "progress", "taps", "runtime"),
     *(
         "functions",
         "activations",
@@ -46,7 +46,8 @@ INDEPENDENT = {
     "taps": {"errors"},
     "checks": {"errors"},
     "arraylike": {"errors", "checks"},
-    "config": {"errors", "checks"},
+    "config": {"errors", "checks", "other_libraries"},
+    "other_libraries": {"errors"},
 }  # and the only modules of ours they import
 
 

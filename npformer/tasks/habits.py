@@ -37,6 +37,7 @@ ENTRIES = "give its entries as arguments of their own, truncation=True say"
 ARRAYS = "answers are NumPy arrays; torch.from_numpy(array) makes a tensor of one"
 
 TRANSFORMERS = {
+    "attn_implementation": Habit(lambda value: isinstance(value, str | None), "leave it out"),
     "batch_size": Habit(_is_count, "expected a whole number; texts are batched as suits the model best"),
     "cache_dir": Habit(_among(None), "set HF_HUB_CACHE in the environment"),
     "config": Habit(_among(None), "the config comes with the model; leave it out"),
@@ -49,6 +50,7 @@ TRANSFORMERS = {
     "framework": Habit(_among(None, "np"), "everything runs on NumPy: 'np'"),
     "grouped_entities": Habit(_among(None, False), "give aggregation_strategy='simple'"),
     "image_processor": Habit(_among(None), "models read texts only; leave it out"),
+    "low_cpu_mem_usage": Habit(_among(None, True, False), "leave it out"),
     "model_kwargs": Habit(_is_empty, ENTRIES),
     "num_workers": Habit(_is_count, "expected a whole number; threads= says how many cores to use"),
     "padding": Habit(
@@ -56,6 +58,7 @@ TRANSFORMERS = {
     ),
     "processor": Habit(_among(None), "models read texts only; leave it out"),
     "return_all_scores": Habit(_among(None, False), "top_k=None gives the scores of all labels"),
+    "text_pair": Habit(_among(None), "give npformer.Pair(text, text_pair) as the input"),
     "token": Habit(_among(None, True), "set HF_TOKEN in the environment, or log in with `hf auth login`"),
     "tokenize_kwargs": Habit(_is_empty, ENTRIES),
     "tokenizer": Habit(lambda value: value is None, "the tokenizer comes with the model; leave it out"),
@@ -63,6 +66,7 @@ TRANSFORMERS = {
     "torch_dtype": Habit(_among(None, "auto", "float32"), "give dtype= when the pipeline is made"),
     "trust_remote_code": Habit(_among(None, False), "a checkpoint's code is never run"),
     "use_auth_token": Habit(_among(None, True), "set HF_TOKEN in the environment, or log in with `hf auth login`"),
+    "use_cache": Habit(_among(None, True, False), "leave it out"),
     "use_fast": Habit(_among(None, True, False), "leave it out"),
 }
 SENTENCE_TRANSFORMERS = {

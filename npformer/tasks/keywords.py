@@ -24,6 +24,7 @@ class Loading(TypedDict, total=False):
     truncation: bool | str | None
     show_progress_bar: bool | None
     local_files_only: bool | None
+    attn_implementation: Any
     batch_size: Any
     cache_dir: Any
     config: Any
@@ -33,11 +34,13 @@ class Loading(TypedDict, total=False):
     framework: Any
     grouped_entities: Any
     image_processor: Any
+    low_cpu_mem_usage: Any
     model_kwargs: Any
     num_workers: Any
     padding: Any
     processor: Any
     return_all_scores: Any
+    text_pair: Any
     token: Any
     tokenize_kwargs: Any
     tokenizer: Any
@@ -45,6 +48,7 @@ class Loading(TypedDict, total=False):
     torch_dtype: Any
     trust_remote_code: Any
     use_auth_token: Any
+    use_cache: Any
     use_fast: Any
     apply_softmax: Any
     backend: Any

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from npformer.errors import NpformerError
+from npformer.other_libraries import ARRAY, Answering
 
 
 class Answer(dict[str, Any]):
@@ -41,9 +42,10 @@ class Answers(list[Any]):
         return super().__getitem__(place)
 
 
-class Array(np.ndarray):
+class Array(Answering, np.ndarray):
     """A result of numbers. For several texts, `n_tokens` and `truncated` are arrays with one entry for each text."""
 
+    lines = ARRAY
     n_tokens: Any = None  # a slice of an array has None
     truncated: Any = None
 

@@ -16,6 +16,7 @@ import numpy as np
 from npformer.errors import NpformerError, warn
 from npformer.functions import softmax
 from npformer.model import Model
+from npformer.other_libraries import TASK, Answering
 from npformer.progress import with_bar
 from npformer.taps import tap
 from npformer.tasks.habits import translated
@@ -52,7 +53,7 @@ class Request:
         return sum(len(piece) for each in self.encoded for piece in each.pieces)
 
 
-class Task:
+class Task(Answering):
     """A model and the question it is asked. Call it with one text, a list of texts or a generator.
 
     One input gives one answer, a list gives a list, and an iterator gives a generator that holds about a thousand
@@ -64,6 +65,7 @@ class Task:
     **options : the task's own, and those of every task, see `Options`
     """
 
+    lines = TASK
     name: ClassVar[str]
     head: ClassVar[str]  # the head of models for this task
     options_type: ClassVar[type[Options]] = Options

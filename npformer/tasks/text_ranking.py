@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from npformer.checkpoint.modules import home
 from npformer.checkpoint.read import CONFIG
 from npformer.checks import one_of, shown
@@ -134,5 +136,6 @@ def _function(where: str, activation: Any) -> str:
 
 
 def _is_two_texts(item: Any) -> bool:
-    """Whether an item is a list or a tuple of two texts: sentence-transformers' form of a query and a text."""
-    return isinstance(item, list | tuple) and len(item) == 2 and all(isinstance(each, str) for each in item)
+    """Whether an item is a list, tuple or array of two texts: sentence-transformers' form of a query and a text."""
+    two = item.shape == (2,) if isinstance(item, np.ndarray) else isinstance(item, list | tuple) and len(item) == 2
+    return two and all(isinstance(each, str) for each in item)

@@ -23,6 +23,7 @@ from npformer.checks import shown
 from npformer.errors import NpformerError
 from npformer.files import read_bytes
 from npformer.limits import LIMITS, Limits, how_to_allow_more
+from npformer.other_libraries import TOKENIZER, missing
 from npformer.text.parts import NORMAL_FORMS, check_rows, read_parts
 
 if TYPE_CHECKING:
@@ -65,10 +66,16 @@ class GuardedTokenizer(Uncalled):
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):  # of Python's protocols; before __init__ there is no tokenizer either
             raise AttributeError(name)
+        if not hasattr(self._tokenizer, name):
+            raise missing(self, name, TOKENIZER)
         value = getattr(self._tokenizer, name)
         if not callable(value):
             return value
         return partial(self._encode if name.startswith("encode") else self._call, value)
+
+    def __call__(self, *texts: Any, **options: Any) -> Any:
+        """Refuses transformers' form of a call, with the line to write."""
+        raise NpformerError(f"a tokenizer is not called: {TOKENIZER['__call__']}")
 
     def __setattr__(self, name: str, value: Any) -> None:
         setattr(self._tokenizer, name, value)

@@ -43,7 +43,8 @@ def test_keywords_that_change_nothing_are_accepted(name):
         "tokenizer": None, "token": True, "torch_dtype": "auto", "trust_remote_code": False, "use_fast": True,
         "return_all_scores": False, "config": None, "cache_dir": None, "grouped_entities": False, "model_kwargs": {},
         "feature_extractor": None, "image_processor": None, "processor": None, "tokenizer_kwargs": None,
-        "use_auth_token": True,
+        "use_auth_token": True, "attn_implementation": "sdpa", "low_cpu_mem_usage": True, "use_cache": True,
+        "text_pair": None,
     }  # fmt: skip
     plain = pipeline(name, TASKS[name])(given(name))
     assert np.array_equal(pipeline(name, TASKS[name], **habits)(given(name)), plain)
@@ -68,6 +69,7 @@ def test_keywords_that_change_nothing_are_accepted(name):
         ("config", "bert", "config: 'bert' is not supported; the config comes with the model; leave it out"),
         ("processor", "bert", "processor: 'bert' is not supported; models read texts only; leave it out"),
         ("token", "hf_x", "token: 'hf_x' is not supported; set HF_TOKEN in the environment, or log in with"),
+        ("text_pair", "ice", r"text_pair: 'ice' is not supported; give npformer.Pair\(text, text_pair\) as the input"),
         ("tokenizer", "bert", "tokenizer: 'bert' is not supported; the tokenizer comes with the model"),
         ("trust_remote_code", True, "trust_remote_code: True is not supported; a checkpoint's code is never run"),
         ("return_all_scores", True, "return_all_scores: True is not supported; top_k=None gives the scores of all"),

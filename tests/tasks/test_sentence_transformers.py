@@ -207,12 +207,13 @@ def test_a_query_with_a_text_is_a_tuple_a_list_or_a_pair(reranker):
     scores = reranker.predict(PAIRS)
     assert scores.dtype == np.float32
     assert [each["score"] for each in expected] == scores.tolist()
-    for several in (PAIRS, [list(each) for each in PAIRS], tuple(PAIRS)):
+    arrays = np.array(PAIRS), np.array(PAIRS, object)  # of a table's two columns
+    for several in (PAIRS, [list(each) for each in PAIRS], tuple(PAIRS), *arrays):
         assert reranker(several) == expected
         assert np.array_equal(reranker.predict(several), scores)
     assert np.array_equal(reranker.predict(iter(PAIRS)), scores)
     assert list(reranker(iter(PAIRS))) == expected
-    for one in (PAIRS[0], list(PAIRS[0]), Pair(*PAIRS[0]), {"text": QUERY, "text_pair": TEXTS[0]}):
+    for one in (PAIRS[0], list(PAIRS[0]), np.array(PAIRS[0]), Pair(*PAIRS[0]), {"text": QUERY, "text_pair": TEXTS[0]}):
         assert reranker(one) == expected[0]
         assert reranker.predict(one) == scores[0]
         assert type(reranker.predict(one)) is np.float32

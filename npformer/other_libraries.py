@@ -1,0 +1,168 @@
+"""Names and arguments of transformers and sentence-transformers that are not here, each with the line to write instead.
+
+One table for each kind of object. The keywords of tasks, most of which are accepted, are in `tasks/habits.py`.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, cast
+
+from npformer.errors import NpformerError
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_CPU = "everything runs on the CPU; leave it out"
+_DTYPE = "dtype= of npformer.load and pipeline is float32 or float64"
+_SAVE = "`npformer convert MODEL FOLDER` writes a model's folder, with `--to torch` one that transformers reads"
+_TRAIN = "`npformer finetune` and npformer.training train models"
+_POOL = "encode(texts) uses all cores; `npformer embed --scheduler local:4` uses several processes"
+_TRACE = "npformer.trace(model, text) has every layer's output and attention weights"
+
+#: Of models, and of tasks.
+_MODEL = {
+    **dict.fromkeys(("to", "cpu", "cuda", "device"), _CPU),
+    **dict.fromkeys(("half", "float", "double", "bfloat16"), _DTYPE),
+    **dict.fromkeys(("eval", "compile", "requires_grad_"), "models only answer; leave it out"),
+    **dict.fromkeys(("save", "save_pretrained", "push_to_hub"), _SAVE),
+    **dict.fromkeys(("train", "fit", "zero_grad"), _TRAIN),
+}
+MODEL = {
+    **_MODEL,
+    **dict.fromkeys(("parameters", "named_parameters", "state_dict"), "model.weights is a nested dict of all arrays"),
+    "generation_config": "model.generate(ids, max_new_tokens=20, ...) takes the settings",
+    "get_input_embeddings": 'model.weights["embeddings"]["token"]["weight"] is the table',
+    "name_or_path": "model.folder is the folder",
+    "num_parameters": "`npformer info MODEL` counts them",
+}
+TASK = {
+    **_MODEL,
+    **dict.fromkeys(("config", "num_labels"), "task.model.config is the model's config, and has its labels"),
+    **dict.fromkeys(("activation_fn", "default_activation_function"), "task.options.function_to_apply names it"),
+    **dict.fromkeys(("start_multi_process_pool", "encode_multi_process"), _POOL),
+    **dict.fromkeys(("parameters", "state_dict"), "task.model.weights is a nested dict of all arrays"),
+    **dict.fromkeys(("forward", "preprocess"), "npformer.trace(task.model, text) has every stage of one call"),
+    "default_prompt_name": "task.options.prompt_name is the prompt's name",
+    "dtype": "task.model.dtype is the dtype",
+    "evaluate": "`npformer evaluate` measures a model on a file of texts",
+    "get_max_seq_length": "task.max_seq_length is the number of tokens",
+    "intersection": "a * b has the products of two sparse vectors' weights",
+    "max_active_dims": "task.options.max_active_dims is the number",
+    "max_length": "task.options.max_length is the length that was given, task.encoder.limit the most tokens of a text",
+    "predict": "call the task itself, task(texts); two texts that belong together are npformer.Pair(a, b)",
+    "similarity_pairwise": "np.diag(task.similarity(a, b)) has the similarity of each row of a to the same row of b",
+    "task": "task.name is the task's name",
+    "tokenize": "task.tokenizer.encode_batch(texts) gives an encoding with ids and tokens for each text",
+    "truncate_dim": "task.options.truncate_dim is the number",
+}
+CONFIG = {
+    "architectures": "config.model_type and config.head name the family and the head",
+    "hidden_act": "config.activation",
+    "hidden_size": "config.d_model",
+    "id2label": "config.labels[i] is the label of output i, dict(enumerate(config.labels)) has all",
+    "intermediate_size": "config.d_ffn",
+    "label2id": "config.labels.index(label) is the output of a label",
+    "layer_norm_eps": "config.eps",
+    "max_position_embeddings": "config.max_length",
+    "num_attention_heads": "config.n_heads",
+    "num_hidden_layers": "config.n_layers",
+    "num_labels": "len(config.labels)",
+    "pad_token_id": "config.pad_id",
+    "to_dict": "dataclasses.asdict(config)",
+    "type_vocab_size": "config.n_segments",
+}
+_BATCH = "tokenizer.encode_batch(texts) gives an encoding with ids for each text; model(ids) needs no padding"
+_ROLES = ("bos", "cls", "eos", "mask", "pad", "sep", "unk")
+TOKENIZER = {
+    **dict.fromkeys(("__call__", "batch_encode_plus", "encode_plus"), _BATCH),
+    **{f"{each}_token": 'write the token itself, such as "[MASK]"' for each in _ROLES},
+    **{f"{each}_token_id": 'tokenizer.token_to_id("[MASK]") is the id of a token' for each in _ROLES},
+    "batch_decode": "tokenizer.decode_batch(ids)",
+    "convert_ids_to_tokens": "tokenizer.id_to_token(id), of one id",
+    "convert_tokens_to_ids": "tokenizer.token_to_id(token), of one token",
+    "model_max_length": "model.config.max_length",
+    "save_pretrained": "tokenizer.save(path) writes its file",
+    "tokenize": "tokenizer.encode(text).tokens has [CLS] and [SEP] too",
+    "vocab": "tokenizer.get_vocab()",
+    "vocab_size": "tokenizer.get_vocab_size()",
+}
+_MODELS = "ForSequenceClassification ForTokenClassification ForQuestionAnswering ForMaskedLM ForCausalLM ForSeq2SeqLM"
+_UTIL = "task.similarity(a, b) compares vectors, npformer.search(queries, vectors, k) finds the nearest"
+#: Of the module `npformer` itself.
+MODULE = {
+    **dict.fromkeys(("AutoModel", *(f"AutoModel{each}" for each in _MODELS.split())), "npformer.load(name)"),
+    **dict.fromkeys(("util", "cos_sim", "semantic_search"), _UTIL),
+    **dict.fromkeys(("Trainer", "TrainingArguments", "SentenceTransformerTrainer"), _TRAIN),
+    "AutoConfig": "npformer.load(name).config",
+    "AutoTokenizer": "npformer.load(name).tokenizer",
+    "CrossEncoder": 'npformer.pipeline("text-ranking", name), which has predict and rank',
+    "InputExample": "npformer.Pair(a, b)",
+    "SentenceTransformer": 'npformer.pipeline("sentence-embedding", name), which has encode and similarity',
+    "SparseEncoder": 'npformer.pipeline("sparse-embedding", name), which has encode and decode',
+    "from_pretrained": "npformer.load(name)",
+    "set_seed": "seed= of text-generation, for each call",
+}
+#: Of arrays that tasks give.
+ARRAY = dict.fromkeys(("cpu", "detach", "numpy"), "answers are NumPy arrays; leave it out")
+#: Of a model's output.
+OUTPUT = {
+    **dict.fromkeys(("hidden_states", "attentions"), _TRACE),
+    "loss": "npformer.training.gradients computes the loss",
+}
+_LOAD = {
+    **dict.fromkeys(("device", "device_map"), _CPU),
+    **dict.fromkeys(("attn_implementation", "low_cpu_mem_usage"), "it changes nothing; leave it out"),
+    **dict.fromkeys(("output_attentions", "output_hidden_states"), _TRACE),
+    "cache_dir": "set HF_HUB_CACHE in the environment",
+    "local_files_only": "write offline=True",
+    "token": "set HF_TOKEN in the environment, or log in with `hf auth login`",
+    "torch_dtype": "write dtype=, float32 or float64",
+    "trust_remote_code": "a checkpoint's code is never run; leave it out",
+}
+_CALL = {
+    **dict.fromkeys(("output_attentions", "output_hidden_states"), _TRACE),
+    "labels": "npformer.training.gradients computes the loss",
+    "return_dict": "answers are always named; leave it out",
+}
+#: Function -> its arguments in another library.
+ARGUMENTS: dict[str, Mapping[str, str]] = {
+    "load": _LOAD,
+    "log_softmax": {"dim": "write axis="},
+    "search": {"top_k": "write k=", "query_chunk_size": "leave it out", "corpus_chunk_size": "leave it out"},
+    "softmax": {"dim": "write axis="},
+    "Model.__call__": _CALL,
+}
+
+
+class Answering:
+    """Objects that answer the names of other libraries, `lines`, with the line to write instead."""
+
+    lines: ClassVar[Mapping[str, str]] = {}
+
+    if not TYPE_CHECKING:  # a type checker would take every name as known
+
+        def __getattr__(self, name: str) -> Any:
+            raise missing(self, name, self.lines)
+
+
+def missing(owner: object, name: str, lines: Mapping[str, str]) -> AttributeError:
+    """The error for a name that an object does not have, with the line to write if another library has it."""
+    line = f": {lines[name]}" if name in lines else ""
+    return AttributeError(f"{type(owner).__name__!r} object has no attribute {name!r}{line}")
+
+
+def answering(function: F) -> F:
+    """Returns the function such that the arguments of ARGUMENTS are answered with the line to write instead."""
+    lines = ARGUMENTS.get(getattr(function, "__qualname__", ""))
+    if lines is None:
+        return function
+
+    @functools.wraps(function)
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        for name in kwargs.keys() & lines.keys():
+            raise NpformerError(f"{function.__name__.strip('_')}: no argument {name!r}: {lines[name]}")
+        return function(*args, **kwargs)
+
+    wrapper.__module__ = "npformer"  # where pickle finds it
+    return cast(F, wrapper)
