@@ -132,7 +132,7 @@ class Judge:
 
     def judge(self, case: Any) -> dict[str, Any]:
         """The outcome of a case: loaded, refused or a finding; its seconds, its memory, and what was found."""
-        from npformer.errors import NpformerError
+        from npformer.errors import NpformerError, NpformerWarning
         from tests.fuzz import folder as folders
         from tests.fuzz.uses import USES
 
@@ -167,7 +167,7 @@ class Judge:
         found += [
             f"{each.category.__name__}: {each.message!s:.300} ({each.filename}:{each.lineno})"
             for each in caught
-            if each.category is not UserWarning or len(str(each.message)) > MESSAGE
+            if each.category is not NpformerWarning or len(str(each.message)) > MESSAGE
         ]
         found += self.audit.events + self.unraisable + self.place.leave()
         if seconds > self.seconds:
