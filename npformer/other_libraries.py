@@ -75,7 +75,7 @@ CONFIG = {
 _BATCH = "tokenizer.encode_batch(texts) gives an encoding with ids for each text; model(ids) needs no padding"
 _ROLES = ("bos", "cls", "eos", "mask", "pad", "sep", "unk")
 TOKENIZER = {
-    **dict.fromkeys(("__call__", "batch_encode_plus", "encode_plus"), _BATCH),
+    **dict.fromkeys(("batch_encode_plus", "encode_plus"), _BATCH),
     **{f"{each}_token": 'write the token itself, such as "[MASK]"' for each in _ROLES},
     **{f"{each}_token_id": 'tokenizer.token_to_id("[MASK]") is the id of a token' for each in _ROLES},
     "batch_decode": "tokenizer.decode_batch(ids)",

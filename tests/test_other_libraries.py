@@ -35,7 +35,7 @@ OBJECTS = {
     "MODULE": (npformer,),
 }
 TABLES = {name: getattr(other_libraries, name) for name in OBJECTS}
-NAMES = [(table, name) for table in TABLES if table != "MODULE" for name in TABLES[table] if name != "__call__"]
+NAMES = [(table, name) for table in TABLES if table != "MODULE" for name in TABLES[table]]
 
 
 @pytest.mark.parametrize(("table", "name"), NAMES)
@@ -110,11 +110,6 @@ def test_functions_that_answer_keep_their_signature_and_are_pickled():
         function = getattr(npformer, name)
         assert not set(inspect.signature(function).parameters) & set(other_libraries.ARGUMENTS[name])
         assert pickle.loads(pickle.dumps(function)) is function
-
-
-def test_a_call_of_a_tokenizer_is_answered():
-    with pytest.raises(NpformerError, match=r"a tokenizer is not called: tokenizer\.encode_batch\(texts\) gives"):
-        TOKENIZER(["ice"], padding=True, return_tensors="pt")
 
 
 # --- what still works ------------------------------------------------------------------------------------------------

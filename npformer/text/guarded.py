@@ -73,10 +73,6 @@ class GuardedTokenizer(Uncalled):
             return value
         return partial(self._encode if name.startswith("encode") else self._call, value)
 
-    def __call__(self, *texts: Any, **options: Any) -> Any:
-        """Refuses transformers' form of a call, with the line to write."""
-        raise NpformerError(f"a tokenizer is not called: {TOKENIZER['__call__']}")
-
     def __setattr__(self, name: str, value: Any) -> None:
         setattr(self._tokenizer, name, value)
 
