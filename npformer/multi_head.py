@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -161,7 +160,7 @@ def self_attention(
         )
     if is_causal:
         placed = Placed(places_of(lengths), row_indices=row_indices) if placed is None else placed
-        placed = replace(placed, mechanisms=(*placed.mechanisms, Causal()))
+        placed = placed._replace(mechanisms=(*placed.mechanisms, Causal()))
     rows, row_lengths = _attending(x, lengths, row_indices)
     return multi_head_attention(
         rows, row_lengths, x, lengths, n_heads, query, key, value, output, None, cache, placed, **distances

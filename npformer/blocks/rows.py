@@ -51,7 +51,9 @@ class Rows(NamedTuple):
         if not mechanisms:
             return None
         assert self.batch is not None
-        return Placed(self.batch.places, tuple(self.mechanisms.get(each, each) for each in mechanisms), self.attending)
+        return Placed(
+            self.batch.places, tuple([self.mechanisms.get(each, each) for each in mechanisms]), self.attending
+        )
 
     @property
     def whole(self) -> Rows:

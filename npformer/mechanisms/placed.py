@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import reduce
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -15,8 +15,7 @@ from npformer.tape import Stages
 Add = Callable[[np.ndarray], np.ndarray]  # from scores to scores
 
 
-@dataclass(frozen=True)
-class Placed:
+class Placed(NamedTuple):
     """Where the rows of a layer's attention stand, and the mechanisms that depend on it.
 
     Parameters
@@ -50,7 +49,7 @@ class Placed:
         return any(type(each).add is not Mechanism.add for each in self.mechanisms)
 
     def in_layer(self, projections: Mapping[str, Linear]) -> Placed:
-        return replace(self, mechanisms=tuple(each.in_layer(projections) for each in self.mechanisms))
+        return self._replace(mechanisms=tuple([each.in_layer(projections) for each in self.mechanisms]))
 
     def turn(self, q: np.ndarray, k: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         for each in self.mechanisms:
