@@ -67,6 +67,8 @@ def as_list(array: Any) -> list[Any]:
     """The values of an array or a column; a text that is not UTF-8 stays bytes."""
     if pa.types.is_dictionary(array.type):
         array = array.cast(array.type.value_type)
+    if _in_nanoseconds(array.type):
+        return [_time(each) for each in array]
     try:
         return array.to_pylist()
     except UnicodeDecodeError:
@@ -75,11 +77,22 @@ def as_list(array: Any) -> list[Any]:
         return [_time(each) for each in array]
 
 
+def _in_nanoseconds(kind: Any) -> bool:
+    return (pa.types.is_timestamp(kind) or pa.types.is_duration(kind)) and kind.unit == "ns"
+
+
 def _time(value: Any) -> Any:
-    """A time that Python has no object for, of nanoseconds or of the year 10,000, becomes text."""
+    """A time that Python has no object for, of nanoseconds or of the year 10,000, becomes text.
+
+    Nanoseconds are cast to microseconds first, because pyarrow makes pandas' objects of them if pandas is installed.
+    """
     try:
+        if _in_nanoseconds(value.type):
+            timestamp = pa.types.is_timestamp(value.type)
+            value_in_us = value.cast(pa.timestamp("us", value.type.tz) if timestamp else pa.duration("us"))
+            return value_in_us.as_py()
         return value.as_py()
-    except (ValueError, OverflowError):
+    except (ValueError, OverflowError):  # ArrowInvalid is a ValueError
         return value.cast(pa.string()).as_py()
 
 
