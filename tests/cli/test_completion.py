@@ -63,7 +63,7 @@ def test_every_command_offers_its_options() -> None:
 def test_scripts_for_three_shells() -> None:
     for shell, line in (
         ("bash", "complete -o nospace -o default -o bashdefault -F _python_argcomplete npformer"),
-        ("zsh", "#compdef npformer"),
+        ("zsh", "compdef _python_argcomplete npformer"),
         ("fish", "complete --command npformer"),
     ):
         done = subprocess.run(command("--print-completion", shell), env=ENVIRONMENT, capture_output=True, text=True)
