@@ -116,7 +116,10 @@ def test_types_that_other_libraries_write_come_through(classify, tmp_path):
     views = pa.array([{"a": "x", "b": None}, None], pa.struct([("a", pa.string_view()), ("b", pa.null())]))
     known = pa.array([each and each.bytes for each in ids], pa.binary(16)).cast(pa.uuid())
     source = tmp_path / "in.parquet"
-    pa.parquet.write_table(pa.table({"text": ["a", "b"], "in": views, "id": known}), source)
+    try:
+        pa.parquet.write_table(pa.table({"text": ["a", "b"], "in": views, "id": known}), source)
+    except pa.ArrowNotImplementedError as error:
+        pytest.skip(f"pyarrow {pa.__version__} writes no views of texts to Parquet: {error}")
     for name in ("o.parquet", "o.jsonl"):
         map(classify, source, tmp_path / name, column="text", part_rows=1)
     assert pa.parquet.read_table(tmp_path / "o.parquet")["in"].to_pylist() == views.to_pylist()
