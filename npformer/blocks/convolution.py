@@ -1,6 +1,6 @@
 """A convolution of a text's rows, each from its neighbours, which DeBERTa's largest models add to their first layer.
 
-He et al., 2021, as the code of its second version has it: nGram induced input encoding.
+He et al., 2021: nGram induced input encoding, as implemented in DeBERTa-v2.
 """
 
 from __future__ import annotations

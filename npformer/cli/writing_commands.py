@@ -1,4 +1,4 @@
-"""The commands of models that write texts, as a table like that of `task_commands.py`."""
+"""The table of commands for models that write texts; `task_commands.py` has the other tasks."""
 
 from __future__ import annotations
 

@@ -329,7 +329,7 @@ class Panels:
 
 @functools.lru_cache(maxsize=1000)
 def _few_at_a_time(rows: int, few: int) -> list[tuple[slice, int]]:
-    """Slices that cover so many rows, and how many of a slice's rows to multiply at a time, at most few; never one."""
+    """Slices that cover `rows` rows, each with the number of rows to multiply at a time: at most `few`, never one."""
     if rows <= few:
         return [(slice(0, rows), rows)]
     count = (few - 1) // 4 * 4  # kernels take rows in fours

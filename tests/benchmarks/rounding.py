@@ -54,14 +54,14 @@ def torch_linear() -> Callable[[np.ndarray, np.ndarray], np.ndarray] | None:
 
 
 def error(product: Callable[[np.ndarray, np.ndarray], np.ndarray], rows: int, inner: int, columns: int) -> float:
-    """The RMS error of some products of so many rows, each measured by itself."""
+    """The RMS error over several products of `rows` rows each."""
     x, weight, truth = operands(max(rows, SAMPLE), inner, columns)
     starts = range(0, len(x) - rows + 1, rows)
     return rms(np.array([product(x[i : i + rows], weight) - truth[i : i + rows] for i in starts]))
 
 
 def in_parts(x: np.ndarray, weight: np.ndarray, terms: int, room: np.ndarray) -> np.ndarray:
-    """x @ weight as a sum of products of about so many terms of the inner axis, each computed in `room`."""
+    """x @ weight as a sum of products over parts of the inner axis with about `terms` terms, each computed in `room`."""
     count = -(-len(weight) // terms)
     edges = [len(weight) * i // count for i in range(count + 1)]
     total = x[:, : edges[1]] @ weight[: edges[1]]

@@ -25,7 +25,7 @@ PATH = {**ENVIRONMENT, "PATH": f"{sysconfig.get_path('scripts')}:{ENVIRONMENT['P
 
 
 def answers(line: str, shell: str = "bash") -> list[str]:
-    """What the command offers after a line."""
+    """The completions that the command offers for a line."""
     asked = {"_ARGCOMPLETE": "1", "_ARGCOMPLETE_SHELL": shell, "_ARGCOMPLETE_IFS": "\n", "COMP_LINE": line}
     asked |= {"COMP_POINT": str(len(line)), "COMP_TYPE": "9", "_ARGCOMPLETE_SUPPRESS_SPACE": "1"}
     line = f"exec 8>&1 1>/dev/null; exec {sys.executable} -m npformer"
