@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from npformer.errors import NpformerError
-from npformer.files import written_whole
+from npformer.common.errors import NpformerError
+from npformer.common.files import written_whole
 
 COLOURS = ("#c0392b", "#2471a3", "#1e8449", "#b7950b", "#7d3c98", "#566573")
 SECONDS = 0.5  # a frame is shown

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from npformer.checkpoint.loading import load
-from npformer.errors import NpformerError
+from npformer.common.errors import NpformerError
 from npformer.functions import softmax
 from npformer.interpret.traces import Trace, trace
 from npformer.model import Model

@@ -20,16 +20,16 @@ import numpy as np
 from animation import animate  # beside this file
 
 from npformer.checkpoint.loading import find_folder
-from npformer.errors import NpformerError
+from npformer.common.errors import NpformerError
+from npformer.common.files import written_whole
 from npformer.families.torch_nn import TORCH_MODULES
-from npformer.files import written_whole
 from npformer.interpret.plane import project
 from npformer.model import Model
 from npformer.text.tokenizer import load_tokenizer
 from npformer.training import HeadLoss, Recipe, Trainable, Trainer, initialise, read_labelled
 from npformer.training.data import encode
+from npformer.training.epoch_lines import Progress
 from npformer.training.metrics import evaluate_labels
-from npformer.training.progress import Progress
 
 CONFIG = TORCH_MODULES.config(
     "sequence-classification", vocab_size=30522, d_model=256, n_heads=4, n_layers=4, d_ffn=512,

@@ -29,13 +29,13 @@ import numpy as np
 
 import npformer
 from npformer import perplexity
-from npformer.errors import NpformerError
+from npformer.common.errors import NpformerError
+from npformer.common.files import written_whole
 from npformer.families.gpt2 import END_OF_TEXT, GPT2
-from npformer.files import written_whole
 from npformer.model import Model
 from npformer.training import HeadLoss, Recipe, Trainable, Trainer, initialise, standard_rates
 from npformer.training.data import blocks
-from npformer.training.progress import Progress
+from npformer.training.epoch_lines import Progress
 from npformer.training.start import companions, write_model
 
 CHAPTER = re.compile(r"chapter (\d+|[ivxlc]+)\.?", re.IGNORECASE)

@@ -22,11 +22,12 @@ if TYPE_CHECKING:
     from npformer.attention import combine_heads, scaled_dot_product_attention, split_heads
     from npformer.blocks.ffn import feed_forward
     from npformer.checkpoint.loading import load
+    from npformer.common.errors import NpformerError, NpformerWarning
+    from npformer.common.limits import Limits
     from npformer.config import Config
-    from npformer.decoder_layers import decoder, decoder_layer, shift
+    from npformer.decoder_layers import decoder, decoder_layer, shift_right
     from npformer.embeddings import sinusoidal_positions
     from npformer.encoder_layers import encoder, encoder_layer
-    from npformer.errors import NpformerError, NpformerWarning
     from npformer.functions import (
         cross_entropy,
         embedding,
@@ -35,20 +36,19 @@ if TYPE_CHECKING:
         log_softmax,
         softmax,
     )
+    from npformer.generation.likelihood import perplexity
     from npformer.interpret.direct_attribution import logit_attribution
     from npformer.interpret.edits import edit
     from npformer.interpret.patching import ablate_heads, patch
     from npformer.interpret.traces import Trace, trace
-    from npformer.likelihood import perplexity
-    from npformer.limits import Limits
     from npformer.masks import causal_mask, padding_mask
     from npformer.model import Model
     from npformer.multi_head import self_attention
     from npformer.runtime.packing import Text
     from npformer.taps import scope, tap
     from npformer.tasks.pipelines import pipeline
+    from npformer.tasks.vector_search import search
     from npformer.text.inputs import Pair
-    from npformer.vector_search import search
 
 __version__ = "0.2.0"
 
@@ -88,7 +88,7 @@ __all__ = [
     "scope",
     "search",
     "self_attention",
-    "shift",
+    "shift_right",
     "silu",
     "sinusoidal_positions",
     "softmax",
@@ -106,21 +106,21 @@ _NAMES = {
     "attention": "combine_heads scaled_dot_product_attention split_heads",
     "runtime.packing": "Text",
     "config": "Config",
-    "decoder_layers": "decoder decoder_layer shift",
+    "decoder_layers": "decoder decoder_layer shift_right",
     "multi_head": "self_attention",
     "interpret.edits": "edit",
     "interpret.direct_attribution": "logit_attribution",
     "interpret.patching": "ablate_heads patch",
     "embeddings": "sinusoidal_positions",
     "encoder_layers": "encoder encoder_layer",
-    "errors": "NpformerError NpformerWarning",
+    "common.errors": "NpformerError NpformerWarning",
     "functions": "cross_entropy embedding layer_norm linear log_softmax softmax",
     "checkpoint.loading": "load",
-    "limits": "Limits",
+    "common.limits": "Limits",
     "masks": "causal_mask padding_mask",
     "model": "Model",
-    "likelihood": "perplexity",
-    "vector_search": "search",
+    "generation.likelihood": "perplexity",
+    "tasks.vector_search": "search",
     "taps": "scope tap",
     "text.inputs": "Pair",
     "tasks.pipelines": "pipeline",
@@ -135,18 +135,18 @@ def __getattr__(name: str) -> Any:
     from importlib.util import find_spec
 
     if name in _MODULE_OF:
-        from npformer.arraylike import takes_array_likes
-        from npformer.other_libraries import answering
+        from npformer.common.arraylike import takes_array_likes
+        from npformer.common.other_libraries import answering
 
         value = getattr(import_module(f"npformer.{_MODULE_OF[name]}"), name)
         globals()[name] = value = answering(takes_array_likes(value))
         return value
     if not name.startswith("_") and find_spec(f"npformer.{name}"):
         return import_module(f"npformer.{name}")
-    from npformer.other_libraries import MODULE
+    from npformer.common.other_libraries import MODULE
 
     if name in MODULE:  # `from npformer import` shows no message of an AttributeError
-        from npformer.errors import NpformerError
+        from npformer.common.errors import NpformerError
 
         raise NpformerError(f"npformer has no {name}: {MODULE[name]}")
     raise AttributeError(f"module 'npformer' has no attribute {name!r}")

@@ -11,8 +11,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from npformer.errors import NpformerError
-from npformer.runtime.blocks import in_blocks
+from npformer.common.errors import NpformerError
+from npformer.runtime.tiles import in_blocks
 
 
 def relu(x: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:

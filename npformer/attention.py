@@ -11,12 +11,12 @@ from functools import partial
 
 import numpy as np
 
-from npformer.errors import NpformerError
+from npformer.common.errors import NpformerError
 from npformer.functions import softmax, softmax_backward
 from npformer.masks import masked_softmax
-from npformer.runtime.blocks import in_place
 from npformer.runtime.products import inner_products, inner_products_in_room, row_products
 from npformer.runtime.sums import TERMS, matmul_in_order, sum_in_order
+from npformer.runtime.tiles import in_place
 from npformer.tape import Stages
 from npformer.taps import spare, tap
 

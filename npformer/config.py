@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from npformer import checks
-from npformer.errors import NpformerError
-from npformer.other_libraries import CONFIG, Answering
+from npformer.common import checks
+from npformer.common.errors import NpformerError
+from npformer.common.other_libraries import CONFIG, Answering
 
 ENCODER_HEADS = (
     "base",
@@ -71,7 +71,7 @@ class Config(Answering):
     vocab_size : rows of the token table; 0: no table, the input is rows
     d_model, n_heads, n_layers, d_ffn : sizes of the encoder
     max_length : tokens of the longest text
-    n_segments : rows of the token type table; 0: no table
+    n_token_types : rows of the token type table; 0: no table
     d_embedding : width of the tables where a projection follows them; 0: d_model
     layer_groups : groups of layers, each of which has one set of weights; 0: every layer has its own
     group_layers : layers of a group, which follow each other with weights of their own
@@ -134,7 +134,7 @@ class Config(Answering):
     n_layers: int
     d_ffn: int
     max_length: int
-    n_segments: int = 0
+    n_token_types: int = 0
     d_embedding: int = 0
     layer_groups: int = 0
     group_layers: int = 1
@@ -186,7 +186,7 @@ class Config(Answering):
         checks.one_of("problem_type", self.problem_type, PROBLEM_TYPES)
         for name in ("d_model", "n_heads", "d_ffn", "max_length"):
             checks.whole(name, getattr(self, name), 1, MOST)
-        tables = ("vocab_size", "n_segments", "d_embedding", "layer_groups", "first_position", "relative_buckets")
+        tables = ("vocab_size", "n_token_types", "d_embedding", "layer_groups", "first_position", "relative_buckets")
         for name in (*tables, "convolution", "window", "n_distances", "max_distance"):
             checks.whole(name, getattr(self, name), 0, MOST)
         checks.whole("n_layers", self.n_layers, 0, MOST)
@@ -300,7 +300,7 @@ class Config(Answering):
     @property
     def reads_token_types(self) -> bool:
         """Whether the model distinguishes the tokens of two texts."""
-        return self.n_segments > 1
+        return self.n_token_types > 1
 
     @property
     def scoring(self) -> str:

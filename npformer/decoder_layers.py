@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from npformer.arraylike import as_numbers
 from npformer.blocks import Attention, CrossAttention, FeedForward, Rows
 from npformer.blocks.block import Activation, Linear
-from npformer.errors import NpformerError
+from npformer.common.arraylike import as_numbers
+from npformer.common.errors import NpformerError
 from npformer.functions import linear, linear_backward
 from npformer.layers import Layer, Stack
 from npformer.mechanisms import Causal
@@ -24,7 +24,7 @@ from npformer.tape import Stages
 from npformer.taps import tap
 
 
-def shift(target: Any, start: int, end: int) -> tuple[np.ndarray, np.ndarray]:
+def shift_right(target: Any, start: int, end: int) -> tuple[np.ndarray, np.ndarray]:
     """Makes the decoder's input and its labels for teacher forcing: [start, *target] and [*target, end].
 
     Parameters
@@ -43,12 +43,12 @@ def shift(target: Any, start: int, end: int) -> tuple[np.ndarray, np.ndarray]:
 
     Examples
     --------
-    >>> npformer.shift([12, 4433, 2304], start=0, end=99999)
+    >>> npformer.shift_right([12, 4433, 2304], start=0, end=99999)
     (array([   0,   12, 4433, 2304]), array([   12,  4433,  2304, 99999]))
     """
-    ids = as_numbers("shift: target", target, keeps=True)
+    ids = as_numbers("shift_right: target", target, keeps=True)
     if ids.ndim != 1 or (ids.size and ids.dtype.kind not in "iu"):
-        raise NpformerError(f"shift: target: expected whole numbers (L,), got {ids.dtype} of shape {ids.shape}")
+        raise NpformerError(f"shift_right: target: expected whole numbers (L,), got {ids.dtype} of shape {ids.shape}")
     ids = ids.astype(np.int64)
     return np.concatenate([[start], ids]), np.concatenate([ids, [end]])
 

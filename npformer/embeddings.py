@@ -59,7 +59,7 @@ def sinusoidal_positions(length: int, width: int, dtype: type = np.float32, halv
 def embeddings(
     ids: np.ndarray,
     positions: np.ndarray,
-    segments: np.ndarray | None,
+    token_type_ids: np.ndarray | None,
     token: Mapping[str, np.ndarray],
     position: Mapping[str, np.ndarray] | None = None,
     norm: Linear | None = None,
@@ -79,7 +79,9 @@ def embeddings(
         if position is not None:
             total = total + tap("position", embedding(positions, **position))
         if segment is not None:
-            rows = tap("segment", embedding(np.zeros_like(ids) if segments is None else segments, **segment))
+            rows = tap(
+                "segment", embedding(np.zeros_like(ids) if token_type_ids is None else token_type_ids, **segment)
+            )
             total = total + rows if position is None else np.add(total, rows, out=total)
         total = tap("sum", total)
         x = total if norm is None else tap("norm", layer_norm(total, **norm, eps=eps, out=spare(total)))
@@ -91,7 +93,7 @@ def embeddings_backward(
     stages: Stages,
     ids: np.ndarray,
     positions: np.ndarray,
-    segments: np.ndarray | None,
+    token_type_ids: np.ndarray | None,
     token: Mapping[str, np.ndarray],
     position: Mapping[str, np.ndarray] | None = None,
     norm: Linear | None = None,
@@ -120,6 +122,6 @@ def embeddings_backward(
         d_position = stages.through_edit("position", grad)
         grads["position"] = {"weight": embedding_backward(d_position[trained], positions[trained])}
     if segment is not None:
-        segments = np.zeros_like(ids) if segments is None else segments
-        grads["segment"] = {"weight": embedding_backward(stages.through_edit("segment", grad), segments)}
+        token_type_ids = np.zeros_like(ids) if token_type_ids is None else token_type_ids
+        grads["segment"] = {"weight": embedding_backward(stages.through_edit("segment", grad), token_type_ids)}
     return grads

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from npformer.errors import NpformerError
+from npformer.common.errors import NpformerError
 from npformer.runtime.products import weight_products
 
 IGNORE_INDEX = -100  # a target that does not count in the loss

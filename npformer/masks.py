@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from npformer.errors import NpformerError
+from npformer.common.errors import NpformerError
 from npformer.runtime.sums import TERMS, sum_in_order
 
 

@@ -16,13 +16,13 @@ import numpy as np
 
 from npformer.checkpoint.storage import MappedFile, mapped_files
 from npformer.checkpoint.tree import flatten
-from npformer.checks import shown
+from npformer.common.checks import shown
+from npformer.common.errors import NpformerError
+from npformer.common.limits import LIMITS, Limits
+from npformer.common.other_libraries import MODEL, Answering, answering
 from npformer.config import Config
-from npformer.decoder_layers import shift
-from npformer.errors import NpformerError
+from npformer.decoder_layers import shift_right
 from npformer.functions import IGNORE_INDEX
-from npformer.limits import LIMITS, Limits
-from npformer.other_libraries import MODEL, Answering, answering
 from npformer.runtime.output import Output
 from npformer.runtime.packing import Text, pack
 from npformer.runtime.padding import as_padded, check_texts, padded, texts_of
@@ -186,7 +186,7 @@ class Model(BaseModel):
         NpformerError
             The model cannot take the ids, the mask or the lengths.
         """
-        ids, mask, segments = as_padded(input_ids, attention_mask, token_type_ids)
+        ids, mask, token_type_ids = as_padded(input_ids, attention_mask, token_type_ids)
         if ids.ndim != (3 if self.config.head == "multiple-choice" else 2):
             expected = "(B, N, L)" if self.config.head == "multiple-choice" else "(L,) or (B, L)"
             raise NpformerError(f"input_ids: a {self.config.head} model takes {expected}, got {ids.shape}")
@@ -198,8 +198,8 @@ class Model(BaseModel):
                 f"attention_mask: text {index} masks its first token, which a {self.config.head} model reads"
             )
         lead, width = ids.shape[:-1], ids.shape[-1]
-        ids, mask, segments = (each.reshape(-1, width) for each in (ids, mask, segments))
-        answers = self.run(texts_of(ids, mask, segments, self.config.uncounted))
+        ids, mask, token_type_ids = (each.reshape(-1, width) for each in (ids, mask, token_type_ids))
+        answers = self.run(texts_of(ids, mask, token_type_ids, self.config.uncounted))
         output = Output()
         for name in answers[0]:
             arrays = [answer[name] for answer in answers]
@@ -211,7 +211,7 @@ class Model(BaseModel):
     def run(self, texts: Sequence[Text]) -> list[dict[str, np.ndarray]]:
         """Each text's answers without padding. Their bits do not depend on other texts, their order or the threads."""
         c = self.config
-        check_texts(texts, c.max_length, c.vocab_size, c.n_segments, first_position=-c.first_position)
+        check_texts(texts, c.max_length, c.vocab_size, c.n_token_types, first_position=-c.first_position)
         lengths = [len(text) for text in texts]
         some, rows_shared = lambda at: self._forward([texts[i] for i in at]), partial(self._forward, texts)
         answers = self.in_shards(lengths, some, None if c.decoder else rows_shared)
@@ -338,7 +338,7 @@ class Seq2Seq(BaseModel):
             # The other labels are checked with the decoder's input.
             if not 0 <= row[count - 1] < self.config.decoder.vocab_size:
                 raise NpformerError(f"labels: {row[count - 1]} is outside 0 ... {self.config.decoder.vocab_size - 1}")
-            rows.append(shift(row[:count], self.config.decoder.start_id, 0)[0][:-1])
+            rows.append(shift_right(row[:count], self.config.decoder.start_id, 0)[0][:-1])
         return rows, None
 
     def run(self, pairs: Sequence[tuple[Text, Text]]) -> list[dict[str, np.ndarray]]:

@@ -17,14 +17,14 @@ from npformer.attention import (
     scaled_dot_product_attention_backward,
     split_heads,
 )
-from npformer.errors import NpformerError
+from npformer.common.errors import NpformerError
 from npformer.functions import linear, linear_backward, linears
 from npformer.mechanisms.causal import Causal
 from npformer.mechanisms.mechanism import Mechanism, Sums
 from npformer.mechanisms.placed import InRun, Placed
-from npformer.runtime.blocks import over_heads
 from npformer.runtime.packing import equal_runs, places_of
 from npformer.runtime.threads import all_gather
+from npformer.runtime.tiles import over_heads
 from npformer.tape import Stages
 from npformer.taps import tap
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from npformer.errors import NpformerError
+from npformer.common.errors import NpformerError
 from npformer.taps import listeners
 
 #: No backward reads them, so they are not kept.

@@ -170,7 +170,7 @@ def encode(
     ids, lengths = tap("ids", batch.ids), tap("lengths", batch.lengths)
     scale = math.sqrt(config.d_model) if config.scale_embedding else 1.0
     positions = batch.positions + config.first_position
-    x = embeddings(ids, positions, batch.segments, **weights["embeddings"], eps=config.eps, scale=scale)
+    x = embeddings(ids, positions, batch.token_type_ids, **weights["embeddings"], eps=config.eps, scale=scale)
     rows = Rows(lengths, batch, row_indices, caches=caches)
     return encoder_stack(config, is_gated(weights))(x, rows, weights)
 
@@ -225,8 +225,8 @@ def encode_backward(
     stack = encoder_stack(config, is_gated(weights))
     grad, tree, _ = stack.backward(grad, stages, x, Rows(batch.lengths, batch, row_indices), weights)
     grads = embeddings_backward(
-        grad, stages, batch.ids, batch.positions + config.first_position, batch.segments, **tables, eps=config.eps,
-        scale=scale, padding_idx=config.padding_idx,
+        grad, stages, batch.ids, batch.positions + config.first_position, batch.token_type_ids, **tables,
+        eps=config.eps, scale=scale, padding_idx=config.padding_idx,
     )  # fmt: skip
     return {"embeddings": grads, **tree}
 

@@ -19,7 +19,7 @@ from npformer.golden.forward import Forward
 from npformer.golden.mistakes import MISTAKES, convolution, cross_attention, distances, positions
 from npformer.golden.port import Mistake, Port
 from npformer.interpret import stages
-from npformer.interpret.parts import is_input
+from npformer.interpret.text_parts import is_input
 from npformer.model import Model
 from npformer.runtime.packing import Text
 from npformer.runtime.padding import texts_of
@@ -136,9 +136,9 @@ def test_budgets_are_so_tight_that_a_mistake_is_out_of_them(mistake: Mistake) ->
     cases = RELATIVE if mistake in (*positions.MISTAKES, *distances.MISTAKES) else PLANTED_IN
     for case in ("gpt2-base",) if mistake.name in OF_GPT2 else cases:
         model, given = load(torch_values.DATA / case, "float32"), torch_values.inputs(case)
-        segments = given.get("token_type_ids", np.zeros_like(given["input_ids"]))
+        token_type_ids = given.get("token_type_ids", np.zeros_like(given["input_ids"]))
         mask = given["attention_mask"].astype(bool)
-        texts = texts_of(given["input_ids"], mask, segments, model.config.uncounted)
+        texts = texts_of(given["input_ids"], mask, token_type_ids, model.config.uncounted)
         weights, names = flatten(dict(model.weights)), tuple(stages.names(model.config))
         torch32, truth = torch_values.stages(case, "float32"), torch_values.stages(case, "float64")
         errors, lengths, run = torch_values.errors(case), tuple(map(len, texts)), Forward({}, weights)

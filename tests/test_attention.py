@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from npformer.attention import combine_heads, scaled_dot_product_attention, split_heads
-from npformer.errors import NpformerError
+from npformer.common.errors import NpformerError
 from npformer.functions import linear
 from npformer.masks import causal_mask, padding_mask
 from npformer.mechanisms import Causal, Placed, Window

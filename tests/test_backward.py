@@ -23,7 +23,7 @@ from npformer.checkpoint import load_folder
 from npformer.checkpoint import tree as layout
 from npformer.encoder_layers import encoder, layer_of
 from npformer.functions import SparseRows, embedding_backward, layer_norm_backward, linear_backward
-from npformer.interpret.parts import is_input
+from npformer.interpret.text_parts import is_input
 from npformer.layers import Stack
 from npformer.norms import LayerNorm
 from npformer.runtime.packing import Text, pack

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from npformer.errors import NpformerError
+from npformer.common.errors import NpformerError
 from npformer.families import FAMILIES, read_config
 
 EXAMPLES = Path(__file__).parents[1] / "examples"

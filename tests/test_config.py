@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 import npformer
+from npformer.common.errors import NpformerError
+from npformer.common.limits import Limits
 from npformer.config import Config, Decoder
-from npformer.errors import NpformerError
 from npformer.families import FAMILIES, encoders, family_of, ignored, read_config, write_config
-from npformer.families.mechanisms import MISSING
-from npformer.limits import Limits
+from npformer.families.unsupported import MISSING
 
 ARCHITECTURES = json.loads((Path(__file__).parent / "golden/checkpoints/architectures.json").read_text())
 DISTILBERT = ARCHITECTURES["DistilBertForSequenceClassification"]["config"]
@@ -31,7 +31,7 @@ def test_every_architecture_is_read_and_written_back(name):
     assert (config.vocab_size, config.d_model, config.n_heads, config.d_head) == (11, 6, *heads)
     assert (config.n_layers, config.d_ffn, config.max_length) == (2, 10, 8)
     without = ("DistilBert", "MPNet", "ModernBert", "Deberta", "GPT2")
-    assert config.n_segments == (0 if name.startswith(without) else 2)
+    assert config.n_token_types == (0 if name.startswith(without) else 2)
     assert config.head == family.architectures[name]
     assert family.architectures[family.architecture(config)] == config.head
     assert read_config(json.loads(json.dumps(write_config(config)))) == config
@@ -194,7 +194,7 @@ def test_a_config_made_by_hand_is_checked_too():
         {"head": "poet"},
         {"labels": ()},
         {"labels": ["a"]},
-        {"n_segments": 0},
+        {"n_token_types": 0},
         {"eps": -1.0},
     ):
         with pytest.raises(NpformerError):

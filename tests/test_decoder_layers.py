@@ -1,4 +1,4 @@
-"""The decoder: masks, shift, every stage of nn.Transformer against torch, and the bits of a pass taken step by step."""
+"""The decoder: masks, shift_right, every stage of nn.Transformer against torch, and the bits of a pass taken step by step."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from npformer.attention import masked_attention
 from npformer.blocks import Rows
 from npformer.blocks.attention import EVERY_KEY
 from npformer.checkpoint import flatten, load_folder, unflatten
+from npformer.common.errors import NpformerError
 from npformer.config import Config
-from npformer.decoder_layers import decoder, decoder_layer_of, shift
+from npformer.decoder_layers import decoder, decoder_layer_of, shift_right
 from npformer.embeddings import sinusoidal_positions
 from npformer.encoder_layers import encoder
-from npformer.errors import NpformerError
 from npformer.generation.kv_cache import KVCache
 from npformer.layers import Stack
 from npformer.masks import causal_mask
@@ -48,13 +48,13 @@ Weights = dict[str, np.ndarray]  # flat
 
 
 def test_shift_of_the_target_that_004_translates() -> None:
-    inputs, labels = shift([12, 4433, 2304, 8872, 2240, 456, 2349, 13], start=0, end=99999)
+    inputs, labels = shift_right([12, 4433, 2304, 8872, 2240, 456, 2349, 13], start=0, end=99999)
     assert inputs.tolist() == [0, 12, 4433, 2304, 8872, 2240, 456, 2349, 13]
     assert labels.tolist() == [12, 4433, 2304, 8872, 2240, 456, 2349, 13, 99999]
     with pytest.raises(
-        NpformerError, match=r"shift: target: expected whole numbers \(L,\), got int64 of shape \(1, 2\)"
+        NpformerError, match=r"shift_right: target: expected whole numbers \(L,\), got int64 of shape \(1, 2\)"
     ):
-        shift([[1, 2]], 0, 1)
+        shift_right([[1, 2]], 0, 1)
 
 
 def test_causal_mask_is_what_a_lower_triangle_admits() -> None:

@@ -17,9 +17,9 @@ import pytest
 import npformer
 from npformer.checkpoint.safetensors import read_tensors, write_tensors
 from npformer.cli import main as cli
-from npformer.errors import NpformerError
-from npformer.files import written_whole
-from npformer.locks import in_use
+from npformer.common.errors import NpformerError
+from npformer.common.files import written_whole
+from npformer.common.locks import in_use
 from tests.support import tiny, torch_writer
 
 README = Path(__file__).parent.parent / "README.md"

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from npformer.activations import gelu, relu
 from npformer.blocks.ffn import feed_forward
 from npformer.checkpoint import load_folder
+from npformer.common.errors import NpformerError
 from npformer.embeddings import embeddings, sinusoidal_positions
 from npformer.encoder_layers import encoder, encoder_layer
-from npformer.errors import NpformerError
 from npformer.functions import layer_norm, linear
 from npformer.multi_head import self_attention
 from tests.support import tiny, torch_values
@@ -49,14 +49,14 @@ def test_sinusoidal_positions_are_the_checkpoints() -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_embeddings(dtype: str) -> None:
     token, position, segment, norm = (normal(9, 4, dtype=dtype, seed=i) for i in range(4))
-    ids, positions, segments = np.array([8, 0, 8]), np.array([0, 1, 5]), np.array([0, 1, 1])
+    ids, positions, token_type_ids = np.array([8, 0, 8]), np.array([0, 1, 5]), np.array([0, 1, 1])
     tables = {"token": {"weight": token}, "position": {"weight": position}}
     weights = {**tables, "norm": {"weight": norm[0], "bias": norm[1]}}
     y = embeddings(ids, positions, None, **weights)
     assert y.dtype == dtype
     assert np.array_equal(y, layer_norm(token[ids] + position[positions], norm[0], norm[1], eps=1e-12))
-    y = embeddings(ids, positions, segments, **weights, segment={"weight": segment})
-    expected = layer_norm(token[ids] + position[positions] + segment[segments], norm[0], norm[1], eps=1e-12)
+    y = embeddings(ids, positions, token_type_ids, **weights, segment={"weight": segment})
+    expected = layer_norm(token[ids] + position[positions] + segment[token_type_ids], norm[0], norm[1], eps=1e-12)
     assert np.array_equal(y, expected)
     y = embeddings(ids, positions, None, **weights, segment={"weight": segment}, eps=0.5)
     expected = layer_norm(token[ids] + position[positions] + segment[0], norm[0], norm[1], eps=0.5)

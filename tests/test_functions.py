@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from npformer import activations, functions
 from npformer.activations import gelu, gelu_tanh, relu, silu, tanh
-from npformer.errors import NpformerError
+from npformer.common.errors import NpformerError
 from npformer.functions import (
     cross_entropy,
     embedding,

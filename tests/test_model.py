@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from npformer import functions
-from npformer.errors import NpformerError
+from npformer.common.errors import NpformerError
 from npformer.families import encoders
 from npformer.model import Model
 from npformer.runtime.output import Output
@@ -49,13 +49,13 @@ def models(family: str, head: str, size: str = "36", dtype: str = "float32", n_l
 
 
 def texts_of(model: Model, lengths: list[int], seed: int = 0) -> list[Text]:
-    """Random texts, some with segments, where the family has them, and with gaps in their positions."""
+    """Random texts, some with token_type_ids, where the family has them, and with gaps in their positions."""
     random, config = np.random.default_rng(seed), model.config
     texts = []
     for length in lengths:
-        segments = random.integers(0, config.n_segments, length) if config.n_segments else None
+        token_type_ids = random.integers(0, config.n_token_types, length) if config.n_token_types else None
         positions = np.sort(random.choice(config.max_length, length, replace=False)) if random.random() < 0.3 else None
-        texts.append(Text(random.integers(0, config.vocab_size, length), segments, positions))
+        texts.append(Text(random.integers(0, config.vocab_size, length), token_type_ids, positions))
     return texts
 
 
@@ -334,7 +334,7 @@ def test_errors_name_the_argument_and_what_came(head: str, given_: tuple, words:
         (Text(np.zeros(0, int)), ["text 1", "no tokens"]),
         (Text(np.array([1]), positions=np.array([600])), ["position", "600", "text 1"]),
         (Text(np.array([1]), positions=np.array([-1])), ["position", "-1", "text 1"]),
-        (Text(np.array([1]), segments=np.array([2])), ["token_type_ids", "2", "text 1"]),
+        (Text(np.array([1]), token_type_ids=np.array([2])), ["token_type_ids", "2", "text 1"]),
     ],
 )
 def test_errors_name_the_text(text: Text, words: list[str]) -> None:

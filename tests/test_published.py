@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from examples import published_numbers
-from npformer.errors import NpformerError
+from npformer.common.errors import NpformerError
 from npformer.interpret.traces import trace
 from tests.support import tiny
 

@@ -15,12 +15,12 @@ import npformer
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "npformer"
 PYTHON = sorted(path for folder in ("npformer", "tests", "examples") for path in (ROOT / folder).rglob("*.py"))
-LONGEST = 400  # lines; what needs more has two subjects
+LONGEST = 450  # lines; a longer file has two subjects
 
 # From what knows least to what knows most: a module imports, at whatever time, only what stands before it or beside it.
 # A package is one room; a module of it that needs to know more has its own place, as checkpoint.loading, which makes models.
 ORDER = (
-    *("errors", "other_libraries", "checks", "arraylike", "limits", "locks", "files", "progress", "taps", "runtime"),
+    *("common.errors", "common.other_libraries", "common.checks", "common.arraylike", "common", "taps", "runtime"),
     *(
         "functions",
         "activations",
@@ -35,19 +35,19 @@ ORDER = (
         "embeddings",
         "encoder_layers",
     ),
-    *("decoder_layers", "heads", "pooling", "vector_search"),
-    *("config", "transformer", "families", "checkpoint", "text", "generation", "model", "checkpoint.loading"),
-    "likelihood",
+    *("decoder_layers", "heads"),
+    *("config", "transformer", "families", "checkpoint", "text", "generation", "model", "generation.likelihood"),
+    "checkpoint.loading",
     *("tasks", "dataset", "serve", "training", "interpret", "golden", "view"),
     *("cli", "__main__"),
 )
 INDEPENDENT = {
-    "errors": set(),
-    "taps": {"errors"},
-    "checks": {"errors"},
-    "arraylike": {"errors", "checks"},
-    "config": {"errors", "checks", "other_libraries"},
-    "other_libraries": {"errors"},
+    "common.errors": set(),
+    "taps": {"common.errors"},
+    "common.checks": {"common.errors"},
+    "common.arraylike": {"common.errors", "common.checks"},
+    "config": {"common", "common.errors", "common.checks", "common.other_libraries"},
+    "common.other_libraries": {"common.errors"},
 }  # and the only modules of ours they import
 
 
@@ -128,8 +128,8 @@ def test_imports_make_no_circle() -> None:
 
 #: What opens files by itself, and which: everything else goes by `files`, which refuses pipes, devices and links out.
 OPENS = {
-    "npformer.files": "any",
-    "npformer.locks": "its locks",
+    "npformer.common.files": "any",
+    "npformer.common.locks": "its locks",
     "npformer.cli.process": "/dev/null",
     "npformer.cli.texts": "what a user names, which may be a pipe",
     "npformer.cli.run_task": "the partial file that it writes",

@@ -19,7 +19,7 @@ def test_one_function_warns() -> None:
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
         if isinstance(node, ast.Call) and ast.unparse(node.func) in ("warnings.warn", "warnings.warn_explicit")
     }
-    assert callers == {"npformer.errors"}
+    assert callers == {"npformer.common.errors"}
 
 
 def test_warnings_have_a_category_and_the_users_line() -> None:

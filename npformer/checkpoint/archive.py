@@ -15,9 +15,9 @@ from numpy.lib import format
 
 from npformer.checkpoint.safetensors import check_sums, read_tensors, write_tensors
 from npformer.checkpoint.storage import BFLOAT16, load
-from npformer.errors import NpformerError
-from npformer.files import as_given, open_file, written_whole
-from npformer.limits import LIMITS, Limits
+from npformer.common.errors import NpformerError
+from npformer.common.files import as_given, open_file, written_whole
+from npformer.common.limits import LIMITS, Limits
 
 
 def save_arrays(path: str | Path, arrays: Mapping[str, np.ndarray], metadata: Mapping[str, str]) -> None:

@@ -14,10 +14,10 @@ from npformer.checkpoint import tree as layout
 from npformer.checkpoint.modules import MODULES, flattened, home, module_files
 from npformer.checkpoint.read import CONFIG, OWN_WEIGHTS, own_metadata, read_folder, read_tree
 from npformer.checkpoint.safetensors import write_tensors
-from npformer.errors import NpformerError
+from npformer.common.errors import NpformerError
+from npformer.common.files import new_folder, open_file
+from npformer.common.limits import LIMITS, Limits
 from npformer.families import family_of
-from npformer.files import new_folder, open_file
-from npformer.limits import LIMITS, Limits
 
 #: A model's other files, which are copied unchanged: the tokenizer, and sentence-transformers' settings. With them are
 #: those of its modules.

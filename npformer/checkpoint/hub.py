@@ -14,9 +14,9 @@ from pathlib import Path
 
 from npformer.checkpoint.modules import MODULES, encoder_folder, module_files
 from npformer.checkpoint.read import CONFIG, WEIGHTS
-from npformer.errors import NpformerError
+from npformer.common.errors import NpformerError
+from npformer.common.files import open_file, read_json
 from npformer.families import FAMILIES, read_config
-from npformer.files import open_file, read_json
 
 # Files to fetch besides config and weights; most repositories lack some of them.
 TOKENIZER = ("tokenizer_config.json", "special_tokens_map.json")

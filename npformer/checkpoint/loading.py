@@ -18,9 +18,9 @@ from npformer.checkpoint.modules import encoder_folder
 from npformer.checkpoint.read import CONFIG, OWN_WEIGHTS, load_folder
 from npformer.checkpoint.tree import flatten, parameter_dtype, unflatten
 from npformer.checkpoint.verify import verify_once
-from npformer.checks import nearest
-from npformer.errors import NpformerError
-from npformer.limits import LIMITS, Limits
+from npformer.common.checks import nearest
+from npformer.common.errors import NpformerError
+from npformer.common.limits import LIMITS, Limits
 from npformer.model import Model, Seq2Seq
 from npformer.runtime.threads import thread_count, wants_same_bits
 

@@ -12,10 +12,10 @@ import numpy as np
 
 from npformer.checkpoint.read import CONFIG, read_file
 from npformer.checkpoint.storage import Array, dtype_name, first_nonfinite, is_floating, load
-from npformer.checks import shown
-from npformer.errors import NpformerError
-from npformer.files import read_text
-from npformer.limits import LIMITS, Limits
+from npformer.common.checks import shown
+from npformer.common.errors import NpformerError
+from npformer.common.files import read_text
+from npformer.common.limits import LIMITS, Limits
 
 MODULES = "modules.json"
 ENCODERS = ("Transformer", "MLMTransformer")  # modules, by the last part of their type

@@ -13,8 +13,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, BinaryIO
 
-from npformer.errors import NpformerError
-from npformer.limits import LIMITS, Limits
+from npformer.common.errors import NpformerError
+from npformer.common.limits import LIMITS, Limits
 
 _MOST_AXES = 32  # of a tensor; a real one has two
 

@@ -17,11 +17,11 @@ from npformer.checkpoint import tree as layout
 from npformer.checkpoint.safetensors import read_tensors
 from npformer.checkpoint.storage import Array, first_nonfinite
 from npformer.checkpoint.tree import Tree, parameter_dtype
+from npformer.common.errors import NpformerError
+from npformer.common.files import read_json
+from npformer.common.limits import LIMITS, Limits
 from npformer.config import Config
-from npformer.errors import NpformerError
 from npformer.families import read_config
-from npformer.files import read_json
-from npformer.limits import LIMITS, Limits
 
 CONFIG = "config.json"
 # Weights in our names and layout have a file name of their own. In a model.safetensors Hugging Face's libraries would

@@ -16,8 +16,8 @@ from typing import Any, BinaryIO, TypeGuard
 import numpy as np
 
 from npformer.checkpoint.storage import BFLOAT16, Array, Buffer, dtype_name, load, open_buffer, view
-from npformer.errors import NpformerError
-from npformer.limits import LIMITS, Limits
+from npformer.common.errors import NpformerError
+from npformer.common.limits import LIMITS, Limits
 
 DTYPES: dict[str, np.dtype[Any]] = {
     "F64": np.dtype("<f8"),

@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from npformer.errors import NpformerError
-from npformer.files import open_file
+from npformer.common.errors import NpformerError
+from npformer.common.files import open_file
 
 Array = np.ndarray[Any, np.dtype[Any]]
 

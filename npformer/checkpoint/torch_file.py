@@ -17,8 +17,8 @@ import numpy as np
 
 from npformer.checkpoint.pickled import Storage, Tensor, read_pickle
 from npformer.checkpoint.storage import BFLOAT16, Array, Buffer, open_buffer, view
-from npformer.errors import NpformerError
-from npformer.limits import LIMITS, Limits
+from npformer.common.errors import NpformerError
+from npformer.common.limits import LIMITS, Limits
 
 DTYPES: dict[str, np.dtype[Any]] = {
     "torch.DoubleStorage": np.dtype("<f8"),

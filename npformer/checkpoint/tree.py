@@ -20,9 +20,9 @@ from npformer.checkpoint.storage import (
     load_all,
     place,
 )
+from npformer.common.errors import NpformerError, warn
 from npformer.config import Config, Decoder
 from npformer.embeddings import sinusoidal_positions
-from npformer.errors import NpformerError, warn
 from npformer.families import Source, family_of
 
 Tree = dict[str, Any]  # nested dicts of arrays; "layers" is a list
@@ -94,7 +94,7 @@ def _sizes(config: Config, group: str) -> dict[str, int]:
     return {
         "V": stack.vocab_size,
         "P": config.n_positions,
-        "S": config.n_segments,
+        "S": config.n_token_types,
         "E": config.table_width,
         "R": config.relative_buckets,
         "N": stack.n_heads,

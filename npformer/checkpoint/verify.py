@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from npformer.checkpoint.safetensors import check_sums, read_tensors
-from npformer.errors import NpformerError
-from npformer.files import open_file
+from npformer.common.errors import NpformerError
+from npformer.common.files import open_file
 
 UNKNOWN = "no checksum is stored"
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace, _ArgumentGroup
 
-    from npformer.limits import Limits
+    from npformer.common.limits import Limits
 
 
 class Option(NamedTuple):
@@ -82,7 +82,7 @@ LOADING = (REVISION, OFFLINE, THREADS, ALLOW)
 
 def limits(args: Namespace) -> Limits:
     """Returns the limits with those that --allow raises."""
-    from npformer.limits import Limits
+    from npformer.common.limits import Limits
 
     return Limits.parse(args.allow)
 

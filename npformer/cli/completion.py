@@ -12,8 +12,8 @@ import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from npformer.checks import one_of
-from npformer.errors import NpformerError
+from npformer.common.checks import one_of
+from npformer.common.errors import NpformerError
 
 SHELLS = ("bash", "zsh", "fish")
 MODELS = ("model", "models", "name", "source")  # arguments that take a bundled model

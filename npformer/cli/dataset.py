@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 from npformer.cli.process import BAD_INPUT, complain
-from npformer.errors import NpformerError
+from npformer.common.errors import NpformerError
 
 if TYPE_CHECKING:
     from npformer.tasks.task import Task

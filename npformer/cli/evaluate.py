@@ -11,7 +11,7 @@ from dataclasses import asdict
 from npformer.cli.arguments import add_options, loading, model_options, whole
 from npformer.cli.recipes import text_columns
 from npformer.cli.texts import read_file
-from npformer.errors import NpformerError
+from npformer.common.errors import NpformerError
 
 EPILOG = """examples:
   npformer evaluate --model distilbert-sst2 --data dev.tsv
@@ -69,7 +69,7 @@ def _labels(args: argparse.Namespace) -> None:
 
 def _perplexity(args: argparse.Namespace) -> None:
     from npformer.checkpoint.loading import load
-    from npformer.likelihood import perplexity
+    from npformer.generation.likelihood import perplexity
 
     text = read_file(args.text)
     found = perplexity(load(args.model, **loading(args)), text, args.stride)
@@ -86,7 +86,7 @@ def _translations(args: argparse.Namespace) -> None:
         import sacrebleu
     except ImportError:
         raise NpformerError('BLEU needs sacrebleu: pip install "npformer[evaluate]"') from None
-    from npformer.progress import with_bar
+    from npformer.common.progress import with_bar
     from npformer.tasks import pipeline
     from npformer.tasks.task import InputError
     from npformer.text.encoding import warn_of_cuts

@@ -14,15 +14,15 @@ from npformer.checkpoint.read import CONFIG, read_folder, read_tree
 from npformer.cli import recipes
 from npformer.cli.arguments import add_options, limits, model_options, whole
 from npformer.cli.process import complain
-from npformer.errors import NpformerError
+from npformer.common.errors import NpformerError
+from npformer.common.files import read_json
+from npformer.common.limits import Limits
 from npformer.families import family_of, read_config
-from npformer.files import read_json
-from npformer.limits import Limits
 from npformer.model import Model
 from npformer.training import Example, HeadLoss, Recipe, Trainable, Trainer, standard_rates
 from npformer.training.data import encode, encode_blocks, label_keys, label_names, read_labelled
+from npformer.training.epoch_lines import Progress
 from npformer.training.metrics import evaluate_blocks, evaluate_labels
-from npformer.training.progress import Progress
 from npformer.training.start import companions, start, write_model
 from npformer.training.trainer import Evaluate
 

@@ -31,17 +31,17 @@ from npformer.checkpoint.archive import load_arrays
 from npformer.checkpoint.loading import load
 from npformer.checkpoint.read import CONFIG, load_folder
 from npformer.checkpoint.tree import flatten
-from npformer.checks import positive
 from npformer.cli.arguments import LOADING, add_options, limits, loading
 from npformer.cli.process import DIVERGES
-from npformer.errors import NpformerError
-from npformer.files import as_given, is_stream, read_json, written_whole
+from npformer.common.checks import positive
+from npformer.common.errors import NpformerError
+from npformer.common.files import as_given, is_stream, read_json, written_whole
+from npformer.common.progress import status
 from npformer.golden import reports
 from npformer.golden.conformance import TIMEOUT
 from npformer.golden.reports import FORMATS
 from npformer.golden.suite import MANIFEST
 from npformer.model import Model, Seq2Seq
-from npformer.progress import status
 
 COMPARED = """compare ends with exit code 3 if a stage or a weight diverges, with 1 for bad
 input. With the model it also finds the causes: --model, or the model beside

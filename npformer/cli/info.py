@@ -14,9 +14,9 @@ from typing import Any
 from npformer import __version__
 from npformer.cli.arguments import LOADING, add_options, loading
 from npformer.cli.process import BAD_INPUT
-from npformer.errors import NpformerError
-from npformer.files import open_file
-from npformer.progress import wrapped
+from npformer.common.errors import NpformerError
+from npformer.common.files import open_file
+from npformer.common.progress import wrapped
 
 EPILOG = """examples:
   npformer info
@@ -151,8 +151,8 @@ def _model(args: argparse.Namespace) -> dict[str, Any]:
     from npformer.checkpoint.loading import find_folder
     from npformer.checkpoint.read import CONFIG, WEIGHTS, config_of
     from npformer.checkpoint.tree import drawn
+    from npformer.common.files import read_json
     from npformer.families import family_of, ignored
-    from npformer.files import read_json
     from npformer.tasks.pipelines import tasks_of
     from npformer.text.tokenizer import longest_text
 

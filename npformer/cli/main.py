@@ -18,7 +18,6 @@ from importlib import import_module
 from typing import TYPE_CHECKING, NamedTuple
 
 from npformer import __version__
-from npformer.checks import nearest
 from npformer.cli.process import (
     BAD_INPUT,
     INTERRUPTED,
@@ -30,8 +29,9 @@ from npformer.cli.process import (
     interruptible,
     to_stderr,
 )
-from npformer.errors import NpformerError
-from npformer.progress import waiting
+from npformer.common.checks import nearest
+from npformer.common.errors import NpformerError
+from npformer.common.progress import waiting
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace

@@ -58,8 +58,8 @@ class Escaping:
         self.stream = stream
 
     def write(self, text: str) -> int:
-        from npformer.errors import escaped
-        from npformer.progress import shown
+        from npformer.common.errors import escaped
+        from npformer.common.progress import shown
 
         if self.stream.isatty():
             shown()
@@ -91,8 +91,8 @@ def complain(message: object) -> None:
 
 
 def to_stderr(text: str) -> None:
-    from npformer.errors import escaped
-    from npformer.progress import hidden
+    from npformer.common.errors import escaped
+    from npformer.common.progress import hidden
 
     try:
         with hidden():

@@ -8,9 +8,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from npformer.cli.arguments import whole
-from npformer.errors import NpformerError
-from npformer.locks import in_use
-from npformer.progress import wrapped
+from npformer.common.errors import NpformerError
+from npformer.common.locks import in_use
+from npformer.common.progress import wrapped
 from npformer.training import Recipe, Trainer
 from npformer.training.trainer import SCHEDULES
 

@@ -17,9 +17,9 @@ from npformer.cli import dataset
 from npformer.cli.arguments import loading
 from npformer.cli.process import BAD_INPUT, complain
 from npformer.cli.texts import Line, count, interactive, lines
-from npformer.errors import NpformerError
-from npformer.files import written_whole
-from npformer.progress import hidden, note, with_bar
+from npformer.common.errors import NpformerError
+from npformer.common.files import written_whole
+from npformer.common.progress import hidden, note, with_bar
 from npformer.tasks.pipelines import WANTED, pipeline
 from npformer.tasks.task import InputError, Task
 from npformer.text.encoding import was_cut

@@ -23,14 +23,14 @@ from npformer.cli.arguments import JSON, add_options, loading, model_options, op
 from npformer.cli.process import BAD_INPUT, complain
 from npformer.cli.run_task import write_json
 from npformer.cli.texts import Line, lines, paired, plain
-from npformer.errors import NpformerError
-from npformer.files import place_in_folder
-from npformer.limits import Limits
-from npformer.progress import with_bar
+from npformer.common.errors import NpformerError
+from npformer.common.files import place_in_folder
+from npformer.common.limits import Limits
+from npformer.common.progress import with_bar
 from npformer.tasks import pipeline
 from npformer.tasks.task import InputError
+from npformer.tasks.vector_search import search
 from npformer.text.encoding import was_cut
-from npformer.vector_search import search
 
 EPILOG = """examples:
   npformer search "frozen dessert" sentences.txt

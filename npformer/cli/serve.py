@@ -9,7 +9,7 @@ from dataclasses import fields
 from pathlib import Path
 
 from npformer.cli.arguments import OFFLINE, REVISION, add_options, whole
-from npformer.errors import NpformerError
+from npformer.common.errors import NpformerError
 from npformer.serve import ServiceLimits, need_extra
 
 KEY = "NPFORMER_API_KEY"
@@ -58,8 +58,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> None:
     need_extra()
-    from npformer.serve.process import Settings
-    from npformer.serve.process import run as serve
+    from npformer.serve.supervisor import Settings
+    from npformer.serve.supervisor import run as serve
 
     limits = ServiceLimits(**{sets: getattr(args, sets) for sets, _ in LIMITS.values()})
     serve(

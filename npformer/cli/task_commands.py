@@ -28,7 +28,7 @@ from npformer.cli.arguments import (
     whole,
 )
 from npformer.cli.texts import paired, read_file
-from npformer.errors import NpformerError
+from npformer.common.errors import NpformerError
 from npformer.text.inputs import LONG, Pair
 
 if TYPE_CHECKING:

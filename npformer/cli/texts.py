@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from typing import Any, BinaryIO
 
 from npformer.cli.process import complain
-from npformer.errors import NpformerError
-from npformer.files import LINE, lines_of
-from npformer.progress import shown
+from npformer.common.errors import NpformerError
+from npformer.common.files import LINE, lines_of
+from npformer.common.progress import shown
 from npformer.text.inputs import Pair
 
 

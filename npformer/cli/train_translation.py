@@ -9,12 +9,12 @@ from dataclasses import replace
 from npformer.cli import recipes
 from npformer.cli.arguments import THREADS, add_options, whole
 from npformer.cli.process import complain
-from npformer.families.transformer import residual_rates
+from npformer.families.vaswani import residual_rates
 from npformer.model import Seq2Seq
 from npformer.training import Recipe, Trainable, Trainer, TranslationLoss, initialise
 from npformer.training.data import encode_pairs, read_pairs
+from npformer.training.epoch_lines import Progress
 from npformer.training.metrics import evaluate_translation
-from npformer.training.progress import Progress
 from npformer.training.start import write_model
 from npformer.training.translator import companions, learn_tokenizer, translator
 

@@ -13,9 +13,9 @@ from npformer import view
 from npformer.checkpoint.loading import load
 from npformer.cli.arguments import PAIR, add_options, loading, model_options
 from npformer.cli.texts import paired
-from npformer.errors import NpformerError
-from npformer.files import written_whole
-from npformer.progress import note
+from npformer.common.errors import NpformerError
+from npformer.common.files import written_whole
+from npformer.common.progress import note
 from npformer.view.attribution_view import METHODS
 
 KINDS = ("page", "heads", "model", "neurons", "stages", "attribution", "logit")

@@ -8,7 +8,7 @@ part, and `cluster.py` has Dask's workers do that.
 
 from importlib.util import find_spec
 
-from npformer.errors import NpformerError
+from npformer.common.errors import NpformerError
 
 if find_spec("pyarrow") is None:
     raise NpformerError('datasets are read and written by pyarrow: pip install "npformer[data]"')

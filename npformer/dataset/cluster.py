@@ -13,8 +13,8 @@ from importlib.util import find_spec
 from typing import Any
 
 from npformer import __version__
+from npformer.common.errors import NpformerError, warn
 from npformer.dataset.work import Place, Work, answer_elsewhere, describe, machine
-from npformer.errors import NpformerError, warn
 from npformer.tasks.task import Task
 
 AHEAD = 2  # parts in flight for each of the workers' threads, so that none waits for its next

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from npformer.checks import unknown
-from npformer.errors import NpformerError
+from npformer.common.checks import unknown
+from npformer.common.errors import NpformerError
 from npformer.generation.settings import resolve
 from npformer.tasks.task import InputError, Task
 from npformer.tasks.text_classification import BEST

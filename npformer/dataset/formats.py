@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 
-from npformer.errors import NpformerError
+from npformer.common.errors import NpformerError
 
 #: Suffix -> format. Feather is another name of Arrow's file format.
 FORMATS = {

@@ -14,9 +14,9 @@ from typing import Any
 
 import pyarrow as pa
 
-from npformer.checks import shown
+from npformer.common.checks import shown
+from npformer.common.errors import NpformerError
 from npformer.dataset.sizes import DEPTH
-from npformer.errors import NpformerError
 
 KINDS = {bool: "true or false", int: "a number", float: "a number", str: "text", list: "a list", dict: "an object"}
 TYPES = {"": pa.null(), "true or false": pa.bool_(), "text": pa.string()}

@@ -13,10 +13,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from npformer.checks import shown
+from npformer.common.checks import shown
+from npformer.common.errors import NpformerError
+from npformer.common.files import written_whole
 from npformer.dataset.formats import explained
-from npformer.errors import NpformerError
-from npformer.files import written_whole
 
 FORMAT = "npformer-dataset-1"
 LOOSE = ("machine",)  # what may change from run to run, and does not refuse it

@@ -10,16 +10,16 @@ from typing import Any
 import pyarrow as pa
 
 from npformer import __version__
-from npformer.checks import whole
+from npformer.common.checks import whole
+from npformer.common.errors import NpformerError, warn
+from npformer.common.files import written_whole
+from npformer.common.progress import bar
 from npformer.dataset.columns import check_names, schema_of, together
 from npformer.dataset.formats import checksum, explained
 from npformer.dataset.manifest import Manifest
 from npformer.dataset.sinks import Parts, Sink, write
 from npformer.dataset.sources import File, Source, check_text_column, parts, survey
 from npformer.dataset.work import Place, answer, check_repeatable, identity, machine, probe
-from npformer.errors import NpformerError, warn
-from npformer.files import written_whole
-from npformer.progress import bar
 from npformer.tasks.task import Task
 
 PART = 8192  # rows: seconds to minutes of work, which is what a broken run loses, and few enough files

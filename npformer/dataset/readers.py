@@ -18,11 +18,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet
 
+from npformer.common.errors import NpformerError
+from npformer.common.files import as_given, csv_rows, open_file
 from npformer.dataset.formats import DELIMITERS, KNOWN, Format, explained, format_of
 from npformer.dataset.jsonl import objects
 from npformer.dataset.sizes import BYTES
-from npformer.errors import NpformerError
-from npformer.files import as_given, csv_rows, open_file
 
 BLOCK = 2**20  # characters of text that become one batch
 LONGEST = 2**26  # most characters of a line, and of a cell of csv

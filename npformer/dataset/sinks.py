@@ -22,10 +22,10 @@ import pyarrow.compute as pc
 import pyarrow.csv
 import pyarrow.parquet
 
+from npformer.common.errors import NpformerError
+from npformer.common.locks import LOCK, clear_partial, in_use
 from npformer.dataset.formats import DELIMITERS, KNOWN, Format, as_list, explained, format_of
 from npformer.dataset.readers import plain
-from npformer.errors import NpformerError
-from npformer.locks import LOCK, clear_partial, in_use
 
 GROUP = 2**24  # bytes that are gathered for one group of rows of a Parquet file
 ROWS = 256  # of a part that are written at a time as text

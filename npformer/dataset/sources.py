@@ -18,13 +18,13 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from npformer.checks import listed, shown, unknown
+from npformer.common.checks import listed, shown, unknown
+from npformer.common.errors import NpformerError
+from npformer.common.files import as_given, open_file
 from npformer.dataset.formats import KNOWN, checksum, explained
 from npformer.dataset.jsonl import Seen, objects
 from npformer.dataset.readers import batches, carried, conform, form_of, opened_lines, plain
 from npformer.dataset.sizes import DEPTH, MISSING, Cuts, depth, row_sizes
-from npformer.errors import NpformerError
-from npformer.files import as_given, open_file
 
 SLICE = 2**12  # rows that are measured at a time
 

@@ -22,11 +22,11 @@ from npformer.checkpoint.loading import bundled
 from npformer.checkpoint.read import own_metadata
 from npformer.checkpoint.safetensors import checksum
 from npformer.checkpoint.tree import stored
+from npformer.common.errors import NpformerError
+from npformer.common.files import read_bytes
 from npformer.dataset.columns import results
 from npformer.dataset.formats import as_list
 from npformer.encoder_layers import encoder_layer
-from npformer.errors import NpformerError
-from npformer.files import read_bytes
 from npformer.generation.settings import resolve
 from npformer.model import Seq2Seq
 from npformer.runtime.runner import Runner

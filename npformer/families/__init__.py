@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from npformer import checks
+from npformer.common import checks
+from npformer.common.limits import LIMITS, Limits
 from npformer.config import Config
 from npformer.families.albert import ALBERT
 from npformer.families.bart import BART
@@ -19,14 +20,13 @@ from npformer.families.distilbert import DISTILBERT
 from npformer.families.electra import ELECTRA
 from npformer.families.gpt2 import GPT2
 from npformer.families.marian import MARIAN
-from npformer.families.mechanisms import find_family, ignored
 from npformer.families.modernbert import MODERNBERT
 from npformer.families.mpnet import MPNET
 from npformer.families.nomic import NOMIC_BERT
 from npformer.families.roberta import CAMEMBERT, ROBERTA, XLM_ROBERTA
 from npformer.families.table import EncoderTable
 from npformer.families.torch_nn import TORCH_MODULES
-from npformer.limits import LIMITS, Limits
+from npformer.families.unsupported import find_family, ignored
 
 __all__ = [
     "FAMILIES",

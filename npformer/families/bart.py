@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from npformer import checks
+from npformer.common import checks
+from npformer.common.errors import NpformerError
 from npformer.config import MOST, Config
-from npformer.errors import NpformerError
 from npformer.families.base import (
     Source,
     read_activation,
@@ -24,7 +24,7 @@ from npformer.families.base import (
 )
 from npformer.families.marian import DECODER_FIELDS, FIELDS, LAYER, Marian
 from npformer.families.roberta import SPECIAL_TOKENS
-from npformer.families.transformer import sides
+from npformer.families.vaswani import sides
 
 #: head -> our groups above the stacks, and their modules.
 TOP = {

@@ -6,9 +6,9 @@ from collections.abc import Collection, Container, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from npformer import checks
+from npformer.common import checks
+from npformer.common.errors import NpformerError
 from npformer.config import LABELLED, MOST, Config
-from npformer.errors import NpformerError
 
 #: Hugging Face's names of activations -> ours. Of several names for one of ours the first is written back.
 ACTIVATIONS = {
@@ -99,7 +99,7 @@ class Family:
     constants: Mapping[str, Any] = field(default_factory=dict)  # fields of Config with one value in the whole family
     prefix: str = ""  # of the encoder's names in a checkpoint with a head; may be absent in others
     stages: Mapping[str, str] = field(default_factory=dict)  # a module that holds no weights -> our stage
-    reads: frozenset[str] = frozenset()  # fields of `mechanisms.py` that this family computes with
+    reads: frozenset[str] = frozenset()  # fields of `unsupported.py` that this family computes with
     special_tokens: Mapping[str, str] = field(default_factory=lambda: SPECIAL_TOKENS)
     single: str = "cls $A sep"  # the special tokens around a text; :1 is token type 1
     pair: str = "cls $A sep $B:1 sep:1"  # the special tokens around a pair

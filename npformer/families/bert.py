@@ -23,7 +23,7 @@ BERT = EncoderTable(
     },
     activation="hidden_act",
     eps="layer_norm_eps",
-    segments="type_vocab_size",
+    token_types="type_vocab_size",
     architectures={
         "BertModel": "base",
         "BertForSequenceClassification": "sequence-classification",

@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from npformer import checks
+from npformer.common import checks
+from npformer.common.errors import NpformerError
 from npformer.config import MOST, Config
-from npformer.errors import NpformerError
 from npformer.families.base import ACTIVATIONS, Source, first, reject_other
 from npformer.families.table import EncoderTable
 
@@ -47,7 +47,7 @@ class Disentangled(EncoderTable):
             norm_distances=norms == "layer_norm",
             distance_forms=_forms(data),
             positions="learned" if _boolean(data, "position_biased_input", True) else "none",
-            n_segments=checks.whole("type_vocab_size", data.get("type_vocab_size", 0), 0, MOST),
+            n_token_types=checks.whole("type_vocab_size", data.get("type_vocab_size", 0), 0, MOST),
             **_convolution(data),
         )
 
@@ -57,7 +57,7 @@ class Disentangled(EncoderTable):
             **EXPECTED,
             "pos_att_type": [theirs for theirs, ours in FORMS.items() if ours in config.distance_forms],
             "position_biased_input": config.positions == "learned",
-            "type_vocab_size": config.n_segments,
+            "type_vocab_size": config.n_token_types,
             "norm_rel_ebd": "layer_norm" if config.norm_distances else "none",
             "max_relative_positions": config.max_distance or config.n_distances // 2,
             "position_buckets": config.n_distances // 2 if config.max_distance else -1,
@@ -72,7 +72,7 @@ class Disentangled(EncoderTable):
         absent = [each for each in OWN if each not in own] + ([] if config.norm_distances else ["distances_norm"])
         absent += [] if config.convolution else ["convolution", "convolution_norm"]
         absent += [] if config.positions == "learned" else ["embeddings.position"]
-        absent += [] if config.n_segments else ["embeddings.segment"]
+        absent += [] if config.n_token_types else ["embeddings.segment"]
         return {group: module for group, module in modules.items() if not group.endswith(tuple(absent))}
 
     def sources(self, config: Config, arrays: Mapping[str, tuple[str, str]], head: str) -> dict[str, Source]:

@@ -28,7 +28,7 @@ ELECTRA = EncoderTable(
     },
     activation="hidden_act",
     eps="layer_norm_eps",
-    segments="type_vocab_size",
+    token_types="type_vocab_size",
     architectures={
         "ElectraModel": "base",
         "ElectraForSequenceClassification": "sequence-classification",

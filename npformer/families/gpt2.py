@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from npformer import checks
+from npformer.common import checks
 from npformer.config import MOST, Config
 from npformer.families.table import EncoderTable
 

@@ -21,7 +21,7 @@ from npformer.families.base import (
     reject_other,
     write_labels,
 )
-from npformer.families.transformer import Transformer
+from npformer.families.vaswani import Transformer
 
 #: Our field -> theirs, and its default (... where config.json must have it, or the family has a default).
 FIELDS = {

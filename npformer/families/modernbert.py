@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from npformer import checks
+from npformer.common import checks
+from npformer.common.errors import NpformerError
 from npformer.config import MOST, Config
-from npformer.errors import NpformerError
 from npformer.families.base import ACTIVATIONS, first, read_activation
 from npformer.families.table import EncoderTable
 

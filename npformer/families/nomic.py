@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Container, Mapping
 from typing import Any
 
-from npformer import checks
+from npformer.common import checks
+from npformer.common.errors import NpformerError
 from npformer.config import MOST, Config
-from npformer.errors import NpformerError
 from npformer.families.base import reject_other
 from npformer.families.table import EncoderTable
 
@@ -138,7 +138,7 @@ NOMIC_BERT = NomicBert(
     activation="hidden_act",
     usual_activation="silu",
     eps="layer_norm_eps",
-    segments="type_vocab_size",
+    token_types="type_vocab_size",
     architectures={
         "NomicBertModel": "base",
         "NomicBertForSequenceClassification": "sequence-classification",

@@ -65,7 +65,7 @@ def _table(model_type: str, name: str, pieces: PieceOrder = AS_IN_THE_FILE) -> E
         },
         activation="hidden_act",
         eps="layer_norm_eps",
-        segments="type_vocab_size",
+        token_types="type_vocab_size",
         architectures={
             f"{name}Model": "base",
             f"{name}ForSequenceClassification": "sequence-classification",

@@ -6,9 +6,9 @@ from collections.abc import Collection, Container, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from npformer import checks
+from npformer.common import checks
+from npformer.common.errors import NpformerError
 from npformer.config import MOST, Config
-from npformer.errors import NpformerError
 from npformer.families.base import (
     ACTIVATIONS,
     Family,
@@ -35,7 +35,7 @@ class EncoderTable(Family):
     activation: str  # their field
     usual_activation: str = "gelu"  # where the field is absent
     eps: str = ""  # their field; "": none, always 1e-12
-    segments: str = ""  # their field for the rows of the token type table; "": no table
+    token_types: str = ""  # their field for the rows of the token type table; "": no table
     padding: str = ""  # their field for the padding token, whose position precedes all others; "": not so
     layer_groups: str = ""  # their field for the groups of layers with one set of weights; "": each layer has its own
     group_layers: str = ""  # their field for the layers of a group; a layer's module has a `*` for each number
@@ -64,7 +64,7 @@ class EncoderTable(Family):
         checks.whole("n_layers", config.n_layers, 1, MOST)
         checks.whole("vocab_size", config.vocab_size, 1, MOST)
         most = MOST if "embeddings.segment" in self.encoder else 0
-        checks.whole("n_segments", config.n_segments, 1 if self.segments else 0, most)
+        checks.whole("n_token_types", config.n_token_types, 1 if self.token_types else 0, most)
         return super().check(config)
 
     @property
@@ -99,8 +99,8 @@ class EncoderTable(Family):
             fields["n_layers"] = runs * fields["group_layers"]
         if self.eps:
             fields["eps"] = checks.positive(self.eps, data.get(self.eps, self.constants.get("eps", 1e-12)))
-        if self.segments:
-            fields["n_segments"] = checks.whole(self.segments, data.get(self.segments, 2), 1, MOST)
+        if self.token_types:
+            fields["n_token_types"] = checks.whole(self.token_types, data.get(self.token_types, 2), 1, MOST)
         if causal:
             fields["causal"] = True
             fields |= read_text_ids({**self.ids, **data})
@@ -148,8 +148,8 @@ class EncoderTable(Family):
         data["tie_word_embeddings"] = config.tied
         if self.eps:
             data[self.eps] = config.eps
-        if self.segments:
-            data[self.segments] = config.n_segments
+        if self.token_types:
+            data[self.token_types] = config.n_token_types
         if self.padding:
             data[self.padding] = config.pad_id
         if config.causal:

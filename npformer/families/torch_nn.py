@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from npformer import checks
+from npformer.common import checks
+from npformer.common.errors import NpformerError
 from npformer.config import Config, Decoder
-from npformer.errors import NpformerError
 from npformer.families.base import Source, read_fields, read_ids, read_labels, write_labels
-from npformer.families.transformer import Transformer
+from npformer.families.vaswani import Transformer
 
 HEADS = ("base", "sequence-classification", "token-classification", "translation")
 

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
+from npformer.common.errors import NpformerError, warn
 from npformer.config import Config, Decoder
-from npformer.errors import NpformerError, warn
 from npformer.generation.decoding import Hypothesis, Stopping, beam_search, greedy_or_sample
 from npformer.generation.logits import Projection
 from npformer.generation.settings import Settings, resolve

@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from npformer.common.errors import NpformerError
 from npformer.decoder_layers import project
-from npformer.errors import NpformerError
 from npformer.functions import log_softmax
 from npformer.generation.processors import Processors
 from npformer.runtime.products import in_order, kernel, weight_products

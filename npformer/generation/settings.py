@@ -12,11 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from npformer import checks
 from npformer.checkpoint.read import CONFIG
+from npformer.common import checks
+from npformer.common.errors import NpformerError
+from npformer.common.files import read_json
 from npformer.config import Config, Decoder
-from npformer.errors import NpformerError
-from npformer.files import read_json
 
 FILE = "generation_config.json"
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import numpy as np
 
 from npformer.blocks.rows import Caches
-from npformer.errors import NpformerError
+from npformer.common.errors import NpformerError
 from npformer.generation.kv_cache import BeamAncestry, KVCache, PromptRows, SelfAttentionCache
 from npformer.generation.logits import Projection
 from npformer.generation.settings import Settings

@@ -10,7 +10,7 @@ import numpy as np
 
 from npformer.checkpoint import tree as layout
 from npformer.golden.graph import CROSS, parted, stacks
-from npformer.interpret.inputs import row_read
+from npformer.interpret.study_inputs import row_read
 from npformer.masks import window_mask
 from npformer.runtime.packing import Text
 from npformer.transformer import POOLED_HEADS

@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from npformer.checks import one_of, shown
-from npformer.errors import NpformerError
+from npformer.common.checks import one_of, shown
+from npformer.common.errors import NpformerError
 from npformer.golden.budget import RATIOS
 from npformer.golden.format import Golden
 from npformer.golden.mistakes.precision import HALVES, held

@@ -22,7 +22,7 @@ from typing import Any
 
 from npformer.checkpoint.archive import load_arrays
 from npformer.checkpoint.read import load_folder
-from npformer.errors import NpformerError
+from npformer.common.errors import NpformerError
 from npformer.golden.compare import Comparison, compare
 from npformer.golden.diagnose import Diagnosis, diagnose
 from npformer.golden.format import Golden, load

@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 
 from npformer.checkpoint.archive import load_arrays, save_arrays
+from npformer.common.errors import NpformerError
 from npformer.config import Config
-from npformer.errors import NpformerError
 from npformer.families import read_config, write_config
 from npformer.runtime.packing import Text
 
@@ -71,8 +71,8 @@ class Golden:
         """Returns the ids of each text, and what else it has, by their names in the file."""
         arrays: dict[str, np.ndarray] = {}
         for i, text in enumerate(self.texts):
-            for name in ("ids", "segments", "positions"):
-                if (array := getattr(text, name)) is not None:
+            for name, array in (("ids", text.ids), ("segments", text.token_type_ids), ("positions", text.positions)):
+                if array is not None:
                     arrays[f"{i}/{name}"] = array.astype(np.int64)
         return arrays | {f"{i}/source_ids": source.ids.astype(np.int64) for i, source in enumerate(self.sources)}
 
@@ -122,7 +122,7 @@ def _golden(arrays: Mapping[str, np.ndarray], manifest: dict[str, Any]) -> Golde
     stages: list[str] = manifest["stages"]
     texts, tokens = [], manifest["tokens"]
     for i, row in enumerate(tokens):
-        given = {name: arrays.get(f"{i}/{name}") for name in ("segments", "positions")}
+        given = {"token_type_ids": arrays.get(f"{i}/segments"), "positions": arrays.get(f"{i}/positions")}
         texts.append(Text(arrays[f"{i}/ids"], **given))
         if any(array.shape != (len(row),) for array in (texts[i].ids, *given.values()) if array is not None):
             raise ValueError(f"{i}/ids: expected {len(row)} tokens")

@@ -15,13 +15,13 @@ from typing import Any
 import numpy as np
 
 from npformer.checkpoint import tree as layout
-from npformer.errors import NpformerError
+from npformer.common.errors import NpformerError
 from npformer.golden.at import At
 from npformer.golden.budget import jitter
 from npformer.golden.graph import matches, parents, parted, stacks
 from npformer.golden.port import Port, made_by
 from npformer.golden.rounded import unrounded
-from npformer.interpret.parts import TextParts, is_input
+from npformer.interpret.text_parts import TextParts, is_input
 from npformer.interpret.traces import post_process
 from npformer.model import Model, Seq2Seq
 from npformer.taps import listen

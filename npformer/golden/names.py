@@ -15,13 +15,13 @@ import numpy as np
 
 from npformer.checkpoint import tree as layout
 from npformer.checkpoint.tree import module_path
+from npformer.common.errors import NpformerError
 from npformer.config import Config
-from npformer.errors import NpformerError
 from npformer.families import family_of
 from npformer.golden import fused
 from npformer.golden.format import Golden
 from npformer.interpret import stages as table
-from npformer.interpret.parts import OF_SOURCE
+from npformer.interpret.text_parts import OF_SOURCE
 from npformer.runtime.packing import Text
 
 _OF_TEXT = re.compile(r"(\d{1,9})/(.+)")

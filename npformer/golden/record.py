@@ -10,10 +10,10 @@ import numpy as np
 
 from npformer import __version__
 from npformer.checkpoint import tree as layout
-from npformer.errors import NpformerError
+from npformer.common.errors import NpformerError
 from npformer.golden.budget import budgets, in_float64, run
 from npformer.golden.format import Golden
-from npformer.interpret.inputs import pair_of, texts_of
+from npformer.interpret.study_inputs import pair_of, texts_of
 from npformer.model import Model, Seq2Seq
 from npformer.runtime.packing import Text
 

@@ -19,14 +19,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from npformer.checkpoint.archive import save_arrays
-from npformer.checks import nearest
+from npformer.common.checks import nearest
+from npformer.common.errors import NpformerError
+from npformer.common.files import new_folder, read_json
+from npformer.common.progress import with_bar
 from npformer.config import HEADS, LABELLED, Config, Decoder
-from npformer.errors import NpformerError
 from npformer.families import FAMILIES, EncoderTable, distinct_encoders, encoders
-from npformer.files import new_folder, read_json
 from npformer.golden.format import Golden
 from npformer.golden.tiny import write_case
-from npformer.progress import with_bar
 
 MANIFEST, INPUTS = "suite.json", "inputs.safetensors"
 FORMAT, VERSION = "npformer-suite", "1"
@@ -179,8 +179,8 @@ def cases() -> Iterator[Case]:
 def encoder_config(family: EncoderTable, head: str, **fields: Any) -> Config:
     """Returns the tiny config of a family's head."""
     wide = {"d_embedding": 8} if "d_embedding" in family.sizes else {}
-    segments = {"n_segments": 2} if family.segments else {}
-    return family.config(head, **{**SIZES, **wide, **segments, "labels": LABELS.get(head, ()), **fields})
+    token_type_ids = {"n_token_types": 2} if family.token_types else {}
+    return family.config(head, **{**SIZES, **wide, **token_type_ids, "labels": LABELS.get(head, ()), **fields})
 
 
 def _encoder_cases(name: str, family: EncoderTable) -> Iterator[Case]:
@@ -196,8 +196,8 @@ def _encoder_cases(name: str, family: EncoderTable) -> Iterator[Case]:
         yield Case(f"{name}-{activation.replace('_', '-')}", about, replace(plain, activation=activation))
     if family.eps:
         yield Case(f"{name}-eps", "layer_norm_eps of 1e-3", replace(plain, eps=1e-3))
-    if family.segments:
-        yield Case(f"{name}-one-segment", "a table of one token type, which is added", replace(plain, n_segments=1))
+    if family.token_types:
+        yield Case(f"{name}-one-segment", "a table of one token type, which is added", replace(plain, n_token_types=1))
     if family.padding:
         other = encoder_config(family, plain.head, n_layers=1, pad_id=3, padding_idx=3, first_position=4)
         yield Case(f"{name}-padding", "positions that begin after another padding token's", other, (10, 6))
@@ -217,7 +217,7 @@ def _encoder_cases(name: str, family: EncoderTable) -> Iterator[Case]:
         yield Case(f"{name}-convolution", about, convolved)
     if "distances" in family.encoder:
         about = "one product of contents and distances, and tables of positions and token types"
-        one = replace(plain, distance_forms=("key",), positions="learned", n_segments=2)
+        one = replace(plain, distance_forms=("key",), positions="learned", n_token_types=2)
         yield Case(f"{name}-one-form", about, one)
     words = next(head for head in ("masked-lm", "causal-lm") if head in family.architectures.values())
     untied = encoder_config(family, words, n_layers=1, tied=False)

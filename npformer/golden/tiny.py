@@ -20,10 +20,10 @@ from npformer.checkpoint.convert import FILES
 from npformer.checkpoint.read import CONFIG, load_folder
 from npformer.checkpoint.safetensors import write_tensors
 from npformer.checkpoint.storage import BFLOAT16
+from npformer.common.errors import NpformerError
+from npformer.common.files import new_folder
 from npformer.config import Config, Decoder
-from npformer.errors import NpformerError
 from npformer.families import FAMILIES, EncoderTable, Family, write_config
-from npformer.files import new_folder
 from npformer.golden.format import Golden
 from npformer.golden.mistakes.precision import half
 from npformer.golden.record import record
@@ -75,7 +75,7 @@ def _more(family: Family) -> dict[str, Any]:
     if isinstance(family, EncoderTable):
         return {
             "d_embedding": 16 if "d_embedding" in family.sizes else 0,
-            "n_segments": 2 if family.segments else 0,
+            "n_token_types": 2 if family.token_types else 0,
             "window": 4 if family.constants.get("window") else 0,  # less than a text
         }
     decoder = Decoder(n_layers=2, n_heads=2, d_ffn=48, vocab_size=SIZES["vocab_size"], start_id=2, end_ids=(2,))
@@ -120,7 +120,7 @@ def _uniform(bits: np.random.PCG64, shape: tuple[int, ...]) -> np.ndarray:
 
 
 def _texts(config: Config, bits: np.random.PCG64, lengths: Sequence[int]) -> list[Any]:
-    """Draws token ids; the last third of each text is its second segment, if the model has segments.
+    """Draws token ids; the last third of each text is its second segment, if the model has token_type_ids.
 
     A translation model has sources of these lengths, and targets of other lengths, which begin with the start token.
     """
@@ -137,8 +137,8 @@ def _texts(config: Config, bits: np.random.PCG64, lengths: Sequence[int]) -> lis
             target[0] = config.decoder.start_id
             texts.append((Text(ids), Text(target)))
             continue
-        segments = (np.arange(length) >= length * 2 // 3).astype(np.int64)
-        texts.append(Text(ids, segments if config.reads_token_types else None))
+        token_type_ids = (np.arange(length) >= length * 2 // 3).astype(np.int64)
+        texts.append(Text(ids, token_type_ids if config.reads_token_types else None))
     return texts
 
 

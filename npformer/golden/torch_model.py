@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from npformer.checkpoint.tree import module_path
-from npformer.errors import NpformerError
+from npformer.common.errors import NpformerError
 from npformer.families import family_of
 from npformer.golden.format import Golden
 from npformer.golden.fused import fused_layers, parted
@@ -111,10 +111,10 @@ def _run(model: Any, golden: Golden, texts: list[Text], heard: dict[str, np.ndar
     """Fills `heard` with the stages of the texts in a batch."""
     import torch
 
-    ids, mask, segments = padded(texts, golden.config.pad_id or 0)
+    ids, mask, token_type_ids = padded(texts, golden.config.pad_id or 0)
     given = {"input_ids": ids, "attention_mask": mask}
-    if golden.config.n_segments:
-        given["token_type_ids"] = segments
+    if golden.config.n_token_types:
+        given["token_type_ids"] = token_type_ids
     if golden.config.head == "multiple-choice":
         given = {name: array[None] for name, array in given.items()}
     with listening(model, golden, heard):
@@ -122,16 +122,16 @@ def _run(model: Any, golden: Golden, texts: list[Text], heard: dict[str, np.ndar
 
 
 def padded(texts: list[Text], padding: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Returns ids, mask and segments (B, L), with the padding token after each text."""
+    """Returns ids, mask and token_type_ids (B, L), with the padding token after each text."""
     width = max(len(text) for text in texts)
-    ids, mask, segments = (np.zeros((len(texts), width), np.int64) for _ in range(3))
+    ids, mask, token_type_ids = (np.zeros((len(texts), width), np.int64) for _ in range(3))
     ids += padding
     for i, text in enumerate(texts):
         ids[i, : len(text)] = text.ids
         mask[i, : len(text)] = 1
-        if text.segments is not None:
-            segments[i, : len(text)] = text.segments
-    return ids, mask, segments
+        if text.token_type_ids is not None:
+            token_type_ids[i, : len(text)] = text.token_type_ids
+    return ids, mask, token_type_ids
 
 
 @contextmanager

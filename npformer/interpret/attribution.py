@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from npformer.errors import NpformerError
+from npformer.common.errors import NpformerError
+from npformer.common.progress import with_bar
 from npformer.functions import softmax
 from npformer.interpret.stacks import Stack
-from npformer.progress import with_bar
 from npformer.taps import listening
 from npformer.text.words import text_words, word_spans, word_text
 

@@ -17,10 +17,10 @@ from typing import Any
 
 import numpy as np
 
-from npformer.checks import shown
-from npformer.errors import NpformerError
+from npformer.common.checks import shown
+from npformer.common.errors import NpformerError
 from npformer.interpret import stages as table
-from npformer.interpret.parts import TextParts, is_input
+from npformer.interpret.text_parts import TextParts, is_input
 from npformer.interpret.traces import Trace
 from npformer.tape import Differentiable, Edit, Pullback, UnknownDerivative
 from npformer.taps import listen

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from npformer.errors import NpformerError
+from npformer.common.errors import NpformerError
 from npformer.functions import constant_weights
 from npformer.interpret.metric import metric_of
 from npformer.model import Model, Seq2Seq

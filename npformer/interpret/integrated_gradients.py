@@ -15,13 +15,13 @@ from functools import partial
 
 import numpy as np
 
-from npformer.checks import whole
-from npformer.errors import NpformerError
+from npformer.common.checks import whole
+from npformer.common.errors import NpformerError
+from npformer.common.progress import with_bar
 from npformer.functions import constant_weights
 from npformer.interpret.attribution import Method, Target, on_tokens, target
-from npformer.interpret.inputs import tokens_read
+from npformer.interpret.study_inputs import tokens_read
 from npformer.model import Model
-from npformer.progress import with_bar
 from npformer.runtime.packing import Batch, Text
 from npformer.runtime.threads import run_tasks, single_blas_thread
 from npformer.tape import Edit, Pullback, Recording, Stages
@@ -195,9 +195,9 @@ def _of_each(found: Slope, way: np.ndarray) -> np.ndarray:
 def _baseline(model: Model, text: Text, here: Slope, tokens: Sequence[str]) -> tuple[np.ndarray, str]:
     """Returns the embeddings of a text without information, (L, D), and a name for it.
 
-    The text has [MASK] for every token but [CLS] and [SEP], with the same positions and segments. The model was trained
-    to read [MASK] as an unknown word, whereas [PAD], which Captum's tutorial takes, was hidden from it. A tokenizer
-    without [MASK] gives [PAD]; without either, the embeddings are zeros, as the paper suggests for texts.
+    The text has [MASK] for every token but [CLS] and [SEP], with the same positions and token types. The model was
+    trained to read [MASK] as an unknown word, whereas [PAD], which Captum's tutorial takes, was hidden from it. A
+    tokenizer without [MASK] gives [PAD]; without either, the embeddings are zeros, as the paper suggests for texts.
     """
     try:
         numbers = {name: model.tokenizer.token_to_id(name) for name in STAND_INS}
@@ -208,5 +208,5 @@ def _baseline(model: Model, text: Text, here: Slope, tokens: Sequence[str]) -> t
         return np.zeros_like(here.rows), "zeros"
     kept = np.isin(tokens, FRAME) | np.isin(text.ids, model.config.decoder.end_ids)  # a decoder's head finds its end
     ids, inputs = np.where(kept, text.ids, numbers[name]), Inputs(_stages(model))
-    _, stages = _recorded(model, packed(model.config, [Text(ids, text.segments, text.positions)]), inputs)
+    _, stages = _recorded(model, packed(model.config, [Text(ids, text.token_type_ids, text.positions)]), inputs)
     return _embeddings(stages, inputs), f"a text of {name}"

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from npformer.errors import NpformerError
+from npformer.common.errors import NpformerError
 from npformer.functions import log_softmax, softmax
 from npformer.tape import Differentiable
 from npformer.transformer import POOLED_HEADS

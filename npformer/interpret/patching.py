@@ -12,13 +12,13 @@ from typing import Any
 
 import numpy as np
 
-from npformer.checks import one_of
-from npformer.errors import NpformerError
+from npformer.common.checks import one_of
+from npformer.common.errors import NpformerError
 from npformer.interpret.edits import edit, from_trace, place, without_head
 from npformer.interpret.effects import Effects
-from npformer.interpret.inputs import pair_of, texts_of, tokens_read
 from npformer.interpret.metric import Metric, metric_of
-from npformer.interpret.parts import OF_SOURCE
+from npformer.interpret.study_inputs import pair_of, texts_of, tokens_read
+from npformer.interpret.text_parts import OF_SOURCE
 from npformer.interpret.traces import Trace, trace
 from npformer.model import Model, Seq2Seq, check_model
 

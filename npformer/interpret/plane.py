@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from npformer.checks import one_of
-from npformer.errors import NpformerError
+from npformer.common.checks import one_of
+from npformer.common.errors import NpformerError
 
 METHODS = ("pca", "tsne")
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from npformer.errors import NpformerError
+from npformer.common.errors import NpformerError
 from npformer.text.words import merge_pieces, word_spans, word_text
 
 _STAGE = re.compile(r"((?:\w+\.)*?)layers\.(\d+)\.(\w*attention)\.(\w+)")
@@ -23,17 +23,17 @@ class Side:
     """The tokens on one side of an attention map, and for each which of two texts it belongs to (empty: one text)."""
 
     tokens: tuple[str, ...]
-    segments: tuple[int, ...] = ()
+    token_type_ids: tuple[int, ...] = ()
 
     @property
     def is_pair(self) -> bool:
-        return len(set(self.segments)) > 1
+        return len(set(self.token_type_ids)) > 1
 
     def words(self) -> Side:
         """Returns the side with the pieces of each word merged."""
         spans = word_spans(self.tokens)
-        segments = tuple(self.segments[first] for first, _ in spans) if self.segments else ()
-        return Side(tuple(word_text(self.tokens[first:end]) for first, end in spans), segments)
+        token_type_ids = tuple(self.token_type_ids[first] for first, _ in spans) if self.token_type_ids else ()
+        return Side(tuple(word_text(self.tokens[first:end]) for first, end in spans), token_type_ids)
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,7 +101,7 @@ def is_stages(source: Any) -> bool:
 
 
 def sides(
-    source: Any, tokens: Sequence[str] | None, key_tokens: Sequence[str] | None, segments: Sequence[int] | None
+    source: Any, tokens: Sequence[str] | None, key_tokens: Sequence[str] | None, token_type_ids: Sequence[int] | None
 ) -> Sides:
     """Returns the tokens of both sides: those given, else the trace's own."""
     if tokens is None and key_tokens is None:
@@ -109,21 +109,21 @@ def sides(
     tokens = getattr(source, "tokens", None) if tokens is None else tokens
     if tokens is None:
         raise NpformerError("view: these arrays come without tokens; hand them in as tokens=['[CLS]', ...]")
-    if segments is None and key_tokens is None:
-        segments = getattr(source, "segments", None)
-    queries = _side("tokens", tokens, segments)
+    if token_type_ids is None and key_tokens is None:
+        token_type_ids = getattr(source, "token_type_ids", None)
+    queries = _side("tokens", tokens, token_type_ids)
     return Sides(queries, queries if key_tokens is None else _side("key_tokens", key_tokens, None))
 
 
-def _side(name: str, tokens: Sequence[str], segments: Sequence[int] | None) -> Side:
+def _side(name: str, tokens: Sequence[str], token_type_ids: Sequence[int] | None) -> Side:
     if isinstance(tokens, str) or not all(isinstance(token, str) for token in tokens):
         raise NpformerError(
             f"view: {name}: expected the tokens of one text, a list of strings (trace several texts apart), "
             f"got {tokens!r:.80}"
         )
-    ids = () if segments is None else tuple(int(segment) for segment in segments)
+    ids = () if token_type_ids is None else tuple(int(segment) for segment in token_type_ids)
     if ids and len(ids) != len(tokens):
-        raise NpformerError(f"view: segments: expected one for each of {len(tokens)} tokens, got {len(ids)}")
+        raise NpformerError(f"view: token_type_ids: expected one for each of {len(tokens)} tokens, got {len(ids)}")
     return Side(tuple(tokens), ids)
 
 
@@ -148,10 +148,10 @@ def stacks(
     source: Any,
     tokens: Sequence[str] | None = None,
     key_tokens: Sequence[str] | None = None,
-    segments: Sequence[int] | None = None,
+    token_type_ids: Sequence[int] | None = None,
 ) -> list[Stack]:
     """Returns the attention stacks of `source`: one for an encoder, three for an encoder-decoder."""
-    both = sides(source, tokens, key_tokens, segments)
+    both = sides(source, tokens, key_tokens, token_type_ids)
     if not is_stages(source):
         title = "Self-attention" if key_tokens is None else "Cross-attention"
         return [_stack(title, dict(enumerate(_layer_list(source))), both.queries, both.keys)]

@@ -14,9 +14,9 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from npformer.checkpoint.tree import module_path
-from npformer.checks import nearest
+from npformer.common.checks import nearest
+from npformer.common.errors import NpformerError
 from npformer.config import Config
-from npformer.errors import NpformerError
 from npformer.families import encoders, family_of
 from npformer.families.marian import LAYER as MARIAN_LAYER
 
@@ -35,7 +35,7 @@ class Stage:
 _BEFORE = (
     Stage("embeddings.token", "(T, E)", "E[ids]", "functions.embedding", "embed.hook_embed"),
     Stage("embeddings.position", "(T, E)", "P[positions]", "functions.embedding", "embed.hook_pos_embed"),
-    Stage("embeddings.segment", "(T, E)", "S[segments]", "functions.embedding", "embed.hook_token_type_embed"),
+    Stage("embeddings.segment", "(T, E)", "S[token_type_ids]", "functions.embedding", "embed.hook_token_type_embed"),
     Stage("embeddings.sum", "(T, E)", "token + position [+ segment]", "embeddings.embeddings"),
     Stage("embeddings.norm", "(T, E)", "X = Normalize(sum)", "functions.layer_norm", "hook_full_embed"),
     Stage("embeddings.project", "(T, D)", "X = Normalize(sum) W + b", "functions.linear"),

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from npformer.errors import NpformerError
+from npformer.common.errors import NpformerError
 from npformer.interpret import stages as table
 from npformer.interpret.traces import Trace
 

@@ -19,16 +19,16 @@ from typing import Any
 import numpy as np
 
 from npformer.checkpoint.archive import load_arrays, save_arrays
+from npformer.common.errors import NpformerError
 from npformer.config import Config
-from npformer.errors import NpformerError
 from npformer.families import read_config, write_config
 from npformer.functions import softmax
 from npformer.interpret import stages as table
 from npformer.interpret.gradients import Gradients, differentiate
-from npformer.interpret.inputs import pair_of, tokens_read_again
-from npformer.interpret.inputs import texts_of as texts_of
-from npformer.interpret.parts import TextParts, is_input
+from npformer.interpret.study_inputs import pair_of, tokens_read_again
+from npformer.interpret.study_inputs import texts_of as texts_of
 from npformer.interpret.summary import COLUMNS, NUMBERS, StageSummary, Table, summary
+from npformer.interpret.text_parts import TextParts, is_input
 from npformer.model import Model, Seq2Seq, check_model
 from npformer.taps import listen, tap
 from npformer.transformer import POOLED_HEADS
@@ -40,10 +40,10 @@ class Trace(Mapping[str, Any]):
     """A mapping from the names of stages, in firing order, to their arrays; a list of arrays for several texts.
 
     The array of a stage is (T, D) for the tokens of a text, (H, T, T) or (H, T, K) for its heads, (D,) or (C,) for the
-    whole text. `tokens`, `segments` and `ids` describe the text (lists of these for several texts; None if unknown);
-    a translation has the source's as `key_tokens` and `key_ids`. `grads` has the gradients that `trace` was asked for.
-    A stage's name may also be TransformerLens's hook or the path of Hugging Face's module. A name that has not fired
-    raises NpformerError and names the nearest ones.
+    whole text. `tokens`, `token_type_ids` and `ids` describe the text (lists of these for several texts; None if
+    unknown); a translation has the source's as `key_tokens` and `key_ids`. `grads` has the gradients that `trace` was
+    asked for. A stage's name may also be TransformerLens's hook or the path of Hugging Face's module. A name that
+    has not fired raises NpformerError and names the nearest ones.
 
     Parameters
     ----------
@@ -65,7 +65,7 @@ class Trace(Mapping[str, Any]):
         self.config = config
         self._arrays: dict[str, list[np.ndarray]] = {}
         self._ids: list[np.ndarray] = []
-        self._segments: list[np.ndarray] = []
+        self._token_type_ids: list[np.ndarray] = []
         self._tokens: list[list[str]] = []
         self._parts = TextParts()
         self._fired: dict[str, bool] = {}  # stage, in firing order -> whether it is kept
@@ -105,15 +105,15 @@ class Trace(Mapping[str, Any]):
             self._arrays.setdefault(name, []).extend(cut(array))
         return array
 
-    def describe(self, tokens: list[list[str]], segments: list[np.ndarray]) -> None:
-        """Adds the tokens and segments of a forward's texts, which no tap carries."""
+    def describe(self, tokens: list[list[str]], token_type_ids: list[np.ndarray]) -> None:
+        """Adds the tokens and token_type_ids of a forward's texts, which no tap carries."""
         self._tokens += tokens
-        self._segments += segments
+        self._token_type_ids += token_type_ids
 
     def keep_gradients(self, gradients: Gradients) -> None:
         """Adds the gradients of a metric by the stages of the forward that ran, as the trace `grads`."""
         grads = self._grads = Trace(self.wanted, self.config)
-        grads._ids, grads._tokens, grads._segments = self._ids, self._tokens, self._segments
+        grads._ids, grads._tokens, grads._token_type_ids = self._ids, self._tokens, self._token_type_ids
         for name in self._fired:
             grads._fired[name] = name in self._arrays and name in gradients
             if grads._fired[name]:
@@ -173,8 +173,8 @@ class Trace(Mapping[str, Any]):
         return _one(self._tokens) if self._tokens else None
 
     @property
-    def segments(self) -> Any:
-        return _one([each.tolist() for each in self._segments]) if self._segments else None
+    def token_type_ids(self) -> Any:
+        return _one([each.tolist() for each in self._token_type_ids]) if self._token_type_ids else None
 
     def texts(self, name: str) -> list[np.ndarray]:
         """Returns a stage as a list with one array for each text, also for one text."""
@@ -223,7 +223,7 @@ class Trace(Mapping[str, Any]):
         description = {
             "config": write_config(self.config) if self.config else None,
             "tokens": self._tokens,
-            "segments": [each.tolist() for each in self._segments],
+            "segments": [each.tolist() for each in self._token_type_ids],
             "stages": list(self),
         }
         save_arrays(path, arrays, {"format": FORMAT, "description": json.dumps(description, ensure_ascii=False)})
@@ -240,7 +240,7 @@ class Trace(Mapping[str, Any]):
             trace = cls(description["stages"])
             trace.config = description["config"] and read_config(description["config"])
             trace._tokens = [[str(token) for token in tokens] for tokens in description["tokens"]]
-            trace._segments = [np.asarray(each, np.int64) for each in description["segments"]]
+            trace._token_type_ids = [np.asarray(each, np.int64) for each in description["segments"]]
             trace._ids = list(_numbered(arrays, "ids"))
             trace._arrays = {str(name): list(_numbered(arrays, name)) for name in description["stages"]}
             if not all(trace._arrays.values()):
@@ -308,11 +308,11 @@ def trace(
         inputs, recorded.key_ids = [pair], pair[0].ids
         recorded.describe([tokens], [np.zeros(len(tokens), np.int64)])
     else:
-        inputs, all_tokens, segments = texts_of(model, text)
+        inputs, all_tokens, token_type_ids = texts_of(model, text)
         if model.config.decoder:  # whose rows are one token later than the encoder's
             recorded.key_tokens, recorded.key_ids = all_tokens[0], inputs[0].ids
             all_tokens = [tokens_read_again(model, each) for each in all_tokens]
-        recorded.describe(all_tokens, segments)
+        recorded.describe(all_tokens, token_type_ids)
     with recorded:
         if grads is None:
             answers = model.run(inputs)  # type: ignore[arg-type]

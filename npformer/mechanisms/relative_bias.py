@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from npformer.errors import NpformerError
+from npformer.common.errors import NpformerError
 from npformer.functions import SparseRows, embedding, embedding_backward
 from npformer.mechanisms.distances import at_distances, at_distances_backward
 from npformer.mechanisms.mechanism import Mechanism, Sums

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from npformer.errors import NpformerError
+from npformer.common.errors import NpformerError
 from npformer.mechanisms.mechanism import Mechanism
 from npformer.runtime.packing import Batch
 from npformer.tape import Stages

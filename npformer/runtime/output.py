@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from npformer.other_libraries import OUTPUT
+from npformer.common.other_libraries import OUTPUT
 
 
 class Output(dict[str, np.ndarray]):

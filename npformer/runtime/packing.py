@@ -13,8 +13,8 @@ from operator import itemgetter
 
 import numpy as np
 
-from npformer.arraylike import as_numbers
-from npformer.errors import NpformerError
+from npformer.common.arraylike import as_numbers
+from npformer.common.errors import NpformerError
 
 SHARD = 1024  # tokens
 LONG = 96  # tokens for each core; before a trial a single text with as many is split by rows, others by products
@@ -29,7 +29,7 @@ class Text:
     Parameters
     ----------
     ids : (L,) integer array, or a list
-    segments : (L,) integer array, token types where the model has them; zeros unless given
+    token_type_ids : (L,) integer array, token types where the model has them; zeros unless given
     positions : (L,) integer array, rows of the position table; 0 ... L - 1 unless given
     places : (L,) integer array, from which a model with relative positions takes distances; 0 ... L - 1 unless given
 
@@ -47,12 +47,12 @@ class Text:
     """
 
     ids: np.ndarray
-    segments: np.ndarray | None = None
+    token_type_ids: np.ndarray | None = None
     positions: np.ndarray | None = None
     places: np.ndarray | None = None
 
     def __post_init__(self) -> None:
-        for name in ("ids", "segments", "positions", "places"):
+        for name in ("ids", "token_type_ids", "positions", "places"):
             array = getattr(self, name)
             if array is None and name != "ids":
                 continue
@@ -71,7 +71,7 @@ class Text:
 
 @dataclass(frozen=True)
 class Batch:
-    """Packed texts: ids, positions, segments and places (T,), lengths (B,).
+    """Packed texts: ids, positions, token_type_ids and places (T,), lengths (B,).
 
     farthest is the greatest distance between two tokens of a text, in all of it where the batch is a piece of one. read
     (B,) is the row of each text that a head on texts reads; a piece without it has none.
@@ -79,7 +79,7 @@ class Batch:
 
     ids: np.ndarray
     positions: np.ndarray
-    segments: np.ndarray
+    token_type_ids: np.ndarray
     lengths: np.ndarray
     places: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))  # a decoder's batch has none
     farthest: int = 0
@@ -120,8 +120,8 @@ class Batch:
 
     def _with(self, change: Callable[[np.ndarray], np.ndarray], lengths: np.ndarray, read: np.ndarray) -> Batch:
         """The batch with all arrays of rows changed alike."""
-        ids, positions, segments = change(self.ids), change(self.positions), change(self.segments)
-        return Batch(ids, positions, segments, lengths, change(self.places), self.farthest, read)
+        ids, positions, token_type_ids = change(self.ids), change(self.positions), change(self.token_type_ids)
+        return Batch(ids, positions, token_type_ids, lengths, change(self.places), self.farthest, read)
 
     def split(self, rows: np.ndarray) -> list[np.ndarray]:
         """Packed rows (T, ...) as one array (L, ...) for each text."""
@@ -151,7 +151,9 @@ def pack(texts: Sequence[Text], uncounted: int | None = None, last: bool = False
         positions=np.concatenate(
             [positions(text.ids, uncounted) if text.positions is None else text.positions for text in texts]
         ),
-        segments=np.concatenate([np.zeros(len(t), np.int64) if t.segments is None else t.segments for t in texts]),
+        token_type_ids=np.concatenate(
+            [np.zeros(len(t), np.int64) if t.token_type_ids is None else t.token_type_ids for t in texts]
+        ),
         places=np.concatenate([np.arange(len(text)) if text.places is None else text.places for text in texts]),
         lengths=lengths,
         read=np.cumsum(lengths) - lengths + places,

@@ -10,12 +10,12 @@ from typing import Any
 
 import numpy as np
 
-from npformer.errors import NpformerError
+from npformer.common.errors import NpformerError
 from npformer.runtime.packing import Text, positions
 
 
 def as_padded(input_ids: Any, attention_mask: Any, token_type_ids: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Returns ids, boolean mask and segments of one shape, (B, L) or (B, N, L). One sequence becomes a batch of one.
+    """Returns ids, boolean mask and token types of one shape, (B, L) or (B, N, L). One sequence becomes a batch of one.
 
     A ragged list of sequences is padded on the right, and its mask follows from the lengths.
     """
@@ -25,19 +25,19 @@ def as_padded(input_ids: Any, attention_mask: Any, token_type_ids: Any) -> tuple
         lengths = [len(sequence) for sequence in input_ids]
         mask = np.arange(max(lengths)) < np.array(lengths)[:, None]
         ids = _filled("input_ids", input_ids, mask)
-        segments = np.zeros_like(ids) if token_type_ids is None else _filled("token_type_ids", token_type_ids, mask)
-        return ids, mask, segments
+        token_types = np.zeros_like(ids) if token_type_ids is None else _filled("token_type_ids", token_type_ids, mask)
+        return ids, mask, token_types
     ids = _integers("input_ids", input_ids)
     mask = np.ones(ids.shape, bool) if attention_mask is None else _mask(attention_mask, ids.shape)
-    segments = np.zeros_like(ids) if token_type_ids is None else _integers("token_type_ids", token_type_ids)
-    if segments.shape != ids.shape:
-        raise NpformerError(f"token_type_ids: expected the shape of input_ids, {ids.shape}, got {segments.shape}")
+    token_types = np.zeros_like(ids) if token_type_ids is None else _integers("token_type_ids", token_type_ids)
+    if token_types.shape != ids.shape:
+        raise NpformerError(f"token_type_ids: expected the shape of input_ids, {ids.shape}, got {token_types.shape}")
     if ids.ndim == 0:
         raise NpformerError("input_ids: expected a sequence of token ids, got one number, of shape ()")
     if not mask.any(axis=-1).all():
         row = int(np.flatnonzero(~mask.any(axis=-1))[0])
         raise NpformerError(f"attention_mask: row {row} is all zeros; a text has at least one token")
-    return (ids[None], mask[None], segments[None]) if ids.ndim == 1 else (ids, mask, segments)
+    return (ids[None], mask[None], token_types[None]) if ids.ndim == 1 else (ids, mask, token_types)
 
 
 def _is_ragged(input_ids: Any) -> bool:
@@ -96,13 +96,13 @@ def _mask(attention_mask: Any, shape: tuple[int, ...]) -> np.ndarray:
 
 
 def texts_of(
-    ids: np.ndarray, mask: np.ndarray, segments: np.ndarray | None = None, uncounted: int | None = None
+    ids: np.ndarray, mask: np.ndarray, token_types: np.ndarray | None = None, uncounted: int | None = None
 ) -> list[Text]:
     """The rows of ids (B, L) as texts without padding: the tokens where the mask is True, with their positions.
 
     uncounted: as in `pack`.
     """
-    types = [None] * len(ids) if segments is None else [row[at] for row, at in zip(segments, mask, strict=True)]
+    types = [None] * len(ids) if token_types is None else [row[at] for row, at in zip(token_types, mask, strict=True)]
     rows = zip(ids, types, positions(ids, uncounted), mask, strict=True)
     return [Text(row[at], each, counted[at], np.flatnonzero(at)) for row, each, counted, at in rows]
 
@@ -119,14 +119,14 @@ def check_texts(
     texts: Sequence[Text],
     max_length: int,
     vocab_size: int,
-    n_segments: int = 0,
+    n_token_types: int = 0,
     name: str = "input_ids",
     first_position: int = 0,
 ) -> None:
-    """Checks that no text is empty or too long, and that ids, segments and positions have rows in the tables."""
+    """Checks that no text is empty or too long, and that ids, token types and positions have rows in the tables."""
     tables = (
         (name, "ids", 0, vocab_size, "the vocabulary"),
-        ("token_type_ids", "segments", 0, max(n_segments, 1), "the segments"),
+        ("token_type_ids", "token_type_ids", 0, max(n_token_types, 1), "the token types"),
         ("position", "positions", first_position, max_length, "the model's positions"),
     )
     for index, text in enumerate(texts):

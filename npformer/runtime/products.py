@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from npformer.errors import NpformerError
+from npformer.common.errors import NpformerError
 from npformer.runtime.same_bits import GROUP, VECTOR, Kernel
 from npformer.runtime.threads import part_counts, plain_products, run_tasks, single_blas_thread
 from npformer.runtime.trials import Trial

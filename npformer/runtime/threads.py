@@ -1,7 +1,7 @@
 """Worker threads that take shards of a batch or parts of one product, and BLAS held to one thread.
 
 NumPy releases the interpreter's lock inside its loops, so threads suffice. While they work BLAS has one thread each;
-its setting is restored afterwards. `runner.py` distributes shards, `products.py` and `blocks.py` parts of them.
+its setting is restored afterwards. `runner.py` distributes shards, `products.py` and `tiles.py` parts of them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from npformer.errors import NpformerError, warn
+from npformer.common.errors import NpformerError, warn
 from npformer.runtime.trials import Trial
 
 HAND_OVER = 100_000  # ns: about twice the cost of waking a worker and waiting for it, for the first guess

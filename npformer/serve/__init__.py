@@ -2,7 +2,7 @@
 
 Strangers' requests are computed together (`batching.py`), and each answer has the bits that it has alone. `routes.py`,
 `text_to_text.py` and `write.py` say what each route takes and answers, `fields.py` checks it, `asgi.py` has what all
-routes share, `bodies.py` reads requests, `watch.py` counts and logs them, `process.py` runs servers and workers.
+routes share, `bodies.py` reads requests, `watch.py` counts and logs them, `supervisor.py` runs servers and workers.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from npformer.errors import NpformerError
-from npformer.serve.limits import ServiceLimits
+from npformer.common.errors import NpformerError
+from npformer.serve.request_limits import ServiceLimits
 
 if TYPE_CHECKING:
     from npformer.serve.models import Given

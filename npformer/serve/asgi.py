@@ -26,16 +26,16 @@ from starlette.responses import HTMLResponse, Response, StreamingResponse
 from starlette.routing import Route as Path
 
 from npformer import __version__
-from npformer.errors import NpformerError
+from npformer.common.errors import NpformerError
 from npformer.model import Seq2Seq
 from npformer.serve import pages
 from npformer.serve.batching import Batcher, Entry, QueueFull, log, place_of
 from npformer.serve.bodies import Bodies, Gone
 from npformer.serve.fields import Refusal, read_fields, read_json
-from npformer.serve.limits import ServiceLimits
-from npformer.serve.metrics import Metrics
 from npformer.serve.models import Served
+from npformer.serve.prometheus import Metrics
 from npformer.serve.replies import as_json, cut_header, in_parts, json_response, refused
+from npformer.serve.request_limits import ServiceLimits
 from npformer.serve.routes import Reply, Route, Service
 from npformer.serve.text_to_text import ALL_ROUTES
 from npformer.serve.watch import GONE, Watch, path_of

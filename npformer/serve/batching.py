@@ -18,7 +18,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from npformer.errors import NpformerError
+from npformer.common.errors import NpformerError
 
 log = logging.getLogger("npformer.serve")
 

@@ -10,7 +10,7 @@ from http import HTTPStatus
 from starlette.requests import ClientDisconnect, Request
 
 from npformer.serve.fields import Refusal
-from npformer.serve.limits import ServiceLimits
+from npformer.serve.request_limits import ServiceLimits
 
 PATIENCE = 10.0  # seconds for a body, and one more for each RATE bytes that have come
 RATE = 8000  # bytes a second of a slow mobile connection

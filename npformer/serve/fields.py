@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any
 
-from npformer.errors import NpformerError
+from npformer.common.errors import NpformerError
 from npformer.text.inputs import Pair, as_text
 
 REQUIRED = object()

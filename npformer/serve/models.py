@@ -8,8 +8,8 @@ from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
-from npformer.errors import NpformerError
-from npformer.limits import how_to_allow_more
+from npformer.common.errors import NpformerError
+from npformer.common.limits import how_to_allow_more
 from npformer.model import Model, Seq2Seq
 from npformer.serve.fields import Refusal, wrong
 from npformer.tasks.feature_extraction import FeatureExtraction

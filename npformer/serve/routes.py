@@ -18,14 +18,14 @@ from typing import Any
 
 import numpy as np
 
-from npformer.errors import NpformerError
-from npformer.pooling import normalize
+from npformer.common.errors import NpformerError
 from npformer.serve import fields as f
 from npformer.serve.batching import Batcher
 from npformer.serve.fields import Field, Fields
-from npformer.serve.limits import ServiceLimits
 from npformer.serve.models import Prepared, Served, TaskWork, candidates, choose, first_error, prepare, tokenized
 from npformer.serve.replies import as_json
+from npformer.serve.request_limits import ServiceLimits
+from npformer.tasks.pooling import normalize
 from npformer.tasks.sentence_embedding import SentenceEmbedding
 from npformer.tasks.task import Task
 from npformer.text.inputs import Pair

@@ -11,7 +11,7 @@ from starlette.requests import ClientDisconnect
 
 from npformer.serve.batching import log, place_of
 from npformer.serve.fields import Refusal
-from npformer.serve.metrics import Metrics
+from npformer.serve.prometheus import Metrics
 from npformer.serve.replies import refused
 
 GONE = 499  # nginx's status, in metrics and logs, for a request whose client left

@@ -18,7 +18,7 @@ from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from npformer.errors import NpformerError
+from npformer.common.errors import NpformerError
 from npformer.serve import fields as f
 from npformer.serve.fields import Field, Fields
 from npformer.serve.models import Prepared, Served, TaskWork, choose

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from npformer.checks import boolean
+from npformer.common.checks import boolean
 from npformer.model import Model
 from npformer.tasks.options import Options
 from npformer.tasks.task import Request, Task, without_head

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from npformer import heads
-from npformer.checks import whole
-from npformer.errors import NpformerError, warn
+from npformer.common.checks import whole
+from npformer.common.errors import NpformerError, warn
 from npformer.model import Model, expect_finite
 from npformer.taps import listening
 from npformer.tasks.options import Options

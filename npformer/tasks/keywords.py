@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, TypedDict
 
-from npformer.limits import Limits
+from npformer.common.limits import Limits
 
 
 class Loading(TypedDict, total=False):
-    """Arguments of `load`, and keywords of other libraries, most of which change nothing here: see `habits.py`."""
+    """Arguments of `load`, and other libraries' keywords, most of which `ignored_keywords.py` ignores."""
 
     revision: str | None
     offline: bool

@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, Self
 
-from npformer.checks import boolean, one_of, unknown, whole
-from npformer.tasks.habits import HABITS
+from npformer.common.checks import boolean, one_of, unknown, whole
+from npformer.tasks.ignored_keywords import IGNORED
 from npformer.text.inputs import LONG
 
 
@@ -52,7 +52,7 @@ class Options:
         for name in given:
             if name not in known:
                 own = [*known, "truncation"]
-                raise unknown(f"argument of {task}", name, [*own, *HABITS], f"Its options: {', '.join(own)}")
+                raise unknown(f"argument of {task}", name, [*own, *IGNORED], f"Its options: {', '.join(own)}")
         if "stride" in given and "long" not in given:
             given = {**given, "long": ""}
         return replace(self, **given)

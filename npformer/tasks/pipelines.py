@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any, Literal, Unpack, overload
 
 from npformer.checkpoint.read import CONFIG, config_of
 from npformer.checkpoint.tree import parameter_dtype
-from npformer.checks import shown, unknown
+from npformer.common.checks import shown, unknown
+from npformer.common.errors import NpformerError
+from npformer.common.files import read_json
+from npformer.common.limits import LIMITS, Limits
 from npformer.config import Config
-from npformer.errors import NpformerError
 from npformer.families import encoders, family_of
-from npformer.files import read_json
-from npformer.limits import LIMITS, Limits
 from npformer.model import Model, Seq2Seq
-from npformer.tasks.habits import loading
+from npformer.tasks.ignored_keywords import loading
 
 if TYPE_CHECKING:  # a task's module is imported only when a pipeline needs it: `import npformer` stays quick
     from npformer.tasks import keywords

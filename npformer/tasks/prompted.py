@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from npformer.checks import unknown
-from npformer.errors import NpformerError
+from npformer.common.checks import unknown
+from npformer.common.errors import NpformerError
 from npformer.tasks.options import Options
 from npformer.tasks.sentence_folder import Recipe
 from npformer.tasks.task import Task

@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from npformer.checks import boolean, shown, unknown, whole
-from npformer.errors import NpformerError
+from npformer.common.checks import boolean, shown, unknown, whole
+from npformer.common.errors import NpformerError
 from npformer.functions import softmax
 from npformer.tasks.options import Options
 from npformer.tasks.task import Request, Task

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from npformer.errors import NpformerError
-from npformer.other_libraries import ARRAY, Answering
+from npformer.common.errors import NpformerError
+from npformer.common.other_libraries import ARRAY, Answering
 
 
 class Answer(dict[str, Any]):

@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 
 from npformer.checkpoint.modules import home
-from npformer.checks import boolean, whole
-from npformer.errors import NpformerError
+from npformer.common.checks import boolean, whole
+from npformer.common.errors import NpformerError
 from npformer.model import Model
-from npformer.pooling import POOLINGS, normalize
+from npformer.tasks.pooling import POOLINGS, normalize
 from npformer.tasks.prompted import PromptOptions
 from npformer.tasks.results import carrying
 from npformer.tasks.sentence_folder import recipe_of

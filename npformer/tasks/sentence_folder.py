@@ -12,13 +12,13 @@ from typing import Any
 
 from npformer.checkpoint.modules import ENCODERS, MODULES, home, read_modules
 from npformer.checkpoint.read import CONFIG
-from npformer.checks import boolean, one_of, shown, whole
-from npformer.errors import NpformerError
-from npformer.files import read_json
+from npformer.common.checks import boolean, one_of, shown, whole
+from npformer.common.errors import NpformerError
+from npformer.common.files import read_json
 from npformer.model import Model
-from npformer.pooling import POOLINGS
+from npformer.tasks.pooling import POOLINGS
 from npformer.tasks.sentence_modules import KINDS, Step, read_steps
-from npformer.vector_search import SIMILARITIES
+from npformer.tasks.vector_search import SIMILARITIES
 
 #: The older form of the same setting: flag -> the pooling that it turns on.
 FLAGS = {

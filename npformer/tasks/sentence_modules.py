@@ -17,12 +17,12 @@ import numpy as np
 from npformer.activations import ACTIVATIONS
 from npformer.checkpoint.modules import WITH_WEIGHTS, Module, module_weights
 from npformer.checkpoint.safetensors import checksum
-from npformer.checks import boolean, one_of, shown, whole
-from npformer.errors import NpformerError
-from npformer.files import read_json
+from npformer.common.checks import boolean, one_of, shown, whole
+from npformer.common.errors import NpformerError
+from npformer.common.files import read_json
+from npformer.common.limits import Limits
 from npformer.functions import layer_norm
-from npformer.limits import Limits
-from npformer.pooling import dense, normalize
+from npformer.tasks.pooling import dense, normalize
 
 Function = Callable[[np.ndarray], np.ndarray]
 

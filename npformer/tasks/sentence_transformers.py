@@ -1,7 +1,7 @@
 """The methods of sentence-transformers' classes, on the tasks that compute the same.
 
 `Encoding` has those of SentenceTransformer, `SparseEncoding` of SparseEncoder, `Ranking` of CrossEncoder. Each method
-calls the task itself; the arguments that change nothing here are in `habits.py`.
+calls the task itself; the arguments that change nothing here are in `ignored_keywords.py`.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from npformer.checks import boolean, shown, whole
-from npformer.errors import NpformerError
+from npformer.common.checks import boolean, shown, whole
+from npformer.common.errors import NpformerError
 from npformer.tasks.prompted import PromptedTask
 from npformer.tasks.task import Task
+from npformer.tasks.vector_search import similarity
 from npformer.text.encoding import Encoder
 from npformer.text.inputs import Pair
-from npformer.vector_search import similarity
 
 Prompt = str | None
 

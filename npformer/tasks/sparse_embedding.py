@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from npformer.checks import whole
+from npformer.common.checks import whole
 from npformer.model import Model
-from npformer.pooling import splade
 from npformer.taps import listening
 from npformer.tasks.fill_mask import word_logits
+from npformer.tasks.pooling import splade
 from npformer.tasks.prompted import PromptOptions
 from npformer.tasks.sentence_folder import Splade, recipe_of
 from npformer.tasks.sentence_transformers import SparseEncoding

@@ -13,13 +13,13 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from npformer.errors import NpformerError, warn
+from npformer.common.errors import NpformerError, warn
+from npformer.common.other_libraries import TASK, Answering
+from npformer.common.progress import with_bar
 from npformer.functions import softmax
 from npformer.model import Model
-from npformer.other_libraries import TASK, Answering
-from npformer.progress import with_bar
 from npformer.taps import tap
-from npformer.tasks.habits import translated
+from npformer.tasks.ignored_keywords import translated
 from npformer.tasks.options import Options
 from npformer.tasks.results import carrying
 from npformer.text.encoding import Encoded, Encoder, was_cut

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from npformer.checks import one_of, whole
+from npformer.common.checks import one_of, whole
 from npformer.tasks.options import Options
 from npformer.tasks.task import Request, Task, logits_of_texts, probabilities
 

@@ -8,8 +8,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from npformer.checks import boolean, one_of
-from npformer.errors import NpformerError, warn
+from npformer.common.checks import boolean, one_of
+from npformer.common.errors import NpformerError, warn
 from npformer.generation import generate, stream
 from npformer.generation.settings import Settings, resolve
 from npformer.runtime.packing import Text

@@ -11,9 +11,9 @@ import numpy as np
 
 from npformer.checkpoint.modules import home
 from npformer.checkpoint.read import CONFIG
-from npformer.checks import one_of, shown
-from npformer.errors import NpformerError
-from npformer.files import read_json
+from npformer.common.checks import one_of, shown
+from npformer.common.errors import NpformerError
+from npformer.common.files import read_json
 from npformer.model import Model
 from npformer.tasks.prompted import PromptOptions
 from npformer.tasks.sentence_folder import DESCRIPTION, NEWER, OLDER, cross_encoder_recipe

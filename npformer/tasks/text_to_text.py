@@ -8,8 +8,8 @@ from functools import cached_property
 from typing import Any, ClassVar
 
 from npformer.checkpoint.read import CONFIG
-from npformer.errors import NpformerError, warn
-from npformer.files import read_json
+from npformer.common.errors import NpformerError, warn
+from npformer.common.files import read_json
 from npformer.generation import generate, stream
 from npformer.generation.settings import NAMES, UNSUPPORTED, resolve
 from npformer.model import Model, Seq2Seq

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from npformer.checks import one_of
+from npformer.common.checks import one_of
 from npformer.model import Model
 from npformer.tasks.options import Options
 from npformer.tasks.task import Request, Task, probabilities

@@ -11,10 +11,10 @@ from dataclasses import dataclass, field, fields
 from functools import cached_property
 from typing import Any, ClassVar
 
-from npformer.checks import unknown
-from npformer.errors import NpformerError
+from npformer.common.checks import unknown
+from npformer.common.errors import NpformerError
 from npformer.generation.settings import NAMES, UNSUPPORTED, merged, stored_settings
-from npformer.tasks.habits import translated
+from npformer.tasks.ignored_keywords import translated
 from npformer.tasks.options import Options
 from npformer.tasks.task import InputError, Request, Task
 from npformer.text.encoding import Encoded

@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from npformer.checks import boolean
-from npformer.errors import NpformerError, warn
+from npformer.common.checks import boolean
+from npformer.common.errors import NpformerError, warn
 from npformer.model import Model
 from npformer.tasks.options import Options
 from npformer.tasks.task import Request, Task, logits_of_texts, probabilities

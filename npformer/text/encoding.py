@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from npformer.checks import shown, unknown
-from npformer.errors import NpformerError, warn
+from npformer.common.checks import shown, unknown
+from npformer.common.errors import NpformerError, warn
 from npformer.runtime.packing import Text
 from npformer.text.borders import BLOCK, Borders
 from npformer.text.inputs import Pair, as_text_or_pair
@@ -84,7 +84,7 @@ class Encoder:
         self.tokenizer = model.tokenizer
         self.threads = model.threads
         self.limits = model.limits
-        self.has_segments = model.config.reads_token_types
+        self.has_token_types = model.config.reads_token_types
         self.limit = min(longest_text(model.folder, model.config), limit or model.config.max_length)
         self._frames: dict[int, Tokens] = {}  # of a text, of a pair
 
@@ -329,8 +329,8 @@ class Encoder:
 
     def _text(self, piece: Encoding | Tokens) -> Text:
         """The model's input for a piece."""
-        segments = np.array(piece.type_ids, np.int64) if self.has_segments else None
-        return Text(np.array(piece.ids, np.int64), segments)
+        token_types = np.array(piece.type_ids, np.int64) if self.has_token_types else None
+        return Text(np.array(piece.ids, np.int64), token_types)
 
 
 def _texts(given: str | Pair) -> list[str]:

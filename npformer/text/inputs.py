@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from npformer.checks import shown, unknown
-from npformer.errors import NpformerError
+from npformer.common.checks import shown, unknown
+from npformer.common.errors import NpformerError
 
 LONG = ("truncate", "window", "error")  # ways to treat a text that is longer than the model takes
 

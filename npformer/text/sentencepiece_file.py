@@ -12,9 +12,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from npformer.errors import NpformerError
-from npformer.files import read_bytes
-from npformer.limits import LIMITS, Limits
+from npformer.common.errors import NpformerError
+from npformer.common.files import read_bytes
+from npformer.common.limits import LIMITS, Limits
 
 PIECES, TRAINER, NORMALIZER, DENORMALIZER = 1, 2, 3, 5  # fields of a model
 MODEL_TYPE = 3  # a field of the trainer's

@@ -14,14 +14,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from npformer.checks import boolean, shown
+from npformer.common.checks import boolean, shown
+from npformer.common.errors import NpformerError
+from npformer.common.files import read_bytes, read_json
+from npformer.common.limits import LIMITS, Limits
 from npformer.config import Config
-from npformer.errors import NpformerError
 from npformer.families import FAMILIES, Family, family_of
-from npformer.files import read_bytes, read_json
-from npformer.limits import LIMITS, Limits
-from npformer.text.guarded import GuardedTokenizer, guarded, read_tokenizer, tried
-from npformer.text.older import (
+from npformer.text.legacy_files import (
     ALBERT,
     DEBERTA,
     FAIRSEQ,
@@ -31,7 +30,8 @@ from npformer.text.older import (
     describe_deberta,
     describe_unigram,
 )
-from npformer.text.parts import check_rows
+from npformer.text.safe_tokenizer import SafeTokenizer, read_tokenizer, safely, tried
+from npformer.text.tokenizer_checks import check_rows
 
 if TYPE_CHECKING:
     from tokenizers import AddedToken, Tokenizer
@@ -58,7 +58,7 @@ CLEAN_UP: dict[str, tuple[str, bool | None]] = {
 }
 
 
-def load_tokenizer(folder: Path, config: Config, limits: Limits = LIMITS) -> GuardedTokenizer:
+def load_tokenizer(folder: Path, config: Config, limits: Limits = LIMITS) -> SafeTokenizer:
     """The tokenizer of a checkpoint folder, for a model of this config.
 
     Raises NpformerError: no tokenizer in the folder, an unreadable file, a piece without a row in the embedding table,
@@ -161,7 +161,7 @@ def _from_vocabulary(
     pieces = _pieces(path, limits)
     if unknown not in pieces:
         raise NpformerError(f"{path}: its token for the unknown, {shown(unknown)}, is not in it")
-    with guarded(f"{path}: not a tokenizer that can be read"):
+    with safely(f"{path}: not a tokenizer that can be read"):
         tokenizer = Tokenizer(models.WordPiece(pieces, unk_token=unknown))
     clean_up: dict[str, Any] = {
         theirs: _setting(folder / SETTINGS, settings, name) for name, (theirs, _) in CLEAN_UP.items()
@@ -196,7 +196,7 @@ def _add(tokenizer: Tokenizer, folder: Path, tokens: list[AddedToken], limits: L
     """Adds tokens that are never split."""
     for token in tokens:
         limits.check("piece", len(token.content), f"{folder}: characters of an added token")
-    with guarded(f"{folder}: added tokens"):
+    with safely(f"{folder}: added tokens"):
         tokenizer.add_tokens(tokens)
 
 

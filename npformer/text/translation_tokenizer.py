@@ -11,16 +11,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from npformer.checks import boolean, shown
+from npformer.common.checks import boolean, shown
+from npformer.common.errors import NpformerError
+from npformer.common.files import read_bytes, read_json
+from npformer.common.limits import LIMITS, Limits
 from npformer.config import Config
-from npformer.errors import NpformerError
 from npformer.families import family_of
-from npformer.files import read_bytes, read_json
-from npformer.limits import LIMITS, Limits
-from npformer.text.guarded import TRIED, GuardedTokenizer, Uncalled, check_growth, guarded, read_tokenizer, tried
-from npformer.text.parts import check_charsmap
+from npformer.text.safe_tokenizer import TRIED, SafeTokenizer, Uncalled, check_growth, read_tokenizer, safely, tried
 from npformer.text.sentencepiece_file import charsmaps
 from npformer.text.tokenizer import SETTINGS, read_settings
+from npformer.text.tokenizer_checks import check_charsmap
 
 PIECES = ("source.spm", "target.spm", "vocab.json")
 FILE, TARGET_FILE = "tokenizer.json", "target_tokenizer.json"
@@ -91,7 +91,7 @@ class Pieces(Uncalled):
 
     def encode(self, text: str) -> list[int]:
         tokens: list[str] = []
-        with guarded("the source's SentencePiece model failed"):
+        with safely("the source's SentencePiece model failed"):
             check_growth(self._where, [text], self._growth, self._limits, self._made_of)
             for part in self._split.split(text):
                 if part in self.special:
@@ -113,7 +113,7 @@ class Pieces(Uncalled):
         if missing:
             raise NpformerError(f"decode: {missing[0]} is not an id of the target's vocabulary")
         pieces = [piece for piece in map(self.pieces.__getitem__, ids) if piece not in self.special]
-        with guarded("the target's SentencePiece model failed"):
+        with safely("the target's SentencePiece model failed"):
             return str(self.target.decode(pieces)).replace("▁", " ").strip()
 
     def tokens(self, ids: Sequence[int], of_source: bool) -> list[str]:
@@ -172,7 +172,7 @@ def _sentencepiece(path: Path, limits: Limits) -> tuple[Any, int]:
         raise NpformerError(f"{path}: an empty file")
     growth = max((check_charsmap(str(path), blob) for blob in charsmaps(path, content)), default=1)
     limits.check("growth", growth, f"{path}: the text that a character becomes")
-    with guarded(f"{path}: not a SentencePiece model"):
+    with safely(f"{path}: not a SentencePiece model"):
         return SentencePieceProcessor(model_proto=content), growth
 
 
@@ -187,7 +187,7 @@ def _vocabulary(path: Path, size: int, limits: Limits) -> dict[str, int]:
     return pieces
 
 
-def _read(path: Path, rows: int, limits: Limits) -> GuardedTokenizer:
+def _read(path: Path, rows: int, limits: Limits) -> SafeTokenizer:
     """Reads a tokenizer.json for a table of so many rows."""
     tokenizer, has_regex, growth = read_tokenizer(path, rows, limits)
     return tried(tokenizer, path, rows, limits, has_regex, growth)

@@ -2,7 +2,7 @@
 
 Backward passes stand below their forwards, in `functions.py` and the files that follow it. Here `losses.py` has the
 objectives, `batch_gradients.py` the gradients of a batch, `optimiser.py` and `schedule.py` the update, `trainer.py` the
-loop and `state.py` its checkpoints; `data.py` reads files, `metrics.py` measures.
+loop and `run_folder.py` its checkpoints; `data.py` reads files, `metrics.py` measures.
 """
 
 from npformer.training.batch_gradients import Gradients, gradients

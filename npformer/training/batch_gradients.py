@@ -16,7 +16,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from npformer.errors import NpformerError
+from npformer.common.errors import NpformerError
 from npformer.runtime.packing import SHARD, SMALL_SHARD, group_by_length
 from npformer.runtime.threads import run_tasks, single_blas_thread
 from npformer.tape import Edit

@@ -14,9 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from npformer.checks import listed
-from npformer.errors import NpformerError
-from npformer.files import as_given, csv_rows, lines_of, open_file
+from npformer.common.checks import listed
+from npformer.common.errors import NpformerError
+from npformer.common.files import as_given, csv_rows, lines_of, open_file
 from npformer.model import Model
 from npformer.runtime.packing import Text
 from npformer.text.encoding import Encoder, warn_of_cuts

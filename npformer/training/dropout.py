@@ -7,8 +7,8 @@ from fnmatch import fnmatchcase
 
 import numpy as np
 
+from npformer.common.errors import NpformerError
 from npformer.config import Config
-from npformer.errors import NpformerError
 from npformer.families import family_of
 from npformer.tape import Edit, Pullback
 

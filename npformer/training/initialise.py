@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from npformer.checkpoint import tree as layout
+from npformer.common.errors import NpformerError
 from npformer.config import Config
-from npformer.errors import NpformerError
 
 SCHEMES = ("normal", "torch", "xavier")
 

@@ -12,9 +12,9 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
+from npformer.common.errors import NpformerError
 from npformer.config import Config
-from npformer.decoder_layers import shift
-from npformer.errors import NpformerError
+from npformer.decoder_layers import shift_right
 from npformer.functions import IGNORE_INDEX, cross_entropy, cross_entropy_backward, log_softmax
 from npformer.runtime.packing import Text, pack
 from npformer.tape import Edit, Recording
@@ -229,4 +229,4 @@ class TranslationLoss:
 
 def teacher_forced(config: Config, examples: Sequence[Example]) -> list[tuple[np.ndarray, np.ndarray]]:
     """Returns for each target the ids that the decoder reads, and those that it is to predict."""
-    return [shift(each.target, config.decoder.start_id, config.decoder.end_ids[0]) for each in examples]
+    return [shift_right(each.target, config.decoder.start_id, config.decoder.end_ids[0]) for each in examples]

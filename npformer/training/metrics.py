@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from npformer.common.progress import bar
 from npformer.functions import cross_entropy
 from npformer.model import Model, Seq2Seq
-from npformer.progress import bar
 from npformer.runtime.packing import Text
 from npformer.training.losses import Example, teacher_forced
 

@@ -11,8 +11,8 @@ from functools import partial
 
 import numpy as np
 
-from npformer.checks import whole
-from npformer.errors import NpformerError
+from npformer.common.checks import whole
+from npformer.common.errors import NpformerError
 from npformer.functions import SparseRows
 from npformer.runtime.threads import run_tasks, single_blas_thread
 from npformer.training.trainable import Gradient

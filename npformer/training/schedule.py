@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from npformer.errors import NpformerError
+from npformer.common.errors import NpformerError
 
 Schedule = Callable[[int], float]
 

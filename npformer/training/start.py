@@ -12,14 +12,14 @@ import numpy as np
 from npformer.checkpoint import tree as layout
 from npformer.checkpoint.archive import save_arrays
 from npformer.checkpoint.read import CONFIG, OWN_WEIGHTS, own_metadata, read_folder, read_tree
+from npformer.common.errors import NpformerError
+from npformer.common.files import place_in_folder, read_bytes, written_whole
+from npformer.common.limits import LIMITS, Limits
 from npformer.config import Config
-from npformer.errors import NpformerError
 from npformer.families import family_of, read_config, write_config
 from npformer.families.distilbert import DISTILBERT
-from npformer.files import place_in_folder, read_bytes, written_whole
 from npformer.generation.settings import FILE as GENERATION
-from npformer.limits import LIMITS, Limits
-from npformer.text.older import MERGES_VOCABULARY
+from npformer.text.legacy_files import MERGES_VOCABULARY
 from npformer.text.tokenizer import FILES, SETTINGS, SPECIAL_TOKENS_FILES, longest_text, read_settings
 from npformer.training.initialise import initialise
 
@@ -69,7 +69,7 @@ def as_distilbert(config: Config, tree: layout.Tree) -> tuple[Config, layout.Tre
     positions = flat["embeddings.position.weight"] + flat["embeddings.segment.weight"][0]
     kept = {name: array for name, array in flat.items() if name.startswith(ENCODER) and ".segment." not in name}
     kept["embeddings.position.weight"] = positions
-    config = replace(config, model_type="distilbert", n_segments=0, **DISTILBERT.constants)
+    config = replace(config, model_type="distilbert", n_token_types=0, **DISTILBERT.constants)
     return config, layout.own_to_tree(kept, config)
 
 

@@ -2,7 +2,7 @@
 
 A training that was stopped at any step resumes from its last checkpoint and ends with the same bits: the order of the
 examples and the elements that dropout draws depend on the seed, the epoch and the step alone, and a step has the same
-bits for any number of threads. `batch_gradients.py` computes the gradients, `state.py` has the checkpoints.
+bits for any number of threads. `batch_gradients.py` computes the gradients, `run_folder.py` has the checkpoints.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from typing import Generic, TypeVar
 
 import numpy as np
 
-from npformer.checks import number, one_of, positive, whole
-from npformer.errors import NpformerError
+from npformer.common.checks import number, one_of, positive, whole
+from npformer.common.errors import NpformerError
 from npformer.training.batch_gradients import gradients
 from npformer.training.dropout import Dropout
+from npformer.training.epoch_lines import Progress
 from npformer.training.losses import Objective
 from npformer.training.optimiser import Adam, clip_scale, global_norm
-from npformer.training.progress import Progress
+from npformer.training.run_folder import BEST, STEP, Checkpoints, State, identity
 from npformer.training.schedule import Schedule, constant, linear, noam
-from npformer.training.state import BEST, STEP, Checkpoints, State, identity
 from npformer.training.trainable import Trainable
 
 E = TypeVar("E")

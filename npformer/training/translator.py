@@ -6,8 +6,8 @@ import json
 from collections.abc import Iterable
 from typing import Any
 
+from npformer.common.errors import NpformerError
 from npformer.config import Config, Decoder
-from npformer.errors import NpformerError
 from npformer.families.marian import MARIAN
 from npformer.text.translation_tokenizer import FILE
 

@@ -9,8 +9,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from npformer.checks import one_of
-from npformer.errors import NpformerError
+from npformer.common.checks import one_of
+from npformer.common.errors import NpformerError
 from npformer.interpret.attribution import Method, given_scores, leave_one_out, on_logit, roll_out
 from npformer.interpret.stacks import is_arrays, is_stages, pick, sides, stacks, stage_arrays, traced
 from npformer.text.words import printable

@@ -23,8 +23,8 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any, ClassVar
 
-from npformer.errors import NpformerError
-from npformer.files import written_whole
+from npformer.common.errors import NpformerError
+from npformer.common.files import written_whole
 from npformer.view.colour import DIVERGING, SEQUENTIAL
 from npformer.view.pack import Packed
 

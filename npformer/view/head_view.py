@@ -27,7 +27,7 @@ def heads(
     words: bool = False,
     tokens: Sequence[str] | None = None,
     key_tokens: Sequence[str] | None = None,
-    segments: Sequence[int] | None = None,
+    token_type_ids: Sequence[int] | None = None,
 ) -> HeadView:
     """Draws the attention weights of every head as lines between tokens, coloured by head.
 
@@ -40,7 +40,7 @@ def heads(
         Merge the pieces of a word: the sum of the weights to them, the mean of the weights from them.
     tokens, key_tokens : list of str, for weights
         The tokens of the queries; those of the keys if they differ, as in cross-attention.
-    segments : list of 0 and 1, optional
+    token_type_ids : list of 0 and 1, optional
         For each token, which text of a pair it belongs to.
 
     Returns
@@ -61,7 +61,7 @@ def heads(
     rows look at columns
     ...
     """
-    found = stacks(traced(source, text), tokens, key_tokens, segments)
+    found = stacks(traced(source, text), tokens, key_tokens, token_type_ids)
     return HeadView(tuple(found), *chosen(found[0], layer, heads), words)
 
 

@@ -19,13 +19,13 @@ def model(
     words: bool = False,
     tokens: Sequence[str] | None = None,
     key_tokens: Sequence[str] | None = None,
-    segments: Sequence[int] | None = None,
+    token_type_ids: Sequence[int] | None = None,
 ) -> ModelView:
     """Draws every head of every layer as a small heat map; a click enlarges one.
 
     Parameters
     ----------
-    source, text, words, tokens, key_tokens, segments : as in `heads`
+    source, text, words, tokens, key_tokens, token_type_ids : as in `heads`
 
     Returns
     -------
@@ -43,7 +43,7 @@ def model(
     >>> view.save("model.html").name
     'model.html'
     """
-    found = stacks(traced(source, text), tokens, key_tokens, segments)
+    found = stacks(traced(source, text), tokens, key_tokens, token_type_ids)
     first = found[0].numbers[0]
     return ModelView(tuple(found), *chosen(found[0], first, None), words)
 

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from npformer.errors import NpformerError
+from npformer.common.errors import NpformerError
 from npformer.functions import softmax
 from npformer.interpret.stacks import Side, is_stages, pick, sides, stack_title, stage_arrays, traced
 from npformer.text.words import printable

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from npformer.errors import NpformerError
+from npformer.common.errors import NpformerError
 from npformer.interpret.stacks import is_arrays, traced
 from npformer.view.attribution_view import attribution
 from npformer.view.document import View

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from npformer.errors import NpformerError
+from npformer.common.errors import NpformerError
 from npformer.interpret.stacks import Side, Stack, pick
 from npformer.text.words import printable
 from npformer.view.colour import head_colours
@@ -92,7 +92,7 @@ def _stack_meta(stack: Stack, forms: dict[str, Stack]) -> dict[str, Any]:
 
 
 def _side_meta(side: Side) -> dict[str, Any]:
-    return {"tokens": side.tokens, "segments": side.segments if side.is_pair else ()}
+    return {"tokens": side.tokens, "tokenTypes": side.token_type_ids if side.is_pair else ()}
 
 
 def chosen(stack: Stack, layer: int, heads: Sequence[int] | None) -> tuple[int, tuple[int, ...]]:
@@ -108,7 +108,7 @@ def chosen(stack: Stack, layer: int, heads: Sequence[int] | None) -> tuple[int, 
 def sentence(side: Side) -> str:
     """Joins a side's words, for titles: without the tokens that frame a text, unless there is nothing else."""
     words = side.words()
-    every = list(zip(words.segments or (0,) * len(words.tokens), words.tokens, strict=True))
+    every = list(zip(words.token_type_ids or (0,) * len(words.tokens), words.tokens, strict=True))
     kept = [(segment, word) for segment, word in every if word not in FRAME] or every
     parts = (" ".join(printable(word) for _, word in part) for _, part in groupby(kept, key=itemgetter(0)))
     text = " / ".join(parts)

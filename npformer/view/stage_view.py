@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from npformer.errors import NpformerError
+from npformer.common.errors import NpformerError
 from npformer.interpret.stacks import Side, Sides, is_stages, one_text, sides, traced
 from npformer.text.words import printable
 from npformer.view.document import View
@@ -101,7 +101,7 @@ def stages(
     *,
     tokens: Sequence[str] | None = None,
     key_tokens: Sequence[str] | None = None,
-    segments: Sequence[int] | None = None,
+    token_type_ids: Sequence[int] | None = None,
     formulas: Mapping[str, str] | None = None,
     labels: Sequence[str] | None = None,
 ) -> StageView:
@@ -113,7 +113,7 @@ def stages(
     text : str or Pair, for a model
     tokens, key_tokens : list of str, for a mapping
         For an encoder-decoder `tokens` are the target's and `key_tokens` the source's.
-    segments : list of 0 and 1, optional
+    token_type_ids : list of 0 and 1, optional
         For each token, which text of a pair it belongs to.
     formulas : mapping, optional
         Formulas by stage name, to add or to replace.
@@ -142,7 +142,7 @@ def stages(
     names = list(arrays.keys())
     if not names:
         raise NpformerError("stages: expected at least one stage, got none; trace the model first")
-    both = sides(arrays, tokens, key_tokens, segments)
+    both = sides(arrays, tokens, key_tokens, token_type_ids)
     steps = tuple(_step(name, one_text(name, arrays[name]), arrays, formulas or {}) for name in names)
     own, of_source = getattr(arrays, "ids", None), getattr(arrays, "key_ids", None)
     ids = {} if key_tokens is not None else {
@@ -252,7 +252,7 @@ class StageView(View):
             "tokens": {"queries": self.sides.queries.tokens, "keys": self.sides.keys.tokens},
             "sides": ["queries"] if len(self.sides.distinct) == 1 else ["keys", "queries"],
             "ids": self.ids,
-            "segments": self.sides.queries.segments if self.sides.queries.is_pair else (),
+            "tokenTypes": self.sides.queries.token_type_ids if self.sides.queries.is_pair else (),
             "steps": [self._step_meta(i, step) for i, step in enumerate(self.steps)],
             "outcome": outcome and {
                 "labels": outcome.labels,

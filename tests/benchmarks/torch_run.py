@@ -25,9 +25,9 @@ import torch
 from npformer.checkpoint.archive import load_arrays
 from npformer.checkpoint.loading import find_folder
 from npformer.checkpoint.read import CONFIG
+from npformer.common.files import read_json
+from npformer.common.limits import LIMITS
 from npformer.families import read_config
-from npformer.files import read_json
-from npformer.limits import LIMITS
 from npformer.model import Model
 from npformer.runtime.threads import available_cores
 from npformer.text.tokenizer import load_tokenizer
@@ -35,7 +35,7 @@ from npformer.text.translation_tokenizer import FILE, read_tokenizer
 from npformer.training import Example, HeadLoss, Recipe, initialise, read_labelled
 from npformer.training.data import encode, encode_pairs, read_pairs
 from npformer.training.losses import TranslationLoss
-from npformer.training.state import LAST
+from npformer.training.run_folder import LAST
 from tests.benchmarks import twins
 
 sys.path.append(str(Path(__file__).parents[2] / "examples"))

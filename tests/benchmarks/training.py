@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from npformer.config import Config
-from npformer.families.transformer import residual_rates
+from npformer.families.vaswani import residual_rates
 from npformer.runtime.packing import Text
 from npformer.runtime.threads import available_cores
 from npformer.training import Example, HeadLoss, Recipe, Trainable, Trainer, gradients, initialise, standard_rates

@@ -16,7 +16,7 @@ from torch.nn import functional
 
 from npformer.checkpoint import tree as layout
 from npformer.config import Config
-from npformer.decoder_layers import shift
+from npformer.decoder_layers import shift_right
 from npformer.embeddings import sinusoidal_positions
 from npformer.families import write_config
 from npformer.training import Example
@@ -103,7 +103,7 @@ class Translator(nn.Module):
 
     def loss(self, examples: Sequence[Example]) -> torch.Tensor:
         shifted = [
-            shift(each.target, self.config.decoder.start_id, self.config.decoder.end_ids[0]) for each in examples
+            shift_right(each.target, self.config.decoder.start_id, self.config.decoder.end_ids[0]) for each in examples
         ]
         pad = self.config.decoder.start_id
         source, mask = padded([each.text.ids for each in examples], pad)

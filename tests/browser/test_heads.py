@@ -155,15 +155,15 @@ def test_everything_works_by_keyboard(page: Page) -> None:
 
 @pytest.mark.parametrize(("name", "seen", "looked_at"), [("A→A", 0, 0), ("A→B", 0, 1), ("B→A", 1, 0), ("B→B", 1, 1)])
 def test_the_filters_of_a_pair(page: Page, name: str, seen: int, looked_at: int) -> None:
-    array, segments = weights(2, 2, 3, len(PAIR), len(PAIR)), np.array(SEGMENTS)
-    page.show(view.heads(array, tokens=PAIR, segments=SEGMENTS, heads=[2]))
+    array, token_type_ids = weights(2, 2, 3, len(PAIR), len(PAIR)), np.array(SEGMENTS)
+    page.show(view.heads(array, tokens=PAIR, token_type_ids=SEGMENTS, heads=[2]))
     assert len(queries(page)) == len(keys(page)) == len(PAIR)
     page.click(page.segment(name))
     across = [token for token, segment in zip(PAIR, SEGMENTS, strict=True) if segment == looked_at]
     assert page.texts(".to .token") == across
     page.hover(queries(page)[1])
-    row = np.flatnonzero(segments == seen)[1]
-    assert numbers(page) == shown(array[0, 2, row, segments == looked_at])
+    row = np.flatnonzero(token_type_ids == seen)[1]
+    assert numbers(page) == shown(array[0, 2, row, token_type_ids == looked_at])
 
 
 def test_one_text_has_no_filter(page: Page) -> None:

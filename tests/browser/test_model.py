@@ -93,7 +93,7 @@ def test_enter_opens_a_head(page: Page) -> None:
 
 def test_filters_and_whole_words(page: Page) -> None:
     array = weights(8, 2, 2, len(PAIR), len(PAIR))
-    page.show(view.model(array, tokens=PAIR, segments=SEGMENTS))
+    page.show(view.model(array, tokens=PAIR, token_type_ids=SEGMENTS))
     page.click(page.segment("B→A"))
     page.hover(thumb(page, 1, 0), 0.01, 0.99)  # the last token of B, the first of A
     page.until(lambda: tip(page)[1:] == ["[SEP]", "[CLS]", f"{array[1, 0, 8, 0]:.4f}"])

@@ -242,7 +242,7 @@ def test_512_tokens_in_the_model_view(page: Page) -> None:
 
 
 def test_a_pair_reads_the_same_in_a_file_with_spaces(page: Page, tmp_path: Path) -> None:
-    path = view.heads(weights(5, 2, 9, 9), tokens=PAIR, segments=SEGMENTS).save(tmp_path / "a view of #1.html")
+    path = view.heads(weights(5, 2, 9, 9), tokens=PAIR, token_type_ids=SEGMENTS).save(tmp_path / "a view of #1.html")
     page.show(path)
     assert page.texts(".from .token") == list(PAIR)
 

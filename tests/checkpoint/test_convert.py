@@ -16,7 +16,7 @@ from npformer.checkpoint.convert import COMPANIONS
 from npformer.checkpoint.read import OWN_WEIGHTS
 from npformer.checkpoint.safetensors import read_tensors, write_tensors
 from npformer.checkpoint.storage import BFLOAT16
-from npformer.errors import NpformerError
+from npformer.common.errors import NpformerError
 from npformer.families import write_config
 from tests.families.test_families import ARCHITECTURES, MORE_THAN_A_HEAD, random_checkpoint
 from tests.support import torch_writer
@@ -177,7 +177,7 @@ def test_no_room_for_the_weights(tmp_path):
     env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
     run = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=60, check=False)
     error = run.stderr.splitlines()[-1]
-    assert error.startswith("npformer.errors.NpformerError: b: cannot be written: ")
+    assert error.startswith("npformer.common.errors.NpformerError: b: cannot be written: ")
     assert "File too large" in error
     assert os.listdir(tmp_path) == ["a"]
 

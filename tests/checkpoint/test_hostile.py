@@ -15,8 +15,8 @@ import pytest
 
 from npformer.checkpoint import tree as layout
 from npformer.checkpoint.safetensors import write_tensors
+from npformer.common.limits import Limits
 from npformer.families import read_config
-from npformer.limits import Limits
 from tests.support.torch_writer import dump, storage, tensor, write_zip
 
 ROOT = Path(__file__).parents[2]

@@ -12,7 +12,7 @@ import pytest
 from npformer.checkpoint import loading
 from npformer.checkpoint.loading import bundled, find_folder, load
 from npformer.checkpoint.safetensors import read_tensors, write_tensors
-from npformer.errors import NpformerError
+from npformer.common.errors import NpformerError
 from tests.support import tiny
 
 ROOT = Path(__file__).parents[2]

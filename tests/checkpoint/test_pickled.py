@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from npformer.checkpoint.pickled import Storage, Tensor, read_pickle
-from npformer.errors import NpformerError
+from npformer.common.errors import NpformerError
 from tests.support.torch_writer import Call, Global, Persistent, Raw, dump, storage, tensor
 
 GOLDEN = Path(__file__).parents[1] / "golden/checkpoints"

@@ -9,7 +9,7 @@ import pytest
 import safetensors.numpy
 
 from npformer.checkpoint import flatten, load_folder, to_tree
-from npformer.errors import NpformerError
+from npformer.common.errors import NpformerError
 from npformer.families import read_config
 from tests.support import draw, torch_writer
 

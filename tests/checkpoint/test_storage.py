@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from npformer.checkpoint import storage
 from npformer.checkpoint.storage import BFLOAT16, load, open_buffer, view
-from npformer.errors import NpformerError
+from npformer.common.errors import NpformerError
 
 F4 = np.dtype("<f4")
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from npformer.checkpoint.storage import load
 from npformer.checkpoint.torch_file import read_torch
-from npformer.errors import NpformerError
+from npformer.common.errors import NpformerError
 from tests.support.torch_writer import (
     LEGACY_HEAD,
     Global,

@@ -16,7 +16,7 @@ from npformer.checkpoint.archive import load_arrays, save_arrays
 from npformer.checkpoint.loading import load
 from npformer.checkpoint.verify import UNKNOWN, verify
 from npformer.cli import main as cli
-from npformer.errors import NpformerError
+from npformer.common.errors import NpformerError
 from tests.support import tiny
 
 WEIGHTS = "npformer.safetensors"

@@ -12,7 +12,7 @@ import pytest
 
 from npformer.checkpoint.safetensors import read_tensors, write_tensors
 from npformer.cli.main import main
-from npformer.errors import NpformerError, escaped
+from npformer.common.errors import NpformerError, escaped
 from tests.support import tiny
 
 HOSTILE = "\x1b]0;owned\x07\x1b[2J\x9b31m\rGOOD\u202egnp"

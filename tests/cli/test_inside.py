@@ -20,7 +20,7 @@ from npformer.cli import trace as trace_command
 from npformer.cli import view as view_command
 from npformer.cli.main import main
 from npformer.cli.task_commands import TASK_COMMANDS, TaskCommand
-from npformer.errors import NpformerError
+from npformer.common.errors import NpformerError
 from npformer.interpret.teardown import teardown
 from npformer.interpret.traces import Trace, trace
 from npformer.model import Model

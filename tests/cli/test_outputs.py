@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 
 from npformer.cli import main as cli
+from tests.common.test_files import own_device
 from tests.support import tiny
-from tests.test_files import own_device
 
 TEXT = "it was so hot"
 #: The writer -> its arguments before -o, and the name that it writes to (a trace's ends in .safetensors).
@@ -179,7 +179,7 @@ def test_a_limit_of_size_leaves_no_model(name, limit, model, data, tmp_path, cap
 
 @pytest.mark.parametrize("name", ["finetune", "translate"])
 def test_a_folder_that_another_run_uses_is_refused(name, model, data, tmp_path, capsys):
-    from npformer.locks import in_use
+    from npformer.common.locks import in_use
 
     command = [*folder_writers(model, data)[name], str(tmp_path / "out")]
     with in_use(tmp_path / "out" / "training"):

@@ -320,7 +320,7 @@ def test_a_disk_that_is_full_can_be_emptied(sink, model, classify, source, tmp_p
         command = [sys.executable, "-c", FULL, model, source, tmp_path / f"{limit}" / sink, str(limit)]
         (tmp_path / f"{limit}").mkdir()
         done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=ENVIRONMENT, timeout=60)
-        assert done.stderr.splitlines()[-1].startswith("npformer.errors.NpformerError: ")
+        assert done.stderr.splitlines()[-1].startswith("npformer.common.errors.NpformerError: ")
         assert "File too large" in done.stderr.splitlines()[-1]
         assert not list((tmp_path / f"{limit}").rglob("*.partial"))
         assert run(classify, source, tmp_path / f"{limit}" / sink) == whole

@@ -15,7 +15,7 @@ from npformer.checkpoint import convert, flatten, load_folder, to_torch, to_tree
 from npformer.checkpoint import tree as layout
 from npformer.checkpoint.read import OWN_WEIGHTS
 from npformer.checkpoint.safetensors import read_tensors
-from npformer.errors import NpformerError
+from npformer.common.errors import NpformerError
 from npformer.families import read_config, write_config
 from npformer.model import Model
 from npformer.training import Trainable, standard_rates

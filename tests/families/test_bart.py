@@ -13,8 +13,8 @@ import npformer
 from npformer import golden
 from npformer.checkpoint import convert, flatten, load_folder, to_torch
 from npformer.checkpoint.safetensors import write_tensors
+from npformer.common.errors import NpformerError
 from npformer.config import Config, Decoder
-from npformer.errors import NpformerError
 from npformer.families import read_config, write_config
 from npformer.families.bart import BART
 from npformer.runtime.packing import Text

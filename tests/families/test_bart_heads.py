@@ -15,8 +15,8 @@ import npformer
 from npformer import golden
 from npformer.checkpoint import to_torch
 from npformer.checkpoint.safetensors import write_tensors
+from npformer.common.errors import NpformerError
 from npformer.config import Config
-from npformer.errors import NpformerError
 from npformer.families import read_config, write_config
 from npformer.interpret import stages
 from npformer.interpret.direct_attribution import head_results, logit_attribution

@@ -17,7 +17,7 @@ import npformer
 from npformer import Text, golden, view
 from npformer.checkpoint.safetensors import read_tensors
 from npformer.cli.main import main
-from npformer.errors import NpformerError
+from npformer.common.errors import NpformerError
 from npformer.families import encoders, read_config, write_config
 from npformer.tasks.pipelines import tasks_of
 from npformer.tasks.task import without_head

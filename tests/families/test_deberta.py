@@ -14,7 +14,7 @@ from npformer.activations import tanh
 from npformer.blocks import Convolution, Rows
 from npformer.checkpoint import load_folder
 from npformer.checkpoint.safetensors import read_tensors
-from npformer.errors import NpformerError
+from npformer.common.errors import NpformerError
 from npformer.families import read_config, write_config
 from npformer.interpret.direct_attribution import logit_attribution
 from npformer.interpret.traces import trace
@@ -114,8 +114,8 @@ def test_a_classifier_computes_only_first_rows_with_the_bits_of_all() -> None:
         {"n_distances": 12, "max_distance": 0},
         {"own_distances": True, "norm_distances": False},
         *({"distance_forms": forms, "own_distances": own} for forms in FORMS for own in (False, True)),
-        {"positions": "learned", "n_segments": 2},
-        {"positions": "learned", "n_segments": 1, "distance_forms": ()},
+        {"positions": "learned", "n_token_types": 2},
+        {"positions": "learned", "n_token_types": 1, "distance_forms": ()},
     ],
 )
 def test_every_form_of_its_settings_is_read_as_it_is_written(fields: dict[str, Any]) -> None:
@@ -154,7 +154,7 @@ def test_settings_that_are_absent_have_transformers_values() -> None:
     data = write_config(tiny.config("deberta-v2"))
     absent = {name: value for name, value in data.items() if name not in OPTIONAL}
     config = read_config(absent)
-    assert (config.positions, config.distance_forms, config.n_segments) == ("learned", (), 0)
+    assert (config.positions, config.distance_forms, config.n_token_types) == ("learned", (), 0)
     del absent["relative_attention"]
     with pytest.raises(NpformerError, match="relative_attention: None is not supported; supported: True"):
         read_config(absent)

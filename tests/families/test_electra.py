@@ -15,7 +15,7 @@ from npformer import golden
 from npformer.activations import gelu
 from npformer.checkpoint import convert, flatten, load_folder, to_torch, to_tree
 from npformer.checkpoint.safetensors import write_tensors
-from npformer.errors import NpformerError
+from npformer.common.errors import NpformerError
 from npformer.families import read_config
 from npformer.functions import linear
 from npformer.tasks.pipelines import tasks_of

@@ -8,7 +8,7 @@ import pytest
 
 from npformer.checkpoint import flatten, module_path, to_torch, to_tree, unflatten
 from npformer.checkpoint import tree as layout
-from npformer.errors import NpformerError
+from npformer.common.errors import NpformerError
 from npformer.families import family_of, read_config
 from tests.support import draw
 

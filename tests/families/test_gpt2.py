@@ -14,7 +14,7 @@ import npformer
 from npformer import golden
 from npformer.checkpoint import convert, flatten, load_folder
 from npformer.checkpoint.safetensors import read_tensors, write_tensors
-from npformer.errors import NpformerError
+from npformer.common.errors import NpformerError
 from npformer.families import read_config, write_config
 from npformer.interpret.direct_attribution import logit_attribution
 from npformer.interpret.traces import trace

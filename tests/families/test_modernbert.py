@@ -11,7 +11,7 @@ import pytest
 
 from npformer import load, pipeline
 from npformer.checkpoint import convert
-from npformer.errors import NpformerError
+from npformer.common.errors import NpformerError
 from npformer.families import read_config, write_config
 from npformer.interpret.direct_attribution import logit_attribution
 from npformer.interpret.traces import trace

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from npformer.errors import NpformerError
+from npformer.common.errors import NpformerError
 from npformer.families import read_config, write_config
 from npformer.interpret.traces import trace
 from npformer.mechanisms.distances import at_distances

@@ -15,7 +15,7 @@ from npformer import golden
 from npformer.checkpoint import convert, load_folder
 from npformer.checkpoint import tree as layout
 from npformer.checkpoint.safetensors import read_tensors, write_tensors
-from npformer.errors import NpformerError
+from npformer.common.errors import NpformerError
 from npformer.families import ignored, read_config, write_config
 from npformer.model import Model
 from npformer.runtime.packing import Text
@@ -42,7 +42,7 @@ HUB: dict[str, Any] = {
 def test_the_hub_s_config_is_read_and_its_code_is_not_run() -> None:
     config = read_config(HUB)
     assert (config.d_model, config.n_heads, config.n_layers, config.d_ffn, config.max_length) == (32, 4, 2, 48, 64)
-    assert (config.rotary_theta, config.activation, config.eps, config.n_segments) == (1000.0, "silu", 1e-12, 2)
+    assert (config.rotary_theta, config.activation, config.eps, config.n_token_types) == (1000.0, "silu", 1e-12, 2)
     assert (config.vocab_size, config.pad_id) == (320, None)
     assert read_config(write_config(config)) == config
     assert read_config({**HUB, "vocab_size": 300, "n_inner": None}).vocab_size == 320  # a whole number of 64

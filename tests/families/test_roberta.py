@@ -17,7 +17,7 @@ import npformer
 from npformer import golden
 from npformer.activations import gelu
 from npformer.checkpoint import convert, flatten, load_folder, to_torch, to_tree
-from npformer.errors import NpformerError
+from npformer.common.errors import NpformerError
 from npformer.families import distinct_encoders, read_config, write_config
 from npformer.model import Model
 from npformer.runtime.packing import Text
@@ -112,14 +112,14 @@ def test_the_padding_token_and_its_position_are_not_trained() -> None:
 
 
 def test_there_is_one_token_type(family: str) -> None:
-    model = tiny.model(family, "base", n_segments=1)
+    model = tiny.model(family, "base", n_token_types=1)
     assert not model.config.reads_token_types
-    with pytest.raises(NpformerError, match=r"token_type_ids: 1 of text 0 is outside the segments, 0 ... 0"):
+    with pytest.raises(NpformerError, match=r"token_type_ids: 1 of text 0 is outside the token types, 0 ... 0"):
         model([[0, 9, 2]], token_type_ids=[[0, 1, 0]])
 
 
 def test_special_tokens_stand_around_a_text_and_a_pair(family: str, tmp_path: Path) -> None:
-    folder = tiny.folder(tmp_path / "model", family, "base", n_segments=1)
+    folder = tiny.folder(tmp_path / "model", family, "base", n_token_types=1)
     (folder / "tokenizer.json").unlink()
     pieces = [SPECIAL.get(piece, piece) for piece in tiny.VOCABULARY]
     (folder / "vocab.txt").write_text("\n".join(pieces) + "\n", encoding="utf-8")
@@ -222,7 +222,7 @@ def test_the_commands_take_it(tmp_path: Path) -> None:
     arrays = {f"{i}/{name}": each for name in seen for i, each in enumerate(seen.texts(name))}
     assert golden.compare(recorded, arrays).ok
     assert not any((text.ids == recorded.config.pad_id).any() for text in recorded.texts)
-    folder = tiny.folder(tmp_path / "base", "xlm-roberta", "base", n_segments=1)
+    folder = tiny.folder(tmp_path / "base", "xlm-roberta", "base", n_token_types=1)
     rows = [("i love it", "good"), ("i hate it", "bad"), ("it is good", "good"), ("it is politics", "bad")] * 8
     train = tmp_path / "train.tsv"
     train.write_text("sentence\tlabel\n" + "".join(f"{text}\t{label}\n" for text, label in rows))

@@ -17,11 +17,11 @@ from npformer.activations import ACTIVATIONS
 from npformer.checkpoint import convert, flatten, load_folder, to_torch
 from npformer.checkpoint import tree as layout
 from npformer.checkpoint.read import read_folder
+from npformer.common.errors import NpformerError
 from npformer.config import Config
 from npformer.decoder_layers import decoder, decoder_layer
 from npformer.embeddings import sinusoidal_positions
 from npformer.encoder_layers import encoder, encoder_layer
-from npformer.errors import NpformerError
 from npformer.families import read_config, torch_nn, write_config
 from npformer.model import Seq2Seq
 from npformer.multi_head import multi_head_attention

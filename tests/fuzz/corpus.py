@@ -77,7 +77,10 @@ def encoder_config(family: str, head: str, **more: Any) -> Config:
         "labels": LABELS.get(head, ()),
     }  # fmt: skip
     if isinstance(table, EncoderTable):
-        sizes |= {"d_embedding": 4 if "d_embedding" in table.sizes else 0, "n_segments": 2 if table.segments else 0}
+        sizes |= {
+            "d_embedding": 4 if "d_embedding" in table.sizes else 0,
+            "n_token_types": 2 if table.token_types else 0,
+        }
     elif head == "causal-lm":  # BART's decoder alone
         sizes |= {"pad_id": 0, "padding_idx": 0, "start_id": 2, "end_ids": (3,)}
     else:  # BART, whose decoder reads the text again

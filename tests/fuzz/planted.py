@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from npformer.errors import NpformerError
+from npformer.common.errors import NpformerError
 from tests.fuzz.draw import Draw, Plain
 from tests.fuzz.kinds import Kind, Seed
 from tests.fuzz.uses import USES

@@ -17,8 +17,8 @@ from npformer.golden.format import FORMAT, VERSION
 from npformer.interpret.traces import FORMAT as TRACE
 from npformer.model import Model
 from npformer.training.losses import Example, HeadLoss
-from npformer.training.state import FORMAT as TRAINING
-from npformer.training.state import identity
+from npformer.training.run_folder import FORMAT as TRAINING
+from npformer.training.run_folder import identity
 from npformer.training.trainable import Trainable
 from npformer.training.trainer import Recipe
 from tests.fuzz import corpus

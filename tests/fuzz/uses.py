@@ -22,8 +22,8 @@ from npformer.checkpoint.loading import load
 from npformer.cli import golden as golden_command
 from npformer.cli import main as command
 from npformer.cli import texts as text_files
+from npformer.common.errors import NpformerError
 from npformer.config import Config
-from npformer.errors import NpformerError
 from npformer.model import Model, Seq2Seq
 from npformer.tasks.pipelines import TASK_OF, pipeline
 from npformer.text.tokenizer import FILES as TOKENIZER_FILES
@@ -131,7 +131,7 @@ def golden(folder: Path, draw: Draw, texts: Sequence[str]) -> None:
 def trace(folder: Path, draw: Draw, texts: Sequence[str]) -> None:
     """Reads a trace and shows it."""
     found = npformer.Trace.load(folder / "trace.safetensors")
-    for show in (str, repr, lambda each: each._repr_html_(), lambda each: each.label, lambda each: each.segments):
+    for show in (str, repr, lambda each: each._repr_html_(), lambda each: each.label, lambda each: each.token_type_ids):
         show(found)
     found.save(folder / "copy.safetensors")
 

@@ -132,7 +132,7 @@ class Judge:
 
     def judge(self, case: Any) -> dict[str, Any]:
         """The outcome of a case: loaded, refused or a finding; its seconds, its memory, and what was found."""
-        from npformer.errors import NpformerError, NpformerWarning
+        from npformer.common.errors import NpformerError, NpformerWarning
         from tests.fuzz import folder as folders
         from tests.fuzz.uses import USES
 

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.numpy import load_file
 
-from npformer.errors import NpformerError
+from npformer.common.errors import NpformerError
 from npformer.functions import log_softmax, softmax
 from npformer.generation import Hypothesis, padded
 from npformer.generation.logits import Projection, top

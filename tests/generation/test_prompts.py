@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from npformer import Config, Model, Text
-from npformer.errors import NpformerError
+from npformer.common.errors import NpformerError
 from npformer.families import FAMILIES
 from npformer.functions import log_softmax
 from npformer.generation import generate, stream
@@ -23,9 +23,9 @@ pytestmark = pytest.mark.numbers
 START, END = 1, 0
 #: Families that write beside GPT-2: BERT's layers, tables narrower than the layers, positions after padding's, a decoder.
 OF_FAMILY: dict[str, dict[str, int]] = {
-    "bert": {"n_segments": 2},
-    "electra": {"d_embedding": 48, "n_segments": 2},
-    "roberta": {"n_segments": 1},
+    "bert": {"n_token_types": 2},
+    "electra": {"d_embedding": 48, "n_token_types": 2},
+    "roberta": {"n_token_types": 1},
     "bart": {},
 }
 

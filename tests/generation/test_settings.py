@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from npformer.errors import NpformerError
+from npformer.common.errors import NpformerError
 from npformer.generation.settings import Settings, resolve
 from tests.golden import seq2seq_cases as cases
 from tests.support import writers

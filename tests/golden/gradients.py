@@ -32,7 +32,7 @@ def texts(config: Config) -> list[Text]:
     """Texts of several lengths, two neighbours of one length among them."""
     random = np.random.default_rng(1)
     return [
-        Text(random.integers(1, config.vocab_size, n), random.integers(0, 2, n) if config.n_segments else None)
+        Text(random.integers(1, config.vocab_size, n), random.integers(0, 2, n) if config.n_token_types else None)
         for n in LENGTHS
     ]
 
@@ -54,9 +54,9 @@ def padded(config: Config) -> dict[str, np.ndarray]:
     mask = np.arange(max(LENGTHS)) < np.array(LENGTHS)[:, None]
     given = {"input_ids": np.zeros(mask.shape, np.int64), "attention_mask": mask.astype(np.int64)}
     given["input_ids"][mask] = np.concatenate([text.ids for text in texts(config)])
-    if config.n_segments:
+    if config.n_token_types:
         given["token_type_ids"] = np.zeros(mask.shape, np.int64)
-        given["token_type_ids"][mask] = np.concatenate([text.segments for text in texts(config)])
+        given["token_type_ids"][mask] = np.concatenate([text.token_type_ids for text in texts(config)])
     if config.head in ("token-classification", "masked-lm"):
         given["labels"] = np.full(mask.shape, -100)
         given["labels"][mask] = np.concatenate(targets(config))

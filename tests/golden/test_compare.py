@@ -14,7 +14,7 @@ from npformer.checkpoint import flatten, load_folder
 from npformer.checkpoint import tree as layout
 from npformer.checkpoint.archive import load_arrays
 from npformer.checkpoint.read import read_folder
-from npformer.errors import NpformerError
+from npformer.common.errors import NpformerError
 from npformer.families import family_of
 from npformer.golden.names import per_text, weight_names
 from npformer.golden.weights import check_weights

@@ -16,7 +16,7 @@ import pytest
 from npformer import golden
 from npformer.checkpoint import load_folder
 from npformer.checkpoint.archive import load_arrays, save_arrays
-from npformer.errors import NpformerError
+from npformer.common.errors import NpformerError
 from npformer.golden import reports
 from npformer.golden.conformance import FAULTS, HINTS
 
@@ -36,8 +36,8 @@ with npformer.trace() as trace:
     if of("source_ids"):
         model.run([(npformer.Text(a), npformer.Text(b)) for a, b in zip(of("source_ids"), of("ids"))])
     else:
-        segments = of("segments") or [None] * 9
-        model.run([npformer.Text(a, b) for a, b in zip(of("ids"), segments)])
+        token_type_ids = of("segments") or [None] * 9
+        model.run([npformer.Text(a, b) for a, b in zip(of("ids"), token_type_ids)])
 trace.save(output)
 """
 

@@ -18,7 +18,7 @@ import pytest
 from npformer import golden
 from npformer.activations import ACTIVATIONS, gelu
 from npformer.checkpoint import flatten, unflatten
-from npformer.errors import NpformerError
+from npformer.common.errors import NpformerError
 from npformer.golden.mistakes.precision import half
 from npformer.interpret.edits import edit
 from npformer.interpret.traces import trace
@@ -59,8 +59,8 @@ def recorded(model: Model) -> golden.Golden:
 def texts_for(model: Model) -> list[Text]:
     random = np.random.default_rng(2)
     texts = [Text(random.integers(5, model.config.vocab_size, length)) for length in LENGTHS]
-    if model.config.n_segments:
-        texts = [replace(text, segments=(np.arange(len(text)) > 1).astype(np.int64)) for text in texts]
+    if model.config.n_token_types:
+        texts = [replace(text, token_type_ids=(np.arange(len(text)) > 1).astype(np.int64)) for text in texts]
     return texts
 
 
@@ -241,7 +241,7 @@ MADE = {
     "pre-norm": (pre_norm, "pre-norm for post-norm", "layers.0.attention.query"),
     "from 1": (texts_made(lambda t: replace(t, positions=np.arange(1, len(t) + 1))), POSITIONS, POSITION),
     "from 2": (texts_made(lambda t: replace(t, positions=np.arange(2, len(t) + 2))), POSITIONS, POSITION),
-    "types": (texts_made(lambda t: replace(t, segments=None)), "token types ignored", "embeddings.segment"),
+    "types": (texts_made(lambda t: replace(t, token_type_ids=None)), "token types ignored", "embeddings.segment"),
     "no types": (weights_made(f"{SEGMENT}.weight", np.zeros_like), "token types ignored", SEGMENT),
     "ids": (texts_made(lambda t: replace(t, ids=t.ids[::-1])), "other token ids", "embeddings.token"),
     "half": (in_half, "half precision", "embeddings.token"),
@@ -252,7 +252,7 @@ MADE = {
 @pytest.mark.parametrize("made", MADE)
 def test_a_mistake_is_named(made: str, model: Model, recorded: golden.Golden) -> None:
     make, name, stage = MADE[made]
-    if name == "token types ignored" and not model.config.n_segments:
+    if name == "token types ignored" and not model.config.n_token_types:
         return  # DistilBERT has none
     with make(model, recorded.texts) as (wrong, texts):
         arrays = arrays_of(wrong, texts)
@@ -265,7 +265,9 @@ def test_a_mistake_is_named(made: str, model: Model, recorded: golden.Golden) ->
 def test_an_ignored_mask_is_named(model: Model, recorded: golden.Golden) -> None:
     """Texts padded with id 0 and run as whole texts, as they are by a port that forgets the mask."""
     width = max(LENGTHS)
-    texts = [Text(np.pad(text.ids, (0, width - len(text))), _padded(text.segments, width)) for text in recorded.texts]
+    texts = [
+        Text(np.pad(text.ids, (0, width - len(text))), _padded(text.token_type_ids, width)) for text in recorded.texts
+    ]
     t = trace(model, texts)
     arrays = {name: np.stack(t[name]) for name in t}
     comparison = golden.compare(recorded, arrays)
@@ -273,8 +275,8 @@ def test_an_ignored_mask_is_named(model: Model, recorded: golden.Golden) -> None
     assert golden.diagnose(recorded, arrays, model).mistake == "mask ignored"
 
 
-def _padded(segments: np.ndarray | None, width: int) -> np.ndarray | None:
-    return None if segments is None else np.pad(segments, (0, width - len(segments)))
+def _padded(token_type_ids: np.ndarray | None, width: int) -> np.ndarray | None:
+    return None if token_type_ids is None else np.pad(token_type_ids, (0, width - len(token_type_ids)))
 
 
 def test_the_exact_gelu_in_a_model_of_the_tanh_one_is_named() -> None:

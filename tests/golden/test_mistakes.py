@@ -15,7 +15,7 @@ import pytest
 
 import npformer
 from npformer import golden
-from npformer.errors import NpformerError
+from npformer.common.errors import NpformerError
 from npformer.golden.mistakes.precision import half, quantised, tf32
 from npformer.model import Model
 from npformer.runtime.packing import Text
@@ -38,8 +38,8 @@ def reference(family: str) -> tuple[Model, golden.Golden]:
     texts = [Text(random.integers(5, model.config.vocab_size, length)) for length in (9, 6, 3)]
     if model.config.uncounted is not None:
         texts[0].ids[4] = model.config.uncounted
-    if model.config.n_segments:
-        texts = [replace(text, segments=(np.arange(len(text)) > 1).astype(np.int64)) for text in texts]
+    if model.config.n_token_types:
+        texts = [replace(text, token_type_ids=(np.arange(len(text)) > 1).astype(np.int64)) for text in texts]
     return model, golden.record(model, texts)
 
 

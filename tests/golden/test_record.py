@@ -13,8 +13,8 @@ import npformer
 from npformer import golden
 from npformer.checkpoint import flatten, load_folder
 from npformer.checkpoint.archive import load_arrays, save_arrays
+from npformer.common.errors import NpformerError
 from npformer.config import ENCODER_HEADS
-from npformer.errors import NpformerError
 from npformer.families import encoders
 from npformer.families.torch_nn import TORCH_MODULES
 from npformer.golden.budget import in_float64
@@ -77,7 +77,7 @@ def test_the_file_is_read_back_whole_and_is_the_same_each_time(model: Model, tmp
                 np.testing.assert_array_equal(a, b)
     for a, b in zip(recorded.texts, again.texts, strict=True):
         np.testing.assert_array_equal(a.ids, b.ids)
-        assert (a.segments is None) == (b.segments is None) == (model.config.n_segments == 0)
+        assert (a.token_type_ids is None) == (b.token_type_ids is None) == (model.config.n_token_types == 0)
     assert f"{len(recorded.stages)} stages of 3 texts" in repr(again)
     counts = {"distilbert": 44, "bert": 45, "electra": 46, "roberta": 45, "albert": 46, "gpt2": 42}
     assert len(recorded.stages) == counts[model.config.model_type]
@@ -95,7 +95,7 @@ def test_the_format_is_the_documented_one_for_any_safetensors_library(model: Mod
     assert manifest["stages"] == stages
     assert list(manifest) == ["model", "config", "weights_sha256", "versions", "tokens", "stages", "budgets"]
     assert manifest["config"]["model_type"] == model.config.model_type
-    inputs = ["ids", "segments"] if model.config.n_segments else ["ids"]
+    inputs = ["ids", "segments"] if model.config.n_token_types else ["ids"]
     names = [*inputs, *stages, *(f"float64/{name}" for name in stages)]
     assert sorted(arrays) == sorted(f"{i}/{name}" for i in range(3) for name in names)
     length = len(manifest["tokens"][0])

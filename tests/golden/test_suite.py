@@ -15,8 +15,8 @@ import pytest
 from npformer import golden
 from npformer.checkpoint import load_folder
 from npformer.checkpoint.safetensors import read_tensors
+from npformer.common.errors import NpformerError
 from npformer.config import ACTIVATIONS
-from npformer.errors import NpformerError
 from npformer.families import FAMILIES, distinct_encoders
 from npformer.golden.budget import run
 from npformer.golden.suite import SIZES, cases
@@ -59,7 +59,7 @@ def test_every_family_head_activation_and_dtype_has_a_case() -> None:
         assert {case.dtype for case in theirs} == {"float32", "float16", "bfloat16"}
         assert {case.config.tied for case in theirs} == {True, False}
     assert {family for family, _ in pairs} == set(FAMILIES)
-    options = "norm_first bias scale_embedding shared positions problem_type n_segments first_position layer_groups"
+    options = "norm_first bias scale_embedding shared positions problem_type n_token_types first_position layer_groups"
     for option in options.split():
         assert len({getattr(case.config, option) for case in CASES.values()}) > 1, option
 

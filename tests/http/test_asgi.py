@@ -18,7 +18,7 @@ from starlette.applications import Starlette
 from starlette.routing import Mount
 
 import npformer
-from npformer.serve import ServiceLimits, asgi, process
+from npformer.serve import ServiceLimits, asgi, supervisor
 from npformer.serve.asgi import make
 from npformer.serve.batching import log
 from npformer.serve.bodies import Bodies
@@ -269,10 +269,10 @@ def test_models_that_cannot_be_served(models, message):
 
 def test_a_worker_that_cannot_start_ends_the_service(monkeypatch, capfd):
     """Here because the parent finds nearly all such causes before it starts a worker."""
-    settings = process.Settings(["distilbert-sst2"], port=0, workers=2)
-    monkeypatch.setattr(process, "shared", lambda settings, home: replace(settings, models=["./no-such-model"]))
+    settings = supervisor.Settings(["distilbert-sst2"], port=0, workers=2)
+    monkeypatch.setattr(supervisor, "shared", lambda settings, home: replace(settings, models=["./no-such-model"]))
     with pytest.raises(npformer.NpformerError, match="a worker ended with exit code 1 before it could serve"):
-        process.run(settings)
+        supervisor.run(settings)
     said = capfd.readouterr().err
     assert "npformer: ./no-such-model: there is no folder" in said
     assert "Traceback" not in said

@@ -26,12 +26,12 @@ HEAD = b"POST /embed HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n"
 HASTY = """
 import socket
 from npformer.__main__ import main
-from npformer.serve import bodies, connections, process
-def bound(host, port, bound=process.bound):
+from npformer.serve import bodies, connections, supervisor
+def bound(host, port, bound=supervisor.bound):
     made = bound(host, port)
     made.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 8192)
     return made
-process.bound = bound
+supervisor.bound = bound
 bodies.PATIENCE, bodies.RATE, connections.HEAD, connections.STALLED = 0.6, 2000, 1.5, 0.6
 main()
 """

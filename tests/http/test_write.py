@@ -17,8 +17,8 @@ from huggingface_hub import InferenceClient
 from npformer import pipeline
 from npformer.serve.batching import Batcher
 from npformer.serve.fields import Refusal, read_fields
-from npformer.serve.limits import ServiceLimits
 from npformer.serve.models import TaskWork, serve_all
+from npformer.serve.request_limits import ServiceLimits
 from npformer.serve.routes import Reply, Service
 from npformer.serve.text_to_text import ALL_ROUTES
 from npformer.serve.write import until, withheld

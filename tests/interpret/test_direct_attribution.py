@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from npformer import edit, load, logit_attribution
 from npformer.checkpoint import tree as layout
-from npformer.errors import NpformerError
+from npformer.common.errors import NpformerError
 from npformer.families import encoders
 from npformer.families.torch_nn import TORCH_MODULES
 from npformer.interpret.direct_attribution import LogitAttribution, head_results

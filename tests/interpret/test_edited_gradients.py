@@ -11,7 +11,7 @@ import pytest
 
 from npformer import edit, view
 from npformer.checkpoint import tree as layout
-from npformer.errors import NpformerError
+from npformer.common.errors import NpformerError
 from npformer.families.torch_nn import TORCH_MODULES
 from npformer.functions import SparseRows
 from npformer.interpret.edits import (
@@ -24,7 +24,7 @@ from npformer.interpret.edits import (
     zero,
 )
 from npformer.interpret.integrated_gradients import slope
-from npformer.interpret.parts import is_input
+from npformer.interpret.text_parts import is_input
 from npformer.interpret.traces import Trace, texts_of, trace
 from npformer.model import Model
 from npformer.runtime.packing import Text, pack

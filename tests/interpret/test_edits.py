@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from npformer.activations import gelu
-from npformer.errors import NpformerError
+from npformer.common.errors import NpformerError
 from npformer.functions import softmax
 from npformer.interpret.edits import (
     ablate_head,

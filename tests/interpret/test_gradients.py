@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from npformer import edit
-from npformer.errors import NpformerError
+from npformer.common.errors import NpformerError
 from npformer.families import encoders
 from npformer.interpret.edits import Differentiable, ablate_head, scale
 from npformer.interpret.traces import Trace, trace
@@ -73,8 +73,8 @@ def agree(model: Any, inputs: list[Any], recorded: Trace, metric: Callable[[Any]
 
 @pytest.mark.parametrize(("family", "head"), CASES)
 def test_the_gradient_of_every_stage_is_that_of_differences(family: str, head: str) -> None:
-    from npformer.interpret.inputs import texts_of
     from npformer.interpret.metric import metric_of
+    from npformer.interpret.study_inputs import texts_of
 
     smooth = {"pooler": "gelu"}  # DistilBERT's ReLU has a kink near one of these texts; the golden gradients cover it
     model = tiny.model(family, head, dtype=np.float64, **smooth)
@@ -138,7 +138,7 @@ def test_inside_an_edit_they_are_those_of_the_edited_forward() -> None:
         def logit(answers: Any) -> float:
             return float(answers["logits"][0])
 
-        from npformer.interpret.inputs import texts_of
+        from npformer.interpret.study_inputs import texts_of
 
         agree_within_edit = trace(model, TEXTS, "layers.0.ffn.output", grads=0)
         agree(model, texts_of(model, TEXTS)[0], agree_within_edit, logit)

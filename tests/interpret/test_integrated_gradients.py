@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from npformer import edit, load, progress, view
+from npformer import edit, load, view
 from npformer.checkpoint import tree as layout
-from npformer.errors import NpformerError
+from npformer.common import progress
+from npformer.common.errors import NpformerError
 from npformer.families.torch_nn import TORCH_MODULES
 from npformer.interpret.attribution import Target, target
 from npformer.interpret.integrated_gradients import slope
@@ -146,7 +147,7 @@ def test_the_frame_stays_and_every_word_starts_from_the_mask() -> None:
         number if token in ("[CLS]", "[SEP]") else tiny.SPECIAL.index("[MASK]")
         for number, token in zip(text.ids, tokens, strict=True)
     ]
-    masked = trace(model, Text(np.array(ids), text.segments))["logits"]
+    masked = trace(model, Text(np.array(ids), text.token_type_ids))["logits"]
     assert sums(shown.about)[1] == pytest.approx(masked[0] - masked[1], abs=5e-5)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from npformer.errors import NpformerError
+from npformer.common.errors import NpformerError
 from npformer.interpret import stages
 from npformer.interpret.edits import edit, from_trace, zero
 from npformer.interpret.patching import patch

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import npformer
-from npformer.errors import NpformerError
+from npformer.common.errors import NpformerError
 from npformer.families import encoders
 from npformer.interpret.edits import edit, from_trace, without_head
 from npformer.interpret.patching import ablate_heads, attribution_patching, patch

@@ -14,8 +14,8 @@ import pytest
 
 import npformer
 from npformer.attention import scaled_dot_product_attention
+from npformer.common.errors import NpformerError
 from npformer.config import Decoder
-from npformer.errors import NpformerError
 from npformer.families import encoders
 from npformer.families.marian import MARIAN
 from npformer.functions import softmax
@@ -49,10 +49,10 @@ def test_every_stage_fires_once_in_the_order_of_the_table(model: Model) -> None:
     if model.config.norm_first:
         layer = sorted(layer, key=lambda name: NORMS_FIRST.get(name.rpartition(".")[2], 1 + 3 * (".ffn." in name)))
     layers = [name.replace("*", str(n)) for n in range(model.config.n_layers) for name in layer]
-    segments = ["embeddings.segment"] if model.config.n_segments else []
+    token_type_ids = ["embeddings.segment"] if model.config.n_token_types else []
     expected = [
         *("embeddings.token", "embeddings.position"),
-        *segments,
+        *token_type_ids,
         "embeddings.sum",
         *([] if model.config.final_norm else ["embeddings.norm"]),
         *(["embeddings.project"] if model.config.d_embedding else []),
@@ -147,11 +147,18 @@ def test_pairs_ids_and_segments() -> None:
     model = tiny.model("bert")
     t = trace(model, Pair("good", "my movie"))
     assert t.tokens == ["[CLS]", "good", "[SEP]", "my", "movie", "[SEP]"]
-    assert t.segments == [0, 0, 0, 1, 1, 1]
-    again = trace(model, Text(t.ids, np.array(t.segments)))
+    assert t.token_type_ids == [0, 0, 0, 1, 1, 1]
+    again = trace(model, Text(t.ids, np.array(t.token_type_ids)))
     np.testing.assert_array_equal(again["logits"], t["logits"])
     assert again.tokens == t.tokens
-    assert trace(tiny.model(), Pair("good", "my movie")).segments == [0, 0, 0, 1, 1, 1]  # to be read, though not used
+    assert trace(tiny.model(), Pair("good", "my movie")).token_type_ids == [
+        0,
+        0,
+        0,
+        1,
+        1,
+        1,
+    ]  # to be read, though not used
     without = Model(model.config, model.weights)
     assert trace(without, [2, 3]).tokens == ["2", "3"]
 
@@ -369,7 +376,7 @@ def test_a_saved_trace_is_read_back_whole(model: Model, texts: object, tmp_path:
     t.save(tmp_path / "t.safetensors")
     again = Trace.load(tmp_path / "t.safetensors")
     assert list(again) == list(t)
-    assert (again.tokens, again.segments, again.label) == (t.tokens, t.segments, t.label)
+    assert (again.tokens, again.token_type_ids, again.label) == (t.tokens, t.token_type_ids, t.label)
     for name in t:
         for a, b in zip(t.texts(name), again.texts(name), strict=True):
             np.testing.assert_array_equal(a, b)

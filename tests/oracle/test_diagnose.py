@@ -1,7 +1,7 @@
 """Each known mistake is planted in a real torch model, and the diagnosis names it; an unspoilt model has none.
 
 The model is transformers' own, hooked live; the golden file is recorded from the same weights. Three texts of different
-lengths make a padded batch, and BERT's have two segments, so that masks and token types matter.
+lengths make a padded batch, and BERT's have two token_type_ids, so that masks and token types matter.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import npformer
 from npformer import golden
 from npformer.checkpoint import convert, load_folder
 from npformer.cli import golden as command
-from npformer.errors import NpformerError
+from npformer.common.errors import NpformerError
 from npformer.model import Model
 from npformer.runtime.packing import Text
 from tests.oracle.planted_in_torch import (
@@ -77,7 +77,7 @@ def texts(model: Model) -> list[Text]:
     random = np.random.default_rng(1)
     ids = [random.integers(5, model.config.vocab_size, length) for length in (9, 6, 3)]
     return [
-        Text(each, (np.arange(len(each)) > 2).astype(np.int64) if model.config.n_segments else None) for each in ids
+        Text(each, (np.arange(len(each)) > 2).astype(np.int64) if model.config.n_token_types else None) for each in ids
     ]
 
 

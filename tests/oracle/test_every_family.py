@@ -42,12 +42,12 @@ OPTIONS = {
     "own keys of distances": {"distance_forms": ("key",), "own_distances": True, "norm_distances": False},
     "own queries of distances": {"distance_forms": ("query",), "own_distances": True},
     "positions": {"positions": "learned"},
-    "segments": {"n_segments": 2},
+    "segments": {"n_token_types": 2},
     "positions and segments": {
-        "positions": "learned", "n_segments": 2, "distance_forms": ("key",), "own_distances": True,
+        "positions": "learned", "n_token_types": 2, "distance_forms": ("key",), "own_distances": True,
         "convolution": 3, "n_distances": 12, "max_distance": 0,
     },
-    "as BERT": {"positions": "learned", "n_segments": 2, "distance_forms": ()},
+    "as BERT": {"positions": "learned", "n_token_types": 2, "distance_forms": ()},
 }  # fmt: skip
 HEADS += [("deberta-v2+convolution", head) for head in ("base", "sequence-classification", "token-classification")]
 HEADS += [
@@ -94,7 +94,7 @@ def given(family: str, head: str) -> dict[str, np.ndarray]:
     elif head in ("base", *POOLED_HEADS):
         mask[:, 0] = 1  # their first token is read
     arrays = {"input_ids": ids, "attention_mask": mask}
-    if OPTIONS.get(family.partition("+")[2], {}).get("n_segments"):
+    if OPTIONS.get(family.partition("+")[2], {}).get("n_token_types"):
         arrays["token_type_ids"] = np.random.default_rng(2).integers(0, 2, mask.shape)
     return {name: a.reshape(3, 2, -1) if head == "multiple-choice" else a for name, a in arrays.items()}
 

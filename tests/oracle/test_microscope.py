@@ -53,13 +53,13 @@ def asked(head: str) -> tuple[Any, int | None, Callable[[Any], Any]]:
 
 
 def inputs(model: Model) -> Text:
-    return Text(IDS, (np.arange(len(IDS)) > 3).astype(np.int64) if model.config.n_segments else None)
+    return Text(IDS, (np.arange(len(IDS)) > 3).astype(np.int64) if model.config.n_token_types else None)
 
 
 def run(model: Model, theirs: Any) -> Any:
     given = {"input_ids": torch.tensor(IDS[None])}
-    if model.config.n_segments:
-        given["token_type_ids"] = torch.tensor(inputs(model).segments[None])
+    if model.config.n_token_types:
+        given["token_type_ids"] = torch.tensor(inputs(model).token_type_ids[None])
     return theirs(**given, output_attentions=True)
 
 

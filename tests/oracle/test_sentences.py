@@ -14,7 +14,7 @@ from transformers import RobertaConfig, RobertaModel
 
 import npformer
 from npformer import pipeline
-from npformer.pooling import POOLINGS
+from npformer.tasks.pooling import POOLINGS
 from tests.golden.make_tokenizer import CASES as TOKENIZERS
 from tests.golden.make_tokenizer import write_folder
 from tests.support import tiny

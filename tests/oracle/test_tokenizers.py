@@ -196,7 +196,7 @@ def compare(folder: Path, model_type: str) -> None:
     """Holds ids, places, words, types and decoded texts to transformers'."""
     theirs = AutoTokenizer.from_pretrained(folder)
     size = len(theirs)
-    config = Config(model_type, "base", size + 9, 8, 2, 1, 8, 64, n_segments=1)
+    config = Config(model_type, "base", size + 9, 8, 2, 1, 8, 64, n_token_types=1)
     ours = load_tokenizer(folder, config)
     assert ours.get_vocab() == theirs.get_vocab()
     pairs = list(zip(LINES[::7], LINES[3::7], strict=False)) if model_type != "gpt2" else []  # it reads none

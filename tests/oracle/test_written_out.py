@@ -21,9 +21,9 @@ OPTIONS: dict[str, tuple[str, dict[str, Any]]] = {
     "deberta-v2, convolution": ("deberta-v2", {"convolution": 3}),
     "deberta-v2, content to distance": ("deberta-v2", {"distance_forms": ("key",), "positions": "learned"}),
     "deberta-v2, distance to content": (
-        "deberta-v2", {"distance_forms": ("query",), "own_distances": True, "n_segments": 2},
+        "deberta-v2", {"distance_forms": ("query",), "own_distances": True, "n_token_types": 2},
     ),
-    "deberta-v2, no distances": ("deberta-v2", {"distance_forms": (), "positions": "learned", "n_segments": 2}),
+    "deberta-v2, no distances": ("deberta-v2", {"distance_forms": (), "positions": "learned", "n_token_types": 2}),
 }  # fmt: skip
 
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from npformer.errors import NpformerError
+from npformer.common.errors import NpformerError
 from npformer.runtime.packing import SHARD, SMALL_SHARD, Text, pack, shards
 
 pytestmark = pytest.mark.numbers
@@ -31,8 +31,8 @@ def text(*ids: int, **fields: Any) -> Text:
         ({"ids": np.ones(3)}, r"Text: ids: expected an array of whole numbers, \(L,\), got float64 \(3,\)"),
         ({"ids": np.ones((1, 3), int)}, r"got int64 \(1, 3\)"),
         (
-            {"ids": np.arange(4), "segments": np.zeros(3, int)},
-            "Text: segments: expected 4 of them, one for each id, got 3",
+            {"ids": np.arange(4), "token_type_ids": np.zeros(3, int)},
+            "Text: token_type_ids: expected 4 of them, one for each id, got 3",
         ),
         (
             {"ids": np.arange(4), "positions": np.arange(5)},
@@ -46,10 +46,10 @@ def test_texts_that_make_no_sense(fields: dict[str, Any], message: str) -> None:
 
 
 def test_pack() -> None:
-    batch = pack([text(5, 6, 7), text(8, segments=[1]), text(9, 9, segments=[0, 1], positions=[2, 4])])
+    batch = pack([text(5, 6, 7), text(8, token_type_ids=[1]), text(9, 9, token_type_ids=[0, 1], positions=[2, 4])])
     assert batch.ids.tolist() == [5, 6, 7, 8, 9, 9]
     assert batch.positions.tolist() == [0, 1, 2, 0, 2, 4]
-    assert batch.segments.tolist() == [0, 0, 0, 1, 0, 1]
+    assert batch.token_type_ids.tolist() == [0, 0, 0, 1, 0, 1]
     assert batch.lengths.tolist() == [3, 1, 2]
     assert batch.read.tolist() == [0, 3, 4]
 
@@ -106,6 +106,6 @@ def test_a_batch_that_is_filled_up_has_the_same_texts() -> None:
     batch = pack([Text(np.array([5, 6, 7]), np.array([0, 1, 1])), Text(np.array([8]))])
     filled = batch.filled(12)
     assert filled.ids.tolist() == [5, 6, 7, 8] + [0] * 8
-    assert (len(filled.positions), len(filled.segments)) == (12, 12)
+    assert (len(filled.positions), len(filled.token_type_ids)) == (12, 12)
     assert filled.lengths.tolist() == [3, 1]
     assert batch.filled(4).ids.tolist() == batch.ids.tolist()

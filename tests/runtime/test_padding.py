@@ -9,7 +9,7 @@ import pytest
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
-from npformer.errors import NpformerError
+from npformer.common.errors import NpformerError
 from npformer.runtime.packing import Text
 from npformer.runtime.padding import as_padded, check_texts, padded, texts_of
 
@@ -17,10 +17,10 @@ ENCODING = Tokenizer(WordLevel({"a": 0}, "a")).encode("a a")
 
 
 def shapes(*args: Any) -> tuple[list, list, list]:
-    ids, mask, segments = as_padded(*args)
-    assert ids.shape == mask.shape == segments.shape
+    ids, mask, token_types = as_padded(*args)
+    assert ids.shape == mask.shape == token_types.shape
     assert mask.dtype == bool
-    return ids.tolist(), mask.astype(int).tolist(), segments.tolist()
+    return ids.tolist(), mask.astype(int).tolist(), token_types.tolist()
 
 
 @pytest.mark.parametrize("ids", [[1, 2, 3], (1, 2, 3), np.array([1, 2, 3]), np.array([1, 2, 3], np.uint8)])
@@ -93,8 +93,8 @@ def test_texts_without_padding_and_back() -> None:
     texts = texts_of(ids, mask, ids + 1)
     assert [text.ids.tolist() for text in texts] == [[5, 6], [7, 8]]
     assert [text.positions.tolist() for text in texts if text.positions is not None] == [[0, 1], [1, 2]]
-    assert [text.segments.tolist() for text in texts if text.segments is not None] == [[6, 7], [8, 9]]
-    assert [text.segments for text in texts_of(ids, mask)] == [None, None]
+    assert [text.token_type_ids.tolist() for text in texts if text.token_type_ids is not None] == [[6, 7], [8, 9]]
+    assert [text.token_type_ids for text in texts_of(ids, mask)] == [None, None]
     assert np.array_equal(padded([text.ids for text in texts], mask), ids)
 
 
@@ -105,7 +105,7 @@ def test_texts_without_padding_and_back() -> None:
         (Text(np.arange(5)), "ids: text 1 has 5 tokens, the model takes 4"),
         (Text(np.array([1, 9])), "ids: 9 of text 1 is outside the vocabulary, 0 ... 8"),
         (Text(np.array([-1])), "ids: -1 of text 1 is outside the vocabulary, 0 ... 8"),
-        (Text(np.array([1]), np.array([2])), "token_type_ids: 2 of text 1 is outside the segments, 0 ... 1"),
+        (Text(np.array([1]), np.array([2])), "token_type_ids: 2 of text 1 is outside the token types, 0 ... 1"),
         (Text(np.array([1]), None, np.array([4])), "position: 4 of text 1 is outside the model's positions, 0 ... 3"),
     ],
 )

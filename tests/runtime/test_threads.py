@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from threadpoolctl import threadpool_limits
 
-from npformer.errors import NpformerError
+from npformer.common.errors import NpformerError
 from npformer.model import Model
 from npformer.runtime import threads as threads_module
 from npformer.runtime.packing import Text

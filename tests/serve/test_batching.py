@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from npformer.errors import NpformerError
+from npformer.common.errors import NpformerError
 from npformer.serve.batching import Batcher, QueueFull
 from npformer.serve.models import TaskWork, prepare
 from npformer.tasks.sentence_embedding import SentenceEmbedding

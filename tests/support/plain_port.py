@@ -30,8 +30,8 @@ class PlainPort:
         self.ids += self.c.pad_id or 0
         for i, text in enumerate(texts):
             self.ids[i, : len(text)], self.mask[i, : len(text)] = text.ids, 1
-            if text.segments is not None:
-                self.types[i, : len(text)] = text.segments
+            if text.token_type_ids is not None:
+                self.types[i, : len(text)] = text.token_type_ids
         self.positions = np.broadcast_to(np.arange(width), self.ids.shape)
         if self.c.skips_padding:
             real = self.ids != self.c.pad_id
@@ -75,7 +75,7 @@ class PlainPort:
 
     def embed(self) -> np.ndarray:
         x = self.note("embeddings.token", self.token()) + self.note("embeddings.position", self.position())
-        if self.c.n_segments:
+        if self.c.n_token_types:
             x = x + self.note("embeddings.segment", self.segment())
         return self.note("embeddings.norm", self.norm(self.note("embeddings.sum", x), "embeddings.norm"))
 

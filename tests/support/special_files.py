@@ -24,7 +24,7 @@ from npformer import golden, tasks
 from npformer.checkpoint import convert
 from npformer.checkpoint.archive import load_arrays, save_arrays
 from npformer.cli import main as cli
-from npformer.errors import NpformerError
+from npformer.common.errors import NpformerError
 from npformer.interpret.traces import Trace, trace
 from npformer.training import Example, HeadLoss, Recipe, Trainable, Trainer, read_labelled
 from npformer.training.data import read_pairs

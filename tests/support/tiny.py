@@ -59,7 +59,7 @@ def config(model_type: str = "distilbert", head: str = "sequence-classification"
         "d_ffn": 64,
         "max_length": 64,
         "d_embedding": 16 if "d_embedding" in family.sizes else 0,
-        "n_segments": 2 if family.segments else 0,
+        "n_token_types": 2 if family.token_types else 0,
         "window": 6 if family.constants.get("window") else 0,  # so that texts of ten tokens are longer
         "labels": LABELS.get(head, ()),
         **({"n_distances": 16, "max_distance": 40} if "distances" in family.encoder else {}),

@@ -5,7 +5,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from npformer.errors import NpformerError
+from npformer.common.errors import NpformerError
 from npformer.tasks import Pair, pipeline
 from tests.support import tiny
 

@@ -15,7 +15,7 @@ import pytest
 
 from npformer.generation.settings import NAMES
 from npformer.tasks import keywords, pipelines
-from npformer.tasks.habits import HABITS
+from npformer.tasks.ignored_keywords import IGNORED
 from npformer.tasks.options import Options
 from npformer.tasks.pipelines import ALIASES, TASKS, pipeline
 from npformer.tasks.writing import WritingOptions
@@ -73,7 +73,7 @@ def test_the_other_keywords_are_those_of_load_and_of_habits() -> None:
     own = {key: each.annotation for key, each in named.items() if each.kind is each.KEYWORD_ONLY}
     found = typed("Loading")
     assert {key: found[key] for key in own} == own
-    assert found.keys() == own.keys() | HABITS.keys() | {"truncation", "show_progress_bar", "local_files_only"}
+    assert found.keys() == own.keys() | IGNORED.keys() | {"truncation", "show_progress_bar", "local_files_only"}
 
 
 def test_a_task_that_is_not_known_takes_the_options_of_all() -> None:

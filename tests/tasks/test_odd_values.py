@@ -13,8 +13,8 @@ import pytest
 
 import npformer
 from npformer import Pair
+from npformer.common.errors import NpformerError
 from npformer.config import Config
-from npformer.errors import NpformerError
 from npformer.generation.settings import NAMES, UNSUPPORTED
 from npformer.tasks.task import Task
 from npformer.text import translation_tokenizer

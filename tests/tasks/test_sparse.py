@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from npformer import NpformerError, load, pipeline
-from npformer.pooling import splade
+from npformer.tasks.pooling import splade
 from npformer.tasks.sparse_embedding import ROWS
 from tests.support import tiny
 from tests.support.sentence_folders import write_splade

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from npformer.errors import NpformerError
+from npformer.common.errors import NpformerError
 from npformer.model import Model
 from npformer.taps import listen
 from npformer.tasks import Pair, pipeline

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import npformer
-from npformer.errors import NpformerError
+from npformer.common.errors import NpformerError
 from npformer.tasks.pipelines import tasks_of
 from npformer.tasks.task import InputError
 from npformer.tasks.text_generation import TextGeneration

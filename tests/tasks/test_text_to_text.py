@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import npformer
-from npformer.errors import NpformerError
+from npformer.common.errors import NpformerError
 from npformer.generation.settings import resolve
 from npformer.tasks.pipelines import tasks_of
 from npformer.tasks.text_to_text import Summarization, Text2TextGeneration, TextToText

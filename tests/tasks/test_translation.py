@@ -15,8 +15,8 @@ import pytest
 
 import npformer
 from npformer.cli.main import main
-from npformer.errors import NpformerError
-from npformer.limits import Limits
+from npformer.common.errors import NpformerError
+from npformer.common.limits import Limits
 from npformer.model import Seq2Seq
 from npformer.tasks.task import InputError
 from npformer.tasks.text_to_text import Translation

@@ -7,13 +7,13 @@ import pytest
 
 from npformer.checkpoint.convert import convert
 from npformer.checkpoint.loading import load
-from npformer.errors import NpformerError
+from npformer.common.errors import NpformerError
 from npformer.families import encoders
 from npformer.interpret.traces import trace
-from npformer.pooling import POOLINGS
 from npformer.runtime.packing import Text
 from npformer.tasks import pipeline
 from npformer.tasks.fill_mask import word_logits
+from npformer.tasks.pooling import POOLINGS
 from npformer.tasks.sentence_folder import Recipe, read_recipe
 from npformer.tasks.task import without_head
 from tests.golden.make_tasks import write_sentence_folder

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
 
 from npformer import Limits, Pair, pipeline, trace
-from npformer.errors import NpformerError
+from npformer.common.errors import NpformerError
 from npformer.model import Model
 from npformer.text import borders, encoding
 from npformer.text.borders import Borders

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from npformer.errors import NpformerError
-from npformer.text.parts import check_charsmap
+from npformer.common.errors import NpformerError
+from npformer.text.tokenizer_checks import check_charsmap
 
 
 def charsmap(units: int = 256, texts: bytes = b"a\0", **changed: int) -> bytes:

@@ -15,11 +15,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from npformer import Limits, Pair, golden, pipeline, trace, view
-from npformer.errors import NpformerError
+from npformer.common.errors import NpformerError
 from npformer.model import Model
 from npformer.text.borders import BLOCK
 from npformer.text.encoding import Encoder, read_texts
-from npformer.text.guarded import GuardedTokenizer
+from npformer.text.safe_tokenizer import SafeTokenizer
 from npformer.text.windows import Tokens
 from npformer.training.data import LabelledText, encode
 from tests.support import tiny
@@ -216,5 +216,5 @@ def test_a_text_that_the_tokenizer_refuses_leaves_the_others_their_answers(monke
     def refused(tokenizer, texts):
         raise NpformerError("too long")
 
-    monkeypatch.setattr(GuardedTokenizer, "encode_batch", refused, raising=False)
+    monkeypatch.setattr(SafeTokenizer, "encode_batch", refused, raising=False)
     assert classify(["ice", "cream"]) == alone

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from npformer import Model
-from npformer.errors import NpformerError
+from npformer.common.errors import NpformerError
 from npformer.text.encoding import Encoder
 from npformer.text.sentencepiece_file import MOST_FIELDS
 from npformer.text.tokenizer import load_tokenizer, longest_text, special_token

@@ -11,7 +11,7 @@ import pytest
 
 import npformer
 from npformer.cli.main import main
-from npformer.errors import NpformerError
+from npformer.common.errors import NpformerError
 from npformer.training.data import encode_blocks
 from npformer.training.metrics import evaluate_blocks
 from tests.support import tiny, writers

@@ -15,7 +15,7 @@ from npformer.checkpoint.archive import load_arrays, save_arrays
 from npformer.golden import compare, load
 from npformer.training import HeadLoss, Trainable, Trainer
 from npformer.training.optimiser import Adam
-from npformer.training.state import State
+from npformer.training.run_folder import State
 from tests.fuzz import corpus, records
 
 

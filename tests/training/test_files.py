@@ -14,7 +14,7 @@ import npformer
 from examples.animation import animate
 from npformer.checkpoint.loading import load
 from npformer.cli import main as cli
-from npformer.errors import NpformerError
+from npformer.common.errors import NpformerError
 from npformer.families.torch_nn import TORCH_MODULES
 from npformer.interpret.plane import project
 from npformer.model import Model

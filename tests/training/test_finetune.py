@@ -8,7 +8,7 @@ import pytest
 
 from npformer.cli import main as cli
 from npformer.training import start
-from npformer.training.state import Checkpoints
+from npformer.training.run_folder import Checkpoints
 from tests.support import tiny
 
 

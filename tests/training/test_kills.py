@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from npformer.checkpoint.archive import load_arrays, save_arrays
-from npformer.errors import NpformerError
+from npformer.common.errors import NpformerError
 from npformer.training import HeadLoss, Trainable, Trainer
 from tests.support.subprocesses import run_module
 from tests.training.test_trainer import RECIPE

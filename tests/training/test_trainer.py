@@ -18,9 +18,9 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from npformer.errors import NpformerError
+from npformer.common.errors import NpformerError
 from npformer.training import Example, HeadLoss, Recipe, Trainable, Trainer
-from npformer.training.progress import Progress
+from npformer.training.epoch_lines import Progress
 from tests.training.test_training import examples, weights
 
 pytestmark = pytest.mark.numbers

@@ -10,8 +10,8 @@ from safetensors.numpy import load_file
 
 from npformer.checkpoint import load_folder
 from npformer.checkpoint import tree as layout
-from npformer.errors import NpformerError
-from npformer.families.transformer import residual_rates
+from npformer.common.errors import NpformerError
+from npformer.families.vaswani import residual_rates
 from npformer.functions import SparseRows
 from npformer.runtime.packing import Text
 from npformer.training import (

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from npformer import view
-from npformer.errors import NpformerError
+from npformer.common.errors import NpformerError
 from npformer.interpret.stacks import stacks
 from npformer.interpret.traces import trace
 from npformer.text.inputs import Pair
@@ -22,7 +22,7 @@ from tests.support import tiny
 
 
 def test_titles_are_the_words_without_what_frames_them() -> None:
-    pair = view.heads(weights(1, 2, len(PAIR), len(PAIR)), tokens=PAIR, segments=(0, 0, 0, 0, 1, 1, 1, 1, 1))
+    pair = view.heads(weights(1, 2, len(PAIR), len(PAIR)), tokens=PAIR, token_type_ids=(0, 0, 0, 0, 1, 1, 1, 1, 1))
     assert pair.title == "Attention heads: time flies / fruit flies likely"
     only = view.heads(weights(1, 2, 2, 2), tokens=["<pad>", "</s>"])
     assert only.title == "Attention heads: <pad> </s>"  # nothing else is left to name it by
@@ -140,13 +140,15 @@ def test_a_model_a_trace_and_arrays_are_the_same_view() -> None:
     t = trace(model, pair)
     whole = view.heads(model, pair)
     assert whole.stacks[0].queries.tokens == tuple(t.tokens)
-    assert whole.stacks[0].queries.segments == tuple(t.segments)
+    assert whole.stacks[0].queries.token_type_ids == tuple(t.token_type_ids)
     assert same(whole, view.heads(t))
     layers = list(t.select("layers.*.attention.weights").values())
-    assert same(whole, view.heads(layers, tokens=t.tokens, segments=t.segments))
-    assert same(whole, view.heads(np.stack(layers), tokens=t.tokens, segments=t.segments))
-    assert same(whole, view.heads(tuple(layer[None] for layer in layers), tokens=t.tokens, segments=t.segments))
-    assert same(whole, view.heads(dict(t), tokens=t.tokens, segments=t.segments))
+    assert same(whole, view.heads(layers, tokens=t.tokens, token_type_ids=t.token_type_ids))
+    assert same(whole, view.heads(np.stack(layers), tokens=t.tokens, token_type_ids=t.token_type_ids))
+    assert same(
+        whole, view.heads(tuple(layer[None] for layer in layers), tokens=t.tokens, token_type_ids=t.token_type_ids)
+    )
+    assert same(whole, view.heads(dict(t), tokens=t.tokens, token_type_ids=t.token_type_ids))
 
 
 def test_one_layer_one_head_and_a_part_of_the_layers() -> None:
@@ -214,7 +216,10 @@ A = weights(4, 2, 3, 7, 7)
             lambda: view.heads(A, tokens=WORDS[:5]),
             r"layer 0: expected weights (heads, 5, 5) for these tokens, got (3, 7, 7)",
         ),
-        (lambda: view.heads(A, tokens=WORDS, segments=[0, 1]), "segments: expected one for each of 7 tokens, got 2"),
+        (
+            lambda: view.heads(A, tokens=WORDS, token_type_ids=[0, 1]),
+            "token_type_ids: expected one for each of 7 tokens, got 2",
+        ),
         (lambda: view.heads(A * 5, tokens=WORDS), "expected weights between 0 and 1"),
         (lambda: view.heads(A * np.nan, tokens=WORDS), "expected weights between 0 and 1, got nan"),
         (lambda: view.heads((A * 9).astype(int), tokens=WORDS), "expected floating-point weights, got int64"),

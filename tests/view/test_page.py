@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from npformer import view
-from npformer.errors import NpformerError
+from npformer.common.errors import NpformerError
 from npformer.interpret.direct_attribution import logit_attribution
 from npformer.interpret.edits import edit
 from npformer.interpret.traces import trace

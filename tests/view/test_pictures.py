@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from npformer import view
-from npformer.errors import NpformerError
+from npformer.common.errors import NpformerError
 from npformer.interpret.attribution import log_odds
 from npformer.interpret.traces import trace
 from npformer.text.inputs import Pair

@@ -14,7 +14,7 @@ import pytest
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 
 from npformer import load, view
-from npformer.errors import NpformerError
+from npformer.common.errors import NpformerError
 from npformer.generation import generate
 from npformer.interpret.traces import trace
 from npformer.runtime.packing import Text

@@ -23,7 +23,7 @@ def positions_of(port: Port, text: Text) -> np.ndarray:
 
 
 def types(text: Text) -> np.ndarray:
-    return np.zeros(len(text), np.int64) if text.segments is None else text.segments
+    return np.zeros(len(text), np.int64) if text.token_type_ids is None else text.token_type_ids
 
 
 def _placed(port: Port, place: Place) -> Port | None:
@@ -91,7 +91,7 @@ def without_positions(port: Port) -> Ways:
 def twice(port: Port) -> Ways:
     yield "the positions", port.ruling({POSITION: lambda y, at: 2 * y})
     yield "the tokens", port.ruling({"embeddings.token": lambda y, at: 2 * y})
-    if port.config.n_segments:
+    if port.config.n_token_types:
         yield "the token types", port.ruling({SEGMENT: lambda y, at: 2 * y})
 
 
@@ -109,7 +109,7 @@ def scaled(port: Port) -> Ways:
 def summed_after_norm(port: Port) -> Ways:
     if port.has("embeddings.norm.weight"):
         eps = port.config.eps
-        for kind in (POSITION, *([SEGMENT] if port.config.n_segments else [])):
+        for kind in (POSITION, *([SEGMENT] if port.config.n_token_types else [])):
             yield (
                 f"{kind.partition('.')[2]} embeddings",
                 port.ruling(
@@ -134,8 +134,8 @@ def summed_after_norm(port: Port) -> Ways:
 
 def segments_ignored(port: Port) -> Ways:
     if port.config.reads_token_types:
-        yield "all are 0", port.reading(lambda text, i: replace(text, segments=None))
-    if port.config.n_segments:
+        yield "all are 0", port.reading(lambda text, i: replace(text, token_type_ids=None))
+    if port.config.n_token_types:
         yield "none is added", port.ruling({SEGMENT: lambda y, at: 0 * y})
 
 
@@ -150,7 +150,7 @@ def other_segments(port: Port) -> Ways:
         "1 from a token earlier": lambda types, text: np.concatenate([types[1:], types[-1:]]),
     }
     for way, change in changes.items():
-        yield way, port.reading(lambda text, i, change=change: replace(text, segments=change(types(text), text)))
+        yield way, port.reading(lambda text, i, change=change: replace(text, token_type_ids=change(types(text), text)))
 
 
 def swapped_tables(port: Port) -> Ways:

@@ -31,7 +31,7 @@ def padded(port: Port, left: bool = False) -> Port | None:
         rooms = [(width - len(text), 0) if left else (0, width - len(text)) for text in texts]
         ids = [np.pad(text.ids, room, constant_values=pad) for text, room in zip(texts, rooms, strict=True)]
         types = [
-            None if text.segments is None else np.pad(text.segments, room)
+            None if text.token_type_ids is None else np.pad(text.token_type_ids, room)
             for text, room in zip(texts, rooms, strict=True)
         ]
         return list(map(Text, ids, types))

@@ -94,8 +94,8 @@ function update() {
 function build() {
   filterRows();
   for (const which of ["queries", "keys"]) {
-    const { tokens, segments } = side(which);
-    lists[which].replaceChildren(...rows[which].map((i, row) => option(which, i, row, tokens[i], segments)));
+    const { tokens, tokenTypes } = side(which);
+    lists[which].replaceChildren(...rows[which].map((i, row) => option(which, i, row, tokens[i], tokenTypes)));
   }
   const most = Math.max(rows.queries.length, rows.keys.length);
   const rem = parseFloat(getComputedStyle(root).fontSize);
@@ -111,10 +111,10 @@ function widest(which) {
   return Math.max(0, ...rows[which].map((i) => context.measureText(shown(side(which).tokens[i])).width)) + 2;
 }
 
-const letter = (segments, index) => (segments.length ? String.fromCharCode(65 + segments[index]) : "");
+const letter = (tokenTypes, index) => (tokenTypes.length ? String.fromCharCode(65 + tokenTypes[index]) : "");
 
-function option(which, index, row, text, segments) {
-  const starts = segments.length && (index === 0 || segments[index] !== segments[index - 1]);
+function option(which, index, row, text, tokenTypes) {
+  const starts = tokenTypes.length && (index === 0 || tokenTypes[index] !== tokenTypes[index - 1]);
   return el(
     "div",
     {
@@ -124,7 +124,7 @@ function option(which, index, row, text, segments) {
       "aria-selected": false,
       "data-index": index,
     },
-    el("span", { class: "place" }, `${letter(segments, index)}${index}`),
+    el("span", { class: "place" }, `${letter(tokenTypes, index)}${index}`),
     token(text),
     el("span", { class: "number" }),
   );

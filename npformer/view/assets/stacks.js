@@ -15,8 +15,8 @@ function filterRows() {
     ["queries", from],
     ["keys", to],
   ]) {
-    const { tokens, segments } = side(name);
-    rows[name] = tokens.map((_, i) => i).filter((i) => segment === null || segments[i] === segment);
+    const { tokens, tokenTypes } = side(name);
+    rows[name] = tokens.map((_, i) => i).filter((i) => segment === null || tokenTypes[i] === segment);
     places[name] = tokens.map(() => -1);
     rows[name].forEach((i, row) => {
       places[name][i] = row;
@@ -37,7 +37,7 @@ const linkText = (q, k) => `${shown(side("queries").tokens[q])} to ${shown(side(
 // Which attention, which part of a pair, pieces or words: each only where there is a choice. `change` gets what changed.
 function stackControls(change) {
   const { forms } = stack();
-  const pair = side("queries").segments.length && side("keys").segments.length;
+  const pair = side("queries").tokenTypes.length && side("keys").tokenTypes.length;
   return [
     meta.stacks.length > 1 &&
       segmented(
@@ -101,6 +101,6 @@ function applyStack({ attention, layer, show, tokens }) {
   const at = stack().numbers.indexOf(Number(layer ?? NaN));
   state.layer = at >= 0 ? at : Math.min(meta.shown.layer, stack().numbers.length - 1);
   state.form = stack().forms[tokens] ? tokens : stack().forms[meta.shown.form] ? meta.shown.form : "pieces";
-  const pair = side("queries").segments.length && side("keys").segments.length;
+  const pair = side("queries").tokenTypes.length && side("keys").tokenTypes.length;
   state.filter = pair && /^[01]{2}$/.test(show ?? "") ? show : "all";
 }

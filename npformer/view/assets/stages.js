@@ -190,7 +190,7 @@ function cell(value, decimals, colour) {
 
 const ids = meta.sides.every((name) => meta.ids[name]?.length);
 const chip = (name) => (text, i) =>
-  el("li", { "data-segment": meta.segments[i] }, token(text), el("small", {}, String(ids ? meta.ids[name][i] : i)));
+  el("li", { "data-segment": meta.tokenTypes[i] }, token(text), el("small", {}, String(ids ? meta.ids[name][i] : i)));
 const chips = (name) => el("ol", { class: "chips", "data-side": name }, ...meta.tokens[name].map(chip(name)));
 const words = el(
   "section",

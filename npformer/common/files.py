@@ -14,10 +14,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from npformer.checks import listed
-from npformer.errors import NpformerError
-from npformer.limits import LIMITS, Limits
-from npformer.locks import partial_folder
+from npformer.common.checks import listed
+from npformer.common.errors import NpformerError
+from npformer.common.limits import LIMITS, Limits
+from npformer.common.locks import partial_folder
 
 LINE = 2**24  # most bytes of a line that is a text, or a row of a table
 

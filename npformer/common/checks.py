@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import fields
 from typing import Any
 
-from npformer.errors import NpformerError
+from npformer.common.errors import NpformerError
 
 #: The largest number that float32 holds. Python's whole numbers have no such bound, and JSON can write any.
 LARGEST = 3.4028234663852886e38

@@ -32,9 +32,9 @@ def plain(queries, corpus, k, similarity):
 @pytest.mark.parametrize(("block", "pending"), [(24, 1), (24 * 64, 1), (24 * 64, 100), (2**19, 1024)])
 @pytest.mark.parametrize("similarity", ["cosine", "dot"])
 def test_the_nearest_are_those_of_a_plain_sort(similarity, block, pending, monkeypatch):
-    monkeypatch.setattr(import_module("npformer.vector_search"), "BLOCK", block)
-    monkeypatch.setattr(import_module("npformer.vector_search"), "PENDING", pending)
-    monkeypatch.setattr(import_module("npformer.vector_search"), "QUERIES", 4)
+    monkeypatch.setattr(import_module("npformer.tasks.vector_search"), "BLOCK", block)
+    monkeypatch.setattr(import_module("npformer.tasks.vector_search"), "PENDING", pending)
+    monkeypatch.setattr(import_module("npformer.tasks.vector_search"), "QUERIES", 4)
     order, scores = plain(QUERIES, CORPUS, 12, similarity)
     for threads in (1, 2, 3):
         hits = npformer.search(QUERIES, CORPUS, 12, similarity, threads=threads)

@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from npformer.checks import boolean, shown
-from npformer.errors import NpformerError
+from npformer.common.checks import boolean, shown
+from npformer.common.errors import NpformerError
 
 
 class Habit(NamedTuple):
@@ -90,21 +90,21 @@ SENTENCE_TRANSFORMERS = {
     "save_to_cpu": Habit(_among(None, True, False), "leave it out"),
 }
 #: Keywords of both libraries.
-HABITS = TRANSFORMERS | SENTENCE_TRANSFORMERS
+IGNORED = TRANSFORMERS | SENTENCE_TRANSFORMERS
 
 #: Which of two texts is cut (`Task.cut`) -> Transformers' name for it.
 STRATEGIES = {"longest": "longest_first", "first": "only_first", "second": "only_second"}
 
 
 def translated(given: Mapping[str, Any], cut: str) -> dict[str, Any]:
-    """Translates other libraries' keywords: drops `HABITS`, renames `truncation` and `show_progress_bar`.
+    """Translates other libraries' keywords: drops `IGNORED`, renames `truncation` and `show_progress_bar`.
 
     `cut` says which of two texts this task cuts. Raises NpformerError for a value that is not supported.
     """
-    for name in given.keys() & HABITS.keys():
-        if not HABITS[name].accepts(given[name]):
-            raise NpformerError(f"{name}: {shown(given[name])} is not supported; {HABITS[name].reason}")
-    kept = {name: value for name, value in given.items() if name not in HABITS}
+    for name in given.keys() & IGNORED.keys():
+        if not IGNORED[name].accepts(given[name]):
+            raise NpformerError(f"{name}: {shown(given[name])} is not supported; {IGNORED[name].reason}")
+    kept = {name: value for name, value in given.items() if name not in IGNORED}
     if "show_progress_bar" in kept:
         bar = kept.pop("show_progress_bar")
         kept["progress"] = boolean("show_progress_bar", False if bar is None else bar)

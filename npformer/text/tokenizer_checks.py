@@ -16,9 +16,9 @@ from typing import Any
 
 import numpy as np
 
-from npformer.checks import shown, unknown, whole
-from npformer.errors import NpformerError
-from npformer.limits import Limits
+from npformer.common.checks import shown, unknown, whole
+from npformer.common.errors import NpformerError
+from npformer.common.limits import Limits
 
 Part = Mapping[str, Any]
 

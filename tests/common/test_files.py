@@ -15,10 +15,10 @@ from pathlib import Path
 
 import pytest
 
-from npformer.errors import NpformerError
-from npformer.files import as_given, csv_rows, new_folder, open_file, read_json, read_text, written_whole
+from npformer.common.errors import NpformerError
+from npformer.common.files import as_given, csv_rows, new_folder, open_file, read_json, read_text, written_whole
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 
 
 def write(path: Path | str, text: str = "new") -> None:
@@ -204,7 +204,7 @@ def own_device(folder: Path, name: str) -> Path:
 WRITER = """
 import os, sys, time
 from pathlib import Path
-from npformer.files import new_folder, written_whole
+from npformer.common.files import new_folder, written_whole
 with {how}(Path({path!r})) as partial:
     if partial.is_dir():
         partial = partial / "weights"
@@ -265,7 +265,7 @@ def test_what_a_killed_run_left_of_an_output_for_a_pipe_is_cleared(
 MANY = """
 import sys
 from pathlib import Path
-from npformer.files import written_whole
+from npformer.common.files import written_whole
 for i in range(150):
     with written_whole(sys.argv[1]) as partial:
         partial.write_text(sys.argv[2] * 1000)

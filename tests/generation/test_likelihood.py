@@ -12,9 +12,9 @@ import pytest
 
 import npformer
 from npformer.cli.main import main
-from npformer.errors import NpformerError
-from npformer.likelihood import Perplexity, windows
-from npformer.limits import Limits
+from npformer.common.errors import NpformerError
+from npformer.common.limits import Limits
+from npformer.generation.likelihood import Perplexity, windows
 from tests.support import tiny, writers
 
 TEXT = "The other day I was in the café — 京都. " * 4

@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from npformer.errors import NpformerError
+from npformer.common.errors import NpformerError
 
 LOCK = ".in-use"
 

@@ -9,12 +9,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from npformer.arraylike import as_numbers
-from npformer.checks import one_of, whole
-from npformer.errors import NpformerError
-from npformer.pooling import normalize
+from npformer.common.arraylike import as_numbers
+from npformer.common.checks import one_of, whole
+from npformer.common.errors import NpformerError
 from npformer.runtime.runner import Runner
 from npformer.runtime.threads import run_tasks
+from npformer.tasks.pooling import normalize
 
 BLOCK = 2**19  # numbers of the corpus that are compared at a time: they fit a core's cache
 QUERIES = 256  # queries that are compared with a block together

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from npformer.pooling import splade, weighted_mean
+from npformer.tasks.pooling import splade, weighted_mean
 
 LOGITS = np.random.default_rng(0).standard_normal((5, 9))
 

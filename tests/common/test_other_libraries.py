@@ -13,8 +13,9 @@ import numpy as np
 import pytest
 
 import npformer
-from npformer import NpformerError, other_libraries, pipeline
+from npformer import NpformerError, pipeline
 from npformer.cli.main import COMMANDS
+from npformer.common import other_libraries
 from tests.support import tiny
 
 CLASSIFIER = tiny.model("bert", "sequence-classification")

@@ -13,7 +13,7 @@ from npformer.checkpoint import convert, load_folder, tree
 from npformer.checkpoint.archive import load_arrays
 from npformer.checkpoint.read import read_folder
 from npformer.cli.main import main
-from npformer.errors import warn
+from npformer.common.errors import warn
 from npformer.interpret import stages
 from tests.support import tiny, torch_writer
 
@@ -41,7 +41,7 @@ def sharded_folder(path: Path) -> Path:
 
 def sinusoidal(_: Path) -> Path:
     """A model of the 2017 paper, whose positions are computed."""
-    return Path(__file__).parent / "golden" / "seq2seq" / "marian-files"
+    return Path(__file__).parents[1] / "golden" / "seq2seq" / "marian-files"
 
 
 MODELS = {
@@ -122,7 +122,7 @@ def test_limits_are_generous_for_the_largest_checkpoints():
     """48 layers of three weights and biases a block, a vocabulary of 250,000, labels of ImageNet-21k."""
     config = npformer.Config(
         "bert", "base", vocab_size=250_000, d_model=2560, n_heads=40, n_layers=48, d_ffn=10_240, max_length=512,
-        n_segments=2,
+        n_token_types=2,
     )  # fmt: skip
     from npformer.checkpoint.tree import sources
 

@@ -16,10 +16,10 @@ from typing import Any
 import numpy as np
 
 from npformer.checkpoint.archive import load_arrays, save_arrays
-from npformer.checks import number, whole
-from npformer.errors import NpformerError
-from npformer.files import place_in_folder
-from npformer.locks import clear_partial, in_use
+from npformer.common.checks import number, whole
+from npformer.common.errors import NpformerError
+from npformer.common.files import place_in_folder
+from npformer.common.locks import clear_partial, in_use
 from npformer.training.optimiser import Adam
 from npformer.training.trainable import Trainable
 

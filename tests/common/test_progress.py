@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from npformer import progress
 from npformer.cli.main import main
 from npformer.cli.process import Escaping, complain
+from npformer.common import progress
 from tests.support import tiny
 
 

@@ -53,7 +53,7 @@ CASES: dict[str, dict[str, Any]] = {
         "layers": [DECODER_LAYER, DECODER_LAYER], "norm": NORM,
     },
     "search": {"query": X[0], "corpus": X, "k": 2},
-    "shift": {"target": np.array([5, 6]), "start": 1, "end": 2},
+    "shift_right": {"target": np.array([5, 6]), "start": 1, "end": 2},
 }  # fmt: skip
 
 
@@ -83,8 +83,8 @@ def wrapped() -> set[str]:
 
 
 def test_every_public_function_of_arrays_is_tried() -> None:
-    """`load` takes no arrays, and answers other libraries' arguments; `shift` converts its arguments itself."""
-    assert wrapped() - {"load"} == CASES.keys() - {"shift"}
+    """`load` takes no arrays, and answers other libraries' arguments; `shift_right` converts its arguments itself."""
+    assert wrapped() - {"load"} == CASES.keys() - {"shift_right"}
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -94,7 +94,7 @@ def test_array_likes_give_the_float64_result(name: str, form: str) -> None:
     found, expected = function(**changed(CASES[name], FORMS[form])), function(**CASES[name])
     assert type(found) is type(expected)
     np.testing.assert_array_equal(found, expected)
-    if name not in ("split_heads", "combine_heads", "embedding", "tap", "shift", "search"):  # they keep the type
+    if name not in ("split_heads", "combine_heads", "embedding", "tap", "shift_right", "search"):  # they keep the type
         assert np.asarray(found).dtype == np.asarray(expected).dtype
 
 
@@ -136,8 +136,8 @@ def test_positional_arguments_and_out() -> None:
         ),
         (lambda: npformer.embedding([0.5], X), "embedding: ids must be integers, got float64"),
         (
-            lambda: npformer.shift([1.5], 0, 1),
-            r"shift: target: expected whole numbers \(L,\), got float64 of shape \(1,\)",
+            lambda: npformer.shift_right([1.5], 0, 1),
+            r"shift_right: target: expected whole numbers \(L,\), got float64 of shape \(1,\)",
         ),
     ],
 )

@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from npformer.checks import shown
-from npformer.errors import NpformerError
+from npformer.common.checks import shown
+from npformer.common.errors import NpformerError
 
 Convert = Callable[[Any], Any]
 

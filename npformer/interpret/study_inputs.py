@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from npformer.checks import shown
+from npformer.common.checks import shown
+from npformer.common.errors import NpformerError
 from npformer.config import Config
-from npformer.errors import NpformerError
 from npformer.generation import generate
 from npformer.model import Model, Seq2Seq
 from npformer.runtime.packing import Text
@@ -18,7 +18,7 @@ from npformer.transformer import packed
 
 
 def texts_of(model: Model, given: Any) -> tuple[list[Text], list[list[str]], list[np.ndarray]]:
-    """Reads one text or a list of texts (str, Pair or token ids): their token ids, tokens and segments.
+    """Reads one text or a list of texts (str, Pair or token ids): their token ids, tokens and token_type_ids.
 
     A text that is too long for the model is cut, with a warning; token ids are not cut.
     """
@@ -28,15 +28,15 @@ def texts_of(model: Model, given: Any) -> tuple[list[Text], list[list[str]], lis
             "with trace() as t: model(ids, labels=...) takes a target"
         )
     several = isinstance(given, list) and not all(isinstance(each, int | np.integer) for each in given)
-    texts, tokens, segments = [], [], []
+    texts, tokens, token_type_ids = [], [], []
     for encoded in read_texts(model, given if several else [given]):
         (text,) = encoded.texts
         piece = next(iter(encoded.pieces), None)  # token ids come without a piece
-        types = np.zeros(len(text), np.int64) if text.segments is None else text.segments
+        types = np.zeros(len(text), np.int64) if text.token_type_ids is None else text.token_type_ids
         texts.append(text)
         tokens.append(piece.tokens if piece else _names(model, text.ids))
-        segments.append(np.array(piece.type_ids) if piece else types)
-    return texts, tokens, segments
+        token_type_ids.append(np.array(piece.type_ids) if piece else types)
+    return texts, tokens, token_type_ids
 
 
 def row_read(config: Config, text: Text) -> int:

@@ -14,14 +14,14 @@ from pathlib import Path
 
 import pytest
 
-from npformer.errors import NpformerError
-from npformer.locks import LOCK, in_use
+from npformer.common.errors import NpformerError
+from npformer.common.locks import LOCK, in_use
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 HOLDER = """
 import time
 from pathlib import Path
-from npformer.locks import in_use
+from npformer.common.locks import in_use
 with in_use(Path({folder!r})):
     print("ready", flush=True)
     time.sleep(60)
@@ -102,8 +102,8 @@ def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
 RACE = """
 import os, sys
 from pathlib import Path
-from npformer.errors import NpformerError
-from npformer.locks import in_use
+from npformer.common.errors import NpformerError
+from npformer.common.locks import in_use
 folder, mark, had = Path(sys.argv[1]), Path(sys.argv[1] + "-inside"), 0
 while had < 100:
     try:

@@ -6,8 +6,8 @@ import time
 from collections import deque
 from typing import TextIO
 
-from npformer.progress import Line, clock, hidden, width
-from npformer.training.state import State
+from npformer.common.progress import Line, clock, hidden, width
+from npformer.training.run_folder import State
 
 BAR = 10  # characters
 

@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from npformer import checks
-from npformer.errors import NpformerError
+from npformer.common import checks
+from npformer.common.errors import NpformerError
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class Limits:
     --------
     >>> npformer.load("distilbert-sst2", limits=npformer.Limits(layers=4))
     Traceback (most recent call last):
-    npformer.errors.NpformerError: ...: 6 is more than the limit `layers` of 4; ...
+    npformer.common.errors.NpformerError: ...: 6 is more than the limit `layers` of 4; ...
     """
 
     json: int = 64_000_000

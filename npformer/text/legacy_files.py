@@ -1,7 +1,7 @@
 """Describes the tokenizers of older checkpoints as the tokenizer.json that would stand for their files.
 
-So there is one reader, with one set of checks: `guarded.py` reads the description as it reads a file. There are two
-kinds: byte-level BPE of vocab.json and merges.txt (Radford et al., 2019, section 2.2), and a unigram model of a
+So there is one reader, with one set of checks: `safe_tokenizer.py` reads the description as it reads a file. There are
+two kinds: byte-level BPE of vocab.json and merges.txt (Radford et al., 2019, section 2.2), and a unigram model of a
 SentencePiece file (Kudo, 2018, "Subword regularization").
 """
 
@@ -12,11 +12,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from npformer.checks import shown
-from npformer.errors import NpformerError
+from npformer.common.checks import shown
+from npformer.common.errors import NpformerError
+from npformer.common.files import read_bytes, read_json
+from npformer.common.limits import Limits
 from npformer.families.base import AS_IN_THE_FILE, PieceOrder
-from npformer.files import read_bytes, read_json
-from npformer.limits import Limits
 from npformer.text.sentencepiece_file import CONTROL, USER_DEFINED, read_unigram
 
 MERGES, MERGES_VOCABULARY = "merges.txt", "vocab.json"

@@ -36,14 +36,14 @@ except ImportError:  # Windows has no such limit
     resource = None  # type: ignore[assignment]
 
 from npformer.checkpoint.convert import convert
-from npformer.checks import whole
-from npformer.errors import NpformerError
+from npformer.common.checks import whole
+from npformer.common.errors import NpformerError
 from npformer.runtime.threads import available_cores
 from npformer.serve.asgi import App, make
 from npformer.serve.connections import KEEP_ALIVE
 from npformer.serve.connections import Connection as HttpConnection
-from npformer.serve.limits import ServiceLimits
 from npformer.serve.models import Served, serve_all
+from npformer.serve.request_limits import ServiceLimits
 
 POLL = 0.2  # seconds between looks at workers and at whether a stopping server is idle
 SHORT_LIFE = 5.0  # a worker that dies sooner after its start is replaced after a pause

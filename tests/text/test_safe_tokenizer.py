@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 
 import npformer
-from npformer.errors import NpformerError
-from npformer.limits import Limits
-from npformer.text.guarded import GuardedTokenizer, guarded
+from npformer.common.errors import NpformerError
+from npformer.common.limits import Limits
+from npformer.text.safe_tokenizer import SafeTokenizer, safely
 from npformer.text.tokenizer import load_tokenizer
 from tests.golden.make_tokenizer import write_folder
 from tests.support import tiny
@@ -275,12 +275,12 @@ class Failing:
 @pytest.mark.parametrize("method", ["encode", "decode", "encode_batch", "post_process"])
 def test_every_failure_of_the_library_is_an_npformer_error(method: str) -> None:
     for error in (Panic("x" * 10**5), TypeError("y"), OSError("z")):
-        tokenizer: Any = GuardedTokenizer(Failing(error), "here")  # type: ignore[arg-type]
+        tokenizer: Any = SafeTokenizer(Failing(error), "here")  # type: ignore[arg-type]
         with pytest.raises(NpformerError, match=r"^here: the tokenizer failed: [xyz]") as caught:
             getattr(tokenizer, method)("text")
         assert len(str(caught.value)) < 300
     for passing in (KeyboardInterrupt, SystemExit, GeneratorExit, MemoryError):
-        with pytest.raises(passing), guarded("here"):
+        with pytest.raises(passing), safely("here"):
             raise passing
 
 
@@ -307,7 +307,7 @@ def test_a_long_text_is_encoded_without_holding_pythons_lock(given: tuple[str, .
             called.append("encode_batch")
             return original.encode_batch(*args, **options)
 
-    tokenizer: Any = GuardedTokenizer(Recording(), "here")  # type: ignore[arg-type]
+    tokenizer: Any = SafeTokenizer(Recording(), "here")  # type: ignore[arg-type]
     for options in ({}, {"add_special_tokens": False}):
         found, expected = tokenizer.encode(*given, **options), original.encode(*given, **options)
         assert (found.ids, found.offsets, found.type_ids) == (expected.ids, expected.offsets, expected.type_ids)
@@ -345,7 +345,7 @@ def test_what_normal_forms_make_is_counted_too(tmp_path: Path) -> None:
             tokenizer.encode_batch(texts)
 
 
-def test_a_guarded_tokenizer_is_the_librarys_in_all_else(tmp_path: Path) -> None:
+def test_a_safe_tokenizer_is_the_librarys_in_all_else(tmp_path: Path) -> None:
     tokenizer: Any = load_tokenizer(write(tmp_path), CONFIG)
     assert tokenizer.token_to_id("a") == 4
     assert tokenizer.padding is None
@@ -375,7 +375,7 @@ def test_the_process_survives_each_file(tmp_path: Path) -> None:
         f"import resource, sys; sys.path[:0] = [{str(root)!r}]\n"
         "from pathlib import Path\n"
         "from tests.support import tiny\n"
-        "from npformer.errors import NpformerError\n"
+        "from npformer.common.errors import NpformerError\n"
         "from npformer.text.tokenizer import load_tokenizer\n"
         "resource.setrlimit(resource.RLIMIT_AS, (2 * 2**30, 2 * 2**30))\n"
         f"for number in range({len(REFUSED) + 1}):\n"

@@ -1,8 +1,8 @@
-"""`GuardedTokenizer`: a tokenizer of the tokenizers library, read and used as what it is, a part from someone else.
+"""`SafeTokenizer`: a tokenizer of the tokenizers library, read and used as what it is, a part from someone else.
 
-A file is checked before the library reads it (`parts.py`), then tried on a few texts. Afterwards any failure of the
-library is an NpformerError, even a panic of Rust, which is no Exception. Rust prints a panic to stderr as well, which
-cannot be switched off from Python; most are found when a model is loaded.
+A file is checked before the library reads it (`tokenizer_checks.py`), then tried on a few texts. Afterwards any failure
+of the library is an NpformerError, even a panic of Rust, which is no Exception. Rust prints a panic to stderr as well,
+which cannot be switched off from Python; most are found when a model is loaded.
 
 What cannot be caught here is time: a regular expression of a file can need the square of a text's length. No look at a
 file and no trial in another process would show for which texts, so there is no such option: read files that you do not
@@ -19,12 +19,12 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from npformer.checks import shown
-from npformer.errors import NpformerError
-from npformer.files import read_bytes
-from npformer.limits import LIMITS, Limits, how_to_allow_more
-from npformer.other_libraries import TOKENIZER, missing
-from npformer.text.parts import NORMAL_FORMS, check_rows, read_parts
+from npformer.common.checks import shown
+from npformer.common.errors import NpformerError
+from npformer.common.files import read_bytes
+from npformer.common.limits import LIMITS, Limits, how_to_allow_more
+from npformer.common.other_libraries import TOKENIZER, missing
+from npformer.text.tokenizer_checks import NORMAL_FORMS, check_rows, read_parts
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -54,7 +54,7 @@ class Uncalled:
         )
 
 
-class GuardedTokenizer(Uncalled):
+class SafeTokenizer(Uncalled):
     """A `tokenizers.Tokenizer`, whose failures in any method are NpformerErrors that begin with `where`.
 
     growth: as in `check_growth`, which refuses texts that it makes too long.
@@ -94,7 +94,7 @@ class GuardedTokenizer(Uncalled):
         return len(made) if splits is None else sum(len(piece) for piece, _ in splits.pre_tokenize_str(made))
 
     def _call(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        with guarded(f"{self._where}: the tokenizer failed"):
+        with safely(f"{self._where}: the tokenizer failed"):
             return function(*args, **kwargs)
 
 
@@ -126,7 +126,7 @@ def check_growth(where: str, texts: Iterable[str], growth: int, limits: Limits, 
 
 
 @contextmanager
-def guarded(where: str) -> Iterator[None]:
+def safely(where: str) -> Iterator[None]:
     """Turns any error of the tokenizers library, even a panic of Rust, into an NpformerError."""
     try:
         yield
@@ -149,7 +149,7 @@ def read_tokenizer(
 
     content = read_bytes(path, "json", limits) if content is None else content
     parts = read_parts(str(path), content, rows, limits)
-    with guarded(f"{path}: not a tokenizer that can be read"):
+    with safely(f"{path}: not a tokenizer that can be read"):
         tokenizer = Tokenizer.from_buffer(content)
     tokenizer.no_truncation()
     tokenizer.no_padding()
@@ -171,9 +171,9 @@ def read_tokenizer(
 
 def tried(
     tokenizer: Tokenizer, path: Path, rows: int, limits: Limits, has_regex: bool = False, growth: int = 1
-) -> GuardedTokenizer:
-    """Tries a tokenizer on a few texts, and returns it guarded; raises NpformerError if it fails on one of them."""
-    result = GuardedTokenizer(tokenizer, str(path))  # of texts that no one could make long
+) -> SafeTokenizer:
+    """Tries a tokenizer on a few texts and wraps it; raises NpformerError if it fails on one of them."""
+    result = SafeTokenizer(tokenizer, str(path))  # of texts that no one could make long
     for text in TRIED:
         for ids in (result.encode(text).ids, result.encode(text, text).ids):
             if max(ids, default=0) >= rows:
@@ -187,4 +187,4 @@ def tried(
             if time.thread_time() - began > SECONDS:
                 raise NpformerError(f"{path}: its regular expressions take too long for {length} characters")
             length *= 2
-    return GuardedTokenizer(tokenizer, str(path), growth, limits)
+    return SafeTokenizer(tokenizer, str(path), growth, limits)

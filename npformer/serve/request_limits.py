@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from http import HTTPStatus
 
-from npformer.checks import number, whole
-from npformer.errors import NpformerError
+from npformer.common.checks import number, whole
+from npformer.common.errors import NpformerError
 from npformer.serve.fields import Refusal
 
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from npformer.checks import whole
-from npformer.errors import NpformerError
+from npformer.common.checks import whole
+from npformer.common.errors import NpformerError
 from npformer.functions import cross_entropy
 from npformer.model import Model, check_model
 from npformer.runtime.packing import Text

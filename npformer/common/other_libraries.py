@@ -1,6 +1,7 @@
 """Names and arguments of transformers and sentence-transformers that are not here, each with the line to write instead.
 
-One table for each kind of object. The keywords of tasks, most of which are accepted, are in `tasks/habits.py`.
+One table for each kind of object. The keywords of tasks, most of which are accepted, are in
+`tasks/ignored_keywords.py`.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ import functools
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, cast
 
-from npformer.errors import NpformerError
+from npformer.common.errors import NpformerError
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -70,7 +71,7 @@ CONFIG = {
     "num_labels": "len(config.labels)",
     "pad_token_id": "config.pad_id",
     "to_dict": "dataclasses.asdict(config)",
-    "type_vocab_size": "config.n_segments",
+    "type_vocab_size": "config.n_token_types",
 }
 _BATCH = "tokenizer.encode_batch(texts) gives an encoding with ids for each text; model(ids) needs no padding"
 _ROLES = ("bos", "cls", "eos", "mask", "pad", "sep", "unk")

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from npformer.checks import one_of, shown
-from npformer.errors import NpformerError
+from npformer.common.checks import one_of, shown
+from npformer.common.errors import NpformerError
 from npformer.families.base import Family
 
 #: model_type of families that are not here -> the mechanism that they would need.

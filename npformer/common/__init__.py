@@ -1,0 +1,1 @@
+"""Shared by every room: errors, checks of arguments, limits on input, files, locks, progress."""
