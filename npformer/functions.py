@@ -61,23 +61,33 @@ def linear(x: np.ndarray, weight: np.ndarray, bias: np.ndarray | None = None) ->
     >>> npformer.linear(np.array([1.0, 2.0]), np.array([[1.0, 0.0, 1.0], [0.0, 1.0, 1.0]]), np.ones(3))
     array([2., 3., 4.])
     """
-    return linears(x, {"weight": weight, "bias": bias})[0]
+    _check_linear(x, weight, bias)
+    (y,) = weight_products(_rows(x), weight)  # x @ weight
+    if bias is not None:
+        y += bias
+    return y if x.ndim == 2 else y.reshape(*x.shape[:-1], y.shape[-1])
 
 
-def linears(x: np.ndarray, *layers: Mapping[str, np.ndarray | None]) -> list[np.ndarray]:
-    """Computes [linear(x, **layer) for layer in layers]."""
-    weights, biases = [np.asarray(layer["weight"]) for layer in layers], [layer.get("bias") for layer in layers]
-    for weight, bias in zip(weights, biases, strict=True):
-        if weight.ndim != 2 or x.ndim < 1 or x.shape[-1] != weight.shape[0]:
-            raise NpformerError(f"linear: weight must be (in, out) with x (..., in), got {weight.shape} and {x.shape}")
-        if bias is not None and bias.shape != weight.shape[1:]:
-            raise NpformerError(f"linear: bias must be {weight.shape[1:]}, as wide as weight, got {bias.shape}")
-    rows = x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
-    outputs = weight_products(rows, *weights)  # [rows @ weight for weight in weights]
-    for y, bias in zip(outputs, biases, strict=True):
-        if bias is not None:
-            y += bias  # x @ weight + bias
-    return [y.reshape(*x.shape[:-1], y.shape[-1]) for y in outputs]
+def linears(x: np.ndarray, *layers: Mapping[str, np.ndarray]) -> list[np.ndarray]:
+    """[linear(x, **layer) for layer in layers] for rows (T, in), the products together."""
+    for layer in layers:
+        _check_linear(x, **layer)
+    products = weight_products(x, *[layer["weight"] for layer in layers])
+    for y, layer in zip(products, layers, strict=True):
+        if "bias" in layer:
+            y += layer["bias"]
+    return products
+
+
+def _check_linear(x: np.ndarray, weight: np.ndarray, bias: np.ndarray | None = None) -> None:
+    if weight.ndim != 2 or x.ndim < 1 or x.shape[-1] != weight.shape[0]:
+        raise NpformerError(f"linear: weight must be (in, out) with x (..., in), got {weight.shape} and {x.shape}")
+    if bias is not None and bias.shape != weight.shape[1:]:
+        raise NpformerError(f"linear: bias must be {weight.shape[1:]}, as wide as weight, got {bias.shape}")
+
+
+def _rows(x: np.ndarray) -> np.ndarray:
+    return x if x.ndim == 2 else x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
 
 
 def linear_backward(

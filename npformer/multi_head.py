@@ -17,7 +17,6 @@ from npformer.attention import (
     scaled_dot_product_attention_backward,
     split_heads,
 )
-from npformer.common.errors import NpformerError
 from npformer.functions import linear, linear_backward, linears
 from npformer.mechanisms.causal import Causal
 from npformer.mechanisms.mechanism import Mechanism, Sums
@@ -115,14 +114,11 @@ def self_attention(
     n_heads: int,
     is_causal: bool = False,
     row_indices: np.ndarray | None = None,
-    placed: Placed | None = None,
-    cache: AttentionCache | None = None,
     *,
     query: Linear,
     key: Linear,
     value: Linear,
     output: Linear,
-    **distances: Linear,
 ) -> np.ndarray:
     """Multi-head attention of each text to itself, on packed rows, (T, D) -> (T, D). Section 3.2.2.
 
@@ -133,19 +129,11 @@ def self_attention(
     n_heads : int
     is_causal : bool, a token sees itself and earlier tokens only
     row_indices : integer array, the rows that attend and are returned, equally many of each text; all unless given
-    placed : `Placed`, the mechanisms by which attention depends on places, optional
-    cache : the keys and values kept from earlier calls, optional
     query, key, value, output : linear layers, each {"weight": (D, D), "bias": (D,)}
-    distances : linear layers that only mechanisms of `placed` read, distance_key and distance_query
 
     Returns
     -------
     (T, D) array, or a row for each of row_indices
-
-    Raises
-    ------
-    NpformerError
-        An unknown linear layer, or one of a mechanism without `placed`.
 
     Examples
     --------
@@ -154,17 +142,9 @@ def self_attention(
     >>> npformer.self_attention(x, np.array([3, 2]), 12, **model.weights["layers"][0]["attention"]).shape
     (5, 384)
     """
-    if distances and placed is None:
-        raise NpformerError(
-            f"self_attention: {', '.join(distances)}: only mechanisms read this, and placed is not given"
-        )
-    if is_causal:
-        placed = Placed(places_of(lengths), row_indices=row_indices) if placed is None else placed
-        placed = placed._replace(mechanisms=(*placed.mechanisms, Causal()))
-    rows, row_lengths = _attending(x, lengths, row_indices)
-    return multi_head_attention(
-        rows, row_lengths, x, lengths, n_heads, query, key, value, output, None, cache, placed, **distances
-    )
+    placed = Placed(places_of(lengths), (Causal(),), row_indices) if is_causal else None
+    rows, row_lengths = attending(x, lengths, row_indices)
+    return multi_head_attention(rows, row_lengths, x, lengths, n_heads, query, key, value, output, placed=placed)
 
 
 def self_attention_backward(
@@ -178,7 +158,7 @@ def self_attention_backward(
     **projections: Any,
 ) -> tuple[np.ndarray, dict[str, Any]]:
     """Backward of `self_attention`: dx (T, D), as queries, keys and values, and the gradients of the linear layers."""
-    rows, row_lengths = _attending(x, lengths, row_indices)
+    rows, row_lengths = attending(x, lengths, row_indices)
     drows, dx, grads = multi_head_attention_backward(
         grad, stages, rows, row_lengths, x, lengths, n_heads, **projections, placed=placed
     )
@@ -186,7 +166,7 @@ def self_attention_backward(
     return dx, grads
 
 
-def _attending(x: np.ndarray, lengths: np.ndarray, row_indices: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
+def attending(x: np.ndarray, lengths: np.ndarray, row_indices: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
     """Selects the rows of x that attend; returns them and their number in each text."""
     if row_indices is None:
         return x, lengths
@@ -222,17 +202,12 @@ def packed_attention(
     if len(k) > own_rows:
         source_lengths = np.array([len(k)])
     combined = np.empty((len(q), v.shape[-1]), q.dtype)
-    combined[lengths.sum() :] = 0  # rows after the last text, which only fill up the batch
+    end = 0
     for rows, source_rows, count in equal_runs(lengths, source_lengths):
-        q_heads, k_heads, v_heads = (
-            tap(name, split_heads(array.reshape(count, -1, array.shape[-1]), n_heads))
-            for name, array in (
-                ("query_heads", q[rows]),
-                ("key_heads", k[source_rows]),
-                ("value_heads", v[source_rows]),
-            )
-        )
-        context = split_heads(combined[rows].reshape(count, -1, v.shape[-1]), n_heads)  # a view: combined is written
+        q_heads = tap("query_heads", _heads(q[rows], count, n_heads))
+        k_heads = tap("key_heads", _heads(k[source_rows], count, n_heads))
+        v_heads = tap("value_heads", _heads(v[source_rows], count, n_heads))
+        context = _heads(combined[rows], count, n_heads)  # a view: combined is written
         length, source_length = q_heads.shape[-2], k_heads.shape[-2]
         run = None if placed is None else placed.in_run(rows, places[0][source_rows], count, n_heads)
         scale = 1 / math.sqrt(q_heads.shape[-1] * (1 if placed is None else placed.products))
@@ -243,12 +218,20 @@ def packed_attention(
             run: InRun | None = run,
             scale: float = scale,
         ) -> None:
-            q, k, v, context = (each[some] for each in heads)
+            q, k, v, context = [each[some] for each in heads]
             add, admitted = (None, mask) if run is None else run.of(some, q, k, scale)
             context[...] = attend(q, k, v, scale, admitted, add, in_order)
 
         over_heads(work, count, n_heads, scores=length * source_length, width=q_heads.shape[-1])
+        end = rows.stop
+    if end < len(q):  # rows after the last text, which only fill up the batch
+        combined[end:] = 0
     return combined
+
+
+def _heads(x: np.ndarray, count: int, n_heads: int) -> np.ndarray:
+    """The heads of `count` texts of equal lengths, (N L, D) -> (N, H, L, K), a view."""
+    return split_heads(x.reshape(count, -1, x.shape[-1]), n_heads)
 
 
 def packed_attention_backward(

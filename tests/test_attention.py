@@ -15,7 +15,7 @@ from npformer.common.errors import NpformerError
 from npformer.functions import linear
 from npformer.masks import causal_mask, padding_mask
 from npformer.mechanisms import Causal, Placed, Window
-from npformer.multi_head import self_attention
+from npformer.multi_head import multi_head_attention, self_attention
 from npformer.runtime.packing import equal_runs
 from npformer.taps import listen
 from tests.support import torch_values
@@ -278,14 +278,11 @@ def test_each_text_attends_to_itself(n_heads: int, is_causal: bool) -> None:
         assert np.abs(linear(combine_heads(context), **weights["output"]) - answer).max() < 1e-12
 
 
-def test_is_causal_keeps_the_places_of_other_mechanisms() -> None:
+def test_mechanisms_depend_on_places() -> None:
     """A window of one place on each side, in a text with a gap after its second token."""
-    x, places = normal(4, 24, dtype="float64"), np.array([0, 1, 5, 6])
-    weights, placed = projections(24, "float64"), Placed(places, (Window(1),))
-    y = self_attention(x, np.array([4]), 2, is_causal=True, placed=placed, **weights)
-    assert np.array_equal(
-        y, self_attention(x, np.array([4]), 2, placed=Placed(places, (Window(1), Causal())), **weights)
-    )
+    x, lengths, places = normal(4, 24, dtype="float64"), np.array([4]), np.array([0, 1, 5, 6])
+    weights, placed = projections(24, "float64"), Placed(places, (Window(1), Causal()))
+    y = multi_head_attention(x, lengths, x, lengths, 2, placed=placed, **weights)
     apart = [self_attention(x[half], np.array([2]), 2, is_causal=True, **weights) for half in (slice(2), slice(2, 4))]
     assert np.abs(y - np.concatenate(apart)).max() < 1e-12
 

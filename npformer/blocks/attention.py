@@ -11,9 +11,9 @@ from npformer.blocks.block import SOURCE, Backward, Block
 from npformer.blocks.rows import Rows
 from npformer.mechanisms.mechanism import Mechanism
 from npformer.multi_head import (
+    attending,
     multi_head_attention,
     multi_head_attention_backward,
-    self_attention,
     self_attention_backward,
 )
 from npformer.tape import Stages
@@ -35,10 +35,9 @@ class Attention(Block):
     mechanisms: tuple[Mechanism, ...] = ()
 
     def __call__(self, x: np.ndarray, rows: Rows, **weights: Any) -> np.ndarray:
+        own, lengths = attending(x, rows.lengths, rows.attending)
         placed, cache = rows.placed(self.mechanisms), rows.cache and rows.cache.own
-        return self_attention(
-            x, rows.lengths, self.n_heads, row_indices=rows.attending, placed=placed, cache=cache, **weights
-        )
+        return multi_head_attention(own, lengths, x, rows.lengths, self.n_heads, placed=placed, cache=cache, **weights)
 
     def backward(self, grad: np.ndarray, stages: Stages, x: np.ndarray, rows: Rows, **weights: Any) -> Backward:
         placed = rows.placed(self.mechanisms)

@@ -19,7 +19,13 @@ import numpy as np
 
 from npformer.common.errors import NpformerError
 from npformer.runtime.same_bits import GROUP, VECTOR, Kernel
-from npformer.runtime.threads import part_counts, plain_products, run_tasks, single_blas_thread
+from npformer.runtime.threads import (
+    part_counts,
+    plain_products,
+    run_tasks,
+    single_blas_thread,
+    threads_for_parts,
+)
 from npformer.runtime.trials import Trial
 
 PANEL = 64  # columns of a panel: four vectors of sixteen floats
@@ -170,61 +176,107 @@ def weight_products(x: np.ndarray, *weights: np.ndarray, out: Sequence[np.ndarra
 
     out: arrays (kernel(x.dtype).rows(M), N) to compute in; the results are views of them.
     """
-    rows = len(x)
     if not all(_has_kernel(x, weight) for weight in weights):
         return [x @ weight for weight in weights]
-    k = kernel(x.dtype)
-    x, weights = _with_rows(x, k.rows(rows)), tuple(map(in_order, weights))
-    products = out or [np.empty((len(x), weight.shape[1]), x.dtype) for weight in weights]
-    paneled = [_panels(weight, len(x)) for weight in weights]
-
-    def part(index: int, of: int, panels: bool) -> None:
-        shares = [
-            slice(n * index // of // PANEL * PANEL, n if index + 1 == of else n * (index + 1) // of // PANEL * PANEL)
-            for n in (weight.shape[1] for weight in weights)
+    rows = len(x)
+    way = _way(x.dtype, rows, tuple([weight.shape for weight in weights]), plain_products(), threads_for_parts())
+    if way.small:
+        weights = tuple([in_order(weight) for weight in weights])
+    if way.rows != rows:
+        x = _with_rows(x, way.rows)
+    products = list(out) if out else [np.empty((way.rows, weight.shape[1]), x.dtype) for weight in weights]
+    panels = way.no_panels
+    if way.paneled:
+        panels = [
+            _panels(weight, way.rows) if pays else None for weight, pays in zip(weights, way.paneled, strict=True)
         ]
-        for weight, panel, share, product in zip(weights, paneled, shares, products, strict=True):
-            _columns(x, weight, panel if panels else None, share, product)
-        if k.has_edges(len(x)):
+
+    def part(index: int, of: int, panels: Sequence[Panels | None]) -> None:
+        shares = way.shares(index, of)
+        for weight, panel, share, product in zip(weights, panels, shares, products, strict=True):
+            _columns(way.kernel, x, weight, panel, share, product)
+        if way.edges:
             _columns_at_edges(x, weights, shares, products)
 
-    def in_parts(way: tuple[int, bool]) -> None:
-        n, panels = way
-        run_tasks([functools.partial(part, index, n, panels) for index in range(n)], n)
+    def in_parts(each: tuple[int, bool]) -> None:
+        of, with_panels = each
+        chosen = panels if with_panels else way.no_panels
+        run_tasks([functools.partial(part, index, of, chosen) for index in range(of)], of)
 
-    # For the first guess multiplying counts, and reading little: all cores share one memory.
-    nanoseconds = sum([weight.size for weight in weights]) * (0.05 + 0.02 * rows)
-    counts, first = part_counts(nanoseconds)
-    if len(counts) == 1 and not any(paneled):
-        part(0, 1, False)
+    trial = way.trial_of_panels if any(panels) else way.trial
+    if trial is None:
+        part(0, 1, way.no_panels)
     else:
-        shapes = tuple([weight.shape for weight in weights])
-        trial = _trial(shapes, _power(len(x)), x.dtype.char, any(paneled), counts, first)
-        trial.run(in_parts, nanoseconds)
-    return [product[:rows] for product in products]
+        trial.run(in_parts, way.nanoseconds)
+    return products if way.rows == rows else [product[:rows] for product in products]
+
+
+class _Way:
+    """How products of weights of some shapes with `count` rows are computed."""
+
+    def __init__(self, dtype: np.dtype, count: int, shapes: tuple[tuple[int, int], ...]) -> None:
+        self.kernel = k = kernel(dtype)
+        self.rows = k.rows(count)
+        self.edges = k.has_edges(self.rows)
+        self.small = any(inner * columns <= k.small for inner, columns in shapes)
+        self.no_panels: list[Panels | None] = [None] * len(shapes)
+        paneled = [count <= MANY and _may_have_panels(dtype, *shape) for shape in shapes]
+        self.paneled = paneled if any(paneled) else []
+        # For the first guess multiplying counts, and reading little: all cores share one memory.
+        self.nanoseconds = sum([inner * columns for inner, columns in shapes]) * (0.05 + 0.02 * count)
+        self._trial = functools.partial(_trial, shapes, _power(self.rows), dtype.char, *part_counts(self.nanoseconds))
+        self._widths = [columns for _, columns in shapes]
+
+    @functools.cached_property
+    def trial(self) -> Trial[tuple[int, bool]] | None:
+        return self._trial(paneled=False)
+
+    @functools.cached_property
+    def trial_of_panels(self) -> Trial[tuple[int, bool]] | None:
+        return self._trial(paneled=True)
+
+    @functools.lru_cache(maxsize=100)  # noqa: B019 - as many as there are threads
+    def shares(self, index: int, of: int) -> list[slice]:
+        """The columns of each weight in one of several parts: whole panels, and in the last part the rest."""
+        return [
+            slice(n * index // of // PANEL * PANEL, n if index + 1 == of else n * (index + 1) // of // PANEL * PANEL)
+            for n in self._widths
+        ]
+
+
+@functools.lru_cache(maxsize=1000)
+def _way(dtype: np.dtype, count: int, shapes: tuple[tuple[int, int], ...], plain: bool, threads: int) -> _Way:
+    """plain, threads: settings of the calling thread, on which a `_Way` depends."""
+    return _Way(dtype, count, shapes)
 
 
 @functools.lru_cache(maxsize=1000)
 def _trial(
-    shapes: tuple[tuple[int, ...], ...], rows: int, dtype: str, paneled: bool, counts: tuple[int, ...], first: int
-) -> Trial[tuple[int, bool]]:
-    """The trial of ways (parts, with panels) for products of about `rows` rows with weights of these shapes."""
+    shapes: tuple[tuple[int, ...], ...], rows: int, dtype: str, counts: tuple[int, ...], first: int, paneled: bool
+) -> Trial[tuple[int, bool]] | None:
+    """The trial of ways (parts, with panels) for products of about `rows` rows; None where there is one way."""
+    if len(counts) == 1 and not paneled:
+        return None
     guess = paneled and panels_pay(rows)
     layouts = (guess,) if not paneled or _choice() else (False, True)
     return Trial([(n, panels) for panels in layouts for n in counts], (first, guess))
 
 
-def _columns(x: np.ndarray, weight: np.ndarray, panels: Panels | None, columns: slice, product: np.ndarray) -> None:
+def _columns(
+    k: Kernel, x: np.ndarray, weight: np.ndarray, panels: Panels | None, columns: slice, product: np.ndarray
+) -> None:
     """product[:, columns] = x @ weight[:, columns]; columns that fill no panel or vector are computed separately."""
-    last = columns.stop - (columns.stop - columns.start) % (VECTOR if panels is None else PANEL)
-    main = slice(columns.start, last)
-    if main.start < main.stop:
-        if panels is not None:
-            panels.times(x, main, out=product[:, main])
-        else:
-            kernel(x.dtype).product(x, weight[:, main], out=product[:, main])
-    if last < columns.stop:
-        product[:, last : columns.stop] = column_products(x, weight[:, last : columns.stop])
+    rest = (columns.stop - columns.start) % (VECTOR if panels is None else PANEL)
+    if rest:
+        last = slice(columns.stop - rest, columns.stop)
+        product[:, last] = column_products(x, weight[:, last])
+        columns = slice(columns.start, columns.stop - rest)
+    if columns.start == columns.stop:
+        return
+    if panels is not None:
+        panels.times(x, columns, out=product[:, columns])
+    else:
+        k.product(x, weight[:, columns], out=product[:, columns])
 
 
 def _columns_at_edges(
@@ -337,10 +389,12 @@ def _few_at_a_time(rows: int, few: int) -> list[tuple[slice, int]]:
     return [(slice(0, rows - last), count), (slice(rows - last, rows), last)][: 2 if last else 1]
 
 
+def _may_have_panels(dtype: np.dtype, inner: int, columns: int) -> bool:
+    return dtype.char == "f" and columns >= PANEL and inner * columns >= 2**16
+
+
 def _panels(weight: np.ndarray, rows: int) -> Panels | None:
     """The panels of a weight used repeatedly: made if `panels_pay` at this number of rows, then usable up to MANY."""
-    if rows > MANY or weight.dtype.char != "f" or weight.shape[1] < PANEL or weight.size < 2**16:
-        return None
     return _laid_out([weight], "panels", lambda: Panels(weight) if panels_pay(_power(rows)) else None)
 
 

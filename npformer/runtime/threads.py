@@ -183,6 +183,11 @@ def plain_products() -> bool:
     return _local.plain
 
 
+def threads_for_parts() -> int:
+    """How many threads may share the parts of work on this thread."""
+    return _local.num_threads
+
+
 def part_counts(nanoseconds: float, most: int | None = None) -> tuple[tuple[int, ...], int]:
     """The numbers of parts to try for work that takes one core about `nanoseconds`: 1, 2, 4 ... up to all threads.
 

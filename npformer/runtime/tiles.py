@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from npformer.runtime.products import with_margins
-from npformer.runtime.threads import parallel_for
+from npformer.runtime.threads import parallel_for, part_counts
 from npformer.taps import listening, spare
 
 # Elements in a block: few enough for a core's cache, and enough that two threads rarely wait for the interpreter's lock
@@ -56,18 +56,23 @@ def over_heads(
 
     scores: the number for one head of one text; width: a head's.
     """
+    total = n_texts * n_heads * scores
+    nanoseconds = total * (2 + 0.02 * width)
+    if listening() or (total <= SCORES and part_counts(nanoseconds)[1] == 1):
+        work((slice(None), slice(None)))
+        return
 
     def some_heads(heads: slice) -> None:
         for block in _blocks(n_texts, heads, scores):
             work(block)
 
-    parallel_for(some_heads, n_heads, nanoseconds=n_texts * n_heads * scores * (2 + 0.02 * width))
+    parallel_for(some_heads, n_heads, nanoseconds)
 
 
 def _blocks(n_texts: int, heads: slice, scores: int) -> Iterator[tuple[slice, slice]]:
-    """Blocks of at most SCORES scores; with a listener one block holds all texts and heads."""
+    """Blocks of at most SCORES scores, or of one head of one text."""
+    some = max(1, SCORES // max(1, scores))
     n_heads = heads.stop - heads.start
-    some = n_texts * n_heads if listening() else max(1, SCORES // max(1, scores))
     heads_of_block, texts_of_block = min(n_heads, some), max(1, some // n_heads)
     for text in range(0, n_texts, texts_of_block):
         for head in range(heads.start, heads.stop, heads_of_block):

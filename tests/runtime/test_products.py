@@ -240,8 +240,10 @@ def test_the_environment_decides_about_panels(monkeypatch: pytest.MonkeyPatch) -
         monkeypatch.setenv("NPFORMER_PANELS", value)
         products.panels_pay.cache_clear()
         products._trial.cache_clear()
+        products._way.cache_clear()
         assert products.panels_pay(8) is expected
-        trial = products._trial(((768, 768),), 8, "f", expected, (1, 2), 2)
+        trial = products._trial(((768, 768),), 8, "f", (1, 2), 2, paneled=expected)
         assert set(trial.ways) == {(1, expected), (2, expected)}
     products.panels_pay.cache_clear()
     products._trial.cache_clear()
+    products._way.cache_clear()
