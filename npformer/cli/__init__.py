@@ -1,1 +1,1 @@
-"""The command `npformer`: `main.py` finds the subcommand, `process.py` sets the process up before all else."""
+"""The command `npformer`: `main.py` finds the subcommand, `process.py` sets up the process first."""

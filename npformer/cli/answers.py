@@ -1,4 +1,4 @@
-"""How answers look: as text, below or beside their own text, and as JSON where the task's form is not enough."""
+"""Formats answers: as text, below or next to their input, and as JSON where the task's own form is not enough."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ if TYPE_CHECKING:
 
 
 def several(answer: Any) -> list[Any]:
-    """Returns the answers as a list, also a single one."""
+    """Returns the answers as a list, a single answer included."""
     return answer if isinstance(answer, list) else [answer]
 
 
 def under(text: str, found: list[str]) -> str:
-    """Puts the findings below their text."""
+    """Lists the findings below their text."""
     return "\n".join([plain(text, 0), *(f"  {each}" for each in found)])
 
 
@@ -85,18 +85,18 @@ def from_text(key: str, text: str, answer: Any, task: Task) -> str:
 
 
 def generated(text: str, answer: Any, task: Task) -> str:
-    """Shows each text with its line ends; several with a line between them."""
+    """Shows each text with its line breaks, and several texts separated by a line."""
     return "\n---\n".join(printable(each["generated_text"]) for each in answer)
 
 
 def as_written(text: str, task: Any) -> Iterator[str]:
-    """Yields what a task writes after a prompt, as it is written; beams and several texts only when they are done."""
+    """Yields the text after a prompt as it is generated; beams and several texts only when complete."""
     settings = task.resolved(task.options)
     if settings.num_beams > 1 or settings.num_return_sequences > 1:
         yield generated(text, task(text), task)
         return
     pieces = task.tokens(text)
-    first = next(pieces, "")  # before the prompt is shown, which may be refused
+    first = next(pieces, "")  # the prompt may be refused: find out before it is shown
     yield printable(text) if task.options.return_full_text else ""
     yield printable(first)
     yield from map(printable, pieces)

@@ -1,4 +1,4 @@
-"""Options of the command line as data: those that several commands share, and a function that adds them to a parser.
+"""Command-line options as data: options shared by several commands, and a function that adds them to a parser.
 
 `npformer --help` imports this, so heavy imports wait until a command runs.
 """
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Option(NamedTuple):
-    """The arguments of `add_argument`, and the task's setting that the option sets, if any."""
+    """The arguments of `add_argument`, and the task setting that the option controls, if any."""
 
     flags: tuple[str, ...]
     how: dict[str, Any]
@@ -33,7 +33,7 @@ class OneOf(NamedTuple):
 def option(usage: str, what: str, sets: str = "", **how: Any) -> Option:
     """Makes an option from its usage, "-k --top-k K"; without a value it is a switch.
 
-    `what` is its help, `sets` the task's setting that it sets; `how` is passed to `add_argument`.
+    `what` is its help, `sets` the task setting it controls; `how` is passed to `add_argument`.
     """
     flags = tuple(word for word in usage.split() if word.startswith("-"))
     value = usage.split()[len(flags) :]
@@ -74,21 +74,21 @@ def comma_separated(text: str) -> list[str]:
 # --- which model, and how it is loaded -------------------------------------------------------------------------------
 
 REVISION = option("--revision REV", "a branch, tag or commit of a model on the hub")
-OFFLINE = option("--offline", "use no network, only what is in the cache")
+OFFLINE = option("--offline", "do not use the network; read only the cache")
 THREADS = option("-j --threads N", "cores to use (default: all)", type=whole)
-ALLOW = option("--allow NAME=NUMBER", "raise a limit that an error names", action="append", default=[])
+ALLOW = option("--allow NAME=NUMBER", "raise a limit named in an error", action="append", default=[])
 LOADING = (REVISION, OFFLINE, THREADS, ALLOW)
 
 
 def limits(args: Namespace) -> Limits:
-    """Returns the limits with those that --allow raises."""
+    """Returns the limits, raised as --allow says."""
     from npformer.common.limits import Limits
 
     return Limits.parse(args.allow)
 
 
 def loading(args: Namespace) -> dict[str, Any]:
-    """Returns the arguments of `load` that the options LOADING set."""
+    """Returns the arguments of `load` set by the options LOADING."""
     return {"revision": args.revision, "offline": args.offline, "threads": args.threads, "limits": limits(args)}
 
 
@@ -105,14 +105,14 @@ PAIR = option("--pair TEXT", "a second text, for models that read two together")
 
 def text_options(what: str = "text") -> tuple[Option, ...]:
     """Returns the options for texts as arguments or from files; `texts.lines` reads them."""
-    arguments = {"nargs": "*", "metavar": what.upper(), "help": f"a {what}; without any, each line of stdin is one"}
-    files = option("-f --file FILE", f"read a {what} from each line (- is stdin)", action="append", default=[])
+    arguments = {"nargs": "*", "metavar": what.upper(), "help": f"a {what} (default: each line of stdin)"}
+    files = option("-f --file FILE", f"read one {what} per line (- for stdin)", action="append", default=[])
     return Option(("texts",), arguments), files
 
 
 # --- whole datasets --------------------------------------------------------------------------------------------------
 
-OUTPUT = option("-o --output OUT", "with --input: a file of one of its formats, or a folder for parts of Parquet")
+OUTPUT = option("-o --output OUT", "with --input: a file in one of its formats, or a folder of Parquet parts")
 
 
 def dataset_options(output: Option = OUTPUT) -> tuple[Option, ...]:
@@ -122,8 +122,8 @@ def dataset_options(output: Option = OUTPUT) -> tuple[Option, ...]:
         option("--column NAME", "with --input: the column of texts"),
         output,
         option("--limit N", "with --input: only the first N rows", type=whole),
-        option("--prefix P", "with --input: begin the names of the new columns with P"),
-        option("--scheduler S", "with --input: Dask's workers answer; tcp://host:8786, or local:N for N processes"),
+        option("--prefix P", "with --input: prefix for the names of new columns"),
+        option("--scheduler S", "with --input: run on Dask workers: tcp://host:8786, or local:N for N processes"),
     )
 
 

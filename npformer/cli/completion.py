@@ -1,8 +1,8 @@
 """Completion of commands, options and models by the Tab key in bash, zsh and fish; needs the extra `completion`.
 
 `npformer --print-completion bash` prints a script for ~/.bashrc: `source <(npformer --print-completion bash)`, the same
-for zsh, and `npformer --print-completion fish | source` for fish. When Tab is pressed, the script starts `npformer`
-with the line in COMP_LINE, and `answer` writes the words that may follow.
+for zsh, and `npformer --print-completion fish | source` for fish. On Tab, the script starts `npformer`
+with the line in COMP_LINE, and `answer` writes the possible completions.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ MODELS = ("model", "models", "name", "source")  # arguments that take a bundled 
 
 
 def script(shell: str) -> str:
-    """Returns the script that sets completion up in a shell."""
+    """Returns the script that enables completion in a shell."""
     one_of("--print-completion", shell, SHELLS)
     try:
         import argcomplete
@@ -30,7 +30,7 @@ def script(shell: str) -> str:
 
 
 def answer(commands: Mapping[str, str], find: Callable[[str], Any]) -> None:
-    """Writes what may follow on the line that is being typed, and ends the process."""
+    """Writes the completions of the line being typed, and exits."""
     import argcomplete
 
     words = os.environ.get("COMP_LINE", "").split()[1:]
@@ -38,7 +38,7 @@ def answer(commands: Mapping[str, str], find: Callable[[str], Any]) -> None:
 
 
 def whole_parser(words: list[str], commands: Mapping[str, str], find: Callable[[str], Any]) -> argparse.ArgumentParser:
-    """Returns a parser of every command, with the options of the one that the words begin with.
+    """Returns a parser of all commands, with the options of the command typed.
 
     commands: the summary of each by its name; find: returns a command by its name.
     """
@@ -46,7 +46,7 @@ def whole_parser(words: list[str], commands: Mapping[str, str], find: Callable[[
 
     parser = argparse.ArgumentParser(prog="npformer", allow_abbrev=False)
     parser.add_argument("--version", action="store_true", help="print the version")
-    parser.add_argument("--print-completion", choices=SHELLS, help="print what sets completion up in a shell")
+    parser.add_argument("--print-completion", choices=SHELLS, help="print the completion script for a shell")
     added = parser.add_subparsers()
     parsers = {name: added.add_parser(name, help=summary, allow_abbrev=False) for name, summary in commands.items()}
     if words and words[0] in commands:

@@ -1,4 +1,4 @@
-"""Rewrite a checkpoint as a folder that loads fastest, or in Hugging Face's form."""
+"""Convert a checkpoint to npformer's format, which loads fastest, or to torch's."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ EPILOG = """examples:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("source", metavar="SRC", help="a bundled model, a folder or a Hugging Face id")
-    parser.add_argument("destination", metavar="DST", help="the folder to make; it must not exist")
-    parser.add_argument("--to", choices=FILES, default="npformer", help="the form of the result (%(default)s)")
-    parser.add_argument("--dtype", choices=STORED_DTYPES, help="what numbers are stored in (default: as they are)")
+    parser.add_argument("destination", metavar="DST", help="the folder to write; it must not exist")
+    parser.add_argument("--to", choices=FILES, default="npformer", help="the format of the result (%(default)s)")
+    parser.add_argument("--dtype", choices=STORED_DTYPES, help="dtype of the stored weights (default: unchanged)")
     add_options(parser, [REVISION, OFFLINE, ALLOW])
 
 

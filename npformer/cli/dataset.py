@@ -1,4 +1,4 @@
-"""Runs a task's command on every row of a dataset (--input): its columns and those of the answers go to --output."""
+"""Runs a task's command on every row of a dataset (--input); --output gets its columns and the answers' columns."""
 
 from __future__ import annotations
 
@@ -14,32 +14,32 @@ if TYPE_CHECKING:
     from npformer.tasks.task import Task
 
 SECOND = ("pair_column", "context_column")
-#: Options that say what the texts are, or how the answers are shown; with --input the dataset's options do.
+#: Options for texts and for printed answers, which --input replaces by the dataset's options.
 OTHERS = ("texts", "query", "file", "json", "pair", "pairs", "context", "context_file")
 
 
 def check(args: Namespace, task: str) -> None:
-    """Raises NpformerError for options that do not go together with --input, or not without it."""
+    """Raises NpformerError for options that conflict with --input or require it."""
     if args.input is None:
         own = [name for name in ("column", "limit", "prefix", "scheduler", *SECOND) if getattr(args, name, None)]
         if own or (args.output is not None and task != "sentence-embedding"):
-            raise NpformerError(f"--{(own or ['output'])[0].replace('_', '-')} goes with --input; give a dataset")
+            raise NpformerError(f"--{(own or ['output'])[0].replace('_', '-')} needs --input; give a dataset")
         return
     for name in OTHERS:
         if getattr(args, name, None):
             shown = {"texts": "a text", "query": "a query"}.get(name, f"--{name.replace('_', '-')}")
-            raise NpformerError(f"{shown}: with --input the texts are a column's and the answers go to --output")
+            raise NpformerError(f"{shown}: not allowed with --input; texts come from --column, answers go to --output")
     pair = ("pair_column",) if task == "text-ranking" else ()
     for name in ("column", *pair, "output"):
         if not getattr(args, name):
             also = "--pair-column NAME " if pair else ""
             raise NpformerError(
-                f"--{name.replace('_', '-')}: missing; --input takes --column NAME {also}and --output OUT"
+                f"--{name.replace('_', '-')}: missing; --input needs --column NAME {also}and --output OUT"
             )
 
 
 def answer_rows(task: Task, args: Namespace) -> int:
-    """Answers the rows and says what went wrong; the exit code tells whether every row has its answer."""
+    """Answers the rows and reports errors; the exit code is 0 if every row has an answer."""
     from npformer.dataset import map
 
     second = next((name for each in SECOND if (name := getattr(args, each, None))), None)
@@ -59,11 +59,11 @@ def answer_rows(task: Task, args: Namespace) -> int:
     for each in report.unreadable:
         complain(each)
     if report.unreadable:
-        complain("the same command goes on when these can be read")
+        complain("make them readable, then run the same command to continue")
     if report.truncated:
-        complain(f"{report.truncated} texts were cut; the column {args.prefix or ''}truncated says which")
+        complain(f"truncated texts: {report.truncated}; see the column {args.prefix or ''}truncated")
     if report.errors:
-        complain(f"{report.errors} of {report.rows} rows have no answer; the column {args.prefix or ''}error says why")
+        complain(f"{report.errors} of {report.rows} rows have no answer; see the column {args.prefix or ''}error")
     return BAD_INPUT if report.errors or report.unreadable else 0
 
 

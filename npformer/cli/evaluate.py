@@ -22,12 +22,12 @@ EPILOG = """examples:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_options(parser, model_options("distilbert-sst2"))
-    parser.add_argument("--data", metavar="FILE", help="labelled texts, .tsv, .csv or .jsonl, as for finetune")
+    parser.add_argument("--data", metavar="FILE", help="labelled texts in .tsv, .csv or .jsonl, as for finetune")
     parser.add_argument("--label-column", metavar="NAME", default="label", help="the column of the label (%(default)s)")
     parser.add_argument("--text-columns", metavar="A[,B]", help="the column of the text, or of the two")
     parser.add_argument("--source", metavar="FILE", help="texts to translate, one a line")
     parser.add_argument("--reference", metavar="FILE", help="their translations, one a line")
-    parser.add_argument("--text", metavar="FILE", help="a text, as a whole, for a model that predicts texts")
+    parser.add_argument("--text", metavar="FILE", help="a file read as one text, for a causal language model")
     parser.add_argument("--stride", type=whole, metavar="N", help="with --text: tokens between windows (half of one)")
     parser.add_argument("-b", "--beams", type=whole, metavar="N", help="search with N beams (the model's own)")
     parser.add_argument("--json", action="store_true", help="write a JSON object, for programs")
@@ -54,7 +54,7 @@ def _labels(args: argparse.Namespace) -> None:
     rows = read_labelled(args.data, args.label_column, text_columns(args))
     model = load(args.model, **loading(args))
     if model.config.head != "sequence-classification":
-        raise NpformerError(f"--data: a {model.config.head} model gives texts no labels")
+        raise NpformerError(f"--data: expected a text classifier, got a {model.config.head} model")
     found = evaluate_labels(model, encode(model, args.data, rows), progress=sys.stderr.isatty())
     if not args.json:
         print(found)

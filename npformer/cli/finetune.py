@@ -1,5 +1,5 @@
-"""Train a model to label texts as a file does, or to write as plain text files
-do. If it is stopped, the same command continues it."""
+"""Train a classifier on labelled texts, or a causal language model on plain text.
+After an interruption, the same command resumes the training."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ EPILOG = """files of labels: .tsv, .csv or .jsonl with a column "label" and a te
 sentence), or two (text and text_pair, sentence1 and sentence2, premise and
 hypothesis, question and sentence).
 
-files of text: .txt, for a model that writes texts, such as GPT-2. Each file is
-a document, after which the end token stands. Documents are packed into blocks
-of as many tokens as the model takes.
+files of text: .txt, for a causal language model such as GPT-2. Each file is one
+document, followed by the end token. Documents are packed into blocks of the
+model's maximum length.
 
 examples:
   npformer finetune --model distilbert/distilbert-base-uncased \\
@@ -45,14 +45,14 @@ examples:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_options(parser, model_options())
-    parser.add_argument("--train", metavar="FILE", nargs="+", required=True, help="what to learn")
-    parser.add_argument("--dev", metavar="FILE", nargs="+", required=True, help="what to choose the best epoch by")
+    parser.add_argument("--train", metavar="FILE", nargs="+", required=True, help="files to train on")
+    parser.add_argument("--dev", metavar="FILE", nargs="+", required=True, help="files that select the best epoch")
     recipes.add_output_argument(parser)
     parser.add_argument("--labels", metavar="A,B,...", help="names of the labels (default: the model's, or the file's)")
     parser.add_argument("--label-column", metavar="NAME", default="label", help="the column of the label (%(default)s)")
     parser.add_argument("--text-columns", metavar="A[,B]", help="the column of the text, or of the two")
     parser.add_argument("--as-distilbert", action="store_true", help="rewrite a BERT as a DistilBERT first")
-    parser.add_argument("--max-length", type=whole, metavar="N", help="tokens of a text or a block (the model's)")
+    parser.add_argument("--max-length", type=whole, metavar="N", help="most tokens in a text or block (the model's)")
     recipes.add_arguments(parser, Recipe())
 
 
@@ -73,12 +73,12 @@ def _labelled(args: argparse.Namespace, source: Path, output: Path, recipe: Reci
     columns = (args.label_column, recipes.text_columns(args))
     train, dev = read_labelled(train_file, *columns), read_labelled(dev_file, *columns)
     if {row.text_pair is None for row in train} != {row.text_pair is None for row in dev}:
-        raise NpformerError(f"{train_file} and {dev_file}: one has a text in each row, the other two")
+        raise NpformerError(f"{train_file} and {dev_file}: one has one text per row, the other has two")
     given = [each.strip() for each in args.labels.split(",")] if args.labels else None
     allowed = limits(args)
     labels = given or _labels(source, label_names([*train, *dev]), allowed)
     config, tree, kept = start(source, labels, args.seed, args.as_distilbert, allowed)
-    complain(f"{', '.join(labels)}: {'the model has a head for them' if kept else 'a new head'}")
+    complain(f"{', '.join(labels)}: {'existing head' if kept else 'new head'}")
     weights = Trainable(tree, config)
     model = Model(config, weights.tree, source, args.threads, limits=allowed)
     examples = encode(model, train_file, train, args.max_length)
@@ -95,9 +95,9 @@ def _labelled(args: argparse.Namespace, source: Path, output: Path, recipe: Reci
 
 
 def _texts(args: argparse.Namespace, source: Path, output: Path, recipe: Recipe) -> None:
-    """Trains a model that writes texts, on the next token at each token of a block."""
+    """Trains a causal language model to predict the next token at each position of a block."""
     if args.labels or args.text_columns or args.as_distilbert:
-        raise NpformerError("--labels, --text-columns, --as-distilbert: go with files of labels, not with .txt files")
+        raise NpformerError("--labels, --text-columns, --as-distilbert: expected files of labels, got .txt files")
     allowed = limits(args)
     stored = read_folder(source, allowed)
     described = read_config(stored.config, limits=allowed)
@@ -128,7 +128,7 @@ def _train(
     args: argparse.Namespace, model: Model, weights: Trainable, recipe: Recipe, output: Path,
     examples: Sequence[Example], held_out: Sequence[Example], numbers: Evaluate, score: str,
 ) -> tuple[Trainer[Example], dict[str, float]]:  # fmt: skip
-    """Runs the training, or what is left of it, and sets the weights to the best; returns it and their measures."""
+    """Runs or resumes the training and sets the weights to the best; returns the training and their measures."""
     recipe = replace(recipe, dropout=standard_rates(model.config, args.dropout, head=args.dropout))
     training = Trainer(
         HeadLoss(model.config, args.label_smoothing), weights, recipe, output / recipes.TRAINING, model.threads,
@@ -139,6 +139,6 @@ def _train(
 
 
 def _labels(source: Path, found: tuple[str, ...], limits: Limits) -> tuple[str, ...]:
-    """Returns the model's own labels if those of the file name or count them, else the file's labels."""
+    """Returns the model's labels if the file uses their names or numbers, else the file's labels."""
     own = read_config(read_json(source / CONFIG, limits, "config"), limits=limits).labels
     return own if {each.lower() for each in found} <= label_keys(own).keys() and len(own) == len(found) else found

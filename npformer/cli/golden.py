@@ -1,12 +1,12 @@
-"""Record a model's stages for ports of it, or compare a port's stages with them
-and find the first that diverges; for one model, or for a suite of tiny ones.
+"""Record a model's stages as golden values, or compare a port's stages with them
+and find the first one that diverges; for one model or a suite of tiny models.
 
-golden record TEXT ... -o FILE      every stage of the texts, its float64 truth,
-                                    and how far a correct port may be off
-golden record --tiny FAMILY -o DIR  a tiny random model with its golden file,
-                                    the same every time
-golden compare FILE THEIRS          THEIRS is a .safetensors or .npz file of the
-                                    port's arrays or a folder of its weights; or
+golden record TEXT ... -o FILE      every stage of the texts, in float32 and
+                                    float64, and the error allowed for a port
+golden record --tiny FAMILY -o DIR  a tiny random model and its golden file,
+                                    reproducible
+golden compare FILE THEIRS          THEIRS: a .safetensors or .npz file of the
+                                    port's arrays, a folder of its weights, or
                                     --torch MODEL
 golden suite DIR                    tiny models and golden files of every
                                     family, head and option, 20 MB
@@ -43,15 +43,15 @@ from npformer.golden.reports import FORMATS
 from npformer.golden.suite import MANIFEST
 from npformer.model import Model, Seq2Seq
 
-COMPARED = """compare ends with exit code 3 if a stage or a weight diverges, with 1 for bad
-input. With the model it also finds the causes: --model, or the model beside
-the file, or the one that it names if it is on this machine. Weights are
-compared first, then each stage is computed again from the port's own inputs."""
-RUN = "run ends with 0 if every case passes, else with 3; with 1 if nothing can be run."
+COMPARED = """compare exits with 3 if a stage or a weight diverges and with 1 for bad input.
+It finds the causes too if it has the model: --model, the model next to the
+file, or the model named in the file if it is on this machine. It compares
+weights first, then computes each stage again from the port's own inputs."""
+RUN = "run exits with 0 if every case passes, 3 if one fails, 1 if nothing can be run."
 
 
 class Action(NamedTuple):
-    """An action's own help: what it takes, what it does, and what follows its options."""
+    """An action's own help: its arguments, description and epilog."""
 
     takes: str
     what: str
@@ -68,27 +68,27 @@ ACTIONS = {
     "record": Action(
         "TEXT",
         "texts to record",
-        "Write every stage of the texts, its float64 truth, and how far a correct port\nmay be off.",
+        "Write every stage of the texts, its float64 reference, and the error allowed for\na correct port.",
         """\
   npformer golden record "I love ice cream" "no" -o golden.safetensors
   npformer golden record --tiny distilbert -o tiny""",
     ),
     "compare": Action(
         "FILE",
-        "the golden file; then the port's arrays, .safetensors or .npz, or a folder of its weights, unless --torch",
-        "Compare a port's stages and weights with a golden file, and find the first that\ndiverges.",
+        "the golden file, then the port's arrays (.safetensors, .npz) or a folder of its weights, unless --torch",
+        "Compare a port's stages and weights with a golden file and find the first one\nthat diverges.",
         "  npformer golden compare golden.safetensors mine.npz --names names.json",
         COMPARED,
     ),
     "suite": Action(
         "DIR",
-        "the folder to make",
+        "the folder to write",
         "Write tiny models and golden files of every family, head and option, 20 MB.",
         "  npformer golden suite suite",
     ),
     "run": Action(
         "DIR -- COMMAND",
-        "the suite's folder; then the program and its arguments",
+        "the suite's folder, then the program and its arguments",
         """Run a port's program on each case of a suite, as COMMAND ... MODEL IDS OUTPUT:
 a model's folder, a file of token ids, and the .safetensors file to write.""",
         '  npformer golden run suite --case "distilbert-*" --junit all.xml -- ./port',
@@ -122,7 +122,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "given",
         nargs="*",
         metavar="TEXT or FILE",
-        help="record: texts; compare: the golden file, theirs; suite: a new folder; run: the suite, the program",
+        help="record: texts; compare: golden file, port's arrays; suite: new folder; run: suite, program",
     )
     parser.add_argument(
         "-m",
@@ -139,19 +139,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     compare = parser.add_argument_group("compare")
     compare.add_argument("--torch", metavar="MODEL", help="run this model with transformers instead of reading a file")
     compare.add_argument(
-        "--dtype", choices=golden.DTYPES, help="the precision of the port, found by itself where its stages show it"
+        "--dtype", choices=golden.DTYPES, help="the precision of the port (default: found from its stages)"
     )
     compare.add_argument("--names", metavar="JSON", help='a file of {"their name": "our stage", ...}')
-    compare.add_argument("--format", choices=FORMATS, help="what to print: text, json, or lines for GitHub's checks")
+    compare.add_argument("--format", choices=FORMATS, help="output format: text, json, or GitHub annotations")
     suite = parser.add_argument_group("suite and run")
     suite.add_argument("--case", action="append", metavar="GLOB", help="only these cases, such as 'bert-*'")
     run = parser.add_argument_group("run (and --dtype, --format)")
-    run.add_argument("--timeout", type=float, metavar="SECONDS", help=f"time of the program for a case ({TIMEOUT:g})")
-    run.add_argument("--junit", metavar="FILE", help="write the verdicts as JUnit XML, too")
+    run.add_argument("--timeout", type=float, metavar="SECONDS", help=f"time limit for each case ({TIMEOUT:g})")
+    run.add_argument("--junit", metavar="FILE", help="also write the verdicts as JUnit XML")
 
 
 def narrow(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> None:
-    """Leaves only the options of one action in the help, if the arguments begin with an action."""
+    """Shows only one action's options in the help if the arguments begin with an action."""
     action = arguments[0] if arguments else ""
     if action not in ACTIONS:
         return
@@ -169,27 +169,27 @@ def narrow(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> None:
 def run(args: argparse.Namespace) -> int:
     for option, actions in TAKEN_BY.items():
         if getattr(args, option) not in (None, False, []) and args.action not in actions:
-            raise NpformerError(f"--{option} goes with {' and '.join(f'golden {each}' for each in actions)}")
+            raise NpformerError(f"--{option} is an option of {' and '.join(f'golden {each}' for each in actions)}")
     return {"record": _record, "compare": _compare, "suite": _suite, "run": _run}[args.action](args)
 
 
 def _record(args: argparse.Namespace) -> int:
     if args.output is None:
-        raise NpformerError("golden record: expected -o FILE, where to write")
+        raise NpformerError("golden record: expected -o FILE")
     if args.tiny is not None:
         if args.given or args.model or args.stages:
-            raise NpformerError("--tiny makes its own model and texts; it takes none")
+            raise NpformerError("--tiny makes its own model and texts: leave out --model, --stages and the texts")
         print(f"{golden.tiny(args.output, args.tiny, args.seed or 0)}: a model and its {golden.TINY_FILE}")
         return 0
     if args.seed is not None:
-        raise NpformerError("--seed goes with --tiny")
+        raise NpformerError("--seed: expected --tiny too")
     if not args.given:
         raise NpformerError("golden record: expected at least one text")
     name = args.model or RECORDED
     model = load(name, **loading(args))
     recorded = golden.record(model, args.given, args.stages or "*", name=name)
     recorded.save(args.output)
-    if not is_stream(Path(args.output)):  # which may be stdout, where the file has gone
+    if not is_stream(Path(args.output)):  # a stream, such as stdout, has no size
         size = Path(args.output).stat().st_size
         texts = "1 text" if len(recorded.texts) == 1 else f"{len(recorded.texts)} texts"
         print(f"{args.output}: {len(recorded.stages)} stages of {texts}, {size / 1e6:.1f} MB")
@@ -198,7 +198,7 @@ def _record(args: argparse.Namespace) -> int:
 
 def _compare(args: argparse.Namespace) -> int:
     if len(args.given) != (1 if args.torch else 2):
-        raise NpformerError("golden compare: expected a golden file, and a file of arrays or --torch MODEL")
+        raise NpformerError("golden compare: expected a golden file and either a file of arrays or --torch MODEL")
     reference = golden.load(args.given[0])
     model, why_not = _model(args, reference)
     if args.torch:
@@ -223,10 +223,10 @@ def _compare(args: argparse.Namespace) -> int:
         print(reports.comparison_github(comparison, diagnosis))
     elif diagnosis and (findings or not comparison.ok):
         if comparison.theirs.weights and not findings:
-            print(f"weights: all {len(comparison.theirs.weights)} are the model's")
+            print(f"weights: all {len(comparison.theirs.weights)} equal the model's")
         print(f"\n{diagnosis}")
     elif diagnosis:
-        print(f"weights: all {len(comparison.theirs.weights)} are the model's")
+        print(f"weights: all {len(comparison.theirs.weights)} equal the model's")
     elif not comparison.ok:
         print(f"\nno diagnosis: {why_not}")
     return 0 if comparison.ok and not findings else DIVERGES
@@ -234,21 +234,21 @@ def _compare(args: argparse.Namespace) -> int:
 
 def _suite(args: argparse.Namespace) -> int:
     if len(args.given) != 1:
-        raise NpformerError("golden suite: expected one folder, which is made")
+        raise NpformerError("golden suite: expected the name of one new folder")
     path = golden.suite(args.given[0], args.case, progress=sys.stderr.isatty())
     size = sum(each.stat().st_size for each in path.rglob("*"))
-    print(f"{path}: {len(golden.read_suite(path))} cases, {size / 1e6:.1f} MB; {MANIFEST} says what each one tests")
+    print(f"{path}: {len(golden.read_suite(path))} cases, {size / 1e6:.1f} MB; {MANIFEST} describes them")
     return 0
 
 
 def _run(args: argparse.Namespace) -> int:
     if len(args.given) < 2:
-        raise NpformerError("golden run: expected the suite's folder and the port's program: golden run DIR -- COMMAND")
+        raise NpformerError("golden run: expected a suite folder and a program: golden run DIR -- COMMAND")
     folder, *command = args.given
     timeout = positive("--timeout", TIMEOUT if args.timeout is None else args.timeout)
     width = max(len(entry["name"]) for entry in golden.read_suite(folder, args.case))
     verdicts = []
-    with written_whole(args.junit) if args.junit else nullcontext() as partial:  # so that it is tried before the run
+    with written_whole(args.junit) if args.junit else nullcontext() as partial:  # fails before the run
         for verdict in golden.run_suite(folder, command, args.case, timeout, args.dtype):
             verdicts.append(verdict)
             if args.format in (None, "text"):
@@ -261,7 +261,7 @@ def _run(args: argparse.Namespace) -> int:
 
 
 def _model(args: argparse.Namespace, reference: golden.Golden) -> tuple[Model | Seq2Seq | None, str]:
-    """Loads the golden file's model: the one given, the one beside the file, or the one it names if it is here.
+    """Loads the golden file's model: --model, the model next to the file, or the one it names if it is local.
 
     Returns None and the reason if there is none. Raises NpformerError if --model is not the file's model.
     """
@@ -277,12 +277,12 @@ def _model(args: argparse.Namespace, reference: golden.Golden) -> tuple[Model | 
         except NpformerError as error:
             if args.model:
                 raise
-            why_not = why_not or f"{error} (--model says which model it is)"
+            why_not = why_not or f"{error} (name the model with --model)"
     return None, why_not
 
 
 def _names(path: str | None) -> dict[str, str] | None:
     names = read_json(as_given(path)) if path else None
     if names is not None and not all(isinstance(name, str) for name in names.values()):
-        raise NpformerError(f"{path}: expected an object of their name: our stage, got {json.dumps(names):.80}")
+        raise NpformerError(f"{path}: expected an object from the port's names to ours, got {json.dumps(names):.80}")
     return names

@@ -1,4 +1,4 @@
-"""Show this installation, or with MODEL whether and for what a model runs."""
+"""Show this installation, or with MODEL whether it runs and for which tasks."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ EPILOG = """examples:
   npformer info distilbert-sst2
   npformer info --verify distilbert-sst2"""
 
-MARGIN = 24  # characters of names that leave room for a value beside them
-CARD = 2**16  # bytes of a model's card that are looked at
+MARGIN = 24  # longest name with its value on the same line
+CARD = 2**16  # bytes read of a model card
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("name", nargs="?", metavar="MODEL", help="a bundled model, a folder or a Hugging Face id")
     add_options(parser, LOADING)
-    what = "what to load MODEL in, or to try for the same bits (default: float32, which every command computes in)"
+    what = "dtype for MODEL's memory or for the test of same bits (default: float32, as every command computes)"
     parser.add_argument("--dtype", choices=("float32", "float64"), default="float32", help=what)
-    what = "hold the files of MODEL, or of all bundled models, to their checksums"
+    what = "check the files of MODEL, or of all bundled models, against their checksums"
     parser.add_argument("--verify", action="store_true", help=what)
     parser.add_argument("--json", action="store_true", help="write a JSON object, for programs")
 
@@ -55,8 +55,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _row(name: str, value: str, width: int) -> str:
-    """Returns a name and its value; what does not fit a terminal's line is broken, or stands below a long name."""
-    value = value.replace("\n", "\\n")  # a label's or file's own
+    """Returns a name and its value; a long value is wrapped, or put below a long name."""
+    value = value.replace("\n", "\\n")  # a label or file name may have control characters
     line = f"{name:{width}}  {value}"
     if not sys.stdout.isatty():
         return line
@@ -66,11 +66,11 @@ def _row(name: str, value: str, width: int) -> str:
 
 
 def _verified(args: argparse.Namespace) -> tuple[dict[str, Any], bool]:
-    """Returns for each file its SHA-256 and what it was held to, and whether one is damaged."""
+    """Returns each file's SHA-256 and the source of its expected checksum, and whether a file is damaged."""
     from npformer.checkpoint.loading import bundled, find_folder
     from npformer.checkpoint.verify import verify
 
-    models = bundled()  # asked by name, a bundled model is held to its checksum already, and an error is all there is
+    models = bundled()  # a bundled model asked for by name is checked on the way, and an error is the whole result
     if args.name is None:
         folders = list(models.values())
     else:
@@ -95,8 +95,8 @@ def _installation(args: argparse.Namespace) -> dict[str, Any]:
         "tokenizers": tokenizers.__version__,
         "machine": f"{platform.machine()} {platform.system()}, {available_cores()} cores",
         "threads": thread_count(args.threads),
-        "BLAS": [_blas(library) for library in blas_libraries()] or ["none that threads can be counted of"],
-        # Nothing is tried that was not asked for: a BLAS may stop the process at products of the other type alone.
+        "BLAS": [_blas(library) for library in blas_libraries()] or ["none found by threadpoolctl"],
+        # Only the requested type is tried: some BLAS libraries abort the process on products of the other type.
         "same bits": f"{args.dtype}: {_same_bits(np.dtype(args.dtype))}",
         "panels": _panels(),
         "bundled models": [f"{name} in {folder}" for name, folder in sorted(bundled().items())] or ["none"],
@@ -109,8 +109,8 @@ def _panels() -> str:
 
     paying = [rows for rows in (8, 32, MANY) if panels_pay(rows)]
     if not paying:
-        return "no: they would be slower on this machine"
-    return f"yes: weights are laid out anew for up to {paying[-1]} tokens at a time"
+        return "no, they would be slower on this machine"
+    return f"yes, weights are repacked for up to {paying[-1]} tokens at a time"
 
 
 def _same_bits(dtype: Any) -> str:
@@ -118,10 +118,10 @@ def _same_bits(dtype: Any) -> str:
     from npformer.runtime.threads import wants_same_bits
 
     if not wants_same_bits():
-        return "not asked for: NPFORMER_SAME_BITS=0"
+        return "turned off by NPFORMER_SAME_BITS=0"
     if not same_bits(dtype):
-        return "no, on this BLAS a text's last bits depend on the texts beside it; results are right all the same"
-    return f"yes, alone and in any batch, order and number of threads ({kernel(dtype).means()})"
+        return "no, on this BLAS the last bits of a text's result depend on its batch; results are still correct"
+    return f"yes, for any batch, order and number of threads ({kernel(dtype).means()})"
 
 
 def _blas(library: dict[str, Any]) -> str:
@@ -142,9 +142,9 @@ def _card(folder: Path) -> dict[str, str]:
 
 
 def _model(args: argparse.Namespace) -> dict[str, Any]:
-    """Returns what config.json says of a model, whose weights are neither read nor downloaded.
+    """Describes a model by its config.json; its weights are neither read nor downloaded.
 
-    Raises NpformerError, as loading it does, for a model that npformer does not compute, with what is missing.
+    Raises NpformerError for an unsupported model, with the missing part, as loading it does.
     """
     import numpy as np
 
@@ -168,7 +168,7 @@ def _model(args: argparse.Namespace) -> dict[str, Any]:
         "folder": str(folder),
         **_card(folder),
         "runs": "yes, by its config.json",
-        "needs extra": extra,
+        "extra needed": extra,
         "family": config.model_type,
         "head": config.head,
         "layers": f"{config.n_layers} and {decoder} in the decoder" if decoder else config.n_layers,

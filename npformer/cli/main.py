@@ -39,38 +39,38 @@ if TYPE_CHECKING:
 #: Subcommand -> its line in `npformer --help`.
 COMMANDS = {
     "classify": "the label of each text",
-    "zero-shot": "which of your own labels fit each text",
+    "zero-shot": "which of your labels fit each text",
     "tag": "the names, places, ... in each text",
-    "answer": "answers to questions from a text",
-    "fill": "the words that would stand for [MASK]",
+    "answer": "answers to questions from a context",
+    "fill": "words for [MASK]",
     "embed": "a vector for each text",
-    "embed-sparse": "the words that each text is about, with weights",
-    "search": "the lines of files that are the nearest to a query",
+    "embed-sparse": "a sparse vector of words for each text",
+    "search": "the lines of files nearest to a query",
     "rerank": "how well each text answers a query",
-    "translate": "each text in another language",
+    "translate": "a translation of each text",
     "summarize": "a summary of each text",
     "text2text": "an encoder-decoder's answer to each text",
-    "generate": "what a model writes after each text",
-    "trace": "every stage on the way from a text to its label",
-    "view": "attention and stages as a page, a picture or plain text",
-    "golden": "golden values for ports, and where a port diverges",
-    "finetune": "train a model on texts with labels",
-    "train-translation": "train a model on sentences and their translations",
-    "evaluate": "how well a model labels or translates texts",
-    "convert": "rewrite a checkpoint so that it loads fastest, or back",
-    "serve": "answer requests over HTTP, batched",
-    "info": "this machine and installation, or a model",
+    "generate": "a continuation of each text",
+    "trace": "every stage from a text to its label",
+    "view": "attention and stages as a web page, SVG or plain text",
+    "golden": "golden values for ports; find where a port diverges",
+    "finetune": "train a model on labelled or plain texts",
+    "train-translation": "train a translator on pairs of sentences",
+    "evaluate": "the scores of a model on a file",
+    "convert": "convert a checkpoint to npformer's format or to torch's",
+    "serve": "serve models over HTTP",
+    "info": "this installation, or a model",
 }
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command with these arguments, by default those of the process, and returns the exit code.
 
-    A user's mistake, a closed pipe, a full disk or Ctrl-C ends it with one line or none, never with a traceback.
+    A user's mistake, a closed pipe, a full disk or Ctrl-C ends it with at most one line, never with a traceback.
     """
     warnings.showwarning = lambda message, *_, **__: complain(message)
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")  # for characters that the terminal's encoding lacks
+        sys.stdout.reconfigure(errors="backslashreplace")  # characters outside the terminal's encoding
     stdout = sys.stdout
     sys.stdout = Escaping(stdout)
     try:
@@ -98,7 +98,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(given: list[str]) -> int:
-    """Runs the subcommand that the first argument names, or prints the version, the help or a shell's script."""
+    """Runs the subcommand named first, or prints the version, the help or a completion script."""
     if "_ARGCOMPLETE" in os.environ:  # Tab was pressed in a shell
         from npformer.cli.completion import answer
 
@@ -126,7 +126,7 @@ def _run(given: list[str]) -> int:
 
 
 class Command(NamedTuple):
-    """A subcommand: its texts for the parser, its arguments, and the function to run; `narrow` adapts the help."""
+    """A subcommand: its help texts, its arguments, and the function to run; `narrow` adapts the help."""
 
     description: str | None
     epilog: str
@@ -167,7 +167,7 @@ def _subcommand(name: str, arguments: list[str]) -> int:
         args = parser.parse_intermixed_args(arguments)
     except SystemExit as end:  # --help, or a wrong argument that argparse has reported
         return int(end.code or 0)
-    with nullcontext() if name == "serve" else waiting(f"npformer {name}"):  # which shows its log, and forks
+    with nullcontext() if name == "serve" else waiting(f"npformer {name}"):  # the service shows its log, and forks
         return interruptible(lambda: command.run(args) or 0)
 
 
@@ -182,10 +182,10 @@ def _overview() -> str:
             "",
             *lines,
             "",
-            "npformer COMMAND --help explains a command;\nnpformer --version prints the version;\n"
-            "source <(npformer --print-completion bash) sets up the Tab key (or zsh).",
+            "npformer COMMAND --help describes a command;\nnpformer --version prints the version;\n"
+            "source <(npformer --print-completion bash) enables Tab completion (also zsh).",
             "",
-            "exit codes: 0 success; 1 bad input, or a text without an answer; 2 wrong usage;\n"
+            "exit codes: 0 success; 1 bad input, or a text without an answer; 2 usage error;\n"
             "3 golden compare or golden run found a fault",
         ]
     )

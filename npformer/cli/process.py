@@ -1,4 +1,4 @@
-"""The command's process: exit codes, Ctrl-C, and standard streams that are closed or full.
+"""The command's process: exit codes, Ctrl-C, and closed or full standard streams.
 
 Nothing large is imported here, not even `typing`: until `set_up` has run, Ctrl-C ends in a traceback.
 """
@@ -19,7 +19,7 @@ BAD_INPUT, USAGE, DIVERGES = 1, 2, 3  # exit codes; 0 is success
 SIGNALLED = 128  # plus the signal's number: the exit code that a shell reports for a program ended by a signal
 INTERRUPTED = SIGNALLED + signal.SIGINT
 
-_interrupted = False  # Ctrl-C has been pressed, and whatever fails now fails for that
+_interrupted = False  # Ctrl-C has been pressed: later failures are its consequence
 _code: int | None = None  # the exit code of a command that has ended
 
 
@@ -28,20 +28,20 @@ def set_up() -> None:
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # not in a background job, which ignores it
         signal.signal(signal.SIGINT, _leave)
         sys.unraisablehook, sys.excepthook = _unraisable, _uncaught
-    if not atexit._ncallbacks():  # ours would run before those, the last of all, and end them unheard
+    if not atexit._ncallbacks():  # hooks run in reverse order, and ours would skip these
         atexit.register(_end)
     _open_streams()
 
 
 def ended(code: int) -> int:
-    """Remembers and returns a command's exit code. All that is left to do is to end the process."""
+    """Remembers and returns a command's exit code; only ending the process is left to do."""
     global _code
     _code = code
     return code
 
 
 def _end() -> None:
-    """Ends the process without freeing its memory piece by piece, which takes 10 ms and more for a model."""
+    """Ends the process without freeing its memory piece by piece, which takes 10 ms or more for a model."""
     if _code is not None:
         from contextlib import suppress
 
@@ -52,7 +52,7 @@ def _end() -> None:
 
 
 class Escaping:
-    """A text stream that writes control characters escaped: labels, tokens and names come from foreign files."""
+    """A text stream that escapes control characters: labels, tokens and names come from untrusted files."""
 
     def __init__(self, stream: TextIO) -> None:
         self.stream = stream
@@ -78,7 +78,7 @@ def interruptible(work: Callable[[], int]) -> int:
         signal.signal(signal.SIGINT, _interrupt)
         return work()
     except Exception:
-        if _interrupted:  # an extension module that is being imported turns KeyboardInterrupt into an error of its own
+        if _interrupted:  # an extension module being imported turns KeyboardInterrupt into its own error
             raise KeyboardInterrupt from None
         raise
     finally:
@@ -119,7 +119,7 @@ def _leave(*_: Any) -> None:
 
 
 def _unraisable(error: Any) -> None:
-    """Ends the process for an interrupt in a destructor, which Python would only print."""
+    """Ends the process for an interrupt in a destructor, where Python would only print it."""
     if issubclass(error.exc_type, KeyboardInterrupt):
         _leave()
     if not _interrupted:
@@ -127,7 +127,7 @@ def _unraisable(error: Any) -> None:
 
 
 def _uncaught(kind: Any, error: Any, traceback: Any) -> None:
-    """Keeps quiet about an interrupt: NumPy's compiled parts print it, or what came of it, while they are imported."""
+    """Silences an interrupt during imports: NumPy's compiled parts print it, or an error caused by it."""
     if not (_interrupted or issubclass(kind, KeyboardInterrupt)):
         sys.__excepthook__(kind, error, traceback)
 

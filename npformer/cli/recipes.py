@@ -1,4 +1,4 @@
-"""The options of the commands that train: the fields of a `Recipe`, and how often a training is saved."""
+"""The options of training commands: the fields of a `Recipe`, and the steps between saves."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from npformer.common.progress import wrapped
 from npformer.training import Recipe, Trainer
 from npformer.training.trainer import SCHEDULES
 
-TRAINING = "training"  # folder of the checkpoints, in that of the result
+TRAINING = "training"  # folder of the checkpoints, in the result's folder
 
 
 def add_output_argument(parser: argparse.ArgumentParser) -> None:
-    what = "folder for the result; until the end its training/ holds the checkpoints to resume from"
+    what = "folder for the result; checkpoints to resume from are in its training/ until the end"
     parser.add_argument("-o", "--output", metavar="DIR", required=True, help=what)
-    parser.add_argument("--keep-state", action="store_true", help="keep training/, which is four times the model")
+    parser.add_argument("--keep-state", action="store_true", help="keep training/, about four times the model's size")
 
 
 def output(args: argparse.Namespace) -> Path:
     """Returns the folder of the result. Raises NpformerError if it holds a model already, or another run uses it."""
     folder = Path(args.output)
     if (folder / "config.json").exists():
-        left = f"; nothing needs {folder / TRAINING} any more" if (folder / TRAINING).exists() else ""
-        raise NpformerError(f"{folder}: a model is there already; give another folder{left}")
+        left = f"; {folder / TRAINING} can be deleted" if (folder / TRAINING).exists() else ""
+        raise NpformerError(f"{folder}: already contains a model; give another folder{left}")
     if (folder / TRAINING).exists():
-        with in_use(folder / TRAINING):  # said before anything is read; the training locks it again
+        with in_use(folder / TRAINING):  # fails early; the training locks it again
             pass
     return folder
 
@@ -42,42 +42,42 @@ def add_arguments(parser: argparse.ArgumentParser, default: Recipe, label_smooth
         parser.add_argument(name, type=kind, metavar=meta, default=value, help=f"{what} (%(default)s)")
 
     add("--epochs", whole, "N", default.epochs, "passes over the texts")
-    add("--batch-size", whole, "N", default.batch_size, "texts in a step")
-    add("--learning-rate", float, "R", default.learning_rate, "the largest learning rate; with noam a factor")
+    add("--batch-size", whole, "N", default.batch_size, "texts per step")
+    add("--learning-rate", float, "R", default.learning_rate, "peak learning rate (for noam: a factor)")
     parser.add_argument(
-        "--schedule", choices=SCHEDULES, default=default.schedule, help="of the learning rate (%(default)s)"
+        "--schedule", choices=SCHEDULES, default=default.schedule, help="learning rate schedule (%(default)s)"
     )
-    add("--warmup", float, "W", default.warmup, "steps of warm-up, or below 1 a share of all steps")
+    add("--warmup", float, "W", default.warmup, "warm-up steps; below 1: a share of all steps")
     add("--weight-decay", float, "D", default.weight_decay, "weight decay of AdamW")
     add("--betas", str, "B1,B2", ",".join(map(str, default.betas)), "decay rates of Adam's moments")
     add("--eps", float, "E", default.eps, "epsilon of Adam")
-    add("--clip", float, "N", default.clip, "the largest norm of the gradients; 0 for no limit")
-    add("--dropout", float, "P", 0.1, "dropout rate, at the stages usual for the family")
-    add("--label-smoothing", float, "E", label_smoothing, "share of the target spread over all classes")
+    add("--clip", float, "N", default.clip, "largest gradient norm; 0: no limit")
+    add("--dropout", float, "P", 0.1, "dropout rate, at the family's usual stages")
+    add("--label-smoothing", float, "E", label_smoothing, "share of the target's probability spread over all classes")
     add("--window", whole, "N", default.window, "sort the texts of N batches by length before batching")
-    add("--average", whole, "N", default.average, "average the last N checkpoints, if that scores higher")
+    add("--average", whole, "N", default.average, "average the last N checkpoints if that scores higher")
     parser.add_argument(
         "--average-every", type=whole, metavar="N", default=0, help="steps between those checkpoints (an epoch)"
     )
     parser.add_argument(
         "--dense-embeddings", action="store_true", help="update every row of the embedding tables at every step"
     )
-    add("--seed", int, "N", default.seed, "seed of the order, dropout and new weights")
+    add("--seed", int, "N", default.seed, "seed for the order, dropout and new weights")
     add("--save-every", whole, "N", 500, "steps between saves")
 
 
 def read(args: argparse.Namespace) -> Recipe:
-    """Makes the recipe, but for its dropout, which depends on the model. Raises NpformerError for a bad option."""
+    """Makes the recipe without dropout, which depends on the model. Raises NpformerError for a bad option."""
     try:
         first, second = map(float, args.betas.split(","))
     except ValueError:
-        raise NpformerError(f"--betas: expected two numbers with a comma, got {args.betas!r:.80}") from None
+        raise NpformerError(f"--betas: expected two numbers separated by a comma, got {args.betas!r:.80}") from None
     if args.average_every and args.average == 1:
-        raise NpformerError("--average-every: says how far apart the states of --average are; give --average too")
+        raise NpformerError("--average-every: expected --average too")
     for name in ("dropout", "label_smoothing"):
         if not 0 <= getattr(args, name) <= 1 - 2**-16:  # `Dropout` rounds rates to multiples of 2^-16
             option = f"--{name.replace('_', '-')}"
-            raise NpformerError(f"{option}: expected a number from 0 to below 1, got {getattr(args, name)}")
+            raise NpformerError(f"{option}: expected a number in [0, 1), got {getattr(args, name)}")
     return Recipe(
         epochs=args.epochs, batch_size=args.batch_size, learning_rate=args.learning_rate, schedule=args.schedule,
         warmup=args.warmup, betas=(first, second), eps=args.eps, weight_decay=args.weight_decay, clip=args.clip or None,
@@ -87,12 +87,12 @@ def read(args: argparse.Namespace) -> Recipe:
 
 
 def chosen(found: dict[str, float]) -> str:
-    """Describes the weights that `Trainer.choose` took."""
+    """Describes the weights chosen by `Trainer.choose`."""
     return f"epoch {found['epoch']:.0f}" if "epoch" in found else f"the mean of the last {found['states']} states"
 
 
 def finish(args: argparse.Namespace, training: Trainer) -> str:
-    """Removes the checkpoints, unless they are to be kept, and returns a text about the folder of the result."""
+    """Removes the checkpoints unless --keep-state is set, and returns a summary of the result's folder."""
     folder = Path(args.output)
     if not args.keep_state:
         training.remove_checkpoints()
@@ -102,8 +102,10 @@ def finish(args: argparse.Namespace, training: Trainer) -> str:
 
 
 def text_columns(args: argparse.Namespace) -> list[str]:
-    """Returns the columns that --text-columns names: one, two or none."""
+    """Returns the columns named by --text-columns: one, two or an empty tuple."""
     names = args.text_columns.split(",") if args.text_columns else []
     if len(names) > 2 or not all(names):
-        raise NpformerError(f"--text-columns: expected one name, or two with a comma, got {args.text_columns!r:.80}")
+        raise NpformerError(
+            f"--text-columns: expected one name, or two separated by a comma, got {args.text_columns!r:.80}"
+        )
     return names

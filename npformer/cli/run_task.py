@@ -27,7 +27,7 @@ from npformer.text.encoding import was_cut
 if TYPE_CHECKING:
     from npformer.cli.task_commands import TaskCommand
 
-Answered = tuple[Line, Any]  # a line and its answer, None if it has none
+Answered = tuple[Line, Any]  # a line and its answer or None
 
 HEADER = 128  # bytes before a .npy file's numbers
 
@@ -64,7 +64,7 @@ def answer_all(command: TaskCommand, args: Namespace) -> int:
 
 
 def _write(pieces: Callable[[str, Task], Iterator[str]], task: Task, args: Namespace) -> int:
-    """Shows the answer to each text on a terminal, piece by piece as it is made, and returns the exit code."""
+    """Shows each answer on a terminal, piece by piece as it is made, and returns the exit code."""
     code = 0
     for line in lines(args):
         try:
@@ -92,7 +92,7 @@ def _described(command: TaskCommand, line: Line, answer: Any) -> dict[str, Any]:
 
 
 def _task(command: TaskCommand, args: Namespace) -> Task:
-    """Makes the command's pipeline with the settings that were given; errors name the command's options."""
+    """Makes the command's pipeline with the given settings; errors name the command's options."""
     if args.model is None:
         raise NpformerError(f"--model: missing; give the folder or Hugging Face id of {WANTED[command.task]}")
     flags = command.settings()
@@ -142,13 +142,13 @@ def _answered(task: Task, args: Namespace, as_input: Callable[[str], Any], skip_
             continue
         cut += answer.truncated
         if answer.truncated and cut == 1:
-            hint = " (--long window reads it whole)" if task.has_windows else ""
+            hint = " (--long window reads all of it)" if task.has_windows else ""
             complain(f"{was_cut(line.where, answer.n_tokens, task.limit(task.options))}{hint}")
         yield line, answer
     while waiting:
         yield _without_answer(waiting.popleft())
     if cut > 1:
-        complain(f"{cut} texts were cut")
+        complain(f"{cut} texts were truncated")
 
 
 def _without_answer(line: Line) -> Answered:
@@ -161,7 +161,7 @@ def _without_answer(line: Line) -> Answered:
 
 
 def _write_array(task: Task, answers: Iterator[Answered], path: Path) -> int:
-    """Writes a .npy file row by row, so that memory does not grow with the texts, and its header at the end."""
+    """Writes a .npy file row by row in constant memory, and its header at the end."""
     code = rows = 0
     empty = task.collect([])[:0]
     with written_whole(path) as partial, open(partial, "wb") as file:

@@ -1,7 +1,7 @@
-"""Find the lines of text files that are the nearest to a query by their vectors.
+"""Find the lines of text files that are nearest to a query, by their vectors.
 
-The vectors are kept beside each file, in FILE.vectors.safetensors, and are made
-anew when the file or the model has changed."""
+The vectors are stored next to each file, in FILE.vectors.safetensors, and are
+computed again when the file or the model changes."""
 
 from __future__ import annotations
 
@@ -37,15 +37,15 @@ EPILOG = """examples:
   npformer search -k 3 --json \\
       -m sentence-transformers/all-MiniLM-L6-v2 "sweets" sentences.txt
 
-The bundled model is trained to tell praise from blame, so with it lines of the
-same mood are near. A model for sentences, as above, finds the same meaning."""
+The bundled model is trained on sentiment, so it finds lines of the same mood. A
+sentence-embedding model, as above, finds lines of the same meaning."""
 
 SUFFIX = ".vectors.safetensors"
-DOCUMENTS = ("document", "passage", "corpus")  # names of a prompt for what is searched
+DOCUMENTS = ("document", "passage", "corpus")  # names of the prompt for searched texts
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("query", metavar="QUERY", help="what to look for")
+    parser.add_argument("query", metavar="QUERY", help="text to search for")
     parser.add_argument("file", nargs="*", metavar="FILE", help="files with a text in each line (default: stdin)")
     best = option("-k --top-k K", "show the K nearest lines (%(default)s)", type=whole, default=10)
     add_options(parser, [*model_options("distilbert-sst2"), best, JSON])
@@ -81,7 +81,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _vectors(task: Any, model: str, file: str, read: list[Line]) -> np.ndarray:
-    """The vectors of a file's lines (N, D), NaN for a blank one: those beside it, or new ones, which are put there."""
+    """The vectors of a file's lines (N, D), NaN for blank lines: the stored ones, or new ones, which are stored."""
     content = hashlib.sha256(json.dumps([[line.text, bool(line.error)] for line in read]).encode()).hexdigest()
     described = {"lines": content, "model": model}
     place = Path(file + SUFFIX)
@@ -93,14 +93,14 @@ def _vectors(task: Any, model: str, file: str, read: list[Line]) -> np.ndarray:
             return kept
     unread = sum(bool(line.error) for line in read)
     vectors = _computed(task, read)
-    if keeps and unread == sum(bool(line.error) for line in read):  # what the model could not read is told each time
-        with suppress(NpformerError, OSError):  # where the folder cannot be written, the next search makes them again
+    if keeps and unread == sum(bool(line.error) for line in read):  # unreadable lines are reported each time
+        with suppress(NpformerError, OSError):  # without write access the next search computes them again
             save_arrays(place_in_folder(place), {"vectors": vectors}, described)
     return vectors
 
 
 def _kept(place: Path, described: dict[str, str], width: int, blank: np.ndarray, limits: Limits) -> np.ndarray | None:
-    """The vectors (N, D) of a file beside the texts; None if they are of other texts, or damaged, with a message."""
+    """The stored vectors (N, D) of a file; None if they belong to other texts, or are damaged, with a message."""
     try:
         arrays, metadata = load_arrays(place, limits)
         if not described.items() <= metadata.items():
@@ -130,12 +130,12 @@ def _computed(task: Any, read: list[Line]) -> np.ndarray:
         if answer.truncated and cut == 1:
             complain(was_cut(read[index].where, answer.n_tokens, task.limit(task.options)))
     if cut > 1:
-        complain(f"{cut} texts were cut")
+        complain(f"{cut} texts were truncated")
     return vectors
 
 
 def _digest(task: Any) -> str:
-    """The sha256 of all that a line's vector depends on: weights, config, tokenizer, the folder's settings, options."""
+    """The sha256 of everything a line's vector depends on: weights, config, tokenizer, folder settings, options."""
     model = task.model
     parts = {
         "weights": checksum(stored(dict(model.weights), model.config), {}),

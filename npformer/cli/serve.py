@@ -1,5 +1,5 @@
-"""Serve models over HTTP, as text-embeddings-inference and OpenAI's clients
-ask for it: vectors, labels, ranks, translations."""
+"""Serve models over HTTP: embeddings, labels, ranks and texts, with the routes of
+text-embeddings-inference and OpenAI."""
 
 from __future__ import annotations
 
@@ -13,41 +13,41 @@ from npformer.common.errors import NpformerError
 from npformer.serve import ServiceLimits, need_extra
 
 KEY = "NPFORMER_API_KEY"
-EPILOG = f"""Requests of strangers are computed together, and each gets the answer that it
-would get alone. GET /docs lists the routes. SIGTERM stops: what has been
-accepted is answered, then the exit code is 0.
+EPILOG = f"""Requests of different clients share batches; each answer is the same as alone.
+GET /docs lists the routes. SIGTERM stops the service: accepted requests are
+answered, then it exits with 0.
 
-An API key is read from the variable {KEY} or from a file, as the
-arguments of a process can be seen by every user of a machine.
+The API key is read from the variable {KEY} or from a file, because
+every user of a machine can see a process's arguments.
 
 example:
   npformer serve distilbert-sst2 --port 8123"""
 
 #: Option -> the field of ServiceLimits that it sets, and its help.
 LIMITS = {
-    "--max-body": ("body", "bytes of a request"),
-    "--max-texts": ("texts", "texts of a request"),
-    "--max-tokens": ("tokens", "tokens of a request"),
-    "--timeout": ("seconds", "seconds from a request to its answer"),
-    "--max-queue": ("queue", "texts that wait; more get 429"),
-    "--max-batch-tokens": ("batch_tokens", "tokens that are computed together"),
-    "--max-wait": ("wait_ms", "milliseconds that a text waits for company"),
-    "--grace": ("grace", "seconds to finish when stopped"),
+    "--max-body": ("body", "most bytes in a request"),
+    "--max-texts": ("texts", "most texts in a request"),
+    "--max-tokens": ("tokens", "most tokens in a request"),
+    "--timeout": ("seconds", "most seconds from a request to its answer"),
+    "--max-queue": ("queue", "most waiting texts; more get 429"),
+    "--max-batch-tokens": ("batch_tokens", "most tokens in a batch"),
+    "--max-wait": ("wait_ms", "milliseconds a text waits for others to share its batch"),
+    "--grace": ("grace", "seconds to answer accepted requests when stopped"),
 }
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("models", nargs="+", metavar="MODEL", help="a bundled model, a folder or a Hugging Face id")
     parser.add_argument("--host", default="127.0.0.1", help="the address to serve on (%(default)s)")
-    parser.add_argument("--port", type=int, default=8080, help="the port; 0 for any that is free (%(default)s)")
+    parser.add_argument("--port", type=int, default=8080, help="the port; 0: any free port (%(default)s)")
     parser.add_argument("--workers", type=whole, default=1, metavar="N", help="processes (%(default)s)")
     parser.add_argument(
-        "-j", "--threads", type=whole, metavar="N", help="cores of each process (default: all, shared among them)"
+        "-j", "--threads", type=whole, metavar="N", help="cores per process (default: all, divided among them)"
     )
     add_options(parser, [REVISION, OFFLINE])
-    parser.add_argument("--api-key-file", type=Path, metavar="FILE", help="the key that requests must have")
+    parser.add_argument("--api-key-file", type=Path, metavar="FILE", help="file with the API key of requests")
     parser.add_argument(
-        "--access-log", action="store_true", help="log each request: method, path, status, time and rows, no texts"
+        "--access-log", action="store_true", help="log each request: method, path, status, time and rows, but no texts"
     )
     types = {each.name: each.type for each in fields(ServiceLimits)}
     for name, (sets, what) in LIMITS.items():
@@ -72,7 +72,7 @@ def run(args: argparse.Namespace) -> None:
 
 
 def _api_key(path: Path | None) -> str | None:
-    """The key in a file, else the environment's; None without either."""
+    """The key from a file, else from the environment, else None."""
     if path is None:
         return os.environ.get(KEY)
     try:

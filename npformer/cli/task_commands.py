@@ -67,7 +67,7 @@ class TaskCommand(NamedTuple):
     def add_arguments(self, parser: ArgumentParser) -> None:
         add_options(parser, self.options)
         if self.best_first:
-            parser.set_defaults(texts=[])  # they come from files only
+            parser.set_defaults(texts=[])  # read only from files
 
     def run(self, args: Namespace) -> int:
         from npformer.cli.run_task import answer_all
@@ -85,7 +85,7 @@ def _one_or_two(args: Namespace) -> AsInput:
 def _split(text: str) -> Pair:
     found = text.split("\t")
     if len(found) != 2:
-        raise NpformerError(f"expected two texts with a tab in between, got {len(found)}")
+        raise NpformerError(f"expected two texts separated by a tab, got {len(found)}")
     return Pair(*found)
 
 
@@ -103,14 +103,14 @@ def _with_context(args: Namespace) -> AsInput:
 # --- the table -------------------------------------------------------------------------------------------------------
 
 PAIR_COLUMN = option("--pair-column NAME", "with --input: the column of the second texts")
-LONG_TEXTS = option("--long", "what to do with too long a text (truncate; window with --stride)", "long", choices=LONG)
+LONG_TEXTS = option("--long", "how to handle long texts (truncate; window with --stride)", "long", choices=LONG)
 ANSWER = (JSON, LONG_TEXTS, STRIDE)
-PROMPT_NAME = option("--prompt-name NAME", "put the model's prompt of this name before each text", "prompt_name")
+PROMPT_NAME = option("--prompt-name NAME", "name of the model's prompt to put before each text", "prompt_name")
 
 TASK_COMMANDS = {
     "classify": TaskCommand(
         task="text-classification",
-        description="Say which label fits each text, and how sure the model is.",
+        description="Classify each text: its label and score.",
         epilog="""examples:
   npformer classify "I love ice cream"
   npformer classify --file reviews.txt --json > labels.jsonl
@@ -127,11 +127,11 @@ whole datasets, with pip install "npformer[data]":
             OneOf(
                 (
                     PAIR,
-                    option("--pairs", "each text is a pair, with a tab between the two"),
+                    option("--pairs", "each text is a pair separated by a tab"),
                     PAIR_COLUMN,
                 )
             ),
-            option("-k --top-k K", "show the K best labels, not only the best one", "top_k", type=whole),
+            option("-k --top-k K", "show the K best labels (default: only the best)", "top_k", type=whole),
             *ANSWER,
             *dataset_options(),
         ),
@@ -141,18 +141,18 @@ whole datasets, with pip install "npformer[data]":
     ),
     "zero-shot": TaskCommand(
         task="zero-shot-classification",
-        description="Say which of your own labels fit each text, by a model of inference.",
+        description="Score your own labels for each text, with a natural-language inference model.",
         epilog="""example:
   npformer zero-shot -m typeform/distilbert-base-uncased-mnli \\
       -l politics,sport "Who won the election?\"""",
         options=(
             *text_options(),
             *model_options(),
-            option("-l --labels A,B,...", "the labels, with commas in between", "candidate_labels", required=True),
+            option("-l --labels A,B,...", "the labels, separated by commas", "candidate_labels", required=True),
             option(
                 "--template TEXT", 'a sentence with {} for the label ("This example is {}.")', "hypothesis_template"
             ),
-            option("--multi-label", "several labels may fit: score each on its own", "multi_label"),
+            option("--multi-label", "score each label on its own, since several may fit", "multi_label"),
             *ANSWER,
             *dataset_options(),
         ),
@@ -161,7 +161,7 @@ whole datasets, with pip install "npformer[data]":
     ),
     "tag": TaskCommand(
         task="token-classification",
-        description="Find the entities in each text, and at which characters they stand.",
+        description="Find the entities in each text, with their character positions.",
         epilog="""example:
   npformer tag -m dslim/bert-base-NER "My name is Sarah and I live in London\"""",
         options=(
@@ -169,12 +169,12 @@ whole datasets, with pip install "npformer[data]":
             *model_options(),
             option(
                 "--strategy",
-                "how to join tokens: none shows tokens, the last three label whole words (%(default)s)",
+                "how to group tokens: none keeps tokens; first, average and max label whole words (%(default)s)",
                 "aggregation_strategy",
                 choices=("none", "simple", "first", "average", "max"),
                 default="simple",
             ),
-            option("--ignore A,B,...", "labels to leave out (O)", "ignore_labels", type=comma_separated),
+            option("--ignore A,B,...", "labels to leave out (default: O)", "ignore_labels", type=comma_separated),
             *ANSWER,
             *dataset_options(),
         ),
@@ -183,7 +183,7 @@ whole datasets, with pip install "npformer[data]":
     ),
     "answer": TaskCommand(
         task="question-answering",
-        description="Answer questions with words of a text, the context.",
+        description="Answer questions with a span of a text, the context.",
         epilog="""examples:
   npformer answer -m distilbert/distilbert-base-cased-distilled-squad \\
       --context "I live in Berlin." "Where do I live?"
@@ -193,16 +193,16 @@ whole datasets, with pip install "npformer[data]":
             *text_options("question"),
             OneOf(
                 (
-                    option("-c --context TEXT", "the text that the answers are in"),
-                    option("--context-file FILE", "the same, from a file"),
+                    option("-c --context TEXT", "the text that contains the answers"),
+                    option("--context-file FILE", "a file with that text"),
                     option("--context-column NAME", "with --input: the column of contexts"),
                 ),
                 required=True,
             ),
             *model_options(),
             option("-k --top-k K", "show the K best answers (%(default)s)", "top_k", type=whole, default=1),
-            option("--no-answer", "say nothing where the context has no answer", "handle_impossible_answer"),
-            option("--max-answer-len N", "the most tokens of an answer (15)", "max_answer_len", type=whole),
+            option("--no-answer", "allow an empty answer where the context has none", "handle_impossible_answer"),
+            option("--max-answer-len N", "most tokens in an answer (15)", "max_answer_len", type=whole),
             JSON,
             STRIDE,
             *dataset_options(),
@@ -213,14 +213,14 @@ whole datasets, with pip install "npformer[data]":
     ),
     "fill": TaskCommand(
         task="fill-mask",
-        description="Say which words would stand in place of [MASK].",
+        description="Predict the words for [MASK].",
         epilog="""example:
   npformer fill -m distilbert/distilbert-base-uncased "I love [MASK] cream\"""",
         options=(
             *text_options(),
             *model_options(),
             option("-k --top-k K", "show the K best words (%(default)s)", "top_k", type=whole, default=5),
-            option("--targets A,B,...", "score these words only", "targets", type=comma_separated),
+            option("--targets A,B,...", "score only these words", "targets", type=comma_separated),
             *ANSWER,
             *dataset_options(),
         ),
@@ -229,14 +229,14 @@ whole datasets, with pip install "npformer[data]":
     ),
     "embed": TaskCommand(
         task="sentence-embedding",
-        description="Make a vector of each text, for comparing texts by their meaning.",
+        description="Embed each text: a vector for comparing texts by meaning.",
         epilog="""examples:
   npformer embed -m sentence-transformers/all-MiniLM-L6-v2 \\
       --file sentences.txt -o sentences.npy
   npformer embed -m sentence-transformers/all-MiniLM-L6-v2 \\
       --normalize --truncate-dim 32 "what is ice cream made of?"
 
-Row i of the array is the vector of text i, or NaN for one that cannot be read.""",
+Row i of the array is the vector of text i; NaN if text i cannot be read.""",
         options=(
             *text_options(),
             *model_options(),
@@ -244,14 +244,14 @@ Row i of the array is the vector of text i, or NaN for one that cannot be read."
             option("--normalize", "scale each vector to length 1", "normalize_embeddings"),
             option("--truncate-dim N", "keep each vector's first N numbers (Matryoshka)", "truncate_dim", type=whole),
             *ANSWER,
-            *dataset_options(option("-o --output OUT", "FILE.npy, for numpy.load; with --input: as there")),
+            *dataset_options(option("-o --output OUT", "FILE.npy, for numpy.load; with --input: the answered dataset")),
         ),
         shown=answers.vector,
         named=lambda answer: {"embedding": answer.tolist()},
     ),
     "embed-sparse": TaskCommand(
         task="sparse-embedding",
-        description="Say which words each text is about, and how much, for an index of words.",
+        description="Embed each text as a sparse vector of weighted words, for an inverted index.",
         epilog="""example:
   npformer embed-sparse -k 8 \\
       -m naver/splade-cocondenser-ensembledistil "I love ice cream\"""",
@@ -272,16 +272,16 @@ Row i of the array is the vector of text i, or NaN for one that cannot be read."
     ),
     "rerank": TaskCommand(
         task="text-ranking",
-        description="""Say how well each text, a line of a file, answers a query: the best first, by a
+        description="""Rank texts, the lines of files, by how well they answer a query, with a
 cross-encoder.""",
         epilog="""examples:
   npformer rerank -m cross-encoder/ms-marco-MiniLM-L6-v2 \\
       "Who likes ice cream?" sentences.txt
 
-With --input a dataset's rows stay in their order: --column has the queries,
+With --input the rows keep their order: --column names the queries,
 --pair-column the texts.""",
         options=(
-            Option(("query",), {"nargs": "?", "metavar": "QUERY", "help": "what the texts are to answer"}),
+            Option(("query",), {"nargs": "?", "metavar": "QUERY", "help": "the query that the texts should answer"}),
             Option(
                 ("file",), {"nargs": "*", "metavar": "FILE", "help": "files with a text in each line (default: stdin)"}
             ),

@@ -1,6 +1,6 @@
 """Reads a command's texts: its arguments, or the lines of files and of standard input.
 
-A line that is not UTF-8 is reported, and the others are still read.
+Lines that are not UTF-8 are reported; the others are still read.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def count(args: Namespace) -> int | None:
 
 
 def interactive(args: Namespace) -> bool:
-    """Tells whether the texts are typed on a terminal, so that each needs its answer at once."""
+    """Whether texts are typed on a terminal, where each needs its answer at once."""
     return ("-" in args.file or not (args.texts or args.file)) and sys.stdin.isatty()
 
 
@@ -80,9 +80,9 @@ def read_file(name: str) -> str:
 
 
 def plain(text: str, width: int | None = None) -> str:
-    """Makes a text safe to print in one line: replaces control characters, and cuts it to the terminal's width.
+    """Makes a text safe to print on one line: replaces control characters and truncates it to the terminal's width.
 
-    `width` is the width of the rest of the line; None: the text is not cut.
+    `width` is the width of the rest of the line; None disables truncation.
     """
     text = "".join(each if each.isprintable() else " " for each in text)
     if width is not None and sys.stdout.isatty():
@@ -101,7 +101,7 @@ def printable(text: str) -> str:
 def _stdin_lines() -> Iterator[Line]:
     if sys.stdin.isatty():
         shown()
-        complain("one text a line; Ctrl-D ends")
+        complain("one text per line; Ctrl-D ends")
     try:
         yield from _lines("stdin", sys.stdin.buffer)
     except OSError as error:

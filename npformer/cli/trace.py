@@ -1,5 +1,5 @@
-"""Show every stage of one text on its way through a model: token ids, embeddings,
-a layer, the head, the label."""
+"""Show every stage of a forward pass on one text: token ids, embeddings, a layer,
+the head, the label."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ COLUMNS = ("name", "shape", "formula", "function", "huggingface", "transformerle
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("text", metavar="TEXT", help="what the model is to read")
+    parser.add_argument("text", metavar="TEXT", help="the text")
     add_options(parser, [PAIR, *model_options("distilbert-sst2")])
     parser.add_argument("--layer", type=int, metavar="N", help="the layer to show (0)")
-    parser.add_argument("--stage", action="append", metavar="GLOB", help="the stages to show, such as '*.weights'")
+    parser.add_argument("--stage", action="append", metavar="GLOB", help="stages to show, such as '*.weights'")
     parser.add_argument("--json", action="store_true", help="write a JSON object, for programs")
-    parser.add_argument("-o", "--output", metavar="FILE", help="also write every stage, whole, to a safetensors file")
+    parser.add_argument("-o", "--output", metavar="FILE", help="also write every stage in full to a safetensors file")
 
 
 def run(args: argparse.Namespace) -> None:
@@ -42,7 +42,7 @@ def run(args: argparse.Namespace) -> None:
     names = shown_stages(recorded, args.layer, args.stage)  # a wrong one is an error before anything is written
     if args.output is not None:
         if Path(args.output).suffix != ".safetensors":
-            raise NpformerError(f"{args.output}: the name of a trace's file ends in .safetensors")
+            raise NpformerError(f"{args.output}: expected a file name that ends in .safetensors")
         recorded.save(args.output)
     if args.json:
         write_json(_described(recorded, names))

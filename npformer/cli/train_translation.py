@@ -1,5 +1,5 @@
-"""Train an encoder-decoder to translate, from scratch. If it is stopped, the same
-command continues it."""
+"""Train an encoder-decoder from scratch to translate. After an interruption, the
+same command resumes the training."""
 
 from __future__ import annotations
 
@@ -35,16 +35,16 @@ RECIPE = Recipe(
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     pair = {"nargs": 2, "metavar": ("SOURCE", "TARGET"), "required": True}
-    parser.add_argument("--train", help="sentences and their translations to learn", **pair)  # type: ignore[arg-type]
-    parser.add_argument("--dev", help="those to choose the best epoch by", **pair)  # type: ignore[arg-type]
+    parser.add_argument("--train", help="sentences and translations to train on", **pair)  # type: ignore[arg-type]
+    parser.add_argument("--dev", help="pairs that select the best epoch", **pair)  # type: ignore[arg-type]
     recipes.add_output_argument(parser)
     sizes = {
-        "--vocabulary": (6000, "tokens of both languages"),
+        "--vocabulary": (6000, "tokens shared by both languages"),
         "--width": (256, "d_model"),
         "--heads": (4, "attention heads"),
         "--ffn": (512, "width of the feed-forward networks"),
         "--layers": (4, "layers of the encoder, and of the decoder"),
-        "--max-length": (256, "tokens of the longest sentence"),
+        "--max-length": (256, "most tokens of a sentence"),
     }
     for name, (default, what) in sizes.items():
         parser.add_argument(name, type=whole, metavar="N", default=default, help=f"{what} (%(default)s)")

@@ -1,5 +1,5 @@
-"""Draw a text's way through a model: attention by head, layer or neuron, every
-stage, the words a label rests on, what adds up to a logit; or all in one page."""
+"""Draw a forward pass: attention by head, layer or neuron, every stage, the words
+behind a label, the parts of a logit; or all of them on one page."""
 
 from __future__ import annotations
 
@@ -19,8 +19,7 @@ from npformer.common.progress import note
 from npformer.view.attribution_view import METHODS
 
 KINDS = ("page", "heads", "model", "neurons", "stages", "attribution", "logit")
-EPILOG = """Without -o a view is printed, as far as a terminal can show it; of a page,
-the heads.
+EPILOG = """Without -o a view is printed as text; of a page, only the heads.
 
 examples:
   npformer view "time flies like an arrow" --layer 0 --head 8 \\
@@ -31,12 +30,12 @@ examples:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("text", metavar="TEXT", help="what the model is to read")
+    parser.add_argument("text", metavar="TEXT", help="the text")
     add_options(parser, [PAIR])
-    shown = f"what to show: {', '.join(KINDS[1:])}; or all in one page (page)"
+    shown = f"what to show: {', '.join(KINDS[1:])}; or all of them on one page (page)"
     parser.add_argument("--kind", choices=KINDS, default="page", metavar="KIND", help=shown)
-    parser.add_argument("--layer", type=int, metavar="N", help="the layer that shows first (0)")
-    parser.add_argument("--head", type=int, metavar="N", help="the head that shows first (heads: all; neurons: 0)")
+    parser.add_argument("--layer", type=int, metavar="N", help="the layer shown first (0)")
+    parser.add_argument("--head", type=int, metavar="N", help="the head shown first (heads: all; neurons: 0)")
     parser.add_argument(
         "--method",
         action="append",
@@ -45,14 +44,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"of attribution, repeatable: {', '.join(METHODS[:-1])} or {METHODS[-1]} (all but logit)",
     )
     parser.add_argument("-o", "--output", metavar="FILE", help="write one HTML file that needs no network")
-    parser.add_argument("--svg", action="store_true", help="write (or print) a picture for papers instead")
-    parser.add_argument("--open", action="store_true", help="show the file in the browser")
+    parser.add_argument("--svg", action="store_true", help="write (or print) an SVG picture instead")
+    parser.add_argument("--open", action="store_true", help="open the file in the browser")
     add_options(parser, model_options("distilbert-sst2"))
 
 
 def run(args: argparse.Namespace) -> None:
     if args.open and args.output is None:
-        raise NpformerError("--open: there is no file to open; name one with -o")
+        raise NpformerError("--open: expected a file; give -o FILE")
     if args.kind == "page" and (args.output is None or args.svg):
         args.kind = "heads"  # a terminal and a picture show one view
     options = _options(args)
@@ -72,18 +71,18 @@ def run(args: argparse.Namespace) -> None:
 
 
 def _options(args: argparse.Namespace) -> dict[str, Any]:
-    """Returns --layer, --head and --method as arguments of the view. Raises NpformerError if it has no such choice."""
+    """Returns --layer, --head and --method as the view's arguments. Raises NpformerError for one it does not have."""
     if args.kind in ("attribution", "page"):
         methods = {"methods": args.method, "progress": sys.stderr.isatty()}
     elif args.method:
-        raise NpformerError(f"--method: a measure of --kind attribution or page; the view {args.kind} has none")
+        raise NpformerError(f"--method: expected --kind attribution or page, got {args.kind}")
     else:
         methods = {}
     taken = ("layer", "head") if args.kind in ("page", "heads", "neurons") else ()
     given = {name: getattr(args, name) for name in ("layer", "head") if getattr(args, name) is not None}
     for name in given:
         if name not in taken:
-            raise NpformerError(f"--{name}: the view {args.kind} shows all of them")
+            raise NpformerError(f"--{name}: not an option of --kind {args.kind}, which shows every {name}")
     if args.kind == "heads" and "head" in given:
         given["heads"] = [given.pop("head")]
     return given | methods

@@ -16,23 +16,22 @@ def _text_to_text(
     return TaskCommand(
         task=task,
         description=f"""{description}
-A blank line stays blank, so that line N of the output belongs to line N of the
-input.""",
+Blank lines stay blank: line N of the output belongs to line N of the input.""",
         epilog=epilog,
         options=(
             *text_options(),
             *model_options(),
             *more,
             option("-b --beams N", "search with N beams (the model's setting)", "num_beams", type=whole),
-            option("--best N", "show the N best answers to a text", "num_return_sequences", type=whole),
-            option("--max-tokens N", "most tokens of an answer (the model's setting)", "max_new_tokens", type=whole),
-            option("--min-tokens N", "fewest tokens of an answer (the model's setting)", "min_new_tokens", type=whole),
-            option("--length-penalty P", "above 1 favours long answers", "length_penalty", type=float),
-            option("--sample", "draw words by their probability", "do_sample"),
-            option("--seed N", "seed of --sample: the same seed draws the same words", "seed", type=int),
+            option("--best N", "show the N best answers for each text", "num_return_sequences", type=whole),
+            option("--max-tokens N", "most tokens in an answer (the model's setting)", "max_new_tokens", type=whole),
+            option("--min-tokens N", "fewest tokens in an answer (the model's setting)", "min_new_tokens", type=whole),
+            option("--length-penalty P", "values above 1 favour long answers", "length_penalty", type=float),
+            option("--sample", "sample words by their probability", "do_sample"),
+            option("--seed N", "seed for --sample", "seed", type=int),
             option(
                 "--long",
-                "what to do with too long a text (%(default)s)",
+                "how to handle texts that are too long (%(default)s)",
                 "long",
                 choices=("error", "truncate"),
                 default="error",
@@ -49,15 +48,15 @@ input.""",
 WRITING_COMMANDS = {
     "generate": TaskCommand(
         task="text-generation",
-        description="""Write on after each text, the prompt. On a terminal the text of one prompt is
-shown as it is written.""",
+        description="""Continue each text, the prompt. On a terminal, the text of a single prompt
+appears as it is generated.""",
         epilog="""examples:
   npformer generate -m openai-community/gpt2 "Once upon a time"
   npformer generate -m openai-community/gpt2 --max-new-tokens 9 \\
       --greedy --stop "." --stop "!" --file prompts.txt --json
 
-Tokens are drawn at a temperature of 0.7, 256 at most, unless the options or the
-model's generation_config.json say otherwise.""",
+By default at most 256 tokens are sampled at temperature 0.7, unless the model's
+generation_config.json has other settings.""",
         options=(
             *text_options("prompt"),
             option(
@@ -66,21 +65,23 @@ model's generation_config.json say otherwise.""",
                 default=None,
             ),
             *LOADING,
-            option("--max-new-tokens N", "most tokens that are written", "max_new_tokens", type=whole),
-            option("--temperature T", "above 1 draws more freely, below 1 less (0.7)", "temperature", type=float),
-            option("--top-k K", "draw from the K likeliest tokens (50); 0: from all", "top_k", type=int),
-            option("--top-p P", "draw from the likeliest tokens that make up P", "top_p", type=float),
-            option("--min-p P", "draw from tokens at least P as likely as the likeliest", "min_p", type=float),
-            option("--typical-p P", "draw from the most typical tokens that make up P", "typical_p", type=float),
-            option("--seed N", "the same seed draws the same tokens", "seed", type=int),
+            option("--max-new-tokens N", "most new tokens", "max_new_tokens", type=whole),
+            option("--temperature T", "above 1: more varied, below 1: less (0.7)", "temperature", type=float),
+            option("--top-k K", "sample from the K likeliest tokens (50); 0: from all", "top_k", type=int),
+            option("--top-p P", "sample from the likeliest tokens with total probability P", "top_p", type=float),
+            option("--min-p P", "sample from tokens at least P times as likely as the best", "min_p", type=float),
+            option(
+                "--typical-p P", "sample from the most typical tokens with total probability P", "typical_p", type=float
+            ),
+            option("--seed N", "seed for sampling", "seed", type=int),
             option("--greedy", "take the likeliest token each time", "do_sample", action="store_false"),
-            option("-b --num-beams N", "search with N beams; nothing is drawn", "num_beams", type=whole),
-            option("--best N", "show N texts of each prompt", "num_return_sequences", type=whole),
-            option("--stop TEXT", "end a text that has TEXT; can be given again", "stop_strings", action="append"),
-            option("--new-text", "show the text without its prompt", "return_full_text", action="store_false"),
+            option("-b --num-beams N", "beam search with N beams, without sampling", "num_beams", type=whole),
+            option("--best N", "show N texts for each prompt", "num_return_sequences", type=whole),
+            option("--stop TEXT", "stop after TEXT; repeatable", "stop_strings", action="append"),
+            option("--new-text", "leave the prompt out of the text", "return_full_text", action="store_false"),
             option(
                 "--long",
-                "what to do with too long a prompt (%(default)s); truncate keeps its end",
+                "how to handle prompts that are too long (%(default)s); truncate keeps the end",
                 "long",
                 choices=("error", "truncate"),
                 default="error",
@@ -104,11 +105,11 @@ model's generation_config.json say otherwise.""",
       --beams 4 --best 3 --json < sentences.txt""",
         "translation_text",
         "translations",
-        (option("--to CODE", "the language, for a model with several (fra, deu, ...)", "to"),),
+        (option("--to CODE", "target language, for a multilingual model (fra, deu, ...)", "to"),),
     ),
     "summarize": _text_to_text(
         "summarization",
-        "Summarize each text, a line of a file.",
+        "Summarize each text.",
         """example:
   npformer summarize -m facebook/bart-large-cnn \\
       --max-tokens 60 --long truncate --file reviews.txt""",
@@ -117,7 +118,7 @@ model's generation_config.json say otherwise.""",
     ),
     "text2text": _text_to_text(
         "text2text-generation",
-        "Answer each text with an encoder-decoder, which may paraphrase or correct it.",
+        "Rewrite each text with an encoder-decoder, to paraphrase or correct it.",
         """example:
   npformer text2text -m eugenesiow/bart-paraphrase "I love ice cream\"""",
         "generated_text",

@@ -73,7 +73,7 @@ def test_texts_that_are_cut_are_named(models):
     code, output, errors = run("classify", "-m", models["classify"], "--json", text, "ice", text)
     assert code == 0
     assert "argument 1: 122 tokens, cut" in errors
-    assert "2 texts were cut" in errors
+    assert "2 texts were truncated" in errors
     assert [row["truncated"] for row in rows(output)] == [True, False, True]
     code, output, errors = run("classify", "-m", models["classify"], "--long", "error", text, "ice")
     assert code == 1
@@ -166,7 +166,7 @@ def test_texts_typed_on_a_terminal_are_answered_one_by_one(models):
         assert process.stdout.readline().endswith(b"  ice\n")  # before the end of the input
         os.write(user, b"cream\n\x04")
         assert process.stdout.read().endswith(b"  cream\n")
-        assert process.stderr.read() == b"npformer: one text a line; Ctrl-D ends\n"
+        assert process.stderr.read() == b"npformer: one text per line; Ctrl-D ends\n"
     os.close(user)
     os.close(terminal)
     assert process.returncode == 0

@@ -109,7 +109,7 @@ def test_classify_standard_input_with_top_k(models):
 def test_classify_reads_pairs_with_a_tab_in_between(models, tmp_path):
     code, output, errors = run("classify", "-m", models["zero-shot"], "--json", "--pairs", "ice\tcream", "alone")
     assert code == 1
-    assert errors == "npformer: argument 2: expected two texts with a tab in between, got 1\n"
+    assert errors == "npformer: argument 2: expected two texts separated by a tab, got 1\n"
     answer = pipeline("text-classification", models["zero-shot"])(Pair("ice", "cream"))
     assert rows(output)[0]["score"] == answer["score"]
     assert "argument 2" in rows(output)[1]["error"]

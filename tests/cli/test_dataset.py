@@ -21,18 +21,18 @@ def model(models):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--column", "text", "ice"), "--column goes with --input"),
-        (("--pair-column", "text", "ice"), "--pair-column goes with --input"),
-        (("--limit", "3", "ice"), "--limit goes with --input"),
-        (("--output", "o.csv", "ice"), "--output goes with --input"),
-        (("--input", "in.csv", "--output", "o.csv"), "--column: missing; --input takes --column NAME and --output OUT"),
-        (("--input", "in.csv", "--column", "text"), "--output: missing; --input takes --column NAME and --output OUT"),
-        (("--input", "in.csv", "ice"), "a text: with --input the texts are a column's"),
-        (("--input", "in.csv", "-f", "a.txt"), "--file: with --input the texts are a column's"),
-        (("--input", "in.csv", "--pair", "ice"), "--pair: with --input the texts are a column's"),
+        (("--column", "text", "ice"), "--column needs --input"),
+        (("--pair-column", "text", "ice"), "--pair-column needs --input"),
+        (("--limit", "3", "ice"), "--limit needs --input"),
+        (("--output", "o.csv", "ice"), "--output needs --input"),
+        (("--input", "in.csv", "--output", "o.csv"), "--column: missing; --input needs --column NAME and --output OUT"),
+        (("--input", "in.csv", "--column", "text"), "--output: missing; --input needs --column NAME and --output OUT"),
+        (("--input", "in.csv", "ice"), "a text: not allowed with --input"),
+        (("--input", "in.csv", "-f", "a.txt"), "--file: not allowed with --input"),
+        (("--input", "in.csv", "--pair", "ice"), "--pair: not allowed with --input"),
         (
             ("--input", "in.csv", "--json"),
-            "--json: with --input the texts are a column's and the answers go to --output",
+            "--json: not allowed with --input; texts come from --column, answers go to --output",
         ),
     ],
 )
@@ -45,10 +45,10 @@ def test_options_that_do_not_go_together(arguments, message, model):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--column", "text", "ice"), "a query: with --input the texts are a column's"),
+        (("--column", "text", "ice"), "a query: not allowed with --input"),
         (
             ("--column", "text", "--output", "o.csv"),
-            "--pair-column: missing; --input takes --column NAME --pair-column NAME and --output OUT",
+            "--pair-column: missing; --input needs --column NAME --pair-column NAME and --output OUT",
         ),
     ],
 )

@@ -66,18 +66,18 @@ def test_formats_and_junit(suite: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["suite"], "golden suite: expected one folder"),
+        (["suite"], "golden suite: expected the name of one new folder"),
         (["suite", "a", "--case", "x"], "'x': no such case"),
-        (["record", "no", "-o", "g", "--case", "x"], "--case goes with golden suite and golden run"),
-        (["run", "SUITE"], "expected the suite's folder and the port's program"),
+        (["record", "no", "-o", "g", "--case", "x"], "--case is an option of golden suite and golden run"),
+        (["run", "SUITE"], "expected a suite folder and a program"),
         (["run", "SUITE", "--case", "gpt-*", "--", "true"], "'gpt-*': no such case"),
         (["run", "SUITE", "--timeout", "0", "--", "true"], "--timeout"),
-        (["run", "SUITE", "--torch", "m", "--", "true"], "--torch goes with golden compare"),
-        (["run", "SUITE", "-m", "m", "--", "true"], "--model goes with golden record and golden compare"),
+        (["run", "SUITE", "--torch", "m", "--", "true"], "--torch is an option of golden compare"),
+        (["run", "SUITE", "-m", "m", "--", "true"], "--model is an option of golden record and golden compare"),
         (["run", "SUITE", "--", "./no-such-program"], "./no-such-program: cannot be started"),
         (["run", ".", "--", "true"], "suite.json: No such file"),
         (["run", "SUITE", "--junit", "/no/such/folder.xml", "--", "true"], "/no/such/folder.xml: cannot be written"),
-        (["record", "no", "-o", "g", "--format", "json"], "--format goes with golden compare and golden run"),
+        (["record", "no", "-o", "g", "--format", "json"], "--format is an option of golden compare and golden run"),
     ],
 )
 def test_wrong_arguments_are_bad_input(

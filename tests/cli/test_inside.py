@@ -217,7 +217,7 @@ def test_golden_compare_without_the_model_has_no_diagnosis(folder: Path, tmp_pat
 
 def test_golden_compare_checks_weights_that_come_along(folder: Path, recorded: Path, tmp_path: Path, capsys) -> None:
     assert run(golden_command, ["compare", recorded, folder / "model.safetensors"]) == 0
-    assert "weights: all 57 are the model's" in capsys.readouterr().out
+    assert "weights: all 57 equal the model's" in capsys.readouterr().out
     _, tree = load_folder(folder)
     key = "layers.2.attention.key.weight"
     save_arrays(tmp_path / "w.safetensors", {key: tree["layers"][2]["attention"]["key"]["weight"] * 2}, {})
@@ -233,7 +233,7 @@ def test_golden_compare_reads_a_map_of_names(recorded: Path, tmp_path: Path, cap
     (tmp_path / "names.json").write_text('{"answer": "logits"}')
     assert run(golden_command, ["compare", recorded, tmp_path / "a.npz", "--names", tmp_path / "names.json"]) == 0
     for text, message in (
-        ('{"answer": 3}', "expected an object of their name"),
+        ('{"answer": 3}', "expected an object from the port"),
         ("[", "not JSON"),
         ('{"a": "b"}', "no such"),
     ):
@@ -249,7 +249,7 @@ def test_golden_compare_finds_the_tiny_model_beside_its_file(tmp_path: Path, cap
         out = tmp_path / f"tiny{len(seed)}"
         assert run(golden_command, ["record", "--tiny", "distilbert", *seed, "-o", out]) == 0
         assert run(golden_command, ["compare", out / "golden.safetensors", out / "model.safetensors"]) == 0
-        assert "weights: all 40 are the model's" in capsys.readouterr().out
+        assert "weights: all 40 equal the model's" in capsys.readouterr().out
     assert (tmp_path / "tiny0/model.safetensors").read_bytes() != (tmp_path / "tiny2/model.safetensors").read_bytes()
 
 
@@ -259,12 +259,12 @@ def test_golden_compare_finds_the_tiny_model_beside_its_file(tmp_path: Path, cap
         (["record", "no"], "expected -o FILE"),
         (["record", "-o", "g"], "golden record: expected at least one text"),
         (["record", "-m", "m", "-o", "g"], "at least one text"),
-        (["record", "no", "--tiny", "bert", "-o", "g"], "it takes none"),
-        (["record", "no", "-m", "m", "-o", "g", "--seed", "1"], "--seed goes with --tiny"),
-        (["record", "no", "-m", "m", "-o", "g", "--torch", "m"], "--torch goes with golden compare"),
-        (["compare", "g", "h", "-o", "x"], "--output goes with golden record"),
-        (["compare", "g"], "expected a golden file, and a file of arrays"),
-        (["compare", "g", "h", "--torch", "m"], "expected a golden file, and a file of arrays or --torch"),
+        (["record", "no", "--tiny", "bert", "-o", "g"], "--tiny makes its own model and texts"),
+        (["record", "no", "-m", "m", "-o", "g", "--seed", "1"], "--seed: expected --tiny too"),
+        (["record", "no", "-m", "m", "-o", "g", "--torch", "m"], "--torch is an option of golden compare"),
+        (["compare", "g", "h", "-o", "x"], "--output is an option of golden record"),
+        (["compare", "g"], "expected a golden file and either a file of arrays"),
+        (["compare", "g", "h", "--torch", "m"], "expected a golden file and either a file of arrays or --torch"),
         (["compare", "nothing.safetensors", "h"], r"nothing\.safetensors: No such file"),
     ],
 )

@@ -76,9 +76,9 @@ def test_rows_without_an_answer_and_files_that_cannot_be_read_are_exit_code_1(mo
     assert (code, output) == (1, "")
     broken, goes_on, cut, errors = said.splitlines()
     assert broken.startswith("npformer: in/b.jsonl:1: not JSON")
-    assert goes_on == "npformer: the same command goes on when these can be read"
-    assert cut == "npformer: 1 texts were cut; the column truncated says which"
-    assert errors == "npformer: 1 of 3 rows have no answer; the column error says why"
+    assert goes_on == "npformer: make them readable, then run the same command to continue"
+    assert cut == "npformer: truncated texts: 1; see the column truncated"
+    assert errors == "npformer: 1 of 3 rows have no answer; see the column error"
     assert (tmp_path / "o.csv").read_text().count("\n") == 4
 
 

@@ -142,7 +142,7 @@ def test_finetune_and_evaluate(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert cli.main(["evaluate", "-m", str(tmp_path / "out"), "--data", str(tmp_path / "train.tsv"), "--json"]) == 0
     assert '"accuracy": 1.0' in capsys.readouterr().out
     assert cli.main(command) == 1
-    assert "a model is there already; give another folder\n" in capsys.readouterr().err
+    assert "already contains a model; give another folder\n" in capsys.readouterr().err
 
 
 def test_finetune_that_makes_no_sense(
@@ -153,8 +153,8 @@ def test_finetune_that_makes_no_sense(
     (tmp_path / "two.tsv").write_text("label\ttext\ttext_pair\nyes\ta\tb\nno\tb\ta\n", encoding="utf-8")
     model, one, two = (str(tmp_path / name) for name in ("model", "one.tsv", "two.tsv"))
     for source, dev, more, message in (
-        (model, two, (), "one has a text in each row, the other two"),
-        (model, one, ("--average-every", "3"), "--average-every: says how far apart the states of --average are"),
+        (model, two, (), "one has one text per row, the other has two"),
+        (model, one, ("--average-every", "3"), "--average-every: expected --average too"),
         (model, one, ("--labels", "no, maybe"), "label 'yes'; expected one of no (0), maybe (1)"),
         (str(translator_folder / "out"), one, (), "takes an encoder, a marian has a decoder and no head for labels"),
         (model, one, ("--learning-rate", "999", "--weight-decay", "1e30", "--warmup", "0"), "smaller learning rate"),
@@ -236,7 +236,7 @@ def test_train_translation_learns_a_language(translator_folder: Path, capsys: py
     kept = sorted(each.name for each in (translator_folder / "out" / "training").glob("step*"))
     assert kept == [f"step-{epoch * -(-len(lines) // 8)}.safetensors" for epoch in (39, 40)]
     assert train_translation(translator_folder, sentences(translator_folder)) == 1
-    assert "a model is there already" in capsys.readouterr().err
+    assert "already contains a model" in capsys.readouterr().err
 
 
 @needs_sacrebleu
@@ -285,9 +285,9 @@ def test_evaluate_measures_bleu(translator_folder: Path, capsys: pytest.CaptureF
         (b"ein\nzwei\n", ("--clip", "-1"), "clip: expected a number above 0, got -1"),
         (b"ein\nzwei\n", ("--learning-rate", "1e30"), "learning_rate: expected a number from 0 to 1000"),
         (b"ein\nzwei\n", ("--eps", "inf"), "eps: expected a number above 0, got inf"),
-        (b"ein\nzwei\n", ("--dropout", "0.9999999"), "--dropout: expected a number from 0 to below 1"),
+        (b"ein\nzwei\n", ("--dropout", "0.9999999"), "--dropout: expected a number in .0, 1."),
         (b"ein\nzwei\n", ("--width", "33"), "2 heads do not divide the model's width of 33"),
-        (b"ein\nzwei\n", ("--dropout", "1"), "--dropout: expected a number from 0 to below 1"),
+        (b"ein\nzwei\n", ("--dropout", "1"), "--dropout: expected a number in .0, 1."),
         (b"ein\nzwei\n", ("--betas", "0.9"), "--betas: expected two numbers"),
     ],
 )

@@ -43,7 +43,7 @@ def test_the_state_of_a_training_is_kept_on_demand(tmp_path: Path, capsys: pytes
     assert (tmp_path / "out" / "training" / "last.safetensors").exists()
     capsys.readouterr()
     assert cli.main(finetuning(tmp_path, "out")) == 1
-    assert f"nothing needs {tmp_path / 'out' / 'training'} any more" in capsys.readouterr().err
+    assert f"{tmp_path / 'out' / 'training'} can be deleted" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("moment", ["a step", "the model's file", "config.json"])
