@@ -5,7 +5,7 @@ Vaswani et al., 2017, sections 3.4 and 3.5; Devlin et al., 2019, figure 2. Next:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import numpy as np
@@ -19,6 +19,8 @@ from npformer.functions import (
     linear_backward,
 )
 from npformer.multi_head import Linear
+from npformer.norms import LayerNorm
+from npformer.stage import Stage, within
 from npformer.tape import Stages
 from npformer.taps import scope, spare, tap
 
@@ -125,3 +127,22 @@ def embeddings_backward(
         token_type_ids = np.zeros_like(ids) if token_type_ids is None else token_type_ids
         grads["segment"] = {"weight": embedding_backward(stages.through_edit("segment", grad), token_type_ids)}
     return grads
+
+
+def embeddings_stages(groups: Collection[str]) -> list[Stage]:
+    """The stages of `embeddings` in firing order. groups: names of the tables, and of the norm and the projection."""
+    rows, function = "(T, E)", "functions.embedding"
+    found = [
+        Stage("token", rows, "E[ids]", function, "embed.hook_embed", kept=False),
+        Stage("position", rows, "P[positions]", function, "embed.hook_pos_embed", kept=False),
+        Stage("segment", rows, "S[token_type_ids]", function, "embed.hook_token_type_embed", kept=False),
+    ]
+    found = [each for each in found if each.name in groups]
+    parents = tuple([each.name for each in found])
+    found.append(Stage("sum", rows, "token + position [+ segment]", "embeddings.embeddings", parents=parents))
+    if "norm" in groups:
+        found.append(LayerNorm.stage("norm", "sum", "sum", "X", rows, "hook_full_embed"))
+    if "project" in groups:
+        parents = (found[-1].name,)
+        found.append(Stage("project", "(T, D)", "X = Normalize(sum) W + b", "functions.linear", parents=parents))
+    return within("embeddings", found, {})

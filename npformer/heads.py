@@ -10,7 +10,9 @@ from npformer.activations import BACKWARDS
 from npformer.blocks.block import Activation
 from npformer.functions import layer_norm, layer_norm_backward, linear, linear_backward
 from npformer.multi_head import Linear
+from npformer.norms import LayerNorm
 from npformer.runtime.packing import split_rows
+from npformer.stage import Stage
 from npformer.tape import Stages
 from npformer.taps import scope, spare, tap
 
@@ -34,6 +36,17 @@ def pool_backward(
     return linear_backward(stages.through_edit("pooler", grad), first, weight, bias)
 
 
+def pool_stages(x: str) -> list[Stage]:
+    """The stages of `pool`, of rows that are stage x."""
+    return [Stage("pooler", "(D,)", "Z[0] W + b", "functions.linear", parents=(x,)), pooled_stage("pooler")]
+
+
+def pooled_stage(x: str) -> Stage:
+    """The stage of the row that a head on texts reads, made from stage x."""
+    formula = "act(pooler); Z[0] or the mean of Z without one"
+    return Stage("pooled", "(D,)", formula, "heads.pool", "pooler.hook_pooler_out", (x,))
+
+
 def classify(pooled: np.ndarray, output: Linear) -> np.ndarray:
     """The logits x W + b of labels or words, (..., D) -> (..., C): of a text's pooled row, or of each token's row."""
     return tap("logits", linear(pooled, **output))
@@ -45,6 +58,11 @@ def classify_backward(
     """Backward of `classify`: dpooled (..., D) and the gradients of W and b."""
     grad, d_output = linear_backward(stages.through_edit("logits", grad), pooled, **output)
     return grad, {"output": d_output}
+
+
+def classify_stage(x: str) -> Stage:
+    """The stage of `classify`, of rows that are stage x."""
+    return Stage("logits", "(C,) or (T,) or (T, C)", "features W + b", "functions.linear", parents=(x,), kept=False)
 
 
 def spans(x: np.ndarray, output: Linear) -> tuple[np.ndarray, np.ndarray]:
@@ -60,6 +78,14 @@ def spans_backward(
     grad = np.stack([stages.through_edit("start_logits", start), stages.through_edit("end_logits", end)], axis=-1)
     grad, d_output = linear_backward(grad, x, **output)
     return grad, {"output": d_output}
+
+
+def spans_stages(x: str) -> list[Stage]:
+    """The stages of `spans`, of rows that are stage x."""
+    return [
+        Stage(f"{name}_logits", "(T,)", f"Z W + b, column {column}", "heads.spans", parents=(x,), kept=False)
+        for column, name in enumerate(("start", "end"))
+    ]
 
 
 def mean_rows(x: np.ndarray, lengths: np.ndarray) -> np.ndarray:
@@ -98,6 +124,18 @@ def transform_backward(
     grad = BACKWARDS[activation](stages.through_edit("activation", grad), stages["hidden"])
     grad, d_hidden = linear_backward(stages.through_edit("hidden", grad), x, **hidden)
     return grad, {"hidden": d_hidden, "norm": d_norm}
+
+
+def transform_stages(x: str, activation: Activation, norm: bool = True) -> list[Stage]:
+    """The stages of `transform`, of rows that are stage x; without the norm those below `replaced_tokens`' logits."""
+    function = f"activations.{activation.__name__}"
+    found = [
+        Stage("head.hidden", "(T, E)", "Z W + b", "functions.linear", parents=(x,)),
+        Stage("head.activation", "(T, E)", "act(hidden)", function, parents=("head.hidden",)),
+    ]
+    hook = "mlm_head.ln.hook_normalized"
+    normed = LayerNorm.stage("head.norm", "activation", "head.activation", shape="(T, E)", hook=hook)
+    return [*found, normed] if norm else found
 
 
 def replaced_tokens(x: np.ndarray, activation: Activation, hidden: Linear, output: Linear) -> np.ndarray:

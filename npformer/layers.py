@@ -14,11 +14,12 @@ from typing import Any
 import numpy as np
 
 from npformer.blocks.attention import Attention
-from npformer.blocks.block import EMBEDDED, Backward, Block, Shared
+from npformer.blocks.block import Backward, Block, Shared
 from npformer.blocks.rows import Rows
 from npformer.mechanisms.mechanism import Mechanism
 from npformer.mechanisms.placed import add_up
 from npformer.norms import LayerNorm
+from npformer.stage import EMBEDDED, INPUT, SOURCE, Stage, within
 from npformer.tape import Stages
 from npformer.taps import scope, spare, tap
 
@@ -88,6 +89,25 @@ class Layer:
         """The stage that is the layer's output."""
         return self._output(self.blocks[-1][0], weights)
 
+    def stages(self, weights: Mapping[str, Any]) -> list[Stage]:
+        """The layer's stages in firing order, with the norms that are among the weights."""
+        found, x = list[Stage](), INPUT
+        for name, block in self.blocks:
+            around, norm = block.around, f"{name}_norm" if weights.get(f"{name}_norm") is not None else ""
+            read, letter, total = x, around.x, f"{around.x} + {around.output}"
+            if norm and self.norm_first:
+                found.append(self.norm.stage(norm, letter, x, around.normed, hook=around.norm_hook))
+                read, letter = norm, around.normed
+            given = {INPUT: read, SOURCE: SOURCE, EMBEDDED: EMBEDDED}
+            found += within(name, block.stages, given, x=letter)
+            formula = f"{around.total} = {total}" if self.norm_first else total
+            parents = (x, found[-1].name)
+            found.append(Stage(f"{name}_residual", "(T, D)", formula, "layers.Layer", around.total_hook, parents))
+            if norm and not self.norm_first:
+                found.append(self.norm.stage(norm, total, found[-1].name, around.total, hook=around.norm_hook))
+            x = found[-1].name
+        return found
+
 
 @dataclass(frozen=True)
 class Stack:
@@ -156,6 +176,17 @@ class Stack:
         if last == 0 and self.after_first is not None:
             return self.after_first.output(weights)
         return f"layers.{last}.{self.layers[last].output(weights['layers'][last])}"
+
+    def stages(self, weights: Mapping[str, Any], x: str) -> list[Stage]:
+        """The stack's stages in firing order, of which the first are computed from stage x."""
+        found, given = list[Stage](), {INPUT: x, SOURCE: SOURCE, EMBEDDED: x}
+        for i, (layer, of_layer) in enumerate(zip(self.layers, weights.get("layers", ()), strict=False)):
+            found += within(f"layers.{i}", layer.stages(of_layer), given, f"blocks.{i}.")
+            given[INPUT] = found[-1].name
+            if i == 0 and self.after_first is not None:
+                found += within("", self.after_first.stages(weights), given)
+                given[INPUT] = found[-1].name
+        return [*found, self.norm.stage("norm", "Z", given[INPUT])] if "norm" in weights else found
 
     def _begun(self, x: np.ndarray, rows: Rows, weights: Mapping[str, Any]) -> Rows:
         """The rows with the stack's mechanisms, each of which begins once."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from npformer.functions import layer_norm, layer_norm_backward
+from npformer.stage import Stage
 
 
 @dataclass(frozen=True)
@@ -22,3 +23,9 @@ class LayerNorm:
         self, grad: np.ndarray, x: np.ndarray, **weights: np.ndarray
     ) -> tuple[np.ndarray, dict[str, np.ndarray]]:
         return layer_norm_backward(grad, x, **weights, eps=self.eps)
+
+    @staticmethod
+    def stage(name: str, x: str, parent: str, y: str = "", shape: str = "(T, D)", hook: str = "") -> Stage:
+        """The stage of a norm's output: y = Normalize(x), with y and x as formulas name them."""
+        formula = f"{y} = Normalize({x})" if y else f"Normalize({x})"
+        return Stage(name, shape, formula, "functions.layer_norm", hook, (parent,))

@@ -15,17 +15,17 @@ import numpy as np
 from npformer import heads
 from npformer.activations import ACTIVATIONS
 from npformer.blocks import Convolution, Rows
-from npformer.blocks.block import SOURCE
 from npformer.blocks.rows import Caches
 from npformer.config import Config
 from npformer.decoder_layers import decoder_layer_of, project, project_backward
-from npformer.embeddings import embeddings, embeddings_backward
+from npformer.embeddings import embeddings, embeddings_backward, embeddings_stages
 from npformer.encoder_layers import layer_of
 from npformer.layers import Layer, Stack
 from npformer.mechanisms import Causal, Disentangled, Mechanism, RelativeBias, Rotary, Window
 from npformer.norms import LayerNorm
 from npformer.runtime.packing import Batch, Text, pack
 from npformer.runtime.threads import all_gather
+from npformer.stage import SOURCE, Stage, within
 from npformer.tape import Stages
 from npformer.taps import scope, tap
 
@@ -369,3 +369,42 @@ def decode_target_backward(
         scale=scale, padding_idx=config.padding_idx,
     )  # fmt: skip
     return shared[SOURCE]["rows"], {"embeddings": d_tables, **tree}
+
+
+# --- stages ----------------------------------------------------------------------------------------------------------
+
+
+def stages(weights: Mapping[str, Any], config: Config) -> list[Stage]:
+    """The stages of a model in firing order, each with the stages it is computed from, for a tree with its groups."""
+    if not config.decoder:
+        found = _stages_of(encoder_stack(config, is_gated(weights)), weights)
+        return [*found, *_stages_of_head(weights, config, found[-1].name)]
+    encoder = _stages_of(encoder_stack(config, is_gated(weights["encoder"])), weights["encoder"])
+    encoder = within("encoder", encoder, {}, hooks=None)
+    decoder = _stages_of(decoder_stack(config), weights["decoder"])
+    found = [*encoder, *within("decoder", decoder, {SOURCE: encoder[-1].name}, hooks=None)]
+    return [*found, *_stages_of_head(weights, config, found[-1].name)]
+
+
+def _stages_of(stack: Stack, weights: Mapping[str, Any]) -> list[Stage]:
+    found = embeddings_stages(weights["embeddings"])
+    return [*found, *stack.stages(weights, found[-1].name)]
+
+
+def _stages_of_head(weights: Mapping[str, Any], config: Config, x: str) -> list[Stage]:
+    """The stages of `answer`, of rows that are stage x."""
+    head, found, of_texts = weights.get("head", {}), list[Stage](), config.head in POOLED_HEADS
+    read = pooled = x
+    if "norm" in head:
+        found = [heads.pooled_stage(x)] if of_texts else []
+        found += heads.transform_stages(found[-1].name if of_texts else x, ACTIVATIONS[config.below_head])
+        x = pooled = found[-1].name
+    if "pooler" in weights:
+        found += heads.pool_stages(read)
+        pooled = found[-1].name
+    if config.head == "replaced-token":
+        found += heads.transform_stages(x, ACTIVATIONS[config.below_head], norm=False)
+        return [*found, heads.classify_stage("head.activation")]
+    if config.head == "question-answering":
+        return found + heads.spans_stages(x)
+    return found if config.head == "base" else [*found, heads.classify_stage(pooled if of_texts else x)]

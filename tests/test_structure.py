@@ -20,7 +20,16 @@ LONGEST = 450  # lines; a longer file has two subjects
 # From what knows least to what knows most: a module imports, at whatever time, only what stands before it or beside it.
 # A package is one room; a module of it that needs to know more has its own place, as checkpoint.loading, which makes models.
 ORDER = (
-    *("common.errors", "common.other_libraries", "common.checks", "common.arraylike", "common", "taps", "runtime"),
+    *(
+        "common.errors",
+        "common.other_libraries",
+        "common.checks",
+        "common.arraylike",
+        "common",
+        "taps",
+        "stage",
+        "runtime",
+    ),
     *(
         "functions",
         "activations",

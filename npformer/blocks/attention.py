@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from npformer.blocks.block import SOURCE, Backward, Block
+from npformer.blocks.block import Around, Backward, Block
 from npformer.blocks.rows import Rows
 from npformer.mechanisms.mechanism import Mechanism
 from npformer.multi_head import (
@@ -16,6 +17,7 @@ from npformer.multi_head import (
     multi_head_attention_backward,
     self_attention_backward,
 )
+from npformer.stage import INPUT, SOURCE, Stage
 from npformer.tape import Stages
 
 EVERY_KEY = np.ones(1, bool)  # the mask of cross-attention: a row may attend to its whole source
@@ -34,6 +36,8 @@ class Attention(Block):
     n_heads: int
     mechanisms: tuple[Mechanism, ...] = ()
 
+    around = Around("X", "A", "Y", "N", "hook_resid_mid", "ln1.hook_normalized")
+
     def __call__(self, x: np.ndarray, rows: Rows, **weights: Any) -> np.ndarray:
         own, lengths = attending(x, rows.lengths, rows.attending)
         placed, cache = rows.placed(self.mechanisms), rows.cache and rows.cache.own
@@ -45,6 +49,10 @@ class Attention(Block):
             grad, stages, x, rows.lengths, self.n_heads, rows.attending, placed, **weights
         )
         return dx, grads, grads.pop("mechanisms", {})
+
+    @property
+    def stages(self) -> list[Stage]:
+        return attention_stages(INPUT, self.mechanisms)
 
 
 @dataclass(frozen=True)
@@ -58,6 +66,8 @@ class CrossAttention(Block):
 
     n_heads: int
 
+    around = Attention.around
+
     def __call__(self, x: np.ndarray, rows: Rows, **weights: Any) -> np.ndarray:
         cache = rows.cache and rows.cache.source
         return multi_head_attention(
@@ -70,8 +80,41 @@ class CrossAttention(Block):
         )
         return dx, grads, {SOURCE: {"rows": dsource}}
 
+    @property
+    def stages(self) -> list[Stage]:
+        return attention_stages(SOURCE, ())
+
     @staticmethod
     def _source(rows: Rows) -> tuple[np.ndarray, np.ndarray]:
         assert rows.source is not None
         assert rows.source_lengths is not None
         return rows.source, rows.source_lengths
+
+
+def attention_stages(source: str, mechanisms: Sequence[Mechanism]) -> list[Stage]:
+    """The stages of multi-head attention to the rows of INPUT or SOURCE."""
+    linear, split = "functions.linear", "attention.split_heads"
+    attend = "attention.scaled_dot_product_attention"
+    turned = [stage for each in mechanisms for stage in each.turned]
+    added = [stage for each in mechanisms for stage in each.added]
+    query, key = [each.name for each in turned[-2:]] or ("query", "key")
+    scored = ("query_heads", "key_heads", *(each.name for each in added))
+    return [
+        Stage("query", "(T, D)", "Q = {x} W_Q + b_Q", linear, parents=(INPUT,), kept=False),
+        Stage("key", "(T, D)", "K = {x} W_K + b_K", linear, parents=(source,), kept=False),
+        Stage("value", "(T, D)", "V = {x} W_V + b_V", linear, parents=(source,), kept=False),
+        *turned,
+        Stage("query_heads", "(H, T, K)", "Q_h, K columns of Q", split, "attn.hook_q", (query,)),
+        Stage("key_heads", "(H, T, K)", "K_h, K columns of K", split, "attn.hook_k", (key,)),
+        Stage("value_heads", "(H, T, K)", "V_h, K columns of V", split, "attn.hook_v", ("value",)),
+        *added,
+        Stage(
+            *("scores", "(H, T, T)", "Q_h K_h^T / sqrt(K) [+ bias]", attend, "attn.hook_attn_scores"),
+            parents=scored,
+            kept=False,
+        ),
+        Stage("weights", "(H, T, T)", "W_h = softmax(scores)", "functions.softmax", "attn.hook_pattern", ("scores",)),
+        Stage("context", "(H, T, K)", "W_h V_h", attend, "attn.hook_z", ("weights", "value_heads"), kept=False),
+        Stage("combined", "(T, D)", "Concat(context)", "attention.combine_heads", parents=("context",)),
+        Stage("output", "(T, D)", "A = combined W_O + b_O", linear, "hook_attn_out", ("combined",), kept=False),
+    ]

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Mapping
-from typing import Any
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
 from npformer.blocks.rows import Rows
 from npformer.mechanisms.mechanism import Sums
+from npformer.stage import Stage
 from npformer.tape import Stages
 
 Activation = Callable[..., np.ndarray]
@@ -17,12 +18,22 @@ Linear = Mapping[str, np.ndarray]
 Shared = dict[Hashable, Sums]  # owner of arrays that several layers read, a mechanism for one -> their gradients
 Backward = tuple[np.ndarray, dict[str, Any], Shared]  # dx, the gradients of the block's weights, those of shared arrays
 
-SOURCE = "source"  # the owner of the rows that cross-attention reads
-EMBEDDED = "embedded"  # the owner of the rows that the stack reads
+
+class Around(NamedTuple):
+    """How formulas name the rows around a block, and TransformerLens's hooks at its sum and norm."""
+
+    x: str  # the rows before it
+    output: str
+    total: str  # their sum, normalised where norms follow blocks
+    normed: str  # the rows before it, normalised, where norms precede blocks
+    total_hook: str = ""
+    norm_hook: str = ""
 
 
 class Block(ABC):
     """A function of packed rows and weights, (T, D) -> (T, D). Subclasses are frozen dataclasses of their choices."""
+
+    around: ClassVar[Around]
 
     @abstractmethod
     def __call__(self, x: np.ndarray, rows: Rows, **weights: Any) -> np.ndarray:
@@ -31,3 +42,8 @@ class Block(ABC):
     @abstractmethod
     def backward(self, grad: np.ndarray, stages: Stages, x: np.ndarray, rows: Rows, **weights: Any) -> Backward:
         """Backward of `__call__`: dx (T, D), and the gradients of the weights and of shared arrays."""
+
+    @property
+    @abstractmethod
+    def stages(self) -> list[Stage]:
+        """The block's stages in firing order, the last of which is its output. {x} stands for the rows it reads."""

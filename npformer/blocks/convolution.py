@@ -11,10 +11,11 @@ from typing import Any
 import numpy as np
 
 from npformer.activations import BACKWARDS
-from npformer.blocks.block import EMBEDDED, Activation, Backward, Block
+from npformer.blocks.block import Activation, Around, Backward, Block
 from npformer.blocks.rows import Rows
 from npformer.functions import linear, linear_backward
 from npformer.runtime.threads import all_gather
+from npformer.stage import EMBEDDED, Stage
 from npformer.tape import Stages
 from npformer.taps import spare, tap
 
@@ -30,6 +31,8 @@ class Convolution(Block):
 
     activation: Activation
 
+    around = Around("Z of layer 0", "activation", "", "")
+
     def __call__(self, x: np.ndarray, rows: Rows, **weights: Any) -> np.ndarray:
         h = tap("hidden", convolve(*self._read(rows), **weights, row_indices=rows.attending))
         return tap("activation", self.activation(h, out=spare(h)))
@@ -39,6 +42,14 @@ class Convolution(Block):
         grad = stages.through_edit("hidden", grad)
         d_embedded, grads = convolve_backward(grad, *self._read(rows), **weights, row_indices=rows.attending)
         return np.zeros_like(x), grads, {EMBEDDED: {"rows": d_embedded}}
+
+    @property
+    def stages(self) -> list[Stage]:
+        formula, function = "the rows around each row of X, W + b", f"activations.{self.activation.__name__}"
+        return [
+            Stage("hidden", "(T, D)", formula, "blocks.convolution.convolve", parents=(EMBEDDED,)),
+            Stage("activation", "(T, D)", "act(hidden)", function, parents=("hidden",), kept=False),
+        ]
 
     @staticmethod
     def _read(rows: Rows) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

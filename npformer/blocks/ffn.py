@@ -11,9 +11,10 @@ from typing import Any
 import numpy as np
 
 from npformer.activations import BACKWARDS
-from npformer.blocks.block import Activation, Backward, Block, Linear
+from npformer.blocks.block import Activation, Around, Backward, Block, Linear
 from npformer.blocks.rows import Rows
 from npformer.functions import linear, linear_backward
+from npformer.stage import INPUT, Stage
 from npformer.tape import Stages
 from npformer.taps import spare, tap
 
@@ -29,12 +30,29 @@ class FeedForward(Block):
 
     activation: Activation
 
+    around = Around("Y", "B", "Z", "M", "hook_resid_post", "hook_normalized_resid_post")
+
     def __call__(self, x: np.ndarray, rows: Rows, **weights: Any) -> np.ndarray:
         return feed_forward(x, self.activation, **weights)
 
     def backward(self, grad: np.ndarray, stages: Stages, x: np.ndarray, rows: Rows, **weights: Any) -> Backward:
         dx, grads = feed_forward_backward(grad, stages, x, self.activation, **weights)
         return dx, grads, {}
+
+    @property
+    def stages(self) -> list[Stage]:
+        function = f"activations.{self.activation.__name__}"
+        return [
+            Stage("hidden", "(T, F)", "{x} W_1 + b_1", "functions.linear", "mlp.hook_pre", (INPUT,)),
+            Stage("activation", "(T, F)", "act(hidden)", function, "mlp.hook_post", ("hidden",)),
+            output_stage("activation"),
+        ]
+
+
+def output_stage(parent: str) -> Stage:
+    """The stage of a feed-forward network's output."""
+    formula = "B = activation W_2 + b_2"
+    return Stage("output", "(T, D)", formula, "functions.linear", "hook_mlp_out", (parent,), kept=False)
 
 
 def feed_forward(x: np.ndarray, activation: Activation, hidden: Linear, output: Linear) -> np.ndarray:

@@ -12,8 +12,10 @@ import numpy as np
 
 from npformer.activations import BACKWARDS
 from npformer.blocks.block import Activation, Backward, Block, Linear
+from npformer.blocks.ffn import FeedForward, output_stage
 from npformer.blocks.rows import Rows
 from npformer.functions import linear, linear_backward, linears
+from npformer.stage import INPUT, Stage
 from npformer.tape import Stages
 from npformer.taps import spare, tap
 
@@ -29,12 +31,22 @@ class Gated(Block):
 
     activation: Activation
 
+    around = FeedForward.around
+
     def __call__(self, x: np.ndarray, rows: Rows, **weights: Any) -> np.ndarray:
         return gated_feed_forward(x, self.activation, **weights)
 
     def backward(self, grad: np.ndarray, stages: Stages, x: np.ndarray, rows: Rows, **weights: Any) -> Backward:
         dx, grads = gated_feed_forward_backward(grad, stages, x, self.activation, **weights)
         return dx, grads, {}
+
+    @property
+    def stages(self) -> list[Stage]:
+        hidden, activation, _ = FeedForward(self.activation).stages
+        gate = Stage("gate", "(T, F)", "{x} V + c", "functions.linear", "mlp.hook_pre_linear", (INPUT,))
+        product = ("(T, F)", "activation * gate", "blocks.gated.gated_feed_forward")
+        gated = Stage("gated", *product, parents=("activation", "gate"))
+        return [hidden, gate, activation, gated, output_stage("gated")]
 
 
 def gated_feed_forward(

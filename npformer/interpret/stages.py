@@ -1,7 +1,8 @@
-"""The table of stages: name, shape, formula, function, and names in other libraries.
+"""Finds stages: those of a model, a stage by its name or pattern, and by the names of other libraries.
 
-`taps.py` fires stages, `interpret/traces.py` records them, `golden/` compares them with another program's. A stage that
-is the output of a group of weights has that group's name; `*` stands for a layer's number.
+The parts of a model declare their stages (`npformer/stage.py`), `taps.py` fires them, `interpret/traces.py` records
+them, `golden/` compares them with another program's. A stage that is the output of a group of weights has that group's
+name; `*` stands for a layer's number.
 """
 
 from __future__ import annotations
@@ -9,95 +10,59 @@ from __future__ import annotations
 import fnmatch
 import re
 from collections import Counter
-from collections.abc import Container, Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Container, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import lru_cache
 
-from npformer.checkpoint.tree import module_path
+import numpy as np
+
+from npformer import heads, transformer
+from npformer.activations import gelu
+from npformer.blocks import Attention, Convolution, Gated
+from npformer.checkpoint.tree import module_path, parameters, unflatten
 from npformer.common.checks import nearest
 from npformer.common.errors import NpformerError
 from npformer.config import Config
+from npformer.embeddings import embeddings_stages
 from npformer.families import encoders, family_of
 from npformer.families.marian import LAYER as MARIAN_LAYER
+from npformer.layers import Layer
+from npformer.mechanisms import Disentangled, Rotary
+from npformer.norms import LayerNorm
+from npformer.stage import Stage, within
 
-
-@dataclass(frozen=True)
-class Stage:
-    """A stage in a trace of one text: T tokens, width D (tables: E), H heads of width K, F hidden units, C outputs."""
-
-    name: str
-    shape: str
-    formula: str
-    function: str  # below npformer: module and name
-    hook: str = ""  # TransformerLens's name in a HookedEncoder, if it has one
-
-
-_BEFORE = (
-    Stage("embeddings.token", "(T, E)", "E[ids]", "functions.embedding", "embed.hook_embed"),
-    Stage("embeddings.position", "(T, E)", "P[positions]", "functions.embedding", "embed.hook_pos_embed"),
-    Stage("embeddings.segment", "(T, E)", "S[token_type_ids]", "functions.embedding", "embed.hook_token_type_embed"),
-    Stage("embeddings.sum", "(T, E)", "token + position [+ segment]", "embeddings.embeddings"),
-    Stage("embeddings.norm", "(T, E)", "X = Normalize(sum)", "functions.layer_norm", "hook_full_embed"),
-    Stage("embeddings.project", "(T, D)", "X = Normalize(sum) W + b", "functions.linear"),
+#: A layer with every block and mechanism that has stages, for look-ups without a model.
+_LAYER = Layer(
+    (
+        ("attention", Attention(1, (Rotary(1.0, 2), Disentangled(2, 0, 1.0)))),
+        ("ffn", Gated(gelu)),
+    )
 )
-_OF_DISTANCES = {"key": "Q_h K_r^T", "query": "Q_r K_h^T"}
-_SDPA = "attention.scaled_dot_product_attention"
-_LAYER = (  # of each layer: names below `layers.*`, hooks below `blocks.*`
-    Stage("attention.query", "(T, D)", "Q = X W_Q + b_Q", "functions.linear"),
-    Stage("attention.key", "(T, D)", "K = X W_K + b_K", "functions.linear"),
-    Stage("attention.value", "(T, D)", "V = X W_V + b_V", "functions.linear"),
-    Stage("attention.query_rotated", "(T, D)", "Q, each head rotated by its position", "mechanisms.rotary.rotate"),
-    Stage("attention.key_rotated", "(T, D)", "K, each head rotated by its position", "mechanisms.rotary.rotate"),
-    Stage("attention.query_heads", "(H, T, K)", "Q_h, K columns of Q", "attention.split_heads", "attn.hook_q"),
-    Stage("attention.key_heads", "(H, T, K)", "K_h, K columns of K", "attention.split_heads", "attn.hook_k"),
-    Stage("attention.value_heads", "(H, T, K)", "V_h, K columns of V", "attention.split_heads", "attn.hook_v"),
-    Stage(
-        "attention.distance_scores",
-        "(H, T, T)",
-        "(Q_h K_r^T + Q_r K_h^T) / sqrt(3 K), r: distances",
-        "mechanisms.disentangled.distance_scores",
-    ),
-    Stage("attention.scores", "(H, T, T)", "Q_h K_h^T / sqrt(K) [+ bias]", _SDPA, "attn.hook_attn_scores"),
-    Stage("attention.weights", "(H, T, T)", "W_h = softmax(scores)", "functions.softmax", "attn.hook_pattern"),
-    Stage("attention.context", "(H, T, K)", "W_h V_h", _SDPA, "attn.hook_z"),
-    Stage("attention.combined", "(T, D)", "Concat(context)", "attention.combine_heads"),
-    Stage("attention.output", "(T, D)", "A = combined W_O + b_O", "functions.linear", "hook_attn_out"),
-    Stage("attention_residual", "(T, D)", "X + A", "layers.Layer", "hook_resid_mid"),
-    Stage("attention_norm", "(T, D)", "Y = Normalize(X + A)", "functions.layer_norm", "ln1.hook_normalized"),
-    Stage("ffn.hidden", "(T, F)", "Y W_1 + b_1", "functions.linear", "mlp.hook_pre"),
-    Stage("ffn.gate", "(T, F)", "Y V + c", "functions.linear", "mlp.hook_pre_linear"),
-    Stage("ffn.activation", "(T, F)", "act(hidden)", "activations.gelu", "mlp.hook_post"),
-    Stage("ffn.gated", "(T, F)", "activation * gate", "blocks.gated.gated_feed_forward"),
-    Stage("ffn.output", "(T, D)", "B = activation W_2 + b_2", "functions.linear", "hook_mlp_out"),
-    Stage("ffn_residual", "(T, D)", "Y + B", "layers.Layer", "hook_resid_post"),
-    Stage("ffn_norm", "(T, D)", "Z = Normalize(Y + B)", "functions.layer_norm", "hook_normalized_resid_post"),
+_CONVOLUTION = Layer((("convolution", Convolution(gelu)),))
+_ANY = dict.fromkeys(("token", "position", "segment", "norm", "project"))
+
+
+def _probabilities(answer: str = "", function: str = "softmax") -> Stage:
+    """The stage of the scores that a task makes of logits."""
+    shape = "(T,)" if answer else "(C,) or (T,) or (T, C)"
+    made_by = "functions.softmax" if function == "softmax" else "tasks.task.probabilities"
+    logits = f"{answer}logits"
+    return Stage(f"{answer}probabilities", shape, f"{function}({logits})", made_by, parents=(logits,))
+
+
+#: Every stage, in firing order; `*` stands for a layer's number.
+STAGES = (
+    *embeddings_stages(_ANY),
+    *within("layers.*", _LAYER.stages({"attention_norm": {}, "ffn_norm": {}}), {}, "blocks.*."),
+    *_CONVOLUTION.stages({"convolution_norm": {}}),
+    LayerNorm.stage("norm", "Z", ""),
+    *heads.pool_stages(""),
+    *heads.transform_stages("", gelu),
+    heads.classify_stage(""),
+    *heads.spans_stages(""),
+    *map(_probabilities, ("", "start_", "end_")),
 )
-_AFTER = (
-    Stage("convolution.hidden", "(T, D)", "the rows around each row of X, W + b", "blocks.convolution.convolve"),
-    Stage("convolution.activation", "(T, D)", "act(hidden)", "activations.gelu"),
-    Stage("convolution_residual", "(T, D)", "Z of layer 0 + activation", "layers.Layer"),
-    Stage("convolution_norm", "(T, D)", "Normalize(Z + activation)", "functions.layer_norm"),
-    Stage("norm", "(T, D)", "Normalize(Z)", "functions.layer_norm"),
-    Stage("pooler", "(D,)", "Z[0] W + b", "functions.linear"),
-    Stage("pooled", "(D,)", "act(pooler); Z[0] or the mean of Z without one", "heads.pool", "pooler.hook_pooler_out"),
-    Stage("head.hidden", "(T, E)", "Z W + b", "functions.linear"),
-    Stage("head.activation", "(T, E)", "act(hidden)", "activations.gelu"),
-    Stage("head.norm", "(T, E)", "Normalize(activation)", "functions.layer_norm", "mlm_head.ln.hook_normalized"),
-    Stage("logits", "(C,) or (T,) or (T, C)", "features W + b", "functions.linear"),
-    Stage("start_logits", "(T,)", "Z W + b, column 0", "heads.spans"),
-    Stage("end_logits", "(T,)", "Z W + b, column 1", "heads.spans"),
-    Stage("probabilities", "(C,) or (T,) or (T, C)", "softmax(logits)", "functions.softmax"),
-    Stage("start_probabilities", "(T,)", "softmax(start_logits)", "functions.softmax"),
-    Stage("end_probabilities", "(T,)", "softmax(end_logits)", "functions.softmax"),
-)
-
-
-def _in_layer(stage: Stage) -> Stage:
-    return replace(stage, name=f"layers.*.{stage.name}", hook=stage.hook and f"blocks.*.{stage.hook}")
-
-
-#: Every stage, in firing order.
-STAGES = (*_BEFORE, *map(_in_layer, _LAYER), *_AFTER)
+_NO_NUMBERS = np.zeros(0)  # for weights of which only the names matter
 _BY_NAME = {stage.name: stage for stage in STAGES}
 #: Heads whose answers are columns of the output of their last layer.
 COLUMNS = {"question-answering": ("start_logits", "end_logits"), "replaced-token": ("logits",)}
@@ -122,18 +87,30 @@ def find(name: str) -> Stage | None:
     return replace(stage, name=name, hook=hook if plain == name else "")
 
 
-#: The formulas of a layer whose norms stand before its blocks, where they differ: N and M are its normalised rows.
-_NORM_FIRST = {
-    "attention_norm": "N = Normalize(X)",
-    "attention.query": "Q = N W_Q + b_Q",
-    "attention.key": "K = N W_K + b_K",
-    "attention.value": "V = N W_V + b_V",
-    "attention_residual": "Y = X + A",
-    "ffn_norm": "M = Normalize(Y)",
-    "ffn.hidden": "M W_1 + b_1",
-    "ffn.gate": "M V + c",
-    "ffn_residual": "Z = Y + B",
-}
+@lru_cache(maxsize=16)
+def of_weights(config: Config, weights: frozenset[str]) -> Mapping[str, Stage]:
+    """Returns the stages of a model with these weights, by name, in firing order."""
+    found = transformer.stages(unflatten(dict.fromkeys(weights, _NO_NUMBERS)), config)
+    if config.head == "question-answering":
+        found += map(_probabilities, ("start_", "end_"))
+    elif config.head not in ("base", "translation") and config.scoring != "none":
+        found.append(_probabilities(function=config.scoring))
+    return {stage.name: stage for stage in found}
+
+
+@lru_cache(maxsize=4)  # asked once a stage of a model
+def of_model(config: Config) -> Mapping[str, Stage]:
+    """Returns the stages of a model, by name, in firing order.
+
+    >>> of_model(npformer.load("distilbert-sst2").config)["layers.3.ffn.output"].parents
+    ('layers.3.ffn.activation',)
+    """
+    return of_weights(config, frozenset(parameters(config)))
+
+
+def of(name: str, config: Config | None) -> Stage | None:
+    """Returns a stage in this model, or as `find` does; None for an unknown name."""
+    return (of_model(config).get(name) if config else None) or find(name)
 
 
 def formula(name: str, config: Config | None) -> str:
@@ -142,13 +119,8 @@ def formula(name: str, config: Config | None) -> str:
     >>> formula("layers.3.ffn_norm", None)
     'Z = Normalize(Y + B)'
     """
-    stage = find(name)
-    if name == "probabilities" and config and config.scoring == "sigmoid":
-        return "sigmoid(logits)"
-    if name.endswith(".distance_scores") and config and len(config.distance_forms) == 1:
-        return f"{_OF_DISTANCES[config.distance_forms[0]]} / sqrt(2 K), r: distances"
-    own = _NORM_FIRST.get(_NUMBER.split(name)[-1].removeprefix(".")) if config and config.norm_first else None
-    return own or (stage.formula if stage else "")
+    stage = of(name, config)
+    return stage.formula if stage else ""
 
 
 def module(config: Config, name: str) -> str:
@@ -195,19 +167,8 @@ def module_runs(config: Config) -> dict[str, list[str]]:
 
 
 def names(config: Config) -> list[str]:
-    """Lists the table's stages for a model of this depth, in firing order."""
-    before, layer, after = ([stage.name for stage in part] for part in (_BEFORE, map(_in_layer, _LAYER), _AFTER))
-
-    def stack(n_layers: int, layer: list[str]) -> list[str]:
-        return [*before, *(name.replace("*", str(n)) for n in range(n_layers) for name in layer)]
-
-    if not (config.decoder and config.n_layers):
-        return [*stack(config.n_layers, layer), *after]
-    crossed = [name.replace(".attention", ".cross_attention") for name in layer if ".attention" in name]
-    middle = next(i for i, name in enumerate(layer) if ".ffn." in name)
-    both = [*layer[:middle], *crossed, *layer[middle:]]
-    encoder, decoder = stack(config.n_layers, layer), stack(config.decoder.n_layers, both)
-    return [*(f"encoder.{name}" for name in encoder), *(f"decoder.{name}" for name in decoder), *after]
+    """Lists a model's stages, in firing order."""
+    return list(of_model(config))
 
 
 def selected(patterns: str | Iterable[str], names: Iterable[str]) -> list[str]:

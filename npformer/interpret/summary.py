@@ -15,6 +15,7 @@ import numpy as np
 
 from npformer.config import Config
 from npformer.interpret import stages
+from npformer.stage import Stage
 
 NUMBERS = ("mean", "std", "min", "max")
 COLUMNS = {  # field of `StageSummary`, in order -> title of its column
@@ -52,18 +53,12 @@ def summary(name: str, arrays: Sequence[np.ndarray], config: Config | None) -> S
     flat = np.concatenate([array.ravel() for array in arrays]).astype(np.float64, copy=False)
     if not flat.size:
         flat = np.array([math.nan])
-    stage = stages.find(name) or stages.Stage(name, "", "", "")
-    function = stage.function
-    if config and name.endswith(".activation"):
-        others = {"head.activation": config.below_head, "convolution.activation": config.convolution_activation}
-        function = f"activations.{others.get(name, config.activation)}"
-    elif config and name == "probabilities" and config.scoring == "sigmoid":
-        function = "tasks.task.probabilities"
+    stage = stages.of(name, config) or Stage(name, "", "", "")
     return StageSummary(
         name,
         shapes[0] if len(shapes) == 1 else f"{len(arrays)} texts",
-        stages.formula(name, config),
-        function,
+        stage.formula,
+        stage.function,
         stages.module(config, name) if config else "",
         stage.hook,
         *(float(number) for number in (flat.mean(), flat.std(), flat.min(), flat.max())),

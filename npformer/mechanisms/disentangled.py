@@ -17,6 +17,7 @@ from npformer.mechanisms.distances import of_all
 from npformer.mechanisms.mechanism import Linear, Mechanism, Sums
 from npformer.runtime.packing import Batch
 from npformer.runtime.products import inner_products_in_room
+from npformer.stage import Stage
 from npformer.tape import Stages
 from npformer.taps import tap
 
@@ -130,6 +131,16 @@ class Disentangled(Mechanism):
         tables = {f"distance_{name}": each for name, each in self._heads(q.shape[-3]).items()}
         dq, dk, sums = distance_scores_backward(grad, q, k, self._rows(queries, keys), **tables)
         return dq, dk, {form: each.sum(axis=0) for form, each in sums.items()}
+
+    @property
+    def added(self) -> tuple[Stage, ...]:
+        if not self.forms:
+            return ()
+        of_forms = {"key": ("Q_h K_r^T", "query_heads"), "query": ("Q_r K_h^T", "key_heads")}
+        products, parents = zip(*(of_forms[form] for form in self.forms), strict=True)
+        total = f"({' + '.join(products)})" if len(products) > 1 else products[0]
+        formula, made_by = f"{total} / sqrt({self.products} K), r: distances", "mechanisms.disentangled.distance_scores"
+        return (Stage("distance_scores", "(H, T, T)", formula, made_by, parents=parents, kept=False),)
 
 
 def log_buckets(distance: np.ndarray, n_buckets: int, max_distance: int) -> np.ndarray:

@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Self
 import numpy as np
 
 from npformer.runtime.packing import Batch
+from npformer.stage import Stage
 from npformer.tape import Stages
 
 Linear = Mapping[str, np.ndarray]
@@ -63,6 +64,11 @@ class Mechanism:
         """Backward of `turn`: dq and dk."""
         return dq, dk
 
+    @property
+    def turned(self) -> tuple[Stage, ...]:
+        """The stages of `turn`, of queries and of keys; their parents are "query" and "key"."""
+        return ()
+
     # --- scores ---
 
     def terms(self, queries: np.ndarray, keys: np.ndarray, n_heads: int) -> dict[str, np.ndarray] | None:
@@ -88,6 +94,11 @@ class Mechanism:
     ) -> tuple[np.ndarray | float, np.ndarray | float, Sums]:
         """Backward of `add`: its terms of dq and dk, and the gradients of its own arrays."""
         return 0.0, 0.0, {}
+
+    @property
+    def added(self) -> tuple[Stage, ...]:
+        """The stages of `add`, from which the scores are computed; their parents are "query_heads" and "key_heads"."""
+        return ()
 
     def mask(self, queries: np.ndarray, keys: np.ndarray) -> np.ndarray | None:
         """True where a query may attend to a key, (N or 1, 1, L, S); None if it may attend to all."""

@@ -14,6 +14,7 @@ import numpy as np
 from npformer.common.errors import NpformerError
 from npformer.mechanisms.mechanism import Mechanism
 from npformer.runtime.packing import Batch
+from npformer.stage import Stage
 from npformer.tape import Stages
 from npformer.taps import tap
 
@@ -50,6 +51,14 @@ class Rotary(Mechanism):
         cos, sin = self.angles
         dq = rotate_backward(stages.through_edit("query_rotated", dq), cos[attending], sin[attending])
         return dq, rotate_backward(stages.through_edit("key_rotated", dk), cos, sin)
+
+    @property
+    def turned(self) -> tuple[Stage, ...]:
+        rows, function = "each head rotated by its position", "mechanisms.rotary.rotate"
+        return tuple(
+            Stage(f"{name}_rotated", "(T, D)", f"{letter}, {rows}", function, parents=(name,), kept=False)
+            for name, letter in (("query", "Q"), ("key", "K"))
+        )
 
 
 def rotary_angles(

@@ -1,0 +1,81 @@
+"""The stages that are derived from a model's parts, against those that fire, the arrays that change, and what is read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+
+from npformer.checkpoint import load_folder
+from npformer.families import FAMILIES, encoders
+from npformer.interpret import stages
+from npformer.interpret.edits import edit
+from npformer.interpret.traces import post_process, trace
+from npformer.model import Model, Seq2Seq
+from npformer.runtime.packing import Text
+from tests.support import seq2seq_models, tiny, torch_values
+
+pytestmark = pytest.mark.numbers
+
+PRE_NORM = {"norm_first": True, "final_norm": True}
+
+
+def of_case(case: str) -> Model:
+    return Model(*load_folder(torch_values.DATA / case, np.float32))
+
+
+MODELS: dict[str, Callable[[], Model | Seq2Seq]] = {
+    **{f"{family}, {head}": partial(tiny.model, family, head) for family in encoders() for head in encoders()[family].heads},
+    **{f"bart, {head}": partial(tiny.model, "bart", head) for head in {*FAMILIES["bart"].architectures.values()} - {"translation"}},
+    **{case: partial(of_case, case) for case in torch_values.CASES},
+    "translation": seq2seq_models.random_model,
+    "translation, pre-norm": partial(seq2seq_models.random_model, **PRE_NORM),
+}  # fmt: skip
+#: One of each structure, where each stage is edited.
+EDITED = (
+    *(f"{family}, masked-lm" for family in ("distilbert", "albert", "mpnet", "modernbert", "deberta-v2", "nomic_bert")),
+    *("deberta-v2-convolution", "deberta-v2-content-to-distance", "gpt2, causal-lm", "electra, replaced-token"),
+    *("modernbert, sequence-classification", "bart, sequence-classification", "bert, question-answering"),
+    *("translation", "translation, pre-norm"),
+)
+
+
+def fired(model: Model | Seq2Seq, changes: Mapping[str, Any] | None = None) -> dict[str, np.ndarray]:
+    """All stages of a forward of one text, which ends as BART's heads need."""
+    config = model.config
+    text = Text(np.array([5, 9, 12, 7, *(config.decoder.end_ids or (3,))[:1]]))
+    with trace() as recorded, edit(changes or {}):
+        if isinstance(model, Seq2Seq):
+            model.run([(text, Text(np.array([2, 4, 1])))])
+        else:
+            post_process(config, model.run([text]))
+    return dict(recorded)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_stages_that_fire_are_those_of_the_parts_in_their_order(name: str) -> None:
+    model = MODELS[name]()
+    of_model, found = stages.of_model(model.config), fired(model)
+    assert list(found) == list(of_model)
+    for stage in found:
+        listed = stages.find(stage)
+        assert listed is not None
+        assert listed.shape == of_model[stage].shape
+        assert of_model[stage].hook in (listed.hook, "")
+
+
+@pytest.mark.parametrize("name", EDITED)
+def test_an_edited_stage_changes_those_that_are_computed_from_it_and_no_other(name: str) -> None:
+    model = MODELS[name]()
+    of_model, right = stages.of_model(model.config), fired(model)
+    below: dict[str, set[str]] = {}
+    for stage in of_model.values():
+        below[stage.name] = {stage.name}.union(*(below[parent] for parent in stage.parents))
+    random = np.random.default_rng(0)
+    for stage in of_model:
+        found = fired(model, {stage: lambda x: x + random.standard_normal(x.shape).astype(x.dtype) / 4})
+        changed = {each for each in found if not np.array_equal(found[each], right[each])}
+        assert changed == {each for each in of_model if stage in below[each]}, stage
