@@ -222,7 +222,7 @@ def prepare(task: Task, items: Sequence[Any], options: Any, truncate: bool, wher
                 most = limit + isinstance(task, TextGeneration)  # a cut leaves room for one more, see `_whole`
                 raise Refusal(
                     HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
-                    f"{place}: {request.encoded[0].n_tokens} tokens, and the model takes {most}; "
+                    f"{place}: {request.encoded[0].n_tokens} tokens, but the model takes {most}; "
                     "shorten it, or have it cut: truncate=true",
                 )
         requests.append(request)

@@ -1,4 +1,4 @@
-"""Places where a text can be divided without a change to its tokens, for texts too long to be tokenized at once."""
+"""Where a long text can be split without changing its tokens, so that it can be tokenized in blocks."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any
 
-BLOCK = 16_384  # characters that are tokenized at once, if the tokenizer allows it
+BLOCK = 16_384  # characters tokenized at once, if the tokenizer has borders
 
-#: Parts that treat each character, or each word between spaces, by itself, so that what follows a space changes nothing
-#: before it. Any other part may look further, and its texts are tokenized whole.
+#: Normalizers and pre-tokenizers that treat each character, or each word, independently: text after a space does not
+#: change the tokens before it. With any other part a text is tokenized whole.
 NORMALIZERS = {"BertNormalizer", "Lowercase", "NFC", "NFD", "NFKC", "NFKD", "StripAccents"}
 PRE_TOKENIZERS = {"BertPreTokenizer", "ByteLevel", "Whitespace", "WhitespaceSplit"}
 
@@ -20,10 +20,10 @@ MARKS = frozenset(string.punctuation)  # ASCII's
 
 
 class Borders:
-    """The borders that a tokenizer respects: at spaces between words, and for BERT's between two marks or ideographs.
+    """The borders of a tokenizer: spaces between words, and for BERT also between two punctuation marks or ideographs.
 
-    No normal form joins a space with its neighbours, every pre-tokenizer above begins a new word there, and models see
-    a word at a time. What could still reach across a border is an added token, so those are looked at too.
+    No normal form joins a space to its neighbours, every pre-tokenizer above starts a new word there, and the model
+    sees one word at a time. Only an added token could cross a border, so added tokens are checked too.
     """
 
     def __init__(self, tokenizer: Any) -> None:
@@ -33,7 +33,7 @@ class Borders:
                 for part in (tokenizer.normalizer, tokenizer.pre_tokenizer)
             )
             added = tokenizer.get_added_tokens_decoder().values()
-        except Exception:  # parts written in Python, or a tokenizer of a user's own
+        except Exception:  # parts written in Python, or a user's own tokenizer
             normalizer, splits, added = {"type": "unknown"}, {}, ()
         parts = normalizer.get("normalizers", [normalizer]) if normalizer else []
         self.at_spaces = (
@@ -48,12 +48,12 @@ class Borders:
             and any(each.get("handle_chinese_chars") for each in parts)
         )
 
-        self.at_marks = (  # to BERT each mark is a word, and no normal form changes those of ASCII before one another
+        self.at_marks = (  # BERT makes each mark a word, and no normal form combines two ASCII marks
             self.at_spaces and splits["type"] == "BertPreTokenizer" and not any(map(_has_marks, added))
         )
 
     def blocks(self, text: str) -> Iterator[tuple[int, int]]:
-        """Divides a text at borders: `(first, end)` of blocks of about BLOCK characters, longer where none is near."""
+        """Splits a text at borders into `(first, end)` blocks of about BLOCK characters, more if no border is near."""
         first = 0
         while first < len(text):
             end = self.before(text, first + BLOCK, first) or self._after(text, first + BLOCK)
@@ -61,7 +61,7 @@ class Borders:
             first = end
 
     def before(self, text: str, end: int, first: int = 0) -> int:
-        """Returns the last border between `first` and `end`, or the end of the text; 0 if there is none."""
+        """Returns the last border between `first` and `end`, or the end of a shorter text; 0 if no border exists."""
         if end >= len(text):
             return len(text)
         return next((i for i in range(end, first, -1) if self._is_border(text, i)), 0)
@@ -70,7 +70,7 @@ class Borders:
         return next((i for i in range(start, len(text)) if self._is_border(text, i)), len(text))
 
     def _is_border(self, text: str, i: int) -> bool:
-        """Tells whether the text can be divided before character i."""
+        """Returns whether the text can be split before character i."""
         if text[i] == " ":
             return self.at_spaces and i + 1 < len(text) and text[i - 1].isalnum() and text[i + 1].isalnum()
         if text[i] in MARKS:
@@ -79,12 +79,12 @@ class Borders:
 
 
 def _has_marks(token: Any) -> bool:
-    """Tells whether an added token has two marks side by side."""
+    """Returns whether an added token has two adjacent punctuation marks."""
     return any(a in MARKS and b in MARKS for a, b in pairwise(token.content))
 
 
 def _stays_inside(token: Any) -> bool:
-    """Tells whether an added token can neither contain a border nor take the space at one."""
+    """Returns whether an added token never contains a border or absorbs the space at one."""
     content = token.content
     if not content.isascii() or any(map(str.isspace, content)) or not content:
         return False

@@ -1,8 +1,8 @@
 """Texts as token ids that fit a model, for tasks, traces, golden files, training and views.
 
-`Encoder` makes an `Encoded` of a text or a `Pair` (`inputs.py`). A text that is too long is cut, read in windows, or
-refused; `was_cut` words every warning. Cuts are the same as in Transformers, so that the ids are the same.
-`SourceEncoder` reads the source of an encoder-decoder.
+`Encoder` turns a text or a `Pair` (`inputs.py`) into an `Encoded`. A text that is too long is truncated, split into
+windows, or refused; `was_cut` words every warning. Truncation gives the same ids as Transformers. `SourceEncoder`
+encodes the source of an encoder-decoder.
 """
 
 from __future__ import annotations
@@ -36,17 +36,17 @@ if TYPE_CHECKING:
 
     from npformer.model import Model, Seq2Seq
 
-IDS = np.ndarray | list | Text  # forms of token ids
-LEAST_STEP = 8  # windows beside another text move on by at least one such part of their width
+IDS = np.ndarray | list | Text  # accepted forms of token ids
+LEAST_STEP = 8  # windows of a pair advance by at least 1 / LEAST_STEP of their width
 
 
 def was_cut(where: str, n_tokens: int, limit: int) -> str:
-    """The beginning of every warning that a text was cut."""
+    """Returns the beginning of every warning about a truncated text."""
     return f"{where}: {n_tokens} tokens, cut to {limit}"
 
 
 def warn_of_cuts(cut: Mapping[str, int], count: int, limit: int) -> None:
-    """Warns once of all texts that were cut. cut: place of each such text -> its tokens; count: all texts."""
+    """Gives one warning for all truncated texts. cut: where each one is -> its token count; count: number of texts."""
     if cut:
         total = f"; {len(cut)} of {count} texts were cut" if count > 1 else ""
         warn(f"{was_cut(*next(iter(cut.items())), limit)}{total}")
@@ -54,18 +54,20 @@ def warn_of_cuts(cut: Mapping[str, int], count: int, limit: int) -> None:
 
 @dataclass
 class Encoded:
-    """A text or a pair as the model reads it: one piece, or several that overlap."""
+    """An encoded text or pair: one piece, or several overlapping pieces."""
 
-    texts: list[Text]  # the pieces, for the model
+    texts: list[Text]  # the model's input for each piece
     n_tokens: int  # of the whole text, including special tokens
     truncated: bool = False
-    pieces: list[Encoding | Tokens] = field(default_factory=list)  # tokens of each piece; empty for a source
-    starts: list[int] = field(default_factory=lambda: [0])  # the place of each piece's first token in the whole text
+    pieces: list[Encoding | Tokens] = field(
+        default_factory=list
+    )  # tokens of each piece; empty for a translation source
+    starts: list[int] = field(default_factory=lambda: [0])  # index of each piece's first token in the whole text
 
     def rows(self) -> list[slice]:
-        """The rows of each piece that cover the whole text once: each overlap is divided in its middle.
+        """The rows of each piece that together cover the text once: each overlap is split in the middle.
 
-        So each token comes from the piece in which it has more context, [CLS] from the first, [SEP] from the last.
+        Each token thus comes from the piece that gives it more context, [CLS] from the first and [SEP] from the last.
         """
         before = self.pieces[0].special_tokens_mask.index(0) if len(self.pieces) > 1 else 0
         after = len(self.pieces[0]) - before - sum(1 - each for each in self.pieces[0].special_tokens_mask)
@@ -78,7 +80,7 @@ class Encoded:
 
 
 class Encoder:
-    """A model's tokenizer, and the greatest length of its texts."""
+    """A model's tokenizer and its maximum length."""
 
     def __init__(self, model: Model, limit: int | None = None) -> None:
         self.tokenizer = model.tokenizer
@@ -86,7 +88,7 @@ class Encoder:
         self.limits = model.limits
         self.has_token_types = model.config.reads_token_types
         self.limit = min(longest_text(model.folder, model.config), limit or model.config.max_length)
-        self._frames: dict[int, Tokens] = {}  # of a text, of a pair
+        self._frames: dict[int, Tokens] = {}  # by number of texts
 
     @cached_property
     def borders(self) -> Borders:
@@ -100,12 +102,12 @@ class Encoder:
         limit: int | None = None,
         stride: int | None = None,
     ) -> list[Encoded]:
-        """Encodes each text in pieces that the model takes.
+        """Encodes each text as pieces that fit the model.
 
-        long: what to do with a text that is too long, one of LONG. cut: which text of a pair is cut, "first", "second"
-        or "longest". limit: the most tokens of a piece, if fewer than the model takes. stride: the tokens that
-        neighbouring windows share, by default a quarter of a window. Raises NpformerError for a text that does not fit,
-        or that has too many characters to be tokenized. If such a text is cut, only the first of it is counted.
+        long: how to treat a text that is too long, one of LONG. cut: which text of a pair is truncated, "first",
+        "second" or "longest". limit: maximum tokens of a piece, if below the model's. stride: tokens shared by
+        neighbouring windows, by default a quarter of a window. Raises NpformerError for a text that does not fit, or
+        that exceeds the limit `characters`. If such a text is truncated, n_tokens counts only its beginning.
         """
         encoded = self.attempt(given, long, cut, limit, stride)
         for each in encoded:
@@ -116,7 +118,7 @@ class Encoder:
     def attempt(
         self, given: Sequence[str | Pair], long: str, cut: str, limit: int | None, stride: int | None
     ) -> list[Encoded | NpformerError]:
-        """Encodes like `read`, with an error in place of each text that does not fit."""
+        """Encodes like `read`, but returns an error for each text that does not fit."""
         encoded: list[Encoded | NpformerError | None] = [
             self._try(self._in_blocks, each, long, cut, limit, stride) for each in given
         ]
@@ -127,14 +129,14 @@ class Encoder:
         return [each for each in encoded if each is not None]
 
     def ids(self, text: str) -> np.ndarray:
-        """All tokens of one text, however many, with the special tokens around them, (L,)."""
+        """Returns the ids of all tokens of one text, with special tokens and without truncation, (L,)."""
         return self.tokens(text).numbers
 
     def tokens(self, text: str, special: bool = True, most: int | None = None) -> Tokens:
-        """All tokens of one text, however many; special: with the special tokens around them.
+        """Returns all tokens of one text without truncation; special: with special tokens.
 
-        A text with more characters than the limit is read block by block, as far as the tokenizer allows it. Raises
-        NpformerError at the block with which there are clearly more tokens than `most`.
+        A text with more characters than the limit is tokenized in blocks if the tokenizer has borders. Raises
+        NpformerError at the first block after which the tokens clearly exceed `most`.
         """
         if special and len(text) <= BLOCK:
             return Tokens.of(self._whole(text, special=True))
@@ -146,14 +148,14 @@ class Encoder:
         return with_special_tokens(self._frame([text]), [tokens])
 
     def _try(self, function: Callable[..., Any], *args: Any) -> Any:
-        """Returns what a function returns, or its error."""
+        """Calls a function; returns its result or its NpformerError."""
         try:
             return function(*args)
         except NpformerError as error:
             return error
 
     def _wholes(self, given: Sequence[str | Pair]) -> list[Any]:
-        """The tokens of each whole text, including special tokens; an error for a text that has none."""
+        """Tokenizes each text in full, with special tokens; returns an error for each text that fails."""
         if len(given) > 1 and self.threads > 1 and not any(map(self._check_length, given)):
             together = self._try(self.tokenizer.encode_batch, given)
             if not isinstance(together, NpformerError):
@@ -163,19 +165,19 @@ class Encoder:
     def _in_blocks(
         self, given: str | Pair, long: str, cut: str, limit: int | None, stride: int | None
     ) -> Encoded | None:
-        """Encodes a text of many characters block by block; None for others, and if the tokenizer does not allow it."""
+        """Encodes a text above the character limit in blocks; None if it is shorter or cannot be split."""
         if max(map(len, _texts(given))) <= BLOCK or not self.borders.at_spaces or long == "error":
             return None
         return self._begun(given, cut, limit) if long == "truncate" else self._in_windows(given, cut, limit, stride)
 
     def _begun(self, given: str | Pair, cut: str, limit: int | None) -> Encoded | None:
-        """Encodes the beginning of a text that will be cut, in constant memory; None for a text that is not so long.
+        """Encodes the beginning of a text to be truncated, in constant memory; None for a text that is short enough.
 
-        All tokens are counted, block by block, but those of the end of a text that is longer than the limit.
+        All tokens are counted block by block, except those beyond the limit `characters`.
         """
         texts = [self._within(text) for text in _texts(given)]
         if all(next(self.borders.blocks(text), (0, 0))[1] == len(text) for text in texts):
-            return None  # nothing is gained
+            return None  # blocks would save nothing
         limit = min(limit or self.limit, self.limit)
         room = limit - self.tokenizer.num_special_tokens_to_add(len(texts) == 2)
         begun = [self._first(text, room) for text in texts]
@@ -186,12 +188,12 @@ class Encoder:
         return self._encoded([piece], sum(counts) + limit - room, truncated=True)
 
     def _within(self, text: str) -> str:
-        """Cuts a text with more characters than the limit at a border; "" if there is none in its second half."""
+        """Truncates a text to the character limit, at a border; "" if the second half of that has no border."""
         most = self.limits.characters
         return text if len(text) <= most else text[: self.borders.before(text, most, most // 2)]
 
     def _first(self, text: str, count: int) -> tuple[Tokens, int]:
-        """The tokens of the beginning of a text, at least `count` if there are so many, and the number of all."""
+        """Returns the first tokens of a text, at least `count` if it has as many, and the total number of tokens."""
         enough = total = 0
         for first, end in self.borders.blocks(text):
             if total < count:
@@ -200,14 +202,14 @@ class Encoder:
         return Tokens.of(self._whole(text[:enough], special=False)), total
 
     def _check_length(self, given: str | Pair) -> NpformerError | None:
-        """Returns the error for a text with more characters than the limit."""
+        """Returns the error for a text above the character limit."""
         for text in _texts(given):
             if len(text) > self.limits.characters:
                 return self._try(self.limits.check, "characters", len(text), "characters of a text")
         return None
 
     def shortened(self, given: str | Pair) -> str | Pair:
-        """Cuts a text or a pair to what the model reads, at the end of a word if one fits, and warns of the cut."""
+        """Truncates a text or a pair to the model's limit, at the end of a word if possible, with a warning."""
         (encoded,) = self.read([given])
         if not encoded.truncated:
             return given
@@ -230,8 +232,10 @@ class Encoder:
         if n_tokens <= limit:
             return self._encoded([whole], n_tokens)
         if long == "error":
-            most = f"the model takes {limit}" if limit == self.limit else f"at most {limit} are wanted"
-            raise NpformerError(f"{n_tokens} tokens, and {most}; long='truncate' reads the first, long='window' all")
+            most = f"the model takes {limit}" if limit == self.limit else f"the limit is {limit}"
+            raise NpformerError(
+                f"{n_tokens} tokens, but {most}; long='truncate' reads the first, long='window' reads all"
+            )
         if long == "window":
             return self._in_windows(given, cut, limit, stride)
         texts = _texts(given)
@@ -240,15 +244,15 @@ class Encoder:
         return self._encoded([self._cut(texts, tokens, lengths)], n_tokens, truncated=True)
 
     def _cut(self, texts: Sequence[str], tokens: Sequence[Tokens], lengths: Sequence[int]) -> Tokens:
-        """The first tokens of each text, with the special tokens around them."""
+        """Returns the first tokens of each text, with special tokens."""
         first = [each[:length] for each, length in zip(tokens, lengths, strict=True)]
         return with_special_tokens(self._frame(texts), first)
 
     def _in_windows(self, given: str | Pair, cut: str, limit: int | None, stride: int | None) -> Encoded:
-        """Reads a text in windows that share `stride` tokens; a pair's other text stands whole beside each window.
+        """Splits a text into windows that share `stride` tokens; each window of a pair has the other text in full.
 
-        Beside another text windows share fewer tokens where they would hardly move on. The tokenizer reads block by
-        block where it can.
+        The windows of a pair share fewer tokens if they would otherwise hardly advance. Long texts are tokenized in
+        blocks if the tokenizer has borders.
         """
         if too_long := self._check_length(given):
             raise too_long
@@ -263,11 +267,11 @@ class Encoder:
         others = sum(lengths) - lengths[moving]
         width = room - others
         if width < 1:
-            raise NpformerError(f"one text of the pair has {others} tokens, which leaves no room for the other")
+            raise NpformerError(f"one text of the pair has {others} tokens, which leave no room for the other")
         stride = width // 4 if stride is None else stride
         if not 0 <= stride < width:
             raise NpformerError(f"stride: windows of {width} tokens can share 0 to {width - 1}, not {stride}")
-        if others:  # beside a long text there is room for few tokens, and each would be read again and again
+        if others:  # a long other text leaves narrow windows, which would read each token many times
             stride = min(stride, width - -(-width // LEAST_STEP))
         frame = self._frame(texts)
         pieces, starts = [], []
@@ -277,19 +281,18 @@ class Encoder:
         return self._encoded(pieces, n_tokens, starts=starts)
 
     def _read_blocks(self, text: str) -> Iterator[tuple[int, int, Encoding]]:
-        """Yields a text's blocks: the character that one is read from, its first character, and the tokens.
+        """Yields the blocks of a text: where tokenizing starts, the block's first character, and its tokens.
 
-        It is read from the character before, because a tokenizer may treat the space that a text begins with
-        differently from others.
+        Tokenizing starts one character early, because a tokenizer may treat a leading space differently.
         """
         for first, end in self.borders.blocks(text) if len(text) > BLOCK else [(0, len(text))]:
             start = max(first - 1, 0)
             yield start, first, self._whole(text[start:end], special=False)
 
     def _frame(self, texts: Sequence[str]) -> Tokens:
-        """A token of each text, with the special tokens around them, which are those around any others.
+        """One token of each text with the special tokens around it: a template for any other tokens.
 
-        The library could put them around tokens that are cut too, but not without moving offsets a second time.
+        The library could also add special tokens to truncated tokens, but would shift their offsets a second time.
         """
         if len(texts) not in self._frames:
             some = [self._first_token(text) for text in texts]
@@ -299,10 +302,10 @@ class Encoder:
         return self._frames[len(texts)]
 
     def _first_token(self, text: str) -> Encoding:
-        """The first token of a text; none if it has none.
+        """The first token of a text; empty for a text without tokens.
 
-        A record that is cut keeps the tokens behind the cut, and the library puts special tokens around each two of
-        those of a pair. So it is the first token of the beginning, twice: one that is not cut knows no sequence id.
+        A truncated Encoding keeps the rest as overflow, which the library combines with special tokens for every pair.
+        Encoding the beginning twice keeps the overflow at one token; an Encoding without overflow has no sequence id.
         """
         for start, _, block in self._read_blocks(text):
             if end := next((end for _, end in block.offsets if end), 0):
@@ -313,10 +316,10 @@ class Encoder:
         return self._whole("", special=False)
 
     def _room(self, limit: int, n_texts: int) -> int:
-        """The tokens of a piece beside the special tokens."""
+        """The number of tokens of a piece that are not special tokens."""
         room = limit - self.tokenizer.num_special_tokens_to_add(n_texts == 2)
         if room < 1:
-            raise NpformerError(f"limit: {limit} tokens leave no room for text between the special tokens")
+            raise NpformerError(f"limit: {limit} tokens leave no room for text besides the special tokens")
         return int(room)
 
     def _whole(self, given: str | Pair, special: bool) -> Encoding:
@@ -338,7 +341,7 @@ def _texts(given: str | Pair) -> list[str]:
 
 
 def read_texts(model: Model, given: Sequence[Any]) -> list[Encoded]:
-    """Encodes texts, Pairs or token ids, each in one piece. Long texts are cut, with a warning; ids are not."""
+    """Encodes texts, Pairs or token ids, each in one piece. Long texts are truncated with a warning; ids are not."""
     written = {i: as_text_or_pair(each) for i, each in enumerate(given) if not isinstance(each, IDS)}
     if not written:  # ids need no tokenizer
         return [_of_ids(each) for each in given]
@@ -360,7 +363,7 @@ def _of_ids(ids: Any) -> Encoded:
 
 
 class SourceEncoder:
-    """A translation model's tokenizer, and the greatest length of its sources."""
+    """A translation model's tokenizer and the maximum length of a source."""
 
     def __init__(self, model: Seq2Seq) -> None:
         self.tokenizer = model.tokenizer
@@ -368,15 +371,15 @@ class SourceEncoder:
         self.limit = longest_text(model.folder, model.config)
 
     def read(self, text: str, long: str = "", to: str | None = None, prefix: str = "") -> Encoded:
-        """Encodes a source in one piece. long: "truncate" cuts a source that is too long; otherwise it is refused.
+        """Encodes a source in one piece. long: "truncate" truncates a source that is too long; otherwise it is refused.
 
-        to: the target language, if the text does not begin with a language code; prefix: a text put before it. Raises
-        NpformerError for an empty text, and for a language that the model does not have.
+        to: the target language, if the text does not begin with a language code; prefix: text to prepend. Raises
+        NpformerError for an empty text and for an unknown language.
         """
         self.limits.check("characters", len(text), "characters of a text")
         code = LANGUAGE.match(text)
         if not text[code.end() if code else 0 :].strip():
-            raise NpformerError("an empty text; there is nothing to read")
+            raise NpformerError("the text is empty")
         if code:
             self.check_language(code[0])
         elif to is not None:
@@ -386,11 +389,11 @@ class SourceEncoder:
             return Encoded([Text(ids)], len(ids))
         if long != "truncate":
             or_cut = ", or long='truncate' reads the first of it" if long else ""
-            raise NpformerError(f"{len(ids)} tokens, and the model takes {self.limit}; split the text{or_cut}")
+            raise NpformerError(f"{len(ids)} tokens, but the model takes {self.limit}; split the text{or_cut}")
         return Encoded([Text(np.append(ids[: self.limit - 1], ids[-1]))], len(ids), truncated=True)
 
     def check_language(self, code: str) -> None:
-        """Raises NpformerError for a language code, such as >>fra<<, that the model does not have."""
+        """Raises NpformerError for a language code, such as >>fra<<, that the model does not know."""
         known = self.tokenizer.languages
         if code not in known:
-            raise unknown("language", code, known, "" if known else "This model has one, and no codes.")
+            raise unknown("language", code, known, "" if known else "This model has one target language and no codes.")

@@ -1,4 +1,4 @@
-"""The inputs of a task: a text, or a `Pair` of texts for a model that compares two. A list of two texts is two."""
+"""The inputs of a task: a text, or a `Pair` for a model that compares two texts. A list of two texts is two inputs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from npformer.common.checks import shown, unknown
 from npformer.common.errors import NpformerError
 
-LONG = ("truncate", "window", "error")  # ways to treat a text that is longer than the model takes
+LONG = ("truncate", "window", "error")  # ways to treat a text that is too long for the model
 
 
 class Pair(NamedTuple):
@@ -31,7 +31,7 @@ class Pair(NamedTuple):
 def as_text_or_pair(item: Any) -> str | Pair:
     """Checks an input: a string, a `Pair`, or {"text": ..., "text_pair": ...}.
 
-    A pair whose second text is empty becomes its first text, as in Transformers' pipelines.
+    A pair with an empty second text becomes its first text, as in Transformers' pipelines.
     """
     if isinstance(item, str):
         return as_text(item)
@@ -42,14 +42,13 @@ def as_text_or_pair(item: Any) -> str | Pair:
         return Pair(text, second) if second else text
     if isinstance(item, list | tuple):
         raise NpformerError(
-            f"expected a text, got {type(item).__name__}; for two texts that belong together "
-            "give npformer.Pair(text, text_pair)"
+            f"expected a text, got {type(item).__name__}; for a pair of texts use npformer.Pair(text, text_pair)"
         )
     return as_text(item)
 
 
 def as_text(value: Any, name: str = "") -> str:
-    """Checks that a value is a string of valid Unicode; lone surrogates, which UTF-8 cannot hold, are refused."""
+    """Checks that a value is a string of valid Unicode; refuses lone surrogates, which UTF-8 cannot encode."""
     where = f"{name}: " if name else ""
     if not isinstance(value, str):
         raise NpformerError(f"{where}expected a text, got {_kind(value)}")
@@ -57,12 +56,14 @@ def as_text(value: Any, name: str = "") -> str:
         try:
             value.encode()
         except UnicodeEncodeError as error:
-            raise NpformerError(f"{where}character {error.start} is half of a surrogate pair, not text") from None
+            raise NpformerError(
+                f"{where}character {error.start} is a lone surrogate, which is not valid text"
+            ) from None
     return value
 
 
 def as_texts(values: Any, name: str) -> list[str]:
-    """Checks a list of texts, such as the labels that an option takes."""
+    """Checks a list of texts, such as the labels of an option."""
     if not isinstance(values, list | tuple):
         raise NpformerError(f"{name}: expected a list of texts, got {shown(values)}")
     return [as_text(each, name) for each in values]

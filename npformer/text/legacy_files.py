@@ -1,8 +1,8 @@
-"""Describes the tokenizers of older checkpoints as the tokenizer.json that would stand for their files.
+"""Converts the tokenizer files of older checkpoints to the equivalent tokenizer.json.
 
-So there is one reader, with one set of checks: `safe_tokenizer.py` reads the description as it reads a file. There are
-two kinds: byte-level BPE of vocab.json and merges.txt (Radford et al., 2019, section 2.2), and a unigram model of a
-SentencePiece file (Kudo, 2018, "Subword regularization").
+`safe_tokenizer.py` then reads and checks every tokenizer in the same way. Two kinds are converted: byte-level BPE in
+vocab.json and merges.txt (Radford et al., 2019, section 2.2), and a unigram model in a SentencePiece file (Kudo, 2018,
+"Subword regularization").
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ FAIRSEQ, ALBERT, DEBERTA = "sentencepiece.bpe.model", "spiece.model", "spm.model
 
 
 def describe_bpe(folder: Path, prefix_space: bool, limits: Limits) -> dict[str, Any]:
-    """The tokenizer of GPT-2, RoBERTa and BART: bytes, then pairs of merges.txt joined, first line first."""
+    """The tokenizer of GPT-2, RoBERTa and BART: bytes, merged pair by pair in the order of merges.txt."""
     path = folder / MERGES
     try:
         lines = read_bytes(path, "vocabulary", limits).decode("utf-8").removesuffix("\n").split("\n")
@@ -35,7 +35,7 @@ def describe_bpe(folder: Path, prefix_space: bool, limits: Limits) -> dict[str, 
     for pair in merges:
         if len(pair) != 2:
             raise NpformerError(
-                f"{path}: expected two pieces with a space between in each line, got {shown(' '.join(pair))}"
+                f"{path}: expected two pieces separated by a space in each line, got {shown(' '.join(pair))}"
             )
     byte_level = {"type": "ByteLevel", "add_prefix_space": prefix_space, "trim_offsets": True, "use_regex": True}
     model = {"type": "BPE", "dropout": None, "unk_token": None, "fuse_unk": False, "byte_fallback": False}
@@ -46,9 +46,9 @@ def describe_bpe(folder: Path, prefix_space: bool, limits: Limits) -> dict[str, 
 def describe_unigram(
     path: Path, special: Mapping[str, str], order: PieceOrder, prefix_space: bool, clean_up: list[Any], limits: Limits
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """The tokenizer of a SentencePiece file, and the pieces of it that are never split.
+    """The tokenizer of a SentencePiece file, and its pieces that are never split.
 
-    special: role -> token. clean_up: normalizers before the file's own.
+    special: role -> token. clean_up: normalizers that run before the file's own.
     """
     model, charsmap, added = _unigram(path, special, order, limits)
     blob = base64.b64encode(charsmap).decode()
@@ -64,7 +64,7 @@ def describe_unigram(
 def describe_deberta(
     path: Path, special: Mapping[str, str], prefix_space: bool, lower_case: bool, split_marks: bool, limits: Limits
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """The tokenizer of DeBERTa-v2 and -v3, which takes the pieces of a SentencePiece file, and no clean-up of its."""
+    """The tokenizer of DeBERTa-v2 and -v3, which uses a SentencePiece file's pieces but not its normalizer."""
     model, _, added = _unigram(path, special, AS_IN_THE_FILE, limits)
     clean_up = [
         *([{"type": "Lowercase"}] if lower_case else []),
@@ -81,7 +81,7 @@ def describe_deberta(
 
 
 def metaspace(prefix_space: bool, otherwise: str) -> dict[str, Any]:
-    """Writes spaces as a mark, with one before each text, or as `otherwise` says."""
+    """Replaces spaces with a mark and puts one before each text, unless `otherwise` overrides it."""
     scheme = "always" if prefix_space else otherwise
     return {"type": "Metaspace", "replacement": "▁", "prepend_scheme": scheme, "split": True}
 
@@ -89,7 +89,7 @@ def metaspace(prefix_space: bool, otherwise: str) -> dict[str, Any]:
 def _unigram(
     path: Path, special: Mapping[str, str], order: PieceOrder, limits: Limits
 ) -> tuple[dict[str, Any], bytes, list[dict[str, Any]]]:
-    """The model of a SentencePiece file, what normalizes texts, and the pieces that are never split."""
+    """The model of a SentencePiece file, its normalizers, and the pieces that are never split."""
     pieces, charsmap = read_unigram(path, limits)
     first = [(special.get(name, name), score) for name, score in order.first]
     last = [(special.get(name, name), 0.0) for name in order.last]
@@ -97,7 +97,7 @@ def _unigram(
     name = special.get("unk_token")
     unknown = next((i for i, (text, _) in enumerate(vocabulary) if text == name), None)
     if unknown is None:
-        raise NpformerError(f"{path}: its token for the unknown, {shown(name)}, is not in it")
+        raise NpformerError(f"{path}: the unknown token {shown(name)} is not in the vocabulary")
     added = [
         {"content": piece.text, "special": piece.type == CONTROL, "normalized": False}
         for piece in pieces
@@ -107,14 +107,14 @@ def _unigram(
 
 
 def albert_clean_up(lower_case: bool, keep_accents: bool) -> list[dict[str, Any]]:
-    """The normalizers of ALBERT's code (Lan et al., 2020): one kind of quotation marks, no accents, no capitals."""
+    """The normalizers of ALBERT's code (Lan et al., 2020): unify quotation marks, strip accents, lowercase."""
     quotes = [{"type": "Replace", "pattern": {"String": each}, "content": '"'} for each in ("``", "''")]
     accents = [] if keep_accents else [{"type": "NFKD"}, {"type": "StripAccents"}]
     return [*quotes, *accents, *([{"type": "Lowercase"}] if lower_case else [])]
 
 
 def _description(normalizer: Any, pre_tokenizer: Any, model: dict[str, Any]) -> dict[str, Any]:
-    """A tokenizer.json, whose special tokens are added to what it makes."""
+    """A tokenizer.json; its special tokens are added later."""
     return {
         "version": "1.0",
         "truncation": None,

@@ -1,12 +1,12 @@
-"""`SafeTokenizer`: a tokenizer of the tokenizers library, read and used as what it is, a part from someone else.
+"""`SafeTokenizer`: a tokenizer of the tokenizers library that is treated as untrusted code.
 
 A file is checked before the library reads it (`tokenizer_checks.py`), then tried on a few texts. Afterwards any failure
-of the library is an NpformerError, even a panic of Rust, which is no Exception. Rust prints a panic to stderr as well,
-which cannot be switched off from Python; most are found when a model is loaded.
+of the library is an NpformerError, even a Rust panic, which is not an Exception. Rust also prints a panic to stderr,
+which Python cannot prevent; most panics occur when a model is loaded.
 
-What cannot be caught here is time: a regular expression of a file can need the square of a text's length. No look at a
-file and no trial in another process would show for which texts, so there is no such option: read files that you do not
-trust in a process with a limit on its time, as `timeout 60 npformer classify -m FOLDER`.
+Time cannot be bounded here: a regular expression in a file can take time quadratic in the length of a text, and neither
+a check of the file nor a trial run shows for which texts. Read files that you do not trust in a process with a time
+limit, such as `timeout 60 npformer classify -m FOLDER`.
 """
 
 from __future__ import annotations
@@ -29,42 +29,42 @@ from npformer.text.tokenizer_checks import NORMAL_FORMS, check_rows, read_parts
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-#: Texts that a tokenizer is tried on: none, words, accents apart, scripts, symbols, control characters, spaces.
+#: Texts that a tokenizer is tried on: empty, words, combining accents, scripts, symbols, control characters, spaces.
 TRIED = (
     "",
     "a",
     "Hello, world's 1st e\u0301 \u00e9\u00df\u0130 \u4f60\u597d \uac01 \u0627 \U0001f600 \0\x7f\u200b\ufffd \t\n  z"
     + "x" * 120,
 )
-#: Texts that a tokenizer with regular expressions of its own is tried on, repeated.
+#: Texts that are repeated to try a tokenizer with its own regular expressions.
 REPEATED = ("a", " ", "1", "\n", ".", "ab ", TRIED[-1])
-LONGER, BLOCK = 8, 1024  # times the limit `characters` that a tokenizer may make of a text; characters of a look at it
-AT_ONCE = 16_384  # characters that are tokenized in some milliseconds
-LONGEST, SECONDS = 4096, 0.1  # characters of the last repetition; processor time that one may take, usually 0.005
+LONGER, BLOCK = 8, 1024  # maximum growth of a text, in multiples of the limit `characters`; characters checked at once
+AT_ONCE = 16_384  # characters that are tokenized in a few milliseconds
+LONGEST, SECONDS = 4096, 0.1  # characters of the longest trial; its maximum CPU time, usually 0.005
 
 
 class Uncalled:
-    """A tokenizer that is not called itself, as Transformers' tokenizers are."""
+    """A tokenizer that is not callable, unlike those of Transformers."""
 
     def __call__(self, *texts: Any, **options: Any) -> Any:
-        """Raises NpformerError, which names the calls that work."""
+        """Raises an NpformerError that names the supported calls."""
         raise NpformerError(
             "tokenizer: expected tokenizer.encode(text), got a call of the tokenizer itself; "
-            "npformer.pipeline(model=model)(text) reads a text from start to end"
+            "npformer.pipeline(model=model)(text) takes a text directly"
         )
 
 
 class SafeTokenizer(Uncalled):
-    """A `tokenizers.Tokenizer`, whose failures in any method are NpformerErrors that begin with `where`.
+    """A `tokenizers.Tokenizer` whose methods raise NpformerErrors that begin with `where`.
 
-    growth: as in `check_growth`, which refuses texts that it makes too long.
+    growth: see `check_growth`, which refuses texts that would become too long.
     """
 
     def __init__(self, tokenizer: Tokenizer, where: str, growth: int = 1, limits: Limits = LIMITS) -> None:
         self.__dict__.update(_tokenizer=tokenizer, _where=where, _growth=growth, _limits=limits)
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("_"):  # of Python's protocols; before __init__ there is no tokenizer either
+        if name.startswith("_"):  # Python's protocols; before __init__ there is no tokenizer
             raise AttributeError(name)
         if not hasattr(self._tokenizer, name):
             raise missing(self, name, TOKENIZER)
@@ -77,7 +77,7 @@ class SafeTokenizer(Uncalled):
         setattr(self._tokenizer, name, value)
 
     def encode(self, sequence: Any, pair: Any = None, **options: Any) -> Any:
-        """The library's encode; a long text is read by encode_batch, which does not hold Python's lock for seconds."""
+        """The library's encode; long texts go through encode_batch, which releases the GIL."""
         if sum(map(len, strings([sequence, pair]))) <= AT_ONCE:
             return self._encode(self._tokenizer.encode, sequence, pair, **options)
         return self.encode_batch([sequence if pair is None else (sequence, pair)], **options)[0]
@@ -88,7 +88,7 @@ class SafeTokenizer(Uncalled):
         return self._call(function, *texts, **options)
 
     def _made_of(self, text: str) -> int:
-        """How many characters the normalizer and the pre-tokenizer make of a text."""
+        """The number of characters of a text after normalizer and pre-tokenizer."""
         normalizer, splits = self._tokenizer.normalizer, self._tokenizer.pre_tokenizer
         made = text if normalizer is None else normalizer.normalize_str(text)
         return len(made) if splits is None else sum(len(piece) for piece, _ in splits.pre_tokenize_str(made))
@@ -99,7 +99,7 @@ class SafeTokenizer(Uncalled):
 
 
 def strings(texts: Any) -> Iterator[str]:
-    """The texts of a call, in whatever form the library takes them: texts, pairs, lists of words."""
+    """Yields the texts in an argument of the library: texts, pairs, lists of words."""
     if isinstance(texts, str):
         yield texts
     elif isinstance(texts, list | tuple):
@@ -108,11 +108,11 @@ def strings(texts: Any) -> Iterator[str]:
 
 
 def check_growth(where: str, texts: Iterable[str], growth: int, limits: Limits, made_of: Callable[[str], int]) -> None:
-    """Refuses texts that would be too long on their way to tokens, which the library holds in memory at once.
+    """Refuses texts that normalizing would make too long, since the library holds the result in memory at once.
 
-    Only texts that could be are looked at, block by block, so a pattern that reaches across blocks can still lengthen a
-    text unseen. growth: how many times as long a text can be made at worst, but for Unicode's normal forms. made_of:
-    how many characters a block becomes.
+    Only texts that could become too long are measured, block by block; the growth from a pattern that matches across
+    blocks goes unnoticed. growth: maximum ratio of new to old length, not counting Unicode's normal forms. made_of:
+    returns the number of characters that a block becomes.
     """
     made, most = 0, LONGER * limits.characters
     for text in texts:
@@ -120,14 +120,14 @@ def check_growth(where: str, texts: Iterable[str], growth: int, limits: Limits, 
             made += made_of(text[start : start + BLOCK])
             if made > most:
                 raise NpformerError(
-                    f"{where}: more than {most} characters, {LONGER} times the limit `characters`, are made of a text "
-                    f"of {len(text)}; {how_to_allow_more('characters')}"
+                    f"{where}: a text of {len(text)} characters becomes more than {most}, {LONGER} times the limit "
+                    f"`characters`; {how_to_allow_more('characters')}"
                 )
 
 
 @contextmanager
 def safely(where: str) -> Iterator[None]:
-    """Turns any error of the tokenizers library, even a panic of Rust, into an NpformerError."""
+    """Turns any error of the tokenizers library, even a Rust panic, into an NpformerError."""
     try:
         yield
     except (NpformerError, KeyboardInterrupt, SystemExit, GeneratorExit, MemoryError):
@@ -139,17 +139,17 @@ def safely(where: str) -> Iterator[None]:
 def read_tokenizer(
     path: Path, rows: int, limits: Limits, content: bytes | None = None, unknown_piece: str = ""
 ) -> tuple[Tokenizer, bool, int]:
-    """Reads a tokenizer.json for a table of so many rows, without its padding and truncation.
+    """Reads a tokenizer.json for an embedding table of `rows` rows, without its padding and truncation.
 
-    content: what a tokenizer.json would have in place of other files, of which `path` is one. unknown_piece: the piece
-    for the unknown where a unigram model does not say which it is. Tells too whether the tokenizer has regular
-    expressions, and how many times as long it can make a text. Raises NpformerError if it is not within the limits.
+    content: an equivalent tokenizer.json if `path` is a legacy file. unknown_piece: the unknown token of a unigram
+    model that does not name one. Also returns whether the tokenizer has regular expressions, and how many times as long
+    it can make a text. Raises NpformerError if it exceeds the limits.
     """
     from tokenizers import Tokenizer, models
 
     content = read_bytes(path, "json", limits) if content is None else content
     parts = read_parts(str(path), content, rows, limits)
-    with safely(f"{path}: not a tokenizer that can be read"):
+    with safely(f"{path}: not a readable tokenizer"):
         tokenizer = Tokenizer.from_buffer(content)
     tokenizer.no_truncation()
     tokenizer.no_padding()
@@ -157,12 +157,12 @@ def read_tokenizer(
     model = tokenizer.model
     unknown = getattr(model, "unk_token", None)
     if unknown is not None and model.token_to_id(unknown) is None:
-        raise NpformerError(f"{path}: its token for the unknown, {shown(unknown)}, is not in its vocabulary")
+        raise NpformerError(f"{path}: the unknown token {shown(unknown)} is not in the vocabulary")
     if isinstance(model, models.Unigram):
         if parts["model"].get("unk_id") is None and parts["model"].get("byte_fallback") is not True:
             index = model.token_to_id(unknown_piece)
             if index is None:
-                raise NpformerError(f"{path}: unk_id: missing; it stands for what is not in the vocabulary")
+                raise NpformerError(f"{path}: unk_id: missing; it represents text that is not in the vocabulary")
             pieces = [(piece, score) for piece, score in json.loads(content)["model"]["vocab"]]
             tokenizer.model = models.Unigram(pieces, index, False)
         limits.check("piece", max(map(len, tokenizer.get_vocab())), f"{path}: characters of a piece")
@@ -173,18 +173,20 @@ def tried(
     tokenizer: Tokenizer, path: Path, rows: int, limits: Limits, has_regex: bool = False, growth: int = 1
 ) -> SafeTokenizer:
     """Tries a tokenizer on a few texts and wraps it; raises NpformerError if it fails on one of them."""
-    result = SafeTokenizer(tokenizer, str(path))  # of texts that no one could make long
+    result = SafeTokenizer(tokenizer, str(path))  # TRIED needs no check of growth
     for text in TRIED:
         for ids in (result.encode(text).ids, result.encode(text, text).ids):
             if max(ids, default=0) >= rows:
-                raise NpformerError(f"{path}: {text!r:.40} has the id {max(ids)}, and the model's table {rows} rows")
+                raise NpformerError(
+                    f"{path}: {text!r:.40} has the id {max(ids)}, but the model's embedding table has {rows} rows"
+                )
             result.decode(ids, skip_special_tokens=False)
     for text in REPEATED if has_regex else ():
         length = 8
-        while length <= LONGEST:  # doubled, so that a power of the length shows while it is still short
+        while length <= LONGEST:  # doubling shows a power of the length while texts are short
             began = time.thread_time()
-            result.encode((text * length)[:length] + "!")  # what is to fail fails at the end
+            result.encode((text * length)[:length] + "!")  # the match fails only at the end
             if time.thread_time() - began > SECONDS:
-                raise NpformerError(f"{path}: its regular expressions take too long for {length} characters")
+                raise NpformerError(f"{path}: its regular expressions take too long on {length} characters")
             length *= 2
     return SafeTokenizer(tokenizer, str(path), growth, limits)

@@ -1,6 +1,6 @@
-"""Reads a SentencePiece model (Kudo and Richardson, 2018), without the package sentencepiece.
+"""Reads a SentencePiece model (Kudo and Richardson, 2018) without the package sentencepiece.
 
-Such a file is a message of protocol buffers; the fields are those of SentencePiece's sentencepiece_model.proto.
+The file is a Protocol Buffers message; the fields are defined in SentencePiece's sentencepiece_model.proto.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from npformer.common.errors import NpformerError
 from npformer.common.files import read_bytes
 from npformer.common.limits import LIMITS, Limits
 
-PIECES, TRAINER, NORMALIZER, DENORMALIZER = 1, 2, 3, 5  # fields of a model
-MODEL_TYPE = 3  # a field of the trainer's
-CHARSMAP = 2  # a field of a normalizer's
+PIECES, TRAINER, NORMALIZER, DENORMALIZER = 1, 2, 3, 5  # fields of the model
+MODEL_TYPE = 3  # a field of the trainer
+CHARSMAP = 2  # a field of a normalizer
 NORMAL, CONTROL, USER_DEFINED = 1, 3, 4  # types of pieces
-MOST_FIELDS = 1 << 21  # of a message; a model of 250,000 pieces has as many fields
+MOST_FIELDS = 1 << 21  # of a message; a model has one field per piece, about 250,000
 MODEL_TYPES = {1: "unigram", 2: "BPE", 3: "words", 4: "characters"}
 
 
@@ -33,9 +33,9 @@ class Piece(NamedTuple):
 
 
 def read_unigram(path: Path, limits: Limits = LIMITS) -> tuple[list[Piece], bytes]:
-    """Reads a unigram model: its pieces, and the map of characters that normalizes texts, which may be empty.
+    """Reads a unigram model: its pieces, and its character map for normalization, which may be empty.
 
-    Raises NpformerError for a file that is none, and for SentencePiece's other models.
+    Raises NpformerError for a file that is not a SentencePiece model, and for other model types.
     """
     pieces, charsmap, model_type = [], b"", 1
     for number, value in fields(path, read_bytes(path, "vocabulary", limits)):
@@ -53,12 +53,12 @@ def read_unigram(path: Path, limits: Limits = LIMITS) -> tuple[list[Piece], byte
         raise NpformerError(f"{path}: not a SentencePiece model: it has no pieces")
     if model_type != 1:
         found = MODEL_TYPES.get(model_type, "an unknown type")
-        raise NpformerError(f"{path}: a SentencePiece model of {found}, which is not supported; supported: unigram")
+        raise NpformerError(f"{path}: SentencePiece model type {found} is not supported; supported: unigram")
     return pieces, charsmap
 
 
 def charsmaps(path: Path, content: bytes) -> Iterator[bytes]:
-    """Yields the maps of characters in a SentencePiece model, which its normalizer and its denormalizer have."""
+    """Yields the character maps of the normalizer and the denormalizer of a SentencePiece model."""
     for number, value in fields(path, content):
         if number in (NORMALIZER, DENORMALIZER) and isinstance(value, bytes):
             for inner, each in fields(path, value):
@@ -67,11 +67,11 @@ def charsmaps(path: Path, content: bytes) -> Iterator[bytes]:
 
 
 def _piece(path: Path, message: bytes) -> Piece:
-    """Reads a piece, whose fields are its text, score and type: without a score it has 0, without a type NORMAL."""
+    """Reads a piece: its text, its score (default 0) and its type (default NORMAL)."""
     text, score, kind = b"", 0.0, NORMAL
     size = message[1] if len(message) > 1 else 0
     if size < 128 and len(message) == size + 7 and message[0] == 0x0A and message[size + 2] == 0x15:
-        text, (score,) = message[2 : size + 2], struct.unpack("<f", message[-4:])  # as nearly all are, at once
+        text, (score,) = message[2 : size + 2], struct.unpack("<f", message[-4:])  # fast path for nearly all pieces
     else:
         for number, value in fields(path, message):
             match number, value:
@@ -90,16 +90,16 @@ def _piece(path: Path, message: bytes) -> Piece:
 
 
 def fields(path: Path, message: bytes) -> Iterator[tuple[int, bytes | int | float]]:
-    """Yields number and value of each field of a message: its bytes, a whole number, or a float of 32 bits.
+    """Yields the number and value of each field of a message: bytes, an integer, or a 32-bit float.
 
-    Raises NpformerError for bytes that are no message.
+    Raises NpformerError for bytes that are not a message.
     """
     place, end = 0, len(message)
 
     def varint() -> int:
         nonlocal place
         value = shift = 0
-        while shift < 70:  # more than ten bytes are no number
+        while shift < 70:  # a varint has at most ten bytes
             byte = message[place]
             place += 1
             value |= (byte & 127) << shift
@@ -113,7 +113,7 @@ def fields(path: Path, message: bytes) -> Iterator[tuple[int, bytes | int | floa
             if place >= end:
                 return
             key = varint()
-            if key < 8 or count == MOST_FIELDS:  # fields are numbered from 1
+            if key < 8 or count == MOST_FIELDS:  # field numbers start at 1
                 raise IndexError
             value: bytes | int | float | None = None
             match key & 7:

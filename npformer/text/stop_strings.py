@@ -1,4 +1,4 @@
-"""Texts at which a generation ends: `StopStrings` tells which rows of tokens have just completed one."""
+"""Strings that end a generation: `StopStrings` finds the rows whose last token completes one."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import numpy as np
 
 
 class StopStrings:
-    """Tells of rows of tokens (R, L) which end with a stop string: one that reaches into the last token, (R,).
+    """Finds the rows of tokens (R, L) in which a stop string ends in the last token, (R,).
 
-    It may begin in the prompt, and end within the last token, as in Transformers. A number below 0 is no token.
+    It may begin in the prompt, and end inside the last token, as in Transformers. A negative number is not a token.
     """
 
     def __init__(self, tokenizer: Any, strings: Sequence[str]) -> None:
         self.tokenizer, self.strings = tokenizer, tuple(strings)
-        self.longest = max(len(each.encode()) for each in self.strings)  # a token has at least a byte
+        self.longest = max(len(each.encode()) for each in self.strings)  # a token has at least one byte
 
     def __call__(self, ids: np.ndarray) -> np.ndarray:
         tails = ids[:, -self.longest - 1 :].tolist()
@@ -24,5 +24,5 @@ class StopStrings:
 
     def _ends(self, ids: list[int]) -> bool:
         before, text = (self.tokenizer.decode(each, skip_special_tokens=False) for each in (ids[:-1], ids))
-        known = len(before.rstrip("\ufffd"))  # part of a character may be whole now
+        known = len(before.rstrip("\ufffd"))  # a partial character may be complete now
         return any(text.find(each, max(0, known - len(each) + 1)) >= 0 for each in self.strings)

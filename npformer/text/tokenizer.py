@@ -1,10 +1,10 @@
 """Reads a checkpoint's tokenizer from tokenizer.json, or from the files and settings of older checkpoints.
 
-The result is a `tokenizers.Tokenizer` that gives the same ids as Transformers, without cutting or padding. The tasks in
-`tasks/` cut texts to the model's length themselves (`text/encoding.py`).
+The result is a `tokenizers.Tokenizer` that gives the same ids as Transformers, without truncation or padding;
+`text/encoding.py` truncates texts.
 
-One difference is deliberate: the normalizer in a RoBERTa's tokenizer.json counts, as in Transformers 4. Version 5 drops
-it, so that a sentence encoder saved with do_lower_case=True makes other vectors there than before it was saved.
+One difference is deliberate: the normalizer in a RoBERTa tokenizer.json is applied, as in Transformers 4. Version 5
+ignores it, which changes the vectors of a sentence encoder saved with do_lower_case=True.
 """
 
 from __future__ import annotations
@@ -37,20 +37,20 @@ if TYPE_CHECKING:
     from tokenizers import AddedToken, Tokenizer
 
 FILE, VOCABULARY, SETTINGS = "tokenizer.json", "vocab.txt", "tokenizer_config.json"
-FILES = (FILE, VOCABULARY, MERGES, FAIRSEQ, ALBERT, DEBERTA)  # the first that is there is read
+FILES = (FILE, VOCABULARY, MERGES, FAIRSEQ, ALBERT, DEBERTA)  # the first one found is read
 
 SPECIAL_TOKENS_FILES = SPECIAL_TOKENS_MAP, ADDED_TOKENS = "special_tokens_map.json", "added_tokens.json"
 
-#: The special tokens that a checkpoint may have, in the order in which they are added to a vocabulary.
+#: The special tokens of a checkpoint, in the order in which they are added to a vocabulary.
 ROLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
-#: Values of tokenizer_class for which Transformers takes a tokenizer.json as it is.
+#: Values of tokenizer_class for which Transformers uses a tokenizer.json unchanged.
 OF_NO_FAMILY = ("PreTrainedTokenizerFast", "TokenizersBackend")
 
-#: White space of Unicode, which the tokenizers library takes from the end of each line of a vocab.txt.
+#: Unicode white space, which the tokenizers library strips from the end of each line of a vocab.txt.
 SPACES = "\t\n\x0b\x0c\r \x85\xa0\u1680" + "".join(map(chr, range(0x2000, 0x200B))) + "\u2028\u2029\u202f\u205f\u3000"
 
-#: Settings of BERT's text clean-up: tokenizer_config.json's name -> the normalizer's name, and the default.
+#: BERT's normalization settings: the name in tokenizer_config.json -> the normalizer's name, and the default.
 CLEAN_UP: dict[str, tuple[str, bool | None]] = {
     "do_lower_case": ("lowercase", True),
     "strip_accents": ("strip_accents", None),
@@ -59,18 +59,16 @@ CLEAN_UP: dict[str, tuple[str, bool | None]] = {
 
 
 def load_tokenizer(folder: Path, config: Config, limits: Limits = LIMITS) -> SafeTokenizer:
-    """The tokenizer of a checkpoint folder, for a model of this config.
+    """Reads the tokenizer of a checkpoint folder for a model with this config.
 
-    Raises NpformerError: no tokenizer in the folder, an unreadable file, a piece without a row in the embedding table,
-    a file that is not within the limits, a tokenizer that fails on one of the texts that it is tried on.
+    Raises NpformerError for a folder without a tokenizer, an unreadable file, a piece without a row in the embedding
+    table, a file that exceeds the limits, and a tokenizer that fails on a trial text.
     """
     settings, rows, has_regex, growth = read_settings(folder), config.vocab_size, False, 1
     family = _family(config, settings)
     name = next((name for name in FILES if (folder / name).exists()), None)
     if name is None:
-        raise NpformerError(
-            f"{folder}: no tokenizer; looked for {', '.join(FILES)}. Copy one from where the model came from"
-        )
+        raise NpformerError(f"{folder}: no tokenizer; looked for {', '.join(FILES)}. Copy one from the model's source")
     path = folder / name
     if name == FILE:
         unknown = family.special_tokens["unk_token"]
@@ -89,7 +87,7 @@ def load_tokenizer(folder: Path, config: Config, limits: Limits = LIMITS) -> Saf
         settings = {**settings, **special}
     if tokenizer.post_processor is None:
         tokenizer.post_processor = _template(tokenizer, path, settings, family)
-    check_rows(str(path), tokenizer.get_vocab_size(), rows)  # again, with what was added
+    check_rows(str(path), tokenizer.get_vocab_size(), rows)  # again, with the added tokens
     return tried(tokenizer, path, rows, limits, has_regex, growth)
 
 
@@ -99,7 +97,7 @@ def read_settings(folder: Path) -> dict[str, Any]:
 
 
 def longest_text(folder: Path | None, config: Config) -> int:
-    """The most tokens of a text: the model's positions, or tokenizer_config.json's limit if that is less."""
+    """The maximum number of tokens: the model's positions or tokenizer_config.json's limit, whichever is smaller."""
     limit = read_settings(folder).get("model_max_length") if folder is not None else None
     if limit is None or not isinstance(limit, int | float) or isinstance(limit, bool):
         return config.max_length
@@ -117,13 +115,13 @@ def special_token(folder: Path | None, config: Config, role: str) -> str:
 
 
 def _family(config: Config, settings: Mapping[str, Any]) -> Family:
-    """The family whose tokenizer it is, by tokenizer_class: some models of BERT's kind have XLM-RoBERTa's."""
+    """The family of the tokenizer, from tokenizer_class: some BERT models have XLM-RoBERTa's tokenizer."""
     name = str(settings.get("tokenizer_class")).removesuffix("Fast").removesuffix("Tokenizer").lower()
     return next((each for key, each in FAMILIES.items() if key.replace("-", "") == name), family_of(config))
 
 
 def _complete(tokenizer: Tokenizer, path: Path, settings: Mapping[str, Any]) -> None:
-    """Sets in a tokenizer.json what tokenizer_config.json says of clean-up and spaces, as Transformers does."""
+    """Applies tokenizer_config.json's settings for normalization and spaces, as Transformers does."""
     from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
     normalizer = tokenizer.normalizer
@@ -146,22 +144,22 @@ def _complete(tokenizer: Tokenizer, path: Path, settings: Mapping[str, Any]) -> 
 
 
 def _is_bert(settings: Mapping[str, Any]) -> bool:
-    """Tells whether Transformers reads the clean-up settings: for BERT's classes, not for PreTrainedTokenizerFast."""
+    """Whether Transformers reads the normalization settings: for BERT's classes, not for PreTrainedTokenizerFast."""
     return str(settings.get("tokenizer_class", "BertTokenizer")).startswith(("Bert", "DistilBert"))
 
 
 def _from_vocabulary(
     folder: Path, settings: Mapping[str, Any], special: Mapping[str, Any], limits: Limits
 ) -> Tokenizer:
-    """Makes BERT's tokenizer from vocab.txt: clean-up, splitting at spaces and punctuation, WordPiece."""
+    """Makes BERT's tokenizer from vocab.txt: normalization, splitting at spaces and punctuation, WordPiece."""
     from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 
     path = folder / VOCABULARY
     unknown = _content(special.get("unk_token"))
     pieces = _pieces(path, limits)
     if unknown not in pieces:
-        raise NpformerError(f"{path}: its token for the unknown, {shown(unknown)}, is not in it")
-    with safely(f"{path}: not a tokenizer that can be read"):
+        raise NpformerError(f"{path}: the unknown token {shown(unknown)} is not in the vocabulary")
+    with safely(f"{path}: not a readable tokenizer"):
         tokenizer = Tokenizer(models.WordPiece(pieces, unk_token=unknown))
     clean_up: dict[str, Any] = {
         theirs: _setting(folder / SETTINGS, settings, name) for name, (theirs, _) in CLEAN_UP.items()
@@ -175,7 +173,7 @@ def _from_vocabulary(
 def _described(
     path: Path, settings: Mapping[str, Any], special: Mapping[str, Any], family: Family, limits: Limits
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """The files of an older checkpoint as a tokenizer.json, and pieces that are never split."""
+    """Converts the files of an older checkpoint to a tokenizer.json; also returns the pieces that are never split."""
 
     def setting(name: str, default: bool) -> bool:
         return _boolean(path.with_name(SETTINGS), settings, name, default)
@@ -201,7 +199,7 @@ def _add(tokenizer: Tokenizer, folder: Path, tokens: list[AddedToken], limits: L
 
 
 def _pieces(path: Path, limits: Limits) -> dict[str, int]:
-    """Reads a vocab.txt, which has a piece in each line."""
+    """Reads a vocab.txt, which has one piece per line."""
     try:
         lines = read_bytes(path, "vocabulary", limits).decode("utf-8").removesuffix("\n").split("\n")
     except UnicodeDecodeError as error:
@@ -211,9 +209,9 @@ def _pieces(path: Path, limits: Limits) -> dict[str, int]:
 
 
 def _template(tokenizer: Tokenizer, path: Path, special: Mapping[str, Any], family: Family) -> Any:
-    """The special tokens that the family puts around a text and a pair. For BERT: Devlin et al., 2019, figure 2.
+    """Adds the family's special tokens to a text and a pair. For BERT: Devlin et al., 2019, figure 2.
 
-    Byte-level pieces begin with the spaces before them, and so does MPNet's mask; places are set to begin after those.
+    Byte-level pieces include the space before them, as MPNet's mask does; offsets are trimmed to begin after it.
     """
     from tokenizers import pre_tokenizers, processors
 
@@ -221,8 +219,8 @@ def _template(tokenizer: Tokenizer, path: Path, special: Mapping[str, Any], fami
     roles = dict.fromkeys(f"{part}_token" for form in forms for part, *_ in form if not part.startswith("$"))
     tokens = {role: _content(special.get(role) or family.special_tokens[role]) for role in roles}
     for token in tokens.values():
-        if token.startswith("$") or ":" in token:  # which have a meaning of their own in the library's templates
-            raise NpformerError(f"{path}: the special token {shown(token)} stands around texts: it may have no $ or :")
+        if token.startswith("$") or ":" in token:  # these have a special meaning in the library's templates
+            raise NpformerError(f"{path}: the special token {shown(token)} must not contain $ or :")
         if tokenizer.token_to_id(token) is None:
             raise NpformerError(f"{path}: the special token {shown(token)} is not in the vocabulary")
     single, pair = (
@@ -249,14 +247,14 @@ def _special_tokens(folder: Path, settings: Mapping[str, Any], family: Family) -
     special = {role: token for role, token in found.items() if token}
     more = map_.get("additional_special_tokens") or settings.get("additional_special_tokens") or []
     if not isinstance(more, list) or not all(_content(each) for each in (*special.values(), *more)):
-        raise NpformerError(f"{path if map_ else folder / SETTINGS}: expected special tokens that are strings")
+        raise NpformerError(f"{path if map_ else folder / SETTINGS}: expected special tokens to be strings")
     if family.mask_takes_space and isinstance(special["mask_token"], str):
         special["mask_token"] = {"content": special["mask_token"], "lstrip": True}
     return special | {f"additional {i}": each for i, each in enumerate(more)}
 
 
 def _added_tokens(folder: Path, settings: Mapping[str, Any], special: Mapping[str, Any]) -> list[AddedToken]:
-    """Tokens that are never split: of added_tokens_decoder or added_tokens.json, by id, then the special tokens."""
+    """Tokens that are never split: added_tokens_decoder or added_tokens.json, by id, then the special tokens."""
     path = folder / ADDED_TOKENS
     names = [_content(each) for each in special.values()]
     by_id: dict[int, Any] = {}
@@ -265,7 +263,7 @@ def _added_tokens(folder: Path, settings: Mapping[str, Any], special: Mapping[st
             path = folder / SETTINGS
             by_id = {int(i): each for i, each in settings["added_tokens_decoder"].items()}
         elif path.exists():
-            stated = _stated(folder, settings)  # others are looked for after the clean-up, as in Transformers
+            stated = _stated(folder, settings)  # others are matched after normalization, as in Transformers
             by_id = {
                 int(i): {"content": each, "special": each in names, "normalized": each not in stated}
                 for each, i in read_json(path).items()
@@ -278,7 +276,7 @@ def _added_tokens(folder: Path, settings: Mapping[str, Any], special: Mapping[st
 
 
 def _stated(folder: Path, settings: Mapping[str, Any]) -> set[str]:
-    """The special tokens that a folder's own files name."""
+    """The special tokens named in a folder's files."""
     path = folder / SPECIAL_TOKENS_MAP
     files = [settings, read_json(path) if path.exists() else {}]
     return {_content(each.get(role)) for each in files for role in ROLES}

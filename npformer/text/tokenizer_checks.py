@@ -1,7 +1,7 @@
 """Checks the parts of a tokenizer.json before the tokenizers library reads it.
 
-The library believes what a file says: a few lines can ask for more memory than there is, which ends the process and
-cannot be caught. So the parts are read here first, and refused if they lengthen a text beyond the limit `growth`.
+The library trusts a file: a few lines can request more memory than the machine has, which kills the process. So the
+parts are read here first, and refused if they lengthen a text beyond the limit `growth`.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ Part = Mapping[str, Any]
 
 
 STRING, NUMBER = rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', rb"[-+.0-9eE]++"
-#: The long part of a file: pieces with their ids, pieces with their scores, or merges. Each is taken for one value, as
-#: nothing in it can lengthen a text, and reading it in Python would double the time that a tokenizer takes to load.
+#: The long part of a file: pieces with ids, pieces with scores, or merges. It is skipped as one value, because nothing
+#: in it can lengthen a text, and parsing it in Python would double the time to load a tokenizer.
 TABLES = re.compile(
     rb'"(?:vocab|merges)"\s*+:\s*+(?:'
     + rb"\{(?:\s*+" + STRING + rb"\s*+:\s*+" + NUMBER + rb"\s*+,?)*+\s*+\}|"
@@ -36,9 +36,9 @@ IDS = re.compile(STRING + rb"\s*+:\s*+(\d++)")
 
 
 def read_parts(where: str, content: bytes, rows: int, limits: Limits) -> dict[str, Any]:
-    """Reads a tokenizer.json for a table of so many rows, without its vocabulary, and checks all parts.
+    """Reads a tokenizer.json without its vocabulary, and checks all parts. rows: those of the embedding table.
 
-    Raises NpformerError for a part that would make the library fail, or exhaust memory or time, when it reads a text.
+    Raises NpformerError for a part that could make the library fail on a text, or exhaust memory or time.
     """
     tables: list[bytes] = []
 
@@ -51,9 +51,9 @@ def read_parts(where: str, content: bytes, rows: int, limits: Limits) -> dict[st
     try:
         data = json.loads(rest.decode("utf-8"), object_pairs_hook=_unique_keys)
     except (ValueError, RecursionError) as error:
-        raise NpformerError(f"{where}: not a tokenizer that can be read: {error!s:.200}") from None
+        raise NpformerError(f"{where}: not a readable tokenizer: {error!s:.200}") from None
     if not isinstance(data, dict):
-        raise NpformerError(f"{where}: not a tokenizer that can be read: expected an object, got {shown(data)}")
+        raise NpformerError(f"{where}: not a readable tokenizer: expected an object, got {shown(data)}")
     for table in tables:
         ids = IDS.findall(table)
         check_rows(where, len(ids), rows)
@@ -67,25 +67,27 @@ def read_parts(where: str, content: bytes, rows: int, limits: Limits) -> dict[st
     after = reader.growth("decoder", data.get("decoder"))
     reader.growth("post_processor", data.get("post_processor"))
     for names, times in (("normalizer and pre_tokenizer", before), ("decoder", after)):
-        limits.check("growth", times, f"{where}: {names}: the times as long as they can make a text")
-    added = growth * reader.added_tokens(data.get("added_tokens"))  # the library normalizes them when it reads the file
-    limits.check("characters", added, f"{where}: added_tokens: the characters that they have")
+        limits.check("growth", times, f"{where}: {names}: growth of a text")
+    added = growth * reader.added_tokens(
+        data.get("added_tokens")
+    )  # the library normalizes these when it reads the file
+    limits.check("characters", added, f"{where}: added_tokens: characters")
     return {**data, "has_regex": reader.has_regex, "growth": before}
 
 
 def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Makes a JSON object's dict, for json.loads; refuses a key that comes twice, which readers may differ on.
+    """Makes a dict from a JSON object, for json.loads; refuses duplicate keys, which readers treat differently.
 
-    The tables of a model are all named "table" here.
+    A model's skipped tables are all named "table".
     """
     read = dict(pairs)
     if len(read) < len(pairs) and len(read) - ("table" in read) < sum(key != "table" for key, _ in pairs):
-        raise ValueError("an object has one key twice")
+        raise ValueError("an object has a duplicate key")
     return read
 
 
 def check_rows(where: str, pieces: int, rows: int) -> None:
-    """Refuses a vocabulary of more pieces than the model's embedding table has rows."""
+    """Refuses a vocabulary with more pieces than the embedding table has rows."""
     if pieces > rows:
         raise NpformerError(
             f"{where}: {pieces} pieces, but the model's embedding table has {rows} rows; "
@@ -94,27 +96,29 @@ def check_rows(where: str, pieces: int, rows: int) -> None:
 
 
 def check_charsmap(where: str, blob: bytes) -> int:
-    """Checks SentencePiece's map of characters; returns the length of the longest text that a character becomes.
+    """Checks SentencePiece's character map; returns the length of the longest replacement of a character.
 
-    The map is the size of a trie in bytes, 4 bytes; the trie, a double array of 32-bit units; and texts that end with a
-    zero byte. Readers follow the trie without a look at its bounds, so each step must stay inside. Yata, 2007, "A
+    The map consists of the size of a trie in bytes (4 bytes), the trie (a double array of 32-bit units), and texts that
+    end with a zero byte. Readers follow the trie without bounds checks, so each step must stay inside. Yata, 2007, "A
     compact static double-array keeping character codes", and the units of darts-clone.
     """
     size = int.from_bytes(blob[:4], "little")
     if not 0 < size <= len(blob) - 4 or size % 1024:
-        raise NpformerError(f"{where}: precompiled_charsmap: {size} bytes of trie in {len(blob)}")
+        raise NpformerError(f"{where}: precompiled_charsmap: a trie of {size} bytes in {len(blob)} bytes")
     units, texts = np.frombuffer(blob, "<u4", size // 4, 4).astype(np.int64), blob[4 + size :]
     offsets = (units >> 10) << ((units & 512) >> 6)
     bases = (np.arange(len(units)) ^ offsets)[units < 2**31]  # of inner nodes; a byte leads to base ^ byte
-    ends = (np.arange(len(units)) ^ offsets)[(units < 2**31) & (units & 256 > 0)]  # of nodes with a value, at the base
+    ends = (np.arange(len(units)) ^ offsets)[
+        (units < 2**31) & (units & 256 > 0)
+    ]  # of nodes with a value, which is at the base
     inside = not (bases | 255 >= len(units)).any() and not (units[ends] & (2**31 - 1) >= len(texts)).any()
     if not inside or not texts.endswith(b"\0"):
-        raise NpformerError(f"{where}: precompiled_charsmap: leads out of itself")
+        raise NpformerError(f"{where}: precompiled_charsmap: an index is out of bounds")
     return max(len(text.decode(errors="replace")) for text in texts.split(b"\0"))
 
 
 class _Reader:
-    """Reads parts, and counts them."""
+    """Reads and counts parts."""
 
     def __init__(self, where: str, rows: int, limits: Limits) -> None:
         self.where, self.rows, self.limits = where, rows, limits
@@ -122,7 +126,7 @@ class _Reader:
         self.has_regex = self.has_template = False
 
     def growth(self, kind: str, part: Any) -> int:
-        """Returns how many times as long a part can make a text, in characters; at least 1."""
+        """Returns a part's growth: how many times as long it can make a text, in characters; at least 1."""
         if part is None:
             return 1
         self.count += 1
@@ -135,22 +139,22 @@ class _Reader:
         return PARTS[kind][name](self, part, f"{self.where}: {kind}: {name}")
 
     def sequence(self, kind: str, part: Part) -> int:
-        """One part after another: their growths multiply."""
+        """A sequence of parts: their growths multiply."""
         several = part.get(SEVERAL[kind])
         if not isinstance(several, list):
             raise NpformerError(f"{self.where}: {kind}: {SEVERAL[kind]}: expected a list, got {shown(several)}")
         return prod([self.growth(kind, each) for each in several])
 
     def text(self, where: str, part: Part, name: str, default: str | None = None) -> str:
-        """Reads a text of a part, no longer than a piece."""
+        """Reads a text in a part, at most as long as a piece."""
         text = part.get(name, default)
         if not isinstance(text, str):
             raise NpformerError(f"{where}: {name}: expected a text, got {shown(text)}")
-        self.limits.check("piece", len(text), f"{where}: {name}: its characters")
+        self.limits.check("piece", len(text), f"{where}: {name}: characters")
         return text
 
     def pattern(self, where: str, part: Part) -> tuple[bool, str]:
-        """Reads a pattern: whether it is a regular expression, and its text."""
+        """Reads a pattern: returns whether it is a regular expression, and its text."""
         pattern = part.get("pattern")
         if not isinstance(pattern, Mapping) or len(pattern) != 1 or not pattern.keys() <= {"String", "Regex"}:
             raise NpformerError(f'{where}: pattern: expected {{"String": ...}} or {{"Regex": ...}}')
@@ -163,7 +167,7 @@ class _Reader:
     def replace(self, part: Part, where: str) -> int:
         is_regex, pattern = self.pattern(where, part)
         content = self.text(where, part, "content")
-        if not pattern or (is_regex and content):  # it may match between any two characters
+        if not pattern or (is_regex and content):  # may match between any two characters
             return 1 + len(content)
         return 1 if is_regex else max(1, -(-len(content) // len(pattern)))
 
@@ -198,16 +202,16 @@ class _Reader:
     def delimiter_decoder(self, part: Part, where: str) -> int:
         return 1 if self.text(where, part, "word_delimiter_token") else 2
 
-    # --- what stands around a text -----------------------------------------------------------------------------------
+    # --- tokens around a text ----------------------------------------------------------------------------------------
 
     def one_template(self, where: str) -> None:
-        """Refuses a second template: the library has no answer to one around another."""
+        """Refuses a second template: the library does not support nested templates."""
         if self.has_template:
             raise NpformerError(f"{where}: a second template of special tokens")
         self.has_template = True
 
     def ends(self, part: Part, where: str) -> int:
-        """[CLS] and [SEP], each with its id."""
+        """Checks [CLS] and [SEP], each with its id."""
         self.one_template(where)
         for name in ("cls", "sep"):
             pair = part.get(name)
@@ -235,7 +239,7 @@ class _Reader:
             self.limits.check("parts", len(pieces), f"{where}: {form}")
             texts = [each.get("Sequence") for each in pieces if isinstance(each, Mapping) and "Sequence" in each]
             if sorted(str(each.get("id")) if isinstance(each, Mapping) else "" for each in texts) != wanted:
-                raise NpformerError(f"{where}: {form}: expected each text once")
+                raise NpformerError(f"{where}: {form}: expected each text exactly once")
             for each in pieces:
                 special = each.get("SpecialToken") if isinstance(each, Mapping) else None
                 name = special.get("id") if isinstance(special, Mapping) else None
@@ -246,7 +250,7 @@ class _Reader:
     # --- the vocabulary ----------------------------------------------------------------------------------------------
 
     def added_tokens(self, tokens: Any) -> int:
-        """Checks the tokens that are never split; returns their characters."""
+        """Checks the tokens that are never split; returns their total number of characters."""
         if tokens is None:
             return 0
         if not isinstance(tokens, list) or not all(isinstance(each, Mapping) for each in tokens):
@@ -256,9 +260,9 @@ class _Reader:
         return sum(len(self.text(f"{self.where}: added_tokens", token, "content")) for token in tokens)
 
     def check_model(self, model: Any) -> None:
-        """Checks what a model says of its words."""
+        """Checks the model's settings for words."""
         if not isinstance(model, Mapping):
-            raise NpformerError(f"{self.where}: not a tokenizer that can be read: no model")
+            raise NpformerError(f"{self.where}: not a readable tokenizer: no model")
         for name in ("unk_token", "continuing_subword_prefix", "end_of_word_suffix"):
             if model.get(name) is not None:
                 self.text(f"{self.where}: model", model, name)
@@ -270,10 +274,10 @@ def _times(growth: int) -> Callable[[_Reader, Part, str], int]:
     return lambda reader, part, where: growth
 
 
-NORMAL_FORMS = 18  # characters that Unicode's normal forms make of one, at most
+NORMAL_FORMS = 18  # maximum characters that a Unicode normal form makes of one
 
-#: Fields of tokenizer.json -> types of parts -> how many times as long each makes a text. Unicode's normal forms make
-#: single characters up to 18 times as long, but nothing longer a second time; they count as 1.
+#: Fields of tokenizer.json -> types of parts -> their growth. Unicode's normal forms count as 1: they make single
+#: characters up to 18 times as long, but applying them again makes nothing longer.
 PARTS: Mapping[str, Mapping[str, Callable[[_Reader, Part, str], int]]] = {
     "normalizer": {
         **dict.fromkeys(("Lowercase", "NFC", "NFD", "NFKC", "NFKD", "Nmt", "Strip", "StripAccents"), _times(1)),

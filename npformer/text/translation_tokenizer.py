@@ -1,7 +1,7 @@
 """Tokenizers of translation models: Marian's pair of SentencePiece models, or the tokenizers library's files.
 
-The ids are the same as in Transformers, with two exceptions: punctuation is never normalised first, which Transformers
-does only if sacremoses is installed, and a language code ends at its first <<.
+The ids are the same as in Transformers, with two exceptions: punctuation is never normalized, which Transformers does
+only if sacremoses is installed, and a language code ends at its first <<.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ LANGUAGE = re.compile(r">>[^<>]*<<")
 
 
 class TranslationTokenizer(Protocol):
-    """Turns source text into ids, and target ids into text."""
+    """Encodes source text, and decodes target ids."""
 
-    languages: tuple[str, ...]  # target languages' codes that a source may begin with, such as >>fra<<
+    languages: tuple[str, ...]  # language codes that a source may begin with, such as >>fra<<
 
     def encode(self, text: str) -> list[int]:
         """The source's ids, with the end token."""
@@ -39,15 +39,15 @@ class TranslationTokenizer(Protocol):
         """The target's text, without special tokens."""
 
     def tokens(self, ids: Sequence[int], of_source: bool) -> list[str]:
-        """The name of each id of a source or a target: its piece, with ▁ at the start of a word; special tokens too."""
+        """The token of each id of a source or a target, with ▁ at the start of a word, including special tokens."""
 
 
 def load_tokenizer(folder: Path, config: Config, limits: Limits = LIMITS) -> TranslationTokenizer:
     """The tokenizer of a translation model's folder.
 
     It is either source.spm, target.spm and vocab.json, read with sentencepiece, or tokenizer.json, with
-    target_tokenizer.json if the target has its own. Raises NpformerError for files that are missing, unreadable or not
-    within the limits, for a vocabulary that does not fit the model, and for a tokenizer that fails on a short text.
+    target_tokenizer.json if the target has its own. Raises NpformerError for files that are missing, unreadable or
+    beyond the limits, for a vocabulary that does not fit the model, and for a tokenizer that fails on a short text.
     """
     there = [name for name in PIECES if (folder / name).exists()]
     if len(there) == len(PIECES):
@@ -57,12 +57,12 @@ def load_tokenizer(folder: Path, config: Config, limits: Limits = LIMITS) -> Tra
     missing = ", ".join(name for name in PIECES if name not in there)
     raise NpformerError(
         f"{folder}: no tokenizer; looked for {FILE}, and for {', '.join(PIECES)}, of which {missing} "
-        f"{'is' if missing.count(',') == 0 else 'are'} missing. Copy them from where the model came from"
+        f"{'is' if missing.count(',') == 0 else 'are'} missing. Copy them from the model's source"
     )
 
 
 class Pieces(Uncalled):
-    """Two SentencePiece models, whose pieces have their ids in one vocabulary or in one each."""
+    """Two SentencePiece models, with one shared vocabulary or one each."""
 
     def __init__(self, folder: Path, config: Config, limits: Limits) -> None:
         (self.source, self._growth), (self.target, _) = (_sentencepiece(folder / name, limits) for name in PIECES[:2])
@@ -74,13 +74,13 @@ class Pieces(Uncalled):
         if separate:
             target_vocabulary = _vocabulary(folder / "target_vocab.json", config.decoder.vocab_size, limits)
         else:
-            self.target = self.source  # with a shared vocabulary the source's model decodes, as in Transformers
+            self.target = self.source  # with a shared vocabulary the source model decodes, as in Transformers
         self.pieces = {index: piece for piece, index in target_vocabulary.items()}
         names = [_content(settings.get(role), default) for role, default in SPECIAL.items()]
         self.unknown, self.end, self.pad = names
         for name in names:
             if name not in self.vocabulary:
-                raise NpformerError(f"{folder / PIECES[2]}: no {name!r:.80}, which every source needs or may need")
+                raise NpformerError(f"{folder / PIECES[2]}: no {name!r:.80}, which sources need")
         self.special = frozenset(names)
         self._split = re.compile("(" + "|".join(map(re.escape, sorted(names, key=len, reverse=True))) + ")")
         codes = () if separate else self.vocabulary
@@ -105,7 +105,7 @@ class Pieces(Uncalled):
         return [self.vocabulary.get(token, unknown) for token in tokens] + [self.vocabulary[self.end]]
 
     def _made_of(self, text: str) -> int:
-        """How many characters the source's model makes of a text before it looks for pieces."""
+        """The number of characters of a normalized source."""
         return len(self.source.normalize(text))
 
     def decode(self, ids: Sequence[int]) -> str:
@@ -122,7 +122,7 @@ class Pieces(Uncalled):
 
 
 class Files(Uncalled):
-    """The tokenizers library's tokenizer.json, for the source, and for the target too unless that has its own file."""
+    """The tokenizers library's tokenizer.json, for the source, and for the target unless it has its own file."""
 
     def __init__(self, folder: Path, config: Config, limits: Limits) -> None:
         self.source = _read(folder / FILE, config.vocab_size, limits)
@@ -145,7 +145,7 @@ class Files(Uncalled):
         found = [side.id_to_token(each) or str(each) for each in ids]
         if not isinstance(side.pre_tokenizer, pre_tokenizers.ByteLevel):
             return found
-        texts = [decoders.ByteLevel().decode([each]) for each in found]  # pieces that stand for bytes, as text
+        texts = [decoders.ByteLevel().decode([each]) for each in found]  # byte-level pieces as text
         return [f"▁{each[1:]}" if each.startswith(" ") else each for each in texts]
 
 
@@ -160,18 +160,18 @@ def _content(token: Any, default: str) -> str:
 
 
 def _sentencepiece(path: Path, limits: Limits) -> tuple[Any, int]:
-    """Reads a model, and how many times as long it can make a text."""
+    """Reads a SentencePiece model; also returns how many times as long it can make a text."""
     try:
         from sentencepiece import SentencePieceProcessor
     except ImportError:
         raise NpformerError(
-            f"{path}: reading it takes the package sentencepiece; pip install 'npformer[translate]'"
+            f"{path}: reading this file requires sentencepiece; pip install 'npformer[translate]'"
         ) from None
     content = read_bytes(path, "vocabulary", limits)
     if not content:
-        raise NpformerError(f"{path}: an empty file")
+        raise NpformerError(f"{path}: the file is empty")
     growth = max((check_charsmap(str(path), blob) for blob in charsmaps(path, content)), default=1)
-    limits.check("growth", growth, f"{path}: the text that a character becomes")
+    limits.check("growth", growth, f"{path}: replacement of a character")
     with safely(f"{path}: not a SentencePiece model"):
         return SentencePieceProcessor(model_proto=content), growth
 
@@ -179,7 +179,7 @@ def _sentencepiece(path: Path, limits: Limits) -> tuple[Any, int]:
 def _vocabulary(path: Path, size: int, limits: Limits) -> dict[str, int]:
     """Reads a vocabulary: pieces -> rows of the embedding table."""
     if not path.exists():
-        raise NpformerError(f"{path}: missing; copy it from where the model came from")
+        raise NpformerError(f"{path}: missing; copy it from the model's source")
     pieces = read_json(path, limits)
     odd = next((piece for piece, i in pieces.items() if type(i) is not int or not 0 <= i < size), None)
     if odd is not None:
@@ -188,6 +188,6 @@ def _vocabulary(path: Path, size: int, limits: Limits) -> dict[str, int]:
 
 
 def _read(path: Path, rows: int, limits: Limits) -> SafeTokenizer:
-    """Reads a tokenizer.json for a table of so many rows."""
+    """Reads a tokenizer.json for an embedding table with `rows` rows."""
     tokenizer, has_regex, growth = read_tokenizer(path, rows, limits)
     return tried(tokenizer, path, rows, limits, has_regex, growth)

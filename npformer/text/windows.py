@@ -1,4 +1,4 @@
-"""Texts that are cut, or read in windows: tokens as arrays, with a fifth of the memory of the library's own record."""
+"""Truncated texts and windows: tokens as arrays, in a fifth of the memory of the library's Encoding."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from npformer.common.errors import NpformerError
 if TYPE_CHECKING:
     from tokenizers import Encoding
 
-AGAIN = 8  # tokens at most of the character that a block shares with the one before
+AGAIN = 8  # maximum tokens of the character that a block shares with the previous one
 
 
 @dataclass
 class Tokens:
-    """Tokens of a text, or of a window with its special tokens. Names and lists are those of `tokenizers.Encoding`."""
+    """Tokens of a text, or of a window with its special tokens. The properties are those of `tokenizers.Encoding`."""
 
     numbers: np.ndarray  # (L,): token ids
-    names: np.ndarray  # (L,): tokens as str, each text once in memory
-    places: np.ndarray  # (L, 2): first character of each token, and the end of its last
+    names: np.ndarray  # (L,): tokens as str, equal ones shared
+    places: np.ndarray  # (L, 2): offsets of each token's characters, [first, end)
     words: np.ndarray  # (L,): the word of each token; -1 for special tokens
-    sources: np.ndarray  # (L,): which text of a pair a token is of, 0 or 1; -1 for special tokens
+    sources: np.ndarray  # (L,): the text of a pair that a token belongs to, 0 or 1; -1 for special tokens
     kinds: np.ndarray  # (L,): token types
 
     def __post_init__(self) -> None:
@@ -33,7 +33,7 @@ class Tokens:
 
     @classmethod
     def of(cls, encoding: Encoding, known: dict[str, str] | None = None) -> Tokens:
-        """Copies the tokenizer's record. known: strings to use again for equal tokens."""
+        """Copies a `tokenizers.Encoding`. known: strings to reuse for equal tokens."""
         known = {} if known is None else known
         names = np.empty(len(encoding), object)
         names[:] = [known.setdefault(each, each) for each in encoding.tokens]
@@ -94,15 +94,15 @@ class Tokens:
             ):
                 start, _ = spans.get((source, number), (first, end))
                 spans[source, number] = start, end
-            self._spans = spans  # whole, for other threads
+            self._spans = spans  # assigned complete, for other threads
         return self._spans.get((sequence_index, word)) if word >= 0 else None
 
 
 def tokens_of_blocks(blocks: Iterable[tuple[int, int, Encoding]], most: int | None = None) -> Tokens:
-    """Joins the tokens of a text's blocks: `(start, first, tokens)`, which were read from character `start` on.
+    """Joins the tokens of a text's blocks `(start, first, tokens)`, each tokenized from character `start` on.
 
-    The tokens before character `first` are those of the block before, and left out. Raises NpformerError if there are
-    more than `most`, before a block of many more is copied.
+    Tokens before character `first` belong to the previous block and are dropped. Raises NpformerError if there are more
+    than `most`, before copying the block that exceeds it.
     """
     known: dict[str, str] = {}
     parts: list[Tokens] = []
@@ -119,16 +119,16 @@ def tokens_of_blocks(blocks: Iterable[tuple[int, int, Encoding]], most: int | No
 
 
 def moving_text(lengths: Sequence[int], cut: str) -> int:
-    """The text that is cut; with "longest" the second of two equally long texts."""
+    """The index of the text to truncate; with "longest" the second of two equally long texts."""
     last = len(lengths) - 1
     return {"first": 0, "second": last}.get(cut, last - int(np.argmax(lengths[::-1])))
 
 
 def kept_lengths(lengths: Sequence[int], room: int, cut: str) -> list[int]:
-    """The tokens of each text to keep, as tokenizers counts them.
+    """The number of tokens to keep of each text, computed as in tokenizers.
 
-    Only one text is cut, or with "longest" both where the shorter has over half of the room. The longer gets an odd
-    token.
+    One text is truncated; with "longest" both are if the shorter has over half of the room, and the longer keeps the
+    odd token.
     """
     kept = list(lengths)
     moving = moving_text(lengths, cut)
@@ -137,23 +137,23 @@ def kept_lengths(lengths: Sequence[int], room: int, cut: str) -> list[int]:
         others = kept[1 - moving] = min(others, room // 2)
     kept[moving] = room - others
     if kept[moving] < 0:
-        raise NpformerError(f"one text of the pair has {others} tokens, more than the {room} there is room for")
+        raise NpformerError(f"one text of the pair has {others} tokens, but there is room for {room}")
     return kept
 
 
 def windows(whole: Tokens, width: int, stride: int) -> Iterator[tuple[int, Tokens]]:
-    """Yields windows of `width` tokens that share `stride` with the one before: `(first token, window)`.
+    """Yields windows of `width` tokens that share `stride` with the previous one: `(first token, window)`.
 
-    The last ends with the text, and may be shorter.
+    The last window ends with the text, and may be shorter.
     """
     for first in range(0, max(len(whole) - stride, 1), width - stride):
         yield first, whole[first : first + width]
 
 
 def with_special_tokens(frame: Tokens, texts: Sequence[Tokens]) -> Tokens:
-    """Puts special tokens around the tokens of a text or a pair, as they are around others of the same model.
+    """Adds special tokens to the tokens of a text or a pair, placed as in `frame`.
 
-    frame: those others, with their special tokens; each text that has tokens here has some there.
+    frame: other tokens of the same tokenizer with their special tokens; it has tokens for each text that has some here.
     """
     parts: list[Tokens] = []
     end = 0

@@ -1,4 +1,4 @@
-"""Words and their pieces: merges the attention of word pieces, and splits a text into words that can be left out.
+"""Words and their pieces: merges the attention of word pieces, and splits a text into words that can be removed.
 
 `printable` makes labels safe for a terminal or an SVG file.
 """
@@ -10,7 +10,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-_START_MARKS = ("▁", "Ġ")  # SentencePiece and byte-level BPE mark where a word starts; WordPiece marks "##" inside
+_START_MARKS = (
+    "▁",
+    "Ġ",
+)  # SentencePiece and byte-level BPE mark the start of a word; WordPiece marks the rest with "##"
 _DIRECTION = frozenset("\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
 Span = tuple[int, int]
 
@@ -58,7 +61,8 @@ def merge_pieces(weights: np.ndarray, queries: Sequence[Span], keys: Sequence[Sp
 def text_words(text: str) -> list[Span]:
     """`(first, end)` of each word of `text`.
 
-    White space separates words. Punctuation at their edges is separate, and so is every Chinese or Japanese character.
+    White space separates words. Leading and trailing punctuation is separate, and so is each Chinese or Japanese
+    character.
     """
     spans: list[Span] = []
     for first, end in _chunks(text):
@@ -98,7 +102,7 @@ def _ideographs_apart(text: str, first: int, end: int) -> list[Span]:
 
 
 def printable(text: str) -> str:
-    """Replaces control and direction-changing characters by U+FFFD, so that none has an effect.
+    """Replaces control and direction-changing characters with U+FFFD, which has no effect.
 
     A terminal would execute escape sequences, and XML forbids most control characters.
     """

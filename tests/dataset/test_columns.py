@@ -121,8 +121,8 @@ def test_translations(tmp_path):
     found = answered(one, tmp_path, text=texts)["translation"].to_pylist()
     assert found == [one("a dog")["translation_text"], None, None, one("news")["translation_text"]]
     errors = pa.parquet.read_table(tmp_path / "out.parquet")["error"].to_pylist()
-    assert "nothing to read" in errors[1]
-    assert "tokens, and the model takes" in errors[2]
+    assert "the text is empty" in errors[1]
+    assert "tokens, but the model takes" in errors[2]
 
     (tmp_path / "two").mkdir()
     two = npformer.pipeline("translation", folder, max_new_tokens=6, num_beams=3, num_return_sequences=2)

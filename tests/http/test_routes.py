@@ -199,7 +199,7 @@ def test_generate_of_a_translation_takes_parameters_that_change_nothing(server, 
 
 def test_an_error_of_a_stream_has_its_status(server):
     status, answer, _ = server.post("/generate", {"inputs": " ", "stream": True})
-    assert (status, answer["error"]) == (422, "inputs: an empty text; there is nothing to read")
+    assert (status, answer["error"]) == (422, "inputs: the text is empty")
 
 
 def test_the_root_stands_for_the_first_models_route(server):
@@ -229,7 +229,7 @@ def test_a_text_that_is_too_long_is_refused_or_cut_and_the_answer_says_so(server
     message = answer["error"]["message"] if path.startswith("/v1") else answer["error"]
     assert status == 413
     assert message.startswith(f"{place}: ")
-    assert "tokens, and the model takes" in message
+    assert "tokens, but the model takes" in message
     assert "music" not in message
     status, _, headers = server.post(path, {**body, "truncate": True})
     assert status == 200

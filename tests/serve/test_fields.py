@@ -48,7 +48,7 @@ def test_null_stands_for_the_default():
         ("/embed", {"inputs": []}, "inputs: expected a text or a list of texts, got an empty list"),
         ("/embed", {"inputs": ["a", 3]}, "inputs[1]: expected a text, got a number"),
         ("/embed", {"inputs": ["a", ["b"]]}, "inputs[1]: expected a text, got a list"),
-        ("/embed", {"inputs": "a\ud800"}, "inputs: character 1 is half of a surrogate pair, not text"),
+        ("/embed", {"inputs": "a\ud800"}, "inputs: character 1 is a lone surrogate, which is not valid text"),
         ("/embed", {"inputs": "a", "truncate": "yes"}, "truncate: expected true or false, got a text"),
         ("/embed", {"inputs": "a", "truncate": 1}, "truncate: expected true or false, got a number"),
         ("/embed", {"inputs": "a", "normalise": True}, "normalise: an unknown field; known: inputs, normalize"),

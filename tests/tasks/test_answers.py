@@ -99,7 +99,7 @@ def test_a_long_context_is_read_to_its_end():
         ({"question": QUESTION, "context": CONTEXT, "topk": 3}, "did you mean 'top_k'"),
         ({"question": QUESTION, "context": CONTEXT, "max_answer_len": 0}, "max_answer_len"),
         ({"question": QUESTION, "context": CONTEXT, "doc_stride": -1}, "doc_stride"),
-        ({"question": QUESTION, "context": CONTEXT, "max_seq_len": 10}, "leaves no room"),
+        ({"question": QUESTION, "context": CONTEXT, "max_seq_len": 10}, "leave no room"),
         ({"question": QUESTION, "context": CONTEXT, "max_seq_len": 24, "doc_stride": 23}, "windows of"),
         ({"question": QUESTION, "context": CONTEXT, "handle_impossible_answer": "no"}, "handle_impossible_answer"),
     ],

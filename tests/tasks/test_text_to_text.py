@@ -93,7 +93,7 @@ def test_the_settings_of_a_task_are_its_own(tmp_path: Path) -> None:
     encode = summarize.model.tokenizer.encode
     for task, prefix in ((summarize, "news: "), (rewrite, "the ")):
         assert task.source(TEXT, task.options).texts[0].ids.tolist() == encode(prefix + TEXT)
-    with pytest.raises(NpformerError, match="an empty text; there is nothing to read"):
+    with pytest.raises(NpformerError, match="the text is empty"):
         summarize(" ")
 
 

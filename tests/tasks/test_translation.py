@@ -149,7 +149,7 @@ def test_half_of_a_letter_waits_for_the_rest_of_it(in_json: Path, monkeypatch: p
 
 def test_too_long_a_source_is_refused_or_cut(in_json: Path) -> None:
     task = npformer.pipeline("translation", in_json, max_new_tokens=3)
-    with pytest.raises(NpformerError, match="101 tokens, and the model takes 64; split the text, or long='truncate'"):
+    with pytest.raises(NpformerError, match="101 tokens, but the model takes 64; split the text, or long='truncate'"):
         task("d" * 100)
     with pytest.warns(UserWarning, match="input 0: 101 tokens, cut to 64"):
         answer = task("d" * 100, long="truncate")
@@ -163,9 +163,9 @@ def test_too_long_a_source_is_refused_or_cut(in_json: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "options", "message"),
     [
-        ("", {}, "an empty text; there is nothing to read"),
-        (" \n", {}, "an empty text"),
-        (">>deu<< ", {}, "an empty text"),
+        ("", {}, "the text is empty"),
+        (" \n", {}, "the text is empty"),
+        (">>deu<< ", {}, "the text is empty"),
         (">>eng<< dog", {}, r"language: '>>eng<<' is not known.* Known: >>deu<<, >>fra<<"),
         ("dog", {"to": "eng"}, "language: '>>eng<<' is not known"),
         ("dog", {"force_words_ids": [[5]]}, "force_words_ids: a list is not supported: Transformers 5 has moved"),
@@ -184,7 +184,7 @@ def test_what_cannot_be_translated_is_refused(in_json: Path, text: Any, options:
 
 def test_one_bad_source_among_many_is_named(in_json: Path) -> None:
     task = npformer.pipeline("translation", in_json, max_new_tokens=3)
-    with pytest.raises(InputError, match="input 1: an empty text"):
+    with pytest.raises(InputError, match="input 1: the text is empty"):
         task(["dog", "", "man"])
 
 
@@ -281,7 +281,7 @@ def test_a_translator_s_missing_tokenizer_files_are_named(folder: Path) -> None:
 
 def test_without_sentencepiece_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "sentencepiece", None)
-    with pytest.raises(NpformerError, match=r"source\.spm: reading it takes the package sentencepiece; pip install"):
+    with pytest.raises(NpformerError, match=r"source\.spm: reading this file requires sentencepiece; pip install"):
         npformer.pipeline("translation", FILES)
 
 
@@ -290,10 +290,10 @@ def test_without_sentencepiece_the_error_says_what_to_install(monkeypatch: pytes
     ("name", "content", "message"),
     [
         ("source.spm", b"no model", r"source\.spm: not a SentencePiece model"),
-        ("source.spm", b"", r"source\.spm: an empty file"),
+        ("source.spm", b"", r"source\.spm: the file is empty"),
         ("vocab.json", b"[1]", r"vocab\.json: expected a JSON object"),
         ("vocab.json", b'{"a": 900}', r"vocab\.json: 'a': expected an id below \d+, got 900"),
-        ("vocab.json", b'{"</s>": 0, "<unk>": 1}', r"vocab\.json: no '<pad>', which every source needs or may need"),
+        ("vocab.json", b'{"</s>": 0, "<unk>": 1}', r"vocab\.json: no '<pad>', which sources need"),
     ],
 )
 def test_a_translator_s_broken_tokenizer_files_are_named(folder: Path, name: str, content: bytes, message: str) -> None:
@@ -313,13 +313,13 @@ def test_a_text_that_sentencepiece_makes_too_long_is_refused(folder: Path) -> No
     tokenizer = npformer.load(folder, limits=Limits(characters=1000)).tokenizer
     assert len(tokenizer.encode("a" * 30)) > len(tokenizer.encode("c" * 1000)) > 1
     for text in ("a" * 1000, ("a" * 35 + "</s>") * 25):
-        with pytest.raises(NpformerError, match=r"source\.spm: more than 8000 characters"):
+        with pytest.raises(NpformerError, match=r"source\.spm: a text of 975 characters becomes more than 8000"):
             tokenizer.encode(text)
 
 
 def test_a_translator_s_broken_tokenizer_json_is_named(in_json: Path) -> None:
     (in_json / "tokenizer.json").write_text("{}")
-    with pytest.raises(NpformerError, match=r"tokenizer\.json: not a tokenizer that can be read"):
+    with pytest.raises(NpformerError, match=r"tokenizer\.json: not a readable tokenizer"):
         npformer.pipeline("translation", in_json)
 
 

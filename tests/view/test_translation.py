@@ -89,7 +89,7 @@ def test_the_walk_shows_source_and_target(model: Any) -> None:
     ("text", "message"),
     [
         (Pair("a", "b"), "a translation model writes the second text itself"),
-        ("  ", "an empty text; there is nothing to read"),
+        ("  ", "the text is empty"),
         ("dog " * 200, "the model takes"),
         (3, "expected a text"),
     ],
