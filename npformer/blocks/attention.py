@@ -93,6 +93,7 @@ class CrossAttention(Block):
 
 def attention_stages(source: str, mechanisms: Sequence[Mechanism]) -> list[Stage]:
     """The stages of multi-head attention to the rows of INPUT or SOURCE."""
+    rows = "{x}" if source == INPUT else "X"
     linear, split = "functions.linear", "attention.split_heads"
     attend = "attention.scaled_dot_product_attention"
     turned = [stage for each in mechanisms for stage in each.turned]
@@ -101,8 +102,8 @@ def attention_stages(source: str, mechanisms: Sequence[Mechanism]) -> list[Stage
     scored = ("query_heads", "key_heads", *(each.name for each in added))
     return [
         Stage("query", "(T, D)", "Q = {x} W_Q + b_Q", linear, parents=(INPUT,), kept=False),
-        Stage("key", "(T, D)", "K = {x} W_K + b_K", linear, parents=(source,), kept=False),
-        Stage("value", "(T, D)", "V = {x} W_V + b_V", linear, parents=(source,), kept=False),
+        Stage("key", "(T, D)", f"K = {rows} W_K + b_K", linear, parents=(source,), kept=False),
+        Stage("value", "(T, D)", f"V = {rows} W_V + b_V", linear, parents=(source,), kept=False),
         *turned,
         Stage("query_heads", "(H, T, K)", "Q_h, K columns of Q", split, "attn.hook_q", (query,)),
         Stage("key_heads", "(H, T, K)", "K_h, K columns of K", split, "attn.hook_k", (key,)),

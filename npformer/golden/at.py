@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from npformer.checkpoint import tree as layout
-from npformer.golden.graph import CROSS, parted, stacks
+from npformer.golden.graph import CROSS, HEAD, parted, stacks
 from npformer.interpret.study_inputs import row_read
 from npformer.masks import window_mask
 from npformer.runtime.packing import Text
@@ -66,7 +66,10 @@ class At:
     @property
     def last(self) -> np.ndarray:
         """The last layer of the stack that a head reads, (T, D)."""
-        return self(self._run.parents["pooler"][0])
+        name = self.name
+        while name.startswith(HEAD):
+            name = self._run.parents[name][0]
+        return self(name)
 
     @property
     def encoded(self) -> np.ndarray:
