@@ -1,8 +1,8 @@
-"""A service over HTTP: `app` makes an ASGI app, the command `npformer serve` runs it. It needs the extra `serve`.
+"""An HTTP service: `app` makes an ASGI app, and the command `npformer serve` runs it. It needs the extra `serve`.
 
-Strangers' requests are computed together (`batching.py`), and each answer has the bits that it has alone. `routes.py`,
-`text_to_text.py` and `write.py` say what each route takes and answers, `fields.py` checks it, `asgi.py` has what all
-routes share, `bodies.py` reads requests, `watch.py` counts and logs them, `supervisor.py` runs servers and workers.
+Requests of different clients share batches (`batching.py`), and each answer has the same bits as alone. `routes.py`,
+`text_to_text.py` and `write.py` define the routes, `fields.py` validates requests, `asgi.py` has the code shared by all
+routes, `bodies.py` reads requests, `watch.py` counts and logs them, `supervisor.py` runs servers and workers.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ def app(
     Parameters
     ----------
     models : a model or several, by bundled name, folder, hub id, or loaded; or a mapping from names to them
-        A request that names no model gets the first that has the route's task.
-    limits : ServiceLimits, of requests, batches and the queue
-    api_key : str, what requests must have as `Authorization: Bearer KEY`; /health is open
+        A request without a model's name gets the first model with the route's task.
+    limits : ServiceLimits, the limits of requests, batches and the queue
+    api_key : str, the key that requests must send as `Authorization: Bearer KEY`; /health needs no key
     threads, revision, offline : as in `npformer.pipeline`
 
     Returns
@@ -48,7 +48,7 @@ def app(
     Raises
     ------
     NpformerError
-        A package of the extra is missing, a model cannot be loaded, two have one name, or the key is empty.
+        A package of the extra is missing, a model cannot be loaded, two models share a name, or the key is empty.
 
     Examples
     --------
@@ -65,7 +65,7 @@ def app(
 
 
 def need_extra() -> None:
-    """Raises NpformerError, with what to install, if a package of the extra is missing."""
+    """Raises NpformerError, with the command that installs it, if a package of the extra is missing."""
     missing = [name for name in PACKAGES if find_spec(name) is None]
     if missing:
-        raise NpformerError(f"serve needs {', '.join(missing)}; pip install 'npformer[serve]'")
+        raise NpformerError(f"serve needs {', '.join(missing)}: pip install 'npformer[serve]'")

@@ -1,8 +1,8 @@
-"""The ASGI app: what every route has in common. `routes.py`, `text_to_text.py` and `write.py` have the routes.
+"""The ASGI app, shared by all routes, which are in `routes.py`, `text_to_text.py` and `write.py`.
 
-A request passes, in this order: the API key, whether the server is stopping, its body, the number of open requests,
-its fields, the limits of its texts, and the queue. If its client leaves, its texts leave the queue. Refusals are
-exceptions, which the handlers at the end of this file turn into responses.
+A request passes these checks in order: the API key, shutdown, its body, the number of open requests, its fields, the
+limits of its texts, and the queue. If its client disconnects, its texts leave the queue. Refusals are exceptions; the
+handlers at the end of this file turn them into responses.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ from npformer.serve.routes import Reply, Route, Service
 from npformer.serve.text_to_text import ALL_ROUTES
 from npformer.serve.watch import GONE, Watch, path_of
 
-TOKENIZERS = 2  # threads that make tokens of texts
-#: The route that "/" stands for, by the first model's first task, as in text-embeddings-inference.
+TOKENIZERS = 2  # threads that tokenize
+#: First task of the first model -> the route of "/", as in text-embeddings-inference.
 AT_ROOT = {
     "text-ranking": "/rerank",
     "text-classification": "/predict",
@@ -62,15 +62,15 @@ class App:
         self.limits = limits
         self.key = None if api_key is None else _digest(api_key.strip())
         self.stopping = False
-        self.open = 0  # requests whose body is there and whose answer is not
+        self.open = 0  # requests with a complete body and no answer yet
         self.bodies = Bodies(limits)
         self.routes = {route.path: route for route in ALL_ROUTES}
-        self.service: Service | None = None  # from the start of the lifespan to its end
+        self.service: Service | None = None  # during the lifespan
         self.metrics = Metrics(lambda: 0 if self.service is None else len(self.service.batcher.queue))
 
     @asynccontextmanager
     async def lifespan(self, _: Starlette) -> AsyncIterator[None]:
-        """Starts the batching thread, and ends it when all that was accepted is answered."""
+        """Starts the batching thread, and ends it once all accepted requests are answered."""
         limits = self.limits
         batcher = Batcher(limits.batch_tokens, limits.wait_ms / 1000, limits.queue, self._observe)
         pool = ThreadPoolExecutor(TOKENIZERS, "npformer-tokens")
@@ -94,7 +94,7 @@ class App:
     # --- one request ---------------------------------------------------------------------------------------------
 
     def answering(self, path: str) -> Callable[[Request], Awaitable[Response]]:
-        """The function that answers POST requests to a route's path."""
+        """The function that handles POST requests to a route's path."""
 
         async def post(request: Request) -> Response:
             return await self.post(path, request)
@@ -102,12 +102,12 @@ class App:
         return post
 
     async def post(self, path: str, request: Request) -> Response:
-        """Answers a POST request. Raises Refusal, QueueFull, TimeoutError or Gone for one that is not answered."""
+        """Answers a POST request, or raises Refusal, QueueFull, TimeoutError or Gone."""
         request.state.route = path
         self._check_key(request)
         self._check_open()
         async with self.bodies.read(request) as body:
-            self._check_open()  # others' bodies may have come first
+            self._check_open()  # other bodies may have arrived first
             self.open += 1
             try:
                 async with asyncio.timeout(self.limits.seconds):
@@ -119,7 +119,7 @@ class App:
         if self.service is None:
             raise Refusal(
                 HTTPStatus.SERVICE_UNAVAILABLE,
-                "the service has not started: the lifespan of its app has to run, also where another app mounts it",
+                "the service has not started: run the app's lifespan, also if another app mounts it",
                 "Unhealthy",
             )
         if self.stopping:
@@ -135,7 +135,7 @@ class App:
             raise Refusal(HTTPStatus.UNAUTHORIZED, "the API key is missing or wrong: Authorization: Bearer KEY")
 
     async def _unless_left(self, request: Request, answer: Coroutine[Any, Any, Response]) -> Response:
-        """Waits for an answer, and raises Gone if the client leaves before."""
+        """Waits for an answer; raises Gone if the client disconnects first."""
         answering, leaving = asyncio.ensure_future(answer), asyncio.ensure_future(_left(request))
         try:
             await asyncio.wait((answering, leaving), return_when=asyncio.FIRST_COMPLETED)
@@ -164,13 +164,13 @@ class App:
         try:
             async for piece in reply.pieces:
                 yield piece
-                await asyncio.sleep(0)  # others' turn, and the time to notice that the client has left
+                await asyncio.sleep(0)  # lets others run, and detects that the client has disconnected
         except Exception as error:  # the status has been sent, so the error is the last event
             log.error("a stream ended early: %s", place_of(error))
             if reply.media_type == "text/event-stream":
-                what = "a piece took too long" if isinstance(error, TimeoutError) else "an internal error"
+                what = "generating a piece took too long" if isinstance(error, TimeoutError) else "an internal error"
                 yield b"data:" + as_json({"error": what, "error_type": "Backend"}) + b"\n\n"
-            else:  # the server closes the connection, so that the client does not take it for the whole
+            else:  # the server closes the connection, so the client sees that the answer is incomplete
                 raise
         finally:
             self.open -= 1
@@ -192,7 +192,7 @@ class App:
         return get
 
     def info(self) -> Response:
-        """TEI's form for the first model, and all models with their tasks."""
+        """TEI's fields for the first model, and all models with their tasks."""
         models = [_described(each) for each in self.models.values()]
         limits = self.limits
         about = {
@@ -208,29 +208,29 @@ class App:
 
 
 def _read(route: Route, body: bytes) -> tuple[Route, dict[str, Any]]:
-    """The route that a body is for, and its fields."""
+    """The route for a body, and its fields."""
     given = read_json(body)
     route = route.of(given)
     return route, read_fields(route.fields, given)
 
 
 async def _left(request: Request) -> None:
-    """Returns when the client has left; its body has been read, so nothing else can come."""
+    """Returns when the client disconnects; its body has been read, so no other message can come."""
     while (await request.receive())["type"] != "http.disconnect":
         pass
 
 
 def _digest(key: str) -> bytes:
-    """Keys are compared by digests of one length, so that the time tells nothing about the length either."""
+    """Compares digests of equal length, so that the time does not reveal the key's length."""
     return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
 
 
 def _overloaded(seconds: int) -> Refusal:
-    return Refusal(HTTPStatus.TOO_MANY_REQUESTS, f"the queue is full; try again in {seconds} s", "Overloaded", seconds)
+    return Refusal(HTTPStatus.TOO_MANY_REQUESTS, f"the queue is full; retry in {seconds} s", "Overloaded", seconds)
 
 
 def stopped() -> Refusal:
-    return Refusal(HTTPStatus.SERVICE_UNAVAILABLE, "the server is stopping", "Unhealthy", 1)
+    return Refusal(HTTPStatus.SERVICE_UNAVAILABLE, "the server is shutting down", "Unhealthy", 1)
 
 
 def _described(served: Served) -> dict[str, Any]:
@@ -266,10 +266,10 @@ async def _queue_full(request: Request, full: Exception) -> Response:
 
 
 async def _not_a_route(request: Request, error: Exception) -> Response:
-    """A path that does not exist, or one that is asked with another method."""
+    """An unknown path, or a method that the path does not allow."""
     assert isinstance(error, HTTPException)
-    what = {404: "no such route; /docs lists them", 405: "this route takes another method; /docs lists them"}
-    refusal = Refusal(error.status_code, what.get(error.status_code, "not a request that can be read"))
+    what = {404: "unknown route; see /docs", 405: "method not allowed for this route; see /docs"}
+    refusal = Refusal(error.status_code, what.get(error.status_code, "malformed request"))
     response = await _refused(request, refusal)
     response.headers.update(error.headers or {})  # the methods that are allowed
     return response
@@ -282,7 +282,7 @@ async def _gone(_: Request, error: Exception) -> Response:
 def make(served: dict[str, Served], limits: ServiceLimits, api_key: str | None, access_log: bool = False) -> Starlette:
     """Makes the ASGI app that serves these models."""
     if api_key is not None and not api_key.strip():
-        raise NpformerError("the API key is empty; give one of letters and digits, or none")
+        raise NpformerError("the API key is empty; give a key of letters and digits, or leave it out")
     state = App(served, limits, api_key)
 
     async def too_late(request: Request, _: Exception) -> Response:
@@ -316,6 +316,6 @@ def make(served: dict[str, Served], limits: ServiceLimits, api_key: str | None, 
             Refusal: _refused, QueueFull: _queue_full, TimeoutError: too_late, Gone: _gone, HTTPException: _not_a_route,
         },
     )  # fmt: skip
-    made.router.redirect_slashes = False  # it would send a client to the host that its request names
+    made.router.redirect_slashes = False  # it would redirect a client to the host named in its request
     made.state.npformer = state
     return made

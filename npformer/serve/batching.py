@@ -1,7 +1,7 @@
-"""Dynamic batching: texts of requests that have nothing to do with each other are computed together.
+"""Dynamic batching: texts of independent requests are computed together.
 
-One thread takes texts from one bounded queue, the oldest first, and with it those behind it that need the same
-computation. A text's answer has the same bits in any company, so whom it meets in a batch changes nothing but the time.
+One thread takes the oldest text from a bounded queue, with later texts that need the same computation. A text's answer
+has the same bits in any batch, so batching affects only the time.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ log = logging.getLogger("npformer.serve")
 
 
 class Work(Protocol):
-    """A computation on requests. Requests whose work is equal are computed together, if `together`."""
+    """A computation on requests. Requests with equal work share a batch, if `together`."""
 
     @property
-    def together(self) -> bool: ...  # False: only the requests of one ticket share a batch
+    def together(self) -> bool: ...  # False: a batch holds the requests of one ticket only
 
     def run(self, requests: list[Any]) -> list[Any]: ...
 
 
 class QueueFull(Exception):
-    """There is no room for more texts; there may be after so many seconds."""
+    """The queue is full; it may have room after this many seconds."""
 
     def __init__(self, seconds: int) -> None:
         super().__init__(f"the queue is full for about {seconds} s")
@@ -42,14 +42,14 @@ class QueueFull(Exception):
 
 @dataclass(eq=False)
 class Ticket:
-    """What one caller waits for: the answers to its texts, in order."""
+    """A caller's pending answers to its texts, in order."""
 
     done: asyncio.Future[list[Any]]
     answers: list[Any]
     open: int
 
     def deliver(self, index: int, answer: Any) -> None:
-        """Keeps an answer; with the last one the caller goes on. Runs in the caller's event loop."""
+        """Keeps an answer; the last one wakes the caller. Runs in the caller's event loop."""
         self.answers[index] = answer
         self.open -= 1
         if self.open == 0 and not self.done.done():
@@ -64,12 +64,12 @@ class Entry:
     request: Any
     size: int  # tokens
     ticket: Ticket
-    index: int  # among the ticket's texts
+    index: int  # in the ticket's texts
     arrived: float = field(default_factory=time.monotonic)
 
 
 class Call:
-    """A function as work that is computed alone, such as the next token of a stream."""
+    """A function as work to compute alone, such as the next token of a stream."""
 
     together = False
 
@@ -83,9 +83,9 @@ class Batcher:
     Parameters
     ----------
     max_tokens : int, tokens of a batch; a longer text is a batch of its own
-    max_wait : float, seconds that a text waits for company while nothing else is computed
-    max_queue : int, texts that wait at most
-    observe : function of a batch and the seconds that it took, called in the batching thread
+    max_wait : float, seconds that a text waits for others to share its batch while the batcher is idle
+    max_queue : int, most waiting texts
+    observe : function of a batch and its duration in seconds, called in the batching thread
     """
 
     def __init__(
@@ -100,7 +100,7 @@ class Batcher:
         self.max_queue = max_queue
         self.observe = observe
         self.queue: deque[Entry] = deque()
-        self.rate = 5000.0  # tokens a second, an average that follows the last batches
+        self.rate = 5000.0  # tokens per second, a moving average over batches
         self._changed = threading.Condition()
         self._closing = False
         self._thread = threading.Thread(target=self._work, name="npformer-batches", daemon=True)
@@ -110,7 +110,7 @@ class Batcher:
         self._thread.start()
 
     def close(self) -> None:
-        """Computes what is in the queue, then ends the thread."""
+        """Computes the queued texts, then ends the thread."""
         with self._changed:
             self._closing = True
             self._changed.notify()
@@ -119,10 +119,10 @@ class Batcher:
     async def answers(
         self, work: Work, requests: Sequence[Any], sizes: Sequence[int], admitted: bool = False
     ) -> list[Any]:
-        """Waits for the answers to some requests, in order: values, or the errors in place of those that failed.
+        """Waits for the answers to requests, in order: a value or an error for each.
 
-        If the waiting task is cancelled, those of its requests that are not being computed yet never are. Raises
-        QueueFull if there is no room for all of them; none is taken then. admitted: take them in any case.
+        If the waiting task is cancelled, its queued requests are dropped. Raises QueueFull, and takes no request, if
+        there is no room for all of them. admitted: take them in any case.
         """
         if not requests:
             return []
@@ -144,9 +144,9 @@ class Batcher:
                     self.queue = deque(entry for entry in self.queue if entry.ticket is not ticket)
 
     async def call(self, function: Callable[[], Any]) -> Any:
-        """Waits for function(), computed alone in the batching thread when its turn comes; raises what it raises.
+        """Waits for function(), computed alone in its turn in the batching thread; raises its errors.
 
-        For what has been admitted before, so a full queue does not end it.
+        It is for requests already admitted, so a full queue does not refuse it.
         """
         (answer,) = await self.answers(Call(), [function], [1], admitted=True)
         if isinstance(answer, Exception):
@@ -164,11 +164,11 @@ class Batcher:
             self.rate += 0.1 * (rate - self.rate)
             self.observe(batch, seconds)
             loop = batch[0].ticket.done.get_loop()
-            with suppress(RuntimeError):  # the loop has been closed: nobody waits any more
+            with suppress(RuntimeError):  # the loop is closed: no caller is waiting
                 loop.call_soon_threadsafe(_deliver, batch, answers)
 
     def _next(self) -> list[Entry]:
-        """Waits for texts and takes a batch of them; none when the batcher is closed and all is done."""
+        """Waits for texts and takes a batch of them; an empty batch once the batcher is closed and done."""
         with self._changed:
             while True:
                 if self.queue:
@@ -185,7 +185,7 @@ class Batcher:
                     self._changed.wait()
 
     def _batch(self) -> tuple[list[Entry], bool]:
-        """The oldest text with those behind it that may share its batch, and whether it is worth waiting for more."""
+        """The oldest text with later texts that may share its batch, and whether to wait for more."""
         first = self.queue[0]
         if not first.work.together:
             return [entry for entry in self.queue if entry.ticket is first.ticket], False
@@ -199,12 +199,12 @@ class Batcher:
         return batch, size < self.max_tokens and len(batch) == len(self.queue)
 
     def _seconds_to_wait(self) -> int:
-        """An estimate of the time in which the queue's texts are computed, 1 to 60 s."""
+        """The estimated time to compute the queued texts, 1 to 60 s."""
         return min(60, max(1, math.ceil(sum(entry.size for entry in self.queue) / self.rate)))
 
 
 def computed(batch: list[Entry]) -> list[Any]:
-    """The answers to a batch. If it fails as a whole, each text is computed alone, so that only one at fault fails."""
+    """The answers to a batch. If the batch fails, each text is computed alone, so that only the faulty one fails."""
     try:
         return batch[0].work.run([entry.request for entry in batch])
     except Exception as error:
@@ -216,7 +216,7 @@ def computed(batch: list[Entry]) -> list[Any]:
 
 
 def place_of(error: BaseException) -> str:
-    """Names an error's type and line. Its message may hold a user's text, so logs never have it."""
+    """An error's type and line, without its message, which may contain a user's text."""
     frames = traceback.extract_tb(error.__traceback__)
     where = f" at {frames[-1].filename}:{frames[-1].lineno}" if frames else ""
     return f"{type(error).__name__}{where}"

@@ -1,4 +1,4 @@
-"""Bodies of requests, read within limits: bytes of each, bytes of all open requests, and the time for a rate."""
+"""Reads request bodies within limits: bytes of each, bytes of all open requests, and a minimum rate."""
 
 from __future__ import annotations
 
@@ -12,30 +12,30 @@ from starlette.requests import ClientDisconnect, Request
 from npformer.serve.fields import Refusal
 from npformer.serve.request_limits import ServiceLimits
 
-PATIENCE = 10.0  # seconds for a body, and one more for each RATE bytes that have come
-RATE = 8000  # bytes a second of a slow mobile connection
-HELD = 2**28  # bytes of the bodies of all open requests
+PATIENCE = 10.0  # seconds for a body, plus 1 s per RATE bytes received
+RATE = 8000  # bytes per second of a slow mobile connection
+HELD = 2**28  # bytes of all open requests' bodies
 
 
 class Gone(Exception):
-    """The client has left."""
+    """The client has disconnected."""
 
 
 class Bodies:
-    """Reads bodies. When those of open requests hold too much memory, the largest unfinished one is refused."""
+    """Reads bodies. When the bodies of open requests take too much memory, the largest unfinished one is refused."""
 
     def __init__(self, limits: ServiceLimits) -> None:
         self.limits = limits
         self.patience = min(PATIENCE, limits.seconds)
         self.most = max(HELD, limits.body)
         self.unfinished: dict[asyncio.Timeout, int] = {}  # each body's deadline -> its bytes so far
-        self.held = 0  # bytes of them and of the bodies that are being answered
+        self.held = 0  # bytes of these and of complete bodies not yet answered
 
     @asynccontextmanager
     async def read(self, request: Request) -> AsyncIterator[bytes]:
         """The body of a request, counted until the request is answered.
 
-        Raises Refusal for a body that is too large or too slow, Gone if the client leaves.
+        Raises Refusal for a body that is too large or too slow, Gone if the client disconnects.
         """
         body = await self._whole(request)
         self.held += len(body)
@@ -67,12 +67,12 @@ class Bodies:
             if deadline not in self.unfinished:
                 raise Refusal(
                     HTTPStatus.TOO_MANY_REQUESTS,
-                    "body: the bodies of open requests hold too much memory",
+                    "body: the bodies of open requests take too much memory",
                     "Overloaded",
                     1,
                 ) from None
-            time = f"{self.patience:g} s and one more for each {RATE} bytes"
-            message = f"body: expected all of it in {time}, got {len(body)} bytes"
+            time = f"{self.patience:g} s plus 1 s per {RATE} bytes"
+            message = f"body: expected all of it within {time}, got {len(body)} bytes"
             raise Refusal(HTTPStatus.REQUEST_TIMEOUT, message) from None
         except ClientDisconnect:
             raise Gone from None
@@ -81,7 +81,7 @@ class Bodies:
         return bytes(body)
 
     def _refuse_largest(self) -> None:
-        """Ends the largest unfinished body: attacks send large ones and stop, slow clients have a small part."""
+        """Refuses the largest unfinished body: attacks send large ones and stall, slow clients have sent little."""
         largest = max((each for each in self.unfinished if not each.expired()), key=self.unfinished.__getitem__)
         self.held -= self.unfinished.pop(largest)
         largest.reschedule(asyncio.get_running_loop().time())

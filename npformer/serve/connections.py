@@ -1,4 +1,4 @@
-"""uvicorn's connections, closed when a client is too slow to send a request or to read an answer."""
+"""uvicorn's connections, closed when a client is too slow to send a request or read an answer."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from typing import Any
 
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-HEAD = 10.0  # seconds for a request's head, from the connection or, on one that is kept, from the head's first byte
-STALLED = 30.0  # seconds in which a client reads at least LEAST bytes of an answer that waits for it
+HEAD = 10.0  # seconds for a request's head, from the connection or, if kept alive, from the head's first byte
+STALLED = 30.0  # seconds in which a client must read at least LEAST bytes of a pending answer
 LEAST = 30 * 1000
-AT_ONCE = 16 * 1024  # bytes taken before others get their turn: in chunks of one byte they take a tenth of a second
-KEEP_ALIVE = 75  # seconds without a request; more than the 60 of most load balancers, so that they close first
+AT_ONCE = 16 * 1024  # bytes read before other tasks run: in one-byte chunks they take a tenth of a second
+KEEP_ALIVE = 75  # seconds without a request; more than most load balancers' 60, so that they close first
 
 
 class Connection(H11Protocol):  # type: ignore[misc, unused-ignore]
-    """A connection with deadlines. Bodies have theirs in `bodies.py`."""
+    """A connection with deadlines; `bodies.py` has the deadline for bodies."""
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
-        with suppress(AttributeError):  # of uvloop's transports, which have no such setting
+        with suppress(AttributeError):  # uvloop's transports have no such setting
             transport.max_size = AT_ONCE
         transport.set_write_buffer_limits(high=0)  # else a deadline would miss the last 64 KB of an answer
         self.reading: asyncio.TimerHandle | None = self.loop.call_later(HEAD, self._close_unless_answering)
@@ -47,7 +47,7 @@ class Connection(H11Protocol):  # type: ignore[misc, unused-ignore]
             self.transport.close()
 
     def pause_writing(self) -> None:
-        """Called when a part of an answer waits for the client."""
+        """Called when part of an answer is waiting for the client."""
         super().pause_writing()
         self._look_again()
 

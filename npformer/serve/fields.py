@@ -1,7 +1,7 @@
-"""The fields of requests: each is checked by the same description that the OpenAPI page shows.
+"""The fields of requests: one description both validates them and defines the OpenAPI page.
 
-A value that does not fit is refused with its place (`inputs[2]`), what was expected, and the type that came. The value
-itself is never repeated, because it may be a user's text.
+An invalid value is refused with its place (`inputs[2]`), the expected type and the type received. The value itself is
+never repeated, because it may be a user's text.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ from npformer.common.errors import NpformerError
 from npformer.text.inputs import Pair, as_text
 
 REQUIRED = object()
-MOST_STOPS = 4  # as OpenAI's and text-generation-inference have; each is looked for after each token
+MOST_STOPS = 4  # as in OpenAI's API and text-generation-inference; each is searched for after each token
 STOP_LENGTH = 1000  # characters
-MOST_PARTS = 100_000  # lists and objects of a body: json makes them all before another thread runs
+MOST_PARTS = 100_000  # lists and objects in a body: json builds them all before another thread runs
 STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
 
 
 class Refusal(Exception):
-    """A request that is not answered: an HTTP status, a message, and its kind by text-embeddings-inference's names."""
+    """A refused request: an HTTP status, a message, and text-embeddings-inference's name for the error."""
 
     def __init__(self, status: int, message: str, kind: str = "Validation", seconds: int | None = None) -> None:
         super().__init__(message)
         self.status = HTTPStatus(status)
         self.message = message
         self.kind = kind
-        self.seconds = seconds  # after which to try again
+        self.seconds = seconds  # before a retry
 
 
 def wrong(where: str, message: str) -> Refusal:
@@ -76,7 +76,7 @@ class Texts:
 
 
 def named(value: Any) -> str:
-    """The type of a JSON value, in JSON's words."""
+    """The name of a JSON value's type."""
     names = {dict: "an object", list: "a list", str: "a text", bool: "true or false", type(None): "null"}
     return names.get(type(value), "a number")
 
@@ -111,7 +111,7 @@ def _text_list(where: str, value: Any) -> list[str]:
 
 
 def _stops(where: str, value: Any) -> list[str]:
-    """Texts at which another ends; an empty list has none, as clients of text-generation-inference send it."""
+    """Stop strings; clients of text-generation-inference send an empty list for no stop strings."""
     if isinstance(value, list) and len(value) > MOST_STOPS:
         raise wrong(where, f"expected at most {MOST_STOPS} texts, got {len(value)}")
     texts = [] if value == [] else [str(each) for each in _texts(where, value).items]
@@ -127,7 +127,7 @@ def _openai_texts(where: str, value: Any) -> Texts:
     first = first[0] if isinstance(first, list) and first else first
     if isinstance(first, int):
         raise wrong(
-            where, "expected texts, got token ids, which count another model's vocabulary; make the client send texts "
+            where, "expected texts, got token ids of another model's vocabulary; make the client send texts "
             "(check_embedding_ctx_length=False in LangChain's OpenAIEmbeddings)",
         )  # fmt: skip
     return _texts(where, value)
@@ -153,7 +153,7 @@ def _pairs(where: str, value: Any) -> Texts:
 
 
 def _documents(where: str, value: Any) -> list[str]:
-    """Texts, or objects with a text, as Cohere's and Jina's clients send them."""
+    """Texts, or objects with a "text", as Cohere's and Jina's clients send."""
     if not isinstance(value, list) or not value:
         raise wrong(where, f"expected a list of texts, got {'an empty list' if value == [] else named(value)}")
     found = []
@@ -170,7 +170,7 @@ def _boolean(where: str, value: Any) -> bool:
 
 
 def whole(low: int, high: int = 2**31) -> Kind:
-    """Whole numbers from low to high, such as 1 and 1.0, which are the same in JSON."""
+    """Whole numbers from low to high; 1.0 counts as 1, as in JSON."""
 
     def read(where: str, value: Any) -> int:
         if type(value) is float and value.is_integer():
@@ -202,14 +202,14 @@ def one_of(*names: str) -> Kind:
         if not isinstance(value, str):
             raise expected(where, f"one of {', '.join(names)}", value)
         if value not in names:
-            raise wrong(where, f"expected one of {', '.join(names)}, got another text")
+            raise wrong(where, f"expected one of {', '.join(names)}, got another string")
         return value
 
     return Kind({"type": "string", "enum": list(names)}, read)
 
 
 def nothing_else(why: str, *values: Any) -> Kind:
-    """A field of other servers that can only have these values here."""
+    """A field of other servers, limited to these values here."""
 
     def read(where: str, value: Any) -> Any:
         if not any(value == each and isinstance(value, bool) == isinstance(each, bool) for each in values):
@@ -240,7 +240,7 @@ BOOLEAN = Kind({"type": "boolean"}, _boolean)
 
 
 def read_json(body: bytes) -> Any:
-    """Parses a request's body. Raises Refusal, with the place but not the text, for one that is not JSON."""
+    """Parses a request's body. Raises Refusal for invalid JSON, with the place but not the text."""
     if _openings(body) > MOST_PARTS and _openings(STRING.sub(b"", body)) > MOST_PARTS:
         raise Refusal(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"body: more than {MOST_PARTS} lists and objects")
     try:
@@ -250,9 +250,9 @@ def read_json(body: bytes) -> Any:
     except UnicodeDecodeError as error:
         raise wrong("body", f"not JSON: byte {error.start} is not UTF-8") from None
     except RecursionError:
-        raise wrong("body", "not JSON that can be read: nested too deeply") from None
-    except ValueError:  # a whole number of thousands of digits
-        raise wrong("body", "not JSON that can be read: a number is too long") from None
+        raise wrong("body", "JSON nested too deeply") from None
+    except ValueError:  # an integer with thousands of digits
+        raise wrong("body", "JSON with a number that is too long") from None
 
 
 def _openings(body: bytes) -> int:
@@ -260,7 +260,7 @@ def _openings(body: bytes) -> int:
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Makes an object's dict; refuses a duplicate name, because readers differ on which value counts."""
+    """Makes an object's dict; refuses duplicate names, because parsers differ on which value counts."""
     read = dict(pairs)
     if len(read) < len(pairs):
         raise wrong("body", "duplicate name in an object")
@@ -268,17 +268,17 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _constant(name: str) -> Any:
-    raise wrong("body", f"not JSON: {name} is no number")
+    raise wrong("body", f"not JSON: {name} is not allowed")
 
 
 def read_fields(fields: Fields, given: Any, where: str = "") -> dict[str, Any]:
-    """The values of an object's fields, checked. Raises Refusal for a wrong, an unknown or a missing one."""
+    """The checked values of an object's fields. Raises Refusal for an invalid, unknown or missing field."""
     if not isinstance(given, dict):
         raise expected(where or "body", "an object", given)
     inside = f"{where}." if where else ""
     for name in given:
         if name not in fields:
-            raise wrong(f"{inside}{_shortened(name)}", f"an unknown field; known: {', '.join(fields)}")
+            raise wrong(f"{inside}{_shortened(name)}", f"unknown field; known fields: {', '.join(fields)}")
     values = {}
     for name, each in fields.items():
         value = given.get(name)

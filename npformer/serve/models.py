@@ -1,4 +1,4 @@
-"""The models of a service: which tasks each has, and their texts made ready for the batcher."""
+"""The models of a service: the tasks of each, and the preparation of texts for the batcher."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ from npformer.tasks.writing import Writing
 
 Given = str | Path | Model | Seq2Seq | Task
 
-#: Task -> what a model has to be for it, for refusals.
+#: Task -> the kind of model it needs, for refusals.
 NEEDS = {
     "sentence-embedding": "an encoder of dense vectors",
     "sparse-embedding": "a masked-language model, such as SPLADE",
     "feature-extraction": "an encoder",
     "text-classification": "a model with a sequence-classification head",
-    "text-ranking": "a cross-encoder, which is a sequence-classification model with one label",
+    "text-ranking": "a cross-encoder (a sequence-classification model with one label)",
     "text-generation": "a causal language model, such as GPT-2",
     "translation": "a translation model",
-    "summarization": "a model that summarizes",
-    "text2text-generation": "an encoder-decoder for text2text-generation",
+    "summarization": "a summarization model",
+    "text2text-generation": "an encoder-decoder, such as BART",
 }
 
 
@@ -54,14 +54,14 @@ class TaskWork:
     __hash__ = None  # type: ignore[assignment]
 
     def run(self, requests: list[Request]) -> list[Any]:
-        """The requests' answers; an InputError for one that has none."""
+        """The requests' answers; an InputError for a request without an answer."""
         self.task.run(requests)
         return list(self.task.finish(requests, 0, self.options))
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """Texts as a task's requests, their numbers of tokens, and the places of those that were cut."""
+    """Texts as a task's requests, their numbers of tokens, and the indices of truncated texts."""
 
     requests: list[Any]
     sizes: list[int]
@@ -70,7 +70,7 @@ class Prepared:
 
 @dataclass(frozen=True)
 class Served:
-    """A model under its name, with the tasks that it has: task's name -> Task."""
+    """A named model with its tasks: task's name -> Task."""
 
     name: str
     model: Model | Seq2Seq
@@ -78,20 +78,20 @@ class Served:
 
     @property
     def max_length(self) -> int:
-        """Tokens of the longest text that the model takes."""
+        """Most tokens that the model takes."""
         task = next(iter(self.tasks.values()))
         return task.limit(task.options)
 
     def tokens(self, text: str, special: bool, most: int) -> list[dict[str, Any]]:
-        """The tokens of a text: id, text, whether it is special, and its characters from start to stop.
+        """The tokens of a text: id, text, whether it is special, and its character span start to stop.
 
-        Raises NpformerError for a text that cannot be read, and for one with clearly more tokens than `most`.
+        Raises NpformerError for an unreadable text, and for one with clearly more tokens than `most`.
         """
         if isinstance(self.model, Seq2Seq):
             self.model.limits.check("characters", len(text), "characters of a text")
             ids = self.model.tokenizer.encode(text)
-            if len(ids) > most + 1:  # the end token may be left out
-                raise NpformerError(f"more than {most} tokens")
+            if len(ids) > most + 1:  # the end token is optional
+                raise NpformerError(f"expected at most {most} tokens, got more")
             pieces = self.model.tokenizer.tokens(ids, of_source=True)
             ends = self.model.config.decoder.end_ids
             shown = [(i, piece, i in ends, None, None) for i, piece in zip(ids, pieces, strict=True)]
@@ -105,10 +105,10 @@ class Served:
 
 
 def serve_all(models: Given | Sequence[Given] | Mapping[str, Given], **loading: Any) -> dict[str, Served]:
-    """Loads models and names them: by the names of a mapping, else a model's own name or its folder's.
+    """Loads models by name: the names of a mapping, else each model's own name or its folder's.
 
-    loading: threads, revision, offline, as in `pipeline`. Raises NpformerError for no model and for a name that two
-    models have.
+    loading: threads, revision, offline, as in `pipeline`. Raises NpformerError without a model and for
+    duplicate names.
     """
     if isinstance(models, Given):
         models = [models]
@@ -118,7 +118,9 @@ def serve_all(models: Given | Sequence[Given] | Mapping[str, Given], **loading: 
         task = given if isinstance(given, Task) else pipeline(None, given, **loading)
         served = Served(name or _name_of(given, task), task.model, dict(_tasks(task)))
         if served.name in found:
-            raise NpformerError(f"two models are called {served.name}; name them apart: app({{name: model, ...}})")
+            raise NpformerError(
+                f"two models are named {served.name}; give each its own name: app({{name: model, ...}})"
+            )
         found[served.name] = served
     if not found:
         raise NpformerError("expected at least one model to serve")
@@ -133,7 +135,7 @@ def _name_of(given: Given, task: Task) -> str:
 
 
 def _tasks(task: Task) -> Iterator[tuple[str, Task]]:
-    """The tasks of a model, beginning with what it was made for."""
+    """The tasks of a model, its own task first."""
     model = task.model
     if isinstance(task, Writing):
         yield task.name, task
@@ -152,29 +154,29 @@ def _tasks(task: Task) -> Iterator[tuple[str, Task]]:
 
 
 def candidates(models: Mapping[str, Served], name: str | None) -> list[Served]:
-    """The model of this name; all models without one, and where only one is served: some clients have to send a name.
+    """The model of this name; all models if no name is given or only one is served: some clients must send a name.
 
-    Raises Refusal if several are served and none has the name.
+    Raises Refusal if several are served and the name is unknown.
     """
     if name is None or len(models) == 1:
         return list(models.values())
     if name not in models:
-        raise Refusal(HTTPStatus.NOT_FOUND, f"model: no model has this name; served: {', '.join(models)}")
+        raise Refusal(HTTPStatus.NOT_FOUND, f"model: unknown name; served models: {', '.join(models)}")
     return [models[name]]
 
 
 def choose(models: Mapping[str, Served], name: str | None, task: str) -> Served:
-    """The model of this name, or the first that has the task. Raises Refusal if there is none."""
+    """The model of this name, or the first that has the task. Raises Refusal if no model has it."""
     some = candidates(models, name)
     for each in some:
         if task in each.tasks:
             return each
     what = "; ".join(f"{each.name} has {', '.join(each.tasks)}" for each in some)
-    raise Refusal(HTTPStatus.FAILED_DEPENDENCY, f"this takes {NEEDS[task]}; {what}", "Backend")
+    raise Refusal(HTTPStatus.FAILED_DEPENDENCY, f"this route needs {NEEDS[task]}; {what}", "Backend")
 
 
 def choose_writer(models: Mapping[str, Served], name: str | None) -> Served:
-    """The model of this name, or the first model, that writes texts. Raises Refusal if there is no such model."""
+    """The first generative model, or the one of this name. Raises Refusal if there is no such model."""
     some = candidates(models, name)
     found = next((each for each in some if any(isinstance(task, Writing) for task in each.tasks.values())), None)
     return found or choose(models, name, "text-generation")
@@ -193,13 +195,13 @@ def tokenized(served: Served, texts: Sequence[str], special: bool, most: int, wh
             raise Refusal(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, message) from None
         count += len(found[-1])
         if count > most:
-            message = f"{where}: more than {most} tokens in all, which a request may have"
+            message = f"{where}: expected at most {most} tokens in a request, got more"
             raise Refusal(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, message)
     return Prepared(found, [len(each) for each in found], [])
 
 
 def prepare(task: Task, items: Sequence[Any], options: Any, truncate: bool, where: str, several: bool) -> Prepared:
-    """Encodes texts. Raises Refusal for one that cannot be read, and for one that is too long unless `truncate`."""
+    """Encodes texts. Raises Refusal for an unreadable text and, unless `truncate`, for one that is too long."""
     found = task.prepare(items, 0, replace(options, long="truncate"))
     requests, cut, limit = [], [], task.limit(options)
     for index, request in enumerate(found):
@@ -207,10 +209,10 @@ def prepare(task: Task, items: Sequence[Any], options: Any, truncate: bool, wher
         if isinstance(task, TextGeneration):
             request = _whole(task, request, items[index], options)
         if isinstance(request, InputError):
-            if isinstance(task, TextGeneration) and limit < 1:  # nothing would be left of a prompt that is cut
+            if isinstance(task, TextGeneration) and limit < 1:  # a truncated prompt would be empty
                 raise wrong(
-                    place, "too long beside so many new tokens; shorten it, or ask for fewer: max_new_tokens, which is "
-                    "max_tokens in /v1/completions",
+                    place, "too long with this many new tokens; shorten it, or lower max_new_tokens (max_tokens in "
+                    "/v1/completions)",
                 )  # fmt: skip
             reason = for_client(request.reason)
             if reason != request.reason:
@@ -219,23 +221,23 @@ def prepare(task: Task, items: Sequence[Any], options: Any, truncate: bool, wher
         if request.encoded[0].truncated:
             cut.append(index)
             if not truncate:
-                most = limit + isinstance(task, TextGeneration)  # a cut leaves room for one more, see `_whole`
+                most = limit + isinstance(task, TextGeneration)  # a whole prompt may have one more, see `_whole`
                 raise Refusal(
                     HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
                     f"{place}: {request.encoded[0].n_tokens} tokens, but the model takes {most}; "
-                    "shorten it, or have it cut: truncate=true",
+                    "shorten it or set truncate=true",
                 )
         requests.append(request)
     return Prepared(requests, [_size(each) for each in requests], cut)
 
 
 def for_client(reason: str) -> str:
-    """The reason of an error without the advice for whoever loads the model: a client cannot follow it."""
+    """The reason for an error, without the advice on loading, which a client cannot follow."""
     return reason.removesuffix("; " + how_to_allow_more("characters"))
 
 
 def _whole(task: TextGeneration, request: Request | InputError, item: Any, options: Any) -> Request | InputError:
-    """The request of a prompt, whole if it fits: it may have a token more than is left of one that is cut."""
+    """The request for a prompt, whole if it fits: a whole prompt may have one more token than a truncated one."""
     limit = task.limit(options)
     if limit < 1 if isinstance(request, InputError) else request.encoded[0].n_tokens == limit + 1:
         [whole] = task.prepare([item], 0, replace(options, long="error"))

@@ -12,22 +12,22 @@ from npformer.serve.routes import Route
 
 ERRORS = {
     401: "The API key is missing or wrong",
-    404: "No model of this name; the message lists the names",
-    408: "The body did not come in time",
-    413: "A limit of bytes, texts or tokens; or a text is longer than the model takes, and truncate was not asked for",
-    422: "Not JSON, or a wrong field; the message says where",
-    424: "The model has not this task; the message says which it has",
-    429: "The queue is full; Retry-After says when to come again",
-    503: "The server is stopping",
-    504: "Not answered in time",
+    404: "Unknown model name; the message lists the known names",
+    408: "The body did not arrive in time",
+    413: "Too many bytes, texts or tokens, or a text too long for the model without truncate",
+    422: "Invalid JSON or an invalid field; the message says where",
+    424: "The model does not support this task; the message lists its tasks",
+    429: "The queue is full; retry after the time in Retry-After",
+    503: "The server is shutting down",
+    504: "Not answered before the timeout",
 }
 GETS = {
-    "/health": "200 while the server accepts requests, 503 while it stops",
+    "/health": "200 while the server accepts requests, 503 while it shuts down",
     "/info": "The models, the limits and the version",
     "/metrics": "Counters for Prometheus",
-    "/v1/models": "The models, as OpenAI's clients list them",
-    "/openapi.json": "This interface in OpenAPI's form",
-    "/docs": "This interface as a page",
+    "/v1/models": "The models, in OpenAI's format",
+    "/openapi.json": "This API as an OpenAPI document",
+    "/docs": "This API as a web page",
     "/": "The same page",
 }
 
@@ -49,8 +49,8 @@ def openapi(routes: Iterable[Route]) -> dict[str, Any]:
 
 
 def docs(routes: Iterable[Route]) -> str:
-    """The same as a page that needs no script."""
-    parts = [f"<h1>npformer {__version__}</h1><p>Machines read <a href=openapi.json>openapi.json</a>.</p>"]
+    """The same as a web page without scripts."""
+    parts = [f"<h1>npformer {__version__}</h1><p>See also <a href=openapi.json>openapi.json</a>.</p>"]
     for route in routes:
         rows = "".join(
             f"<tr><td><code>{name}</code><td><code>{html.escape(json.dumps(each.kind.schema))}</code>"

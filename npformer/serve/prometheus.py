@@ -1,6 +1,6 @@
-"""What /metrics shows, for Prometheus: requests by route and status, the queue, the batches.
+"""Metrics for Prometheus at /metrics: requests by route and status, the queue, the batches.
 
-Where several processes serve, PROMETHEUS_MULTIPROC_DIR names a folder that they share, and any of them shows the sum.
+With several processes, PROMETHEUS_MULTIPROC_DIR names a shared folder, and each process shows the sums.
 """
 
 from __future__ import annotations
@@ -27,24 +27,31 @@ class Metrics:
             "npformer_requests", "Requests by route and status", ["route", "status"], registry=registry
         )
         self.seconds = Histogram(
-            "npformer_request_seconds", "From a request's arrival to its answer", ["route"], buckets=SECONDS,
+            "npformer_request_seconds", "Seconds from a request's arrival to its answer", ["route"], buckets=SECONDS,
             registry=registry,
         )  # fmt: skip
-        self.gone = Counter("npformer_requests_gone", "Requests whose client left before the answer", registry=registry)
-        self.tokens = Counter("npformer_tokens", "Tokens that were computed", registry=registry)
-        self.batch_texts = Histogram("npformer_batch_texts", "Texts of a batch", buckets=TEXTS, registry=registry)
-        self.batch_tokens = Histogram("npformer_batch_tokens", "Tokens of a batch", buckets=TOKENS, registry=registry)
+        self.gone = Counter(
+            "npformer_requests_gone", "Requests whose client disconnected before the answer", registry=registry
+        )
+        self.tokens = Counter("npformer_tokens", "Tokens computed", registry=registry)
+        self.batch_texts = Histogram("npformer_batch_texts", "Texts per batch", buckets=TEXTS, registry=registry)
+        self.batch_tokens = Histogram("npformer_batch_tokens", "Tokens per batch", buckets=TOKENS, registry=registry)
         self.batch_seconds = Histogram(
-            "npformer_batch_seconds", "Time to compute a batch", buckets=SECONDS, registry=registry
+            "npformer_batch_seconds", "Seconds to compute a batch", buckets=SECONDS, registry=registry
         )
         self.wait_seconds = Histogram(
-            "npformer_wait_seconds", "Time that a text waits before it is computed", buckets=SECONDS, registry=registry
+            "npformer_wait_seconds",
+            "Seconds that a text waits before it is computed",
+            buckets=SECONDS,
+            registry=registry,
         )
-        self.queue = Gauge("npformer_queue_texts", "Texts that wait", registry=registry, multiprocess_mode="livesum")
+        self.queue = Gauge(
+            "npformer_queue_texts", "Texts waiting in the queue", registry=registry, multiprocess_mode="livesum"
+        )
         self.waiting = waiting
 
     def request(self, route: str, status: int, seconds: float, gone: bool) -> None:
-        """Counts a request when its answer begins."""
+        """Counts a request once its answer begins."""
         self.requests.labels(route, status).inc()
         self.seconds.labels(route).observe(seconds)
         self.gone.inc(gone)
@@ -60,7 +67,7 @@ class Metrics:
             self.wait_seconds.observe(max(0.0, started - entry.arrived))
 
     def shown(self) -> bytes:
-        """Everything in Prometheus' text format."""
+        """All metrics in Prometheus' text format."""
         self.queue.set(self.waiting())
         if "PROMETHEUS_MULTIPROC_DIR" not in os.environ:
             return generate_latest(self.registry)

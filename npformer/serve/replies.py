@@ -1,4 +1,4 @@
-"""Answers and errors as bytes: JSON, TEI's form of an error, and OpenAI's below /v1."""
+"""Answers and errors as bytes: JSON, with errors in TEI's form, or in OpenAI's below /v1."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ from npformer.serve.fields import Refusal
 if TYPE_CHECKING:
     from starlette.responses import Response
 
-#: Statuses after which a connection ends. It goes on after 413: clients whose connection ends while they send a body
-#: never see why.
+#: Statuses that close the connection. 413 does not: a client that is still sending its body would never see the error.
 ENDS = (HTTPStatus.SERVICE_UNAVAILABLE, HTTPStatus.REQUEST_TIMEOUT)
 
 
@@ -22,9 +21,9 @@ def as_json(value: Any) -> bytes:
 
 
 def in_parts(value: Any) -> Iterator[bytes]:
-    """The JSON of a value, part by part; an iterator is a list whose elements are made and written one at a time.
+    """The JSON of a value, part by part; an iterator is a list whose elements are computed and written one at a time.
 
-    While a part is made, no other thread of Python runs, so parts are small where an answer is large.
+    No other Python thread runs while a part is encoded, so large answers have small parts.
     """
     if isinstance(value, Iterator):
         yield b"["
@@ -48,14 +47,14 @@ def json_response(value: Any, status: int = HTTPStatus.OK) -> Response:
 
 
 def refused(refusal: Refusal, path: str) -> Response:
-    """The response that says why a request to a path is not answered."""
+    """The error response for a refused request to a path."""
     response = json_response(error_body(refusal, path), refusal.status)
     response.headers.update(error_headers(refusal))
     return response
 
 
 def error_body(refusal: Refusal, path: str) -> dict[str, Any]:
-    """An error as the clients of a route read it."""
+    """An error in the format of a route's clients."""
     if path.startswith("/v1/"):
         kind = "invalid_request_error" if refusal.status < HTTPStatus.INTERNAL_SERVER_ERROR else "server_error"
         return {"error": {"message": refusal.message, "type": kind, "param": None, "code": refusal.status}}
@@ -72,5 +71,5 @@ def error_headers(refusal: Refusal) -> dict[str, str]:
 
 
 def cut_header(cut: list[int] | tuple[int, ...]) -> dict[str, str]:
-    """The header that lists which of a request's texts were cut, counted from 0."""
+    """The header with the indices, from 0, of a request's truncated texts."""
     return {"x-truncated-inputs": ",".join(map(str, cut))} if cut else {}

@@ -1,4 +1,4 @@
-"""The most that a request may ask for, and how much may wait."""
+"""The limits of requests and of the queue."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ class ServiceLimits:
 
     Parameters
     ----------
-    body : int, bytes of a request
-    texts : int, texts of a request
-    tokens : int, tokens of a request's texts together
-    seconds : float, from the end of a request's body to its answer; a stream may take as long for each token
-    queue : int, texts that wait and requests that are open at the same time; what comes then gets 429
-    batch_tokens : int, tokens that are computed together
-    wait_ms : float, milliseconds that a text waits for company while nothing else is computed
-    grace : float, seconds that a service takes at most to answer what it has accepted when it is stopped
+    body : int, most bytes in a request
+    texts : int, most texts in a request
+    tokens : int, most tokens in a request's texts together
+    seconds : float, most seconds from the end of a request's body to its answer; of a stream, to each token
+    queue : int, most waiting texts, and most open requests; more get 429
+    batch_tokens : int, most tokens in a batch
+    wait_ms : float, milliseconds that a text waits for others to share its batch while the batcher is idle
+    grace : float, most seconds to answer accepted requests when stopped
     """
 
     body: int = 4_000_000
@@ -43,19 +43,19 @@ class ServiceLimits:
             else:
                 number(each.name, value, 0, 1e6)
         if self.texts > self.queue:
-            raise NpformerError(f"texts: a request of {self.texts} never fits into a queue of {self.queue}")
+            raise NpformerError(f"texts: expected at most the {self.queue} texts of the queue, got {self.texts}")
 
     def check_texts(self, where: str, count: int) -> None:
         if count > self.texts:
-            raise _too_large(f"{where}: {count} texts, and a request may have {self.texts}")
+            raise _too_large(f"{where}: expected at most {self.texts} texts in a request, got {count}")
 
     def check_tokens(self, where: str, count: int) -> None:
         if count > self.tokens:
-            raise _too_large(f"{where}: {count} tokens in all, and a request may have {self.tokens}")
+            raise _too_large(f"{where}: expected at most {self.tokens} tokens in a request, got {count}")
 
     def check_body(self, count: int) -> None:
         if count > self.body:
-            raise _too_large(f"body: more than {self.body} bytes, which a request may have")
+            raise _too_large(f"body: expected at most {self.body} bytes, got more")
 
 
 def _too_large(message: str) -> Refusal:

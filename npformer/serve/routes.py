@@ -1,7 +1,7 @@
-"""What each route takes and answers: the forms of text-embeddings-inference (TEI) and of OpenAI's clients.
+"""The routes: request and response formats of text-embeddings-inference (TEI) and of OpenAI's clients.
 
-A route is an entry of ROUTES: its fields, from which requests are checked and the OpenAPI page is made, and a function
-from them to an answer. Answers come from the tasks of `npformer.pipeline`; only their form is made here.
+A route is an entry of ROUTES: its fields, which validate requests and define the OpenAPI page, and a function from
+them to an answer. The tasks of `npformer.pipeline` compute the answers; this file formats them.
 
 References
 ----------
@@ -33,7 +33,7 @@ from npformer.text.inputs import Pair
 
 @dataclass(frozen=True)
 class Reply:
-    """An answer to prepared texts: a value for JSON, where an iterator is a list, or pieces of a text."""
+    """An answer to prepared texts: a value for JSON, with iterators as lists, or pieces of a text."""
 
     prepared: Prepared
     value: Any = None
@@ -43,7 +43,7 @@ class Reply:
 
 @dataclass(frozen=True)
 class Service:
-    """What a route computes with."""
+    """The models, limits and batcher that a route uses."""
 
     models: dict[str, Served]
     batcher: Batcher
@@ -51,7 +51,7 @@ class Service:
     in_thread: Callable[..., Awaitable[Any]]  # runs a function in one of a few threads, for tokenizing
 
     async def prepared(self, task: Task, texts: f.Texts, truncate: bool, where: str, options: Any = None) -> Prepared:
-        """A request's texts, encoded; refused if they are more or longer than the limits allow."""
+        """A request's encoded texts; refused if too many or too long."""
         self.limits.check_texts(where, len(texts.items))
         found: Prepared = await self.in_thread(
             prepare, task, texts.items, options or task.options, truncate, where, texts.several
@@ -62,13 +62,13 @@ class Service:
     async def answers(
         self, work: TaskWork, prepared: Prepared, where: str, several: bool = True, cost: int = 1
     ) -> list[Any]:
-        """The answers to prepared texts. cost: of one token, beside one that an encoder reads."""
+        """The answers to prepared texts. cost: of one token, relative to an encoder's."""
         found = await self.batcher.answers(work, prepared.requests, [size * cost for size in prepared.sizes])
         first_error(found, where, several)
         return found
 
     async def piece(self, pieces: Iterator[str]) -> str | None:
-        """The next piece of a stream, computed when its turn comes; None at the end."""
+        """The next piece of a stream, computed in its turn; None at the end."""
         async with asyncio.timeout(self.limits.seconds):
             found: str | None = await self.batcher.call(lambda: next(pieces, None))
             return found
@@ -82,7 +82,7 @@ class Route:
     summary: str
     fields: Fields
     answer: Callable[[Service, dict[str, Any]], Awaitable[Reply]]
-    of_object: Route | None = None  # answers if `inputs` is an object: at the root Hugging Face's endpoints take both
+    of_object: Route | None = None  # answers if `inputs` is an object: Hugging Face's endpoints take both at the root
 
     def of(self, given: Any) -> Route:
         """The route for a request's value."""
@@ -97,24 +97,26 @@ class Route:
         return {"anyOf": [f.schema_of(self.fields), self.of_object.schema]}
 
 
-# --- fields that several routes have ---------------------------------------------------------------------------------
+# --- fields shared by several routes ---------------------------------------------------------------------------------
 
 MODEL = {
     "model": Field(
-        f.TEXT, None, "One of /v1/models; by default the first that fits. Any name will do where one model is served."
+        f.TEXT, None, "A name from /v1/models (default: the first that has the task). Ignored if only one is served."
     )
 }
-TRUNCATE = {"truncate": Field(f.BOOLEAN, False, "Cut texts that are too long; otherwise they are refused with 413.")}
+TRUNCATE = {
+    "truncate": Field(f.BOOLEAN, False, "Truncate texts that are too long; otherwise they are refused with 413.")
+}
 TEI = {
     **TRUNCATE,
-    "truncation_direction": Field(f.nothing_else("texts are cut on the right", "right", "Right"), "right"),
-    "prompt_name": Field(f.TEXT, None, "One of the prompts of the model's folder, put before each text."),
+    "truncation_direction": Field(f.nothing_else("texts are truncated on the right", "right", "Right"), "right"),
+    "prompt_name": Field(f.TEXT, None, "Name of the model's prompt to put before each text."),
     **MODEL,
 }
 EMBED = {
     "inputs": Field(f.TEXTS),
-    "normalize": Field(f.BOOLEAN, True, "Vectors of length 1; false gives what the model's pooling gives."),
-    "dimensions": Field(f.whole(1), None, "Numbers of a vector to keep, from its beginning."),
+    "normalize": Field(f.BOOLEAN, True, "Scale vectors to length 1; false: leave them as pooled."),
+    "dimensions": Field(f.whole(1), None, "Keep the first numbers of each vector."),
     **TEI,
 }
 CLASSIFY = {
@@ -126,14 +128,14 @@ CLASSIFY = {
 
 
 async def _vectors(service: Service, given: dict[str, Any], texts: f.Texts, where: str) -> tuple[Any, Prepared, str]:
-    """The texts' vectors (N, D), as floats of the model, shortened and normalised as asked for."""
+    """The texts' vectors (N, D) in the model's dtype, truncated and normalised as requested."""
     served = choose(service.models, given.get("model"), "sentence-embedding")
     task = served.tasks["sentence-embedding"]
     assert isinstance(task, SentenceEmbedding)
     width = task.options.truncate_dim or task.width
     dimensions = given.get("dimensions") or width
     if dimensions > width:
-        raise f.wrong("dimensions", f"expected at most {width}, which the model's vectors have, got {dimensions}")
+        raise f.wrong("dimensions", f"expected at most {width}, the model's dimensions, got {dimensions}")
     options = prompted(task, given.get("prompt_name"))
     prepared = await service.prepared(task, texts, given.get("truncate", False), where, options)
     found = await service.answers(TaskWork(task, options), prepared, where, texts.several)
@@ -143,7 +145,7 @@ async def _vectors(service: Service, given: dict[str, Any], texts: f.Texts, wher
 
 
 def prompted(task: Task, name: str | None) -> Any:
-    """The task's options with a prompt by its name. Raises Refusal if the model has none of this name."""
+    """The task's options with a prompt by its name. Raises Refusal for an unknown name."""
     try:
         return task.options if name is None else task.settle(task.options, {"prompt_name": name})
     except NpformerError as error:
@@ -165,7 +167,7 @@ async def embed_all(service: Service, given: dict[str, Any]) -> Reply:
 
 
 async def _rows_of(service: Service, arrays: Sequence[np.ndarray], rows: int = 16) -> AsyncIterator[bytes]:
-    """Lists of lists of vectors as JSON, (1, L, D) each, some rows at a time: a large answer holds up nobody."""
+    """Lists of lists of vectors as JSON, (1, L, D) each, some rows at a time, so that others get a turn."""
     for i, array in enumerate(arrays):
         for at in range(0, array.shape[1], rows):
             opened = b"," if at else b",[" if i else b"[["
@@ -176,7 +178,7 @@ async def _rows_of(service: Service, arrays: Sequence[np.ndarray], rows: int = 1
 
 
 def _listed(rows: np.ndarray) -> bytes:
-    """Vectors as JSON, without the brackets around them all."""
+    """Vectors as JSON, without the outer brackets."""
     return b",".join(as_json(each.tolist()) for each in rows)
 
 
@@ -235,7 +237,7 @@ async def predict(service: Service, given: dict[str, Any]) -> Reply:
 async def _ranks(
     service: Service, given: dict[str, Any], texts: Sequence[str], where: str
 ) -> tuple[list[tuple[int, float]], Prepared, str]:
-    """Places and scores of the texts, best first."""
+    """Indices and scores of the texts, best first."""
     served = choose(service.models, given["model"], "text-ranking")
     task = served.tasks["text-ranking"]
     options = replace(task.options, function_to_apply="none" if given.get("raw_scores") else "sigmoid")  # as TEI does
@@ -279,7 +281,7 @@ async def tokenize(service: Service, given: dict[str, Any]) -> Reply:
 
 SIMILARITY = Route(
     "/similarity",
-    "The similarity of a text to others: the cosine of their vectors",
+    "The cosine similarity of a text to others",
     {
         "inputs": Field(f.an_object({"source_sentence": Field(f.TEXT), "sentences": Field(f.TEXT_LIST)})),
         "parameters": Field(f.an_object({each: TEI[each] for each in TEI if each != "model"}), None),
@@ -301,17 +303,17 @@ ROUTES = (
     ),
     Route(
         "/embed_sparse",
-        "The weights of the words that each text is about",
+        "A sparse vector of word weights for each text",
         {"inputs": Field(f.TEXTS), **TEI},
         embed_sparse,
     ),
     SIMILARITY,
     Route(
         "/predict",
-        "The labels of each text or pair, with scores, the best first",
+        "The labels of each text or pair with scores, best first",
         {
             "inputs": Field(f.PAIRS, what="A text, a pair [text, second text], or a list of [text] and pairs."),
-            "raw_scores": Field(f.BOOLEAN, False, "Logits in place of probabilities."),
+            "raw_scores": Field(f.BOOLEAN, False, "Return logits, not probabilities."),
             "parameters": Field(f.an_object(CLASSIFY), None),
             **{each: TEI[each] for each in TEI if each != "prompt_name"},
         },
@@ -319,11 +321,11 @@ ROUTES = (
     ),
     Route(
         "/rerank",
-        "How well each text answers the query, the best first",
+        "The texts ranked by relevance to the query, best first",
         {
             "query": Field(f.TEXT),
             "texts": Field(f.TEXT_LIST),
-            "raw_scores": Field(f.BOOLEAN, False, "Logits in place of probabilities."),
+            "raw_scores": Field(f.BOOLEAN, False, "Return logits, not probabilities."),
             "return_text": Field(f.BOOLEAN, False),
             **{each: TEI[each] for each in TEI if each != "prompt_name"},
         },
@@ -337,20 +339,20 @@ ROUTES = (
     ),
     Route(
         "/v1/embeddings",
-        "A vector for each text, as OpenAI's clients ask for it",
+        "A vector for each text, in OpenAI's format",
         {
             "input": Field(f.OPENAI_TEXTS),
             **MODEL,
             "encoding_format": Field(f.one_of("float", "base64"), "float", "base64: little-endian float32."),
-            "dimensions": Field(f.whole(1), None, "Numbers of a vector to keep; it has length 1 again."),
-            "user": Field(f.TEXT, None, "Has no effect."),
+            "dimensions": Field(f.whole(1), None, "Keep the first numbers of each vector, scaled to length 1."),
+            "user": Field(f.TEXT, None, "Ignored."),
             **TRUNCATE,
         },
         embeddings,
     ),
     Route(
         "/v1/rerank",
-        "How well each document answers the query, as Jina's and Cohere's clients ask for it",
+        "The documents ranked by relevance to the query, in Jina's and Cohere's format",
         {
             "query": Field(f.TEXT),
             "documents": Field(f.DOCUMENTS),

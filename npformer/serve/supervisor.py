@@ -1,9 +1,9 @@
 """Servers: one process, or several workers on one socket that a parent watches.
 
-SIGTERM or Ctrl-C stops: new requests get 503, accepted ones are answered, the process ends with exit code 0. A second
-signal ends it at once, if it comes more than POLL seconds after the first: `timeout` sends one to the process and one
-to its group. A worker that dies is replaced. Workers share their models' weights, which are mapped from files: a
-model that is stored in another form is first written to a temporary folder in the form that can be mapped.
+SIGTERM or Ctrl-C stops: new requests get 503, accepted requests are answered, and the process exits with 0. A second
+signal more than POLL seconds later ends it at once (`timeout` sends one signal to the process and one to its group).
+A worker that dies is replaced. Workers share their models' weights, which are mapped from files: a model in another
+format is first converted to the mapped format in a temporary folder.
 """
 
 from __future__ import annotations
@@ -45,17 +45,17 @@ from npformer.serve.connections import Connection as HttpConnection
 from npformer.serve.models import Served, serve_all
 from npformer.serve.request_limits import ServiceLimits
 
-POLL = 0.2  # seconds between looks at workers and at whether a stopping server is idle
-SHORT_LIFE = 5.0  # a worker that dies sooner after its start is replaced after a pause
+POLL = 0.2  # seconds between checks of workers, and of whether a stopping server is idle
+SHORT_LIFE = 5.0  # a worker that dies sooner than this is replaced after a pause
 PAUSE = 1.0
 HANDLED = (signal.SIGTERM, signal.SIGINT)
-CONNECTIONS = 16_384  # open files at most; each connection takes some kilobytes
-BACKLOG = 2048  # connections that the system holds until they are accepted
+CONNECTIONS = 16_384  # most open files; each connection takes a few kilobytes
+BACKLOG = 2048  # connections that the system queues until they are accepted
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What a server is started with. It is sent to worker processes."""
+    """The settings of a server, which are sent to its workers."""
 
     models: Sequence[str] | Mapping[str, str]
     host: str = "127.0.0.1"
@@ -73,7 +73,7 @@ class Settings:
 
 
 def run(settings: Settings) -> None:
-    """Serves until a signal stops it. Raises NpformerError if the address or a model cannot be had."""
+    """Serves until a signal stops it. Raises NpformerError if the address is taken or a model cannot be loaded."""
     _log_to_stderr()
     _allow_connections()
     with bound(settings.host, settings.port) as listening:
@@ -90,7 +90,7 @@ def _log_to_stderr() -> None:
 
 
 def _allow_connections() -> None:
-    """Raises the limit of open files, often 1024: each connection is one, and idle ones would lock everybody out.
+    """Raises the limit on open files, often 1024: each connection is one, and idle ones would lock out all clients.
 
     Workers inherit it.
     """
@@ -104,16 +104,16 @@ def _allow_connections() -> None:
 
 
 def bound(host: str, port: int) -> socket.socket:
-    """A socket at this address, that listens when a server starts."""
+    """A socket bound to this address, which listens once a server starts."""
     whole("port", port, 0, 65535)
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         made = socket.socket(family, kind, protocol)
-        if os.name == "posix":  # elsewhere it would let two servers have one port
+        if os.name == "posix":  # on Windows it would let two servers share a port
             made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         made.bind(address)
     except OSError as error:
-        raise NpformerError(f"{host}:{port}: cannot serve there: {error.strerror or error}") from None
+        raise NpformerError(f"{host}:{port}: cannot listen: {error.strerror or error}") from None
     made.set_inheritable(True)
     return made
 
@@ -122,11 +122,11 @@ def _announce(settings: Settings, listening: socket.socket) -> None:
     host, port = listening.getsockname()[:2]
     host = f"[{host}]" if ":" in host else host
     names = ", ".join(Path(each).resolve().name if os.path.isdir(each) else each for each in settings.models)
-    logging.getLogger("npformer.serve").info("serving %s on http://%s:%d, stop with Ctrl-C", names, host, port)
+    logging.getLogger("npformer.serve").info("serving %s on http://%s:%d; press Ctrl-C to stop", names, host, port)
 
 
 class Server(uvicorn.Server):  # type: ignore[misc, unused-ignore]
-    """A uvicorn server that answers 503 while it finishes, and then ends as if nobody had sent a signal."""
+    """A uvicorn server that answers 503 while it shuts down, and then exits normally."""
 
     def __init__(self, settings: Settings, models: dict[str, Served], ready: Any, is_worker: bool = False) -> None:
         made = make(models, settings.limits, settings.api_key, settings.access_log)
@@ -152,9 +152,9 @@ class Server(uvicorn.Server):  # type: ignore[misc, unused-ignore]
             self.ready()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Begins to stop, at the first signal.
+        """Begins to shut down, at the first signal.
 
-        Systems and terminals signal the workers beside their parent, which passes the signal on.
+        Systems and terminals signal the workers as well as their parent, which passes the signal on.
         """
         if self.service.stopping or (self.is_worker and sig == signal.SIGINT):
             return
@@ -166,8 +166,8 @@ class Server(uvicorn.Server):  # type: ignore[misc, unused-ignore]
 
     async def _stop_when_idle(self) -> None:
         end = time.monotonic() + self.grace
-        await asyncio.sleep(POLL)  # those who come meanwhile are told
-        if not self.is_worker:  # a worker leaves that to its parent, which kills it
+        await asyncio.sleep(POLL)  # new requests get 503
+        if not self.is_worker:  # a worker's parent kills it
             for each in HANDLED:
                 signal.signal(each, signal.SIG_DFL)
         while self.service.open and time.monotonic() < end:
@@ -179,10 +179,10 @@ class Server(uvicorn.Server):  # type: ignore[misc, unused-ignore]
 
 
 class Worker:
-    """A worker process, and the end of a pipe on which it says that it is ready."""
+    """A worker process, and the pipe on which it reports that it is ready."""
 
     def __init__(self, settings: Settings, listening: socket.socket) -> None:
-        processes = multiprocessing.get_context("spawn")  # a fork would copy locks that other threads hold
+        processes = multiprocessing.get_context("spawn")  # a fork would copy locks held by other threads
         self.ready, theirs = processes.Pipe(duplex=False)
         self.process = processes.Process(target=work, args=(settings, listening, theirs), name="npformer-worker")
         self.process.start()
@@ -191,8 +191,8 @@ class Worker:
         self.is_ready = False
 
     def look(self) -> None:
-        """Notes whether the worker has said that it is ready."""
-        with suppress(OSError, EOFError):  # of a pipe whose other end is gone
+        """Notes whether the worker has reported that it is ready."""
+        with suppress(OSError, EOFError):  # from a pipe whose other end is closed
             self.is_ready = self.is_ready or (self.ready.poll() and self.ready.recv())
 
 
@@ -209,7 +209,7 @@ class Supervisor:
         with ExitStack() as stack:
             home = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="npformer-serve-")))
             settings = shared(self.settings, home)
-            os.environ["PROMETHEUS_MULTIPROC_DIR"] = str(home)  # for the workers, which show their sum
+            os.environ["PROMETHEUS_MULTIPROC_DIR"] = str(home)  # for the workers, which show the sums
             for each in HANDLED:
                 before = signal.signal(each, self._note)
                 stack.callback(signal.signal, each, before)
@@ -232,9 +232,7 @@ class Supervisor:
                 if worker.process.is_alive() or self.signals:
                     continue
                 if not announced:
-                    raise NpformerError(
-                        f"a worker ended with exit code {worker.process.exitcode} before it could serve"
-                    )
+                    raise NpformerError(f"a worker ended with exit code {worker.process.exitcode} before it was ready")
                 self.log.warning("worker %s died, exit code %s", worker.process.pid, worker.process.exitcode)
                 _forget_gauges(worker.process.pid)
                 if time.monotonic() - worker.started < SHORT_LIFE:
@@ -245,7 +243,7 @@ class Supervisor:
                 announced = True
 
     def _stop(self) -> None:
-        """Passes the signal on, and waits; kills what has not ended after the time of grace or at a second signal."""
+        """Passes the signal on and waits; kills workers still running after the grace period or at a second signal."""
         for worker in self.workers:
             worker.process.terminate()
         end = time.monotonic() + self.settings.limits.grace + 2
@@ -265,7 +263,7 @@ def _forget_gauges(pid: int | None) -> None:
 
 
 def work(settings: Settings, listening: socket.socket, ready: Connection) -> None:
-    """A worker process: serves on the parent's socket, and stops when the parent is gone."""
+    """A worker process: serves on the parent's socket, and stops when the parent dies."""
     _log_to_stderr()
     threading.Thread(target=_stop_with_parent, daemon=True).start()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -286,7 +284,7 @@ def _stop_with_parent() -> None:
 
 
 def shared(settings: Settings, home: Path) -> Settings:
-    """The settings of workers: models whose weights are not mapped, converted into `home`; the cores divided."""
+    """The settings of workers: models that cannot be mapped are converted into `home`, and the cores are divided."""
     threads = settings.threads or max(1, available_cores() // settings.workers)
     paths = []
     for name, served in settings.load().items():
@@ -299,7 +297,7 @@ def shared(settings: Settings, home: Path) -> Settings:
 
 
 def is_mapped(weights: Mapping[str, Any] | Sequence[Any] | np.ndarray) -> bool:
-    """Tells whether all large arrays of a tree of weights lie in a mapped file."""
+    """Whether all large arrays of a tree of weights are mapped from a file."""
     if isinstance(weights, np.ndarray):
         base: Any = weights
         while isinstance(base, np.ndarray | memoryview):

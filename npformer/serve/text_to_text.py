@@ -1,6 +1,6 @@
-"""The routes of models that write a text from a text: whole answers, batched, and one as a stream of its pieces.
+"""The routes of encoder-decoders: whole answers in batches, or one answer as a stream of pieces.
 
-/generate is that of `write.py` too, which has what models that go on after a prompt answer.
+/generate also serves causal language models, whose part is in `write.py`.
 """
 
 from __future__ import annotations
@@ -25,26 +25,26 @@ from npformer.serve.write import (
 )
 from npformer.tasks.text_to_text import TextToText
 
-BEAMS = 16  # more cost memory and time for nothing
+BEAMS = 16  # more cost memory and time without benefit
 
 BEAM_SEARCH = {
     "num_beams": Field(f.whole(1, BEAMS), None),
     "length_penalty": Field(f.number(-50, 50), None),
     "early_stopping": Field(f.BOOLEAN, None),
-    "min_length": Field(f.whole(0), None, "Tokens of the text and its start token."),
-    "max_length": Field(f.whole(2), None, "Tokens of the text and its start token."),
+    "min_length": Field(f.whole(0), None, "Tokens of the generated text, start token included."),
+    "max_length": Field(f.whole(2), None, "Tokens of the generated text, start token included."),
 }
-#: Parameters of /generate that only models that go on after a prompt have.
+#: Parameters of /generate that only causal language models have.
 OF_PROMPTS = {
-    "stop": Field(f.nothing_else("the text ends by itself", []), None),
-    "return_full_text": Field(f.nothing_else("the text has no prompt before it", False), None),
-    "details": Field(f.nothing_else("the text comes without them", False), None),
+    "stop": Field(f.nothing_else("stop strings need a causal language model", []), None),
+    "return_full_text": Field(f.nothing_else("the output contains no prompt", False), None),
+    "details": Field(f.nothing_else("the output has no details", False), None),
 }
-TO = Field(f.TEXT, None, "The target's language, for a translation model with several.")
+TO = Field(f.TEXT, None, "Target language, for a multilingual translation model.")
 PARAMETERS = {
     **SEARCH,
     **BEAM_SEARCH,
-    "src_lang": Field(f.TEXT, None, "Has no effect."),
+    "src_lang": Field(f.TEXT, None, "Ignored."),
     "tgt_lang": TO,
     "generate_parameters": Field(f.an_object({**SEARCH, **BEAM_SEARCH}), None),
 }
@@ -60,7 +60,7 @@ def _settled(task: TextToText, parameters: dict[str, Any]) -> Any:
 
 
 def _work(task: TextToText, options: Any) -> TaskWork:
-    """What is drawn for a text depends on its place in the list, so a request that samples is computed by itself."""
+    """A sampled text depends on its place in the batch, so requests that sample are computed alone."""
     return TaskWork(task, options, together=not options.settings.get("do_sample"))
 
 
@@ -70,7 +70,7 @@ def _beams(options: Any) -> int:
 
 
 async def written(name: str, service: Service, given: dict[str, Any]) -> Reply:
-    """The answers of the task of this name, to each text."""
+    """The named task's answer to each text."""
     texts = given["inputs"]
     task = choose(service.models, given["model"], name).tasks[name]
     assert isinstance(task, TextToText)
@@ -123,20 +123,20 @@ ALL_ROUTES = (
             partial(written, name),
         )
         for path, name, summary in (
-            ("/translate", "translation", "Each text in another language"),
+            ("/translate", "translation", "A translation of each text"),
             ("/summarize", "summarization", "A summary of each text"),
-            ("/text2text", "text2text-generation", "The answer of an encoder-decoder to each text"),
+            ("/text2text", "text2text-generation", "An encoder-decoder's output for each text"),
         )
     ),
     Route(
         "/generate",
-        "The text after a prompt, or an encoder-decoder's answer to a text; as a stream if asked for",
+        "The text generated after a prompt, or by an encoder-decoder from a text; optionally a stream",
         {
             **GENERATE_FIELDS,
-            "stream": Field(f.BOOLEAN, False, "Server-sent events, one for each piece as it is chosen."),
+            "stream": Field(f.BOOLEAN, False, "Send server-sent events, one for each piece as it is generated."),
         },
         generate,
     ),
     Route("/generate_stream", "The same as a stream", GENERATE_FIELDS, generate_stream),
-    Route("/v1/completions", "What follows each prompt, as OpenAI's clients ask for it", COMPLETIONS, completions),
+    Route("/v1/completions", "The text generated after each prompt, in OpenAI's format", COMPLETIONS, completions),
 )

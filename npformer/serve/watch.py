@@ -1,4 +1,4 @@
-"""Middleware for all requests: counts, times and logs them, and answers internal errors without their text."""
+"""Middleware for all requests: counts, times and logs them, and hides the text of internal errors."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from npformer.serve.fields import Refusal
 from npformer.serve.prometheus import Metrics
 from npformer.serve.replies import refused
 
-GONE = 499  # nginx's status, in metrics and logs, for a request whose client left
+GONE = 499  # nginx's status, in metrics and logs, for a request whose client disconnected
 
 
 class Watch:
     """ASGI middleware around the app of a service.
 
-    A route notes in its request's state which `route` answers and how many `rows` it has. Logs have nothing else that
-    a client sends: an unknown path or method may be a user's text.
+    A route stores `route` and the number of `rows` in the request's state. Logs contain nothing else that a client
+    sends: an unknown path or method may be a user's text.
     """
 
     def __init__(self, app: Any, metrics: Metrics, paths: Collection[str], access_log: bool) -> None:
@@ -47,7 +47,7 @@ class Watch:
 
         try:
             await self.app(scope, receive, noting)
-        except ClientDisconnect:  # in the middle of a stream
+        except ClientDisconnect:  # during a stream
             pass
         except Exception as error:
             log.error("internal error: %s", place_of(error))
@@ -63,6 +63,6 @@ class Watch:
 
 
 def path_of(scope: Any) -> str:
-    """The path of a request below the one where the app is mounted."""
+    """The path of a request, relative to the app's mount point."""
     path: str = scope["path"]
     return path.removeprefix(scope.get("root_path", ""))

@@ -1,9 +1,8 @@
-"""What models that write after a prompt answer: /generate as text-generation-inference (TGI) has it, and OpenAI's
-/v1/completions.
+"""Text generation after a prompt: /generate of text-generation-inference (TGI), and OpenAI's /v1/completions.
 
-Requests with the same settings share batches, but for those that draw by a seed: what is drawn for a text depends on
-its place in a batch. A stream has an event for each piece, which is computed when its turn comes; the prompt is read
-with the first. Each prompt counts with all that may be written after it.
+Requests with the same settings share batches, except requests with a seed: a sampled text depends on its place in
+the batch. A stream has an event for each piece, computed in its turn; the prompt is read with the first. The limits
+count each prompt with all of its new tokens.
 
 References
 ----------
@@ -27,12 +26,12 @@ from npformer.serve.routes import MODEL, TRUNCATE, Reply, Service
 from npformer.tasks.text_generation import TextGeneration, Writer
 from npformer.tasks.writing import Writing
 
-COLDEST = 1e-6  # temperature; below it a draw would be the likeliest token anyway
+COLDEST = 1e-6  # temperature below which sampling is greedy anyway
 
-#: Limits of sampling that are not OpenAI's, by the names that its clients send other servers.
+#: Sampling parameters beyond OpenAI's, by the names its clients use with other servers.
 MORE_LIMITS = {
-    "min_p": Field(f.number(0, 1), None, "Draw from tokens at least this share as likely as the likeliest."),
-    "typical_p": Field(f.number(1e-6, 1), None, "Draw from the most typical tokens that make up this probability."),
+    "min_p": Field(f.number(0, 1), None, "Sample from tokens at least this many times as likely as the likeliest."),
+    "typical_p": Field(f.number(1e-6, 1), None, "Sample from the most typical tokens with this total probability."),
 }
 SEARCH = {
     "max_new_tokens": Field(f.whole(1), None),
@@ -41,55 +40,55 @@ SEARCH = {
     "top_k": Field(f.whole(0), None),
     "top_p": Field(f.number(1e-6, 1), None),
     **MORE_LIMITS,
-    "seed": Field(f.whole(0, 2**63 - 1), None, "Of sampling; a random one unless given."),
+    "seed": Field(f.whole(0, 2**63 - 1), None, "Seed for sampling (default: random)."),
     "repetition_penalty": Field(f.number(1e-6, 1e6), None),
     "no_repeat_ngram_size": Field(f.whole(0), None),
 }
 WITHOUT_EFFECT = {
-    "best_of": Field(f.nothing_else("one text is written", 1), None),
-    "watermark": Field(f.nothing_else("texts are not marked", False), None),
-    "decoder_input_details": Field(f.nothing_else("the prompt's tokens are not told", False), None),
+    "best_of": Field(f.nothing_else("one text is generated", 1), None),
+    "watermark": Field(f.nothing_else("there is no watermarking", False), None),
+    "decoder_input_details": Field(f.nothing_else("the prompt's tokens are not returned", False), None),
 }
 GENERATE = {
     **SEARCH,
-    "stop": Field(f.STOPS, None, "A text ends with the first of these that it has, which stays in it."),
-    "return_full_text": Field(f.BOOLEAN, None, "Put the prompt before the text."),
-    "details": Field(f.BOOLEAN, None, "Tell the number of tokens, and why the text ended."),
+    "stop": Field(f.STOPS, None, "Stop strings: generation stops after the first of these, which stays in the text."),
+    "return_full_text": Field(f.BOOLEAN, None, "Include the prompt in the text."),
+    "details": Field(f.BOOLEAN, None, "Return the number of tokens and the reason for stopping."),
     **WITHOUT_EFFECT,
 }
 COMPLETIONS = {
     "prompt": Field(f.OPENAI_TEXTS),
     **MODEL,
     "max_tokens": Field(f.whole(1), 16),
-    "temperature": Field(f.number(0, 2), 1.0, f"Below {COLDEST}: the likeliest token each time."),
+    "temperature": Field(f.number(0, 2), 1.0, f"Below {COLDEST}: greedy decoding."),
     "top_p": Field(f.number(1e-6, 1), 1.0),
     **MORE_LIMITS,
-    "n": Field(f.whole(1, 16), 1, "Texts for each prompt."),
-    "stop": Field(f.STOPS, None, "A text ends before the first of these that it has."),
-    "seed": Field(f.whole(0, 2**63 - 1), None, "A random one unless given."),
-    "echo": Field(f.BOOLEAN, False, "Put the prompt before the text."),
-    "stream": Field(f.BOOLEAN, False, "Server-sent events, for one text of one prompt."),
+    "n": Field(f.whole(1, 16), 1, "Texts per prompt."),
+    "stop": Field(f.STOPS, None, "Stop strings: generation stops before the first of these."),
+    "seed": Field(f.whole(0, 2**63 - 1), None, "Seed for sampling (default: random)."),
+    "echo": Field(f.BOOLEAN, False, "Include the prompt in the text."),
+    "stream": Field(f.BOOLEAN, False, "Send server-sent events, for one prompt and n of 1."),
     "stream_options": Field(f.an_object({"include_usage": Field(f.BOOLEAN, False)}), None),
-    "best_of": Field(f.nothing_else("n texts are written", 1), None),
-    "logprobs": Field(f.nothing_else("probabilities are not told"), None),
-    "suffix": Field(f.nothing_else("a text is written after a prompt only"), None),
-    "logit_bias": Field(f.nothing_else("logits are not changed", {}), None),
+    "best_of": Field(f.nothing_else("n texts are generated", 1), None),
+    "logprobs": Field(f.nothing_else("probabilities are not returned"), None),
+    "suffix": Field(f.nothing_else("there is no infilling"), None),
+    "logit_bias": Field(f.nothing_else("logits cannot be biased", {}), None),
     "frequency_penalty": Field(f.nothing_else("there is no such penalty", 0), None),
     "presence_penalty": Field(f.nothing_else("there is no such penalty", 0), None),
-    "user": Field(f.TEXT, None, "Has no effect."),
+    "user": Field(f.TEXT, None, "Ignored."),
     **TRUNCATE,
 }
 TGI_REASON = {"end": "eos_token", "stop": "stop_sequence", "length": "length"}
 OPENAI_REASON = {"end": "stop", "stop": "stop", "length": "length"}
 
-COST = 8  # a source's token counts as so many in a batch: each that is written is a step through the model
-STEP = 4  # a token that is written counts as so many of a prompt, which are read together
-#: A parameter of /generate that only translation has.
-NO_LANGUAGE = {"tgt_lang": Field(f.nothing_else("what follows a prompt is in its language"), None)}
+COST = 8  # batch cost of a source token: each generated token is one step of the decoder
+STEP = 4  # cost of a new token in prompt tokens, which are read together
+#: A parameter of /generate for translation only.
+NO_LANGUAGE = {"tgt_lang": Field(f.nothing_else("only translation models take a target language"), None)}
 
 
 def settled(task: Writing, given: dict[str, Any], where: str, length: str = "max_new_tokens") -> Any:
-    """The task's options with those of a request, which has max_new_tokens by the name `length`."""
+    """The task's options with a request's, whose name for max_new_tokens is `length`."""
     try:
         return task.settle(task.options, given)
     except NpformerError as error:
@@ -97,7 +96,7 @@ def settled(task: Writing, given: dict[str, Any], where: str, length: str = "max
 
 
 def effective(parameters: dict[str, Any] | None, others: Fields) -> dict[str, Any]:
-    """A request's parameters without those that change nothing; `others` are of other models, and may not either."""
+    """A request's parameters without the ignored ones; `others`, of other models, must be at their defaults."""
     given = {name: value for name, value in (parameters or {}).items() if value is not None}
     for name, each in {**WITHOUT_EFFECT, **others}.items():
         if name in given:
@@ -106,7 +105,7 @@ def effective(parameters: dict[str, Any] | None, others: Fields) -> dict[str, An
 
 
 async def begun(service: Service, pieces: Iterator[str], where: str) -> AsyncIterator[str]:
-    """A text's pieces, each computed when its turn comes; the first one now, so that an error has its status."""
+    """A text's pieces, each computed in its turn; the first one now, so that an error gets its HTTP status."""
     try:
         first = await service.piece(pieces)
     except NpformerError as error:
@@ -123,7 +122,7 @@ async def begun(service: Service, pieces: Iterator[str], where: str) -> AsyncIte
 
 @dataclass(frozen=True)
 class Prompts:
-    """The prompts of a request, and for each what writes after it, and its weight in a batch."""
+    """The prompts of a request, with each prompt's writer and cost in a batch."""
 
     prepared: Prepared
     writers: list[Writer]
@@ -133,7 +132,7 @@ class Prompts:
 async def _prompts(
     service: Service, task: TextGeneration, texts: f.Texts, truncate: bool, where: str, options: Any
 ) -> Prompts:
-    """A request's prompts; refused if they, or the texts after them, are more or longer than the limits allow."""
+    """A request's prompts; refused if they or their new tokens exceed the limits."""
     prepared = await service.prepared(task, texts, truncate, where, options)
 
     def writers() -> list[Writer]:
@@ -147,7 +146,7 @@ async def _prompts(
     new = [n * each.settings.max_new_tokens for n, each in zip(copies, found, strict=True)]
     read = [n * len(each.prompt) for n, each in zip(copies, found, strict=True)]
     service.limits.check_texts(where, sum(copies))
-    service.limits.check_tokens(f"{where}, with what may be written", sum(read) + sum(new))
+    service.limits.check_tokens(f"{where}, with the new tokens", sum(read) + sum(new))
     return Prompts(prepared, found, [before + STEP * after for before, after in zip(read, new, strict=True)])
 
 
@@ -170,7 +169,7 @@ def _task(served: Served) -> TextGeneration:
 
 
 async def generated(service: Service, given: dict[str, Any], served: Served) -> Reply:
-    """Draws tokens only if a setting of drawing is given, as TGI does."""
+    """Samples only if a sampling parameter is given, as TGI does."""
     task, known = _task(served), effective(given["parameters"], NO_LANGUAGE)
     details = known.pop("details", False)
     draws = bool(known.keys() & {"temperature", "top_k", "top_p", *MORE_LIMITS})
@@ -199,7 +198,7 @@ def _details(n_tokens: int, ended: str, options: Any) -> dict[str, Any]:
 async def streamed(
     service: Service, pieces: Iterator[str], prepared: Prepared, before: str = "", told: Any = None
 ) -> Reply:
-    """An event for each piece of a text, and one with the whole."""
+    """An event for each piece of a text, and one with the whole text."""
     shown = await begun(service, pieces, "inputs")
 
     async def events() -> AsyncIterator[bytes]:
@@ -230,12 +229,12 @@ async def completions(service: Service, given: dict[str, Any]) -> Reply:
         **({"temperature": given["temperature"]} if draws else {}),
     }  # fmt: skip
     if n > 1 and not draws:
-        raise f.wrong("n", f"expected 1 with a temperature below {COLDEST}, where all texts are the same")
+        raise f.wrong("n", f"expected 1 with a temperature below {COLDEST}, where all texts would be equal")
     options = settled(task, settings, "body", "max_tokens")
     frame = {"id": f"cmpl-{uuid.uuid4().hex}", "object": "text_completion", "created": int(time.time())}
     frame["model"] = served.name
     if given["stream"] and (len(texts.items) > 1 or n > 1):
-        raise f.wrong("stream", "expected one prompt and n of 1, got more")
+        raise f.wrong("stream", "expected one prompt and n of 1 for a stream, got more")
     prompts = await _prompts(service, task, texts, given["truncate"], "prompt", options)
     if given["stream"]:
         return await _completed(service, given, prompts, options, frame)
@@ -252,7 +251,7 @@ async def completions(service: Service, given: dict[str, Any]) -> Reply:
 async def _completed(
     service: Service, given: dict[str, Any], prompts: Prompts, options: Any, frame: dict[str, Any]
 ) -> Reply:
-    """A chunk for each piece of a text, and one that tells why it ended."""
+    """A chunk for each piece of a text, and one with its finish reason."""
     [writer] = prompts.writers
     shown = await begun(service, withheld(iter(writer), options.stop_strings), "prompt")
 
@@ -275,7 +274,7 @@ def until(text: str, stops: tuple[str, ...]) -> str:
 
 
 def withheld(pieces: Iterator[str], stops: tuple[str, ...]) -> Iterator[str]:
-    """Yields a text's pieces up to a stop string; the end that may be the beginning of one waits."""
+    """Yields a text's pieces up to a stop string; holds back an end that may begin one."""
     longest, whole, shown = max(map(len, stops), default=1), "", 0
     for piece in pieces:
         whole += piece

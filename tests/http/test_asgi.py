@@ -94,7 +94,7 @@ def test_a_mounted_app_needs_its_lifespan():
     request = ("POST", "/ai/embed", {"inputs": "a"})
     (answer,) = ask(parent, request)
     assert answer.status_code == 503
-    assert "the lifespan of its app has to run" in answer.json()["error"]
+    assert "run the app's lifespan" in answer.json()["error"]
     (answer,) = ask(parent, request, started=app)
     assert answer.status_code == 200
 
@@ -260,7 +260,7 @@ def test_bodies_hold_bounded_memory(monkeypatch):
 
 @pytest.mark.parametrize(
     ("models", "message"),
-    [([], "expected at least one model"), ([tiny.model(), tiny.model()], "two models are called distilbert")],
+    [([], "expected at least one model"), ([tiny.model(), tiny.model()], "two models are named distilbert")],
 )
 def test_models_that_cannot_be_served(models, message):
     with pytest.raises(npformer.NpformerError, match=message):
@@ -271,7 +271,7 @@ def test_a_worker_that_cannot_start_ends_the_service(monkeypatch, capfd):
     """Here because the parent finds nearly all such causes before it starts a worker."""
     settings = supervisor.Settings(["distilbert-sst2"], port=0, workers=2)
     monkeypatch.setattr(supervisor, "shared", lambda settings, home: replace(settings, models=["./no-such-model"]))
-    with pytest.raises(npformer.NpformerError, match="a worker ended with exit code 1 before it could serve"):
+    with pytest.raises(npformer.NpformerError, match="a worker ended with exit code 1 before it was ready"):
         supervisor.run(settings)
     said = capfd.readouterr().err
     assert "npformer: ./no-such-model: there is no folder" in said

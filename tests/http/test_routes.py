@@ -245,11 +245,11 @@ def test_a_cut_text_gives_what_the_pipeline_gives(server, alone):
 
 def test_limits_of_texts_and_bytes(server):
     status, answer, _ = server.post("/embed", {"inputs": ["a"] * 41})
-    assert (status, answer["error"]) == (413, "inputs: 41 texts, and a request may have 40")
+    assert (status, answer["error"]) == (413, "inputs: expected at most 40 texts in a request, got 41")
     status, answer, _ = server.post("/tokenize", {"inputs": ["a"] * 41})
     assert status == 413
     status, answer, _ = server.post("/embed", b" " * 100_001)
-    assert (status, answer["error"]) == (413, "body: more than 100000 bytes, which a request may have")
+    assert (status, answer["error"]) == (413, "body: expected at most 100000 bytes, got more")
 
 
 def test_an_unknown_model_is_404_with_the_names_there_are(server):
@@ -257,7 +257,7 @@ def test_an_unknown_model_is_404_with_the_names_there_are(server):
         status, answer, _ = server.post(path, {**body, "model": "no-such-model"})
         assert status == 404
         known = "classifier, ranker, encoder, translator, summarizer, rewriter"
-        assert answer["error"] == f"model: no model has this name; served: {known}"
+        assert answer["error"] == f"model: unknown name; served models: {known}"
 
 
 @pytest.mark.parametrize(
@@ -282,7 +282,7 @@ def test_a_task_that_the_model_has_not_is_424_with_those_it_has(server, path, bo
 def test_other_paths_and_methods(server):
     assert server.get("/nothing")[:2] == (
         404,
-        {"error": "no such route; /docs lists them", "error_type": "Validation"},
+        {"error": "unknown route; see /docs", "error_type": "Validation"},
     )
     assert server.post("/embed/", {"inputs": "a"})[0] == 404
     for path, allowed in (("/embed", {"POST"}), ("/generate", {"POST"})):

@@ -166,12 +166,12 @@ def test_time_and_tokens_are_limited():
         status, answer, _ = server.post("/embed", {"inputs": ["a " * 500] * 5})
         assert (status, answer["error"]) == (504, "not answered within 0.4 s")
         status, answer, _ = server.post("/embed", {"inputs": ["a " * 500] * 7})
-        assert (status, answer["error"]) == (413, "inputs: 3514 tokens in all, and a request may have 3000")
+        assert (status, answer["error"]) == (413, "inputs: expected at most 3000 tokens in a request, got 3514")
         for inputs in ("a " * 3001, ["a " * 1600] * 2, "a " * 1_900_000):
             status, answer, _ = server.post("/tokenize", {"inputs": inputs})
             assert status in (413, 504)
             if status == 413:
-                assert "more than 3000 tokens" in answer["error"]
+                assert "at most 3000 tokens" in answer["error"]
 
 
 @pytest.mark.parametrize("source", ["file", "environment"])
@@ -213,7 +213,7 @@ def test_a_stopped_server_answers_what_it_accepted_and_ends_well(sent, workers):
         if workers == 1:
             until(lambda: server.get("/health")[0] == 503)
             status, answer, headers = server.post("/embed", {"inputs": "too late"})
-            assert (status, answer["error"]) == (503, "the server is stopping")
+            assert (status, answer["error"]) == (503, "the server is shutting down")
             assert headers["retry-after"] == "1"
             assert headers["connection"] == "close"
         for each in accepted:
@@ -291,7 +291,7 @@ def test_a_port_that_is_taken(folders):
         port = taken.getsockname()[1]
         code, _, said = run("serve", folders["encoder"], "--port", port)
     assert code == 1
-    assert said == f"npformer: 127.0.0.1:{port}: cannot serve there: Address already in use\n"
+    assert said == f"npformer: 127.0.0.1:{port}: cannot listen: Address already in use\n"
 
 
 @pytest.mark.parametrize(
@@ -299,12 +299,12 @@ def test_a_port_that_is_taken(folders):
     [
         (("./no-such-model",), "./no-such-model: there is no folder of this name"),
         (("./no-such-model", "--workers", 2), "./no-such-model: there is no folder of this name"),
-        (("{encoder}", "{encoder}"), "two models are called encoder"),
-        (("{encoder}", "--max-texts", 5, "--max-queue", 4), "texts: a request of 5 never fits into a queue of 4"),
+        (("{encoder}", "{encoder}"), "two models are named encoder"),
+        (("{encoder}", "--max-texts", 5, "--max-queue", 4), "texts: expected at most the 4 texts of the queue, got 5"),
         (("{encoder}", "--timeout", -1), "seconds: expected a number from 0 to 1000000"),
         (("{encoder}", "--api-key-file", "/no/such/file"), "/no/such/file: cannot be read: No such file or directory"),
         (("{encoder}", "--api-key-file", "/dev/null"), "the API key is empty"),
-        (("{encoder}", "--host", "no.such.host.invalid"), "no.such.host.invalid:0: cannot serve there: "),
+        (("{encoder}", "--host", "no.such.host.invalid"), "no.such.host.invalid:0: cannot listen: "),
         (("{encoder}", "--port", 70000), "port: expected a whole number from 0 to 65535, got 70000"),
     ],
 )

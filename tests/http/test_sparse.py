@@ -54,8 +54,8 @@ def test_a_client_gets_the_bits_of_the_pipeline_alone_and_in_a_batch(server, fol
 @pytest.mark.parametrize(
     ("path", "body", "status", "message"),
     [
-        ("/embed_sparse", {"inputs": "a", "model": "encoder"}, 424, "this takes a masked-language model, such as SPLADE; "),
-        ("/embed", {"inputs": "a", "model": "splade"}, 424, "this takes an encoder of dense vectors; "),
+        ("/embed_sparse", {"inputs": "a", "model": "encoder"}, 424, "this route needs a masked-language model, such as SPLADE; "),
+        ("/embed", {"inputs": "a", "model": "splade"}, 424, "this route needs an encoder of dense vectors; "),
         ("/embed_sparse", {"inputs": ["a", "music " * 100]}, 413, "inputs[1]: 102 tokens, but the model takes 64; "),
     ],
 )  # fmt: skip

@@ -15,10 +15,10 @@ def _bare(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_an_app_says_what_to_install():
-    with pytest.raises(npformer.NpformerError, match=r"serve needs uvicorn; pip install 'npformer\[serve\]'"):
+    with pytest.raises(npformer.NpformerError, match=r"serve needs uvicorn: pip install 'npformer\[serve\]'"):
         npformer.serve.app("distilbert-sst2")
 
 
 def test_the_command_says_what_to_install(capsys):
     assert main(["serve", "distilbert-sst2"]) == 1
-    assert capsys.readouterr().err == "npformer: serve needs uvicorn; pip install 'npformer[serve]'\n"
+    assert capsys.readouterr().err == "npformer: serve needs uvicorn: pip install 'npformer[serve]'\n"
