@@ -1,11 +1,14 @@
-"""Norms as parts of a model: the choices of a norm, and the function that computes it."""
+"""Norms as parts of a model: a norm's choices, the function that computes it, and mistakes that ports make in it."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import numpy as np
 
+from npformer.common.mistake import Mistake, Rules, Ways
 from npformer.functions import layer_norm, layer_norm_backward
 from npformer.stage import Stage
 
@@ -15,6 +18,8 @@ class LayerNorm:
     """(x - E[x]) / sqrt(Var[x] + eps) * weight + bias: `layer_norm` with its eps. Ba et al., 2016, section 3."""
 
     eps: float = 1e-12
+
+    mistakes: ClassVar[tuple[Mistake, ...]] = ()  # that ports make in it
 
     def __call__(self, x: np.ndarray, out: np.ndarray | None = None, **weights: np.ndarray) -> np.ndarray:
         return layer_norm(x, **weights, eps=self.eps, out=out)
@@ -29,3 +34,130 @@ class LayerNorm:
         """The stage of a norm's output: y = Normalize(x), with y and x as formulas name them."""
         formula = f"{y} = Normalize({x})" if y else f"Normalize({x})"
         return Stage(name, shape, formula, "functions.layer_norm", hook, (parent,))
+
+
+# --- mistakes --------------------------------------------------------------------------------------------------------
+
+EPS = (1e-5, 1e-6, 1e-12, 1e-3, 1e-7, 1e-8, 1e-10, 1e-4, 0.0)
+
+
+def centred(x: np.ndarray) -> np.ndarray:
+    return x - x.mean(-1, keepdims=True)
+
+
+def variance(x: np.ndarray) -> np.ndarray:
+    return np.square(centred(x)).mean(-1, keepdims=True)
+
+
+def unbiased(x: np.ndarray) -> np.ndarray:
+    return variance(x) * x.shape[-1] / (x.shape[-1] - 1)
+
+
+def standard(x: np.ndarray, eps: float) -> np.ndarray:
+    """(x - E[x]) / sqrt(Var[x] + eps)."""
+    return centred(x) / np.sqrt(variance(x) + eps)
+
+
+def _normed(formula: Callable[[np.ndarray, float], np.ndarray], eps: float | None = None) -> Rules:
+    """Replaces (x - E[x]) / sqrt(Var[x] + eps) by a formula of x and eps, before weight and bias."""
+    return {"*norm": lambda y, at: at.affine(formula(at.source, at.config.eps if eps is None else eps))}
+
+
+def _other_eps(port: Any) -> Ways:
+    for eps in EPS:
+        if eps != port.config.eps:
+            yield f"{eps:g} for {port.config.eps:g}", _normed(standard, eps)
+
+
+def _unbiased_variance(port: Any) -> Ways:
+    for eps in dict.fromkeys((port.config.eps, 1e-12, 1e-5, 1e-6)):
+        other = "" if eps == port.config.eps else f"and eps {eps:g}"
+        yield other, _normed(lambda x, eps: centred(x) / np.sqrt(unbiased(x) + eps), eps)
+        outside = _normed(lambda x, eps: centred(x) / (np.sqrt(unbiased(x)) + eps), eps)
+        yield f"and eps {eps:g} outside the root", outside
+
+
+def _other_affine(port: Any) -> Ways:
+    def exchanged(y: np.ndarray, at: Any) -> Any:
+        return standard(at.source, at.config.eps) * at.weight(at.name, "bias") + at.weight(at.name)
+
+    def bias_first(y: np.ndarray, at: Any) -> Any:
+        return (standard(at.source, at.config.eps) + at.weight(at.name, "bias")) * at.weight(at.name)
+
+    if any(name.endswith("norm.bias") for name in port.weights):
+        yield "weight and bias exchanged", {"*norm": exchanged}
+        yield "the bias added before the weight is multiplied", {"*norm": bias_first}
+    yield "1 + weight for weight", {"*norm": lambda y, at: y + standard(at.source, at.config.eps)}
+
+
+def _norm_twice(port: Any) -> Ways:
+    for name in ("*norm", "embeddings.norm", "norm"):
+        if name == "*norm" or f"{name}.weight" in port.weights:
+            again: Rules = {name: lambda y, at: at.affine(standard(y, at.config.eps))}
+            yield name.removeprefix("*norm"), again
+
+
+LEFT_OUT = {
+    "the embeddings'": "embeddings.norm",
+    "after attention": "*.attention_norm",
+    "after the FFN": "*.ffn_norm",
+    "the last": "norm",
+    "the head's": "head.norm",
+}
+LayerNorm.mistakes = (
+    Mistake(
+        "another layer norm eps", "libraries' default is 1e-5; BERT's models have 1e-12 in their config", _other_eps
+    ),
+    Mistake(
+        "eps outside the root",
+        "x - mean is divided by sqrt(variance + eps), not by deviation + eps",
+        {f"eps {eps:g}": _normed(lambda x, eps: centred(x) / (np.sqrt(variance(x)) + eps), eps) for eps in EPS[:-1]},
+    ),
+    Mistake("unbiased variance", "layer norm divides by D - 1 where it should by D", _unbiased_variance),
+    Mistake(
+        "another deviation in the norm",
+        "x - mean is divided by sqrt(variance + eps)",
+        {
+            "x - mean over the variance, not its root": _normed(lambda x, eps: centred(x) / (variance(x) + eps)),
+            "over the root of the deviation": _normed(lambda x, eps: centred(x) / np.sqrt(np.sqrt(variance(x)) + eps)),
+            "over the mean absolute deviation": _normed(
+                lambda x, eps: centred(x) / (np.abs(centred(x)).mean(-1, keepdims=True) + eps)
+            ),
+            "over the root of the sum of squares": _normed(
+                lambda x, eps: centred(x) / np.sqrt(variance(x) * x.shape[-1] + eps)
+            ),
+            "not divided at all": _normed(lambda x, eps: centred(x)),
+        },
+    ),
+    Mistake(
+        "mean not subtracted",
+        "layer norm subtracts each row's mean; RMSNorm does not",
+        {
+            "as in RMSNorm": _normed(lambda x, eps: x / np.sqrt(np.square(x).mean(-1, keepdims=True) + eps)),
+            "over the deviation": _normed(lambda x, eps: x / np.sqrt(variance(x) + eps)),
+        },
+    ),
+    Mistake(
+        "norm over the wrong axis",
+        "each token's row, the last axis, is normalized on its own",
+        {
+            "over the tokens of a text": _normed(lambda x, eps: standard(x.T, eps).T),
+            "over all of a text": _normed(lambda x, eps: standard(x.ravel(), eps).reshape(x.shape)),
+        },
+    ),
+    Mistake(
+        "norm without weight or bias",
+        "the normalized row is multiplied by a weight, and a bias is added",
+        {
+            "neither weight nor bias": {"*norm": lambda y, at: standard(at.source, at.config.eps)},
+            "no weight": {"*norm": lambda y, at: y + standard(at.source, at.config.eps) * (1 - at.weight(at.name))},
+        },
+    ),
+    Mistake("weight and bias of the norm mixed up", "the normalized row times weight, plus bias", _other_affine),
+    Mistake(
+        "norm left out",
+        "a layer norm of the model is not computed",
+        {way: {norm: lambda y, at: at.source} for way, norm in LEFT_OUT.items()},
+    ),
+    Mistake("norm applied twice", "each layer norm is computed once", _norm_twice),
+)

@@ -32,6 +32,7 @@ ORDER = (
     ),
     *(
         "functions",
+        "norms",
         "activations",
         "tape",
         "masks",
@@ -39,7 +40,6 @@ ORDER = (
         "attention",
         "multi_head",
         "blocks",
-        "norms",
         "layers",
         "embeddings",
         "encoder_layers",

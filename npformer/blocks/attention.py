@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from npformer.blocks import attention_mistakes, cross_attention_mistakes
 from npformer.blocks.block import Around, Backward, Block
 from npformer.blocks.rows import Rows
 from npformer.mechanisms.mechanism import Mechanism
@@ -37,6 +38,7 @@ class Attention(Block):
     mechanisms: tuple[Mechanism, ...] = ()
 
     around = Around("X", "A", "Y", "N", "hook_resid_mid", "ln1.hook_normalized")
+    mistakes = attention_mistakes.MISTAKES
 
     def __call__(self, x: np.ndarray, rows: Rows, **weights: Any) -> np.ndarray:
         own, lengths = attending(x, rows.lengths, rows.attending)
@@ -67,6 +69,7 @@ class CrossAttention(Block):
     n_heads: int
 
     around = Attention.around
+    mistakes = cross_attention_mistakes.MISTAKES
 
     def __call__(self, x: np.ndarray, rows: Rows, **weights: Any) -> np.ndarray:
         cache = rows.cache and rows.cache.source

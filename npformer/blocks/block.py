@@ -9,6 +9,7 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 
 from npformer.blocks.rows import Rows
+from npformer.common.mistake import Mistake
 from npformer.mechanisms.mechanism import Sums
 from npformer.stage import Stage
 from npformer.tape import Stages
@@ -34,6 +35,7 @@ class Block(ABC):
     """A function of packed rows and weights, (T, D) -> (T, D). Subclasses are frozen dataclasses of their choices."""
 
     around: ClassVar[Around]
+    mistakes: ClassVar[tuple[Mistake, ...]] = ()  # that ports make in it
 
     @abstractmethod
     def __call__(self, x: np.ndarray, rows: Rows, **weights: Any) -> np.ndarray:

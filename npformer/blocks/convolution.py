@@ -10,10 +10,13 @@ from typing import Any
 
 import numpy as np
 
-from npformer.activations import BACKWARDS
+from npformer.activations import ACTIVATIONS, BACKWARDS
+from npformer.blocks.activation_mistakes import other_activations
 from npformer.blocks.block import Activation, Around, Backward, Block
 from npformer.blocks.rows import Rows
+from npformer.common.mistake import Mistake, Rules, Ways
 from npformer.functions import linear, linear_backward
+from npformer.norms import standard
 from npformer.runtime.threads import all_gather
 from npformer.stage import EMBEDDED, Stage
 from npformer.tape import Stages
@@ -121,3 +124,90 @@ def _neighbours(
 def _windows(x: np.ndarray, at: np.ndarray) -> np.ndarray:
     """The rows at (N, K) of x (T, D) side by side, zeros for -1: (N, K D)."""
     return np.concatenate([x, np.zeros_like(x[:1])])[at].reshape(len(at), at.shape[1] * x.shape[1])
+
+
+# --- mistakes --------------------------------------------------------------------------------------------------------
+
+HIDDEN, ACTIVATION, SUM, NORM = (f"convolution{end}" for end in (".hidden", ".activation", "_residual", "_norm"))
+KERNEL, EMBEDDINGS, LAYER = "convolution.weight", "layers.0.input", "layers.0.ffn_norm"
+
+
+def convolved(at: Any, x: np.ndarray) -> np.ndarray:
+    """The convolution of a text's rows x, (T, D) -> (T, D), before its activation."""
+    hidden = {part: array for part in ("weight", "bias") if (array := at.weight("convolution", part)) is not None}
+    made: np.ndarray = at.unheard(lambda: convolve(x, np.array([len(x)]), np.arange(len(x)), **hidden))
+    return made
+
+
+def _kernel(port: Any) -> Ways:
+    """Takes the weights W_1, ..., W_K of the neighbours in another order."""
+    count, width = port.config.convolution, port.config.d_model
+    rows = port.weights[KERNEL].reshape(count, width, width)
+    orders = {
+        "reversed, as a convolution and not a correlation has it": rows[::-1],
+        "each transposed": rows.swapaxes(1, 2),
+        "reversed and each transposed": rows[::-1].swapaxes(1, 2),
+        "column by column": rows.reshape(width, count, width).swapaxes(0, 1),
+    }
+    for way, changed in orders.items():
+        yield way, port.weighing({KERNEL: changed.reshape(count * width, width)})
+    for step, way in ((1, "a place earlier"), (-1, "a place later")):
+        yield f"each row reads {way}", {HIDDEN: lambda y, at, step=step: convolved(at, _moved(at.source, step))}
+
+
+def _moved(x: np.ndarray, step: int) -> np.ndarray:
+    """The rows a step later, zeros where there are none."""
+    moved = np.roll(x, step, axis=0)
+    moved[slice(step) if step > 0 else slice(step, None)] = 0
+    return moved
+
+
+def _padding_counted(port: Any) -> Ways:
+    """Reads the embeddings of padding after a text."""
+    if (batch := port.in_a_batch()) is not None:
+        yield "", batch.ruling({HIDDEN: lambda y, at: convolved(at, at.source)})
+    yield (
+        "the first and last rows repeated beyond the text",
+        {HIDDEN: lambda y, at: convolved(at, np.pad(at.source, ((1, 1), (0, 0)), mode="edge"))[1:-1]},
+    )
+
+
+def _other_activation(port: Any) -> Ways:
+    yield from other_activations(port.config.convolution_activation, ACTIVATION)
+    yield "left out", {ACTIVATION: lambda y, at: at.source}
+
+
+#: The convolution reads, or is added to, another stage than it should.
+PLACES: dict[str, Rules] = {
+    "it reads the first layer's output": {HIDDEN: lambda y, at: convolved(at, at(LAYER))},
+    "it reads the embeddings before their norm": {HIDDEN: lambda y, at: convolved(at, at("embeddings.sum"))},
+    "added to the embeddings, not to the first layer": {SUM: lambda y, at: at(EMBEDDINGS) + at(ACTIVATION)},
+    "added to both": {SUM: lambda y, at: y + at(EMBEDDINGS)},
+    "not added": {SUM: lambda y, at: at(LAYER)},
+    "put in the layer's place": {SUM: lambda y, at: at(ACTIVATION)},
+    "added before the activation": {
+        SUM: lambda y, at: ACTIVATIONS[at.config.convolution_activation](at(LAYER) + at(HIDDEN))
+    },
+    "added before the first layer's norm": {SUM: lambda y, at: at("layers.0.ffn_residual") + at(ACTIVATION)},
+    "normalized before it is added": {
+        NORM: lambda y, at: at(LAYER) + at.affine(standard(at(ACTIVATION), at.config.eps))
+    },
+    "left out with its norm": {NORM: lambda y, at: at(LAYER)},
+    "added after its norm": {NORM: lambda y, at: at.affine(standard(at(LAYER), at.config.eps)) + at(ACTIVATION)},
+}
+Convolution.mistakes = (
+    Mistake(
+        "convolution's kernel misread",
+        "row i reads rows i - 1, i and i + 1 by W_1, W_2 and W_3, in this order",
+        _kernel,
+    ),
+    Mistake("padding convolved", "what stands before and after a text counts as zeros", _padding_counted),
+    Mistake(
+        "another activation of the convolution", "it is conv_act of config.json, tanh unless given", _other_activation
+    ),
+    Mistake(
+        "convolution in the wrong place",
+        "Z = Normalize(Z + act(Conv(X))), X the embeddings and Z the first layer's output",
+        PLACES,
+    ),
+)

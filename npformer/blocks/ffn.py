@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from npformer.activations import BACKWARDS
+from npformer.blocks import activation_mistakes
 from npformer.blocks.block import Activation, Around, Backward, Block, Linear
 from npformer.blocks.rows import Rows
 from npformer.functions import linear, linear_backward
@@ -31,6 +32,7 @@ class FeedForward(Block):
     activation: Activation
 
     around = Around("Y", "B", "Z", "M", "hook_resid_post", "hook_normalized_resid_post")
+    mistakes = activation_mistakes.MISTAKES
 
     def __call__(self, x: np.ndarray, rows: Rows, **weights: Any) -> np.ndarray:
         return feed_forward(x, self.activation, **weights)

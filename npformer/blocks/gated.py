@@ -10,10 +10,12 @@ from typing import Any
 
 import numpy as np
 
-from npformer.activations import BACKWARDS
+from npformer.activations import ACTIVATIONS, BACKWARDS
+from npformer.blocks import activation_mistakes
 from npformer.blocks.block import Activation, Backward, Block, Linear
 from npformer.blocks.ffn import FeedForward, output_stage
 from npformer.blocks.rows import Rows
+from npformer.common.mistake import Mistake, Ways
 from npformer.functions import linear, linear_backward, linears
 from npformer.stage import INPUT, Stage
 from npformer.tape import Stages
@@ -99,3 +101,36 @@ def gated_feed_forward_backward(
     from_hidden, d_hidden = linear_backward(dh, x, **hidden)
     dx += from_hidden
     return dx, {"hidden": d_hidden, "gate": d_gate, "output": d_output}
+
+
+# --- mistakes --------------------------------------------------------------------------------------------------------
+
+
+def _swapped(port: Any) -> Ways:
+    pairs = [(name, name.replace(".ffn.gate.", ".ffn.hidden.")) for name in port.weights if ".ffn.gate." in name]
+    yield "", port.weighing({own: port.weights[other] for pair in pairs for own, other in (pair, pair[::-1])})
+    yield (
+        "the gate is activated",
+        {
+            "*.ffn.activation": lambda y, at: ACTIVATIONS[at.config.activation](at("ffn.gate")),
+            "*.ffn.gated": lambda y, at: at("ffn.activation") * at("ffn.hidden"),
+        },
+    )
+
+
+Gated.mistakes = (
+    *activation_mistakes.MISTAKES,
+    Mistake(
+        "gate and hidden swapped",
+        "the activation is of the first half of a fused layer, or of gate_proj, the gate is the second, or up_proj",
+        _swapped,
+    ),
+    Mistake(
+        "gate left out",
+        "the activation is multiplied by the gate",
+        {
+            "left out": {"*.ffn.gated": lambda y, at: at("ffn.activation")},
+            "added, not multiplied": {"*.ffn.gated": lambda y, at: at("ffn.activation") + at("ffn.gate")},
+        },
+    ),
+)

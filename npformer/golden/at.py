@@ -2,27 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextvars import Context
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from npformer.checkpoint import tree as layout
-from npformer.golden.graph import CROSS, HEAD, parted, stacks
+from npformer.config import Config
+from npformer.golden.graph import CROSS, HEAD, parents, parted, stacks
+from npformer.golden.port import Port
 from npformer.interpret.study_inputs import row_read
 from npformer.masks import window_mask
 from npformer.runtime.packing import Text
 from npformer.transformer import POOLED_HEADS
 
-if TYPE_CHECKING:
-    from npformer.golden.forward import Run
+
+class Arrays:
+    """The arrays of one run of a port: computed, given by the other program, and its weights."""
+
+    def __init__(self, port: Port, given: Mapping[str, list[np.ndarray]], weight: Callable[[str], np.ndarray]) -> None:
+        self.port, self.given, self.weight = port, given, weight
+        self.parents = parents(port.config, port.weights)
+        self.kept: dict[tuple[str, int], np.ndarray] = {}
+
+    def kept_array(self, name: str, text: int) -> np.ndarray | None:
+        """Returns a stage as later stages read it; None if it has not been computed."""
+        return self.kept.get((name, text))
+
+    def given_array(self, name: str, text: int) -> np.ndarray | None:
+        """Returns the other program's array of a stage; None if it gave none."""
+        name = self.parents.get(name, ("",))[0] if name.endswith(".input") else name
+        return self.given[name][text] if name in self.given else None
 
 
 class At:
-    """A stage of one text: what a rule may read beside the array itself."""
+    """A stage of one text, and the other arrays that a rule may read."""
 
-    def __init__(self, run: Run, text: int, name: str) -> None:
+    def __init__(self, run: Arrays, text: int, name: str) -> None:
         self._run, self.text, self.name = run, text, name
         stack, self.layer, self._rest = parted(name)
         self.stack = stack or list(stacks(run.port.config))[-1]  # what stands above the stacks reads the last
@@ -45,8 +62,21 @@ class At:
         if self.stack != "decoder." or self.layer < 0 or self._rest.startswith("attention"):
             return name
         if name == "input" and self.crosses:
-            return "attention_residual" if self._run.port.config.norm_first else "attention_norm"
+            return "attention_residual" if self.config.norm_first else "attention_norm"
         return f"cross_{name}" if name.startswith("attention") else name
+
+    @property
+    def config(self) -> Config:
+        return self._run.port.config
+
+    @property
+    def n_heads(self) -> int:
+        """Attention heads of the stack."""
+        return self.config.decoder.n_heads if self.stack == "decoder." else self.config.n_heads
+
+    @property
+    def d_head(self) -> int:
+        return self.config.d_model // self.n_heads
 
     # --- what the stage is made from ---------------------------------------------------------------------------------
 
@@ -54,14 +84,14 @@ class At:
     def source(self) -> np.ndarray:
         """The stage that this one is computed from; for a head on whole texts, the row that it reads."""
         array = self(self._run.parents[self.name][0])
-        of_texts = self._run.port.config.head in POOLED_HEADS
+        of_texts = self.config.head in POOLED_HEADS
         pools = self.name in ("pooler", "pooled") or (self.name == "logits" and of_texts)
         return array[self.row] if pools and array.ndim == 2 else array
 
     @property
     def row(self) -> int:
         """The row that a head on texts reads."""
-        return row_read(self._run.port.config, self._run.port.texts[self.text])
+        return row_read(self.config, self._run.port.texts[self.text])
 
     @property
     def last(self) -> np.ndarray:
@@ -108,7 +138,7 @@ class At:
     @property
     def is_causal(self) -> bool:
         """Whether the stage is of attention in which later tokens are hidden."""
-        return self._run.port.config.causal or (self.stack == "decoder." and not self.crosses)
+        return self.config.causal or (self.stack == "decoder." and not self.crosses)
 
     @property
     def scores(self) -> np.ndarray:
@@ -118,7 +148,7 @@ class At:
     @property
     def uncovered(self) -> np.ndarray:
         """The scores without a causal mask."""
-        scores, config = self("attention.scores"), self._run.port.config
+        scores, config = self("attention.scores"), self.config
         if config.is_local(self.layer):
             scores = np.where(window_mask(scores.shape[-1], config.window), scores, -np.inf)
         return np.where(self.is_token(scores), scores, -1e9) if self._run.port.hides else scores

@@ -16,16 +16,16 @@ import numpy as np
 
 from npformer.checkpoint import tree as layout
 from npformer.common.errors import NpformerError
+from npformer.common.mistake import Mistake
 from npformer.golden.budget import FACTOR, RATIOS, largest_error
 from npformer.golden.compare import Comparison, compare
 from npformer.golden.format import Golden
 from npformer.golden.forward import Forward
 from npformer.golden.graph import parents, span
-from npformer.golden.mistakes import GENERAL, IN_A_BATCH, MISTAKES
+from npformer.golden.mistakes import GENERAL, of_model
 from npformer.golden.mistakes.general import flat
-from npformer.golden.mistakes.inputs import in_a_batch
-from npformer.golden.mistakes.precision import HALVES, half
-from npformer.golden.port import Mistake, Port
+from npformer.golden.mistakes.precision import ALIKE_IN_A_BATCH, HALVES, half
+from npformer.golden.port import Port
 from npformer.golden.record import weights_sha256
 from npformer.golden.weights import Finding, as_ours, check_weights
 from npformer.model import Model, Seq2Seq
@@ -207,6 +207,7 @@ class _Case:
         self.texts = list(range(len(golden.texts)))  # whose stages are explained
         self.promising: set[tuple[str, str]] | None = None  # mistakes and ways that could explain the unpadded ones
         self.runs: dict[tuple[int, int | None], tuple[Port, dict[str, list[np.ndarray]]]] = {}  # of `everywhere`
+        self.mistakes = of_model(model.config, weights)
         self.forward = Forward(self.given, weights)
         lengths, source_lengths = (tuple(map(len, texts)) for texts in (golden.texts, golden.sources))
         self.right = Port(
@@ -295,13 +296,14 @@ class _Case:
 
     def tiers(self, port: Port) -> Iterator[tuple[tuple[Mistake, ...], Port, list[int]]]:
         """Yields what is tried in turn: mistakes, the port that has them, and the texts that are looked at."""
-        yield MISTAKES, port, self.texts
+        yield self.mistakes, port, self.texts
         unpadded = self.unpadded(port)
         if unpadded != self.texts:  # a mistake may depend on their padding
-            if (batch := in_a_batch(port)) is not None:
-                yield IN_A_BATCH, batch, self.texts
+            if (batch := port.in_a_batch()) is not None:
+                may_differ = tuple(each for each in self.mistakes if each not in ALIKE_IN_A_BATCH)
+                yield may_differ, batch, self.texts
             if unpadded:
-                yield MISTAKES, port, unpadded
+                yield self.mistakes, port, unpadded
         yield GENERAL, port, self.texts
 
     def unpadded(self, port: Port) -> list[int]:
@@ -314,8 +316,8 @@ class _Case:
         What was tried on all texts is tried on some again only if it could explain these: most of the time goes here.
         """
         theirs, budget = [port.theirs[i] for i in texts], self.budget(port)
-        some = self.unpadded(port) if mistakes is MISTAKES and texts is self.texts else []
-        known = self.promising if mistakes is MISTAKES and texts is not self.texts else None
+        some = self.unpadded(port) if mistakes is self.mistakes and texts is self.texts else []
+        known = self.promising if mistakes is self.mistakes and texts is not self.texts else None
         tried, promising = [], set[tuple[str, str]]()
         for mistake in mistakes:
             self.progress(f"{port.stage}: {mistake.name}?")

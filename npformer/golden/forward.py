@@ -16,9 +16,9 @@ import numpy as np
 
 from npformer.checkpoint import tree as layout
 from npformer.common.errors import NpformerError
-from npformer.golden.at import At
+from npformer.golden.at import Arrays, At
 from npformer.golden.budget import jitter
-from npformer.golden.graph import matches, parents, parted, stacks
+from npformer.golden.graph import matches, parted, stacks
 from npformer.golden.port import Port, made_by
 from npformer.golden.rounded import unrounded
 from npformer.interpret.text_parts import TextParts, is_input
@@ -56,21 +56,16 @@ class Forward:
         return self._cast[key]
 
 
-class Run:
-    """One forward: a listener that applies the port's rules and puts their stages in place of ours."""
+class Run(Arrays):
+    """One forward: a listener that applies the port's rules and puts the other program's stages in place of ours."""
 
     def __init__(self, forward: Forward, port: Port, until: str, dtype: Any, noise: Any) -> None:
-        self.port, self.given, self.until, self.noise = port, forward.given, until, noise
-        self.parents = parents(port.config, port.weights)
+        super().__init__(port, forward.given, lambda name: forward.cast(port.weights[name], dtype))
+        self.until, self.noise = until, noise
         self.made: dict[str, list[np.ndarray]] = {}
-        self.kept: dict[tuple[str, int], np.ndarray] = {}
         self._parts, self._forward, self._dtype = TextParts(), forward, dtype
         self._after = {made_from[0]: name for name, made_from in self.parents.items() if name.endswith(".input")}
         self._ranges = {stack: self._layers(stack, count) for stack, count in stacks(port.config).items()}
-
-    def weight(self, name: str) -> np.ndarray:
-        """Returns a weight of the port in the dtype of the run."""
-        return self._forward.cast(self.port.weights[name], self._dtype)
 
     def _running(self) -> Iterator[tuple[str, np.ndarray]]:
         """Yields the weights that the model runs with: those that do not matter to the stage in question unrounded."""
@@ -129,15 +124,6 @@ class Run:
             for stack, (first, _) in self._ranges.items()
             if first
         }
-
-    def kept_array(self, name: str, text: int) -> np.ndarray | None:
-        """Returns a stage as what follows reads it, None if it has not been computed."""
-        return self.kept.get((name, text))
-
-    def given_array(self, name: str, text: int) -> np.ndarray | None:
-        """Returns their array of a stage that has not been computed here, None if there is none."""
-        name = self.parents.get(name, ("",))[0] if name.endswith(".input") else name
-        return self.given[name][text] if name in self.given else None
 
     def _hear(self, name: str, array: np.ndarray) -> np.ndarray:
         self._parts.hear(name, array)

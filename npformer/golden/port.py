@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from functools import cached_property
+from typing import Any
 
 import numpy as np
 
+from npformer.blocks.convolution import convolved
+from npformer.common.mistake import Rule, Rules
 from npformer.config import Config
+from npformer.functions import softmax
 from npformer.golden.graph import matches, parted, stacks
 from npformer.golden.rounded import Rounded
 from npformer.runtime.packing import Text
-
-if TYPE_CHECKING:
-    from npformer.golden.at import At
-
-Rule = Callable[[np.ndarray, "At"], np.ndarray]  # (our array of a text's stage, its place) -> what the port has
 
 
 @dataclass(frozen=True)
@@ -41,7 +40,7 @@ class Port:
     source_width: int = 0  # tokens of a source in the other program's batch
     source_lengths: tuple[int, ...] = ()  # of the golden file's sources
 
-    def ruling(self, rules: Mapping[str, Rule]) -> Port:
+    def ruling(self, rules: Rules) -> Port:
         """Returns the port with rules for the stages that match these patterns."""
         return replace(self, rules=(*self.rules, *rules.items()), touched=self.touched | set(rules))
 
@@ -98,10 +97,49 @@ class Port:
         """Whether a stack of the model has this weight."""
         return any(stack + name in self.weights for stack in stacks(self.config))
 
+    # --- padding ---
+
     def is_padded(self, text: int) -> bool:
         """Whether the other program has padding after a text, or after its source."""
         source_width = self.source_width if self.sources else 0
         return self.lengths[text] < self.width or (bool(source_width) and self.source_lengths[text] < source_width)
+
+    @cached_property
+    def has_padding(self) -> bool:
+        return any(map(self.is_padded, range(len(self.texts))))
+
+    def padded(self, left: bool = False) -> Port | None:
+        """Returns the port with texts padded to the length of the batch; None if that is too long for the model."""
+        pad, config = self.config.pad_id or 0, self.config
+        if config.pooling == "last" and config.pad_id is None:  # the head is to find padding by an id that no text has
+            pad = next(i for i in range(config.vocab_size) if not any(i in text.ids for text in self.texts))
+            config = replace(config, pad_id=pad)
+        if max(self.width, self.source_width) > self.config.max_length:
+            return None
+
+        def filled(text: Text, width: int) -> Text:
+            room = (width - len(text), 0) if left else (0, width - len(text))
+            types = None if text.token_type_ids is None else np.pad(text.token_type_ids, room)
+            return Text(np.pad(text.ids, room, constant_values=pad), types)
+
+        touched = {"*.attention.scores", "*.attention.weights", *(["embeddings.*"] if left else [])}
+        texts = [filled(text, self.width) for text in self.texts]
+        sources = [filled(text, self.source_width) for text in self.sources]
+        return replace(self, config=config, texts=texts, sources=sources, touched=self.touched | touched)
+
+    def in_a_batch(self) -> Port | None:
+        """Returns the port with padded texts and a correct mask; None without padding, or if it is too long."""
+        padded = self.padded() if self.has_padding else None
+        if padded is None:
+            return None
+        rules: dict[str, Rule] = {"*.attention.weights": lambda y, at: softmax(at.scores)}
+        if self.config.convolution:
+            rules["convolution.hidden"] = lambda y, at: convolved(
+                at, at.source * (np.arange(len(y)) < at.n_real)[:, None]
+            )
+        return replace(padded.ruling(rules), hides=True)
+
+    # --- the stage in question ---
 
     @property
     def matters(self) -> bool:
@@ -125,13 +163,3 @@ def made_by(group: str) -> tuple[str, ...]:
     if group == "head.output":
         return ("logits", "start_logits", "end_logits")
     return ("convolution.hidden",) if group == "convolution" else (group,)
-
-
-Ways = Iterator[tuple[str, Port]]  # the ways to make a mistake: a description of each, and the port
-
-
-class Mistake(NamedTuple):
-    name: str
-    explanation: str
-    ways: Callable[[Port], Ways]
-    reorders: bool = False  # with it, a stage's name no longer means what it means in the golden file

@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from npformer.blocks.attention_mistakes import SWAPS
 from npformer.checkpoint import tree as layout
-from npformer.golden.mistakes.attention import SWAPS
 from npformer.golden.mistakes.precision import HALVES, SCHEMES, half
 from npformer.model import Model, Seq2Seq
 

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
+from npformer.common.mistake import Mistake, Rules, Ways
+from npformer.functions import softmax
 from npformer.mechanisms.distances import of_all
 from npformer.mechanisms.mechanism import Mechanism
 
@@ -19,3 +23,72 @@ class Causal(Mechanism):
     def mask(self, queries: np.ndarray, keys: np.ndarray) -> np.ndarray:
         queries, keys = of_all(queries, keys)
         return keys[:, None, None, :] <= queries[:, None, :, None]
+
+
+# --- mistakes --------------------------------------------------------------------------------------------------------
+
+Picture = Callable[[int], np.ndarray]  # tokens of a text -> (queries, keys), True where a query may attend to a key
+
+AFTER: dict[str, Picture] = {"a token sees itself and later ones": lambda n: np.tri(n, dtype=bool).T}
+SHIFTED: dict[str, Picture] = {
+    "a token sees earlier ones": lambda n: np.tri(n, k=-1, dtype=bool),
+    "a token sees itself, earlier ones and the next": lambda n: np.tri(n, k=1, dtype=bool),
+}
+
+
+def pictured(pattern: str, picture: Picture, padding_seen: bool = False) -> Rules:
+    """Hides the keys where a picture is False, and no others."""
+    low = -np.inf if picture(3).any(-1).all() else -1e9
+
+    def rule(y: np.ndarray, at: Any) -> np.ndarray:
+        scores = at("attention.scores") if padding_seen else at.uncovered
+        return softmax(np.where(picture(scores.shape[-1]), scores, low))
+
+    return {pattern: rule}
+
+
+def misused(pattern: str) -> Ways:
+    """Uses the mask in other ways than before the softmax."""
+    yield "applied after the softmax", {pattern: lambda y, at: np.tril(softmax(at.uncovered))}
+    yield (
+        "-10000 added to what is seen",
+        {pattern: lambda y, at: softmax(at.uncovered - 1e4 * np.tri(at.uncovered.shape[-1]))},
+    )
+    yield "scores of later tokens 0", {pattern: lambda y, at: softmax(np.tril(at.uncovered))}
+
+
+def _weights(port: Any) -> str:
+    """The weights of causal attention, which an encoder-decoder has in its decoder only."""
+    return "decoder.*.attention.weights" if port.config.decoder else "*.attention.weights"
+
+
+def _other_masks(pictures: dict[str, Picture]) -> Callable[[Any], Ways]:
+    def ways(port: Any) -> Ways:
+        batch = port.in_a_batch() if port.config.decoder else None  # whose decoder needs no other mask of padding
+        for way, picture in pictures.items():
+            yield way, pictured(_weights(port), picture)
+            if batch is not None:
+                said = f"{way}, padding is seen too".removeprefix(", ")
+                yield said, batch.ruling(pictured(_weights(port), picture, padding_seen=True))
+
+    return ways
+
+
+def _misused(port: Any) -> Ways:
+    yield from _other_masks(AFTER)(port)
+    yield from misused(_weights(port))
+
+
+Causal.mistakes = (
+    Mistake(
+        "causal mask left out",
+        "in this model, or in its decoder, a token sees itself and earlier ones; the scores of later ones must be -inf",
+        _other_masks({"": lambda n: np.ones((n, n), bool)}),
+    ),
+    Mistake("causal mask off by one", "a token sees itself and earlier ones, and no later one", _other_masks(SHIFTED)),
+    Mistake(
+        "causal mask misused",
+        "the scores of later tokens must be -inf, or far below all others, before the softmax",
+        _misused,
+    ),
+)

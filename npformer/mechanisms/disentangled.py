@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from npformer.common.mistake import Mistake, Ways
 from npformer.functions import embedding_backward, layer_norm, layer_norm_backward, linear, linear_backward
 from npformer.mechanisms.distances import of_all
 from npformer.mechanisms.mechanism import Linear, Mechanism, Sums
@@ -261,3 +262,29 @@ def _scattered(grad: np.ndarray, rows: np.ndarray, n_rows: int) -> np.ndarray:
             starts = np.flatnonzero(np.diff(row[order], prepend=-1))
             total[here, ..., i, row[order[starts]]] = np.add.reduceat(grad[here, ..., i, order], starts, axis=-1)
     return total
+
+
+# --- mistakes --------------------------------------------------------------------------------------------------------
+
+
+def _reversed_distances(port: Any) -> Ways:
+    """Looks up key - query, not query - key: the table from its end, around the row of distance 0."""
+    if port.config.distance_forms:
+        reverse = np.roll(port.weights["distances.weight"][::-1], 1, axis=0)
+        yield "", port.weighing({"distances.weight": reverse}).with_config("*.attention.distance_scores")
+
+
+def _without_buckets(port: Any) -> Ways:
+    """Takes the distance itself for its bucket."""
+    if port.config.max_distance and port.config.distance_forms:
+        yield "", port.with_config("*.attention.distance_scores", max_distance=0)
+
+
+Disentangled.mistakes = (
+    Mistake("distances reversed", "a distance is the query's place less the key's", _reversed_distances),
+    Mistake(
+        "distances without buckets",
+        "distances beyond half of position_buckets share rows of the table, by their logarithm",
+        _without_buckets,
+    ),
+)

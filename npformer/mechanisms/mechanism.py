@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 
+from npformer.common.mistake import Mistake
 from npformer.runtime.packing import Batch
 from npformer.stage import Stage
 from npformer.tape import Stages
@@ -28,6 +29,7 @@ class Mechanism:
 
     cached: ClassVar[bool] = False  # it needs no more than the keys and values that a step finds in a cache
     in_order: ClassVar[bool] = False  # sums over keys have a fixed order, so that a step has the bits of a whole pass
+    mistakes: ClassVar[tuple[Mistake, ...]] = ()  # that ports make in it
 
     @property
     def products(self) -> int:

@@ -6,13 +6,14 @@ Raffel et al., 2020, Exploring the Limits of Transfer Learning with a Unified Te
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
 from npformer.common.errors import NpformerError
+from npformer.common.mistake import Mistake, Rules
 from npformer.functions import SparseRows, embedding, embedding_backward
 from npformer.mechanisms.distances import at_distances, at_distances_backward
 from npformer.mechanisms.mechanism import Mechanism, Sums
@@ -113,3 +114,32 @@ def relative_bias_backward(grad: np.ndarray, weight: np.ndarray) -> dict[str, Sp
     farthest = grad.shape[-1] // 2
     distances = np.arange(-farthest, farthest + 1)
     return {"weight": embedding_backward(grad.T, relative_buckets(distances, len(weight)))}
+
+
+# --- mistakes --------------------------------------------------------------------------------------------------------
+
+
+def _changed(change: Callable[[np.ndarray, Any], np.ndarray]) -> dict[str, Rules]:
+    """Adds another array to the scores than the bias (H, T, T)."""
+
+    def rule(scores: np.ndarray, at: Any) -> np.ndarray:
+        length, places = scores.shape[-1], np.arange(scores.shape[-1])[None]
+        bias = at_distances(relative_bias(at.weight("relative_bias"), length), places, places)[0]
+        return scores - bias + change(bias, at)
+
+    return {"": {"*.attention.scores": rule}}
+
+
+RelativeBias.mistakes = (
+    Mistake(
+        "relative bias with the wrong sign",
+        "a bucket is of the key's position less the query's, and keys after the query have the upper half of buckets",
+        _changed(lambda bias, at: bias.swapaxes(-1, -2)),
+    ),
+    Mistake("relative bias left out", "every layer adds the bias to its scores", _changed(lambda bias, at: 0 * bias)),
+    Mistake(
+        "relative bias scaled",
+        "scores are divided by sqrt(d_head) before the bias is added",
+        _changed(lambda bias, at: bias * at.d_head**-0.5),
+    ),
+)

@@ -5,13 +5,14 @@ Su et al., 2021, RoFormer: Enhanced Transformer with Rotary Position Embedding, 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
 from npformer.common.errors import NpformerError
+from npformer.common.mistake import Mistake, Rules, Ways
 from npformer.mechanisms.mechanism import Mechanism
 from npformer.runtime.packing import Batch
 from npformer.stage import Stage
@@ -112,3 +113,56 @@ def rotate(x: np.ndarray, cos: np.ndarray, sin: np.ndarray) -> np.ndarray:
 def rotate_backward(grad: np.ndarray, cos: np.ndarray, sin: np.ndarray) -> np.ndarray:
     """Backward of `rotate`, whose matrix is orthogonal: dx is grad rotated by the opposite angles."""
     return rotate(grad, cos, -sin)
+
+
+# --- mistakes --------------------------------------------------------------------------------------------------------
+
+ROTATED = ("*.attention.query_rotated", "*.attention.key_rotated")
+
+
+def _rotated(formula: Callable[..., np.ndarray]) -> Rules:
+    """Rotates queries and keys in another way, a function of (x, cos, sin)."""
+
+    def rule(y: np.ndarray, at: Any) -> np.ndarray:
+        config, x = at.config, at.source
+        theta = config.local_theta if config.is_local(at.layer) else config.rotary_theta
+        return formula(x, *rotary_angles(np.arange(len(x)), config.d_head, theta, x.dtype))
+
+    return dict.fromkeys(ROTATED, rule)
+
+
+def _pairs(x: np.ndarray, cos: np.ndarray, sin: np.ndarray) -> np.ndarray:
+    """Rotates neighbouring columns, 2 i and 2 i + 1, as the paper has it."""
+    pairs = x.reshape(len(x), -1, cos.shape[-1], 2)
+    cos, sin = cos[:, None], sin[:, None]
+    first, second = pairs[..., 0], pairs[..., 1]
+    return np.stack([first * cos - second * sin, second * cos + first * sin], axis=-1).reshape(x.shape)
+
+
+def _other_thetas(port: Any) -> Ways:
+    wide, near = port.config.rotary_theta, port.config.local_theta
+    if port.config.local_layers:
+        exchanged = port.with_config(*ROTATED, rotary_theta=near, local_theta=wide)
+        yield "those of global and local layers exchanged", exchanged
+        yield "the global layers' in all", port.with_config(*ROTATED, local_theta=wide)
+        yield "the local layers' in all", port.with_config(*ROTATED, rotary_theta=near)
+    if wide != 10_000:
+        yield "10000", port.with_config(*ROTATED, rotary_theta=10_000.0, local_theta=10_000.0)
+
+
+Rotary.mistakes = (
+    Mistake(
+        "rotation of pairs for halves",
+        "checkpoints rotate column i of a head with column i + d_head / 2, not with its neighbour",
+        {"": _rotated(_pairs)},
+    ),
+    Mistake(
+        "rotation left out or turned",
+        "queries and keys are rotated by their positions, both in the same direction",
+        {
+            "left out": _rotated(lambda x, cos, sin: x),
+            "the other way": _rotated(lambda x, cos, sin: rotate(x, cos, -sin)),
+        },
+    ),
+    Mistake("rotation with another base", "theta is rope_theta of the layer's kind in config.json", _other_thetas),
+)

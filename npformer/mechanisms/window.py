@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
+from npformer.common.mistake import Mistake, Ways
 from npformer.mechanisms.distances import at_distances
 from npformer.mechanisms.mechanism import Mechanism
 
@@ -29,3 +31,25 @@ class Window(Mechanism):
             return None
         near = np.abs(np.arange(-farthest, farthest + 1)) <= self.reach
         return at_distances(near[None], queries, keys)
+
+
+def _other_windows(port: Any) -> Ways:
+    window = port.config.window
+    windows = {
+        "a token more on each side": window + 2,
+        "a token less on each side": window - 2,
+        "the whole window on each side": 2 * window,
+        "none": 2 * port.config.max_length,
+    }
+    for way, other in windows.items():
+        if other > 1:
+            yield way, port.with_config("*.attention.weights", window=other)
+
+
+Window.mistakes = (
+    Mistake(
+        "another local window",
+        "in a local layer a query sees keys at most local_attention // 2 places away",
+        _other_windows,
+    ),
+)

@@ -7,7 +7,7 @@ mistake is tried from every stage in one tiny model and from few stages in the o
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache
 
 import numpy as np
@@ -16,7 +16,10 @@ import pytest
 import npformer
 from npformer import golden
 from npformer.common.errors import NpformerError
+from npformer.common.mistake import Mistake
 from npformer.golden.mistakes.precision import half, quantised, tf32
+from npformer.interpret.edits import edit
+from npformer.mechanisms.mechanism import Mechanism
 from npformer.model import Model
 from npformer.runtime.packing import Text
 from tests.support import tiny
@@ -142,6 +145,42 @@ def test_mistakes_that_are_not_known_get_no_wrong_cause(family: str, few: bool) 
         if set(told) - set(names):
             wrong[key] = str(diagnosis)
     assert wrong == {}
+
+
+@dataclass(frozen=True)
+class Sloped(Mechanism):
+    """score_ij = q_i . k_j * scale - |i - j| / 2, as a mechanism that golden/ has never heard of."""
+
+    mistakes = (
+        Mistake(
+            "slope with the wrong sign",
+            "far keys have lower scores",
+            {"": {"*.attention.scores": lambda scores, at: scores + slope(scores.shape[-1])}},
+        ),
+    )
+
+    def terms(self, queries: np.ndarray, keys: np.ndarray, n_heads: int) -> dict[str, np.ndarray]:
+        return {"slope": np.abs(keys[:, None, None, :] - queries[:, None, :, None]) / 2}
+
+    def add(self, scores: np.ndarray, q: np.ndarray, k: np.ndarray, scale: float, **terms: np.ndarray) -> np.ndarray:
+        scores -= terms["slope"].astype(scores.dtype)
+        return scores
+
+
+def slope(length: int) -> np.ndarray:
+    places = np.arange(length)
+    distances: np.ndarray = np.abs(places - places[:, None])
+    return distances
+
+
+def test_a_mechanism_brings_its_mistakes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("npformer.transformer.mechanisms", lambda config, layer: (Sloped(),))
+    model = tiny.model("distilbert")
+    recorded = golden.record(model, [Text(np.arange(5, 13))])
+    with edit({"*.attention.scores": lambda scores: scores + slope(8)}):
+        theirs = dict(npformer.trace(model, [Text(np.arange(5, 13))]))
+    diagnosis = golden.diagnose(recorded, theirs, model)
+    assert diagnosis.mistake == "slope with the wrong sign", str(diagnosis)
 
 
 def test_texts_that_are_right_explain_nothing() -> None:

@@ -1,45 +1,50 @@
-"""The known mistakes of ports, each as a change to npformer's own forward pass.
+"""The known mistakes of ports: `of_model` collects those that the parts of a model declare, and general ones.
 
-A mistake takes a `Port`, the correct model, and yields ports with the mistake, one for each way to make it. A new one
-is a function and a line in the `MISTAKES` of its file. `diagnose.py` runs them.
+A part such as a mechanism declares its own in its `mistakes`. Here are mistakes in inputs, embeddings, heads and
+weights, in the order of a layer's parts, and in precision. `diagnose.py` makes them in a `Port`, the correct model.
 """
 
-from npformer.golden.mistakes import (
-    activation,
-    attention,
-    convolution,
-    cross_attention,
-    distances,
-    embeddings,
-    general,
-    heads,
-    inputs,
-    masks,
-    order,
-    positions,
-    precision,
-    weights,
-)
+from __future__ import annotations
 
-#: In the order in which they are told where several fit.
-MISTAKES = (
-    *activation.MISTAKES,
+from collections.abc import Iterator, Mapping
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+from npformer.checkpoint.tree import unflatten
+from npformer.common.mistake import Mistake
+from npformer.config import Config
+from npformer.golden.mistakes import embeddings, general, heads, inputs, order, precision, weights
+from npformer.transformer import decoder_stack, encoder_stack, is_gated
+
+#: Made in any model; where several mistakes fit equally well, the first is named.
+ANYWHERE = (
     *embeddings.MISTAKES,
     *inputs.MISTAKES,
-    *attention.MISTAKES,
-    *masks.MISTAKES,
-    *cross_attention.MISTAKES,
-    *convolution.MISTAKES,
-    *positions.MISTAKES,
-    *distances.MISTAKES,
     *order.MISTAKES,
     *weights.MISTAKES,
     *heads.MISTAKES,
     *precision.MISTAKES,
 )
-#: Those that may depend on the padding of a batch.
-IN_A_BATCH = tuple(each for each in MISTAKES if each not in precision.ALIKE_IN_A_BATCH)
-#: Tried when none of the above fits.
+#: Tried when no other mistake fits.
 GENERAL = general.MISTAKES
 
-__all__ = ["GENERAL", "IN_A_BATCH", "MISTAKES"]
+
+def of_model(config: Config, flat: Mapping[str, Any]) -> tuple[Mistake, ...]:
+    """Returns the mistakes that ports of a model with these weights can make, its parts' own first."""
+    tree = unflatten(dict(flat))
+    stacks = [encoder_stack(config, is_gated(tree.get("encoder", tree)))]
+    stacks += [decoder_stack(config)] if config.decoder else []
+    kinds = dict.fromkeys(kind for stack in stacks for kind in _parts(stack))
+    return (*(each for kind in kinds for each in kind.mistakes), *ANYWHERE)
+
+
+def _parts(part: Any) -> Iterator[Any]:
+    """Yields the classes of the parts in a stack that declare mistakes."""
+    if isinstance(part, tuple):
+        for each in part:
+            yield from _parts(each)
+    elif is_dataclass(part):
+        if hasattr(part, "mistakes"):
+            yield type(part)
+        for field in fields(part):
+            yield from _parts(getattr(part, field.name))

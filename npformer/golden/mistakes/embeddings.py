@@ -7,10 +7,11 @@ from dataclasses import replace
 
 import numpy as np
 
+from npformer.common.mistake import Mistake, Ways
 from npformer.embeddings import sinusoidal_positions
 from npformer.golden.at import At
-from npformer.golden.mistakes.activation import standard
-from npformer.golden.port import Mistake, Port, Ways
+from npformer.golden.port import Port
+from npformer.norms import standard
 from npformer.runtime.packing import Text, positions
 
 Place = Callable[[np.ndarray, Text, int], np.ndarray]  # (a text's positions, the text, its number) -> other positions
@@ -70,13 +71,13 @@ def sinusoids(port: Port) -> Ways:
     if port.config.positions == "learned":
         for halves in (False, True):
             way = "sines first, then cosines" if halves else "sines and cosines in turn"
-            yield way, port.ruling({POSITION: lambda y, at, halves=halves: _sinusoids(port, at, halves)})
+            yield way, {POSITION: lambda y, at, halves=halves: _sinusoids(port, at, halves)}
 
 
 def other_sinusoids(port: Port) -> Ways:
     if port.config.positions.startswith("sinusoidal"):
         halves = port.config.positions == "sinusoidal"  # which this model has not
-        yield "", port.ruling({POSITION: lambda y, at: _sinusoids(port, at, halves)})
+        yield "", {POSITION: lambda y, at: _sinusoids(port, at, halves)}
 
 
 def _sinusoids(port: Port, at: At, halves: bool) -> np.ndarray:
@@ -84,59 +85,44 @@ def _sinusoids(port: Port, at: At, halves: bool) -> np.ndarray:
     return table[positions_of(port, at.read_text) + port.config.first_position]
 
 
-def without_positions(port: Port) -> Ways:
-    yield "", port.ruling({POSITION: lambda y, at: 0 * y})
-
-
 def twice(port: Port) -> Ways:
-    yield "the positions", port.ruling({POSITION: lambda y, at: 2 * y})
-    yield "the tokens", port.ruling({"embeddings.token": lambda y, at: 2 * y})
+    yield "the positions", {POSITION: lambda y, at: 2 * y}
+    yield "the tokens", {"embeddings.token": lambda y, at: 2 * y}
     if port.config.n_token_types:
-        yield "the token types", port.ruling({SEGMENT: lambda y, at: 2 * y})
+        yield "the token types", {SEGMENT: lambda y, at: 2 * y}
 
 
 def scaled(port: Port) -> Ways:
     root = port.config.table_width**0.5
     if port.config.scale_embedding:
-        yield "not multiplied by sqrt(D)", port.ruling({"embeddings.token": lambda y, at: y / root})
+        yield "not multiplied by sqrt(D)", {"embeddings.token": lambda y, at: y / root}
     else:
-        yield "the tokens", port.ruling({"embeddings.token": lambda y, at: y * root})
-        yield "the sum", port.ruling({"embeddings.sum": lambda y, at: y * root})
-        yield "the tokens, by 1 / sqrt(D)", port.ruling({"embeddings.token": lambda y, at: y / root})
-        yield "the normalized sum", port.ruling({"embeddings.norm": lambda y, at: y * root})
+        yield "the tokens", {"embeddings.token": lambda y, at: y * root}
+        yield "the sum", {"embeddings.sum": lambda y, at: y * root}
+        yield "the tokens, by 1 / sqrt(D)", {"embeddings.token": lambda y, at: y / root}
+        yield "the normalized sum", {"embeddings.norm": lambda y, at: y * root}
 
 
 def summed_after_norm(port: Port) -> Ways:
     if port.has("embeddings.norm.weight"):
-        eps = port.config.eps
-        for kind in (POSITION, *([SEGMENT] if port.config.n_token_types else [])):
-            yield (
-                f"{kind.partition('.')[2]} embeddings",
-                port.ruling(
-                    {
-                        "embeddings.norm": lambda y, at, kind=kind: (
-                            at.affine(standard(at.source - at(kind), eps)) + at(kind)
-                        )
-                    }
-                ),
-            )
-        yield (
-            "position and token type embeddings",
-            port.ruling(
-                {
-                    "embeddings.norm": lambda y, at: (
-                        at.affine(standard(at("embeddings.token"), eps)) + at.source - at("embeddings.token")
-                    )
-                }
-            ),
-        )
+        kinds = {"position embeddings": (POSITION,)}
+        if port.config.n_token_types:
+            kinds["segment embeddings"] = (SEGMENT,)
+        for way, late in {**kinds, "position and token type embeddings": (POSITION, SEGMENT)}.items():
+            yield way, {"embeddings.norm": lambda y, at, late=late: _late(at, late)}
+
+
+def _late(at: At, stages: tuple[str, ...]) -> np.ndarray:
+    """The normalized sum of the embeddings without some, which are added to it."""
+    added = at.source - at("embeddings.token") if len(stages) > 1 else at(stages[0])
+    return at.affine(standard(at.source - added, at.config.eps)) + added
 
 
 def segments_ignored(port: Port) -> Ways:
     if port.config.reads_token_types:
         yield "all are 0", port.reading(lambda text, i: replace(text, token_type_ids=None))
     if port.config.n_token_types:
-        yield "none is added", port.ruling({SEGMENT: lambda y, at: 0 * y})
+        yield "none is added", {SEGMENT: lambda y, at: 0 * y}
 
 
 def other_segments(port: Port) -> Ways:
@@ -172,7 +158,7 @@ MISTAKES = (
         "the paper's table has them in turn, Marian's all sines before all cosines",
         other_sinusoids,
     ),
-    Mistake("positions left out", "the position embeddings are not added", without_positions),
+    Mistake("positions left out", "the position embeddings are not added", {"": {POSITION: lambda y, at: 0 * y}}),
     Mistake("embeddings added twice", "token, position and token type embeddings are added once each", twice),
     Mistake(
         "embeddings scaled by sqrt(D)",

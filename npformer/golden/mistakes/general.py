@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import numpy as np
 
+from npformer.common.mistake import Mistake, Ways
 from npformer.golden.at import At
 from npformer.golden.graph import parted
-from npformer.golden.port import Mistake, Port, Ways, made_by
+from npformer.golden.port import Port, made_by
 
 RATES = (0.1, 0.2, 0.5, 0.05, 0.15, 0.25, 0.3, 0.4)
 
@@ -31,7 +32,7 @@ def dropout(port: Port) -> Ways:
                 raise ValueError("not as many zeros as dropout makes")
             return rest + scaled * kept
 
-        yield f"rate {rate:g}", port.ruling({port.stage: rule})
+        yield f"rate {rate:g}", {port.stage: rule}
 
 
 def constant(port: Port) -> Ways:
@@ -39,10 +40,10 @@ def constant(port: Port) -> Ways:
     right, theirs = flat(port.rightly), flat(port.theirs)
     if right.size >= 8 and (squares := float(right @ right)):
         c = float(right @ theirs) / squares
-        yield f"{c:.6g} times what it should be", port.ruling({port.stage: lambda y, at: c * y})
+        yield f"{c:.6g} times what it should be", {port.stage: lambda y, at: c * y}
         d = float(np.median(theirs - right))
-        yield f"{d:.6g} more than it should be", port.ruling({port.stage: lambda y, at: y + d})
-        yield "all zeros", port.ruling({port.stage: lambda y, at: 0 * y})
+        yield f"{d:.6g} more than it should be", {port.stage: lambda y, at: y + d}
+        yield "all zeros", {port.stage: lambda y, at: 0 * y}
 
 
 def other_stage(port: Port) -> Ways:
@@ -52,7 +53,7 @@ def other_stage(port: Port) -> Ways:
     near = (prefix, f"{stack}embeddings.")
     names = [name for name in port.known if name != port.stage and (name.startswith(near) or not prefix)]
     for name in names:
-        yield f"it is {name}", port.ruling({port.stage: lambda y, at, name=name: at(name)})
+        yield f"it is {name}", {port.stage: lambda y, at, name=name: at(name)}
     group = {"logits": "head.output"}.get(port.stage, port.stage)
     if (
         f"{group}.weight" in port.weights
@@ -62,7 +63,7 @@ def other_stage(port: Port) -> Ways:
         for name in names:
             yield (
                 f"it is computed from {name}",
-                port.ruling({port.stage: lambda y, at, name=name: at.linear(at(name), group)}),
+                {port.stage: lambda y, at, name=name: at.linear(at(name), group)},
             )
 
 
@@ -78,7 +79,7 @@ def permuted(port: Port) -> Ways:
                 shown = f"{order.tolist()!s:.40}"
                 yield (
                     f"{said} {shown}",
-                    port.ruling({port.stage: lambda y, at, o=order, axis=axis: np.take(y, o, axis)}),
+                    {port.stage: lambda y, at, o=order, axis=axis: np.take(y, o, axis)},
                 )
 
 

@@ -7,11 +7,11 @@ from itertools import permutations
 
 import numpy as np
 
+from npformer.blocks.activation_mistakes import from_source, other_activations, sigmoid
+from npformer.common.mistake import Mistake, Rules, Ways
 from npformer.functions import softmax
 from npformer.golden.at import At
-from npformer.golden.mistakes.activation import OTHERS, sigmoid
-from npformer.golden.mistakes.inputs import has_padding, in_a_batch, padded
-from npformer.golden.port import Mistake, Port, Rule, Ways
+from npformer.golden.port import Port
 from npformer.transformer import POOLED_HEADS
 
 MOST_LABELS = 5  # for which every order is tried
@@ -41,24 +41,20 @@ def other_pooling(port: Port) -> Ways:
     if port.config.pooling == "first" and not port.config.decoder:
         del rows["the first token's row"]
     for way, pool in rows.items():
-        yield way, port.ruling({stage: lambda y, at, pool=pool: at.linear(pool(at.last, at.n_real), group)})
+        yield way, {stage: lambda y, at, pool=pool: at.linear(pool(at.last, at.n_real), group)}
     read = "end token's" if port.config.decoder else port.config.pooling
     if not port.config.norm_first:
-        before: dict[str, Rule] = {
-            stage: lambda y, at: at.linear(at(f"layers.{port.depth - 1}.ffn_residual")[at.row], group)
-        }
-        yield f"the {read} row before the last norm", port.ruling(before)
+        sums = f"layers.{port.depth - 1}.ffn_residual"
+        yield f"the {read} row before the last norm", {stage: lambda y, at: at.linear(at(sums)[at.row], group)}
     for i in range(port.depth - 1):
-        earlier: dict[str, Rule] = {stage: lambda y, at, i=i: at.linear(at(f"layers.{i + 1}.input")[at.row], group)}
-        yield f"the {read} row of layer {i}", port.ruling(earlier)
+        above = f"layers.{i + 1}.input"
+        yield f"the {read} row of layer {i}", {stage: lambda y, at, x=above: at.linear(at(x)[at.row], group)}
     if port.config.decoder:
-        first: dict[str, Rule] = {stage: lambda y, at: at.linear(at.last[_first_end(port, at)], group)}
-        yield "the first end token's row", port.ruling(first)
-        encoder: dict[str, Rule] = {stage: lambda y, at: at.linear(at.encoded[at.row], group)}
-        yield "the encoder's row", port.ruling(encoder)
-    if (port.config.pooling == "last" or port.config.decoder) and has_padding(port):
-        last: dict[str, Rule] = {stage: lambda y, at: at.linear(at.last[-1], group)}
-        for way, batch in (("", padded(port)), (", which the mask hides", in_a_batch(port))):
+        yield "the first end token's row", {stage: lambda y, at: at.linear(at.last[_first_end(port, at)], group)}
+        yield "the encoder's row", {stage: lambda y, at: at.linear(at.encoded[at.row], group)}
+    if (port.config.pooling == "last" or port.config.decoder) and port.has_padding:
+        last: Rules = {stage: lambda y, at: at.linear(at.last[-1], group)}
+        for way, batch in (("", port.padded()), (", which the mask hides", port.in_a_batch())):
             if batch is not None:
                 yield f"the last row of the padded batch{way}", batch.ruling(last)
 
@@ -70,19 +66,15 @@ def _first_end(port: Port, at: At) -> int:
 
 def pooler_activation(port: Port) -> Ways:
     if "pooler.weight" in port.weights:
-        yield "left out", port.ruling({"pooled": lambda y, at: at.source})
-        for name in OTHERS.keys() - {port.config.pooler}:
-            yield (
-                f"{name} for {port.config.pooler}",
-                port.ruling({"pooled": lambda y, at, name=name: OTHERS[name](at.source)}),
-            )
+        yield "left out", {"pooled": lambda y, at: at.source}
+        yield from other_activations(port.config.pooler, "pooled")
 
 
-def no_pooler(port: Port) -> Ways:
-    if "pooler.weight" in port.weights:
-        yield "", port.ruling({"pooled": lambda y, at: at.last[at.row]})
-        yield "only its linear layer", port.ruling({"pooler": lambda y, at: at.last[at.row]})
-        yield "computed twice", port.ruling({"pooler": lambda y, at: at.linear(np.tanh(y), "pooler")})
+NO_POOLER: dict[str, Rules] = {
+    "": {"pooled": lambda y, at: at.last[at.row]},
+    "only its linear layer": {"pooler": lambda y, at: at.last[at.row]},
+    "computed twice": {"pooler": lambda y, at: at.linear(np.tanh(y), "pooler")},
+}
 
 
 def other_labels(port: Port) -> Ways:
@@ -105,20 +97,15 @@ def other_labels(port: Port) -> Ways:
             yield said, port.weighing(own)
 
 
-def other_probabilities(port: Port) -> Ways:
-    formulas: dict[str, Callable[[np.ndarray], np.ndarray]] = {
-        "sigmoid": sigmoid,
-        "softmax": softmax,
-        "the logarithm of softmax": lambda x: np.log(softmax(x)),
-        "none, the logits themselves": lambda x: x,
-        "softmax twice": lambda x: softmax(softmax(x)),
-        "softmax with 2^x": lambda x: softmax(x * np.log(2)),
-        "e^x, not divided by the sum": np.exp,
-    }
-    for way, formula in formulas.items():
-        yield way, port.ruling({"*probabilities": lambda y, at, formula=formula: formula(at.source)})
-
-
+PROBABILITIES: dict[str, Callable[[np.ndarray], np.ndarray]] = {
+    "sigmoid": sigmoid,
+    "softmax": softmax,
+    "the logarithm of softmax": lambda x: np.log(softmax(x)),
+    "none, the logits themselves": lambda x: x,
+    "softmax twice": lambda x: softmax(softmax(x)),
+    "softmax with 2^x": lambda x: softmax(x * np.log(2)),
+    "e^x, not divided by the sum": np.exp,
+}
 MISTAKES = (
     Mistake(
         "another pooling",
@@ -128,7 +115,11 @@ MISTAKES = (
     Mistake(
         "another activation of the pooler", "a pooler is act(x W + b), act as in this model's config", pooler_activation
     ),
-    Mistake("pooler left out", "between the first row and the classifier stands the pooler", no_pooler),
+    Mistake("pooler left out", "between the first row and the classifier stands the pooler", NO_POOLER),
     Mistake("labels in another order", "the head's columns are the labels of config.json, in its order", other_labels),
-    Mistake("other probabilities", "one label a text: softmax; several: sigmoid", other_probabilities),
+    Mistake(
+        "other probabilities",
+        "one label a text: softmax; several: sigmoid",
+        {way: {"*probabilities": from_source(formula)} for way, formula in PROBABILITIES.items()},
+    ),
 )

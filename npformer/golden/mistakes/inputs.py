@@ -7,107 +7,60 @@ from dataclasses import replace
 
 import numpy as np
 
-from npformer.blocks.convolution import convolve
+from npformer.common.mistake import Mistake, Rules, Ways
 from npformer.functions import softmax
 from npformer.golden.at import At
 from npformer.golden.graph import parted
-from npformer.golden.port import Mistake, Port, Rule, Ways
-from npformer.runtime.packing import Text
+from npformer.golden.port import Port
 
-WEIGHTS = "*.attention.weights"
 LOWEST = float(np.finfo(np.float32).min)
+Formula = Callable[[np.ndarray, np.ndarray], np.ndarray]  # (scores, whether each key is a token) -> weights
 
 
-def padded(port: Port, left: bool = False) -> Port | None:
-    """Returns the port with every text as long as the batch, as padded ones are; None if it is too long."""
-    pad, config = port.config.pad_id or 0, port.config
-    if config.pooling == "last" and config.pad_id is None:  # the head is to find padding by an id that no text has
-        pad = next(i for i in range(config.vocab_size) if not any(i in text.ids for text in port.texts))
-        config = replace(config, pad_id=pad)
-    if max(port.width, port.source_width) > port.config.max_length:
-        return None
-
-    def filled(texts: list[Text], width: int) -> list[Text]:
-        rooms = [(width - len(text), 0) if left else (0, width - len(text)) for text in texts]
-        ids = [np.pad(text.ids, room, constant_values=pad) for text, room in zip(texts, rooms, strict=True)]
-        types = [
-            None if text.token_type_ids is None else np.pad(text.token_type_ids, room)
-            for text, room in zip(texts, rooms, strict=True)
-        ]
-        return list(map(Text, ids, types))
-
-    touched = {"*.attention.scores", WEIGHTS, *(["embeddings.*"] if left else [])}
-    texts, sources = filled(port.texts, port.width), filled(port.sources, port.source_width)
-    return replace(port, config=config, texts=texts, sources=sources, touched=port.touched | touched)
-
-
-def masked(formula: Callable[[np.ndarray, np.ndarray], np.ndarray], left: bool = False) -> dict[str, Rule]:
-    """Makes the weights of the scores and of the keys that are tokens."""
+def masked(formula: Formula, left: bool = False) -> Rules:
+    """Makes the attention weights by another formula."""
 
     def rule(y: np.ndarray, at: At) -> np.ndarray:
         scores = at.causal(at("attention.scores"))
         return formula(scores, at.is_token(scores, left))
 
-    return {WEIGHTS: rule}
+    return {"*.attention.weights": rule}
 
 
 def hidden(scores: np.ndarray, seen: np.ndarray) -> np.ndarray:
-    """softmax over the keys that are tokens, as it should be; over all keys where a query sees none."""
+    """The correct softmax over the keys that are tokens; over all keys where a query sees no token."""
     return softmax(np.where(seen, scores, -1e9))
 
 
-def in_a_batch(port: Port) -> Port | None:
-    """Returns the port with padded texts and a right mask; None where there is no padding, or not the room for it."""
-    made = padded(port) if has_padding(port) else None
-    if made is None:
-        return None
-    rules: dict[str, Rule] = {WEIGHTS: lambda y, at: softmax(at.scores)}
-    if port.config.convolution:
-        rules["convolution.hidden"] = lambda y, at: convolved(at, at.source * (np.arange(len(y)) < at.n_real)[:, None])
-    return replace(made.ruling(rules), hides=True)
-
-
-def convolved(at: At, x: np.ndarray) -> np.ndarray:
-    """The convolution of a text's rows x, (T, D) -> (T, D), before its activation."""
-    hidden = {part: array for part in ("weight", "bias") if (array := at.weight("convolution", part)) is not None}
-    return at.unheard(lambda: convolve(x, np.array([len(x)]), np.arange(len(x)), **hidden))
-
-
-def has_padding(port: Port) -> bool:
-    return any(map(port.is_padded, range(len(port.texts))))
-
-
 def mask_ignored(port: Port) -> Ways:
-    if has_padding(port) and (port_ := padded(port)):
-        yield "", port_
-        if port.config.decoder and (hiding := in_a_batch(port)) is not None:
-            of_source: dict[str, Rule] = {"*.cross_attention.weights": lambda y, at: softmax(at("attention.scores"))}
-            yield "in attention to the source", hiding.ruling(of_source)
+    if port.has_padding and (padded := port.padded()):
+        yield "", padded
+        if port.config.decoder and (batch := port.in_a_batch()) is not None:
+            of_source: Rules = {"*.cross_attention.weights": lambda y, at: softmax(at("attention.scores"))}
+            yield "in attention to the source", batch.ruling(of_source)
 
 
 def mask_inverted(port: Port) -> Ways:
-    if not (port := padded(port) or port):
-        return
-    yield (
-        "added, the lowest number",
-        port.ruling(masked(lambda scores, seen: softmax((scores + np.where(seen, LOWEST, 0)).astype(np.float32)))),
-    )
-    yield "added, -10000", port.ruling(masked(lambda scores, seen: softmax(scores + np.where(seen, -1e4, 0))))
-    yield (
-        "added, -10000 in half precision",
-        port.ruling(
-            masked(
-                lambda scores, seen: softmax((scores + np.where(seen, -1e4, 0)).astype(np.float16).astype(np.float64))
-            )
+    port = port.padded() or port
+    ways: dict[str, Formula] = {
+        "added, the lowest number": lambda scores, seen: softmax(
+            (scores + np.where(seen, LOWEST, 0)).astype(np.float32)
         ),
-    )
-    yield "filled with -1e9", port.ruling(masked(lambda scores, seen: softmax(np.where(seen, -1e9, scores))))
+        "added, -10000": lambda scores, seen: softmax(scores + np.where(seen, -1e4, 0)),
+        "added, -10000 in half precision": lambda scores, seen: softmax(
+            (scores + np.where(seen, -1e4, 0)).astype(np.float16).astype(np.float64)
+        ),
+        "filled with -1e9": lambda scores, seen: softmax(np.where(seen, -1e9, scores)),
+    }
+    for way, formula in ways.items():
+        yield way, port.ruling(masked(formula))
 
 
 def mask_misused(port: Port) -> Ways:
-    if not has_padding(port) or not (port := padded(port) or port):
+    if not port.has_padding:
         return
-    ways: dict[str, Callable[[np.ndarray, np.ndarray], np.ndarray]] = {
+    port = port.padded() or port
+    ways: dict[str, Formula] = {
         "applied after the softmax": lambda scores, seen: softmax(scores) * seen,
         "applied after the softmax, with -10000": lambda scores, seen: softmax(scores) + np.where(seen, 0, -1e4),
         "added as it is, 1 and 0": lambda scores, seen: softmax(scores + seen),
@@ -124,10 +77,10 @@ def mask_misused(port: Port) -> Ways:
 
 
 def left_padding(port: Port) -> Ways:
-    if has_padding(port) and (port_ := padded(port, left=True)):
-        yield "", port_.ruling(masked(hidden, left=True))
-        yield "and the mask ignored", port_
-        yield "and the mask of padding on the right", port_.ruling(masked(hidden))
+    if port.has_padding and (padded := port.padded(left=True)):
+        yield "", padded.ruling(masked(hidden, left=True))
+        yield "and the mask ignored", padded
+        yield "and the mask of padding on the right", padded.ruling(masked(hidden))
 
 
 def other_ids(port: Port) -> Ways:

@@ -8,14 +8,16 @@ from typing import Any
 import numpy as np
 
 from npformer.activations import ACTIVATIONS
+from npformer.common.mistake import Mistake, Rules, Ways
 from npformer.decoder_layers import decoder_layer
 from npformer.encoder_layers import encoder_layer
 from npformer.golden.at import At
 from npformer.golden.graph import stacks
-from npformer.golden.mistakes.activation import standard
-from npformer.golden.port import Mistake, Port, Rule, Ways
+from npformer.golden.port import Port
+from npformer.norms import standard
 
 ATTENTION, FFN = "*.attention_residual", "*.ffn_residual"
+BLOCKS = ((ATTENTION, "attention.output"), (FFN, "ffn.output"))
 
 
 def other_norm_order(first: bool) -> Callable[[Port], Ways]:
@@ -28,12 +30,8 @@ def other_norm_order(first: bool) -> Callable[[Port], Ways]:
     return ways
 
 
-def no_residual(port: Port) -> Ways:
-    after_attention: dict[str, Rule] = {ATTENTION: lambda y, at: at("attention.output")}
-    after_ffn: dict[str, Rule] = {FFN: lambda y, at: at("ffn.output")}
-    yield "after attention", port.ruling(after_attention)
-    yield "after the FFN", port.ruling(after_ffn)
-    yield "both", port.ruling(after_attention | after_ffn)
+AFTER_ATTENTION: Rules = {ATTENTION: lambda y, at: at("attention.output")}
+AFTER_FFN: Rules = {FFN: lambda y, at: at("ffn.output")}
 
 
 def other_residual(port: Port) -> Ways:
@@ -52,60 +50,56 @@ def other_residual(port: Port) -> Ways:
         "the sum before the norm": "" if norm_first else "attention_residual",
         "the FFN's input, normalized": "ffn_norm" if norm_first else "",
         "attention's output": "attention.output",
-        "the embeddings": for_attention["the embeddings"],
+        "the embeddings": "layers.0.input",
     }
-    for pattern, block, stages in ((ATTENTION, "attention", for_attention), (FFN, "ffn", for_ffn)):
+    for (pattern, output), stages in zip(BLOCKS, (for_attention, for_ffn), strict=True):
         for said, stage in stages.items():
             if stage:
-                yield (
-                    f"{said}, after {block}",
-                    port.ruling({pattern: lambda y, at, stage=stage, block=block: at(stage) + at(f"{block}.output")}),
-                )
+                way = f"{said}, after {output.removesuffix('.output')}"
+                yield way, {pattern: lambda y, at, stage=stage, output=output: at(stage) + at(output)}
 
 
 def residual_scaled(port: Port) -> Ways:
-    for pattern, block in ((ATTENTION, "attention"), (FFN, "ffn")):
+    for pattern, output in BLOCKS:
+        block = output.removesuffix(".output")
         for c in (2.0, 0.5, 0.5**0.5, 2**0.5):
-            yield (
-                f"{c:.4g} times what goes into {block}",
-                port.ruling({pattern: lambda y, at, c=c, block=block: y + (c - 1) * (y - at(f"{block}.output"))}),
-            )
-            yield (
-                f"{c:.4g} times what comes out of {block}",
-                port.ruling({pattern: lambda y, at, c=c, block=block: y + (c - 1) * at(f"{block}.output")}),
-            )
-            yield f"{c:.4g} times the sum after {block}", port.ruling({pattern: lambda y, at, c=c: c * y})
-        yield f"{block} subtracted", port.ruling({pattern: lambda y, at, block=block: y - 2 * at(f"{block}.output")})
+            rules: dict[str, Rules] = {
+                "what goes into {}": {pattern: lambda y, at, c=c, out=output: y + (c - 1) * (y - at(out))},
+                "what comes out of {}": {pattern: lambda y, at, c=c, out=output: y + (c - 1) * at(out)},
+                "the sum after {}": {pattern: lambda y, at, c=c: c * y},
+            }
+            for said, rule in rules.items():
+                yield f"{c:.4g} times {said.format(block)}", rule
+        yield f"{block} subtracted", {pattern: lambda y, at, out=output: y - 2 * at(out)}
 
 
 def left_out(port: Port) -> Ways:
     """Leaves a block out and its norm with it, or keeps the norm of the residual alone."""
     for block, x in (("attention", "input"), ("ffn", "attention_norm")):
         if not port.config.norm_first:
-            yield f"{block} and its norm", port.ruling({f"*.{block}_norm": lambda y, at, x=x: at(x)})
-        yield block, port.ruling({f"*.{block}_residual": lambda y, at, block=block: y - at(f"{block}.output")})
+            yield f"{block} and its norm", {f"*.{block}_norm": lambda y, at, x=x: at(x)}
+        yield block, {f"*.{block}_residual": lambda y, at, out=f"{block}.output": y - at(out)}
     if port.config.decoder:
-        alone: dict[str, Rule] = {"*.cross_attention_residual": lambda y, at: at("input")}
-        yield "attention to the source", port.ruling(alone)
+        yield "attention to the source", {"*.cross_attention_residual": lambda y, at: at("input")}
         if not port.config.norm_first:
-            with_norm: dict[str, Rule] = {"*.cross_attention_norm": lambda y, at: at("input")}
-            yield "attention to the source and its norm", port.ruling(with_norm)
+            yield "attention to the source and its norm", {"*.cross_attention_norm": lambda y, at: at("input")}
 
 
 def other_ffn_input(port: Port) -> Ways:
-    stages = {"the layer's input": "input", "attention's output": "attention.output"}
-    if not port.config.norm_first:
-        stages["the sum before the norm"] = "attention_residual"
-    else:
-        stages["the sum, not normalized"] = "attention_residual"
-    for said, stage in stages.items():
-        yield (
-            f"reads {said}",
-            port.ruling({"*.ffn.hidden": lambda y, at, stage=stage: at.linear(at(stage), "ffn.hidden")}),
-        )
-    side_by_side: dict[str, Rule] = {"*.ffn.hidden": lambda y, at: at.linear(at("input"), "ffn.hidden")}
-    added: dict[str, Rule] = {FFN: lambda y, at: at("input") + at("attention.output") + at("ffn.output")}
-    yield "beside attention, both added to the layer's input", port.ruling(side_by_side | added)
+    said = "the sum, not normalized" if port.config.norm_first else "the sum before the norm"
+    for way, stage in {
+        "the layer's input": "input",
+        "attention's output": "attention.output",
+        said: "attention_residual",
+    }.items():
+        yield f"reads {way}", {"*.ffn.hidden": lambda y, at, stage=stage: at.linear(at(stage), "ffn.hidden")}
+    yield (
+        "beside attention, both added to the layer's input",
+        {
+            "*.ffn.hidden": lambda y, at: at.linear(at("input"), "ffn.hidden"),
+            FFN: lambda y, at: at("input") + at("attention.output") + at("ffn.output"),
+        },
+    )
 
 
 def ffn_first(port: Port) -> Ways:
@@ -121,12 +115,14 @@ def ffn_first(port: Port) -> Ways:
         ("", "ffn_norm", "attention_norm"),
         ("the norms in their places", "attention_norm", "ffn_norm"),
     ):
-        rules: dict[str, Rule] = {
-            "*.input": lambda x, at, first=first: at.affine(standard(fed(x, at), eps), first),
-            "*.ffn.hidden": lambda y, at: at.linear(at.unchanged_input, "ffn.hidden"),
-            "*.ffn_norm": lambda y, at, second=second: at.affine(standard(at("attention_residual"), eps), second),
-        }
-        yield way, port.ruling(rules)
+        yield (
+            way,
+            {
+                "*.input": lambda x, at, first=first: at.affine(standard(fed(x, at), eps), first),
+                "*.ffn.hidden": lambda y, at: at.linear(at.unchanged_input, "ffn.hidden"),
+                "*.ffn_norm": lambda y, at, second=second: at.affine(standard(at("attention_residual"), eps), second),
+            },
+        )
 
 
 def layer_count(port: Port) -> Ways:
@@ -134,27 +130,27 @@ def layer_count(port: Port) -> Ways:
     end = "ffn_residual" if port.config.norm_first else "ffn_norm"
     for stack, count in stacks(port.config).items():
         of = f" of the {stack[:-1]}" if stack else ""
-        for i in [count - 1, *range(count - 1)][:16]:
+        order = [count - 1, *range(count - 1)][:16]
+        for i in order:
             said = f"the last{of} is missing" if i == count - 1 else f"layer {i}{of} is missing"
-            yield said, port.ruling({f"{stack}layers.{i}.{end}": lambda y, at: at("input")})
+            yield said, {f"{stack}layers.{i}.{end}": lambda y, at: at("input")}
         if count > 1:
-            half: dict[str, Rule] = {f"{stack}layers.{i}.{end}": lambda y, at: at("input") for i in range(1, count, 2)}
-            yield f"every other{of} is missing", port.ruling(half)
+            halved: Rules = {f"{stack}layers.{i}.{end}": lambda y, at: at("input") for i in range(1, count, 2)}
+            yield f"every other{of} is missing", halved
         if not port.config.norm_first:
-            for i in [count - 1, *range(count - 1)][:16]:
-                here = f"{stack}layers.{i}."
-                for stage in (f"{here}input", here + end):  # its stages are those of the second run, or the first
-                    yield f"layer {i}{of} runs twice", port.ruling({stage: lambda x, at: again(port, x, at)})
+            for i in order:
+                for stage in ("input", end):  # its stages are those of the second run, or the first
+                    yield f"layer {i}{of} runs twice", {f"{stack}layers.{i}.{stage}": again}
 
 
-def again(port: Port, x: np.ndarray, at: At) -> np.ndarray:
+def again(x: np.ndarray, at: At) -> np.ndarray:
     """Runs a whole layer on x, unheard."""
-    config, lengths = port.config, np.array([len(x)])
+    config, lengths = at.config, np.array([len(x)])
     shared: dict[str, Any] = {"activation": ACTIVATIONS[config.activation], "eps": config.eps, **at.layer_weights()}
     if at.stack == "decoder.":
-        source, heads = at.encoded, config.decoder.n_heads
-        return at.unheard(lambda: decoder_layer(x, lengths, source, np.array([len(source)]), heads, **shared))
-    return at.unheard(lambda: encoder_layer(x, lengths, config.n_heads, **shared))
+        source = at.encoded
+        return at.unheard(lambda: decoder_layer(x, lengths, source, np.array([len(source)]), at.n_heads, **shared))
+    return at.unheard(lambda: encoder_layer(x, lengths, at.n_heads, **shared))
 
 
 MISTAKES = (
@@ -170,7 +166,11 @@ MISTAKES = (
         other_norm_order(False),
         reorders=True,
     ),
-    Mistake("residual left out", "a block's input is added to its output", no_residual),
+    Mistake(
+        "residual left out",
+        "a block's input is added to its output",
+        {"after attention": AFTER_ATTENTION, "after the FFN": AFTER_FFN, "both": {**AFTER_ATTENTION, **AFTER_FFN}},
+    ),
     Mistake(
         "residual from the wrong place", "what is added to a block's output is that block's own input", other_residual
     ),

@@ -11,8 +11,9 @@ from functools import partial
 
 import numpy as np
 
+from npformer.common.mistake import Mistake, Rules, Ways
 from npformer.golden.at import At
-from npformer.golden.port import Mistake, Port, Rule, Ways
+from npformer.golden.port import Port
 
 Round = Callable[[np.ndarray], np.ndarray]
 HALVES = ("bfloat16", "float16")  # what bfloat16 holds, float16 mostly does too
@@ -89,7 +90,7 @@ SCHEMES: dict[str, Round] = {
 }
 
 
-def products(of_x: Round, of_weight: Round, of_product: Round = lambda y: y) -> dict[str, Rule]:
+def products(of_x: Round, of_weight: Round, of_product: Round = lambda y: y) -> Rules:
     """Rounds what goes into each product, x and W, and what comes out of x W."""
     last: list[np.ndarray] = []  # a weight and the same rounded: the texts come one after another
 
@@ -113,11 +114,12 @@ def products(of_x: Round, of_weight: Round, of_product: Round = lambda y: y) -> 
         return of_x(at("attention.weights")) @ of_x(at("attention.value_heads"))
 
     linears = ("query", "key", "value", "output")
-    rules: dict[str, Rule] = {f"*.attention.{name}": linear for name in linears}
-    rules |= dict.fromkeys(
-        ("*.ffn.hidden", "*.ffn.output", "embeddings.project", "pooler", "head.hidden", "logits"), linear
-    )
-    return rules | {"*.attention.scores": scores, "*.attention.context": context}
+    others = ("*.ffn.hidden", "*.ffn.output", "embeddings.project", "pooler", "head.hidden", "logits")
+    return {
+        **dict.fromkeys((*(f"*.attention.{name}" for name in linears), *others), linear),
+        "*.attention.scores": scores,
+        "*.attention.context": context,
+    }
 
 
 def _of_weights(port: Port, rounding: Round, linear_only: bool = False) -> Port:
@@ -131,10 +133,10 @@ def half_precision(port: Port) -> Ways:
     for kind in HALVES:
         rounding = partial(half, kind)
         yield f"{kind}, the weights", port.rounding(rounding, port.weights)
-        yield f"{kind}, what goes into the products", port.ruling(products(rounding, rounding))
+        yield f"{kind}, what goes into the products", products(rounding, rounding)
         yield (
             f"{kind}, what goes into the products but the weights",
-            port.ruling(products(rounding, lambda weight: weight)),
+            products(rounding, lambda weight: weight),
         )
         whole = port.ruling(products(rounding, rounding, rounding))
         yield f"{kind}, the products, without the bias", replace(whole, dtype=kind)
@@ -146,13 +148,13 @@ def half_precision(port: Port) -> Ways:
 
 
 def tensor_cores(port: Port) -> Ways:
-    yield "rounded", port.ruling(products(tf32, tf32))
-    yield "cut off", port.ruling(products(tf32_cut, tf32_cut))
+    yield "rounded", products(tf32, tf32)
+    yield "cut off", products(tf32_cut, tf32_cut)
 
 
 def integers(port: Port) -> Ways:
     for way, rounding in SCHEMES.items():
-        yield f"{way}", _of_weights(port, rounding, linear_only=True)
+        yield way, _of_weights(port, rounding, linear_only=True)
         if port.from_ids:
             yield f"{way}, tables too", _of_weights(port, rounding)
 
@@ -161,7 +163,7 @@ def integer_products(port: Port) -> Ways:
     for bits in (8, 7):
         for way in ("int8, one scale a weight", "int8, one scale a column", "int8, one scale a weight, to 127.5"):
             of_x = partial(quantised, symmetric=0, bits=bits)
-            yield f"{way}, what goes into them in {bits} bits", port.ruling(products(of_x, SCHEMES[way]))
+            yield f"{way}, what goes into them in {bits} bits", products(of_x, SCHEMES[way])
 
 
 MISTAKES = (

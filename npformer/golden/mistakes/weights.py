@@ -7,8 +7,9 @@ from collections.abc import Mapping
 import numpy as np
 
 from npformer.checkpoint.tree import parameters
+from npformer.common.mistake import Mistake, Ways
 from npformer.golden.graph import parted, stacks
-from npformer.golden.port import Mistake, Port, Ways
+from npformer.golden.port import Port
 
 MOST = 40  # weights that are tried one by one
 

@@ -1,0 +1,306 @@
+"""Mistakes that ports make in attention: in its heads, its scale, its softmax, and the tokens that it may attend to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from npformer.attention import combine_heads, split_heads
+from npformer.blocks.activation_mistakes import sigmoid
+from npformer.common.mistake import Mistake, Rules, Ways
+from npformer.functions import softmax
+from npformer.mechanisms.causal import AFTER, SHIFTED, Picture, misused, pictured
+
+QKV = ("query", "key", "value")
+SCORES, WEIGHTS, CONTEXT = "*.attention.scores", "*.attention.weights", "*.attention.context"
+HEADS, COMBINED = "*.attention.*_heads", "*.attention.combined"
+
+# --- query, key and value --------------------------------------------------------------------------------------------
+
+#: Which of the three are exchanged -> the mistake's name.
+SWAPS = {(1, 0, 2): "query and key swapped", (2, 1, 0): "query and value swapped", (0, 2, 1): "key and value swapped"}
+ROTATIONS = ((1, 2, 0), (2, 0, 1))
+
+
+def _swapped(*orders: tuple[int, ...]) -> Callable[[Any], Ways]:
+    """Takes query, key and value in another order: their weights, or their heads."""
+
+    def ways(port: Any) -> Ways:
+        for order in orders:
+            named = dict(zip(QKV, (QKV[i] for i in order), strict=True))
+            said = "" if order in SWAPS else f"{', '.join(named.values())} for {', '.join(QKV)}: "
+            weights = {
+                name: port.weights[name.replace(f".{own}.", f".{other}.")]
+                for name in port.weights
+                for own, other in named.items()
+                if f"attention.{own}." in name
+            }
+            yield f"{said}their weights", port.weighing(weights)
+            if order == (1, 0, 2):
+                yield "K Q^T for Q K^T", {SCORES: lambda scores, at: _transposed(scores)}
+            elif order in SWAPS:
+                yield "in the products", _in_products(named)
+
+    return ways
+
+
+def _transposed(x: np.ndarray) -> np.ndarray:
+    """x^T if there are equally many queries and keys, which attention to a source may not have; else x."""
+    return x.swapaxes(-1, -2) if x.shape[-1] == x.shape[-2] else x
+
+
+def _in_products(named: dict[str, str]) -> Rules:
+    q, k, v = (f"attention.{named[name]}_heads" for name in QKV)
+    return {
+        SCORES: lambda y, at: at(q) @ at(k).swapaxes(-1, -2) * at.d_head**-0.5,
+        CONTEXT: lambda y, at: at("attention.weights") @ at(v),
+    }
+
+
+def _fused(port: Any) -> Ways:
+    """Takes query, key and value from one (D, 3 D) weight, but not as thirds of its columns."""
+    heads, width = port.n_heads, port.config.d_model
+    ways: dict[str, Callable[[np.ndarray], np.ndarray]] = {  # (..., 3 D) -> (3, ..., D)
+        "head by head": lambda w: np.stack(
+            [part.reshape(*w.shape[:-1], width) for part in np.moveaxis(w.reshape(*w.shape[:-1], heads, 3, -1), -2, 0)]
+        ),
+        "column by column": lambda w: np.moveaxis(w.reshape(*w.shape[:-1], width, 3), -1, 0),
+    }
+    for way, cut in ways.items():
+        changes: dict[str, np.ndarray] = {}
+        for block in (name.removesuffix("query.weight") for name in port.weights if name.endswith(".query.weight")):
+            for part in ("weight", "bias"):
+                names = [f"{block}{name}.{part}" for name in QKV]
+                if all(name in port.weights for name in names):
+                    whole = np.concatenate([port.weights[name] for name in names], axis=-1)
+                    changes |= dict(zip(names, cut(whole), strict=True))
+        yield way, port.weighing(changes)
+
+
+def _query_scaled(port: Any) -> Ways:
+    """Only where the query itself is in question: from there on it is the same as scaling the scores twice."""
+    if port.stage.endswith(("attention.query", "attention.query_heads")):
+        yield "by 1 / sqrt(d_head)", {f"*.{port.stage.rpartition('.')[2]}": lambda q, at: q * at.d_head**-0.5}
+
+
+# --- heads -----------------------------------------------------------------------------------------------------------
+
+
+def _either_or_both(splitting: Rules, combining: Rules) -> dict[str, Rules]:
+    both = {**splitting, **combining}
+    return {"when splitting": splitting, "when combining": combining, "when splitting and combining": both}
+
+
+def _other_heads(port: Any) -> Ways:
+    heads, width = port.n_heads, port.config.d_model
+    for count in dict.fromkeys((heads // 2, heads * 2, heads // 4, heads * 4, 1, heads // 3, heads * 3, 8, 12, 16)):
+        if 0 < count <= width and width % count == 0 and count != heads:
+            changed = port.with_heads(count, COMBINED)
+            yield f"{count} for {heads}", changed
+            scaled: Rules = {SCORES: lambda y, at, count=count: y * (heads / count) ** 0.5}
+            yield f"{count} for {heads}, scaled for {heads}", changed.ruling(scaled)
+
+
+def _averaged(y: np.ndarray, at: Any) -> np.ndarray:
+    context = at("attention.context")
+    return combine_heads(0 * context + context.mean(0))
+
+
+# --- scores and softmax ----------------------------------------------------------------------------------------------
+
+
+def _scaled(factor: Callable[[Any], float]) -> Rules:
+    """Multiplies the scores by a factor, a function of the stage."""
+    return {SCORES: lambda scores, at: scores * factor(at)}
+
+
+def _of_scores(formula: Callable[[np.ndarray], np.ndarray]) -> Rules:
+    """Makes the weights of the scores by another formula."""
+    return {WEIGHTS: lambda y, at: formula(at.scores)}
+
+
+SOFTMAXES: dict[str, Callable[[np.ndarray], np.ndarray]] = {
+    "2^x for e^x": lambda x: softmax(x * np.log(2)),
+    "left out": lambda x: x,
+    "applied twice": lambda x: softmax(softmax(x)),
+    "sigmoid": sigmoid,
+    "its logarithm": lambda x: np.log(softmax(x)),
+    "e^x, not divided by the sum": np.exp,
+    "divided by 1 + the sum": lambda x: np.exp(x) / (1 + np.exp(x).sum(-1, keepdims=True)),
+    "x over the sum, without e^x": lambda x: x / x.sum(-1, keepdims=True),
+    "relu": lambda x: np.maximum(x, 0),
+    "relu over the sum": lambda x: np.maximum(x, 0) / np.maximum(x, 0).sum(-1, keepdims=True),
+    "1 at the largest": lambda x: (x == x.max(-1, keepdims=True)).astype(x.dtype),
+    "uniform weights": lambda x: np.full_like(x, 1 / x.shape[-1]),
+    "softmin": lambda x: softmax(-x),
+    "e^x over the root of the sum of squares": lambda x: np.exp(x) / np.sqrt(np.exp(2 * x).sum(-1, keepdims=True)),
+}
+
+
+def _rotary(port: Any) -> Ways:
+    """Turns queries and keys by their positions; RoFormer, equation 34, in its two layouts."""
+    if port.d_head % 2 == 0:
+        for way, halves in (("halves", True), ("pairs", False)):
+            yield way, {f"*.attention.{name}_heads": lambda x, at, h=halves: _turned(x, h) for name in QKV[:2]}
+
+
+def _turned(x: np.ndarray, halves: bool) -> np.ndarray:
+    angle = np.arange(x.shape[-2])[:, None] / 10000 ** (np.arange(0, x.shape[-1], 2) / x.shape[-1])
+    a, b = np.split(x, 2, axis=-1) if halves else (x[..., 0::2], x[..., 1::2])
+    turned = [a * np.cos(angle) - b * np.sin(angle), b * np.cos(angle) + a * np.sin(angle)]
+    return np.concatenate(turned, axis=-1) if halves else np.stack(turned, axis=-1).reshape(x.shape)
+
+
+# --- masks -----------------------------------------------------------------------------------------------------------
+
+
+PICTURES: dict[str, Picture] = {
+    "a token sees itself and earlier ones": lambda n: np.tri(n, dtype=bool),
+    **AFTER,
+    **SHIFTED,
+    "a token does not see itself": lambda n: ~np.eye(n, dtype=bool),
+}
+
+
+def _causal(port: Any) -> Ways:
+    if not port.config.causal:
+        pattern = "encoder.*.attention.weights" if port.config.decoder else WEIGHTS
+        yield from ((way, pictured(pattern, picture)) for way, picture in PICTURES.items())
+        yield from misused(pattern)
+
+
+def _window(port: Any) -> Ways:
+    for size in (1, 2, 3, 4, 8, 16, 32, 64, 128, 256):
+        if size < max(port.lengths):
+            yield f"{size} to each side", _of_scores(lambda x, n=size: softmax(np.where(_near(x, n), x, -np.inf)))
+
+
+def _near(x: np.ndarray, size: int) -> np.ndarray:
+    rows, columns = map(np.arange, x.shape[-2:])
+    return np.abs(columns - rows[:, None]) <= size
+
+
+def _special_hidden(port: Any) -> Ways:
+    for way, hide in {"the first": [0], "the last": [-1], "the first and the last": [0, -1]}.items():
+        if min(port.lengths) > len(hide):
+            yield way, _of_scores(lambda x, hide=hide: softmax(_without(x, hide)))
+
+
+def _without(x: np.ndarray, hide: list[int]) -> np.ndarray:
+    x = x.copy()
+    x[..., hide] = -np.inf
+    return x
+
+
+MISTAKES = (
+    *(
+        Mistake(name, "queries look for keys, and the values of what they find are added up", _swapped(order))
+        for order, name in SWAPS.items()
+    ),
+    Mistake("query, key and value in another order", "each has its own weight", _swapped(*ROTATIONS)),
+    Mistake(
+        "fused query, key and value split wrongly",
+        "one weight of all three is cut another way than it was made",
+        _fused,
+    ),
+    Mistake("query scaled already", "the scores are then not to be divided by sqrt(d_head) again", _query_scaled),
+    Mistake(
+        "heads reshaped without the transpose",
+        "(L, D) becomes (L, H, K) and then, transposed, (H, L, K); the same shape without it mixes tokens",
+        _either_or_both(
+            {HEADS: lambda x, at: combine_heads(x).reshape(x.shape)},
+            {COMBINED: lambda x, at: split_heads(x, at.n_heads).copy().reshape(x.shape)},
+        ),
+    ),
+    Mistake(
+        "heads interleaved",
+        "head h is columns h K ... (h + 1) K - 1, side by side",
+        _either_or_both(
+            {HEADS: lambda x, at: combine_heads(x).reshape(-1, at.d_head, at.n_heads).transpose(2, 0, 1)},
+            {COMBINED: lambda x, at: at("attention.context").transpose(1, 2, 0).reshape(x.shape)},
+        ),
+    ),
+    Mistake(
+        "heads in another order",
+        "they are split and put side by side in the same order",
+        {
+            "reversed when splitting": {HEADS: lambda x, at: x[::-1]},
+            "reversed when combining": {COMBINED: lambda x, at: combine_heads(at("attention.context")[::-1])},
+            **{f"reversed, the {name}'s": {f"*.attention.{name}_heads": lambda x, at: x[::-1]} for name in QKV},
+            "moved by one when combining": {
+                COMBINED: lambda x, at: combine_heads(np.roll(at("attention.context"), 1, axis=0))
+            },
+        },
+    ),
+    Mistake("another number of heads", "the width of one head is d_model / n_heads", _other_heads),
+    Mistake(
+        "one head for all",
+        "each head has its own key and value",
+        {
+            **{
+                f"the first head's {name}": {f"*.attention.{name}_heads": lambda x, at: x[:1].repeat(len(x), 0)}
+                for name in ("key", "value")
+            },
+            "their mean": {COMBINED: _averaged},
+        },
+    ),
+    Mistake("unscaled scores", "q k^T is not divided by sqrt(d_head)", {"": _scaled(lambda at: at.d_head**0.5)}),
+    Mistake(
+        "doubly scaled scores",
+        "q k^T is divided by sqrt(d_head) twice, perhaps once in q",
+        {"": _scaled(lambda at: at.d_head**-0.5)},
+    ),
+    Mistake(
+        "scores scaled by sqrt(d_model)",
+        "the width of one head, d_model / n_heads, is what counts",
+        {"": _scaled(lambda at: at.n_heads**-0.5)},
+    ),
+    Mistake(
+        "scores scaled otherwise",
+        "q k^T is to be divided by sqrt(d_head)",
+        {
+            "multiplied by sqrt(d_head), not divided": _scaled(lambda at: at.d_head),
+            "by 1 / sqrt(number of heads)": _scaled(lambda at: (at.d_head / at.n_heads) ** 0.5),
+            "by 1 / d_model": _scaled(lambda at: at.d_head**0.5 / at.config.d_model),
+            "by 1 / 8": _scaled(lambda at: at.d_head**0.5 / 8),
+            "by d_head ** -0.25": _scaled(lambda at: at.d_head**0.25),
+            "by 1 / sqrt(d_head / 2)": _scaled(lambda at: 2**0.5),
+            "by 1 / sqrt(2 d_head)": _scaled(lambda at: 2**-0.5),
+            "with the wrong sign": _scaled(lambda at: -1.0),
+        },
+    ),
+    Mistake(
+        "softmax over the wrong axis",
+        "each query's weights over the keys, the last axis, add up to 1",
+        {
+            "over the queries": _of_scores(lambda scores: softmax(scores, axis=-2)),
+            "over the heads": _of_scores(lambda scores: softmax(scores, axis=-3)),
+            "over queries and keys together": _of_scores(
+                lambda scores: softmax(scores.reshape(len(scores), -1)).reshape(scores.shape)
+            ),
+        },
+    ),
+    Mistake(
+        "another softmax",
+        "the weights are e^x over the sum of e^x of a query's scores",
+        {way: _of_scores(formula) for way, formula in SOFTMAXES.items()},
+    ),
+    Mistake(
+        "attention weights transposed",
+        "the context is weights @ v, weights (L queries, L keys)",
+        {"": {CONTEXT: lambda y, at: _transposed(at("attention.weights")) @ at("attention.value_heads")}},
+    ),
+    Mistake(
+        "W_O left out",
+        "the heads side by side pass through another linear layer",
+        {"": {"*.attention.output": lambda y, at: at("attention.combined")}},
+    ),
+    Mistake(
+        "rotary positions", "this model adds positions to the embeddings and does not turn queries and keys", _rotary
+    ),
+    Mistake("causal mask", "in an encoder every token sees every other, before and after it", _causal),
+    Mistake("attention in a window", "in this model every token sees every other, however far", _window),
+    Mistake("special tokens hidden", "[CLS] and [SEP] are attended to like all tokens", _special_hidden),
+)

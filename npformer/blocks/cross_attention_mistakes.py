@@ -1,0 +1,76 @@
+"""Mistakes that ports make in the rows that a decoder's attention to the source reads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from npformer.attention import split_heads
+from npformer.common.mistake import Mistake, Rules, Ways
+from npformer.functions import softmax
+
+KEY, VALUE, CONTEXT = (f"*.cross_attention.{name}" for name in ("key", "value", "context"))
+
+
+def _reading(rows: Callable[[Any], np.ndarray]) -> Rules:
+    """Makes keys and values from other rows."""
+    return dict.fromkeys((KEY, VALUE), lambda y, at: at.linear(rows(at), at.name))
+
+
+def _own_rows(at: Any) -> np.ndarray:
+    rows: np.ndarray = at("attention_norm" if at.config.norm_first else "input")
+    return rows
+
+
+def _attended(at: Any, low: float) -> np.ndarray:
+    """The context of every head (H, T, K) that attends to the decoder's own rows, with `low` added for later ones."""
+    query, rows = at("attention.query_heads"), _own_rows(at)
+    key, value = (split_heads(at.linear(rows, f"attention.{name}"), len(query)) for name in ("key", "value"))
+    scores = query @ key.swapaxes(-1, -2) * query.shape[-1] ** -0.5
+    context: np.ndarray = softmax(scores + low * np.triu(np.ones(scores.shape[-2:]), 1)) @ value
+    return context
+
+
+def _own_side(port: Any) -> Ways:
+    yield "", _reading(_own_rows)
+    yield "", {CONTEXT: lambda y, at: _attended(at, 0.0)}
+    yield "later ones hidden", {CONTEXT: lambda y, at: _attended(at, -1e9)}
+
+
+def _other_output(port: Any) -> Ways:
+    """Reads another stage of the encoder than its output."""
+    count, norm_first = port.config.n_layers, port.config.norm_first
+    last = f"encoder.layers.{count - 1}."
+    stages = {"its embeddings": "encoder.layers.0.input"}
+    stages |= {f"its layer {i}": f"encoder.layers.{i + 1}.input" for i in range(count - 1)}
+    if not norm_first:
+        stages["its last sum, before the norm"] = f"{last}ffn_residual"
+    if "encoder.norm.weight" in port.weights:
+        stages["its last layer, before the last norm"] = last + ("ffn_residual" if norm_first else "ffn_norm")
+    for way, stage in stages.items():
+        yield way, _reading(lambda at, stage=stage: at(stage))
+
+
+def _lower_triangle(y: np.ndarray, at: Any) -> np.ndarray:
+    return softmax(np.where(np.tri(*y.shape[-2:]) > 0, at.scores, -1e9))
+
+
+MISTAKES = (
+    Mistake(
+        "cross-attention reads its own side",
+        "keys and values of attention to the source are made from the encoder's output, queries from the decoder",
+        _own_side,
+    ),
+    Mistake(
+        "another stage of the encoder is read",
+        "every layer of the decoder reads the encoder's output, after its last layer and norm",
+        _other_output,
+    ),
+    Mistake(
+        "causal mask in cross-attention",
+        "every row of the decoder attends to the whole source",
+        {"": {"*.cross_attention.weights": _lower_triangle}},
+    ),
+)
