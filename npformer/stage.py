@@ -7,15 +7,14 @@ model's table of stages and their graph come from the parts that compute them: `
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 INPUT = "input"  # the rows that a part is called with
 SOURCE = "source"  # the rows that cross-attention reads
 EMBEDDED = "embedded"  # the rows that a stack is called with
 
 
-@dataclass(frozen=True)
-class Stage:
+class Stage(NamedTuple):
     """A stage in a trace of one text: T tokens, width D (tables: E), H heads of width K, F hidden units, C outputs."""
 
     name: str
@@ -36,12 +35,11 @@ def within(
     """
     prefix = f"{scope}." if scope else ""
     return [
-        replace(
-            each,
-            name=prefix + each.name,
-            formula=each.formula.replace("{x}", x),
-            hook=hooks + each.hook if each.hook and hooks is not None else "",
-            parents=tuple([given.get(parent, prefix + parent) for parent in each.parents]),
+        Stage(
+            *(prefix + name, shape, formula.replace("{x}", x), function),
+            hooks + hook if hook and hooks is not None else "",
+            tuple([given.get(parent, prefix + parent) for parent in parents]),
+            kept,
         )
-        for each in stages
+        for name, shape, formula, function, hook, parents, kept in stages
     ]

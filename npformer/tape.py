@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import dropwhile
 from typing import Any
@@ -18,9 +18,6 @@ import numpy as np
 
 from npformer.common.errors import NpformerError
 from npformer.taps import listeners
-
-#: No backward reads them, so they are not kept.
-UNREAD = frozenset({"distance_scores", "scores", "context", "query", "key", "value", "query_rotated", "key_rotated"})
 
 Pullback = Callable[[np.ndarray], np.ndarray]  # from the gradient after a change to the gradient before it
 Changes = Mapping[tuple[str, int], list[tuple[np.ndarray, Pullback]]]  # (stage, firing) -> array before, pullback
@@ -112,9 +109,11 @@ class Stages:
 class Recording:
     """A listener that keeps the stages that backward passes read, and the changes that edits make to them.
 
+    unread: the stages that no backward pass reads, which are not kept: `transformer.unread` has those of a model.
     keep_gradients: the backward pass also leaves the gradient of every stage in `gradients`, in the order of the pass.
     """
 
+    unread: Container[str] = frozenset()
     keep_gradients: bool = False
     arrays: dict[str, list[np.ndarray]] = field(default_factory=dict)
     gradients: dict[str, list[np.ndarray]] = field(default_factory=dict)
@@ -123,7 +122,7 @@ class Recording:
 
     def __call__(self, name: str, array: np.ndarray) -> np.ndarray:
         self._fired[name] += 1
-        if name.rpartition(".")[2] not in UNREAD:
+        if name not in self.unread:
             self.arrays.setdefault(name, []).append(array)
         return array
 

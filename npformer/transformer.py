@@ -386,6 +386,11 @@ def stages(weights: Mapping[str, Any], config: Config) -> list[Stage]:
     return [*found, *_stages_of_head(weights, config, found[-1].name)]
 
 
+def unread(weights: Mapping[str, Any], config: Config) -> frozenset[str]:
+    """The stages of a model that its backward does not read."""
+    return frozenset(stage.name for stage in stages(weights, config) if not stage.kept)
+
+
 def _stages_of(stack: Stack, weights: Mapping[str, Any]) -> list[Stage]:
     found = embeddings_stages(weights["embeddings"])
     return [*found, *stack.stages(weights, found[-1].name)]

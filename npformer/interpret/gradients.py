@@ -17,7 +17,7 @@ from npformer.model import Model, Seq2Seq
 from npformer.runtime.packing import pack
 from npformer.tape import Recording
 from npformer.taps import listen
-from npformer.transformer import POOLED_HEADS, backward, packed, transformer_backward
+from npformer.transformer import POOLED_HEADS, backward, packed, transformer_backward, unread
 
 Gradients = Mapping[
     str, list[np.ndarray]
@@ -32,7 +32,8 @@ def differentiate(
     No stage of one text has an effect on another's metric, so that the gradient of their sum has each text's own.
     Inside `npformer.edit` the gradients are those of the edited forward, by the stages after their edits.
     """
-    wanted, recording = None if metric is True else metric, Recording(keep_gradients=True)
+    wanted = None if metric is True else metric
+    recording = Recording(unread(model.weights, model.config), keep_gradients=True)
     with listen(recording):
         answers = model.run(inputs)
     found = []

@@ -26,7 +26,7 @@ from npformer.runtime.packing import Batch, Text
 from npformer.runtime.threads import run_tasks, single_blas_thread
 from npformer.tape import Edit, Pullback, Recording, Stages
 from npformer.taps import listen, listening
-from npformer.transformer import backward, embedded, forward, packed
+from npformer.transformer import backward, embedded, forward, packed, unread
 
 METHODS = ("gradient", "integrated")
 TOKENS = 1024  # tokens in one forward and backward: more would only need more memory
@@ -109,7 +109,7 @@ def slope(model: Model, texts: Sequence[Text], explained: Target, rows: np.ndarr
 
 def _recorded(model: Model, batch: Batch, inputs: Inputs) -> tuple[np.ndarray, Stages]:
     """Runs a forward: its logits and its stages. Another listener, such as an edit, gets every stage whole."""
-    recording, whole = Recording(), listening()
+    recording, whole = Recording(unread(model.weights, model.config)), listening()
     with listen(inputs), listen(recording):
         logits = forward(model.weights, model.config, batch, whole)["logits"]
     return logits, recording.stages

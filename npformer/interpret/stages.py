@@ -11,7 +11,6 @@ import fnmatch
 import re
 from collections import Counter
 from collections.abc import Container, Iterable, Mapping, Sequence
-from dataclasses import replace
 from functools import lru_cache
 
 import numpy as np
@@ -47,7 +46,7 @@ def _probabilities(answer: str = "", function: str = "softmax") -> Stage:
     shape = "(T,)" if answer else "(C,) or (T,) or (T, C)"
     made_by = "functions.softmax" if function == "softmax" else "tasks.task.probabilities"
     logits = f"{answer}logits"
-    return Stage(f"{answer}probabilities", shape, f"{function}({logits})", made_by, parents=(logits,))
+    return Stage(f"{answer}probabilities", shape, f"{function}({logits})", made_by, parents=(logits,), kept=False)
 
 
 #: Every stage, in firing order; `*` stands for a layer's number.
@@ -84,7 +83,7 @@ def find(name: str) -> Stage | None:
     if stage is None:
         return None
     hook = stage.hook.replace("*", number[0] if number else "*")
-    return replace(stage, name=name, hook=hook if plain == name else "")
+    return stage._replace(name=name, hook=hook if plain == name else "")
 
 
 @lru_cache(maxsize=16)

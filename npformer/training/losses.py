@@ -19,7 +19,7 @@ from npformer.functions import IGNORE_INDEX, cross_entropy, cross_entropy_backwa
 from npformer.runtime.packing import Text, pack
 from npformer.tape import Edit, Recording
 from npformer.taps import listen, listening
-from npformer.transformer import backward, forward, packed, transformer, transformer_backward
+from npformer.transformer import backward, forward, packed, transformer, transformer_backward, unread
 
 E = TypeVar("E", contravariant=True)
 
@@ -119,7 +119,7 @@ class HeadLoss:
 
     def part(self, tree: Mapping[str, Any], examples: Sequence[Example], count: int, edit: Edit | None, /) -> Part:
         batch = packed(self.config, [text for example in examples for text in _texts(example)])
-        recording, whole = Recording(), listening()  # another listener gets every stage whole
+        recording, whole = Recording(unread(tree, self.config)), listening()  # another listener gets every stage whole
         with listen(edit) if edit else nullcontext(), listen(recording):
             answers = forward(tree, self.config, batch, whole)
         loss, right, grads = self.losses(answers, [example.target for example in examples], batch.lengths, count)
@@ -215,7 +215,7 @@ class TranslationLoss:
         pairs = teacher_forced(self.config, examples)
         source, target = pack([each.text for each in examples]), pack([Text(ids) for ids, _ in pairs])
         wanted = np.concatenate([answer for _, answer in pairs])
-        recording = Recording()
+        recording = Recording(unread(tree, self.config))
         with listen(edit) if edit else nullcontext(), listen(recording):
             logits = transformer(tree, self.config, source, target)["logits"]
         options: dict[str, Any] = {"label_smoothing": self.label_smoothing, "reduction": "sum"}

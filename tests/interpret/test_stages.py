@@ -13,9 +13,13 @@ from npformer.checkpoint import load_folder
 from npformer.families import FAMILIES, encoders
 from npformer.interpret import stages
 from npformer.interpret.edits import edit
+from npformer.interpret.text_parts import is_input
 from npformer.interpret.traces import post_process, trace
 from npformer.model import Model, Seq2Seq
-from npformer.runtime.packing import Text
+from npformer.runtime.packing import Text, pack
+from npformer.tape import Recording, Stages
+from npformer.taps import listen
+from npformer.transformer import backward, forward, packed, transformer, transformer_backward, unread
 from tests.support import seq2seq_models, tiny, torch_values
 
 pytestmark = pytest.mark.numbers
@@ -34,6 +38,7 @@ MODELS: dict[str, Callable[[], Model | Seq2Seq]] = {
     "translation": seq2seq_models.random_model,
     "translation, pre-norm": partial(seq2seq_models.random_model, **PRE_NORM),
 }  # fmt: skip
+TARGET = Text(np.array([2, 4, 1]))
 #: One of each structure, where each stage is edited.
 EDITED = (
     *(f"{family}, masked-lm" for family in ("distilbert", "albert", "mpnet", "modernbert", "deberta-v2", "nomic_bert")),
@@ -45,14 +50,16 @@ EDITED = (
 
 def fired(model: Model | Seq2Seq, changes: Mapping[str, Any] | None = None) -> dict[str, np.ndarray]:
     """All stages of a forward of one text, which ends as BART's heads need."""
-    config = model.config
-    text = Text(np.array([5, 9, 12, 7, *(config.decoder.end_ids or (3,))[:1]]))
     with trace() as recorded, edit(changes or {}):
         if isinstance(model, Seq2Seq):
-            model.run([(text, Text(np.array([2, 4, 1])))])
+            model.run([(text_of(model), TARGET)])
         else:
-            post_process(config, model.run([text]))
+            post_process(model.config, model.run([text_of(model)]))
     return dict(recorded)
+
+
+def text_of(model: Model | Seq2Seq) -> Text:
+    return Text(np.array([5, 9, 12, 7, *(model.config.decoder.end_ids or (3,))[:1]]))
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -79,3 +86,37 @@ def test_an_edited_stage_changes_those_that_are_computed_from_it_and_no_other(na
         found = fired(model, {stage: lambda x: x + random.standard_normal(x.shape).astype(x.dtype) / 4})
         changed = {each for each in found if not np.array_equal(found[each], right[each])}
         assert changed == {each for each in of_model if stage in below[each]}, stage
+
+
+class Read(dict[str, list[np.ndarray]]):
+    """Recorded arrays that note which of them are read."""
+
+    def __init__(self, arrays: Mapping[str, list[np.ndarray]]) -> None:
+        super().__init__(arrays)
+        self.names = set[str]()
+
+    def __getitem__(self, name: str) -> list[np.ndarray]:
+        self.names.add(name)
+        return super().__getitem__(name)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_backward_reads_the_stages_that_are_kept(name: str) -> None:
+    """Each of those below the head; a head keeps also those that another answer needs, as a base model's pooler."""
+    model, recording = MODELS[name](), Recording()
+    weights, config = model.weights, model.config
+    batch = packed(config, [text_of(model)])
+    with listen(recording):
+        if isinstance(model, Seq2Seq):
+            answers = {"logits": transformer(weights, config, batch, pack([TARGET]))["logits"]}
+        else:
+            answers = forward(weights, config, batch)
+    arrays = Read(recording.arrays)
+    if isinstance(model, Seq2Seq):
+        transformer_backward(answers, Stages(arrays, {}), weights, config, batch, pack([TARGET]))
+    else:
+        backward(answers, Stages(arrays, {}), weights, config, batch)
+    kept = {stage.name for stage in stages.of_model(config).values() if stage.kept}
+    assert unread(weights, config) == {each for each in recording.arrays if not is_input(each)} - kept
+    head = {each for each in kept if each.startswith(("pool", "head."))}
+    assert kept - head <= arrays.names <= kept
