@@ -5,22 +5,15 @@
 
 from __future__ import annotations
 
-from argparse import ArgumentTypeError
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
+
+from npformer.tasks.declaration import Option, option, whole
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace, _ArgumentGroup
 
     from npformer.common.limits import Limits
-
-
-class Option(NamedTuple):
-    """The arguments of `add_argument`, and the task setting that the option controls, if any."""
-
-    flags: tuple[str, ...]
-    how: dict[str, Any]
-    sets: str = ""
 
 
 class OneOf(NamedTuple):
@@ -30,22 +23,6 @@ class OneOf(NamedTuple):
     required: bool = False
 
 
-def option(usage: str, what: str, sets: str = "", **how: Any) -> Option:
-    """Makes an option from its usage, "-k --top-k K"; without a value it is a switch.
-
-    `what` is its help, `sets` the task setting it controls; `how` is passed to `add_argument`.
-    """
-    flags = tuple(word for word in usage.split() if word.startswith("-"))
-    value = usage.split()[len(flags) :]
-    if value:
-        how["metavar"] = value[0]
-    elif "choices" not in how:
-        how.setdefault("action", "store_true")
-    if sets:
-        how = {"default": None, **how, "dest": sets}  # None leaves the setting to the task
-    return Option(flags, {**how, "help": what}, sets)
-
-
 def add_options(parser: ArgumentParser | _ArgumentGroup, options: Sequence[Option | OneOf]) -> None:
     """Adds the options to a parser, in their order."""
     for each in options:
@@ -53,22 +30,6 @@ def add_options(parser: ArgumentParser | _ArgumentGroup, options: Sequence[Optio
             parser.add_argument(*each.flags, **each.how)
         else:
             add_options(parser.add_mutually_exclusive_group(required=each.required), each.options)
-
-
-def whole(text: str) -> int:
-    """Parses a whole number of at least 1, for argparse."""
-    try:
-        number = int(text)
-    except ValueError:
-        number = 0
-    if number < 1:
-        raise ArgumentTypeError(f"expected a whole number above 0, got {text!r:.40}")
-    return number
-
-
-def comma_separated(text: str) -> list[str]:
-    """Splits names at commas."""
-    return text.split(",")
 
 
 # --- which model, and how it is loaded -------------------------------------------------------------------------------
@@ -92,10 +53,10 @@ def loading(args: Namespace) -> dict[str, Any]:
     return {"revision": args.revision, "offline": args.offline, "threads": args.threads, "limits": limits(args)}
 
 
-def model_options(default: str = "") -> tuple[Option, ...]:
+def model_options(default: str = "", required: bool = True) -> tuple[Option, ...]:
     """Returns --model, required if there is no default, and the options for loading it."""
     what = f"a bundled model, a folder or a Hugging Face id ({default or 'required'})"
-    return option("-m --model MODEL", what, required=not default, default=default or None), *LOADING
+    return option("-m --model MODEL", what, required=required and not default, default=default or None), *LOADING
 
 
 # --- texts -----------------------------------------------------------------------------------------------------------
@@ -113,14 +74,18 @@ def text_options(what: str = "text") -> tuple[Option, ...]:
 # --- whole datasets --------------------------------------------------------------------------------------------------
 
 OUTPUT = option("-o --output OUT", "with --input: a file in one of its formats, or a folder of Parquet parts")
+ARRAY_OUTPUT = option("-o --output OUT", "FILE.npy, for numpy.load; with --input: the answered dataset")
 
 
-def dataset_options(output: Option = OUTPUT) -> tuple[Option, ...]:
-    """Returns the options for the rows of a file, or of a folder of files, as the texts; `dataset.py` runs them."""
+def dataset_options(array: bool = False) -> tuple[Option, ...]:
+    """Returns the options for the rows of a file, or of a folder of files, as the texts; `dataset.py` runs them.
+
+    array: whether --output without --input writes a .npy file.
+    """
     return (
         option("--input IN", "answer every row of a dataset: csv, tsv, jsonl, parquet, arrow, or a folder of them"),
         option("--column NAME", "with --input: the column of texts"),
-        output,
+        ARRAY_OUTPUT if array else OUTPUT,
         option("--limit N", "with --input: only the first N rows", type=whole),
         option("--prefix P", "with --input: prefix for the names of new columns"),
         option("--scheduler S", "with --input: run on Dask workers: tcp://host:8786, or local:N for N processes"),
@@ -130,4 +95,3 @@ def dataset_options(output: Option = OUTPUT) -> tuple[Option, ...]:
 # --- answers ---------------------------------------------------------------------------------------------------------
 
 JSON = option("--json", "write one JSON object per line, for programs")
-STRIDE = option("--stride N", "tokens shared by neighbouring windows of a long text", "stride", type=whole)

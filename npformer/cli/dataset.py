@@ -11,6 +11,7 @@ from npformer.cli.process import BAD_INPUT, complain
 from npformer.common.errors import NpformerError
 
 if TYPE_CHECKING:
+    from npformer.tasks.declaration import Command
     from npformer.tasks.task import Task
 
 SECOND = ("pair_column", "context_column")
@@ -18,18 +19,18 @@ SECOND = ("pair_column", "context_column")
 OTHERS = ("texts", "query", "file", "json", "pair", "pairs", "context", "context_file")
 
 
-def check(args: Namespace, task: str) -> None:
+def check(args: Namespace, command: Command) -> None:
     """Raises NpformerError for options that conflict with --input or require it."""
     if args.input is None:
         own = [name for name in ("column", "limit", "prefix", "scheduler", *SECOND) if getattr(args, name, None)]
-        if own or (args.output is not None and task != "sentence-embedding"):
+        if own or (args.output is not None and not command.array):
             raise NpformerError(f"--{(own or ['output'])[0].replace('_', '-')} needs --input; give a dataset")
         return
     for name in OTHERS:
         if getattr(args, name, None):
             shown = {"texts": "a text", "query": "a query"}.get(name, f"--{name.replace('_', '-')}")
             raise NpformerError(f"{shown}: not allowed with --input; texts come from --column, answers go to --output")
-    pair = ("pair_column",) if task == "text-ranking" else ()
+    pair = ("pair_column",) if command.reads == "query" else ()
     for name in ("column", *pair, "output"):
         if not getattr(args, name):
             also = "--pair-column NAME " if pair else ""

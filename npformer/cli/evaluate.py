@@ -8,10 +8,11 @@ import json
 import sys
 from dataclasses import asdict
 
-from npformer.cli.arguments import add_options, loading, model_options, whole
+from npformer.cli.arguments import add_options, loading, model_options
 from npformer.cli.recipes import text_columns
 from npformer.cli.texts import read_file
 from npformer.common.errors import NpformerError
+from npformer.tasks.declaration import whole
 
 EPILOG = """examples:
   npformer evaluate --model distilbert-sst2 --data dev.tsv

@@ -12,13 +12,14 @@ import numpy as np
 
 from npformer.checkpoint.read import CONFIG, read_folder, read_tree
 from npformer.cli import recipes
-from npformer.cli.arguments import add_options, limits, model_options, whole
+from npformer.cli.arguments import add_options, limits, model_options
 from npformer.cli.process import complain
 from npformer.common.errors import NpformerError
 from npformer.common.files import read_json
 from npformer.common.limits import Limits
 from npformer.families import family_of, read_config
 from npformer.model import Model
+from npformer.tasks.declaration import whole
 from npformer.training import Example, HeadLoss, Recipe, Trainable, Trainer, standard_rates
 from npformer.training.data import encode, encode_blocks, label_keys, label_names, read_labelled
 from npformer.training.epoch_lines import Progress

@@ -1,9 +1,9 @@
 """The command `npformer`: finds a subcommand in `COMMANDS`, parses its arguments and runs it, without tracebacks.
 
-A subcommand that runs a task on texts has an entry in `task_commands.py` or `writing_commands.py` too. Any other is a
-module in this folder with EPILOG, `add_arguments(parser)` and `run(args)`, which returns an exit code or None for 0;
-`narrow(parser, arguments)` may adapt the help to the arguments. Modules are imported only when they are needed, so that
-`npformer --help` answers at once.
+A subcommand that runs a task on texts is declared in `tasks/catalogue.py`. Any other is a module in this folder with
+EPILOG, `add_arguments(parser)` and `run(args)`, which returns an exit code or None for 0; `narrow(parser, arguments)`
+may adapt the help to the arguments. Modules are imported only when they are needed, so that `npformer --help` answers
+at once.
 """
 
 from __future__ import annotations
@@ -32,25 +32,15 @@ from npformer.cli.process import (
 from npformer.common.checks import nearest
 from npformer.common.errors import NpformerError
 from npformer.common.progress import waiting
+from npformer.tasks.catalogue import TASKS
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
 
 #: Subcommand -> its line in `npformer --help`.
 COMMANDS = {
-    "classify": "the label of each text",
-    "zero-shot": "which of your labels fit each text",
-    "tag": "the names, places, ... in each text",
-    "answer": "answers to questions from a context",
-    "fill": "words for [MASK]",
-    "embed": "a vector for each text",
-    "embed-sparse": "a sparse vector of words for each text",
+    **{task.command.name: task.command.summary for task in TASKS.values() if task.command},
     "search": "the lines of files nearest to a query",
-    "rerank": "how well each text answers a query",
-    "translate": "a translation of each text",
-    "summarize": "a summary of each text",
-    "text2text": "an encoder-decoder's answer to each text",
-    "generate": "a continuation of each text",
     "trace": "every stage from a text to its label",
     "view": "attention and stages as a web page, SVG or plain text",
     "golden": "golden values for ports; find where a port diverges",
@@ -138,10 +128,9 @@ class Command(NamedTuple):
 def find(name: str) -> Command:
     """Returns one of COMMANDS by its name."""
     from npformer.cli.task_commands import TASK_COMMANDS
-    from npformer.cli.writing_commands import WRITING_COMMANDS
 
-    if task := TASK_COMMANDS.get(name) or WRITING_COMMANDS.get(name):
-        return Command(task.description, task.epilog, task.add_arguments, task.run)
+    if task := TASK_COMMANDS.get(name):
+        return Command(task.command.description, task.command.epilog, task.add_arguments, task.run)
     module = import_module(f"npformer.cli.{name.replace('-', '_')}")
     narrow = filter(None, [getattr(module, "narrow", None)])
     return Command(module.__doc__, module.EPILOG, module.add_arguments, module.run, *narrow)

@@ -7,10 +7,10 @@ import shlex
 from collections.abc import Callable
 from pathlib import Path
 
-from npformer.cli.arguments import whole
 from npformer.common.errors import NpformerError
 from npformer.common.locks import in_use
 from npformer.common.progress import wrapped
+from npformer.tasks.declaration import whole
 from npformer.training import Recipe, Trainer
 from npformer.training.trainer import SCHEDULES
 

@@ -14,13 +14,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from npformer.cli import dataset
+from npformer.cli.answers import as_written, shown
 from npformer.cli.arguments import loading
 from npformer.cli.process import BAD_INPUT, complain
 from npformer.cli.texts import Line, count, interactive, lines
 from npformer.common.errors import NpformerError
 from npformer.common.files import written_whole
 from npformer.common.progress import hidden, note, with_bar
-from npformer.tasks.pipelines import WANTED, pipeline
+from npformer.tasks.catalogue import TASKS
+from npformer.tasks.pipelines import pipeline
 from npformer.tasks.task import InputError, Task
 from npformer.text.encoding import was_cut
 
@@ -37,17 +39,19 @@ def answer_all(command: TaskCommand, args: Namespace) -> int:
 
     With --input it answers the rows of a dataset instead.
     """
-    dataset.check(args, command.task)
+    dataset.check(args, command.command)
     if args.input is not None:
         return dataset.answer_rows(_task(command, args), args)
     as_input = command.as_input(args)
     task = _task(command, args)
-    if command.pieces and sys.stdout.isatty() and not args.json and (interactive(args) or len(args.texts) == 1):
-        return _write(command.pieces, task, args)
-    answers = _answered(task, args, as_input, command.keeps_lines)
+    one = interactive(args) or len(args.texts) == 1
+    if command.command.reads == "prompt" and sys.stdout.isatty() and not args.json and one:
+        return _write(task, args)
+    keeps_lines = task.form.layout == "alone"  # line i of the output belongs to line i of the input, blank ones too
+    answers = _answered(task, args, as_input, keeps_lines)
     if not interactive(args):
         answers = with_bar(answers, count(args))
-    if command.best_first:
+    if command.command.reads == "query":  # the best first
         answers = iter(sorted(answers, key=lambda each: -np.inf if each[1] is None else each[1]["score"], reverse=True))
     if args.output is not None:
         return _write_array(task, answers, Path(args.output))
@@ -56,21 +60,21 @@ def answer_all(command: TaskCommand, args: Namespace) -> int:
         code = BAD_INPUT if line.error else code
         if args.json:
             with hidden():
-                write_json(_described(command, line, answer))
-        elif answer is not None or command.keeps_lines:
+                write_json(_described(task, line, answer))
+        elif answer is not None or keeps_lines:
             with hidden():
-                print(command.shown(line.text, answer, task), flush=task.window == 1)
+                print(shown(task, line.text, answer), flush=task.window == 1)
     return code
 
 
-def _write(pieces: Callable[[str, Task], Iterator[str]], task: Task, args: Namespace) -> int:
+def _write(task: Task, args: Namespace) -> int:
     """Shows each answer on a terminal, piece by piece as it is made, and returns the exit code."""
     code = 0
     for line in lines(args):
         try:
             if line.error:
                 raise NpformerError(line.error)
-            for piece in pieces(line.text, task):
+            for piece in as_written(task, line.text):
                 print(piece, end="", flush=True)
             print()
         except NpformerError as error:
@@ -81,21 +85,24 @@ def _write(pieces: Callable[[str, Task], Iterator[str]], task: Task, args: Names
 
 def write_json(value: dict[str, Any]) -> None:
     """Prints a line of JSON, in ASCII if the encoding of stdout lacks characters."""
-    print(json.dumps(value, ensure_ascii=sys.stdout.encoding.lower() not in ("utf-8", "utf8")))
+    ascii_only = sys.stdout.encoding.lower() not in ("utf-8", "utf8")
+    print(json.dumps(value, ensure_ascii=ascii_only, default=np.ndarray.tolist))
 
 
-def _described(command: TaskCommand, line: Line, answer: Any) -> dict[str, Any]:
+def _described(task: Task, line: Line, answer: Any) -> dict[str, Any]:
     if line.error:
         return {"error": f"{line.where}: {line.error}"}
     read = {} if answer is None else {"n_tokens": answer.n_tokens, "truncated": answer.truncated}
-    return {"text": line.text, **command.named(answer), **read}
+    return {"text": line.text, **task.values(answer), **read}
 
 
 def _task(command: TaskCommand, args: Namespace) -> Task:
     """Makes the command's pipeline with the given settings; errors name the command's options."""
     if args.model is None:
-        raise NpformerError(f"--model: missing; give the folder or Hugging Face id of {WANTED[command.task]}")
-    flags = command.settings()
+        raise NpformerError(f"--model: missing; give the folder or Hugging Face id of {TASKS[command.task].wanted}")
+    options = (*command.command.options, *command.command.long)
+    flags = {each.sets: each.flags[-1] for each in options}
+    switched_off = {each.sets for each in options if each.how.get("action") == "store_false"}
     settings = {name: getattr(args, name) for name in flags if getattr(args, name) is not None}
     try:
         return pipeline(command.task, args.model, **loading(args), **settings)
@@ -105,7 +112,7 @@ def _task(command: TaskCommand, args: Namespace) -> Task:
             raise
 
         def option(found: re.Match[str]) -> str:
-            refused = "=True" if found[1] in command.switched_off() else "=False"
+            refused = "=True" if found[1] in switched_off else "=False"
             return f"{'no ' if found[2] == refused else ''}{flags[found[1]]}"
 
         raise NpformerError(re.sub(rf"\b({renamed})(=True|=False)?\b", option, str(error))) from error

@@ -19,7 +19,7 @@ import numpy as np
 from npformer.checkpoint.archive import load_arrays, save_arrays
 from npformer.checkpoint.safetensors import CHECKSUM, checksum
 from npformer.checkpoint.tree import stored
-from npformer.cli.arguments import JSON, add_options, loading, model_options, option, whole
+from npformer.cli.arguments import JSON, add_options, loading, model_options
 from npformer.cli.process import BAD_INPUT, complain
 from npformer.cli.run_task import write_json
 from npformer.cli.texts import Line, lines, paired, plain
@@ -28,6 +28,7 @@ from npformer.common.files import place_in_folder
 from npformer.common.limits import Limits
 from npformer.common.progress import with_bar
 from npformer.tasks import pipeline
+from npformer.tasks.declaration import option, whole
 from npformer.tasks.task import InputError
 from npformer.tasks.vector_search import search
 from npformer.text.encoding import was_cut

@@ -8,9 +8,10 @@ import os
 from dataclasses import fields
 from pathlib import Path
 
-from npformer.cli.arguments import OFFLINE, REVISION, add_options, whole
+from npformer.cli.arguments import OFFLINE, REVISION, add_options
 from npformer.common.errors import NpformerError
 from npformer.serve import ServiceLimits, need_extra
+from npformer.tasks.declaration import whole
 
 KEY = "NPFORMER_API_KEY"
 EPILOG = f"""Requests of different clients share batches; each answer is the same as alone.

@@ -7,10 +7,11 @@ import argparse
 from dataclasses import replace
 
 from npformer.cli import recipes
-from npformer.cli.arguments import THREADS, add_options, whole
+from npformer.cli.arguments import THREADS, add_options
 from npformer.cli.process import complain
 from npformer.families.vaswani import residual_rates
 from npformer.model import Seq2Seq
+from npformer.tasks.declaration import whole
 from npformer.training import Recipe, Trainable, Trainer, TranslationLoss, initialise
 from npformer.training.data import encode_pairs, read_pairs
 from npformer.training.epoch_lines import Progress

@@ -45,7 +45,6 @@ class FeatureExtraction(Task):
     """
 
     name = "feature-extraction"
-    head = "base"
     options_type = FeatureOptions
 
     def __init__(self, model: Model, **options: Any) -> None:

@@ -13,6 +13,7 @@ from npformer.common.checks import whole
 from npformer.common.errors import NpformerError, warn
 from npformer.model import Model, expect_finite
 from npformer.taps import listening
+from npformer.tasks.declaration import Form
 from npformer.tasks.options import Options
 from npformer.tasks.task import Request, Task, probabilities, without_head
 from npformer.text.inputs import Pair, as_text, as_texts
@@ -67,8 +68,12 @@ class FillMask(Task):
     """
 
     name = "fill-mask"
-    head = "masked-lm"
     options_type = FillOptions
+    form = Form(
+        {"score": np.floating, "token": int, "token_str": str, "sequence": str},
+        several="masks",
+        line="{score:.4f}  {token_str}",
+    )
 
     def __init__(self, model: Model, **options: Any) -> None:
         self._targets: dict[tuple[str, ...] | None, np.ndarray | None] = {}
@@ -83,6 +88,20 @@ class FillMask(Task):
         settled: FillOptions = super().settle(options, given)
         self._target_ids(settled.targets)
         return settled
+
+    def columns(self) -> dict[str, Any]:
+        return {self.form.several: [[self.form.fields]]}
+
+    def values(self, answer: Any) -> dict[str, Any]:
+        return {self.form.several: answer if isinstance(answer[0], list) else [answer]}
+
+    def findings(self, text: str, answer: Any) -> list[str]:
+        masks = self.values(answer)[self.form.several]
+        found = []
+        for number, words in enumerate(masks, 1):
+            found += [f"mask {number}"] if len(masks) > 1 else []
+            found += super().findings(text, words)
+        return found
 
     def runner(self) -> Model:
         """Returns the encoder alone: `answer` runs the head at the masks only. With a listener, the whole model."""

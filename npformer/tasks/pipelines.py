@@ -17,6 +17,7 @@ from npformer.common.limits import LIMITS, Limits
 from npformer.config import Config
 from npformer.families import encoders, family_of
 from npformer.model import Model, Seq2Seq
+from npformer.tasks.catalogue import ALIASES, TASK_OF, TASKS
 from npformer.tasks.ignored_keywords import loading
 
 if TYPE_CHECKING:  # a task's module is imported only when a pipeline needs it: `import npformer` stays quick
@@ -36,59 +37,8 @@ if TYPE_CHECKING:  # a task's module is imported only when a pipeline needs it: 
 
     Loadable = str | Path | Model | Seq2Seq
 
-#: Task -> its module in this folder, and its class there.
-TASKS = {
-    "text-classification": ("text_classification", "TextClassification"),
-    "zero-shot-classification": ("zero_shot_classification", "ZeroShotClassification"),
-    "token-classification": ("token_classification", "TokenClassification"),
-    "question-answering": ("question_answering", "QuestionAnswering"),
-    "fill-mask": ("fill_mask", "FillMask"),
-    "feature-extraction": ("feature_extraction", "FeatureExtraction"),
-    "sentence-embedding": ("sentence_embedding", "SentenceEmbedding"),
-    "sparse-embedding": ("sparse_embedding", "SparseEmbedding"),
-    "text-ranking": ("text_ranking", "TextRanking"),
-    "text-generation": ("text_generation", "TextGeneration"),
-    "translation": ("text_to_text", "Translation"),
-    "summarization": ("text_to_text", "Summarization"),
-    "text2text-generation": ("text_to_text", "Text2TextGeneration"),
-}
-#: Other names of tasks: Transformers' own, and that of the command.
-ALIASES = {
-    "sentiment-analysis": "text-classification",
-    "ner": "token-classification",
-    "rerank": "text-ranking",
-}
 TRANSLATION = re.compile(r"translation_(\w+)_to_(\w+)")  # names such as translation_en_to_de
-DEFAULTS = dict.fromkeys(("text-classification", "sentiment-analysis"), "distilbert-sst2")  # bundled models
-
 TEXT_TO_TEXT = ("summarization", "text2text-generation")  # tasks of encoder-decoders that do not translate
-
-#: A model's head -> the task of a pipeline that is made without a task.
-TASK_OF = {
-    **dict.fromkeys(("base", "replaced-token"), "feature-extraction"),
-    "sequence-classification": "text-classification",
-    "token-classification": "token-classification",
-    "question-answering": "question-answering",
-    "masked-lm": "fill-mask",
-    "causal-lm": "text-generation",
-    "translation": "translation",  # or another that the family names
-}
-
-#: Task without a default model -> the kind of model to look for.
-WANTED = {
-    "zero-shot-classification": "a classifier trained on natural-language inference",
-    "token-classification": "a model with a token-classification head, such as one for named entities",
-    "question-answering": "a model with a question-answering head, such as one trained on SQuAD",
-    "fill-mask": "a masked-language model",
-    "feature-extraction": "any encoder",
-    "sentence-embedding": "an encoder, best a sentence-transformers one",
-    "sparse-embedding": "a masked-language model, such as naver/splade-cocondenser-ensembledistil",
-    "text-ranking": "a cross-encoder, such as cross-encoder/ms-marco-MiniLM-L6-v2",
-    "text-generation": "a causal language model, such as openai-community/gpt2, or gpt2-austen in a checkout",
-    "translation": "a Marian translation model, such as Helsinki-NLP/opus-mt-en-de",
-    "summarization": "a BART that writes summaries, such as facebook/bart-large-cnn",
-    "text2text-generation": "a BART that writes texts from texts",
-}
 
 
 @overload
@@ -284,7 +234,7 @@ def pipeline(
             from npformer.checkpoint.modules import encoder_folder
 
             folder = encoder_folder(folder)
-        head = None if _names_head(folder, limits) else kind.head
+        head = None if _names_head(folder, limits) else TASKS[kind.name].head
         made = load(
             folder, dtype="auto" if dtype is None else dtype, threads=threads, head=head, limits=limits, mapped=mapped,
             allow_nonfinite=allow_nonfinite,
@@ -312,7 +262,7 @@ def _known(task: str) -> str:
 
 
 def _class(name: str) -> type[Task]:
-    module, class_name = TASKS[name]
+    module, class_name = TASKS[name].place.split(".")
     kind: type[Task] = getattr(import_module(f"npformer.tasks.{module}"), class_name)
     return kind
 
@@ -321,11 +271,11 @@ def _default(task: str | None, name: str | None) -> str:
     """Returns the default model of a task; raises NpformerError if it has none."""
     if task is None or name is None:
         raise NpformerError("pipeline: expected a task or a model, or both; pipeline('text-classification')")
-    if task not in DEFAULTS:
+    if not TASKS[name].default:
         raise NpformerError(
-            f"{task}: no model comes with npformer; give model=, the folder or Hugging Face id of {WANTED[name]}"
+            f"{task}: no model comes with npformer; give model=, the folder or Hugging Face id of {TASKS[name].wanted}"
         )
-    return DEFAULTS[task]
+    return TASKS[name].default
 
 
 def tasks_of(config: Config, described: Mapping[str, Any] | None = None) -> list[str]:
@@ -333,14 +283,11 @@ def tasks_of(config: Config, described: Mapping[str, Any] | None = None) -> list
 
     described: the content of its config.json, which may say that it summarizes.
     """
-    task = _task_of(config, described or {}) if config.head in TASK_OF else "feature-extraction"
-    own = [task] if task != "feature-extraction" else []
-    knows_entailment = any(label.lower().startswith("entail") for label in config.labels)
-    more = ["zero-shot-classification"] if knows_entailment else []
-    more += ["sparse-embedding"] if config.head == "masked-lm" else []
-    more += [each for each in TEXT_TO_TEXT if each != task] if task in TEXT_TO_TEXT else []
-    more += ["text-ranking"] if config.head == "sequence-classification" and len(config.labels) == 1 else []
-    return [*own, *more, *(() if config.decoder else ("feature-extraction", "sentence-embedding"))]
+    own = _task_of(config, described or {}) if config.head in TASK_OF else "feature-extraction"
+    if config.head == "translation":
+        return [own, *(each for each in TEXT_TO_TEXT if each != own and own in TEXT_TO_TEXT)]
+    known = [name for name, task in TASKS.items() if task.fits(config)]
+    return sorted(known, key=lambda name: 2 if TASKS[name].head == "base" else name != own)
 
 
 def _task_of(config: Config, described: Mapping[str, Any]) -> str:

@@ -14,6 +14,7 @@ import numpy as np
 from npformer.common.checks import boolean, shown, unknown, whole
 from npformer.common.errors import NpformerError
 from npformer.functions import softmax
+from npformer.tasks.declaration import Form
 from npformer.tasks.options import Options
 from npformer.tasks.task import Request, Task
 from npformer.text.inputs import Pair, as_text
@@ -80,9 +81,13 @@ class QuestionAnswering(Task):
     """
 
     name = "question-answering"
-    head = "question-answering"
     options_type = AnswerOptions
     cut = "second"
+    form = Form(
+        {"answer": str, "score": float, "start": int, "end": int},  # scores are sums in double precision
+        several="answers",
+        line="{score:.4f}  {start}-{end}  {answer}",
+    )
 
     def __call__(self, inputs: Any = None, context: Any = None, *, question: Any = None, **options: Any) -> Any:
         if question is not None or context is not None:
@@ -92,6 +97,9 @@ class QuestionAnswering(Task):
     def settle(self, options: Any, given: Mapping[str, Any]) -> Any:
         """Checks the options; ignores `truncation`, as Transformers reads a long context in windows too."""
         return super().settle(options, {name: value for name, value in given.items() if name != "truncation"})
+
+    def gives_lists(self) -> bool:
+        return bool(self.options.top_k != 1)
 
     def window_size(self, options: AnswerOptions) -> tuple[int | None, int | None]:
         limit = min(options.max_seq_len or 384, self.encoder.limit)

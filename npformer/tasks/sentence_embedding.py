@@ -71,7 +71,6 @@ class SentenceEmbedding(Encoding):
     """
 
     name = "sentence-embedding"
-    head = "base"
     options_type = EmbeddingOptions
 
     def __init__(self, model: Model, **options: Any) -> None:
@@ -121,6 +120,16 @@ class SentenceEmbedding(Encoding):
         together = np.stack(answers) if answers else np.empty((0, width), self.model.dtype)
         n_tokens = np.array([each.n_tokens for each in answers], int)
         return carrying(together, n_tokens, np.array([each.truncated for each in answers], bool))
+
+    def columns(self) -> dict[str, Any]:
+        return {"embedding": (np.floating, self.options.truncate_dim or self.width)}
+
+    def values(self, answer: Any) -> dict[str, Any]:
+        return {"embedding": answer}
+
+    def findings(self, text: str, answer: Any) -> list[str]:
+        numbers = " ".join(f"{each:.4f}" for each in answer[:6])
+        return [f"{len(answer)} numbers: {numbers}{' ...' if len(answer) > 6 else ''}"]
 
     def _pooled(self, request: Request, start: int) -> Any:
         """The pooled vector (D,), of the rows from `start` on; an NpformerError if there is none."""

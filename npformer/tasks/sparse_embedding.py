@@ -14,6 +14,7 @@ import numpy as np
 from npformer.common.checks import whole
 from npformer.model import Model
 from npformer.taps import listening
+from npformer.tasks.declaration import Form
 from npformer.tasks.fill_mask import word_logits
 from npformer.tasks.pooling import splade
 from npformer.tasks.prompted import PromptOptions
@@ -67,8 +68,8 @@ class SparseEmbedding(SparseEncoding):
     """
 
     name = "sparse-embedding"
-    head = "masked-lm"
     options_type = SparseOptions
+    form = Form({"indices": [int], "values": [np.floating], "tokens": [str]})
 
     def __init__(self, model: Model, **options: Any) -> None:
         self.recipe = recipe_of(model)
@@ -90,6 +91,11 @@ class SparseEmbedding(SparseEncoding):
             before = weights[index]
             weights[index] = found if before is None else combine(before, found)
         return [self._sparse(each, options.max_active_dims) for each in weights if each is not None]
+
+    def findings(self, text: str, answer: Any) -> list[str]:
+        best = sorted(zip(answer["values"], answer["tokens"], strict=True), key=lambda each: -each[0])
+        more = [f"... {len(best) - 12} more"] if len(best) > 12 else []
+        return [*(f"{value:.4f}  {token}" for value, token in best[:12]), *more]
 
     def _logits(self, requests: list[Request]) -> Iterator[tuple[int, np.ndarray]]:
         """Yields the logits of at most ROWS of a text's tokens (L, V), with the text's place: each token once.

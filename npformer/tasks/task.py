@@ -19,6 +19,8 @@ from npformer.common.progress import with_bar
 from npformer.functions import softmax
 from npformer.model import Model
 from npformer.taps import tap
+from npformer.tasks.catalogue import TASKS
+from npformer.tasks.declaration import Form
 from npformer.tasks.ignored_keywords import translated
 from npformer.tasks.options import Options
 from npformer.tasks.results import carrying
@@ -66,15 +68,16 @@ class Task(Answering):
     """
 
     lines = TASK
-    name: ClassVar[str]
-    head: ClassVar[str]  # the head of models for this task
+    name: ClassVar[str]  # in `catalogue.TASKS`
     options_type: ClassVar[type[Options]] = Options
     cut: ClassVar[str] = "longest"  # which of two texts is cut when they are too long
     has_windows: ClassVar[bool] = True  # whether a text that is too long can be read in several pieces
+    form: ClassVar[Form] = Form()  # of its answers
 
     def __init__(self, model: Model, **options: Any) -> None:
-        if model.config.head != self.head:
-            raise NpformerError(f"{self.name} takes a {self.head} model, this one is a {model.config.head} model")
+        head = TASKS[self.name].head
+        if model.config.head != head:
+            raise NpformerError(f"{self.name} takes a {head} model, this one is a {model.config.head} model")
         self.model = model
         self.encoder = Encoder(model)
         self.window = WINDOW
@@ -173,6 +176,30 @@ class Task(Answering):
     def collect(self, answers: list[Any]) -> Any:
         """Puts the answers to a list of inputs together."""
         return answers
+
+    # --- how an answer looks in a dataset and on the command line ------------------------------------------------
+
+    def gives_lists(self) -> bool:
+        """Whether an answer, under the task's options, is a list."""
+        return bool(self.form.several)
+
+    def columns(self) -> Mapping[str, Any]:
+        """Returns the columns of a dataset of answers, name -> type as in `Form`; empty if answers have no columns."""
+        return {self.form.several: [self.form.fields]} if self.gives_lists() else self.form.fields
+
+    def values(self, answer: Any) -> dict[str, Any]:
+        """Returns the values of an answer by their names, for JSON."""
+        return {self.form.several: list(answer)} if isinstance(answer, list) else dict(answer)
+
+    def row(self, answer: Any) -> dict[str, Any]:
+        """Returns the values of an answer for `columns`."""
+        return self.values(answer)
+
+    def findings(self, text: str, answer: Any) -> list[str]:
+        """Returns the lines that show the answer to a text."""
+        return [self.form.line.format_map(each) for each in (answer if isinstance(answer, list) else [answer])]
+
+    # --- how texts are read --------------------------------------------------------------------------------------
 
     def window_size(self, options: Any) -> tuple[int | None, int | None]:
         """Returns the tokens of a piece, None for as many as the model takes, and the tokens that neighbours share."""

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from npformer.common.checks import one_of, whole
+from npformer.tasks.declaration import Form
 from npformer.tasks.options import Options
 from npformer.tasks.task import Request, Task, logits_of_texts, probabilities
 
@@ -54,8 +55,16 @@ class TextClassification(Task):
     """
 
     name = "text-classification"
-    head = "sequence-classification"
     options_type = ClassificationOptions
+    form = Form({"label": str, "score": np.floating}, several="labels", layout="beside")
+
+    def gives_lists(self) -> bool:
+        return bool(self.options.top_k != BEST)
+
+    def findings(self, text: str, answer: Any) -> list[str]:
+        width = max(map(len, self.model.config.labels))
+        best = answer if isinstance(answer, list) else [answer]
+        return [f"{each['label']:{width}}  {each['score']:.4f}" for each in best]
 
     def answer(self, requests: list[Request], options: ClassificationOptions) -> list[Any]:
         function = options.function_to_apply or self.model.config.scoring

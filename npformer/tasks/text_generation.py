@@ -13,6 +13,7 @@ from npformer.common.errors import NpformerError, warn
 from npformer.generation import generate, stream
 from npformer.generation.settings import Settings, resolve
 from npformer.runtime.packing import Text
+from npformer.tasks.declaration import Form
 from npformer.tasks.results import Written
 from npformer.tasks.task import Request
 from npformer.tasks.writing import Writing, WritingOptions, pieces
@@ -77,8 +78,9 @@ class TextGeneration(Writing):
     """
 
     name = "text-generation"
-    head = "causal-lm"
     options_type = TextGenerationOptions
+    key = column = "generated_text"
+    form = Form(several="generated_texts", layout="whole")
     usual: ClassVar[Mapping[str, Any]] = {"do_sample": True, "temperature": 0.7}  # as in transformers.pipeline
 
     def settle(self, options: TextGenerationOptions, given: Mapping[str, Any]) -> Any:
@@ -107,6 +109,9 @@ class TextGeneration(Writing):
             room = max(1, self.encoder.limit + 1 - max(1, n_tokens))
             settings["max_new_tokens"] = min(usual, room) if isinstance(usual, int) else usual
         return settings
+
+    def values(self, answer: Any) -> dict[str, Any]:
+        return {self.form.several: [each[self.key] for each in answer]}
 
     def tokens(self, text: str, **options: Any) -> Iterator[str]:
         """Yields what follows one prompt piece by piece, as each token is chosen, greedily or by sampling.

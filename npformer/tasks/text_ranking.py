@@ -15,6 +15,7 @@ from npformer.common.checks import one_of, shown
 from npformer.common.errors import NpformerError
 from npformer.common.files import read_json
 from npformer.model import Model
+from npformer.tasks.declaration import Form
 from npformer.tasks.prompted import PromptOptions
 from npformer.tasks.sentence_folder import DESCRIPTION, NEWER, OLDER, cross_encoder_recipe
 from npformer.tasks.sentence_transformers import Ranking
@@ -64,12 +65,12 @@ class TextRanking(Ranking):
     """
 
     name = "text-ranking"
-    head = "sequence-classification"
     options_type = RankingOptions
+    form = Form({"score": np.floating}, line="{score:.4f}", layout="beside")
 
     def __init__(self, model: Model, **options: Any) -> None:
         labels = model.config.labels
-        if model.config.head == self.head and len(labels) != 1:
+        if model.config.head == "sequence-classification" and len(labels) != 1:
             raise NpformerError(
                 f"{self.name} takes a model with one label, this one has {len(labels)}; "
                 "pipeline('text-classification', model, top_k=None) gives the score of each"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import Any
 
 from npformer.checkpoint.read import CONFIG
 from npformer.common.errors import NpformerError, warn
@@ -13,6 +13,7 @@ from npformer.common.files import read_json
 from npformer.generation import generate, stream
 from npformer.generation.settings import NAMES, UNSUPPORTED, resolve
 from npformer.model import Model, Seq2Seq
+from npformer.tasks.declaration import Form
 from npformer.tasks.task import WINDOW, Request
 from npformer.tasks.writing import Writing, WritingOptions, pieces
 from npformer.text.encoding import Encoded, SourceEncoder, was_cut
@@ -33,8 +34,6 @@ class TextToTextOptions(WritingOptions):
 class TextToText(Writing):
     """The base of the tasks in this file, which differ in their names and in their usual settings."""
 
-    key: ClassVar[str]  # of an answer's text
-    head = "translation"
     options_type = TextToTextOptions
     model: Seq2Seq  # type: ignore[assignment]
 
@@ -68,6 +67,9 @@ class TextToText(Writing):
     @property
     def own_settings(self) -> Mapping[str, Any]:
         return self.described[1]
+
+    def values(self, answer: Any) -> dict[str, Any]:
+        return {self.key: ""} if answer is None else super().values(answer)  # None: a blank line
 
     def settle(self, options: TextToTextOptions, given: Mapping[str, Any]) -> Any:
         """Returns the options with the given ones changed, the settings of generation among them."""
@@ -126,7 +128,8 @@ class Translation(TextToText):
         translate("The dog runs.")["translation_text"]
     """
 
-    name, key = "translation", "translation_text"
+    name, key, column = "translation", "translation_text", "translation"
+    form = Form(several="translations", layout="alone")
 
 
 class Summarization(TextToText):
@@ -152,7 +155,8 @@ class Summarization(TextToText):
         summarize(article, min_length=30, max_length=90)["summary_text"]
     """
 
-    name, key, usual = "summarization", "summary_text", USUAL
+    name, key, column, usual = "summarization", "summary_text", "summary", USUAL
+    form = Form(several="summaries", layout="alone")
 
 
 class Text2TextGeneration(TextToText):
@@ -178,4 +182,5 @@ class Text2TextGeneration(TextToText):
         rewrite("They were there to enjoy us and they were there to pray for us.")["generated_text"]
     """
 
-    name, key, usual = "text2text-generation", "generated_text", USUAL
+    name, key, column, usual = "text2text-generation", "generated_text", "generated_text", USUAL
+    form = Form(several="generated_texts", layout="alone")

@@ -13,6 +13,7 @@ import numpy as np
 
 from npformer.common.checks import one_of
 from npformer.model import Model
+from npformer.tasks.declaration import Form
 from npformer.tasks.options import Options
 from npformer.tasks.task import Request, Task, probabilities
 from npformer.text.inputs import Pair, as_text, as_texts
@@ -78,8 +79,8 @@ class TokenClassification(Task):
     """
 
     name = "token-classification"
-    head = "token-classification"
     options_type = TokenOptions
+    form = Form(several="entities")
 
     def __init__(self, model: Model, **options: Any) -> None:
         super().__init__(model, **options)
@@ -88,6 +89,19 @@ class TokenClassification(Task):
         self._unknown = tokenizer.token_to_id(unknown_piece) if unknown_piece else None
         self._join = tokenizer.decoder.decode if tokenizer.decoder else " ".join
         self._has_prefix = bool(getattr(tokenizer.model, "continuing_subword_prefix", None))
+
+    def columns(self) -> dict[str, Any]:
+        tokens = self.options.aggregation_strategy == "none"
+        kind = {"entity" if tokens else "entity_group": str, "score": np.floating}
+        index = {"index": int} if tokens else {}
+        return {self.form.several: [{**kind, **index, "word": str, "start": int, "end": int}]}
+
+    def findings(self, text: str, answer: Any) -> list[str]:
+        return [
+            f"{each.get('entity_group', each.get('entity'))}  {each['score']:.4f}  {each['start']}-{each['end']}  "
+            f"{text[each['start'] : each['end']]}"
+            for each in answer
+        ]
 
     def inputs(self, item: Any, options: TokenOptions) -> list[str | Pair]:
         return [as_text(item)]

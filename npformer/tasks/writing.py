@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 
 from npformer.common.checks import unknown
 from npformer.common.errors import NpformerError
-from npformer.generation.settings import NAMES, UNSUPPORTED, merged, stored_settings
+from npformer.generation.settings import NAMES, UNSUPPORTED, merged, resolve, stored_settings
 from npformer.tasks.ignored_keywords import translated
 from npformer.tasks.options import Options
 from npformer.tasks.task import InputError, Request, Task
@@ -41,6 +41,8 @@ class Writing(Task):
     options_type: ClassVar[type[WritingOptions]] = WritingOptions
     usual: ClassVar[Mapping[str, Any]] = {}  # settings where neither the caller nor the model's folder has them
     has_windows = False
+    key: ClassVar[str]  # of a text in an answer
+    column: ClassVar[str]  # of a text in a dataset
 
     @property
     def own_settings(self) -> Mapping[str, Any]:
@@ -72,6 +74,20 @@ class Writing(Task):
         settings = merged(options.settings, searched)
         others = {name: given[name] for name in own if name in given}
         return super().settle(options, {**others, "settings": settings})
+
+    def gives_lists(self) -> bool:
+        settings = resolve(self.model.folder, self.model.config, self.options.settings)
+        return settings.num_return_sequences > 1
+
+    def columns(self) -> dict[str, Any]:
+        return {self.form.several: [str]} if self.gives_lists() else {self.column: str}
+
+    def row(self, answer: Any) -> dict[str, Any]:
+        texts = self.findings("", answer)
+        return {self.form.several: texts, self.column: texts[0]}
+
+    def findings(self, text: str, answer: Any) -> list[str]:
+        return [each[self.key] for each in (answer if isinstance(answer, list) else [answer])]
 
     def source(self, item: Any, options: Any) -> Encoded:
         """Returns what the model reads for one item."""

@@ -14,6 +14,7 @@ import numpy as np
 from npformer.common.checks import boolean
 from npformer.common.errors import NpformerError, warn
 from npformer.model import Model
+from npformer.tasks.declaration import Form
 from npformer.tasks.options import Options
 from npformer.tasks.task import Request, Task, logits_of_texts, probabilities
 from npformer.text.inputs import Pair, as_text, as_texts
@@ -69,8 +70,8 @@ class ZeroShotClassification(Task):
     """
 
     name = "zero-shot-classification"
-    head = "sequence-classification"
     options_type = ZeroShotOptions
+    form = Form({"label": str, "score": np.floating}, several="labels", line="{score:.4f}  {label}")
     cut = "first"
 
     def __init__(self, model: Model, **options: Any) -> None:
@@ -95,6 +96,16 @@ class ZeroShotClassification(Task):
         if not options.candidate_labels:
             raise NpformerError("candidate_labels: expected at least one label")
         return super().stream(items, options, quiet)
+
+    def values(self, answer: Any) -> dict[str, Any]:
+        return {name: answer[name] for name in ("labels", "scores")}
+
+    def row(self, answer: Any) -> dict[str, Any]:
+        pairs = zip(answer["labels"], answer["scores"], strict=True)
+        return {self.form.several: [{"label": label, "score": score} for label, score in pairs]}
+
+    def findings(self, text: str, answer: Any) -> list[str]:
+        return super().findings(text, self.row(answer)[self.form.several])
 
     def inputs(self, item: Any, options: ZeroShotOptions) -> list[str | Pair]:
         text = as_text(item)

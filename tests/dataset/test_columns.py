@@ -165,5 +165,5 @@ def test_texts_that_are_cut_are_told(tmp_path):
 
 def test_a_task_without_columns_is_refused(tmp_path):
     task = npformer.pipeline("feature-extraction", tiny.folder(tmp_path / "model", "bert", "base"))
-    with pytest.raises(NpformerError, match="'feature-extraction' is not known"):
+    with pytest.raises(NpformerError, match="feature-extraction: its answers do not fit into the columns"):
         answered(task, tmp_path)

@@ -25,7 +25,8 @@ from npformer.cli import texts as text_files
 from npformer.common.errors import NpformerError
 from npformer.config import Config
 from npformer.model import Model, Seq2Seq
-from npformer.tasks.pipelines import TASK_OF, pipeline
+from npformer.tasks.catalogue import TASK_OF
+from npformer.tasks.pipelines import pipeline
 from npformer.text.tokenizer import FILES as TOKENIZER_FILES
 from npformer.text.translation_tokenizer import load_tokenizer
 from npformer.training.data import encode, encode_pairs, label_names, read_labelled, read_pairs

@@ -15,9 +15,10 @@ import pytest
 
 from npformer.generation.settings import NAMES
 from npformer.tasks import keywords, pipelines
+from npformer.tasks.catalogue import ALIASES, TASKS
 from npformer.tasks.ignored_keywords import IGNORED
 from npformer.tasks.options import Options
-from npformer.tasks.pipelines import ALIASES, TASKS, pipeline
+from npformer.tasks.pipelines import pipeline
 from npformer.tasks.writing import WritingOptions
 
 
