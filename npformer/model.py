@@ -1,141 +1,40 @@
 """Models from token ids to answers: `Model`, an encoder with its head, and `Seq2Seq`, an encoder-decoder.
 
-`transformer.py` computes, `runtime/runner.py` distributes the work over cores. `tasks/` read and write text,
-`generation/` writes with a `Seq2Seq`.
+`transformer.py` computes, `runtime/runner.py` distributes the work over cores, `generation/` writes token by token.
+`tasks/` read and write text.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from npformer.checkpoint.storage import MappedFile, mapped_files
-from npformer.checkpoint.tree import flatten
-from npformer.common.checks import shown
+from npformer.base_model import expect_finite
 from npformer.common.errors import NpformerError
 from npformer.common.limits import LIMITS, Limits
-from npformer.common.other_libraries import MODEL, Answering, answering
+from npformer.common.other_libraries import answering
 from npformer.config import Config
 from npformer.decoder_layers import shift_right
 from npformer.functions import IGNORE_INDEX
+from npformer.generation.generating_model import GeneratingModel
+from npformer.generation.state import read_sources
 from npformer.runtime.output import Output
 from npformer.runtime.packing import Text, pack
 from npformer.runtime.padding import as_padded, check_texts, padded, texts_of
 from npformer.runtime.products import kernel
-from npformer.runtime.runner import Runner
 from npformer.runtime.threads import run_row_parallel
 from npformer.taps import listening
-from npformer.transformer import POOLED_HEADS, encode_source, forward, packed, transformer
+from npformer.transformer import POOLED_HEADS, forward, packed, transformer
 
 if TYPE_CHECKING:
-    from npformer.generation import Hypothesis
     from npformer.text.translation_tokenizer import TranslationTokenizer
 
 
-def expect_finite(answers: Sequence[Mapping[str, np.ndarray]], of: str = "text") -> None:
-    """Raises NpformerError if an answer is NaN or infinite, unless someone listens, who may want to see where.
-
-    of: what the answers are of.
-    """
-    if listening():
-        return
-    for index, answer in enumerate(answers):
-        for name, array in answer.items():
-            if not np.isfinite(array).all():
-                raise NpformerError(
-                    f"{of} {index}: its {name} are not finite, because numbers on the way to them were too large for "
-                    f"{array.dtype} or weights are damaged; npformer.trace shows the first stage that is not finite"
-                )
-
-
-class BaseModel(Runner, Answering):
-    """The common part of all models: config, weights, tokenizer folder, threads. Parameters as in `Model`."""
-
-    config: Config
-    lines = MODEL
-
-    def __init__(
-        self,
-        config: Config,
-        weights: Mapping[str, Any],
-        folder: Path | None = None,
-        threads: int | None = None,
-        same_bits: bool | None = None,
-        limits: Limits = LIMITS,
-    ) -> None:
-        if not isinstance(config, Config):
-            raise NpformerError(f"model: config: expected a Config, got {shown(config)}")
-        super().__init__(threads, same_bits)
-        self.config = config
-        self.weights = weights
-        self.folder = folder
-        self.limits = limits
-
-    @cached_property
-    def _files(self) -> list[MappedFile]:
-        """The files that weights are views of."""
-        return mapped_files(flatten(dict(self.weights)).values())
-
-    @property
-    def dtype(self) -> np.dtype:
-        return self.weights.get("decoder", self.weights)["embeddings"]["token"]["weight"].dtype
-
-    @contextmanager
-    def cores(self, threads: int | None = None) -> Iterator[None]:
-        """As in `Runner`; checks before that the weights' files are unchanged, which takes microseconds.
-
-        NumPy's warnings, which say neither where nor why, are off inside: `expect_finite` tells of their results.
-        """
-        self._check_files()
-        with np.errstate(over="ignore", invalid="ignore", divide="ignore"), super().cores(threads):
-            yield
-
-    def _check_files(self) -> None:
-        for file in self._files:
-            file.check()
-
-    def __getstate__(self) -> dict[str, Any]:
-        """What pickle and copy take: the weights' numbers, read from files that are unchanged, not the files."""
-        self._check_files()
-        return {name: value for name, value in self.__dict__.items() if name != "_files"}
-
-    def generate(self, sources: Any, attention_mask: Any = None, **settings: Any) -> list[list[Hypothesis]]:
-        """Generates texts for one source's or prompt's ids, a padded array with its mask, or a list.
-
-        `generation.generate` says which settings there are.
-        """
-        from npformer.generation import generate
-
-        return generate(self, self.sources(sources, attention_mask), **settings)
-
-    def stream(self, source: Any, **settings: Any) -> Iterator[int]:
-        """Generates one text token by token: `generation.stream`."""
-        from npformer.generation import stream
-
-        sources = self.sources(source)
-        if len(sources) != 1:
-            raise NpformerError(f"stream: one source at a time, got {len(sources)}")
-        return stream(self, sources[0], **settings)
-
-    def sources(self, input_ids: Any, attention_mask: Any = None) -> list[Text]:
-        """Checks a caller's sources or prompts, in the forms of `__call__`, and returns them as texts."""
-        ids, mask, _ = as_padded(input_ids, attention_mask, None)
-        if ids.ndim != 2:
-            raise NpformerError(f"input_ids: expected (S,) or (B, S), got {ids.shape}")
-        return texts_of(ids, mask)
-
-    def _tokenizer_folder(self) -> Path:
-        if self.folder is None:
-            raise NpformerError("this model was made without a folder, so it has no tokenizer; give it token ids")
-        return self.folder
-
-
-class Model(BaseModel):
+class Model(GeneratingModel):
     """A transformer encoder with its head, on token ids.
 
     Parameters
@@ -238,7 +137,7 @@ class Model(BaseModel):
         return self.config.head not in POOLED_HEADS and answer != "pooler_output"
 
 
-class Seq2Seq(BaseModel):
+class Seq2Seq(GeneratingModel):
     """An encoder-decoder transformer on token ids, with head "translation".
 
     Parameters
@@ -347,9 +246,8 @@ class Seq2Seq(BaseModel):
         A pair's bits do not depend on other pairs, their order or the threads; the steps of `generate` have the same
         bits.
         """
-        self._check_sources([source for source, _ in pairs])
-        targets = [target for _, target in pairs]
-        c = self.config
+        c, (sources, targets) = self.config, ([pair[side] for pair in pairs] for side in (0, 1))
+        check_texts(sources, c.max_length, c.vocab_size, first_position=-c.first_position)
         check_texts(
             targets, c.max_length, c.decoder.vocab_size, name="decoder_input_ids", first_position=-c.first_position
         )
@@ -367,28 +265,4 @@ class Seq2Seq(BaseModel):
 
     def encode(self, sources: Sequence[Text]) -> list[np.ndarray]:
         """The encoder's output for each source, (S, D). Its bits do not depend on the other sources."""
-        self._check_sources(sources)
-
-        def work(indices: list[int]) -> list[np.ndarray]:
-            batch = pack([sources[i] for i in indices])
-            return batch.split(encode_source(self.weights, self.config, batch))
-
-        states = self.in_shards([len(source) for source in sources], work)
-        expect_finite([{"encoder_last_hidden_state": each} for each in states])
-        return states
-
-    def _check_sources(self, sources: Sequence[Text]) -> None:
-        c = self.config
-        check_texts(sources, c.max_length, c.vocab_size, first_position=-c.first_position)
-
-
-def check_model(where: str, model: Any, *kinds: type) -> None:
-    """Raises NpformerError unless `model` is a loaded model, of one of the `kinds` if given."""
-    if isinstance(model, kinds or (Model, Seq2Seq)):
-        return
-    hint = "npformer.load(name) returns one"
-    if isinstance(getattr(model, "model", None), Model | Seq2Seq):  # a pipeline
-        hint = "its attribute .model is one"
-    elif isinstance(model, Seq2Seq):
-        hint = "only trace and edit take a translation model"
-    raise NpformerError(f"{where}: expected a Model, got {model!r:.60}; {hint}")
+        return read_sources(self, sources)

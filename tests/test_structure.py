@@ -45,7 +45,7 @@ ORDER = (
         "encoder_layers",
     ),
     *("decoder_layers", "heads"),
-    *("config", "transformer", "families", "checkpoint", "text", "generation", "model", "generation.likelihood"),
+    *("config", "transformer", "families", "checkpoint", "base_model", "text", "generation", "model"),
     "checkpoint.loading",
     *("tasks", "dataset", "serve", "training", "interpret", "golden", "view"),
     *("cli", "__main__"),

@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any
 
 import numpy as np
 
+from npformer.base_model import BaseModel
 from npformer.common.errors import NpformerError, warn
 from npformer.config import Config, Decoder
 from npformer.generation.decoding import Hypothesis, Stopping, beam_search, greedy_or_sample
@@ -21,9 +22,6 @@ from npformer.generation.settings import Settings, resolve
 from npformer.generation.state import PromptState, Seq2SeqState, State
 from npformer.runtime.packing import Text
 from npformer.taps import listen
-
-if TYPE_CHECKING:
-    from npformer.model import BaseModel, Seq2Seq
 
 __all__ = ["Hypothesis", "Settings", "cross_attentions", "generate", "padded", "stream"]
 
@@ -94,8 +92,7 @@ def generate(
             for (i, _), hypotheses in zip(group, found, strict=True):
                 answers[i] += hypotheses[: chosen.num_return_sequences]
                 for each in hypotheses if output_attentions else []:
-                    whole = cast("Seq2Seq", model), sources[i], each.ids
-                    each.cross_attentions = cross_attentions(*whole, state.prompts[0, 0])
+                    each.cross_attentions = cross_attentions(model, sources[i], each.ids, state.prompts[0, 0])
     for hypothesis in chain(*answers):
         hypothesis.token_scores = hypothesis.token_scores if output_scores else None
     return answers
@@ -147,7 +144,7 @@ def padded(hypotheses: Sequence[Hypothesis], start_id: int, pad_id: int | None =
     return table
 
 
-def cross_attentions(model: Seq2Seq, source: Text, ids: np.ndarray, start_id: int) -> list[np.ndarray]:
+def cross_attentions(model: BaseModel, source: Text, ids: np.ndarray, start_id: int) -> list[np.ndarray]:
     """Each decoder layer's weights (H, L, S) from target tokens to source tokens, for the tokens ids (L,).
 
     One pass over the whole target computes them, with the same bits as the steps.

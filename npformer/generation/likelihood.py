@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from npformer.base_model import BaseModel, check_model
 from npformer.common.checks import whole
 from npformer.common.errors import NpformerError
 from npformer.functions import cross_entropy
-from npformer.model import Model, check_model
 from npformer.runtime.packing import Text
 from npformer.text.encoding import Encoder
 from npformer.text.inputs import as_text
@@ -75,7 +75,7 @@ class Perplexity:
         )
 
 
-def perplexity(model: Model, text: str, stride: int | None = None, max_length: int | None = None) -> Perplexity:
+def perplexity(model: BaseModel, text: str, stride: int | None = None, max_length: int | None = None) -> Perplexity:
     """Measures how well a model predicts a text: exp of the mean cross-entropy of each token given those before it.
 
     A text that is longer than the model takes is read in windows, each `stride` tokens after the one before. Of each
@@ -116,7 +116,7 @@ def perplexity(model: Model, text: str, stride: int | None = None, max_length: i
     >>> print(npformer.perplexity(model, "to be or not to be"))  # of new weights, about one in the vocabulary
     perplexity 5.10... a token, 3.88... a word, 1.57... a byte   0.65... bits a byte   5 tokens, 6 words, 18 bytes
     """
-    check_model("perplexity", model, Model)
+    check_model("perplexity", model)
     if model.config.head != "causal-lm":
         raise NpformerError(f"perplexity: expected a causal-lm model, got a {model.config.head} model")
     most = whole("perplexity: the model's positions", model.config.max_length, 2)
@@ -141,7 +141,7 @@ def windows(length: int, width: int, step: int) -> Iterator[tuple[int, int, int]
         before = end
 
 
-def _cross_entropy(model: Model, ids: np.ndarray, counted: int) -> float:
+def _cross_entropy(model: BaseModel, ids: np.ndarray, counted: int) -> float:
     """The sum of the cross-entropies of a window's last `counted` tokens."""
     [answer] = model.run([Text(ids)])
     rows = range(len(ids) - 1 - counted, len(ids) - 1, ROWS)

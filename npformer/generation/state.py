@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import chain
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
+from npformer.base_model import BaseModel, expect_finite
 from npformer.blocks.rows import Caches
 from npformer.common.errors import NpformerError
 from npformer.generation.kv_cache import BeamAncestry, KVCache, PromptRows, SelfAttentionCache
@@ -19,10 +20,7 @@ from npformer.generation.logits import Projection
 from npformer.generation.settings import Settings
 from npformer.runtime.packing import Batch, Text, pack
 from npformer.runtime.padding import check_texts
-from npformer.transformer import decode_target, encode, head_input, mechanisms
-
-if TYPE_CHECKING:
-    from npformer.model import BaseModel, Model, Seq2Seq
+from npformer.transformer import decode_target, encode, encode_source, head_input, mechanisms
 
 NO_TOKEN = -1  # before a prompt that is shorter than others
 
@@ -59,7 +57,7 @@ class Seq2SeqState:
     """A decoder that writes targets for some sources, given by the encoder's output (S, D)."""
 
     def __init__(
-        self, model: Seq2Seq, sources: Sequence[np.ndarray], settings: Settings, projection: Projection
+        self, model: BaseModel, sources: Sequence[np.ndarray], settings: Settings, projection: Projection
     ) -> None:
         self.model = model
         self.n_beams = settings.num_beams
@@ -71,8 +69,8 @@ class Seq2SeqState:
         self.steps = 0
 
     @staticmethod
-    def prepare(model: Seq2Seq, sources: Sequence[Text]) -> list[np.ndarray]:
-        return model.encode(sources)
+    def prepare(model: BaseModel, sources: Sequence[Text]) -> list[np.ndarray]:
+        return read_sources(model, sources)
 
     @staticmethod
     def before(source: np.ndarray) -> int:
@@ -103,7 +101,7 @@ class Read(NamedTuple):
 class PromptState:
     """A causal model that writes on after some prompts. A prompt that is there twice is read once."""
 
-    def __init__(self, model: Model, prompts: Sequence[Text], settings: Settings, projection: Projection) -> None:
+    def __init__(self, model: BaseModel, prompts: Sequence[Text], settings: Settings, projection: Projection) -> None:
         self.model = model
         self.n_beams = settings.num_beams
         self.projection = projection
@@ -124,7 +122,7 @@ class PromptState:
             row[len(row) - len(prompt) :] = prompt.ids
 
     @staticmethod
-    def prepare(model: Model, prompts: Sequence[Text]) -> list[Text]:
+    def prepare(model: BaseModel, prompts: Sequence[Text]) -> list[Text]:
         for each in chain(*(mechanisms(model.config, i) for i in range(model.config.n_layers))):
             if not each.cached:
                 kind = type(each).__name__
@@ -174,7 +172,21 @@ def _rows(tokens: np.ndarray, positions: np.ndarray, n_beams: int) -> Batch:
     return Batch(tokens, positions, np.zeros_like(tokens), np.full(len(tokens) // n_beams, n_beams))
 
 
-def _read(model: Model, prompts: Sequence[Text]) -> list[Read]:
+def read_sources(model: BaseModel, sources: Sequence[Text]) -> list[np.ndarray]:
+    """The encoder's output for each source, (S, D). Its bits do not depend on the other sources."""
+    c = model.config
+    check_texts(sources, c.max_length, c.vocab_size, first_position=-c.first_position)
+
+    def work(indices: list[int]) -> list[np.ndarray]:
+        batch = pack([sources[i] for i in indices])
+        return batch.split(encode_source(model.weights, c, batch))
+
+    states = model.in_shards([len(source) for source in sources], work)
+    expect_finite([{"encoder_last_hidden_state": each} for each in states])
+    return states
+
+
+def _read(model: BaseModel, prompts: Sequence[Text]) -> list[Read]:
     """Reads prompts as `Model.run` does."""
 
     def work(indices: list[int]) -> list[Read]:

@@ -33,13 +33,14 @@ from typing import Any
 
 import numpy as np
 
+from npformer.base_model import check_model
 from npformer.common.errors import NpformerError
 from npformer.functions import layer_norm
 from npformer.interpret.effects import Effects
 from npformer.interpret.metric import Logit, label_name, logits_asked
 from npformer.interpret.study_inputs import row_read
 from npformer.interpret.traces import Trace, trace
-from npformer.model import Model, check_model
+from npformer.model import Model
 from npformer.runtime.packing import Text
 from npformer.transformer import POOLED_HEADS, answer, embedded
 

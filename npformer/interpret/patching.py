@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from npformer.base_model import check_model
 from npformer.common.checks import one_of
 from npformer.common.errors import NpformerError
 from npformer.interpret.edits import edit, from_trace, place, without_head
@@ -20,7 +21,7 @@ from npformer.interpret.metric import Metric, metric_of
 from npformer.interpret.study_inputs import pair_of, texts_of, tokens_read
 from npformer.interpret.text_parts import OF_SOURCE
 from npformer.interpret.traces import Trace, trace
-from npformer.model import Model, Seq2Seq, check_model
+from npformer.model import Model, Seq2Seq
 
 BY = ("position", "head", "layer")
 BLOCKS = ("attention", "cross_attention", "ffn")  # how the stages of a layer begin, in order

@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from npformer.base_model import check_model
 from npformer.checkpoint.archive import load_arrays, save_arrays
 from npformer.common.errors import NpformerError
 from npformer.config import Config
@@ -29,7 +30,7 @@ from npformer.interpret.study_inputs import pair_of, tokens_read_again
 from npformer.interpret.study_inputs import texts_of as texts_of
 from npformer.interpret.summary import COLUMNS, NUMBERS, StageSummary, Table, summary
 from npformer.interpret.text_parts import TextParts, is_input
-from npformer.model import Model, Seq2Seq, check_model
+from npformer.model import Model, Seq2Seq
 from npformer.taps import listen, tap
 from npformer.transformer import POOLED_HEADS
 

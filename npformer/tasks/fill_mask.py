@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 
 from npformer import heads
+from npformer.base_model import expect_finite
 from npformer.common.checks import whole
 from npformer.common.errors import NpformerError, warn
-from npformer.model import Model, expect_finite
+from npformer.model import Model
 from npformer.taps import listening
 from npformer.tasks.declaration import Form
 from npformer.tasks.options import Options

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from npformer.base_model import BaseModel
 from npformer.common.checks import shown, unknown
 from npformer.common.errors import NpformerError, warn
 from npformer.runtime.packing import Text
@@ -33,8 +34,6 @@ from npformer.text.windows import (
 
 if TYPE_CHECKING:
     from tokenizers import Encoding
-
-    from npformer.model import Model, Seq2Seq
 
 IDS = np.ndarray | list | Text  # accepted forms of token ids
 LEAST_STEP = 8  # windows of a pair advance by at least 1 / LEAST_STEP of their width
@@ -82,7 +81,7 @@ class Encoded:
 class Encoder:
     """A model's tokenizer and its maximum length."""
 
-    def __init__(self, model: Model, limit: int | None = None) -> None:
+    def __init__(self, model: BaseModel, limit: int | None = None) -> None:
         self.tokenizer = model.tokenizer
         self.threads = model.threads
         self.limits = model.limits
@@ -340,7 +339,7 @@ def _texts(given: str | Pair) -> list[str]:
     return [given] if isinstance(given, str) else list(given)
 
 
-def read_texts(model: Model, given: Sequence[Any]) -> list[Encoded]:
+def read_texts(model: BaseModel, given: Sequence[Any]) -> list[Encoded]:
     """Encodes texts, Pairs or token ids, each in one piece. Long texts are truncated with a warning; ids are not."""
     written = {i: as_text_or_pair(each) for i, each in enumerate(given) if not isinstance(each, IDS)}
     if not written:  # ids need no tokenizer
@@ -365,7 +364,7 @@ def _of_ids(ids: Any) -> Encoded:
 class SourceEncoder:
     """A translation model's tokenizer and the maximum length of a source."""
 
-    def __init__(self, model: Seq2Seq) -> None:
+    def __init__(self, model: BaseModel) -> None:
         self.tokenizer = model.tokenizer
         self.limits = model.limits
         self.limit = longest_text(model.folder, model.config)

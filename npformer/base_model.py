@@ -1,0 +1,117 @@
+"""`BaseModel`, the common part of all models: config, weights, threads and files, without a forward pass.
+
+`model.py` has the models; `generation/` writes texts with any of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from npformer.checkpoint.storage import MappedFile, mapped_files
+from npformer.checkpoint.tree import flatten
+from npformer.common.checks import shown
+from npformer.common.errors import NpformerError
+from npformer.common.limits import LIMITS, Limits
+from npformer.common.other_libraries import MODEL, Answering
+from npformer.config import Config
+from npformer.runtime.runner import Runner
+from npformer.taps import listening
+
+
+def expect_finite(answers: Sequence[Mapping[str, np.ndarray]], of: str = "text") -> None:
+    """Raises NpformerError if an answer is NaN or infinite, unless someone listens, who may want to see where.
+
+    of: what the answers are of.
+    """
+    if listening():
+        return
+    for index, answer in enumerate(answers):
+        for name, array in answer.items():
+            if not np.isfinite(array).all():
+                raise NpformerError(
+                    f"{of} {index}: its {name} are not finite, because numbers on the way to them were too large for "
+                    f"{array.dtype} or weights are damaged; npformer.trace shows the first stage that is not finite"
+                )
+
+
+class BaseModel(Runner, Answering):
+    """The common part of all models: config, weights, tokenizer folder, threads. Parameters as in `Model`."""
+
+    config: Config
+    tokenizer: Any  # read from the folder when it is first used
+    lines = MODEL
+
+    def __init__(
+        self,
+        config: Config,
+        weights: Mapping[str, Any],
+        folder: Path | None = None,
+        threads: int | None = None,
+        same_bits: bool | None = None,
+        limits: Limits = LIMITS,
+    ) -> None:
+        if not isinstance(config, Config):
+            raise NpformerError(f"model: config: expected a Config, got {shown(config)}")
+        super().__init__(threads, same_bits)
+        self.config = config
+        self.weights = weights
+        self.folder = folder
+        self.limits = limits
+
+    @cached_property
+    def _files(self) -> list[MappedFile]:
+        """The files that weights are views of."""
+        return mapped_files(flatten(dict(self.weights)).values())
+
+    @property
+    def dtype(self) -> np.dtype:
+        return self.weights.get("decoder", self.weights)["embeddings"]["token"]["weight"].dtype
+
+    @contextmanager
+    def cores(self, threads: int | None = None) -> Iterator[None]:
+        """As in `Runner`; checks before that the weights' files are unchanged, which takes microseconds.
+
+        NumPy's warnings, which say neither where nor why, are off inside: `expect_finite` tells of their results.
+        """
+        self._check_files()
+        with np.errstate(over="ignore", invalid="ignore", divide="ignore"), super().cores(threads):
+            yield
+
+    def _check_files(self) -> None:
+        for file in self._files:
+            file.check()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What pickle and copy take: the weights' numbers, read from files that are unchanged, not the files."""
+        self._check_files()
+        return {name: value for name, value in self.__dict__.items() if name != "_files"}
+
+    def run(self, inputs: Sequence[Any]) -> list[dict[str, np.ndarray]]:
+        """Each input's answers without padding. Their bits do not depend on other inputs, their order or the threads.
+
+        An input is a `Text`, or for a `Seq2Seq` a pair of source and target.
+        """
+        raise NotImplementedError
+
+    def _tokenizer_folder(self) -> Path:
+        if self.folder is None:
+            raise NpformerError("this model was made without a folder, so it has no tokenizer; give it token ids")
+        return self.folder
+
+
+def check_model(where: str, model: Any, *kinds: type) -> None:
+    """Raises NpformerError unless `model` is a loaded model, of one of the `kinds` if given."""
+    if isinstance(model, kinds or BaseModel):
+        return
+    hint = "npformer.load(name) returns one"
+    if isinstance(getattr(model, "model", None), BaseModel):  # a pipeline
+        hint = "its attribute .model is one"
+    elif isinstance(model, BaseModel):
+        hint = "only trace and edit take a translation model"
+    raise NpformerError(f"{where}: expected a Model, got {model!r:.60}; {hint}")

@@ -1,0 +1,37 @@
+"""`GeneratingModel`, the base of `Model` and `Seq2Seq`: a model with the methods `generate` and `stream`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from npformer.base_model import BaseModel
+from npformer.common.errors import NpformerError
+from npformer.generation import Hypothesis, generate, stream
+from npformer.runtime.packing import Text
+from npformer.runtime.padding import as_padded, texts_of
+
+
+class GeneratingModel(BaseModel):
+    """A model that writes texts, if its head does. Parameters as in `Model`."""
+
+    def generate(self, sources: Any, attention_mask: Any = None, **settings: Any) -> list[list[Hypothesis]]:
+        """Generates texts for one source's or prompt's ids, a padded array with its mask, or a list.
+
+        `generation.generate` says which settings there are.
+        """
+        return generate(self, self.sources(sources, attention_mask), **settings)
+
+    def stream(self, source: Any, **settings: Any) -> Iterator[int]:
+        """Generates one text token by token: `generation.stream`."""
+        sources = self.sources(source)
+        if len(sources) != 1:
+            raise NpformerError(f"stream: one source at a time, got {len(sources)}")
+        return stream(self, sources[0], **settings)
+
+    def sources(self, input_ids: Any, attention_mask: Any = None) -> list[Text]:
+        """Checks a caller's sources or prompts, in the forms of `__call__`, and returns them as texts."""
+        ids, mask, _ = as_padded(input_ids, attention_mask, None)
+        if ids.ndim != 2:
+            raise NpformerError(f"input_ids: expected (S,) or (B, S), got {ids.shape}")
+        return texts_of(ids, mask)
