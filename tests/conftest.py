@@ -1,6 +1,8 @@
-"""What all tests share: hypothesis tries the same examples in every run, and takes the time they need."""
+"""Settings of all tests: a worker for each core, and the same examples from hypothesis in every run."""
 
+import os
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -28,6 +30,29 @@ def settable_blas() -> None:
         pytest.skip("threadpoolctl can set no threads of this BLAS")
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_cmdline_main(config: pytest.Config) -> None:
+    """Starts a worker for each core, unless -n or --pdb is given. The tests of a file share a worker and its fixtures,
+    so files named alone run in this process."""
+    option = config.option
+    if hasattr(config, "workerinput") or getattr(option, "numprocesses", 0) is not None:
+        return  # a worker itself, or -n is given, or pytest-xdist is not installed
+    named = all(Path(argument.partition("::")[0]).is_file() for argument in config.args)
+    if not (named or option.usepdb or option.collectonly):
+        option.numprocesses, option.dist = min(os.cpu_count() or 1, 8), "loadfile"
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    if hasattr(session.config, "workeroutput"):
+        session.config.workeroutput["left_out"] = kernels.left_out
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any, error: object) -> None:
+    """Collects the kernels that a worker left out. A worker that crashed has no output."""
+    kernels.left_out.extend(getattr(node, "workeroutput", {}).get("left_out", ()))
+
+
 def pytest_terminal_summary(terminalreporter: Any) -> None:
-    for line in kernels.left_out:
+    for line in dict.fromkeys(kernels.left_out):
         terminalreporter.write_line(line)

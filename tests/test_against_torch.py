@@ -136,6 +136,7 @@ RELATIVE = ("mpnet-base", "modernbert-base", "deberta-v2-base")  # for the mista
 PLANTED_IN = ("distilbert-base", "bert-base", "bert-gelu-new", "distilbert-sequence-classification", "bert-pooler")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "mistake", [each for each in (*OF_PARTS, *OF_FEW, *ANYWHERE) if each.name not in UNSEEN], ids=lambda m: m.name
 )
@@ -239,6 +240,7 @@ def test_bundled_ids() -> None:
         assert len(ids) == len(text) or len(text) == 512
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("index", range(len(TEXTS)))
 def test_bundled_stages_in_float64(index: int) -> None:
     """Each stage is torch's, as far as its size and a checksum can tell."""

@@ -94,6 +94,7 @@ def test_a_text_has_the_same_bits_in_any_company(
     check_bits(models(*model, size, dtype, n_labels), lengths, seed)
 
 
+@pytest.mark.slow
 @settings(max_examples=4)
 @given(lengths=st.lists(st.integers(1, 130), min_size=2, max_size=6), seed=st.integers(0, 999))
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -115,6 +115,7 @@ def test_a_closed_input_is_missed_only_where_it_is_read(way, models, tmp_path):
     assert closed == (1, "", "npformer: stdin: Bad file descriptor\n")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("way", "environment"),
     [
@@ -207,6 +208,7 @@ def started(way: list[str], arguments: list[str], models: dict[str, Path], place
     )  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", COMMANDS)
 @pytest.mark.parametrize("place", PLACES)
 def test_ctrl_c_while_a_module_is_imported_ends_quietly(name, place, models, tmp_path):
@@ -218,6 +220,7 @@ def test_ctrl_c_while_a_module_is_imported_ends_quietly(name, place, models, tmp
     assert {path.name for path in tmp_path.iterdir()} <= {"sitecustomize.py", "__pycache__", "v.npy"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", COMMANDS)
 def test_ctrl_c_at_any_time_ends_quietly(name, models, tmp_path):
     """At every tenth of the time that the command takes, from where it has set itself up."""

@@ -176,6 +176,7 @@ def test_the_stages_of_scores_of_one_form(forms: tuple[str, ...]) -> None:
     assert {f"distance_{form}" for form in forms} <= model.weights["layers"][0]["attention"].keys()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("few", [False, True], ids=["every stage", "few stages"])
 @pytest.mark.parametrize("forms", FORMS[1:])
 @pytest.mark.parametrize("mistake", ["distances reversed", "distances without buckets"])

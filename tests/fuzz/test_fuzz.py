@@ -15,7 +15,10 @@ from tests.fuzz import __main__ as command
 from tests.fuzz import kinds, planted, pool
 from tests.fuzz.tally import Tally
 
-pytestmark = pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="needs Linux's /proc and limits")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="needs Linux's /proc and limits"),
+]
 
 
 def test_no_mutated_file_comes_to_a_finding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -67,6 +67,7 @@ def changed(suite: Path, tmp_path: Path, change: Callable[[dict[str, np.ndarray]
 RIGHT = shell("cp $1/golden.safetensors $3")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", ["bert-masked-lm", "electra-untied", "transformer-base", "marian-two-vocabularies"])
 def test_a_right_port_of_any_family_passes(case: str, suite: Path, tmp_path: Path) -> None:
     (tmp_path / "port.py").write_text(PORT)

@@ -300,6 +300,7 @@ def test_another_gelu_is_one_mistake_in_the_layers_and_in_the_pooler() -> None:
 # --- with few stages ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "made", ["tanh gelu", "variance", "unscaled", "queries", "split", "W_Q for W_K", "pre-norm", "from 2", "bias"]
 )

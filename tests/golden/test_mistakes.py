@@ -103,6 +103,7 @@ def missed(
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("few", [False, True], ids=["every stage", "few stages"])
 @pytest.mark.parametrize("family", [*FAMILIES, "roberta"])
 def test_known_mistakes_are_named(family: str, few: bool) -> None:
@@ -120,11 +121,13 @@ def test_every_known_mistake_is_tried(few: bool) -> None:
 FEW_IN_GPT2 = ("no causal mask", "c_attn by head", "post-norm", "last of the batch")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("few", [False, True], ids=["every stage", "few stages"])
 def test_mistakes_in_a_causal_model_are_named(few: bool) -> None:
     assert missed("gpt2", FEW_IN_GPT2 if few else IN_GPT2, few, IN_GPT2) == {}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("few", [False, True], ids=["every stage", "few stages"])
 def test_mistakes_are_named_at_real_widths(few: bool) -> None:
     """All of ten, from the embeddings to the probabilities, and of five from few stages."""
@@ -132,6 +135,7 @@ def test_mistakes_are_named_at_real_widths(few: bool) -> None:
     assert unnamed == {}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("few", [False, True], ids=["every stage", "few stages"])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_mistakes_that_are_not_known_get_no_wrong_cause(family: str, few: bool) -> None:
@@ -217,6 +221,7 @@ def both(*plants: Plant) -> Plant:
     return lambda port: [plant(port) for plant in plants] and None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["float16", "bfloat16"])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_right_port_in_16_bits_is_found_to_be_one(family: str, kind: str) -> None:
@@ -247,6 +252,7 @@ def test_a_port_is_judged_as_what_it_is_said_to_be(family: str, dtype: str, plan
     assert not golden.compare(recorded, stages(family, both(plant, KNOWN["causal"][1])), dtype=dtype).ok
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "key", ["causal", "unscaled", "relu", "mask ignored", "no W_O", "q and k", "no residual 2", "last token", "labels"]
 )

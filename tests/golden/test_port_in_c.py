@@ -29,6 +29,7 @@ PLANTED = {
 
 pytestmark = [
     pytest.mark.numbers,
+    pytest.mark.slow,
     pytest.mark.skipif(not shutil.which("cc"), reason="the port was NOT compiled: there is no cc on this machine"),
 ]
 

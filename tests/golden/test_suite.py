@@ -113,6 +113,7 @@ def test_the_suite_has_the_same_bytes_each_time(suite: Path, tmp_path: Path) -> 
     assert written(golden.suite(tmp_path / "again", list(SOME))) == written(suite)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kernel", kernels.working())
 def test_on_another_kernel_models_and_inputs_have_the_same_bytes_and_stages_fit_the_budgets(
     kernel: str, suite: Path, tmp_path: Path

@@ -83,6 +83,7 @@ def test_a_task_that_is_not_known_takes_the_options_of_all() -> None:
     assert typed("AnyKeywords").keys() == every
 
 
+@pytest.mark.slow
 def test_mypy_knows_the_task_and_refuses_unknown_options(tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text(

@@ -143,6 +143,7 @@ TOKENIZER = (
 )  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", GENERATION)
 def test_odd_settings_of_generation(name: str, folders: dict[str, Path]) -> None:
     folder = folders["translation"]
@@ -164,6 +165,7 @@ def read_sources(folder: Path, config: Config) -> None:
     longest_text(folder, config)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", TOKENIZER)
 def test_odd_settings_of_a_tokenizer(name: str, folders: dict[str, Path], tmp_path: Path) -> None:
     folder, config = tiny.folder(tmp_path / "model", "bert", "masked-lm"), tiny.config("bert", "masked-lm")

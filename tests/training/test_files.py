@@ -386,6 +386,7 @@ def test_an_animation_is_a_gif_too(tmp_path: Path) -> None:
         assert (picture.format, picture.n_frames) == ("GIF", 3)
 
 
+@pytest.mark.slow
 @needs_plots
 def test_neighbours_stay_neighbours_in_t_sne() -> None:
     """Two clouds far apart in 20 dimensions are two clouds in the plane."""

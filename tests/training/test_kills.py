@@ -64,6 +64,7 @@ def stamp(folder: Path) -> int:
     return path.stat().st_mtime_ns if path.exists() else 0
 
 
+@pytest.mark.slow
 def test_kills_at_any_moment(tmp_path: Path) -> None:
     said = run_module("tests.training.test_kills", str(tmp_path), OPENBLAS_NUM_THREADS="1")
     assert int(said) > KILLS // 2  # a machine that is slow to kill lets a run end before its time
