@@ -15,7 +15,7 @@ from npformer.common.errors import NpformerError, warn
 from npformer.model import Model
 from npformer.taps import listening
 from npformer.tasks.declaration import Form
-from npformer.tasks.options import Options
+from npformer.tasks.options import Options, TaskKeywords
 from npformer.tasks.task import Request, Task, probabilities, without_head
 from npformer.text.inputs import Pair, as_text, as_texts
 from npformer.text.tokenizer import special_token
@@ -39,6 +39,13 @@ class FillOptions(Options):
             object.__setattr__(self, "targets", tuple(as_texts(targets, "targets")))
             if not self.targets:
                 raise NpformerError("targets: expected at least one word")
+
+
+class FillKeywords(TaskKeywords, total=False):
+    """Options of `FillOptions`."""
+
+    top_k: int
+    targets: Any
 
 
 class FillMask(Task):

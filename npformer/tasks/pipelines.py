@@ -21,21 +21,37 @@ from npformer.tasks.catalogue import ALIASES, TASK_OF, TASKS
 from npformer.tasks.ignored_keywords import loading
 
 if TYPE_CHECKING:  # a task's module is imported only when a pipeline needs it: `import npformer` stays quick
-    from npformer.tasks import keywords
-    from npformer.tasks.feature_extraction import FeatureExtraction
-    from npformer.tasks.fill_mask import FillMask
-    from npformer.tasks.question_answering import QuestionAnswering
-    from npformer.tasks.sentence_embedding import SentenceEmbedding
-    from npformer.tasks.sparse_embedding import SparseEmbedding
+    from npformer.tasks.feature_extraction import FeatureExtraction, FeatureKeywords
+    from npformer.tasks.fill_mask import FillKeywords, FillMask
+    from npformer.tasks.question_answering import AnswerKeywords, QuestionAnswering
+    from npformer.tasks.sentence_embedding import EmbeddingKeywords, SentenceEmbedding
+    from npformer.tasks.sparse_embedding import SparseEmbedding, SparseKeywords
     from npformer.tasks.task import Task
-    from npformer.tasks.text_classification import TextClassification
-    from npformer.tasks.text_generation import TextGeneration
-    from npformer.tasks.text_ranking import TextRanking
-    from npformer.tasks.text_to_text import Summarization, Text2TextGeneration, Translation
-    from npformer.tasks.token_classification import TokenClassification
-    from npformer.tasks.zero_shot_classification import ZeroShotClassification
+    from npformer.tasks.text_classification import ClassificationKeywords, TextClassification
+    from npformer.tasks.text_generation import TextGeneration, TextGenerationKeywords
+    from npformer.tasks.text_ranking import RankingKeywords, TextRanking
+    from npformer.tasks.text_to_text import Summarization, Text2TextGeneration, TextToTextKeywords, Translation
+    from npformer.tasks.token_classification import TokenClassification, TokenKeywords
+    from npformer.tasks.zero_shot_classification import ZeroShotClassification, ZeroShotKeywords
 
     Loadable = str | Path | Model | Seq2Seq
+
+    class AnyKeywords(  # type: ignore[misc]
+        ClassificationKeywords,
+        ZeroShotKeywords,
+        TokenKeywords,
+        AnswerKeywords,
+        FillKeywords,
+        FeatureKeywords,
+        EmbeddingKeywords,
+        SparseKeywords,
+        RankingKeywords,
+        TextGenerationKeywords,
+        TextToTextKeywords,
+        total=False,
+    ):
+        """Options of every task, where the task is not known."""
+
 
 TRANSLATION = re.compile(r"translation_(\w+)_to_(\w+)")  # names such as translation_en_to_de
 TEXT_TO_TEXT = ("summarization", "text2text-generation")  # tasks of encoder-decoders that do not translate
@@ -46,7 +62,7 @@ def pipeline(
     task: Literal["text-classification", "sentiment-analysis"],
     model: Loadable | None = None,
     threads: int | None = None,
-    **options: Unpack[keywords.ClassificationKeywords],
+    **options: Unpack[ClassificationKeywords],
 ) -> TextClassification: ...
 
 
@@ -55,7 +71,7 @@ def pipeline(
     task: Literal["zero-shot-classification"],
     model: Loadable | None = None,
     threads: int | None = None,
-    **options: Unpack[keywords.ZeroShotKeywords],
+    **options: Unpack[ZeroShotKeywords],
 ) -> ZeroShotClassification: ...
 
 
@@ -64,7 +80,7 @@ def pipeline(
     task: Literal["token-classification", "ner"],
     model: Loadable | None = None,
     threads: int | None = None,
-    **options: Unpack[keywords.TokenKeywords],
+    **options: Unpack[TokenKeywords],
 ) -> TokenClassification: ...
 
 
@@ -73,7 +89,7 @@ def pipeline(
     task: Literal["question-answering"],
     model: Loadable | None = None,
     threads: int | None = None,
-    **options: Unpack[keywords.AnswerKeywords],
+    **options: Unpack[AnswerKeywords],
 ) -> QuestionAnswering: ...
 
 
@@ -82,7 +98,7 @@ def pipeline(
     task: Literal["fill-mask"],
     model: Loadable | None = None,
     threads: int | None = None,
-    **options: Unpack[keywords.FillKeywords],
+    **options: Unpack[FillKeywords],
 ) -> FillMask: ...
 
 
@@ -91,7 +107,7 @@ def pipeline(
     task: Literal["feature-extraction"],
     model: Loadable | None = None,
     threads: int | None = None,
-    **options: Unpack[keywords.FeatureKeywords],
+    **options: Unpack[FeatureKeywords],
 ) -> FeatureExtraction: ...
 
 
@@ -100,7 +116,7 @@ def pipeline(
     task: Literal["sentence-embedding"],
     model: Loadable | None = None,
     threads: int | None = None,
-    **options: Unpack[keywords.EmbeddingKeywords],
+    **options: Unpack[EmbeddingKeywords],
 ) -> SentenceEmbedding: ...
 
 
@@ -109,7 +125,7 @@ def pipeline(
     task: Literal["sparse-embedding"],
     model: Loadable | None = None,
     threads: int | None = None,
-    **options: Unpack[keywords.SparseKeywords],
+    **options: Unpack[SparseKeywords],
 ) -> SparseEmbedding: ...
 
 
@@ -118,7 +134,7 @@ def pipeline(
     task: Literal["text-ranking", "rerank"],
     model: Loadable | None = None,
     threads: int | None = None,
-    **options: Unpack[keywords.RankingKeywords],
+    **options: Unpack[RankingKeywords],
 ) -> TextRanking: ...
 
 
@@ -127,7 +143,7 @@ def pipeline(
     task: Literal["text-generation"],
     model: Loadable | None = None,
     threads: int | None = None,
-    **options: Unpack[keywords.TextGenerationKeywords],
+    **options: Unpack[TextGenerationKeywords],
 ) -> TextGeneration: ...
 
 
@@ -136,7 +152,7 @@ def pipeline(
     task: Literal["translation"],
     model: Loadable | None = None,
     threads: int | None = None,
-    **options: Unpack[keywords.TextToTextKeywords],
+    **options: Unpack[TextToTextKeywords],
 ) -> Translation: ...
 
 
@@ -145,7 +161,7 @@ def pipeline(
     task: Literal["summarization"],
     model: Loadable | None = None,
     threads: int | None = None,
-    **options: Unpack[keywords.TextToTextKeywords],
+    **options: Unpack[TextToTextKeywords],
 ) -> Summarization: ...
 
 
@@ -154,7 +170,7 @@ def pipeline(
     task: Literal["text2text-generation"],
     model: Loadable | None = None,
     threads: int | None = None,
-    **options: Unpack[keywords.TextToTextKeywords],
+    **options: Unpack[TextToTextKeywords],
 ) -> Text2TextGeneration: ...
 
 
@@ -163,7 +179,7 @@ def pipeline(
     task: str | None = None,
     model: Loadable | None = None,
     threads: int | None = None,
-    **options: Unpack[keywords.AnyKeywords],
+    **options: Unpack[AnyKeywords],
 ) -> Task: ...
 def pipeline(
     task: str | None = None,
