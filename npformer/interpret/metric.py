@@ -15,6 +15,7 @@ import numpy as np
 from npformer.common.errors import NpformerError
 from npformer.functions import log_softmax, softmax
 from npformer.tape import Differentiable
+from npformer.text.words import word_text
 from npformer.transformer import POOLED_HEADS
 
 WORDS = ("masked-lm", "causal-lm")  # heads whose outputs are words
@@ -111,7 +112,7 @@ def logits_asked(
         if head == "causal-lm":  # the word after the text
             positions: Sequence[int] = [len(logits) - 1]
         else:
-            positions = _masked(model, text) if head == "masked-lm" else range(len(logits))
+            positions = masked(model, text) if head == "masked-lm" else range(len(logits))
         if label is not None and len(positions) != 1:
             raise NpformerError(
                 f"{caller}: {label!r:.80}: expected position=, the token whose logit is meant, got none"
@@ -127,6 +128,7 @@ def logits_asked(
             name = label_name(model, number, logits.shape[-1])
         else:
             number, name = _label(model, label, logits.shape[-1], caller)
+        name = f"'{name}'" if head in WORDS else name
         found.append(Logit(f"the logit of {name} at token {at}", "logits", (int(at), number)))
     return found
 
@@ -150,7 +152,7 @@ def label_name(model: Any, number: int, count: int) -> str:
         return str(config.labels[number])
     if config.head in (*WORDS, "translation"):
         token = _token(model, number)
-        return str(number) if token is None else token
+        return str(number) if token is None else word_text([token])
     return f"label {number}"
 
 
@@ -190,7 +192,7 @@ def _position(position: Any, count: int, caller: str) -> int:
     return position % count
 
 
-def _masked(model: Any, text: Any) -> list[int]:
+def masked(model: Any, text: Any) -> list[int]:
     """Returns the positions of the masked words."""
     try:
         numbers = [number for name in MASKS if (number := model.tokenizer.token_to_id(name)) is not None]

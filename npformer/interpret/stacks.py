@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from npformer.common.errors import NpformerError
-from npformer.text.words import merge_pieces, word_spans, word_text
+from npformer.text.words import merge_pieces, piece_names, word_spans, word_text
 
 _STAGE = re.compile(r"((?:\w+\.)*?)layers\.(\d+)\.(\w*attention)\.(\w+)")
 
@@ -28,6 +28,11 @@ class Side:
     @property
     def is_pair(self) -> bool:
         return len(set(self.token_type_ids)) > 1
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The tokens as a reader sees them, without a tokenizer's marks."""
+        return piece_names(self.tokens)
 
     def words(self) -> Side:
         """Returns the side with the pieces of each word merged."""

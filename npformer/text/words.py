@@ -15,6 +15,10 @@ _START_MARKS = (
     "Ġ",
 )  # SentencePiece and byte-level BPE mark the start of a word; WordPiece marks the rest with "##"
 _DIRECTION = frozenset("\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
+_PRINTED = (*range(33, 127), *range(161, 173), *range(174, 256))  # bytes that byte-level BPE writes as themselves
+_BYTES = {chr(byte): byte for byte in _PRINTED} | {
+    chr(256 + n): byte for n, byte in enumerate(byte for byte in range(256) if byte not in _PRINTED)
+}
 Span = tuple[int, int]
 
 
@@ -42,9 +46,35 @@ def _special(token: str) -> bool:
 
 
 def word_text(pieces: Sequence[str]) -> str:
-    """Joins the pieces of one word: `["un", "##do"]` is `undo`."""
+    """Joins the pieces of one word, without marks, as text: `["un", "##do"]` is `undo`, `["ĠcafÃ©"]` is `café`."""
     first = pieces[0][1:] if pieces[0].startswith(_START_MARKS) and len(pieces[0]) > 1 else pieces[0]
-    return first + "".join(piece.removeprefix("##") for piece in pieces[1:])
+    return _from_bytes(first + "".join(piece.removeprefix("##") for piece in pieces[1:]))
+
+
+def piece_names(tokens: Sequence[str]) -> tuple[str, ...]:
+    """Names tokens for a reader, as WordPiece does: `["Ġun", "do"]` gives `("un", "##do")`."""
+    starts = {first for first, _ in word_spans(tokens)}
+    has_bytes = any(token.startswith("Ġ") for token in tokens)
+    names = [_from_bytes(token, has_bytes) if i not in starts else word_text([token]) for i, token in enumerate(tokens)]
+    return tuple(f"##{name}" if i not in starts and name[:1].isalnum() else name for i, name in enumerate(names))
+
+
+def _from_bytes(text: str, has_bytes: bool = False) -> str:
+    """The text whose UTF-8 bytes byte-level BPE writes as characters; any other text as it is.
+
+    has_bytes: the text is known to be of such a tokenizer, so that a character may stand for a control character.
+    """
+    if text.isascii():
+        return text
+    try:
+        decoded = bytes([_BYTES[c] for c in text]).decode()
+    except (KeyError, UnicodeDecodeError):
+        return text
+    if not decoded.strip(" "):
+        return "␣" * len(decoded)
+    if not (has_bytes or decoded.isprintable()):
+        return text
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in decoded)
 
 
 def merge_pieces(weights: np.ndarray, queries: Sequence[Span], keys: Sequence[Span]) -> np.ndarray:
@@ -99,6 +129,14 @@ def _ideographs_apart(text: str, first: int, end: int) -> list[Span]:
         else:
             spans[-1] = (spans[-1][0], i + 1)
     return [(first if first >= 0 else ~first, end) for first, end in spans]
+
+
+def shortened(text: str, most: int = 160) -> str:
+    """Cuts a text for a title: at the end of a word, with an ellipsis."""
+    if len(text) <= most:
+        return text
+    head = text[: most - 1]
+    return (head.rpartition(" ")[0] or head).rstrip() + "…"
 
 
 def printable(text: str) -> str:

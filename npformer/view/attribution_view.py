@@ -13,7 +13,7 @@ from npformer.common.checks import one_of
 from npformer.common.errors import NpformerError
 from npformer.interpret.attribution import Method, given_scores, leave_one_out, on_logit, roll_out
 from npformer.interpret.stacks import is_arrays, is_stages, pick, sides, stacks, stage_arrays, traced
-from npformer.text.words import printable
+from npformer.text.words import printable, shortened
 from npformer.view.colour import DIVERGING, SEQUENTIAL
 from npformer.view.document import View
 from npformer.view.pack import Packed
@@ -166,7 +166,7 @@ class AttributionView(View):
     @property
     def subject(self) -> str:
         texts = ("".join(piece for piece, _ in text if piece not in FRAME) for text in self.methods[0].texts)
-        return " / ".join(printable(text).strip() for text in texts)[:160]
+        return shortened(" / ".join(printable(text).strip() for text in texts))
 
     def _blocks(self) -> Sequence[Packed]:
         return []

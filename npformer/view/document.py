@@ -79,9 +79,13 @@ class View(ABC):
         """Returns the texts of the page, each with its views: this view alone."""
         return [(self.subject, [self])]
 
+    def _answers(self) -> Sequence[dict[str, Any] | None]:
+        """Returns the data of the model's answer to each text, which stands above its views; empty without answers."""
+        return ()
+
     def html(self) -> str:
         """Returns the whole page as one string."""
-        return _document(self.title, self._texts())
+        return _document(self.title, self._texts(), self._answers())
 
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Writes the page to `path`, whole or not at all, and returns the path."""
@@ -106,7 +110,7 @@ class View(ABC):
         return f"<npformer view: {self.title}; print(), .save('view.html') or .svg() it>"
 
 
-def _document(title: str, texts: Sequence[tuple[str, Sequence[View]]]) -> str:
+def _document(title: str, texts: Sequence[tuple[str, Sequence[View]]], answers: Sequence[dict[str, Any] | None]) -> str:
     """Writes a page of views, a list of them for each text; equal arrays are stored once."""
     stored: dict[str, int] = {}  # data -> its place among the page's
     described: list[list[dict[str, Any]]] = []
@@ -126,7 +130,13 @@ def _document(title: str, texts: Sequence[tuple[str, Sequence[View]]]) -> str:
         "title": html.escape(title),
         "policy": f"script-src '{_hash(script)}'; style-src '{_hash(style)}'",
         "style": style,
-        "meta": _json_in_html({"scales": {"sequential": SEQUENTIAL, "diverging": DIVERGING}, "texts": described}),
+        "meta": _json_in_html(
+            {
+                "scales": {"sequential": SEQUENTIAL, "diverging": DIVERGING},
+                "texts": described,
+                "answers": answers,
+            }
+        ),
         "data": "\n".join(
             f'<script type="text/plain" data-array="{at}">{text}</script>' for text, at in stored.items()
         ),

@@ -101,21 +101,21 @@ class HeadView(StackView):
             return "no head is chosen"
         several = len(self.shown) > 1
         lines = [self._where(), f"rows look at columns{', mean of the heads' if several else ''}"]
-        lines += ["", *heat_map(weights.mean(axis=0), stack.queries.tokens, stack.keys.tokens, width)]
-        lines += ["", *legend(stack.queries.tokens, stack.keys.tokens, width)]
+        lines += ["", *heat_map(weights.mean(axis=0), stack.queries.names, stack.keys.names, width)]
+        lines += ["", *legend(stack.queries.names, stack.keys.names, width)]
         lines += ["", f"strongest links{', with their head' if several else ''}"]
         for head, query, key in strongest(weights, 5):
-            names = f"{query} {stack.queries.tokens[query]} → {key} {stack.keys.tokens[key]}"
+            names = f"{query} {stack.queries.names[query]} → {key} {stack.keys.names[key]}"
             number = f"{weights[head, query, key]:.4f}" + (f"  head {self.shown[head]}" if several else "")
             lines.append(f"  {fit(names, min(40, width - 22))} {number}")
-        lines += elsewhere(self.stacks)
+        lines += elsewhere(self.stacks, self.stack)
         return "\n".join(line if len(line) <= width else fit(line, width) for line in lines)
 
     def svg(self) -> str:
         """Lines of the chosen layer and heads between the two columns of tokens, and the heads' colours."""
         stack, weights = self._first, self._map()
         sheet, row, top = Sheet(self.title), 22.0, 28.0
-        left = max(text_width(printable(token)) for token in stack.queries.tokens) + 10
+        left = max(text_width(printable(name)) for name in stack.queries.names) + 10
         right = left + 220.0
         colours = head_colours(stack.heads)["light"]
         sheet.text(0, 12, self._where(), bold=True)
@@ -125,8 +125,8 @@ class HeadView(StackView):
             shift = (place - (len(self.shown) - 1) / 2) * min(1.0, 12 / len(self.shown))
             _strands(sheet, weights[place], colours[head], (left, right, top + row / 2 + shift, row))
         for x, anchor, side in ((left - 6, "end", stack.queries), (right + 6, "start", stack.keys)):
-            for i, token in enumerate(side.tokens):
-                sheet.text(x, top + row * i + 15, token, anchor)
+            for i, name in enumerate(side.names):
+                sheet.text(x, top + row * i + 15, name, anchor)
         return sheet.render()
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from npformer.interpret.direct_attribution import LogitAttribution, logit_attribution
 from npformer.interpret.effects import Effects
 from npformer.interpret.stacks import Side
-from npformer.text.words import printable
+from npformer.text.words import piece_names, printable
 from npformer.view.document import View
 from npformer.view.pack import Packed, pack_floats
 from npformer.view.stack_view import sentence
@@ -84,9 +84,9 @@ class LogitView(View):
         )
         return {
             "layers": _table(found.by_layer()),
-            "words": _table(found.by_word()),
+            "words": _table(replace(found, tokens=piece_names(found.tokens)).by_word()),
             "heads": found.heads.shape[1],
-            "tokens": found.tokens,
+            "tokens": piece_names(found.tokens),
             "position": found.position,
             "labels": found.lens_labels,
             "about": about,
@@ -101,7 +101,7 @@ class LogitView(View):
 
     def text(self, width: int = 80) -> str:
         """Both tables, and the sum."""
-        found = replace(self.found, tokens=tuple(fit(token, 16).rstrip() for token in self.found.tokens))
+        found = replace(self.found, tokens=tuple(fit(name, 16).rstrip() for name in piece_names(self.found.tokens)))
         lines = f"{self.heading}\n\n{found}".splitlines()
         return "\n".join(fit(line, width).rstrip() for line in lines)
 
@@ -110,7 +110,7 @@ class LogitView(View):
         sheet = Sheet(self.title)
         sheet.text(0, 12, self.heading, bold=True)
         top = _drawn(sheet, self.found.by_layer(), 40)
-        _drawn(sheet, self.found.by_word(), top + 24)
+        _drawn(sheet, replace(self.found, tokens=piece_names(self.found.tokens)).by_word(), top + 24)
         return sheet.render()
 
 

@@ -177,7 +177,7 @@ class NeuronView(View):
             "parts": [
                 {
                     "title": part.title, "numbers": part.numbers, "heads": part.heads,
-                    "queries": {"tokens": part.queries.tokens}, "keys": {"tokens": part.keys.tokens},
+                    "queries": {"tokens": part.queries.names}, "keys": {"tokens": part.keys.names},
                     "self": part.queries == part.keys,
                 }
                 for part in parts
@@ -214,7 +214,7 @@ class NeuronView(View):
         part = self.parts[0]
         return (
             f"{part.title}, layer {part.numbers[self.layer]}, head {self.head}, "
-            f"from {self.token} {printable(part.queries.tokens[self.token])}"
+            f"from {self.token} {printable(part.queries.names[self.token])}"
         )
 
     def text(self, width: int = 80) -> str:
@@ -224,7 +224,7 @@ class NeuronView(View):
         label, sums = min(24, max(10, width - 50)), arrays["key"] @ query
         lines = [self._where(), f"score = query · key / √{len(query)}, weight = softmax of the scores", ""]
         lines.append(f"{'looks at':{label}} {'query·key':>10} {'score':>9} {'weight':>8}")
-        for i, name in enumerate(part.keys.tokens):
+        for i, name in enumerate(part.keys.names):
             numbers = f"{sums[i]:>z10.4f} {scores[i]:>z9.4f} {weights[i]:>z8.4f}"
             lines.append(f"{fit(f'{i} {name}', label)} {numbers} {bar(float(weights[i]), width - label - 31)}".rstrip())
         output = arrays["context"][self.token]
@@ -243,18 +243,18 @@ class NeuronView(View):
         products = arrays["key"] * query
         shown = (np.concatenate([arrays["query"], arrays["key"]]), products, arrays["value"])
         limits = [float(np.abs(numbers).max()) for numbers in shown]
-        sheet, left = Sheet(self.title), 14 + max(text_width(printable(name)) for name in part.keys.tokens)
+        sheet, left = Sheet(self.title), 14 + max(text_width(printable(name)) for name in part.keys.names)
         starts = [left, left + strip + 12, left + 2 * strip + 130]
         sheet.text(0, 12, self._where(), bold=True)
         for x, name in zip(starts, ("query, keys", f"query {TIMES} key", "output, values"), strict=True):
             sheet.text(x, 38, name, size=11, fill=MUTED)
         sheet.text(starts[2] - 66, 38, "score", "end", 11, MUTED)
         sheet.text(starts[2] - 12, 38, "weight", "end", 11, MUTED)
-        sheet.text(left - 8, 58, part.queries.tokens[self.token], "end", bold=True)
+        sheet.text(left - 8, 58, part.queries.names[self.token], "end", bold=True)
         top = [(starts[0], query, limits[0]), (starts[2], arrays["context"][self.token], limits[2])]
         for x, numbers, limit in top:
             sheet.image(x, 46, strip, 16, signed_cells(numbers[None], limit))
-        for i, name in enumerate(part.keys.tokens):
+        for i, name in enumerate(part.keys.names):
             y = 72 + 20.0 * i
             sheet.text(left - 8, y + 12, name, "end")
             for x, row, limit in zip(starts, (arrays["key"][i], products[i], arrays["value"][i]), limits, strict=True):

@@ -10,22 +10,26 @@ from typing import Any, ClassVar
 import numpy as np
 
 from npformer.common.errors import NpformerError
-from npformer.interpret.stacks import is_arrays, traced
+from npformer.interpret.answer import Answer, Effect, answer_of
+from npformer.interpret.stacks import Sides, is_arrays, stack_title, traced
+from npformer.text.words import shortened
 from npformer.view.attribution_view import attribution
 from npformer.view.document import View
-from npformer.view.head_view import heads
+from npformer.view.head_view import HeadView, heads
 from npformer.view.logit_view import logit
 from npformer.view.model_view import model
 from npformer.view.neuron_view import neurons
 from npformer.view.pack import Packed
 from npformer.view.stage_view import NUMBERS, StageView, stages, texts_of
 
+LOOKS = 3  # heads that the answer names
+
 
 def page(
     source: Any,
     text: Any = None,
     *,
-    layer: int = 0,
+    layer: int | None = None,
     head: int | None = None,
     methods: str | Sequence[str] | None = None,
     numbers: int = NUMBERS,
@@ -33,6 +37,7 @@ def page(
 ) -> PageView:
     """Draws all views of a text in one page: heads, model, neurons, stages, attribution, logit attribution.
 
+    The page begins with the model's answer and its probability, and opens on the head that the answer depends on most.
     The views are linked, and what is chosen in them stands in the page's address. A view that the model has no numbers
     for is left out: logit attribution of a model without a head, or of a head on tokens that has no masked word to
     answer for.
@@ -43,7 +48,7 @@ def page(
     text : str, Pair or token ids, for a model; or a list of texts
         A page of several texts has a list to choose from.
     layer, head : int
-        The layer and the head that show first.
+        The layer and the head that show first; by default those that change the answer most (`interpret.answer`).
     methods, progress : as in `attribution`
     numbers : int
         Most numbers in the stage view of each text; fewer make a smaller file.
@@ -63,21 +68,36 @@ def page(
     >>> view = page(npformer.load("distilbert-sst2"), "I love ice cream")
     >>> [each.kind for each in view.texts[0]]
     ['heads', 'model', 'neurons', 'stages', 'attribution', 'logit']
+    >>> view.answers[0].outcomes[0][0]
+    'POSITIVE'
     """
     several = isinstance(text, list) and not all(isinstance(each, (int, np.integer)) for each in text)  # not ids
     asked: dict[str, Any] = {"layer": layer, "head": head, "methods": methods, "numbers": numbers, "progress": progress}
-    return PageView(tuple(_views(source, each, **asked) for each in (text if several else [text])))
+    texts = text if several else [text]
+    answers = tuple(None if is_arrays(source) else answer_of(source, each) for each in texts)
+    views = (_views(source, each, found, **asked) for each, found in zip(texts, answers, strict=True))
+    return PageView(tuple(views), answers)
 
 
 def _views(
-    source: Any, text: Any, layer: int, head: int | None, methods: Any, numbers: int, progress: bool
+    source: Any,
+    text: Any,
+    answer: Answer | None,
+    layer: int | None,
+    head: int | None,
+    methods: Any,
+    numbers: int,
+    progress: bool,
 ) -> tuple[View, ...]:
     recorded = traced(source, text)
-    walk = stages(recorded)
+    walk, first = stages(recorded), heads(recorded, layer=layer or 0, heads=None if head is None else [head])
+    if answer and answer.effects and layer is None and head is None:
+        place, (layer, head) = _place(first, answer.effects[0])
+        first = replace(first, stack=place, layer=layer, shown=(head,))
     found: list[View] = [
-        heads(recorded, layer=layer, heads=None if head is None else [head]),
+        first,
         model(recorded),
-        neurons(recorded, layer=layer, head=head or 0),
+        neurons(recorded, layer=layer or 0, head=head or 0),
         replace(walk, texts=texts_of(text, walk.sides), numbers=numbers),
         attribution(source, text, methods=methods, progress=progress),
     ]
@@ -87,11 +107,24 @@ def _views(
     return tuple(found)
 
 
+def _place(view: HeadView, effect: Effect) -> tuple[int, tuple[int, int]]:
+    """Finds the attention of an effect among a view's stacks: its index, with the index of its layer, and its head."""
+    prefix, _, rest = effect.attention.rpartition("layers.")
+    first = view.stacks[0]
+    title, _, _ = stack_title(prefix, rest.partition(".")[2], Sides(first.queries, first.keys))
+    place = next(i for i, stack in enumerate(view.stacks) if stack.title == title)
+    return place, (view.stacks[place].numbers.index(effect.layer), effect.head)
+
+
 @dataclass(frozen=True, repr=False, eq=False)
 class PageView(View):
-    """See `page`. `texts` has the views of each text; a terminal and a picture show the first."""
+    """See `page`. `texts` has the views of each text; a terminal and a picture show the first.
+
+    answers: the model's answer to each text; None where there is no model or no label.
+    """
 
     texts: tuple[tuple[View, ...], ...]
+    answers: tuple[Answer | None, ...] = ()
 
     kind: ClassVar[str] = "page"
     scripts: ClassVar[tuple[str, ...]] = ()
@@ -100,7 +133,7 @@ class PageView(View):
 
     @property
     def subject(self) -> str:
-        return " / ".join(text for text, _ in self._texts())[:160]
+        return shortened(" / ".join(text for text, _ in self._texts()))
 
     def _texts(self) -> Sequence[tuple[str, Sequence[View]]]:
         return [(_as_written(views), views) for views in self.texts]
@@ -111,8 +144,14 @@ class PageView(View):
     def _meta(self) -> dict[str, Any]:
         return {}
 
+    def _answers(self) -> Sequence[dict[str, Any] | None]:
+        return [
+            None if each is None else _answer_meta(each, views[0])
+            for each, views in zip(self.answers, self.texts, strict=False)
+        ]
+
     def _height(self) -> int:
-        return 900
+        return 1000
 
     def text(self, width: int = 80) -> str:
         """The first view: the heads of the layer that shows first."""
@@ -126,3 +165,19 @@ class PageView(View):
 def _as_written(views: Sequence[View]) -> str:
     """The text as it was given, which the stage view has; other views have its tokens."""
     return next((view.subject for view in views if isinstance(view, StageView)), views[0].subject)
+
+
+def _answer_meta(answer: Answer, view: View) -> dict[str, Any]:
+    """The answer as the page shows it, with the choices of the head view that show each of the largest effects."""
+    assert isinstance(view, HeadView)
+    looks = []
+    for effect in answer.effects[:LOOKS]:
+        place, (layer, head) = _place(view, effect)
+        choices = {"attention": place or None, "layer": view.stacks[place].numbers[layer], "head": head}
+        looks.append({"choices": choices, "change": f"{effect.change:+z.2f}"})
+    return {
+        "about": answer.about,
+        "outcomes": [[outcome, share, f"{share:.2%}"] for outcome, share in answer.outcomes],
+        "metric": answer.metric,
+        "looks": looks,
+    }

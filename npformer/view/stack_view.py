@@ -13,7 +13,7 @@ import numpy as np
 
 from npformer.common.errors import NpformerError
 from npformer.interpret.stacks import Side, Stack, pick
-from npformer.text.words import printable
+from npformer.text.words import printable, shortened
 from npformer.view.colour import head_colours
 from npformer.view.document import View
 from npformer.view.pack import BUDGET, Packed, pack_decimals, pack_weights, size
@@ -23,13 +23,14 @@ FRAME = ("[CLS]", "[SEP]", "[PAD]", "<s>", "</s>", "<pad>", "<bos>", "<eos>", "<
 
 @dataclass(frozen=True, repr=False, eq=False)
 class StackView(View):
-    """A view of whole attention stacks: `layer` is an index in the first stack, `shown` its chosen heads, and `words`
-    whether word pieces are merged."""
+    """A view of whole attention stacks. `stack` shows first, with its layer of index `layer` and its heads `shown`;
+    `words` merges word pieces."""
 
     stacks: tuple[Stack, ...]
     layer: int
     shown: tuple[int, ...]
     words: bool = False
+    stack: int = 0
 
     @property
     def subject(self) -> str:
@@ -38,7 +39,8 @@ class StackView(View):
     @cached_property
     def _first(self) -> Stack:
         """The stack for `text` and `svg`, its pieces merged if `words`."""
-        return self.stacks[0].words() if self.words else self.stacks[0]
+        first = self.stacks[self.stack]
+        return first.words() if self.words else first
 
     @cached_property
     def _forms(self) -> list[dict[str, Stack]]:
@@ -70,7 +72,7 @@ class StackView(View):
         form = "words" if self.words and "words" in forms[0] else next(iter(forms[0]))
         return {
             "stacks": [_stack_meta(stack, each) for stack, each in zip(self.stacks, forms, strict=True)],
-            "shown": {"stack": 0, "layer": self.layer, "heads": self.shown, "form": form},
+            "shown": {"stack": self.stack, "layer": self.layer, "heads": self.shown, "form": form},
             "colours": head_colours(max(stack.heads for stack in self.stacks)),
             "notes": self._notes(),
         }
@@ -92,7 +94,7 @@ def _stack_meta(stack: Stack, forms: dict[str, Stack]) -> dict[str, Any]:
 
 
 def _side_meta(side: Side) -> dict[str, Any]:
-    return {"tokens": side.tokens, "tokenTypes": side.token_type_ids if side.is_pair else ()}
+    return {"tokens": side.names, "tokenTypes": side.token_type_ids if side.is_pair else ()}
 
 
 def chosen(stack: Stack, layer: int, heads: Sequence[int] | None) -> tuple[int, tuple[int, ...]]:
@@ -111,13 +113,13 @@ def sentence(side: Side) -> str:
     every = list(zip(words.token_type_ids or (0,) * len(words.tokens), words.tokens, strict=True))
     kept = [(segment, word) for segment, word in every if word not in FRAME] or every
     parts = (" ".join(printable(word) for _, word in part) for _, part in groupby(kept, key=itemgetter(0)))
-    text = " / ".join(parts)
-    return text if len(text) <= 160 else text[:159] + "…"
+    return shortened(" / ".join(parts))
 
 
-def elsewhere(parts: Sequence[Looks]) -> list[str]:
-    """Returns a line that names the attentions after the first, which only the page shows."""
-    return ["", f"on the page also: {', '.join(part.title for part in parts[1:])}"] if len(parts) > 1 else []
+def elsewhere(parts: Sequence[Looks], first: int = 0) -> list[str]:
+    """Returns a line that names the attentions besides the first, which only the page shows."""
+    others = [part.title for i, part in enumerate(parts) if i != first]
+    return ["", f"on the page also: {', '.join(others)}"] if others else []
 
 
 class Looks(Protocol):

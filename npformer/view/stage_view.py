@@ -249,7 +249,7 @@ class StageView(View):
         outcome = self.outcome
         return {
             "texts": self.texts,
-            "tokens": {"queries": self.sides.queries.tokens, "keys": self.sides.keys.tokens},
+            "tokens": {"queries": self.sides.queries.names, "keys": self.sides.keys.names},
             "sides": ["queries"] if len(self.sides.distinct) == 1 else ["keys", "queries"],
             "ids": self.ids,
             "tokenTypes": self.sides.queries.token_type_ids if self.sides.queries.is_pair else (),
@@ -285,7 +285,7 @@ class StageView(View):
 
     def _axis(self, size: int, what: str) -> dict[str, Any]:
         """An axis's true size, and the names along it: tokens of a side, labels, or plain numbers."""
-        named = {"queries": self.sides.queries.tokens, "keys": self.sides.keys.tokens, "labels": self.labels}
+        named = {"queries": self.sides.queries.names, "keys": self.sides.keys.names, "labels": self.labels}
         if size != len(named.get(what, ())):
             return {"size": size}
         return {"size": size, "names": self.labels} if what == "labels" else {"size": size, "tokens": what}
@@ -307,7 +307,7 @@ class StageView(View):
 
     def text(self, width: int = 80) -> str:
         """One line for each stage: name, shape, formula; under it the ends of its first row."""
-        lines = [" / ".join(self.texts), *(" ".join(side.tokens) for side in self.sides.distinct)]
+        lines = [" / ".join(self.texts), *(" ".join(side.names) for side in self.sides.distinct)]
         section = ""
         for step in self.steps:
             if step.section != section:

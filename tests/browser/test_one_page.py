@@ -35,7 +35,7 @@ def model() -> Any:
 
 @pytest.fixture(scope="module")
 def shown(model: Any) -> view.PageView:
-    return view.page(model, TEXT)
+    return view.page(model, TEXT, layer=0)
 
 
 def address(page: Page) -> str:
@@ -316,3 +316,25 @@ def test_512_tokens_in_every_view(page: Page) -> None:
     assert len(page.all(".word")) == 512
     page.click(tab(page, "logit"))
     page.until(lambda: page.all("tbody tr"))
+
+
+# --- the answer ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", [{}, PHONE])
+def test_the_answer_stands_above_the_views_and_leads_to_its_heads(page: Page, model: Any, size: dict[str, int]) -> None:
+    shown = view.page(model, TEXT, methods="roll-out")
+    (answer,) = shown.answers
+    page.show(shown, **size)
+    outcome, share = answer.outcomes[0]
+    assert page.texts(".answer .outcomes li")[0].split() == [*outcome.split(), f"{share:.2%}"]
+    first, second = answer.effects[:2]
+    assert address(page).endswith(f"layer={first.layer}") or f"layer={first.layer}&" in address(page)
+    page.click(page.all(".answer .looks a")[1])
+    page.until(lambda: f"layer={second.layer}&head={second.head}" in address(page))
+    assert page.js("return document.documentElement.scrollWidth <= innerWidth")
+
+
+def test_a_trace_has_no_answer(page: Page, model: Any) -> None:
+    page.show(view.page(trace(model, TEXT)))
+    assert not page.one(".answer").is_displayed()

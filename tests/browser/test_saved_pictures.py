@@ -20,7 +20,7 @@ from tests.support import tiny
 
 @pytest.fixture(scope="module")
 def shown() -> view.PageView:
-    return view.page(tiny.model("distilbert"), TEXT)
+    return view.page(tiny.model("distilbert"), TEXT, layer=0)
 
 
 @pytest.fixture

@@ -199,7 +199,7 @@ def test_the_lens_reads_each_layer_as_if_it_were_the_last() -> None:
     with edit({"layers.1.ffn_norm": trace(model, "I [MASK] ice cream")["layers.0.ffn_norm"]}):
         np.testing.assert_allclose(found.lens[1], trace(model, "I [MASK] ice cream")["logits"][2], rtol=0, atol=1e-12)
     assert found.lens_labels[-1] == model.tokenizer.id_to_token(int(found.lens[-1].argmax()))
-    assert found.what == f"the logit of {found.lens_labels[-1]} at token 2"
+    assert found.what == f"the logit of '{found.lens_labels[-1]}' at token 2"
 
 
 def test_tables_and_pages_show_the_numbers() -> None:

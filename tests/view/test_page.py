@@ -170,3 +170,20 @@ def test_the_logit_view_of_hostile_tokens_is_only_text() -> None:
     assert max(map(len, shown.text().splitlines())) <= 80
     assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u202a-\u202e]", shown.text())
     assert shown.html().count("</script>") == shown.html().count("<script")
+
+
+def test_a_page_opens_on_the_head_that_the_answer_depends_on_most() -> None:
+    model = tiny.model()
+    shown = view.page(model, TEXT, methods="roll-out")
+    (answer,) = shown.answers
+    assert answer is not None
+    effect, first = answer.effects[0], shown.texts[0][0]
+    assert (first.layer, first.shown) == (effect.layer, (effect.head,))
+    assert answer.outcomes[0][0] in shown.html()
+    chosen = view.page(model, TEXT, layer=0, methods="roll-out").texts[0][0]
+    assert (chosen.layer, chosen.shown) == (0, (0, 1, 2, 3))
+
+
+def test_a_trace_and_a_base_model_have_no_answer() -> None:
+    assert view.page(trace(tiny.model(), TEXT)).answers == (None,)
+    assert view.page(tiny.model("bert", "base"), TEXT, methods="roll-out").answers == (None,)

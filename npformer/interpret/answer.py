@@ -1,0 +1,108 @@
+"""`Answer`: a model's answer to a text with its probability, and the attention head that the answer depends on most."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from npformer.common.errors import NpformerError
+from npformer.functions import log_softmax
+from npformer.interpret.metric import label_name, masked, metric_of
+from npformer.interpret.study_inputs import pair_of, texts_of
+from npformer.interpret.traces import trace
+from npformer.tape import UnknownDerivative
+from npformer.text.words import word_text
+
+MOST = 5  # outcomes
+CONTEXT = ".context"  # the stage of a head's output
+
+
+class Effect(NamedTuple):
+    """The change of a metric when a head's output is zero, estimated to first order."""
+
+    attention: str  # the stage without ".context": layers.3.attention
+    head: int
+    change: float
+
+    @property
+    def layer(self) -> int:
+        return int(self.attention.split(".")[-2])
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A model's answer to one text.
+
+    Parameters
+    ----------
+    about : str, such as "next word"
+    outcomes : pairs of an outcome and its probability, the most probable first
+    metric : str, the number that `effects` explain, such as "the logit of POSITIVE"
+    effects : list of `Effect`, the largest first; of a translation the heads of cross-attention
+    """
+
+    about: str
+    outcomes: tuple[tuple[str, float], ...]
+    metric: str = ""
+    effects: tuple[Effect, ...] = ()
+
+
+def answer_of(model: Any, given: Any) -> Answer | None:
+    """Runs a model forward and backward; None where it has no labels or words to answer with.
+
+    The effect of a head is -sum(context * d metric / d context), the first-order estimate of zeroing its output.
+    Michel, Levy and Neubig, 2019, "Are Sixteen Heads Really Better than One?", section 4.1.
+    """
+    text: Any = pair_of(model, given)[0] if model.config.head == "translation" else texts_of(model, given)[0][0]
+    (answers,) = model.run([text])
+    outcomes = list(_outcomes(model, text, answers))[:MOST]
+    if not outcomes:
+        return None
+    about = {"causal-lm": "next word", "masked-lm": "masked word", "translation": "translation"}
+    found = Answer(about.get(model.config.head, "answer"), tuple(outcomes))
+    with suppress(UnknownDerivative, NpformerError):  # inside an edit, or without a number to explain
+        metric = metric_of(model, None, None, answers, text)
+        wanted = "*cross_attention.context" if model.config.head == "translation" else "*attention.context"
+        return Answer(
+            found.about, found.outcomes, metric.what, tuple(_effects(trace(model, given, wanted, grads=metric)))
+        )
+    return found
+
+
+def _outcomes(model: Any, text: Any, answers: dict[str, np.ndarray]) -> Iterator[tuple[str, float]]:
+    """Yields the outcomes of a model with labels or words, the most probable first."""
+    from npformer.tasks.task import probabilities
+
+    config = model.config
+    if "logits" not in answers or config.scoring == "none":
+        return
+    logits = answers["logits"].astype(np.float64)
+    if config.head == "translation":
+        ids = text[1].ids[1:]
+        words = model.tokenizer.decode(ids.tolist())
+        yield words, float(np.exp(log_softmax(logits[: len(ids)])[np.arange(len(ids)), ids].mean()))
+        return
+    if config.head == "masked-lm":
+        logits = logits[masked(model, text)[:1]].reshape(-1, logits.shape[-1])
+    if config.head == "causal-lm":
+        logits = logits[-1:]
+    if logits.ndim == 2 and config.head not in ("masked-lm", "causal-lm"):
+        return  # an answer for each token, which the views show
+    for each in logits.reshape(-1, logits.shape[-1]):
+        shares = probabilities(each, config.scoring)
+        for number in np.argsort(-shares, kind="stable")[:MOST].tolist():
+            name = label_name(model, number, len(shares))
+            yield word_text([name]) if config.head in ("masked-lm", "causal-lm") else name, float(shares[number])
+
+
+def _effects(recorded: Any) -> list[Effect]:
+    found = [
+        Effect(stage.removesuffix(CONTEXT), head, float(change))
+        for stage in recorded
+        for head, change in enumerate(-(recorded[stage] * recorded.grads[stage]).sum(axis=(-2, -1), dtype=np.float64))
+    ]
+    return sorted(found, key=lambda effect: -abs(effect.change))

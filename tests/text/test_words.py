@@ -1,0 +1,40 @@
+"""Tokens as a reader sees them: without a tokenizer's marks, bytes as characters; and titles cut at a word."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from npformer.text.words import piece_names, shortened, word_text
+
+#: How byte-level BPE writes each byte: GPT-2's table, written out independently of the package's.
+BYTE_LEVEL = {byte: chr(byte) for byte in [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]}
+BYTE_LEVEL |= {byte: chr(256 + n) for n, byte in enumerate(sorted(set(range(256)) - BYTE_LEVEL.keys()))}
+
+
+@pytest.mark.parametrize(
+    ("tokens", "names"),
+    [
+        (["[CLS]", "un", "##do", "[SEP]"], ("[CLS]", "un", "##do", "[SEP]")),
+        (["It", "Ġun", "i", "vers", "ally", "."], ("It", "un", "##i", "##vers", "##ally", ".")),
+        (["▁Stra", "ße", ".", "</s>"], ("Stra", "##ße", ".", "</s>")),
+        (["ĠcafÃ©", "Ġ", "Ċ", "ĠðŁĺ"], ("café", "␣", "\\n", "ĠðŁĺ"[1:])),  # half of an emoji stays as it is
+        (["é", "£", "Ğ"], ("é", "£", "Ğ")),  # no bytes of UTF-8
+    ],
+)
+def test_names_have_no_marks(tokens: list[str], names: tuple[str, ...]) -> None:
+    assert piece_names(tokens) == names
+
+
+@given(st.text(st.characters(categories=["L", "N", "P", "S"]), min_size=1).filter(str.isprintable))
+def test_bytes_are_read_as_the_text_they_spell(text: str) -> None:
+    written = "Ġ" + "".join(BYTE_LEVEL[byte] for byte in text.encode())
+    assert word_text([written]) == text
+    assert piece_names(["Ġa", written]) == ("a", text)
+
+
+def test_titles_are_cut_at_a_word() -> None:
+    assert shortened("a short text") == "a short text"
+    assert shortened("one two three", 10) == "one two…"
+    assert shortened("x" * 20, 10) == "x" * 9 + "…"
