@@ -69,12 +69,13 @@ function cell({ plain }, limit, row, column, value) {
   const rgb = signedColour(value, limit);
   const look = { "--c": css(rgb), "--ink": ink(rgb) };
   const [layer, head] = [layerOf(row), headOf(column)];
-  if (!layer || !head || !page.has("heads")) return el("td", { class: "part", ...look }, text);
+  const part = Number(text) === 0 ? "part zero" : "part";
+  if (!layer || !head || !page.has("heads")) return el("td", { class: part, ...look }, text);
   const go = () => page.open("heads", { layer, head, from: meta.position, tokens: "pieces" });
   const label = `Layer ${layer}, head ${head}: ${text}. Show its lines`;
   return el(
     "td",
-    { class: "part", ...look },
+    { class: part, ...look },
     el("button", { type: "button", "aria-label": label, title: label, onclick: go }, text),
   );
 }
