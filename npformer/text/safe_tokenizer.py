@@ -120,7 +120,7 @@ def check_growth(where: str, texts: Iterable[str], growth: int, limits: Limits, 
             made += made_of(text[start : start + BLOCK])
             if made > most:
                 raise NpformerError(
-                    f"{where}: a text of {len(text)} characters becomes more than {most}, {LONGER} times the limit "
+                    f"{where}: a text of {len(text)} characters becomes longer than {most}, {LONGER} times the limit "
                     f"`characters`; {how_to_allow_more('characters')}"
                 )
 

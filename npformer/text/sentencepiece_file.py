@@ -52,8 +52,8 @@ def read_unigram(path: Path, limits: Limits = LIMITS) -> tuple[list[Piece], byte
     if not pieces:
         raise NpformerError(f"{path}: not a SentencePiece model: it has no pieces")
     if model_type != 1:
-        found = MODEL_TYPES.get(model_type, "an unknown type")
-        raise NpformerError(f"{path}: SentencePiece model type {found} is not supported; supported: unigram")
+        found = MODEL_TYPES.get(model_type, model_type)
+        raise NpformerError(f"{path}: expected a SentencePiece model of type unigram, got {found}")
     return pieces, charsmap
 
 
