@@ -31,27 +31,17 @@ from npformer.model import Seq2Seq
 from npformer.serve import pages
 from npformer.serve.batching import Batcher, Entry, QueueFull, log, place_of
 from npformer.serve.bodies import Bodies, Gone
+from npformer.serve.declared import ALL_ROUTES
 from npformer.serve.fields import Refusal, read_fields, read_json
 from npformer.serve.models import Served
 from npformer.serve.prometheus import Metrics
 from npformer.serve.replies import as_json, cut_header, in_parts, json_response, refused
 from npformer.serve.request_limits import ServiceLimits
 from npformer.serve.routes import Reply, Route, Service
-from npformer.serve.text_to_text import ALL_ROUTES
 from npformer.serve.watch import GONE, Watch, path_of
+from npformer.tasks.catalogue import TASKS
 
 TOKENIZERS = 2  # threads that tokenize
-#: First task of the first model -> the route of "/", as in text-embeddings-inference.
-AT_ROOT = {
-    "text-ranking": "/rerank",
-    "text-classification": "/predict",
-    "translation": "/translate",
-    "summarization": "/summarize",
-    "text2text-generation": "/text2text",
-    "text-generation": "/generate",
-    "sentence-embedding": "/embed",
-    "sparse-embedding": "/embed_sparse",
-}
 
 
 class App:
@@ -125,7 +115,7 @@ class App:
         if self.stopping:
             raise stopped()
         if self.open >= self.limits.queue:
-            raise _overloaded(1)
+            raise QueueFull(1)
 
     def _check_key(self, request: Request) -> None:
         if self.key is None:
@@ -225,10 +215,6 @@ def _digest(key: str) -> bytes:
     return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
 
 
-def _overloaded(seconds: int) -> Refusal:
-    return Refusal(HTTPStatus.TOO_MANY_REQUESTS, f"the queue is full; retry in {seconds} s", "Overloaded", seconds)
-
-
 def stopped() -> Refusal:
     return Refusal(HTTPStatus.SERVICE_UNAVAILABLE, "the server is shutting down", "Unhealthy", 1)
 
@@ -258,11 +244,6 @@ def _described(served: Served) -> dict[str, Any]:
 async def _refused(request: Request, refusal: Exception) -> Response:
     assert isinstance(refusal, Refusal)
     return refused(refusal, path_of(request.scope))
-
-
-async def _queue_full(request: Request, full: Exception) -> Response:
-    assert isinstance(full, QueueFull)
-    return await _refused(request, _overloaded(full.seconds))
 
 
 async def _not_a_route(request: Request, error: Exception) -> Response:
@@ -299,7 +280,7 @@ def make(served: dict[str, Served], limits: ServiceLimits, api_key: str | None, 
         "/openapi.json": lambda: json_response(pages.openapi(ALL_ROUTES)),
         "/docs": docs,
     }
-    post, get = state.answering(AT_ROOT[next(iter(next(iter(served.values())).tasks))]), state.guarded(docs)
+    post, get = state.answering(TASKS[next(iter(next(iter(served.values())).tasks))].route), state.guarded(docs)
 
     async def root(request: Request) -> Response:
         return await (post if request.method == "POST" else get)(request)
@@ -313,7 +294,7 @@ def make(served: dict[str, Served], limits: ServiceLimits, api_key: str | None, 
         lifespan=state.lifespan,
         middleware=[Middleware(Watch, metrics=state.metrics, paths=known, access_log=access_log)],
         exception_handlers={
-            Refusal: _refused, QueueFull: _queue_full, TimeoutError: too_late, Gone: _gone, HTTPException: _not_a_route,
+            Refusal: _refused, TimeoutError: too_late, Gone: _gone, HTTPException: _not_a_route,
         },
     )  # fmt: skip
     made.router.redirect_slashes = False  # it would redirect a client to the host named in its request

@@ -16,9 +16,11 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from http import HTTPStatus
 from typing import Any, Protocol
 
 from npformer.common.errors import NpformerError
+from npformer.serve.fields import Refusal
 
 log = logging.getLogger("npformer.serve")
 
@@ -32,12 +34,12 @@ class Work(Protocol):
     def run(self, requests: list[Any]) -> list[Any]: ...
 
 
-class QueueFull(Exception):
-    """The queue is full; it may have room after this many seconds."""
+class QueueFull(Refusal):
+    """The queue has no room for more texts; it may have after this number of seconds."""
 
     def __init__(self, seconds: int) -> None:
-        super().__init__(f"the queue is full for about {seconds} s")
-        self.seconds = seconds
+        message = f"the queue is full; retry in {seconds} s"
+        super().__init__(HTTPStatus.TOO_MANY_REQUESTS, message, "Overloaded", seconds)
 
 
 @dataclass(eq=False)

@@ -12,29 +12,21 @@ from npformer.common.errors import NpformerError
 from npformer.common.limits import how_to_allow_more
 from npformer.model import Model, Seq2Seq
 from npformer.serve.fields import Refusal, wrong
-from npformer.tasks.feature_extraction import FeatureExtraction
-from npformer.tasks.pipelines import pipeline
-from npformer.tasks.sentence_embedding import SentenceEmbedding
+from npformer.tasks.catalogue import TASKS
+from npformer.tasks.pipelines import class_of, pipeline, tasks_of
 from npformer.tasks.sparse_embedding import SparseEmbedding
 from npformer.tasks.task import InputError, Request, Task
-from npformer.tasks.text_classification import TextClassification
 from npformer.tasks.text_generation import TextGeneration
-from npformer.tasks.text_ranking import TextRanking
 from npformer.tasks.writing import Writing
 
 Given = str | Path | Model | Seq2Seq | Task
 
-#: Task -> the kind of model it needs, for refusals.
-NEEDS = {
-    "sentence-embedding": "an encoder of dense vectors",
-    "sparse-embedding": "a masked-language model, such as SPLADE",
-    "feature-extraction": "an encoder",
-    "text-classification": "a model with a sequence-classification head",
-    "text-ranking": "a cross-encoder (a sequence-classification model with one label)",
-    "text-generation": "a causal language model, such as GPT-2",
-    "translation": "a translation model",
-    "summarization": "a summarization model",
-    "text2text-generation": "an encoder-decoder, such as BART",
+#: Task -> the options of a served one, where it would begin with others.
+SERVED: dict[str, dict[str, Any]] = {
+    "text-ranking": {"function_to_apply": "sigmoid"},
+    "text-classification": {"top_k": None},
+    "sentence-embedding": {},
+    "feature-extraction": {"return_tensors": True},
 }
 
 
@@ -135,22 +127,17 @@ def _name_of(given: Given, task: Task) -> str:
 
 
 def _tasks(task: Task) -> Iterator[tuple[str, Task]]:
-    """The tasks of a model, its own task first."""
-    model = task.model
+    """The tasks of a model that have a route, the one that answers at the root first."""
     if isinstance(task, Writing):
         yield task.name, task
         return
-    if model.config.head == "sequence-classification":
-        if len(model.config.labels) == 1:
-            yield "text-ranking", TextRanking(model, function_to_apply="sigmoid")
-        yield "text-classification", TextClassification(model, top_k=None)
-    if isinstance(task, SparseEmbedding):
-        yield "sparse-embedding", task
-    else:
-        yield "sentence-embedding", task if isinstance(task, SentenceEmbedding) else SentenceEmbedding(model)
-    yield "feature-extraction", FeatureExtraction(model, return_tensors=True)
-    if model.config.head == "masked-lm" and not isinstance(task, SparseEmbedding):
-        yield "sparse-embedding", SparseEmbedding(model)
+    fitting = [name for name in tasks_of(task.model.config) if TASKS[name].route]
+    names = sorted(fitting, key=lambda name: list(SERVED).index(name) if name in SERVED else len(SERVED))
+    if isinstance(task, SparseEmbedding):  # whose folder has no dense vectors
+        names = [task.name, *(name for name in names if name not in (task.name, "sentence-embedding"))]
+    for name in names:
+        made = name == task.name and not SERVED.get(name)
+        yield name, task if made else class_of(name)(task.model, **SERVED.get(name, {}))
 
 
 def candidates(models: Mapping[str, Served], name: str | None) -> list[Served]:
@@ -165,21 +152,21 @@ def candidates(models: Mapping[str, Served], name: str | None) -> list[Served]:
     return [models[name]]
 
 
-def choose(models: Mapping[str, Served], name: str | None, task: str) -> Served:
-    """The model of this name, or the first that has the task. Raises Refusal if no model has it."""
+def choose(models: Mapping[str, Served], name: str | None, task: str) -> tuple[str, Any]:
+    """The model of this name, or the first that has the task: its name and the Task. Raises Refusal if none has it."""
     some = candidates(models, name)
     for each in some:
         if task in each.tasks:
-            return each
+            return each.name, each.tasks[task]
     what = "; ".join(f"{each.name} has {', '.join(each.tasks)}" for each in some)
-    raise Refusal(HTTPStatus.FAILED_DEPENDENCY, f"this route needs {NEEDS[task]}; {what}", "Backend")
+    raise Refusal(HTTPStatus.FAILED_DEPENDENCY, f"this route needs {TASKS[task].models}; {what}", "Backend")
 
 
-def choose_writer(models: Mapping[str, Served], name: str | None) -> Served:
-    """The first generative model, or the one of this name. Raises Refusal if there is no such model."""
-    some = candidates(models, name)
-    found = next((each for each in some if any(isinstance(task, Writing) for task in each.tasks.values())), None)
-    return found or choose(models, name, "text-generation")
+def choose_writer(models: Mapping[str, Served], name: str | None) -> Any:
+    """The task of the first generative model, or of the one of this name. Raises Refusal if there is no such model."""
+    tasks = [task for each in candidates(models, name) for task in each.tasks.values()]
+    found = next((task for task in tasks if isinstance(task, Writing)), None)
+    return found or choose(models, name, "text-generation")[1]
 
 
 def tokenized(served: Served, texts: Sequence[str], special: bool, most: int, where: str, several: bool) -> Prepared:

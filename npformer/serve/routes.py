@@ -26,7 +26,6 @@ from npformer.serve.models import Prepared, Served, TaskWork, candidates, choose
 from npformer.serve.replies import as_json
 from npformer.serve.request_limits import ServiceLimits
 from npformer.tasks.pooling import normalize
-from npformer.tasks.sentence_embedding import SentenceEmbedding
 from npformer.tasks.task import Task
 from npformer.text.inputs import Pair
 
@@ -50,12 +49,10 @@ class Service:
     limits: ServiceLimits
     in_thread: Callable[..., Awaitable[Any]]  # runs a function in one of a few threads, for tokenizing
 
-    async def prepared(self, task: Task, texts: f.Texts, truncate: bool, where: str, options: Any = None) -> Prepared:
+    async def prepared(self, task: Task, texts: f.Texts, truncate: bool, where: str, options: Any) -> Prepared:
         """A request's encoded texts; refused if too many or too long."""
         self.limits.check_texts(where, len(texts.items))
-        found: Prepared = await self.in_thread(
-            prepare, task, texts.items, options or task.options, truncate, where, texts.several
-        )
+        found: Prepared = await self.in_thread(prepare, task, texts.items, options, truncate, where, texts.several)
         self.limits.check_tokens(where, sum(found.sizes))
         return found
 
@@ -66,6 +63,13 @@ class Service:
         found = await self.batcher.answers(work, prepared.requests, [size * cost for size in prepared.sizes])
         first_error(found, where, several)
         return found
+
+    async def ask(
+        self, work: TaskWork, texts: f.Texts, truncate: bool, where: str = "inputs", cost: int = 1
+    ) -> tuple[list[Any], Prepared]:
+        """The answers to a request's texts, and the texts, encoded."""
+        prepared = await self.prepared(work.task, texts, truncate, where, work.options)
+        return await self.answers(work, prepared, where, texts.several, cost), prepared
 
     async def piece(self, pieces: Iterator[str]) -> str | None:
         """The next piece of a stream, computed in its turn; None at the end."""
@@ -129,19 +133,16 @@ CLASSIFY = {
 
 async def _vectors(service: Service, given: dict[str, Any], texts: f.Texts, where: str) -> tuple[Any, Prepared, str]:
     """The texts' vectors (N, D) in the model's dtype, truncated and normalised as requested."""
-    served = choose(service.models, given.get("model"), "sentence-embedding")
-    task = served.tasks["sentence-embedding"]
-    assert isinstance(task, SentenceEmbedding)
+    name, task = choose(service.models, given.get("model"), "sentence-embedding")
     width = task.options.truncate_dim or task.width
     dimensions = given.get("dimensions") or width
     if dimensions > width:
         raise f.wrong("dimensions", f"expected at most {width}, the model's dimensions, got {dimensions}")
     options = prompted(task, given.get("prompt_name"))
-    prepared = await service.prepared(task, texts, given.get("truncate", False), where, options)
-    found = await service.answers(TaskWork(task, options), prepared, where, texts.several)
+    found, prepared = await service.ask(TaskWork(task, options), texts, given.get("truncate", False), where)
     vectors = np.stack([np.asarray(each) for each in found])[:, :dimensions]
     is_unit = task.is_normalized(options) and dimensions == width
-    return (normalize(vectors) if given.get("normalize", True) and not is_unit else vectors), prepared, served.name
+    return (normalize(vectors) if given.get("normalize", True) and not is_unit else vectors), prepared, name
 
 
 def prompted(task: Task, name: str | None) -> Any:
@@ -158,11 +159,8 @@ async def embed(service: Service, given: dict[str, Any]) -> Reply:
 
 
 async def embed_all(service: Service, given: dict[str, Any]) -> Reply:
-    texts = given["inputs"]
-    served = choose(service.models, given["model"], "feature-extraction")
-    task = served.tasks["feature-extraction"]
-    prepared = await service.prepared(task, texts, given["truncate"], "inputs")
-    found = await service.answers(TaskWork(task, task.options), prepared, "inputs", texts.several)
+    _, task = choose(service.models, given["model"], "feature-extraction")
+    found, prepared = await service.ask(TaskWork(task, task.options), given["inputs"], given["truncate"])
     return Reply(prepared, pieces=_rows_of(service, found))
 
 
@@ -183,12 +181,9 @@ def _listed(rows: np.ndarray) -> bytes:
 
 
 async def embed_sparse(service: Service, given: dict[str, Any]) -> Reply:
-    texts = given["inputs"]
-    served = choose(service.models, given["model"], "sparse-embedding")
-    task = served.tasks["sparse-embedding"]
-    options = prompted(task, given["prompt_name"])
-    prepared = await service.prepared(task, texts, given["truncate"], "inputs", options)
-    found = await service.answers(TaskWork(task, options), prepared, "inputs", texts.several)
+    _, task = choose(service.models, given["model"], "sparse-embedding")
+    work = TaskWork(task, prompted(task, given["prompt_name"]))
+    found, prepared = await service.ask(work, given["inputs"], given["truncate"])
     pairs = (zip(each["indices"].tolist(), each["values"].tolist(), strict=True) for each in found)
     return Reply(prepared, (({"index": index, "value": value} for index, value in each) for each in pairs))
 
@@ -209,9 +204,11 @@ async def embeddings(service: Service, given: dict[str, Any]) -> Reply:
         {"object": "embedding", "index": i, "embedding": _base64(each) if packed else each.tolist()}
         for i, each in enumerate(vectors)
     )
-    count = sum(prepared.sizes)
-    usage = {"prompt_tokens": count, "total_tokens": count}
-    return Reply(prepared, {"object": "list", "data": data, "model": name, "usage": usage})
+    return Reply(prepared, {"object": "list", "data": data, "model": name, "usage": _usage(prepared)})
+
+
+def _usage(prepared: Prepared) -> dict[str, int]:
+    return dict.fromkeys(("prompt_tokens", "total_tokens"), sum(prepared.sizes))
 
 
 def _base64(vector: np.ndarray) -> str:
@@ -223,12 +220,10 @@ def _base64(vector: np.ndarray) -> str:
 
 async def predict(service: Service, given: dict[str, Any]) -> Reply:
     texts, parameters = given["inputs"], given["parameters"]
-    served = choose(service.models, given["model"], "text-classification")
-    task = served.tasks["text-classification"]
+    _, task = choose(service.models, given["model"], "text-classification")
     function = (parameters or {}).get("function_to_apply") or ("none" if given["raw_scores"] else None)
     options = replace(task.options, top_k=(parameters or {}).get("top_k"), function_to_apply=function)
-    prepared = await service.prepared(task, texts, given["truncate"], "inputs")
-    found = await service.answers(TaskWork(task, options), prepared, "inputs", texts.several)
+    found, prepared = await service.ask(TaskWork(task, options), texts, given["truncate"])
     # Hugging Face's inference client, which sends parameters, reads a list of lists even for one text.
     nested = texts.several or parameters is not None
     return Reply(prepared, iter(found) if nested else found[0])
@@ -238,14 +233,12 @@ async def _ranks(
     service: Service, given: dict[str, Any], texts: Sequence[str], where: str
 ) -> tuple[list[tuple[int, float]], Prepared, str]:
     """Indices and scores of the texts, best first."""
-    served = choose(service.models, given["model"], "text-ranking")
-    task = served.tasks["text-ranking"]
+    name, task = choose(service.models, given["model"], "text-ranking")
     options = replace(task.options, function_to_apply="none" if given.get("raw_scores") else "sigmoid")  # as TEI does
-    pairs = [Pair(given["query"], each) for each in texts]
-    prepared = await service.prepared(task, f.Texts(pairs, several=True), given["truncate"], where)
-    found = await service.answers(TaskWork(task, options), prepared, where)
+    pairs = f.Texts([Pair(given["query"], each) for each in texts], several=True)
+    found, prepared = await service.ask(TaskWork(task, options), pairs, given["truncate"], where)
     scores = [(i, each["score"]) for i, each in enumerate(found)]
-    return sorted(scores, key=lambda each: -each[1]), prepared, served.name
+    return sorted(scores, key=lambda each: -each[1]), prepared, name
 
 
 async def rerank(service: Service, given: dict[str, Any]) -> Reply:
@@ -262,9 +255,7 @@ async def rerank_documents(service: Service, given: dict[str, Any]) -> Reply:
         {"index": i, "relevance_score": score} | ({"document": {"text": texts[i]}} if given["return_documents"] else {})
         for i, score in ranks[: given["top_n"]]
     ]
-    count = sum(prepared.sizes)
-    usage = {"prompt_tokens": count, "total_tokens": count}
-    return Reply(prepared, {"object": "rerank", "results": results, "model": name, "usage": usage})
+    return Reply(prepared, {"object": "rerank", "results": results, "model": name, "usage": _usage(prepared)})
 
 
 # --- tokens ----------------------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from typing import Any
 from npformer.serve import fields as f
 from npformer.serve.fields import Field
 from npformer.serve.models import TaskWork, choose, choose_writer
-from npformer.serve.routes import MODEL, ROUTES, TRUNCATE, Reply, Route, Service
+from npformer.serve.routes import MODEL, TRUNCATE, Reply, Route, Service
 from npformer.serve.write import (
     COMPLETIONS,
     COST,
@@ -23,6 +23,7 @@ from npformer.serve.write import (
     settled,
     streamed,
 )
+from npformer.tasks.catalogue import TASKS
 from npformer.tasks.text_to_text import TextToText
 
 BEAMS = 16  # more cost memory and time without benefit
@@ -64,35 +65,25 @@ def _work(task: TextToText, options: Any) -> TaskWork:
     return TaskWork(task, options, together=not options.settings.get("do_sample"))
 
 
-def _beams(options: Any) -> int:
-    beams: int = options.settings.get("num_beams", 1)
-    return beams
-
-
 async def written(name: str, service: Service, given: dict[str, Any]) -> Reply:
     """The named task's answer to each text."""
-    texts = given["inputs"]
-    task = choose(service.models, given["model"], name).tasks[name]
-    assert isinstance(task, TextToText)
+    _, task = choose(service.models, given["model"], name)
     options = _settled(task, given["parameters"] or {})
-    prepared = await service.prepared(task, texts, given["truncate"], "inputs", options)
-    found = await service.answers(_work(task, options), prepared, "inputs", texts.several, COST * _beams(options))
-    flat = [each for answer in found for each in (answer if isinstance(answer, list) else [answer])]
-    return Reply(prepared, flat)
+    cost = COST * options.settings.get("num_beams", 1)
+    found, prepared = await service.ask(_work(task, options), given["inputs"], given["truncate"], cost=cost)
+    return Reply(prepared, [each for answer in found for each in (answer if isinstance(answer, list) else [answer])])
 
 
 async def generate(service: Service, given: dict[str, Any]) -> Reply:
-    served = choose_writer(service.models, given["model"])
-    if "text-generation" in served.tasks:
-        return await generated(service, given, served)
-    [task] = served.tasks.values()
-    assert isinstance(task, TextToText)
+    task = choose_writer(service.models, given["model"])
+    if not isinstance(task, TextToText):
+        return await generated(service, given, task)
     options = _settled(task, {**effective(given["parameters"], OF_PROMPTS), "num_beams": 1})
     one = f.Texts([given["inputs"]], several=False)
-    prepared = await service.prepared(task, one, given["truncate"], "inputs", options)
     if not given["stream"]:
-        (answer,) = await service.answers(_work(task, options), prepared, "inputs", several=False, cost=COST)
+        (answer,), prepared = await service.ask(_work(task, options), one, given["truncate"], cost=COST)
         return Reply(prepared, {"generated_text": answer[task.key]})
+    prepared = await service.prepared(task, one, given["truncate"], "inputs", options)
     long = "truncate" if prepared.cut else "error"
     pieces = task.tokens(given["inputs"], to=options.to, long=long, **options.settings)
     return await streamed(service, pieces, prepared)
@@ -108,25 +99,11 @@ GENERATE_FIELDS = {
     **TRUNCATE,
     **MODEL,
 }
-ALL_ROUTES = (
-    *ROUTES,
+WRITTEN = {"inputs": Field(f.TEXTS), "parameters": Field(f.an_object(PARAMETERS), None), **TRUNCATE, **MODEL}
+ROUTES = (
     *(
-        Route(
-            path,
-            summary,
-            {
-                "inputs": Field(f.TEXTS),
-                "parameters": Field(f.an_object(PARAMETERS), None),
-                **TRUNCATE,
-                **MODEL,
-            },
-            partial(written, name),
-        )
-        for path, name, summary in (
-            ("/translate", "translation", "A translation of each text"),
-            ("/summarize", "summarization", "A summary of each text"),
-            ("/text2text", "text2text-generation", "An encoder-decoder's output for each text"),
-        )
+        Route(TASKS[name].route, TASKS[name].summary, WRITTEN, partial(written, name))
+        for name in ("translation", "summarization", "text2text-generation")
     ),
     Route(
         "/generate",

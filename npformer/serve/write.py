@@ -20,7 +20,7 @@ from typing import Any
 from npformer.common.errors import NpformerError
 from npformer.serve import fields as f
 from npformer.serve.fields import Field, Fields
-from npformer.serve.models import Prepared, Served, TaskWork, choose
+from npformer.serve.models import Prepared, TaskWork, choose
 from npformer.serve.replies import as_json
 from npformer.serve.routes import MODEL, TRUNCATE, Reply, Service
 from npformer.tasks.text_generation import TextGeneration, Writer
@@ -159,18 +159,12 @@ async def _answers(
     return await service.answers(TaskWork(task, options, not seeded), weighed, where, several)
 
 
-def _task(served: Served) -> TextGeneration:
-    task = served.tasks["text-generation"]
-    assert isinstance(task, TextGeneration)
-    return task
-
-
 # --- text-generation-inference ---------------------------------------------------------------------------------------
 
 
-async def generated(service: Service, given: dict[str, Any], served: Served) -> Reply:
+async def generated(service: Service, given: dict[str, Any], task: TextGeneration) -> Reply:
     """Samples only if a sampling parameter is given, as TGI does."""
-    task, known = _task(served), effective(given["parameters"], NO_LANGUAGE)
+    known = effective(given["parameters"], NO_LANGUAGE)
     details = known.pop("details", False)
     draws = bool(known.keys() & {"temperature", "top_k", "top_p", *MORE_LIMITS})
     usual = {"do_sample": draws, "temperature": 1.0, "top_k": 0, "return_full_text": False}
@@ -219,8 +213,8 @@ async def streamed(
 
 
 async def completions(service: Service, given: dict[str, Any]) -> Reply:
-    served = choose(service.models, given["model"], "text-generation")
-    task, texts, n = _task(served), given["prompt"], given["n"]
+    name, task = choose(service.models, given["model"], "text-generation")
+    texts, n = given["prompt"], given["n"]
     draws = given["temperature"] >= COLDEST
     settings = {
         "max_new_tokens": given["max_tokens"], "do_sample": draws, "top_k": 0, "top_p": given["top_p"],
@@ -232,7 +226,7 @@ async def completions(service: Service, given: dict[str, Any]) -> Reply:
         raise f.wrong("n", f"expected 1 with a temperature below {COLDEST}, where all texts would be equal")
     options = settled(task, settings, "body", "max_tokens")
     frame = {"id": f"cmpl-{uuid.uuid4().hex}", "object": "text_completion", "created": int(time.time())}
-    frame["model"] = served.name
+    frame["model"] = name
     if given["stream"] and (len(texts.items) > 1 or n > 1):
         raise f.wrong("stream", "expected one prompt and n of 1 for a stream, got more")
     prompts = await _prompts(service, task, texts, given["truncate"], "prompt", options)

@@ -203,7 +203,7 @@ Row i of the array is the vector of text i; NaN if text i cannot be read.""",
     "text-ranking": Declaration(
         "text_ranking.TextRanking",
         "sequence-classification",
-        "a cross-encoder, a sequence-classification model with one label",
+        "a cross-encoder (a sequence-classification model with one label)",
         "cross-encoder/ms-marco-MiniLM-L6-v2",
         aliases=("rerank",),
         n_labels=1,
@@ -260,7 +260,7 @@ With --input the rows keep their order: --column names the queries,
     "text2text-generation": Declaration(
         "text_to_text.Text2TextGeneration",
         "translation",
-        "an encoder-decoder for text2text-generation",
+        "an encoder-decoder, such as BART",
         "eugenesiow/bart-paraphrase",
         route="/text2text",
         command=_text_to_text(

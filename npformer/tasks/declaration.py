@@ -117,6 +117,11 @@ class Declaration(NamedTuple):
         """The kind of model to look for."""
         return f"{self.models}, for example {self.example}" if self.example else self.models
 
+    @property
+    def summary(self) -> str:
+        """A line about the task, for the page of routes."""
+        return self.command.summary.capitalize() if self.command else ""
+
     def fits(self, config: Config) -> bool:
         """Whether a model with this config can do the task."""
         has_head = not config.decoder if self.head == "base" else config.head == self.head

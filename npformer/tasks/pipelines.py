@@ -239,13 +239,13 @@ def pipeline(
             )
         if revision is not None:
             raise NpformerError("revision: the model is loaded already; give revision= to npformer.load")
-        kind = _class(name or _task_of(model.config, _described(model.folder, limits)))
+        kind = class_of(name or _task_of(model.config, _described(model.folder, limits)))
         made: Any = model if threads is None else _with_threads(model, threads)
     else:
         from npformer.checkpoint.loading import find_folder, load
 
         folder = find_folder(_default(task, name) if model is None else model, revision, offline)
-        kind = _class(name or _inferred(folder, limits))
+        kind = class_of(name or _inferred(folder, limits))
         if kind.name in ("sentence-embedding", "sparse-embedding"):
             from npformer.checkpoint.modules import encoder_folder
 
@@ -277,7 +277,8 @@ def _known(task: str) -> str:
     return name
 
 
-def _class(name: str) -> type[Task]:
+def class_of(name: str) -> type[Task]:
+    """Returns the class of a task in `catalogue.TASKS`."""
     module, class_name = TASKS[name].place.split(".")
     kind: type[Task] = getattr(import_module(f"npformer.tasks.{module}"), class_name)
     return kind

@@ -22,9 +22,11 @@ from npformer.serve import ServiceLimits, asgi, supervisor
 from npformer.serve.asgi import make
 from npformer.serve.batching import log
 from npformer.serve.bodies import Bodies
+from npformer.serve.declared import ALL_ROUTES
 from npformer.serve.fields import Refusal
-from npformer.serve.models import NEEDS, TaskWork, serve_all
+from npformer.serve.models import TaskWork, serve_all
 from npformer.serve.replies import in_parts
+from npformer.tasks.catalogue import TASKS
 from tests.support import seq2seq_models, tiny
 from tests.support.sentence_folders import write_modules
 
@@ -283,14 +285,10 @@ def test_limits_are_checked():
         ServiceLimits(batch_tokens=0)
 
 
-def test_what_routes_need_is_named():
-    assert set(NEEDS) >= {
-        "sentence-embedding",
-        "feature-extraction",
-        "text-classification",
-        "text-ranking",
-        "translation",
-    }
+def test_the_route_of_every_task_is_there():
+    """The one at the root of a service whose first model has the task."""
+    paths = {each.path for each in ALL_ROUTES}
+    assert {each.route for each in TASKS.values() if each.route} <= paths
 
 
 def test_npformer_itself_does_not_import_the_extra():

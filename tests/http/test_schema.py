@@ -10,9 +10,9 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from npformer.serve.declared import ALL_ROUTES
 from npformer.serve.fields import Refusal, read_fields, read_json
 from npformer.serve.pages import openapi
-from npformer.serve.text_to_text import ALL_ROUTES
 
 ROUTES = {route.path: route for route in ALL_ROUTES}
 PATHS = openapi(ALL_ROUTES)["paths"]

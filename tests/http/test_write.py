@@ -16,11 +16,11 @@ from huggingface_hub import InferenceClient
 
 from npformer import pipeline
 from npformer.serve.batching import Batcher
+from npformer.serve.declared import ALL_ROUTES
 from npformer.serve.fields import Refusal, read_fields
 from npformer.serve.models import TaskWork, serve_all
 from npformer.serve.request_limits import ServiceLimits
 from npformer.serve.routes import Reply, Service
-from npformer.serve.text_to_text import ALL_ROUTES
 from npformer.serve.write import until, withheld
 from npformer.tasks import text_generation
 from npformer.tasks.text_generation import TextGeneration

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from npformer.serve import fields as f
+from npformer.serve.declared import ALL_ROUTES
 from npformer.serve.fields import Refusal, Texts, read_fields, read_json
-from npformer.serve.text_to_text import ALL_ROUTES
 from npformer.text.inputs import Pair
 
 ROUTES = {route.path: route for route in ALL_ROUTES}

@@ -53,7 +53,7 @@ def typed(keywords: Any) -> dict[str, str]:
 
 def keywords_of(name: str) -> dict[str, str]:
     """The keywords that the overload of a task names, which are beside its options."""
-    kind = pipelines._class(ALIASES.get(name, name))
+    kind = pipelines.class_of(ALIASES.get(name, name))
     return typed(getattr(sys.modules[kind.__module__], OVERLOADS[name][1]))
 
 
@@ -67,7 +67,7 @@ def test_every_name_of_a_task_has_an_overload() -> None:
 
 @pytest.mark.parametrize("name", [*TASKS, *ALIASES])
 def test_an_overload_has_the_class_and_the_options_of_its_task(name: str) -> None:
-    kind = pipelines._class(ALIASES.get(name, name))
+    kind = pipelines.class_of(ALIASES.get(name, name))
     assert OVERLOADS[name][0] == kind.__name__
     found = {key: value for key, value in keywords_of(name).items() if key not in typed(Loading)}
     expected = of(kind.options_type)
