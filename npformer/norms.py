@@ -113,7 +113,7 @@ LayerNorm.mistakes = (
         "x - mean is divided by sqrt(variance + eps), not by deviation + eps",
         {f"eps {eps:g}": _normed(lambda x, eps: centred(x) / (np.sqrt(variance(x)) + eps), eps) for eps in EPS[:-1]},
     ),
-    Mistake("unbiased variance", "layer norm divides by D - 1 where it should by D", _unbiased_variance),
+    Mistake("unbiased variance", "layer norm divides the sum of squares by D, not by D - 1", _unbiased_variance),
     Mistake(
         "another deviation in the norm",
         "x - mean is divided by sqrt(variance + eps)",

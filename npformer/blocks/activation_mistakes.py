@@ -98,7 +98,7 @@ def _other_activation(port: Any) -> Ways:
         if name not in (own, own.removesuffix("_tanh")):
             yield f"{name} for {own}", _replaced(port, own, formula)
     if port.config.below_head != own:
-        yield "that of the layers in the head", {"head.activation": from_source(ACTIVATIONS[own])}
+        yield "the layers' activation in the head", {"head.activation": from_source(ACTIVATIONS[own])}
 
 
 def _again(y: np.ndarray, at: Any) -> np.ndarray:
@@ -109,12 +109,12 @@ LEFT_OUT: Rules = {"*.activation": lambda y, at: at.source}
 MISTAKES = (
     Mistake(
         "tanh GELU for erf",
-        "the activation is GELU's tanh approximation; this model's is the exact one",
+        "the activation is GELU's tanh approximation; this model has the exact GELU",
         _gelu_for("gelu", gelu_tanh),
     ),
     Mistake(
         "erf GELU for tanh",
-        "the activation is the exact GELU; this model was trained with the tanh one",
+        "the activation is the exact GELU; this model was trained with the tanh approximation",
         _gelu_for("gelu_tanh", gelu),
     ),
     Mistake("quick GELU", "x sigmoid(1.702 x) is GELU's quick approximation; it is off by up to 0.02", _quick_gelu),

@@ -196,16 +196,22 @@ def _without(x: np.ndarray, hide: list[int]) -> np.ndarray:
 
 MISTAKES = (
     *(
-        Mistake(name, "queries look for keys, and the values of what they find are added up", _swapped(order))
+        Mistake(name, "queries are compared with keys, and the values are added up", _swapped(order))
         for order, name in SWAPS.items()
     ),
-    Mistake("query, key and value in another order", "each has its own weight", _swapped(*ROTATIONS)),
+    Mistake(
+        "query, key and value in another order", "query, key and value each have their own weight", _swapped(*ROTATIONS)
+    ),
     Mistake(
         "fused query, key and value split wrongly",
-        "one weight of all three is cut another way than it was made",
+        "one weight of all three is split in another way than it was joined",
         _fused,
     ),
-    Mistake("query scaled already", "the scores are then not to be divided by sqrt(d_head) again", _query_scaled),
+    Mistake(
+        "query scaled already",
+        "the query has the factor 1 / sqrt(d_head); do not divide the scores by it again",
+        _query_scaled,
+    ),
     Mistake(
         "heads reshaped without the transpose",
         "(L, D) becomes (L, H, K) and then, transposed, (H, L, K); the same shape without it mixes tokens",
@@ -254,12 +260,12 @@ MISTAKES = (
     ),
     Mistake(
         "scores scaled by sqrt(d_model)",
-        "the width of one head, d_model / n_heads, is what counts",
+        "scores are divided by the root of a head's width, d_model / n_heads",
         {"": _scaled(lambda at: at.n_heads**-0.5)},
     ),
     Mistake(
         "scores scaled otherwise",
-        "q k^T is to be divided by sqrt(d_head)",
+        "q k^T is divided by sqrt(d_head)",
         {
             "multiplied by sqrt(d_head), not divided": _scaled(lambda at: at.d_head),
             "by 1 / sqrt(number of heads)": _scaled(lambda at: (at.d_head / at.n_heads) ** 0.5),
@@ -294,7 +300,7 @@ MISTAKES = (
     ),
     Mistake(
         "W_O left out",
-        "the heads side by side pass through another linear layer",
+        "the concatenated heads pass through another linear layer",
         {"": {"*.attention.output": lambda y, at: at("attention.combined")}},
     ),
     Mistake(

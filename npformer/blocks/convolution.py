@@ -201,9 +201,9 @@ Convolution.mistakes = (
         "row i reads rows i - 1, i and i + 1 by W_1, W_2 and W_3, in this order",
         _kernel,
     ),
-    Mistake("padding convolved", "what stands before and after a text counts as zeros", _padding_counted),
+    Mistake("padding convolved", "rows before and after a text are zeros", _padding_counted),
     Mistake(
-        "another activation of the convolution", "it is conv_act of config.json, tanh unless given", _other_activation
+        "another activation of the convolution", "it is conv_act of config.json, by default tanh", _other_activation
     ),
     Mistake(
         "convolution in the wrong place",

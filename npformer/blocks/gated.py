@@ -122,7 +122,7 @@ Gated.mistakes = (
     *activation_mistakes.MISTAKES,
     Mistake(
         "gate and hidden swapped",
-        "the activation is of the first half of a fused layer, or of gate_proj, the gate is the second, or up_proj",
+        "the activation is of a fused layer's first half, or of gate_proj; the gate is its second half, or up_proj",
         _swapped,
     ),
     Mistake(

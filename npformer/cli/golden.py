@@ -141,7 +141,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     compare.add_argument(
         "--dtype", choices=golden.DTYPES, help="the precision of the port (default: found from its stages)"
     )
-    compare.add_argument("--names", metavar="JSON", help='a file of {"their name": "our stage", ...}')
+    compare.add_argument("--names", metavar="JSON", help='a file of {"name in the port": "stage", ...}')
     compare.add_argument("--format", choices=FORMATS, help="output format: text, json, or GitHub annotations")
     suite = parser.add_argument_group("suite and run")
     suite.add_argument("--case", action="append", metavar="GLOB", help="only these cases, such as 'bert-*'")

@@ -72,7 +72,7 @@ class Comparison:
         if self.missing:
             lines.append(_listed("not compared, because the port has no such stage", self.missing))
         if self.dtype != "float32":
-            lines.append(f"held to the budgets of {self.dtype}, {RATIOS[self.dtype]:g} times those of float32")
+            lines.append(f"budgets for {self.dtype}: {RATIOS[self.dtype]:g} times the budgets for float32")
         if self.evaluated is not None:
             rest = "nothing diverges" if self.evaluated.ok else f"{self.evaluated.first.stage} diverges first"  # type: ignore[union-attr]
             lines.append(f"your model is in training mode, with its dropout on; after eval() {rest}")
@@ -80,7 +80,7 @@ class Comparison:
             lines.append("no stage was compared")
         elif self.first is None and self.missing:
             compared = f"{len(self.rows)} of {len(self.rows) + len(self.missing)} stages"
-            lines.append(f"pass ({compared}): each that was compared is within its budget")
+            lines.append(f"pass ({compared}): every compared stage is within its budget")
         elif self.first is None:
             lines.append(f"no stage diverges: all {len(self.rows)} are within their budgets")
         else:
@@ -215,7 +215,7 @@ def _error(name: str, theirs: list[np.ndarray], golden: Golden, ratio: float) ->
 
 def _not_finite(array: np.ndarray, where: tuple[int, ...]) -> str:
     count = int((~np.isfinite(array)).sum())
-    return f"{array[where[1:]]} at {', '.join(map(str, where))}; {count} of text {where[0]} are not finite"
+    return f"{array[where[1:]]} at {', '.join(map(str, where))}; {count} values of text {where[0]} are not finite"
 
 
 def _cosine(theirs: list[np.ndarray], truth: list[np.ndarray]) -> float:

@@ -37,16 +37,16 @@ PASS = "pass"
 #: Every other verdict, and what it means.
 FAULTS = {
     "diverges": "a stage or a weight is wrong",
-    "incomplete": "all stages that it wrote are right, but its answer is not among them",
+    "incomplete": "all stages that it wrote are correct, but its answer is missing",
     "crash": "it ended with an exit code other than 0, or by a signal",
-    "timeout": "it was stopped after the time it has",
+    "timeout": "it took longer than the timeout and was stopped",
     "no output": "it ended with exit code 0, but wrote no file",
-    "unreadable": "the file it wrote is no safetensors file, or holds nothing of this case",
+    "unreadable": "its file is not a safetensors file, or has no stage of this case",
 }
 
 #: Dtype of a case's stored weights -> what a port that fails without a known cause may have read wrongly.
 HINTS = {
-    "float16": "the weights of this case are stored in float16: read two bytes a number and convert them to float32",
+    "float16": "the weights of this case are stored in float16: read two bytes per number and convert to float32",
     "bfloat16": "the weights of this case are stored in bfloat16, which NumPy does not have: "
     "(np.frombuffer(data, '<u2').astype('<u4') << 16).view('<f4') reads them",
 }
@@ -208,7 +208,7 @@ def _judged(folder: Path, reference: Golden, arrays: dict[str, Any], comparison:
             }
     stages = f"{compared} of {len(reference.stages)} stages" if comparison.missing else f"all {compared} stages"
     if absent := [name for name in answers(reference) if name in comparison.missing]:
-        told = f"no {' and no '.join(absent)}; {stages}, all right"
+        told = f"no {' and no '.join(absent)}; {stages}, all correct"
         return {"kind": "incomplete", "why": told, "details": str(comparison), "compared": compared}
     return {"kind": PASS, "why": stages, "compared": compared}
 
@@ -218,8 +218,8 @@ def why(comparison: Comparison, diagnosis: Diagnosis | None) -> str:
     first = comparison.first
     told = [f"{finding} ({finding.cause})" for finding in diagnosis.weights[:2]] if diagnosis else []
     if first is not None and (diagnosis is None or diagnosis.stage != first.stage or not diagnosis.fits):
-        off = first.problem or f"{first.budgets:.3g} budgets off"
-        known = "; the fault lies earlier" if diagnosis and diagnosis.stage and diagnosis.lies_earlier else ""
+        off = first.problem or f"off by {first.budgets:.3g} budgets"
+        known = "; the fault is earlier" if diagnosis and diagnosis.stage and diagnosis.lies_earlier else ""
         told.append(f"{first.stage}: {off}{known}")
     for each in (diagnosis, *diagnosis.then) if diagnosis else ():
         certain = [str(fit) for fit in each.fits if fit.certain]

@@ -84,39 +84,42 @@ class Diagnosis:
     def __str__(self) -> str:
         lines = [f"weights: {finding} ({finding.cause})" for finding in self.weights]
         if self.weights:
-            lines.append("the stages are computed with these weights in what follows")
+            lines.append("the stages below are computed with these weights")
         if self.training:
-            lines.append(f"cause: {TRAINING}\n    your model is in training mode; call eval() before it is used")
+            lines.append(f"cause: {TRAINING}\n    your model is in training mode; call eval() before using it")
         if not self.stage:
-            told = "no other stage diverges" if lines else "no stage diverges; there is nothing to diagnose"
+            told = "no other stage diverges" if lines else "no stage diverges: nothing to diagnose"
             return "\n".join([*lines, told])
         lines += self._lines()
         for each in self.then:
-            lines += ["", f"with that in the model too, the next is {each._lines()[0]}", *each._lines()[1:]]
+            lines += [
+                "",
+                f"with that in the model too, the next stage that diverges is {each._lines()[0]}",
+                *each._lines()[1:],
+            ]
         return "\n".join(lines)
 
     def _lines(self) -> list[str]:
         if self.rightly == float("inf"):
-            return [f"{self.stage}: what you have cannot be computed with; see its line above"]
+            return [f"{self.stage}: your array cannot be computed with; see its line above"]
         source = f"your stages up to {self.inputs[-1]}" if self.inputs else "the token ids"
         lines = [f"{self.stage}, computed again from {source}:"]
         if self.lies_earlier:
-            return [*lines, "  agrees with yours; the fault lies earlier, in what these were made from"]
-        lines.append(f"  made rightly, it is {self.rightly:.3g} budgets from yours: the fault is here")
+            return [*lines, "  agrees with yours; the fault is earlier, where these stages come from"]
+        lines.append(f"  the correct value differs from yours by {self.rightly:.3g} budgets: the fault is here")
         for i, fit in enumerate(self.fits[:4]):
             if fit.certain:
-                lines.append(f"  {'cause' if i == 0 else 'fits as well'}: {fit}")
+                lines.append(f"  {'cause' if i == 0 else 'also fits'}: {fit}")
                 lines.append(f"    {fit.mistake.explanation}")
-                lines.append(f"    with it, {fit.budgets:.3g} budgets from yours")
+                lines.append(f"    with it, the difference is {fit.budgets:.3g} budgets")
             else:
-                lines.append(f"  closest of what was tried: {fit}")
-                lines.append(
-                    f"    with it, {fit.budgets:.3g} budgets from yours; {fit.explained:.0%} of the error explained"
-                )
+                lines.append(f"  closest known mistake: {fit}")
+                left = f"the difference is {fit.budgets:.3g} budgets"
+                lines.append(f"    with it, {left}; it explains {fit.explained:.0%} of the error")
         if not self.fits:
-            lines.append("  none of the known mistakes gives what you have")
+            lines.append("  no known mistake gives your values")
         if self.groups and not any(fit.certain for fit in self.fits):
-            lines.append(f"  look at what it is made with: {', '.join(self.groups[:6])}")
+            lines.append(f"  check the weights it uses: {', '.join(self.groups[:6])}")
         return lines
 
 
@@ -180,7 +183,7 @@ def check_model(golden: Golden, model: Model | Seq2Seq) -> None:
     """Raises NpformerError unless the golden file was recorded from this model's weights."""
     if weights_sha256(model) != golden.weights_sha256:
         raise NpformerError(
-            f"these are not the weights that the golden file of {golden.model} was recorded from; give that model"
+            f"the golden file was recorded from {golden.model}, whose weights differ from this model's; use that model"
         )
 
 

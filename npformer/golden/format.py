@@ -107,14 +107,14 @@ def load(path: str | Path) -> Golden:
         )
     if metadata.get("version") != VERSION:
         raise NpformerError(
-            f"{path}: version {metadata.get('version')!r:.20} of the format; this npformer reads {VERSION}"
+            f"{path}: format version {metadata.get('version')!r:.20}; this npformer reads version {VERSION}"
         )
     try:
         manifest = json.loads(metadata["manifest"])
         json.dumps(manifest, ensure_ascii=False).encode()  # raises for half of a surrogate pair, which no file can hold
         return _golden(arrays, manifest)
     except (KeyError, TypeError, AttributeError, ValueError, OverflowError, RecursionError) as error:
-        problem = f"no {error}" if isinstance(error, KeyError) else error
+        problem = f"missing {error}" if isinstance(error, KeyError) else error
         raise NpformerError(f"{path}: the golden file does not fit its manifest: {problem!s:.200}") from None
 
 
@@ -129,7 +129,7 @@ def _golden(arrays: Mapping[str, np.ndarray], manifest: dict[str, Any]) -> Golde
     source_tokens = manifest.get("source_tokens", [])
     sources = [Text(arrays[f"{i}/source_ids"]) for i in range(len(source_tokens))]
     if list(map(len, sources)) != list(map(len, source_tokens)) or len(sources) not in (0, len(texts)):
-        raise ValueError("source_tokens: expected a token for each of the source_ids, of each text")
+        raise ValueError("source_tokens: expected a token for each id of source_ids, for every text")
     golden = Golden(
         model=str(manifest["model"]),
         config=read_config(manifest["config"]),
@@ -148,7 +148,7 @@ def _golden(arrays: Mapping[str, np.ndarray], manifest: dict[str, Any]) -> Golde
     for name in stages:
         for single, double in zip(golden.stages[name], golden.truth[name], strict=True):
             if single.dtype != np.float32 or double.dtype != np.float64 or single.shape != double.shape:
-                raise ValueError(f"{name}: expected float32 and float64 of one shape")
+                raise ValueError(f"{name}: expected float32 and float64 arrays of the same shape")
         if not 0 < golden.budgets[name] < math.inf:
-            raise ValueError(f"{name}: expected an error budget above 0")
+            raise ValueError(f"{name}: expected a finite error budget above 0")
     return golden

@@ -136,7 +136,7 @@ def _place(golden: Golden, name: str, given: dict[int, np.ndarray], result: Thei
     shapes = [array.shape for array in golden.truth[name]]
     axes = token_axes(name, shapes[0], golden.config.head)
     if -1 not in given and set(given) != set(range(len(shapes))):
-        result.problems[name] = f"expected one array a text, 0 to {len(shapes) - 1}, got {sorted(given)}"
+        result.problems[name] = f"expected one array for each text, 0 to {len(shapes) - 1}, got {sorted(given)}"
         return
     if -1 in given:
         parts = per_text(name, given[-1], shapes, axes)
@@ -203,8 +203,8 @@ def token_axes(name: str, shape: tuple[int, ...], head: str) -> tuple[int, ...]:
 
 
 def _expected(shapes: list[tuple[int, ...]]) -> str:
-    texts = f", one of each of {len(shapes)} texts" if len(shapes) > 1 else ""
-    return f"{shapes[0]}{texts}, or those in a batch"
+    texts = f", and one for each of {len(shapes)} texts" if len(shapes) > 1 else ""
+    return f"{shapes[0]}{texts}, or a batch of them"
 
 
 def _ids(golden: Golden) -> dict[str, list[Text]]:
@@ -227,8 +227,8 @@ def _check_ids(texts: list[Text], number: int, ids: np.ndarray) -> None:
         if given is None or not np.array_equal(given[i], text.ids):
             got = (ids if given is None else given[i]).flat[:40].tolist()
             raise NpformerError(
-                f"text {i}: these arrays are of other token ids: {got!s:.90}, and the golden file's are "
-                f"{text.ids.tolist()!s:.90}. Run the port on the ids in the file"
+                f"text {i}: expected the golden file's token ids, {text.ids.tolist()!s:.90}, got {got!s:.90}; "
+                "run the port on the ids in the file"
             )
     if number >= len(shapes):
         raise NpformerError(f"{number}/ids: the golden file has {len(shapes)} texts, 0 to {len(shapes) - 1}")
@@ -240,6 +240,6 @@ def _nothing(golden: Golden, theirs: list[str]) -> str:
     module = table.module(golden.config, stage)
     also = f" or {module}" if module else ""
     return (
-        f"none of the {len(theirs)} arrays has the name of a stage: got {', '.join(theirs[:4])!s:.200}; expected names "
-        f"like {stage}{also}. Give a map of your names to ours"
+        f"none of the {len(theirs)} arrays has the name of a stage: expected names like {stage}{also}, "
+        f"got {', '.join(theirs[:4])!s:.200}; map your names to npformer's with names"
     )

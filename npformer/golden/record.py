@@ -46,9 +46,7 @@ def record(model: Model | Seq2Seq, texts: Any, stages: str | Iterable[str] = "*"
     <npformer Golden of distilbert-sst2: 6 stages of 2 texts>
     """
     if model.dtype != np.float32:
-        raise NpformerError(
-            f"golden record: expected a float32 model, got {model.dtype}; the truth is computed from it"
-        )
+        raise NpformerError(f"golden record: expected a model in float32, got {model.dtype}; load it in float32")
     sources: list[Text] = []
     source_tokens: list[list[str]] = []
     if isinstance(model, Seq2Seq):

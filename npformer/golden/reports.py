@@ -54,9 +54,7 @@ def _finite(value: Any) -> Any:
 def comparison_github(comparison: Comparison, diagnosis: Diagnosis | None) -> str:
     """Returns a comparison as one line, an annotation of GitHub's."""
     if comparison.ok and not (diagnosis and diagnosis.weights):
-        return annotation(
-            "notice", "npformer golden compare", f"no stage diverges; {len(comparison.rows)} were compared"
-        )
+        return annotation("notice", "npformer golden compare", f"no stage diverges; {len(comparison.rows)} compared")
     title = f"{comparison.first.stage} diverges" if comparison.first else "wrong weights"
     return annotation("error", title, why(comparison, diagnosis))
 

@@ -63,7 +63,7 @@ def tiny(path: str | Path, family: str, seed: int = 0) -> Path:
     """
     known = {name: each for name, each in FAMILIES.items() if HEAD in each.architectures.values()}
     if family not in known:
-        raise NpformerError(f"tiny: {family!r} is no family with a classifier; there are {', '.join(known)}")
+        raise NpformerError(f"tiny: expected a family with a classifier ({', '.join(known)}), got {family!r}")
     config = known[family].config(HEAD, **SIZES, **_more(known[family]), labels=("NEGATIVE", "POSITIVE"))
     with new_folder(Path(path)) as folder:
         write_case(folder, f"tiny-{family}", config, seed)

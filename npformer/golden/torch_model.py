@@ -141,7 +141,7 @@ def listening(model: Any, golden: Golden, heard: dict[str, np.ndarray]) -> Itera
     modules = dict(model.named_modules())
     if not any(path in modules for path in table.modules(config)):
         raise NpformerError(
-            f"{type(model).__name__}: none of the modules of a {family_of(config).architecture(config)} model is in it"
+            f"{type(model).__name__}: expected a {family_of(config).architecture(config)}, got none of its modules"
         )
     outputs = {path: _asked(runs, golden) for path, runs in table.module_runs(config).items()}
     if (head := module_path(config, "head.output")) and config.head == "question-answering":

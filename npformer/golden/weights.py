@@ -75,7 +75,7 @@ def check_weights(model: Model | Seq2Seq, theirs: Mapping[str, np.ndarray], dtyp
         usual = sum(alike.values()) * 2 >= len(alike)
         for name, out_in in alike.items():
             if out_in is not usual:
-                what = f"lies {LAYOUTS[out_in]}, the others {LAYOUTS[usual]}; it is transposed"
+                what = f"stored {LAYOUTS[out_in]}, the others {LAYOUTS[usual]}: it is transposed"
                 findings.append(Finding(name, what, TRANSPOSED))
     return _together(findings, len(theirs))
 
@@ -116,11 +116,11 @@ def _difference(name: str, theirs: np.ndarray, ours: Mapping[str, np.ndarray], l
     if theirs.shape not in ({own.shape, own.T.shape} if linear else {own.shape}):
         return Finding(name, f"expected {expected}, got {theirs.shape}", "weight of another shape")
     if linear and np.array_equal(theirs.ravel(), own.T.ravel()):
-        return Finding(name, "numbers that lie (out, in) under the shape (in, out)", TRANSPOSED)
+        return Finding(name, "numbers in (out, in) order under the shape (in, out)", TRANSPOSED)
     if linear and np.array_equal(theirs.ravel(), own.ravel()):
-        return Finding(name, "numbers that lie (in, out) under the shape (out, in)", TRANSPOSED)
+        return Finding(name, "numbers in (in, out) order under the shape (out, in)", TRANSPOSED)
     if linear and any(np.array_equal(theirs.T.ravel(), each.ravel()) for each in (own, own.T)):
-        return Finding(name, "numbers of one layout that are read in the other", TRANSPOSED)
+        return Finding(name, "numbers of one layout read in the other", TRANSPOSED)
     either = [each for each in ([own, own.T] if linear else [own]) if each.shape == theirs.shape]
     if not theirs.any():
         return Finding(name, "all zeros", "missing bias" if name.endswith("bias") else "weight left out")
@@ -136,9 +136,9 @@ def _difference(name: str, theirs: np.ndarray, ours: Mapping[str, np.ndarray], l
             if any(_is_near(theirs, rounding(each.astype(np.float64))) for each in either):
                 return Finding(name, f"quantised to {scheme}", "quantised weights")
     if c := next(filter(None, (_factor(theirs, each) for each in either)), 0.0):
-        return Finding(name, f"{c:.6g} times what it should be", "scaled by a constant")
+        return Finding(name, f"{c:.6g} times the correct values", "scaled by a constant")
     if any(_is_permuted(theirs, each) for each in either):
-        return Finding(name, "its numbers, in other places", "in another order")
+        return Finding(name, "its numbers in another order", "in another order")
     apart = min(float(np.abs(theirs - each).max()) for each in either)
     return Finding(name, f"differs by up to {apart:.3g}", OTHER)
 
@@ -184,7 +184,7 @@ def _together(findings: list[Finding], count: int) -> list[Finding]:
     if len(unlike) > 3 and len(unlike) >= MANY * count:
         findings = [each for each in findings if each.cause != OTHER]
         together.append(
-            Finding("another checkpoint", f"{len(unlike)} of {count} weights have other numbers", CHECKPOINT)
+            Finding("another checkpoint", f"{len(unlike)} of {count} weights have other values", CHECKPOINT)
         )
     for (said, cause), alike in groupby(sorted(findings, key=_alike), key=_alike):
         group = list(alike)

@@ -281,7 +281,7 @@ def _without_buckets(port: Any) -> Ways:
 
 
 Disentangled.mistakes = (
-    Mistake("distances reversed", "a distance is the query's place less the key's", _reversed_distances),
+    Mistake("distances reversed", "a distance is the query's place minus the key's place", _reversed_distances),
     Mistake(
         "distances without buckets",
         "distances beyond half of position_buckets share rows of the table, by their logarithm",

@@ -133,7 +133,7 @@ def _changed(change: Callable[[np.ndarray, Any], np.ndarray]) -> dict[str, Rules
 RelativeBias.mistakes = (
     Mistake(
         "relative bias with the wrong sign",
-        "a bucket is of the key's position less the query's, and keys after the query have the upper half of buckets",
+        "the bucket is that of key position minus query position; keys after the query have the upper half",
         _changed(lambda bias, at: bias.swapaxes(-1, -2)),
     ),
     Mistake("relative bias left out", "every layer adds the bias to its scores", _changed(lambda bias, at: 0 * bias)),

@@ -39,7 +39,7 @@ def _other_windows(port: Any) -> Ways:
         "a token more on each side": window + 2,
         "a token less on each side": window - 2,
         "the whole window on each side": 2 * window,
-        "none": 2 * port.config.max_length,
+        "no window": 2 * port.config.max_length,
     }
     for way, other in windows.items():
         if other > 1:

@@ -156,7 +156,7 @@ def test_compare_as_a_line_for_github(
     code, out = compare(suite, tmp_path / "w.safetensors", "github", capsys)
     assert (code, out) == (3, "::error title=wrong weights::layers.0.ffn.hidden.bias: all zeros (missing bias)\n")
     code, out = compare(suite, suite / CASE / "golden.safetensors", "github", capsys)
-    assert (code, out) == (0, "::notice title=npformer golden compare::no stage diverges; 26 were compared\n")
+    assert (code, out) == (0, "::notice title=npformer golden compare::no stage diverges; 26 compared\n")
 
 
 @pytest.mark.parametrize(

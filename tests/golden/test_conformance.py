@@ -91,7 +91,7 @@ def test_a_right_port_of_any_family_passes(case: str, suite: Path, tmp_path: Pat
         ("mkdir $3", "unreadable", "not a regular file"),
         ("mkfifo $3", "unreadable", "not a regular file"),
         ("cp $2 $3", "unreadable", "none of the 4 arrays has the name of a stage"),
-        ("cp $1/../bert-lengths/golden.safetensors $3", "unreadable", "these arrays are of other token ids"),
+        ("cp $1/../bert-lengths/golden.safetensors $3", "unreadable", "expected the golden file's token ids"),
     ],
 )  # fmt: skip
 def test_what_leaves_nothing_to_compare_is_a_verdict(script: str, kind: str, why: str, suite: Path) -> None:
@@ -162,10 +162,10 @@ def without(*ends: str) -> Callable[[dict[str, np.ndarray]], None]:
     [
         (without("probabilities"), "pass", "44 of 45 stages"),
         (without("heads", "norm", "residual"), "pass", "30 of 45 stages"),
-        (without("logits"), "incomplete", "no logits; 44 of 45 stages, all right"),
-        (without("1/logits"), "diverges", "logits: expected one array a text, 0 to 1, got [0]"),
+        (without("logits"), "incomplete", "no logits; 44 of 45 stages, all correct"),
+        (without("1/logits"), "diverges", "logits: expected one array for each text, 0 to 1, got [0]"),
         (halve, "diverges", "layers.0.attention.scores: unscaled scores"),
-        (lambda arrays: arrays["0/logits"].fill(np.nan), "diverges", "logits: nan at 0, 0; 2 of text 0 are not finite"),
+        (lambda arrays: arrays["0/logits"].fill(np.nan), "diverges", "logits: nan at 0, 0; 2 values of text 0 are not finite"),
         (lambda arrays: arrays.update({"0/pooler": np.zeros(3)}), "diverges", "pooler: expected (16,)"),
         (lambda arrays: arrays.update({"layers.0.ffn.hidden.weight": np.zeros((16, 24), np.float32)}), "diverges",
          "layers.0.ffn.hidden.weight: all zeros"),
@@ -295,6 +295,6 @@ def test_a_partial_export_says_how_many_stages_pass(suite: Path) -> None:
     arrays = {f"{i}/{name}": array for name, arrays in few.items() for i, array in enumerate(arrays)}
     comparison = golden.compare(reference, arrays)
     assert comparison.ok
-    assert f"{comparison}".splitlines()[-1] == "pass (4 of 45 stages): each that was compared is within its budget"
+    assert f"{comparison}".splitlines()[-1] == "pass (4 of 45 stages): every compared stage is within its budget"
     partial = golden.Verdict(CASE, "", "pass", "4 of 45 stages")
     assert reports.row(partial, 10) == f"{CASE}  pass (4 of 45 stages)"

@@ -138,7 +138,7 @@ def test_the_sha256_is_of_the_numbers_whatever_file_they_came_from(tmp_path: Pat
 
 
 def test_only_a_float32_model_is_recorded(model: Model) -> None:
-    with pytest.raises(NpformerError, match="expected a float32 model, got float64"):
+    with pytest.raises(NpformerError, match="expected a model in float32, got float64"):
         golden.record(in_float64(model), TEXTS)
     with pytest.raises(NpformerError, match="did you mean"):
         golden.record(model, TEXTS, "layers.*.attention.weigths")
@@ -175,7 +175,7 @@ def test_the_tiny_models_numbers_do_not_depend_on_numpys_version(tmp_path: Path)
 
 
 def test_a_tiny_model_of_no_family_or_over_another_folder_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(NpformerError, match=r"'gpt' is no family with a classifier; there are .* gpt2, bart$"):
+    with pytest.raises(NpformerError, match=r"expected a family with a classifier \(.* gpt2, bart\), got 'gpt'$"):
         golden.tiny(tmp_path / "m", "gpt")
     with pytest.raises(NpformerError, match="exists already"):
         golden.tiny(tmp_path, "bert")
@@ -216,15 +216,21 @@ def alter(path: Path, change: object) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda arrays, manifest: manifest.pop("stages"), "no 'stages'"),
-        (lambda arrays, manifest: manifest["stages"].append("mine"), "no '0/mine'"),
+        (lambda arrays, manifest: manifest.pop("stages"), "missing 'stages'"),
+        (lambda arrays, manifest: manifest["stages"].append("mine"), "missing '0/mine'"),
         (lambda arrays, manifest: manifest.update(stages=[]), "no texts or no stages"),
-        (lambda arrays, manifest: manifest["budgets"].update(logits=0), "logits: expected an error budget above 0"),
-        (lambda arrays, manifest: manifest["budgets"].update(logits=float("nan")), "logits: expected an error budget"),
+        (
+            lambda arrays, manifest: manifest["budgets"].update(logits=0),
+            "logits: expected a finite error budget above 0",
+        ),
+        (
+            lambda arrays, manifest: manifest["budgets"].update(logits=float("nan")),
+            "logits: expected a finite error budget",
+        ),
         (lambda arrays, manifest: manifest["config"].update(model_type="gpt"), "model_type"),
         (lambda arrays, manifest: manifest["tokens"][0].pop(), "0/ids: expected 8 tokens"),
         (lambda arrays, manifest: manifest.update(tokens=7), "not iterable"),
-        (lambda arrays, manifest: arrays.pop("1/float64/logits"), "no '1/float64/logits'"),
+        (lambda arrays, manifest: arrays.pop("1/float64/logits"), "missing '1/float64/logits'"),
         (lambda arrays, manifest: arrays.update({"1/logits": np.zeros(3, np.float32)}), "logits: expected float32 and"),
         (lambda arrays, manifest: arrays.update({"1/logits": np.zeros(2)}), "logits: expected float32 and float64"),
     ],
@@ -238,7 +244,7 @@ def test_a_file_that_does_not_fit_its_manifest_is_an_error(tmp_path: Path, chang
 
 def test_another_version_of_the_format_is_an_error(tmp_path: Path) -> None:
     save_arrays(tmp_path / "g.safetensors", {}, {"format": "npformer-golden", "version": "2", "manifest": "{}"})
-    with pytest.raises(NpformerError, match="version '2' of the format; this npformer reads 1"):
+    with pytest.raises(NpformerError, match="format version '2'; this npformer reads version 1"):
         golden.load(tmp_path / "g.safetensors")
     save_arrays(tmp_path / "g.safetensors", {}, {"format": "npformer-golden", "version": "1", "manifest": "[" * 9999})
     with pytest.raises(NpformerError, match="does not fit its manifest"):
@@ -303,7 +309,7 @@ def test_a_padded_port_of_a_translator_is_compared(translator: Seq2Seq) -> None:
     told = golden.diagnose(recorded, wrong, translator, comparison=comparison)
     assert (told.stage, told.causes) == ("logits", ["scaled by a constant"])
     assert "logits, computed again from your stages up to decoder." in str(told)
-    with pytest.raises(NpformerError, match="these arrays are of other token ids"):
+    with pytest.raises(NpformerError, match="expected the golden file's token ids"):
         golden.compare(recorded, arrays | {"input_ids": arrays["decoder_input_ids"]})
 
 

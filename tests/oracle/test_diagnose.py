@@ -118,7 +118,7 @@ def test_a_planted_mistake_is_named(plant: Plant, torch_model: Any, recorded: go
     assert comparison.first.stage == stage, f"{diagnosis}\n{comparison}"
     assert name in diagnosis.causes, f"{diagnosis}\n{comparison}"
     if plant is not softmax_over_heads:  # with it padding has weights too, which the context then shows
-        assert not any("none of the known mistakes" in str(each) for each in diagnosis.then), f"{diagnosis}"
+        assert not any("no known mistake" in str(each) for each in diagnosis.then), f"{diagnosis}"
     with pytest.raises(AssertionError, match="the first stage that diverges"):
         golden.assert_close(recorded, torch_model)
 
@@ -242,7 +242,7 @@ def compare_by_command(arguments: list[Any], capsys: Any) -> tuple[int, str]:
 
 @pytest.mark.parametrize("family", FAMILIES, indirect=True)
 def test_what_is_no_such_model_is_an_error(torch_model: Any, recorded: golden.Golden, tmp_path: Path) -> None:
-    with pytest.raises(NpformerError, match="none of the modules of a"):
+    with pytest.raises(NpformerError, match="got none of its modules"):
         golden.compare(recorded, torch.nn.Linear(3, 3))
     with pytest.raises(NpformerError, match="transformers cannot load it"):
         golden.load_torch(str(tmp_path / "nothing"), recorded)

@@ -120,16 +120,16 @@ def _late(at: At, stages: tuple[str, ...]) -> np.ndarray:
 
 def segments_ignored(port: Port) -> Ways:
     if port.config.reads_token_types:
-        yield "all are 0", port.reading(lambda text, i: replace(text, token_type_ids=None))
+        yield "all 0", port.reading(lambda text, i: replace(text, token_type_ids=None))
     if port.config.n_token_types:
-        yield "none is added", {SEGMENT: lambda y, at: 0 * y}
+        yield "not added", {SEGMENT: lambda y, at: 0 * y}
 
 
 def other_segments(port: Port) -> Ways:
     if not port.config.reads_token_types:
         return
     changes: dict[str, Callable[[np.ndarray, Text], np.ndarray]] = {
-        "all are 1": lambda types, text: types * 0 + 1,
+        "all 1": lambda types, text: types * 0 + 1,
         "0 and 1 exchanged": lambda types, text: 1 - np.minimum(types, 1),
         "by parity of the token": lambda types, text: np.arange(len(types)) % 2,
         "1 from a token later": lambda types, text: np.concatenate([types[:1], types[:-1]]),
@@ -155,20 +155,22 @@ MISTAKES = (
     Mistake("sinusoidal positions for learned", "this model has a table of learned positions", sinusoids),
     Mistake(
         "sines and cosines in another order",
-        "the paper's table has them in turn, Marian's all sines before all cosines",
+        "the paper's table alternates sines and cosines, Marian's has all sines first",
         other_sinusoids,
     ),
     Mistake("positions left out", "the position embeddings are not added", {"": {POSITION: lambda y, at: 0 * y}}),
     Mistake("embeddings added twice", "token, position and token type embeddings are added once each", twice),
     Mistake(
         "embeddings scaled by sqrt(D)",
-        "the model of 2017 multiplies token embeddings by sqrt(D), BERT's do not",
+        "the model of 2017 multiplies token embeddings by sqrt(D), BERT does not",
         scaled,
     ),
-    Mistake("embeddings added after the norm", "the norm is of the whole sum", summed_after_norm),
+    Mistake("embeddings added after the norm", "the norm is applied to the whole sum", summed_after_norm),
     Mistake(
         "token types ignored", "the second of two texts has token type 1, and its embedding is added", segments_ignored
     ),
     Mistake("wrong token types", "the first text and its [SEP] have token type 0, the second 1", other_segments),
-    Mistake("another table of embeddings", "tokens, positions and token types have a table each", swapped_tables),
+    Mistake(
+        "another table of embeddings", "tokens, positions and token types each have their own table", swapped_tables
+    ),
 )

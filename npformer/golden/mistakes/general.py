@@ -40,9 +40,9 @@ def constant(port: Port) -> Ways:
     right, theirs = flat(port.rightly), flat(port.theirs)
     if right.size >= 8 and (squares := float(right @ right)):
         c = float(right @ theirs) / squares
-        yield f"{c:.6g} times what it should be", {port.stage: lambda y, at: c * y}
+        yield f"{c:.6g} times the correct value", {port.stage: lambda y, at: c * y}
         d = float(np.median(theirs - right))
-        yield f"{d:.6g} more than it should be", {port.stage: lambda y, at: y + d}
+        yield f"{d:.6g} more than the correct value", {port.stage: lambda y, at: y + d}
         yield "all zeros", {port.stage: lambda y, at: 0 * y}
 
 
@@ -125,6 +125,6 @@ MISTAKES = (
     Mistake("dropout left on", "some numbers are 0 and the others larger, as in training; call eval()", dropout),
     Mistake("scaled by a constant", "all numbers of the stage are off by one factor or summand", constant),
     Mistake("another stage in its place", "the formula reads or returns another stage", other_stage),
-    Mistake("in another order", "the numbers are right and stand in other places", permuted),
+    Mistake("in another order", "the numbers are correct but in another order", permuted),
     Mistake("weights of another place", "a group of weights has the numbers of another one", other_weights),
 )

@@ -26,7 +26,7 @@ def other_pooling(port: Port) -> Ways:
     rows: dict[str, Callable[[np.ndarray, int], np.ndarray]] = {
         "the first token's row": lambda x, n: x[0],
         "the last token's row": lambda x, n: x[n - 1],
-        "the last token's but one": lambda x, n: x[max(n - 2, 0)],
+        "the second-last token's row": lambda x, n: x[max(n - 2, 0)],
         "the second token's row": lambda x, n: x[min(1, n - 1)],
         "the mean of all rows": lambda x, n: x.mean(0),
         "the mean without the first and last rows": lambda x, n: x[1:-1].mean(0) if n > 2 else x.mean(0),
@@ -101,7 +101,7 @@ PROBABILITIES: dict[str, Callable[[np.ndarray], np.ndarray]] = {
     "sigmoid": sigmoid,
     "softmax": softmax,
     "the logarithm of softmax": lambda x: np.log(softmax(x)),
-    "none, the logits themselves": lambda x: x,
+    "the logits themselves": lambda x: x,
     "softmax twice": lambda x: softmax(softmax(x)),
     "softmax with 2^x": lambda x: softmax(x * np.log(2)),
     "e^x, not divided by the sum": np.exp,
@@ -109,17 +109,17 @@ PROBABILITIES: dict[str, Callable[[np.ndarray], np.ndarray]] = {
 MISTAKES = (
     Mistake(
         "another pooling",
-        "the head reads the row of a text's first token; after a causal mask, that of its last, or its last end token",
+        "the head reads a text's first row; in a causal model its last, in an encoder-decoder its last end token's",
         other_pooling,
     ),
     Mistake(
         "another activation of the pooler", "a pooler is act(x W + b), act as in this model's config", pooler_activation
     ),
-    Mistake("pooler left out", "between the first row and the classifier stands the pooler", NO_POOLER),
+    Mistake("pooler left out", "the pooler is between the first row and the classifier", NO_POOLER),
     Mistake("labels in another order", "the head's columns are the labels of config.json, in its order", other_labels),
     Mistake(
         "other probabilities",
-        "one label a text: softmax; several: sigmoid",
+        "softmax for one label per text, sigmoid for several",
         {way: {"*probabilities": from_source(formula)} for way, formula in PROBABILITIES.items()},
     ),
 )

@@ -161,7 +161,7 @@ MISTAKES = (
     ),
     Mistake(
         "decoder input not shifted",
-        "the decoder reads the start token and then each token but the last, one place later than the labels",
+        "the decoder reads the start token and then every token except the last, one place after the labels",
         decoder_input,
     ),
     Mistake(

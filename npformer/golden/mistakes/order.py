@@ -64,8 +64,8 @@ def residual_scaled(port: Port) -> Ways:
         block = output.removesuffix(".output")
         for c in (2.0, 0.5, 0.5**0.5, 2**0.5):
             rules: dict[str, Rules] = {
-                "what goes into {}": {pattern: lambda y, at, c=c, out=output: y + (c - 1) * (y - at(out))},
-                "what comes out of {}": {pattern: lambda y, at, c=c, out=output: y + (c - 1) * at(out)},
+                "the input of {}": {pattern: lambda y, at, c=c, out=output: y + (c - 1) * (y - at(out))},
+                "the output of {}": {pattern: lambda y, at, c=c, out=output: y + (c - 1) * at(out)},
                 "the sum after {}": {pattern: lambda y, at, c=c: c * y},
             }
             for said, rule in rules.items():
@@ -94,7 +94,7 @@ def other_ffn_input(port: Port) -> Ways:
     }.items():
         yield f"reads {way}", {"*.ffn.hidden": lambda y, at, stage=stage: at.linear(at(stage), "ffn.hidden")}
     yield (
-        "beside attention, both added to the layer's input",
+        "parallel to attention, both added to the layer's input",
         {
             "*.ffn.hidden": lambda y, at: at.linear(at("input"), "ffn.hidden"),
             FFN: lambda y, at: at("input") + at("attention.output") + at("ffn.output"),
@@ -171,12 +171,10 @@ MISTAKES = (
         "a block's input is added to its output",
         {"after attention": AFTER_ATTENTION, "after the FFN": AFTER_FFN, "both": {**AFTER_ATTENTION, **AFTER_FFN}},
     ),
-    Mistake(
-        "residual from the wrong place", "what is added to a block's output is that block's own input", other_residual
-    ),
+    Mistake("residual from the wrong place", "a block's own input is added to its output", other_residual),
     Mistake("residual scaled", "a block's input and output are added as they are", residual_scaled),
     Mistake("block left out", "each layer is attention and then the FFN", left_out),
-    Mistake("the FFN reads another stage", "it reads what attention and its norm have made", other_ffn_input),
+    Mistake("the FFN reads another stage", "it reads the output of attention and its norm", other_ffn_input),
     Mistake("FFN before attention", "each layer is attention and then the FFN", ffn_first, reorders=True),
     Mistake("another number of layers", "each layer of the model runs once", layer_count),
 )

@@ -133,9 +133,9 @@ def half_precision(port: Port) -> Ways:
     for kind in HALVES:
         rounding = partial(half, kind)
         yield f"{kind}, the weights", port.rounding(rounding, port.weights)
-        yield f"{kind}, what goes into the products", products(rounding, rounding)
+        yield f"{kind}, the products' inputs", products(rounding, rounding)
         yield (
-            f"{kind}, what goes into the products but the weights",
+            f"{kind}, the products' inputs except weights",
             products(rounding, lambda weight: weight),
         )
         whole = port.ruling(products(rounding, rounding, rounding))
@@ -144,7 +144,7 @@ def half_precision(port: Port) -> Ways:
             in_half = port.rounding(rounding, port.weights).ruling({"*": lambda y, at, rounding=rounding: rounding(y)})
             yield f"{kind}, every stage", replace(in_half, dtype=kind)
             alone = port.ruling({"*": lambda y, at, rounding=rounding: rounding(y)})
-            yield f"{kind}, every stage but not the weights", replace(alone, dtype=kind)
+            yield f"{kind}, every stage except weights", replace(alone, dtype=kind)
 
 
 def tensor_cores(port: Port) -> Ways:
@@ -163,7 +163,7 @@ def integer_products(port: Port) -> Ways:
     for bits in (8, 7):
         for way in ("int8, one scale a weight", "int8, one scale a column", "int8, one scale a weight, to 127.5"):
             of_x = partial(quantised, symmetric=0, bits=bits)
-            yield f"{way}, what goes into them in {bits} bits", products(of_x, SCHEMES[way])
+            yield f"{way}, the other inputs in {bits} bits", products(of_x, SCHEMES[way])
 
 
 MISTAKES = (
@@ -174,7 +174,7 @@ MISTAKES = (
     ),
     Mistake(
         "tf32 products",
-        "a graphics card rounds what goes into float32 products to 10 bits; switch TF32 off",
+        "a graphics card rounds the inputs of float32 products to 10 bits; switch TF32 off",
         tensor_cores,
     ),
     Mistake(
@@ -184,7 +184,7 @@ MISTAKES = (
     ),
     Mistake(
         "quantised weights",
-        "what goes into products is rounded to a few steps; compare with --dtype int8 if it is meant to be",
+        "the inputs of products are rounded to a few steps; compare with --dtype int8 if they are meant to be",
         integer_products,
     ),
 )
