@@ -320,7 +320,7 @@ def test_a_text_that_the_tokenizer_makes_too_long_is_refused(tmp_path: Path) -> 
     tokenizer = load_tokenizer(write(tmp_path, normalizer=parts), CONFIG, Limits(characters=20_000))
     long, said = (
         "ca" * 10_000,
-        "a text of 20000 characters becomes more than 160000, 8 times the limit `characters`",
+        "a text of 20000 characters becomes longer than 160000, 8 times the limit `characters`",
     )
     words = {"is_pretokenized": True}
     for method, given, options in (
