@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from npformer.direction import Direction
 from npformer.functions import (
     embedding,
     embedding_backward,
@@ -127,6 +128,19 @@ def embeddings_backward(
         token_type_ids = np.zeros_like(ids) if token_type_ids is None else token_type_ids
         grads["segment"] = {"weight": embedding_backward(stages.through_edit("segment", grad), token_type_ids)}
     return grads
+
+
+def embeddings_pull(direction: Direction, at: str, tables: Mapping[str, Any], eps: float) -> dict[str, float]:
+    """The part of each table in a logit, whose direction is that in the output of `embeddings`.
+
+    at: the beginning of the stages' names.
+    """
+    if "project" in tables:
+        direction.linear(f"{at}project", tables["project"])
+    if "norm" in tables:
+        LayerNorm(eps).pull(direction, f"{at}norm", f"{at}sum", **tables["norm"])
+    names = [name for name in ("token", "position", "segment") if name in tables]
+    return {name: float(direction.u @ direction.at(at + name)) for name in names}
 
 
 def embeddings_stages(groups: Collection[str]) -> list[Stage]:

@@ -16,6 +16,7 @@ import numpy as np
 from npformer.blocks.attention import Attention
 from npformer.blocks.block import Backward, Block, Shared
 from npformer.blocks.rows import Rows
+from npformer.direction import Direction
 from npformer.mechanisms.mechanism import Mechanism
 from npformer.mechanisms.placed import add_up
 from npformer.norms import LayerNorm
@@ -89,6 +90,15 @@ class Layer:
         """The stage that is the layer's output."""
         return self._output(self.blocks[-1][0], weights)
 
+    def pull(self, direction: Direction, at: str, weights: Mapping[str, Any]) -> dict[str, np.ndarray]:
+        """The part of each block in a logit, as `Block.pull`; direction is then that in the layer's input."""
+        found = dict[str, np.ndarray]()
+        for name, block in reversed(self.blocks):
+            if not self.norm_first and (norm := weights.get(f"{name}_norm")) is not None:
+                self.norm.pull(direction, f"{at}{name}_norm", f"{at}{name}_residual", **norm)
+            found[name] = block.pull(direction, f"{at}{name}.", **weights[name])
+        return found
+
     def stages(self, weights: Mapping[str, Any]) -> list[Stage]:
         """The layer's stages in firing order, with the norms that are among the weights."""
         found, x = list[Stage](), INPUT
@@ -147,16 +157,14 @@ class Stack:
         rows, shared = self._begun(x, rows, weights), Shared()
         of_layers: list[dict[str, Any]] = [{} for _ in self.layers]
         grads: dict[str, Any] = {"layers": of_layers}
-        outputs = [stages[f"layers.{i}.{layer.output(weights['layers'][i])}"] for i, layer in enumerate(self.layers)]
-        inputs = [x, *outputs]
-        if self.after_first is not None:
-            inputs[1] = stages[self.after_first.output(weights)]
+        inputs = [x, *(stages[name] for name in self.read("", weights)[1:])]
         if "norm" in weights:
             grad, grads["norm"] = self.norm.backward(stages.through_edit("norm", grad), inputs[-1], **weights["norm"])
         for i, layer in reversed(list(enumerate(self.layers))):
             at = self._at(i, rows, last=i + 1 == len(self.layers))
             if i == 0 and self.after_first is not None:
-                grad, own, more = self.after_first.backward(grad, stages, outputs[0], at, weights)
+                first = stages[f"layers.0.{layer.output(weights['layers'][0])}"]
+                grad, own, more = self.after_first.backward(grad, stages, first, at, weights)
                 grads |= own
                 _add(shared, more)
             within = stages.within(f"layers.{i}")
@@ -170,12 +178,28 @@ class Stack:
 
     def output(self, weights: Mapping[str, Any]) -> str:
         """The stage that is the stack's output."""
-        last = len(self.layers) - 1
+        return "norm" if "norm" in weights else self.read("", weights)[-1]
+
+    def read(self, x: str, weights: Mapping[str, Any]) -> list[str]:
+        """The stages that each layer reads, the first of which is x, and the stage before the stack's norm."""
+        layers = enumerate(zip(self.layers, weights["layers"], strict=False))
+        found = [x, *(f"layers.{i}.{layer.output(of_layer)}" for i, (layer, of_layer) in layers)]
+        if self.after_first is not None:
+            found[1] = self.after_first.output(weights)
+        return found
+
+    def pull(self, direction: Direction, at: str, weights: Mapping[str, Any]) -> list[dict[str, np.ndarray]]:
+        """The parts of each layer's blocks in a logit, as `Layer.pull`; direction is then that in the stack's input.
+
+        at: the beginning of the names of the stack's stages.
+        """
         if "norm" in weights:
-            return "norm"
-        if last == 0 and self.after_first is not None:
-            return self.after_first.output(weights)
-        return f"layers.{last}.{self.layers[last].output(weights['layers'][last])}"
+            self.norm.pull(direction, f"{at}norm", at + self.read("", weights)[-1], **weights["norm"])
+        found = list[dict[str, np.ndarray]]()
+        for i, layer in reversed(list(enumerate(self.layers))):
+            after = self.after_first.pull(direction, at, weights) if i == 0 and self.after_first is not None else {}
+            found.append(layer.pull(direction, f"{at}layers.{i}.", weights["layers"][i]) | after)
+        return found[::-1]
 
     def stages(self, weights: Mapping[str, Any], x: str) -> list[Stage]:
         """The stack's stages in firing order, of which the first are computed from stage x."""

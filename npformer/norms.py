@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from npformer.common.mistake import Mistake, Rules, Ways
+from npformer.direction import Direction
 from npformer.functions import layer_norm, layer_norm_backward
 from npformer.stage import Stage
 
@@ -28,6 +29,17 @@ class LayerNorm:
         self, grad: np.ndarray, x: np.ndarray, **weights: np.ndarray
     ) -> tuple[np.ndarray, dict[str, np.ndarray]]:
         return layer_norm_backward(grad, x, **weights, eps=self.eps)
+
+    def pull(self, direction: Direction, name: str, x: str, **weights: np.ndarray) -> None:
+        """u . Normalize(x) = s (gamma u - E[gamma u]) . x + u . beta, with s = 1 / sqrt(Var[x] + eps) held.
+
+        name, x : the stages of the norm's output and input
+        """
+        if "bias" in weights:
+            direction.add_bias(name, weights)
+        scaled = direction.u * weights["weight"] if "weight" in weights else direction.u
+        deviation = np.sqrt(direction.at(x).astype(np.float64).var() + self.eps)
+        direction.u = (scaled - scaled.mean()) / deviation
 
     @staticmethod
     def stage(name: str, x: str, parent: str, y: str = "", shape: str = "(T, D)", hook: str = "") -> Stage:

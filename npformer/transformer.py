@@ -237,6 +237,13 @@ def embedded(tables: Mapping[str, Any]) -> str:
     return f"embeddings.{last}"
 
 
+def head_stack(config: Config, weights: Mapping[str, Any]) -> tuple[Stack, str, Mapping[str, Any]]:
+    """The stack that the head reads, the beginning of its stages' names, and its weights."""
+    if config.decoder:
+        return decoder_stack(config), "decoder.", weights["decoder"]
+    return encoder_stack(config, is_gated(weights)), "", weights
+
+
 def last_rows(stages: Stages, weights: Mapping[str, Any], config: Config) -> np.ndarray:
     """The encoder's last layer in a recording, (T, D) or (B, D)."""
     return stages[encoder_stack(config, is_gated(weights)).output(weights)]

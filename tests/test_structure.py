@@ -28,6 +28,7 @@ ORDER = (
         "common",
         "taps",
         "stage",
+        "direction",
         "runtime",
     ),
     *(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +11,7 @@ import numpy as np
 from npformer.blocks import attention_mistakes, cross_attention_mistakes
 from npformer.blocks.block import Around, Backward, Block
 from npformer.blocks.rows import Rows
+from npformer.direction import Direction
 from npformer.mechanisms.mechanism import Mechanism
 from npformer.multi_head import (
     attending,
@@ -56,6 +57,9 @@ class Attention(Block):
     def stages(self) -> list[Stage]:
         return attention_stages(INPUT, self.mechanisms)
 
+    def pull(self, direction: Direction, at: str, **weights: Any) -> np.ndarray:
+        return attention_pull(direction, at, weights["output"])
+
 
 @dataclass(frozen=True)
 class CrossAttention(Block):
@@ -86,6 +90,9 @@ class CrossAttention(Block):
     @property
     def stages(self) -> list[Stage]:
         return attention_stages(SOURCE, ())
+
+    def pull(self, direction: Direction, at: str, **weights: Any) -> np.ndarray:
+        return attention_pull(direction, at, weights["output"])
 
     @staticmethod
     def _source(rows: Rows) -> tuple[np.ndarray, np.ndarray]:
@@ -122,3 +129,12 @@ def attention_stages(source: str, mechanisms: Sequence[Mechanism]) -> list[Stage
         Stage("combined", "(T, D)", "Concat(context)", "attention.combine_heads", parents=("context",)),
         Stage("output", "(T, D)", "A = combined W_O + b_O", linear, "hook_attn_out", ("combined",), kept=False),
     ]
+
+
+def attention_pull(direction: Direction, at: str, output: Mapping[str, np.ndarray]) -> np.ndarray:
+    """W_h[row, j] V_h[j] W_O_h u of each head h and token j, (H, T); b_O is noted."""
+    direction.add_bias(f"{at}output", output)
+    weights = direction.stages[f"{at}weights"][:, direction.row]  # (H, T)
+    values = direction.stages[f"{at}value_heads"]  # (H, T, K)
+    directions = (output["weight"].astype(np.float64) @ direction.u).reshape(len(values), -1, 1)  # W_O_h u, (H, K, 1)
+    return weights * (values @ directions)[..., 0]

@@ -10,6 +10,7 @@ import numpy as np
 
 from npformer.blocks.rows import Rows
 from npformer.common.mistake import Mistake
+from npformer.direction import Direction
 from npformer.mechanisms.mechanism import Sums
 from npformer.stage import Stage
 from npformer.tape import Stages
@@ -44,6 +45,13 @@ class Block(ABC):
     @abstractmethod
     def backward(self, grad: np.ndarray, stages: Stages, x: np.ndarray, rows: Rows, **weights: Any) -> Backward:
         """Backward of `__call__`: dx (T, D), and the gradients of the weights and of shared arrays."""
+
+    @abstractmethod
+    def pull(self, direction: Direction, at: str, **weights: Any) -> np.ndarray:
+        """The part of the block's output in a logit, a number or (..., T) by token; the parts of biases are noted.
+
+        at: the beginning of the names of the block's stages.
+        """
 
     @property
     @abstractmethod

@@ -5,7 +5,7 @@ He et al., 2021: nGram induced input encoding, as implemented in DeBERTa-v2.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,7 @@ from npformer.blocks.activation_mistakes import other_activations
 from npformer.blocks.block import Activation, Around, Backward, Block
 from npformer.blocks.rows import Rows
 from npformer.common.mistake import Mistake, Rules, Ways
+from npformer.direction import Direction
 from npformer.functions import linear, linear_backward
 from npformer.norms import standard
 from npformer.runtime.threads import all_gather
@@ -45,6 +46,17 @@ class Convolution(Block):
         grad = stages.through_edit("hidden", grad)
         d_embedded, grads = convolve_backward(grad, *self._read(rows), **weights, row_indices=rows.attending)
         return np.zeros_like(x), grads, {EMBEDDED: {"rows": d_embedded}}
+
+    def pull(self, direction: Direction, at: str, **weights: Any) -> np.ndarray:
+        """u . act(h) = (u act(h) / h) . (b + sum_j E[place + j - (K - 1) / 2] W_j), to the token of each row of E."""
+        rows = direction.stages[direction.embedded]
+        here = replace(direction)  # the rows beside the stack's own are not pulled back
+        here.gate(f"{at}hidden", f"{at}activation")
+        here.linear(f"{at}hidden", weights)
+        of_rows = here.u.reshape(-1, rows.shape[1])
+        near = direction.places[direction.row] + np.arange(len(of_rows)) - len(of_rows) // 2
+        added: np.ndarray = ((near[:, None] == direction.places) * (of_rows @ rows.T)).sum(axis=0)
+        return added
 
     @property
     def stages(self) -> list[Stage]:

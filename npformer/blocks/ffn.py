@@ -14,6 +14,7 @@ from npformer.activations import BACKWARDS
 from npformer.blocks import activation_mistakes
 from npformer.blocks.block import Activation, Around, Backward, Block, Linear
 from npformer.blocks.rows import Rows
+from npformer.direction import Direction
 from npformer.functions import linear, linear_backward
 from npformer.stage import INPUT, Stage
 from npformer.tape import Stages
@@ -40,6 +41,10 @@ class FeedForward(Block):
     def backward(self, grad: np.ndarray, stages: Stages, x: np.ndarray, rows: Rows, **weights: Any) -> Backward:
         dx, grads = feed_forward_backward(grad, stages, x, self.activation, **weights)
         return dx, grads, {}
+
+    def pull(self, direction: Direction, at: str, **weights: Any) -> np.ndarray:
+        bias = direction.add_bias(f"{at}output", weights["output"])
+        return np.array(direction.u @ direction.at(f"{at}output") - bias)
 
     @property
     def stages(self) -> list[Stage]:

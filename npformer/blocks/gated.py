@@ -16,6 +16,7 @@ from npformer.blocks.block import Activation, Backward, Block, Linear
 from npformer.blocks.ffn import FeedForward, output_stage
 from npformer.blocks.rows import Rows
 from npformer.common.mistake import Mistake, Ways
+from npformer.direction import Direction
 from npformer.functions import linear, linear_backward, linears
 from npformer.stage import INPUT, Stage
 from npformer.tape import Stages
@@ -41,6 +42,9 @@ class Gated(Block):
     def backward(self, grad: np.ndarray, stages: Stages, x: np.ndarray, rows: Rows, **weights: Any) -> Backward:
         dx, grads = gated_feed_forward_backward(grad, stages, x, self.activation, **weights)
         return dx, grads, {}
+
+    def pull(self, direction: Direction, at: str, **weights: Any) -> np.ndarray:
+        return FeedForward(self.activation).pull(direction, at, **weights)
 
     @property
     def stages(self) -> list[Stage]:

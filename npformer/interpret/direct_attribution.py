@@ -15,11 +15,12 @@ step, to the places where it was written:
                                    head h adds u . A_h, of it token j adds W_h[p, j] V_h[j] W_O_h u; the bias u . b_O
     x = r + FFN                    the FFN adds u . (FFN - b_2), the bias u . b_2
 
-and the walk goes on with r, down to the embeddings. In a decoder's layer (BART) attention to the source stands between
-the two and is taken apart like attention; all that the encoder adds is in its heads. In a post-norm layer (BERT) each
-addition is followed by a norm, so what a layer writes passes the norms of all later layers; in a pre-norm layer (GPT)
-only the last norm follows. The sum is the logit, to rounding. `heads.py`, `encoder_layers.py` and
-`decoder_layers.py` have the forward.
+and the walk goes on with r, down to the embeddings. Each part of a model has its line as `pull`, next to its forward.
+In a decoder's layer (BART) attention to the source stands between the two and is taken apart like attention; all that
+the encoder adds is in its heads. A convolution that is added to the first layer (DeBERTa) is taken apart by the rows of
+the embeddings that it reads. In a post-norm layer (BERT) each addition is followed by a norm, so a layer's output goes
+through the norms of all later layers; in a pre-norm layer (GPT) only the last norm follows. The sum is the logit, to
+rounding.
 
 Elhage et al., 2021, "A Mathematical Framework for Transformer Circuits", has the decomposition, nostalgebraist, 2020,
 "interpreting GPT: the logit lens", the lens.
@@ -35,14 +36,16 @@ import numpy as np
 
 from npformer.base_model import check_model
 from npformer.common.errors import NpformerError
-from npformer.functions import layer_norm
+from npformer.direction import Direction
+from npformer.embeddings import embeddings_pull
 from npformer.interpret.effects import Effects
 from npformer.interpret.metric import Logit, label_name, logits_asked
 from npformer.interpret.study_inputs import row_read
 from npformer.interpret.traces import Trace, trace
 from npformer.model import Model
+from npformer.norms import LayerNorm
 from npformer.runtime.packing import Text
-from npformer.transformer import POOLED_HEADS, answer, embedded
+from npformer.transformer import POOLED_HEADS, answer, embedded, head_stack
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -50,7 +53,8 @@ class LogitAttribution:
     """The result of `logit_attribution`: the parts of a logit, which add up to it.
 
     `embeddings` has the part of each table, `heads` (n_layers, n_heads, T) that of each head by the token it reads,
-    `ffn` (n_layers,) that of each feed-forward network, `biases` that of each bias by the name of its stage. `lens`
+    `ffn` (n_layers,) that of each feed-forward network, `convolution` (T,) that of each token in a convolution,
+    `biases` that of each bias by the name of its stage. `lens`
     (n_layers + 1, C) has the logits that the head gives for the row after the embeddings and after each layer.
     Where a decoder reads a text again, the layers are the decoder's, after the heads of its self-attention come those
     that attend to the encoder's output, and the first token is the one that the decoder starts with: `position` is a
@@ -69,15 +73,19 @@ class LogitAttribution:
     lens_logit: np.ndarray  # (n_layers + 1,) of these the number that is explained
     lens_labels: tuple[str, ...]  # the label or word with the largest logit after the embeddings and each layer
     source_heads: int = 0  # of the heads, the last so many, which attend to the encoder's output
+    convolution: np.ndarray = field(default_factory=lambda: np.zeros(0))  # (0,) without one
 
     @property
     def words(self) -> np.ndarray:
         """What each token adds in each part, (n_layers + 1, T): the embeddings, then the layers, without biases.
 
-        A token adds to a layer what the heads read from it, and token `position` also the FFN.
+        A token adds to a layer what the heads read from it, and token `position` also the FFN. A convolution's tokens
+        count to the first layer.
         """
         rows = np.concatenate([np.zeros((1, len(self.tokens))), self.heads.sum(axis=1)])
         rows[:, self.position] += [sum(self.embeddings.values()), *self.ffn]
+        if self.convolution.size:
+            rows[1] += self.convolution
         return rows
 
     @property
@@ -94,8 +102,10 @@ class LogitAttribution:
         sums = np.zeros(len(self.ffn) + 1)
         for name, value in self.biases.items():
             kind, _, rest = name.removeprefix("decoder.").partition(".")
-            if kind in ("embeddings", "layers"):
-                sums[0 if kind == "embeddings" else 1 + int(rest.partition(".")[0])] += value
+            if kind == "layers" or kind.startswith("convolution"):  # a convolution is added to the first layer
+                sums[1 + int(rest.partition(".")[0] if kind == "layers" else 0)] += value
+            elif kind == "embeddings":
+                sums[0] += value
         return sums
 
     def by_layer(self) -> Effects:
@@ -114,8 +124,11 @@ class LogitAttribution:
         rows = ("embeddings", *(f"layer {i}" for i in range(count)), "model head")
         own = heads - self.source_heads
         names = (*(f"head {i}" for i in range(own)), *(f"source {i}" for i in range(self.source_heads)))
-        columns = (*names, "FFN", "biases", "sum", "so far", "lens")
-        return Effects(values, rows, columns, f"{self.what}: what each part adds", ("sum", "so far", "lens"))
+        columns = [*names, "FFN", "biases", "sum", "so far", "lens"]
+        if self.convolution.size:
+            columns.insert(heads + 1, "convolution")
+            values = np.insert(values, heads + 1, [np.nan, self.convolution.sum(), *[np.nan] * count], axis=1)
+        return Effects(values, rows, tuple(columns), f"{self.what}: what each part adds", ("sum", "so far", "lens"))
 
     def by_word(self) -> Effects:
         """The table of tokens: what the embeddings and each layer read from it, and their sum."""
@@ -194,8 +207,6 @@ def logit_attribution(
     names = ("start_logits", "end_logits") if config.head == "question-answering" else ("logits",)
     answers = {name: recorded[name] for name in names if name in recorded}
     asked: dict[str, Any] = {"text": _Ids(recorded.ids), "caller": "logit_attribution"}
-    if config.convolution:
-        raise NpformerError("logit_attribution: unsupported: a convolution beside the first layer")
     if config.head in POOLED_HEADS and config.pooling == "mean":
         raise NpformerError("logit_attribution: unsupported: a head that reads the mean of all rows")
     label = "start" if config.head == "question-answering" and label is None else label
@@ -208,7 +219,9 @@ def logit_attribution(
     subtracted = logits_asked(model, against, position, answers, **asked) if against is not None else []
     if logit in subtracted:
         raise NpformerError(f"logit_attribution: against={against!r}: expected another label than the one to explain")
-    return _Walk(model, recorded, logit, subtracted, answers).result()
+    given = text.places if isinstance(text, Text) else None
+    places = np.arange(len(recorded.ids)) if given is None else given
+    return _Walk(model, recorded, logit, subtracted, answers, places).result()
 
 
 def head_results(model: Model, recorded: Trace) -> np.ndarray:
@@ -230,35 +243,36 @@ class _Ids:
 
 @dataclass
 class _Walk:
-    """Carries the direction `u` of a logit from the head down to the embeddings, and notes what it meets."""
+    """A logit of a model on a text, and the directions in which it is pulled back through the model's parts."""
 
     model: Model
     stages: Trace
     logit: Logit
     against: list[Logit]
     answers: Mapping[str, np.ndarray]
-    biases: dict[str, float] = field(default_factory=dict)
+    places: np.ndarray
 
-    def result(self) -> LogitAttribution:
-        config, stages, weights = self.model.config, self.stages, self.stack
+    def __post_init__(self) -> None:
+        config, stages = self.model.config, self.stages
         ids = stages.ids if stages.key_ids is None else stages.key_ids  # a decoder reads the text a token later
         self.row = row_read(config, Text(ids)) if config.head in POOLED_HEADS else self.logit.place[0]
-        self.head()
-        count, tokens = len(weights["layers"]), self.tokens()
-        if "norm" in weights:
-            self.norm(f"{self.at}norm", self.stream(count)[self.row], weights["norm"])
-        of_source = config.decoder.n_heads if config.decoder else 0
+        self.stack, self.at, self.weights = head_stack(config, self.model.weights)
+        #: The stages that each layer reads, and the one that the last norm or the head reads.
+        self.streams = [self.at + each for each in self.stack.read(embedded(self.weights["embeddings"]), self.weights)]
+
+    def result(self) -> LogitAttribution:
+        config, tokens = self.model.config, self.tokens()
+        direction = self.head()
+        parts = self.stack.pull(direction, self.at, self.weights)
+        embeddings = embeddings_pull(direction, f"{self.at}embeddings.", self.weights["embeddings"], config.eps)
+        count, of_source = len(parts), config.decoder.n_heads if config.decoder else 0
         heads = np.zeros((count, of_source + (of_source or config.n_heads), len(tokens)))
-        own, ffn = heads.shape[1] - of_source, np.zeros(count)
-        for i in reversed(range(count)):
-            layer, here = weights["layers"][i], f"{self.at}layers.{i}."
-            self.after_block(f"{here}ffn", layer["ffn_norm"])
-            ffn[i] = self.block(f"{here}ffn.output", layer["ffn"]["output"])
+        own = heads.shape[1] - of_source
+        for i, part in enumerate(parts):
+            heads[i, :own, : len(self.stages.ids)] = part["attention"]
             if of_source:
-                heads[i, own:, 1:] = self.attention(f"{here}cross_attention", layer)
-            heads[i, :own, : len(stages.ids)] = self.attention(f"{here}attention", layer)
-        embeddings = self.embeddings(weights["embeddings"])
-        lens = np.stack([self.lens(i) for i in range(count + 1)])
+                heads[i, own:, 1:] = part["cross_attention"]
+        lens = np.stack([self.lens(name) for name in self.streams])
         at = [each.place[-1] if lens.shape[1] > 1 else 0 for each in (self.logit, *self.against)]
         value = float(self.answers[self.logit.answer][self.logit.place])
         seen = lens[:, at[0]].astype(np.float64)
@@ -270,112 +284,41 @@ class _Walk:
             tuple(label_name(self.model, int(each.argmax()), len(each)) for each in lens) if lens.shape[1] > 1 else ()
         )
         return LogitAttribution(
-            what, value, tokens, self.row, embeddings, heads, ffn, self.biases, lens, seen, labels, of_source
+            *(what, value, tokens, self.row, embeddings, heads, np.array([float(part["ffn"]) for part in parts])),
+            *(direction.biases, lens, seen, labels, of_source),
+            parts[0].get("convolution", np.zeros(0)),
         )
-
-    @property
-    def at(self) -> str:
-        """How the names begin of the stack that the head reads."""
-        return "decoder." if self.model.config.decoder else ""
-
-    @property
-    def stack(self) -> Mapping[str, Any]:
-        """The weights of the stack that the head reads."""
-        weights: Mapping[str, Any] = self.model.weights["decoder"] if self.at else self.model.weights
-        return weights
 
     def tokens(self) -> tuple[str, ...]:
         """The tokens that are read: those of the stack, and the last, which the encoder alone has read."""
         own = self.stages.tokens or list(map(str, range(len(self.stages.ids))))
         return (*own[:1], *(self.stages.key_tokens or ())) if self.at else tuple(own)
 
-    # --- the way down ------------------------------------------------------------------------------------------------
-
-    def head(self) -> None:
-        """Starts at the logit: through the last linear layer, and the pooler or what is below it in the head."""
-        config, weights, stages = self.model.config, self.model.weights, self.stages
+    def head(self) -> Direction:
+        """The direction of the logit in the row that the head reads: through its last layer and those below it."""
+        config, weights = self.model.config, self.model.weights
         output = weights["head"]["output"]
         columns = {"start_logits": 0, "end_logits": 1}
-        self.u: np.ndarray = np.zeros(output["weight"].shape[0])
+        direction = Direction(np.zeros(len(output["weight"])), self.row, self.stages, self.streams[0], self.places)
         bias = 0.0
         for each, sign in [(self.logit, 1), *((each, -1) for each in self.against)]:
             column = columns.get(each.answer, each.place[-1] if output["weight"].shape[1] > 1 else 0)
-            self.u += sign * output["weight"][:, column].astype(np.float64)
+            direction.u += sign * output["weight"][:, column].astype(np.float64)
             bias += sign * float(output["bias"][column]) if "bias" in output else 0.0
-        self.biases["logits"] = bias
+        direction.biases["logits"] = bias
         if config.head in POOLED_HEADS and "pooler" in weights:
-            self.gate(stages["pooler"], stages["pooled"])
-            self.linear("pooler", weights["pooler"])
+            direction.gate("pooler", "pooled")
+            direction.linear("pooler", weights["pooler"])
         if "hidden" in weights["head"]:
-            head, at = weights["head"], ... if config.head in POOLED_HEADS else self.row
-            if "norm" in head:
-                self.norm("head.norm", stages["head.activation"][at], head["norm"])
-            self.gate(stages["head.hidden"][at], stages["head.activation"][at])
-            self.linear("head.hidden", head["hidden"])
+            if "norm" in weights["head"]:
+                LayerNorm(config.eps).pull(direction, "head.norm", "head.activation", **weights["head"]["norm"])
+            direction.gate("head.hidden", "head.activation")
+            direction.linear("head.hidden", weights["head"]["hidden"])
+        return direction
 
-    def linear(self, name: str, layer: Mapping[str, np.ndarray]) -> None:
-        """u . (x W + b) = (W u) . x + u . b."""
-        if "bias" in layer:
-            self.biases[name] = float(self.u @ layer["bias"])
-        self.u = layer["weight"].astype(np.float64) @ self.u
-
-    def gate(self, h: np.ndarray, activated: np.ndarray) -> None:
-        """u . act(h) = (u act(h) / h) . h; where h is 0, so is act(h)."""
-        h = h.astype(np.float64)
-        self.u = self.u * np.divide(activated, h, out=np.zeros_like(h), where=h != 0)
-
-    def norm(self, name: str, x: np.ndarray, layer: Mapping[str, np.ndarray]) -> None:
-        """u . Normalize(x) = s (gamma u - E[gamma u]) . x + u . beta, with s = 1 / sqrt(Var[x] + eps) held."""
-        if "bias" in layer:
-            self.biases[name] = float(self.u @ layer["bias"])
-        scaled = self.u * layer["weight"] if "weight" in layer else self.u
-        deviation = np.sqrt(x.astype(np.float64).var() + self.model.config.eps)
-        self.u = (scaled - scaled.mean()) / deviation
-
-    def after_block(self, name: str, layer: Mapping[str, np.ndarray]) -> None:
-        """Passes the norm that stands after a block's addition; a pre-norm layer has none there."""
-        if not self.model.config.norm_first:
-            self.norm(f"{name}_norm", self.stages[f"{name}_residual"][self.row], layer)
-
-    def block(self, name: str, layer: Mapping[str, np.ndarray]) -> float:
-        """Returns what a block writes to the row, less its bias, which is noted."""
-        bias = float(self.u @ layer["bias"]) if "bias" in layer else 0.0
-        self.biases[name] = bias
-        return float(self.u @ self.stages[name][self.row]) - bias
-
-    def attention(self, name: str, layer: Mapping[str, Any]) -> np.ndarray:
-        """W_h[p, j] V_h[j] W_O_h u of each head h and token j, (H, T), after the norm and the bias of the block."""
-        block = name.rpartition(".")[2]
-        self.after_block(name, layer.get(f"{block}_norm", {}))
-        self.block(f"{name}.output", layer[block]["output"])
-        output = layer[block]["output"]["weight"]
-        weights = self.stages[f"{name}.weights"][:, self.row]  # (H, T)
-        values = self.stages[f"{name}.value_heads"]  # (H, T, K)
-        directions = (output.astype(np.float64) @ self.u).reshape(len(values), -1, 1)  # W_O_h u, (H, K, 1)
-        return weights * (values @ directions)[..., 0]
-
-    def embeddings(self, tables: Mapping[str, Any]) -> dict[str, float]:
-        """Passes the projection and the norm of the embeddings; returns the part of each table."""
-        if "project" in tables:
-            self.linear(f"{self.at}embeddings.project", tables["project"])
-        if "norm" in tables:
-            self.norm(f"{self.at}embeddings.norm", self.stages[f"{self.at}embeddings.sum"][self.row], tables["norm"])
-        names = [name for name in ("token", "position", "segment") if f"{self.at}embeddings.{name}" in self.stages]
-        return {name: float(self.u @ self.stages[f"{self.at}embeddings.{name}"][self.row]) for name in names}
-
-    # --- the lens ----------------------------------------------------------------------------------------------------
-
-    def stream(self, depth: int) -> np.ndarray:
-        """The rows that layer `depth` reads, and after the last layer those that the last norm or the head reads."""
-        if depth == 0:
-            return self.stages[self.at + embedded(self.stack["embeddings"])]
-        last = "ffn_residual" if self.model.config.norm_first else "ffn_norm"
-        return self.stages[f"{self.at}layers.{depth - 1}.{last}"]
-
-    def lens(self, depth: int) -> np.ndarray:
-        """The logits that the head, with the last norm, gives for the stream before layer `depth`, at the row."""
-        weights, config = self.model.weights, self.model.config
-        rows = self.stream(depth)[self.row : self.row + 1]
-        if "norm" in self.stack:
-            rows = layer_norm(rows, **self.stack["norm"], eps=config.eps)
-        return answer(weights, config, rows, rows)[self.logit.answer].reshape(-1)
+    def lens(self, stream: str) -> np.ndarray:
+        """The logits that the head, with the last norm, gives for the row of a stage that a layer reads."""
+        rows = self.stages[stream][self.row : self.row + 1]
+        if "norm" in self.weights:
+            rows = self.stack.norm(rows, **self.weights["norm"])
+        return answer(self.model.weights, self.model.config, rows, rows)[self.logit.answer].reshape(-1)

@@ -16,7 +16,6 @@ from npformer.checkpoint import load_folder
 from npformer.checkpoint.safetensors import read_tensors
 from npformer.common.errors import NpformerError
 from npformer.families import read_config, write_config
-from npformer.interpret.direct_attribution import logit_attribution
 from npformer.interpret.traces import trace
 from npformer.mechanisms.disentangled import distance_rows, distance_scores, distance_scores_backward, log_buckets
 from npformer.model import Model
@@ -274,8 +273,6 @@ def test_a_convolution_is_in_config_and_files_and_is_trained(tmp_path: Path) -> 
     arrays = {f"0/{name}": each[0] for name, each in recorded.stages.items()}
     arrays["0/convolution_norm"] = arrays["0/convolution_norm"] + 1
     assert golden.diagnose(recorded, arrays, model).stage == "convolution_norm"
-    with pytest.raises(NpformerError, match="logit_attribution: unsupported: a convolution"):
-        logit_attribution(model, [2, 9, 8, 3])
     with pytest.raises(NpformerError, match="conv_groups: 2 is not supported; supported: 1"):
         read_config({**write_config(config), "conv_groups": 2})
     with pytest.raises(NpformerError, match="conv_act: expected one of"):

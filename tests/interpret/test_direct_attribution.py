@@ -53,11 +53,11 @@ def adds_up(found: LogitAttribution, tolerance: float) -> None:
     assert found.accumulated[-1] + sum(
         value
         for name, value in found.biases.items()
-        if not name.removeprefix("decoder.").startswith(("embeddings", "layers"))
+        if not name.removeprefix("decoder.").startswith(("embeddings", "layers", "convolution"))
     ) == pytest.approx(found.logit, abs=tolerance)
     assert found.lens_logit[-1] == pytest.approx(found.logit, abs=tolerance)
     assert found.words.sum() == pytest.approx(
-        found.heads.sum() + found.ffn.sum() + sum(found.embeddings.values()), abs=tolerance
+        found.heads.sum() + found.ffn.sum() + found.convolution.sum() + sum(found.embeddings.values()), abs=tolerance
     )
 
 
@@ -94,6 +94,28 @@ def test_a_pre_norm_stack_with_a_last_norm_adds_up(options: dict[str, Any]) -> N
     logits = trace(model, [3, 4, 5, 6])["logits"][3]
     assert found.logit == logits[1] - logits[2]
     assert bool(found.biases["layers.0.ffn.output"]) == (not options)
+
+
+@pytest.mark.parametrize(("head", "label"), [("sequence-classification", 1), ("token-classification", 2)])
+@pytest.mark.parametrize("n_layers", [1, 2])
+@pytest.mark.parametrize("width", [1, 3, 15])
+def test_a_convolution_adds_to_the_tokens_that_it_reads(head: str, label: int, n_layers: int, width: int) -> None:
+    options = {"convolution": width, "convolution_activation": "gelu", "n_layers": n_layers}
+    model = tiny.model("deberta-v2", head, dtype=np.float64, **options)
+    position = None if head == "sequence-classification" else 4
+    found = logit_attribution(model, TEXT, label, position=position)
+    adds_up(found, 1e-11)
+    row, reach = found.position, width // 2
+    reads = np.abs(np.arange(len(found.tokens)) - row) <= reach
+    assert ((found.convolution != 0) == reads).all()
+    layers = found.by_layer()
+    assert layers.columns[4:7] == ("FFN", "convolution", "biases")
+    assert layers.values[1, 5] == pytest.approx(found.convolution.sum())
+    np.testing.assert_allclose(np.nansum(layers.values[1:, :7], axis=1), layers.values[1:, 7])
+    gaps = np.array([0, 1, 3, 4, 6, 7, 8])
+    adds_up(logit_attribution(model, Text(trace(model, TEXT).ids, places=gaps), label, position=position), 1e-11)
+    assert found.biases["convolution.hidden"]
+    assert found.biases["convolution_norm"]
 
 
 def test_in_float32_it_adds_up_to_rounding() -> None:
