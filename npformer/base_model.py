@@ -21,6 +21,7 @@ from npformer.common.limits import LIMITS, Limits
 from npformer.common.other_libraries import MODEL, Answering
 from npformer.config import Config
 from npformer.runtime.runner import Runner
+from npformer.tape import Stages
 from npformer.taps import listening
 
 
@@ -97,6 +98,10 @@ class BaseModel(Runner, Answering):
 
         An input is a `Text`, or for a `Seq2Seq` a pair of source and target.
         """
+        raise NotImplementedError
+
+    def backward(self, grads: Mapping[str, np.ndarray], stages: Stages, inputs: Sequence[Any]) -> dict[str, Any]:
+        """Backward of a recorded `run`: the gradients of the weights. grads: those of the answers, packed."""
         raise NotImplementedError
 
     def _tokenizer_folder(self) -> Path:

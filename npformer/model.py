@@ -27,8 +27,9 @@ from npformer.runtime.packing import Text, pack
 from npformer.runtime.padding import as_padded, check_texts, padded, texts_of
 from npformer.runtime.products import kernel
 from npformer.runtime.threads import run_row_parallel
+from npformer.tape import Stages
 from npformer.taps import listening
-from npformer.transformer import POOLED_HEADS, forward, packed, transformer
+from npformer.transformer import POOLED_HEADS, backward, forward, packed, transformer, transformer_backward
 
 if TYPE_CHECKING:
     from npformer.text.translation_tokenizer import TranslationTokenizer
@@ -116,6 +117,9 @@ class Model(GeneratingModel):
         answers = self.in_shards(lengths, some, None if c.decoder else rows_shared)
         expect_finite(answers)
         return answers
+
+    def backward(self, grads: Mapping[str, np.ndarray], stages: Stages, inputs: Sequence[Text]) -> dict[str, Any]:
+        return backward(grads, stages, self.weights, self.config, packed(self.config, inputs))
 
     def _forward(self, texts: Sequence[Text], threads: int = 1) -> list[dict[str, np.ndarray]]:
         """Each text's answers; several threads share the rows of one long text."""
@@ -262,6 +266,15 @@ class Seq2Seq(GeneratingModel):
         answers = self.in_shards([len(source) + len(target) for source, target in pairs], work)
         expect_finite(answers)
         return answers
+
+    def backward(
+        self, grads: Mapping[str, np.ndarray], stages: Stages, inputs: Sequence[tuple[Text, Text]]
+    ) -> dict[str, Any]:
+        """As in `BaseModel`. Raises NpformerError for a gradient of the encoder's output, as only logits have one."""
+        if np.any(grads["encoder_last_hidden_state"]):
+            raise NpformerError("grads: expected a metric of the logits alone; the encoder's stages have a trace")
+        source, target = (pack(texts) for texts in zip(*inputs, strict=True))
+        return transformer_backward(grads, stages, self.weights, self.config, source, target)
 
     def encode(self, sources: Sequence[Text]) -> list[np.ndarray]:
         """The encoder's output for each source, (S, D). Its bits do not depend on the other sources."""

@@ -175,6 +175,17 @@ def test_torch_is_only_for_comparing() -> None:
     assert {name for name in users if not name.startswith("npformer.golden")} == set()
 
 
+def test_both_kinds_of_model_have_one_interface() -> None:
+    """A task refuses the wrong kind and a pipeline takes either; nobody else asks for the class of a model."""
+    askers = {
+        name
+        for name, path in MODULES.items()
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "isinstance" and "Seq2Seq" in ast.unparse(node)
+    }
+    assert askers == {"npformer.tasks.pipelines", "npformer.tasks.text_to_text"}
+
+
 def python(code: str) -> str:
     command = [sys.executable, "-I", "-c", f"import sys; sys.path.insert(0, {str(ROOT)!r})\n{code}"]
     return subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout

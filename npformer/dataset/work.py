@@ -28,12 +28,12 @@ from npformer.dataset.columns import results
 from npformer.dataset.formats import as_list
 from npformer.encoder_layers import encoder_layer
 from npformer.generation.settings import resolve
-from npformer.model import Seq2Seq
 from npformer.runtime.runner import Runner
 from npformer.runtime.threads import blas_libraries
 from npformer.tasks import pipeline
 from npformer.tasks.task import Task
 from npformer.tasks.text_to_text import TextToText
+from npformer.tasks.writing import Writing
 from npformer.text.inputs import Pair
 
 Place = tuple[int, int]  # the number of a part's file, and of the part in it
@@ -46,7 +46,7 @@ def identity(task: Task) -> dict[str, Any]:
     """
     model = task.model
     options = {name: value for name, value in asdict(task.options).items() if name != "progress"}
-    if isinstance(model, Seq2Seq):
+    if isinstance(task, Writing):
         options["settings"] = asdict(resolve(model.folder, model.config, options["settings"]))
     recipe = {"recipe": asdict(task.recipe)} if hasattr(task, "recipe") else {}
     recipe |= {"modules": task.module_sums} if hasattr(task, "module_sums") else {}

@@ -36,9 +36,7 @@ def run(model: Model | Seq2Seq, inputs: list[Any], stages: str | Iterable[str] =
         if seed is not None:
             stack.enter_context(edit({"*": jitter(seed)}))
         recorded = stack.enter_context(Trace(stages, model.config))
-        answers = model.run(inputs)
-        if isinstance(model, Model):
-            post_process(model.config, answers)
+        post_process(model.config, model.run(inputs))
     return recorded
 
 

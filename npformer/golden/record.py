@@ -13,9 +13,8 @@ from npformer.checkpoint import tree as layout
 from npformer.common.errors import NpformerError
 from npformer.golden.budget import budgets, in_float64, run
 from npformer.golden.format import Golden
-from npformer.interpret.study_inputs import pair_of, texts_of
+from npformer.interpret.study_inputs import read_inputs
 from npformer.model import Model, Seq2Seq
-from npformer.runtime.packing import Text
 
 
 def record(model: Model | Seq2Seq, texts: Any, stages: str | Iterable[str] = "*", name: str | None = None) -> Golden:
@@ -47,29 +46,21 @@ def record(model: Model | Seq2Seq, texts: Any, stages: str | Iterable[str] = "*"
     """
     if model.dtype != np.float32:
         raise NpformerError(f"golden record: expected a model in float32, got {model.dtype}; load it in float32")
-    sources: list[Text] = []
-    source_tokens: list[list[str]] = []
-    if isinstance(model, Seq2Seq):
-        several = isinstance(texts, list) and not all(isinstance(each, int | np.integer) for each in texts)
-        read = [pair_of(model, each) for each in (texts if several else [texts])]
-        inputs, tokens, source_tokens = (list(each) for each in zip(*read, strict=True))
-        sources = [source for source, _ in inputs]
-    else:
-        inputs, tokens, _ = texts_of(model, texts)
-    recorded = run(model, inputs, stages)
-    truth = run(in_float64(model), inputs, stages)
+    read = read_inputs(model, texts)
+    recorded = run(model, read.inputs, stages)
+    truth = run(in_float64(model), read.inputs, stages)
     return Golden(
         model=name or (model.folder.name if model.folder else model.config.model_type),
         config=model.config,
         weights_sha256=weights_sha256(model),
         versions={"npformer": __version__, "numpy": np.__version__},
-        texts=[target for _, target in inputs] if sources else inputs,
-        tokens=tokens,
+        texts=read.texts,
+        tokens=read.tokens,
         stages={stage: recorded.texts(stage) for stage in recorded},
         truth={stage: truth.texts(stage) for stage in truth},
-        budgets=budgets(model, inputs, recorded, truth, stages),
-        sources=sources,
-        source_tokens=source_tokens,
+        budgets=budgets(model, read.inputs, recorded, truth, stages),
+        sources=read.sources,
+        source_tokens=read.source_tokens,
     )
 
 

@@ -10,14 +10,13 @@ from typing import Any
 
 import numpy as np
 
+from npformer.base_model import BaseModel
 from npformer.common.errors import NpformerError
 from npformer.functions import constant_weights
 from npformer.interpret.metric import metric_of
-from npformer.model import Model, Seq2Seq
-from npformer.runtime.packing import pack
 from npformer.tape import Recording
 from npformer.taps import listen
-from npformer.transformer import POOLED_HEADS, backward, packed, transformer_backward, unread
+from npformer.transformer import POOLED_HEADS, unread
 
 Gradients = Mapping[
     str, list[np.ndarray]
@@ -25,7 +24,7 @@ Gradients = Mapping[
 
 
 def differentiate(
-    model: Model | Seq2Seq, inputs: Sequence[Any], metric: Any, position: int | None
+    model: BaseModel, inputs: Sequence[Any], metric: Any, position: int | None
 ) -> tuple[list[dict[str, np.ndarray]], Gradients]:
     """Runs a model: each text's answers, and the gradients of the texts' metrics by each stage. True: the own answer's.
 
@@ -42,16 +41,9 @@ def differentiate(
         found.append({name: _fitting(name, slopes.get(name), array) for name, array in each.items()})
         if odd := sorted(slopes.keys() - each.keys()):
             raise NpformerError(f"grads: gradient of {odd[0]!r}: the answers are {', '.join(each)}")
-    stages, weights, config = recording.stages, model.weights, model.config
-    grads = {name: _joined(config.head, name, [each[name] for each in found]) for name in answers[0]}
+    grads = {name: _joined(model.config.head, name, [each[name] for each in found]) for name in answers[0]}
     with constant_weights(), model.cores(1):
-        if isinstance(model, Seq2Seq):
-            if any(each["encoder_last_hidden_state"].any() for each in found):
-                raise NpformerError("grads: expected a metric of the logits alone; the encoder's stages have a trace")
-            source, target = (pack(list(texts)) for texts in zip(*inputs, strict=True))
-            transformer_backward(grads, stages, weights, config, source, target)
-        else:
-            backward(grads, stages, weights, config, packed(config, inputs))
+        model.backward(grads, recording.stages, inputs)
     return answers, recording.gradients
 
 

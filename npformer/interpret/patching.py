@@ -12,29 +12,29 @@ from typing import Any
 
 import numpy as np
 
-from npformer.base_model import check_model
+from npformer.base_model import BaseModel, check_model
 from npformer.common.checks import one_of
 from npformer.common.errors import NpformerError
 from npformer.interpret.edits import edit, from_trace, place, without_head
 from npformer.interpret.effects import Effects
 from npformer.interpret.metric import Metric, metric_of
-from npformer.interpret.study_inputs import pair_of, texts_of, tokens_read
+from npformer.interpret.study_inputs import read_inputs, texts_of, tokens_read
 from npformer.interpret.text_parts import OF_SOURCE
 from npformer.interpret.traces import Trace, trace
-from npformer.model import Model, Seq2Seq
+from npformer.model import Model
 
 BY = ("position", "head", "layer")
 BLOCKS = ("attention", "cross_attention", "ffn")  # how the stages of a layer begin, in order
 
 
-def ablate_heads(model: Model | Seq2Seq, texts: Any, metric: Any = None, *, position: int | None = None) -> Effects:
+def ablate_heads(model: BaseModel, texts: Any, metric: Any = None, *, position: int | None = None) -> Effects:
     """Measures the effect of each attention head on a metric, by leaving out one head at a time.
 
     Parameters
     ----------
     model : Model or Seq2Seq
     texts : str, Pair, token ids, or a list of these
-        For a translation model one text, which it translates, or a tuple of token ids (source, target).
+        A translation model takes texts, which it translates, or tuples of token ids (source, target).
     metric : label, word or function, optional
         What is measured: the logit of a label (name or number), or a function from the dict of a text's answers to a
         number. By default the logit of the unchanged model's answer: for tags and masked words the mean over the
@@ -64,7 +64,7 @@ def ablate_heads(model: Model | Seq2Seq, texts: Any, metric: Any = None, *, posi
     (6, 12)
     """
     check_model("ablate_heads", model)
-    inputs, _ = _inputs(model, texts)
+    inputs = read_inputs(model, texts).inputs
     before = model.run(inputs)
     pairs = zip(inputs, before, strict=True)
     metrics = [metric_of(model, metric, position, answers, text, "ablate_heads") for text, answers in pairs]
@@ -83,7 +83,7 @@ def ablate_heads(model: Model | Seq2Seq, texts: Any, metric: Any = None, *, posi
     )
 
 
-def _contexts(model: Model | Seq2Seq) -> dict[str, tuple[str, int]]:
+def _contexts(model: BaseModel) -> dict[str, tuple[str, int]]:
     """Returns the stage of the heads' outputs in each layer -> a title, and the number of heads."""
     config = model.config
     if not config.decoder:
@@ -96,15 +96,6 @@ def _contexts(model: Model | Seq2Seq) -> dict[str, tuple[str, int]]:
         for i in range(config.decoder.n_layers)
         for block, title in (("attention", ""), ("cross_attention", ", source"))
     }
-
-
-def _inputs(model: Model | Seq2Seq, given: Any) -> tuple[list[Any], list[str]]:
-    """Reads texts, or a text and its translation; with the tokens of the first text."""
-    if isinstance(model, Seq2Seq):
-        pair, tokens, _ = pair_of(model, given)
-        return [pair], tokens
-    texts, tokens_of_each, _ = texts_of(model, given)
-    return list(texts), tokens_of_each[0]
 
 
 def patch(
@@ -239,7 +230,7 @@ def _study(model: Model, clean: Any, corrupted: Any, stages: Any, metric: Any, p
         "layer": ["*layers.*attention.output", "*layers.*.ffn.output", f"*layers.*.{last}"],
     }
     source = trace(model, clean, default[by] if stages is None else stages)
-    inputs, tokens = _inputs(model, corrupted)
+    inputs, tokens, _ = texts_of(model, corrupted)
     if len(inputs) != 1 or isinstance(source.ids, list):
         raise NpformerError("patch: expected one clean and one corrupted text; call it for each of several pairs")
     if len(source.ids) != len(inputs[0]):
@@ -250,7 +241,7 @@ def _study(model: Model, clean: Any, corrupted: Any, stages: Any, metric: Any, p
     (text,), (answers,) = texts_of(model, clean)[0], model.run(texts_of(model, clean)[0])
     measured = metric_of(model, metric, position, answers, text, "patch")
     (found,) = model.run(inputs)
-    columns = tokens_read(model, tokens)
+    columns = tokens_read(model, tokens[0])
     return _Study(source, inputs, measured, measured.of(found), list(_parts(source, by, columns)))
 
 

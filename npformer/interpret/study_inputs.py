@@ -2,22 +2,53 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from npformer.base_model import BaseModel
 from npformer.common.checks import shown
 from npformer.common.errors import NpformerError
 from npformer.config import Config
 from npformer.generation import generate
-from npformer.model import Model, Seq2Seq
 from npformer.runtime.packing import Text
 from npformer.text.encoding import SourceEncoder, read_texts
 from npformer.text.inputs import Pair, as_text_or_pair
 from npformer.transformer import packed
 
 
-def texts_of(model: Model, given: Any) -> tuple[list[Text], list[list[str]], list[np.ndarray]]:
+class StudyInputs(NamedTuple):
+    """Inputs as a model reads them, with the names of their tokens."""
+
+    texts: list[Text]  # for a translation model the targets, as its decoder reads them
+    tokens: list[list[str]]
+    token_type_ids: list[np.ndarray]
+    sources: list[Text]  # of a translation model; empty for others
+    source_tokens: list[list[str]]
+
+    @property
+    def inputs(self) -> list[Any]:
+        """The inputs of `model.run`."""
+        return list(zip(self.sources, self.texts, strict=True)) if self.sources else self.texts
+
+
+def read_inputs(model: BaseModel, given: Any) -> StudyInputs:
+    """Reads one input or a list of inputs: as `texts_of`, or for a translation model as `pair_of`."""
+    if model.config.head != "translation":
+        return StudyInputs(*texts_of(model, given), [], [])
+    pairs, tokens, source_tokens = zip(*(pair_of(model, each) for each in _listed(given)), strict=True)
+    sources, targets = map(list, zip(*pairs, strict=True))
+    token_type_ids = [np.zeros(len(each), np.int64) for each in targets]
+    return StudyInputs(targets, list(tokens), token_type_ids, sources, list(source_tokens))
+
+
+def _listed(given: Any) -> list[Any]:
+    """One input, or a list of inputs, as a list. A list of whole numbers is one input, its token ids."""
+    several = isinstance(given, list) and not all(isinstance(each, int | np.integer) for each in given)
+    return given if several else [given]
+
+
+def texts_of(model: BaseModel, given: Any) -> tuple[list[Text], list[list[str]], list[np.ndarray]]:
     """Reads one text or a list of texts (str, Pair or token ids): their token ids, tokens and token_type_ids.
 
     A text that is too long for the model is cut, with a warning; token ids are not cut.
@@ -27,9 +58,8 @@ def texts_of(model: Model, given: Any) -> tuple[list[Text], list[list[str]], lis
             "a translation model reads a text and its translation: trace(model, text) translates it first; "
             "with trace() as t: model(ids, labels=...) takes a target"
         )
-    several = isinstance(given, list) and not all(isinstance(each, int | np.integer) for each in given)
     texts, tokens, token_type_ids = [], [], []
-    for encoded in read_texts(model, given if several else [given]):
+    for encoded in read_texts(model, _listed(given)):
         (text,) = encoded.texts
         piece = next(iter(encoded.pieces), None)  # token ids come without a piece
         types = np.zeros(len(text), np.int64) if text.token_type_ids is None else text.token_type_ids
@@ -45,7 +75,7 @@ def row_read(config: Config, text: Text) -> int:
     return int((batch.last_of(config.decoder.end_ids[0]) if config.decoder else batch.read)[0])
 
 
-def _names(model: Model, ids: np.ndarray) -> list[str]:
+def _names(model: BaseModel, ids: np.ndarray) -> list[str]:
     """Returns the token of each id, or the id itself if the model has no tokenizer."""
     try:
         tokenizer = model.tokenizer
@@ -54,17 +84,17 @@ def _names(model: Model, ids: np.ndarray) -> list[str]:
     return [tokenizer.id_to_token(number) or str(number) for number in ids.tolist()]
 
 
-def tokens_read_again(model: Model, tokens: list[str]) -> list[str]:
+def tokens_read_again(model: BaseModel, tokens: list[str]) -> list[str]:
     """The tokens of a text as a decoder reads them, one token later."""
     return [*_names(model, np.array([model.config.decoder.start_id])), *tokens[:-1]]
 
 
-def tokens_read(model: Model, tokens: list[str]) -> list[str]:
+def tokens_read(model: BaseModel, tokens: list[str]) -> list[str]:
     """The tokens of a text as the model reads them: where a decoder reads it again, the start token before them."""
     return [*tokens_read_again(model, tokens)[:1], *tokens] if model.config.decoder else tokens
 
 
-def pair_of(model: Seq2Seq, given: Any) -> tuple[tuple[Text, Text], list[str], list[str]]:
+def pair_of(model: BaseModel, given: Any) -> tuple[tuple[Text, Text], list[str], list[str]]:
     """Reads a text (str or token ids) and translates it with the model's own settings: the pair that the model reads,
     the tokens of its decoder, and those of the source. A tuple of token ids (source, target) is taken as it is.
 
@@ -93,7 +123,7 @@ def _ids(given: Any) -> np.ndarray:
     return ids.astype(np.int64)
 
 
-def _source(model: Seq2Seq, given: Any) -> np.ndarray:
+def _source(model: BaseModel, given: Any) -> np.ndarray:
     if isinstance(given, (list, np.ndarray)):
         return _ids(given)
     text = as_text_or_pair(given)
@@ -105,7 +135,7 @@ def _source(model: Seq2Seq, given: Any) -> np.ndarray:
     return SourceEncoder(model).read(text).texts[0].ids
 
 
-def _tokens(model: Seq2Seq, ids: np.ndarray, is_source: bool) -> list[str]:
+def _tokens(model: BaseModel, ids: np.ndarray, is_source: bool) -> list[str]:
     """Returns the tokens of one side, or the ids themselves if the model has no tokenizer."""
     try:
         tokenizer = model.tokenizer

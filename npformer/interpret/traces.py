@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from npformer.base_model import check_model
+from npformer.base_model import BaseModel, check_model
 from npformer.checkpoint.archive import load_arrays, save_arrays
 from npformer.common.errors import NpformerError
 from npformer.config import Config
@@ -26,11 +26,10 @@ from npformer.families import read_config, write_config
 from npformer.functions import softmax
 from npformer.interpret import stages as table
 from npformer.interpret.gradients import Gradients, differentiate
-from npformer.interpret.study_inputs import pair_of, tokens_read_again
+from npformer.interpret.study_inputs import read_inputs, tokens_read_again
 from npformer.interpret.study_inputs import texts_of as texts_of
 from npformer.interpret.summary import COLUMNS, NUMBERS, StageSummary, Table, summary
 from npformer.interpret.text_parts import TextParts, is_input
-from npformer.model import Model, Seq2Seq
 from npformer.taps import listen, tap
 from npformer.transformer import POOLED_HEADS
 
@@ -255,7 +254,7 @@ class Trace(Mapping[str, Any]):
 
 
 def trace(
-    model: Model | Seq2Seq | None = None,
+    model: BaseModel | None = None,
     text: Any = None,
     stages: str | Iterable[str] = "*",
     *,
@@ -269,7 +268,7 @@ def trace(
     model : Model or Seq2Seq, optional
         Without a model, an empty trace to fill: `with trace() as t: model(...)`.
     text : str, Pair, token ids, or a list of these
-        A translation model takes one text, which it translates, or a tuple of token ids (source, target).
+        A translation model takes texts, which it translates, or tuples of token ids (source, target).
     stages : name of a stage, pattern with `*`, or several
         Only stages that match are kept.
     grads : label, word, True or function, optional
@@ -303,25 +302,20 @@ def trace(
     if text is None:
         raise NpformerError("trace: expected a text to run the model on; trace(model, text), or with trace() as t: ...")
     recorded = Trace(stages, model.config)
-    inputs: list[Any]
-    if isinstance(model, Seq2Seq):
-        pair, tokens, recorded.key_tokens = pair_of(model, text)
-        inputs, recorded.key_ids = [pair], pair[0].ids
-        recorded.describe([tokens], [np.zeros(len(tokens), np.int64)])
-    else:
-        inputs, all_tokens, token_type_ids = texts_of(model, text)
-        if model.config.decoder:  # whose rows are one token later than the encoder's
-            recorded.key_tokens, recorded.key_ids = all_tokens[0], inputs[0].ids
-            all_tokens = [tokens_read_again(model, each) for each in all_tokens]
-        recorded.describe(all_tokens, token_type_ids)
+    read = read_inputs(model, text)
+    rows = read.tokens
+    if model.config.decoder:
+        recorded.key_tokens, recorded.key_ids = (read.source_tokens or rows)[0], (read.sources or read.texts)[0].ids
+        if not read.sources:  # the decoder reads the text again, one token later
+            rows = [tokens_read_again(model, each) for each in rows]
+    recorded.describe(rows, read.token_type_ids)
     with recorded:
         if grads is None:
-            answers = model.run(inputs)  # type: ignore[arg-type]
+            answers = model.run(read.inputs)
         else:
-            answers, by_stage = differentiate(model, inputs, grads, position)
+            answers, by_stage = differentiate(model, read.inputs, grads, position)
             recorded.keep_gradients(by_stage)
-        if isinstance(model, Model):
-            post_process(model.config, answers)
+        post_process(model.config, answers)
     return recorded
 
 
@@ -334,7 +328,7 @@ def post_process(config: Config, answers: Sequence[Mapping[str, np.ndarray]]) ->
             tap(f"{name}_probabilities", np.concatenate([softmax(answer[f"{name}_logits"]) for answer in answers]))
     elif config.head == "multiple-choice":
         tap("probabilities", softmax(np.stack([answer["logits"] for answer in answers]), axis=0))
-    elif config.head != "base":
+    elif config.head not in ("base", "translation"):
         joined = np.stack if config.head in POOLED_HEADS else np.concatenate
         probabilities(joined([answer["logits"] for answer in answers]), config.scoring)
 

@@ -27,7 +27,6 @@ from starlette.routing import Route as Path
 
 from npformer import __version__
 from npformer.common.errors import NpformerError
-from npformer.model import Seq2Seq
 from npformer.serve import pages
 from npformer.serve.batching import Batcher, Entry, QueueFull, log, place_of
 from npformer.serve.bodies import Bodies, Gone
@@ -40,6 +39,7 @@ from npformer.serve.request_limits import ServiceLimits
 from npformer.serve.routes import Reply, Route, Service
 from npformer.serve.watch import GONE, Watch, path_of
 from npformer.tasks.catalogue import TASKS
+from npformer.tasks.writing import Writing
 
 TOKENIZERS = 2  # threads that tokenize
 
@@ -225,7 +225,7 @@ def _described(served: Served) -> dict[str, Any]:
     if "text-classification" in served.tasks:
         labels = {str(i): label for i, label in enumerate(config.labels)}
         kind = {"reranker" if len(labels) == 1 else "classifier": {"id2label": labels}}
-    elif isinstance(served.model, Seq2Seq):
+    elif isinstance(next(iter(served.tasks.values())), Writing):
         kind = {next(iter(served.tasks)): {}}
     elif next(iter(served.tasks)) == "sparse-embedding":
         kind = {"embedding": {"pooling": "splade"}}

@@ -8,6 +8,7 @@ from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
+from npformer.base_model import BaseModel
 from npformer.common.errors import NpformerError
 from npformer.common.limits import how_to_allow_more
 from npformer.model import Model, Seq2Seq
@@ -65,7 +66,7 @@ class Served:
     """A named model with its tasks: task's name -> Task."""
 
     name: str
-    model: Model | Seq2Seq
+    model: BaseModel
     tasks: Mapping[str, Task]
 
     @property
@@ -79,20 +80,7 @@ class Served:
 
         Raises NpformerError for an unreadable text, and for one with clearly more tokens than `most`.
         """
-        if isinstance(self.model, Seq2Seq):
-            self.model.limits.check("characters", len(text), "characters of a text")
-            ids = self.model.tokenizer.encode(text)
-            if len(ids) > most + 1:  # the end token is optional
-                raise NpformerError(f"expected at most {most} tokens, got more")
-            pieces = self.model.tokenizer.tokens(ids, of_source=True)
-            ends = self.model.config.decoder.end_ids
-            shown = [(i, piece, i in ends, None, None) for i, piece in zip(ids, pieces, strict=True)]
-            shown = [each for each in shown if special or not each[2]]
-        else:
-            encoder = next(iter(self.tasks.values())).encoder
-            found = encoder.tokens(text, special, most)
-            rows = zip(found.ids, found.tokens, found.special_tokens_mask, found.offsets, strict=True)
-            shown = [(i, piece, bool(mask), *((None, None) if mask else at)) for i, piece, mask, at in rows]
+        shown = next(iter(self.tasks.values())).encoder.described(text, special, most)
         return [dict(zip(("id", "text", "special", "start", "stop"), each, strict=True)) for each in shown]
 
 

@@ -47,7 +47,7 @@ class TextToText(Writing):
         if not isinstance(model, Seq2Seq):
             raise NpformerError(f"{self.name} takes an encoder-decoder, this one is a {model.config.head} model")
         self.model = model
-        self.sources = SourceEncoder(model)
+        self.encoder: Any = SourceEncoder(model)
         self.window = WINDOW
         self.options = self.settle(self.defaults(), options)
 
@@ -82,7 +82,7 @@ class TextToText(Writing):
         settled: TextToTextOptions = super().settle(options, given)
         resolve(self.model.folder, self.model.config, settled.settings)
         if settled.to is not None:
-            self.sources.check_language(f">>{settled.to.strip('<>')}<<")
+            self.encoder.check_language(f">>{settled.to.strip('<>')}<<")
         return settled
 
     def tokens(self, text: str, **options: Any) -> Iterator[str]:
@@ -90,18 +90,18 @@ class TextToText(Writing):
         settled: TextToTextOptions = self.settle(self.options, {"num_beams": 1, **options})
         source = self.source(text, settled)
         if source.truncated:
-            warn(was_cut("input 0", source.n_tokens, self.sources.limit))
+            warn(was_cut("input 0", source.n_tokens, self.encoder.limit))
         yield from pieces(self.tokenizer, stream(self.model, source.texts[0], **settled.settings))
 
     def limit(self, options: Any) -> int:
         """Returns the number of tokens that a source is cut to."""
-        return self.sources.limit
+        return self.encoder.limit
 
     # --- from an input to its answer -----------------------------------------------------------------------------
 
     def source(self, item: Any, options: TextToTextOptions) -> Encoded:
         text = as_text(item["text"] if isinstance(item, Mapping) and set(item) == {"text"} else item)
-        return self.sources.read(text, options.long, options.to, self.described[0])
+        return self.encoder.read(text, options.long, options.to, self.described[0])
 
     def answer(self, requests: list[Request], options: TextToTextOptions) -> list[Any]:
         sources = [request.encoded[0].texts[0] for request in requests]

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from tokenizers import Encoding
 
 IDS = np.ndarray | list | Text  # accepted forms of token ids
+TokenRow = tuple[int, str, bool, int | None, int | None]  # id, token, is it special, first character and end
 LEAST_STEP = 8  # windows of a pair advance by at least 1 / LEAST_STEP of their width
 
 
@@ -145,6 +146,12 @@ class Encoder:
         if not len(tokens):
             return Tokens.of(self._whole("", special=True))
         return with_special_tokens(self._frame([text]), [tokens])
+
+    def described(self, text: str, special: bool, most: int) -> list[TokenRow]:
+        """Describes the tokens of a text, as `tokens` finds them."""
+        found = self.tokens(text, special, most)
+        rows = zip(found.ids, found.tokens, found.special_tokens_mask, found.offsets, strict=True)
+        return [(i, piece, bool(mask), *((None, None) if mask else at)) for i, piece, mask, at in rows]
 
     def _try(self, function: Callable[..., Any], *args: Any) -> Any:
         """Calls a function; returns its result or its NpformerError."""
@@ -366,6 +373,7 @@ class SourceEncoder:
 
     def __init__(self, model: BaseModel) -> None:
         self.tokenizer = model.tokenizer
+        self.end_ids = model.config.decoder.end_ids
         self.limits = model.limits
         self.limit = longest_text(model.folder, model.config)
 
@@ -390,6 +398,17 @@ class SourceEncoder:
             or_cut = ", or long='truncate' reads the first of it" if long else ""
             raise NpformerError(f"{len(ids)} tokens, but the model takes {self.limit}; split the text{or_cut}")
         return Encoded([Text(np.append(ids[: self.limit - 1], ids[-1]))], len(ids), truncated=True)
+
+    def described(self, text: str, special: bool, most: int) -> list[TokenRow]:
+        """Describes the tokens of a source, without character spans. Raises NpformerError for more than `most`."""
+        self.limits.check("characters", len(text), "characters of a text")
+        ids = self.tokenizer.encode(text)
+        if len(ids) > most + 1:  # the end token is optional
+            raise NpformerError(f"expected at most {most} tokens, got more")
+        pieces = self.tokenizer.tokens(ids, of_source=True)
+        ends = self.end_ids
+        rows = [(i, piece, i in ends, None, None) for i, piece in zip(ids, pieces, strict=True)]
+        return [each for each in rows if special or not each[2]]
 
     def check_language(self, code: str) -> None:
         """Raises NpformerError for a language code, such as >>fra<<, that the model does not know."""

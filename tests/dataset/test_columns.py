@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import pytest
 import npformer
 from npformer import NpformerError, Pair
 from npformer.dataset import map
+from npformer.dataset.work import identity
 from tests.support import seq2seq_models, tiny, writers
 
 SCORED = pa.list_(pa.struct([("label", pa.string()), ("score", pa.float32())]))
@@ -153,6 +155,17 @@ def test_what_follows_prompts(tmp_path):
     task = npformer.pipeline("text-generation", folder, max_new_tokens=6, num_beams=3, num_return_sequences=2)
     found = answered(task, tmp_path / "two", text=["a dog"])["generated_texts"].to_pylist()
     assert found == [[each["generated_text"] for each in task("a dog")]]
+
+
+def test_a_run_depends_on_the_settings_in_the_models_folder(tmp_path):
+    """Of every model that writes: another repetition_penalty is another run."""
+    for folder in (writers.folder(tmp_path / "prompts"), seq2seq_models.folder_of_letters(tmp_path / "sources")):
+        before = identity(npformer.pipeline(model=folder))["options"]["settings"]
+        path = folder / "generation_config.json"
+        stored = json.loads(path.read_text()) if path.exists() else {}
+        path.write_text(json.dumps({**stored, "repetition_penalty": 1.5}))
+        after = identity(npformer.pipeline(model=folder))["options"]["settings"]
+        assert {name for name in after if after[name] != before.get(name)} == {"repetition_penalty"}
 
 
 def test_texts_that_are_cut_are_told(tmp_path):

@@ -65,6 +65,14 @@ def events(content: str) -> list[Any]:
     return [line if line == "[DONE]" else json.loads(line) for line in lines]
 
 
+def test_a_model_that_writes_is_described_by_its_task(server: Server) -> None:
+    _, info, _ = server.get("/info")
+    assert [each["model_type"] for each in info["models"]] == [
+        {"text-generation": {}},
+        {"embedding": {"pooling": "mean"}},
+    ]
+
+
 # --- text-generation-inference ---------------------------------------------------------------------------------------
 
 

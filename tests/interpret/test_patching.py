@@ -48,6 +48,14 @@ def value(model: Model, head: str, text: Any, answered: Any) -> float:
     return float(np.mean([rows[i][theirs[i].argmax()] for i in at]))
 
 
+def test_heads_are_left_out_of_several_translations() -> None:
+    """The effects are the mean of those on each pair."""
+    model = random_model("float64", n_layers=1)
+    pairs = [([5, 6, 0], [499, 7]), ([8, 0], [499, 9, 10])]
+    alone = [ablate_heads(model, pair).values for pair in pairs]
+    np.testing.assert_allclose(ablate_heads(model, pairs).values, np.mean(alone, axis=0), atol=1e-12)
+
+
 @pytest.mark.parametrize(("family", "head"), CASES)
 def test_every_head_of_a_model_is_measured_by_its_own_answer(family: str, head: str) -> None:
     model = tiny.model(family, head, dtype=np.float64)
