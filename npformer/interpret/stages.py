@@ -108,18 +108,12 @@ def of_model(config: Config) -> Mapping[str, Stage]:
 
 
 def of(name: str, config: Config | None) -> Stage | None:
-    """Returns a stage in this model, or as `find` does; None for an unknown name."""
-    return (of_model(config).get(name) if config else None) or find(name)
+    """Returns a stage in this model, or as `find` does; None for an unknown name.
 
-
-def formula(name: str, config: Config | None) -> str:
-    """Returns the formula of a stage in this model; "" for an unknown name.
-
-    >>> formula("layers.3.ffn_norm", None)
+    >>> of("layers.3.ffn_norm", None).formula
     'Z = Normalize(Y + B)'
     """
-    stage = of(name, config)
-    return stage.formula if stage else ""
+    return (of_model(config).get(name) if config else None) or find(name)
 
 
 def module(config: Config, name: str) -> str:

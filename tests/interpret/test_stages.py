@@ -32,8 +32,8 @@ def of_case(case: str) -> Model:
 
 
 MODELS: dict[str, Callable[[], Model | Seq2Seq]] = {
-    **{f"{family}, {head}": partial(tiny.model, family, head) for family in encoders() for head in sorted(encoders()[family].heads)},
-    **{f"bart, {head}": partial(tiny.model, "bart", head) for head in {*FAMILIES["bart"].architectures.values()} - {"translation"}},
+    **{f"{family}, {head}": partial(tiny.model, family, head) for family in encoders() for head in encoders()[family].heads},
+    **{f"bart, {head}": partial(tiny.model, "bart", head) for head in sorted({*FAMILIES["bart"].architectures.values()} - {"translation"})},
     **{case: partial(of_case, case) for case in torch_values.CASES},
     "translation": seq2seq_models.random_model,
     "translation, pre-norm": partial(seq2seq_models.random_model, **PRE_NORM),
