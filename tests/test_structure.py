@@ -71,13 +71,9 @@ MODULES = {module_name(path): path for path in PACKAGE.rglob("*.py")}
 
 @cache
 def imports(name: str) -> frozenset[str]:
-    """What a module ever imports, in full names, at its head or in its functions; not what only type checkers see."""
+    """All imports of a module, in full names: at its head, in its functions and for type checkers."""
     tree = ast.parse(MODULES[name].read_text(encoding="utf-8"))
-    hidden: set[ast.AST] = set()
-    for node in ast.walk(tree):
-        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
-            hidden.update(ast.walk(node))
-    return frozenset[str]().union(*(imported(node, name) for node in ast.walk(tree) if node not in hidden))
+    return frozenset[str]().union(*(imported(node, name) for node in ast.walk(tree)))
 
 
 def imported(node: ast.AST, importer: str) -> frozenset[str]:
@@ -131,7 +127,7 @@ def test_what_everything_rests_on_rests_on_nothing(name: str) -> None:
 
 
 def test_imports_make_no_circle() -> None:
-    """Neither those at the head of a file nor those in its functions."""
+    """At the head of a file, in its functions and for type checkers."""
     circles = [name for name in MODULES if name in reached(name)]
     assert circles == []
 

@@ -130,7 +130,13 @@ def find(name: str) -> Command:
     from npformer.cli.task_commands import TASK_COMMANDS
 
     if task := TASK_COMMANDS.get(name):
-        return Command(task.command.description, task.command.epilog, task.add_arguments, task.run)
+
+        def answer(args: Namespace) -> int:
+            from npformer.cli.run_task import answer_all  # which loads more than a parser needs
+
+            return answer_all(task, args)
+
+        return Command(task.command.description, task.command.epilog, task.add_arguments, answer)
     module = import_module(f"npformer.cli.{name.replace('-', '_')}")
     narrow = filter(None, [getattr(module, "narrow", None)])
     return Command(module.__doc__, module.EPILOG, module.add_arguments, module.run, *narrow)

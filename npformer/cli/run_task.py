@@ -9,7 +9,7 @@ from argparse import Namespace
 from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -17,6 +17,7 @@ from npformer.cli import dataset
 from npformer.cli.answers import as_written, shown
 from npformer.cli.arguments import loading
 from npformer.cli.process import BAD_INPUT, complain
+from npformer.cli.task_commands import TaskCommand
 from npformer.cli.texts import Line, count, interactive, lines
 from npformer.common.errors import NpformerError
 from npformer.common.files import written_whole
@@ -25,9 +26,6 @@ from npformer.tasks.catalogue import TASKS
 from npformer.tasks.pipelines import pipeline
 from npformer.tasks.task import InputError, Task
 from npformer.text.encoding import was_cut
-
-if TYPE_CHECKING:
-    from npformer.cli.task_commands import TaskCommand
 
 Answered = tuple[Line, Any]  # a line and its answer or None
 

@@ -71,11 +71,6 @@ class TaskCommand(NamedTuple):
         if reads == "query":
             parser.set_defaults(texts=[])  # read only from files
 
-    def run(self, args: Namespace) -> int:
-        from npformer.cli.run_task import answer_all
-
-        return answer_all(self, args)
-
     def as_input(self, args: Namespace) -> AsInput:
         """Returns the function that makes the task's input of a text."""
         reads = self.command.reads

@@ -18,8 +18,7 @@ from npformer.checkpoint.archive import save_arrays
 from npformer.cli import golden as golden_command
 from npformer.cli import trace as trace_command
 from npformer.cli import view as view_command
-from npformer.cli.main import main
-from npformer.cli.task_commands import TASK_COMMANDS, TaskCommand
+from npformer.cli.main import Command, find, main
 from npformer.common.errors import NpformerError
 from npformer.interpret.teardown import teardown
 from npformer.interpret.traces import Trace, trace
@@ -34,7 +33,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny.folder(tmp_path_factory.mktemp("models") / "model", "bert", n_layers=3)
 
 
-def run(command: ModuleType | TaskCommand, arguments: Sequence[object]) -> int:
+def run(command: ModuleType | Command, arguments: Sequence[object]) -> int:
     parser = argparse.ArgumentParser()
     command.add_arguments(parser)
     return command.run(parser.parse_intermixed_args([str(each) for each in arguments])) or 0
@@ -107,7 +106,7 @@ def test_pair_is_one_option_of_trace_view_and_classify(folder: Path, capsys: pyt
     run(trace_command, [TEXT, "--pair", "no", "-m", folder])
     printed = capsys.readouterr().out
     label, score = printed.splitlines()[-1].split()
-    run(TASK_COMMANDS["classify"], [TEXT, TEXT, "--pair", "no", "-m", folder])
+    run(find("classify"), [TEXT, TEXT, "--pair", "no", "-m", folder])
     classified = capsys.readouterr().out.splitlines()
     assert [line.split()[:2] for line in classified] == [[label, f"{float(score):.4f}"]] * 2
     run(view_command, [TEXT, "--pair", "no", "-m", folder])
