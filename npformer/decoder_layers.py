@@ -15,12 +15,11 @@ from npformer.blocks import Attention, CrossAttention, FeedForward, Rows
 from npformer.blocks.block import Activation, Linear
 from npformer.common.arraylike import as_numbers
 from npformer.common.errors import NpformerError
-from npformer.functions import linear, linear_backward
+from npformer.functions import linear
 from npformer.layers import Layer, Stack
 from npformer.mechanisms import Causal
 from npformer.norms import LayerNorm
 from npformer.runtime.packing import Text, pack
-from npformer.tape import Stages
 from npformer.taps import tap
 
 
@@ -192,10 +191,3 @@ def _rows(lengths: np.ndarray, source: np.ndarray, source_lengths: np.ndarray) -
 def project(x: np.ndarray, weight: np.ndarray, bias: np.ndarray | None = None) -> np.ndarray:
     """The vocabulary's logits x E^T + b, (T, D) -> (T, V); softmax gives probabilities. Section 3.4."""
     return tap("logits", linear(x, weight, bias))
-
-
-def project_backward(
-    grad: np.ndarray, stages: Stages, x: np.ndarray, weight: np.ndarray, bias: np.ndarray | None = None
-) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-    """Backward of `project`: dx (T, D) and the gradients of E^T and b."""
-    return linear_backward(stages.through_edit("logits", grad), x, weight, bias)

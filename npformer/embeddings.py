@@ -6,6 +6,7 @@ Vaswani et al., 2017, sections 3.4 and 3.5; Devlin et al., 2019, figure 2. Next:
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ from npformer.functions import (
 )
 from npformer.multi_head import Linear
 from npformer.norms import LayerNorm
+from npformer.runtime.packing import Batch
 from npformer.stage import Stage, within
 from npformer.tape import Stages
 from npformer.taps import scope, spare, tap
@@ -160,3 +162,42 @@ def embeddings_stages(groups: Collection[str]) -> list[Stage]:
         parents = (found[-1].name,)
         found.append(Stage("project", "(T, D)", "X = Normalize(sum) W + b", "functions.linear", parents=parents))
     return within("embeddings", found, {})
+
+
+@dataclass(frozen=True)
+class Embeddings:
+    """`embeddings` as a part of a model, with the tables in its weights.
+
+    Parameters
+    ----------
+    eps : float, of the norm
+    scale : float, of the tokens' rows
+    first_position : int, row of the position table for a text's first token
+    padding_idx : int, a token whose row is not trained, optional
+    """
+
+    eps: float = 1e-12
+    scale: float = 1.0
+    first_position: int = 0
+    padding_idx: int | None = None
+
+    def __call__(self, ids: np.ndarray, batch: Batch, weights: Mapping[str, Any]) -> np.ndarray:
+        positions = batch.positions + self.first_position
+        return embeddings(ids, positions, batch.token_type_ids, **weights["embeddings"], eps=self.eps, scale=self.scale)
+
+    def backward(self, grad: np.ndarray, stages: Stages, batch: Batch, weights: Mapping[str, Any]) -> dict[str, Any]:
+        """Backward of `__call__`: the gradients of the weights."""
+        return embeddings_backward(
+            grad, stages, batch.ids, batch.positions + self.first_position, batch.token_type_ids,
+            **weights["embeddings"], eps=self.eps, scale=self.scale, padding_idx=self.padding_idx,
+        )  # fmt: skip
+
+    @staticmethod
+    def output(weights: Mapping[str, Any]) -> str:
+        """The stage that is their output."""
+        tables = weights["embeddings"]
+        return f"embeddings.{'project' if 'project' in tables else 'norm' if 'norm' in tables else 'sum'}"
+
+    @staticmethod
+    def stages(weights: Mapping[str, Any]) -> list[Stage]:
+        return embeddings_stages(weights["embeddings"])

@@ -1,12 +1,18 @@
-"""Heads: small functions that make answers of the encoder's last layer. The tasks in `tasks/` read these answers."""
+"""Heads: the formulas that make answers of the last layer, and below them the heads as parts of a model.
+
+The tasks in `tasks/` read these answers.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import numpy as np
 
-from npformer.activations import BACKWARDS
+from npformer.activations import BACKWARDS, gelu
 from npformer.blocks.block import Activation
 from npformer.functions import layer_norm, layer_norm_backward, linear, linear_backward
 from npformer.multi_head import Linear
@@ -158,3 +164,212 @@ def replaced_tokens_backward(
     grad = BACKWARDS[activation](below.through_edit("activation", grad), below["hidden"])
     grad, d_hidden = linear_backward(below.through_edit("hidden", grad), x, **hidden)
     return grad, {"hidden": d_hidden, "output": d_output}
+
+
+# --- parts of a model ------------------------------------------------------------------------------------------------
+
+Answers = dict[str, np.ndarray]
+Weights = Mapping[str, Any]  # those of the whole model
+Gradients = tuple[np.ndarray | None, np.ndarray | None, dict[str, Any]]  # dx, dread and those of the weights
+
+
+@dataclass(frozen=True)
+class Pooler:
+    """`pool` between the rows that a head reads and its last layer.
+
+    Parameters
+    ----------
+    activation : function such as `tanh`
+    """
+
+    activation: Activation
+
+    output: ClassVar[str] = "pooled"
+
+    def __call__(self, read: np.ndarray, weights: Weights) -> np.ndarray:
+        return pool(read, self.activation, **weights["pooler"])
+
+    def backward(
+        self, grad: np.ndarray, stages: Stages, read: np.ndarray, weights: Weights
+    ) -> tuple[np.ndarray, dict[str, Any]]:
+        grad, d_pooler = pool_backward(grad, stages, read, self.activation, **weights["pooler"])
+        return grad, {"pooler": d_pooler}
+
+    def stages(self, x: str) -> list[Stage]:
+        return pool_stages(x)
+
+
+@dataclass(frozen=True)
+class Transform:
+    """`transform` between the rows that a head reads and its last layer.
+
+    Parameters
+    ----------
+    activation : function such as `gelu`
+    norm : LayerNorm
+    of_texts : bool, the rows are one of each text
+    """
+
+    activation: Activation
+    norm: LayerNorm
+    of_texts: bool = False
+
+    output: ClassVar[str] = "head.norm"
+
+    def __call__(self, read: np.ndarray, weights: Weights) -> np.ndarray:
+        rows, head = tap("pooled", read) if self.of_texts else read, weights["head"]
+        return transform(rows, self.activation, head["hidden"], head["norm"], eps=self.norm.eps)
+
+    def backward(
+        self, grad: np.ndarray, stages: Stages, read: np.ndarray, weights: Weights
+    ) -> tuple[np.ndarray, dict[str, Any]]:
+        rows, head = stages["pooled"] if self.of_texts else read, weights["head"]
+        layers = head["hidden"], head["norm"]
+        grad, d_head = transform_backward(grad, stages, rows, self.activation, *layers, eps=self.norm.eps)
+        return stages.through_edit("pooled", grad) if self.of_texts else grad, {"head": d_head}
+
+    def stages(self, x: str) -> list[Stage]:
+        found = [pooled_stage(x)] if self.of_texts else []
+        return [*found, *transform_stages("pooled" if self.of_texts else x, self.activation)]
+
+
+@dataclass(frozen=True)
+class Head(ABC):
+    """Answers from the rows of the last layer.
+
+    Parameters
+    ----------
+    below : Pooler or Transform before the last layer, optional
+    of_texts : bool, it reads one row of each text, not every token's
+    means : bool, that row is the mean of the text's rows
+    """
+
+    below: Pooler | Transform | None = None
+    of_texts: bool = False
+    means: bool = False
+
+    def __call__(self, x: np.ndarray, read: np.ndarray, weights: Weights) -> Answers:
+        """The answers by name, from the last layer (T, D) and the row that is read of each text (B, D)."""
+        return self._answer(self.input(read if self.of_texts else x, weights), **weights["head"])
+
+    def backward(
+        self, grads: Mapping[str, np.ndarray], stages: Stages, x: np.ndarray, read: np.ndarray, weights: Weights
+    ) -> Gradients:
+        """Backward of `__call__`: dx (T, D) and dread (B, D), None if it does not read them; gradients of weights."""
+        rows, more = read if self.of_texts else x, dict[str, Any]()
+        read_last = rows if self.below is None else stages[self.below.output]
+        grad, d_head = self._answer_backward(grads, stages, read_last, **weights["head"])
+        if self.below is not None:
+            grad, more = self.below.backward(grad, stages, rows, weights)
+        tree = {"head": {}, **more}
+        tree["head"] = tree["head"] | d_head
+        return (None, grad, tree) if self.of_texts else (grad, None, tree)
+
+    def input(self, rows: np.ndarray, weights: Weights) -> np.ndarray:
+        """The input of the last layer, from rows (..., D)."""
+        return rows if self.below is None else self.below(rows, weights)
+
+    def stages(self, x: str, weights: Weights) -> list[Stage]:
+        """The stages in firing order, of rows that are stage x."""
+        found = [] if self.below is None else self.below.stages(x)
+        return [*found, *self._stages(found[-1].name if found else x)]
+
+    @abstractmethod
+    def _answer(self, rows: np.ndarray, **head: Any) -> Answers:
+        """The answers from the input of the last layer."""
+
+    @abstractmethod
+    def _answer_backward(
+        self, grads: Mapping[str, np.ndarray], stages: Stages, rows: np.ndarray, **head: Any
+    ) -> tuple[np.ndarray, dict[str, Any]]:
+        """Backward of `_answer`: drows and the gradients of the head's weights."""
+
+    @abstractmethod
+    def _stages(self, x: str) -> list[Stage]:
+        """The stages of `_answer`."""
+
+
+class Logits(Head):
+    """`classify`: labels of a text or of its tokens, or words."""
+
+    def _answer(self, rows: np.ndarray, **head: Any) -> Answers:
+        return {"logits": classify(rows, head["output"])}
+
+    def _answer_backward(
+        self, grads: Mapping[str, np.ndarray], stages: Stages, rows: np.ndarray, **head: Any
+    ) -> tuple[np.ndarray, dict[str, Any]]:
+        return classify_backward(grads["logits"], stages, rows, head["output"])
+
+    def _stages(self, x: str) -> list[Stage]:
+        return [classify_stage(x)]
+
+
+class Spans(Head):
+    """`spans`: the logits of an answer's start and end."""
+
+    def _answer(self, rows: np.ndarray, **head: Any) -> Answers:
+        start, end = spans(rows, head["output"])
+        return {"start_logits": start, "end_logits": end}
+
+    def _answer_backward(
+        self, grads: Mapping[str, np.ndarray], stages: Stages, rows: np.ndarray, **head: Any
+    ) -> tuple[np.ndarray, dict[str, Any]]:
+        return spans_backward(grads["start_logits"], grads["end_logits"], stages, rows, head["output"])
+
+    def _stages(self, x: str) -> list[Stage]:
+        return spans_stages(x)
+
+
+@dataclass(frozen=True)
+class ReplacedTokens(Head):
+    """`replaced_tokens`, with the activation of the layers."""
+
+    activation: Activation = gelu
+
+    def _answer(self, rows: np.ndarray, **head: Any) -> Answers:
+        return {"logits": replaced_tokens(rows, self.activation, **head)}
+
+    def _answer_backward(
+        self, grads: Mapping[str, np.ndarray], stages: Stages, rows: np.ndarray, **head: Any
+    ) -> tuple[np.ndarray, dict[str, Any]]:
+        return replaced_tokens_backward(grads["logits"], stages, rows, self.activation, **head)
+
+    def _stages(self, x: str) -> list[Stage]:
+        return [*transform_stages(x, self.activation, norm=False), classify_stage("head.activation")]
+
+
+@dataclass(frozen=True)
+class HiddenStates:
+    """The answers of a model without a head: the last layer, and the pooler's output if the weights have a pooler.
+
+    Parameters
+    ----------
+    pooler : Pooler
+    """
+
+    pooler: Pooler
+
+    of_texts: ClassVar[bool] = False
+    means: ClassVar[bool] = False
+
+    def __call__(self, x: np.ndarray, read: np.ndarray, weights: Weights) -> Answers:
+        answers = {"last_hidden_state": x}
+        if "pooler" in weights:
+            answers["pooler_output"] = self.pooler(read, weights)
+        return answers
+
+    def backward(
+        self, grads: Mapping[str, np.ndarray], stages: Stages, x: np.ndarray, read: np.ndarray, weights: Weights
+    ) -> Gradients:
+        """Backward of `__call__`: dx (T, D), dread (B, D) if the pooler's output has a gradient, and the weights'."""
+        dx = grads["last_hidden_state"].copy() if "last_hidden_state" in grads else np.zeros_like(x)
+        if "pooler_output" not in grads:
+            return dx, None, {}
+        d_read, tree = self.pooler.backward(grads["pooler_output"], stages, read, weights)
+        return dx, d_read, tree
+
+    def input(self, rows: np.ndarray, weights: Weights) -> np.ndarray:
+        return rows
+
+    def stages(self, x: str, weights: Weights) -> list[Stage]:
+        return self.pooler.stages(x) if "pooler" in weights else []

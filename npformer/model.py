@@ -17,7 +17,7 @@ from npformer.base_model import expect_finite
 from npformer.common.errors import NpformerError
 from npformer.common.limits import LIMITS, Limits
 from npformer.common.other_libraries import answering
-from npformer.config import Config
+from npformer.config import POOLED_HEADS, Config
 from npformer.decoder_layers import shift_right
 from npformer.functions import IGNORE_INDEX
 from npformer.generation.generating_model import GeneratingModel
@@ -29,7 +29,7 @@ from npformer.runtime.products import kernel
 from npformer.runtime.threads import run_row_parallel
 from npformer.tape import Stages
 from npformer.taps import listening
-from npformer.transformer import POOLED_HEADS, backward, forward, packed, transformer, transformer_backward
+from npformer.transformer import backward, forward, packed, transformer, transformer_backward
 
 if TYPE_CHECKING:
     from npformer.text.translation_tokenizer import TranslationTokenizer

@@ -9,9 +9,10 @@ import pytest
 
 from npformer import NpformerError
 from npformer.checkpoint.tree import flatten, unflatten
+from npformer.families import FAMILIES, parts_of
 from npformer.functions import SparseRows
 from npformer.interpret.traces import trace
-from npformer.mechanisms import Causal, Mechanism, Placed, Window
+from npformer.mechanisms import Causal, Mechanism, Placed, Rotary, Window
 from npformer.mechanisms.distances import at_distances
 from npformer.mechanisms.relative_bias import relative_bias
 from npformer.mechanisms.rotary import rotary_angles, rotate
@@ -19,29 +20,37 @@ from npformer.runtime.packing import Text
 from npformer.runtime.threads import single_blas_thread
 from npformer.tape import Recording
 from npformer.taps import listen
-from npformer.transformer import encode, encode_backward, last_rows, mechanisms, packed
+from npformer.transformer import encode, encode_backward, last_rows, packed
 from tests.support import tiny
+from tests.support.mechanisms import Added, with_mechanisms
 
 pytestmark = pytest.mark.numbers
 
-COMBINATIONS = {
-    "bias-causal": ("mpnet", {"causal": True}),
-    "bias-rotary": ("mpnet", {"rotary_theta": 100.0}),
-    "bias-window": ("mpnet", {"local_layers": (1,), "window": 6}),
-    "distances-and-a-convolution": ("deberta-v2", {"convolution": 3, "n_layers": 1}),
-    "distances-causal": ("deberta-v2", {"causal": True}),
-    "distances-rotary": ("deberta-v2", {"rotary_theta": 100.0}),
-    "rotary-causal": ("gpt2", {"rotary_theta": 100.0}),
-    "rotary-window-causal": ("modernbert", {"causal": True}),
-    "window": ("bert", {"local_layers": (0, 1), "window": 4}),
+#: A family, the mechanisms that are added to its own in each layer, and fields.
+COMBINATIONS: dict[str, tuple[str, Added, dict[str, Any]]] = {
+    "bias-causal": ("mpnet", lambda config, i: (Causal(),), {}),
+    "bias-rotary": ("mpnet", lambda config, i: (Rotary(100.0, config.d_head),), {}),
+    "bias-window": ("mpnet", lambda config, i: (Window(3),) * i, {}),
+    "distances-and-a-convolution": ("deberta-v2", lambda config, i: (), {"convolution": 3, "n_layers": 1}),
+    "distances-causal": ("deberta-v2", lambda config, i: (Causal(),), {}),
+    "distances-rotary": ("deberta-v2", lambda config, i: (Rotary(100.0, config.d_head),), {}),
+    "rotary-causal": ("gpt2", lambda config, i: (Rotary(100.0, config.d_head),), {}),
+    "rotary-window-causal": ("modernbert", lambda config, i: (Causal(),), {}),
+    "window": ("bert", lambda config, i: (Window(2),), {}),
+    "window-causal": ("gpt2", lambda config, i: (Window(2),), {}),
 }
 #: Each text's places. Those of the neighbours of equal lengths differ, in their first gap or in their last.
 PLACES = (range(7), range(12), range(7), (0, 1, 2, 3, 4, 5, 9), (0, 4, 5, 6, 7, 8, 9), (2, 3, 4, 5, 6, 7, 8), range(3))
 
 
-def combined(name: str, dtype: Any = np.float64) -> Any:
-    family, fields = COMBINATIONS[name]
-    return tiny.model(family, "base", dtype=dtype, **fields)
+def combined(name: str, dtype: Any = np.float64, head: str = "base", **more: Any) -> Any:
+    return tiny.model(name, head, dtype=dtype, **COMBINATIONS[name][2], **more)
+
+
+@pytest.fixture(autouse=True)
+def families(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in COMBINATIONS:
+        monkeypatch.setitem(FAMILIES, name, with_mechanisms(COMBINATIONS[name][0], name, COMBINATIONS[name][1]))
 
 
 def texts() -> list[Text]:
@@ -58,10 +67,11 @@ def test_scores_and_weights_are_those_of_all_formulas(name: str) -> None:
     distance = np.arange(12) - np.arange(12)[:, None]  # key less query
     for i in range(config.n_layers):
         at = f"layers.{i}.attention"
+        [attention, *_] = [block for _, block in parts_of(config).stack.layers[i].blocks]
+        mechanisms = {type(each): each for each in attention.mechanisms}
         q, k = recorded[f"{at}.query_heads"], recorded[f"{at}.key_heads"]
-        if config.rotary_theta:
-            theta = config.local_theta if config.is_local(i) else config.rotary_theta
-            angles = rotary_angles(np.arange(12), config.d_head, theta, np.float64)
+        if rotary := mechanisms.get(Rotary):
+            angles = rotary_angles(np.arange(12), config.d_head, rotary.theta, np.float64)
             for stage, heads in (("query", q), ("key", k)):
                 turned = rotate(recorded[f"{at}.{stage}"], *angles)
                 np.testing.assert_array_equal(turned.reshape(12, 4, -1).swapaxes(0, 1), heads)
@@ -74,10 +84,10 @@ def test_scores_and_weights_are_those_of_all_formulas(name: str) -> None:
             expected = expected + recorded[f"{at}.distance_scores"]
         np.testing.assert_allclose(recorded[f"{at}.scores"], expected, rtol=0, atol=1e-13)
         seen = np.ones((12, 12), bool)
-        if config.causal:
+        if Causal in mechanisms:
             seen &= distance <= 0
-        if config.is_local(i):
-            seen &= np.abs(distance) <= config.window // 2
+        if window := mechanisms.get(Window):
+            seen &= np.abs(distance) <= window.reach
         admitted = np.where(seen, np.exp(expected), 0)
         wanted = admitted / admitted.sum(axis=-1, keepdims=True)
         np.testing.assert_allclose(recorded[f"{at}.weights"], wanted, rtol=0, atol=1e-13)
@@ -146,8 +156,7 @@ def test_a_text_has_the_same_bits_alone_and_in_a_batch(name: str, dtype: Any) ->
 @pytest.mark.parametrize("name", COMBINATIONS)
 def test_a_text_whose_rows_two_threads_share_has_the_same_bits(name: str) -> None:
     """One of the two computes no row of the last layer, because the head reads a row of the other."""
-    family, fields = COMBINATIONS[name]
-    model = tiny.model(family, "sequence-classification", threads=2, **{"max_length": 250, **fields})
+    model = combined(name, np.float32, "sequence-classification", threads=2, max_length=250)
     text = Text(np.random.default_rng(0).integers(5, 60, 230))
     [shared] = model.run([text])
     model.threads = 1
@@ -178,7 +187,7 @@ def test_each_query_and_key_read_the_value_of_their_distance(queries: list[list[
 
 
 def test_a_causal_model_with_rotations_writes_the_tokens_of_whole_passes() -> None:
-    model = tiny.model("gpt2", "causal-lm", dtype=np.float64, rotary_theta=100.0)
+    model = combined("rotary-causal", head="causal-lm")
     prompt = np.arange(5, 12)
     [[written]] = model.generate(prompt, max_new_tokens=5, num_beams=1, do_sample=False)
     ids = list(prompt)
@@ -188,11 +197,29 @@ def test_a_causal_model_with_rotations_writes_the_tokens_of_whole_passes() -> No
 
 
 def test_a_model_whose_steps_need_more_than_kept_keys_writes_nothing() -> None:
-    model = tiny.model("gpt2", "causal-lm", local_layers=(0,), window=4)
+    model = combined("window-causal", head="causal-lm")
     with pytest.raises(NpformerError, match="generate: a model with Window attention computes whole texts only"):
         model.generate(np.arange(5, 9), max_new_tokens=2)
 
 
 def test_layers_with_equal_choices_share_their_tables() -> None:
     config = tiny.config("modernbert", "base", n_layers=6)
-    assert len({each for i in range(6) for each in mechanisms(config, i)}) == 3  # two rotations, one window
+    assert len(parts_of(config).stack.mechanisms) == 3  # two rotations, one window
+
+
+@pytest.mark.parametrize(
+    ("family", "chosen"),
+    [
+        ("bert", {"rotary_theta": 100.0}),
+        ("bert", {"relative_buckets": 32}),
+        ("bert", {"convolution": 3}),
+        ("gpt2", {"n_distances": 16}),
+        ("mpnet", {"local_layers": (1,), "window": 6}),
+        ("deberta-v2", {"causal": True}),
+        ("modernbert", {"causal": True}),
+    ],
+)
+def test_a_choice_that_no_part_of_the_family_computes_is_an_error(family: str, chosen: dict[str, Any]) -> None:
+    [name, *_] = chosen
+    with pytest.raises(NpformerError, match=rf"{name}=.*: a {family} model has no"):
+        parts_of(tiny.config(family, "base", **chosen))

@@ -6,9 +6,11 @@ A new family is a file here and an entry in `FAMILIES`. BERT's relatives are an 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any
 
 from npformer.common import checks
+from npformer.common.errors import NpformerError
 from npformer.common.limits import LIMITS, Limits
 from npformer.config import Config
 from npformer.families.albert import ALBERT
@@ -27,6 +29,7 @@ from npformer.families.roberta import CAMEMBERT, ROBERTA, XLM_ROBERTA
 from npformer.families.table import EncoderTable
 from npformer.families.torch_nn import TORCH_MODULES
 from npformer.families.unsupported import find_family, ignored
+from npformer.parts import Parts
 
 __all__ = [
     "FAMILIES",
@@ -37,9 +40,19 @@ __all__ = [
     "encoders",
     "family_of",
     "ignored",
+    "parts_of",
     "read_config",
     "write_config",
 ]
+
+#: A field of a config -> the mechanism that computes with it.
+MECHANISMS = {
+    "relative_buckets": "RelativeBias",
+    "rotary_theta": "Rotary",
+    "n_distances": "Disentangled",
+    "local_layers": "Window",
+    "causal": "Causal",
+}
 
 #: model_type -> family.
 FAMILIES: dict[str, Family] = {
@@ -68,6 +81,22 @@ def distinct_encoders() -> dict[str, EncoderTable]:
 def family_of(config: Config) -> Family:
     """The family of a model."""
     return FAMILIES[checks.one_of("model_type", config.model_type, FAMILIES)]
+
+
+@lru_cache(maxsize=64)
+def parts_of(config: Config) -> Parts:
+    """The parts of a model, built once for a config.
+
+    Raises NpformerError for a mechanism that the config asks for and the family does not have.
+    """
+    parts = family_of(config).build(config, config.head)
+    found = {type(each).__name__ for each in parts.stack.mechanisms}
+    for name, mechanism in MECHANISMS.items():
+        if (value := getattr(config, name)) and mechanism not in found:
+            raise NpformerError(f"{name}={value!r:.80}: a {config.model_type} model has no {mechanism} attention")
+    if config.convolution and parts.stack.after_first is None:
+        raise NpformerError(f"convolution={config.convolution}: a {config.model_type} model has no convolution")
+    return parts
 
 
 def read_config(data: Mapping[str, Any], head: str | None = None, limits: Limits = LIMITS) -> Config:

@@ -8,7 +8,7 @@ its files have, is left out.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from npformer.common import checks
@@ -75,7 +75,10 @@ class Bart(Marian):
         groups = super().groups(config, head)
         for start in sides(config).values():
             groups.insert(groups.index(f"{start}embeddings.position") + 1, f"{start}embeddings.norm")
-        return [*groups[:-1], *TOP[head]] if head in TOP else groups
+        return groups
+
+    def head_groups(self, head: str) -> Collection[str]:
+        return TOP.get(head) or super().head_groups(head)
 
     def sources(self, config: Config, arrays: Mapping[str, tuple[str, str]], head: str) -> dict[str, Source]:
         top = TOP.get(head, {})

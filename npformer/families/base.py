@@ -9,6 +9,9 @@ from typing import Any, NamedTuple
 from npformer.common import checks
 from npformer.common.errors import NpformerError
 from npformer.config import LABELLED, MOST, Config
+from npformer.families.building import embeddings_of, head_of, stack_of
+from npformer.layers import Stack
+from npformer.parts import Parts
 
 #: Hugging Face's names of activations -> ours. Of several names for one of ours the first is written back.
 ACTIVATIONS = {
@@ -156,6 +159,20 @@ class Family:
         if not isinstance(architectures, list):
             raise NpformerError(f"architectures: expected a list, got {checks.shown(architectures)}")
         return self.architectures[checks.one_of("architectures", architectures[0], self.architectures)]
+
+    # --- the model ---------------------------------------------------------------------------------------------------
+
+    def build(self, config: Config, head: str) -> Parts:
+        """The parts of a model with this head."""
+        return Parts(embeddings_of(config), self.stack(config), head_of(config, head, self.head_groups(head)))
+
+    def stack(self, config: Config) -> Stack:
+        """The layers of an encoder, or of a decoder on its own: BERT's unless a family overrides it."""
+        return stack_of(config)
+
+    def head_groups(self, head: str) -> Collection[str]:
+        """The groups of weights of a head, with the pooler's."""
+        return () if head == "base" else ("head.output",)
 
     # --- weights -----------------------------------------------------------------------------------------------------
 

@@ -10,20 +10,27 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from npformer.activations import ACTIVATIONS
+from npformer.blocks import Convolution
 from npformer.common import checks
 from npformer.common.errors import NpformerError
 from npformer.config import MOST, Config
-from npformer.families.base import ACTIVATIONS, Source, first, reject_other
+from npformer.families import base
+from npformer.families.base import Source, first, reject_other
+from npformer.families.building import stack_of
 from npformer.families.table import EncoderTable
+from npformer.layers import Layer, Stack
+from npformer.mechanisms import Disentangled
+from npformer.norms import LayerNorm
 
-THEIRS = {**ACTIVATIONS, "tanh": "tanh"}  # activations of a convolution
+THEIRS = {**base.ACTIVATIONS, "tanh": "tanh"}  # activations of a convolution
 CONVOLUTIONS = {ours: first(THEIRS, ours) for ours in THEIRS.values()}
 OWN = ("distance_key", "distance_query")
 EXPECTED = {"relative_attention": True}  # which a config.json must say: Transformers takes False where it is absent
 FORMS = {"p2c": "query", "c2p": "key"}  # of pos_att_type -> form of the table, in the order that is written
 
 
-class Disentangled(EncoderTable):
+class Deberta(EncoderTable):
     """A family whose config.json says how attention reads distances."""
 
     def read_config(self, data: Mapping[str, Any], head: str | None) -> Config:
@@ -65,6 +72,14 @@ class Disentangled(EncoderTable):
             "conv_kernel_size": config.convolution,
             **({"conv_act": CONVOLUTIONS[config.convolution_activation]} if config.convolution else {}),
         }
+
+    def stack(self, config: Config) -> Stack:
+        distances = Disentangled(config.n_distances, config.max_distance, config.eps, config.distance_forms)
+        convolution = None
+        if config.convolution:
+            block = Convolution(ACTIVATIONS[config.convolution_activation])
+            convolution = Layer((("convolution", block),), LayerNorm(config.eps))
+        return stack_of(config, [(distances,)] * config.n_layers, after_first=convolution)
 
     def _modules(self, config: Config, head: str) -> dict[str, str]:
         modules = super()._modules(config, head)
@@ -118,7 +133,7 @@ def _whole(data: Mapping[str, Any], name: str, default: int) -> int:
     return default if type(value) is int and value < 1 else checks.whole(name, value, 1, MOST)
 
 
-DEBERTA = Disentangled(
+DEBERTA = Deberta(
     model_type="deberta-v2",
     constants={
         "pooler": "gelu",

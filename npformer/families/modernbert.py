@@ -13,7 +13,10 @@ from npformer.common import checks
 from npformer.common.errors import NpformerError
 from npformer.config import MOST, Config
 from npformer.families.base import ACTIVATIONS, first, read_activation
+from npformer.families.building import stack_of
 from npformer.families.table import EncoderTable
+from npformer.layers import Stack
+from npformer.mechanisms import Rotary, Window
 
 GLOBAL, LOCAL = "full_attention", "sliding_attention"
 POOLINGS = {"cls": "first", "mean": "mean"}
@@ -47,6 +50,12 @@ class ModernBert(EncoderTable):
             "head_activation": "" if below == read_activation(self.activation, data) else below,
             "pooling": POOLINGS[pooling],
         }
+
+    def stack(self, config: Config) -> Stack:
+        wide = (Rotary(config.rotary_theta, config.d_head),)
+        near = (Rotary(config.local_theta, config.d_head), Window(config.window // 2))
+        layers = [near if config.is_local(i) else wide for i in range(config.n_layers)]
+        return stack_of(config, layers, gated=True)
 
     def write_config(self, config: Config) -> dict[str, Any]:
         kinds = [LOCAL if config.is_local(i) else GLOBAL for i in range(config.n_layers)]

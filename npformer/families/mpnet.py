@@ -5,10 +5,22 @@ Positions are counted as in RoBERTa, always from padding token 1. There are no t
 
 from __future__ import annotations
 
+from npformer.config import Config
+from npformer.families.building import stack_of
 from npformer.families.roberta import SPECIAL_TOKENS
 from npformer.families.table import EncoderTable
+from npformer.layers import Stack
+from npformer.mechanisms import RelativeBias
 
-MPNET = EncoderTable(
+
+class Mpnet(EncoderTable):
+    """The table, with relative biases."""
+
+    def stack(self, config: Config) -> Stack:
+        return stack_of(config, [(RelativeBias(config.max_length),)] * config.n_layers)
+
+
+MPNET = Mpnet(
     model_type="mpnet",
     # Transformers has 32 buckets whatever the config says, and does not read pad_token_id where it counts positions.
     constants={

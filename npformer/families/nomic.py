@@ -13,7 +13,10 @@ from npformer.common import checks
 from npformer.common.errors import NpformerError
 from npformer.config import MOST, Config
 from npformer.families.base import reject_other
+from npformer.families.building import stack_of
 from npformer.families.table import EncoderTable
+from npformer.layers import Stack
+from npformer.mechanisms import Rotary
 
 #: Transformers' field -> the hub's, which GPT-2 has too.
 HUB = {
@@ -84,6 +87,10 @@ class NomicBert(EncoderTable):
             "pad_token_id": config.pad_id,
             "rope_parameters": {"rope_type": "default", "rope_theta": config.rotary_theta},
         }
+
+    def stack(self, config: Config) -> Stack:
+        rotary = Rotary(config.rotary_theta, config.d_head)
+        return stack_of(config, [(rotary,)] * config.n_layers, gated=True)
 
     def head_of(self, data: Mapping[str, Any]) -> str:
         return "masked-lm" if data.get("architectures") == [PRETRAINING] else super().head_of(data)

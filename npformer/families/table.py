@@ -159,6 +159,11 @@ class EncoderTable(Family):
             data["problem_type"] = config.problem_type
         return data
 
+    # --- the model ---------------------------------------------------------------------------------------------------
+
+    def head_groups(self, head: str) -> Collection[str]:
+        return self.heads[head]
+
     # --- weights -----------------------------------------------------------------------------------------------------
 
     def groups(self, config: Config, head: str) -> list[str]:

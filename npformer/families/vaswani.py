@@ -6,10 +6,13 @@ These families are Marian (`marian.py`), BART (`bart.py`) and torch's own module
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 from npformer.config import Config
 from npformer.families.base import Family
+from npformer.families.building import decoder_of
+from npformer.parts import Parts
 
 _PROJECTIONS = ("query", "key", "value", "output")
 
@@ -17,8 +20,12 @@ _PROJECTIONS = ("query", "key", "value", "output")
 class Transformer(Family):
     """A family of the 2017 models."""
 
+    def build(self, config: Config, head: str) -> Parts:
+        parts = super().build(config, head)
+        return replace(parts, decoder=decoder_of(config)) if config.decoder else parts
+
     def groups(self, config: Config, head: str) -> list[str]:
-        return [*_groups(config), *(["head.output"] if head != "base" else [])]
+        return [*_groups(config), *self.head_groups(head)]
 
     def optional(self, config: Config) -> frozenset[str]:
         computed = {f"{side}.embeddings.position" for side in ("encoder", "decoder")} | {"embeddings.position"}

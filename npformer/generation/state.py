@@ -7,7 +7,6 @@ of the first source or prompt, then of the second.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import chain
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -15,12 +14,13 @@ import numpy as np
 from npformer.base_model import BaseModel, expect_finite
 from npformer.blocks.rows import Caches
 from npformer.common.errors import NpformerError
+from npformer.families import parts_of
 from npformer.generation.kv_cache import BeamAncestry, KVCache, PromptRows, SelfAttentionCache
 from npformer.generation.logits import Projection
 from npformer.generation.settings import Settings
 from npformer.runtime.packing import Batch, Text, pack
 from npformer.runtime.padding import check_texts
-from npformer.transformer import decode_target, encode, encode_source, head_input, mechanisms
+from npformer.transformer import decode_target, encode, encode_source
 
 NO_TOKEN = -1  # before a prompt that is shorter than others
 
@@ -123,7 +123,7 @@ class PromptState:
 
     @staticmethod
     def prepare(model: BaseModel, prompts: Sequence[Text]) -> list[Text]:
-        for each in chain(*(mechanisms(model.config, i) for i in range(model.config.n_layers))):
+        for each in parts_of(model.config).stack.mechanisms:
             if not each.cached:
                 kind = type(each).__name__
                 raise NpformerError(
@@ -156,7 +156,7 @@ class PromptState:
             return self._logits(encode(self.model.weights, self.model.config, batch, caches=caches))
 
     def _logits(self, rows: np.ndarray) -> np.ndarray:
-        return self.projection(head_input(self.model.weights, self.model.config, rows))
+        return self.projection(parts_of(self.model.config).head.input(rows, self.model.weights))
 
     def keep(self, texts: np.ndarray) -> None:
         self.ancestry.keep(texts)

@@ -9,13 +9,12 @@ from typing import Any
 import numpy as np
 
 from npformer.checkpoint import tree as layout
-from npformer.config import Config
+from npformer.config import POOLED_HEADS, Config
 from npformer.golden.graph import CROSS, HEAD, parents, parted, stacks
 from npformer.golden.port import Port
 from npformer.interpret.study_inputs import row_read
 from npformer.masks import window_mask
 from npformer.runtime.packing import Text
-from npformer.transformer import POOLED_HEADS
 
 
 class Arrays:

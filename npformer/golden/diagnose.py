@@ -210,7 +210,7 @@ class _Case:
         self.texts = list(range(len(golden.texts)))  # whose stages are explained
         self.promising: set[tuple[str, str]] | None = None  # mistakes and ways that could explain the unpadded ones
         self.runs: dict[tuple[int, int | None], tuple[Port, dict[str, list[np.ndarray]]]] = {}  # of `everywhere`
-        self.mistakes = of_model(model.config, weights)
+        self.mistakes = of_model(model.config)
         self.forward = Forward(self.given, weights)
         lengths, source_lengths = (tuple(map(len, texts)) for texts in (golden.texts, golden.sources))
         self.right = Port(

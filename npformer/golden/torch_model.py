@@ -14,6 +14,7 @@ import numpy as np
 
 from npformer.checkpoint.tree import module_path
 from npformer.common.errors import NpformerError
+from npformer.config import POOLED_HEADS
 from npformer.families import family_of
 from npformer.golden.format import Golden
 from npformer.golden.fused import fused_layers, parted
@@ -21,7 +22,6 @@ from npformer.golden.names import weight_names
 from npformer.golden.torch_attention import as_numpy, attention
 from npformer.interpret import stages as table
 from npformer.runtime.packing import Text
-from npformer.transformer import POOLED_HEADS
 
 #: The end of a stage that is the input of a module -> that of the group of weights of the module.
 INPUTS = {

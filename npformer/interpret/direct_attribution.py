@@ -36,8 +36,10 @@ import numpy as np
 
 from npformer.base_model import check_model
 from npformer.common.errors import NpformerError
+from npformer.config import POOLED_HEADS
 from npformer.direction import Direction
-from npformer.embeddings import embeddings_pull
+from npformer.embeddings import Embeddings, embeddings_pull
+from npformer.families import parts_of
 from npformer.interpret.effects import Effects
 from npformer.interpret.metric import Logit, label_name, logits_asked
 from npformer.interpret.study_inputs import row_read
@@ -45,7 +47,7 @@ from npformer.interpret.traces import Trace, trace
 from npformer.model import Model
 from npformer.norms import LayerNorm
 from npformer.runtime.packing import Text
-from npformer.transformer import POOLED_HEADS, answer, embedded, head_stack
+from npformer.transformer import head_stack
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -258,7 +260,7 @@ class _Walk:
         self.row = row_read(config, Text(ids)) if config.head in POOLED_HEADS else self.logit.place[0]
         self.stack, self.at, self.weights = head_stack(config, self.model.weights)
         #: The stages that each layer reads, and the one that the last norm or the head reads.
-        self.streams = [self.at + each for each in self.stack.read(embedded(self.weights["embeddings"]), self.weights)]
+        self.streams = [self.at + each for each in self.stack.read(Embeddings.output(self.weights), self.weights)]
 
     def result(self) -> LogitAttribution:
         config, tokens = self.model.config, self.tokens()
@@ -321,4 +323,4 @@ class _Walk:
         rows = self.stages[stream][self.row : self.row + 1]
         if "norm" in self.weights:
             rows = self.stack.norm(rows, **self.weights["norm"])
-        return answer(self.model.weights, self.model.config, rows, rows)[self.logit.answer].reshape(-1)
+        return parts_of(self.model.config).head(rows, rows, self.model.weights)[self.logit.answer].reshape(-1)

@@ -12,11 +12,12 @@ import numpy as np
 
 from npformer.base_model import BaseModel
 from npformer.common.errors import NpformerError
+from npformer.config import POOLED_HEADS
 from npformer.functions import constant_weights
 from npformer.interpret.metric import metric_of
 from npformer.tape import Recording
 from npformer.taps import listen
-from npformer.transformer import POOLED_HEADS, unread
+from npformer.transformer import unread
 
 Gradients = Mapping[
     str, list[np.ndarray]

@@ -18,6 +18,7 @@ import numpy as np
 from npformer.common.checks import whole
 from npformer.common.errors import NpformerError
 from npformer.common.progress import with_bar
+from npformer.embeddings import Embeddings
 from npformer.functions import constant_weights
 from npformer.interpret.attribution import Method, Target, on_tokens, target
 from npformer.interpret.study_inputs import tokens_read
@@ -26,7 +27,7 @@ from npformer.runtime.packing import Batch, Text
 from npformer.runtime.threads import run_tasks, single_blas_thread
 from npformer.tape import Edit, Pullback, Recording, Stages
 from npformer.taps import listen, listening
-from npformer.transformer import backward, embedded, forward, packed, unread
+from npformer.transformer import backward, forward, packed, unread
 
 METHODS = ("gradient", "integrated")
 TOKENS = 1024  # tokens in one forward and backward: more would only need more memory
@@ -118,8 +119,8 @@ def _recorded(model: Model, batch: Batch, inputs: Inputs) -> tuple[np.ndarray, S
 def _stages(model: Model) -> list[str]:
     """Returns the names of the embeddings' outputs: the encoder's, and that of a decoder."""
     if not model.config.decoder:
-        return [embedded(model.weights["embeddings"])]
-    return [f"{stack}.{embedded(model.weights[stack]['embeddings'])}" for stack in ("encoder", "decoder")]
+        return [Embeddings.output(model.weights)]
+    return [f"{stack}.{Embeddings.output(model.weights[stack])}" for stack in ("encoder", "decoder")]
 
 
 def _embeddings(stages: Stages, inputs: Inputs) -> np.ndarray:

@@ -13,10 +13,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from npformer.common.errors import NpformerError
+from npformer.config import POOLED_HEADS
 from npformer.functions import log_softmax, softmax
 from npformer.tape import Differentiable
 from npformer.text.words import word_text
-from npformer.transformer import POOLED_HEADS
 
 WORDS = ("masked-lm", "causal-lm")  # heads whose outputs are words
 MASKS = ("[MASK]", "<mask>")

@@ -21,7 +21,7 @@ import numpy as np
 from npformer.base_model import BaseModel, check_model
 from npformer.checkpoint.archive import load_arrays, save_arrays
 from npformer.common.errors import NpformerError
-from npformer.config import Config
+from npformer.config import POOLED_HEADS, Config
 from npformer.families import read_config, write_config
 from npformer.functions import softmax
 from npformer.interpret import stages as table
@@ -31,7 +31,6 @@ from npformer.interpret.study_inputs import texts_of as texts_of
 from npformer.interpret.summary import COLUMNS, NUMBERS, StageSummary, Table, summary
 from npformer.interpret.text_parts import TextParts, is_input
 from npformer.taps import listen, tap
-from npformer.transformer import POOLED_HEADS
 
 FORMAT = "npformer-trace"
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from npformer import heads
 from npformer.base_model import expect_finite
 from npformer.common.checks import whole
 from npformer.common.errors import NpformerError, warn
+from npformer.families import parts_of
 from npformer.model import Model
 from npformer.taps import listening
 from npformer.tasks.declaration import Form
@@ -19,7 +19,6 @@ from npformer.tasks.options import Options, TaskKeywords
 from npformer.tasks.task import Request, Task, probabilities, without_head
 from npformer.text.inputs import Pair, as_text, as_texts
 from npformer.text.tokenizer import special_token
-from npformer.transformer import head_input
 
 MASKS = 64  # masks whose scores over the whole vocabulary are in memory at once
 
@@ -189,6 +188,6 @@ class FillMask(Task):
 def word_logits(model: Model, states: np.ndarray, of: str) -> np.ndarray:
     """The masked-lm head's logits (T, V) at some rows of the last layer (T, D). of: what a row is, for errors."""
     with model.cores():
-        logits = heads.classify(head_input(model.weights, model.config, states), model.weights["head"]["output"])
+        logits = parts_of(model.config).head(states, states, model.weights)["logits"]
     expect_finite([{"logits": each} for each in logits], of)
     return logits

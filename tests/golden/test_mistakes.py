@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import npformer
-from npformer import golden
+from npformer import families, golden
 from npformer.common.errors import NpformerError
 from npformer.common.mistake import Mistake
 from npformer.golden.mistakes.precision import half, quantised, tf32
@@ -23,6 +23,7 @@ from npformer.mechanisms.mechanism import Mechanism
 from npformer.model import Model
 from npformer.runtime.packing import Text
 from tests.support import tiny
+from tests.support.mechanisms import with_mechanisms
 from tests.support.plain_port import PlainGpt2, PlainPort
 from tests.support.planted import HELD_BACK, IN_GPT2, KNOWN, Plant
 
@@ -178,8 +179,10 @@ def slope(length: int) -> np.ndarray:
 
 
 def test_a_mechanism_brings_its_mistakes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("npformer.transformer.mechanisms", lambda config, layer: (Sloped(),))
-    model = tiny.model("distilbert")
+    monkeypatch.setitem(
+        families.FAMILIES, "sloped", with_mechanisms("distilbert", "sloped", lambda config, i: (Sloped(),))
+    )
+    model = tiny.model("sloped")
     recorded = golden.record(model, [Text(np.arange(5, 13))])
     with edit({"*.attention.scores": lambda scores: scores + slope(8)}):
         theirs = dict(npformer.trace(model, [Text(np.arange(5, 13))]))

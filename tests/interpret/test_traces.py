@@ -16,6 +16,7 @@ import npformer
 from npformer.attention import scaled_dot_product_attention
 from npformer.common.errors import NpformerError
 from npformer.config import Decoder
+from npformer.embeddings import Embeddings
 from npformer.families import encoders
 from npformer.families.marian import MARIAN
 from npformer.functions import softmax
@@ -26,7 +27,6 @@ from npformer.model import Model, Seq2Seq
 from npformer.runtime.packing import Text
 from npformer.taps import tap
 from npformer.tasks import Pair
-from npformer.transformer import embedded
 from tests.support import tiny
 
 pytestmark = pytest.mark.numbers
@@ -76,7 +76,7 @@ def test_shapes_of_one_text_have_no_batch_axis(model: Model) -> None:
 def test_the_stages_are_what_their_formulas_say(model: Model) -> None:
     t = trace(model, TEXT)
     attention = model.weights["layers"][0]["attention"]
-    x = t[embedded(model.weights["embeddings"])]
+    x = t[Embeddings.output(model.weights)]
     read = t["layers.0.attention_norm"] if model.config.norm_first else x
     np.testing.assert_allclose(
         t["layers.0.attention.query"], read @ attention["query"]["weight"] + attention["query"]["bias"], 1e-5, 1e-5

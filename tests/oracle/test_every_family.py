@@ -17,7 +17,7 @@ import transformers
 from npformer.checkpoint import convert, load_folder
 from npformer.checkpoint import tree as layout
 from npformer.checkpoint.safetensors import read_tensors
-from npformer.config import Config
+from npformer.config import POOLED_HEADS, Config
 from npformer.families import encoders, family_of
 from npformer.functions import SparseRows
 from npformer.model import Model
@@ -25,7 +25,7 @@ from npformer.runtime.padding import texts_of
 from npformer.tape import Recording
 from npformer.taps import listen
 from npformer.training.losses import Example, HeadLoss
-from npformer.transformer import POOLED_HEADS, backward, forward, packed
+from npformer.transformer import backward, forward, packed
 from tests.support import later_modernbert, tiny
 from tests.support.in_double import in_double
 

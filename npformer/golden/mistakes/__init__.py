@@ -6,15 +6,14 @@ weights, in the order of a layer's parts, and in precision. `diagnose.py` makes 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
 from typing import Any
 
-from npformer.checkpoint.tree import unflatten
 from npformer.common.mistake import Mistake
 from npformer.config import Config
+from npformer.families import parts_of
 from npformer.golden.mistakes import embeddings, general, heads, inputs, order, precision, weights
-from npformer.transformer import decoder_stack, encoder_stack, is_gated
 
 #: Made in any model; where several mistakes fit equally well, the first is named.
 ANYWHERE = (
@@ -29,17 +28,14 @@ ANYWHERE = (
 GENERAL = general.MISTAKES
 
 
-def of_model(config: Config, flat: Mapping[str, Any]) -> tuple[Mistake, ...]:
-    """Returns the mistakes that ports of a model with these weights can make, its parts' own first."""
-    tree = unflatten(dict(flat))
-    stacks = [encoder_stack(config, is_gated(tree.get("encoder", tree)))]
-    stacks += [decoder_stack(config)] if config.decoder else []
-    kinds = dict.fromkeys(kind for stack in stacks for kind in _parts(stack))
+def of_model(config: Config) -> tuple[Mistake, ...]:
+    """Returns the mistakes that ports of a model can make, its parts' own first."""
+    kinds = dict.fromkeys(_parts(parts_of(config)))
     return (*(each for kind in kinds for each in kind.mistakes), *ANYWHERE)
 
 
 def _parts(part: Any) -> Iterator[Any]:
-    """Yields the classes of the parts in a stack that declare mistakes."""
+    """Yields the classes of the parts in a part that declare mistakes."""
     if isinstance(part, tuple):
         for each in part:
             yield from _parts(each)

@@ -9,10 +9,10 @@ import numpy as np
 
 from npformer.blocks.activation_mistakes import from_source, other_activations, sigmoid
 from npformer.common.mistake import Mistake, Rules, Ways
+from npformer.config import POOLED_HEADS
 from npformer.functions import softmax
 from npformer.golden.at import At
 from npformer.golden.port import Port
-from npformer.transformer import POOLED_HEADS
 
 MOST_LABELS = 5  # for which every order is tried
 

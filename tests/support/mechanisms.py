@@ -1,0 +1,31 @@
+"""Families of tests: one of the package's with more mechanisms in its layers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import fields, replace
+
+from npformer.config import Config
+from npformer.families import FAMILIES, Family
+from npformer.layers import Stack
+from npformer.mechanisms import Mechanism
+
+Added = Callable[[Config, int], tuple[Mechanism, ...]]
+
+
+def with_mechanisms(model_type: str, name: str, added: Added) -> Family:
+    """A family under another name, whose attention in each layer has the mechanisms `added` too."""
+    family = FAMILIES[model_type]
+
+    class WithMechanisms(type(family)):  # type: ignore[misc]
+        def stack(self, config: Config) -> Stack:
+            stack = super().stack(config)
+            layers = []
+            for i, layer in enumerate(stack.layers):
+                (attention, block), *others = layer.blocks
+                block = replace(block, mechanisms=(*block.mechanisms, *added(config, i)))
+                layers.append(replace(layer, blocks=((attention, block), *others)))
+            return replace(stack, layers=tuple(layers))
+
+    values = {each.name: getattr(family, each.name) for each in fields(family)}
+    return WithMechanisms(**values | {"model_type": name})
