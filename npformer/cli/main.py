@@ -134,7 +134,7 @@ def find(name: str) -> Command:
         def answer(args: Namespace) -> int:
             from npformer.cli.run_task import answer_all  # which loads more than a parser needs
 
-            return answer_all(task, args)
+            return answer_all(task.task, task.command, args)
 
         return Command(task.command.description, task.command.epilog, task.add_arguments, answer)
     module = import_module(f"npformer.cli.{name.replace('-', '_')}")

@@ -17,39 +17,40 @@ from npformer.cli import dataset
 from npformer.cli.answers import as_written, shown
 from npformer.cli.arguments import loading
 from npformer.cli.process import BAD_INPUT, complain
-from npformer.cli.task_commands import TaskCommand
-from npformer.cli.texts import Line, count, interactive, lines
+from npformer.cli.texts import Line, count, interactive, lines, paired, read_file
 from npformer.common.errors import NpformerError
 from npformer.common.files import written_whole
 from npformer.common.progress import hidden, note, with_bar
 from npformer.tasks.catalogue import TASKS
+from npformer.tasks.declaration import Command
 from npformer.tasks.pipelines import pipeline
 from npformer.tasks.task import InputError, Task
 from npformer.text.encoding import was_cut
+from npformer.text.inputs import Pair
 
 Answered = tuple[Line, Any]  # a line and its answer or None
 
 HEADER = 128  # bytes before a .npy file's numbers
 
 
-def answer_all(command: TaskCommand, args: Namespace) -> int:
+def answer_all(name: str, command: Command, args: Namespace) -> int:
     """Answers every text, as text, as JSON lines (--json) or as an array (--output), and returns the exit code.
 
     With --input it answers the rows of a dataset instead.
     """
-    dataset.check(args, command.command)
+    dataset.check(args, command)
     if args.input is not None:
-        return dataset.answer_rows(_task(command, args), args)
-    as_input = command.as_input(args)
-    task = _task(command, args)
+        return dataset.answer_rows(_task(name, command, args), args)
+    as_input = _as_input(command, args)
+    task = _task(name, command, args)
     one = interactive(args) or len(args.texts) == 1
-    if command.command.reads == "prompt" and sys.stdout.isatty() and not args.json and one:
+    if command.reads == "prompt" and sys.stdout.isatty() and not args.json and one:
         return _write(task, args)
     keeps_lines = task.form.layout == "alone"  # line i of the output belongs to line i of the input, blank ones too
     answers = _answered(task, args, as_input, keeps_lines)
     if not interactive(args):
         answers = with_bar(answers, count(args))
-    if command.command.reads == "query":  # the best first
+    if command.reads == "query":  # the best first
         answers = iter(sorted(answers, key=lambda each: -np.inf if each[1] is None else each[1]["score"], reverse=True))
     if args.output is not None:
         return _write_array(task, answers, Path(args.output))
@@ -94,18 +95,39 @@ def _described(task: Task, line: Line, answer: Any) -> dict[str, Any]:
     return {"text": line.text, **task.values(answer), **read}
 
 
-def _task(command: TaskCommand, args: Namespace) -> Task:
+def _as_input(command: Command, args: Namespace) -> Callable[[str], str | Pair]:
+    """Returns the function that makes the task's input of a text."""
+    if command.reads == "query" and args.query is None:
+        raise NpformerError("QUERY: missing; give a query and files of texts, or a dataset with --input")
+    if command.reads == "query":
+        return lambda text: paired(args.query, text)
+    if command.reads == "question":
+        context = args.context if args.context_file is None else read_file(args.context_file)
+        return lambda question: Pair(question, context)
+    if command.reads == "pair":
+        return _split if args.pairs else lambda text: paired(text, args.pair)
+    return str
+
+
+def _split(text: str) -> Pair:
+    found = text.split("\t")
+    if len(found) != 2:
+        raise NpformerError(f"expected two texts separated by a tab, got {len(found)}")
+    return Pair(*found)
+
+
+def _task(name: str, command: Command, args: Namespace) -> Task:
     """Makes the command's pipeline with the given settings; errors name the command's options."""
     if args.model is None:
-        raise NpformerError(f"--model: missing; give the folder or Hugging Face id of {TASKS[command.task].wanted}")
-    options = (*command.command.options, *command.command.long)
+        raise NpformerError(f"--model: missing; give the folder or Hugging Face id of {TASKS[name].wanted}")
+    options = (*command.options, *command.long)
     flags = {each.sets: each.flags[-1] for each in options}
     switched_off = {each.sets for each in options if each.how.get("action") == "store_false"}
-    settings = {name: getattr(args, name) for name in flags if getattr(args, name) is not None}
+    settings = {each: getattr(args, each) for each in flags if getattr(args, each) is not None}
     try:
-        return pipeline(command.task, args.model, **loading(args), **settings)
+        return pipeline(name, args.model, **loading(args), **settings)
     except NpformerError as error:
-        renamed = "|".join(name for name, flag in flags.items() if flag != f"--{name}")
+        renamed = "|".join(each for each, flag in flags.items() if flag != f"--{each}")
         if not renamed:
             raise
 

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
 from npformer.cli.arguments import (
@@ -17,16 +16,11 @@ from npformer.cli.arguments import (
     model_options,
     text_options,
 )
-from npformer.cli.texts import paired, read_file
-from npformer.common.errors import NpformerError
 from npformer.tasks.catalogue import TASKS
 from npformer.tasks.declaration import Command, Option, option
-from npformer.text.inputs import Pair
 
 if TYPE_CHECKING:
-    from argparse import ArgumentParser, Namespace
-
-AsInput = Callable[[str], str | Pair]
+    from argparse import ArgumentParser
 
 PAIR_COLUMN = option("--pair-column NAME", "with --input: the column of the second texts")
 #: What a command reads -> its arguments.
@@ -71,26 +65,5 @@ class TaskCommand(NamedTuple):
         if reads == "query":
             parser.set_defaults(texts=[])  # read only from files
 
-    def as_input(self, args: Namespace) -> AsInput:
-        """Returns the function that makes the task's input of a text."""
-        reads = self.command.reads
-        if reads == "query" and args.query is None:
-            raise NpformerError("QUERY: missing; give a query and files of texts, or a dataset with --input")
-        if reads == "query":
-            return lambda text: paired(args.query, text)
-        if reads == "question":
-            context = args.context if args.context_file is None else read_file(args.context_file)
-            return lambda question: Pair(question, context)
-        if reads == "pair":
-            return _split if args.pairs else lambda text: paired(text, args.pair)
-        return str
-
 
 TASK_COMMANDS = {task.command.name: TaskCommand(name, task.command) for name, task in TASKS.items() if task.command}
-
-
-def _split(text: str) -> Pair:
-    found = text.split("\t")
-    if len(found) != 2:
-        raise NpformerError(f"expected two texts separated by a tab, got {len(found)}")
-    return Pair(*found)

@@ -11,7 +11,7 @@ import asyncio
 import hashlib
 import hmac
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from functools import partial
@@ -82,14 +82,6 @@ class App:
         self.metrics.batch(batch, time.monotonic() - seconds, seconds)
 
     # --- one request ---------------------------------------------------------------------------------------------
-
-    def answering(self, path: str) -> Callable[[Request], Awaitable[Response]]:
-        """The function that handles POST requests to a route's path."""
-
-        async def post(request: Request) -> Response:
-            return await self.post(path, request)
-
-        return post
 
     async def post(self, path: str, request: Request) -> Response:
         """Answers a POST request, or raises Refusal, QueueFull, TimeoutError or Gone."""
@@ -172,14 +164,10 @@ class App:
             raise stopped()
         return json_response({"status": "ok"})
 
-    def guarded(self, answer: Callable[[], Response]) -> Callable[[Request], Awaitable[Response]]:
-        """A GET route that asks for the API key."""
-
-        async def get(request: Request) -> Response:
-            self._check_key(request)
-            return answer()
-
-        return get
+    async def get(self, answer: Callable[[], Response], request: Request) -> Response:
+        """Answers a GET request that needs the API key."""
+        self._check_key(request)
+        return answer()
 
     def info(self) -> Response:
         """TEI's fields for the first model, and all models with their tasks."""
@@ -280,14 +268,15 @@ def make(served: dict[str, Served], limits: ServiceLimits, api_key: str | None, 
         "/openapi.json": lambda: json_response(pages.openapi(ALL_ROUTES)),
         "/docs": docs,
     }
-    post, get = state.answering(TASKS[next(iter(next(iter(served.values())).tasks))].route), state.guarded(docs)
+    [first, *_] = next(iter(served.values())).tasks
+    post, get = partial(state.post, TASKS[first].route), partial(state.get, docs)
 
     async def root(request: Request) -> Response:
         return await (post if request.method == "POST" else get)(request)
 
     paths = [Path("/", root, methods=["GET", "POST"]), Path("/health", state.health, methods=["GET"])]
-    paths += [Path(path, state.answering(path), methods=["POST"]) for path in state.routes]
-    paths += [Path(path, state.guarded(answer), methods=["GET"]) for path, answer in gets.items()]
+    paths += [Path(path, partial(state.post, path), methods=["POST"]) for path in state.routes]
+    paths += [Path(path, partial(state.get, answer), methods=["GET"]) for path, answer in gets.items()]
     known = frozenset(each.path for each in paths)
     made = Starlette(
         routes=paths,

@@ -38,7 +38,19 @@ class TextToTextKeywords(WritingKeywords, total=False):
 
 
 class TextToText(Writing):
-    """The base of the tasks in this file, which differ in their names and in their usual settings."""
+    """The base of the tasks in this file, which differ in their names and in their usual settings.
+
+    Parameters
+    ----------
+    model : Seq2Seq, such as Marian or BART
+    to : str, optional
+        The target's language, for a model with several. A text may also begin with a code of its own, as >>fra<<.
+    long : "error" or "truncate"
+        What to do with a text that is too long.
+    progress : bool
+        Show a progress bar on stderr.
+    **options : the settings of generation: num_beams, max_new_tokens, min_length, length_penalty, do_sample, ...
+    """
 
     options_type = TextToTextOptions
     model: Seq2Seq  # type: ignore[assignment]
@@ -115,16 +127,7 @@ class TextToText(Writing):
 class Translation(TextToText):
     """Returns a dict with "translation_text" for each text; a list of dicts if num_return_sequences is above 1.
 
-    Parameters
-    ----------
-    model : Seq2Seq with a translation head
-    to : str, optional
-        The target's language, for a model with several. A text may also begin with a code of its own, as >>fra<<.
-    long : "error" or "truncate"
-        What to do with a text that is too long.
-    progress : bool
-        Show a progress bar on stderr.
-    **options : the settings of generation: num_beams, max_new_tokens, length_penalty, ...
+    The parameters are those of `TextToText`.
 
     Examples
     --------
@@ -144,14 +147,7 @@ class Summarization(TextToText):
     The settings are the caller's, those for summarization in config.json, or those of generation_config.json; where
     none of them says otherwise, 4 beams and at most 256 tokens, as in Transformers 4.
 
-    Parameters
-    ----------
-    model : Seq2Seq, such as BART
-    long : "error" or "truncate"
-        What to do with a text that is too long.
-    progress : bool
-        Show a progress bar on stderr.
-    **options : the settings of generation: min_length, max_length, num_beams, length_penalty, ...
+    The parameters are those of `TextToText`.
 
     Examples
     --------
@@ -171,14 +167,7 @@ class Text2TextGeneration(TextToText):
     For encoder-decoders that paraphrase, correct or answer. The settings are those of `Summarization`, with what
     config.json says for text2text-generation.
 
-    Parameters
-    ----------
-    model : Seq2Seq, such as BART
-    long : "error" or "truncate"
-        What to do with a text that is too long.
-    progress : bool
-        Show a progress bar on stderr.
-    **options : the settings of generation: num_beams, max_new_tokens, do_sample, ...
+    The parameters are those of `TextToText`.
 
     Examples
     --------

@@ -15,7 +15,7 @@ import npformer
 from npformer import NpformerError, Pair
 from npformer.dataset import map
 from npformer.dataset.work import identity
-from tests.support import seq2seq_models, tiny, writers
+from tests.support import label_entropy, seq2seq_models, tiny, writers
 
 SCORED = pa.list_(pa.struct([("label", pa.string()), ("score", pa.float32())]))
 NLI = ("contradiction", "neutral", "entailment")
@@ -180,3 +180,11 @@ def test_a_task_without_columns_is_refused(tmp_path):
     task = npformer.pipeline("feature-extraction", tiny.folder(tmp_path / "model", "bert", "base"))
     with pytest.raises(NpformerError, match="feature-extraction: its answers do not fit into the columns"):
         answered(task, tmp_path)
+
+
+def test_a_new_task_has_the_columns_of_its_form(monkeypatch, tmp_path):
+    label_entropy.declare(monkeypatch)
+    task = npformer.pipeline("label-entropy", tiny.folder(tmp_path / "model"))
+    found = answered(task, tmp_path)
+    assert found.schema.types == [pa.string(), pa.float32()]
+    assert found.to_pylist() == [dict(each) for each in task(TEXTS)]
