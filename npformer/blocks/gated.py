@@ -111,8 +111,8 @@ def gated_feed_forward_backward(
 
 
 def _swapped(port: Any) -> Ways:
-    pairs = [(name, name.replace(".ffn.gate.", ".ffn.hidden.")) for name in port.weights if ".ffn.gate." in name]
-    yield "", port.weighing({own: port.weights[other] for pair in pairs for own, other in (pair, pair[::-1])})
+    pairs = [(f"{layer}ffn.gate", f"{layer}ffn.hidden") for layer in port.layers]
+    yield "", port.regrouping(dict([*pairs, *(pair[::-1] for pair in pairs)]))
     yield (
         "the gate is activated",
         {

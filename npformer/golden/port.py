@@ -49,6 +49,11 @@ class Port:
         stages = {stage for name in changes for stage in made_by(name.rpartition(".")[0])}
         return replace(self, weights={**self.weights, **changes}, touched=self.touched | stages)
 
+    def regrouping(self, groups: Mapping[str, str]) -> Port:
+        """Returns the port in which groups of weights have the weights of other groups."""
+        pairs = ((f"{own}.{part}", f"{other}.{part}") for own, other in groups.items() for part in ("weight", "bias"))
+        return self.weighing({own: self.weights[other] for own, other in pairs if {own, other} <= self.weights.keys()})
+
     def rounding(self, rounded: Callable[[np.ndarray], np.ndarray], names: Iterable[str]) -> Port:
         """Returns the port with these weights rounded."""
         names = frozenset(names)

@@ -23,7 +23,7 @@ from npformer.common.checks import nearest
 from npformer.common.errors import NpformerError
 from npformer.common.files import new_folder, read_json
 from npformer.common.progress import with_bar
-from npformer.config import HEADS, LABELLED, Config, Decoder
+from npformer.config import HEADS, LABELLED, REREADING_HEADS, Config, Decoder
 from npformer.families import FAMILIES, EncoderTable, distinct_encoders, encoders
 from npformer.golden.format import Golden
 from npformer.golden.tiny import write_case
@@ -33,6 +33,9 @@ FORMAT, VERSION = "npformer-suite", "1"
 LENGTHS = (6, 3)
 SIZES = {"vocab_size": 40, "d_model": 16, "n_heads": 4, "n_layers": 2, "d_ffn": 24, "max_length": 10}
 LABELS = {"sequence-classification": ("NEGATIVE", "POSITIVE"), "token-classification": ("O", "B", "I")}
+
+
+Options = dict[str, dict[str, Any]]  # a case's name -> the fields of its config
 
 
 class Case(NamedTuple):
@@ -171,9 +174,7 @@ def cases() -> Iterator[Case]:
             yield from _encoder_cases(name, family)
         else:
             yield Case(f"{name}-{LABELLED[0]}", "the same model under this name", encoder_config(family, LABELLED[0]))
-    yield from _torch_cases()
-    yield from _marian_cases()
-    yield from _bart_cases()
+    yield from _other_cases()
 
 
 def encoder_config(family: EncoderTable, head: str, **fields: Any) -> Config:
@@ -228,43 +229,36 @@ def _encoder_cases(name: str, family: EncoderTable) -> Iterator[Case]:
     yield Case(f"{name}-regression", "one number and no softmax", number)
 
 
-def _torch_cases() -> Iterator[Case]:
-    """The models of 2017 as torch's modules have them."""
-    family = FAMILIES["transformer"]
+def _other_cases() -> Iterator[Case]:
+    """Yields the models of 2017 as torch's modules have them, Marian's, and BART's."""
+    decoder = {"tied": True, "decoder": _decoder(40)}
     encoder = {**SIZES, "torch_class": "nn.TransformerEncoder", "activation": "relu", "eps": 1e-5, "tied": False}
-    for head in ("base", *LABELLED):
-        config = family.config(head, **encoder, labels=LABELS.get(head, ()))
-        yield Case(f"transformer-{head}", f"nn.TransformerEncoder, the {head} head", config)
-    for option, fields in ENCODER_OPTIONS.items():
-        labels = LABELS["token-classification"]
-        config = family.config("token-classification", **{**encoder, "n_layers": 1, "labels": labels, **fields})
-        yield Case(f"transformer-{option}", f"nn.TransformerEncoder with {_listed(fields)}", config)
     both = {**encoder, "torch_class": "nn.Transformer", "decoder": _decoder(40), "pad_id": 39}
-    for option, fields in TRANSFORMER_OPTIONS.items():
-        about = f" with {_listed(fields)}" if fields else ""
-        yield Case(
-            f"transformer-{option}", f"nn.Transformer{about}", family.config("translation", **{**both, **fields})
-        )
+    marian = {**SIZES, **decoder, "pad_id": 39, "padding_idx": 39, "shared": True}
+    bart = {**SIZES, **decoder, "pad_id": 1, "padding_idx": 1}
+    for head in ("base", *LABELLED):
+        yield _case("transformer", head, f"nn.TransformerEncoder, the {head} head", head, encoder)
+    one_layer = {**encoder, "n_layers": 1}
+    yield from _options("transformer", "nn.TransformerEncoder", "token-classification", one_layer, ENCODER_OPTIONS)
+    yield from _options("transformer", "nn.Transformer", "translation", both, TRANSFORMER_OPTIONS)
+    yield from _options("marian", "Marian", "translation", marian, MARIAN_OPTIONS)
+    yield from _options("bart", "BART", "translation", bart, BART_OPTIONS)
+    for head in REREADING_HEADS:
+        yield _case("bart", head, f"BART's {head} head, on a decoder that reads the text again", head, bart)
+    alone = {**bart, "decoder": Decoder(), "end_ids": (0,)}
+    about = "BART's decoder alone, a causal stack with norms after its blocks"
+    yield _case("bart", "causal-lm", about, "causal-lm", alone)
 
 
-def _marian_cases() -> Iterator[Case]:
-    family = FAMILIES["marian"]
-    plain = {**SIZES, "pad_id": 39, "padding_idx": 39, "shared": True, "tied": True, "decoder": _decoder(40)}
-    for option, fields in MARIAN_OPTIONS.items():
-        config = family.config("translation", **{**plain, **fields})
-        yield Case(f"marian-{option}", f"Marian with {_listed(fields)}", config)
+def _case(family: str, name: str, about: str, head: str, fields: Mapping[str, Any]) -> Case:
+    config = FAMILIES[family].config(head, **{**fields, "labels": LABELS.get(head, ())})
+    return Case(f"{family}-{name}", about, config)
 
 
-def _bart_cases() -> Iterator[Case]:
-    plain = {**SIZES, "pad_id": 1, "padding_idx": 1, "tied": True, "decoder": _decoder(40)}
-    for option, fields in BART_OPTIONS.items():
-        config = FAMILIES["bart"].config("translation", **{**plain, **fields})
-        yield Case(f"bart-{option}", f"BART with {_listed(fields)}", config)
-    for head in ("sequence-classification", "question-answering"):
-        config = FAMILIES["bart"].config(head, **plain, labels=LABELS.get(head, ()))
-        yield Case(f"bart-{head}", f"BART's {head} head, on a decoder that reads the text again", config)
-    config = FAMILIES["bart"].config("causal-lm", **{**plain, "decoder": Decoder(), "end_ids": (0,)})
-    yield Case("bart-causal-lm", "BART's decoder alone, a causal stack with norms after its blocks", config)
+def _options(family: str, title: str, head: str, plain: Mapping[str, Any], options: Options) -> Iterator[Case]:
+    for option, fields in options.items():
+        about = f"{title} with {_listed(fields)}" if fields else title
+        yield _case(family, option, about, head, {**plain, **fields})
 
 
 def _listed(fields: Mapping[str, Any]) -> str:
@@ -276,8 +270,6 @@ def _decoder(vocab_size: int) -> Decoder:
     """A decoder with other numbers of layers, heads and hidden units than the encoder."""
     return Decoder(n_layers=1, n_heads=2, d_ffn=24, vocab_size=vocab_size, start_id=vocab_size - 1, end_ids=(0,))
 
-
-Options = dict[str, dict[str, Any]]  # a case's name -> the fields of its config
 
 ENCODER_OPTIONS: Options = {
     "learned": {"positions": "learned"},

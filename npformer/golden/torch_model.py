@@ -149,25 +149,24 @@ def listening(model: Any, golden: Golden, heard: dict[str, np.ndarray]) -> Itera
     if head and _reads_last(golden):
         outputs[head] = []
     outputs |= {path: [f"{attention}.qkv"] for path, attention in fused_layers(config).items()}
+    inputs: dict[str, list[str]] = {}
+    for stage, group in _inputs(golden):
+        if (path := module_path(config, group)) and (stage != "pooled" or "pooler" in golden.stages):
+            inputs.setdefault(path, []).append(stage)
+    convolution = module_path(config, "convolution") if "convolution.hidden" in golden.stages else None
     with ExitStack() as stack:
-        for path, runs in outputs.items():
-            if path in modules and any(runs):
-                hook = modules[path].register_forward_hook(_after(heard, iter(runs)))
-                stack.callback(hook.remove)
+
+        def hear(register: Callable[..., Any], stages: list[str], tensor: Callable[[Any, Any], Any]) -> None:
+            stack.callback(register(_hook(heard, iter(stages), tensor)).remove)
+
+        for path in outputs.keys() & modules.keys():
+            hear(modules[path].register_forward_hook, outputs[path], lambda args, output: _first(output))
+        for path in inputs.keys() & modules.keys():
+            hear(modules[path].register_forward_pre_hook, _asked(inputs[path], golden), lambda args, output: args[0])
         if _reads_last(golden) and "logits" in golden.stages:
-            stack.callback(model.register_forward_hook(_answer(heard)).remove)
-        inputs: dict[str, list[str]] = {}
-        for stage, group in _inputs(golden):
-            path = module_path(config, group) or ""
-            if path and path in modules and (stage != "pooled" or "pooler" in golden.stages):
-                inputs.setdefault(path, []).append(stage)
-        for path, runs in inputs.items():
-            if any(asked := _asked(runs, golden)):
-                hook = modules[path].register_forward_pre_hook(_before(heard, iter(asked)))
-                stack.callback(hook.remove)
-        beside = module_path(config, "convolution") if "convolution.hidden" in golden.stages else None
-        if beside is not None and beside in modules:
-            stack.callback(modules[beside].register_forward_hook(_columns(heard, "convolution.hidden")).remove)
+            hear(model.register_forward_hook, ["logits"], lambda args, output: _first(output, "logits"))
+        if convolution in modules:  # whose columns are tokens
+            hear(modules[convolution].register_forward_hook, ["convolution.hidden"], lambda args, output: output.mT)
         stack.enter_context(attention(model, golden, modules, heard))
         yield
 
@@ -193,36 +192,20 @@ def _asked(runs: list[str], golden: Golden) -> list[str]:
     return [stage if stage in golden.stages else "" for stage in runs]
 
 
-def _after(heard: dict[str, np.ndarray], stages: Iterator[str]) -> Callable[..., None]:
-    """Hears the outputs of a module's runs as these stages, in turn."""
-
-    def hook(module: Any, args: Any, output: Any) -> None:
-        stage = next(stages, "")
-        if stage and stage not in heard:  # of two nested modules with the same output, the inner one comes first
-            heard[stage] = as_numpy(output[0] if isinstance(output, tuple) else output)
-
-    return hook
+def _first(output: Any, name: str = "") -> Any:
+    """A module's first output, or the one of this name."""
+    if isinstance(output, tuple):
+        return output[0]
+    return getattr(output, name) if name else output
 
 
-def _answer(heard: dict[str, np.ndarray]) -> Callable[..., None]:
-    def hook(module: Any, args: Any, output: Any) -> None:
-        heard["logits"] = as_numpy(output[0] if isinstance(output, tuple) else output.logits)
+def _hook(
+    heard: dict[str, np.ndarray], stages: Iterator[str], tensor: Callable[[Any, Any], Any]
+) -> Callable[..., None]:
+    """A hook that hears a tensor of a module's runs as these stages, in turn: a function of inputs and output."""
 
-    return hook
-
-
-def _columns(heard: dict[str, np.ndarray], stage: str) -> Callable[..., None]:
-    """Hears an output whose columns are tokens, as a convolution has it."""
-
-    def hook(module: Any, args: Any, output: Any) -> None:
-        heard.setdefault(stage, as_numpy(output.mT))
-
-    return hook
-
-
-def _before(heard: dict[str, np.ndarray], stages: Iterator[str]) -> Callable[..., None]:
-    def hook(module: Any, args: Any) -> None:
-        if stage := next(stages, ""):
-            heard.setdefault(stage, as_numpy(args[0]))
+    def hook(module: Any, args: Any, output: Any = None) -> None:
+        if (stage := next(stages, "")) and stage not in heard:  # an inner module with the same output comes first
+            heard[stage] = as_numpy(tensor(args, output))
 
     return hook

@@ -373,7 +373,7 @@ def test_what_is_no_number_is_not_computed_with(model: Model, recorded: golden.G
 
 def test_another_model_is_an_error(model: Model, recorded: golden.Golden) -> None:
     other = tiny.model(model.config.model_type, seed=1)
-    with pytest.raises(NpformerError, match="not the weights that the golden file"):
+    with pytest.raises(NpformerError, match="whose weights differ from this model's; use that model"):
         golden.diagnose(recorded, {}, other)
 
 

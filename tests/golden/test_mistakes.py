@@ -293,7 +293,7 @@ def test_what_comes_after_an_explained_mistake_is_explained_too(family: str) -> 
         (lambda w: w | {"layers.0.ffn.hidden.bias": 0 * w["layers.0.ffn.hidden.bias"]}, "missing bias", "all zeros"),
         (lambda w: w | {"layers.0.attention.query.weight": w["layers.0.attention.key.weight"]}, "query and key swapped", "has layers.0.attention.key"),
         (lambda w: w | {"layers.0.ffn.output.weight": quantised(w["layers.0.ffn.output.weight"])}, "quantised weights", "quantised to int8"),
-        (lambda w: w | {"layers.0.ffn.output.weight": w["layers.0.ffn.output.weight"] * 2}, "scaled by a constant", "2 times what"),
+        (lambda w: w | {"layers.0.ffn.output.weight": w["layers.0.ffn.output.weight"] * 2}, "scaled by a constant", "2 times the correct values"),
     ],
 )  # fmt: skip
 def test_weights_are_compared_before_the_stages_and_put_into_the_model(change: Callable, cause: str, line: str) -> None:

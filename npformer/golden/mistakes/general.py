@@ -100,21 +100,14 @@ def _order(port: Port, axis: int) -> np.ndarray | None:
 def other_weights(port: Port) -> Ways:
     """A group of weights has the numbers of another one."""
     groups = list(dict.fromkeys(name.rpartition(".")[0] for name in port.weights))
-    for own in [group for group in groups if port.stage in made_by(group)]:
+
+    def shapes(group: str) -> list[tuple[int, ...]]:
+        return [port.weights[name].shape for part in ("weight", "bias") if (name := f"{group}.{part}") in port.weights]
+
+    for own in (group for group in groups if port.stage in made_by(group)):
         for other in groups:
-            if other != own and _shapes(port, own) == _shapes(port, other):
-                changes = {
-                    f"{own}.{part}": port.weights[f"{other}.{part}"]
-                    for part in ("weight", "bias")
-                    if f"{own}.{part}" in port.weights
-                }
-                yield f"{own} has {other}'s", port.weighing(changes)
-
-
-def _shapes(port: Port, group: str) -> list[tuple[int, ...] | None]:
-    return [
-        port.weights[name].shape if (name := f"{group}.{part}") in port.weights else None for part in ("weight", "bias")
-    ]
+            if other != own and shapes(own) == shapes(other):
+                yield f"{own} has {other}'s", port.regrouping({own: other})
 
 
 def flat(arrays: list[np.ndarray]) -> np.ndarray:

@@ -82,30 +82,16 @@ def _moved(port: Port, stack: str, order: Mapping[int, int]) -> dict[str, np.nda
 
 def exchanged_norms(port: Port) -> Ways:
     norms = list(dict.fromkeys(name.rpartition(".")[0] for name in port.weights if name.endswith("norm.weight")))
-    within = _exchanged(port, [(f"{layer}attention_norm", f"{layer}ffn_norm") for layer in port.layers])
-    yield "attention's and the FFN's, in every layer", port.weighing(within)
+    pairs = [(f"{layer}attention_norm", f"{layer}ffn_norm") for layer in port.layers]
+    yield (
+        "attention's and the FFN's, in every layer",
+        port.regrouping(dict([*pairs, *(pair[::-1] for pair in pairs)])),
+    )
     for one in norms:
         for other in norms:
             shapes = {port.weights[f"{norm}.weight"].shape for norm in (one, other)}
             if one in port.span and one != other and len(shapes) == 1 and len(norms) <= MOST:
-                own = {
-                    f"{one}.{part}": port.weights[f"{other}.{part}"]
-                    for part in ("weight", "bias")
-                    if f"{other}.{part}" in port.weights
-                }
-                yield f"{one} has {other}'s", port.weighing(own)
-
-
-def _exchanged(port: Port, pairs: list[tuple[str, str]]) -> dict[str, np.ndarray]:
-    changes: dict[str, np.ndarray] = {}
-    for one, other in pairs:
-        for part in ("weight", "bias"):
-            if f"{one}.{part}" in port.weights:
-                changes |= {
-                    f"{one}.{part}": port.weights[f"{other}.{part}"],
-                    f"{other}.{part}": port.weights[f"{one}.{part}"],
-                }
-    return changes
+                yield f"{one} has {other}'s", port.regrouping({one: other})
 
 
 MISTAKES = (
