@@ -16,6 +16,7 @@ import numpy as np
 from npformer.common.errors import NpformerError
 from npformer.common.progress import with_bar
 from npformer.functions import softmax
+from npformer.interpret.metric import asked_label
 from npformer.interpret.stacks import Stack
 from npformer.taps import listening
 from npformer.text.words import text_words, word_spans, word_text
@@ -45,7 +46,7 @@ class Method:
 
 @dataclass(frozen=True)
 class Target:
-    """The number that an attribution explains: the log-odds of a label, log p / (1 - p).
+    """The number that an attribution explains: the log-odds of a label or of the next word, log p / (1 - p).
 
     Log-odds do not saturate as a probability near 1 does. With two labels they are the difference of the logits; with
     independent labels they are the logit itself. For a regression the output takes their place.
@@ -54,6 +55,11 @@ class Target:
     what: str  # "the log-odds of POSITIVE", to put into a sentence
     label: int
     alone: bool  # whether the target is the logit itself, independent of the other labels
+    is_next: bool = False  # whether the label is the word after the text, which the logits of its last token answer
+
+    def rows(self, lengths: np.ndarray) -> slice | np.ndarray:
+        """The rows of the packed logits of texts of these lengths that hold the target."""
+        return np.cumsum(lengths) - 1 if self.is_next else slice(None)
 
     def of(self, logits: np.ndarray) -> np.ndarray:
         """Computes the target of each text from the logits, (B, C) -> (B,), in float64."""
@@ -74,14 +80,18 @@ class Target:
         return self.what.startswith(ODDS)
 
 
-def target(config: Any, label: str | int | None, logits: np.ndarray) -> Target:
+def target(model: Any, label: str | int | None, logits: np.ndarray) -> Target:
     """Makes the target for a text with these logits (C,): `label` by name or number, by default the model's answer.
 
     Raises NpformerError for a label that the model does not have.
     """
+    config = model.config
+    if config.head == "causal-lm":
+        word, name = asked_label(model, int(logits.argmax()) if label is None else label, len(logits), "attribution")
+        return Target(f"{ODDS} '{name}' as the next word", word, False, is_next=True)
     names = list(config.labels) if len(config.labels) == len(logits) else [f"label {i}" for i in range(len(logits))]
     wanted = int(logits.argmax()) if label is None else label
-    number = names.index(wanted) if wanted in names else wanted
+    number = names.index(wanted) if isinstance(wanted, str) and wanted in names else wanted
     if not isinstance(number, int) or not 0 <= number < len(names):
         raise NpformerError(f"attribution: label={label!r}: expected one of {', '.join(names)}")
     if config.problem_type == "regression":
@@ -109,7 +119,7 @@ def leave_one_out(model: Any, given: Any, label: str | int | None, progress: boo
         raise NpformerError(f"attribution: expected a text with words in it, got {given!r:.80}")
     without = [[t[:a] + t[b:] if i == j else t for j, t in enumerate(texts)] for i, a, b in spans]
     logits = _logits(model, [each[0] if len(each) == 1 else Pair(*each) for each in (texts, *without)], progress)
-    explained = target(model.config, label, logits[0])
+    explained = target(model, label, logits[0])
     odds = explained.of(logits)
     about = f"{explained.what} on the whole text ({odds[0]:z.4f}), less {'those' if explained.is_odds else 'that'}"
     about = f"{about[0].upper()}{about[1:]} without the word."
@@ -122,14 +132,15 @@ def leave_one_out(model: Any, given: Any, label: str | int | None, progress: boo
 
 
 def _logits(model: Any, texts: Sequence[Any], progress: bool) -> np.ndarray:
-    """Computes the logits of each text in float64."""
+    """Computes the logits of each text in float64, those of the next word for a model that has them for each token."""
     from npformer.interpret.traces import texts_of
 
     inputs, _, _ = texts_of(model, list(texts))
     tokens = BATCH if listening() else TOKENS  # an edited forward runs in one piece
     size = max(1, tokens // len(inputs[0]))
     batches = (model.run(inputs[first : first + size]) for first in range(0, len(inputs), size))
-    logits = (answers["logits"] for batch in batches for answers in batch)
+    is_next = model.config.head == "causal-lm"
+    logits = (answers["logits"][-1 if is_next else ...] for batch in batches for answers in batch)
     return np.stack(list(with_bar(logits, len(inputs), shown=progress))).astype(np.float64)
 
 

@@ -32,7 +32,7 @@ from npformer.transformer import backward, forward, packed, unread
 METHODS = ("gradient", "integrated")
 TOKENS = 1024  # tokens in one forward and backward: more would only need more memory
 FRAME = ("[CLS]", "[SEP]", "<s>", "</s>")  # tokens around every text, which a baseline keeps
-STAND_INS = ("[MASK]", "<mask>", "[PAD]", "<pad>")
+STAND_INS = ("[MASK]", "<mask>", "[PAD]", "<pad>", "<|endoftext|>")
 
 
 class Inputs(Edit):
@@ -89,7 +89,7 @@ def by_gradients(
     whole("attribution: steps", steps, 1)
     with single_blas_thread():
         logits = forward(model.weights, model.config, packed(model.config, [text]), listening())["logits"]
-        explained = target(model.config, label, logits[0])
+        explained = target(model, label, logits[-1])
         here, found = slope(model, [text], explained), []
         columns = tokens_read(model, list(tokens))
         if "gradient" in methods:
@@ -103,9 +103,12 @@ def slope(model: Model, texts: Sequence[Text], explained: Target, rows: np.ndarr
     """Computes the target of `texts` and its gradient at their embeddings, or at `rows` in place of these."""
     inputs, batch = Inputs(_stages(model), rows), packed(model.config, texts)
     logits, stages = _recorded(model, batch, inputs)
+    asked = explained.rows(batch.lengths)
+    grad = np.zeros_like(logits)
+    grad[asked] = explained.gradient(logits[asked])
     with constant_weights():
-        backward({"logits": explained.gradient(logits)}, stages, model.weights, model.config, batch)
-    return Slope(_embeddings(stages, inputs), explained.of(logits), inputs.grad)
+        backward({"logits": grad}, stages, model.weights, model.config, batch)
+    return Slope(_embeddings(stages, inputs), explained.of(logits[asked]), inputs.grad)
 
 
 def _recorded(model: Model, batch: Batch, inputs: Inputs) -> tuple[np.ndarray, Stages]:
@@ -198,7 +201,8 @@ def _baseline(model: Model, text: Text, here: Slope, tokens: Sequence[str]) -> t
 
     The text has [MASK] for every token but [CLS] and [SEP], with the same positions and token types. The model was
     trained to read [MASK] as an unknown word, whereas [PAD], which Captum's tutorial takes, was hidden from it. A
-    tokenizer without [MASK] gives [PAD]; without either, the embeddings are zeros, as the paper suggests for texts.
+    tokenizer without [MASK] gives [PAD], GPT-2's <|endoftext|>; without these, the embeddings are zeros, as the paper
+    suggests for texts.
     """
     try:
         numbers = {name: model.tokenizer.token_to_id(name) for name in STAND_INS}

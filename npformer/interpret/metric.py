@@ -98,7 +98,9 @@ def logits_asked(
         if position is not None:
             raise NpformerError(f"{caller}: position: a {head} model answers for the whole text, so leave it out")
         logits = answers["logits"]
-        number, name = _label(model, label, len(logits), caller) if label is not None else (int(logits.argmax()), "")
+        number, name = (
+            asked_label(model, label, len(logits), caller) if label is not None else (int(logits.argmax()), "")
+        )
         return [Logit(f"the logit of {name or label_name(model, number, len(logits))}", "logits", (number,))]
     if head == "question-answering":
         return _span(label, position, answers, caller)
@@ -127,7 +129,7 @@ def logits_asked(
             number = int(logits[at].argmax())
             name = label_name(model, number, logits.shape[-1])
         else:
-            number, name = _label(model, label, logits.shape[-1], caller)
+            number, name = asked_label(model, label, logits.shape[-1], caller)
         name = f"'{name}'" if head in WORDS else name
         found.append(Logit(f"the logit of {name} at token {at}", "logits", (int(at), number)))
     return found
@@ -165,7 +167,7 @@ def _token(model: Any, number: int) -> str | None:
     return None if found[0] is None else str(found[0])
 
 
-def _label(model: Any, label: str | int, count: int, caller: str) -> tuple[int, str]:
+def asked_label(model: Any, label: str | int, count: int, caller: str) -> tuple[int, str]:
     """Returns the number and the name of an output that is asked for by either."""
     number: Any = label
     if isinstance(label, str):

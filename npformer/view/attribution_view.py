@@ -40,10 +40,10 @@ def attribution(
 ) -> AttributionView:
     """Marks the words of a text by how much the label depends on them, by several measures.
 
-    A model that classifies texts gives four: leaving out one word at a time (not for token ids), gradient times input,
-    integrated gradients, and attention roll-out. There are no gradients inside an edit whose derivative is unknown.
-    Any other model, a trace, or weights give attention roll-out alone. A fifth, logit attribution, is given by request,
-    for any model with a head.
+    A model that classifies texts, or that predicts the next word, gives four: leaving out one word at a time (not for
+    token ids), gradient times input, integrated gradients, and attention roll-out. There are no gradients inside an
+    edit whose derivative is unknown. Any other model, a trace, or weights give attention roll-out alone. A fifth, logit
+    attribution, is given by request, for any model with a head.
 
     Parameters
     ----------
@@ -51,7 +51,7 @@ def attribution(
     text : str, Pair or token ids, for a model
         A text that is longer than the model takes is cut, with a warning; every measure reads the same words.
     label : str or int, optional
-        The label to explain; by default the model's answer.
+        The label, or the next word, to explain; by default the model's answer.
     token : int, optional
         The token whose output the roll-out explains, and for a head on tokens the logit attribution. By default the
         first, or the last of a model in which no other has read the whole text, such as GPT-2.
@@ -127,8 +127,8 @@ def _shortened(model: Any, text: Any) -> Any:
 
 
 def _classifies(model: Any) -> bool:
-    """Tells whether a model gives a text one row of logits."""
-    return model.config.head in ("sequence-classification", "next-sentence")
+    """Whether a model answers a text by one row of logits: of its labels, or of the next word."""
+    return model.config.head in ("sequence-classification", "next-sentence", "causal-lm")
 
 
 def _asked(

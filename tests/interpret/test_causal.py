@@ -56,7 +56,7 @@ def test_edits_are_measured_by_the_same_logit(model: Model) -> None:
 
 def test_roll_out_begins_at_the_last_token(model: Model) -> None:
     """Which alone has read all others; the first has read itself only."""
-    [last], [first] = (attribution(model, TEXT, token=token).methods for token in (None, 0))
+    [last], [first] = (attribution(model, TEXT, token=token, methods="roll-out").methods for token in (None, 0))
     assert last.scores.sum() == pytest.approx(1)
     assert (last.scores > 0).all()
     assert first.scores.tolist() == [1, 0, 0, 0]

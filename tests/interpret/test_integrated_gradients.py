@@ -44,7 +44,8 @@ def sums(about: str) -> tuple[float, ...]:
 
 def prepared(model: Model, text: Any, label: int = 0) -> tuple[Any, list[str], Target]:
     (ids,), (tokens,), _ = texts_of(model, text)
-    return ids, tokens, target(model.config, label, trace(model, text)["logits"])
+    logits = trace(model, text)["logits"]
+    return ids, tokens, target(model, label, logits if logits.ndim == 1 else logits[-1])
 
 
 # --- the target ------------------------------------------------------------------------------------------------------
@@ -52,9 +53,9 @@ def prepared(model: Model, text: Any, label: int = 0) -> tuple[Any, list[str], T
 
 @pytest.mark.parametrize(("problem", "labels"), [(None, 2), (None, 5), ("multi_label_classification", 3)])
 def test_the_target_has_the_gradient_of_its_own_differences(problem: str | None, labels: int) -> None:
-    config = tiny.config(labels=tuple("abcde"[:labels]), problem_type=problem)
+    model = tiny.model(labels=tuple("abcde"[:labels]), problem_type=problem)
     logits = np.random.default_rng(1).standard_normal((4, labels))
-    explained, h = target(config, labels - 1, logits[0]), 1e-6
+    explained, h = target(model, labels - 1, logits[0]), 1e-6
     steps = h * np.eye(labels)
     differences = np.stack([explained.of(logits + s) - explained.of(logits - s) for s in steps], axis=1) / (2 * h)
     np.testing.assert_allclose(explained.gradient(logits), differences, rtol=0, atol=1e-9)  # h² and 1e-16 / h
@@ -63,8 +64,8 @@ def test_the_target_has_the_gradient_of_its_own_differences(problem: str | None,
 # --- gradient times input --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", [*KINDS, "bart"])
 @pytest.mark.parametrize("text", [TEXT, PAIR], ids=["text", "pair"])
+@pytest.mark.parametrize("kind", [*KINDS, "bart"])
 def test_the_gradient_is_that_of_central_differences(kind: str, text: Any) -> None:
     model = tiny.model(kind, dtype=np.float64)
     ids, _, explained = prepared(model, text)
@@ -173,6 +174,31 @@ def test_on_a_linear_model_both_are_the_weights_times_the_input(steps: int) -> N
 
 
 # --- what they are offered for ---------------------------------------------------------------------------------------
+
+
+def test_the_next_word_of_a_causal_model_is_explained_by_every_measure() -> None:
+    """Its log-odds after the text; each measure against the same computed by hand."""
+    model = load("gpt2-austen", dtype="float64")
+    words = ["It", "is", "a", "truth"]
+    shown = view.attribution(model, " ".join(words), label="Ġof")
+    left_out, by_gradient, integrated = shown.methods[:3]
+    number = model.tokenizer.token_to_id("Ġof")
+
+    def odds(text: str) -> float:
+        row = model(model.tokenizer.encode(text).ids).logits[0][-1].astype(float)
+        return float(row[number] - np.logaddexp.reduce(np.delete(row, number)))
+
+    whole = odds("It is a truth")
+    without = [odds(" is a truth"), odds("It  a truth"), odds("It is  truth"), odds("It is a ")]
+    np.testing.assert_allclose(left_out.scores, [whole - each for each in without], rtol=0, atol=1e-6)
+    ids, _, explained = prepared(model, "It is a truth", number)
+    rows, h = slope(model, [ids], explained).rows, 1e-6
+    ends = [slope(model, [ids], explained, rows * (1 + sign * h)).values[0] for sign in (1, -1)]
+    assert by_gradient.scores.sum() == pytest.approx((ends[0] - ends[1]) / (2 * h), abs=1e-6)
+    total, _, end, change = sums(integrated.about)
+    assert end == pytest.approx(whole, abs=5e-5)  # as printed
+    assert total == pytest.approx(change, abs=1e-2)  # 50 places
+    assert "a text of <|endoftext|>" in integrated.about
 
 
 def test_they_stand_between_leaving_out_and_roll_out() -> None:
