@@ -13,7 +13,6 @@ import contextlib
 import errno
 import os
 import re
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -44,6 +43,7 @@ def in_use(folder: Path) -> Iterator[None]:
     try:
         with contextlib.suppress(OSError):  # a full disk: then nobody learns who has the folder
             os.ftruncate(descriptor, 0)
+            os.lseek(descriptor, 1, os.SEEK_SET)  # on Windows nobody else reads the locked byte, the first
             os.write(descriptor, owner.encode())
         yield
     finally:
@@ -137,30 +137,18 @@ def _release(path: Path, descriptor: int) -> None:
             os.unlink(path)
 
 
-if sys.platform == "win32":
-    import msvcrt
+def _lock(descriptor: int) -> None:
+    """Raises BlockingIOError if another has locked the file, and OSError if its file system has no locks."""
+    from filelock import lock_descriptor  # which takes long to import
 
-    def _lock(descriptor: int) -> None:
-        """Raises BlockingIOError if another has locked the file."""
-        os.lseek(descriptor, 2**30, os.SEEK_SET)  # the byte that is locked, beyond those that others read
-        try:
-            msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)
-        except OSError as error:
-            raise BlockingIOError(*error.args) from None
-        finally:
-            os.lseek(descriptor, 0, os.SEEK_SET)
-
-else:
-    import fcntl
-
-    def _lock(descriptor: int) -> None:
-        """Raises BlockingIOError if another has locked the file, and OSError if its file system has no locks."""
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    if not lock_descriptor(descriptor, blocking=False):
+        raise BlockingIOError(errno.EWOULDBLOCK, os.strerror(errno.EWOULDBLOCK))
 
 
 def _owner(path: Path) -> str:
     try:
         with open(path, "rb") as file:
+            file.seek(1)
             said = file.read(200).decode(errors="replace")
     except OSError:
         said = ""
