@@ -1,4 +1,4 @@
-"""The README's table of what is defended, row by row: each row has its attack here, and no row is without one."""
+"""The README's security table, row by row: every row has an attack here."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ def test_a_row_of_the_table_holds(row: str, tmp_path: Path) -> None:
 
 
 def test_every_row_of_the_table_has_an_attack() -> None:
-    table = README.read_text(encoding="utf-8").partition("### What is defended")[2].partition("\nNot defended")[0]
+    table = README.read_text(encoding="utf-8").partition("### Security")[2].partition("\nNot protected")[0]
     rows = re.findall(r"^\| (.+?) \|", table, flags=re.MULTILINE)
-    assert rows[:2] == ["what comes in", "---"]
+    assert rows[:2] == ["input", "---"]
     assert rows[2:] == list(ATTACKS)

@@ -12,9 +12,9 @@ if TYPE_CHECKING:
 
 
 def shown(task: Task, text: str, answer: Any) -> str:
-    """The answer to a text, as the task's layout has it; None: to a blank line."""
+    """The answer to a text, or to a blank line (None), in the task's layout."""
     found = [] if answer is None else task.findings(text, answer)
-    if task.form.layout == "whole":  # texts of several lines
+    if task.form.layout == "whole":  # multi-line texts
         return "\n---\n".join(map(printable, found))
     lines = list(map(plain, found))
     if task.form.layout == "alone":

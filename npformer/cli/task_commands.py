@@ -1,4 +1,4 @@
-"""The commands that run a task on texts: their arguments, as `tasks/catalogue.py` declares them.
+"""The commands that run a task on texts: their arguments, declared in `tasks/catalogue.py`.
 
 `run_task.py` reads the texts, runs the task and writes the answers.
 """
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from argparse import ArgumentParser
 
 PAIR_COLUMN = option("--pair-column NAME", "with --input: the column of the second texts")
-#: What a command reads -> its arguments.
+#: Input of a command -> its arguments.
 READS: dict[str, tuple[Option | OneOf, ...]] = {
     "text": text_options(),
     "prompt": text_options("prompt"),

@@ -1,7 +1,6 @@
-"""Every task, declared: one entry says what the pipeline, the command line, datasets and the service have to know.
+"""The declarations of all tasks, read by the pipeline, the command line, datasets and the service.
 
-The first task of a head is the one of a pipeline that is made without a task. What an answer consists of is said by the
-task's class.
+The first task of a head is the default of a pipeline. A task's class declares the form of its answers.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ PROMPT_NAME = option("--prompt-name NAME", "name of the model's prompt to put be
 
 
 def _text_to_text(name: str, summary: str, description: str, epilog: str, *more: Option) -> Command:
-    """The command of a task that writes a text from each text."""
+    """The command of a text-to-text task."""
     return Command(
         name,
         summary,
@@ -75,7 +74,7 @@ whole datasets, with pip install "npformer[data]":
         label="entail",
         command=Command(
             "zero-shot",
-            "which of your labels fit each text",
+            "scores of your own labels for each text",
             "Score your own labels for each text, with a natural-language inference model.",
             """example:
   npformer zero-shot -m typeform/distilbert-base-uncased-mnli \\
@@ -210,7 +209,7 @@ Row i of the array is the vector of text i; NaN if text i cannot be read.""",
         route="/rerank",
         command=Command(
             "rerank",
-            "how well each text answers a query",
+            "texts ranked by relevance to a query",
             """Rank texts, the lines of files, by how well they answer a query, with a
 cross-encoder.""",
             """examples:
@@ -245,7 +244,7 @@ With --input the rows keep their order: --column names the queries,
     "summarization": Declaration(
         "text_to_text.Summarization",
         "translation",
-        "a BART that writes summaries",
+        "a BART model for summaries",
         "facebook/bart-large-cnn",
         route="/summarize",
         command=_text_to_text(
@@ -265,7 +264,7 @@ With --input the rows keep their order: --column names the queries,
         route="/text2text",
         command=_text_to_text(
             "text2text",
-            "an encoder-decoder's answer to each text",
+            "an encoder-decoder's output for each text",
             "Rewrite each text with an encoder-decoder, to paraphrase or correct it.",
             """example:
   npformer text2text -m eugenesiow/bart-paraphrase "I love ice cream\"""",
@@ -313,7 +312,7 @@ generation_config.json has other settings.""",
         ),
     ),
 }
-#: Another name of a task -> its name.
+#: Alias -> task.
 ALIASES = {alias: name for name, task in TASKS.items() for alias in task.aliases}
-#: A model's head -> the task of a pipeline that is made without a task.
+#: A model's head -> the default task of a pipeline.
 TASK_OF = {task.head: name for name, task in reversed(TASKS.items())} | {"replaced-token": "feature-extraction"}

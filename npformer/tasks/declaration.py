@@ -1,7 +1,7 @@
-"""The form in which a task is declared: its names, the models it takes, its command with its options, and its route.
+"""The declaration of a task: its names, its models, its command with options, and its route.
 
-A declaration is data, which the pipeline, the command line, datasets and the service read. Nothing large is imported
-here: `npformer --help` and the completion by Tab read all declarations.
+A declaration is data, read by the pipeline, the command line, datasets and the service. Nothing large is imported here,
+because `npformer --help` and Tab completion read all declarations.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ LONG_TEXTS = option("--long", "how to handle long texts (truncate; window with -
 
 
 def long_or_error(what: str) -> Option:
-    """The option --long of a task that reads each text as a whole."""
+    """The option --long of a task without windows."""
     how: dict[str, Any] = {"choices": ("error", "truncate"), "default": "error"}
     return option("--long", f"how to handle {what}", "long", **how)
 
@@ -71,8 +71,8 @@ def long_or_error(what: str) -> Option:
 class Command(NamedTuple):
     """A command that runs a task on each text.
 
-    `reads` says what it is given: texts; texts, each alone or with a second one; questions with a context; a query and
-    the texts to rank for it; or prompts. It decides the command's arguments and the columns that a dataset needs.
+    `reads` is the kind of input: texts; texts or pairs; questions with a context; a query and the texts to rank; or
+    prompts. It determines the command's arguments and the columns of a dataset.
     """
 
     name: str
@@ -86,35 +86,35 @@ class Command(NamedTuple):
 
 
 class Form(NamedTuple):
-    """The form of a task's answers, which datasets and the command line read.
+    """The form of a task's answers, for datasets and the command line.
 
     A type is str, int, float, np.floating for numbers in the model's dtype, (np.floating, D) for vectors, a dict of
     types, or a list with the type of its elements.
     """
 
-    fields: Mapping[str, Any] = MappingProxyType({})  # the values of an answer by their names -> their types
-    several: str = ""  # the name of a list of such answers, for tasks that give lists
-    line: str = ""  # shows an answer: a format of its fields
-    layout: Literal["below", "beside", "alone", "whole"] = "below"  # where its lines stand, seen from the text
+    fields: Mapping[str, Any] = MappingProxyType({})  # name of a value of an answer -> its type
+    several: str = ""  # the name of a list of answers, for tasks with lists
+    line: str = ""  # format of an answer's line, with its fields
+    layout: Literal["below", "beside", "alone", "whole"] = "below"  # the place of its lines, relative to the text
 
 
 class Declaration(NamedTuple):
-    """A task: where its class is, which models it takes, and where it can be used."""
+    """A task: its class, its models, its command and its route."""
 
-    place: str  # its module in this folder and its class there
-    head: str  # of its models; "base": any encoder
-    models: str  # a name for such models
+    place: str  # module in this folder, and class
+    head: str  # its models' head; "base": any encoder
+    models: str  # description of these models
     example: str = ""  # a model to try
-    aliases: tuple[str, ...] = ()  # other names: Transformers' own, and that of the command
-    default: str = ""  # the model that comes with npformer
-    n_labels: int = 0  # that a model has to have; 0: any number
-    label: str = ""  # how one of the model's labels has to begin
+    aliases: tuple[str, ...] = ()  # other names: Transformers' aliases, or the command's name
+    default: str = ""  # the bundled model
+    n_labels: int = 0  # required number of labels; 0: any
+    label: str = ""  # required prefix of one of the labels
     command: Command | None = None
-    route: str = ""  # of the service
+    route: str = ""  # of the HTTP service
 
     @property
     def wanted(self) -> str:
-        """The kind of model to look for."""
+        """The kind of model that the task needs."""
         return f"{self.models}, for example {self.example}" if self.example else self.models
 
     @property
@@ -123,7 +123,7 @@ class Declaration(NamedTuple):
         return self.command.summary.capitalize() if self.command else ""
 
     def fits(self, config: Config) -> bool:
-        """Whether a model with this config can do the task."""
+        """Whether a model with this config supports the task."""
         has_head = not config.decoder if self.head == "base" else config.head == self.head
         labels = [label for label in config.labels if label.lower().startswith(self.label)]
         return has_head and (bool(labels) or not self.label) and self.n_labels in (0, len(labels))

@@ -34,13 +34,13 @@ class FeatureKeywords(TaskKeywords, total=False):
 class FeatureExtraction(Task):
     """Returns the last layer's vectors of each text: nested lists of shape (1, L, D), special tokens included.
 
-    In a text read in windows, each token's vector comes from the window that shows more of its surroundings.
+    For a text read in windows, each token's vector comes from the window with more context around it.
 
     Parameters
     ----------
     model : Model with any head; the head is left out
     return_tensors : bool
-        Return an array in place of nested lists.
+        Return an array instead of nested lists.
     **options : the options of every task, see `Options`
 
     Examples
@@ -65,6 +65,6 @@ class FeatureExtraction(Task):
 
 
 def vectors(request: Request) -> np.ndarray:
-    """Returns the vectors of a text's tokens, (L, D), each token's from one piece of the text."""
+    """Returns the vectors of a text's tokens, (L, D), each from one piece of the text."""
     pairs = zip(request.outputs[0], request.encoded[0].rows(), strict=True)
     return np.concatenate([output["last_hidden_state"][rows] for output, rows in pairs])

@@ -1,4 +1,4 @@
-"""fill-mask: the words that a masked-language model predicts in place of [MASK]."""
+"""fill-mask: the words that a masked-language model predicts for [MASK]."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from npformer.tasks.task import Request, Task, probabilities, without_head
 from npformer.text.inputs import Pair, as_text, as_texts
 from npformer.text.tokenizer import special_token
 
-MASKS = 64  # masks whose scores over the whole vocabulary are in memory at once
+MASKS = 64  # masks scored over the whole vocabulary at once
 
 
 @dataclass(frozen=True)
@@ -50,8 +50,8 @@ class FillKeywords(TaskKeywords, total=False):
 class FillMask(Task):
     """Returns the likeliest words of each text: dicts with "score", "token", "token_str" and "sequence", best first.
 
-    A text with several masks gives one list for each mask; each mask is filled while the others stay. A list of one
-    text gives a list of one answer, where transformers.pipeline returns the answer itself.
+    A text with several masks gives one list per mask, filled while the others stay masked. A list of one text gives a
+    list of one answer, where transformers.pipeline returns the answer itself.
 
     Parameters
     ----------
@@ -59,7 +59,7 @@ class FillMask(Task):
     top_k : int
         Number of words.
     targets : str or list of str, optional
-        Score only these words. A word that is no token of the vocabulary counts as its first token.
+        Score only these words. A word outside the vocabulary counts as its first token.
     **options : the options of every task, see `Options`
 
     References
@@ -89,7 +89,7 @@ class FillMask(Task):
         self.mask = special_token(model.folder, model.config, "mask_token")
         self.mask_id = model.tokenizer.token_to_id(self.mask)
         if self.mask_id is None:
-            raise NpformerError(f"{self.name}: the model's tokenizer has no mask token {self.mask}")
+            raise NpformerError(f"{self.name}: the tokenizer has no mask token {self.mask}")
 
     def settle(self, options: Any, given: Mapping[str, Any]) -> Any:
         settled: FillOptions = super().settle(options, given)
@@ -111,7 +111,7 @@ class FillMask(Task):
         return found
 
     def runner(self) -> Model:
-        """Returns the encoder alone: `answer` runs the head at the masks only. With a listener, the whole model."""
+        """Returns the encoder alone, as `answer` runs the head at the masks only; with a listener, the whole model."""
         return self.model if listening() else self.encoder_model
 
     def inputs(self, item: Any, options: FillOptions) -> list[str | Pair]:
@@ -164,11 +164,11 @@ class FillMask(Task):
             "score": score,
             "token": token,
             "token_str": decode([token], skip_special_tokens=False),
-            "sequence": decode(filled, skip_special_tokens=alone),  # keeps the other masks
+            "sequence": decode(filled, skip_special_tokens=alone),  # leaves the other masks
         }
 
     def _target_ids(self, targets: tuple[str, ...] | None) -> np.ndarray | None:
-        """Returns the ids of the target words; warns once of a word that is no token and counts as its first token."""
+        """Returns the ids of the target words; warns of words outside the vocabulary (see `targets`)."""
         if targets not in self._targets:
             self._targets[targets] = None if targets is None else np.unique([self._target_id(each) for each in targets])
         return self._targets[targets]
@@ -181,12 +181,12 @@ class FillMask(Task):
         pieces = tokenizer.encode(target, add_special_tokens=False)
         if not pieces.ids:
             raise NpformerError(f"targets: {target!r:.80} has no token in the vocabulary")
-        warn(f"targets: {target!r} is no token of the vocabulary; {pieces.tokens[0]!r} is taken for it")
+        warn(f"targets: {target!r} is not a token of the vocabulary; using its first token {pieces.tokens[0]!r}")
         return int(pieces.ids[0])
 
 
 def word_logits(model: Model, states: np.ndarray, of: str) -> np.ndarray:
-    """The masked-lm head's logits (T, V) at some rows of the last layer (T, D). of: what a row is, for errors."""
+    """The masked-lm head's logits (T, V) at rows of the last layer (T, D). of: the name of a row, for errors."""
     with model.cores():
         logits = parts_of(model.config).head(states, states, model.weights)["logits"]
     expect_finite([{"logits": each} for each in logits], of)

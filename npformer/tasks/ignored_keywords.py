@@ -1,7 +1,7 @@
-"""The keywords of transformers.pipeline and of sentence-transformers that change nothing here: one table.
+"""The table of keywords of transformers.pipeline and sentence-transformers that are accepted and ignored.
 
-A pipeline looks up every keyword here, when it is made and when it is called. A keyword of the table is accepted and
-ignored; a value that would change the answer is refused with the reason.
+A pipeline looks up every keyword here, when it is made and when it is called. A value that would change the answer is
+refused with the reason.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ def _is_count(value: Any) -> bool:
 
 
 def _among(*known: Any) -> Callable[[Any], bool]:
-    return lambda value: isinstance(value, str | int | None) and value in known  # an array answers `in` with an array
+    return lambda value: isinstance(value, str | int | None) and value in known  # `in` on an array gives an array
 
 
 def _is_empty(value: Any) -> bool:
     return value is None or (isinstance(value, dict) and not value)
 
 
-ENTRIES = "give its entries as arguments of their own, truncation=True say"
-ARRAYS = "answers are NumPy arrays; torch.from_numpy(array) makes a tensor of one"
+ENTRIES = "pass its entries as separate arguments, such as truncation=True"
+ARRAYS = "answers are NumPy arrays; torch.from_numpy(array) converts one to a tensor"
 
 TRANSFORMERS = {
     "attn_implementation": Habit(lambda value: isinstance(value, str | None), "leave it out"),
-    "batch_size": Habit(_is_count, "expected a whole number; texts are batched as suits the model best"),
+    "batch_size": Habit(_is_count, "expected a whole number, which is ignored"),
     "cache_dir": Habit(_among(None), "set HF_HUB_CACHE in the environment"),
     "config": Habit(_among(None), "the config comes with the model; leave it out"),
     "device": Habit(
@@ -52,7 +52,7 @@ TRANSFORMERS = {
     "image_processor": Habit(_among(None), "models read texts only; leave it out"),
     "low_cpu_mem_usage": Habit(_among(None, True, False), "leave it out"),
     "model_kwargs": Habit(_is_empty, ENTRIES),
-    "num_workers": Habit(_is_count, "expected a whole number; threads= says how many cores to use"),
+    "num_workers": Habit(_is_count, "expected a whole number, which is ignored; threads= sets the number of cores"),
     "padding": Habit(
         _among(None, True, False, "longest", "max_length", "do_not_pad"), "texts are never padded; leave it out"
     ),
@@ -70,17 +70,17 @@ TRANSFORMERS = {
     "use_fast": Habit(_among(None, True, False), "leave it out"),
 }
 SENTENCE_TRANSFORMERS = {
-    "apply_softmax": Habit(_among(None, True, False), "a model with one label has nothing to compare; leave it out"),
+    "apply_softmax": Habit(_among(None, True, False), "softmax needs several labels; leave it out"),
     "backend": Habit(_among(None), "everything runs on NumPy; leave it out"),
     "cache_folder": Habit(_among(None), "set HF_HUB_CACHE in the environment"),
-    "chunk_size": Habit(_is_count, "expected a whole number; texts are batched as suits the model best"),
+    "chunk_size": Habit(_is_count, "expected a whole number, which is ignored"),
     "convert_to_numpy": Habit(_among(None, True), ARRAYS),
     "convert_to_sparse_tensor": Habit(_among(None, False), ARRAYS),
     "convert_to_tensor": Habit(_among(None, False), ARRAYS),
     "output_value": Habit(
         _among("sentence_embedding"), "pipeline('feature-extraction', model, return_tensors=True) gives tokens' vectors"
     ),
-    "pool": Habit(_among(None), "threads= says how many cores to use"),
+    "pool": Habit(_among(None), "threads= sets the number of cores"),
     "precision": Habit(
         _among(None, "float32"),
         "vectors are float32; np.packbits(vectors > 0, axis=-1) gives 'ubinary', the scale of 'int8' depends on all "
@@ -92,14 +92,14 @@ SENTENCE_TRANSFORMERS = {
 #: Keywords of both libraries.
 IGNORED = TRANSFORMERS | SENTENCE_TRANSFORMERS
 
-#: Which of two texts is cut (`Task.cut`) -> Transformers' name for it.
+#: Which text of a pair is truncated (`Task.cut`) -> Transformers' name for it.
 STRATEGIES = {"longest": "longest_first", "first": "only_first", "second": "only_second"}
 
 
 def translated(given: Mapping[str, Any], cut: str) -> dict[str, Any]:
     """Translates other libraries' keywords: drops `IGNORED`, renames `truncation` and `show_progress_bar`.
 
-    `cut` says which of two texts this task cuts. Raises NpformerError for a value that is not supported.
+    `cut` is the text of a pair that the task truncates. Raises NpformerError for an unsupported value.
     """
     for name in given.keys() & IGNORED.keys():
         if not IGNORED[name].accepts(given[name]):
@@ -112,7 +112,7 @@ def translated(given: Mapping[str, Any], cut: str) -> dict[str, Any]:
     if truncation is None:
         return kept
     if "long" in kept:
-        raise NpformerError("truncation: long= says the same; give one of the two")
+        raise NpformerError("truncation: conflicts with long=; give only one of the two")
     if not isinstance(truncation, str | bool) or truncation not in (True, False, STRATEGIES[cut], "do_not_truncate"):
         raise NpformerError(f"truncation: expected True, False or {STRATEGIES[cut]!r}, got {shown(truncation)}")
     return {**kept, "long": "error" if truncation in (False, "do_not_truncate") else "truncate"}
@@ -121,7 +121,7 @@ def translated(given: Mapping[str, Any], cut: str) -> dict[str, Any]:
 def loading(given: Mapping[str, Any], model: Any) -> tuple[dict[str, Any], dict[str, Any]]:
     """Splits a pipeline's keywords into the task's options and arguments of `load`, under our names.
 
-    `tokenizer` and `config` may repeat the model's name, or come from the loaded model.
+    `tokenizer` and `config` may be the model's name, or the loaded model's own objects.
     """
     options = {name: value for name, value in given.items() if not _is_of(model, name, value)}
     found = {}

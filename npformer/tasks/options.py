@@ -1,6 +1,6 @@
 """`Options`: the options of every task. Each task adds its own, in its file.
 
-Values are checked when the options are made, so that a mistake shows before any text is read. Below the options of a
+Values are checked when the options are made, before any text is read. Below the options of a
 task are its keywords, the arguments of `pipeline` as type checkers and editors read them. Tests hold the two together.
 """
 
@@ -75,14 +75,14 @@ class Options:
     Parameters
     ----------
     long : "truncate", "window" or "error"
-        What to do with a text that is too long: cut it, read it in overlapping windows, or refuse it. The default is
-        "window" if a stride is given, else "truncate".
+        How to handle a text that is too long: truncate it, read it in overlapping windows, or refuse it. The default
+        is "window" if a stride is given, else "truncate".
     stride : int, optional
-        Tokens that neighbouring windows share; by default a quarter of a window.
+        Tokens shared by neighbouring windows; by default a quarter of a window.
     max_length : int, optional
-        Tokens of a text or a window, if fewer than the model takes.
+        Most tokens in a text or a window; by default as many as the model takes.
     progress : bool
-        Show a progress bar on stderr while many texts are answered.
+        Show a progress bar on stderr for many texts.
     """
 
     long: str = ""

@@ -1,4 +1,4 @@
-"""`pipeline` makes a task by its name, ready to be called with texts."""
+"""`pipeline` makes a task by its name, to be called with texts."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from npformer.model import Model, Seq2Seq
 from npformer.tasks.catalogue import ALIASES, TASK_OF, TASKS
 from npformer.tasks.ignored_keywords import loading
 
-if TYPE_CHECKING:  # a task's module is imported only when a pipeline needs it: `import npformer` stays quick
+if TYPE_CHECKING:  # tasks are imported when a pipeline needs them, so that `import npformer` stays fast
     from npformer.tasks.feature_extraction import FeatureExtraction, FeatureKeywords
     from npformer.tasks.fill_mask import FillKeywords, FillMask
     from npformer.tasks.question_answering import AnswerKeywords, QuestionAnswering
@@ -54,7 +54,7 @@ if TYPE_CHECKING:  # a task's module is imported only when a pipeline needs it: 
 
 
 TRANSLATION = re.compile(r"translation_(\w+)_to_(\w+)")  # names such as translation_en_to_de
-TEXT_TO_TEXT = ("summarization", "text2text-generation")  # tasks of encoder-decoders that do not translate
+TEXT_TO_TEXT = ("summarization", "text2text-generation")  # tasks of encoder-decoders other than translation
 
 
 @overload
@@ -194,23 +194,23 @@ def pipeline(
     allow_nonfinite: bool = False,
     **options: Any,
 ) -> Task:
-    """Makes a task by name: call it with one text, a list of texts or a generator.
+    """Makes a task by name, to be called with one text, a list of texts or a generator.
 
     Parameters
     ----------
     task : str, optional
-        A name in TASKS, or another of a task's names ("sentiment-analysis", "ner", "rerank", "translation_en_to_de").
+        A name in TASKS or an alias ("sentiment-analysis", "ner", "rerank", "translation_en_to_de").
         Without a task, the head in the model's config decides.
     model : str, Path or Model, optional
         A bundled model, a folder, a Hugging Face id or a loaded model; text-classification has a default. A folder
         whose config.json names no architecture is read with the task's head.
     threads : int, optional
         Cores to use; by default all.
-    dtype : optional, float32 unless given, or float64, as in `load`; that of a loaded model is its own
-    revision, offline, limits, mapped, allow_nonfinite : as in `load`, for a model that is not loaded yet
+    dtype : optional, float32 (the default) or float64, as in `load`; a loaded model keeps its own
+    revision, offline, limits, mapped, allow_nonfinite : as in `load`, unless the model is already loaded
     **options : the task's own, as defaults for every call; see `Options` and the task's class
         Keywords of transformers.pipeline that change nothing here (batch_size, padding, device="cpu", ...) are
-        accepted, local_files_only=True and torch_dtype count as offline=True and dtype.
+        accepted; local_files_only=True and torch_dtype mean offline=True and dtype.
 
     Returns
     -------
@@ -235,10 +235,10 @@ def pipeline(
     if isinstance(model, Model | Seq2Seq):
         if dtype not in (None, "auto") and parameter_dtype(dtype) != model.dtype:
             raise NpformerError(
-                f"dtype: the loaded model computes in {model.dtype}, got {shown(dtype)}; give dtype= to npformer.load"
+                f"dtype: expected {model.dtype}, the loaded model's, got {shown(dtype)}; give dtype= to npformer.load"
             )
         if revision is not None:
-            raise NpformerError("revision: the model is loaded already; give revision= to npformer.load")
+            raise NpformerError("revision: the model is already loaded; give revision= to npformer.load")
         kind = class_of(name or _task_of(model.config, _described(model.folder, limits)))
         made: Any = model if threads is None else _with_threads(model, threads)
     else:
@@ -262,16 +262,16 @@ def pipeline(
 
 
 def _known(task: str) -> str:
-    """Returns the name in TASKS of a task that is given by any of its names."""
+    """Returns the name in TASKS of a task given by any of its names."""
     if not isinstance(task, str):
-        raise NpformerError(f"task: expected the name of a task, got {shown(task)}; model=... takes a model")
+        raise NpformerError(f"task: expected a task's name, got {shown(task)}; pass a model as model=")
     name = "translation" if TRANSLATION.fullmatch(task) else ALIASES.get(task, task)
     if name not in TASKS:
         from npformer.checkpoint.loading import bundled
 
         if "/" in task or task in bundled():
             raise NpformerError(
-                f"task: {task!r:.80} is not a task; pipeline(model={task!r:.80}) loads a model of this name"
+                f"task: {task!r:.80} is not a task; to load a model of this name, use pipeline(model={task!r:.80})"
             )
         raise unknown("task", task, [*TASKS, *ALIASES, "translation_XX_to_YY"])
     return name
@@ -287,18 +287,18 @@ def class_of(name: str) -> type[Task]:
 def _default(task: str | None, name: str | None) -> str:
     """Returns the default model of a task; raises NpformerError if it has none."""
     if task is None or name is None:
-        raise NpformerError("pipeline: expected a task or a model, or both; pipeline('text-classification')")
+        raise NpformerError("pipeline: expected a task or a model, such as pipeline('text-classification')")
     if not TASKS[name].default:
         raise NpformerError(
-            f"{task}: no model comes with npformer; give model=, the folder or Hugging Face id of {TASKS[name].wanted}"
+            f"{task}: no default model; give model=, the folder or Hugging Face id of {TASKS[name].wanted}"
         )
     return TASKS[name].default
 
 
 def tasks_of(config: Config, described: Mapping[str, Any] | None = None) -> list[str]:
-    """The tasks that a model serves, its own first; every encoder gives vectors, whatever its head.
+    """The tasks of a model, its own first; every encoder gives vectors, whatever its head.
 
-    described: the content of its config.json, which may say that it summarizes.
+    described: the content of its config.json, which may have settings for summarization.
     """
     own = _task_of(config, described or {}) if config.head in TASK_OF else "feature-extraction"
     if config.head == "translation":
@@ -308,9 +308,9 @@ def tasks_of(config: Config, described: Mapping[str, Any] | None = None) -> list
 
 
 def _task_of(config: Config, described: Mapping[str, Any]) -> str:
-    """The task of a model, by its head; a family's encoder-decoder whose config.json has settings for it summarizes."""
+    """The task of a model, by its head; an encoder-decoder with settings for it in config.json summarizes."""
     if config.head not in TASK_OF:
-        raise NpformerError(f"task: no task takes a {config.head} model; npformer.load reads it")
+        raise NpformerError(f"task: no task for a {config.head} model; use npformer.load")
     task = TASK_OF[config.head]
     if task != "translation" or (writes := family_of(config).writes) == task:
         return task
@@ -320,12 +320,12 @@ def _task_of(config: Config, described: Mapping[str, Any]) -> str:
 
 
 def _described(folder: Path | None, limits: Limits) -> dict[str, Any]:
-    """The content of a folder's config.json; nothing without one."""
+    """The content of a folder's config.json; empty without one."""
     return read_json(folder / CONFIG, limits, "config") if folder and (folder / CONFIG).exists() else {}
 
 
 def _inferred(folder: Path, limits: Limits) -> str:
-    """Infers the task from a model's folder: the one of its sentence-transformers class, else that of its head."""
+    """Infers the task from a model's folder: by its sentence-transformers class, else by its head."""
     from npformer.checkpoint.modules import MODULES, home
     from npformer.tasks.sentence_folder import is_cross_encoder, is_sparse, was_cross_encoder
 
@@ -333,7 +333,7 @@ def _inferred(folder: Path, limits: Limits) -> str:
     if (outer / MODULES).exists() and not is_cross_encoder(outer):
         return "sparse-embedding" if is_sparse(outer) else "sentence-embedding"
     if not _names_head(folder, limits):
-        raise NpformerError(f"{folder / CONFIG}: no architectures to infer the task from; give the task too")
+        raise NpformerError(f"{folder / CONFIG}: cannot infer the task without architectures; give the task")
     described = _described(folder, limits)
     config = config_of(folder, described, limits=limits)
     if (is_cross_encoder(outer) or was_cross_encoder(described)) and "text-ranking" in tasks_of(config):
@@ -342,7 +342,7 @@ def _inferred(folder: Path, limits: Limits) -> str:
 
 
 def _names_head(folder: Path, limits: Limits) -> bool:
-    """Tells whether a folder's config.json names the model's head; that of an nn.Transformer always does."""
+    """Whether a folder's config.json names the model's head; true for every nn.Transformer."""
     described = read_json(folder / CONFIG, limits, "config")
     return bool(described.get("architectures")) or str(described.get("model_type")) not in encoders()
 

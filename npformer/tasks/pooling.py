@@ -1,4 +1,4 @@
-"""Pooling: one vector of a text from what a model says of each of its tokens, by sentence-transformers' names.
+"""Pooling: one vector of a text from its tokens' outputs, under sentence-transformers' names.
 
 `tasks/sentence_embedding.py` pools the last layer's vectors, `tasks/sparse_embedding.py` the vocabulary's logits.
 """
@@ -22,7 +22,7 @@ def weighted_mean(x: np.ndarray, start: int) -> np.ndarray:
     return mean
 
 
-#: How the tokens' vectors become one, (L, D) -> (D,), of the rows from `start` on: those before are a prompt's.
+#: Pooling of the tokens' vectors, (L, D) -> (D,), from row `start` on; the rows before are the prompt's.
 #: Reimers and Gurevych, 2019, section 3.
 POOLINGS: dict[str, Callable[[np.ndarray, int], np.ndarray]] = {
     "cls": lambda x, start: x[start],
@@ -35,7 +35,7 @@ POOLINGS: dict[str, Callable[[np.ndarray, int], np.ndarray]] = {
 
 
 def normalize(x: np.ndarray) -> np.ndarray:
-    """x / |x| of each vector, (..., D) -> (..., D); a vector of zeros stays one."""
+    """x / |x| of each vector, (..., D) -> (..., D); a zero vector stays zero."""
     lengths = np.sqrt((x * x).sum(axis=-1, keepdims=True))
     scaled: np.ndarray = x / np.maximum(lengths, 1e-12)
     return scaled
@@ -48,7 +48,7 @@ def dense(
     bias: np.ndarray | None = None,
     residual: np.ndarray | None = None,
 ) -> np.ndarray:
-    """act(x W + b) + x R, (B, D) -> (B, E). No activation: x W + b. No R: nothing is added."""
+    """act(x W + b) + x R, (B, D) -> (B, E); activation and R are optional."""
     y = linear(x, weight, bias)
     y = y if activation is None else activation(y)
     return y if residual is None else y + linear(x, residual)
@@ -57,14 +57,14 @@ def dense(
 def splade(logits: np.ndarray, strategy: str = "max", twice: bool = False) -> np.ndarray:
     """max over tokens of log(1 + relu(logits)), (L, V) -> (V,): how much each word of the vocabulary matters.
 
-    strategy "sum" adds over the tokens in place of the maximum. With `twice` the logarithm is taken again,
+    strategy "sum" sums over the tokens instead of taking the maximum. With `twice` the logarithm is applied again,
     log(1 + log(1 + relu(logits))).
 
     Formal et al., 2021, "SPLADE: Sparse Lexical and Expansion Model for First Stage Ranking", equation 2 (sum), and
     "SPLADE v2: Sparse Lexical and Expansion Model for Information Retrieval", section 3.1 (max). Geng et al., 2024,
     "Towards Competitive Search Relevance For Inference-Free Learned Sparse Retrievers" (twice).
     """
-    if strategy == "max":  # the function below never falls, so that it is enough to compute it for the largest logit
+    if strategy == "max":  # the function below is monotonic, so computing it for the largest logit is enough
         logits = logits.max(axis=0, keepdims=True)
     weights: np.ndarray = np.log1p(np.maximum(logits, 0))
     weights = np.log1p(weights) if twice else weights

@@ -1,4 +1,4 @@
-"""Tasks that put a prompt before each text, as the folders of sentence-transformers have them: "query: " say."""
+"""Tasks with a prompt before each text, such as "query: " in sentence-transformers folders."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from npformer.text.inputs import Pair, as_text
 
 @dataclass(frozen=True)
 class PromptOptions(Options):
-    """Options of tasks with prompts: the prompt itself, or its name among the folder's."""
+    """Options of tasks with prompts: the prompt itself, or its name in the folder."""
 
     prompt: str | None = None
     prompt_name: str | None = None
@@ -26,7 +26,7 @@ class PromptOptions(Options):
         if self.prompt is not None:
             as_text(self.prompt, "prompt")
             if self.prompt_name is not None:
-                raise NpformerError("prompt_name: prompt= says the same; give one of the two")
+                raise NpformerError("prompt_name: conflicts with prompt=; give only one of the two")
 
 
 class PromptKeywords(TaskKeywords, total=False):
@@ -51,7 +51,7 @@ class PromptedTask(Task):
         return settled
 
     def prompt(self, options: Any) -> str:
-        """Returns what stands before each text: the prompt that was given, or else the folder's default, or ""."""
+        """Returns the prompt for each text: the given one, else the folder's default, else ""."""
         if options.prompt is not None:
             return str(options.prompt)
         name = options.prompt_name if options.prompt_name is not None else self.recipe.default_prompt_name

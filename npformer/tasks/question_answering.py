@@ -37,7 +37,7 @@ class AnswerOptions(Options):
             whole("doc_stride", self.doc_stride, 0)
         super().__post_init__()
         if self.max_length is not None:
-            raise NpformerError("max_length: give max_seq_len=, the tokens of a window")
+            raise NpformerError("max_length: use max_seq_len=, the tokens in a window")
         whole("top_k", self.top_k, 1)
         whole("max_answer_len", self.max_answer_len, 1)
         if self.max_seq_len is not None:
@@ -61,8 +61,8 @@ class QuestionAnswering(Task):
     """Returns a dict with "score", "start", "end" and "answer" for each question; with top_k above 1 a list of them.
 
     Call it with question= and context=, each a string or a list, or with dicts of both, or Pairs (question, context).
-    "start" and "end" count characters of the context. Answers with the same words are merged and their scores added.
-    A context without a token gives the answer "" with score 0.
+    "start" and "end" are character positions in the context. Answers with the same words are merged, and their scores
+    added. A context without tokens gives the answer "" with score 0.
 
     Parameters
     ----------
@@ -70,11 +70,11 @@ class QuestionAnswering(Task):
     top_k : int
         Number of answers.
     max_seq_len, doc_stride : int, optional
-        Tokens of a window (384), and tokens that neighbouring windows share (128).
+        Tokens in a window (384), and tokens shared by neighbouring windows (128).
     max_answer_len : int
-        Largest number of tokens in an answer.
+        Most tokens in an answer.
     handle_impossible_answer : bool
-        Let "" be an answer: the question has none in the context.
+        Allow the answer "", for a question without an answer in the context.
     align_to_words : bool
         Extend answers to whole words.
     **options : the options of every task, see `Options`
@@ -106,7 +106,7 @@ class QuestionAnswering(Task):
         return super().__call__(inputs, **options)
 
     def settle(self, options: Any, given: Mapping[str, Any]) -> Any:
-        """Checks the options; ignores `truncation`, as Transformers reads a long context in windows too."""
+        """Checks the options; ignores `truncation`, because Transformers reads long contexts in windows too."""
         return super().settle(options, {name: value for name, value in given.items() if name != "truncation"})
 
     def gives_lists(self) -> bool:
@@ -146,7 +146,7 @@ class QuestionAnswering(Task):
 
 
 def _paired(question: Any, context: Any) -> Any:
-    """Pairs questions with contexts; one context may serve many questions."""
+    """Pairs questions with contexts; one context may be shared by many questions."""
     if question is None or context is None:
         raise NpformerError(f"{'question' if question is None else 'context'}: missing; give question= and context=")
     if isinstance(question, str) or not isinstance(question, list | tuple):
@@ -173,7 +173,7 @@ def _question_and_context(item: Any) -> tuple[Any, Any]:
 
 
 def _over(logits: np.ndarray, inside: np.ndarray) -> np.ndarray:
-    """softmax over the context's tokens and the first token, [CLS], which stands for no answer; 0 elsewhere, (L,)."""
+    """softmax over the context's tokens and the first token, [CLS], which means no answer; 0 elsewhere, (L,)."""
     admitted = inside.copy()
     admitted[0] = True
     probabilities = np.zeros_like(logits)
@@ -186,7 +186,7 @@ def _spans(
 ) -> Iterator[tuple[int, int, float]]:
     """Yields the likeliest spans of a window, best first: p(first) p(last), first <= last < first + max_answer_len.
 
-    It yields more spans than answers are wanted, as several spans may extend to the same words.
+    It yields more spans than requested, because several spans may extend to the same words.
     """
     rows = np.flatnonzero(inside)
     longest = min(options.max_answer_len, len(rows))
@@ -199,7 +199,7 @@ def _spans(
 
 
 def _characters(piece: Any, first: int, last: int, align_to_words: bool) -> tuple[int, int]:
-    """Returns the characters of the tokens first ... last, or of the whole words around them."""
+    """Returns the character span of the tokens first ... last, or of the whole words around them."""
     if align_to_words:
         words = piece.token_to_word(first), piece.token_to_word(last)
         if None not in words:

@@ -1,7 +1,7 @@
-"""The results of tasks: those of transformers.pipeline, plus how much of the text was read.
+"""The results of tasks: the values of transformers.pipeline, with information on truncation.
 
-`Answer` is a dict, `Answers` a list, `Array` a NumPy array. Each of these has two more attributes: `n_tokens`, the
-number of tokens of the whole text with [CLS] and [SEP], and `truncated`, whether the model read only some of them.
+`Answer` is a dict, `Answers` a list, `Array` a NumPy array. Each has two more attributes: `n_tokens`, the number of
+tokens of the whole text with [CLS] and [SEP], and `truncated`, whether the model read only some of them.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Answer(dict[str, Any]):
 
 
 class Answers(list[Any]):
-    """A result of several values: labels by score, entities by their place in the text."""
+    """A result of several values: labels by score, entities by position."""
 
     n_tokens: int = 0
     truncated: bool = False
@@ -36,14 +36,14 @@ class Answers(list[Any]):
     def __getitem__(self, place: Any) -> Any:
         if isinstance(place, str):
             raise NpformerError(
-                f"expected a place in a list of {len(self)} answers, got {place!r:.80}; the first has "
-                f"[0][{place!r:.80}]. A list of texts gives a list of such lists, also for one text"
+                f"expected an index into {len(self)} answers, got {place!r:.80}; the first answer has "
+                f"[0][{place!r:.80}]. A list of texts gives a list of such lists, even for one text"
             )
         return super().__getitem__(place)
 
 
 class Array(Answering, np.ndarray):
-    """A result of numbers. For several texts, `n_tokens` and `truncated` are arrays with one entry for each text."""
+    """An array result. For several texts, `n_tokens` and `truncated` are arrays with one entry per text."""
 
     lines = ARRAY
     n_tokens: Any = None  # a slice of an array has None
@@ -51,7 +51,7 @@ class Array(Answering, np.ndarray):
 
 
 class Written(dict[str, str]):
-    """A text that a model wrote, the tokens that it took, and why it ended: "end" token, "stop" string, or "length"."""
+    """A generated text, its number of tokens, and why it ended: "end" token, "stop" string, or "length"."""
 
     def __init__(self, text: str, n_tokens: int, ended: str) -> None:
         super().__init__(generated_text=text)

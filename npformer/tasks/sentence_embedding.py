@@ -1,7 +1,7 @@
 """sentence-embedding: one vector for each text, pooled from its tokens' vectors.
 
-A sentence-transformers folder says in modules.json how to pool, and what follows (Reimers and Gurevych, 2019). Without
-modules.json the vector is the mean over tokens, as in sentence-transformers.
+modules.json of a sentence-transformers folder sets the pooling and the modules after it (Reimers and Gurevych, 2019).
+Without modules.json the vector is the mean over tokens, as in sentence-transformers.
 """
 
 from __future__ import annotations
@@ -50,19 +50,18 @@ class EmbeddingKeywords(PromptKeywords, total=False):
 class SentenceEmbedding(Encoding):
     """Returns a vector (D,) for a text, an array (N, D) for a list of N texts; `encode` is the same.
 
-    The vector of a text read in windows is pooled of each, and is the mean over the windows, weighted by their numbers
-    of tokens.
+    A text read in windows has the mean of the windows' pooled vectors, weighted by their numbers of tokens.
 
     Parameters
     ----------
     model : Model with any head; the head is left out
-        If its folder is a sentence-transformers one, modules.json says how to pool and what follows the pooling.
+        modules.json of a sentence-transformers folder sets the pooling and the modules after it.
     prompt, prompt_name : str, optional
-        What to put before each text, or its name among the folder's prompts: "query" and "document", and others.
+        The text to put before each input, or the name of a prompt of the folder, such as "query" or "document".
     normalize_embeddings : bool
         Scale each vector to length 1.
     truncate_dim : int, optional
-        Keep so many numbers from the beginning of each vector, for a model that was trained for it (Matryoshka).
+        Keep the first numbers of each vector, for a model trained for it (Matryoshka).
     **options : the options of every task, see `Options`
 
     References
@@ -83,11 +82,9 @@ class SentenceEmbedding(Encoding):
     def __init__(self, model: Model, **options: Any) -> None:
         self.recipe = recipe_of(model)
         if self.recipe.splade is not None:
-            raise NpformerError(
-                f"{model.folder}: its vectors are sparse, a weight for each word; make pipeline('sparse-embedding')"
-            )
+            raise NpformerError(f"{model.folder}: its vectors are sparse; use pipeline('sparse-embedding')")
         pooled, steps = model.config.d_model * len(self.recipe.poolings), self.recipe.steps
-        self.width = steps[-1].width if steps else pooled  # of a vector that is not truncated
+        self.width = steps[-1].width if steps else pooled  # of an untruncated vector
         super().__init__(without_head(model), **{"truncate_dim": self.recipe.truncate_dim, **options})
         self.encoder = Encoder(self.model, self.recipe.max_length)
         self.steps: list[Function] = []
@@ -103,7 +100,7 @@ class SentenceEmbedding(Encoding):
         return settled
 
     def is_normalized(self, options: EmbeddingOptions) -> bool:
-        """Tells whether every vector has length 1."""
+        """Whether every vector has length 1."""
         ends = self.recipe.steps[-1].kind == "Normalize" if self.recipe.steps else False
         return options.normalize_embeddings or (ends and options.truncate_dim in (None, self.width))
 
@@ -139,10 +136,10 @@ class SentenceEmbedding(Encoding):
         return [f"{len(answer)} numbers: {numbers}{' ...' if len(answer) > 6 else ''}"]
 
     def _pooled(self, request: Request, start: int) -> Any:
-        """The pooled vector (D,), of the rows from `start` on; an NpformerError if there is none."""
+        """The pooled vector (D,) of the rows from `start` on, or an NpformerError without such rows."""
         windows = [output["last_hidden_state"] for output in request.outputs[0]]
         if start >= len(windows[0]):
-            return NpformerError(f"all {len(windows[0])} tokens that the model reads are the prompt's; shorten it")
+            return NpformerError(f"the prompt fills all {len(windows[0])} tokens; shorten it")
         starts = [start, *(0 for _ in windows[1:])]
         pooled = [
             np.concatenate([POOLINGS[mode](x, first) for mode in self.recipe.poolings])
@@ -153,7 +150,7 @@ class SentenceEmbedding(Encoding):
         return np.average(pooled, axis=0, weights=[len(x) for x in windows]).astype(self.model.dtype)
 
     def _prompt_tokens(self, options: EmbeddingOptions) -> int:
-        """The tokens before those of a text itself: the prompt's with those that begin a text; 0 without a prompt."""
+        """The number of tokens before the text's own: the prompt with the start tokens; 0 without a prompt."""
         prompt = self.cased(self.prompt(options))
         if not prompt:
             return 0

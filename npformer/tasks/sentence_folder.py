@@ -1,6 +1,6 @@
-"""Reads the settings of a sentence-transformers folder: how its modules make a vector of a text.
+"""Reads the settings of a sentence-transformers folder, whose modules turn a text into a vector.
 
-`sentence_embedding.py` and `sparse_embedding.py` compute what a `Recipe` says.
+`sentence_embedding.py` and `sparse_embedding.py` apply a `Recipe`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from npformer.tasks.pooling import POOLINGS
 from npformer.tasks.sentence_modules import KINDS, Step, read_steps
 from npformer.tasks.vector_search import SIMILARITIES
 
-#: The older form of the same setting: flag -> the pooling that it turns on.
+#: The older form of the setting: flag -> the pooling it turns on.
 FLAGS = {
     "pooling_mode_cls_token": "cls",
     "pooling_mode_max_tokens": "max",
@@ -33,8 +33,8 @@ FLAGS = {
 DESCRIPTION = "config_sentence_transformers.json"
 #: Fields of config.json for the activation of a `CrossEncoder`: before version 4 of sentence-transformers, and from 4.
 OLDER, NEWER = "sbert_ce_default_activation_function", "sentence_transformers"
-PROMPTS = {"query": "", "document": ""}  # names that every folder has
-#: The encoder's settings, under the names that versions before 2.0 gave the file too.
+PROMPTS = {"query": "", "document": ""}  # names in every folder
+#: Files of the encoder's settings, with the names used before version 2.0.
 SETTINGS = ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
 
 
@@ -51,31 +51,31 @@ class Recipe:
     """The settings of a sentence-transformers folder."""
 
     poolings: tuple[str, ...] = ("mean",)  # their vectors are concatenated
-    include_prompt: bool = True  # whether a prompt's tokens take part in the pooling
-    steps: tuple[Step, ...] = ()  # what follows the pooling
-    splade: Splade | None = None  # in place of poolings
+    include_prompt: bool = True  # whether a prompt's tokens are pooled
+    steps: tuple[Step, ...] = ()  # the modules after the pooling
+    splade: Splade | None = None  # instead of poolings
     max_length: int | None = None  # tokens
     lowercase: bool = False
     prompts: dict[str, str] = field(default_factory=lambda: dict(PROMPTS))
     default_prompt_name: str | None = None
-    similarity: str | None = None  # one of SIMILARITIES; None unless the folder names one
+    similarity: str | None = None  # one of SIMILARITIES, or None if the folder names no similarity
     truncate_dim: int | None = None
-    max_active_dims: int | None = None  # words with a weight at most, of a sparse vector
+    max_active_dims: int | None = None  # most nonzero weights of a sparse vector
 
 
 def recipe_of(model: Model) -> Recipe:
-    """Returns the settings of the sentence-transformers folder that a model comes from, or the defaults."""
+    """Returns the settings of a model's sentence-transformers folder, or the defaults."""
     return Recipe() if model.folder is None else read_recipe(home(model.folder), model.config.d_model)
 
 
 def read_recipe(folder: Path, width: int) -> Recipe:
-    """Reads modules.json and the files that it names. width: of the encoder's vectors.
+    """Reads modules.json and the files it names. width: of the encoder's vectors.
 
-    Raises NpformerError, which names the file and the field, for modules, an order of modules or settings that are
-    unsupported, and for a malformed file.
+    Raises NpformerError, with the file and the field, for unsupported modules, orders of modules or settings, and for
+    a malformed file.
     """
     if is_cross_encoder(folder):
-        return Recipe()  # its modules and prompts are of another task; sentence-transformers takes its defaults too
+        return Recipe()  # its modules and prompts belong to another task; sentence-transformers uses its defaults too
     modules = read_modules(folder)
     described = _described(folder / DESCRIPTION)
     if not modules and not (folder / MODULES).exists():
@@ -114,7 +114,7 @@ def _encoder_settings(folder: Path) -> dict[str, Any]:
 
 
 def _described(path: Path) -> dict[str, Any]:
-    """Reads config_sentence_transformers.json: prompts, the similarity, and how much of a vector is kept."""
+    """Reads config_sentence_transformers.json: prompts, the similarity, and the truncation of vectors."""
     described = _optional(path)
     prompts = described.get("prompts") or {}
     if not isinstance(prompts, dict) or not all(isinstance(each, str | None) for each in prompts.values()):
@@ -140,7 +140,7 @@ def _described(path: Path) -> dict[str, Any]:
 def cross_encoder_recipe(folder: Path | None) -> tuple[Recipe, Any]:
     """Reads config_sentence_transformers.json of a saved `CrossEncoder`: its prompts, and its activation_fn or None.
 
-    The defaults for any other folder. The file counts where modules.json is too, and its model_type is CrossEncoder.
+    The defaults for any other folder. The file counts only with modules.json and the model_type CrossEncoder.
     """
     if folder is None or not is_cross_encoder(home(folder)):
         return Recipe(), None
@@ -149,17 +149,17 @@ def cross_encoder_recipe(folder: Path | None) -> tuple[Recipe, Any]:
 
 
 def is_cross_encoder(folder: Path) -> bool:
-    """Whether version 6 of sentence-transformers saved a folder as a `CrossEncoder`."""
+    """Whether a folder was saved as a `CrossEncoder` by version 6 of sentence-transformers."""
     return (folder / MODULES).exists() and _optional(folder / DESCRIPTION).get("model_type") == "CrossEncoder"
 
 
 def was_cross_encoder(described: Mapping[str, Any]) -> bool:
-    """Whether a config.json has the field of a `CrossEncoder` that an earlier version saved."""
+    """Whether a config.json has the field of a `CrossEncoder` saved by an earlier version."""
     return OLDER in described or NEWER in described
 
 
 def is_sparse(folder: Path) -> bool:
-    """Tells whether a sentence-transformers folder makes sparse vectors."""
+    """Whether a sentence-transformers folder makes sparse vectors."""
     return any(each.kind == "SpladePooling" for each in read_modules(folder))
 
 

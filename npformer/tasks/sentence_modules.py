@@ -30,12 +30,12 @@ Function = Callable[[np.ndarray], np.ndarray]
 TORCH = {"Tanh": "tanh", "ReLU": "relu", "GELU": "gelu", "SiLU": "silu", "Identity": "none"}
 KINDS = (*WITH_WEIGHTS, "Normalize", "Dropout")
 WIDEST = 2**16
-EPS = 1e-5  # torch's, which the module's config does not name
+EPS = 1e-5  # torch's default, absent from the module's config
 
 
 @dataclass(frozen=True)
 class Step:
-    """A module after the pooling: (B, width before) -> (B, width)."""
+    """A module after the pooling: (B, previous width) -> (B, width)."""
 
     kind: str
     path: str
@@ -48,14 +48,14 @@ class Step:
 def read_steps(folder: Path, modules: Sequence[Module], width: int) -> tuple[Step, ...]:
     """Reads the settings of the modules after the pooling. width: of the pooled vector.
 
-    Raises NpformerError, which names the file and the field, for settings that make no sense or are unsupported.
+    Raises NpformerError, with the file and the field, for invalid or unsupported settings.
     """
     steps: list[Step] = []
     for kind, path in modules:
         where = folder / path / "config.json"
         described = read_json(where) if path and where.exists() else {}
         if kind in WITH_WEIGHTS and not described:
-            raise NpformerError(f"{where}: missing; a {kind} module has its sizes there")
+            raise NpformerError(f"{where}: missing; a {kind} module needs its sizes")
         for name in ("module_input_name", "module_output_name"):
             one_of(f"{where}: {name}", described.get(name), (None, "sentence_embedding"))
         if kind == "Dense":
@@ -75,7 +75,7 @@ def read_steps(folder: Path, modules: Sequence[Module], width: int) -> tuple[Ste
 def load_steps(
     folder: Path, steps: Sequence[Step], width: int, dtype: Any, limits: Limits
 ) -> tuple[list[Function], dict[str, str]]:
-    """Returns the steps' functions, (B, D) -> (B, E) each, and the sha256 of each module's weights by its folder."""
+    """Returns the steps' functions, (B, D) -> (B, E) each, and the sha256 of each module's weights by folder."""
     functions: list[Function] = []
     sums: dict[str, str] = {}
     for step in steps:
@@ -112,7 +112,7 @@ def _function(step: Step, arrays: dict[str, np.ndarray]) -> Function:
 
 
 def _activation(where: str, described: dict[str, Any]) -> str:
-    """Returns the name of our activation for a class of torch's; Tanh if none is named, as in sentence-transformers."""
+    """Returns our activation's name for a torch class; Tanh by default, as in sentence-transformers."""
     stored = described.get("activation_function", "torch.nn.modules.activation.Tanh")
     known = re.fullmatch(rf"torch\.nn\.(?:modules\.\w+\.)?({'|'.join(TORCH)})", str(stored))
     if known is None:
@@ -122,4 +122,4 @@ def _activation(where: str, described: dict[str, Any]) -> str:
 
 def _expect(where: str, value: Any, width: int) -> None:
     if value != width or type(value) is not int:
-        raise NpformerError(f"{where}: expected {width}, the width of the module before, got {shown(value)}")
+        raise NpformerError(f"{where}: expected {width}, the previous module's width, got {shown(value)}")

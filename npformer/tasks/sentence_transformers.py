@@ -1,7 +1,7 @@
-"""The methods of sentence-transformers' classes, on the tasks that compute the same.
+"""The methods of sentence-transformers' classes, for the corresponding tasks.
 
 `Encoding` has those of SentenceTransformer, `SparseEncoding` of SparseEncoder, `Ranking` of CrossEncoder. Each method
-calls the task itself; the arguments that change nothing here are in `ignored_keywords.py`.
+calls the task itself; `ignored_keywords.py` lists the ignored arguments.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ class Encoding(PromptedTask):
         ----------
         inputs : str, or an iterable of str
         prompt_name, prompt : str, optional
-            The name of one of the folder's prompts, or the prompt itself; by default as the task was made.
+            The name of a prompt of the folder, or the prompt itself; by default the task's.
         **options : the task's options, and keywords of sentence-transformers
-            normalize_embeddings, truncate_dim, show_progress_bar. Others that change nothing here (batch_size, device,
-            convert_to_numpy, ...) are accepted; tensors, other precisions and token embeddings are refused.
+            normalize_embeddings, truncate_dim, show_progress_bar. Others (batch_size, device, convert_to_numpy, ...)
+            are ignored; tensors, other precisions and token embeddings are refused.
 
         Returns
         -------
@@ -60,13 +60,13 @@ class Encoding(PromptedTask):
     def encode_query(
         self, inputs: Any = None, prompt_name: Prompt = None, prompt: Prompt = None, **options: Any
     ) -> Any:
-        """As `encode`; without another prompt, with the folder's prompt for queries."""
+        """Same as `encode`, with the folder's prompt for queries by default."""
         return self.encode(inputs, "query" if prompt_name is prompt is None else prompt_name, prompt, **options)
 
     def encode_document(
         self, inputs: Any = None, prompt_name: Prompt = None, prompt: Prompt = None, **options: Any
     ) -> Any:
-        """As `encode`; without another prompt, with the folder's prompt for documents."""
+        """Same as `encode`, with the folder's prompt for documents by default."""
         return self.encode(inputs, "document" if prompt_name is prompt is None else prompt_name, prompt, **options)
 
     def get_embedding_dimension(self) -> int:
@@ -77,7 +77,7 @@ class Encoding(PromptedTask):
 
     @property
     def max_seq_length(self) -> int:
-        """Tokens of the longest text that is read whole; may be set."""
+        """The number of tokens at which texts are truncated; can be set."""
         return self.encoder.limit
 
     @max_seq_length.setter
@@ -92,11 +92,11 @@ class Encoding(PromptedTask):
 
     @property
     def similarity_fn_name(self) -> str:
-        """The function that `similarity` computes with: "cosine", "dot", "euclidean" or "manhattan"."""
+        """The function used by `similarity`: "cosine", "dot", "euclidean" or "manhattan"."""
         return self.recipe.similarity or self.default_similarity
 
     def similarity(self, a: Any, b: Any) -> np.ndarray:
-        """The similarity of each vector of a to each of b, (N, D) and (M, D) -> (N, M), as the model's folder says.
+        """The similarity of each vector of a to each of b, (N, D) and (M, D) -> (N, M), by the model's function.
 
         Parameters
         ----------
@@ -121,9 +121,9 @@ class SparseEncoding(Encoding):
     default_similarity = "dot"
 
     def encode(self, inputs: Any = None, prompt_name: Prompt = None, prompt: Prompt = None, **options: Any) -> Any:
-        """As `Encoding.encode`, with vectors (V,) and (N, V) that hold the zeros too.
+        """Same as `Encoding.encode`, with dense vectors (V,) and (N, V).
 
-        Call the task itself for many texts: its answers hold only the words that matter.
+        For many texts call the task itself: its answers contain only the nonzero weights.
         """
         answers = super().encode(inputs, prompt_name, prompt, **options)
         several = [answers] if isinstance(answers, dict) else answers
@@ -133,7 +133,7 @@ class SparseEncoding(Encoding):
         return vectors[0] if isinstance(answers, dict) else vectors
 
     def decode(self, embeddings: Any, top_k: int | None = None) -> Any:
-        """The words of a vector (V,) with their weights, the largest first; of vectors (N, V) a list for each."""
+        """The words of a vector (V,) with their weights, largest first; for vectors (N, V) a list of such lists."""
         if top_k is not None:
             whole("top_k", top_k, 1)
         vectors = _vectors(embeddings)
@@ -145,7 +145,7 @@ class SparseEncoding(Encoding):
 
     @staticmethod
     def sparsity(embeddings: Any) -> dict[str, float]:
-        """The mean number of words with a weight, of vectors (V,) or (N, V), and the share of the others."""
+        """The mean number of nonzero weights in vectors (V,) or (N, V), and the share of zeros."""
         vectors = np.atleast_2d(_vectors(embeddings))
         if not len(vectors):
             raise NpformerError("sparsity: expected at least one vector")
@@ -163,10 +163,10 @@ class Ranking(PromptedTask):
         ----------
         inputs : tuple or list of two str, or an iterable of such
         prompt_name, prompt : str, optional
-            As in `encode` of sentence embeddings; a prompt precedes the query.
+            As in `Encoding.encode`; a prompt precedes the query.
         **options : the task's options, and keywords of sentence-transformers
-            activation_fn (torch's Sigmoid or Identity), show_progress_bar. Others that change nothing here
-            (batch_size, device, convert_to_numpy, ...) are accepted.
+            activation_fn (torch's Sigmoid or Identity), show_progress_bar. Others (batch_size, device,
+            convert_to_numpy, ...) are ignored.
 
         Returns
         -------
@@ -199,7 +199,7 @@ class Ranking(PromptedTask):
         prompt: Prompt = None,
         **options: Any,
     ) -> list[dict[str, Any]]:
-        """Returns the texts that fit a query, the best first: dicts with "corpus_id", the text's place, and "score".
+        """Ranks texts for a query, best first: dicts with "corpus_id", the text's index, and "score".
 
         Parameters
         ----------
@@ -239,10 +239,10 @@ class Ranking(PromptedTask):
 
 
 def _vectors(embeddings: Any) -> np.ndarray:
-    """Checks vectors (V,) or (N, V), as `encode` makes them."""
+    """Checks vectors (V,) or (N, V) from `encode`."""
     vectors = np.asarray(embeddings)
     if vectors.ndim not in (1, 2) or vectors.dtype.kind not in "fiu":
-        raise NpformerError(f"embeddings: expected vectors of encode, (V,) or (N, V), got {shown(embeddings)}")
+        raise NpformerError(f"embeddings: expected vectors (V,) or (N, V) from encode, got {shown(embeddings)}")
     return vectors
 
 

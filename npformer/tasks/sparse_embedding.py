@@ -1,6 +1,6 @@
-"""sparse-embedding: how much each word of the vocabulary matters for a text, by a masked-language model (SPLADE).
+"""sparse-embedding: a weight for each word of the vocabulary, by a masked-language model (SPLADE).
 
-Most weights are zero; those of a text's own words and of related ones are not. Such a vector fits an index of words.
+Only the text's words and related words have nonzero weights, so the vector fits an inverted index.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from npformer.tasks.sentence_transformers import SparseEncoding
 from npformer.tasks.task import Request, without_head
 from npformer.text.encoding import Encoder
 
-ROWS = 256  # tokens whose logits over the whole vocabulary are in memory at once
+ROWS = 256  # tokens with logits in memory at once
 
 
 @dataclass(frozen=True)
@@ -45,19 +45,19 @@ class SparseKeywords(PromptKeywords, total=False):
 
 
 class SparseEmbedding(SparseEncoding):
-    """Returns a dict for each text: "indices", "values" and "tokens" of the words whose weight is not zero.
+    """Returns a dict for each text: "indices", "values" and "tokens" of the words with nonzero weights.
 
     indices (N,) are the words' ids, in ascending order, values (N,) their weights, tokens a list of the words
-    themselves. The dot product of two texts' vectors says how similar they are.
+    themselves. The similarity of two texts is the dot product of their vectors.
 
     Parameters
     ----------
     model : Model with a masked-lm head
-        If its folder is a sentence-transformers one, its SpladePooling says how to pool; else it is the maximum.
+        SpladePooling of a sentence-transformers folder sets the pooling; the default is the maximum.
     prompt, prompt_name : str, optional
-        What to put before each text, or its name among the folder's prompts.
+        The text to put before each input, or the name of a prompt of the folder.
     max_active_dims : int, optional
-        Keep only so many words, those with the largest weights; by default as the folder says.
+        Keep only the words with the largest weights, at most this many; by default the folder's setting.
     **options : the options of every task, see `Options`
 
     References
@@ -86,7 +86,7 @@ class SparseEmbedding(SparseEncoding):
         self.encoder_model = without_head(model)
 
     def runner(self) -> Model:
-        """Returns the encoder alone: `answer` runs the head on some texts at a time. With a listener, the model."""
+        """Returns the encoder alone, as `answer` runs the head in parts; with a listener, the whole model."""
         return self.model if listening() else self.encoder_model
 
     def answer(self, requests: list[Request], options: SparseOptions) -> list[Any]:
@@ -104,9 +104,9 @@ class SparseEmbedding(SparseEncoding):
         return [*(f"{value:.4f}  {token}" for value, token in best[:12]), *more]
 
     def _logits(self, requests: list[Request]) -> Iterator[tuple[int, np.ndarray]]:
-        """Yields the logits of at most ROWS of a text's tokens (L, V), with the text's place: each token once.
+        """Yields logits (L, V) of at most ROWS tokens with their text's index: each token once.
 
-        The rows of several short texts go through the head together. What is cut of a long one depends on it alone.
+        Several short texts go through the head together. The parts of a long text depend on it alone.
         """
         waiting: list[tuple[int, np.ndarray]] = []
         for index, request in enumerate(requests):

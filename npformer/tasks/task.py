@@ -1,7 +1,7 @@
-"""`Task`, the base of all tasks: from texts (one, a list or a generator) to answers.
+"""`Task`, the base class of all tasks: from texts (one, a list or a generator) to answers.
 
 A task defines `inputs`, the texts that the model reads for one item, and `answer`, which turns the model's outputs into
-answers. Batching is here, `text/encoding.py` encodes and cuts texts; each task is a file beside this one.
+answers. This file batches texts; `text/encoding.py` encodes and truncates them.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from npformer.tasks.results import carrying
 from npformer.text.encoding import Encoded, Encoder, was_cut
 from npformer.text.inputs import Pair, as_text_or_pair
 
-WINDOW = 1024  # inputs read before the first is answered: enough for the model to run at full speed
-ONE = str | bytes | bytearray | Mapping | Pair  # types that are one input, although some can be iterated
-TOKENS = 32_768  # tokens whose outputs are in memory at once
+WINDOW = 1024  # inputs read before the first answer: enough for full speed
+ONE = str | bytes | bytearray | Mapping | Pair  # iterable types that count as one input
+TOKENS = 32_768  # tokens with outputs in memory at once
 
 
 class InputError(NpformerError):
-    """An input that cannot be answered: its `index`, counted from 0, and the reason."""
+    """An input without an answer: its `index`, from 0, and the reason."""
 
     def __init__(self, index: int, reason: object) -> None:
         super().__init__(f"input {index}: {reason}")
@@ -43,7 +43,7 @@ class InputError(NpformerError):
 
 @dataclass
 class Request:
-    """An input, its encoded texts, and the model's outputs for each piece of each text."""
+    """An input with its encoded texts, and the model's outputs for each piece of each text."""
 
     item: Any
     encoded: list[Encoded]
@@ -51,15 +51,15 @@ class Request:
 
     @property
     def size(self) -> int:
-        """Tokens that the model gives an output for; 0 for a source text, which is translated as a whole."""
+        """Number of tokens with an output; 0 for a source text, which is translated as a whole."""
         return sum(len(piece) for each in self.encoded for piece in each.pieces)
 
 
 class Task(Answering):
-    """A model and the question it is asked. Call it with one text, a list of texts or a generator.
+    """A model for one task. Call it with one text, a list of texts or a generator.
 
-    One input gives one answer, a list gives a list, and an iterator gives a generator that holds about a thousand
-    inputs in memory. The bits of an answer do not depend on the other texts, their order or the number of threads.
+    One input gives one answer, a list gives a list, and an iterator gives a generator with about a thousand inputs in
+    memory. The bits of an answer do not depend on the other texts, their order or the number of threads.
 
     Parameters
     ----------
@@ -68,16 +68,16 @@ class Task(Answering):
     """
 
     lines = TASK
-    name: ClassVar[str]  # in `catalogue.TASKS`
+    name: ClassVar[str]  # its key in `catalogue.TASKS`
     options_type: ClassVar[type[Options]] = Options
-    cut: ClassVar[str] = "longest"  # which of two texts is cut when they are too long
-    has_windows: ClassVar[bool] = True  # whether a text that is too long can be read in several pieces
+    cut: ClassVar[str] = "longest"  # which text of a long pair is truncated
+    has_windows: ClassVar[bool] = True  # whether long texts can be read in several pieces
     form: ClassVar[Form] = Form()  # of its answers
 
     def __init__(self, model: Model, **options: Any) -> None:
         head = TASKS[self.name].head
         if model.config.head != head:
-            raise NpformerError(f"{self.name} takes a {head} model, this one is a {model.config.head} model")
+            raise NpformerError(f"{self.name}: expected a {head} model, got a {model.config.head} model")
         self.model = model
         self.encoder = Encoder(model)
         self.window = WINDOW
@@ -92,7 +92,7 @@ class Task(Answering):
         return f"<npformer.{self.name} {self.model!r}>"
 
     def __call__(self, inputs: Any, **options: Any) -> Any:
-        """Answers one input, a list or an iterator; `options` take precedence over those of the task."""
+        """Answers one input, a list or an iterator; `options` override the task's."""
         settled = self.settle(self.options, options)
         if isinstance(inputs, Iterator):
             return self._watched(inputs, settled)
@@ -109,12 +109,12 @@ class Task(Answering):
         return not several or (isinstance(inputs, np.ndarray) and not inputs.ndim)
 
     def _watched(self, inputs: Iterable[Any], options: Any) -> Iterator[Any]:
-        """Yields the answers as they are made, with a progress bar if `options.progress`."""
+        """Yields each answer as it is made, with a progress bar if `options.progress`."""
         answers = self.stream(iter(inputs), options)
         return with_bar(answers, length_hint(inputs) or None, delay=0, shown=True) if options.progress else answers
 
     def defaults(self) -> Any:
-        """Returns the options before any is given."""
+        """Returns the default options."""
         return self.options_type()
 
     def settle(self, options: Any, given: Mapping[str, Any]) -> Any:
@@ -124,8 +124,7 @@ class Task(Answering):
     def stream(self, items: Iterator[Any], options: Any, quiet: bool = False) -> Iterator[Any]:
         """Yields an answer for each item, in order.
 
-        With `quiet` an input that cannot be answered yields its InputError, and there is no warning for texts that
-        were cut.
+        With `quiet` an input without an answer yields its InputError, and truncated texts give no warning.
         """
         index = 0
         warned = False
@@ -139,16 +138,16 @@ class Task(Answering):
                             raise result
                     elif result.truncated and not (warned or quiet):
                         warned = True
-                        hint = "long='window' reads texts whole, " if self.has_windows else ""
+                        hint = "long='window' reads whole texts, " if self.has_windows else ""
                         warn(
-                            f"{was_cut(f'input {index}', result.n_tokens, self.limit(options))}. This warning comes "
-                            f"once a call, .truncated of a result says it too; {hint}long='error' refuses them"
+                            f"{was_cut(f'input {index}', result.n_tokens, self.limit(options))}. Further texts of "
+                            f"this call do not warn; see .truncated of a result. {hint}long='error' refuses such texts"
                         )
                     yield result
                     index += 1
 
     def _windows(self, items: Iterator[Any]) -> Iterator[list[Any]]:
-        """Yields lists of `self.window` items. If reading the items fails, yields those that were read, then raises."""
+        """Yields lists of `self.window` items. If reading fails, yields the items read so far, then raises."""
         window: list[Any] = []
         try:
             for item in items:
@@ -174,10 +173,10 @@ class Task(Answering):
         raise NotImplementedError
 
     def collect(self, answers: list[Any]) -> Any:
-        """Puts the answers to a list of inputs together."""
+        """Combines the answers to a list of inputs."""
         return answers
 
-    # --- how an answer looks in a dataset and on the command line ------------------------------------------------
+    # --- the form of answers in datasets and on the command line -------------------------------------------------
 
     def gives_lists(self) -> bool:
         """Whether an answer, under the task's options, is a list."""
@@ -199,21 +198,21 @@ class Task(Answering):
         """Returns the lines that show the answer to a text."""
         return [self.form.line.format_map(each) for each in (answer if isinstance(answer, list) else [answer])]
 
-    # --- how texts are read --------------------------------------------------------------------------------------
+    # --- reading texts -------------------------------------------------------------------------------------------
 
     def window_size(self, options: Any) -> tuple[int | None, int | None]:
-        """Returns the tokens of a piece, None for as many as the model takes, and the tokens that neighbours share."""
+        """Returns the tokens in a piece (None: the model's limit) and the tokens shared by neighbouring pieces."""
         return options.max_length, options.stride
 
     def limit(self, options: Any) -> int:
-        """Returns the number of tokens that a text is cut to."""
+        """Returns the number of tokens to which texts are truncated."""
         return min(self.window_size(options)[0] or self.encoder.limit, self.encoder.limit)
 
     def runner(self) -> Model:
         """Returns the model that reads the texts."""
         return self.model
 
-    # --- from an input to its answer: what `stream` does in turn, for callers who put batches together themselves ---
+    # --- from an input to its answer: the steps of `stream`, for callers with their own batching -----------------
 
     def prepare(self, window: Sequence[Any], first: int, options: Any) -> list[Request | InputError]:
         """Encodes the texts of each input, in pieces that fit the model."""
@@ -242,7 +241,7 @@ class Task(Answering):
             request.outputs = [[next(outputs) for _ in each.texts] for each in request.encoded]
 
     def finish(self, group: Sequence[Request | InputError], first: int, options: Any) -> Iterator[Any]:
-        """Yields an answer for each request that was run, an InputError for each input without an answer."""
+        """Yields an answer for each request, or an InputError."""
         requests = [request for request in group if isinstance(request, Request)]
         answers = iter(self.answer(requests, options) if requests else [])
         for index, request in enumerate(group, first):
@@ -251,12 +250,12 @@ class Task(Answering):
                 yield answer if isinstance(answer, InputError) else InputError(index, answer)
             else:
                 longest = max(request.encoded, key=lambda each: each.n_tokens)
-                request.outputs = []  # may be large, and the request stays in memory until the window ends
+                request.outputs = []  # may be large, and requests stay in memory until the window ends
                 yield carrying(answer, longest.n_tokens, longest.truncated)
 
 
 def _groups(requests: list[Request | InputError]) -> Iterator[list[Request | InputError]]:
-    """Yields the requests in order, in groups of at most TOKENS tokens or of one request."""
+    """Yields the requests in order, in groups of at most TOKENS tokens or of a single request."""
     group: list[Request | InputError] = []
     taken = 0
     for request in requests:
@@ -270,11 +269,11 @@ def _groups(requests: list[Request | InputError]) -> Iterator[list[Request | Inp
 
 
 def without_head(model: Model) -> Model:
-    """Returns the encoder without its pooler and head, on the same weights: it outputs last_hidden_state."""
+    """Returns the encoder without pooler and head, with the same weights; its output is last_hidden_state."""
     if model.config.head == "base" and "pooler" not in model.weights:
         return model
     if model.config.decoder:
-        raise NpformerError(f"expected a model without a decoder, for its vectors; a {model.config.model_type} has one")
+        raise NpformerError(f"expected an encoder, for its vectors, got the encoder-decoder {model.config.model_type}")
     weights = {name: group for name, group in model.weights.items() if name not in ("pooler", "head")}
     config = replace(model.config, head="base", labels=(), problem_type=None)
     encoder = Model(config, weights, model.folder, model.threads, model.same_bits, model.limits)
@@ -293,7 +292,7 @@ def probabilities(logits: np.ndarray, function: str = "softmax") -> np.ndarray:
 
 
 def logits_of_texts(requests: Sequence[Request]) -> np.ndarray:
-    """Returns the logits of each text, (texts, C); of a text in windows the mean, weighted by the windows' tokens."""
+    """Returns the logits of each text, (texts, C); for a text in windows the mean, weighted by their tokens."""
     logits = []
     for request in requests:
         for encoded, outputs in zip(request.encoded, request.outputs, strict=True):

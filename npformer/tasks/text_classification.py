@@ -12,7 +12,7 @@ from npformer.tasks.declaration import Form
 from npformer.tasks.options import Options, TaskKeywords
 from npformer.tasks.task import Request, Task, logits_of_texts, probabilities
 
-BEST = "best"  # the default of top_k: the best label, not in a list
+BEST = "best"  # default of top_k: only the best label, not in a list
 
 
 @dataclass(frozen=True)
@@ -42,8 +42,8 @@ class TextClassification(Task):
 
     transformers.pipeline returns the dict of a single text in a list: here `answer[0]` is the dict itself.
 
-    The logits of a text read in windows are the mean over the windows, weighted by their numbers of tokens. Of a pair,
-    the longer text is read in windows, each together with the whole other text.
+    The logits of a text read in windows are the mean over the windows, weighted by their numbers of tokens. For a
+    pair, the longer text is read in windows, each with the whole other text.
 
     Parameters
     ----------

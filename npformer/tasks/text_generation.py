@@ -1,4 +1,4 @@
-"""text-generation: what a causal language model writes after a prompt."""
+"""text-generation: the continuation of a prompt by a causal language model."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from npformer.text.encoding import Encoded, was_cut
 from npformer.text.inputs import as_text, as_texts
 from npformer.text.stop_strings import StopStrings
 
-NEW_TOKENS = 256  # unless the caller or generation_config.json says otherwise, or as many as the model has room for
+NEW_TOKENS = 256  # default number of new tokens, if the model has room for them
 
-#: Other names of options: transformers.pipeline's, and that of OpenAI's clients.
+#: Aliases of options: transformers.pipeline's and OpenAI's.
 ALIASES = {"stop_sequence": "stop_strings", "stop": "stop_strings"}
 
 
@@ -33,7 +33,7 @@ class TextGenerationOptions(WritingOptions):
 
     return_full_text: bool = True
     stop_strings: Sequence[str] | str = ()
-    windows = "a prompt is not read in windows; long='truncate' keeps its last tokens"
+    windows = "prompts are not read in windows; long='truncate' keeps the last tokens"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -41,7 +41,7 @@ class TextGenerationOptions(WritingOptions):
         given = self.stop_strings
         strings = as_texts([given] if isinstance(given, str) else given, "stop_strings")
         if not all(strings):
-            raise NpformerError("stop_strings: expected texts that are not empty")
+            raise NpformerError("stop_strings: expected non-empty texts")
         object.__setattr__(self, "stop_strings", tuple(strings))
 
 
@@ -58,22 +58,22 @@ class TextGenerationKeywords(WritingKeywords, total=False):
 class TextGeneration(Writing):
     """Returns a list of dicts with "generated_text" for each prompt, one for each of num_return_sequences.
 
-    Tokens are drawn at a temperature of 0.7, and 256 at most, or as many as there is room for, unless the caller or the
-    model's generation_config.json says otherwise: the defaults of transformers.pipeline. do_sample=False takes the
-    likeliest, num_beams=4 searches; a call that gives one of them leaves the other that the pipeline was made with.
+    The defaults are those of transformers.pipeline: sampling at temperature 0.7, and at most 256 new tokens or as many
+    as fit. The model's generation_config.json overrides them. do_sample=False is greedy, num_beams=4 a beam search; a
+    call that sets one of them resets the pipeline's value of the other.
 
-    A prompt is read with the special tokens of the tokenizer, as in Transformers: a BERT goes on after [SEP]. A prompt
-    without any token stands for the start token.
+    A prompt includes the tokenizer's special tokens, as in Transformers: a BERT continues after [SEP]. A prompt without
+    tokens stands for the start token.
 
     Parameters
     ----------
     model : Model with a causal-lm head
     return_full_text : bool
-        Put the prompt before what is written.
+        Include the prompt in the text.
     stop_strings : str or list of str, also under the names stop_sequence and stop
-        A text ends when it has one of these, which stays in it; it may begin in the prompt, as in Transformers.
+        Generation stops after one of these, which stays in the text; it may begin in the prompt, as in Transformers.
     long : "error" or "truncate"
-        What to do with a prompt that is too long for max_new_tokens more tokens: refuse it, or keep its last tokens
+        How to handle a prompt without room for max_new_tokens more tokens: refuse it, or keep its last tokens
         (handle_long_generation="hole" in Transformers).
     progress : bool
         Show a progress bar on stderr.
@@ -94,12 +94,12 @@ class TextGeneration(Writing):
     usual: ClassVar[Mapping[str, Any]] = {"do_sample": True, "temperature": 0.7}  # as in transformers.pipeline
 
     def settle(self, options: TextGenerationOptions, given: Mapping[str, Any]) -> Any:
-        """Returns the options with the given ones changed, the settings of generation among them. None: not given."""
+        """Returns the options with the given ones changed, generation settings included. None: not given."""
         given = {name: value for name, value in given.items() if value is not None}
         for alias, name in ALIASES.items():
             if alias in given:
                 if name in given:
-                    raise NpformerError(f"{alias}: another name of {name}, which is given too or by a third name")
+                    raise NpformerError(f"{alias}: conflicts with {name} or another alias of it; give only one")
                 given[name] = given.pop(alias)
         if one_of("handle_long_generation", given.pop("handle_long_generation", None), (None, "hole")):
             given["long"] = "truncate"
@@ -108,7 +108,7 @@ class TextGeneration(Writing):
         return settled
 
     def resolved(self, options: TextGenerationOptions, n_tokens: int = 1) -> Settings:
-        """The settings of the search after a prompt of so many tokens. Raises NpformerError if they are impossible."""
+        """The generation settings for a prompt of `count` tokens. Raises NpformerError if they are impossible."""
         return resolve(self.model.folder, self.model.config, self._settings(options, n_tokens), n_tokens)
 
     def _settings(self, options: TextGenerationOptions, n_tokens: int) -> dict[str, Any]:
@@ -124,9 +124,9 @@ class TextGeneration(Writing):
         return {self.form.several: [each[self.key] for each in answer]}
 
     def tokens(self, text: str, **options: Any) -> Iterator[str]:
-        """Yields what follows one prompt piece by piece, as each token is chosen, greedily or by sampling.
+        """Yields the continuation of one prompt piece by piece, as each token is chosen, greedily or by sampling.
 
-        The pieces join to what `return_full_text=False` gives for the same seed.
+        The pieces join to the text that `return_full_text=False` gives for the same seed.
         """
         yield from self.writing(text, **options)
 
@@ -142,13 +142,13 @@ class TextGeneration(Writing):
         return StopStrings(self.model.tokenizer, options.stop_strings) if options.stop_strings else None
 
     def limit(self, options: TextGenerationOptions) -> int:
-        """Returns the number of tokens that a prompt is cut to."""
+        """Returns the number of tokens to which prompts are truncated."""
         return self.encoder.limit - self._wanted(options, self.encoder.limit)
 
     # --- from an input to its answer -----------------------------------------------------------------------------
 
     def source(self, item: Any, options: TextGenerationOptions) -> Encoded:
-        """The tokens of a prompt; with long="truncate" the last of them, if the model has no room for more."""
+        """The tokens of a prompt; with long="truncate" only as many of the last as fit."""
         if isinstance(item, list | tuple) or (isinstance(item, Mapping) and "role" in item):
             raise NpformerError("a chat (messages with role and content) is not supported; give the prompt as a text")
         text = as_text(item["text"] if isinstance(item, Mapping) and set(item) == {"text"} else item)
@@ -156,18 +156,18 @@ class TextGeneration(Writing):
         ids = self.encoder.ids(text)
         count, limit, new = len(ids), self.encoder.limit, self._wanted(options, len(ids))
         refuses = options.long == "error"
-        if count + new <= limit + refuses:  # the last token needs no position; Transformers cuts for it all the same
+        if count + new <= limit + refuses:  # the last token needs no position, but Transformers leaves room for it
             self.resolved(options, max(1, count))
             return Encoded([Text(ids)], count)
         kept = limit - new
         if refuses or kept < 1:
             raise NpformerError(
-                f"{count} tokens and {new} new ones, and the model takes {limit}; long='truncate' keeps the last"
+                f"{count} tokens and {new} new tokens, but the model takes {limit}; long='truncate' keeps the end"
             )
         return Encoded([Text(ids[-kept:])], count, truncated=True)
 
     def _wanted(self, options: TextGenerationOptions, n_tokens: int) -> int:
-        """New tokens that there has to be room for: those that were asked for, else one."""
+        """New tokens that must fit: the requested number, else one."""
         if "max_new_tokens" in options.settings:
             return int(options.settings["max_new_tokens"])
         length = options.settings.get("max_length", self.stored.get("max_length", 0))
@@ -195,7 +195,7 @@ class TextGeneration(Writing):
 
 
 def _ended(prompt: Text, ids: np.ndarray, ends: Sequence[int], stopping: StopStrings | None) -> str:
-    """Why a text ended: at an end token ("end"), a stop string ("stop"), or at its maximum length ("length")."""
+    """Why a text ended: an end token ("end"), a stop string ("stop"), or its maximum length ("length")."""
     if ids[-1] in ends:
         return "end"
     return "stop" if stopping and stopping(np.concatenate([prompt.ids, ids])[None])[0] else "length"
@@ -206,12 +206,12 @@ def _prompt(item: Any) -> str:
 
 
 class Writer:
-    """The pieces of a text as they are written, once. The prompt is read when the first is asked for."""
+    """The pieces of a text as they are generated, once. The prompt is read with the first."""
 
     def __init__(self, task: TextGeneration, prompt: Text, options: TextGenerationOptions) -> None:
         self.task, self.prompt = task, prompt
         self.ids: list[int] = []
-        count = len(prompt) or 1  # an empty one stands for the start token
+        count = len(prompt) or 1  # an empty prompt stands for the start token
         self.settings = task.resolved(options, count)
         self._stopping = task._stopping(options)
         self._tokens = self._noted(task._settings(options, count))

@@ -1,4 +1,4 @@
-"""text-ranking: how well each text answers a query, by a cross-encoder, which reads the two together."""
+"""text-ranking: the relevance of each text to a query, by a cross-encoder, which reads both together."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class RankingKeywords(PromptKeywords, total=False):
 
 
 class TextRanking(Ranking):
-    """Returns a dict with "score" for each query with a text: the higher, the better the text fits.
+    """Returns a dict with "score" for each query with a text: higher scores mean better matches.
 
     Both are given as a `Pair`, a tuple or list of two, or {"text": query, "text_pair": text}.
 
@@ -53,9 +53,9 @@ class TextRanking(Ranking):
     model : Model with a sequence-classification head and one label
     function_to_apply : "sigmoid" or "none", optional
         Turns the logit into the score; by default the activation that sentence-transformers stored, else "sigmoid".
-        sentence-transformers' `activation_fn`, torch's Sigmoid or Identity, counts as well.
+        sentence-transformers' `activation_fn`, torch's Sigmoid or Identity, is accepted too.
     prompt, prompt_name : str, optional
-        What to put before each query, or its name among the folder's prompts.
+        The text to put before each query, or the name of a prompt of the folder.
     **options : the options of every task, see `Options`
 
     References
@@ -79,8 +79,8 @@ class TextRanking(Ranking):
         labels = model.config.labels
         if model.config.head == "sequence-classification" and len(labels) != 1:
             raise NpformerError(
-                f"{self.name} takes a model with one label, this one has {len(labels)}; "
-                "pipeline('text-classification', model, top_k=None) gives the score of each"
+                f"{self.name}: expected a model with one label, got {len(labels)}; "
+                "pipeline('text-classification', model, top_k=None) scores each label"
             )
         self.recipe, activation = cross_encoder_recipe(model.folder)
         if options.get("activation_fn") is None and "function_to_apply" not in options:
@@ -91,7 +91,7 @@ class TextRanking(Ranking):
         kept = {name: value for name, value in given.items() if name != "activation_fn"}
         if given.get("activation_fn") is not None:
             if "function_to_apply" in given:
-                raise NpformerError("activation_fn: function_to_apply= says the same; give one of the two")
+                raise NpformerError("activation_fn: conflicts with function_to_apply=; give only one of the two")
             kept["function_to_apply"] = _function("activation_fn", given["activation_fn"])
         return super().settle(options, kept)
 
@@ -102,8 +102,8 @@ class TextRanking(Ranking):
         item = Pair(*item) if _is_two_texts(item) else item
         found = as_text_or_pair(item)
         if not isinstance(item, Pair) and not (isinstance(item, Mapping) and item.get("text_pair") is not None):
-            raise NpformerError("expected a query and a text, got one text; give npformer.Pair(query, text)")
-        query, text = (found, "") if isinstance(found, str) else found  # an empty text is still a second one
+            raise NpformerError("expected npformer.Pair(query, text), got one text")
+        query, text = (found, "") if isinstance(found, str) else found  # an empty text still counts
         return [Pair(self.prompt(options) + query, text)]
 
     def answer(self, requests: list[Request], options: RankingOptions) -> list[Any]:
@@ -112,9 +112,9 @@ class TextRanking(Ranking):
 
 
 def stored_function(model: Model, activation: Any) -> str:
-    """Returns the function_to_apply of the activation that sentence-transformers stored; "sigmoid" without one.
+    """Returns the function_to_apply of the activation stored by sentence-transformers; "sigmoid" by default.
 
-    activation: as from `cross_encoder_recipe`. It precedes those of config.json, from earlier versions.
+    activation: from `cross_encoder_recipe`. It overrides config.json's, from earlier versions.
     Raises NpformerError for an activation other than Identity and Sigmoid.
     """
     if model.folder is None:
@@ -131,7 +131,7 @@ def stored_function(model: Model, activation: Any) -> str:
 
 
 def _function(where: str, activation: Any) -> str:
-    """The function_to_apply of one of torch's modules, which is given itself, as its class or by its full name."""
+    """The function_to_apply of a torch module, given as an instance, a class or a full name."""
     kind = activation if isinstance(activation, type) else type(activation)
     name = activation if isinstance(activation, str) else f"{kind.__module__}.{kind.__name__}"
     known = re.fullmatch(rf"torch\.nn\.(?:modules\.\w+\.)?({'|'.join(FUNCTIONS)})", name)
@@ -144,6 +144,6 @@ def _function(where: str, activation: Any) -> str:
 
 
 def _is_two_texts(item: Any) -> bool:
-    """Whether an item is a list, tuple or array of two texts: sentence-transformers' form of a query and a text."""
+    """Whether an item is a list, tuple or array of two texts, sentence-transformers' form of a query with a text."""
     two = item.shape == (2,) if isinstance(item, np.ndarray) else isinstance(item, list | tuple) and len(item) == 2
     return two and all(isinstance(each, str) for each in item)

@@ -1,4 +1,4 @@
-"""Tasks that write a text from a text, by an encoder-decoder: translation, summarization and text2text-generation."""
+"""Text-to-text tasks of encoder-decoders: translation, summarization and text2text-generation."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from npformer.tasks.writing import Writing, WritingKeywords, WritingOptions, pie
 from npformer.text.encoding import Encoded, SourceEncoder, was_cut
 from npformer.text.inputs import as_text
 
-#: Settings of Transformers 4's pipelines where neither the caller nor the model's folder has them.
+#: Defaults of Transformers 4's pipelines, overridden by the model's folder and the caller.
 USUAL: Mapping[str, Any] = {"num_beams": 4, "max_new_tokens": 256}
 
 
@@ -28,7 +28,7 @@ class TextToTextOptions(WritingOptions):
     """Options of `TextToText`."""
 
     to: str | None = None
-    windows = "a source is not read in windows; split it into shorter texts"
+    windows = "sources are not read in windows; split long texts"
 
 
 class TextToTextKeywords(WritingKeywords, total=False):
@@ -38,15 +38,15 @@ class TextToTextKeywords(WritingKeywords, total=False):
 
 
 class TextToText(Writing):
-    """The base of the tasks in this file, which differ in their names and in their usual settings.
+    """The base of the tasks in this file, which differ in their names and defaults.
 
     Parameters
     ----------
     model : Seq2Seq, such as Marian or BART
     to : str, optional
-        The target's language, for a model with several. A text may also begin with a code of its own, as >>fra<<.
+        Target language, for a multilingual model. A text may also begin with its own code, such as >>fra<<.
     long : "error" or "truncate"
-        What to do with a text that is too long.
+        How to handle a text that is too long.
     progress : bool
         Show a progress bar on stderr.
     **options : the settings of generation: num_beams, max_new_tokens, min_length, length_penalty, do_sample, ...
@@ -57,7 +57,7 @@ class TextToText(Writing):
 
     def __init__(self, model: Model | Seq2Seq, **options: Any) -> None:
         if not isinstance(model, Seq2Seq):
-            raise NpformerError(f"{self.name} takes an encoder-decoder, this one is a {model.config.head} model")
+            raise NpformerError(f"{self.name}: expected an encoder-decoder, got a {model.config.head} model")
         self.model = model
         self.encoder: Any = SourceEncoder(model)
         self.window = WINDOW
@@ -65,9 +65,9 @@ class TextToText(Writing):
 
     @cached_property
     def described(self) -> tuple[str, dict[str, Any]]:
-        """The prefix of every source, and the settings of this task, both of the model's config.json.
+        """The prefix of every source, and the settings of this task, from the model's config.json.
 
-        As in Transformers 4: task_specific_params[task] comes before generation_config.json and the config's prefix.
+        As in Transformers 4, task_specific_params[task] overrides generation_config.json and the config's prefix.
         """
         path = None if self.model.folder is None else self.model.folder / CONFIG
         if path is None or not path.exists():
@@ -90,7 +90,7 @@ class TextToText(Writing):
         return {self.key: ""} if answer is None else super().values(answer)  # None: a blank line
 
     def settle(self, options: TextToTextOptions, given: Mapping[str, Any]) -> Any:
-        """Returns the options with the given ones changed, the settings of generation among them."""
+        """Returns the options with the given ones changed, generation settings included."""
         settled: TextToTextOptions = super().settle(options, given)
         resolve(self.model.folder, self.model.config, settled.settings)
         if settled.to is not None:
@@ -106,7 +106,7 @@ class TextToText(Writing):
         yield from pieces(self.tokenizer, stream(self.model, source.texts[0], **settled.settings))
 
     def limit(self, options: Any) -> int:
-        """Returns the number of tokens that a source is cut to."""
+        """Returns the number of tokens to which sources are truncated."""
         return self.encoder.limit
 
     # --- from an input to its answer -----------------------------------------------------------------------------
@@ -144,8 +144,8 @@ class Translation(TextToText):
 class Summarization(TextToText):
     """Returns a dict with "summary_text" for each text; a list of dicts if num_return_sequences is above 1.
 
-    The settings are the caller's, those for summarization in config.json, or those of generation_config.json; where
-    none of them says otherwise, 4 beams and at most 256 tokens, as in Transformers 4.
+    Settings come from the caller, else from config.json for summarization, else from generation_config.json, else from
+    the defaults of Transformers 4: 4 beams and at most 256 tokens.
 
     The parameters are those of `TextToText`.
 
@@ -164,8 +164,8 @@ class Summarization(TextToText):
 class Text2TextGeneration(TextToText):
     """Returns a dict with "generated_text" for each text; a list of dicts if num_return_sequences is above 1.
 
-    For encoder-decoders that paraphrase, correct or answer. The settings are those of `Summarization`, with what
-    config.json says for text2text-generation.
+    For encoder-decoders that paraphrase, correct or answer. Settings are found as for `Summarization`, with
+    config.json's for text2text-generation.
 
     The parameters are those of `TextToText`.
 

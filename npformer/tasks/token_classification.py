@@ -1,4 +1,4 @@
-"""token-classification: the label of each token, or the entities that neighbouring tokens form.
+"""token-classification: the label of each token, or entities of neighbouring tokens.
 
 A label B-X begins an entity of kind X, I-X continues it (Ramshaw and Marcus, 1995).
 """
@@ -42,14 +42,14 @@ class TokenKeywords(TaskKeywords, total=False):
 
 
 class Token(NamedTuple):
-    """A token, or a word under a strategy for words, with the scores of its labels."""
+    """A token, or a word under a word-level strategy, with its label scores."""
 
-    text: str  # the token's string; for an unknown token its characters in the text
+    text: str  # the token's string, or an unknown token's characters in the text
     scores: np.ndarray
     place: int
     start: int  # its characters in the text: start ... end - 1
     end: int
-    goes_on: bool  # whether it continues the word of the token before
+    goes_on: bool  # whether it continues the previous token's word
 
     @property
     def best(self) -> int:
@@ -60,15 +60,15 @@ class TokenClassification(Task):
     """Returns a list for each text: a dict for each token, or with a strategy a dict for each entity.
 
     A token has "entity", "score", "index", "word", "start", "end"; an entity has "entity_group", "score", "word",
-    "start", "end". "start" and "end" count characters of the text. Where windows overlap, the longer of two entities
-    on the same characters is kept, or of two equally long ones that with the larger score.
+    "start", "end". "start" and "end" are character positions. Of entities that overlap in neighbouring windows, the
+    longest is kept, and of equally long ones the best score.
 
     Parameters
     ----------
     model : Model with a token-classification head
     aggregation_strategy : "none", "simple", "first", "average" or "max"
-        "simple" joins neighbours of one kind. The last three first give the tokens of a word one label: that of its
-        first token, of their mean scores, or of the token with the largest score.
+        "simple" joins neighbours of one kind. The last three first give a word's tokens one label: its first token's,
+        their mean scores', or the label of the token with the largest score.
     ignore_labels : list of str
         Labels, or kinds of entities, to leave out.
     **options : the options of every task, see `Options`
@@ -161,7 +161,7 @@ class TokenClassification(Task):
         return Token(text, scores, tokens[0].place, tokens[0].start, tokens[-1].end, goes_on=False)
 
     def _entity(self, tokens: list[Token], labels: Sequence[str]) -> dict[str, Any]:
-        """Joins neighbouring tokens of one kind to an entity; its score is the mean of theirs."""
+        """Joins neighbouring tokens of one kind into an entity; its score is their mean."""
         return {
             "entity_group": labels[tokens[0].best].split("-", 1)[-1],
             "score": float(np.mean([token.scores.max() for token in tokens])),
@@ -193,7 +193,7 @@ def _words(tokens: list[Token]) -> list[list[Token]]:
 
 
 def _groups(tokens: list[Token], labels: Sequence[str]) -> list[list[Token]]:
-    """Groups neighbouring tokens of one kind. B- begins a new group; a label without B- or I- continues its own."""
+    """Groups neighbouring tokens of one kind. B- begins a group; a label without B- or I- continues the same label."""
     groups: list[list[Token]] = []
     last = ""
     for token in tokens:
@@ -212,7 +212,7 @@ def _ignored(entity: dict[str, Any], options: TokenOptions) -> bool:
 
 
 def _without_overlaps(entities: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Keeps one of several overlapping entities from neighbouring windows: the longest, then the best score."""
+    """Keeps one of overlapping entities from neighbouring windows: the longest, then the best score."""
     kept: list[dict[str, Any]] = []
     for entity in sorted(entities, key=lambda each: each["start"]):
         if kept and entity["start"] < kept[-1]["end"]:

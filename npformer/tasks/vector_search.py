@@ -1,4 +1,4 @@
-"""Similarities of vectors, and the search for the nearest by them: exact, in blocks."""
+"""Similarities of vectors, and exact nearest-neighbour search in blocks."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from npformer.runtime.runner import Runner
 from npformer.runtime.threads import run_tasks
 from npformer.tasks.pooling import normalize
 
-BLOCK = 2**19  # numbers of the corpus that are compared at a time: they fit a core's cache
-QUERIES = 256  # queries that are compared with a block together
-PENDING = 1024  # pairs of a query and a vector that are scored together
+BLOCK = 2**19  # numbers of the corpus in a block, which fits a core's cache
+QUERIES = 256  # queries compared with a block together
+PENDING = 1024  # pairs of query and vector scored together
 
 
 def _distances(a: np.ndarray, b: np.ndarray, length: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
-    """-|a_i - b_j| by a function from differences (M, D) to their lengths (M,)."""
+    """-|a_i - b_j|, with a function from differences (M, D) to lengths (M,)."""
     return np.stack([-length(b - row) for row in a])
 
 
-#: How alike each row of a is to each row of b, (N, D) and (M, D) -> (N, M): the larger, the more.
+#: Similarity of each row of a to each row of b, (N, D) and (M, D) -> (N, M).
 SIMILARITIES: dict[str, Callable[[np.ndarray, np.ndarray], np.ndarray]] = {
     "cosine": lambda a, b: normalize(a) @ normalize(b).T,
     "dot": lambda a, b: a @ b.T,
@@ -49,7 +49,7 @@ def similarity(a: Any, b: Any, function: str = "cosine") -> np.ndarray:
 
 
 class Hits(NamedTuple):
-    """What a search found: for each query the places in the corpus, the nearest first, and their scores.
+    """The result of a search: for each query the indices in the corpus, nearest first, and their scores.
 
     Parameters
     ----------
@@ -62,17 +62,17 @@ class Hits(NamedTuple):
 
 
 def search(query: Any, corpus: Any, k: int = 10, similarity: str = "cosine", threads: int | None = None) -> Hits:
-    """Finds the k vectors of a corpus that are the most similar to a query: exactly, by comparing with all.
+    """Finds the k vectors of a corpus most similar to each query, by exact search.
 
-    The corpus is read in blocks: besides the result, memory does not grow with it. A query's result has the same bits
-    alone and among others. Vectors with equal scores are in the order of the corpus; one with NaN is never found.
+    The corpus is read in blocks, so memory grows only with the result. A query's result has the same bits alone and in
+    any batch. Vectors with equal scores are in the order of the corpus; a vector with NaN is never found.
 
     Parameters
     ----------
     query : (D,) array, or (Q, D) for several queries
-    corpus : (N, D) array, also one that is mapped from a file, numpy.load("vectors.npy", mmap_mode="r")
+    corpus : (N, D) array, which may be mapped from a file: numpy.load("vectors.npy", mmap_mode="r")
     k : int; at most N are found
-    similarity : "cosine" or "dot", the product without dividing by lengths
+    similarity : "cosine" or "dot", the dot product
     threads : int, cores to use; by default all
 
     Returns
@@ -82,7 +82,7 @@ def search(query: Any, corpus: Any, k: int = 10, similarity: str = "cosine", thr
     Raises
     ------
     NpformerError
-        The shapes do not fit, or a query has a number that is not finite.
+        The shapes do not match, or a query is not finite.
 
     Examples
     --------
@@ -97,7 +97,7 @@ def search(query: Any, corpus: Any, k: int = 10, similarity: str = "cosine", thr
     if queries.ndim not in (1, 2) or corpus.ndim != 2 or queries.shape[-1] != corpus.shape[1]:
         raise NpformerError(f"search: expected (D,) or (Q, D), and (N, D), got {queries.shape} and {corpus.shape}")
     if not np.isfinite(queries).all():
-        raise NpformerError("search: a query has a number that is not finite")
+        raise NpformerError("search: expected finite queries, got NaN or infinity")
     rows = np.atleast_2d(queries).astype(np.float32)
     rows = normalize(rows.astype(np.float64)).astype(np.float32) if similarity == "cosine" else rows
     runner, k = Runner(threads), min(k, len(corpus))
@@ -113,15 +113,15 @@ def search(query: Any, corpus: Any, k: int = 10, similarity: str = "cosine", thr
 
 
 def _nearest(queries: np.ndarray, corpus: np.ndarray, start: int, stop: int, k: int, similarity: str) -> Hits:
-    """The k nearest to each query among the rows start to stop, (Q, k); the queries have length 1 for the cosine.
+    """The k nearest rows start to stop for each query, (Q, k); for the cosine, queries have length 1.
 
-    A product's last bits depend on a row's place in it. So the product only says which rows may be among the nearest,
-    by the error it may have, and those few are scored one by one.
+    A product's last bits depend on the position of a row. So the product only selects the candidates, within its error
+    bound, and each candidate is scored on its own.
     """
     best = Hits(np.full((len(queries), k), -1), np.full((len(queries), k), -np.inf, np.float32))
-    limits = np.full(len(queries), -np.inf)  # no score below its query's limit is among the nearest
+    limits = np.full(len(queries), -np.inf)  # scores below a query's limit are not among the nearest
     width, rows, places = corpus.shape[1], [], []
-    # A sum of D products is at most D roundings off: Higham, 2002, section 3.1.
+    # A sum of D products has at most D rounding errors: Higham, 2002, section 3.1.
     errors = 2 * (width + 4) * np.finfo(np.float32).eps * np.sqrt((queries * queries).sum(axis=1))
     step = max(BLOCK // max(width, 1), 1)
     for at in range(start, stop, step):
@@ -150,7 +150,7 @@ def _nearest(queries: np.ndarray, corpus: np.ndarray, start: int, stop: int, k: 
 def _with_scored(
     best: Hits, queries: np.ndarray, corpus: np.ndarray, rows: np.ndarray, places: np.ndarray, similarity: str
 ) -> Hits:
-    """The k best of `best` and of pairs of a query's row and a place in the corpus, (P,) each, in this order."""
+    """The k best of `best` and of pairs (query row, corpus index), (P,) each, in this order."""
     (count, k), scores = best.indices.shape, [best.scores.ravel()]
     for at in range(0, len(rows), PENDING):
         some = corpus[places[at : at + PENDING]].astype(np.float64)
@@ -161,13 +161,13 @@ def _with_scored(
     values = np.concatenate(scores)
     indices = np.concatenate([best.indices.ravel(), places])
     of = np.concatenate([np.repeat(np.arange(count), k), rows])
-    order = np.lexsort((-values, of))  # stable: equal ones stay in the order of the corpus
+    order = np.lexsort((-values, of))  # stable: equal scores keep the order of the corpus
     first = order[np.searchsorted(of[order], np.arange(count))[:, None] + np.arange(k)]
     return Hits(indices[first], values[first])
 
 
 def _merged(parts: list[Hits], k: int) -> Hits:
-    """The k best of several parts of the corpus, given in its order."""
+    """The k best of several parts of the corpus, in corpus order."""
     indices, scores = (np.concatenate(each, axis=1) for each in zip(*parts, strict=True))
     first = np.argsort(-scores, axis=1, kind="stable")[:, :k]
     return Hits(np.take_along_axis(indices, first, axis=1), np.take_along_axis(scores, first, axis=1))

@@ -1,7 +1,6 @@
-"""`Writing`, the base of the tasks whose answers a model writes token by token.
+"""`Writing`, the base of generative tasks, with answers generated token by token.
 
-The settings of `generation.Settings` control the search; those that the caller does not give come from the model's
-generation_config.json.
+The settings of `generation.Settings` control the search; the defaults come from the model's generation_config.json.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from npformer.text.encoding import Encoded
 
 @dataclass(frozen=True)
 class WritingOptions(Options):
-    """Options of `Writing`. `long` is "error" by default: half an answer is easily taken for a whole one."""
+    """Options of `Writing`. `long` is "error" by default, because an answer to half a text looks complete."""
 
     settings: Mapping[str, Any] = field(default_factory=dict)
     windows: ClassVar[str]  # why a text is not read in windows
@@ -71,17 +70,17 @@ class WritingKeywords(TaskKeywords, total=False):
 
 
 class Writing(Task):
-    """A task whose answers are written. A task defines `source`, what the model reads, and `answer`."""
+    """A generative task. A subclass defines `source`, the text the model reads, and `answer`."""
 
     options_type: ClassVar[type[WritingOptions]] = WritingOptions
-    usual: ClassVar[Mapping[str, Any]] = {}  # settings where neither the caller nor the model's folder has them
+    usual: ClassVar[Mapping[str, Any]] = {}  # defaults, overridden by the model's folder and the caller
     has_windows = False
     key: ClassVar[str]  # of a text in an answer
     column: ClassVar[str]  # of a text in a dataset
 
     @property
     def own_settings(self) -> Mapping[str, Any]:
-        """The folder's settings for this task alone, which `generate` does not read."""
+        """The folder's settings for this task only, which `generate` does not read."""
         return {}
 
     @cached_property
@@ -100,9 +99,9 @@ class Writing(Task):
     def settle(self, options: Any, given: Mapping[str, Any]) -> Any:
         """Returns the options with the given ones changed, the settings of generation among them."""
         given = one_search(translated(given, self.cut))
-        without = ("settings", "stride", "max_length")  # max_length is a setting, of the text that is written
+        without = ("settings", "stride", "max_length")  # max_length is a generation setting, of the new text
         own = [each.name for each in fields(options) if each.name not in without]
-        of_search = {*NAMES, *UNSUPPORTED} - {*own}  # `resolve` refuses the unsupported ones, with the reason
+        of_search = {*NAMES, *UNSUPPORTED} - {*own}  # `resolve` refuses unsupported settings, with the reason
         for name in given.keys() - {*own, *of_search}:
             raise unknown(f"argument of {self.name}", name, (*own, *NAMES))
         searched = {name: value for name, value in given.items() if name in of_search and value is not None}
@@ -125,7 +124,7 @@ class Writing(Task):
         return [each[self.key] for each in (answer if isinstance(answer, list) else [answer])]
 
     def source(self, item: Any, options: Any) -> Encoded:
-        """Returns what the model reads for one item."""
+        """Returns the text that the model reads for one item."""
         raise NotImplementedError
 
     def prepare(self, window: Sequence[Any], first: int, options: Any) -> list[Request | InputError]:
@@ -138,11 +137,11 @@ class Writing(Task):
         return prepared
 
     def run(self, requests: list[Request]) -> None:
-        """Does nothing: `answer` writes the answers of a group together."""
+        """Does nothing: `answer` generates a group's answers together."""
 
 
 def one_search(settings: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The settings with the other of num_beams and do_sample: several beams do not sample, a sample has one beam."""
+    """The settings, with num_beams and do_sample consistent: several beams do not sample, sampling has one beam."""
     beams = settings.get("num_beams")
     if isinstance(beams, int) and beams > 1:
         return {"do_sample": False, **settings}
@@ -150,7 +149,7 @@ def one_search(settings: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def pieces(tokenizer: Any, tokens: Iterable[int]) -> Iterator[str]:
-    """Yields the text of tokens piece by piece, never half of a character; the pieces join to the whole text."""
+    """Yields the text of tokens piece by piece, in whole characters; the pieces join to the whole text."""
     ids: list[int] = []
     shown = text = ""
     for token in tokens:

@@ -1,6 +1,6 @@
-"""zero-shot-classification: which of the caller's labels fit a text, by a model for natural-language inference.
+"""zero-shot-classification: scores of the caller's labels, by a model for natural-language inference.
 
-The text is the premise; each label, put into a sentence, is a hypothesis (Yin et al., 2019).
+The text is the premise; each label in the template is a hypothesis (Yin et al., 2019).
 """
 
 from __future__ import annotations
@@ -58,11 +58,11 @@ class ZeroShotClassification(Task):
     Parameters
     ----------
     model : Model with a sequence-classification head and a label that begins with "entail"
-    candidate_labels : list of str, or str with commas between the labels
+    candidate_labels : list of str, or str of comma-separated labels
     hypothesis_template : str
         A sentence with {} for the label.
     multi_label : bool
-        Score each label on its own; otherwise the scores of all labels add up to 1.
+        Score each label on its own; otherwise the scores of all labels sum to 1.
     **options : the options of every task, see `Options`
 
     References
@@ -86,12 +86,12 @@ class ZeroShotClassification(Task):
         super().__init__(model, **options)
         if len(model.config.labels) < 2:
             raise NpformerError(
-                f"{self.name} takes a model with labels for entailment and contradiction, this has one label"
+                f"{self.name}: expected a model with labels for entailment and contradiction, got one label"
             )
         found = [i for i, label in enumerate(model.config.labels) if label.lower().startswith("entail")]
         if not found:
             names = ", ".join(model.config.labels)
-            warn(f"of the labels {names} none begins with 'entail'; the last is taken for it")
+            warn(f"expected a label that begins with 'entail', got {names}; using the last label")
         self.entailment = found[0] if found else len(model.config.labels) - 1
         self.contradiction = len(model.config.labels) - 1 if self.entailment == 0 else 0
 

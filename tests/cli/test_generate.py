@@ -47,7 +47,7 @@ def test_prompts_of_a_file_as_json(folder: Path, tmp_path: Path, capsys: pytest.
     assert main([*command, "--max-new-tokens", "5"]) == 1
     first, second = map(json.loads, capsys.readouterr().out.splitlines())
     assert first["generated_texts"][0].startswith("The")
-    assert "70 tokens and 5 new ones, and the model takes 64" in second["error"]
+    assert "70 tokens and 5 new tokens, but the model takes 64" in second["error"]
     assert main([*command, "--long", "truncate", "--max-new-tokens", "5"]) == 0
     assert "cut to 59" in capsys.readouterr().err
 
@@ -67,7 +67,7 @@ def test_a_terminal_shows_a_text_as_it_is_written(
     assert capsys.readouterr().out == whole
     assert (len(flushed) > 5) == (more != ["--num-beams", "2"])
     assert main(["generate", "-m", str(folder), "a" * 90, "--max-new-tokens", "9"]) == 1
-    assert "argument 1: 90 tokens and 9 new ones" in capsys.readouterr().err
+    assert "argument 1: 90 tokens and 9 new tokens" in capsys.readouterr().err
 
 
 def test_what_is_wrong_is_named_by_its_option(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -79,7 +79,7 @@ def test_what_is_wrong_is_named_by_its_option(folder: Path, capsys: pytest.Captu
         ("--greedy", "--best", "3"): "--best: 3 targets need as many beams, or no --greedy",
         ("--max-new-tokens", "99"): "--max-new-tokens: expected a whole number from 1 to 64",
         ("--temperature", "0"): "temperature: expected a number from 1e-06",
-        ("--stop", ""): "--stop: expected texts that are not empty",
+        ("--stop", ""): "--stop: expected non-empty texts",
     }.items():
         assert main(["generate", "-m", str(folder), "The", *options]) == 1
         assert message in capsys.readouterr().err

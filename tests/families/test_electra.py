@@ -82,7 +82,7 @@ def test_a_discriminator_gives_vectors_as_its_encoder_does(own: bool, tmp_path: 
         assert made.model.config == base.config
         again = npformer.pipeline(task or "feature-extraction", base)
         assert np.array_equal(made("I love it"), again("I love it"))
-    with pytest.raises(NpformerError, match="fill-mask takes a masked-lm model, this one is a replaced-token model"):
+    with pytest.raises(NpformerError, match="fill-mask: expected a masked-lm model, got a replaced-token model"):
         npformer.pipeline("fill-mask", folder)
 
 

@@ -154,7 +154,9 @@ def test_targets_keep_their_probability_among_all_words():
 
 def test_a_target_that_is_no_token_stands_for_its_first_piece():
     fill = filler()
-    with pytest.warns(UserWarning, match="'Kyoto' is no token of the vocabulary; 'k' is taken") as caught:
+    with pytest.warns(
+        UserWarning, match="'Kyoto' is not a token of the vocabulary; using its first token 'k'"
+    ) as caught:
         first = fill("I love [MASK]", targets="Kyoto")
     assert caught[0].filename == __file__
     assert fill("I love [MASK]", targets="Kyoto") == first == fill("I love [MASK]", targets="k")

@@ -125,7 +125,7 @@ def test_a_candidate_label_s_score_is_the_pair_s_entailment():
 
 
 def test_without_an_entailment_label_the_last_one_is_taken():
-    with pytest.warns(UserWarning, match="none begins with 'entail'"):
+    with pytest.warns(UserWarning, match="expected a label that begins with 'entail'"):
         ask = zero_shot(("no", "maybe", "yes"))
     assert (ask.entailment, ask.contradiction) == (2, 0)
     assert (zero_shot(("Entailment", "x")).entailment, zero_shot(("Entailment", "x")).contradiction) == (0, 1)

@@ -99,7 +99,7 @@ def test_keywords_of_encode_that_change_nothing(model, capsys):
         ("output_value", None, "None is not supported; pipeline.'feature-extraction'"),
         ("device", "cuda", "'cuda' is not supported; everything runs on the CPU"),
         ("device", ["cuda:0", "cuda:1"], "a list is not supported; everything runs on the CPU"),
-        ("pool", {"input": 1}, "a dict is not supported; threads= says how many cores to use"),
+        ("pool", {"input": 1}, "a dict is not supported; threads= sets the number of cores"),
         ("backend", "onnx", "'onnx' is not supported; everything runs on NumPy; leave it out"),
         ("cache_folder", "here", "'here' is not supported; set HF_HUB_CACHE in the environment"),
         ("show_progress_bar", "yes", "expected true or false, got 'yes'"),
@@ -172,7 +172,7 @@ def test_decode_and_sparsity_take_vectors_alone(sparse):
     for odd in (sparse("ice"), 3, np.zeros((1, 2, 3)), ["ice"]):
         for function in (sparse.decode, sparse.sparsity):
             with pytest.raises(
-                NpformerError, match=r"^embeddings: expected vectors of encode, \(V,\) or \(N, V\), got "
+                NpformerError, match=r"^embeddings: expected vectors \(V,\) or \(N, V\) from encode, got "
             ):
                 function(odd)
     assert sparse.decode(np.zeros((0, 5))) == []
@@ -219,7 +219,7 @@ def test_a_query_with_a_text_is_a_tuple_a_list_or_a_pair(reranker):
         assert type(reranker.predict(one)) is np.float32
     assert reranker.predict([]).shape == (0,)
     for odd in ([(QUERY,)], [(QUERY, "a", "b")], [(QUERY, 3)], [QUERY, "a", "b"]):
-        with pytest.raises(NpformerError, match=r"input 0: expected a (query and a )?text, got .*give npformer\.Pair"):
+        with pytest.raises(NpformerError, match=r"input 0: expected .*npformer\.Pair"):
             reranker.predict(odd)
 
 
@@ -267,7 +267,9 @@ def test_an_activation_is_torch_s_sigmoid_or_identity(reranker):
             NpformerError, match=r"activation_fn: expected torch's Identity or Sigmoid, got .* give function"
         ):
             reranker.predict(PAIRS, activation_fn=odd)
-    with pytest.raises(NpformerError, match="activation_fn: function_to_apply= says the same; give one of the two"):
+    with pytest.raises(
+        NpformerError, match="activation_fn: conflicts with function_to_apply=; give only one of the two"
+    ):
         reranker.predict(PAIRS, activation_fn=Sigmoid, function_to_apply="none")
     with pytest.raises(NpformerError, match="convert_to_tensor: True is not supported; answers are NumPy arrays"):
         reranker.predict(PAIRS, convert_to_tensor=True)
@@ -285,7 +287,5 @@ def test_a_cross_encoder_s_folder_names_its_task(tmp_path):
             assert pipeline(model=older).name == task
     several = write_folder(tmp_path / "three", "CrossEncoder", labels=("contradiction", "neutral", "entailment"))
     assert pipeline(model=several).name == "text-classification"
-    with pytest.raises(
-        NpformerError, match=r"one label, this one has 3; pipeline\('text-classification', model, top_k"
-    ):
+    with pytest.raises(NpformerError, match=r"one label, got 3; pipeline\('text-classification', model, top_k"):
         pipeline("text-ranking", several)

@@ -100,7 +100,7 @@ def test_settings_that_make_no_sense_are_refused(config, message, tmp_path):
 
 
 def test_dense_vectors_of_such_a_folder_are_refused(tmp_path):
-    with pytest.raises(NpformerError, match=r"its vectors are sparse.*make pipeline\('sparse-embedding'\)"):
+    with pytest.raises(NpformerError, match=r"its vectors are sparse; use pipeline\('sparse-embedding'\)"):
         pipeline("sentence-embedding", folder(tmp_path / "m"))
-    with pytest.raises(NpformerError, match="sparse-embedding takes a masked-lm model, this one is a base model"):
+    with pytest.raises(NpformerError, match="sparse-embedding: expected a masked-lm model, got a base model"):
         pipeline("sparse-embedding", tiny.model("bert", "base"))

@@ -189,7 +189,9 @@ def test_a_pair_is_never_guessed():
 @pytest.mark.parametrize("name", TEXT_TASKS)
 def test_a_long_text_is_cut_with_one_warning(name):
     task, text = make(name), f"[MASK] {LONG}"
-    with pytest.warns(UserWarning, match=r"input 1: \d+ tokens, cut to 64\. This warning comes once") as caught:
+    with pytest.warns(
+        UserWarning, match=r"input 1: \d+ tokens, cut to 64\. Further texts of this call do not warn"
+    ) as caught:
         short, long, again = task(["[MASK] ice", text, text])
     assert len(caught) == 1
     assert caught[0].filename == __file__
@@ -344,24 +346,22 @@ def test_unknown_tasks_have_their_nearest_name():
 
 @pytest.mark.parametrize("name", ["distilbert-sst2", "openai-community/gpt2"])
 def test_a_model_given_as_the_task_is_refused_with_the_line_to_write(name):
-    with pytest.raises(NpformerError, match=rf"'{name}' is not a task; pipeline\(model='{name}'\) loads a model"):
+    with pytest.raises(NpformerError, match=rf"'{name}' is not a task; .* use pipeline\(model='{name}'\)"):
         pipeline(name)
-    with pytest.raises(
-        NpformerError, match=r"task: expected the name of a task, got a Model; model=\.\.\. takes a model"
-    ):
+    with pytest.raises(NpformerError, match=r"task: expected a task's name, got a Model; pass a model as model="):
         pipeline(tiny.model())
 
 
 @pytest.mark.parametrize("name", [name for name in TASKS if name != "text-classification"])
 def test_a_task_without_a_model_says_what_to_give(name):
-    with pytest.raises(NpformerError, match=f"{name}: no model comes with npformer; give model=, the folder"):
+    with pytest.raises(NpformerError, match=f"{name}: no default model; give model=, the folder"):
         pipeline(name)
 
 
 def test_a_model_of_another_head_is_refused():
     model = tiny.model("bert", "masked-lm")
     for name in ("text-classification", "zero-shot-classification", "token-classification", *PAIR_TASKS):
-        with pytest.raises(NpformerError, match=rf"{name} takes a \S+ model, this one is a masked-lm model"):
+        with pytest.raises(NpformerError, match=rf"{name}: expected a \S+ model, got a masked-lm model"):
             pipeline(name, model)
     for name in ("feature-extraction", "sentence-embedding"):
         assert pipeline(name, model).model.config.head == "base"

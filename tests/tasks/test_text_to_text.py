@@ -127,7 +127,7 @@ def test_settings_that_make_no_sense(described: dict[str, Any], message: str, tm
 
 
 def test_models_that_do_not_fit() -> None:
-    with pytest.raises(NpformerError, match="summarization takes an encoder-decoder, this one is a masked-lm model"):
+    with pytest.raises(NpformerError, match="summarization: expected an encoder-decoder, got a masked-lm model"):
         npformer.pipeline("summarization", tiny.model("bert", "masked-lm"))
-    with pytest.raises(NpformerError, match=r"no model comes with npformer; .* a BART that writes summaries"):
+    with pytest.raises(NpformerError, match=r"no default model; .* a BART model for summaries"):
         npformer.pipeline("summarization")

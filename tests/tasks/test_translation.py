@@ -156,7 +156,7 @@ def test_too_long_a_source_is_refused_or_cut(in_json: Path) -> None:
     assert (answer.n_tokens, answer.truncated) == (101, True)
     first = "d" * 63  # 63 letters and the end, which a text that is cut keeps
     assert answer == task(first)
-    with pytest.raises(NpformerError, match="a source is not read in windows"):
+    with pytest.raises(NpformerError, match="sources are not read in windows"):
         task("dog", long="window")
 
 
@@ -191,15 +191,15 @@ def test_one_bad_source_among_many_is_named(in_json: Path) -> None:
 def test_translation_refuses_a_model_that_is_no_translator() -> None:
     classifier = npformer.load(FILES.parent / "classifier")
     with pytest.raises(
-        NpformerError, match="translation takes an encoder-decoder, this one is a sequence-classification model"
+        NpformerError, match="translation: expected an encoder-decoder, got a sequence-classification model"
     ):
         npformer.pipeline("translation", classifier)
-    with pytest.raises(NpformerError, match=r"no model comes with npformer; give model=, .*opus-mt-en-de"):
+    with pytest.raises(NpformerError, match=r"no default model; give model=, .*opus-mt-en-de"):
         npformer.pipeline("translation")
 
 
 def test_a_translator_is_no_classifier() -> None:
-    with pytest.raises(NpformerError, match="text-classification takes a sequence-classification model"):
+    with pytest.raises(NpformerError, match="text-classification: expected a sequence-classification model"):
         npformer.pipeline("text-classification", FILES)
 
 

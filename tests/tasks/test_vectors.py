@@ -198,7 +198,7 @@ def test_a_prompt_s_tokens_may_take_no_part_in_the_pooling(mode, folder):
     rows = embed.model(embed.model.tokenizer.encode("the news ice cream").ids).last_hidden_state[0]
     assert np.array_equal(embed("ice cream"), POOLINGS[mode](rows, 3))
     assert np.array_equal(embed("ice cream", prompt=""), embed("ice cream", prompt_name="query"))
-    with pytest.raises(NpformerError, match="all 4 tokens that the model reads are the prompt's; shorten it"):
+    with pytest.raises(NpformerError, match="the prompt fills all 4 tokens; shorten it"):
         embed("ice", prompt="news " * 3, max_length=4)
 
 
@@ -211,7 +211,7 @@ def test_a_prompt_is_given_or_named(folder):
     assert not np.array_equal(embed("ice"), plain)
     with pytest.raises(NpformerError, match="prompt_name: 'newz' is not known; did you mean 'news'"):
         embed("ice", prompt_name="newz")
-    with pytest.raises(NpformerError, match=r"prompt_name: prompt= says the same; give one of the two"):
+    with pytest.raises(NpformerError, match=r"prompt_name: conflicts with prompt=; give only one of the two"):
         embed("ice", prompt="a", prompt_name="news")
     with pytest.raises(NpformerError, match="prompt: expected a text"):
         embed("ice", prompt=3)
@@ -257,7 +257,7 @@ def test_dense_and_layer_norm_follow_the_pooling(folder):
 @pytest.mark.parametrize(
     ("changed", "tensors", "message"),
     [
-        ({"in_features": 31}, WEIGHTS, "2_Dense/config.json: in_features: expected 32, the width of the module before"),
+        ({"in_features": 31}, WEIGHTS, "2_Dense/config.json: in_features: expected 32, the previous module's width"),
         ({"out_features": 0}, WEIGHTS, "2_Dense/config.json: out_features: expected a whole number"),
         ({"out_features": 6}, WEIGHTS, r"model.safetensors: linear.weight: expected \(6, 32\) of floating point, got"),
         ({"activation_function": "os.system"}, WEIGHTS, "activation_function: expected one of torch's Tanh, .*'os.system'"),
