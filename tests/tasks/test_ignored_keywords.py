@@ -153,7 +153,7 @@ def test_a_name_of_one_answer_among_several_says_the_line_to_write():
         NpformerError, match=r"an index into 5 answers, got 'token_str'; the first answer has \[0\]\['token_str'\]"
     ):
         words["token_str"]
-    with pytest.raises(NpformerError, match="A list of texts gives a list of such lists, also for one text"):
+    with pytest.raises(NpformerError, match="A list of texts gives a list of such lists, even for one text"):
         classify("ice", top_k=2)["label"]
     assert classify("ice")[0] == classify("ice")
 
