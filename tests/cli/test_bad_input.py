@@ -8,7 +8,9 @@ import subprocess
 
 import pytest
 
-from tests.support.cli_runner import ENVIRONMENT, command, make_models, rows, run
+from tests.support.cli_runner import ENVIRONMENT, command, make_models, rows, run, run_apart
+
+ASCII = {"PYTHONUTF8": "0", "PYTHONIOENCODING": "ascii"}
 
 
 @pytest.fixture(scope="module")
@@ -138,10 +140,10 @@ def test_ctrl_c_ends_quietly(models, tmp_path):
 
 
 def test_a_character_that_the_encoding_lacks_is_written_as_its_number(models):
-    code, output, _ = run("classify", "-m", models["classify"], "naïve 😀", PYTHONUTF8="0", PYTHONIOENCODING="ascii")
+    code, output, _ = run_apart("classify", "-m", models["classify"], "naïve 😀", **ASCII)
     assert code == 0
     assert r"na\xefve \U0001f600" in output
-    done = run("classify", "-m", models["classify"], "--json", "naïve", PYTHONUTF8="0", PYTHONIOENCODING="ascii")
+    done = run_apart("classify", "-m", models["classify"], "--json", "naïve", **ASCII)
     assert rows(done[1])[0]["text"] == "naïve"
 
 

@@ -13,7 +13,7 @@ from npformer import Pair, load, view
 from npformer.cli import view as command
 from npformer.cli.main import main
 from tests.support import tiny
-from tests.support.cli_runner import run as run_apart
+from tests.support.cli_runner import run_apart
 
 TEXT, OTHER = "I love ice cream", "it is hotter"
 HOSTILE = "</script><img src=x onerror=alert(1)> \x1b[2J \u202elive\u202c שלום {{meta}} ${1}"

@@ -14,7 +14,7 @@ from npformer.dataset import cluster, map, work
 from tests.dataset.conftest import files_in
 from tests.dataset.in_a_worker import pretend
 from tests.support import tiny
-from tests.support.cli_runner import run
+from tests.support.cli_runner import run_apart
 
 # Dask closes what it can when a worker dies or a cluster ends, and leaves the rest to the collector.
 pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
@@ -86,8 +86,8 @@ def test_workers_of_another_version_are_refused_and_of_another_blas_are_told(cla
 def test_the_command_prints_the_dashboard_and_answers(model, rows, tmp_path):
     pa.parquet.write_table(rows, tmp_path / "in.parquet")
     given = ("classify", "-m", model, "--input", "in.parquet", "--column", "text", "-o")
-    assert run(*given, "one", cwd=tmp_path)[0] == 1  # some rows are null
-    code, _, said = run(*given, "two", "--scheduler", "local:2", cwd=tmp_path)
+    assert run_apart(*given, "one", cwd=tmp_path)[0] == 1  # some rows are null
+    code, _, said = run_apart(*given, "two", "--scheduler", "local:2", cwd=tmp_path)
     assert code == 1
     assert said.startswith("npformer: dashboard: http://127.0.0.1:")
     assert files_in(tmp_path / "one") == files_in(tmp_path / "two")

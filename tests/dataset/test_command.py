@@ -12,7 +12,7 @@ import pyarrow.parquet
 import pytest
 
 from tests.support import seq2seq_models
-from tests.support.cli_runner import ENVIRONMENT, command, make_models, run
+from tests.support.cli_runner import ENVIRONMENT, command, make_models, run_apart
 
 COMMANDS = {
     "classify": ([], ["label", "score"]),
@@ -47,20 +47,20 @@ def place(tmp_path):
 def test_every_command_answers_the_rows_of_a_dataset(name, models, place):
     options, names = COMMANDS[name]
     given = ("-m", models[name], "--input", "in.parquet", "--column", "text", "--output", "o.parquet", "--limit", "7")
-    assert run(name, *given, *options, "--prefix", "p_", cwd=place) == (0, "", "")
+    assert run_apart(name, *given, *options, "--prefix", "p_", cwd=place) == (0, "", "")
     table = pa.parquet.read_table(place / "o.parquet")
     assert table.column_names == ["text", "second", *(f"p_{each}" for each in [*names, "truncated", "error"])]
     assert (len(table), table["p_error"].null_count) == (7, 7)
-    assert run(name, *given, *options, "--prefix", "p_", cwd=place) == (0, "", "")
-    code, output, said = run(name, *given, *options, cwd=place)
+    assert run_apart(name, *given, *options, "--prefix", "p_", cwd=place) == (0, "", "")
+    code, output, said = run_apart(name, *given, *options, cwd=place)
     assert (code, output) == (1, "")
     assert "prefix was 'p_', is ''" in said
 
 
 def test_pairs_are_two_columns(models, place):
     given = ("-m", models["zero-shot"], "--input", "in.parquet", "--column", "text", "--pair-column", "second")
-    assert run("classify", *given, "-o", "o.jsonl", cwd=place) == (0, "", "")
-    pair = run(
+    assert run_apart("classify", *given, "-o", "o.jsonl", cwd=place) == (0, "", "")
+    pair = run_apart(
         "classify", "-m", models["zero-shot"], "--json", "not my [MASK]", "--pair", "she was in Paris", cwd=place
     )
     label = pair[1].partition('"label": ')[2].partition(",")[0]
@@ -72,7 +72,7 @@ def test_rows_without_an_answer_and_files_that_cannot_be_read_are_exit_code_1(mo
     (tmp_path / "in" / "a.jsonl").write_text('{"text": "ice"}\n{"text": null}\n' + '{"text": "%s"}\n' % ("ice " * 99))
     (tmp_path / "in" / "b.jsonl").write_text("{")
     given = ("classify", "-m", models["classify"], "--input", "in", "--column", "text", "--output", "o.csv")
-    code, output, said = run(*given, cwd=tmp_path)
+    code, output, said = run_apart(*given, cwd=tmp_path)
     assert (code, output) == (1, "")
     broken, goes_on, cut, errors = said.splitlines()
     assert broken.startswith("npformer: in/b.jsonl:1: not JSON")
@@ -98,10 +98,10 @@ def test_progress_on_a_terminal(models, place):
 
 def test_pipes_are_refused_with_what_to_do(models, place):
     given = ("classify", "-m", models["classify"], "--column", "text")
-    said = run(*given, "--input", "in.parquet", "--output", "-", cwd=place)
+    said = run_apart(*given, "--input", "in.parquet", "--output", "-", cwd=place)
     assert said[:2] == (1, "")
     assert said[2].startswith("npformer: -: not a file or folder of a dataset, and a run that was broken off goes on")
-    assert run(*given, "--input", "-", "--output", "o.csv", cwd=place)[2] == (
+    assert run_apart(*given, "--input", "-", "--output", "o.csv", cwd=place)[2] == (
         "npformer: -: not a file or folder; a dataset is read twice: save it in a file first\n"
     )
     assert [each.name for each in place.iterdir()] == ["in.parquet"]

@@ -13,7 +13,7 @@ import pytest
 from npformer import NpformerError
 from npformer.dataset import map
 from npformer.dataset.sizes import DEPTH
-from tests.support.cli_runner import make_models, run
+from tests.support.cli_runner import make_models, run_apart
 
 DEEPEST = "[" * DEPTH + "]" * DEPTH
 
@@ -113,7 +113,7 @@ def test_deep_nesting_is_refused_by_its_line(depth, tmp_path):
     for opening, closing in (("[", "]"), ('{"a": ', "}")):
         lines(tmp_path / "in.jsonl", "null", opening * depth + "1" + closing * depth)
         given = ("classify", "-m", model, "--input", "in.jsonl", "--column", "text", "--output", "o.parquet")
-        code, output, said = run(*given, cwd=tmp_path)
+        code, output, said = run_apart(*given, cwd=tmp_path)
         assert (code, output) == (1, "")
         assert said.startswith("npformer: in.jsonl:2: ")
         assert said.endswith(f"nested more than {DEPTH} deep\n")

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from npformer import pipeline
-from tests.support.cli_runner import run
+from tests.support.cli_runner import run_apart
 from tests.support.service import Server, alive
 
 SENTENCE = "what i love most about this film is how it never takes itself too seriously and yet breaks your heart"
@@ -289,7 +289,7 @@ def test_a_port_that_is_taken(folders):
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        code, _, said = run("serve", folders["encoder"], "--port", port)
+        code, _, said = run_apart("serve", folders["encoder"], "--port", port)
     assert code == 1
     assert said == f"npformer: 127.0.0.1:{port}: cannot listen: Address already in use\n"
 
@@ -311,7 +311,7 @@ def test_a_port_that_is_taken(folders):
 def test_what_cannot_be_served_is_said_in_a_line(folders, arguments, message):
     given = [str(each).format(**folders) for each in arguments]
     port = () if "--port" in given else ("--port", 0)
-    code, _, said = run("serve", *given, *port)
+    code, _, said = run_apart("serve", *given, *port)
     assert code == 1
     assert said.startswith(f"npformer: {message}")
 

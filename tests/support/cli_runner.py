@@ -1,14 +1,20 @@
-"""Running the command `npformer` as users do, in a process of its own, on tiny models: for test_cli*.py."""
+"""Running the command `npformer` on tiny models: `run` in this process, `run_apart` as users do, in its own."""
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import subprocess
 import sys
+import warnings
+from contextlib import chdir
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from npformer.cli.main import main
 from tests.support import tiny
 
 ROOT = Path(__file__).parents[2]
@@ -33,10 +39,30 @@ def command(*arguments: object) -> list[str]:
     return [sys.executable, "-m", "npformer", *map(str, arguments)]
 
 
-def run(*arguments: object, stdin: bytes = b"", cwd: Path | None = None, **environment: str) -> tuple[int, str, str]:
-    """The exit code, what came on stdout and what on stderr, where no traceback may be."""
-    environment = {**ENVIRONMENT, **environment}
-    done = subprocess.run(command(*arguments), input=stdin, capture_output=True, cwd=cwd, env=environment, timeout=60)
+def run(*arguments: object, stdin: bytes = b"", cwd: Path | None = None) -> tuple[int, str, str]:
+    """The exit code, stdout and stderr of a command in this process. An exception that the command lets out is raised."""
+    streams = {name: io.TextIOWrapper(io.BytesIO(given), "utf-8", newline="\n") for name, given in
+               (("stdin", stdin), ("stdout", b""), ("stderr", b""))}  # fmt: skip
+    with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings(), chdir(cwd or "."):
+        warnings.resetwarnings()
+        warnings.simplefilter("ignore", ResourceWarning)
+        patch.setenv("COLUMNS", "80")
+        for name, stream in streams.items():
+            patch.setattr(sys, name, stream)
+        code = main([os.fsdecode(each) if isinstance(each, bytes) else str(each) for each in arguments])
+        for name in ("stdout", "stderr"):
+            streams[name].flush()
+    out, err = (streams[name].buffer.getvalue().decode() for name in ("stdout", "stderr"))  # type: ignore[attr-defined]
+    return code, out, err
+
+
+def run_apart(
+    *arguments: object, stdin: bytes = b"", cwd: Path | None = None, **environment: str
+) -> tuple[int, str, str]:
+    """The same in a process of its own, with more variables in its environment."""
+    done = subprocess.run(
+        command(*arguments), input=stdin, capture_output=True, cwd=cwd, env={**ENVIRONMENT, **environment}, timeout=60,
+    )  # fmt: skip
     assert b"Traceback" not in done.stderr, done.stderr.decode()
     return done.returncode, done.stdout.decode(), done.stderr.decode()
 
