@@ -251,6 +251,7 @@ def test_bundled_stages_in_float64(index: int) -> None:
         assert (gaps <= FLOAT64 * np.array([largest, total, total])).all(), name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("group", GROUPS, ids=str)
 def test_bundled_stages_in_float32(group: range) -> None:
     wrong = {}

@@ -255,7 +255,7 @@ def test_finite_differences_of_the_encoder(norm_first: bool, only: bool) -> None
         assert error <= CLOSE * max(np.linalg.norm(each), 1e-1), name
 
 
-@pytest.mark.parametrize(("norm_first", "tied"), [(False, True), (True, False)])
+@pytest.mark.parametrize(("norm_first", "tied"), [(False, True), pytest.param(True, False, marks=pytest.mark.slow)])
 def test_finite_differences_of_the_encoder_decoder(norm_first: bool, tied: bool) -> None:
     """Every parameter, with one table for both sides and the projection, or three."""
     config = replace(

@@ -111,6 +111,7 @@ def examples(command: str) -> list[str]:
     return [re.sub(r"\s*\\\n\s*", " ", line).strip() for line in re.split(r"(?<!\\)\n", indented)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", COMMANDS)
 def test_the_examples_of_a_help_text_run(command, environment, tmp_path):
     """In order, in one folder with the files they name, each ending with exit code 0; what needs an extra says which.

@@ -21,7 +21,6 @@ from npformer.model import Model
 from npformer.training import Trainable, standard_rates
 from npformer.training.start import write_model
 from tests.support import tiny
-from tests.support.cli_runner import run
 
 ARCHITECTURES = json.loads((Path(__file__).parents[1] / "golden/checkpoints/architectures.json").read_text())
 LAYERS = "albert.encoder.albert_layer_groups"
@@ -169,30 +168,3 @@ def test_training_drops_what_its_own_does() -> None:
         "question-answering": {},
     }.items():
         assert standard_rates(tiny.config("albert", head), 0.2) == always | more
-
-
-def test_the_commands_take_it(tmp_path: Path) -> None:
-    """A tiny golden file, a training whose layers stay one, a trace and a page of views of what it made."""
-    assert run("golden", "record", "--tiny", "albert", "-o", tmp_path / "tiny")[0] == 0
-    recorded = golden.load(tmp_path / "tiny" / golden.TINY_FILE)
-    seen = npformer.trace(npformer.load(tmp_path / "tiny"), recorded.texts)
-    arrays = {f"{i}/{name}": each for name in seen for i, each in enumerate(seen.texts(name))}
-    assert golden.compare(recorded, arrays).ok
-    folder = tiny.folder(tmp_path / "base", "albert", "base", n_layers=3)
-    rows = [("i love it", "good"), ("i hate it", "bad"), ("it is good", "good"), ("it is politics", "bad")] * 8
-    train = tmp_path / "train.tsv"
-    train.write_text("sentence\tlabel\n" + "".join(f"{text}\t{label}\n" for text, label in rows))
-    options = ("--train", train, "--dev", train, "--batch-size", "4", "--learning-rate", "3e-3")
-    code, _, errors = run("finetune", "--model", folder, *options, "-o", tmp_path / "made")
-    assert code == 0, errors
-    config, tree = load_folder(tmp_path / "made")
-    before = load_folder(folder)[1]["layers"][0]["ffn"]["hidden"]["weight"]
-    trained = [layer["ffn"]["hidden"]["weight"] for layer in tree["layers"]]
-    assert config.n_layers == len(trained) == 3
-    assert trained[0] is trained[1] is trained[2]
-    assert not np.array_equal(trained[0], before)
-    code, printed, errors = run("trace", "-m", tmp_path / "made", "I love it")
-    assert code == 0, errors
-    assert "layers.2.ffn_norm" in printed
-    code, _, errors = run("view", "-m", tmp_path / "made", "I love it", "-o", tmp_path / "view.html")
-    assert code == 0, errors

@@ -123,17 +123,6 @@ def test_the_decoder_of_a_model_with_both_stacks_is_read_by_its_head(tmp_path: P
         npformer.Config(**{**vars(both_stacks()), "head": "causal-lm", "causal": True})
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_a_text_has_the_same_bits_alone_in_a_batch_and_shared_by_threads(dtype: str) -> None:
-    model = tiny.model("bart", "causal-lm", threads=2, dtype=dtype, max_length=300)
-    texts = [Text(ids(length, length)) for length in (250, 7, 7, 250, 31)]
-    together = [each["logits"] for each in model.run(texts)]
-    for threads in (2, 1):
-        model.threads = threads
-        for text, logits in zip(texts, together, strict=True):
-            assert np.array_equal(model.run([text])[0]["logits"], logits)  # 250 tokens: rows on two threads
-
-
 def test_a_token_sees_nothing_after_it_and_padding_counts_in_positions() -> None:
     model, text = tiny.model("bart", "causal-lm"), ids(20)
     whole = npformer.trace(model, Text(text))

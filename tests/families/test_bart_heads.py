@@ -91,23 +91,6 @@ def test_a_config_that_is_impossible(changes: dict[str, Any], message: str, tmp_
             start(folder, ("yes", "no"))
 
 
-@pytest.mark.parametrize("head", ["sequence-classification", "question-answering"])
-def test_a_text_has_the_same_bits_alone_in_a_batch_and_on_threads(head: str) -> None:
-    settings = config(head)
-    given = texts(199, 7, 7, 120, 31)
-    model = Model(settings, tiny.weights(settings), threads=2)
-    together = model.run(given)
-    for threads in (2, 1):
-        model.threads = threads
-        for text, answers in zip(given, together, strict=True):
-            (alone,) = model.run([text])
-            assert all(np.array_equal(alone[name], answers[name]) for name in answers)
-    traced = npformer.trace(model, [text.ids.tolist() for text in given])
-    names = ("logits",) if head.startswith("seq") else ("start_logits", "end_logits")
-    for name in names:
-        assert all(np.array_equal(a, b[name]) for a, b in zip(traced[name], together, strict=True))
-
-
 def test_the_last_end_token_is_read_and_the_decoder_is_a_token_behind() -> None:
     model = Model(config(), tiny.weights(config()))
     ids = [0, 9, 2, 2, 7, 2]

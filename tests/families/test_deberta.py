@@ -24,6 +24,7 @@ from npformer.tape import Recording
 from npformer.taps import listen
 from npformer.training import Example, HeadLoss, Trainable, gradients, standard_rates
 from tests.support import tiny
+from tests.support.check_family import same_bits
 
 FORMS: tuple[tuple[str, ...], ...] = ((), ("key",), ("query",), ("key", "query"))
 OPTIONAL = ("position_biased_input", "pos_att_type", "type_vocab_size")
@@ -82,21 +83,15 @@ def test_scores_and_their_backward_are_the_sums_of_the_paper(gap: int, forms: tu
 
 @pytest.mark.numbers
 @pytest.mark.parametrize("forms", FORMS)
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_a_text_has_the_same_bits_alone_in_a_batch_and_shared_by_threads(dtype: str, forms: tuple[str, ...]) -> None:
-    """Alone it needs fewer rows of the table than beside a longer one."""
-    fields: dict[str, Any] = {"max_length": 300, "labels": tuple("abc"), "distance_forms": forms}
-    model = tiny.model("deberta-v2", "token-classification", threads=2, dtype=dtype, **fields)
-    random = np.random.default_rng(0)
-    texts = [Text(random.integers(2, 99, length)) for length in (250, 7, 7, 250, 31)]
-    texts.append(Text(texts[1].ids, places=np.array([0, 1, 2, 40, 41, 42, 43])))
-    together = [each["logits"] for each in model.run(texts)]
-    for text, logits in zip(texts, together, strict=True):
-        assert np.array_equal(model.run([text])[0]["logits"], logits)  # 250 tokens: rows on two threads
-    assert np.array_equal(together[1], together[5]) == (not forms)  # the gap is seen
-    model.threads = 1
-    assert all(np.array_equal(model.run([text])[0]["logits"], a) for text, a in zip(texts, together, strict=True))
-    assert np.array_equal(trace(model, texts[0])["logits"], together[0])
+def test_a_text_has_the_same_bits_with_every_form_of_distances(forms: tuple[str, ...]) -> None:
+    """Alone it needs fewer rows of the table than beside a longer one. A gap between its tokens is seen."""
+    fields = {"labels": tuple("abc"), "distance_forms": forms}
+    same_bits("deberta-v2", "token-classification", **fields)
+    model, ids = tiny.model("deberta-v2", "token-classification", **fields), np.arange(5, 12)
+    texts = [Text(ids), Text(ids, places=np.array([0, 1, 2, 40, 41, 42, 43]))]
+    near, far = (each["logits"] for each in model.run(texts))
+    assert np.array_equal(near, far) == (not forms)
+    assert np.array_equal(model.run(texts[1:])[0]["logits"], far)
 
 
 @pytest.mark.numbers
@@ -240,15 +235,8 @@ def test_a_convolution_reads_the_rows_at_the_places_beside_each() -> None:
 @pytest.mark.parametrize("n_layers", [1, 3])
 @pytest.mark.parametrize("head", ["sequence-classification", "token-classification"])
 def test_with_a_convolution_a_text_has_the_same_bits_alone_in_a_batch_and_on_threads(head: str, n_layers: int) -> None:
-    model = tiny.model("deberta-v2", head, threads=2, n_layers=n_layers, **CONVOLUTION)
-    random = np.random.default_rng(0)
-    texts = [Text(random.integers(5, 99, length)) for length in (250, 7, 7, 250, 31)]
-    together = [each["logits"] for each in model.run(texts)]
-    for threads in (2, 1):
-        model.threads = threads
-        assert all(np.array_equal(model.run([text])[0]["logits"], a) for text, a in zip(texts, together, strict=True))
-    found = trace(model, texts[1])
-    assert np.array_equal(found["logits"], together[1])
+    same_bits("deberta-v2", head, n_layers=n_layers, **CONVOLUTION)
+    found = trace(tiny.model("deberta-v2", head, n_layers=n_layers, **CONVOLUTION), Text(np.arange(5, 12)))
     after = found["layers.0.ffn_norm"] + found["convolution.activation"]
     np.testing.assert_array_equal(found["convolution_residual"], after)
     assert found["convolution_norm"].shape == (7, 32)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,6 @@ from npformer.tasks.pipelines import tasks_of
 from npformer.training import Example, HeadLoss, standard_rates
 from npformer.training.start import start
 from tests.support import tiny
-from tests.support.cli_runner import run
 
 ARCHITECTURES = json.loads((Path(__file__).parents[1] / "golden/checkpoints/architectures.json").read_text())
 
@@ -236,37 +234,3 @@ def test_fine_tuning_begins_with_a_discriminator_s_encoder(tmp_path: Path) -> No
     assert flatten(tree).keys() - encoder.keys() == {
         "pooler.weight", "pooler.bias", "head.output.weight", "head.output.bias",
     }  # fmt: skip
-
-
-def test_the_commands_take_it(tmp_path: Path) -> None:
-    """A tiny golden file, a training that learns its rows, and a trace of what it made."""
-    assert run("golden", "record", "--tiny", "electra", "-o", tmp_path / "tiny")[0] == 0
-    model, recorded = npformer.load(tmp_path / "tiny"), golden.load(tmp_path / "tiny" / golden.TINY_FILE)
-    seen = npformer.trace(model, recorded.texts)
-    assert golden.compare(
-        recorded,
-        {f"{i}/{seen.row(name).huggingface or name}": each for name in seen for i, each in enumerate(seen.texts(name))},
-    ).ok
-    folder = tiny.folder(tmp_path / "base", "electra", "base")
-    rows = [("i love it", "good"), ("i hate it", "bad"), ("it is good", "good"), ("it is politics", "bad")] * 8
-    train = tmp_path / "train.tsv"
-    train.write_text("sentence\tlabel\n" + "".join(f"{text}\t{label}\n" for text, label in rows))
-    options = (
-        "--train",
-        train,
-        "--dev",
-        train,
-        "-o",
-        tmp_path / "made",
-        "--batch-size",
-        "4",
-        "--learning-rate",
-        "3e-3",
-    )
-    code, _, errors = run("finetune", "--model", folder, *options)
-    assert code == 0, errors
-    code, printed, errors = run("trace", "-m", tmp_path / "made", "I love it")
-    assert code == 0, errors
-    assert re.search(r"embeddings.project +\(5, 32\)", printed), printed
-    classify = npformer.pipeline("text-classification", tmp_path / "made")
-    assert [classify(text)[0]["label"] for text, _ in rows[:4]] == [label for _, label in rows[:4]]

@@ -216,17 +216,6 @@ def test_a_token_sees_nothing_after_it() -> None:
     np.testing.assert_allclose(weights.sum(-1), 1, rtol=1e-6)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_a_text_has_the_same_bits_alone_in_a_batch_and_shared_by_threads(dtype: str) -> None:
-    model = tiny.model("gpt2", "causal-lm", threads=2, dtype=dtype, max_length=300)
-    texts = [Text(ids(length, length)) for length in (250, 7, 7, 250, 31)]
-    together = [each["logits"] for each in model.run(texts)]
-    for text, logits in zip(texts, together, strict=True):
-        assert np.array_equal(model.run([text])[0]["logits"], logits)  # 250 tokens: rows on two threads
-    model.threads = 1
-    assert all(np.array_equal(model.run([text])[0]["logits"], a) for text, a in zip(texts, together, strict=True))
-
-
 def test_a_trace_has_the_formulas_of_norms_before_the_blocks() -> None:
     t = trace(tiny.model("gpt2", "causal-lm"), np.arange(5, 12))
     assert t.row("layers.1.attention_norm").formula == "N = Normalize(X)"

@@ -18,6 +18,7 @@ from npformer.interpret.traces import trace
 from npformer.mechanisms.rotary import rotary_angles, rotate
 from npformer.runtime.packing import Text
 from tests.support import later_modernbert, tiny
+from tests.support.check_family import same_bits
 
 FULL, LOCAL = "full_attention", "sliding_attention"
 
@@ -42,18 +43,9 @@ def test_products_of_rotated_rows_depend_on_the_distance_of_their_positions_only
     assert np.abs(products[0] - (q.reshape(3, 8) * k.reshape(3, 8)).sum(-1)).min() > 1e-3
 
 
-@pytest.mark.parametrize("head", ["token-classification", "sequence-classification"])
 @pytest.mark.parametrize("pooling", ["first", "mean"])
-def test_a_text_has_the_same_bits_alone_in_a_batch_and_shared_by_threads(head: str, pooling: str) -> None:
-    model = tiny.model("modernbert", head, threads=2, max_length=300, pooling=pooling, n_layers=4)
-    random = np.random.default_rng(0)
-    texts = [Text(random.integers(2, 99, length)) for length in (250, 7, 7, 250, 31)]
-    together = [each["logits"] for each in model.run(texts)]
-    for text, logits in zip(texts, together, strict=True):
-        assert np.array_equal(model.run([text])[0]["logits"], logits)  # 250 tokens: rows on two threads
-    model.threads = 1
-    assert all(np.array_equal(model.run([text])[0]["logits"], a) for text, a in zip(texts, together, strict=True))
-    assert np.array_equal(trace(model, texts[0])["logits"], together[0])
+def test_a_text_has_the_same_bits_with_either_pooling_of_its_classifier(pooling: str) -> None:
+    same_bits("modernbert", "sequence-classification", pooling=pooling, n_layers=4)
 
 
 def test_local_layers_see_their_window_and_no_more() -> None:

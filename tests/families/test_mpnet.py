@@ -41,19 +41,6 @@ def test_the_bias_of_places_that_follow_one_another_is_a_view_of_the_same_number
     assert np.array_equal(spread[0][:, [0, 2]], right[:, [0, 3]])
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_a_text_has_the_same_bits_alone_in_a_batch_and_shared_by_threads(dtype: str) -> None:
-    model = tiny.model("mpnet", "token-classification", threads=2, dtype=dtype, max_length=300, labels=tuple("abc"))
-    random = np.random.default_rng(0)
-    texts = [Text(random.integers(2, 99, length)) for length in (250, 7, 7, 250, 31)]
-    together = [each["logits"] for each in model.run(texts)]
-    for text, logits in zip(texts, together, strict=True):
-        assert np.array_equal(model.run([text])[0]["logits"], logits)  # 250 tokens: rows on two threads
-    model.threads = 1
-    assert all(np.array_equal(model.run([text])[0]["logits"], a) for text, a in zip(texts, together, strict=True))
-    assert np.array_equal(trace(model, texts[0])["logits"], together[0])
-
-
 def test_a_classifier_computes_only_first_rows_with_the_bits_of_all() -> None:
     model = tiny.model("mpnet", "sequence-classification", threads=2, max_length=300)
     text = Text(np.random.default_rng(0).integers(2, 99, 250))

@@ -18,7 +18,6 @@ from npformer.checkpoint.safetensors import read_tensors, write_tensors
 from npformer.common.errors import NpformerError
 from npformer.families import ignored, read_config, write_config
 from npformer.model import Model
-from npformer.runtime.packing import Text
 from npformer.training.start import start
 from tests.support import tiny
 
@@ -142,17 +141,6 @@ def test_the_hub_s_head_for_masked_words_has_no_biases(tmp_path: Path) -> None:
         ].keys()
         == without.keys()
     )
-
-
-@pytest.mark.parametrize("head", ["sequence-classification", "token-classification"])
-def test_a_text_has_the_same_bits_alone_in_a_batch_and_shared_by_threads(head: str) -> None:
-    model = tiny.model("nomic_bert", head, threads=2, max_length=300)
-    random = np.random.default_rng(0)
-    texts = [Text(random.integers(2, 99, n), (np.arange(n) > n // 2).astype(np.int64)) for n in (250, 7, 7, 250, 31)]
-    together = [each["logits"] for each in model.run(texts)]
-    assert all(np.array_equal(model.run([text])[0]["logits"], a) for text, a in zip(texts, together, strict=True))
-    model.threads = 1
-    assert all(np.array_equal(model.run([text])[0]["logits"], a) for text, a in zip(texts, together, strict=True))
 
 
 def test_a_new_head_is_put_on_a_folder_of_the_hub(tmp_path: Path) -> None:

@@ -16,14 +16,13 @@ import pytest
 import npformer
 from npformer import golden
 from npformer.activations import gelu
-from npformer.checkpoint import convert, flatten, load_folder, to_torch, to_tree
+from npformer.checkpoint import convert, flatten, to_torch, to_tree
 from npformer.common.errors import NpformerError
 from npformer.families import distinct_encoders, read_config, write_config
 from npformer.model import Model
 from npformer.runtime.packing import Text
 from npformer.training import Example, HeadLoss, Trainable, gradients, standard_rates
 from tests.support import tiny
-from tests.support.cli_runner import run
 
 NAMES = {"roberta": "Roberta", "xlm-roberta": "XLMRoberta", "camembert": "Camembert"}
 ARCHITECTURES = json.loads((Path(__file__).parents[1] / "golden/checkpoints/architectures.json").read_text())
@@ -212,25 +211,3 @@ def test_training_drops_what_its_own_does(family: str) -> None:
         "question-answering": {},
     }.items():
         assert standard_rates(tiny.config(family, head), 0.2) == always | more
-
-
-def test_the_commands_take_it(tmp_path: Path) -> None:
-    """A tiny golden file, a training that learns most of its rows, and a page of views of what it made."""
-    assert run("golden", "record", "--tiny", "camembert", "-o", tmp_path / "tiny")[0] == 0
-    recorded = golden.load(tmp_path / "tiny" / golden.TINY_FILE)
-    seen = npformer.trace(npformer.load(tmp_path / "tiny"), recorded.texts)
-    arrays = {f"{i}/{name}": each for name in seen for i, each in enumerate(seen.texts(name))}
-    assert golden.compare(recorded, arrays).ok
-    assert not any((text.ids == recorded.config.pad_id).any() for text in recorded.texts)
-    folder = tiny.folder(tmp_path / "base", "xlm-roberta", "base", n_token_types=1)
-    rows = [("i love it", "good"), ("i hate it", "bad"), ("it is good", "good"), ("it is politics", "bad")] * 8
-    train = tmp_path / "train.tsv"
-    train.write_text("sentence\tlabel\n" + "".join(f"{text}\t{label}\n" for text, label in rows))
-    options = ("--train", train, "--dev", train, "--batch-size", "4", "--learning-rate", "3e-3")
-    code, _, errors = run("finetune", "--model", folder, *options, "-o", tmp_path / "made")
-    assert code == 0, errors
-    classify = npformer.pipeline("text-classification", tmp_path / "made")
-    assert sum(classify(text)[0]["label"] == label for text, label in rows[:4]) >= 3
-    assert load_folder(tmp_path / "made")[0].model_type == "xlm-roberta"
-    code, _, errors = run("view", "-m", tmp_path / "made", "I love it", "-o", tmp_path / "view.html")
-    assert code == 0, errors

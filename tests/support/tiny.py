@@ -22,7 +22,7 @@ from npformer.checkpoint.read import OWN_WEIGHTS, own_metadata
 from npformer.checkpoint.safetensors import write_tensors
 from npformer.config import Config, Decoder
 from npformer.families import FAMILIES, encoders, write_config
-from npformer.model import Model
+from npformer.model import Model, Seq2Seq
 
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 WORDS = (
@@ -48,8 +48,8 @@ LABELS = {
 
 def config(model_type: str = "distilbert", head: str = "sequence-classification", **overrides: Any) -> Config:
     """Two layers of four heads, 32 wide, 64 positions, tables 16 wide if they can be; fields can be set by name."""
-    if model_type == "bart":
-        return FAMILIES["bart"].config(head, **(_bart(head) | overrides))
+    if model_type not in encoders():
+        return FAMILIES[model_type].config(head, **(_of_two_stacks(head) | overrides))
     family = encoders()[model_type]
     fields: dict[str, Any] = {
         "vocab_size": len(VOCABULARY),
@@ -67,8 +67,8 @@ def config(model_type: str = "distilbert", head: str = "sequence-classification"
     return family.config(head, **(fields | overrides))
 
 
-def _bart(head: str) -> dict[str, Any]:
-    """A BART of these sizes, whose texts end in [SEP]."""
+def _of_two_stacks(head: str) -> dict[str, Any]:
+    """An encoder-decoder of these sizes, whose texts end in [SEP]."""
     sizes = {"vocab_size": len(VOCABULARY), "n_heads": 4, "n_layers": 2, "d_ffn": 64}
     end = SPECIAL.index("[SEP]")
     options = {"d_model": 32, "max_length": 64, "pad_id": 0, "padding_idx": 0, "tied": True, "activation": "gelu"}
@@ -99,9 +99,11 @@ def model(
     threads: int | None = None,
     dtype: Any = np.float32,
     **overrides: Any,
-) -> Model:
-    """A model in memory, with the tokenizer of `tokenizer()`."""
+) -> Any:
+    """A model in memory; one of one text has the tokenizer of `tokenizer()`."""
     settings = config(model_type, head, **overrides)
+    if settings.head == "translation":
+        return Seq2Seq(settings, weights(settings, seed, dtype), threads=threads)
     made = Model(settings, weights(settings, seed, dtype), threads=threads)
     made.tokenizer = tokenizer()
     return made

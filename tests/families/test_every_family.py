@@ -1,0 +1,18 @@
+"""Every check of `tests/support/check_family.py`, for every family of the table."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from npformer.families import FAMILIES
+from tests.support.check_family import CHECKS
+
+pytestmark = pytest.mark.numbers
+
+
+@pytest.mark.parametrize("check", CHECKS)
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_family(name: str, check: str, tmp_path: Path) -> None:
+    CHECKS[check](name, tmp_path)

@@ -1,0 +1,181 @@
+"""`check_family(name, folder)`: the checks that hold for every family of checkpoints, whatever its parts.
+
+`tests/families/test_every_family.py` runs each check for each entry of `FAMILIES`, so a new family is tested by its entry.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import npformer
+from npformer import golden
+from npformer.checkpoint import convert, flatten, load_folder
+from npformer.families import FAMILIES, read_config, write_config
+from npformer.interpret import stages
+from npformer.interpret.traces import trace
+from npformer.model import Model, Seq2Seq
+from npformer.runtime.packing import Text
+from npformer.taps import listen
+from npformer.training import standard_rates
+from tests.support import tiny
+from tests.support.bits import alike
+from tests.support.cli_runner import run
+
+CLASSIFIER = "sequence-classification"
+DTYPES = ("float32", "float64")
+THREADS = (1, 2, 3)
+LENGTHS = (1, 2, 7, 7, 40, 128, 129, 260, 31)  # the longest is shared by threads, some are of equal length
+WIDE = {"d_model": 96, "d_ffn": 200, "max_length": 300}
+#: Fields that files of a family have and tiny models lack, or the other way round.
+NEEDED: dict[str, dict[str, Any]] = {"gpt2": {"pad_id": 0}, "transformer": {"padding_idx": None}}
+ROWS = [("i love it", "good"), ("i hate it", "bad"), ("it is good", "good"), ("it is politics", "bad")]
+
+
+def heads(name: str) -> list[str]:
+    return list(FAMILIES[name].all_heads)
+
+
+def usual_head(name: str) -> str:
+    """The classifier, or the only head of a family that has none."""
+    return CLASSIFIER if CLASSIFIER in heads(name) else heads(name)[0]
+
+
+def inputs(model: Model | Seq2Seq, lengths: Sequence[int], seed: int = 0) -> list[Any]:
+    """Random texts: with token types where the family has them, with gaps in some positions, in pairs for a translator."""
+    random, config = np.random.default_rng(seed), model.config
+    if isinstance(model, Seq2Seq):
+        ends = (config.vocab_size, config.decoder.vocab_size)
+        return [tuple(Text(random.integers(2, end, length)) for end in ends) for length in lengths]
+    texts = []
+    for length in lengths:
+        types = random.integers(0, config.n_token_types, length) if config.n_token_types else None
+        positions = np.sort(random.choice(config.max_length, length, replace=False)) if random.random() < 0.3 else None
+        ids = random.integers(5, config.vocab_size, length)
+        ids[-1] = config.decoder.end_ids[0] if config.decoder.end_ids else ids[-1]  # which BART's heads read
+        texts.append(Text(ids, types, positions))
+    return texts
+
+
+def same(a: dict[str, np.ndarray], b: dict[str, np.ndarray]) -> bool:
+    return a.keys() == b.keys() and all(alike(a[name], b[name]) for name in a)
+
+
+def check_bits(of_threads: Sequence[Model | Seq2Seq], given: Sequence[Any], seed: int = 0) -> None:
+    """Each text alone on one thread has the bits it has in every order, on every number of threads, and listened to."""
+    alone = [of_threads[0].run([each])[0] for each in given]
+    random = np.random.default_rng(seed)
+    for model in of_threads:
+        order = random.permutation(len(given))
+        for index, answer in zip(order, model.run([given[i] for i in order]), strict=True):
+            assert same(answer, alone[index]), f"text {index}, {model.threads} threads"
+        one = int(random.integers(len(given)))
+        assert same(model.run([given[one]])[0], alone[one]), f"text {one} alone, {model.threads} threads"
+        with listen(lambda name, array: array):
+            assert same(model.run([given[one]])[0], alone[one]), f"text {one} with a listener, {model.threads} threads"
+
+
+def same_bits(name: str, head: str, dtype: str = "float32", **fields: Any) -> None:
+    """`check_bits` of a tiny model with these fields of its config."""
+    first = tiny.model(name, head, dtype=dtype, threads=1, **{**WIDE, **fields})
+    of_threads = [type(first)(first.config, first.weights, threads=threads) for threads in THREADS]
+    check_bits(of_threads, inputs(first, LENGTHS))
+
+
+# --- the checks -----------------------------------------------------------------------------------------------------
+
+
+def check_a_text_has_the_same_bits_in_any_company(name: str, folder: Path) -> None:
+    """With every head, in the two dtypes by turns."""
+    for i, head in enumerate(heads(name), list(FAMILIES).index(name)):
+        same_bits(name, head, DTYPES[i % 2])
+
+
+def check_config_and_weights_there_and_back(name: str, folder: Path) -> None:
+    """The config of every head, and the files of one in both layouts."""
+    for head in dict.fromkeys(FAMILIES[name].architectures.values()):  # what a config.json can name
+        config = tiny.config(name, head, **NEEDED.get(name, {}))
+        assert read_config(write_config(config)) == config, head
+    made = tiny.folder(folder / "torch", name, usual_head(name))
+    convert(made, folder / "own")
+    convert(folder / "own", folder / "back", to="torch")
+    config, weights = load_folder(made)
+    expected = flatten(weights)
+    for each in ("own", "back"):
+        found_config, found = load_folder(folder / each)
+        found = flatten(found)
+        assert found_config == config
+        assert found.keys() == expected.keys()
+        assert all(np.array_equal(found[key], expected[key]) for key in expected)
+
+
+def check_dropout_stands_at_stages_of_the_model(name: str, folder: Path) -> None:
+    for head in heads(name):
+        config = tiny.config(name, head)
+        rates, fired = standard_rates(config, 0.25, attention=0.5), stages.names(config)
+        for pattern, rate in rates.items():
+            at = stages.selected(pattern, fired)
+            assert at, (head, pattern)
+            assert all(rate == 0.5 for each in at if each.endswith("attention.weights"))
+            assert 0 < rate < 1
+
+
+def check_a_golden_file_fits_its_model_and_no_other(name: str, folder: Path) -> None:
+    """A trace is within the budgets, and a change of the last stage is found there."""
+    for head in heads(name):
+        model = tiny.model(name, head)
+        given = inputs(model, (9, 4))
+        recorded = golden.record(model, given)
+        if isinstance(model, Seq2Seq):  # whose trace is of one pair
+            arrays = {f"{i}/{stage}": a for i, each in enumerate(given) for stage, a in trace(model, each).items()}
+        else:
+            seen = trace(model, given)
+            arrays = {f"{i}/{stage}": array for stage in seen for i, array in enumerate(seen.texts(stage))}
+        comparison = golden.compare(recorded, arrays)
+        assert comparison.ok, f"{head}: {comparison}"
+        stage = list(recorded.stages)[-1]
+        changed = {f"{i}/{stage}": array + 1 for i, array in enumerate(recorded.stages[stage])}
+        assert golden.compare(recorded, changed).first.stage == stage
+
+
+def check_the_commands_take_it(name: str, folder: Path) -> None:
+    """A golden file, a training of a classifier that learns its rows, and a trace and a page of what it made."""
+    if CLASSIFIER not in heads(name):
+        return
+    tiny.folder(folder / "start", name, "base" if "base" in heads(name) else heads(name)[0], **NEEDED.get(name, {}))
+    assert run("golden", "record", "--tiny", name, "-o", folder / "tiny")[0] == 0
+    train = folder / "train.tsv"
+    train.write_text("sentence\tlabel\n" + "".join(f"{text}\t{label}\n" for text, label in ROWS * 8))
+    options = ("--train", train, "--dev", train, "--batch-size", "4", "--learning-rate", "3e-3")
+    code, _, errors = run("finetune", "--model", folder / "start", *options, "-o", folder / "made")
+    assert code == 0, errors
+    assert load_folder(folder / "made")[0].model_type == name
+    classify = npformer.pipeline("text-classification", folder / "made")
+    assert sum(classify(text)[0]["label"] == label for text, label in ROWS) >= 3
+    code, printed, errors = run("trace", "-m", folder / "made", "I love it")
+    assert code == 0, errors
+    assert "logits" in printed
+    code, _, errors = run("view", "-m", folder / "made", "I love it", "-o", folder / "view.html")
+    assert code == 0, errors
+
+
+CHECKS: dict[str, Callable[[str, Path], None]] = {
+    function.__name__.removeprefix("check_"): function
+    for function in (
+        check_a_text_has_the_same_bits_in_any_company,
+        check_config_and_weights_there_and_back,
+        check_dropout_stands_at_stages_of_the_model,
+        check_a_golden_file_fits_its_model_and_no_other,
+        check_the_commands_take_it,
+    )
+}
+
+
+def check_family(name: str, folder: Path) -> None:
+    """Runs every check of one family; folder: an empty one, to write into."""
+    for title, check in CHECKS.items():
+        (folder / title).mkdir()
+        check(name, folder / title)
