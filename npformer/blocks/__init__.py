@@ -1,6 +1,7 @@
 """The blocks of a layer, one a file: attention, feed-forward networks, a convolution. `layers.py` puts them together.
 
-A block is an object with its own choices; it is called with rows and weights, and has its backward below.
+A block is an object with its own choices; it is called with rows and weights, and has its backward below. Mistakes that
+ports make in a block are in its file, or in the file next to it.
 """
 
 from npformer.blocks.attention import Attention, CrossAttention

@@ -12,6 +12,8 @@ from npformer.checkpoint import flatten, unflatten
 from npformer.config import Config, Decoder
 from npformer.embeddings import sinusoidal_positions
 from npformer.families import FAMILIES
+from npformer.interpret.edits import edit
+from npformer.interpret.traces import trace
 from npformer.model import Model, Seq2Seq
 from npformer.runtime.packing import Text
 from tests.support import tiny
@@ -204,3 +206,15 @@ def test_a_mistake_that_is_not_known_gets_no_wrong_cause(key: str) -> None:
     diagnosis = golden.diagnose(recorded, stages(CLASSIFIER, UNKNOWN[key]), model)
     assert diagnosis.stage
     assert [each.causes for each in (diagnosis, *diagnosis.then)] == [[]]
+
+
+def test_each_stack_has_its_own_number_of_heads() -> None:
+    """Unscaled scores are sqrt(4) times too large in the encoder and sqrt(8) in the decoder; only the logits show it."""
+    model, recorded = reference(CLASSIFIER)
+    unscaled = {
+        "encoder.*.attention.scores": lambda scores: scores * 4**0.5,
+        "decoder.*attention.scores": lambda scores: scores * 8**0.5,
+    }
+    with edit(unscaled):
+        theirs = trace(model, recorded.texts, "logits")
+    assert golden.diagnose(recorded, theirs, model).mistake == "unscaled scores"

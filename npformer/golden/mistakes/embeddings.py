@@ -107,7 +107,7 @@ def summed_after_norm(port: Port) -> Ways:
     if port.has("embeddings.norm.weight"):
         kinds = {"position embeddings": (POSITION,)}
         if port.config.n_token_types:
-            kinds["segment embeddings"] = (SEGMENT,)
+            kinds["token type embeddings"] = (SEGMENT,)
         for way, late in {**kinds, "position and token type embeddings": (POSITION, SEGMENT)}.items():
             yield way, {"embeddings.norm": lambda y, at, late=late: _late(at, late)}
 
