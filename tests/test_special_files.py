@@ -14,6 +14,7 @@ from tests.support.special_files import CASES, KINDS
 ROOT = Path(__file__).parents[1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_no_file_in_a_file_s_place_is_an_error_that_names_it(kind: str, tmp_path: Path) -> None:
     """In a process with 4 GB that is given two minutes, so that one that waits, or reads without end, fails here."""

@@ -43,6 +43,7 @@ def test_only_the_files_needed_are_fetched_and_a_second_load_needs_no_network(hu
     assert local["logits"] == first["logits"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "form",
     [

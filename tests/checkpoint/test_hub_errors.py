@@ -26,6 +26,7 @@ def error(env, **call):
 # --- names and rights ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_an_unknown_id(hub, env, tmp_path):
     tiny.folder(tmp_path / "runs" / "sentiment")
     unknown = error(env, name="owner/nothing")
@@ -56,6 +57,7 @@ def test_a_revision_that_cannot_be(env, hub, revision):
     assert not hub.requests
 
 
+@pytest.mark.slow
 def test_a_gated_model(hub, env, folder):
     hub.add(NAME, folder, gated=True)
     assert "access is restricted: accept its conditions at" in error(env, name=NAME)
@@ -92,6 +94,7 @@ def test_a_broken_transfer_is_taken_up_again(hub, env, tmp_path):
     assert [headers.get("range") for _, _, headers in hub.cdn_requests] == [None, "bytes=10485760-"]
 
 
+@pytest.mark.slow
 def test_a_transfer_that_stays_broken(hub, env, folder):
     hub.add(NAME, folder, large=20_000)
     hub.break_after = [10_000] + [0] * 20
@@ -106,6 +109,7 @@ def test_a_transfer_that_stays_broken(hub, env, folder):
     assert Path(answer["folder"], "model.safetensors").read_bytes() == (folder / "model.safetensors").read_bytes()
 
 
+@pytest.mark.slow
 def test_a_transfer_that_stalls_ends(hub, env, folder):
     """By the client's timeout, ten seconds unless HF_HUB_DOWNLOAD_TIMEOUT says otherwise; the rest comes the next time."""
     hub.add(NAME, folder, large=20_000)
@@ -131,6 +135,7 @@ def test_a_hub_that_never_answers(hub, env, folder):
     assert "timed out" in message
 
 
+@pytest.mark.slow
 def test_offline_and_not_in_the_cache(hub, env, folder):
     hub.add(NAME, folder)
     asked = error(env, name=NAME, offline=True)
@@ -153,6 +158,7 @@ def test_nobody_there(env):
     assert "cannot reach" in error(env | {"HF_ENDPOINT": "hub.example"}, name=NAME)
 
 
+@pytest.mark.slow
 def test_a_server_that_answers_garbage(hub, env, folder):
     hub.add(NAME, folder)
     hub.page = b"<html>Please log in to the hotel's network</html>"
@@ -172,6 +178,7 @@ def test_a_server_that_answers_garbage(hub, env, folder):
 CONFIG = json.dumps(write_config(tiny.config())).encode()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("files", "message"),
     [

@@ -164,6 +164,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["convert", "tiny", "finetune", "translate", "suite"])
 @pytest.mark.parametrize("limit", [0, 300, 20_000])
 def test_a_limit_of_size_leaves_no_model(name, limit, model, data, tmp_path, capsys):

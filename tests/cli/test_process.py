@@ -64,6 +64,7 @@ def shell(line: str, way: list[str], arguments: list[str], models: dict[str, Pat
 # --- streams ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "started", "unbuffered"), sorted(set(STARTED)))
 def test_an_output_that_is_full_or_closed_is_said_and_one_that_is_gone_is_not(
     name, started, unbuffered, models, tmp_path

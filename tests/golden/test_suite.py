@@ -64,6 +64,7 @@ def test_every_family_head_activation_and_dtype_has_a_case() -> None:
         assert len({getattr(case.config, option) for case in CASES.values()}) > 1, option
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_a_case_is_read_back_as_it_was_meant_and_its_file_is_its_model_s(name: str, suite: Path) -> None:
     model, recorded = loaded(suite / name), golden.load(suite / name / "golden.safetensors")

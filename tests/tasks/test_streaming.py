@@ -68,6 +68,7 @@ def test_a_generator_that_ends_inside_a_window_is_answered_to_its_end(task: Task
     assert len(list(task(iter(source)))) == source.pulled == 2 * WINDOW + 7
 
 
+@pytest.mark.slow
 def test_inputs_are_let_go_of_with_their_window(task: Task) -> None:
     """Two windows at most: the old one while the new one is filled."""
     source = Source(10 * WINDOW)

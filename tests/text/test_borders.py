@@ -231,6 +231,7 @@ def test_the_limit_is_of_every_way_to_read_a_text(tmp_path: Path) -> None:
     assert classify("ice " * 24)["label"] in model.config.labels
 
 
+@pytest.mark.slow
 def test_a_long_text_takes_little_memory() -> None:
     """Python's part of it; the library's is measured by hand, and is that of a block."""
     made = encoder(bert(True))
