@@ -67,7 +67,7 @@ def check_install_without_the_model(folder: Path) -> None:
     assert size < 6e6, size  # with the model it is 46 MB more
     for name in ("distilbert-sst2", *IN_THE_CHECKOUT):
         model = ROOT / "weights" / name
-        expect(load(python, name, folder), f"give its path instead: {model}")
+        expect(load(python, name, folder), f"use its path: {model}")
         expect(load(python, name, ROOT / "examples"), f"loaded {model}")
         expect(load(python, str(model), folder), f"loaded {model}")
 

@@ -1,6 +1,6 @@
 """Named arrays in one file, for traces and golden files: writes safetensors, reads safetensors and npz.
 
-Checkpoints have the same format; what is particular to them is in the package's other modules.
+Checkpoints have the same format; the package's other modules handle their specifics.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from npformer.common.limits import LIMITS, Limits
 
 
 def save_arrays(path: str | Path, arrays: Mapping[str, np.ndarray], metadata: Mapping[str, str]) -> None:
-    """Writes a safetensors file, under a temporary name until it is complete."""
+    """Writes a safetensors file under a temporary name, then renames it."""
     with written_whole(path) as partial:
         write_tensors(partial, arrays, metadata)
 
@@ -29,8 +29,8 @@ def save_arrays(path: str | Path, arrays: Mapping[str, np.ndarray], metadata: Ma
 def load_arrays(path: str | Path, limits: Limits = LIMITS) -> tuple[dict[str, np.ndarray], dict[str, str]]:
     """Reads the arrays and the metadata of a .safetensors or .npz file (without metadata), bfloat16 widened to float32.
 
-    Raises NpformerError, which names the file, if it is missing, cut short, or holds anything but arrays, or others
-    than its checksum says.
+    Raises NpformerError, which names the file, if it is missing or truncated, contains anything but arrays, or does not
+    match its checksum.
     """
     suffix, path = Path(path).suffix, as_given(path)
     if suffix != ".npz":
@@ -44,12 +44,12 @@ def load_arrays(path: str | Path, limits: Limits = LIMITS) -> tuple[dict[str, np
             return _read_npz(opened, limits), {}
         except NpformerError as error:
             raise NpformerError(f"{path}: {error}") from None
-        except Exception as error:  # what zipfile, zlib, lzma and NumPy's reader of headers raise for damage
-            raise NpformerError(f"{path}: not an npz file that can be read: {error!s:.200}") from None
+        except Exception as error:  # zipfile, zlib, lzma and NumPy raise many types for damaged files
+            raise NpformerError(f"{path}: not a readable npz file: {error!s:.200}") from None
 
 
 def _read_npz(opened: BinaryIO, limits: Limits) -> dict[str, np.ndarray]:
-    """Reads the arrays of an npz file, whose sizes are known before anything is unpacked."""
+    """Reads the arrays of an npz file, after checking their sizes without unpacking."""
     from math import prod
     from zipfile import ZipFile
 
@@ -64,7 +64,7 @@ def _read_npz(opened: BinaryIO, limits: Limits) -> dict[str, np.ndarray]:
                     raise NpformerError(f"{info.filename!r:.200}: version {major} of the npy format is not supported")
                 shape, _, dtype = headers[major - 1](file)
             if prod(shape) * dtype.itemsize > info.file_size:
-                raise NpformerError(f"{info.filename!r:.200}: its shape {shape!s:.100} is larger than the file")
+                raise NpformerError(f"{info.filename!r:.200}: shape {shape!s:.100} is larger than the file")
             with archive.open(info) as file:
                 arrays[info.filename.removesuffix(".npy")] = format.read_array(file, allow_pickle=False)
     return arrays

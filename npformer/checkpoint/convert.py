@@ -1,6 +1,6 @@
 """`convert`: writes a model folder in our layout or in Hugging Face's.
 
-A folder is filled under a temporary name beside its place and renamed when it is complete, so that none is
+A folder is written under a temporary name next to its destination and renamed when complete, so no folder is
 half-written.
 """
 
@@ -19,8 +19,8 @@ from npformer.common.files import new_folder, open_file
 from npformer.common.limits import LIMITS, Limits
 from npformer.families import family_of
 
-#: A model's other files, which are copied unchanged: the tokenizer, and sentence-transformers' settings. With them are
-#: those of its modules.
+#: A model's other files, which are copied unchanged: the tokenizer and sentence-transformers' settings. The files of
+#: its modules are copied too.
 COMPANIONS = (
     "tokenizer.json",
     "tokenizer_config.json",
@@ -49,15 +49,15 @@ def convert(
 ) -> Path:
     """Writes the model of one folder to a new folder, in another layout or precision.
 
-    config.json stays in Hugging Face's form, and the tokenizer's files are copied. Tensors that the config's model does
-    not use, such as another head's, are left out. From torch to npformer and back every tensor keeps its bits.
+    config.json keeps Hugging Face's format, and the tokenizer's files are copied. Tensors that the model does not use,
+    such as another head's, are omitted. Converting from torch to npformer and back preserves every bit.
 
     Parameters
     ----------
-    src, dst : str or Path, a model's folder and the new one
-    to : "npformer" for our names and weights (in, out), which load without a copy, or "torch" for Hugging Face's
-    dtype : "float16", "float32" or "float64" to store; each tensor's own unless given
-    limits : Limits, the most that src may ask for
+    src, dst : str or Path, the source folder and the new one
+    to : "npformer" for npformer's names and weights (in, out), which load without a copy, or "torch" for Hugging Face's
+    dtype : stored dtype, "float16", "float32" or "float64"; by default each tensor's own
+    limits : Limits on the size of src
 
     Returns
     -------
@@ -74,7 +74,7 @@ def convert(
     >>> sorted(path.name for path in npformer.checkpoint.convert(src, "converted").glob("*.safetensors"))
     ['npformer.safetensors']
     """
-    from shutil import copyfileobj  # which takes long to import, and loading imports this module
+    from shutil import copyfileobj  # slow to import, and loading imports this module
 
     if to not in FILES:
         raise NpformerError(f"to: expected one of {', '.join(FILES)}, got {to!r:.80}")
@@ -83,17 +83,17 @@ def convert(
     src, dst = Path(src), Path(dst)
     with new_folder(dst) as folder:
         stored = read_folder(src, limits)
-        config, tree = read_tree(stored, None, allow_nonfinite=True)  # every bit is kept, and `load` looks again
+        config, tree = read_tree(stored, None, allow_nonfinite=True)  # every bit is kept, and `load` checks again
         arrays = layout.stored(tree, config) if to == "npformer" else layout.to_torch(tree, config)
         name, form = FILES[to]
         write_tensors(folder / name, arrays, own_metadata(arrays) if to == "npformer" else {"format": form}, dtype)
         description = {**stored.config, "architectures": [family_of(config).architecture(config)]}
         if dtype is not None:
             description["dtype"] = dtype
-            description.pop("torch_dtype", None)  # the older name of the same setting
+            description.pop("torch_dtype", None)  # older name of the same setting
         text = json.dumps(description, indent=2, ensure_ascii=False)
         (folder / CONFIG).write_text(text + "\n", encoding="utf-8")
-        whole = home(src)  # what has the modules after the encoder, which may lie in a folder inside
+        whole = home(src)  # the folder with modules.json; the encoder may be in a subfolder
         for name in (*COMPANIONS, *(name for names in module_files(whole) for name in names)):
             found = next((each / name for each in (src, whole) if (each / name).exists()), None)
             if found is not None:

@@ -1,7 +1,7 @@
 """Models from the Hugging Face hub, through huggingface_hub: its cache, endpoint, login, progress bars and retries.
 
-`download` turns a hub id into a local folder, which `read.py` reads like any other. A model in the cache needs no
-import of the client. `loading.py` decides whether a name is a hub id.
+`download` turns a hub id into a local folder for `read.py`. A model in the cache is found without importing the client.
+`loading.py` decides whether a name is a hub id.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from npformer.families import FAMILIES, read_config
 
 # Files to fetch besides config and weights; most repositories lack some of them.
 TOKENIZER = ("tokenizer_config.json", "special_tokens_map.json")
-GENERATION = "generation_config.json"  # of a model that writes texts
+GENERATION = "generation_config.json"  # of a generative model
 TRANSLATION = ("vocab.json", "target_vocab.json", "source.spm", "target.spm", GENERATION)
-# One of these, without tokenizer.json.
+# At least one of these is needed if there is no tokenizer.json.
 OLD_TOKENIZER = ("vocab.txt", "merges.txt", "sentencepiece.bpe.model", "spiece.model", "spm.model")
-# Of sentence-transformers, where there is a modules.json: beside the encoder's files, and beside modules.json.
+# Files of sentence-transformers, if modules.json exists: next to the encoder's files, and next to modules.json.
 ENCODER_SETTINGS, SETTINGS = "sentence_bert_config.json", "config_sentence_transformers.json"
 
 _PART = r"[A-Za-z0-9_](?:[\w.-]*[A-Za-z0-9_])?"
@@ -35,25 +35,26 @@ _LOGIN = "log in with `hf auth login`, or set HF_TOKEN"
 
 
 class UnknownModel(NpformerError):
-    """The hub has no model of this name, or could not be reached: the name may mean something else."""
+    """The hub has no model of this name or is unreachable, so the name may mean something else."""
 
 
 def is_hub_id(name: str) -> bool:
-    """Tells whether a name has the form `owner/model`, or `model` for one of the hub's oldest."""
+    """Returns whether a name has the form `owner/model`, or `model` for some of the hub's oldest models."""
     return bool(_ID.fullmatch(name))
 
 
 def download(name: str, revision: str | None = None, offline: bool = False, weights: bool = True) -> Path:
-    """Fetches what is missing of a hub model, and returns its folder in the cache that all Hugging Face tools share.
+    """Downloads the missing files of a hub model; returns its folder in the cache shared by all Hugging Face tools.
 
-    A revision is a branch ("main" by default), a tag or a commit. A revision in the cache is used as it is, without
-    asking whether the branch has changed: name a commit, or delete the model from the cache, to get another version.
-    Only the files that npformer reads are fetched, and without `weights` only config.json and the tokenizer's settings.
-    `offline`, or HF_HUB_OFFLINE in the environment, forbids the network.
+    A revision is a branch ("main" by default), a tag or a commit. A revision in the cache is used without checking the
+    hub for updates: to get another version, name a commit or delete the model from the cache. Only files that npformer
+    reads are downloaded, and without `weights` only config.json and the tokenizer's settings. `offline`, or
+    HF_HUB_OFFLINE in the environment, forbids network access.
 
-    Raises NpformerError: no such model or revision, no permission, no connection or a broken one, no config or weights.
+    Raises NpformerError if the model or revision does not exist or is restricted, the connection fails, or the config
+    or the weights are missing.
     """
-    from huggingface_hub import constants  # takes a tenth of the client's import time
+    from huggingface_hub import constants  # a tenth of the client's import time
 
     revision = "main" if revision is None else revision
     if not isinstance(revision, str) or not _REVISION.fullmatch(revision):
@@ -64,7 +65,7 @@ def download(name: str, revision: str | None = None, offline: bool = False, weig
         return _model(cached.folder)
     if offline or constants.HF_HUB_OFFLINE:
         if missing:
-            why = "offline was asked for" if offline else "HF_HUB_OFFLINE is set"
+            why = "offline=True" if offline else "HF_HUB_OFFLINE is set"
             where = f"in the cache {constants.HF_HUB_CACHE} (revision {revision})"
             kind = UnknownModel if missing == CONFIG else NpformerError
             raise kind(f"{name}: no {missing} {where}, and {why}; load it once with a connection")
@@ -74,14 +75,14 @@ def download(name: str, revision: str | None = None, offline: bool = False, weig
     except NpformerError:
         if missing:
             raise
-        return _model(cached.folder)  # it may lack only small files that other tools did not request
+        return _model(cached.folder)  # only small files that other tools did not request may be missing
 
 
 class _Cached:
     """One revision of a model in the cache.
 
     huggingface_hub's guide describes the layout: refs/<branch> names a commit, snapshots/<commit> has the files, and
-    .no_exist/<commit> an empty file for each that was requested and is not on the hub.
+    .no_exist/<commit> has an empty file for each requested file that is not on the hub.
     """
 
     def __init__(self, cache: Path, name: str, revision: str) -> None:
@@ -93,7 +94,7 @@ class _Cached:
             stored = ""
         self.commit = stored if _COMMIT.fullmatch(stored) else revision
         self.folder = repo / "snapshots" / self.commit
-        self.unsure: list[str] = []  # files that were requested and may be on the hub
+        self.unsure: list[str] = []  # files missing from the cache that may be on the hub
 
     def has(self, file: str) -> bool:
         if os.path.exists(self.folder / file):
@@ -108,11 +109,11 @@ def is_known_absent(snapshot: Path, file: str) -> bool:
 
 
 def _collect(folder: Path, has: Callable[[str], bool], with_weights: bool) -> str:
-    """Asks `has` for each file that a model needs, and returns what is missing, or "".
+    """Calls `has` for each file that a model needs; returns the name of a missing one, or "".
 
-    One of several forms of the weights is enough, so those in `folder` are tried first.
+    One format of the weights is enough, so those in `folder` are tried first.
     """
-    start = ""  # of the names of the model's files
+    start = ""  # prefix of the names of the model's files
     if not has(CONFIG):
         start = _inside(folder) if has(MODULES) else ""
         if not start or not has(start + CONFIG):
@@ -149,7 +150,7 @@ def _collect(folder: Path, has: Callable[[str], bool], with_weights: bool) -> st
 
 
 def _inside(folder: Path) -> str:
-    """The part of the names of the model's files that says in which folder of modules.json they lie; "" in none."""
+    """The prefix of the model's file names: the encoder's folder in modules.json; "" if it has no folder."""
     encoder = encoder_folder(folder)
     return "" if encoder == folder else f"{encoder.name}/"
 
@@ -160,21 +161,21 @@ def _model(snapshot: Path) -> Path:
 
 
 def _shards(index: Path) -> list[str]:
-    """The files that an index names, without names that are not plain; `read.py` reports those."""
+    """The files named in an index, except names with a path, which `read.py` reports."""
     weight_map = read_json(index).get("weight_map")
     names = weight_map.values() if isinstance(weight_map, dict) else ()
     return [name for name in dict.fromkeys(map(str, names)) if re.fullmatch(r"\w[\w.-]*", name)]
 
 
 def _fetch(name: str, revision: str, weights: bool) -> Path:
-    """Downloads what the cache lacks, all from one commit."""
+    """Downloads the files missing from the cache, all from one commit."""
     from huggingface_hub import hf_hub_download
     from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
 
     with _explained(name, revision):
         first = next((each for each in (CONFIG, MODULES) if _probe(name, revision, each)), None)
         if first is None:
-            raise NpformerError(f"{name}: no {CONFIG} on the hub, so npformer cannot read it as a transformer")
+            raise NpformerError(f"{name}: no {CONFIG} on the hub; npformer reads transformer models only")
         folder = Path(hf_hub_download(name, first, revision=revision)).parent
 
     def has(file: str) -> bool:
@@ -184,28 +185,28 @@ def _fetch(name: str, revision: str, weights: bool) -> Path:
             try:
                 hf_hub_download(name, file, revision=folder.name)
             except EntryNotFoundError as error:
-                if isinstance(error, LocalEntryNotFoundError):  # the hub was not reached
+                if isinstance(error, LocalEntryNotFoundError):  # the hub is unreachable
                     raise
                 return False
         return True
 
     start = "" if first == CONFIG else _inside(folder)
     if not has(start + CONFIG):
-        raise NpformerError(f"{name}: no {start + CONFIG} on the hub, so npformer cannot read it as a transformer")
+        raise NpformerError(f"{name}: no {start + CONFIG} on the hub; npformer reads transformer models only")
     try:
         read_config(read_json(folder / start / CONFIG))
     except NpformerError as error:  # raised before the weights of an unsupported model are fetched
         raise NpformerError(f"{name}: {error}") from None
     missing = _collect(folder, has, weights)
     if missing == "weights":
-        raise NpformerError(f"{name}: no weights on the hub that npformer reads; looked for {', '.join(WEIGHTS)}")
+        raise NpformerError(f"{name}: no weights on the hub in a supported format; looked for {', '.join(WEIGHTS)}")
     if missing:
-        raise NpformerError(f"{name}: {missing} is not on the hub, though the index of the weights names it")
+        raise NpformerError(f"{name}: {missing} is in the index of the weights but not on the hub")
     return _model(folder)
 
 
 def _probe(name: str, revision: str, file: str) -> bool:
-    """Tells whether a file is there, in one request without the client's retries: a wrong name fails at once."""
+    """Returns whether a file exists on the hub, in one request without retries: a wrong name fails at once."""
     from huggingface_hub import constants, get_hf_file_metadata, hf_hub_url
     from huggingface_hub.errors import EntryNotFoundError
 
@@ -215,8 +216,8 @@ def _probe(name: str, revision: str, file: str) -> bool:
         return False
     if not _COMMIT.fullmatch(commit or ""):
         raise NpformerError(
-            f"{name}: {constants.ENDPOINT} does not answer as a Hugging Face hub does (it names no commit); "
-            "check HF_ENDPOINT, and whether a login page or proxy stands in between"
+            f"{name}: {constants.ENDPOINT} does not respond like a Hugging Face hub (no commit in its response); "
+            "check HF_ENDPOINT, and whether a login page or proxy intercepts requests"
         )
     return True
 
@@ -252,18 +253,18 @@ def _clear_error(error: BaseException, name: str, revision: str, file: str) -> N
         todo = (
             f"accept its conditions at {page}, then {_LOGIN}"
             if status == 401
-            else f"this login has none; ask for it at {page}"
+            else f"your account has no access; request it at {page}"
         )
         return NpformerError(f"{name}: access is restricted: {todo}")
     if isinstance(error, RepositoryNotFoundError):
-        return UnknownModel(f"{name}: no such model on {hub}; if it is a private one, {_LOGIN}")
+        return UnknownModel(f"{name}: no such model on {hub}; if it is private, {_LOGIN}")
     if isinstance(error, RevisionNotFoundError):
         return NpformerError(
             f"{name}: no revision {revision!r}; expected a branch, a tag or a commit, as listed at {page}"
         )
     if status == 401:
         return NpformerError(
-            f"{name}: {hub} refuses the login: HF_TOKEN, or what `hf auth login` stored, is wrong or expired"
+            f"{name}: {hub} rejects the token in HF_TOKEN or from `hf auth login`: it is invalid or expired"
         )
     if status:
         return NpformerError(f"{name}: {hub} answered {status} ({text}); try again later")
@@ -274,6 +275,6 @@ def _clear_error(error: BaseException, name: str, revision: str, file: str) -> N
         )
     if file:
         return NpformerError(
-            f"{name}: the download of {file} broke off ({text}); nothing of it was kept as the file; try again"
+            f"{name}: the download of {file} was interrupted ({text}); no partial file was kept; try again"
         )
-    return UnknownModel(f"{name}: cannot reach {hub} ({text}); check the connection, and HF_ENDPOINT where that is set")
+    return UnknownModel(f"{name}: cannot reach {hub} ({text}); check the connection, and HF_ENDPOINT if it is set")

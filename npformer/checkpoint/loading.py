@@ -1,4 +1,4 @@
-"""`load`: a model by its name, which is a bundled model's, a local folder, or an id on the Hugging Face hub.
+"""`load`: a model by the name of a bundled model, a local folder, or an id on the Hugging Face hub.
 
 `checkpoint/read.py` reads folders, `checkpoint/hub.py` downloads models. The network and huggingface_hub are used only
 for an id on the hub.
@@ -24,7 +24,7 @@ from npformer.common.limits import LIMITS, Limits
 from npformer.model import Model, Seq2Seq
 from npformer.runtime.threads import thread_count, wants_same_bits
 
-#: The project's own models. A checkout has all. An installed package has the first, unless it was built without.
+#: The project's own models. A checkout has all. An installed package has the first, unless it was built without it.
 OURS = ("distilbert-sst2", "en-de-multi30k", "gpt2-austen")
 REPOSITORY = "https://github.com/npformer/npformer"
 
@@ -43,25 +43,26 @@ def load(
     allow_nonfinite: bool = False,
     writable: bool = False,
 ) -> Model:
-    """Loads a model: a `Model`, or a `Seq2Seq` where the checkpoint is an encoder-decoder that writes texts.
+    """Loads a model: a `Seq2Seq` if the checkpoint is an encoder-decoder with a head that generates, else a `Model`.
 
     Parameters
     ----------
     name : str or Path, a bundled model's name, a local folder, or a hub id such as "owner/model"
     revision : str, branch, tag or commit on the hub
-    offline : bool, read only what is in the cache, without the network
-    dtype : float32, or float64 to compute in double precision throughout. "auto" is float32 whatever the checkpoint
-        stores, where Transformers keeps the stored dtype.
+    offline : bool, use only the cache, without the network
+    dtype : float32, or float64 to compute in double precision throughout. "auto" is float32, unlike in Transformers,
+        where it keeps the stored dtype.
     threads, same_bits : as in `Model`
-    head : str, the head to read, such as "masked-lm", instead of the one that config.json names in its `architectures`
-    limits : Limits, the most that files and texts may ask for
-    mapped : bool, whether a converted checkpoint's weights stay in their file, which processes then share and nobody
-        may write: a write is noticed before a call, but one during a call can end the process. False reads the
+    head : str, the head to load, such as "masked-lm", instead of the one in config.json's `architectures`
+    limits : Limits on the size of files and texts
+    mapped : bool, whether a converted checkpoint's weights stay memory-mapped. Processes share a mapped file, which
+    must
+        not be written: a write is detected before a call, but during a call it can kill the process. False reads the
         weights into memory. Weights in any other layout or dtype are copied in either case.
     allow_nonfinite : bool, load weights that are NaN or infinite, to study them with `trace`
-    writable : bool, copy the weights, so that they can be changed: `model.weights["layers"][0]...[0, 0] = 1`. The next
-        call computes with the change. Without it they are read-only, because the model computes with copies of them
-        in another layout; a writable model has no such copies, and is slower on short texts.
+    writable : bool, copy the weights so that they can be changed: `model.weights["layers"][0]...[0, 0] = 1`. The next
+        call uses the change. By default weights are read-only, because the model also keeps copies in another layout;
+        a writable model has no such copies and is slower on short texts.
 
     Returns
     -------
@@ -70,7 +71,7 @@ def load(
     Raises
     ------
     NpformerError
-        The name is none of the three; the model cannot be read or downloaded, asks for more than the limits, or has
+        The name is not a model, folder or hub id; the model cannot be read or downloaded, exceeds the limits, or has
         weights that are not finite.
 
     Examples
@@ -90,22 +91,22 @@ def load(
         weights = unflatten(storage.writable(flatten(weights)))
     if not config.vocab_size or (config.decoder and config.head == "base"):
         raise NpformerError(
-            f"{folder}: {config.torch_class} computes on rows and not on token ids; npformer.checkpoint.load_folder "
-            "gives its config and weights, for the functions of npformer.attention, encoder and decoder"
+            f"{folder}: {config.torch_class} takes vectors, not token ids; npformer.checkpoint.load_folder returns "
+            "its config and weights, for the functions of npformer.attention, encoder and decoder"
         )
     if config.head == "translation":
-        # typed as Model, which most names mean
+        # typed as Model, the usual case
         return cast(Any, Seq2Seq(config, weights, folder, threads, same_bits, limits))
     return Model(config, weights, folder, threads, same_bits, limits)
 
 
 def find_folder(name: str | Path, revision: str | None = None, offline: bool = False, weights: bool = True) -> Path:
-    """Finds the folder of a model, and downloads it if it is on the hub; arguments and errors as in `load`.
+    """Finds the folder of a model, downloading it if it is on the hub; arguments and errors as in `load`.
 
-    weights: whether to download more than the small files that describe it.
+    weights: whether to download the weights, not only the small files.
 
-    A bundled name takes precedence over a folder, and a folder over a hub id: write ./name for a folder of such a name.
-    The model of a sentence-transformers folder may lie in a folder inside, as 0_Transformer, which is returned then.
+    A bundled name takes precedence over a folder, and a folder over a hub id: write ./name for a folder with a bundled
+    name. For a sentence-transformers model the encoder's folder is returned, which may be a subfolder.
     """
     if not isinstance(name, str | Path) or not str(name) or "\0" in str(name):
         raise NpformerError(f"name: expected a bundled model, a folder or a hub id, got {name!r:.80}")
@@ -117,7 +118,7 @@ def find_folder(name: str | Path, revision: str | None = None, offline: bool = F
     if folder is not None:
         if revision is not None:
             raise NpformerError(
-                f"revision: only a model on the hub has one; {str(name)!r} is the folder {folder}; leave it out"
+                f"revision: only valid for a model on the hub, but {str(name)!r} is the folder {folder}; omit it"
             )
         return folder if (folder / CONFIG).exists() else encoder_folder(folder)
     if name in OURS:
@@ -136,8 +137,8 @@ def find_folder(name: str | Path, revision: str | None = None, offline: bool = F
 def bundled() -> dict[str, Path]:
     """The models that come with npformer: name -> folder.
 
-    They lie inside the package, in the checkout that the package lies in, or in the checkout that is the working
-    directory or its parent.
+    They are in the package, in the checkout that contains the package, or in a checkout that is the working directory
+    or its parent.
     """
     package = Path(__file__).parents[1]
     places = [package / "_weights"]
@@ -149,18 +150,18 @@ def bundled() -> dict[str, Path]:
 
 
 def _not_installed(name: str) -> str:
-    """Says where to get a model of ours that is not in this install."""
+    """Returns a message on where to get a project model that is not installed."""
     path = Path("weights", name)
     folder = _installed_from() / path
     if (folder / CONFIG).is_file():
-        todo = f"It is in the checkout that npformer was installed from; give its path instead: {folder}"
+        todo = f"It is in the checkout that npformer was installed from; use its path: {folder}"
     else:
-        todo = f"Get it with `git clone {REPOSITORY}`, and give its path instead: {Path('npformer', path)}"
+        todo = f"Get it with `git clone {REPOSITORY}` and use its path: {Path('npformer', path)}"
     return f"{name}: not part of the installed package.\n  {todo}"
 
 
 def _installed_from() -> Path:
-    """The folder that `pip install` was given, as recorded beside the package (PEP 610); empty for a name."""
+    """The folder given to `pip install`, as recorded in the package's metadata (PEP 610); empty for a name."""
     from importlib.metadata import PackageNotFoundError, distribution
     from urllib.parse import urlsplit
     from urllib.request import url2pathname
@@ -173,10 +174,10 @@ def _installed_from() -> Path:
 
 
 def _no_folder(name: str | Path) -> str:
-    """Says why a name is not a model folder, with the folder that was perhaps meant."""
+    """Returns why a name is not a model folder, with a suggestion."""
     path = Path(os.path.expanduser(name))
     if os.path.isfile(path):
-        return f"a file of this name; a model is loaded by its folder, here {path.parent}"
+        return f"a file of this name; load a model by its folder, here {path.parent}"
     try:
         near = nearest(path.name, [each.name for each in os.scandir(path.parent) if each.is_dir()])
     except OSError:
@@ -185,7 +186,7 @@ def _no_folder(name: str | Path) -> str:
 
 
 def _known(name: str | Path) -> str:
-    """Lists the bundled models, with the one that was perhaps meant."""
+    """Lists the bundled models, with a suggestion."""
     names = sorted(bundled())
     near = nearest(str(name), names)
     return f"Bundled models: {', '.join(names) or 'none'}" + (f"; did you mean {near[0]}?" if near else "")

@@ -18,22 +18,22 @@ from npformer.common.files import read_text
 from npformer.common.limits import LIMITS, Limits
 
 MODULES = "modules.json"
-ENCODERS = ("Transformer", "MLMTransformer")  # modules, by the last part of their type
+ENCODERS = ("Transformer", "MLMTransformer")  # modules by the last part of their type
 WITH_WEIGHTS = ("Dense", "LayerNorm")
-WEIGHT_FILES = ("model.safetensors", "pytorch_model.bin")  # in the order they are looked for
+WEIGHT_FILES = ("model.safetensors", "pytorch_model.bin")  # in order of precedence
 
 
 class Module(NamedTuple):
-    """A module: the last part of its type, "Pooling" say, and its folder's name, "" for the model's own folder."""
+    """A module: the last part of its type, such as "Pooling", and its folder's name, "" for the model's own folder."""
 
     kind: str
     path: str
 
 
 def read_modules(folder: Path) -> list[Module]:
-    """Reads the modules of a folder, in the order in which they compute; none where there is no modules.json.
+    """Reads the modules of a folder in computation order; empty if there is no modules.json.
 
-    Raises NpformerError for a file that lists no modules, and for a module that is not in a folder beside it.
+    Raises NpformerError for an invalid modules.json, and for a module outside the folder.
     """
     path = folder / MODULES
     if not path.exists():
@@ -45,10 +45,10 @@ def read_modules(folder: Path) -> list[Module]:
         raise NpformerError(f"{path}: expected a list of modules, each with a type and a path") from None
     if not all(re.fullmatch(r"[\w-]{0,100}", each.path) for each in found):
         paths = ", ".join(shown(each.path) for each in found[:9])
-        raise NpformerError(f"{path}: expected the modules in folders beside it, got {paths}")
+        raise NpformerError(f"{path}: expected modules in folders next to it, got {paths}")
     linked = next((each.path for each in found if each.path and (folder / each.path).is_symlink()), None)
     if linked is not None:
-        raise NpformerError(f"{folder / linked}: a link, which is not followed; put the folder itself there")
+        raise NpformerError(f"{folder / linked}: a link, which is not followed; replace it with the folder")
     return found
 
 
@@ -58,20 +58,20 @@ def encoder_folder(folder: Path) -> Path:
 
 
 def home(folder: Path) -> Path:
-    """Returns the sentence-transformers folder that an encoder's folder is or lies in, else the folder itself."""
+    """Returns the sentence-transformers folder that contains an encoder's folder, or else that folder itself."""
     inside = not (folder / MODULES).exists() and (folder.parent / MODULES).exists()
     return folder.parent if inside and encoder_folder(folder.parent) == folder else folder
 
 
 def flattened(folder: Path) -> str:
-    """The content of modules.json for the same modules with the encoder's files beside it."""
+    """The content of modules.json for the same modules with the encoder's files next to it."""
     listed = json.loads(read_text(folder / MODULES))
     inner = encoder_folder(folder).name
     return json.dumps([{**each, "path": ""} if each["path"] == inner else each for each in listed], indent=2)
 
 
 def module_files(folder: Path) -> list[tuple[str, ...]]:
-    """The files of the modules after the encoder, by their names within the folder: of each tuple one is there."""
+    """The files of the modules after the encoder, relative to the folder; one file of each tuple exists."""
     found: list[tuple[str, ...]] = []
     for kind, path in read_modules(folder)[1:]:
         if path:
@@ -86,7 +86,7 @@ def module_weights(
 ) -> dict[str, Array]:
     """Reads the tensors of a module's folder, in `dtype`.
 
-    Raises NpformerError for a file that is missing, and for tensors with other names or shapes, or that are not finite.
+    Raises NpformerError for a missing file, and for tensors with wrong names or shapes or that are not finite.
     """
     path = next((folder / name for name in WEIGHT_FILES if (folder / name).exists()), None)
     if path is None:
@@ -98,8 +98,8 @@ def module_weights(
     for name, shape in shapes.items():
         if tensors[name].shape != shape or not is_floating(tensors[name].dtype):
             got = f"{tensors[name].shape} of {dtype_name(tensors[name].dtype)}"
-            raise NpformerError(f"{path}: {name}: expected {shape} of floating point, got {got}")
+            raise NpformerError(f"{path}: {name}: expected floating point {shape}, got {got}")
         arrays[name] = load(tensors[name], np.dtype(dtype))
         if first_nonfinite(arrays[name]) is not None:
-            raise NpformerError(f"{path}: {name}: a number in it is not finite; the file is damaged")
+            raise NpformerError(f"{path}: {name}: contains a number that is not finite; the file is damaged")
     return arrays

@@ -1,9 +1,9 @@
 """Reads the pickle in a torch checkpoint without executing it.
 
-A pickle is a program for a stack machine, and Python's machine can be made to call any function. This machine calls
-none. It knows the instructions that torch.save writes for a dictionary of tensors, and the names of the functions that
-rebuild a tensor, for which it makes a record (`Tensor`). Anything else is an error that names it. `torch_file.py` finds
-the bytes that the records describe.
+A pickle is a program for a stack machine, and Python's machine can call any function. This machine calls no function.
+It knows the instructions that torch.save writes for a dictionary of tensors, and the names of the functions that
+rebuild a tensor, which it turns into a record (`Tensor`). Anything else is an error by name. `torch_file.py` finds the
+bytes that the records describe.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from typing import Any, BinaryIO
 from npformer.common.errors import NpformerError
 from npformer.common.limits import LIMITS, Limits
 
-_MOST_AXES = 32  # of a tensor; a real one has two
+_MOST_AXES = 32  # of a tensor; weights have two
 
 
 @dataclass(frozen=True)
 class Storage:
-    """A run of elements in the file; `view` is (first element, number of elements) of a part of it."""
+    """A range of elements in the file; `view` is (first element, number of elements) of a part of it."""
 
-    dtype: str  # as torch names it: "FloatStorage"
+    dtype: str  # torch's name, such as "FloatStorage"
     key: str
     size: int  # elements
     view: tuple[int, int] | None
@@ -41,7 +41,7 @@ class Tensor:
 
 @dataclass(frozen=True)
 class Name:
-    """An admitted global. Only its name is kept; nothing is imported."""
+    """An allowed global. Only its name is kept; nothing is imported."""
 
     name: str
 
@@ -52,14 +52,14 @@ STORAGES = {
 }
 REBUILD = {
     "torch._utils._rebuild_tensor": 4,  # storage, offset, shape, strides
-    "torch._utils._rebuild_tensor_v2": 6,  # and whether it requires a gradient, and hooks
+    "torch._utils._rebuild_tensor_v2": 6,  # also requires_grad and hooks
 }
 PARAMETER = "torch._utils._rebuild_parameter"
 ORDERED_DICT = "collections.OrderedDict"
 ADMITTED = {*STORAGES, *REBUILD, PARAMETER, ORDERED_DICT}
 
-# Instructions that push their argument, and those that push a constant, of protocol 2 and newer: torch.save cannot
-# write an older protocol.
+# Instructions of protocol 2 and newer that push their argument, and those that push a constant: torch.save cannot write
+# an older protocol.
 _LITERALS = {
     "BININT", "BININT1", "BININT2", "LONG1", "LONG4", "BINFLOAT",
     "BINUNICODE", "SHORT_BINUNICODE", "BINUNICODE8", "BINSTRING", "SHORT_BINSTRING",
@@ -72,10 +72,10 @@ _CONSTANTS = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False}
 def read_pickle(file: BinaryIO, limits: Limits = LIMITS) -> Any:
     """Reads the object of the pickle that starts here, and no byte beyond it.
 
-    The object consists of numbers, strings, tuples, lists, dicts (also for OrderedDict) and `Tensor`s. Every
-    instruction takes time and memory that do not grow with what others have made, so the limit of their number bounds
-    both: a value is never compared, hashed or shown, because one that holds another twice, which holds a third twice,
-    and so on, would be larger than any memory.
+    The object consists of numbers, strings, tuples, lists, dicts (also for OrderedDict) and `Tensor`s. The time and
+    memory of an instruction do not depend on existing values, so the limit on their number bounds both. Values are
+    never compared, hashed or printed: one that contains another twice, which contains a third twice, and so on, expands
+    beyond any memory.
     """
     machine = _Machine()
     try:
@@ -89,24 +89,24 @@ def read_pickle(file: BinaryIO, limits: Limits = LIMITS) -> Any:
         raise
     except (ValueError, TypeError, IndexError, KeyError, MemoryError) as error:
         raise NpformerError(f"the pickle is corrupt ({type(error).__name__}: {error!s:.100})") from None
-    raise NpformerError("the pickle is corrupt: it has no end")
+    raise NpformerError("the pickle is corrupt: it has no STOP instruction")
 
 
 def _instructions(file: BinaryIO) -> Iterator[tuple[str, Any]]:
     """Yields each instruction's name and argument.
 
-    Arguments that end with their line belong to protocol 0, but for the two of GLOBAL. Those are read here, because
-    pickletools decodes escapes in them, and Python warns of a wrong one.
+    Arguments that end with a newline belong to protocol 0, except the two of GLOBAL. Those are read here, because
+    pickletools decodes their escapes, and Python warns about an invalid one.
     """
     while code := file.read(1):
         instruction = OPCODES.get(code.decode("latin-1"))
         if instruction is None:
-            raise NpformerError(f"the pickle is corrupt: {code!r} is no instruction")
+            raise NpformerError(f"the pickle is corrupt: {code!r} is not an instruction")
         name, argument = instruction.name, instruction.arg
         if name == "GLOBAL":
             yield name, " ".join(file.readline().decode().removesuffix("\n") for _ in range(2))
         elif argument is not None and argument.n == pickletools.UP_TO_NEWLINE:
-            raise NpformerError(f"the pickle holds the instruction {name}, which is not allowed")
+            raise NpformerError(f"the pickle contains the instruction {name}, which is not allowed")
         else:
             yield name, argument.reader(file) if argument is not None else None
 
@@ -180,36 +180,36 @@ class _Machine:
                 arguments, function = self.pop(), self.pop()
                 push(_rebuild(_expect(Name, function).name, _expect(tuple, arguments)))
             case "BUILD":
-                self.pop()  # a state dict's attribute: the versions of its modules
+                self.pop()  # a state dict's attribute _metadata
                 _expect(dict, self.stack[-1])
             case _:
-                raise NpformerError(f"the pickle holds the instruction {instruction}, which is not allowed")
+                raise NpformerError(f"the pickle contains the instruction {instruction}, which is not allowed")
 
 
 def _expect(kind: type[Any], value: Any) -> Any:
     if not isinstance(value, kind):
-        raise TypeError(f"{kind.__name__} expected, got {type(value).__name__}")
+        raise TypeError(f"expected {kind.__name__}, got {type(value).__name__}")
     return value
 
 
 def _small(literal: Any) -> Any:
-    """Refuses huge integers: those of a checkpoint fit in 64 bits, its magic number in 80."""
+    """Refuses huge integers: a checkpoint's integers have at most 64 bits, its magic number 80."""
     if isinstance(literal, int) and literal.bit_length() > 80:
-        raise NpformerError("the pickle holds a number that is too large for a checkpoint")
+        raise NpformerError("the pickle contains an integer that is too large for a checkpoint")
     return literal
 
 
 def _set_items(target: object, values: list[Any]) -> None:
     keys = values[::2]
-    if not all(isinstance(key, str) for key in keys):  # whole numbers can be chosen to have one hash
-        raise NpformerError("the pickle holds a dict with a key that is not a string")
+    if not all(isinstance(key, str) for key in keys):  # integers can be chosen to have equal hashes
+        raise NpformerError("the pickle contains a dict with a key that is not a string")
     _expect(dict, target).update(zip(keys, values[1::2], strict=True))
 
 
 def _name(module: str, name: str) -> Name:
     full = f"{module}.{name}"
     if full not in ADMITTED:
-        raise NpformerError(f"the pickle asks for {full!r:.200}, which is not allowed; nothing was executed")
+        raise NpformerError(f"the pickle refers to {full!r:.200}, which is not allowed; nothing was executed")
     return Name(full)
 
 

@@ -1,6 +1,6 @@
 """Reads a local model folder: its config.json, and the weights from the usual files.
 
-`safetensors.py` and `torch_file.py` read the file formats, `families/` knows the names in them.
+`safetensors.py` and `torch_file.py` read the file formats, `families/` defines the names in them.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from npformer.config import Config
 from npformer.families import read_config
 
 CONFIG = "config.json"
-# Weights in our names and layout have a file name of their own. In a model.safetensors Hugging Face's libraries would
-# not find their names, and would continue with random numbers.
+# Weights with npformer's names and layout have their own file name. From a model.safetensors Hugging Face's libraries
+# would skip the unknown names and continue with random weights.
 OWN_WEIGHTS = "npformer.safetensors"
-FINITE = "finite"  # a mark in its metadata: "true" if all its numbers were finite when it was written
-WEIGHTS = (  # in the order they are looked for
+FINITE = "finite"  # metadata key: "true" if all numbers were finite when the file was written
+WEIGHTS = (  # in order of precedence
     OWN_WEIGHTS,
     "model.safetensors",
     "model.safetensors.index.json",
@@ -38,13 +38,13 @@ WEIGHTS = (  # in the order they are looked for
 
 
 class Stored(NamedTuple):
-    """A folder as it was read: tensors by name in their own dtypes; `own` tells whether names and layout are ours."""
+    """The content of a folder: tensors by name in their stored dtypes; `own`: names and layout are npformer's."""
 
     folder: Path
     config: dict[str, Any]
     tensors: dict[str, Array]
     own: bool
-    finite: bool = False  # whether the file says that it was written of finite numbers
+    finite: bool = False  # whether the file is marked `FINITE`
     limits: Limits = LIMITS
 
 
@@ -59,14 +59,14 @@ def load_folder(
 ) -> tuple[Config, Tree]:
     """Reads the config and the weights of a local folder.
 
-    Weights in half precision are widened. A converted checkpoint's arrays that have the dtype already stay mapped;
-    all others are copies.
+    Weights in half precision are widened. A converted checkpoint's arrays that already have the dtype stay mapped; all
+    others are copies.
 
     Parameters
     ----------
     path : str or Path
     dtype : float32 or float64
-    head : str, another head than config.json names
+    head : str, a head other than config.json's
     limits, mapped, allow_nonfinite : as in `load`
 
     Returns
@@ -91,7 +91,7 @@ def load_folder(
 def read_tree(
     stored: Stored, dtype: np.dtype[Any] | None, head: str | None = None, allow_nonfinite: bool = False
 ) -> tuple[Config, Tree]:
-    """The config and the weights of a folder that was read; with dtype None every array keeps its own."""
+    """Converts a folder's content to a config and weights; with dtype None every array keeps its own dtype."""
     config = config_of(stored.folder, stored.config, head, stored.limits)
     try:
         to_tree = layout.own_to_tree if stored.own else layout.to_tree
@@ -101,7 +101,7 @@ def read_tree(
 
 
 def config_of(folder: Path, data: Mapping[str, Any], head: str | None = None, limits: Limits = LIMITS) -> Config:
-    """The config of a folder's model, from its config.json's content; errors as of `read_config`, with the path."""
+    """The config of a model from the content of its config.json; errors as in `read_config`, with the path."""
     try:
         return read_config(data, head, limits)
     except NpformerError as error:
@@ -128,16 +128,16 @@ def read_folder(path: str | Path, limits: Limits = LIMITS, mapped: bool = True) 
 
 
 def own_metadata(arrays: Mapping[str, Array]) -> dict[str, str]:
-    """The metadata of a file in our layout: if its numbers are finite, it says so, and loading need not look."""
+    """The metadata of a file in npformer's layout: marks finite numbers, so that loading need not check."""
     finite = all(first_nonfinite(array) is None for array in arrays.values())
     return {"format": "npformer"} | ({FINITE: "true"} if finite else {})
 
 
 def read_file(path: Path, limits: Limits, mapped: bool) -> tuple[dict[str, Array], dict[str, str]]:
-    """Reads a file's tensors and its metadata, which only safetensors have."""
+    """Reads a file's tensors, and its metadata if it is in safetensors format."""
     if path.suffix == ".safetensors":
         return read_tensors(path, limits, mapped)
-    # Imported here: zipfile and pickletools take longer to import than a converted model takes to load.
+    # Imported here: importing zipfile and pickletools takes longer than loading a converted model.
     from npformer.checkpoint.torch_file import read_torch
 
     return read_torch(path, limits, mapped), {}
@@ -148,7 +148,7 @@ def _read_shards(folder: Path, index_name: str, limits: Limits, mapped: bool) ->
     index = folder / index_name
     weight_map = read_json(index, limits).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
-        raise NpformerError(f"{index}: expected a weight_map of tensor: file")
+        raise NpformerError(f"{index}: weight_map: expected an object of tensor names and file names")
     names: dict[str, set[str]] = {}
     for name, shard in weight_map.items():
         if not isinstance(shard, str) or shard not in names:
@@ -168,7 +168,7 @@ def _read_shards(folder: Path, index_name: str, limits: Limits, mapped: bool) ->
 
 
 def _check_name(index: Path, shard: object) -> None:
-    """Checks that a shard is a plain file name: any other path could lead out of the folder."""
+    """Checks that a shard is a plain file name: a path could lead out of the folder."""
     suffix = Path(index.name.removesuffix(".index.json")).suffix
     if not isinstance(shard, str) or not re.fullmatch(rf"[^/\\\0]{{1,200}}{re.escape(suffix)}", shard):
         raise NpformerError(f"{index}: {shard!r:.200} is not the name of a {suffix} file in the same folder")

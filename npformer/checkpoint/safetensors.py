@@ -1,8 +1,8 @@
-"""Safetensors files: eight bytes of length, a JSON header, and the tensors' bytes one after another.
+"""Safetensors files: the header's length in eight bytes, a JSON header, and the tensors' bytes.
 
-The format is described at https://huggingface.co/docs/safetensors. The library safetensors writes the files. They are
-read here, because the library's NumPy reader refuses bfloat16 and copies every tensor: 409 ms for 264 MB, which are
-mapped here in 0.16 ms. `read.py` chooses the files.
+The format is described at https://huggingface.co/docs/safetensors. The safetensors library writes the files. They are
+read here because the library's NumPy reader refuses bfloat16 and copies every tensor: 409 ms for 264 MB, compared with
+0.16 ms to map them here. `read.py` chooses the files.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ DTYPES: dict[str, np.dtype[Any]] = {
     "BOOL": np.dtype("?"),
 }
 
-CHECKSUM = "sha256"  # in the metadata
+CHECKSUM = "sha256"  # metadata key
 _LENGTH = 8  # bytes that hold the header's length
 
 
@@ -43,7 +43,7 @@ def read_tensors(path: Path, limits: Limits = LIMITS, mapped: bool = True) -> tu
     """Reads a safetensors file as (name -> read-only array in the file, metadata); mapped: as in `load`.
 
     Every tensor keeps its dtype (bfloat16 as `storage.BFLOAT16`). The header and all shapes are checked; the tensors
-    must fill the file without gaps or overlaps. No memory is allocated by sizes that a header claims.
+    must fill the file without gaps or overlaps. No memory is allocated from sizes in the header.
     """
     buffer = open_buffer(path, mapped)
     try:
@@ -68,7 +68,7 @@ def read_tensors(path: Path, limits: Limits = LIMITS, mapped: bool = True) -> tu
 
 
 def _header(buffer: Buffer, limits: Limits) -> tuple[dict[str, Any], int]:
-    """Reads the header, and where the tensors' bytes begin."""
+    """Reads the header; also returns where the tensors' bytes begin."""
     length = int.from_bytes(buffer[:_LENGTH], "little")
     if len(buffer) < _LENGTH or length > len(buffer) - _LENGTH:
         raise NpformerError(f"a header of {length} bytes in a file of {len(buffer)}")
@@ -86,7 +86,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     result: dict[str, Any] = {}
     for name, value in pairs:
         if name in result:
-            raise NpformerError(f"{name!r:.200} is there twice")
+            raise NpformerError(f"duplicate key {name!r:.200}")
         result[name] = value
     return result
 
@@ -120,7 +120,7 @@ def _shape(name: str, entry: dict[str, Any]) -> list[int]:
 
 
 def _whole_numbers(value: object) -> TypeGuard[list[int]]:
-    """Tells whether a value is a list of whole numbers, no longer than a shape, each no larger than a file's size."""
+    """Returns whether a value is a list of whole numbers, no longer than a shape and no number above a file size."""
     if not isinstance(value, list) or len(value) > 32:
         return False
     return all(type(each) is int and 0 <= each < 2**63 for each in value)
@@ -130,12 +130,11 @@ def _whole_numbers(value: object) -> TypeGuard[list[int]]:
 
 
 def checksum(arrays: Mapping[str, Array], metadata: Mapping[str, str]) -> str:
-    """SHA-256 of a file's content, in hexadecimal: what `write_tensors` puts into the metadata as "sha256".
+    """SHA-256 of a file's content in hexadecimal; `write_tensors` stores it in the metadata as "sha256".
 
-    Digested are the other entries of the metadata, each as the line `KEY=VALUE`; then for every tensor the line
-    `NAME DTYPE SHAPE`, as the header has them (`head.weight F16 [2, 384]`), and the tensor's bytes in the file. Lines
-    are in UTF-8 and end in a line feed. Entries and tensors are in the order of their names' code points, whatever
-    their order in the file.
+    The digest covers the other entries of the metadata, each as the line `KEY=VALUE`; then for every tensor the line
+    `NAME DTYPE SHAPE`, as in the header (`head.weight F16 [2, 384]`), and the tensor's bytes in the file. Lines are in
+    UTF-8 and end with a line feed. Entries and tensors are sorted by the code points of their names.
     """
     import hashlib
 
@@ -154,13 +153,13 @@ def checksum(arrays: Mapping[str, Array], metadata: Mapping[str, str]) -> str:
 
 
 def check_sums(path: Path, arrays: Mapping[str, Array], metadata: Mapping[str, str]) -> bool:
-    """Tells whether a file's metadata has a checksum. Raises NpformerError, which names the file, if it is another."""
+    """Returns whether a file's metadata has a checksum. Raises NpformerError, which names the file, on a mismatch."""
     stored = metadata.get(CHECKSUM)
     if stored is None:
         return False
     if checksum(arrays, metadata) != stored:
         raise NpformerError(
-            f"{path}: damaged: its content has not the sha256 that its metadata says, {stored!r:.80}; get the file anew"
+            f"{path}: damaged: its content does not match the sha256 in its metadata, {stored!r:.80}; get a new copy"
         )
     return True
 
@@ -173,8 +172,8 @@ def write_tensors(
 ) -> None:
     """Writes a safetensors file with the safetensors library; the inverse of `read_tensors`.
 
-    With `dtype` None each array keeps its own. Only arrays that are transposed or of another dtype are copied. The
-    metadata gets the content's checksum.
+    With `dtype` None each array keeps its own. Only transposed or converted arrays are copied. The content's checksum
+    is added to the metadata.
     Raises OSError if the file cannot be written.
     """
     from safetensors import SafetensorError, TensorSpec, serialize_file
@@ -197,7 +196,7 @@ def write_tensors(
 
 
 def _sort_metadata(file: BinaryIO) -> None:
-    """Sorts the metadata in a header, so that equal contents give equal bytes: the library's order is random."""
+    """Sorts the metadata in a header, so that equal content gives equal bytes: the library's order is random."""
     length = int.from_bytes(file.read(8), "little")
     header = json.loads(file.read(length))
     header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
@@ -207,9 +206,9 @@ def _sort_metadata(file: BinaryIO) -> None:
 
 
 def _stored(name: str, array: Array, dtype: str | None) -> Array:
-    """The array as the file has it: little-endian, row by row."""
+    """The array as stored: little-endian, in row-major order."""
     try:
         with np.errstate(over="raise", invalid="ignore"):
             return load(array, np.dtype(dtype or array.dtype).newbyteorder("<"))
     except FloatingPointError:
-        raise NpformerError(f"{name}: a number in it is too large for {dtype}") from None
+        raise NpformerError(f"{name}: contains a number that is too large for {dtype}") from None

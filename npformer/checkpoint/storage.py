@@ -1,8 +1,8 @@
-"""Bytes of a file as arrays: mapping, dtypes, bfloat16, and the copy to the dtype that a model computes in.
+"""Bytes of a file as arrays: mapping, dtypes, bfloat16, and the conversion to a model's dtype.
 
-Arrays made here are read-only views of the file's bytes. If the file is mapped, processes that map it share memory; a
-mapped file that someone cuts short ends the process that reads it (SIGBUS), so `MappedFile.check` looks first. The
-formats that say where arrays are in a file: `safetensors.py`, and `torch_file.py` for .bin files.
+Arrays made here are read-only views of the file's bytes. Processes that map a file share its memory; reading a mapped
+file that was truncated kills the process (SIGBUS), so `MappedFile.check` looks first. The file formats are in
+`safetensors.py`, and in `torch_file.py` for .bin files.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ Array = np.ndarray[Any, np.dtype[Any]]
 #: NumPy has no bfloat16. This dtype holds its bits until they are widened.
 BFLOAT16 = np.dtype([("bfloat16", "<u2")])
 
-_LINE = 64  # bytes of a line of the cache, where copies begin
-_TIMES = np.float32(2 ** (127 - 15))  # from float16's bits in float32's places to the number
-_BLOCK = 64  # rows of one step of a transposing copy, whose source and target fit in the cache together
+_LINE = 64  # bytes of a cache line, to which copies are aligned
+_TIMES = np.float32(2 ** (127 - 15))  # scales a float16's bits in a float32's fields to its value
+_BLOCK = 64  # rows copied at once when transposing; source and target fit in the cache
 
 
 class MappedFile(mmap.mmap):
-    """A mapped file that knows where it lies and when it was last written."""
+    """A mapped file with its path and the time of its last write."""
 
     path: Path
     written: tuple[int, ...]
@@ -37,7 +37,7 @@ class MappedFile(mmap.mmap):
     def check(self) -> None:
         """Raises NpformerError if the file was written since it was mapped.
 
-        Another file under its name is no change, nor is none: what is mapped stays, whatever becomes of the name.
+        Replacing or deleting the file is not a write: the mapping keeps the old file.
         """
         try:
             now = _written(os.stat(self.path))
@@ -45,14 +45,14 @@ class MappedFile(mmap.mmap):
             return
         if now != self.written and now[:2] == self.written[:2]:
             raise NpformerError(
-                f"{self.path}: the file has changed since the model was loaded, whose weights are in it; load the "
-                "model again. To exchange a file under a loaded model, write a new one and rename it to this name, "
+                f"{self.path}: the file has changed since the model's weights were mapped from it; load the model "
+                "again. To replace the file of a loaded model, write a new file and rename it to this name, "
                 "or load with mapped=False"
             )
 
 
 def _written(status: os.stat_result) -> tuple[int, ...]:
-    """Which file it is, and what differs once it is written again."""
+    """Identifies a file (device, inode) and its last write (size, time)."""
     return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
 
 
@@ -60,7 +60,7 @@ Buffer = MappedFile | bytes
 
 
 def open_buffer(path: Path, mapped: bool = True) -> Buffer:
-    """The bytes of a whole file: mapped, or read into memory, where nobody can change them."""
+    """The bytes of a whole file: mapped, or read into memory."""
     with open_file(path) as file:
         status = os.fstat(file.fileno())
         if status.st_size == 0:
@@ -82,7 +82,7 @@ def mapped_files(arrays: Iterable[Array]) -> list[MappedFile]:
 
 
 def _base(array: Array) -> Array | Buffer:
-    """The file that an array is a view of, or the array that has its memory."""
+    """The file that an array is a view of, or the array that owns its memory."""
     while isinstance(array.base, np.ndarray):
         array = array.base
     return array.base if isinstance(array.base, Buffer) else array
@@ -96,7 +96,7 @@ def view(
     strides: Sequence[int] | None = None,
     offset: int = 0,
 ) -> Array:
-    """An array in the bytes `span` of a file; `strides` (None: contiguous) and `offset` count elements.
+    """An array in the bytes `span` of a file; `strides` (None: contiguous) and `offset` are in elements.
 
     Raises NpformerError if the array would extend beyond the span.
     """
@@ -104,7 +104,7 @@ def view(
         strides = contiguous_strides(shape)
     start, stop = span
     if len(shape) != len(strides) or len(shape) > 32 or min([offset, *shape, *strides]) < 0:
-        raise NpformerError(f"no array has the shape {shape!s:.100}, strides {strides!s:.100}, offset {offset}")
+        raise NpformerError(f"invalid shape {shape!s:.100}, strides {strides!s:.100} or offset {offset}")
     last = offset + sum((n - 1) * step for n, step in zip(shape, strides, strict=True))
     elements = 0 if 0 in shape else last + 1
     if not 0 <= start <= stop <= len(buffer) or elements * dtype.itemsize > stop - start:
@@ -115,7 +115,7 @@ def view(
         step = dtype.itemsize
         return np.ndarray(shape, dtype, buffer, start + offset * step, [step * each for each in strides])
     except (ValueError, OverflowError):
-        raise NpformerError(f"no array has the shape {shape!s:.100}") from None
+        raise NpformerError(f"invalid shape {shape!s:.100}") from None
 
 
 def contiguous_strides(shape: Sequence[int]) -> list[int]:
@@ -137,17 +137,17 @@ def is_floating(dtype: np.dtype[Any]) -> bool:
 def load(array: Array, dtype: np.dtype[Any] | None, copy: bool = False) -> Array:
     """Returns the array C-contiguous, aligned, read-only and in `dtype` (None: its own), copied only if needed.
 
-    copy: always, so that it no longer depends on a file. Widening is exact: float16 and bfloat16 are subsets of
-    float32, float32 of float64.
+    copy: always copy, so that the result does not depend on a file. Widening is exact: float16 and bfloat16 are subsets
+    of float32, and float32 of float64.
     """
     return load_all([array], dtype, copy)[0]
 
 
 def load_all(arrays: Sequence[Array], dtype: np.dtype[Any] | None, copy: bool = False) -> list[Array]:
-    """`load` of several arrays, whose copies lie in one piece of memory.
+    """`load` for several arrays, with all copies in one block of memory.
 
-    The system gives such a piece in large pages, which takes less time than many small ones do. It is kept as long as
-    any of the arrays.
+    The system allocates such a block in large pages, which is faster than in many small ones. The block lives as long
+    as any of the arrays.
     """
     kinds = [np.dtype(dtype or array.dtype.newbyteorder("=")) for array in arrays]
     copied = [
@@ -174,9 +174,9 @@ def load_all(arrays: Sequence[Array], dtype: np.dtype[Any] | None, copy: bool = 
     return loaded
 
 
-@np.errstate(invalid="ignore")  # a signalling NaN is found where numbers are checked
+@np.errstate(invalid="ignore")  # a later check finds signalling NaNs
 def _copy(array: Array, result: Array) -> None:
-    """Copies blocks of rows as they lie in memory, which is ten times as fast as one transposing copy."""
+    """Copies blocks of rows, which is ten times as fast as a transposing copy of the whole array."""
     transposed = array.ndim == 2 and not array.flags.c_contiguous
     source, target = (array.T, result.T) if transposed else (np.atleast_1d(array), np.atleast_1d(result))
     step = _BLOCK if array.ndim > 1 else max(1, len(source))
@@ -190,40 +190,40 @@ def _copy(array: Array, result: Array) -> None:
 
 
 def _widen_float16(source: Array, target: Array) -> None:
-    """Widens finite numbers exactly, in half of the time that NumPy takes for it.
+    """Widens finite float16 numbers exactly, in half of NumPy's time.
 
-    float16 has 5 bits for the exponent, float32 has 8. Its bits, shifted to where float32 has its fraction, stand for a
-    number that is 2^(127 - 15) times too small.
+    float16 has 5 exponent bits, float32 has 8. The bits of a float16, shifted to align with a float32's fraction, give
+    the value divided by 2^(127 - 15).
     """
     bits = target.view(np.int32)
-    bits[...] = source.view(np.int16)  # fills the upper half with the sign
+    bits[...] = source.view(np.int16)  # sign extension fills the upper half
     bits <<= 13
     bits &= ~(0b111 << 28)
     target *= _TIMES
 
 
 def _has_nonfinite(array: Array) -> bool:
-    """Tells whether any number of a float16 array is infinite or NaN, in a fifth of np.isfinite's time.
+    """Returns whether any number of a float16 array is infinite or NaN, in a fifth of np.isfinite's time.
 
-    All bits of its exponent are set then.
+    All exponent bits of such a number are set.
     """
     return bool((array.view(np.uint16) << 1).max(initial=0) >= 0b11111 << 11)
 
 
 def _has_subnormals() -> bool:
-    """Tells whether this thread computes with numbers below 2^-126; other libraries can make it take them for 0."""
+    """Returns whether this thread computes with subnormal numbers; other libraries can make it flush them to 0."""
     return bool((np.ones(1, np.int32).view(np.float32) * _TIMES)[0] > 0)
 
 
 def _widened(array: Array, dtype: np.dtype[Any]) -> Array:
-    """Widens bfloat16, which is the upper half of a float32, by shifting its bits."""
+    """Widens bfloat16, the upper half of a float32, by shifting its bits."""
     if array.dtype == BFLOAT16 and dtype != BFLOAT16:
         return (array["bfloat16"].astype(np.uint32) << 16).view(np.float32)
     return array
 
 
 def _forget(array: Array) -> None:
-    """Releases the mapped pages of a copied array, so that file and copy are not in memory together."""
+    """Releases the mapped pages of a copied array, so that file and copy do not both take memory."""
     base = _base(array)
     if not isinstance(base, MappedFile) or not hasattr(mmap, "MADV_DONTNEED"):
         return
@@ -234,7 +234,7 @@ def _forget(array: Array) -> None:
 
 
 def first_nonfinite(array: Array) -> tuple[int, ...] | None:
-    """The index of the first number that is NaN or infinite; None if all are finite. Takes 6 ms for 100 MB."""
+    """The index of the first NaN or infinite number; None if all are finite. Takes 6 ms for 100 MB."""
     table = np.atleast_2d(array)
     for i in range(0, len(table), _BLOCK):
         finite = np.isfinite(_widened(table[i : i + _BLOCK], np.dtype(np.float32)))
@@ -245,12 +245,12 @@ def first_nonfinite(array: Array) -> tuple[int, ...] | None:
 
 
 def place(array: Array) -> tuple[Any, ...]:
-    """Where an array is in memory: equal for two that are the same numbers, under two names say."""
+    """The location of an array in memory: equal for two views of the same numbers."""
     return array.__array_interface__["data"][0], array.dtype, array.shape, array.strides
 
 
 def writable(arrays: Mapping[str, Array]) -> dict[str, Array]:
-    """Writable copies of arrays; two that share memory, as tied weights do, share a copy, transposed or not."""
+    """Writable copies of arrays; arrays that share memory, such as tied weights, share a copy, transposed or not."""
     copies: dict[tuple[Any, ...], Array] = {}
     for array in arrays.values():
         if place(array) not in copies:
@@ -262,8 +262,8 @@ def writable(arrays: Mapping[str, Array]) -> dict[str, Array]:
 def check_storage(arrays: Mapping[str, Array]) -> None:
     """Checks that arrays have no more bytes than the memory that they are views of.
 
-    One that is there twice counts once, transposed too. Else a file of a few bytes could describe any number of large
-    arrays: with strides of 0, or many over the same bytes.
+    An array that occurs twice, transposed or not, counts once. Otherwise a file of a few bytes could describe any
+    number of large arrays, with strides of 0 or over the same bytes.
     """
     views = {}
     for name, array in arrays.items():
@@ -275,6 +275,6 @@ def check_storage(arrays: Mapping[str, Array]) -> None:
     if needed > held:
         name, size = max(views.values(), key=lambda view: view[1])
         raise NpformerError(
-            f"tensors of {needed} bytes in files of {held}: some repeat their numbers (strides of 0, say) or overlap, "
-            f"and would have to be copied; save them contiguous. The largest is {name}, {size} bytes"
+            f"tensors of {needed} bytes in files of {held} bytes: some repeat numbers (strides of 0) or overlap; "
+            f"save them as contiguous tensors. The largest is {name}, {size} bytes"
         )

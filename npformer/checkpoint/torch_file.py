@@ -1,7 +1,7 @@
 """Reads torch.save's files without torch: the zip format, and the format of torch < 1.6.
 
-Both hold a pickle (read by `pickled.py`) that describes tensors, and the bytes of the storages that hold them. Tensors
-may share a storage, skip parts of it, or be transposed in it: each is returned as such a view.
+Both contain a pickle (read by `pickled.py`) that describes tensors, and the bytes of their storages. Tensors may share
+a storage, skip parts of it, or be transposed in it: each is returned as a view.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ DTYPES: dict[str, np.dtype[Any]] = {
     "torch.BoolStorage": np.dtype("?"),
 }
 
-Spans = dict[str, tuple[int, int]]  # storage key -> its first byte in the file, and the one after its last
+Spans = dict[str, tuple[int, int]]  # storage key -> its bytes in the file, [first, end)
 
 _LEGACY_MAGIC = 0x1950A86A20F9469CFC6C
 _LEGACY_PROTOCOL = 1001
@@ -43,7 +43,7 @@ _ZIP_LOCAL_HEADER = struct.Struct("<4s22xHH")  # signature, ..., lengths of the 
 def read_torch(path: Path, limits: Limits = LIMITS, mapped: bool = True) -> dict[str, Array]:
     """Reads a .bin file as name -> read-only array in the file, every tensor in its own dtype; mapped: as in `load`.
 
-    All positions are checked against the file's size. Checksums are not checked: torch may leave them out.
+    All offsets are checked against the file's size. Checksums are not checked: torch may omit them.
     """
     buffer = open_buffer(path, mapped)
     try:
@@ -66,7 +66,7 @@ def _array(name: str, tensor: Tensor, buffer: Buffer, spans: Spans) -> Array:
     storage = tensor.storage
     dtype = DTYPES[storage.dtype]
     if storage.key not in spans:
-        raise NpformerError(f"{name!r:.200}: its storage {storage.key!r:.40} is missing")
+        raise NpformerError(f"{name!r:.200}: storage {storage.key!r:.40} is missing")
     try:
         start, stop = _view_span(storage, dtype.itemsize, spans[storage.key])
         return view(buffer, (start, stop), dtype, tensor.shape, tensor.strides, tensor.offset)
@@ -91,7 +91,7 @@ def _read_zip(buffer: Buffer, limits: Limits) -> tuple[dict[str, Tensor], Spans]
     entries = _zip_entries(buffer, limits)
     pickles = [name for name in entries if re.fullmatch(r"[^/]+/data\.pkl", name)]
     if len(pickles) != 1:
-        raise NpformerError("expected a zip archive with one data.pkl, as torch.save writes it")
+        raise NpformerError("expected a zip archive with one data.pkl, as written by torch.save")
     root = pickles[0].removesuffix("data.pkl")
     if f"{root}byteorder" in entries:
         _expect_little_endian(_bytes(buffer, entries[f"{root}byteorder"]) == b"little")
@@ -106,16 +106,16 @@ def _bytes(buffer: Buffer, span: tuple[int, int]) -> bytes:
 
 def _expect_little_endian(fact: bool) -> None:
     if not fact:
-        raise NpformerError("its numbers are not little-endian; save it again on a little-endian machine")
+        raise NpformerError("the numbers are not little-endian; save the file on a little-endian machine")
 
 
 def _file(buffer: Buffer) -> Any:
-    """The bytes to read from their beginning, without a copy."""
+    """A file object that reads the bytes without a copy."""
     return io.BytesIO(buffer) if isinstance(buffer, bytes) else buffer
 
 
 class _Archive:
-    """An archive as zipfile reads it: its end, and then its list of entries in one piece, which has a limit."""
+    """The file as zipfile reads it: the end, then the list of entries in one read, which is limited."""
 
     def __init__(self, buffer: Buffer, limits: Limits) -> None:
         self.file, self.limits = _file(buffer), limits
@@ -139,29 +139,31 @@ def _zip_entries(buffer: Buffer, limits: Limits) -> Spans:
     spans: Spans = {}
     for info in infos:
         if info.filename in spans:
-            raise NpformerError(f"entry {info.filename!r:.200} is there twice")
+            raise NpformerError(f"duplicate entry {info.filename!r:.200}")
         if info.compress_type != zipfile.ZIP_STORED or info.flag_bits & 1:
-            raise NpformerError(f"entry {info.filename!r:.200} is not stored plain, as torch stores entries")
+            raise NpformerError(
+                f"entry {info.filename!r:.200} is compressed or encrypted; torch stores entries uncompressed"
+            )
         offset = info.header_offset
         header = buffer[offset : offset + _ZIP_LOCAL_HEADER.size] if offset >= 0 else b""
         if len(header) < _ZIP_LOCAL_HEADER.size or not header.startswith(b"PK\x03\x04"):
-            raise NpformerError(f"entry {info.filename!r:.200} is not where the archive says")
+            raise NpformerError(f"entry {info.filename!r:.200} is not at the offset given in the archive")
         _, name_length, extra_length = _ZIP_LOCAL_HEADER.unpack(header)
         start = offset + _ZIP_LOCAL_HEADER.size + name_length + extra_length
         if info.file_size != info.compress_size or start + info.file_size > len(buffer):
-            raise NpformerError(f"entry {info.filename!r:.200} is longer than the file")
+            raise NpformerError(f"entry {info.filename!r:.200} extends beyond the end of the file")
         spans[info.filename] = (start, start + info.file_size)
     return spans
 
 
 def _read_legacy(buffer: Buffer, limits: Limits) -> tuple[dict[str, Tensor], Spans]:
-    """Reads the older format: five pickles (magic number, protocol, system, object, the storages' keys), then storages.
+    """Reads the older format: five pickles (magic number, protocol, system, object, storage keys), then the storages.
 
-    Each storage is the number of its elements (8 bytes) and the elements, in the order of the keys.
+    Each storage is its number of elements (8 bytes) and the elements. Storages are in the order of the keys.
     """
     file = _file(buffer)
     if read_pickle(file, limits) != _LEGACY_MAGIC or read_pickle(file, limits) != _LEGACY_PROTOCOL:
-        raise NpformerError("it is in neither of the formats of torch.save")
+        raise NpformerError("not in a format of torch.save")
     system = read_pickle(file, limits)
     _expect_little_endian(isinstance(system, dict) and system.get("little_endian") is True)
     tensors, keys = _tensors(read_pickle(file, limits)), read_pickle(file, limits)
@@ -172,7 +174,7 @@ def _read_legacy(buffer: Buffer, limits: Limits) -> tuple[dict[str, Tensor], Spa
     start = file.tell()
     for key in keys:
         if not isinstance(key, str) or key not in storages or key in spans:
-            raise NpformerError("the list of storages is not the one the tensors refer to")
+            raise NpformerError("the list of storages does not match the tensors")
         size = int.from_bytes(buffer[start : start + 8], "little")
         start += 8
         stop = start + size * DTYPES[storages[key].dtype].itemsize

@@ -1,6 +1,6 @@
-"""Converts between the nested dict of weights that a model computes with and the flat tensors of a file.
+"""Converts between a model's nested dict of weights and the flat tensors of a file.
 
-`GROUPS` lists the arrays of a model; `families/` says where a family's files have them; `read.py` reads the files.
+`GROUPS` lists the arrays of a model; `families/` maps them to names in a family's files; `read.py` reads the files.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class Parameter(NamedTuple):
 
 
 def parameters(config: Config, head: str | None = None) -> dict[str, Parameter]:
-    """Our flat name of every array of a model -> its `Parameter`, in the forward's order. head: another head."""
+    """npformer's flat name of every array of a model -> its `Parameter`, in forward order. head: another head."""
     result, family = {}, family_of(config)
     for group in family.groups(config, head or config.head):
         sizes = _sizes(config, group)
@@ -83,7 +83,7 @@ def parameters(config: Config, head: str | None = None) -> dict[str, Parameter]:
 
 
 def _kind(group: str) -> str:
-    """A group's key in `GROUPS`: without stack and layer; cross-attention counts as attention."""
+    """A group's key in `GROUPS`: without stack and layer; cross-attention has the key of attention."""
     parts = [part for part in group.split(".") if not part.isdigit() and part not in ("encoder", "decoder", "layers")]
     kind = ".".join(parts).removeprefix("cross_")
     return kind if kind in GROUPS else f"attention.{kind}"
@@ -108,7 +108,7 @@ def _sizes(config: Config, group: str) -> dict[str, int]:
 
 
 def ties(config: Config) -> dict[str, str]:
-    """Arrays that are another in a second place, and are stored once: name -> the other, a token table or a layer's."""
+    """Tied arrays, which are stored once: name -> the array that it is tied to, a token table or a layer's."""
     tied = _shared_layers(config)
     if config.head in ("masked-lm", "causal-lm") and config.tied:
         tied[PROJECTION] = TOKENS
@@ -120,7 +120,7 @@ def ties(config: Config) -> dict[str, str]:
 
 
 def _shared_layers(config: Config) -> dict[str, str]:
-    """The arrays of layers whose weights are an earlier layer's -> that layer's arrays."""
+    """The arrays of layers that share an earlier layer's weights -> that layer's arrays."""
     first, tied = dict[tuple[int, int, str], str](), dict[str, str]()
     for name in parameters(config) if config.layer_groups else []:
         if name.startswith("layers."):
@@ -132,13 +132,13 @@ def _shared_layers(config: Config) -> dict[str, str]:
 
 
 def drawn(config: Config) -> dict[str, Parameter]:
-    """The parameters that are initialised for training: all but tied and computed ones."""
+    """The parameters that training initializes: all except tied and computed ones."""
     tied = ties(config)
     return {name: each for name, each in parameters(config).items() if name not in tied and not _computed(name, config)}
 
 
 def _computed(name: str, config: Config) -> bool:
-    """Tells whether an array is a table of sinusoids, which a file may lack."""
+    """Returns whether an array is a table of sinusoids, which a file may omit."""
     return config.positions != "learned" and name.endswith("embeddings.position.weight")
 
 
@@ -146,10 +146,10 @@ def _computed(name: str, config: Config) -> bool:
 
 
 def to_tree(flat: Mapping[str, Array], config: Config, dtype: Any = np.float32, allow_nonfinite: bool = False) -> Tree:
-    """Converts a checkpoint's tensors to our nested dict: linear weights (in, out), `dtype` (None: its own), read-only.
+    """Converts a checkpoint's tensors to a nested dict: linear weights (in, out), `dtype` (None: its own), read-only.
 
-    Tensors of the family's other heads are ignored; any other that is not needed gives a warning. With a dtype all
-    arrays are copies: as most must be transposed, none keeps the file mapped.
+    Tensors of the family's other heads are ignored; other unused tensors give a warning. With a dtype all arrays are
+    copies: most must be transposed, so the file does not stay mapped.
     """
     family, expected, known = family_of(config), parameters(config), _known(config)
     tensors: dict[str, Array] = {}
@@ -157,7 +157,7 @@ def to_tree(flat: Mapping[str, Array], config: Config, dtype: Any = np.float32, 
     for stored_name, array in flat.items():
         name = family.current(stored_name, known)
         if name in tensors:
-            raise NpformerError(f"{stored_name!r:.200}: stored twice, by an old and a current name")
+            raise NpformerError(f"{stored_name!r:.200}: stored twice, under an old and a current name")
         if name not in known:
             unknown.append(stored_name)
         tensors[name] = array
@@ -173,27 +173,27 @@ def to_tree(flat: Mapping[str, Array], config: Config, dtype: Any = np.float32, 
 def own_to_tree(
     flat: Mapping[str, Array], config: Config, dtype: Any = np.float32, allow_nonfinite: bool = False
 ) -> Tree:
-    """Builds our nested dict from a converted checkpoint's tensors; those in `dtype` already are not copied."""
+    """Builds the nested dict from a converted checkpoint's tensors, copying only tensors of another dtype."""
     own = parameters(config)
     unknown = [name for name in flat if name not in own]
-    if unknown:  # of another head, perhaps
+    if unknown:  # may belong to another head
         known = {name for head in family_of(config).all_heads for name in parameters(config, head)}
         unknown = [name for name in unknown if name not in known]
     return _build(flat, config, dtype, unknown, allow_nonfinite=allow_nonfinite)
 
 
 def sources(config: Config, head: str | None = None) -> dict[str, Source]:
-    """Our flat name of every array of the model with this head -> where a file has it."""
+    """npformer's flat name of every array of the model with this head -> its source in a file."""
     head = head or config.head
     arrays = {ours: (each.group, each.name) for ours, each in parameters(config, head).items()}
     return family_of(config).sources(config, arrays, head)
 
 
-_recent_sources = lru_cache(maxsize=4)(sources)  # for `module_path`, which is asked for one group after another
+_recent_sources = lru_cache(maxsize=4)(sources)  # for `module_path`, which is called for each group
 
 
 def _known(config: Config) -> frozenset[str]:
-    """All names that a checkpoint of this family and depth can have, with any head."""
+    """All tensor names that a checkpoint of this family and depth can have, with any head."""
     family = family_of(config)
     heads = dict.fromkeys([config.head, *family.all_heads])
     names = {name for head in heads for each in sources(config, head).values() for name in each.names + each.apart}
@@ -201,8 +201,8 @@ def _known(config: Config) -> frozenset[str]:
 
 
 def _taken(array: Array, source: Source, parameter: Parameter) -> Array:
-    """The array that a source describes in a tensor, as a view; a buffer's leading axis of 1 is removed."""
-    (index, count), outputs = source.part or (0, 1), -1 if source.in_out else 0  # the axis of outputs
+    """A view of a tensor: the array that a source describes, without a buffer's leading axis of 1."""
+    (index, count), outputs = source.part or (0, 1), -1 if source.in_out else 0  # the output axis
     if source.part and array.ndim and array.shape[outputs] % count == 0:
         array = np.split(array, count, axis=outputs)[index]
     elif source.part is None and array.ndim == len(parameter.shape) + 1 and len(array) == 1:
@@ -219,10 +219,10 @@ def _build(
     copy: bool = False,
     allow_nonfinite: bool = False,
 ) -> Tree:
-    """Builds the nested dict from arrays under our names; tied arrays share memory, sinusoids are computed.
+    """Builds the nested dict from arrays under npformer's names; ties arrays and computes sinusoids.
 
     One error lists all missing names and wrong shapes. `unknown` names give a warning, as in Transformers; in a strict
-    family, torch's own modules, they are an error. titles: our name -> the name in the file.
+    family (torch's own modules) they are an error. titles: npformer's name -> the name in the file.
     """
     expected = parameters(config)
     check_storage({name: found[name] for name in expected if name in found})
@@ -242,10 +242,10 @@ def _build(
         told = "\n  ".join(["the checkpoint does not fit its config.json:", *lines])
         raise NpformerError(f"{told:.1500}")
     if unknown:
-        title = "the checkpoint has tensors that the model does not need; they are left out:"
+        title = "the checkpoint has tensors that the model does not use; they are ignored:"
         warn("\n  ".join([title, *_listed("unknown", list(unknown))]))
-    distinct = {place(found[name]): found[name] for name in needed}  # what is there under two names is loaded once
-    with np.errstate(over="ignore", invalid="ignore"):  # what becomes infinite or is NaN is refused by its name
+    distinct = {place(found[name]): found[name] for name in needed}  # an array under two names is loaded once
+    with np.errstate(over="ignore", invalid="ignore"):  # infinite and NaN values are reported by name below
         loaded = dict(zip(distinct, load_all(list(distinct.values()), dtype, copy), strict=True))
     flat = {name: loaded[place(found[name])] for name in needed}
     names = {place(found[name]): named[name] for name in reversed(list(needed))}
@@ -258,17 +258,17 @@ def _build(
 
 
 def _check_finite(title: str, array: Array) -> None:
-    """Checks that every number is finite. The index is that of our layout: (in, out) for a linear weight."""
+    """Checks that every number is finite. The index is in npformer's layout: (in, out) for a linear weight."""
     index = first_nonfinite(array)
     if index is not None:
         raise NpformerError(
             f"{title}: the number at {list(index)} is {array[index]}; the checkpoint is damaged, or its training "
-            "failed. load(..., allow_nonfinite=True) reads it all the same, for npformer.trace"
+            "diverged. load(..., allow_nonfinite=True) loads it anyway, for npformer.trace"
         )
 
 
 def _absent(config: Config, expected: Mapping[str, Parameter], found: Collection[str]) -> set[str]:
-    """The arrays that may be absent and are: optional arrays, and optional groups without any array."""
+    """The optional arrays that are absent, including those of absent optional groups."""
     optional = family_of(config).optional(config)
     present = {each.group for name, each in expected.items() if name in found}
     return {
@@ -279,9 +279,9 @@ def _absent(config: Config, expected: Mapping[str, Parameter], found: Collection
 
 
 def _is_table(found: Mapping[str, Array], name: str, table: str) -> bool:
-    """Tells whether a tied array is its table: absent, in the same memory, or with the same numbers.
+    """Returns whether a tied array is absent, or equals its table.
 
-    If a checkpoint says they are tied but has two different arrays, both are used, as in Transformers 5.
+    If a checkpoint declares two different arrays as tied, both are used, as in Transformers 5.
     """
     if name not in found or table not in found:
         return name not in found
@@ -292,7 +292,7 @@ def _is_table(found: Mapping[str, Array], name: str, table: str) -> bool:
 
 
 def _sinusoids(config: Config, dtype: Any) -> Array:
-    """The table of positions as checkpoints have it: computed in float32, whatever the model's dtype."""
+    """The position table as in checkpoints: computed in float32 regardless of the model's dtype."""
     halves = config.positions == "sinusoidal-halves"
     table = sinusoidal_positions(config.n_positions, config.table_width, halves=halves).astype(
         dtype or np.float32, copy=False
@@ -305,17 +305,17 @@ def _sinusoids(config: Config, dtype: Any) -> Array:
 
 
 def stored(tree: Tree, config: Config) -> dict[str, Array]:
-    """The flat arrays that our file format holds: all but tied and computed ones."""
+    """The flat arrays in npformer's file format: all except tied and computed ones."""
     flat = flatten(tree)
     tied = {name for name, table in ties(config).items() if _is_table(flat, name, table)}
     return {name: array for name, array in flat.items() if name not in tied and not _computed(name, config)}
 
 
 def to_torch(tree: Tree, config: Config) -> dict[str, Array]:
-    """Converts our nested dict to a checkpoint's tensors: the inverse of `to_tree`. Linear weights are views."""
+    """Converts a nested dict to a checkpoint's tensors: the inverse of `to_tree`. Linear weights are views."""
     expected, places = parameters(config), sources(config)
     flat: dict[str, Array] = {}
-    parts: dict[tuple[str, int], dict[int, Array]] = {}  # of a tensor, along an axis
+    parts: dict[tuple[str, int], dict[int, Array]] = {}  # parts of a tensor along an axis
     for ours, array in stored(tree, config).items():
         source = places[ours]
         array = source.from_linear(array) if expected[ours].transposed else array
@@ -327,7 +327,7 @@ def to_torch(tree: Tree, config: Config) -> dict[str, Array]:
 
 
 def module_path(config: Config, group: str) -> str | None:
-    """The checkpoint's module that holds one of our groups; None for a name that is no group of this model.
+    """The checkpoint's module of a group of weights; None if this model has no group of that name.
 
     >>> module_path(npformer.load("distilbert-sst2").config, "layers.0.attention.query")
     'distilbert.transformer.layer.0.attention.q_lin'
@@ -340,7 +340,7 @@ def module_path(config: Config, group: str) -> str | None:
 
 
 def flatten(tree: Tree) -> dict[str, Array]:
-    """Flattens nested dicts and lists of arrays; the parts of a path are joined by dots."""
+    """Flattens nested dicts and lists of arrays, joining the keys of a path with dots."""
     flat: dict[str, Array] = {}
     for key, value in tree.items():
         if isinstance(value, list):
@@ -353,7 +353,7 @@ def flatten(tree: Tree) -> dict[str, Array]:
 
 
 def unflatten(flat: Mapping[str, Array]) -> Tree:
-    """The inverse of `flatten`; a node with the keys 0, 1, ... becomes a list."""
+    """The inverse of `flatten`; a node with keys 0, 1, ... becomes a list."""
     tree: Tree = {}
     for name, array in flat.items():
         *path, last = name.split(".")
@@ -374,14 +374,14 @@ def _with_lists(node: Any) -> Any:
 
 
 def parameter_dtype(dtype: Any) -> np.dtype[Any]:
-    """Checks that a dtype is float32 or float64, under any of its names and torch's; "auto" is float32."""
+    """Checks that a dtype is float32 or float64, by any name in NumPy or torch; "auto" is float32."""
     name = str(dtype).removeprefix("torch.")
     for supported in PARAMETER_DTYPES:
         if dtype is not None and (dtype == supported or name == supported.name):
             return supported
     if name == "auto":
         return PARAMETER_DTYPES[0]
-    raise NpformerError(f"dtype: expected float32 or float64, got {dtype!r:.80}; half precision is read as float32")
+    raise NpformerError(f"dtype: expected float32 or float64, got {dtype!r:.80}; half precision is loaded as float32")
 
 
 def _problem(array: Array, shape: tuple[int, ...]) -> str:

@@ -1,7 +1,7 @@
-"""Holds files to their checksums: a whole folder for `npformer info --verify`, a bundled model at its first load.
+"""Verifies checksums: of a whole folder for `npformer info --verify`, and of a bundled model at its first load.
 
-Checksums come from three places: the metadata of safetensors files that npformer wrote (`safetensors.checksum`), and in
-the cache of the Hugging Face hub the names of the files that its links lead to.
+Checksums come from the metadata of safetensors files written by npformer (`safetensors.checksum`), and, in the Hugging
+Face cache, from the names of the files that links point to.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ UNKNOWN = "no checksum is stored"
 
 
 class Verified(NamedTuple):
-    """A file's name in its folder, its SHA-256 and what it was held to, or why it is damaged."""
+    """A file's name in its folder, its SHA-256, and the source of its checksum or why it is damaged."""
 
     name: str
     sha256: str
@@ -30,7 +30,7 @@ class Verified(NamedTuple):
 
 
 def verify(folder: Path) -> Iterator[Verified]:
-    """Holds each file of a model's folder, and of the folders in it, to the checksum that is stored for it."""
+    """Verifies the stored checksum of each file in a model's folder and its subfolders."""
     files = [path for pattern in ("*", "*/*") for path in sorted(folder.glob(pattern)) if not path.is_dir()]
     for path in files:
         name = path.relative_to(folder).as_posix()
@@ -53,9 +53,9 @@ def _digest(path: Path, kind: str = "sha256", before: bytes = b"") -> str:
 
 
 def _held_to(path: Path, sha256: str) -> str:
-    """Says what a file was held to. Raises NpformerError if it is not what it should be.
+    """Returns the source of a file's checksum. Raises NpformerError if the file does not match it.
 
-    The hub's cache names a large file by its SHA-256, and a small one as git does, by the SHA-1 of a blob.
+    The hub's cache names a large file by its SHA-256, and a small one by the SHA-1 of its git blob.
     """
     blob = Path(os.path.realpath(path))
     if "blobs" in blob.parts and re.fullmatch(r"[0-9a-f]{40}|[0-9a-f]{64}", blob.name):
@@ -63,10 +63,10 @@ def _held_to(path: Path, sha256: str) -> str:
         if len(blob.name) == 40:
             found = _digest(path, "sha1", b"blob %d\0" % blob.stat().st_size)
         if found != blob.name:
-            raise NpformerError(f"{path}: damaged: not the file that the hub has; delete {blob}, load anew")
-        return "as the hub has it"
+            raise NpformerError(f"{path}: damaged: differs from the file on the hub; delete {blob} and load again")
+        return "matches the hub"
     if path.suffix == ".safetensors" and check_sums(path, *read_tensors(path)):
-        return "as its metadata says"
+        return "matches its metadata"
     return UNKNOWN
 
 
@@ -74,15 +74,15 @@ _checked: set[str] = set()
 
 
 def verify_once(path: Path) -> None:
-    """Holds a safetensors file to its checksum, unless that was done before, by this user or in this process.
+    """Verifies a safetensors file's checksum, once per user or process.
 
-    That it was done is remembered by an empty file in the user's cache, whose name has the file's number, size and time
-    of change; where the cache cannot be written, each process checks anew (25 ms for 45 MB). Nothing is written beside
-    the file, which may lie in an installed package.
+    An empty file in the user's cache records the check; its name contains the checked file's inode, size and time of
+    change. If the cache is not writable, each process checks again (25 ms for 45 MB). Nothing is written next to the
+    file, which may be in an installed package.
     """
     try:
         found = os.stat(path)
-    except OSError:  # said by what reads the folder
+    except OSError:  # reported when the folder is read
         return
     mark = f"{path.parent.name}-{found.st_ino:x}-{found.st_size:x}-{found.st_mtime_ns:x}"
     cache = os.path.expanduser(os.path.join(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "npformer", "checked"))
@@ -90,7 +90,7 @@ def verify_once(path: Path) -> None:
         return
     check_sums(path, *read_tensors(path))
     _checked.add(mark)
-    if os.path.isabs(cache):  # a user without a home has none
+    if os.path.isabs(cache):  # not absolute for a user without a home
         with contextlib.suppress(OSError):
             os.makedirs(cache, exist_ok=True)
             Path(cache, mark).touch()

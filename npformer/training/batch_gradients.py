@@ -1,8 +1,8 @@
 """Computes the loss of a batch and its gradients, in shards of packed rows, on every core.
 
-The shards depend on the texts' lengths alone and their gradients are added in order, so that a step has the same bits
-for any number of threads. A batch of any size needs the memory of one shard's activations for each thread: every batch
-does what is elsewhere called gradient accumulation.
+The shards depend only on the lengths of the texts, and their gradients are added in order, so that a step has the same
+bits for any number of threads. A batch of any size needs only the memory of one shard's activations per thread: each
+batch uses gradient accumulation.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ class Gradients:
     Parameters
     ----------
     loss : mean loss over the targets
-    right, count : targets predicted correctly, and all targets
-    tokens : tokens of the batch
-    flat : gradients by parameter's name; a table's are `SparseRows`
+    right, count : number of correct predictions, and of targets
+    tokens : number of tokens in the batch
+    flat : gradients by name of parameter; those of tables are `SparseRows`
     """
 
     loss: float
@@ -55,14 +55,14 @@ def gradients(
 ) -> Gradients:
     """Computes the mean loss over a batch's targets, and its gradients.
 
-    Inside `npformer.edit` the gradients are those of the edited forward. With a listener, the batch is one shard.
+    Inside `npformer.edit` these are the gradients of the edited forward. With a listener, the batch is one shard.
 
     Parameters
     ----------
     objective : HeadLoss, TranslationLoss, or another `Objective`
     weights : Trainable
     examples : list of Example
-    threads : cores to use
+    threads : number of threads
     edit : function from a shard's number to an `Edit` of its stages, such as `Dropout`, or to None
 
     Returns
@@ -72,7 +72,7 @@ def gradients(
     Raises
     ------
     NpformerError
-        If the batch has no target.
+        If the batch has no targets.
 
     Examples
     --------
@@ -87,7 +87,7 @@ def gradients(
     lengths = [objective.lengths(example) for example in examples]
     count = sum(objective.count(example) for example in examples)
     if not count:
-        raise NpformerError(f"a batch of {len(examples)} examples without one target has no loss")
+        raise NpformerError(f"a batch of {len(examples)} examples has no targets, so it has no loss")
     total = _Sum(weights)
 
     def work(index: int, shard: list[int]) -> Part:
@@ -103,17 +103,17 @@ def gradients(
 
 
 def cut(lengths: Sequence[tuple[int, ...]]) -> list[list[int]]:
-    """Cuts a batch into shards of about SHARD tokens, given as indices; a batch of few tokens stays whole.
+    """Splits a batch into shards of about SHARD tokens, as indices; a small batch is one shard.
 
-    The shards do not depend on the number of cores, as the sums of gradients would. Their number is even if the lengths
-    allow it, which suits two cores.
+    The shards do not depend on the number of cores, because the sums of gradients would too. Their number is even if
+    possible, which suits two cores.
     """
     total = sum(map(sum, lengths))
     return group_by_length(lengths, 2 * math.ceil(total / SHARD / 2) if total >= 2 * SMALL_SHARD else 1)
 
 
 class _Sum:
-    """Adds gradients in the order of the shards, whichever thread finishes first."""
+    """Adds gradients in the order of the shards, regardless of the order in which threads finish."""
 
     def __init__(self, weights: Trainable) -> None:
         self.flat: dict[str, Gradient] = {}

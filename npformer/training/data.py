@@ -24,7 +24,7 @@ from npformer.text.inputs import Pair
 from npformer.training.losses import Example
 
 LABEL = "label"
-TEXTS = (  # names of the text columns, in the order in which they are tried
+TEXTS = (  # names of text columns, in order of precedence
     ("text", "text_pair"),
     ("sentence1", "sentence2"),
     ("premise", "hypothesis"),
@@ -32,13 +32,13 @@ TEXTS = (  # names of the text columns, in the order in which they are tried
     ("text",),
     ("sentence",),
 )
-WINDOW = 1024  # texts handed to the tokenizer at a time
+WINDOW = 1024  # texts tokenized at a time
 FORMATS = {".tsv": "tsv", ".csv": "csv", ".jsonl": "jsonl", ".ndjson": "jsonl"}
 
 
 @dataclass(frozen=True)
 class LabelledText:
-    """One labelled text of a file, and the line that it ends on.
+    """A labelled text of a file, and the line that it ends on.
 
     Parameters
     ----------
@@ -62,10 +62,10 @@ def read_labelled(path: str | Path, label: str = LABEL, texts: Sequence[str] = (
 
     Parameters
     ----------
-    path : .tsv (tabs, no quotes) or .csv, with the columns' names in the first line, or .jsonl (one object a line)
-    label : name of the label's column
-    texts : names of the text's column, or of the two columns of a pair
-        By default the first entry of `TEXTS` that the file has, else its only other column.
+    path : .tsv (tabs, no quotes) or .csv, with the columns' names in the first line, or .jsonl (one object per line)
+    label : name of the label column
+    texts : names of the text column, or of the two columns of a pair
+        By default the first entry of `TEXTS` in the file, or else its only other column.
 
     Returns
     -------
@@ -94,7 +94,7 @@ def read_labelled(path: str | Path, label: str = LABEL, texts: Sequence[str] = (
         if not texts and not (rows and is_table):
             found = _columns(f"{path}:{1 if is_table else line}", record, label)
             if rows and found != columns:
-                raise NpformerError(f"{path}:{line}: text in {_and(found)}, in the rows before in {_and(columns)}")
+                raise NpformerError(f"{path}:{line}: text in {_and(found)}, but in {_and(columns)} in the rows above")
             columns = found
         values = [_value(f"{path}:{line}", record, name) for name in (label, *columns)]
         rows.append(LabelledText(values[0].strip(), values[1], values[2] if len(values) > 2 else None, line))
@@ -104,7 +104,7 @@ def read_labelled(path: str | Path, label: str = LABEL, texts: Sequence[str] = (
 
 
 def label_names(rows: Sequence[LabelledText]) -> tuple[str, ...]:
-    """Lists the labels of the rows, sorted. If all are whole numbers: 0 to the largest, as they count outputs.
+    """Lists the labels of the rows, sorted. If all are whole numbers, lists 0 to the largest, one per output.
 
     Parameters
     ----------
@@ -129,15 +129,15 @@ def label_names(rows: Sequence[LabelledText]) -> tuple[str, ...]:
         largest = max((each.lstrip("0") for each in found), key=lambda each: (len(each), each))
         if len(largest) > 4:
             line = next(row.line for row in rows if row.label.lstrip("0") == largest)
-            raise NpformerError(f"line {line}: {largest:.80} is too large for a label's number")
+            raise NpformerError(f"line {line}: {largest:.80} is too large for the number of a label")
         return tuple(str(i) for i in range(int(largest or "0") + 1))
     return tuple(sorted(found))
 
 
 def label_keys(labels: Sequence[str]) -> dict[str, int]:
-    """Maps what a file may call a label, its name in lower case or its number, to its number.
+    """Maps the name of a label in lower case, and its number, to its number.
 
-    If a name is itself a number, labels go by name alone.
+    If a name is itself a number, labels are matched by name only.
     """
     names = {each.lower(): i for i, each in enumerate(labels)}
     numbers = {str(i): i for i in range(len(labels))}
@@ -151,7 +151,7 @@ def label_ids(path: str | Path, rows: Sequence[LabelledText], labels: Sequence[s
     ----------
     path : the rows' file, for error messages
     rows : list of LabelledText
-        A row names its label, in upper or lower case, or gives its number.
+        A row has its label's name, in upper or lower case, or its number.
     labels : names of the labels
 
     Returns
@@ -161,7 +161,7 @@ def label_ids(path: str | Path, rows: Sequence[LabelledText], labels: Sequence[s
     Raises
     ------
     NpformerError
-        With file and line, if a row's label is not among them.
+        With file and line, if a row's label is unknown.
 
     Examples
     --------
@@ -169,7 +169,7 @@ def label_ids(path: str | Path, rows: Sequence[LabelledText], labels: Sequence[s
     [1]
     """
     if len({each.lower() for each in labels}) < len(labels) or not all(each.strip() for each in labels):
-        raise NpformerError(f"{path}: labels {listed(labels):.200}: expected names that differ in more than case")
+        raise NpformerError(f"{path}: labels {listed(labels):.200}: expected names that differ by more than case")
     known, ids = label_keys(labels), []
     for row in rows:
         if row.label.lower() not in known:
@@ -180,7 +180,7 @@ def label_ids(path: str | Path, rows: Sequence[LabelledText], labels: Sequence[s
 
 
 def encode(model: Model, path: str | Path, rows: Sequence[LabelledText], limit: int | None = None) -> list[Example]:
-    """Encodes rows as token ids and label numbers; cuts long texts to the model's length or `limit`, with a warning."""
+    """Encodes rows as token ids and label numbers; truncates texts to the model's length or `limit`, with a warning."""
     encoder = Encoder(model, limit)
     targets = label_ids(path, rows, model.config.labels)
     texts, cut = [], {}
@@ -196,10 +196,10 @@ def encode(model: Model, path: str | Path, rows: Sequence[LabelledText], limit: 
 
 
 def read_pairs(source: str | Path, target: str | Path) -> list[tuple[str, str]]:
-    """Reads two files line by line, as pairs. Raises NpformerError, with file and line, for an empty line."""
+    """Reads two files line by line as pairs. Raises NpformerError, with file and line, for an empty line."""
     sources, targets = read_lines(source), read_lines(target)
     if len(sources) != len(targets):
-        raise NpformerError(f"{target}: {len(targets)} lines for the {len(sources)} of {source}")
+        raise NpformerError(f"{target}: has {len(targets)} lines, but {source} has {len(sources)}")
     for path, lines in ((source, sources), (target, targets)):
         for number, line in enumerate(lines, 1):
             if not line.strip():
@@ -212,23 +212,23 @@ def read_pairs(source: str | Path, target: str | Path) -> list[tuple[str, str]]:
 def encode_pairs(
     tokenizer: Any, files: tuple[str | Path, str | Path], pairs: Sequence[tuple[str, str]], longest: int
 ) -> list[Example]:
-    """Encodes pairs as token ids. Raises NpformerError, with file and line, if a sentence has over `longest` tokens."""
+    """Encodes pairs as token ids. Raises NpformerError, with file and line, if a sentence exceeds `longest` tokens."""
     sides = []
     for path, texts in zip(files, zip(*pairs, strict=True), strict=True):
         encodings = tokenizer.encode_batch_fast(list(texts))
         for number, encoding in enumerate(encodings, 1):
             if len(encoding) > longest:
-                raise NpformerError(f"{path}:{number}: {len(encoding)} tokens, the model takes {longest}")
+                raise NpformerError(f"{path}:{number}: {len(encoding)} tokens, but the model takes {longest}")
         sides.append([np.array(encoding.ids) for encoding in encodings])
     return [Example(Text(source), target[:-1]) for source, target in zip(*sides, strict=True)]
 
 
 def encode_blocks(model: Model, paths: Sequence[str | Path], limit: int | None = None) -> list[Example]:
-    """Packs text files into blocks of as many tokens as the model takes, or `limit`; each token's target is the next.
+    """Packs text files into blocks of the model's length, or `limit`; the target of each token is the next one.
 
-    A file is a document, after which the end token stands unless the document ends in one. Documents stand one after
-    another, and a block may hold the end of one and the beginning of the next. So every token but the first
-    is a target once. Raises NpformerError, with file and line, for what is not text, and for a file without any.
+    A file is a document, followed by the end token unless the document ends with one. Documents are concatenated, so a
+    block may have the end of one and the beginning of the next. Every token except the first is a target once. Raises
+    NpformerError, with file and line, for invalid text and for an empty file.
     """
     encoder, parts = Encoder(model, limit), []
     for path in paths:
@@ -239,12 +239,12 @@ def encode_blocks(model: Model, paths: Sequence[str | Path], limit: int | None =
         parts += [document, np.array([] if np.isin(document[-1:], ends).any() else ends[:1], np.int64)]
     ids, size = np.concatenate(parts), encoder.limit
     if len(ids) < 2:
-        raise NpformerError(f"{paths[0]}: one token, which leaves none to predict")
+        raise NpformerError(f"{paths[0]}: one token only; there is no next token to predict")
     return blocks(ids, size)
 
 
 def blocks(ids: np.ndarray, size: int) -> list[Example]:
-    """Cuts a stream of token ids (L,) into blocks of `size`; the target of each token but the last is the next one."""
+    """Splits token ids (L,) into blocks of `size`; the target of each token except the last is the next one."""
     starts = range(0, len(ids) - 1, size)
     return [Example(Text(ids[at : at + size][: len(ids) - 1 - at]), ids[at + 1 : at + 1 + size]) for at in starts]
 
@@ -278,7 +278,7 @@ def _value(where: str, record: Mapping[str, Any], name: str) -> str:
     if not str(value).strip():
         raise NpformerError(f"{where}: {name!r} is empty")
     if any("\ud800" <= character <= "\udfff" for character in str(value)):
-        raise NpformerError(f"{where}: {name!r} has half of a surrogate pair, which is no character")
+        raise NpformerError(f"{where}: {name!r} has a lone surrogate, which is not valid text")
     return str(value)
 
 

@@ -12,20 +12,20 @@ from npformer.config import Config
 from npformer.families import family_of
 from npformer.tape import Edit, Pullback
 
-Rates = Mapping[str, float]  # stage or pattern -> the share of its elements to set to 0
+Rates = Mapping[str, float]  # stage or pattern -> fraction of elements to set to 0
 
 
 def standard_rates(
     config: Config, rate: float = 0.1, attention: float | None = None, head: float | None = None
 ) -> dict[str, float]:
-    """Returns the dropout rates of a family's stages: those of Transformers (DistilBERT, BERT) or nn.Transformer.
+    """Returns the dropout rates of a family's stages, as in Transformers (DistilBERT, BERT) or nn.Transformer.
 
     Parameters
     ----------
     config : Config
-    rate : the rate of every stage but those below
-    attention : the rate of attention weights; by default `rate`
-    head : the rate of the classifier's input; by default `rate`, for DistilBERT 0.2
+    rate : the rate of every stage except those below
+    attention : the rate of attention weights; `rate` by default
+    head : the rate of the classifier's input; `rate` by default, or 0.2 for DistilBERT
 
     Returns
     -------
@@ -40,19 +40,19 @@ def standard_rates(
 
 
 class Dropout(Edit):
-    """x -> x * keep / (1 - p), where keep is 0 for a random share p of the elements, else 1.
+    """x -> x * keep / (1 - p), where keep is 0 for each element with probability p, else 1.
 
     Parameters
     ----------
     rates : mapping from stage or pattern to its rate p, 0 <= p < 1
         p is rounded to a multiple of 2^-16.
     seed : int or sequence of int, such as the run's seed, the step and the shard
-        The same seed draws the same elements.
+        The same seed drops the same elements.
 
     Raises
     ------
     NpformerError
-        If a rate is not from 0 to below 1.
+        If a rate is not in [0, 1).
 
     References
     ----------
@@ -70,7 +70,7 @@ class Dropout(Edit):
     def __init__(self, rates: Rates, seed: int | Sequence[int]) -> None:
         for name, rate in rates.items():
             if not 0 <= rate <= 1 - 2**-16:
-                raise NpformerError(f"dropout: the rate of {name} must lie in 0 ... 1, below 1, got {rate}")
+                raise NpformerError(f"dropout: {name}: expected a rate of at least 0 and below 1, got {rate}")
         self._rates = dict(rates)
         self._random = np.random.Generator(np.random.SFC64(seed))
         self._of: dict[str, int] = {}  # stage that has fired -> its rate times 2^16
@@ -89,6 +89,6 @@ class Dropout(Edit):
 
 
 def _laid_out_like(flat: np.ndarray, array: np.ndarray) -> np.ndarray:
-    """Reshapes flat numbers to the shape and memory order of `array`, so that multiplying the two is fast."""
+    """Reshapes flat numbers to the shape and memory order of `array`, so that their product is fast."""
     order = sorted(range(array.ndim), key=lambda axis: -array.strides[axis])
     return flat.reshape([array.shape[axis] for axis in order]).transpose(np.argsort(order))

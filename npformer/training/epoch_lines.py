@@ -1,4 +1,4 @@
-"""The progress of a training: a line that is rewritten on a terminal, or one line for each epoch elsewhere."""
+"""Training progress: a line that is updated on a terminal, or one line per epoch elsewhere."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ BAR = 10  # characters
 
 
 class Progress:
-    """Shows loss and accuracy of the epoch so far, tokens per second over the last hundred steps, and the time left."""
+    """Shows loss and accuracy of the current epoch, tokens per second over the last hundred steps, and time left."""
 
     def __init__(self, stream: TextIO | None = None) -> None:
         self._line = Line(stream)

@@ -1,4 +1,4 @@
-"""Initial weights, from torch's distributions and NumPy's generator."""
+"""Initial weights, from torch's distributions with NumPy's generator."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SCHEMES = ("normal", "torch", "xavier")
 
 
 def initialise(config: Config, seed: int = 0, scheme: str = "normal", dtype: Any = np.float32) -> layout.Tree:
-    """Draws a model's tree of weights. In every scheme the weights of norms are 1 and their biases 0.
+    """Draws a model's weights. In every scheme the weights of norms are 1 and their biases 0.
 
     Parameters
     ----------
@@ -26,7 +26,7 @@ def initialise(config: Config, seed: int = 0, scheme: str = "normal", dtype: Any
         for weights and biases, N(0, 1) for tables. "xavier", as in nn.Transformer: U(-1, 1) sqrt(6 / (inputs +
         outputs)), with query, key and value as one matrix of 3 D outputs; biases of attention 0, others as in "torch";
         tables N(0, 1 / D).
-    dtype : of the arrays
+    dtype : dtype of the arrays
 
     Returns
     -------

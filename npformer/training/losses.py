@@ -1,6 +1,6 @@
-"""Examples, and the loss and gradients of some of them, for an encoder's head or an encoder-decoder.
+"""Examples, and the loss and gradients of a shard, for an encoder's head or an encoder-decoder.
 
-`batch_gradients.py` adds up the parts of a batch, `data.py` reads examples from files.
+`batch_gradients.py` adds the shards of a batch, `data.py` reads examples from files.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ E = TypeVar("E", contravariant=True)
 
 
 class Part(NamedTuple):
-    """A shard's part of its batch: its share of the mean loss, its correct predictions, its gradients."""
+    """A shard's contribution to its batch: its part of the mean loss, its correct predictions, its gradients."""
 
     loss: float
     right: int
@@ -33,28 +33,28 @@ class Part(NamedTuple):
 
 
 class Objective(Protocol[E]):
-    """An objective of training: the lengths and targets of an example, and the loss and gradients of a shard."""
+    """A training objective: the lengths and targets of an example, and the loss and gradients of a shard."""
 
     def lengths(self, example: E, /) -> tuple[int, ...]:
-        """Returns the tokens of each text of an example; examples of similar lengths share a shard."""
+        """Returns the number of tokens of each text in an example; examples of similar lengths share a shard."""
 
     def count(self, example: E, /) -> int:
-        """Returns the number of targets, over which the loss is the mean."""
+        """Returns the number of targets; the loss is the mean over them."""
 
     def part(self, tree: Mapping[str, Any], examples: Sequence[E], count: int, edit: Edit | None, /) -> Part:
-        """Computes the loss and gradients of a shard; the whole batch has `count` targets."""
+        """Computes the loss and gradients of a shard; the batch has `count` targets."""
 
 
 @dataclass(frozen=True)
 class Example:
-    """A text and the target of the head.
+    """A text and its target.
 
     Parameters
     ----------
-    text : Text; for multiple choice the list of choices
+    text : Text; for multiple choice a list of choices
     target : int or array of int
-        A label's number; for a head on tokens one for each token (1: replaced), -100 for those without; for question
-        answering the first and the last token of the answer; for translation the target's token ids.
+        The number of a label; for a head on tokens one for each token (1: replaced), -100 to ignore a token; for
+        question answering the first and last token of the answer; for translation the target's token ids.
 
     Examples
     --------
@@ -73,13 +73,13 @@ class Example:
 class HeadLoss:
     """The cross-entropy of an encoder's head.
 
-    It is over the labels, the vocabulary or the choices; for question answering it is the mean of the cross-entropies
-    over the tokens of the answer's start and of its end; for replaced tokens it is binary, of each token.
+    The classes are labels, the vocabulary or choices. For question answering it is the mean of the cross-entropies of
+    the answer's first and last token; for replaced tokens it is the binary cross-entropy of each token.
 
     Parameters
     ----------
     config : Config with a head
-    label_smoothing : share of the target spread over all classes
+    label_smoothing : fraction of the target spread over all classes
 
     Raises
     ------
@@ -102,11 +102,11 @@ class HeadLoss:
 
     def __post_init__(self) -> None:
         if self.config.head == "base":
-            raise NpformerError("a base model has no head, so no loss; load it with the head that is to be trained")
+            raise NpformerError("a base model has no head, so no loss; load it with the head to train")
         if self.config.problem_type not in (None, "single_label_classification"):
             problem = self.config.problem_type
             raise NpformerError(
-                f"problem_type {problem} is unsupported: only single-label classification can be trained"
+                f"problem_type {problem} is not supported: only single-label classification can be trained"
             )
 
     def lengths(self, example: Example, /) -> tuple[int, ...]:
@@ -128,7 +128,7 @@ class HeadLoss:
     def losses(
         self, answers: Mapping[str, np.ndarray], targets: Sequence[Any], lengths: np.ndarray, count: int
     ) -> tuple[float, int, dict[str, np.ndarray]]:
-        """Returns the share of the mean loss, the number of correct predictions, and the gradients of the answers."""
+        """Returns the part of the mean loss, the number of correct predictions, and the gradients of the logits."""
         head = self.config.head
         if head == "question-answering":
             return self._spans(answers, targets, lengths, count)
@@ -174,21 +174,21 @@ def _texts(example: Example) -> Sequence[Text]:
 class TranslationLoss:
     """The cross-entropy of an encoder-decoder under teacher forcing.
 
-    The decoder reads the start token and the target, and is to predict the target and its end token.
+    The decoder reads the start token and the target, and predicts the target and its end token.
 
     Parameters
     ----------
     config : Config of a translation model
-    label_smoothing : share of the target spread over the vocabulary
+    label_smoothing : fraction of the target spread over the vocabulary
 
     Raises
     ------
     NpformerError
-        If the model is no translation model, or has no end token.
+        If the model is not a translation model or has no end token.
 
     References
     ----------
-    Vaswani et al., 2017, section 5.4, has the label smoothing of 0.1.
+    Vaswani et al., 2017, section 5.4, uses label smoothing of 0.1.
 
     Examples
     --------
@@ -219,7 +219,7 @@ class TranslationLoss:
         with listen(edit) if edit else nullcontext(), listen(recording):
             logits = transformer(tree, self.config, source, target)["logits"]
         options: dict[str, Any] = {"label_smoothing": self.label_smoothing, "reduction": "sum"}
-        options["log_probabilities"] = log_softmax(logits)  # shared by both, as it is costly over a vocabulary
+        options["log_probabilities"] = log_softmax(logits)  # shared by both, because it is expensive over a vocabulary
         loss = float(cross_entropy(logits, wanted, **options)) / count
         right = int((logits.argmax(axis=-1) == wanted).sum())
         grad = cross_entropy_backward(1 / count, logits, wanted, **options)
@@ -228,5 +228,5 @@ class TranslationLoss:
 
 
 def teacher_forced(config: Config, examples: Sequence[Example]) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Returns for each target the ids that the decoder reads, and those that it is to predict."""
+    """Returns the decoder's input ids and target ids for each target."""
     return [shift_right(each.target, config.decoder.start_id, config.decoder.end_ids[0]) for each in examples]

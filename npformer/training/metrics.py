@@ -1,4 +1,4 @@
-"""Measures of a model: accuracy, F1 and confusion of labels; loss and next-token accuracy of one that writes texts."""
+"""Metrics: accuracy, F1 and confusion matrix of labels; loss and next-token accuracy of generative models."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from npformer.model import Model, Seq2Seq
 from npformer.runtime.packing import Text
 from npformer.training.losses import Example, teacher_forced
 
-TEXTS = 1024  # texts handed to the model at a time
+TEXTS = 1024  # texts run at a time
 PAIRS = 256
 LOGITS = 2**26  # numbers in the logits of blocks that are run together
 
-Predicted = tuple[np.ndarray, np.ndarray]  # the logits of tokens (L, V), and the tokens that were wanted (L,)
+Predicted = tuple[np.ndarray, np.ndarray]  # logits (L, V) and target tokens (L,)
 
 
 @dataclass(frozen=True)
 class Scores:
-    """The scores of a classifier; confusion[i, j] counts the texts of label i that were given label j, (C, C)."""
+    """The scores of a classifier; confusion[i, j] counts the texts with label i and prediction j, (C, C)."""
 
     labels: tuple[str, ...]
     confusion: np.ndarray
@@ -33,12 +33,12 @@ class Scores:
 
     @property
     def precision(self) -> np.ndarray:
-        """The share of the texts given a label that have it, (C,); 0 if none was given it."""
+        """The fraction of each label's predictions that are correct, (C,); 0 without predictions."""
         return np.diag(self.confusion) / np.maximum(1, self.confusion.sum(axis=0))
 
     @property
     def recall(self) -> np.ndarray:
-        """The share of the texts of a label that were given it, (C,); 0 if there is no such text."""
+        """The fraction of each label's texts that are predicted correctly, (C,); 0 without texts."""
         return np.diag(self.confusion) / np.maximum(1, self.confusion.sum(axis=1))
 
     @property
@@ -49,7 +49,7 @@ class Scores:
 
     @property
     def macro_f1(self) -> float:
-        """The mean of F1 over the labels that some text has or was given."""
+        """The mean F1 over the labels that occur in texts or predictions."""
         return float(self.f1[self.confusion.sum(axis=0) + self.confusion.sum(axis=1) > 0].mean())
 
     def __str__(self) -> str:
@@ -58,7 +58,7 @@ class Scores:
         lines.append(f"{'label':{name}}  precision  recall      F1  texts")
         columns = zip(self.labels, self.precision, self.recall, self.f1, self.confusion.sum(axis=1), strict=True)
         lines += [f"{label:{name}}  {p:9.4f}  {r:6.4f}  {f:6.4f}  {count:5}" for label, p, r, f, count in columns]
-        lines += ["", "rows: the label; columns: the answer"]
+        lines += ["", "rows: label; columns: prediction"]
         width = max(6, *(len(label) for label in self.labels)) + 2
         lines.append(" " * name + "".join(f"{label:>{width}}" for label in self.labels))
         for label, row in zip(self.labels, self.confusion, strict=True):
@@ -67,14 +67,14 @@ class Scores:
 
 
 def scores(wanted: Sequence[int], given: Sequence[int], labels: Sequence[str]) -> Scores:
-    """Compares the labels given with those wanted, both as numbers."""
+    """Compares predicted labels with true labels, both as numbers."""
     confusion: np.ndarray = np.zeros((len(labels), len(labels)), np.int64)
     np.add.at(confusion, (np.asarray(wanted), np.asarray(given)), 1)
     return Scores(tuple(labels), confusion)
 
 
 def evaluate_labels(model: Model, examples: Sequence[Example], progress: bool = False) -> Scores:
-    """Measures a classifier on examples; `progress` shows a bar on stderr."""
+    """Evaluates a classifier on examples; `progress` shows a progress bar on stderr."""
     given: list[int] = []
     with bar(len(examples), shown=progress) as add:
         for start in range(0, len(examples), TEXTS):
@@ -85,8 +85,7 @@ def evaluate_labels(model: Model, examples: Sequence[Example], progress: bool = 
 
 
 def evaluate_translation(model: Seq2Seq, examples: Sequence[Example]) -> dict[str, float]:
-    """Measures the mean cross-entropy of the target's tokens, each given those before it, and the share predicted as
-    the likeliest."""
+    """Returns the mean cross-entropy of target tokens under teacher forcing, and the accuracy of greedy predictions."""
 
     def answers() -> Iterator[Predicted]:
         for start in range(0, len(examples), PAIRS):
@@ -99,9 +98,9 @@ def evaluate_translation(model: Seq2Seq, examples: Sequence[Example]) -> dict[st
 
 
 def evaluate_blocks(model: Model, examples: Sequence[Example]) -> dict[str, float]:
-    """Measures a causal-lm model on `data.encode_blocks`, each token given those before it in its block.
+    """Evaluates a causal-lm model on `data.encode_blocks`, predicting each token from those before it in its block.
 
-    "perplexity" is exp of the loss, and "log_probability", of which more is better, minus the loss.
+    "perplexity" is exp(loss), and "log_probability" is -loss, so that larger is better.
     """
     size = max(1, LOGITS // (model.config.vocab_size * max(len(each.text) for each in examples)))
 
@@ -117,7 +116,7 @@ def evaluate_blocks(model: Model, examples: Sequence[Example]) -> dict[str, floa
 
 
 def _predictions(answers: Iterator[Predicted]) -> dict[str, float]:
-    """The mean cross-entropy of the wanted tokens, and the share of them that are the likeliest."""
+    """The mean cross-entropy of the target tokens, and the fraction of them with the largest logit."""
     total, right, count = 0.0, 0, 0
     for logits, wanted in answers:
         total += float(cross_entropy(logits, wanted, reduction="sum"))

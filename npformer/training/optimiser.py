@@ -17,11 +17,11 @@ from npformer.functions import SparseRows
 from npformer.runtime.threads import run_tasks, single_blas_thread
 from npformer.training.trainable import Gradient
 
-BLOCK = 1 << 16  # elements of a parameter to update at a time: its four arrays stay in the core's own cache
+BLOCK = 1 << 16  # elements updated at a time, so that four arrays stay in the core's cache
 
 
 def is_decayed(name: str) -> bool:
-    """Tells whether weight decay applies to a parameter: to weights of linear layers and tables, not biases or norms.
+    """Returns whether weight decay applies: to weights of linear layers and tables, not to biases or norms.
 
     Parameters
     ----------
@@ -61,7 +61,7 @@ def global_norm(gradients: Mapping[str, Gradient]) -> float:
     with (
         single_blas_thread(),
         np.errstate(over="ignore", invalid="ignore"),
-    ):  # several threads would add in another order
+    ):  # several threads would change the order of addition
         blocks = (array[start : start + BLOCK] for array in flat for start in range(0, len(array), BLOCK))
         return math.sqrt(sum(float(np.dot(block, block)) for block in blocks))
 
@@ -72,7 +72,7 @@ def clip_scale(norm: float, most: float | None) -> float:
     Parameters
     ----------
     norm : float
-    most : the largest norm; None for no limit
+    most : maximum norm; None for no limit
 
     Returns
     -------
@@ -95,15 +95,15 @@ class Adam:
     betas, eps : b1 and b2, eps
     weight_decay : AdamW's; before each update w -= lr * weight_decay * w
     lazy : bool
-        Update only the rows of a table that have a gradient (`SparseRows`), with their m and v, as
-        torch.optim.SparseAdam does: the cost is that of these rows. If False, all other rows have gradient 0, as in
+        Update only the rows of a table that have a gradient (`SparseRows`), with their m and v, as in
+        torch.optim.SparseAdam. This costs time only for these rows. If False, all other rows have gradient 0, as in
         torch.optim.Adam.
     decayed : function from a name to whether weight decay applies
 
     Raises
     ------
     NpformerError
-        If a beta is not from 0 to below 1, eps not above 0, or weight_decay below 0.
+        If a beta is not in [0, 1), eps is not positive, or weight_decay is negative.
 
     References
     ----------
@@ -139,7 +139,7 @@ class Adam:
     def step(
         self, gradients: Mapping[str, Gradient], learning_rate: float, scale: float = 1.0, threads: int = 1
     ) -> None:
-        """Makes one update from the gradients times `scale`; parameters without a gradient stay."""
+        """Makes one update from the gradients times `scale`; parameters without a gradient do not change."""
         self.t += 1
         tasks = []
         for name, grad in gradients.items():
@@ -169,11 +169,11 @@ class Adam:
         for array, moved in zip(whole, rows, strict=True):
             array[grad.ids] = moved
 
-    @np.errstate(over="ignore", invalid="ignore")  # `Trainer` refuses weights that are not finite at the epoch's end
+    @np.errstate(over="ignore", invalid="ignore")  # `Trainer` checks for finite weights after each epoch
     def _update(
         self, w: np.ndarray, m: np.ndarray, v: np.ndarray, grad: np.ndarray, rate: float, scale: float, decay: float
     ) -> None:
-        """Applies the formula to flat arrays in place. The plain step, without the scratch array:
+        """Applies the formula to flat arrays in place. The step without the scratch array:
 
         m = b1 m + (1 - b1) g; v = b2 v + (1 - b2) g^2; w -= size m / (sqrt(v) / root + eps)
         """
@@ -201,16 +201,15 @@ class Adam:
             w_ -= t
 
     def state(self) -> dict[str, np.ndarray]:
-        """Returns what to save beside the weights, for `restore`: m and v by name, and t."""
+        """Returns the optimiser's state for `restore`: m and v by name, and t."""
         moments = {f"m.{name}": array for name, array in self.m.items()}
         moments |= {f"v.{name}": array for name, array in self.v.items()}
         return {**moments, "t": np.array([self.t], np.int64)}
 
     def restore(self, state: Mapping[str, np.ndarray]) -> None:
-        """Restores what `state` returned.
+        """Restores the result of `state`.
 
-        Raises NpformerError for a moment of another shape, or with numbers that no training gives it; KeyError if one
-        is missing.
+        Raises NpformerError for a moment with a wrong shape or invalid numbers; KeyError if one is missing.
         """
         for name in self.parameters:
             for key, moment, least in ((f"m.{name}", self.m[name], -np.inf), (f"v.{name}", self.v[name], 0)):
@@ -225,6 +224,6 @@ class Adam:
 
 
 def _parts(size: int) -> Sequence[slice]:
-    """Cuts a large array into pieces for several threads."""
+    """Splits a large array into parts for several threads."""
     step = 16 * BLOCK
     return [slice(start, start + step) for start in range(0, size, step)]

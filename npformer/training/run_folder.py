@@ -1,6 +1,6 @@
-"""The state of a training and the folder of its checkpoints, to resume from and to choose the best weights from.
+"""The state of a training run and the folder of its checkpoints, for resuming and for choosing the best weights.
 
-`trainer.py` writes the checkpoints. Every file is written whole or not at all.
+`trainer.py` writes the checkpoints. Every file is written atomically.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ LAST, BEST, STEP = "last.safetensors", "best.safetensors", "step-{}.safetensors"
 
 @dataclass
 class State:
-    """The state of a training: steps done, sums over the current epoch, and a row of numbers for each past epoch."""
+    """The state of a training run: steps done, sums over the current epoch, and a row of numbers per past epoch."""
 
     step: int = 0
     loss: float = 0.0
@@ -50,7 +50,7 @@ class State:
             and all(type(each) is float or (type(each) is int and abs(each) < 2**63) for each in row.values())
             for row in rows
         ):
-            raise NpformerError("history: expected a list of objects of numbers, each with its epoch")
+            raise NpformerError("history: expected a list of objects of numbers, each with an epoch")
 
     def end_epoch(self, row: dict[str, float]) -> None:
         """Adds an epoch's row to the history and sets the sums to 0."""
@@ -60,14 +60,14 @@ class State:
 
 @dataclass(frozen=True)
 class Checkpoints:
-    """The checkpoints of a training in a folder; without a folder nothing is kept."""
+    """The checkpoints of a training run in a folder; without a folder nothing is saved."""
 
     folder: Path | None
     weights: Trainable
     optimiser: Adam
 
     def in_use(self) -> AbstractContextManager[None]:
-        """Makes the folder and locks it: two runs in one folder would each take the other's checkpoints for its own."""
+        """Creates and locks the folder, so that two runs cannot mix their checkpoints."""
         return nullcontext() if self.folder is None else in_use(self.folder)
 
     def save(self, identity: str, state: State) -> None:
@@ -78,9 +78,9 @@ class Checkpoints:
             save_arrays(place_in_folder(self.folder / LAST), arrays, metadata)
 
     def resume(self, identity: str, state: State) -> None:
-        """Reads weights, moments and state from `last.safetensors`, if there is one.
+        """Reads weights, moments and state from `last.safetensors`, if it exists.
 
-        Raises NpformerError if it was saved with another `identity`.
+        Raises NpformerError if its `identity` differs.
         """
         if self.folder is None:
             return
@@ -88,7 +88,7 @@ class Checkpoints:
         if path.exists():
             arrays, metadata = load_arrays(path)
             if metadata.get("format") != FORMAT or metadata.get("run") != identity:
-                raise NpformerError(f"{path}: belongs to a run with another recipe, model or data; give another folder")
+                raise NpformerError(f"{path}: belongs to a run with another recipe, model or data; use another folder")
             try:
                 for name, array in self.weights.flat.items():
                     array[...] = _of_shape(arrays[f"w.{name}"], array)
@@ -96,11 +96,11 @@ class Checkpoints:
                 for name, value in asdict(State(**json.loads(metadata["state"]))).items():
                     setattr(state, name, value)
             except (KeyError, ValueError, TypeError, IndexError, RecursionError) as error:
-                raise NpformerError(f"{path}: not a checkpoint that npformer saved: {error!s:.200}") from None
-        clear_partial(self.folder)  # left by a training that was killed
+                raise NpformerError(f"{path}: not a checkpoint saved by npformer: {error!s:.200}") from None
+        clear_partial(self.folder)  # left by a killed run
 
     def keep(self, name: str, step: int) -> None:
-        """Writes the weights alone under this name."""
+        """Writes only the weights, under this name."""
         if self.folder is not None:
             path = place_in_folder(self.folder / name)
             save_arrays(path, self.weights.flat, {"format": FORMAT, "step": str(step)})
@@ -115,7 +115,7 @@ class Checkpoints:
                 self.folder.rmdir()
 
     def take_mean(self, names: Sequence[str]) -> None:
-        """Sets the weights to the mean of those kept under these names."""
+        """Sets the weights to the mean of those saved under these names."""
         assert self.folder is not None
         for count, name in enumerate(names):
             arrays, _ = load_arrays(self.folder / name)
@@ -132,7 +132,7 @@ class Checkpoints:
 
 
 def identity(recipe: Any, objective: Any, weights: Trainable, examples: Sequence[Any], held_out: Sequence[Any]) -> str:
-    """Identifies a training by its recipe, its objective with the config, its first weights and its examples."""
+    """Identifies a training run by its recipe, its objective with the config, its initial weights and its examples."""
     digest = hashlib.sha256()
     for part in _bytes([list(weights.flat.items()), list(examples), list(held_out)]):
         digest.update(part)
@@ -143,7 +143,7 @@ def identity(recipe: Any, objective: Any, weights: Trainable, examples: Sequence
 
 
 def _bytes(value: Any) -> Iterator[bytes]:
-    """Yields the bytes of a nested value of arrays, numbers and texts."""
+    """Yields the bytes of a nested value of arrays, numbers and strings."""
     if isinstance(value, np.ndarray):
         yield f"{value.dtype} {value.shape}".encode()
         yield np.ascontiguousarray(value).tobytes()
@@ -159,7 +159,7 @@ def _bytes(value: Any) -> Iterator[bytes]:
 
 
 def _of_shape(stored: np.ndarray, weight: np.ndarray) -> np.ndarray:
-    """Checks the shape, as NumPy would repeat an array that has less."""
+    """Checks the shape, because NumPy would broadcast a smaller array."""
     if stored.shape != weight.shape:
-        raise ValueError(f"expected weights of {weight.shape}, got {stored.shape}")
+        raise ValueError(f"expected weights of shape {weight.shape}, got {stored.shape}")
     return stored

@@ -1,6 +1,6 @@
 """Learning-rate schedules: functions from the step, counted from 0, to a factor of the learning rate.
 
-They are those of torch and Transformers, step for step. `trainer.py` calls them before each update.
+They match torch and Transformers, step for step. `trainer.py` calls them before each update.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ def constant(warmup: int = 0) -> Schedule:
 
     Parameters
     ----------
-    warmup : number of steps below 1
+    warmup : number of steps with a factor below 1
 
     Returns
     -------
@@ -47,7 +47,7 @@ def linear(warmup: int, total: int) -> Schedule:
     Raises
     ------
     NpformerError
-        If warmup is not from 0 to total.
+        If warmup is not between 0 and total.
 
     Examples
     --------
@@ -55,7 +55,7 @@ def linear(warmup: int, total: int) -> Schedule:
     [0.0, 0.5, 1.0, 0.5, 0.0]
     """
     if not 0 <= warmup <= total:
-        raise NpformerError(f"linear: warmup must lie in 0 ... total, {total}, got {warmup}")
+        raise NpformerError(f"linear: expected a warmup from 0 to {total}, the total, got {warmup}")
 
     def factor(step: int) -> float:
         return step / warmup if step < warmup else max(0.0, (total - step) / max(1, total - warmup))
@@ -90,5 +90,5 @@ def noam(width: int, warmup: int) -> Schedule:
     0.000699
     """
     if warmup < 1:
-        raise NpformerError(f"noam: warmup must be at least 1, got {warmup}")
+        raise NpformerError(f"noam: expected a warmup of at least 1, got {warmup}")
     return lambda step: width**-0.5 * min((step + 1) ** -0.5, (step + 1) * warmup**-1.5)

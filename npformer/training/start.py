@@ -1,4 +1,4 @@
-"""The start and the end of a fine-tuning: a checkpoint with a head for new labels, and the folder of the result."""
+"""The start and end of fine-tuning: a checkpoint with a head for new labels, and the output folder."""
 
 from __future__ import annotations
 
@@ -32,16 +32,16 @@ STACKS = (*ENCODER, "encoder.", "decoder.")
 def start(
     folder: Path, labels: Sequence[str], seed: int = 0, distilbert: bool = False, limits: Limits = LIMITS
 ) -> tuple[Config, layout.Tree, bool]:
-    """Makes a classifier for these labels from the encoder of a folder; also returns whether it has the folder's head.
+    """Makes a classifier for these labels from a folder's encoder; also returns whether the folder's head is kept.
 
-    The folder's head is kept if it has exactly these labels; otherwise a new one is drawn, N(0, 0.02^2). With
+    The folder's head is kept if it has exactly these labels; otherwise a new one is drawn from N(0, 0.02^2). With
     `distilbert` a BERT is rewritten as a DistilBERT.
     """
     stored = read_folder(folder, limits)
     described = read_config(stored.config, limits=limits)
     if described.decoder and HEAD not in family_of(described).architectures.values():
         kind = f"a {described.model_type} has a decoder and no head for labels"
-        raise NpformerError(f"{folder}: fine-tuning for labels takes an encoder, {kind}")
+        raise NpformerError(f"{folder}: fine-tuning for labels needs an encoder, but {kind}")
     config, tree = read_tree(stored, np.dtype(np.float32)) if described.head == HEAD else (None, None)
     if config is not None and tree is not None and config.labels == tuple(labels) and not distilbert:
         return config, tree, True
@@ -58,13 +58,13 @@ def start(
 
 
 def as_distilbert(config: Config, tree: layout.Tree) -> tuple[Config, layout.Tree]:
-    """Rewrites a BERT without a head as the DistilBERT that computes the same for single texts.
+    """Rewrites a BERT without a head as an equivalent DistilBERT for single texts.
 
-    E[ids] + P[positions] + S[0] = E[ids] + (P + S[0])[positions]; the pooler is left out.
+    E[ids] + P[positions] + S[0] = E[ids] + (P + S[0])[positions]; the pooler is dropped.
     Raises NpformerError for another family, or if the norms' eps is not DistilBERT's.
     """
     if config.model_type != "bert" or config.eps != 1e-12:
-        raise NpformerError(f"expected a bert with eps 1e-12 to rewrite, got a {config.model_type}, eps {config.eps}")
+        raise NpformerError(f"expected a bert with eps 1e-12 to rewrite, got {config.model_type} with eps {config.eps}")
     flat = layout.flatten(tree)
     positions = flat["embeddings.position.weight"] + flat["embeddings.segment.weight"][0]
     kept = {name: array for name, array in flat.items() if name.startswith(ENCODER) and ".segment." not in name}
@@ -74,9 +74,9 @@ def as_distilbert(config: Config, tree: layout.Tree) -> tuple[Config, layout.Tre
 
 
 def companions(source: Path, config: Config, limit: int | None = None) -> dict[str, bytes]:
-    """Reads the tokenizer's files of a folder; `limit` becomes the longest text in them, if it is shorter.
+    """Reads a folder's tokenizer files; a `limit` below their maximum length replaces it.
 
-    For a model that writes texts, the folder's settings of generation too.
+    For a generative model, also reads the folder's generation settings.
     """
     names = (*TOKENIZER, GENERATION) if config.head == "causal-lm" else TOKENIZER
     kept = {name: read_bytes(source / name, "json") for name in names if (source / name).exists()}
@@ -87,7 +87,7 @@ def companions(source: Path, config: Config, limit: int | None = None) -> dict[s
 
 
 def write_model(folder: Path, beside: Mapping[str, bytes], config: Config, tree: layout.Tree) -> None:
-    """Writes a checkpoint folder: weights, the files `beside` them, and config.json last; each whole or not at all."""
+    """Writes a checkpoint folder: weights, the files `beside` them, and config.json last; each file atomically."""
     description = json.dumps(write_config(config), indent=2, ensure_ascii=False) + "\n"
     arrays = layout.stored(tree, config)
     save_arrays(place_in_folder(folder / OWN_WEIGHTS), arrays, own_metadata(arrays))

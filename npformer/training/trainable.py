@@ -1,4 +1,4 @@
-"""The weights of a model in training: writable copies, tied arrays shared, computed tables left out.
+"""The trainable weights of a model: writable copies with tied arrays shared and computed tables omitted.
 
 `batch_gradients.py` adds gradients by these names, `optimiser.py` updates the arrays.
 """
@@ -21,8 +21,8 @@ Gradient = np.ndarray | SparseRows
 class Trainable:
     """Writable weights: `tree`, which the forward reads, and `flat`, the arrays in it that training updates, by name.
 
-    Tied arrays (a vocabulary projection and its token table, layers with one set of weights) share memory and have one
-    entry in `flat`. Tables of sinusoids have none.
+    Tied arrays (a vocabulary projection and its token table, or layers that share weights) share memory and have one
+    entry in `flat`. Tables of sinusoids have no entry.
 
     Parameters
     ----------
@@ -40,11 +40,11 @@ class Trainable:
     def __init__(self, tree: Mapping[str, Any], config: Config) -> None:
         self.config = config
         self.flat: dict[str, np.ndarray] = {}
-        self._tied: dict[str, tuple[str, bool]] = {}  # tied name -> the array's own name, and whether transposed
+        self._tied: dict[str, tuple[str, bool]] = {}  # tied name -> the array's name, and whether it is transposed
         arrays = writable(layout.flatten(dict(tree)))
         seen: dict[int, str] = {}
         for name, array in arrays.items():
-            own = array if array.base is None else array.base  # a tied projection is the table, transposed
+            own = array if array.base is None else array.base  # a tied projection is the transposed table
             table = seen.setdefault(id(own), name)
             if table != name:
                 self._tied[name] = (table, array is not own)
@@ -56,7 +56,7 @@ class Trainable:
         return name.endswith("embeddings.position.weight") and getattr(self.config, "positions", "learned") != "learned"
 
     def collect(self, tree: Mapping[str, Any]) -> dict[str, Gradient]:
-        """Flattens a tree of gradients to the names of `flat`, and adds up those of tied arrays."""
+        """Flattens a tree of gradients to the names of `flat`, adding the gradients of tied arrays."""
         flat: dict[str, Gradient] = {}
         for name, grad in layout.flatten(dict(tree)).items():
             table, transposed = self._tied.get(name, (name, False))
@@ -67,7 +67,7 @@ class Trainable:
 
 
 def add(a: Gradient, b: Gradient) -> Gradient:
-    """a + b for two gradients of one array; may write to `a`."""
+    """a + b for two gradients of the same array; may write to `a`."""
     if isinstance(a, SparseRows) and isinstance(b, SparseRows):
         return embedding_backward(np.concatenate([a.values, b.values]), np.concatenate([a.ids, b.ids]))
     if isinstance(a, SparseRows):

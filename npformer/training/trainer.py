@@ -1,8 +1,8 @@
 """The training loop: epochs of shuffled batches, an evaluation after each epoch, and checkpoints.
 
-A training that was stopped at any step resumes from its last checkpoint and ends with the same bits: the order of the
-examples and the elements that dropout draws depend on the seed, the epoch and the step alone, and a step has the same
-bits for any number of threads. `batch_gradients.py` computes the gradients, `run_folder.py` has the checkpoints.
+A run that was stopped at any step resumes from its last checkpoint and ends with the same bits: the order of the
+examples and the dropout masks depend only on the seed, the epoch and the step, and a step has the same bits for any
+number of threads. `batch_gradients.py` computes the gradients, `run_folder.py` writes the checkpoints.
 """
 
 from __future__ import annotations
@@ -35,21 +35,21 @@ Evaluate = Callable[[int], dict[str, float]]
 
 @dataclass(frozen=True)
 class Recipe:
-    """The settings of a training.
+    """The hyperparameters of a training run.
 
     Parameters
     ----------
-    epochs, batch_size : passes over the examples, and examples in a step
-    learning_rate : the largest rate; with the schedule "noam" a factor of width^-0.5 min(n^-0.5, n warmup^-1.5)
+    epochs, batch_size : passes over the examples, and examples per step
+    learning_rate : peak rate; with the schedule "noam" a factor of width^-0.5 min(n^-0.5, n warmup^-1.5)
     schedule : "constant", "linear" or "noam", after a warm-up
-    warmup : number of steps, or below 1 a share of all steps
+    warmup : number of steps, or a fraction of all steps if below 1
     betas, eps, weight_decay, lazy : as in `Adam`
-    clip : the largest norm of the gradients; None for no limit
-    dropout : mapping from stage or pattern to the share of its elements to set to 0
-    average, average_every : average the last `average` checkpoints, `average_every` steps apart (0: an epoch)
+    clip : maximum norm of the gradients; None for no limit
+    dropout : mapping from stage or pattern to the fraction of elements to set to 0
+    average, average_every : average the last `average` checkpoints, `average_every` steps apart (0: one epoch)
         See `Trainer.choose`.
-    window : sort the examples of `window` batches by length, so that those of a batch have similar lengths
-    seed : of the order and of dropout
+    window : sort the examples of `window` batches by length, so that batches have examples of similar lengths
+    seed : seed of the order and of dropout
 
     Raises
     ------
@@ -90,16 +90,16 @@ class Recipe:
         number("warmup", self.warmup, 0)
         number("weight_decay", self.weight_decay, 0)
         if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
-            raise NpformerError(f"betas: expected two numbers from 0 to below 1, got {self.betas}")
+            raise NpformerError(f"betas: expected two numbers of at least 0 and below 1, got {self.betas}")
         one_of("schedule", self.schedule, SCHEDULES)
 
     def averaged(self, per_epoch: int) -> range:
-        """Returns the steps after which to keep weights for `average`, with `per_epoch` steps in an epoch."""
+        """Returns the steps after which to save weights for `average`, with `per_epoch` steps per epoch."""
         last, every = self.epochs * per_epoch, self.average_every or per_epoch
         return range(last - every * min(self.average - 1, (last - 1) // every), last + 1, every)
 
     def batches(self, lengths: Sequence[tuple[int, ...]], epoch: int) -> list[np.ndarray]:
-        """Draws the batches of an epoch, as indices of examples of these lengths, from the seed and the epoch alone."""
+        """Draws the batches of an epoch as indices of examples; depends only on the seed, the epoch and the lengths."""
         random, size = np.random.default_rng((self.seed, epoch)), self.batch_size
         order = random.permutation(len(lengths))
         if self.window == 1:
@@ -125,8 +125,8 @@ class Trainer(Generic[E]):
     objective : HeadLoss, TranslationLoss, or another `Objective`
     weights : Trainable, updated in place
     recipe : Recipe
-    folder : for `last.safetensors`, to resume from, and `best.safetensors`; None to keep nothing
-    threads : cores to use; the bits are the same for any number
+    folder : folder of `last.safetensors`, for resuming, and `best.safetensors`; None to save nothing
+    threads : number of threads, which does not change the result
     save_every : steps between saves within an epoch
     progress : Progress, optional
 
@@ -165,26 +165,26 @@ class Trainer(Generic[E]):
         score: str = "accuracy",
         held_out: Sequence[E] = (),
     ) -> list[dict[str, float]]:
-        """Runs all epochs, or those that are left.
+        """Runs all remaining epochs.
 
         Parameters
         ----------
         examples : list of Example
-        evaluate : function from the epoch's number to measures of the current weights
+        evaluate : function from the epoch's number to metrics of the current weights
             Called before the first epoch (0) and after each.
-        score : name of the measure whose largest value decides which weights are the best
-        held_out : the examples that `evaluate` measures on, as part of the training's identity
+        score : name of the metric that selects the best weights; larger is better
+        held_out : the examples that `evaluate` uses, as part of the run's identity
 
         Returns
         -------
         list of dict
-            One row for the start and one for each epoch.
+            One row for the start and one per epoch.
 
         Raises
         ------
         NpformerError
-            If there are no examples, the folder is in use by another run or holds a checkpoint of another training, or
-            the gradients are not finite.
+            If there are no examples, the folder is in use by another run or has a checkpoint of another run, or the
+            gradients are not finite.
         """
         if not examples:
             raise NpformerError("no examples to train on")
@@ -239,10 +239,10 @@ class Trainer(Generic[E]):
     def _end_epoch(self, epoch: int, numbers: dict[str, float], evaluate: Evaluate, score: str) -> None:
         state = self.state
         if not all(np.isfinite(array).all() for array in self.weights.flat.values()):
-            raise NpformerError(f"epoch {epoch}: weights are not finite; a smaller learning rate may help")
+            raise NpformerError(f"epoch {epoch}: the weights are not finite; a smaller learning rate may help")
         try:
             measured = evaluate(epoch)
-        except NpformerError as error:  # weights that are finite may still be too large to compute with
+        except NpformerError as error:  # finite weights can still be too large
             raise NpformerError(f"epoch {epoch}: {error}; a smaller learning rate may help") from None
         row = {"epoch": epoch, **numbers, **measured, "seconds": round(state.seconds, 1)}
         is_best = score in row and not any(_rank(each, score) > _rank(row, score) for each in state.history)
@@ -258,19 +258,19 @@ class Trainer(Generic[E]):
         Returns
         -------
         dict
-            The best epoch's row of the history, or the measures of the mean, with "states" in place of "epoch".
+            The best epoch's row of the history, or the metrics of the mean, with "states" instead of "epoch".
 
         Raises
         ------
         NpformerError
-            If the training kept no weights, or has no such score.
+            If the run saved no weights, or has no such score.
 
         References
         ----------
         Vaswani et al., 2017, section 6.1, averages checkpoints.
         """
         if self.folder is None or not all(score in row for row in self.state.history):
-            raise NpformerError(f"choose: expected a run with a folder, whose evaluation gives {score!r:.80}")
+            raise NpformerError(f"choose: expected a run with a folder and an evaluation that returns {score!r:.80}")
         best = max(self.state.history, key=lambda row: _rank(row, score))
         if self.recipe.average > 1:
             steps = self.recipe.averaged(self.state.step // self.recipe.epochs)
@@ -282,7 +282,7 @@ class Trainer(Generic[E]):
         return best
 
     def remove_checkpoints(self) -> None:
-        """Removes the checkpoints from the folder: the training can no longer be resumed."""
+        """Removes the checkpoints from the folder: the run can no longer be resumed."""
         self._checkpoints.remove()
 
 

@@ -1,4 +1,4 @@
-"""A new translator: its vocabulary, its config, and the files beside its weights."""
+"""A new translation model: its vocabulary, its config, and the files that accompany its weights."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from npformer.families.marian import MARIAN
 from npformer.text.translation_tokenizer import FILE
 
 END, PAD = "</s>", "<pad>"  # ids 0 and 1; the decoder starts with the padding token, as in Marian's models
-MOST = 10**6  # most tokens of a vocabulary
+MOST = 10**6  # maximum size of a vocabulary
 
 
 def learn_tokenizer(texts: Iterable[str], size: int) -> Any:
-    """Learns one byte-pair vocabulary for both languages, on bytes, so that no character is unknown.
+    """Learns a shared byte-level BPE vocabulary for both languages; no character is unknown.
 
-    Returns a `tokenizers.Tokenizer` whose ids end with `END`; the same texts give the same tokenizer. Raises
-    NpformerError for a size below the number of bytes. Sennrich et al., 2016.
+    Returns a `tokenizers.Tokenizer` that appends `END`; the same texts give the same tokenizer. Raises NpformerError
+    for a size below the number of bytes. Sennrich et al., 2016.
     """
     from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
     special, alphabet = [END, PAD], pre_tokenizers.ByteLevel.alphabet()
     least = len(special) + len(alphabet)
     if not least <= size <= MOST:
-        raise NpformerError(f"a vocabulary on bytes has {least} to {MOST} tokens, got {size}")
+        raise NpformerError(f"expected a vocabulary of {least} to {MOST} tokens, got {size}")
     tokenizer = Tokenizer(models.BPE())
     tokenizer.normalizer = normalizers.NFC()
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
@@ -41,10 +41,10 @@ def learn_tokenizer(texts: Iterable[str], size: int) -> Any:
 
 
 def translator(vocabulary: int, width: int, heads: int, layers: int, ffn: int, longest: int) -> Config:
-    """Returns the config of the 2017 encoder-decoder in Marian's layout, which Transformers reads too.
+    """Returns the config of the 2017 encoder-decoder in Marian's layout, which Transformers can also read.
 
-    One table serves source, target and projection, its rows times sqrt(width); ReLU; norms after the blocks. Vaswani et
-    al., 2017, sections 3.3 and 3.4.
+    Source, target and projection share one table, scaled by sqrt(width); ReLU; post-norm. Vaswani et al., 2017,
+    sections 3.3 and 3.4.
     """
     return MARIAN.config(
         "translation", vocab_size=vocabulary, d_model=width, n_heads=heads, n_layers=layers, d_ffn=ffn,
@@ -54,7 +54,7 @@ def translator(vocabulary: int, width: int, heads: int, layers: int, ffn: int, l
 
 
 def companions(tokenizer: Any, longest: int) -> dict[str, bytes]:
-    """Writes the files beside a translator's weights: its tokenizer and its settings of generation."""
+    """Writes a translation model's tokenizer and generation settings."""
     settings = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": END, "pad_token": PAD}
     generation = {
         "num_beams": 5, "max_length": longest, "decoder_start_token_id": 1, "eos_token_id": 0, "pad_token_id": 1,

@@ -99,7 +99,7 @@ def test_a_number_too_large_for_float16(tmp_path):
     (tmp_path / "a").mkdir()
     safetensors.numpy.save_file(tensors, tmp_path / "a" / "model.safetensors")
     (tmp_path / "a" / "config.json").write_text(json.dumps(write_config(config)))
-    with pytest.raises(NpformerError, match=r"embeddings\.norm\.bias: a number in it is too large for float16"):
+    with pytest.raises(NpformerError, match=r"embeddings\.norm\.bias: contains a number that is too large for float16"):
         convert(tmp_path / "a", tmp_path / "b", dtype="float16")
     assert os.listdir(tmp_path) == ["a"]
 

@@ -289,7 +289,7 @@ def test_every_file_of_the_cache_can_be_held_to_what_the_hub_has(hub, env, folde
     hub.add(NAME, folder, large=5000)
     (answer,) = loads(env, {"name": NAME})
     checked = list(verify(Path(answer["folder"])))
-    assert {each.held_to for each in checked} == {"as the hub has it"}
+    assert {each.held_to for each in checked} == {"matches the hub"}
     assert [each.name for each in checked] == answer["files"]
     weights = Path(answer["folder"], "model.safetensors").resolve()
     weights.write_bytes(weights.read_bytes()[:-1] + b"x")

@@ -68,7 +68,7 @@ def test_a_converted_folder_is_used_where_it_lies(tmp_path):
 def test_what_is_wrong_with_a_name(folder, monkeypatch):
     there = folder.parent
     assert error(f"{there}/sentimant").endswith(f"no folder of this name (did you mean {there}/sentiment?). {known()}")
-    assert "there is a file of this name; a model is loaded by its folder, here" in error(folder / "config.json")
+    assert "there is a file of this name; load a model by its folder, here" in error(folder / "config.json")
     assert error(Path("owner/model")) == f"owner/model: there is no folder of this name. {known()}"
     assert error("./distilbert-sst3").endswith(f"; did you mean {BUNDLED}?")
     for name in ("./nothing", "a/b/c", "a b", "nothing/", "x" * 5000, "C:\\models\\x", "owner/model.git"):
@@ -86,12 +86,12 @@ def known():
 def test_other_arguments_are_checked_before_anything_is_read_or_fetched(folder, monkeypatch):
     monkeypatch.setattr(loading, "find_folder", None)
     assert error("owner/model", dtype="float16") == (
-        "dtype: expected float32 or float64, got 'float16'; half precision is read as float32"
+        "dtype: expected float32 or float64, got 'float16'; half precision is loaded as float32"
     )
     assert error("owner/model", threads=0) == "threads: expected a whole number of at least 1, got 0"
     monkeypatch.undo()
     for name in (BUNDLED, str(folder)):
-        assert error(name, revision="main").startswith("revision: only a model on the hub has one; ")
+        assert error(name, revision="main").startswith("revision: only valid for a model on the hub, but ")
 
 
 def test_a_folder_without_weights(tmp_path):
@@ -167,7 +167,7 @@ def site(tmp_path, monkeypatch):
 def test_a_model_of_ours_that_was_not_installed(site, name):
     """No network is asked, and the command says where the model is got; where the checkout is known, its path."""
     missing = f"{name}: not part of the installed package.\n  "
-    clone = "Get it with `git clone https://github.com/npformer/npformer`, and give its path instead: "
+    clone = "Get it with `git clone https://github.com/npformer/npformer` and use its path: "
     assert error(name) == f"{missing}{clone}npformer/weights/{name}"
     record = site / "npformer-0.1.0.dist-info" / "direct_url.json"
     record.write_text('{"url": "https://example.org/npformer.zip", "archive_info": {}}')
@@ -175,7 +175,7 @@ def test_a_model_of_ours_that_was_not_installed(site, name):
     checkout = site.parent / "my checkout"
     folder = tiny.folder(checkout / "weights" / name)
     record.write_text(json.dumps({"url": checkout.as_uri(), "dir_info": {}}))
-    found = "It is in the checkout that npformer was installed from; give its path instead: "
+    found = "It is in the checkout that npformer was installed from; use its path: "
     assert error(name) == f"{missing}{found}{folder}"
 
 

@@ -21,7 +21,7 @@ from tests.support import tiny, torch_writer
 
 ROOT = Path(__file__).parents[2]
 IDS = [[1, 5, 6, 2]]
-CHANGED = r"npformer\.safetensors: the file has changed since the model was loaded.*load the model again.*mapped=False"
+CHANGED = r"npformer\.safetensors: the file has changed since the model's weights were mapped.*load the model again.*mapped=False"
 
 
 @pytest.fixture
@@ -90,7 +90,7 @@ def truncated(folder, how="mapped"):
 
 
 def test_a_mapped_file_that_is_cut_short_ends_no_process(own):
-    assert "the file has changed since the model was loaded" in truncated(own)
+    assert "the file has changed since the model's weights were mapped" in truncated(own)
 
 
 def test_weights_read_into_memory_depend_on_no_file(own):

@@ -92,7 +92,7 @@ class Trap:
 def test_what_python_s_pickler_makes_of_malware_is_refused(tmp_path, monkeypatch, protocol, function, arguments):
     monkeypatch.chdir(tmp_path)
     code = pickle.dumps(Trap(function, *arguments), protocol)
-    with pytest.raises(NpformerError, match=rf"asks for '\w+.{function.__name__}', which .* nothing was executed"):
+    with pytest.raises(NpformerError, match=rf"refers to '\w+.{function.__name__}', which .* nothing was executed"):
         read(code)
     assert not list(tmp_path.iterdir())
 
@@ -121,7 +121,7 @@ def test_what_python_s_pickler_makes_of_malware_is_refused(tmp_path, monkeypatch
 def test_globals_are_refused_by_name_however_they_are_asked_for(module, name):
     by_stack = Raw(dump(module)[2:-1] + dump(name)[2:-1] + b"\x93")
     for wanted in (Global(module, name), by_stack):
-        with pytest.raises(NpformerError, match=f"asks for '{module}.{name}'"):
+        with pytest.raises(NpformerError, match=f"refers to '{module}.{name}'"):
             read(dump({"x": Call(wanted, ("ls",))}))
 
 

@@ -211,7 +211,7 @@ def test_an_index_that_disagrees_with_its_shards(folder, kind):
 @pytest.mark.parametrize("index", [{}, {"weight_map": {}}, {"weight_map": ["x"]}, {"weight_map": None}])
 def test_an_index_without_a_map(folder, index):
     (folder / INDEX["safetensors"]).write_text(json.dumps(index))
-    with pytest.raises(NpformerError, match="expected a weight_map"):
+    with pytest.raises(NpformerError, match="weight_map: expected an object"):
         load_folder(folder)
 
 

@@ -42,7 +42,7 @@ def test_every_file_has_its_sha256_and_what_it_was_held_to(folder: Path) -> None
     assert sorted(found) == ["config.json", WEIGHTS, "tokenizer.json", "tokenizer_config.json"]
     for name, each in found.items():
         assert each.sha256 == hashlib.sha256((folder / name).read_bytes()).hexdigest()
-        assert each.held_to == ("as its metadata says" if name == WEIGHTS else UNKNOWN)
+        assert each.held_to == ("matches its metadata" if name == WEIGHTS else UNKNOWN)
         assert not each.damaged
 
 
@@ -50,11 +50,11 @@ def test_a_damaged_file_is_named_and_the_exit_code_is_1(folder: Path, capsys: py
     command = ["info", "--verify", str(folder)]
     assert cli.main(command) == 0
     sound = capsys.readouterr().out
-    assert sound.count("as its metadata says") == 1
+    assert sound.count("matches its metadata") == 1
     flip(folder / WEIGHTS)
     assert cli.main(command) == 1
     rows = {line.split()[0]: line for line in capsys.readouterr().out.splitlines()}
-    assert "damaged: its content has not the sha256" in rows[f"{folder}/{WEIGHTS}"]
+    assert "damaged: its content does not match the sha256" in rows[f"{folder}/{WEIGHTS}"]
     assert len(rows) == 4
     (folder / WEIGHTS).write_bytes(b"torn")
     (folder / "config.json").unlink()
@@ -78,17 +78,17 @@ def test_a_file_of_the_hub_s_cache_is_held_to_its_name_there(tmp_path: Path) -> 
     for name, content in {"vocab.txt": large, "1_Pooling/config.json": small}.items():
         (blobs / names[name]).write_bytes(content)
         (snapshot / name).symlink_to(blobs / names[name])
-    assert {each.name: each.held_to for each in verify(snapshot)} == dict.fromkeys(names, "as the hub has it")
+    assert {each.name: each.held_to for each in verify(snapshot)} == dict.fromkeys(names, "matches the hub")
     for blob in blobs.iterdir():
         flip(blob)
-    assert all(each.damaged and "not the file that the hub has" in each.held_to for each in verify(snapshot))
+    assert all(each.damaged and "differs from the file on the hub" in each.held_to for each in verify(snapshot))
 
 
 def test_the_bundled_models_are_as_they_were_written(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["info", "--verify"]) == 0
     rows = [line for line in capsys.readouterr().out.splitlines() if WEIGHTS in line]
     assert rows
-    assert all("as its metadata says" in row for row in rows)
+    assert all("matches its metadata" in row for row in rows)
 
 
 def test_what_npformer_reads_back_is_held_to_its_checksum(tmp_path: Path) -> None:
@@ -138,7 +138,7 @@ def test_a_folder_that_a_user_names_is_not_checked(folder: Path, reads: list[Pat
 def test_a_damaged_bundled_model_is_refused_each_time(folder: Path, reads: list[Path]) -> None:
     flip(folder / WEIGHTS)
     for _ in range(2):
-        with pytest.raises(NpformerError, match=rf"{WEIGHTS}: damaged: .* get the file anew"):
+        with pytest.raises(NpformerError, match=rf"{WEIGHTS}: damaged: .* get a new copy"):
             load("ours")
     load(folder)
 

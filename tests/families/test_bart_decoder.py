@@ -110,7 +110,7 @@ def test_files_are_read_without_attention_to_a_source_and_written_without_it(kin
 def test_the_decoder_of_a_model_with_both_stacks_is_read_by_its_head(tmp_path: Path) -> None:
     """Its table is the one that both share; the encoder's tensors are left out, and it is said."""
     made = folder_of_both(tmp_path / "both")
-    with pytest.warns(UserWarning, match=r"tensors that the model does not need(.|\n)*model.encoder.layers.0"):
+    with pytest.warns(UserWarning, match=r"tensors that the model does not use(.|\n)*model.encoder.layers.0"):
         model = npformer.load(made, head="causal-lm")
     whole = npformer.load(made)
     assert (model.config.n_layers, model.config.n_heads) == (1, 2)

@@ -211,7 +211,7 @@ def test_what_does_not_fit_is_listed_in_both_names():
 def test_a_long_list_is_cut():
     config, tensors = random_checkpoint("BertModel")
     tensors |= {"x" * 1000 + str(i): np.zeros(1, np.float32) for i in range(1000)}
-    with pytest.warns(UserWarning, match="does not need") as caught:
+    with pytest.warns(UserWarning, match="does not use") as caught:
         to_tree(tensors, config)
     assert "unknown: and 988 more" in str(caught[0].message)
     assert len(str(caught[0].message)) < 5000
@@ -222,7 +222,7 @@ def test_a_tensor_that_is_not_needed_is_a_warning_that_names_it(name):
     """As in Transformers: the model is the same without it. What other heads have, and buffers, need no warning."""
     config, tensors = random_checkpoint(name)
     expected = flatten(to_tree(tensors, config))
-    with pytest.warns(UserWarning, match="tensors that the model does not need.*\n  unknown: lora.weight$") as caught:
+    with pytest.warns(UserWarning, match="tensors that the model does not use.*\n  unknown: lora.weight$") as caught:
         found = flatten(to_tree({**tensors, "lora.weight": np.zeros(1, np.float32)}, config))
     assert caught[0].filename == __file__
     assert found.keys() == expected.keys()

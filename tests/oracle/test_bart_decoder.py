@@ -107,7 +107,7 @@ def test_the_decoder_of_a_model_with_both_stacks(tmp_path: Path) -> None:
     whole.config.save_pretrained(tmp_path)
     torch.save(whole.state_dict(), tmp_path / "pytorch_model.bin")
     theirs, ids = BartForCausalLM.from_pretrained(tmp_path).eval().double(), [0, 7, 9, 11]
-    with pytest.warns(UserWarning, match="tensors that the model does not need"):
+    with pytest.warns(UserWarning, match="tensors that the model does not use"):
         ours = npformer.load(tmp_path, head="causal-lm", dtype="float64")
     with torch.no_grad():
         expected = theirs(torch.tensor([ids])).logits.numpy()

@@ -111,14 +111,12 @@ def test_the_loading_of_a_model_takes_transformers_keywords(tmp_path, monkeypatc
             pipeline(model=folder, **{name: "float16"})
     assert pipeline(model=folder, local_files_only=True, torch_dtype=None)("ice") == pipeline(model=folder)("ice")
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
-    with pytest.raises(
-        NpformerError, match=r"nobody/nothing: no config.json in the cache .* and offline was asked for"
-    ):
+    with pytest.raises(NpformerError, match=r"nobody/nothing: no config.json in the cache .* and offline=True"):
         pipeline(model="nobody/nothing", local_files_only=True)
     with pytest.raises(NpformerError, match="local_files_only: expected true or false, got 'yes'"):
         pipeline(model=folder, local_files_only="yes")
     with pytest.raises(
-        NpformerError, match=r"revision: only a model on the hub has one; .* is the folder .*; leave it out"
+        NpformerError, match=r"revision: only valid for a model on the hub, but .* is the folder .*; omit it"
     ):
         pipeline(model=folder, revision="main")
 

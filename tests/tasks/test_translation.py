@@ -313,7 +313,7 @@ def test_a_text_that_sentencepiece_makes_too_long_is_refused(folder: Path) -> No
     tokenizer = npformer.load(folder, limits=Limits(characters=1000)).tokenizer
     assert len(tokenizer.encode("a" * 30)) > len(tokenizer.encode("c" * 1000)) > 1
     for text in ("a" * 1000, ("a" * 35 + "</s>") * 25):
-        with pytest.raises(NpformerError, match=r"source\.spm: a text of 975 characters becomes more than 8000"):
+        with pytest.raises(NpformerError, match=r"source\.spm: a text of \d+ characters becomes more than 8000"):
             tokenizer.encode(text)
 
 

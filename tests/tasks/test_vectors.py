@@ -148,7 +148,7 @@ def test_an_older_sentence_transformers_folder_has_its_encoder_inside(tmp_path):
         ("modules.json", "[]", "Transformer, Pooling"),
         ("modules.json", "[3]", "expected a list of modules"),
         ("modules.json", "{", "expected a list of modules"),
-        ("modules.json", '[{"type": "x.Transformer", "path": "../x"}]', "folders beside it"),
+        ("modules.json", '[{"type": "x.Transformer", "path": "../x"}]', "folders next to it"),
         ("modules.json", '[{"type": "x.Dense", "path": ""}]', "Dense is not supported"),
         ("modules.json", '[{"type": "x.Transformer", "path": ""}, {"type": "x.LSTM", "path": ""}]', "LSTM is not supp"),
         ("1_Pooling/config.json", '{"include_prompt": 0}', "include_prompt: expected true or false, got 0"),
@@ -259,12 +259,12 @@ def test_dense_and_layer_norm_follow_the_pooling(folder):
     [
         ({"in_features": 31}, WEIGHTS, "2_Dense/config.json: in_features: expected 32, the previous module's width"),
         ({"out_features": 0}, WEIGHTS, "2_Dense/config.json: out_features: expected a whole number"),
-        ({"out_features": 6}, WEIGHTS, r"model.safetensors: linear.weight: expected \(6, 32\) of floating point, got"),
+        ({"out_features": 6}, WEIGHTS, r"model.safetensors: linear.weight: expected floating point \(6, 32\), got"),
         ({"activation_function": "os.system"}, WEIGHTS, "activation_function: expected one of torch's Tanh, .*'os.system'"),
         ({"module_input_name": "token_embeddings"}, WEIGHTS, "module_input_name: expected one of None, sentence_embedding"),
         ({"bias": False}, WEIGHTS, "expected linear.weight, got linear.bias, linear.weight"),
         ({}, {}, "2_Dense: no weights; looked for model.safetensors, pytorch_model.bin"),
-        ({}, {**WEIGHTS, "linear.bias": np.full(5, np.nan, np.float32)}, "linear.bias: a number in it is not finite"),
+        ({}, {**WEIGHTS, "linear.bias": np.full(5, np.nan, np.float32)}, "linear.bias: contains a number that is not finite"),
     ],
 )  # fmt: skip
 def test_a_dense_module_that_makes_no_sense_is_refused(changed, tensors, message, folder):
@@ -295,7 +295,7 @@ def test_a_module_s_folder_is_no_link(folder, tmp_path):
     write_sentence_folder(folder, 32, pooling="mean", normalize=False)
     (folder / "1_Pooling").rename(tmp_path / "elsewhere")
     (folder / "1_Pooling").symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(NpformerError, match=r"1_Pooling: a link, which is not followed; put the folder itself there"):
+    with pytest.raises(NpformerError, match=r"1_Pooling: a link, which is not followed; replace it with the folder"):
         read_recipe(folder, 32)
 
 

@@ -68,12 +68,12 @@ def test_rows_of_two_texts(tmp_path: Path) -> None:
         (
             "a.jsonl",
             b'{"label": 1, "text": "a"}\n{"label": 1, "text": "a", "text_pair": "b"}\n',
-            r"a\.jsonl:2: text in text and text_pair, in the rows before in text$",
+            r"a\.jsonl:2: text in text and text_pair, but in text in the rows above$",
         ),
         ("a.jsonl", b"[1]\n", r"a\.jsonl:1: expected a JSON object, got a list"),
         ("a.jsonl", b'{"label": 1, "text": ["a"]}\n', r"a\.jsonl:1: 'text': expected text, got a list"),
         ("a.jsonl", b'{"label": null, "text": "a"}\n', r"a\.jsonl:1: 'label': expected text, got a NoneType"),
-        ("a.jsonl", b'{"label": 1, "text": "a\\ud800"}\n', r"a\.jsonl:1: 'text' has half of a surrogate pair"),
+        ("a.jsonl", b'{"label": 1, "text": "a\\ud800"}\n', r"a\.jsonl:1: 'text' has a lone surrogate"),
     ],
 )
 def test_bad_rows_are_named(tmp_path: Path, name: str, content: bytes, message: str) -> None:
@@ -98,9 +98,9 @@ def test_bad_labels_are_named(tmp_path: Path) -> None:
         label_ids("a.tsv", rows, ("bad", "good"))
     with pytest.raises(NpformerError, match="No such file"):
         read_labelled(tmp_path / "b.tsv")
-    with pytest.raises(NpformerError, match=r"a\.tsv: labels Bad, bad: expected names that differ in more than case"):
+    with pytest.raises(NpformerError, match=r"a\.tsv: labels Bad, bad: expected names that differ by more than case"):
         label_ids("a.tsv", rows, ("Bad", "bad"))
-    with pytest.raises(NpformerError, match=r"line 2: 9{80} is too large for a label's number"):
+    with pytest.raises(NpformerError, match=r"line 2: 9{80} is too large for the number of a label"):
         label_names([LabelledText("9" * 5000, "a", None, 2), LabelledText("1", "a", None, 3)])
 
 
@@ -275,11 +275,11 @@ def test_evaluate_measures_bleu(translator_folder: Path, capsys: pytest.CaptureF
     ("target", "more", "message"),
     [
         (b"ein\n\n", (), r"a\.de:2: an empty line; each line needs its translation"),
-        (b"ein\n", (), r"a\.de: 1 lines for the 2 of .*a\.en"),
+        (b"ein\n", (), r"a\.de: has 1 lines, but .*a\.en has 2"),
         (b"ein\n\xff\n", (), r"a\.de:2: not UTF-8"),
-        (b"ein\nzwei\n", ("--vocabulary", "100"), "a vocabulary on bytes has 258 to 1000000 tokens, got 100"),
-        (b"ein\n1 2 3 4 5 6 7 8 9\n", ("--max-length", "9"), r"a\.de:2: [0-9]+ tokens, the model takes 9"),
-        (b"ein\nzwei\n", ("--vocabulary", "9" * 30), "a vocabulary on bytes has 258 to 1000000 tokens, got 9"),
+        (b"ein\nzwei\n", ("--vocabulary", "100"), "expected a vocabulary of 258 to 1000000 tokens, got 100"),
+        (b"ein\n1 2 3 4 5 6 7 8 9\n", ("--max-length", "9"), r"a\.de:2: [0-9]+ tokens, but the model takes 9"),
+        (b"ein\nzwei\n", ("--vocabulary", "9" * 30), "expected a vocabulary of 258 to 1000000 tokens, got 9"),
         (b"ein\nzwei\n", ("--seed", "-1"), "seed: expected a whole number of at least 0, got -1"),
         (b"ein\nzwei\n", ("--warmup", "nan"), "warmup: expected a number of at least 0, got nan"),
         (b"ein\nzwei\n", ("--clip", "-1"), "clip: expected a number above 0, got -1"),

@@ -128,7 +128,7 @@ def test_choosing_weights(tmp_path: Path) -> None:
     assert np.array_equal(trained.flat["head.output.weight"], kept[2])
     assert run.choose(lambda epoch: {"accuracy": 0.6}) == {"accuracy": 0.6, "states": 2}
     assert np.abs(trained.flat["head.output.weight"] - (kept[2] + kept[3]) / 2).max() < 1e-7  # float32 rounds twice
-    with pytest.raises(NpformerError, match="choose: expected a run with a folder, whose evaluation gives 'f1'"):
+    with pytest.raises(NpformerError, match="choose: expected a run with a folder and an evaluation that returns 'f1'"):
         run.choose(evaluate, "f1")
     with pytest.raises(NpformerError, match="choose: expected a run with a folder"):
         train(None).choose(evaluate)
