@@ -1,7 +1,7 @@
-"""Generation: the targets of sources, or texts after prompts, by greedy search, sampling or beam search, with a cache.
+"""Generation: targets of sources, or texts after prompts, by greedy search, sampling or beam search, with a cache.
 
-`generate` and `stream` are here, the loops in `decoding.py`, what they advance in `state.py`, the choice of tokens in
-`logits.py` and `processors.py`, the settings in `settings.py`, the kept keys and values in `kv_cache.py`.
+`generate` and `stream` are here, the loops in `decoding.py`, the model's state in `state.py`, the choice of tokens in
+`logits.py` and `processors.py`, the settings in `settings.py`, the cached keys and values in `kv_cache.py`.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from npformer.taps import listen
 
 __all__ = ["Hypothesis", "Settings", "cross_attentions", "generate", "padded", "stream"]
 
-TOGETHER = 256  # texts generated together: enough for fast products, and 60 MB of usual logits
-KEPT = 1 << 28  # numbers in their kept keys and values
+TOGETHER = 256  # texts generated together: enough for fast products, with about 60 MB of logits
+KEPT = 1 << 28  # maximum numbers in their cached keys and values
 STATES: dict[str, type[State]] = {"translation": Seq2SeqState, "causal-lm": PromptState}
 
 
@@ -38,28 +38,30 @@ def generate(
     stopping: Stopping | None = None,
     **settings: Any,
 ) -> list[list[Hypothesis]]:
-    """Generates num_return_sequences targets for each source, or texts after each prompt, the best first.
+    """Generates num_return_sequences targets for each source, or texts after each prompt, best first.
 
-    A text's bits do not depend on the other sources. A sampled text depends on the seed and on its place in the list.
-    RoBERTa's positions are those of its forward, where Transformers 5's `generate` begins at row 0 unless given them.
+    A text's bits do not depend on the other sources. A sampled text depends on the seed and on its index in the list.
+    RoBERTa's positions are those of its forward; Transformers 5's `generate` begins at row 0 unless positions are
+    given.
 
     Parameters
     ----------
     model : Seq2Seq, or Model with head "causal-lm"
-    sources : sequence of `Text`; for a Model the prompts, where an empty one stands for the start token
-    output_scores : bool, keep the tokens' log probabilities
-    output_attentions : bool, keep the cross-attention weights of each layer of a Seq2Seq
-    stopping : function of texts' tokens so far (R, L), prompts first, -1 before short ones; tells which end here (R,)
-    settings : fields of `Settings`, by Transformers' names; the model's generation_config.json has those not given
+    sources : sequence of `Text`; for a Model the prompts, where an empty prompt means the start token
+    output_scores : bool, return the log probabilities of tokens
+    output_attentions : bool, return the cross-attention weights of each layer of a Seq2Seq
+    stopping : function from tokens so far (R, L), prompts included, padded with -1 on the left, to a mask (R,) of the
+        texts that end here
+    settings : fields of `Settings`, by Transformers' names; defaults come from the model's generation_config.json
 
     Returns
     -------
-    for each source a list of `Hypothesis`
+    list of `Hypothesis` for each source
 
     Raises
     ------
     NpformerError
-        A setting or a source is impossible, or the model writes no texts.
+        A setting or a source is invalid, or the model cannot generate.
 
     Examples
     --------
@@ -104,7 +106,7 @@ def stream(model: BaseModel, source: Text, stopping: Stopping | None = None, **s
     Parameters
     ----------
     model, source, stopping : as in `generate`
-    settings : as in `generate`, with one beam and one text
+    settings : as in `generate`, with one beam and one sequence
 
     Returns
     -------
@@ -113,7 +115,7 @@ def stream(model: BaseModel, source: Text, stopping: Stopping | None = None, **s
     Raises
     ------
     NpformerError
-        A setting or the source is impossible.
+        A setting or the source is invalid.
 
     Examples
     --------
@@ -128,14 +130,14 @@ def stream(model: BaseModel, source: Text, stopping: Stopping | None = None, **s
     [prepared] = kind.prepare(model, [source])
     [chosen] = _by_settings(model, [kind.before(prepared)], settings)
     if chosen.num_beams > 1 or chosen.num_return_sequences > 1:
-        raise NpformerError("stream: unsupported for beam search; use num_beams=1, num_return_sequences=1")
+        raise NpformerError("stream: not supported with beam search; use num_beams=1, num_return_sequences=1")
     state = kind(model, [prepared], chosen, Projection(**model.weights["head"]["output"]))
     steps = greedy_or_sample(state, chosen, group=[(0, 0)], stopping=stopping)
     return (int(tokens[0]) for _, tokens, _ in steps)
 
 
 def padded(hypotheses: Sequence[Hypothesis], start_id: int, pad_id: int | None = None) -> np.ndarray:
-    """Targets as Transformers returns them, (B, L): the start token first, shorter targets padded on the right."""
+    """Targets as in Transformers, (B, L): the start token first, shorter targets padded on the right."""
     width = max(len(each.ids) for each in hypotheses) + 1
     table = np.full((len(hypotheses), width), pad_id or 0)
     table[:, 0] = start_id
@@ -145,9 +147,9 @@ def padded(hypotheses: Sequence[Hypothesis], start_id: int, pad_id: int | None =
 
 
 def cross_attentions(model: BaseModel, source: Text, ids: np.ndarray, start_id: int) -> list[np.ndarray]:
-    """Each decoder layer's weights (H, L, S) from target tokens to source tokens, for the tokens ids (L,).
+    """Each decoder layer's cross-attention weights (H, L, S), from target tokens ids (L,) to source tokens.
 
-    One pass over the whole target computes them, with the same bits as the steps.
+    Computed in one pass over the whole target, with the same bits as in single steps.
     """
     heard = []
 
@@ -162,17 +164,19 @@ def cross_attentions(model: BaseModel, source: Text, ids: np.ndarray, start_id: 
 
 
 def _kind(model: BaseModel) -> type[State]:
-    """The state of a model that writes."""
+    """The state of a generative model."""
     kind = STATES.get(model.config.head)
     if kind is None:
-        raise NpformerError(f"a {model.config.head} model writes no texts; those with head {' or '.join(STATES)} do")
+        raise NpformerError(
+            f"a {model.config.head} model cannot generate text; expected the head {' or '.join(STATES)}"
+        )
     return kind
 
 
 def _by_settings(model: BaseModel, before: Sequence[int], given: Mapping[str, Any]) -> dict[Settings, list[int]]:
-    """Settings -> the numbers of the texts that have them, as lengths may depend on the tokens `before` each text.
+    """Settings -> the indices of the texts with these settings: lengths may depend on the tokens `before` each text.
 
-    Sampling without a seed gets a random one.
+    Sampling without a seed gets a random seed.
     """
     seed, found = int(np.random.SeedSequence().generate_state(1)[0]), dict[Settings, list[int]]()
     for count in dict.fromkeys(before):
@@ -182,7 +186,7 @@ def _by_settings(model: BaseModel, before: Sequence[int], given: Mapping[str, An
         found.setdefault(chosen, []).extend(i for i, each in enumerate(before) if each == count)
     if short := [each for each in found if each.min_new_tokens > each.max_new_tokens]:
         new, most = short[0].min_new_tokens, short[0].max_new_tokens
-        warn(f"min_length or min_new_tokens asks for {new} new tokens where the maximum is {most}; texts end at {most}")
+        warn(f"min_length or min_new_tokens requires {new} new tokens, but the maximum is {most}; texts end at {most}")
     return found
 
 

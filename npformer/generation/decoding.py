@@ -1,4 +1,4 @@
-"""The decoding loops: greedy search and sampling, one row for each text; beam search, several for each prompt.
+"""The decoding loops: greedy search and sampling, with one row per text; beam search, with several per prompt.
 
 `state.py` advances a model for a group of sources or prompts; `logits.py` chooses tokens from its logits.
 """
@@ -16,17 +16,17 @@ from npformer.generation.processors import Processors, narrow
 from npformer.generation.settings import Settings
 from npformer.generation.state import State
 
-Stopping = Callable[[np.ndarray], np.ndarray]  # tokens, prompts first, (R, L) -> whether each row ends here, (R,)
+Stopping = Callable[[np.ndarray], np.ndarray]  # tokens with prompts (R, L) -> whether each row ends here (R,)
 
 
 @dataclass
 class Hypothesis:
-    """A generated text: its ids, without prompt or start token and with the end token, and their scores."""
+    """A generated text: ids with the end token but without prompt or start token, and scores."""
 
     ids: np.ndarray  # (L,)
     score: float | None = None  # beam search: log probability / length ** length_penalty
     token_scores: np.ndarray | None = None  # (L,) log probabilities of the tokens
-    cross_attentions: list[np.ndarray] = field(default_factory=list)  # (H, L, S) of each layer, if asked for
+    cross_attentions: list[np.ndarray] = field(default_factory=list)  # (H, L, S) of each layer, if requested
 
 
 # --- one row for each text ------------------------------------------------------------------------------------------
@@ -41,8 +41,8 @@ def greedy_or_sample(
 ) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
     """Greedy search or sampling: yields for each step the running texts, their new tokens and their scores.
 
-    group holds for each text its source's number and its own number among the source's texts; draws depend on them. A
-    text that has ended is not computed further.
+    group has for each text its source's index and its own index among the source's texts; random draws depend on them.
+    A text that has ended is not computed further.
     """
     ids, processors = run.prompts, Processors(settings, run.prompts.shape[1])
     draws = [np.random.default_rng([settings.seed or 0, *place]) for place in group if settings.do_sample]
@@ -65,7 +65,7 @@ def greedy_or_sample(
 
 
 def _ended(ids: np.ndarray, settings: Settings, stopping: Stopping | None) -> np.ndarray:
-    """Tells which rows of tokens (..., L) end here, by an end token or as `stopping` says."""
+    """Returns which rows of tokens (..., L) end here, by an end token or by `stopping`."""
     ended: np.ndarray = np.isin(ids[..., -1], settings.end_ids)
     if stopping is not None:
         ended |= stopping(ids.reshape(-1, ids.shape[-1])).reshape(ended.shape)
@@ -75,7 +75,7 @@ def _ended(ids: np.ndarray, settings: Settings, stopping: Stopping | None) -> np
 def _sample(
     logits: np.ndarray, ids: np.ndarray, processors: Processors, draws: Sequence[np.random.Generator]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Draws a token for each row by its probability, (R, 1), and returns it with its log probability."""
+    """Samples a token for each row, (R, 1); returns it with its log probability."""
     processors(ids, logits)
     check_choice(logits.max(axis=1))
     narrow(logits, processors.settings)
@@ -88,30 +88,30 @@ def _sample(
 
 # --- beams -----------------------------------------------------------------------------------------------------------
 
-NEVER = -1e9  # the score of beams that must not be chosen, as in Transformers
+NEVER = -1e9  # score of beams that must not be chosen, as in Transformers
 
 
 @dataclass
 class Beams:
-    """The state of a beam search: b running targets of each of B texts, and each text's targets that have ended."""
+    """The state of a beam search: b running targets for each of B texts, and each text's finished targets."""
 
     texts: np.ndarray  # (B,) indices of their sources
     ids: np.ndarray  # (B, b, L), prompt or start token first
     scores: np.ndarray  # (B, b) log probabilities of the whole target
-    token_scores: np.ndarray  # (B, b, L) of those that are new
+    token_scores: np.ndarray  # (B, b, L) of the new tokens
     ended: list[list[Hypothesis]]  # for each text its best b, best first
 
 
 def beam_search(run: State, settings: Settings, stopping: Stopping | None = None) -> list[list[Hypothesis]]:
     """The best num_beams texts of each source or prompt, best first.
 
-    As in Transformers: among all beams' continuations the best (1 + number of end tokens) * b are candidates. Those of
-    the best b that have ended are kept by their score; the best b that have not ended continue.
+    As in Transformers: the best (1 + number of end tokens) * b continuations of all beams are candidates. Finished ones
+    among the best b are kept by score; the best b unfinished ones continue.
     """
     (n, width), b = run.prompts.shape, settings.num_beams
     processors, dtype = Processors(settings, width), run.model.dtype
     scores = np.full((n, b), NEVER, dtype)
-    scores[:, 0] = 0  # all beams are equal at first, so only one of them counts
+    scores[:, 0] = 0  # all beams are equal at first, so only one counts
     ids, none = np.repeat(run.prompts[:, None], b, axis=1), np.zeros((n, b, 0), dtype)
     beams = Beams(np.arange(n), ids, scores, none, [[] for _ in range(n)])
     done: list[list[Hypothesis]] = [[]] * n
@@ -138,7 +138,7 @@ def beam_search(run: State, settings: Settings, stopping: Stopping | None = None
 
 
 def _advance(beams: Beams, logits: np.ndarray, processors: Processors, stopping: Stopping | None) -> np.ndarray:
-    """Replaces the beams by their best continuations; returns the beams that these continue, (B, b)."""
+    """Replaces the beams with their best continuations; returns the parent of each, (B, b)."""
     s = processors.settings
     n, b, length = beams.ids.shape
     new = length - processors.prompt + 1
@@ -176,10 +176,10 @@ def _add(ended: list[Hypothesis], new: Hypothesis, n_beams: int) -> None:
 
 
 def _is_finished(ended: list[Hypothesis], best_running: float, length: int, settings: Settings) -> bool:
-    """Tells whether enough targets have ended and no running one can be better than the worst of them.
+    """Returns whether enough targets have ended and no running target can beat the worst of them.
 
-    A running target is judged by its present score and length, which it may still improve on; with early_stopping
-    "never" and a positive length penalty by its present score at the greatest length, which it cannot.
+    A running target is judged by its current score and length, although it could still improve. With early_stopping
+    "never" and a positive length penalty, the maximum length is used, which gives an upper bound.
     """
     if length >= settings.max_new_tokens:
         return True

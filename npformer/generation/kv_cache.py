@@ -1,4 +1,4 @@
-"""Keys and values that a decoder keeps from step to step: of the texts' earlier rows, and of the source.
+"""The key-value cache of a decoder: keys and values of the texts' earlier rows, and of the source.
 
 A step has the same bits as a pass over the whole target; `attention.masked_attention` explains why.
 """
@@ -25,14 +25,14 @@ STEPS = 32  # steps to allocate at first; the allocation grows by half
 
 
 class BeamAncestry:
-    """Which of the kept rows belong to each beam: its text's prompt, its own, and those of the beams it continues.
+    """The cached rows that belong to each beam: its prompt's, its own, and those of the beams it continues.
 
-    The beams of a text keep their rows side by side, and no row is moved when beams are reordered: only this table
-    changes. Its columns are steps times beams, with free space at the end. `mask` (B, 1, beams, room) is True where a
-    row belongs to a beam. With one beam, it owns every row.
+    The rows of a text's beams are interleaved and stay in place when beams are reordered: only this table changes. Its
+    columns are steps times beams, with free space at the end. `mask` (B, 1, beams, room) is True where a row belongs to
+    a beam. A single beam owns every row.
 
-    A prompt's rows come first: whole groups of TERMS once, in the first `front` columns, and its last few rows once for
-    each beam, like those of steps. So a beam's rows are in the groups in which one pass over its text adds them up.
+    A prompt's rows come first: whole groups of TERMS once, in the first `front` columns, and its remaining rows once
+    per beam, like those of steps. So a beam's rows form the same groups as in one pass over its text.
     """
 
     def __init__(self, n_beams: int, prompts: np.ndarray) -> None:
@@ -40,13 +40,13 @@ class BeamAncestry:
         self.n_beams = n_beams
         self.whole = prompts // TERMS * TERMS  # rows of each prompt in whole groups
         self.front = int(self.whole.max(initial=0))
-        self.ends = prompts - self.whole  # rows after the front, of each text's beams
+        self.ends = prompts - self.whole  # rows of each text's beams after the front
         self.mask = np.zeros((len(prompts), 1, n_beams, self.front + STEPS * n_beams), bool)
         self.mask[..., : self.front] = (np.arange(self.front) < self.whole[:, None])[:, None, None]
         of_beam = np.repeat(np.arange(TERMS), n_beams) < self.ends[:, None]
         own = np.tile(np.eye(n_beams, dtype=bool), TERMS)
         self.mask[..., self.front : self.front + TERMS * n_beams] = of_beam[:, None, None] & own
-        self.newest: list[tuple[Any, slice]] = []  # (texts, columns): where each beam's newest row is, after a step
+        self.newest: list[tuple[Any, slice]] = []  # (texts, columns) of each beam's newest row, after a step
 
     @property
     def room(self) -> int:
@@ -58,7 +58,7 @@ class BeamAncestry:
         return self.front + int(self.ends.max(initial=0)) * self.n_beams
 
     def _newest(self) -> list[tuple[Any, slice]]:
-        """The columns of the newest row of each beam: (texts, columns), for all texts whose columns are the same."""
+        """The columns of the newest row of each beam: (texts, columns), grouped by texts with the same columns."""
         found = []
         for end in set(self.ends.tolist()):
             texts = np.flatnonzero(self.ends == end)
@@ -68,11 +68,11 @@ class BeamAncestry:
 
     @property
     def width(self) -> int:
-        """Columns to compute with: those in use, padded to a multiple of VECTOR; without padding for a listener."""
+        """The number of columns to compute: those in use, padded to a multiple of VECTOR unless there is a listener."""
         return self.length if listening() else min(self.length + -self.length % VECTOR, self.room)
 
     def step(self, parents: np.ndarray | None = None) -> None:
-        """Begins a step: beam i of each text continues beam parents[:, i] of the step before."""
+        """Begins a step: beam i of each text continues beam parents[:, i] of the previous step."""
         kept = slice(self.front, self.length)
         if parents is not None:
             self.mask[..., kept] = np.take_along_axis(self.mask[..., kept], parents[:, None, :, None], axis=2)
@@ -90,13 +90,13 @@ class BeamAncestry:
 
 
 def _grown(length: int, n_beams: int) -> int:
-    """The size for half as many columns again, a multiple of VECTOR."""
+    """1.5 times the size, as a multiple of VECTOR."""
     return -(-(length + length // 2) // (VECTOR * n_beams)) * VECTOR * n_beams
 
 
 @dataclass
 class SelfAttentionCache:
-    """Keys (B, H, K, room) and values (B, H, room, K) of the texts' rows, beams side by side."""
+    """Keys (B, H, K, room) and values (B, H, room, K) of the texts' rows, with beams interleaved."""
 
     ancestry: BeamAncestry
     complete: bool = False
@@ -104,7 +104,7 @@ class SelfAttentionCache:
     values: np.ndarray = field(default_factory=lambda: np.zeros((0, 0, 0, 0)))
 
     def attend(self, q: np.ndarray, k: np.ndarray | None, v: np.ndarray | None, n_heads: int) -> np.ndarray:
-        """Keeps one row of each beam (T, D), then lets it attend to the beam's rows, (T, D)."""
+        """Caches one row of each beam (T, D); returns its attention over the beam's rows (T, D)."""
         assert k is not None
         assert v is not None
         line = self.ancestry
@@ -122,7 +122,7 @@ class SelfAttentionCache:
         return _attend(q, [block], n_heads, line.n_beams, keep, line.front)
 
     def begin(self, prompts: Sequence[tuple[np.ndarray, np.ndarray]], n_heads: int) -> None:
-        """Keeps the keys and values of each text's prompt, (P, D) each, in the columns that the ancestry gives them."""
+        """Caches the keys and values of each text's prompt, (P, D) each, in the columns assigned by the ancestry."""
         line = self.ancestry
         for text, pair in enumerate(prompts):
             keys, values = (_heads(rows, n_heads, len(rows)) for rows in pair)
@@ -155,7 +155,7 @@ class SelfAttentionCache:
 class CrossAttentionCache:
     """Keys (B, H, K, S) and values (B, H, S, K) of each text's source, which all its beams read.
 
-    Neighbouring texts whose sources fill equally many vectors share a block, so that little padding is read.
+    Adjacent texts whose sources fill the same number of vectors share a block, which keeps padding small.
     """
 
     n_beams: int
@@ -165,7 +165,7 @@ class CrossAttentionCache:
     values: list[np.ndarray] = field(default_factory=list)
 
     def attend(self, q: np.ndarray, k: np.ndarray | None, v: np.ndarray | None, n_heads: int) -> np.ndarray:
-        """Keeps the sources' rows (S, D) at the first call; lets each row of q attend to its text's source, (T, D)."""
+        """Caches the sources' rows (S, D) at the first call; returns q's attention over its text's source (T, D)."""
         if k is not None and v is not None:
             self._fill(_heads(k, n_heads, len(k))[0], _heads(v, n_heads, len(v))[0])
         blocks, first = [], 0
@@ -205,21 +205,21 @@ class CrossAttentionCache:
 
 @dataclass
 class PromptRows:
-    """The keys and values of whole prompts in one layer, (T, D) each, whose rows attend as without a cache."""
+    """Collects the keys and values of whole prompts in one layer, (T, D) each; attention runs as without a cache."""
 
     complete: bool = False
     keys: np.ndarray = field(default_factory=lambda: np.zeros((0, 0)))
     values: np.ndarray = field(default_factory=lambda: np.zeros((0, 0)))
 
     def attend(self, q: np.ndarray, k: np.ndarray | None, v: np.ndarray | None, n_heads: int) -> None:
-        """Keeps k and v (T, D)."""
+        """Stores k and v (T, D)."""
         assert k is not None
         assert v is not None
         self.keys, self.values = k, v
 
 
 class KVCache:
-    """The caches of all decoder layers, for texts of `lengths` source rows with n_beams targets each."""
+    """The caches of all decoder layers, for texts with `lengths` source rows and n_beams targets each."""
 
     def __init__(self, n_layers: int, lengths: np.ndarray, n_beams: int = 1) -> None:
         self.ancestry = BeamAncestry(n_beams, np.zeros_like(lengths))
@@ -251,11 +251,11 @@ def _attend(
     keep: Callable[[slice], None] | None = None,
     front: int = 0,
 ) -> np.ndarray:
-    """Lets the beams of each text attend to its keys and values, (B * beams, D) -> (B * beams, D).
+    """Attention of each text's beams over its keys and values, (B * beams, D) -> (B * beams, D).
 
-    A block is rows of q with their texts' keys (B, H, K, S), values (B, H, S, K) and mask. keep(heads) stores the
-    newest keys and values of some heads; the thread that reads them next calls it, so that they are in its core's
-    cache. front: the first columns, which all beams of a text read.
+    A block consists of rows of q with their texts' keys (B, H, K, S), values (B, H, S, K) and mask. keep(heads) stores
+    the newest keys and values of some heads; the thread that reads them next calls it, so that they are in its core's
+    cache. front: the number of leading columns that all beams of a text read.
     """
     if keep is not None and listening():
         keep(slice(None))
@@ -275,7 +275,7 @@ def _attend(
             if TERMS * beams <= kernel(q.dtype).k_block_size:
                 q_k_v = heads[:, some] * scale, keys[:, some], values[:, some]
                 context[:, some] = masked_attention(*q_k_v, mask, TERMS * beams, front)
-            else:  # with so many beams BLAS would add a group of terms in several blocks
+            else:  # with this many beams BLAS would split a group of terms into several blocks
                 _attend_apart(heads[:, some] * scale, keys[:, some], values[:, some], mask, context[:, some])
 
     parallel_for(attend, n_heads, nanoseconds=0.4 * size)

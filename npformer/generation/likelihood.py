@@ -1,4 +1,4 @@
-"""Perplexity: how well a model predicts a text, token by token. A text of any length is read in windows."""
+"""Perplexity: how well a model predicts a text, token by token. Long texts are read in windows."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from npformer.runtime.packing import Text
 from npformer.text.encoding import Encoder
 from npformer.text.inputs import as_text
 
-ROWS = 256  # rows of logits whose cross-entropy is computed at a time
+ROWS = 256  # rows of logits processed at a time
 
 
 @dataclass(frozen=True)
 class Perplexity:
-    """The probability that a model gives a text, as `perplexity` found it.
+    """The result of `perplexity`: the probability that a model gives a text.
 
     Parameters
     ----------
-    log_probability : the sum of the natural logarithms of the tokens' probabilities
-    tokens : tokens that were predicted, which are all but the first
-    words, bytes : words between white space, and bytes of UTF-8, of the whole text
+    log_probability : sum of the natural logarithms of the tokens' probabilities
+    tokens : number of predicted tokens, all except the first
+    words, bytes : number of words separated by white space, and of UTF-8 bytes, in the whole text
 
     Examples
     --------
@@ -47,7 +47,7 @@ class Perplexity:
 
     @property
     def word_perplexity(self) -> float:
-        """exp(-log p / words), which models with different tokens share."""
+        """exp(-log p / words), which is comparable between tokenizers."""
         return self._of(self.words)
 
     @property
@@ -61,7 +61,7 @@ class Perplexity:
         return -self.log_probability / self.bytes / math.log(2)
 
     def _of(self, count: int) -> float:
-        with np.errstate(over="ignore"):  # a word of many bad tokens may be beyond the largest number
+        with np.errstate(over="ignore"):  # a word of many unlikely tokens may overflow
             return float(np.exp(np.float64(-self.log_probability / max(count, 1))))
 
     def __float__(self) -> float:
@@ -69,42 +69,41 @@ class Perplexity:
 
     def __str__(self) -> str:
         return (
-            f"perplexity {self.perplexity:.4f} a token, {self.word_perplexity:.4f} a word, "
-            f"{self.byte_perplexity:.4f} a byte   {self.bits_per_byte:.4f} bits a byte   "
+            f"perplexity {self.perplexity:.4f} per token, {self.word_perplexity:.4f} per word, "
+            f"{self.byte_perplexity:.4f} per byte   {self.bits_per_byte:.4f} bits per byte   "
             f"{self.tokens} tokens, {self.words} words, {self.bytes} bytes"
         )
 
 
 def perplexity(model: BaseModel, text: str, stride: int | None = None, max_length: int | None = None) -> Perplexity:
-    """Measures how well a model predicts a text: exp of the mean cross-entropy of each token given those before it.
+    """Computes the perplexity of a text: exp of the mean cross-entropy of each token given the preceding tokens.
 
-    A text that is longer than the model takes is read in windows, each `stride` tokens after the one before. Of each
-    window only those tokens count that no window before had. They have at least max_length - stride tokens before them,
-    but for the first window's. The first token has nothing before it and does not count. Special tokens stand around
-    the text if the model's tokenizer puts them there, and count, as in Transformers.
+    A text that is longer than the model's limit is read in windows that begin `stride` tokens apart. Only the tokens
+    that are new in a window count. Except in the first window, at least max_length - stride tokens precede them. The
+    first token of the text is not predicted. Special tokens added by the tokenizer count, as in Transformers.
 
     Parameters
     ----------
     model : Model with head "causal-lm"
     text : str
-    stride : tokens from a window to the next; by default half a window. Less is slower, and a truer figure.
-    max_length : tokens of a window, if fewer than the model takes
+    stride : tokens from one window to the next; by default half a window. A smaller stride is slower and more accurate.
+    max_length : tokens in a window, if below the model's limit
 
     Returns
     -------
     Perplexity
-        With .perplexity, .word_perplexity, .byte_perplexity, .bits_per_byte, .log_probability and .tokens; float() of
-        it is the first.
+        With .perplexity, .word_perplexity, .byte_perplexity, .bits_per_byte, .log_probability and .tokens; float()
+        gives .perplexity.
 
     Raises
     ------
     NpformerError
-        The model is of another kind, the text has fewer than two tokens, or a setting is impossible.
+        The model is not a causal language model, the text has fewer than two tokens, or a setting is invalid.
 
     References
     ----------
-    https://huggingface.co/docs/transformers/perplexity, whose loop counts a token too few in each window but the first,
-    so that its figure differs in the fourth digit or so.
+    https://huggingface.co/docs/transformers/perplexity, whose loop counts one token too few in each window after the
+    first, so that its result differs in about the fourth digit.
 
     Examples
     --------
@@ -114,7 +113,8 @@ def perplexity(model: BaseModel, text: str, stride: int | None = None, max_lengt
     >>> model.tokenizer = Tokenizer(models.WordLevel({"to": 0, "be": 1, "or": 2, "not": 3, "?": 4}, unk_token="?"))
     >>> model.tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     >>> print(npformer.perplexity(model, "to be or not to be"))  # of new weights, about one in the vocabulary
-    perplexity 5.10... a token, 3.88... a word, 1.57... a byte   0.65... bits a byte   5 tokens, 6 words, 18 bytes
+    perplexity 5.10... per token, 3.88... per word, 1.57... per byte   0.65... bits per byte   5 tokens, 6 words, 18
+    bytes
     """
     check_model("perplexity", model)
     if model.config.head != "causal-lm":
@@ -125,13 +125,15 @@ def perplexity(model: BaseModel, text: str, stride: int | None = None, max_lengt
     encoder = Encoder(model)
     ids = encoder.ids(as_text(text))
     if len(ids) < 2 or np.array_equal(ids, encoder.ids("")):
-        raise NpformerError("perplexity: expected a text of at least two tokens, and one of its own among them")
+        raise NpformerError(
+            "perplexity: expected a text of at least two tokens, with at least one that is not a special token"
+        )
     sums = [-_cross_entropy(model, ids[first:end], counted) for first, end, counted in windows(len(ids), width, step)]
     return Perplexity(math.fsum(sums), len(ids) - 1, len(text.split()), len(text.encode()))
 
 
 def windows(length: int, width: int, step: int) -> Iterator[tuple[int, int, int]]:
-    """Yields windows of `width` tokens: (first token, end, number of its last tokens that none before predicted)."""
+    """Yields windows of `width` tokens: (first token, end, number of new tokens at its end)."""
     before = 1  # the first token is never predicted
     for first in range(0, length, step):
         end = min(first + width, length)

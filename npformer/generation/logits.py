@@ -1,7 +1,7 @@
-"""From a decoder's rows to the tokens that may come next: the projection to the vocabulary, and its best columns.
+"""From a decoder's rows to the next tokens: the projection to the vocabulary, and its best columns.
 
-A row of logits takes a quarter of a megabyte with a usual vocabulary, so a few rows are processed at a time, which
-then stay in a core's cache.
+A row of logits takes a quarter of a megabyte with a typical vocabulary, so a few rows that fit in a core's cache are
+processed at a time.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ ROWS = 8  # rows of logits processed at a time
 
 
 class Projection:
-    """Projects rows (R, D) to logits (R, V), x W + b, in an array that every step uses again."""
+    """Projects rows (R, D) to logits (R, V), x W + b, in an array that every step reuses."""
 
     def __init__(self, weight: np.ndarray, bias: np.ndarray | None = None) -> None:
         self.weight = in_order(weight)
@@ -51,10 +51,10 @@ class Best(NamedTuple):
 
 
 def best(logits: np.ndarray, ids: np.ndarray, processors: Processors, k: int) -> Best:
-    """The k best tokens after each row's ids (R, L), with the log probabilities that the settings give them.
+    """The k best tokens after each row's ids (R, L), with their log probabilities under the settings.
 
-    As in Transformers' beam search: logits are normalised, processed, and normalised again with renormalize_logits. A
-    ban changes no other token's score, so bans precede the normalisation where one is enough.
+    As in Transformers' beam search, logits are normalized, processed, and normalized again with renormalize_logits. A
+    ban does not change other tokens' scores, so bans come first if one normalization is enough.
     """
     s = processors.settings
 
@@ -110,15 +110,15 @@ def greedy(logits: np.ndarray, ids: np.ndarray, processors: Processors, scored: 
 def check_choice(scores: np.ndarray) -> None:
     """Raises NpformerError if a best score is -inf, because the settings ban every token, or is not a number."""
     if (scores == -np.inf).any():
-        raise NpformerError("the settings ban every token of a target, or force one that they ban")
+        raise NpformerError("the settings ban every next token, or ban a token that they force")
     if not np.isfinite(scores).all():
         raise NpformerError("the scores of the next token are not finite: the weights are damaged or far too large")
 
 
 def top(scores: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
-    """The k greatest elements of each row, (R, V) -> (R, k) places and values, in descending order; ties by place.
+    """The k largest elements of each row, (R, V) -> (R, k) indices and values, in descending order; ties by index.
 
-    The row is read once, as columns of a table: the k greatest lie in the k columns with the greatest maxima.
+    The row is read once, as columns of a table: the k largest are in the k columns with the largest maxima.
     """
     rows, width = scores.shape
     columns = width // 64
@@ -140,7 +140,7 @@ def _sorted(values: np.ndarray, places: np.ndarray, k: int) -> tuple[np.ndarray,
 def _by_rows(
     work: Callable[[slice], tuple[np.ndarray, np.ndarray]], n_rows: int, width: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Applies work to a few rows at a time, shared between threads, and joins the results."""
+    """Applies work to a few rows at a time, shared between threads, and concatenates the results."""
     blocks = [slice(at, at + ROWS) for at in range(0, n_rows, ROWS)]
     answers: list[tuple[np.ndarray, np.ndarray]] = [(np.empty(0), np.empty(0))] * len(blocks)
 

@@ -1,7 +1,7 @@
 """Changes to the scores of the next token: biases, bans, forced tokens, penalties, and the limits of sampling.
 
 Functions change scores (R, V) in place, or return a mask (R, V) of the tokens to ban. ids (R, L) are the rows' tokens
-so far, prompt or start token first, with negative ones before shorter rows. All run in Transformers' order.
+so far, prompt or start token first; negative ids pad shorter rows on the left. All run in Transformers' order.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ import numpy as np
 from npformer.functions import log_softmax, softmax
 from npformer.generation.settings import Settings
 
-TOP_H = 100  # likeliest tokens that top_h chooses from
+TOP_H = 100  # most likely tokens that top_h chooses from
 
 
 def bias_sequences(ids: np.ndarray, scores: np.ndarray, biases: tuple[tuple[tuple[int, ...], float], ...]) -> None:
-    """Adds each bias, in float32, to the last token of its sequence where the row ends with the others."""
+    """Adds each bias, in float32, to the last token of its sequence if the row ends with the preceding ones."""
     total = np.zeros_like(scores)
     for (*start, last), bias in biases:
         total[_ends_with(ids, start), last] += np.float32(bias)
@@ -43,7 +43,7 @@ def ban_repeated_ngrams(ids: np.ndarray, scores: np.ndarray, size: int) -> None:
 
 
 def ban_words(ids: np.ndarray, scores: np.ndarray, words: tuple[tuple[int, ...], ...]) -> None:
-    """Bans the last token of each word of several tokens where the word's other tokens have just come."""
+    """Bans the last token of each multi-token word if the row ends with the word's other tokens."""
     for *start, last in words:
         scores[_ends_with(ids, start), last] = -np.inf
 
@@ -51,7 +51,7 @@ def ban_words(ids: np.ndarray, scores: np.ndarray, words: tuple[tuple[int, ...],
 def favour_end(scores: np.ndarray, ends: list[int], factor: float, steps: int) -> None:
     """Adds |score| * (factor ** steps - 1) to the scores of the end tokens that are not banned."""
     with np.errstate(over="ignore"):
-        growth = float(min(np.float64(factor) ** steps, 1e30)) - 1  # a larger one overflows in float32
+        growth = float(min(np.float64(factor) ** steps, 1e30)) - 1  # larger values overflow in float32
     old = scores[:, ends]
     scores[:, ends] = old + np.where(np.isfinite(old), np.abs(old), 0) * growth
 
@@ -63,10 +63,10 @@ def _ends_with(ids: np.ndarray, tokens: list[int]) -> np.ndarray:
 
 
 class Processors:
-    """The processors that the settings ask for."""
+    """The processors for the settings."""
 
     def __init__(self, settings: Settings, prompt: int = 1) -> None:
-        """prompt: the tokens in each row before the first that is generated."""
+        """prompt: number of tokens in each row before the first generated token."""
         self.settings = settings
         self.prompt = prompt
         words = [word for word in settings.bad_words_ids if word and word not in {(end,) for end in settings.end_ids}]
@@ -75,7 +75,7 @@ class Processors:
 
     @property
     def rescales(self) -> bool:
-        """Whether a score changes to anything but -inf, so that normalising first gives other results."""
+        """Whether a score changes to anything except -inf, so that normalizing first changes the result."""
         s = self.settings
         return s.repetition_penalty != 1 or bool(s.sequence_bias) or s.exponential_decay_length_penalty is not None
 
@@ -102,11 +102,11 @@ class Processors:
                 favour_end(scores, list(s.end_ids), factor, new - start)
         scores[:, list(s.suppress_tokens)] = -np.inf
         if s.begin_suppress_tokens:
-            first = self._begins_by_force(ids) == new  # rows whose next token is the first that is free
+            first = self._begins_by_force(ids) == new  # rows whose next token is the first free one
             scores[np.ix_(first, np.array(s.begin_suppress_tokens))] = -np.inf
 
     def forced(self, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Which rows must go on with one of some tokens, (R,), and these tokens."""
+        """The rows that must continue with a forced token, (R,), and these tokens."""
         s, new = self.settings, ids.shape[1] - self.prompt
         if s.forced_eos_token_id and new + 1 == s.max_new_tokens:
             return np.ones(len(ids), bool), np.array(s.forced_eos_token_id)
@@ -115,13 +115,13 @@ class Processors:
         return self._begins_by_force(ids), np.array([s.forced_bos_token_id])
 
     def _begins_by_force(self, ids: np.ndarray) -> np.ndarray:
-        """Which rows begin with a forced token, (R,): those with one token before it, as in Transformers."""
+        """The rows that begin with a forced token, (R,): rows with one token before it, as in Transformers."""
         before = (ids[:, : self.prompt] >= 0).sum(axis=1)
         return (before == 1) & (self.settings.forced_bos_token_id is not None)
 
 
 def narrow(scores: np.ndarray, settings: Settings) -> None:
-    """Limits sampling, in place: divides by the temperature, then bans all but the tokens that each setting keeps."""
+    """Limits sampling, in place: divides by the temperature, then bans the tokens excluded by each setting."""
     s = settings
     if s.temperature != 1:
         scores /= s.temperature
@@ -142,7 +142,7 @@ def narrow(scores: np.ndarray, settings: Settings) -> None:
 
 
 def outside_top_h(scores: np.ndarray, top_h: float) -> np.ndarray:
-    """The tokens beyond the likeliest whose terms of the entropy H add up to top_h * H; the best token stays.
+    """Masks all except the most likely tokens whose terms of the entropy H reach top_h * H; keeps the best token.
 
     Potraghloo et al., 2025: Top-H decoding.
     """
@@ -154,7 +154,7 @@ def outside_top_h(scores: np.ndarray, top_h: float) -> np.ndarray:
 
 
 def outside_top_p(scores: np.ndarray, top_p: float) -> np.ndarray:
-    """The tokens beyond the likeliest that make up top_p; the best token stays. Holtzman et al., 2020: nucleus."""
+    """Masks all but the most likely tokens with total top_p; keeps the best token. Holtzman et al., 2020: nucleus."""
     order = np.argsort(scores, axis=1, kind="stable")
     dropped = softmax(np.take_along_axis(scores, order, axis=1)).cumsum(axis=1) <= 1 - top_p
     dropped[:, -1] = False
@@ -162,14 +162,14 @@ def outside_top_p(scores: np.ndarray, top_p: float) -> np.ndarray:
 
 
 def below_min_p(scores: np.ndarray, min_p: float) -> np.ndarray:
-    """The tokens with p < min_p * max p. Nguyen et al., 2024: min-p sampling."""
+    """Masks tokens with p < min_p * max p. Nguyen et al., 2024: min-p sampling."""
     p = softmax(scores)
     below: np.ndarray = p < min_p * p.max(axis=1, keepdims=True)
     return below
 
 
 def atypical(scores: np.ndarray, mass: float) -> np.ndarray:
-    """The tokens beyond those with -log p nearest to the entropy that make up the mass. Meister et al., 2023."""
+    """Masks all except the tokens with -log p nearest to the entropy and total `mass`. Meister et al., 2023."""
     log_p = log_softmax(scores)
     distance = np.abs(log_p + _entropy_terms(log_p).sum(axis=1, keepdims=True))
     order = np.argsort(distance, axis=1, kind="stable")
@@ -180,7 +180,7 @@ def atypical(scores: np.ndarray, mass: float) -> np.ndarray:
 
 
 def below_probability(scores: np.ndarray, least: float | np.ndarray) -> np.ndarray:
-    """The tokens with p < least; the best token stays. Hewitt et al., 2022: epsilon sampling."""
+    """Masks tokens with p < least; keeps the best token. Hewitt et al., 2022: epsilon sampling."""
     below: np.ndarray = (softmax(scores) < least) & (scores < scores.max(axis=1, keepdims=True))
     return below
 
@@ -197,7 +197,7 @@ def _entropy_terms(log_p: np.ndarray) -> np.ndarray:
 
 
 def _unsorted(sorted_mask: np.ndarray, order: np.ndarray, shape: tuple[int, ...], rest: bool = False) -> np.ndarray:
-    """The mask (R, V) of tokens by their ids, from that of tokens in `order` (R, K); `rest` for all others."""
+    """Scatters a mask of tokens in `order` (R, K) to a mask by token id (R, V), with `rest` for all others."""
     mask = np.full(shape, rest)
     np.put_along_axis(mask, order, sorted_mask, axis=1)
     return mask

@@ -1,6 +1,6 @@
-"""The settings of a generation, by Transformers' names: `Settings`, from the caller and generation_config.json.
+"""Generation settings under Transformers' names: `Settings`, from the caller and generation_config.json.
 
-Settings that neither of them gives have the defaults of Transformers' `generate`.
+Other settings have the defaults of Transformers' `generate`.
 """
 
 from __future__ import annotations
@@ -32,23 +32,23 @@ IGNORED = frozenset({
 
 
 def _moved(search: str) -> str:
-    return f"Transformers 5 has moved this search to a repository of its own, transformers-community/{search}"
+    return f"Transformers 5 has moved this search to the repository transformers-community/{search}"
 
 
-BANS = "bad_words_ids, suppress_tokens and sequence_bias change which tokens are written"
-SPECULATION = "tokens are chosen one by one, without a draft"
-#: Each length counted from the first written token, and its older name, which counts the prompt too.
+BANS = "use bad_words_ids, suppress_tokens or sequence_bias to control tokens"
+SPECULATION = "there is no speculative decoding"
+#: The name of each length in new tokens, and the older name, which includes the prompt.
 LENGTHS = {"max_new_tokens": "max_length", "min_new_tokens": "min_length"}
 MOST = 2**31
 
-#: Unsupported settings, with the values that change nothing, and the reason.
+#: Unsupported settings: the values that have no effect, and the reason.
 UNSUPPORTED: Mapping[str, tuple[tuple[Any, ...], str]] = {
-    "encoder_repetition_penalty": ((None, 1.0), "repetition_penalty looks at the text that is written"),
-    "encoder_no_repeat_ngram_size": ((None, 0), "no_repeat_ngram_size looks at the text that is written"),
-    "guidance_scale": ((None, 1.0), "there is no negative prompt to move away from"),
-    "watermarking_config": ((None,), "texts are not marked"),
-    "stop_strings": ((None,), "the text-generation task has it; elsewhere eos_token_id ends a text"),
-    "max_time": ((None,), "the same text is written at any speed; max_new_tokens limits it"),
+    "encoder_repetition_penalty": ((None, 1.0), "repetition_penalty applies to the generated text"),
+    "encoder_no_repeat_ngram_size": ((None, 0), "no_repeat_ngram_size applies to the generated text"),
+    "guidance_scale": ((None, 1.0), "there is no negative prompt"),
+    "watermarking_config": ((None,), "there is no watermarking"),
+    "stop_strings": ((None,), "only the text-generation task has it; elsewhere use eos_token_id"),
+    "max_time": ((None,), "results do not depend on speed; use max_new_tokens"),
     "prompt_lookup_num_tokens": ((None,), SPECULATION),
     "assistant_early_exit": ((None,), SPECULATION),
     "assistant_ensemble_weight": ((None,), SPECULATION),
@@ -62,7 +62,7 @@ UNSUPPORTED: Mapping[str, tuple[tuple[Any, ...], str]] = {
 }
 
 
-#: The ranges of numbers; beyond them scores overflow.
+#: The ranges of numbers; outside them scores overflow.
 RANGES = {
     "temperature": (1e-6, 1e6), "repetition_penalty": (1e-6, 1e6), "length_penalty": (-50, 50), "top_p": (1e-6, 1),
     "top_h": (1e-6, 1), "min_p": (0, 1), "typical_p": (1e-6, 1), "epsilon_cutoff": (0, 1), "eta_cutoff": (0, 1),
@@ -71,7 +71,7 @@ RANGES = {
 
 @dataclass(frozen=True)
 class Settings:
-    """How texts are generated. Ids are the model's; lengths count the tokens after the prompt, or the start token."""
+    """Generation settings. Ids are the model's; lengths do not include the prompt or the start token."""
 
     start_id: int | None
     end_ids: tuple[int, ...] = ()
@@ -81,7 +81,7 @@ class Settings:
     num_beams: int = 1
     num_return_sequences: int = 1
     length_penalty: float = 1.0  # a finished target's score is its log probability / length ** length_penalty
-    # True: stops at num_beams ended targets. False: when better is unlikely. "never": when better is impossible.
+    # True: stop at num_beams finished targets. False: stop when better ones are unlikely. "never": when impossible.
     early_stopping: bool | str = False
     do_sample: bool = False
     temperature: float = 1.0
@@ -93,7 +93,7 @@ class Settings:
     epsilon_cutoff: float = 0.0
     eta_cutoff: float = 0.0
     seed: int | None = None
-    sequence_bias: tuple[tuple[tuple[int, ...], float], ...] = ()  # ids, and the bias of the last after the others
+    sequence_bias: tuple[tuple[tuple[int, ...], float], ...] = ()  # ids, and the bias of the last id after the others
     repetition_penalty: float = 1.0
     no_repeat_ngram_size: int = 0
     bad_words_ids: tuple[tuple[int, ...], ...] = ()
@@ -101,11 +101,11 @@ class Settings:
     begin_suppress_tokens: tuple[int, ...] = ()
     forced_bos_token_id: int | None = None
     forced_eos_token_id: tuple[int, ...] = ()
-    exponential_decay_length_penalty: tuple[int, float] | None = None  # tokens written before it begins, factor
+    exponential_decay_length_penalty: tuple[int, float] | None = None  # number of tokens before it begins, factor
     renormalize_logits: bool = False
 
     def check(self, vocabulary: int, longest: int) -> None:
-        """Raises NpformerError for a setting that is impossible, in general or for this model."""
+        """Raises NpformerError for a setting that is invalid, in general or for this model."""
         checks.whole("max_new_tokens", self.max_new_tokens, 1, longest)
         checks.whole("min_new_tokens", self.min_new_tokens, 0, MOST)
         checks.whole("num_beams", self.num_beams, 1, 1000)
@@ -144,14 +144,14 @@ class Settings:
             for each in ids:
                 checks.whole(name, each, 0, vocabulary - 1)
         if self.do_sample and self.num_beams > 1:
-            raise NpformerError("num_beams: sampling goes with one beam; use do_sample=False for beam search")
+            raise NpformerError("num_beams: sampling needs num_beams=1; use do_sample=False for beam search")
         if self.num_return_sequences > (self.num_return_sequences if self.do_sample else self.num_beams):
             raise NpformerError(
-                f"num_return_sequences: {self.num_return_sequences} targets need as many beams, or do_sample=True; "
+                f"num_return_sequences: {self.num_return_sequences} sequences need as many beams, or do_sample=True; "
                 f"num_beams is {self.num_beams}"
             )
         if self.num_beams * max(2, 1 + len(self.end_ids)) > vocabulary:
-            raise NpformerError(f"num_beams: {self.num_beams} are too many for a vocabulary of {vocabulary}")
+            raise NpformerError(f"num_beams: {self.num_beams} is too many for a vocabulary of {vocabulary}")
 
 
 #: Names that a caller may set: the fields, Transformers' names for the ids, and its older names for the lengths.
@@ -162,10 +162,11 @@ NAMES = (
 
 
 def resolve(folder: Path | None, config: Config, given: Mapping[str, Any], prompt: int = 1) -> Settings:
-    """Merges the settings: `given`, then those of the folder (`stored_settings`), then the defaults. None: not given.
+    """Merges the settings: `given`, then the folder's (`stored_settings`), then the defaults. None: not given.
 
-    prompt: tokens before the first that is generated; a translation's is the start token. Transformers' older
-    max_length and min_length, which count them, are accepted. A minimum above the maximum is kept, as there.
+    prompt: number of tokens before the first generated token; for a translation, the start token. Transformers' older
+    max_length and min_length, which include these, are accepted. A minimum above the maximum is kept, as in
+    Transformers.
     """
     of_texts: Decoder | Config = config.decoder or config
     path, stored = stored_settings(folder)
@@ -213,7 +214,7 @@ def resolve(folder: Path | None, config: Config, given: Mapping[str, Any], promp
 
 
 def stored_settings(folder: Path | None) -> tuple[Path | None, dict[str, Any]]:
-    """Reads generation_config.json, or else the settings in config.json, as Transformers does; returns the path too."""
+    """Reads generation_config.json, or else the settings in config.json, as in Transformers; also returns the path."""
     if folder is None:
         return None, {}
     if (folder / FILE).exists():
@@ -222,19 +223,19 @@ def stored_settings(folder: Path | None) -> tuple[Path | None, dict[str, Any]]:
         return None, {}
     described = read_json(folder / CONFIG)
     read = {name: value for name, value in described.items() if name in NAMES}
-    if described.get("force_bos_token_to_be_generated"):  # the older form of forced_bos_token_id
+    if described.get("force_bos_token_to_be_generated"):  # older form of forced_bos_token_id
         read["forced_bos_token_id"] = described.get("bos_token_id")
     return folder / CONFIG, read
 
 
 def merged(values: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """The values with the given ones in their place; a length takes the place of the other name's length too."""
+    """Updates the values with the given ones; a length also replaces the length under its other name."""
     replaced = {each for names in LENGTHS.items() if given.keys() & set(names) for each in names}
     return {**{name: value for name, value in values.items() if name not in replaced}, **given}
 
 
 def _ids(name: str, value: Any) -> tuple[int, ...]:
-    """One id, several, or none, as a tuple."""
+    """Converts one id, several ids or None to a tuple."""
     if value is None:
         return ()
     ids = tuple(value) if isinstance(value, list | tuple) else (value,)

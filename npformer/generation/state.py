@@ -1,7 +1,7 @@
-"""The state of a model that writes, which `decoding.py` advances token by token for several texts at once.
+"""The state of a generative model, which `decoding.py` advances token by token for several texts at once.
 
-`Seq2SeqState` writes the targets of sources, `PromptState` goes on after prompts. Rows are those of the num_beams texts
-of the first source or prompt, then of the second.
+`Seq2SeqState` generates the targets of sources, `PromptState` continues prompts. Rows are the num_beams texts of the
+first source or prompt, then of the second.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from npformer.runtime.packing import Batch, Text, pack
 from npformer.runtime.padding import check_texts
 from npformer.transformer import decode_target, encode, encode_source
 
-NO_TOKEN = -1  # before a prompt that is shorter than others
+NO_TOKEN = -1  # padding on the left of shorter prompts
 
 
 class State(Protocol):
-    """Texts that a model writes, num_beams for each of some sources or prompts."""
+    """The state of generated texts, num_beams for each source or prompt."""
 
-    prompts: np.ndarray  # (B, P) the tokens before the first that is written, NO_TOKEN before the shorter ones
+    prompts: np.ndarray  # (B, P) tokens before the first generated one, with NO_TOKEN before shorter prompts
 
     @property
     def model(self) -> BaseModel: ...
@@ -37,24 +37,24 @@ class State(Protocol):
 
     @staticmethod
     def prepare(model: Any, sources: Sequence[Text]) -> list[Any]:
-        """What a state begins with, of each source or prompt."""
+        """Prepares each source or prompt."""
 
     @staticmethod
     def before(prepared: Any) -> int:
-        """The number of tokens before the first that is written."""
+        """The number of tokens before the first generated one."""
 
     def step(self, tokens: np.ndarray, parents: np.ndarray | None = None) -> np.ndarray:
-        """The logits after one more token of each text, (R,) -> (R, V). parents: the beams that these continue.
+        """The logits after one more token of each text, (R,) -> (R, V). parents: the beams that the texts continue.
 
-        The first step's tokens are the last ones of the prompts.
+        The first step's tokens are the last tokens of the prompts.
         """
 
     def keep(self, texts: np.ndarray) -> None:
-        """Continues with these of the sources or prompts only, (B',) indices."""
+        """Continues with only these sources or prompts, (B',) indices."""
 
 
 class Seq2SeqState:
-    """A decoder that writes targets for some sources, given by the encoder's output (S, D)."""
+    """A decoder that generates targets for sources, given the encoder's output (S, D)."""
 
     def __init__(
         self, model: BaseModel, sources: Sequence[np.ndarray], settings: Settings, projection: Projection
@@ -92,14 +92,14 @@ class Seq2SeqState:
 
 
 class Read(NamedTuple):
-    """A prompt that was read: the last layer's last row (D,), and each layer's keys and values (P, D)."""
+    """An encoded prompt: the last layer's last row (D,), and each layer's keys and values (P, D)."""
 
     row: np.ndarray
     kept: list[tuple[np.ndarray, np.ndarray]]
 
 
 class PromptState:
-    """A causal model that writes on after some prompts. A prompt that is there twice is read once."""
+    """A causal model that continues prompts. A repeated prompt is computed once."""
 
     def __init__(self, model: BaseModel, prompts: Sequence[Text], settings: Settings, projection: Projection) -> None:
         self.model = model
@@ -114,7 +114,9 @@ class PromptState:
         for i, layer in enumerate(self.layers):
             layer.begin([each.kept[i] for each in read], model.config.n_heads)
         counted = [np.count_nonzero(prompt.ids != model.config.uncounted) for prompt in distinct.values()]
-        self.counts = np.repeat(np.array(counted)[:, None], self.n_beams, axis=1)  # tokens so far that have a position
+        self.counts = np.repeat(
+            np.array(counted)[:, None], self.n_beams, axis=1
+        )  # number of tokens so far that have a position
         self.first: np.ndarray | None = np.stack([each.row for each in read])
         self.keep(np.array([places[id(prompt)] for prompt in prompts]))
         self.prompts = np.full((len(prompts), lengths.max()), NO_TOKEN)
@@ -127,12 +129,12 @@ class PromptState:
             if not each.cached:
                 kind = type(each).__name__
                 raise NpformerError(
-                    f"generate: a model with {kind} attention computes whole texts only, not step by step"
+                    f"generate: not supported for a model with {kind} attention, which cannot run step by step"
                 )
         start, texts = model.config.start_id, []
         for index, prompt in enumerate(prompts):
             if not len(prompt) and start is None:
-                raise NpformerError(f"prompt {index} has no tokens, and the model no start token (bos_token_id)")
+                raise NpformerError(f"prompt {index} has no tokens, and the model has no start token (bos_token_id)")
             texts.append(Text(prompt.ids if len(prompt) else np.array([start])))
         check_texts(texts, model.config.max_length, model.config.vocab_size)
         return texts
@@ -168,7 +170,7 @@ class PromptState:
 
 
 def _rows(tokens: np.ndarray, positions: np.ndarray, n_beams: int) -> Batch:
-    """The newest token of each text, with its place."""
+    """The newest token of each text, with its index."""
     return Batch(tokens, positions, np.zeros_like(tokens), np.full(len(tokens) // n_beams, n_beams))
 
 

@@ -1,1 +1,1 @@
-"""How models run, apart from what they compute: batches, products with the same bits, threads."""
+"""How models run: batches, products with reproducible bits, threads."""

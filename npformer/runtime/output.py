@@ -1,4 +1,4 @@
-"""`Output`, a model's answers by name."""
+"""`Output`: a model's outputs by name."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from npformer.common.other_libraries import OUTPUT
 
 
 class Output(dict[str, np.ndarray]):
-    """A model's answers under Hugging Face's names, as keys or attributes: output["logits"], output.logits.
+    """A model's outputs under Hugging Face's names, as keys or attributes: output["logits"], output.logits.
 
-    A whole number counts the answers, as in transformers: output[0] is the first.
+    An integer index selects by order, as in transformers: output[0] is the first.
     """
 
     def __missing__(self, key: object) -> np.ndarray:
@@ -23,4 +23,6 @@ class Output(dict[str, np.ndarray]):
             return self[name]
         except KeyError:
             line = f": {OUTPUT[name]}" if name in OUTPUT else ""
-            raise AttributeError(f"the model's answers are {', '.join(self)}, not {name}{line}") from None
+            raise AttributeError(
+                f"{name}: not an output of the model; its outputs are {', '.join(self)}{line}"
+            ) from None

@@ -1,6 +1,6 @@
-"""Batches without padding: texts as packed rows, in shards that the cores take one after another.
+"""Batches without padding: texts as packed rows, in shards that are distributed to the cores.
 
-A shard of about a thousand tokens makes products large enough to be fast, and leaves enough shards for every core.
+A shard of about a thousand tokens makes products large enough to be fast, and gives every core enough shards.
 """
 
 from __future__ import annotations
@@ -17,9 +17,11 @@ from npformer.common.arraylike import as_numbers
 from npformer.common.errors import NpformerError
 
 SHARD = 1024  # tokens
-LONG = 96  # tokens for each core; before a trial a single text with as many is split by rows, others by products
-PIECE = 16  # tokens for each core that a single text needs for that trial
-SMALL_SHARD = 32  # tokens for each core; a batch with fewer is one shard, whose products the cores share
+LONG = (
+    96  # tokens per core from which a single text is split by rows before a trial; shorter texts are split by products
+)
+PIECE = 16  # tokens per core from which a single text gets that trial
+SMALL_SHARD = 32  # tokens per core below which a batch is one shard whose products the cores share
 
 
 @dataclass(frozen=True)
@@ -29,14 +31,14 @@ class Text:
     Parameters
     ----------
     ids : (L,) integer array, or a list
-    token_type_ids : (L,) integer array, token types where the model has them; zeros unless given
-    positions : (L,) integer array, rows of the position table; 0 ... L - 1 unless given
-    places : (L,) integer array, from which a model with relative positions takes distances; 0 ... L - 1 unless given
+    token_type_ids : (L,) integer array, token types if the model has them; default zeros
+    positions : (L,) integer array, rows of the position table; default 0 ... L - 1
+    places : (L,) integer array, token indices from which relative positions are computed; default 0 ... L - 1
 
     Raises
     ------
     NpformerError
-        An array is not of whole numbers, or not (L,).
+        An array does not have whole numbers or the shape (L,).
 
     Examples
     --------
@@ -61,9 +63,9 @@ class Text:
                 object.__setattr__(self, name, array)
             if array.dtype.kind not in "iu" or array.ndim != 1:
                 got = f"{array.dtype} {array.shape}"
-                raise NpformerError(f"Text: {name}: expected an array of whole numbers, (L,), got {got}")
+                raise NpformerError(f"Text: {name}: expected an array (L,) of whole numbers, got {got}")
             if len(array) != len(self):
-                raise NpformerError(f"Text: {name}: expected {len(self)} of them, one for each id, got {len(array)}")
+                raise NpformerError(f"Text: {name}: expected {len(self)} values, one for each id, got {len(array)}")
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -73,15 +75,15 @@ class Text:
 class Batch:
     """Packed texts: ids, positions, token_type_ids and places (T,), lengths (B,).
 
-    farthest is the greatest distance between two tokens of a text, in all of it where the batch is a piece of one. read
-    (B,) is the row of each text that a head on texts reads; a piece without it has none.
+    farthest is the largest distance between two tokens of a text, even if the batch has only a part of that text. read
+    (B,) is the row of each text that a head on texts reads; a part without that row has no entry.
     """
 
     ids: np.ndarray
     positions: np.ndarray
     token_type_ids: np.ndarray
     lengths: np.ndarray
-    places: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))  # a decoder's batch has none
+    places: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))  # empty for a decoder's batch
     farthest: int = 0
     read: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
 
@@ -91,35 +93,37 @@ class Batch:
         return np.cumsum(self.lengths) - self.lengths
 
     def pieces(self, count: int) -> list[Batch]:
-        """One text's rows in `count` pieces, one for each core."""
+        """Splits one text's rows into `count` parts, one for each core."""
         edges = [len(self.ids) * index // count for index in range(count + 1)]
         return [
             self._with(itemgetter(slice(a, b)), np.array([b - a]), _within(self.read, a, b)) for a, b in pairwise(edges)
         ]
 
     def shifted(self, start: int) -> Batch:
-        """The same texts one token later: [start, *ids] without the last id of each."""
+        """The texts shifted right: [start, *ids] without the last id of each."""
         ids = np.roll(self.ids, 1)
         ids[self.first] = start
         return replace(self, ids=ids)
 
     def last_of(self, token: int) -> np.ndarray:
-        """The row of the last such token of each text, (B,). Raises NpformerError for a text without one."""
+        """The row of each text's last `token`, (B,). Raises NpformerError for a text without that token."""
         rows = np.flatnonzero(self.ids == token)
         last = np.searchsorted(rows, np.cumsum(self.lengths)) - 1
         if not rows.size or ((last < 0) | (rows[last] < self.first)).any():
-            raise NpformerError(f"input_ids: a text has no token {token}, whose row the head reads; it ends each text")
+            raise NpformerError(
+                f"input_ids: a text has no token {token}; the head reads its row, so it must end each text"
+            )
         return rows[last]
 
     def filled(self, count: int) -> Batch:
-        """The same texts followed by rows of zeros up to `count` rows, so that no product has to add its own."""
+        """The texts followed by zeros, `count` rows in all, so that products need no padding of their own."""
         more = count - len(self.ids)
         if not more:
             return self
         return self._with(lambda rows: np.concatenate([rows, np.zeros(more, rows.dtype)]), self.lengths, self.read)
 
     def _with(self, change: Callable[[np.ndarray], np.ndarray], lengths: np.ndarray, read: np.ndarray) -> Batch:
-        """The batch with all arrays of rows changed alike."""
+        """The batch with a function applied to all arrays of rows."""
         ids, positions, token_type_ids = change(self.ids), change(self.positions), change(self.token_type_ids)
         return Batch(ids, positions, token_type_ids, lengths, change(self.places), self.farthest, read)
 
@@ -129,20 +133,20 @@ class Batch:
 
 
 def _within(rows: np.ndarray, first: int, end: int) -> np.ndarray:
-    """Those of the rows that lie in first ... end - 1, counted from there."""
+    """The rows in first ... end - 1, relative to first."""
     return rows[(rows >= first) & (rows < end)] - first
 
 
 def split_rows(rows: np.ndarray, lengths: np.ndarray) -> list[np.ndarray]:
-    """Packed rows (T, ...) as one array (L, ...) for each of these lengths; np.split takes ten times as long."""
+    """Splits packed rows (T, ...) into an array (L, ...) for each length; np.split takes ten times as long."""
     return [rows[end - length : end] for length, end in zip(lengths, np.cumsum(lengths), strict=True)]
 
 
 def pack(texts: Sequence[Text], uncounted: int | None = None, last: bool = False, padding: int | None = None) -> Batch:
-    """Packs texts one after another.
+    """Concatenates texts.
 
-    uncounted: a token that has position -1, and none in the count of others. last: of each text the last token that is
-    not padding is read, not the first.
+    uncounted: a token that gets position -1 and is skipped in counting. last: read each text's last token that is not
+    padding, instead of its first token.
     """
     lengths = np.array([len(text) for text in texts])
     places = [_last(text.ids, padding) if last else 0 for text in texts]
@@ -162,25 +166,25 @@ def pack(texts: Sequence[Text], uncounted: int | None = None, last: bool = False
 
 
 def _last(ids: np.ndarray, padding: int | None) -> int:
-    """The place of the last token that is not padding; 0 in a text of padding, as in Transformers."""
+    """The index of the last token that is not padding; 0 in a text of only padding, as in Transformers."""
     return int(np.flatnonzero(ids != padding)[-1:].sum())
 
 
 def positions(ids: np.ndarray, uncounted: int | None) -> np.ndarray:
-    """The place of each token (..., L) in its text, from 0; -1 for the token that is not counted."""
+    """The index of each token (..., L) in its text, from 0; -1 for tokens that are not counted."""
     counted = ids != uncounted
     return np.where(counted, np.cumsum(counted, axis=-1) - 1, -1)
 
 
 def places_of(lengths: np.ndarray) -> np.ndarray:
-    """The place of each row in its text, for texts of these lengths, (T,)."""
+    """The index of each row in its text, for texts of these lengths, (T,)."""
     return np.concatenate([np.arange(length) for length in lengths])
 
 
 def shards(lengths: Sequence[int], threads: int) -> list[list[int]]:
-    """Indices of texts in groups of about SHARD tokens, the longest texts first, equal lengths side by side.
+    """Indices of texts in groups of about SHARD tokens, longest first, with equal lengths adjacent.
 
-    The number of groups is a multiple of `threads`, unless they would be very small.
+    The number of groups is a multiple of `threads`, unless the groups would be very small.
     """
     total = sum(lengths)
     count = math.ceil(total / SHARD / threads) * threads
@@ -188,9 +192,9 @@ def shards(lengths: Sequence[int], threads: int) -> list[list[int]]:
 
 
 def group_by_length(lengths: Sequence[tuple[int, ...]], count: int) -> list[list[int]]:
-    """Indices of examples, given their texts' lengths, in at most `count` groups of similar numbers of tokens.
+    """Indices of examples, given the lengths of their texts, in at most `count` groups with similar token counts.
 
-    The longest come first, and equal lengths side by side, because attention takes equal lengths together.
+    The longest come first, with equal lengths adjacent, because attention processes equal lengths together.
     """
     total, taken = sum(map(sum, lengths)), 0
     groups: list[list[int]] = []
@@ -203,7 +207,7 @@ def group_by_length(lengths: Sequence[tuple[int, ...]], count: int) -> list[list
 
 
 def equal_runs(lengths: np.ndarray, source_lengths: np.ndarray) -> Iterator[tuple[slice, slice, int]]:
-    """Finds neighbouring texts of equal lengths; yields their rows, their source rows and their number."""
+    """Groups adjacent texts of equal length; yields their rows, their source rows and their number."""
     pairs = list(zip(lengths.tolist(), source_lengths.tolist(), strict=True))
     first = row = source_row = 0
     for i in range(1, len(pairs) + 1):

@@ -1,6 +1,6 @@
 """Checks token ids from a caller: one sequence, a padded array with its mask, or a ragged list.
 
-`as_padded` makes one form of these, `texts_of` removes the padding, `padded` restores it around the answers.
+`as_padded` converts these to one form, `texts_of` removes the padding, `padded` restores it in the outputs.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from npformer.runtime.packing import Text, positions
 
 
 def as_padded(input_ids: Any, attention_mask: Any, token_type_ids: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Returns ids, boolean mask and token types of one shape, (B, L) or (B, N, L). One sequence becomes a batch of one.
+    """Returns ids, boolean mask and token types, each (B, L) or (B, N, L). One sequence becomes a batch of one.
 
-    A ragged list of sequences is padded on the right, and its mask follows from the lengths.
+    A ragged list of sequences is padded on the right, and the lengths give its mask.
     """
     if _is_ragged(input_ids):
         if attention_mask is not None:
-            raise NpformerError("attention_mask: unsupported with a ragged list of input_ids, which has no padding")
+            raise NpformerError("attention_mask: not supported with a ragged list of input_ids, which has no padding")
         lengths = [len(sequence) for sequence in input_ids]
         mask = np.arange(max(lengths)) < np.array(lengths)[:, None]
         ids = _filled("input_ids", input_ids, mask)
@@ -33,7 +33,7 @@ def as_padded(input_ids: Any, attention_mask: Any, token_type_ids: Any) -> tuple
     if token_types.shape != ids.shape:
         raise NpformerError(f"token_type_ids: expected the shape of input_ids, {ids.shape}, got {token_types.shape}")
     if ids.ndim == 0:
-        raise NpformerError("input_ids: expected a sequence of token ids, got one number, of shape ()")
+        raise NpformerError("input_ids: expected a sequence of token ids, got a single number")
     if not mask.any(axis=-1).all():
         row = int(np.flatnonzero(~mask.any(axis=-1))[0])
         raise NpformerError(f"attention_mask: row {row} is all zeros; a text has at least one token")
@@ -56,15 +56,15 @@ def _integers(name: str, values: Any) -> np.ndarray:
     if array.dtype.kind == "U":
         raise NpformerError(
             f"{name}: expected token ids, got text; npformer.trace(model, text) and "
-            "npformer.pipeline(model=model)(text) take text, and model.tokenizer.encode(text).ids are its ids"
+            "npformer.pipeline(model=model)(text) take text; model.tokenizer.encode(text).ids gives ids"
         )
     if array.size == 0:
         raise NpformerError(f"{name}: expected at least one token, got shape {array.shape}")
     if isinstance(values, Mapping):
-        raise NpformerError(f"{name}: expected token ids, got {type(values).__name__}; model(**it) gives its entries")
+        raise NpformerError(f"{name}: expected token ids, got {type(values).__name__}; use model(**inputs)")
     if hasattr(array.flat[0], "type_ids"):  # an Encoding of tokenizers
         raise NpformerError(
-            f"{name}: expected token ids, got Encoding; model(encoding.ids, token_type_ids=encoding.type_ids) reads one"
+            f"{name}: expected token ids, got Encoding; use model(encoding.ids, token_type_ids=encoding.type_ids)"
         )
     if not np.issubdtype(array.dtype, np.integer):
         raise NpformerError(f"{name}: expected whole numbers, got {array.dtype}")
@@ -98,7 +98,7 @@ def _mask(attention_mask: Any, shape: tuple[int, ...]) -> np.ndarray:
 def texts_of(
     ids: np.ndarray, mask: np.ndarray, token_types: np.ndarray | None = None, uncounted: int | None = None
 ) -> list[Text]:
-    """The rows of ids (B, L) as texts without padding: the tokens where the mask is True, with their positions.
+    """Converts ids (B, L) to texts without padding: the tokens where the mask is True, with their positions.
 
     uncounted: as in `pack`.
     """
@@ -108,7 +108,7 @@ def texts_of(
 
 
 def padded(texts: Sequence[np.ndarray], mask: np.ndarray) -> np.ndarray:
-    """Puts each text's rows (L, ...) where the mask (B, L) is True, and zeros elsewhere: (B, L, ...)."""
+    """Scatters each text's rows (L, ...) to where the mask (B, L) is True, with zeros elsewhere: (B, L, ...)."""
     rows = np.concatenate(texts)
     table = np.zeros((*mask.shape, *rows.shape[1:]), rows.dtype)
     table[mask] = rows
@@ -123,7 +123,7 @@ def check_texts(
     name: str = "input_ids",
     first_position: int = 0,
 ) -> None:
-    """Checks that no text is empty or too long, and that ids, token types and positions have rows in the tables."""
+    """Checks that no text is empty or too long, and that ids, token types and positions are within their tables."""
     tables = (
         (name, "ids", 0, vocab_size, "the vocabulary"),
         ("token_type_ids", "token_type_ids", 0, max(n_token_types, 1), "the token types"),

@@ -1,7 +1,7 @@
-"""Runs a model's work on several cores, with BLAS held to one thread on each.
+"""Runs a model on several cores, with BLAS limited to one thread on each.
 
-`Runner` distributes texts: many as shards of packed rows, few by the parts of each product, one by these or by rows.
-With a listener every stage is computed once, whole, in order. The models in `model.py` are Runners.
+`Runner` splits many texts into shards of packed rows, few texts by parts of each product, and one text by either parts
+or rows. With a listener every stage is computed once, whole, in order. The models in `model.py` are Runners.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ A = TypeVar("A")
 
 
 class Runner:
-    """A number of threads, and the choice whether products have the same bits in any batch: arguments as in `Model`."""
+    """Distributes work to threads; `same_bits` makes products independent of the batch. Arguments as in `Model`."""
 
     def __init__(self, threads: int | None = None, same_bits: bool | None = None) -> None:
         self.threads = thread_count(threads)
         self.same_bits = wants_same_bits(same_bits)
-        self._trials: dict[int, Trial[bool]] = {}  # of lone texts, by the binary digits of their length
+        self._trials: dict[int, Trial[bool]] = {}  # for single texts, by the bit length of their length
 
     @contextmanager
     def cores(self, threads: int | None = None) -> Iterator[None]:
-        """Holds BLAS to one thread inside, lets `parallel_for` use `threads` or all, sets products to `same_bits`."""
+        """Limits BLAS to one thread inside, lets `parallel_for` use `threads` or all, and applies `same_bits`."""
         for_products = num_threads(self.threads if threads is None else threads)
         with single_blas_thread(), for_products, products(plain=not self.same_bits):
             yield
@@ -49,9 +49,9 @@ class Runner:
         work: Callable[[list[int]], list[A]],
         work_on_long: Callable[[int], list[A]] | None = None,
     ) -> list[A]:
-        """The answers for texts of these lengths, in order. work(indices) answers some of the texts.
+        """The outputs for texts of these lengths, in order. work(indices) computes some of the texts.
 
-        work_on_long(n_threads) answers a single long text, whose rows that many threads share.
+        work_on_long(n_threads) computes a single long text, splitting its rows between that many threads.
         """
         if not lengths:
             return []
@@ -70,7 +70,7 @@ class Runner:
     def _lone_text(
         self, length: int, work: Callable[[list[int]], list[A]], work_on_long: Callable[[int], list[A]]
     ) -> list[A]:
-        """The answer for one text, whose rows the threads share or each of whose products: a trial decides."""
+        """The output for one text; a trial decides whether threads share its rows or its products."""
 
         def in_way(rows: bool) -> list[A]:
             with self.cores(1 if rows else self.threads):

@@ -1,15 +1,15 @@
-"""Finds by trial what a BLAS needs so that a row of a product has the same bits whatever the other rows are.
+"""Finds by trial how to make the bits of a row of a product independent of the other rows, for the BLAS in use.
 
-A BLAS chooses a kernel by the sizes of a product, and kernels add in different orders. OpenBLAS was seen to:
+A BLAS chooses a kernel by the sizes of a product, and kernels add in different orders. OpenBLAS does the following:
 
-* compute one row by a matrix-vector routine, and some numbers of rows by kernels of their own (`Kernel.rows`);
-* compute columns that do not fill a vector by kernels that depend on the number of rows (so products are padded to a
-  multiple of `VECTOR` columns);
-* add the first and last columns of each block of a wide product in another order (`Kernel.edges`);
-* add a large product's inner axis block by block (`Kernel.k_blocks`), and a small product's in one pass
+* it computes one row by a matrix-vector routine, and some numbers of rows by special kernels (`Kernel.rows`);
+* it computes columns that do not fill a vector by kernels that depend on the number of rows (so products are padded to
+  a multiple of `VECTOR` columns);
+* it adds the first and last columns of each block of a wide product in another order (`Kernel.edges`);
+* it adds a large product's inner axis block by block (`Kernel.k_blocks`), and a small product's in one pass
   (`Kernel.small`).
 
-The trial takes some milliseconds for each dtype, once in a process. `products.py` uses the results.
+The trial takes a few milliseconds per dtype, once per process. `products.py` uses the results.
 """
 
 from __future__ import annotations
@@ -23,22 +23,23 @@ import numpy as np
 from npformer.runtime.threads import single_blas_thread
 
 VECTOR = 16  # columns in the widest vector register; products are padded to a multiple of it
-GROUP = 8  # columns that an edge comprises
-ROWS = 48  # period of the good numbers of rows: a multiple of every tile height that was seen
+GROUP = 8  # columns of an edge
+ROWS = 48  # period of the usable row counts: a multiple of every known tile height
 FAR = 16  # distance on the inner axis at which a kernel adds terms to the same accumulator
-INNER = 40  # terms that suffice to tell two orders of addition apart
+INNER = 40  # enough terms to distinguish two orders of addition
 WIDE = 120 * VECTOR  # columns that span several blocks
-LARGE = 2**23  # multiply-adds of a product that every BLAS treats as large
+LARGE = 2**23  # multiply-adds of a product that is large for every BLAS
 LONG = 2048  # an inner axis longer than two blocks
 GOLDEN = (1 + 5**0.5) / 2
-PERIOD = 8191  # a prime, so that no two rows are alike
+PERIOD = 8191  # a prime, so that all rows differ
 
 
 class Kernel:
-    """What products of one dtype need on this BLAS.
+    """How products of one dtype get reproducible bits on this BLAS.
 
-    k_block_size: terms of the inner axis that are added in one pass.
-    small: multiply-adds up to which a product adds its whole inner axis in one pass; 0: no product does.
+    k_block_size: number of terms of the inner axis added in one pass.
+    small: maximum multiply-adds of products that add their whole inner axis in one pass; 0 if there are no such
+    products.
     """
 
     def __init__(self, dtype: np.dtype) -> None:
@@ -52,32 +53,32 @@ class Kernel:
             self._edges_from = self._rows_with_edges() if wide else 0
 
     def plain(self) -> Kernel:
-        """A kernel that leaves every product as it is, without the same bits."""
+        """A kernel that leaves every product unchanged, without reproducible bits."""
         other = copy.copy(self)
         other._good, other._edges_from = np.ones_like(self._good), 0
         return other
 
     def means(self) -> str:
-        """Describes in words what is done for the same bits."""
-        filled = "rows filled up" if any(self.rows(count) != count for count in range(2, ROWS)) else ""
-        again = "columns at edges computed again" if self._edges_from else ""
-        cut = f"small sums cut at {self.k_block_size} terms" if self.small else ""
-        return ", ".join(filter(None, [filled, again, cut])) or "products as they come"
+        """Describes the adjustments for reproducible bits."""
+        filled = "rows padded" if any(self.rows(count) != count for count in range(2, ROWS)) else ""
+        again = "edge columns recomputed" if self._edges_from else ""
+        cut = f"small sums split at {self.k_block_size} terms" if self.small else ""
+        return ", ".join(filter(None, [filled, again, cut])) or "no adjustments"
 
     # --- rows and columns --------------------------------------------------------------------------------------------
 
     def rows(self, count: int) -> int:
-        """The next number of rows, from count on, for which a row has the same bits as for all other such numbers."""
+        """The smallest usable row count from `count` on: a row has the same bits for all usable counts."""
         count = max(count, 2)
         while not self._good[count if count <= ROWS else ROWS + 1 + (count - ROWS - 1) % ROWS]:
             count += 1
         return count
 
     def has_edges(self, rows: int) -> bool:
-        """Tells whether a product of so many rows has edge columns."""
+        """Returns whether a product with `rows` rows has edge columns."""
         return 0 < self._edges_from <= rows
 
-    @functools.lru_cache(maxsize=1000)  # noqa: B019 - there is one kernel a type, kept as long as the process
+    @functools.lru_cache(maxsize=1000)  # noqa: B019 - one kernel per dtype lives as long as the process
     def edges(self, columns: int) -> list[slice]:
         """The columns of a product, a multiple of VECTOR wide, whose bits differ from those of the reference's rows."""
         x, w = self._irregular(ROWS, INNER), self._irregular(INNER, columns)
@@ -88,7 +89,7 @@ class Kernel:
         return [slice(*edge) for edge in places.reshape(-1, 2).tolist()]
 
     def _good_rows(self) -> tuple[np.ndarray, int]:
-        """Finds the numbers of rows that give most columns the bits of two rows, or failing that those of ROWS rows."""
+        """Finds the row counts that give most columns the bits of a product of two rows, or else of ROWS rows."""
         x, w = self._irregular(2 * ROWS, INNER), self._irregular(INNER, 10 * VECTOR)
         whole = [self.product(x[:m], w) for m in range(2, 2 * ROWS + 1)]
         for reference in (2, ROWS):
@@ -96,7 +97,7 @@ class Kernel:
             good = [bool(np.mean((y != truth[: len(y)]).any(axis=0)) < 0.5) for y in whole]
             if good[ROWS - 2] and good[-1]:
                 return np.array([False, False, *good]), reference
-        return np.ones(2 * ROWS + 1, bool), 2  # no method is known: products are correct, their bits may vary
+        return np.ones(2 * ROWS + 1, bool), 2  # no known method: products are correct, but their bits may vary
 
     def _rows_with_edges(self) -> int:
         x, w = self._irregular(ROWS, INNER), self._irregular(INNER, 10 * VECTOR)
@@ -112,10 +113,10 @@ class Kernel:
 
     @functools.lru_cache(maxsize=1000)  # noqa: B019
     def k_blocks(self, inner: int) -> tuple[slice, ...]:
-        """The blocks in which a large product adds its inner axis: each block alone, then one block after another.
+        """The blocks in which a large product adds its inner axis: first within each block, then across blocks.
 
-        The sum b + 1 - b, with b so large that b + 1 rounds to b, is 0 where b and 1 are added first, and 1 where a
-        block boundary lies between them. Each column of one product tries one place.
+        The sum b + 1 - b, with b so large that b + 1 rounds to b, is 0 if b and 1 are added first, and 1 if a block
+        boundary is between them. Each column of one product tests one index.
         """
         coarse = self._cut_before(inner, np.arange(FAR, inner - FAR, GROUP))
         first = [place for place in coarse if place - GROUP not in coarse]
@@ -125,7 +126,7 @@ class Kernel:
         return tuple(slice(*edge) for edge in pairwise([0, *fine, inner]))
 
     def _cut_before(self, inner: int, places: np.ndarray) -> list[int]:
-        """The places that have a block boundary at most FAR before them."""
+        """The indices that have a block boundary at most FAR before them."""
         if not len(places):
             return []
         column, large = np.arange(len(places)), 2.0 ** (np.finfo(self.dtype).nmant + 1)
@@ -137,7 +138,7 @@ class Kernel:
         return places[sums == 1].tolist()
 
     def _small(self) -> int:
-        """The most multiply-adds, with sixteen columns and two blocks, that are added in one pass."""
+        """The maximum multiply-adds, with sixteen columns and two blocks, that are added in one pass."""
         b = self._irregular(2 * self.k_block_size, VECTOR)
         parts = self.k_blocks(len(b))
         low, high = 1, LARGE // b.size
@@ -149,9 +150,9 @@ class Kernel:
         return low * b.size if low > 1 else 0
 
     def product(self, a: np.ndarray, b: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
-        """a @ b for several rows and a multiple of VECTOR columns; small products are added in a large one's blocks."""
+        """a @ b for several rows and a multiple of VECTOR columns; small products use the blocks of a large one."""
         size = a.shape[-2] * a.shape[-1] * b.shape[-1]
-        # Twice the limit, to be safe: blocks make a large product slower but change no bit.
+        # Twice the limit, to be safe: blocks make a large product slower but do not change its bits.
         if size > 2 * self.small or len(parts := self.k_blocks(a.shape[-1])) == 1:
             return np.matmul(a, b, out=out)
         total = np.matmul(a[..., parts[0]], b[..., parts[0], :], out=out)
@@ -160,9 +161,9 @@ class Kernel:
         return total
 
     def _irregular(self, *shape: int) -> np.ndarray:
-        """Numbers of one sign without a pattern, so that their sums round: the fractions of multiples of GOLDEN.
+        """Irregular positive numbers, so that their sums round: the fractions of multiples of GOLDEN.
 
-        A few thousand, again and again. numpy.random would do too, but takes longer to import than the whole trial.
+        A few thousand, repeated. numpy.random would also work, but importing it takes longer than the whole trial.
         """
         multiples = np.arange(PERIOD) * GOLDEN
         return np.resize((multiples - np.floor(multiples)).astype(self.dtype), shape)

@@ -1,8 +1,8 @@
 """Sums in a fixed order: zeros between or after the terms do not change a bit.
 
-NumPy and BLAS add a long sum in an order that depends on its length, so sums are added in groups of TERMS terms here.
-Where the terms of several sums lie side by side, after the first `front` terms, each sum has zeros for the others' and
-groups that are so many times as long.
+NumPy and BLAS add a long sum in an order that depends on its length, so sums here are added in groups of TERMS terms.
+If the terms of several sums are interleaved after the first `front` terms, each sum has zeros for the other sums'
+terms, and its groups are longer by the number of sums.
 """
 
 from __future__ import annotations
@@ -14,17 +14,16 @@ import numpy as np
 
 from npformer.runtime.products import matmul
 
-TERMS = 16  # terms in a group: few, because a group has so many keys of each beam
-TOGETHER = 1 << 14  # numbers that the products of groups may take together: what fits in a core's cache
+TERMS = 16  # terms in a group: few, because a group has this many keys of each beam
+TOGETHER = 1 << 14  # numbers in the products of groups computed together, which fit in a core's cache
 
 
 def groups(count: int, terms: int = TERMS, front: int = 0) -> Iterator[tuple[slice, tuple[int, int]]]:
-    """The groups of a sum, in runs of equal ones: a run's terms, how many groups it has, and the terms of each.
+    """The groups of a sum, in runs of equal size: a run's terms, its number of groups, and the terms of each.
 
-    Groups have TERMS terms up to the place `front`, a multiple of TERMS, and `terms` from there. The last may be
-    shorter.
+    Groups have TERMS terms up to index `front`, a multiple of TERMS, and `terms` from there. The last may be shorter.
     """
-    front = 0 if terms == TERMS else min(front, count)  # equal groups are one run
+    front = 0 if terms == TERMS else min(front, count)  # groups of equal size form one run
     for first, end, size in ((0, front, TERMS), (front, count, terms)):
         last = end - (end - first) % size
         if first < last:
@@ -36,9 +35,9 @@ def groups(count: int, terms: int = TERMS, front: int = 0) -> Iterator[tuple[sli
 def sum_in_order(
     y: np.ndarray, axis: int = -1, keepdims: bool = True, terms: int = TERMS, front: int = 0
 ) -> np.ndarray:
-    """Sums over the last axis, (..., N) -> (..., 1): term after term within each of `groups`, then group after group.
+    """Sums over the last axis, (..., N) -> (..., 1): term by term within each of `groups`, then group by group.
 
-    NumPy's sum has that order only where it adds whole rows of memory; `accumulate` always has it.
+    NumPy's sum uses that order only when it adds whole rows of memory; `accumulate` always uses it.
     """
     assert axis == -1
     assert keepdims

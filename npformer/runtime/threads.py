@@ -1,7 +1,7 @@
-"""Worker threads that take shards of a batch or parts of one product, and BLAS held to one thread.
+"""Worker threads for shards of a batch or parts of one product, with BLAS limited to one thread.
 
-NumPy releases the interpreter's lock inside its loops, so threads suffice. While they work BLAS has one thread each;
-its setting is restored afterwards. `runner.py` distributes shards, `products.py` and `tiles.py` parts of them.
+NumPy releases the GIL inside its loops, so threads suffice. While they work BLAS uses one thread each; its setting is
+restored afterwards. `runner.py` distributes shards, `products.py` and `tiles.py` parts of them.
 """
 
 from __future__ import annotations
@@ -22,20 +22,22 @@ import numpy as np
 from npformer.common.errors import NpformerError, warn
 from npformer.runtime.trials import Trial
 
-HAND_OVER = 100_000  # ns: about twice the cost of waking a worker and waiting for it, for the first guess
+HAND_OVER = 100_000  # ns: about twice the cost of waking and awaiting a worker, for the first guess
 
 
 class _Local(threading.local):
-    num_threads = 1  # how many threads a parallel_for on this thread may use
-    plain = False  # whether products may skip what gives the same bits; a task has the setting of its creator's thread
-    member: _Member | None = None  # of a group that shares a long text's rows
+    num_threads = 1  # threads that a parallel_for on this thread may use
+    plain = (
+        False  # whether products may skip the steps for reproducible bits; a task inherits it from its creator's thread
+    )
+    member: _Member | None = None  # of a group that splits a long text's rows
 
 
 _local = _Local()
 
 
 def available_cores() -> int:
-    """The cores this process may use, by its affinity mask and its control group's quota."""
+    """The number of cores available to this process, by its affinity mask and its control group's quota."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     try:
         quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
@@ -45,7 +47,7 @@ def available_cores() -> int:
 
 
 def thread_count(threads: int | None = None) -> int:
-    """Returns `threads`, else the environment's NPFORMER_THREADS, else the cores this process may use."""
+    """Returns `threads`, else the environment's NPFORMER_THREADS, else the number of available cores."""
     wanted = threads if threads is not None else os.environ.get("NPFORMER_THREADS") or available_cores()
     count = (
         int(wanted) if isinstance(wanted, np.integer) or (isinstance(wanted, str) and wanted.isdecimal()) else wanted
@@ -70,13 +72,13 @@ def wants_same_bits(same_bits: bool | None = None) -> bool:
 
 # --- workers: threads that wait for jobs, started when first needed, shared by all callers ---------------------------
 #
-# Not concurrent.futures: its executor does not tell how many threads it could start, which `run_row_parallel` must
-# know, and with it this file would be as long. Handing over a task takes 21 us here and 24 us there (the minimum of
-# 300 runs in one process on two cores), which makes no difference for a whole short text.
+# Not concurrent.futures: its executor does not report how many threads it could start, which `run_row_parallel` must
+# know, and it would not shorten this file. Submitting a task takes 21 us here and 24 us there (minimum of 300 runs in
+# one process on two cores), which makes no difference for a whole short text.
 
 
 class _Job:
-    """Tasks that any free thread takes, the caller included; the thread that finishes the last one wakes the caller."""
+    """Tasks for any free thread, including the caller; the thread that finishes the last task wakes the caller."""
 
     def __init__(self, tasks: Sequence[Callable[[], Any]]) -> None:
         self.tasks = deque(enumerate(tasks))
@@ -98,7 +100,7 @@ class _Job:
             try:
                 if self.error is None:
                     self.results[index] = task()
-            except BaseException as error:  # raised again in the caller's thread
+            except BaseException as error:  # re-raised in the caller's thread
                 self.error = self.error or error
             with self.counting:
                 self.open -= 1
@@ -112,16 +114,16 @@ _starting = threading.Lock()
 
 
 def _work() -> None:
-    for library in _blas.libraries:  # built on OpenMP it has a setting for each thread, otherwise for the process
+    for library in _blas.libraries:  # OpenMP builds have a setting per thread, others per process
         if getattr(library, "threading_layer", None) == "openmp":
             library.set_num_threads(1)
-    with np.errstate(over="ignore", invalid="ignore", divide="ignore"):  # as on the thread that hands work over
+    with np.errstate(over="ignore", invalid="ignore", divide="ignore"):  # as on the submitting thread
         while True:
             _jobs.get().work()
 
 
 def start_workers(count: int) -> int:
-    """Starts workers until there are `count`; returns how many there are, which may be fewer when a process ends."""
+    """Starts workers until there are `count`; returns their number, which may be lower when a process ends."""
     with _starting:
         while len(_workers) < count:
             worker = threading.Thread(target=_work, name="npformer-worker", daemon=True)
@@ -143,7 +145,7 @@ def _forget_workers() -> None:
 
 
 def run_tasks(tasks: Sequence[Callable[[], Any]], threads: int) -> list[Any]:
-    """The tasks' results, in order, computed by up to `threads` threads including the caller's."""
+    """The results of the tasks, in order, computed by up to `threads` threads including the caller's."""
     workers = min(threads, len(tasks)) - 1
     if workers < 1 or (workers := start_workers(workers)) < 1:
         return [task() for task in tasks]
@@ -170,7 +172,7 @@ def num_threads(count: int) -> Iterator[None]:
 
 @contextmanager
 def products(plain: bool) -> Iterator[None]:
-    """Sets products inside to plain, or to those with the same bits for any batch."""
+    """Makes products inside plain, or reproducible for any batch."""
     before = plain_products()
     _local.plain = plain
     try:
@@ -184,15 +186,14 @@ def plain_products() -> bool:
 
 
 def threads_for_parts() -> int:
-    """How many threads may share the parts of work on this thread."""
+    """The number of threads that may share the work of this thread."""
     return _local.num_threads
 
 
 def part_counts(nanoseconds: float, most: int | None = None) -> tuple[tuple[int, ...], int]:
     """The numbers of parts to try for work that takes one core about `nanoseconds`: 1, 2, 4 ... up to all threads.
 
-    most: parts that the work can be cut into. Returns the first guess too. Work too small to repay a hand-over stays
-    whole.
+    most: maximum number of parts. Also returns the first guess. Work that is too small for a hand-over is not split.
     """
     threads = _local.num_threads if most is None else min(_local.num_threads, most)
     if threads <= 1 or nanoseconds < HAND_OVER / 2:
@@ -202,7 +203,7 @@ def part_counts(nanoseconds: float, most: int | None = None) -> tuple[tuple[int,
 
 
 def parallel_for(work: Callable[[slice], None], count: int, nanoseconds: float) -> None:
-    """Calls work(slice) for slices that cover range(count), each on its own thread; a trial finds how many pay."""
+    """Calls work(slice) for slices that cover range(count), each on its own thread; a trial finds the best number."""
     counts, first = part_counts(nanoseconds, count)
     if len(counts) == 1:
         work(slice(0, count))
@@ -219,7 +220,7 @@ def _trial(work: str, size: int, counts: tuple[int, ...], first: int) -> Trial[i
     return Trial(counts, first)
 
 
-# --- one long text: its rows on several threads, which exchange keys and values --------------------------------------
+# --- one long text: rows on several threads, which exchange keys and values ------------------------------------------
 
 
 class _Member:
@@ -228,7 +229,7 @@ class _Member:
     def __init__(self, index: int, barrier: threading.Barrier, slots: Sequence[list[Any]]) -> None:
         self.index = index
         self.barrier = barrier
-        self.slots = slots  # two, used in turn, so that no thread overwrites what another may still read
+        self.slots = slots  # two, used alternately, so that no thread overwrites a slot that another may still read
         self.turn = 0
 
     def run(self, task: Callable[[], Any]) -> Any:
@@ -253,20 +254,20 @@ _one_text = threading.Lock()  # two texts at once could each wait for a worker t
 
 
 def run_row_parallel(tasks: Sequence[Callable[[], Any]]) -> list[Any]:
-    """The tasks' results, all run at the same time, a thread each. `start_workers` must have found enough threads."""
+    """The results of tasks that all run at the same time, one thread each. Needs enough `start_workers`."""
     barrier, slots = threading.Barrier(len(tasks)), [[None] * len(tasks), [None] * len(tasks)]
     members = [_Member(index, barrier, slots) for index in range(len(tasks))]
     with _one_text:
         try:
             runs = [functools.partial(member.run, task) for member, task in zip(members, tasks, strict=True)]
             return run_tasks(runs, len(tasks))
-        except BaseException:  # after a Ctrl-C before the caller is a member, workers would wait for it for ever
+        except BaseException:  # after a Ctrl-C before the caller is a member, workers would wait for it forever
             barrier.abort()
             raise
 
 
 def all_gather(*arrays: np.ndarray) -> Sequence[np.ndarray]:
-    """Joins each array's rows from all threads that share a text's rows; without such threads returns the arrays."""
+    """Concatenates each array's rows from all threads of a text; returns the arrays if its rows are not split."""
     member = _local.member
     return arrays if member is None else member.all_gather(arrays)
 
@@ -275,22 +276,22 @@ def all_gather(*arrays: np.ndarray) -> Sequence[np.ndarray]:
 
 
 class _Blas:
-    """The BLAS libraries of this process, held to one thread while any caller asks for it."""
+    """The BLAS libraries of this process, limited to one thread while any caller requests it."""
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
         self.users: set[object] = set()
-        self.before: list[tuple[Any, int]] = []  # the program's own setting, until it is restored
+        self.before: list[tuple[Any, int]] = []  # the program's setting, to be restored
 
     @functools.cached_property
     def libraries(self) -> list[Any]:
-        """Controllers of the BLAS libraries; without threadpoolctl none, and one warning in a process."""
+        """Controllers of the BLAS libraries; without threadpoolctl an empty list, and one warning per process."""
         try:
             from threadpoolctl import ThreadpoolController
         except ImportError:
             warn(
-                "threadpoolctl is not installed, so BLAS keeps its own threads beside npformer's: runs are slower, and "
-                "a text's result may differ in its last bits from batch to batch; pip install threadpoolctl"
+                "threadpoolctl is not installed, so BLAS uses its own threads in addition to npformer's: runs are slower, "
+                "and a text's result may differ in its last bits between batches; pip install threadpoolctl"
             )
             return []
         return list(ThreadpoolController().select(user_api="blas").lib_controllers)
@@ -298,7 +299,7 @@ class _Blas:
     @contextmanager
     def single(self) -> Iterator[None]:
         user = object()
-        try:  # Ctrl-C may come anywhere
+        try:  # Ctrl-C can occur anywhere
             with self.lock:
                 if not self.users:
                     self.before = self.before or [(library, library.num_threads) for library in self.libraries]
@@ -319,9 +320,9 @@ class _Blas:
 
 
 def _set_blas_threads(library: Any, count: int) -> None:
-    """Sets the threads of a library for the process, whichever thread set them before.
+    """Sets the threads of a library for the process, regardless of the thread that set them before.
 
-    From version 3.8 on threadpoolctl accepts the setting only from the thread that set it first, until that is cleared.
+    Since version 3.8 threadpoolctl accepts the setting only from the thread that set it first, until it is cleared.
     """
     clear = getattr(library, "clear_controlling_thread", lambda force: None)
     clear(force=True)
@@ -333,17 +334,17 @@ _blas = _Blas()
 
 
 def single_blas_thread() -> Any:
-    """Holds BLAS to one thread inside; when the last caller leaves, the setting before the first one is restored."""
+    """Limits BLAS to one thread inside; when the last caller leaves, the original setting is restored."""
     return _blas.single()
 
 
 def blas_libraries() -> list[dict[str, Any]]:
-    """What `npformer info` shows of each BLAS: its name, version, kernels and threads."""
+    """Describes each BLAS for `npformer info`: name, version, kernels and threads."""
     return [library.info() for library in _blas.libraries]
 
 
 if hasattr(os, "register_at_fork"):
-    # No fork while a thread is inside threadpoolctl: in the child nobody would release that library's lock.
+    # No fork while a thread is inside threadpoolctl: the child could never release that library's lock.
     os.register_at_fork(
         before=lambda: _blas.lock.acquire(),
         after_in_parent=lambda: _blas.lock.release(),

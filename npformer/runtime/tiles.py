@@ -1,4 +1,4 @@
-"""Work in blocks that fit a core's cache, shared between threads: activations on numbers, attention on heads."""
+"""Work in cache-sized blocks, shared between threads: activations over elements, attention over heads."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from npformer.runtime.products import with_margins
 from npformer.runtime.threads import parallel_for, part_counts
 from npformer.taps import listening, spare
 
-# Elements in a block: few enough for a core's cache, and enough that two threads rarely wait for the interpreter's lock
-# between the steps of a formula.
+# Elements in a block: few enough for a core's cache, and enough that two threads rarely wait for the GIL between the
+# steps of a formula.
 BLOCK = 1 << 16
-SCORES = 1 << 16  # scores in a block: all steps of softmax find them in the core's cache
+SCORES = 1 << 16  # scores in a block, which stay in the core's cache for all steps of softmax
 
 Formula = Callable[[np.ndarray, np.ndarray], None]
 
 
 def in_blocks(formula: Formula, x: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
-    """Applies formula(x, y), which reads x and writes y, to flat blocks. y is new memory, or `out`, which may be x."""
+    """Applies formula(x, y), which reads x and writes y, to flat blocks. y is a new array, or `out`, which may be x."""
     x = np.asarray(x, order="C")
     y = out if out is not None and out.flags.c_contiguous else np.empty_like(x)
     flat_x, flat_y = x.reshape(-1), y.reshape(-1)
@@ -38,7 +38,7 @@ def in_blocks(formula: Formula, x: np.ndarray, out: np.ndarray | None = None) ->
 
 
 def in_place(function: Callable[..., np.ndarray], array: np.ndarray) -> np.ndarray:
-    """Returns function(array), written to the array's own memory unless a listener may have kept it.
+    """Returns function(array), computed in place unless a listener may have kept the array.
 
     The margins of a product (`with_margins`) are computed too, because one pass over contiguous memory is faster.
     """
@@ -54,7 +54,7 @@ def over_heads(
 ) -> None:
     """Calls work((texts, heads)) for blocks that cover all heads of all texts.
 
-    scores: the number for one head of one text; width: a head's.
+    scores: number of scores of one head of one text; width: width of a head.
     """
     total = n_texts * n_heads * scores
     nanoseconds = total * (2 + 0.02 * width)

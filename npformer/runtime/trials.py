@@ -1,8 +1,8 @@
-"""The quickest of several ways to do the same work, found by timing the work itself.
+"""Chooses the fastest of several ways to do the same work, by timing the work itself.
 
-The gain from a second thread or from another layout of the weights depends on the machine and on its other load, so no
-fixed model of time decides. A trial takes place in use: it runs each way several times, in turn, and their median times
-are compared. Every way gives the same bits.
+The gain from a second thread or from another layout of the weights depends on the machine and its load, so no fixed
+cost model decides. A trial uses real work: it runs each way several times, in turn, and compares median times. Every
+way gives the same bits.
 """
 
 from __future__ import annotations
@@ -14,30 +14,30 @@ from typing import Generic, TypeVar
 Way = TypeVar("Way")
 Result = TypeVar("Result")
 
-TURNS = 5  # runs of each way in a trial: two of them may be interrupted without changing the median
-GAIN = 0.95  # another way must take at most this share of the present way's time, so that noise changes nothing
-SHARE = 0.01  # the largest share of all time that trials may lose on slower ways
-PATIENCE = 0.05  # seconds of work before a trial: a process that reads one sentence ends before that
+TURNS = 5  # runs of each way in a trial: two may be interrupted without changing the median
+GAIN = 0.95  # another way must take at most this fraction of the current way's time, so that noise changes nothing
+SHARE = 0.01  # the maximum fraction of all time that trials may lose on slower ways
+PATIENCE = 0.05  # seconds of work before a trial: a process that reads one sentence never gets there
 
 
 class Trial(Generic[Way]):
-    """Runs work in the quickest of several ways.
+    """Runs work in the fastest of several ways.
 
-    The first way is a guess. A trial begins after PATIENCE seconds of work. It is repeated when the time that it lost
+    The first way is a guess. A trial begins after PATIENCE seconds of work. It is repeated once the time that it lost
     is at most SHARE of the time since, because a core that was busy in one trial may be free in the next.
 
-    Threads may share a trial without a lock: a race loses a measured time and nothing else.
+    Threads may share a trial without a lock: a race only loses a measured time.
     """
 
     def __init__(self, ways: Sequence[Way], first: Way) -> None:
         self.ways = tuple(ways)
         self.way = self.ways.index(first)
-        self._times: list[list[float]] | None = None  # of each way, per unit of work; None between trials
+        self._times: list[list[float]] | None = None  # times of each way, per unit of work; None between trials
         self._worked = 0.0  # seconds since the last trial
         self._pause = PATIENCE
 
     def run(self, work: Callable[[Way], Result], amount: float = 1.0) -> Result:
-        """Returns work(way). amount: of the work in any unit, by which times of different amounts are compared."""
+        """Returns work(way). amount: size of the work in any unit, for comparing times."""
         if len(self.ways) == 1:
             return work(self.ways[0])
         times = self._times

@@ -56,7 +56,7 @@ def test_a_module_s_state_dict(name):
 
 
 def test_a_whole_module_is_refused_by_its_class():
-    with pytest.raises(NpformerError, match=r"asks for 'torch\.nn\.modules\.container\.Sequential'"):
+    with pytest.raises(NpformerError, match=r"refers to 'torch\.nn\.modules\.container\.Sequential'"):
         read_torch(GOLDEN / "whole_module.bin")
 
 
@@ -117,7 +117,7 @@ def test_a_tensor_outside_of_its_storage(tmp_path, part, shape, strides, offset)
         ({3: of_array(SIX, "0")}, "a dict with a key that is not a string"),
         ({"a": storage("FloatStorage", "0", 6)}, "'a': expected a tensor, got a Storage"),
         ({"a": Global("collections", "OrderedDict")}, "'a': expected a tensor, got a Name"),
-        ({"a": Global("os", "system")}, "asks for 'os.system'"),
+        ({"a": Global("os", "system")}, "refers to 'os.system'"),
     ],
 )
 @pytest.mark.parametrize("write", [write_zip, write_legacy])
@@ -137,7 +137,7 @@ def test_big_endian_is_refused(tmp_path):
 
 def test_a_zip_bomb_is_not_unpacked(tmp_path):
     write_zip(tmp_path / "a.bin", {}, {"0": bytes(10**7)}, compression=zipfile.ZIP_DEFLATED)
-    with pytest.raises(NpformerError, match=r"'archive/data\.pkl' is not stored plain"):
+    with pytest.raises(NpformerError, match=r"'archive/data\.pkl' is compressed or encrypted"):
         read_torch(tmp_path / "a.bin")
 
 

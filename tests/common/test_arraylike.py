@@ -270,7 +270,7 @@ def test_a_text_of_a_list_of_ids() -> None:
     [found] = model.run([Text([2, 4, 5, 3])])
     [expected] = model.run([Text(np.array([2, 4, 5, 3]))])
     np.testing.assert_array_equal(found["logits"], expected["logits"])
-    with pytest.raises(NpformerError, match="Text: ids: expected an array of whole numbers"):
+    with pytest.raises(NpformerError, match="Text: ids: expected an array (L,) of whole numbers"):
         Text([0.5])
 
 

@@ -148,7 +148,9 @@ def test_an_empty_prompt_is_the_start_token() -> None:
     empty = Text(np.zeros(0, int))
     [[found], [expected]] = generate(model(), [empty, Text(np.array([START]))], max_new_tokens=9)
     assert np.array_equal(found.ids, expected.ids)
-    with pytest.raises(NpformerError, match=r"prompt 0 has no tokens, and the model no start token \(bos_token_id\)"):
+    with pytest.raises(
+        NpformerError, match=r"prompt 0 has no tokens, and the model has no start token \(bos_token_id\)"
+    ):
         generate(model(start_id=None), [empty])
 
 
@@ -185,6 +187,6 @@ def test_a_model_that_writes_no_texts() -> None:
     config = FAMILIES["gpt2"].config("base", **{name: getattr(model().config, name) for name in ("vocab_size", "d_model", "n_heads")},
                          n_layers=1, d_ffn=8, max_length=8)  # fmt: skip
     with pytest.raises(
-        NpformerError, match="a base model writes no texts; those with head translation or causal-lm do"
+        NpformerError, match="a base model cannot generate text; expected the head translation or causal-lm"
     ):
         Model(config, tiny.weights(config)).generate([3, 4])

@@ -61,10 +61,10 @@ def test_an_older_name_for_the_first_forced_token_counts(tmp_path: Path) -> None
         ({"min_length": 9, "max_new_tokens": 65}, "^max_new_tokens: expected a whole number from 1 to 64, got 65"),
         ({"min_new_tokens": 3.0}, "min_new_tokens: expected a whole number from 0 to 2147483648, got 3.0"),
         ({"num_beams": 0}, "num_beams: expected a whole number from 1"),
-        ({"num_beams": 61}, "num_beams: 61 are too many for a vocabulary of 120"),
+        ({"num_beams": 61}, "num_beams: 61 is too many for a vocabulary of 120"),
         ({"num_beams": 2.0}, "num_beams: expected a whole number"),
-        ({"num_beams": 2, "do_sample": True}, "sampling goes with one beam"),
-        ({"num_return_sequences": 2}, "2 targets need as many beams, or do_sample=True; num_beams is 1"),
+        ({"num_beams": 2, "do_sample": True}, "sampling needs num_beams=1"),
+        ({"num_return_sequences": 2}, "2 sequences need as many beams, or do_sample=True; num_beams is 1"),
         ({"temperature": 0}, "temperature: expected a number from 1e-06 to 1000000.0, got 0"),
         ({"top_p": 1.5}, "top_p: expected a number from 1e-06 to 1, got 1.5"),
         ({"repetition_penalty": float("nan")}, "repetition_penalty: expected a number from"),
@@ -72,9 +72,12 @@ def test_an_older_name_for_the_first_forced_token_counts(tmp_path: Path) -> None
         ({"early_stopping": 1}, 'early_stopping: expected True, False or "never", got 1'),
         ({"do_sample": "no"}, "do_sample: expected True or False, got 'no'"),
         ({"bad_words_ids": 5}, "bad_words_ids: expected a list of ids for each word, got 5"),
-        ({"forced_bos_token_id": 9, "suppress_tokens": [9]}, "the settings ban every token of a target, or force one"),
-        ({"num_beams": 2, "suppress_tokens": np.arange(120)}, "the settings ban every token of a target"),
-        ({"do_sample": True, "suppress_tokens": np.arange(120)}, "the settings ban every token of a target"),
+        (
+            {"forced_bos_token_id": 9, "suppress_tokens": [9]},
+            "the settings ban every next token, or ban a token that they force",
+        ),
+        ({"num_beams": 2, "suppress_tokens": np.arange(120)}, "the settings ban every next token"),
+        ({"do_sample": True, "suppress_tokens": np.arange(120)}, "the settings ban every next token"),
         ({"early_stopping": "soon"}, "early_stopping: expected True, False or \"never\", got 'soon'"),
         ({"suppress_tokens": [120]}, "suppress_tokens: expected a whole number from 0 to 119, got 120"),
         ({"bad_words_ids": [[3], [-1]]}, "bad_words_ids: expected a whole number"),
@@ -121,11 +124,11 @@ def test_what_the_caller_says_goes_before_the_file(tmp_path: Path) -> None:
 def test_a_minimum_above_the_maximum_warns_and_ends_at_the_maximum() -> None:
     """As in Transformers. Each prompt has its own maximum; the other texts are not refused."""
     model = golden_model("marian-small")
-    with pytest.warns(UserWarning, match="min_length .* asks for 29 new tokens where the maximum is 7; texts end at 7"):
+    with pytest.warns(UserWarning, match="min_length .* requires 29 new tokens, but the maximum is 7; texts end at 7"):
         found = model.generate([[5, 0], [6, 0]], min_length=30, max_new_tokens=7)
     assert [len(each[0].ids) for each in found] == [7, 7]
     prompts = [[5], [5, 6, 7, 8], [5, 6]]
-    with pytest.warns(UserWarning, match="min_length .* asks for 8 new tokens where the maximum is 5; texts end at 5"):
+    with pytest.warns(UserWarning, match="min_length .* requires 8 new tokens, but the maximum is 5; texts end at 5"):
         found = writers.model(seed=4).generate(prompts, min_length=9, max_new_tokens=5)
     assert [len(each[0].ids) for each in found] == [5, 5, 5]
 

@@ -28,15 +28,15 @@ def text(*ids: int, **fields: Any) -> Text:
     ("fields", "message"),
     [
         ({"ids": ["a"]}, r"Text: ids: expected an array of real numbers, got <U1"),
-        ({"ids": np.ones(3)}, r"Text: ids: expected an array of whole numbers, \(L,\), got float64 \(3,\)"),
+        ({"ids": np.ones(3)}, r"Text: ids: expected an array \(L,\) of whole numbers, got float64 \(3,\)"),
         ({"ids": np.ones((1, 3), int)}, r"got int64 \(1, 3\)"),
         (
             {"ids": np.arange(4), "token_type_ids": np.zeros(3, int)},
-            "Text: token_type_ids: expected 4 of them, one for each id, got 3",
+            "Text: token_type_ids: expected 4 values, one for each id, got 3",
         ),
         (
             {"ids": np.arange(4), "positions": np.arange(5)},
-            "Text: positions: expected 4 of them, one for each id, got 5",
+            "Text: positions: expected 4 values, one for each id, got 5",
         ),
     ],
 )

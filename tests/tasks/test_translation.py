@@ -133,7 +133,7 @@ def test_a_translation_grows_token_by_token(in_json: Path) -> None:
     assert list(beams.tokens("dog")) == grown
     drawn = {"do_sample": True, "seed": 3}
     assert "".join(beams.tokens("dog", **drawn)) == beams("dog", num_beams=1, **drawn)["translation_text"]
-    with pytest.raises(NpformerError, match="stream: unsupported for beam search"):
+    with pytest.raises(NpformerError, match="stream: not supported with beam search"):
         list(task.tokens("dog", num_beams=4))
     with pytest.warns(UserWarning, match="input 0: 101 tokens, cut to 64"):
         assert list(task.tokens("d" * 100, long="truncate"))
@@ -238,7 +238,7 @@ def test_translate_writes_json_and_the_best_of_several(in_json: Path, capsys: py
         (["--best", "3", "--beams", "1"], "--best: 3 targets need as many beams, or --sample; --beams is 1"),
         (["--max-tokens", "9999"], "--max-tokens: expected a whole number from 1 to 64, got 9999"),
         (["--length-penalty", "99"], "--length-penalty: expected a number from -50 to 50, got 99.0"),
-        (["--sample", "--beams", "2"], "--beams: sampling goes with one beam; use no --sample for beam search"),
+        (["--sample", "--beams", "2"], "--beams: sampling needs num_beams=1; use no --sample for beam search"),
     ],
 )
 def test_an_error_of_translate_names_the_option_that_was_given(

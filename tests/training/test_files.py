@@ -156,7 +156,12 @@ def test_finetune_that_makes_no_sense(
         (model, two, (), "one has one text per row, the other has two"),
         (model, one, ("--average-every", "3"), "--average-every: expected --average too"),
         (model, one, ("--labels", "no, maybe"), "label 'yes'; expected one of no (0), maybe (1)"),
-        (str(translator_folder / "out"), one, (), "takes an encoder, a marian has a decoder and no head for labels"),
+        (
+            str(translator_folder / "out"),
+            one,
+            (),
+            "needs an encoder, but a marian has a decoder and no head for labels",
+        ),
         (model, one, ("--learning-rate", "999", "--weight-decay", "1e30", "--warmup", "0"), "smaller learning rate"),
     ):
         command = ["finetune", "-m", source, "--train", one, "--dev", dev, "-o", str(tmp_path / "out"), *more]
