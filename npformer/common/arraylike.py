@@ -1,7 +1,7 @@
-"""Public functions take array-likes: lists, tuples, scalars and arrays of integers or booleans, as NumPy's own do.
+"""Public functions take array-likes: lists, tuples, scalars and arrays of integers or booleans, as in NumPy.
 
-The package's `__init__.py` wraps the functions that it exports. Inside the package they are called as they are
-written, with arrays, so that a model pays nothing for it.
+The package's `__init__.py` wraps the functions that it exports. Inside the package they are called unwrapped, with
+arrays, so models have no overhead.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from npformer.common.errors import NpformerError
 
 Convert = Callable[[Any], Any]
 
-#: Arguments that keep their type: whole numbers, masks, and the array that `tap` names.
+#: Arguments that keep their dtype: whole numbers, masks, and the array of `tap`.
 _KEPT = frozenset({"ids", "targets", "row_indices", "mask", "array"})
-_REARRANGE = frozenset({"split_heads", "combine_heads", "embedding", "tap"})  # functions that compute no new number
-#: Function and argument -> the least number of axes.
+_REARRANGE = frozenset({"split_heads", "combine_heads", "embedding", "tap"})  # functions that only move numbers
+#: Function and argument -> minimum number of axes.
 _AXES = {
     ("softmax", "x"): 1,
     ("log_softmax", "x"): 1,
@@ -37,10 +37,10 @@ _PACKED = (("x", "lengths"), ("source", "source_lengths"))  # rows, and the numb
 
 
 def takes_array_likes(function: Any) -> Any:
-    """The function, with its array arguments converted by np.asarray, and integers and booleans among them to float64.
+    """Wraps a function to convert array arguments by np.asarray, and integers and booleans to float64.
 
-    Annotations name the arguments to convert; in nested dicts and lists of weights every array is converted. Counts and
-    activations are checked. A function without such an argument, or a class, is returned as it is.
+    Annotations determine the arguments to convert; in nested dicts and lists of weights every array is converted.
+    Counts and activations are checked. A class, or a function without such arguments, is returned unchanged.
     """
     parameters = inspect.signature(function).parameters if isinstance(function, FunctionType) else {}
     found = {name: _converter(function.__name__, name, str(each.annotation)) for name, each in parameters.items()}
@@ -57,12 +57,12 @@ def takes_array_likes(function: Any) -> Any:
         _check_packed(function.__name__, {**dict(zip(names, converted, strict=False)), **others})
         return function(*converted, *args[len(converted) :], **others)
 
-    wrapper.__module__ = "npformer"  # where pickle finds it
+    wrapper.__module__ = "npformer"  # for pickle
     return wrapper
 
 
 def _converter(function: str, name: str, annotation: str) -> Convert | None:
-    """Returns the function that checks and converts an argument; None for an argument of another kind."""
+    """Returns the function that checks and converts an argument; None for arguments of other types."""
     where = f"{function}: {name}"
     keeps = name in _KEPT or function in _REARRANGE
     convert: Convert
@@ -90,13 +90,13 @@ def _check_packed(function: str, arguments: Mapping[str, Any]) -> None:
             shape, total = arguments[rows].shape, int(arguments[lengths].sum())
             if len(shape) != 2 or shape[0] != total or not total:
                 raise NpformerError(
-                    f"{function}: {rows}: expected the rows of all texts one after another, (T, D), where T is the sum "
-                    f"of {lengths}, here {total}; got shape {shape}"
+                    f"{function}: {rows}: expected the concatenated rows of all texts, (T, D), where T is the sum of "
+                    f"{lengths}, {total}; got shape {shape}"
                 )
 
 
 def _plain(value: Any) -> Any:
-    """The function inside a wrapper made here, because its backward is found by it; other values as they are."""
+    """Unwraps a function, since its backward is looked up by it; returns other values unchanged."""
     ours = isinstance(value, FunctionType) and value.__module__ == "npformer"
     return inspect.unwrap(value) if ours else value
 
@@ -129,7 +129,7 @@ def _lengths(where: str, value: Any) -> np.ndarray:
 
 def _layers(where: str, value: Any) -> list[Any]:
     if not isinstance(value, list | tuple):
-        raise NpformerError(f"{where}: expected a list of layers, a dict of weights each, got {shown(value)}")
+        raise NpformerError(f"{where}: expected a list of layers, each a dict of weights, got {shown(value)}")
     return [_weights(f"{where}.{i}", each) for i, each in enumerate(value)]
 
 
@@ -148,11 +148,11 @@ def _tree(where: str, value: Any) -> Any:
 
 
 def _array(where: str, keeps: bool, least: int, value: Any) -> np.ndarray:
-    """Converts an array, and checks that it has the axes that the function needs."""
+    """Converts an array, and checks its number of axes."""
     if isinstance(value, Mapping):
         function = where.partition(":")[0]
         raise NpformerError(
-            f"{where}: expected an array, got a dict; {function}(..., **weights) passes its entries as arguments"
+            f"{where}: expected an array, got a dict; use {function}(..., **weights) to pass its entries"
         )
     if value is None:
         raise NpformerError(f"{where}: expected an array, got None")
@@ -165,7 +165,7 @@ def _array(where: str, keeps: bool, least: int, value: Any) -> np.ndarray:
 
 
 def as_numbers(where: str, value: Any, keeps: bool = False) -> np.ndarray:
-    """np.asarray(value), integers and booleans as float64 unless `keeps`; NpformerError if it holds no real numbers."""
+    """np.asarray(value), integers and booleans as float64 unless `keeps`; NpformerError unless its numbers are real."""
     try:
         array = np.asarray(value)
     except ValueError:

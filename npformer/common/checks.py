@@ -1,5 +1,5 @@
-"""Checks of a user's input: each returns the value, or raises an NpformerError with its name, what was expected and
-what came.
+"""Checks of user input: each returns the value, or raises an NpformerError with its name, the expectation and the
+value.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 
 from npformer.common.errors import NpformerError
 
-#: The largest number that float32 holds. Python's whole numbers have no such bound, and JSON can write any.
+#: The largest number in float32. Python's integers are unbounded, and JSON can contain any.
 LARGEST = 3.4028234663852886e38
 
 
@@ -24,7 +24,7 @@ def whole(name: str, value: Any, low: int, high: float = math.inf) -> int:
 
 
 def number(name: str, value: Any, low: float = -math.inf, high: float = math.inf) -> float:
-    """Checks that `value` is a number from low to high that float32 can hold."""
+    """Checks that `value` is a number from low to high within float32."""
     if type(value) not in (int, float) or not (low <= value <= high and abs(value) <= LARGEST):
         bounds = "" if low == -math.inf else f" of at least {low}" if high == math.inf else f" from {low} to {high}"
         raise NpformerError(f"{name}: expected a number{bounds}, got {shown(value)}")
@@ -32,7 +32,7 @@ def number(name: str, value: Any, low: float = -math.inf, high: float = math.inf
 
 
 def positive(name: str, value: Any) -> float:
-    """Checks that `value` is a number above 0 that float32 can hold."""
+    """Checks that `value` is a number above 0 within float32."""
     if type(value) not in (int, float) or not 0 < value <= LARGEST:
         raise NpformerError(f"{name}: expected a number above 0, got {shown(value)}")
     return value
@@ -55,19 +55,19 @@ def one_of(name: str, value: Any, known: Iterable[Any]) -> Any:
 
 
 def unknown(kind: str, name: object, known: Iterable[str], hint: str = "") -> NpformerError:
-    """Makes the error for an unknown name: the name that was perhaps meant, and all known names or the `hint`."""
+    """Makes the error for an unknown name, with a suggestion and all known names or the `hint`."""
     known = list(known)
     meant = _meant(name, known) or "."
     return NpformerError(f"{kind}: {name!r:.80} is not known{meant} {hint or f'Known: {listed(known)}'}")
 
 
 def listed(names: Iterable[object]) -> str:
-    """Names in one line of an error; a column's or a label's, which comes from a file, may have line breaks."""
+    """Joins names in one line of an error; names from files, such as columns and labels, may have line breaks."""
     return ", ".join(map(str, names)).replace("\n", "\\n")
 
 
 def nearest(name: str, known: Iterable[str], count: int = 1) -> list[str]:
-    """Up to `count` known names that are similar to `name`, the most similar first."""
+    """Up to `count` known names similar to `name`, most similar first."""
     from difflib import get_close_matches
 
     return get_close_matches(name, list(known), n=count, cutoff=0.6)
@@ -79,7 +79,7 @@ def _meant(name: object, known: Iterable[str]) -> str:
 
 
 def shown(value: object) -> str:
-    """A value as errors show it; a long value is shortened, and an object is shown by its type."""
+    """Formats a value for an error: shortens a long value, and shows an object by its type."""
     if isinstance(value, str | bool | float | None) or (isinstance(value, int) and abs(value) < 2**64):
         text = repr(value)
         return text if len(text) <= 80 else text[:77] + "..."
@@ -89,7 +89,7 @@ def shown(value: object) -> str:
 
 
 def brief(settings: Any) -> str:
-    """The repr of a dataclass, without the fields that have their defaults; it evaluates to an equal one."""
+    """The repr of a dataclass without default values; evaluating it gives an equal object."""
     given = {each.name: getattr(settings, each.name) for each in fields(settings)}
     changed = [f"{each.name}={given[each.name]!r}" for each in fields(settings) if given[each.name] != each.default]
     return f"{type(settings).__name__}({', '.join(changed)})"

@@ -1,30 +1,30 @@
-"""The exception type of errors that a user can correct, in a file, a setting or an argument, and the kind of warnings.
+"""The exception type for errors that users can correct, in a file, a setting or an argument, and the warning type.
 
-A message says where the problem is, what was expected, what came, and what to do. Names and values in it may come from
-a file that someone else wrote, so its length is bounded here, whatever they are.
+A message has the location, the expectation, the actual value and the remedy. Names and values in it may come from
+untrusted files, so its length is bounded here.
 """
 
 import re
 import sys
 import warnings
 
-_LINES, _WIDTH = 100, 1000  # of the longest message; no message of ours without a foreign name in it comes near
+_LINES, _WIDTH = 100, 1000  # maximum of a message; only names from files can exceed it
 
 
-#: Characters that move a terminal's cursor, change its state or reorder what stands around them; not tab and line feed.
+#: Characters that move a terminal's cursor, change its state or reorder nearby text, except tab and line feed.
 _CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 
 
 def escaped(text: str) -> str:
-    """Writes control characters as `\\u001b`, so that a name from a foreign file cannot steer a terminal.
+    """Escapes control characters as `\\u001b`, so that a name from an untrusted file cannot control a terminal.
 
-    JSON reads the same characters from it.
+    A JSON parser restores the characters.
     """
     return _CONTROLS.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
 def bounded(message: str) -> str:
-    """Escapes and shortens a message: long lines in the middle (both ends say something), too many lines at the end."""
+    """Escapes and shortens a message: long lines in the middle (both ends matter), too many lines at the end."""
     message = escaped(message)
     if len(message) <= _WIDTH:
         return message
@@ -74,7 +74,7 @@ class NpformerWarning(UserWarning):
 
 
 def warn(message: str) -> None:
-    """Warns, with the first line outside npformer as the place; decorators of the standard library are passed over."""
+    """Warns at the first line of the stack outside npformer, skipping decorators of the standard library."""
     inside = ("npformer.", "functools", "contextlib")
     frame, level = sys._getframe(1), 2
     while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith(inside):

@@ -1,4 +1,4 @@
-"""Files are read within limits, and written whole or not at all."""
+"""Reads files within limits, and writes files atomically."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from npformer.common.errors import NpformerError
 from npformer.common.limits import LIMITS, Limits
 from npformer.common.locks import partial_folder
 
-LINE = 2**24  # most bytes of a line that is a text, or a row of a table
+LINE = 2**24  # maximum bytes of a line: a text or a row of a table
 
 
 def open_file(path: str | Path) -> BinaryIO:
-    """Opens a file of a model's folder to read its bytes.
+    """Opens a file of a model's folder in binary mode.
 
     Raises NpformerError, which names the file, if it cannot be opened or is not a regular file: reading from a pipe
-    could wait for ever, and reading from a device never ends. So does a link out of the folder: a stranger's could lead
-    to any file of yours, whose content would then stand in a message or in a converted model.
+    could block forever, and reading from a device never ends. Also raises it for a link out of the folder: in an
+    untrusted folder it could expose any of your files in a message or a converted model.
     """
     if os.path.islink(path):
         _check_link(Path(path))
@@ -36,21 +36,21 @@ def open_file(path: str | Path) -> BinaryIO:
     except (OSError, ValueError) as error:
         what = None if getattr(error, "errno", None) == errno.ENXIO else getattr(error, "strerror", None) or error
         raise NpformerError(f"{path}: {what or 'not a regular file'}") from None  # ENXIO: a socket
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):  # asked of the opened file, which no one can exchange
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):  # checks the opened file, which cannot be replaced
         os.close(descriptor)
         raise NpformerError(f"{path}: not a regular file")
     return open(descriptor, "rb")
 
 
 def as_given(path: str | Path) -> Path:
-    """The path of a file that the user named: a link leads wherever they let it lead."""
+    """The path of a file named by the user, with links followed."""
     return Path(os.path.realpath(path)) if os.path.islink(path) else Path(path)
 
 
 def _check_link(path: Path) -> None:
-    """Checks that a link leads to a file beside it, or within the cache that all Hugging Face tools share.
+    """Checks that a link points to a file next to it, or within the cache shared by all Hugging Face tools.
 
-    There the files of a model's snapshot, and of a folder in it, are links to `blobs` of the model and of all models.
+    There the files of a model's snapshot are links to `blobs` of the model or of all models.
     """
     home, target = Path(os.path.realpath(path.parent)), Path(os.path.realpath(path))
     homes = [home]
@@ -60,13 +60,13 @@ def _check_link(path: Path) -> None:
     if not any(target.is_relative_to(each) for each in homes):
         there = os.path.abspath(path.parent / os.readlink(path))
         raise NpformerError(
-            f"{path}: a link out of the model's folder, to {there}, which is not followed; copy the folder with "
-            f"the files themselves (cp -rL), or, if all of them are in {os.path.dirname(there)}, load that folder"
+            f"{path}: a link out of the model's folder, to {there}, which is not followed; copy the folder without "
+            f"links (cp -rL), or load {os.path.dirname(there)} if it has all files"
         )
 
 
 def read_bytes(path: str | Path, limit: str, limits: Limits = LIMITS) -> bytes:
-    """Reads a whole file, if it has no more bytes than the limit of this name."""
+    """Reads a whole file, if its size is within the limit of this name."""
     with open_file(path) as file:
         limits.check(limit, os.fstat(file.fileno()).st_size, path)
         try:
@@ -76,7 +76,7 @@ def read_bytes(path: str | Path, limit: str, limits: Limits = LIMITS) -> bytes:
 
 
 def lines_of(file: Any, where: str | Path) -> Iterator[tuple[int, bytes]]:
-    """Yields the lines of an open file, with their numbers; a file without line ends is no list of texts or rows."""
+    """Yields the lines of an open file with their numbers; a line of more than LINE bytes is an error."""
     for number in itertools.count(1):
         line = file.readline(LINE + 1)
         if len(line) > LINE:
@@ -89,18 +89,18 @@ def lines_of(file: Any, where: str | Path) -> Iterator[tuple[int, bytes]]:
 def csv_rows(
     lines: Iterable[tuple[int, str]], where: str | Path, longest: int = LINE, **options: Any
 ) -> Iterator[tuple[int, list[str]]]:
-    """Yields the rows of CSV, the columns' names first, with the line that each ends on; `longest` is of a cell.
+    """Yields the rows of CSV, column names first, with the line that each ends on. longest: maximum size of a cell.
 
-    A blank line is a row where there is one column, and is skipped elsewhere.
+    A blank line is a row if there is only one column, and is skipped otherwise.
     """
-    import csv  # which takes long to import
+    import csv  # slow to import
 
     names: list[str] = []
     reader = csv.reader((line for _, line in lines), strict=True, **options)
     try:
         while True:
             first = reader.line_num + 1
-            limit = csv.field_size_limit(longest)  # the whole process's, so for one row at a time
+            limit = csv.field_size_limit(longest)  # global to the process, so set for one row at a time
             try:
                 values = next(reader, None)
             finally:
@@ -119,14 +119,14 @@ def csv_rows(
     except csv.Error as error:
         said = str(error)
         if "end of data" in said or "field limit" in said:
-            message = f"a cell that never ends, or has more than {longest} characters; expected a closing quote"
+            message = f"a cell that is not closed, or has more than {longest} characters; expected a closing quote"
             raise NpformerError(f"{where}:{first}: {message}") from None
         message = "a carriage return within a line" if "new-line" in said else said
         raise NpformerError(f"{where}:{reader.line_num}: {message}") from None
 
 
 def read_text(path: Path, limits: Limits = LIMITS) -> str:
-    """Reads a file in UTF-8, of no more bytes than a JSON file may have."""
+    """Reads a UTF-8 file within the limit `json`."""
     try:
         return read_bytes(path, "json", limits).decode()
     except UnicodeDecodeError as error:
@@ -134,11 +134,11 @@ def read_text(path: Path, limits: Limits = LIMITS) -> str:
 
 
 def read_json(path: Path, limits: Limits = LIMITS, limit: str = "json") -> dict[str, Any]:
-    """Reads a JSON file that holds an object, if it has no more bytes than the limit of this name."""
+    """Reads a JSON file with an object, if its size is within the limit of this name."""
     try:
         data = json.loads(text := read_bytes(path, limit, limits).decode("utf-8"))
         if re.search(r"\\u[dD][89a-fA-F]", text):
-            json.dumps(data, ensure_ascii=False).encode()  # fails for half of a surrogate pair, which is no text
+            json.dumps(data, ensure_ascii=False).encode()  # fails for a lone surrogate, which is not valid text
     except NpformerError:
         raise
     except (ValueError, RecursionError) as error:
@@ -150,15 +150,15 @@ def read_json(path: Path, limits: Limits = LIMITS, limit: str = "json") -> dict[
 
 @contextmanager
 def written_whole(path: str | os.PathLike[str]) -> Iterator[Path]:
-    """Gives a file to write, whose content comes to `path` if the block succeeds; after a failure nothing has changed.
+    """Yields a file to write, which is moved to `path` if the block succeeds; a failure changes nothing.
 
-    A new file, and one in the place of another, is written in a folder beside it and renamed; it keeps the other's mode
-    and owner, and a link to it stays. To a pipe or a device (a FIFO, /dev/stdout) the whole content is written at the
-    end. Raises NpformerError, which names `path`, for a folder, a socket or a disk, and if it cannot be written.
+    A regular file is written in a temporary folder next to it and renamed; it keeps a replaced file's mode and owner,
+    and links to it stay valid. To a pipe or a device (a FIFO, /dev/stdout) the whole content is written at the end.
+    Raises NpformerError, which names `path`, for a folder, a socket or a disk, and if it cannot be written.
     """
     path = Path(path)
     if not path.name:
-        raise NpformerError(f"{path}: cannot be written: it names no file")
+        raise NpformerError(f"{path}: cannot be written: not the name of a file")
     try:
         with _written_to_stream(path) if is_stream(path) else _written_beside(path) as partial:
             yield partial
@@ -167,12 +167,12 @@ def written_whole(path: str | os.PathLike[str]) -> Iterator[Path]:
 
 
 def place_in_folder(path: Path) -> Path:
-    """The path of a file that npformer itself names, to write it. Only users name pipes and devices to write to.
+    """The path of a file named by npformer, for writing; only users may name pipes and devices.
 
-    Raises NpformerError if something else than a regular file is there.
+    Raises NpformerError if it exists and is not a regular file.
     """
     if path.exists() and not path.is_file():
-        raise NpformerError(f"{path}: cannot be written: not a regular file is there; remove it")
+        raise NpformerError(f"{path}: cannot be written: it exists and is not a regular file; remove it")
     return path
 
 
@@ -184,16 +184,16 @@ def _written_beside(path: Path) -> Iterator[Path]:
     except FileNotFoundError:
         old = None
     if old and not os.access(target.parent, os.W_OK):
-        what = "takes no new file, and a file is written whole beside its place before it replaces another"
+        what = "is not writable, and a file is written next to its destination before it replaces another"
         raise PermissionError(f"its folder {target.parent} {what}")
-    # A folder, because some writers depend on a file's suffix, and some write other files beside it.
+    # A folder, because some writers depend on a file's suffix, and some write additional files.
     with partial_folder(target) as folder:
         partial = folder / path.name
         yield partial
         _flush_to_disk(partial)
         if old:
             if hasattr(os, "chown"):
-                with contextlib.suppress(OSError):  # only root may leave a file to its owner
+                with contextlib.suppress(OSError):  # only root may set another owner
                     os.chown(partial, old.st_uid, old.st_gid)
             partial.chmod(stat.S_IMODE(old.st_mode))
         os.replace(partial, target)
@@ -201,7 +201,7 @@ def _written_beside(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def _written_to_stream(path: Path) -> Iterator[Path]:
-    from shutil import copyfileobj  # both take long to import
+    from shutil import copyfileobj  # both are slow to import
     from tempfile import gettempdir
 
     with partial_folder(Path(gettempdir(), f"npformer-{path.name}")) as folder:
@@ -214,26 +214,26 @@ def _written_to_stream(path: Path) -> Iterator[Path]:
 
 
 def is_stream(path: Path) -> bool:
-    """Tells whether a path is written to, and not replaced. Raises NpformerError for what is neither."""
+    """Returns whether a path is written directly (a pipe or device), not replaced. Raises NpformerError otherwise."""
     if _own_descriptor(path) is not None:
         return True
     try:
         mode = os.stat(path).st_mode
     except FileNotFoundError:
         return False
-    except ValueError as error:  # a name with a null character
+    except ValueError as error:  # null character in the name
         raise NpformerError(f"{path!s:.200}: cannot be written: {error}") from None
     if stat.S_ISFIFO(mode) or stat.S_ISCHR(mode):
         return True
     if not stat.S_ISREG(mode):
         kinds = {stat.S_ISDIR: "a folder", stat.S_ISSOCK: "a socket", stat.S_ISBLK: "a disk"}
         kind = next((what for test, what in kinds.items() if test(mode)), "no file")
-        raise NpformerError(f"{path}: cannot be written: it is {kind}; give the name of a file")
+        raise NpformerError(f"{path}: cannot be written: it is {kind}; expected a file")
     return False
 
 
 def _own_descriptor(path: Path) -> int | None:
-    """The number of the open descriptor of this process that a path names, as /dev/stdout and /dev/fd/3 do."""
+    """The open descriptor of this process named by a path such as /dev/stdout or /dev/fd/3."""
     for _ in range(40):
         folder = os.path.realpath(path.parent)
         if re.fullmatch(rf"/dev/fd|/proc/{os.getpid()}(/task/\d+)?/fd", folder) and path.name.isdecimal():
@@ -252,9 +252,9 @@ def _flush_to_disk(path: Path) -> None:
 
 @contextmanager
 def new_folder(dst: Path) -> Iterator[Path]:
-    """Makes a folder to fill, which gets its name at the end; after a failure nothing of it is left."""
+    """Yields a temporary folder, which is renamed to `dst` if the block succeeds and removed otherwise."""
     if os.path.lexists(dst):
-        raise NpformerError(f"{dst}: exists already; give the name of a new folder")
+        raise NpformerError(f"{dst}: already exists; expected a new folder")
     try:
         with partial_folder(dst) as beside:
             folder = beside / dst.name

@@ -1,4 +1,4 @@
-"""The most that a file or a text may ask for before memory or time is spent on it."""
+"""Limits on files and texts, which are checked before memory or time is spent."""
 
 from __future__ import annotations
 
@@ -12,43 +12,43 @@ from npformer.common.errors import NpformerError
 
 @dataclass(frozen=True)
 class Limits:
-    """The most that files and texts may ask for; what asks for more is refused, with the name of the limit.
+    """Limits on files and texts. A file or text that exceeds a limit is refused, with the limit's name.
 
-    Every default leaves far more room than any real checkpoint needs, and costs a hostile one a few seconds and some
-    hundred megabytes at most. Weights themselves have no limit: their sizes in config.json are held against the bytes
-    that the files have.
+    Every default is far above the needs of any real checkpoint; within the defaults a malicious one takes at most a few
+    seconds and a few hundred megabytes. Weights have no limit: their sizes in config.json are checked against the bytes
+    in the files.
 
     Parameters
     ----------
     json : int, bytes of a JSON file: tokenizer.json, the index of shards
         The largest vocabularies, of 256,000 pieces, have tokenizer.json files of 35 MB.
     config : int, bytes of config.json
-        The largest are those with a label for each of 21,000 classes, 1 MB.
+        The largest, with labels for 21,000 classes, take 1 MB.
     header : int, bytes of the header of a safetensors file
-        A BERT of 48 layers has one of 80 kB. (Traces and golden files, which hold more arrays, have `json`.)
+        A BERT of 48 layers has 80 kB. (`json` applies to traces and golden files, which have more arrays.)
     pickle : int, instructions of the pickle in a file of torch.save
         A checkpoint of a thousand tensors has about forty thousand.
-    directory : int, bytes of the list of entries in a zip archive, a file of torch.save
+    directory : int, bytes of the list of entries in a zip file of torch.save
         A thousand tensors take about 100 kB.
     layers : int, layers of the encoder and of the decoder together
         The deepest published encoders have 48.
     labels : int, labels of a classification head
         The largest known sets have 21,000.
-    positions : int, numbers in a table of sinusoidal positions, which is computed and not in the files
-        32,768 positions of width 1,024; Marian's models have 512 of 512.
-    unpacked : int, bytes of the arrays of an npz file once they are unpacked
+    positions : int, numbers in a table of sinusoidal positions, which is computed, not stored
+        32,768 positions of width 1,024; Marian's models have 512 of width 512.
+    unpacked : int, bytes of the unpacked arrays of an npz file
         Every stage of 18 texts of 128 tokens in BERT-base, in float32.
     tokenizer : int, bytes of a tokenizer.json without its vocabulary
     vocabulary : int, bytes of vocab.txt, merges.txt or of a SentencePiece model
-        Those of 250,000 pieces have 5 MB.
+        5 MB for 250,000 pieces.
     parts : int, parts of a tokenizer.json: normalizers, splits, processors, decoders, the tokens around a text
-    piece : int, characters of a tokenizer's piece, pattern or replacement, and of a word that is looked up in pieces
-    growth : int, times that a tokenizer may make a text longer, by the worst case of its parts
-        SentencePiece's own tokenizers reach 72, by a rare Arabic character that stands for eighteen.
-        What a long text becomes is counted too, and refused from 8 times `characters` on.
+    piece : int, characters of a tokenizer's piece, pattern or replacement, and of a word that is split into pieces
+    growth : int, maximum ratio by which a tokenizer may lengthen a text, in the worst case of its parts
+        SentencePiece's own tokenizers reach 72, because of a rare Arabic character that becomes eighteen.
+        The result for a long text is also measured, and refused above 8 times `characters`.
     characters : int, characters of a text
-        A million take up to 3 s and 600 MB to tokenize at once. A text to cut takes a block of them at a time, and one
-        in windows 100 MB, where the tokenizer can be given a text in blocks; BERT's and GPT-2's can.
+        A million take up to 3 s and 600 MB to tokenize at once. If the tokenizer has borders, as for BERT and GPT-2,
+        truncating a longer text takes one block of memory, and reading it in windows 100 MB.
 
     Examples
     --------
@@ -90,7 +90,7 @@ class Limits:
 
     @classmethod
     def parse(cls, allowed: Iterable[str]) -> Limits:
-        """Makes the limits that differ from the defaults by settings such as "layers=2000"."""
+        """Makes limits from settings such as "layers=2000", with defaults for the rest."""
         changed: dict[str, Any] = {}
         for setting in allowed:
             name, _, number = setting.partition("=")
@@ -100,11 +100,11 @@ class Limits:
 
 
 def how_to_allow_more(name: str) -> str:
-    """What an error says to do about a limit."""
+    """The advice in an error about a limit."""
     return (
         f"if you trust the source, allow more: load(..., limits=npformer.Limits({name}=N)), or --allow {name}=N on the "
         "command line"
     )
 
 
-LIMITS = Limits()  # what holds unless the user gives others
+LIMITS = Limits()  # the defaults

@@ -1,10 +1,9 @@
-"""Locks that tell whether another run is alive: on a folder that a run uses, and on files that are being written.
+"""Locks that show whether another run is alive: on a folder in use, and on files that are being written.
 
-They are the operating system's, and end with the process that holds them, however it ends. So a lock of a dead run is
-free at once. A file with a process's number could not tell: the number is given to other processes in time, and means
-nothing on another host or in another container. NFS has the same locks between its hosts: Linux asks its server for
-them, if the file is open for writing, as it is here. On a file system that has no locks, nothing is locked: a run that
-is refused for ever because of a dead one would be worse than two at once.
+They are operating system locks, which end with the process that holds them, so a dead run's lock is free at once. A
+file with a process id would not do: ids are reused, and mean nothing on another host or in another container. The locks
+work between hosts on NFS, because files here are open for writing. On a file system without locks nothing is locked: a
+run refused forever because of a dead one would be worse than two runs at once.
 """
 
 from __future__ import annotations
@@ -25,9 +24,9 @@ LOCK = ".in-use"
 
 @contextmanager
 def in_use(folder: Path) -> Iterator[None]:
-    """Makes the folder if it is not there, and locks it for one run at a time.
+    """Creates the folder if it does not exist, and locks it for one run at a time.
 
-    Raises NpformerError, which says who has it, if another run does; or if it cannot be made.
+    Raises NpformerError, which names the owner, if another run holds it; or if it cannot be created.
     """
     path = folder / LOCK
     try:
@@ -35,13 +34,13 @@ def in_use(folder: Path) -> Iterator[None]:
         descriptor = _take(path)
     except BlockingIOError:
         raise NpformerError(
-            f"{folder}: in use by {_owner(path)}; wait until it has ended, or give another folder"
+            f"{folder}: in use by {_owner(path)}; wait until that run ends, or use another folder"
         ) from None
     except OSError as error:
         raise NpformerError(f"{folder}: cannot be used: {error.strerror or error}") from None
     owner = f"process {os.getpid()} on {_host()} since {time.strftime('%Y-%m-%d %H:%M:%S')}"
     try:
-        with contextlib.suppress(OSError):  # a full disk: then nobody learns who has the folder
+        with contextlib.suppress(OSError):  # on a full disk the owner is not recorded
             os.ftruncate(descriptor, 0)
             os.lseek(descriptor, 1, os.SEEK_SET)  # on Windows nobody else reads the locked byte, the first
             os.write(descriptor, owner.encode())
@@ -52,18 +51,19 @@ def in_use(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def partial_folder(target: Path) -> Iterator[Path]:
-    """Makes a folder beside `target` to write it in, and removes it at the end; first clears what dead runs left.
+    """Yields a temporary folder next to `target` for writing it; first removes those of dead runs.
 
-    Only its owner can look into it, as it may stand in the system's temporary folder.
+    Only its owner can read it, because it may be in the system's temporary folder.
 
-    Its lock, a file beside it, is there before the folder and after it: a kill at any moment leaves it, free.
+    Its lock, a file next to it, is created before the folder and removed after it: a kill at any time leaves a free
+    lock.
     """
-    from shutil import rmtree  # which takes long to import
+    from shutil import rmtree  # slow to import
 
     clear_partial(target.parent, target.name)
     while True:
         lock = target.with_name(f".{_short(target.name)}.{os.urandom(4).hex()}.lock")
-        with contextlib.suppress(BlockingIOError):  # another run, which clears, was faster than we to lock our file
+        with contextlib.suppress(BlockingIOError):  # another run that is clearing locked our file first
             descriptor = _take(lock)
             break
     folder = lock.with_suffix(".partial")
@@ -76,11 +76,11 @@ def partial_folder(target: Path) -> Iterator[Path]:
 
 
 def clear_partial(folder: Path, name: str | None = None) -> None:
-    """Removes the folders in which runs that are dead were writing the file `name`, by default any file."""
+    """Removes the temporary folders of dead runs for the file `name`, by default for any file."""
     pattern = re.compile(rf"\.{'.+' if name is None else re.escape(_short(name))}\.[0-9a-f]{{8}}\.lock", re.DOTALL)
-    with contextlib.suppress(OSError):  # what cannot be listed is said by the writing that follows
+    with contextlib.suppress(OSError):  # the write that follows reports the error
         for each in filter(pattern.fullmatch, os.listdir(folder)):
-            with contextlib.suppress(OSError):  # a run has it; or there are no locks here, and it may be alive
+            with contextlib.suppress(OSError):  # held by a run; or no locks here, and the run may be alive
                 _clear(folder / each)
 
 
@@ -98,16 +98,16 @@ def _clear(lock: Path) -> None:
 
 
 def _short(name: str) -> str:
-    """The beginning of a file's name: a file system takes 255 bytes, and more comes after it."""
+    """The beginning of a file's name, which leaves room for a suffix within a file system's 255 bytes."""
     return name[:50]
 
 
 def _take(path: Path) -> int:
-    """Opens and locks a file, which is made if it is not there. Closing the descriptor unlocks it.
+    """Opens and locks a file, creating it if needed. Closing the descriptor unlocks it.
 
-    Raises BlockingIOError if it is locked already.
+    Raises BlockingIOError if it is already locked.
     """
-    for more in reversed(range(100)):  # not for ever: some file systems number a file anew each time
+    for more in reversed(range(100)):  # bounded, because some file systems give a file a new inode each time
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_NONBLOCK", 0), 0o666)
         try:
             try:
@@ -123,16 +123,16 @@ def _take(path: Path) -> int:
         except BaseException:
             os.close(descriptor)
             raise
-        os.close(descriptor)  # its last owner removed the file between our opening and locking it
+        os.close(descriptor)  # its last owner removed the file after we opened it
     raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
 
 
 def _release(path: Path, descriptor: int) -> None:
-    """Removes a locked file and unlocks it. In this order: nobody locks a file that is about to go."""
+    """Removes a locked file and then unlocks it, so that nobody locks a file that is about to be removed."""
     with contextlib.suppress(OSError):
         os.unlink(path)
     os.close(descriptor)
-    if os.name == "nt":  # which removes no open file
+    if os.name == "nt":  # which cannot remove an open file
         with contextlib.suppress(OSError):
             os.unlink(path)
 

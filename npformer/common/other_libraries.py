@@ -1,7 +1,7 @@
-"""Names and arguments of transformers and sentence-transformers that are not here, each with the line to write instead.
+"""Unsupported names and arguments of transformers and sentence-transformers, each with its replacement.
 
-One table for each kind of object. The keywords of tasks, most of which are accepted, are in
-`tasks/ignored_keywords.py`.
+There is one table per kind of object. `tasks/ignored_keywords.py` has the keywords of tasks, most of which are
+accepted.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from npformer.common.errors import NpformerError
 F = TypeVar("F", bound=Callable[..., Any])
 
 _CPU = "everything runs on the CPU; leave it out"
-_DTYPE = "dtype= of npformer.load and pipeline is float32 or float64"
+_DTYPE = "use dtype= of npformer.load and pipeline, float32 or float64"
 _SAVE = "`npformer convert MODEL FOLDER` writes a model's folder, with `--to torch` one that transformers reads"
 _TRAIN = "`npformer finetune` and npformer.training train models"
 _POOL = "encode(texts) uses all cores; `npformer embed --scheduler local:4` uses several processes"
 _TRACE = "npformer.trace(model, text) has every layer's output and attention weights"
 
-#: Of models, and of tasks.
+#: For models and tasks.
 _MODEL = {
     **dict.fromkeys(("to", "cpu", "cuda", "device"), _CPU),
     **dict.fromkeys(("half", "float", "double", "bfloat16"), _DTYPE),
-    **dict.fromkeys(("eval", "compile", "requires_grad_"), "models only answer; leave it out"),
+    **dict.fromkeys(("eval", "compile", "requires_grad_"), "models only run inference; leave it out"),
     **dict.fromkeys(("save", "save_pretrained", "push_to_hub"), _SAVE),
     **dict.fromkeys(("train", "fit", "zero_grad"), _TRAIN),
 }
@@ -44,15 +44,15 @@ TASK = {
     **dict.fromkeys(("start_multi_process_pool", "encode_multi_process"), _POOL),
     **dict.fromkeys(("parameters", "state_dict"), "task.model.weights is a nested dict of all arrays"),
     **dict.fromkeys(("forward", "preprocess"), "npformer.trace(task.model, text) has every stage of one call"),
-    "default_prompt_name": "task.options.prompt_name is the prompt's name",
+    "default_prompt_name": "task.options.prompt_name is the name of the prompt",
     "dtype": "task.model.dtype is the dtype",
     "evaluate": "`npformer evaluate` measures a model on a file of texts",
     "get_max_seq_length": "task.max_seq_length is the number of tokens",
     "intersection": "a * b has the products of two sparse vectors' weights",
     "max_active_dims": "task.options.max_active_dims is the number",
-    "max_length": "task.options.max_length is the length that was given, task.encoder.limit the most tokens of a text",
-    "predict": "call the task itself, task(texts); two texts that belong together are npformer.Pair(a, b)",
-    "similarity_pairwise": "np.diag(task.similarity(a, b)) has the similarity of each row of a to the same row of b",
+    "max_length": "task.options.max_length is the given length, task.encoder.limit the maximum number of tokens",
+    "predict": "call the task itself, task(texts); use npformer.Pair(a, b) for a pair of texts",
+    "similarity_pairwise": "np.diag(task.similarity(a, b)) is the similarity of each row of a to the same row of b",
     "task": "task.name is the task's name",
     "tokenize": "task.tokenizer.encode_batch(texts) gives an encoding with ids and tokens for each text",
     "truncate_dim": "task.options.truncate_dim is the number",
@@ -84,13 +84,13 @@ TOKENIZER = {
     "convert_tokens_to_ids": "tokenizer.token_to_id(token), of one token",
     "model_max_length": "model.config.max_length",
     "save_pretrained": "tokenizer.save(path) writes its file",
-    "tokenize": "tokenizer.encode(text).tokens has [CLS] and [SEP] too",
+    "tokenize": "tokenizer.encode(text).tokens includes [CLS] and [SEP]",
     "vocab": "tokenizer.get_vocab()",
     "vocab_size": "tokenizer.get_vocab_size()",
 }
 _MODELS = "ForSequenceClassification ForTokenClassification ForQuestionAnswering ForMaskedLM ForCausalLM ForSeq2SeqLM"
 _UTIL = "task.similarity(a, b) compares vectors, npformer.search(queries, vectors, k) finds the nearest"
-#: Of the module `npformer` itself.
+#: For the module `npformer`.
 MODULE = {
     **dict.fromkeys(("AutoModel", *(f"AutoModel{each}" for each in _MODELS.split())), "npformer.load(name)"),
     **dict.fromkeys(("util", "cos_sim", "semantic_search"), _UTIL),
@@ -104,16 +104,16 @@ MODULE = {
     "from_pretrained": "npformer.load(name)",
     "set_seed": "seed= of text-generation, for each call",
 }
-#: Of arrays that tasks give.
+#: For arrays returned by tasks.
 ARRAY = dict.fromkeys(("cpu", "detach", "numpy"), "answers are NumPy arrays; leave it out")
-#: Of a model's output.
+#: For a model's output.
 OUTPUT = {
     **dict.fromkeys(("hidden_states", "attentions"), _TRACE),
     "loss": "npformer.training.gradients computes the loss",
 }
 _LOAD = {
     **dict.fromkeys(("device", "device_map"), _CPU),
-    **dict.fromkeys(("attn_implementation", "low_cpu_mem_usage"), "it changes nothing; leave it out"),
+    **dict.fromkeys(("attn_implementation", "low_cpu_mem_usage"), "it has no effect; leave it out"),
     **dict.fromkeys(("output_attentions", "output_hidden_states"), _TRACE),
     "cache_dir": "set HF_HUB_CACHE in the environment",
     "local_files_only": "write offline=True",
@@ -124,7 +124,7 @@ _LOAD = {
 _CALL = {
     **dict.fromkeys(("output_attentions", "output_hidden_states"), _TRACE),
     "labels": "npformer.training.gradients computes the loss",
-    "return_dict": "answers are always named; leave it out",
+    "return_dict": "outputs are always named; leave it out",
 }
 #: Function -> its arguments in another library.
 ARGUMENTS: dict[str, Mapping[str, str]] = {
@@ -137,24 +137,24 @@ ARGUMENTS: dict[str, Mapping[str, str]] = {
 
 
 class Answering:
-    """Objects that answer the names of other libraries, `lines`, with the line to write instead."""
+    """A base class whose error for another library's name, in `lines`, gives the replacement."""
 
     lines: ClassVar[Mapping[str, str]] = {}
 
-    if not TYPE_CHECKING:  # a type checker would take every name as known
+    if not TYPE_CHECKING:  # or a type checker would accept every name
 
         def __getattr__(self, name: str) -> Any:
             raise missing(self, name, self.lines)
 
 
 def missing(owner: object, name: str, lines: Mapping[str, str]) -> AttributeError:
-    """The error for a name that an object does not have, with the line to write if another library has it."""
+    """The error for a missing attribute, with the replacement if another library has that name."""
     line = f": {lines[name]}" if name in lines else ""
     return AttributeError(f"{type(owner).__name__!r} object has no attribute {name!r}{line}")
 
 
 def answering(function: F) -> F:
-    """Returns the function such that the arguments of ARGUMENTS are answered with the line to write instead."""
+    """Wraps a function so that its error for an argument in ARGUMENTS gives the replacement."""
     lines = ARGUMENTS.get(getattr(function, "__qualname__", ""))
     if lines is None:
         return function
@@ -165,5 +165,5 @@ def answering(function: F) -> F:
             raise NpformerError(f"{function.__name__.strip('_')}: no argument {name!r}: {lines[name]}")
         return function(*args, **kwargs)
 
-    wrapper.__module__ = "npformer"  # where pickle finds it
+    wrapper.__module__ = "npformer"  # for pickle
     return cast(F, wrapper)

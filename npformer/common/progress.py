@@ -1,7 +1,7 @@
-"""Progress on stderr: a line that is rewritten while a command works, and a line of summary when that took long.
+"""Progress on stderr: a line that is updated while a command works, and a summary line after a long run.
 
-`bar` counts what is done, `status` says what is being done. A message that appears meanwhile is written between
-`hidden()`, so that it gets a line of its own.
+`bar` counts finished items, `status` shows the current step. Messages in between are written inside `hidden()`, so that
+they get their own line.
 """
 
 from __future__ import annotations
@@ -13,49 +13,49 @@ from contextlib import contextmanager, suppress
 from threading import Event, RLock, Thread
 from typing import Any, TextIO
 
-DELAY = 2.0  # seconds of silence before a bar shows
-TICK = 0.25  # seconds between two pictures of it
+DELAY = 2.0  # seconds before a bar appears
+TICK = 0.25  # seconds between updates
 WIDTH = 20  # characters of the bar
 
 _lock = RLock()
-_written: list[Line] = []  # the line that is on the terminal now, if any
-_waiting: list[Event] = []  # of the commands that run; one that is set has shown something
+_written: list[Line] = []  # the line currently on the terminal, if any
+_waiting: list[Event] = []  # one event per running command; set once it has printed something
 
 
 class Line:
-    """A line of a stream that is written over again and again."""
+    """A line of a stream that is overwritten repeatedly."""
 
     def __init__(self, stream: TextIO | None = None) -> None:
         self.stream = stream or sys.stderr
 
     def show(self, text: str) -> None:
-        """Writes the text over the line, cut to the terminal's width."""
+        """Overwrites the line with the text, truncated to the terminal's width."""
         with _lock:
-            _written[:] = [self]  # whatever line was there is written over
+            _written[:] = [self]  # any earlier line is overwritten
             self._write(f"\r{text[: width()]:<{width()}}")
 
     def clear(self) -> None:
-        """Empties the line, if anything is in it."""
+        """Clears the line if it has text."""
         with _lock:
             if self in _written:
                 _written.clear()
                 self._write(f"\r{'':{width()}}\r")
 
     def _write(self, text: str) -> None:
-        with suppress(OSError, ValueError):  # a stream that is closed or full: progress is lost, the work is not
+        with suppress(OSError, ValueError):  # a closed or full stream must not stop the work
             self.stream.write(text)
             self.stream.flush()
 
 
 def width() -> int:
-    """Returns the characters that fit in a line of the terminal."""
-    from shutil import get_terminal_size  # which takes long to import
+    """Returns the number of characters that fit in a line of the terminal."""
+    from shutil import get_terminal_size  # slow to import
 
     return get_terminal_size().columns - 1
 
 
 def wrapped(text: str, indent: str = "") -> str:
-    """Breaks each line of a text between words, so that it fits the terminal; `indent` stands before what follows."""
+    """Wraps each line of a text to the terminal's width; continuation lines begin with `indent`."""
     from textwrap import wrap
 
     how: Any = {"subsequent_indent": indent, "break_long_words": False, "break_on_hyphens": False}
@@ -63,7 +63,7 @@ def wrapped(text: str, indent: str = "") -> str:
 
 
 def note(text: str) -> None:
-    """Says on a terminal what a command has written."""
+    """Reports on a terminal the files that a command has written."""
     if sys.stderr.isatty():
         with hidden():
             print(text, file=sys.stderr)
@@ -71,9 +71,9 @@ def note(text: str) -> None:
 
 @contextmanager
 def waiting(command: str) -> Iterator[None]:
-    """Shows on a terminal how long a command has worked, while no other line of progress is there.
+    """Shows a command's elapsed time on a terminal while there is no other progress line.
 
-    It ends for good when the command prints something: see `shown`.
+    It stops for good when the command prints something: see `shown`.
     """
     line, began, ended = Line(), time.monotonic(), Event()
 
@@ -100,7 +100,7 @@ def waiting(command: str) -> Iterator[None]:
 
 
 def shown() -> None:
-    """Ends `waiting` and clears its line, before the command prints or reads on the terminal."""
+    """Stops `waiting` and clears its line, before the command uses the terminal."""
     with _lock:
         for each in _waiting:
             each.set()
@@ -110,7 +110,7 @@ def shown() -> None:
 
 @contextmanager
 def hidden() -> Iterator[None]:
-    """Clears the line of progress, and keeps it away until the block ends."""
+    """Hides the progress line until the block ends."""
     with _lock:
         for line in list(_written):
             line.clear()
@@ -119,9 +119,9 @@ def hidden() -> Iterator[None]:
 
 @contextmanager
 def status() -> Iterator[Callable[[str], object] | None]:
-    """Gives a function that shows a text in the last line of a terminal, which is empty again at the end.
+    """Yields a function that shows a text in the last line of a terminal; clears the line at the end.
 
-    None if stderr is not a terminal.
+    Yields None if stderr is not a terminal.
     """
     line = Line()
     try:
@@ -134,15 +134,15 @@ def status() -> Iterator[Callable[[str], object] | None]:
 def bar(
     total: int | None, unit: str = "texts", done: int = 0, delay: float | None = None, shown: bool | None = None
 ) -> Iterator[Callable[[int], object]]:
-    """Gives a function that counts more items as done, and shows a bar until the block ends; a line of summary follows.
+    """Yields a function that counts finished items; shows a bar until the block ends, then a summary line.
 
     Parameters
     ----------
-    total : number of all items, None if it is not known
+    total : total number of items, None if unknown
     unit : plural noun for the items
-    done : number of items that an earlier run has done
-    delay : seconds until the bar shows, by default DELAY; work that ends before leaves no line
-    shown : whether to show it; by default if stderr is a terminal
+    done : number of items finished by an earlier run
+    delay : seconds before the bar appears, by default DELAY; shorter work leaves no line
+    shown : whether to show the bar; by default if stderr is a terminal
     """
     line, count, began, ended = Line(), done, time.monotonic(), Event()
     delay = DELAY if delay is None else delay
@@ -181,7 +181,7 @@ def bar(
 
 
 def with_bar(items: Iterable[Any], total: int | None, unit: str = "texts", **how: Any) -> Iterator[Any]:
-    """Yields the items and counts each of them on a `bar`."""
+    """Yields the items, counting each on a `bar`."""
     with bar(total, unit, **how) as add:
         for item in items:
             yield item
@@ -189,7 +189,7 @@ def with_bar(items: Iterable[Any], total: int | None, unit: str = "texts", **how
 
 
 def picture(count: int, total: int | None, unit: str, done: int, seconds: float) -> str:
-    """Returns the line of a bar: the share that is done, the count, the time, items a second, and the time left."""
+    """Returns the line of a bar: progress, count, elapsed time, items per second, and time left."""
     if total is None:
         return f"{count:,} {unit}  {clock(seconds)}{_rate(count - done, seconds)}"
     filled = "#" * (WIDTH * count // max(total, 1))

@@ -1,7 +1,7 @@
-"""Dask's workers answer the parts: each loads the model once, is asked who it is, and gets texts for results.
+"""Answers parts on Dask workers: each loads the model once, identifies itself, and turns texts into results.
 
-Workers only compute. The process that calls `map` reads, writes and keeps the manifest, so a part that is answered
-twice, because a worker died or was slow, is written once. Retries, deaths of workers and new ones are left to Dask.
+Workers only compute. The process that calls `map` reads, writes and keeps the manifest, so a part that is computed
+twice, because a worker died or was slow, is written once. Dask handles retries and workers that die or join.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from npformer.common.errors import NpformerError, warn
 from npformer.dataset.work import Place, Work, answer_elsewhere, describe, machine
 from npformer.tasks.task import Task
 
-AHEAD = 2  # parts in flight for each of the workers' threads, so that none waits for its next
+AHEAD = 2  # parts in flight per worker thread, so that no thread waits
 LOCAL = "local:"
-PATIENCE = "15s"  # for a scheduler to answer
+PATIENCE = "15s"  # timeout of a scheduler
 
 
 @contextmanager
 def connected(scheduler: str) -> Iterator[Any]:
-    """Gives a client of the scheduler "tcp://host:port", or of N workers of its own on this machine, "local:N"."""
+    """Yields a client of the scheduler "tcp://host:port", or of N new workers on this machine, "local:N"."""
     if find_spec("distributed") is None:
-        raise NpformerError('a scheduler is reached by Dask: pip install "npformer[cluster]"')
+        raise NpformerError('a scheduler requires Dask: pip install "npformer[cluster]"')
     from distributed import Client, LocalCluster
 
     if scheduler.startswith(LOCAL):
@@ -41,7 +41,7 @@ def connected(scheduler: str) -> Iterator[Any]:
         client = Client(scheduler, timeout=PATIENCE)
     except (OSError, ValueError, TimeoutError) as error:
         raise NpformerError(
-            f"scheduler: {scheduler!r:.80}: no Dask scheduler answered ({error!s:.200}); expected tcp://host:8786, "
+            f"scheduler: {scheduler!r:.80}: no Dask scheduler responded ({error!s:.200}); expected tcp://host:8786, "
             "where `dask scheduler` runs, or local:N"
         ) from None
     with client:
@@ -51,17 +51,17 @@ def connected(scheduler: str) -> Iterator[Any]:
 def answers(
     client: Any, task: Task, wanted: Iterator[tuple[Place, Any]], columns: list[str]
 ) -> Iterator[tuple[Place, Any, Any, str]]:
-    """Yields place, input, results and the worker's probe of each wanted part, as workers finish them.
+    """Yields place, input, results and the worker's probe of each requested part, as workers finish them.
 
-    A part whose task fails is tried twice more. Raises NpformerError if a worker has another model or npformer, and if
-    a part has cost several workers their lives.
+    A failed part is retried twice. Raises NpformerError if a worker has another model or version of npformer, and if a
+    part has killed several workers.
     """
     from distributed import as_completed
     from distributed.scheduler import KilledWorker
 
     work = Work.of(task)
     check_workers(client, work)
-    run = uuid.uuid4().hex  # part of the tasks' names: Dask takes tasks of one name for the same
+    run = uuid.uuid4().hex  # part of task names, because Dask identifies tasks by name
     places: dict[Any, tuple[Place, Any]] = {}
     finished = as_completed()
     try:
@@ -90,8 +90,8 @@ def answers(
                 results, bits = future.result()
             except KilledWorker as error:
                 raise NpformerError(
-                    f"part {place[1]} of file {place[0]} of the input: {error.allowed_failures + 1} workers died of "
-                    "it, of too little memory perhaps; the same command goes on"
+                    f"part {place[1]} of file {place[0]} of the input: {error.allowed_failures + 1} workers died on "
+                    "it, possibly out of memory; the same command resumes the run"
                 ) from None
             yield place, inputs, results, bits
     finally:
@@ -99,7 +99,7 @@ def answers(
 
 
 def check_workers(client: Any, work: Work) -> None:
-    """Has every worker make the task. Raises NpformerError that names the first that cannot; warns of other bits."""
+    """Creates the task on every worker. Raises NpformerError for the first that fails; warns about differing bits."""
     client.wait_for_workers(1, timeout=PATIENCE)
     here = machine()
     other: dict[str, list[str]] = {}
@@ -108,7 +108,7 @@ def check_workers(client: Any, work: Work) -> None:
             raise NpformerError(f"worker {worker}: {type(said).__name__}: {said!s:.300}")
         if said["npformer"] != __version__:
             raise NpformerError(
-                f"worker {worker}: has npformer {said['npformer']}, here is {__version__}; make them one"
+                f"worker {worker}: has npformer {said['npformer']}, but this process has {__version__}; use one version"
             )
         if "error" in said:
             raise NpformerError(f"worker {worker}: {said['error']}")
@@ -117,5 +117,5 @@ def check_workers(client: Any, work: Work) -> None:
     for kernels, workers in other.items():
         warn(
             f"the BLAS of {', '.join(workers)} adds in another order ({kernels}; here {here['kernels']}): the last "
-            "bits of their answers may differ; the manifest says which parts those are"
+            "bits of their answers may differ; the manifest lists their parts"
         )

@@ -1,7 +1,7 @@
-"""The answers of tasks as typed columns, which `Task.columns` names.
+"""The answers of tasks as typed columns, defined by `Task.columns`.
 
-Numbers have the type that the model computes them in, so that nothing of an answer is lost. Every task has two more
-columns: whether the text was cut, and the error for which a row has no answer.
+Numbers have the model's dtype, so that answers are exact. Every task has two more columns: whether the text was
+truncated, and the error of a row without an answer.
 """
 
 from __future__ import annotations
@@ -38,8 +38,7 @@ def _type(kind: Any, dtype: Any) -> Any:
 
 
 def results(task: Task, answers: Sequence[Any]) -> Any:
-    """Makes the table of results from answers; an InputError among them is a row of nulls, NaN in a vector, and its
-    reason."""
+    """Makes the table of results; an InputError becomes a row of nulls (NaN in vectors) with its reason."""
     schema = schema_of(task)
     known = [None if isinstance(each, InputError) else each for each in answers]
     rows = [None if each is None else task.row(each) for each in known]
@@ -63,17 +62,17 @@ def _missing(kind: Any) -> Any:
 
 
 def together(inputs: Any, results: Any, prefix: str) -> Any:
-    """Puts the results' columns, with the prefix before their names, after those of the input."""
+    """Appends the results' columns, with prefixed names, to those of the input."""
     for name, column in zip(results.schema.names, results.columns, strict=True):
         inputs = inputs.append_column(prefix + name, column)
     return inputs
 
 
 def check_names(inputs: Any, results: Any, prefix: str) -> None:
-    """Raises NpformerError if a column of the results has the name of one of the input's."""
+    """Raises NpformerError if the input has a column with the name of a result column."""
     for name in results.names:
         if prefix + name in inputs.names:
             raise NpformerError(
-                f"column {prefix + name!r}: the input has one of this name, and so has the result; give a prefix for "
-                f"the result's columns, prefix='new_' or --prefix new_"
+                f"column {prefix + name!r}: both the input and the result have this column; use a prefix for the "
+                f"result's columns, prefix='new_' or --prefix new_"
             )

@@ -1,4 +1,4 @@
-"""The formats of datasets by their files' suffixes, and what all share: checksums, texts, errors that name the file."""
+"""Dataset formats by file suffix, and shared helpers: checksums, texts, errors that name the file."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from npformer.common.errors import NpformerError
 
-#: Suffix -> format. Feather is another name of Arrow's file format.
+#: Suffix -> format. Feather is another name for Arrow's file format.
 FORMATS = {
     ".csv": "csv",
     ".tsv": "tsv",
@@ -22,7 +22,7 @@ FORMATS = {
     ".arrow": "arrow",
     ".feather": "arrow",
 }
-COMPRESSIONS = {".gz": "gzip", ".zst": "zstd"}  # of the text formats; the others compress inside
+COMPRESSIONS = {".gz": "gzip", ".zst": "zstd"}  # for text formats; the others compress internally
 DELIMITERS = {"csv": ",", "tsv": "\t"}
 KNOWN = "csv, tsv and jsonl (also .gz and .zst), parquet, arrow and feather"
 
@@ -35,7 +35,7 @@ class Format(NamedTuple):
 
 
 def format_of(path: Path) -> Format | None:
-    """Tells the format by the suffix: "a.csv.gz" is csv in gzip; None for a suffix that is not known."""
+    """Returns the format for a suffix: "a.csv.gz" is csv in gzip; None for an unknown suffix."""
     suffixes = [each.lower() for each in path.suffixes]
     compression = COMPRESSIONS.get(suffixes[-1], "") if suffixes else ""
     kind = FORMATS.get(suffixes[-2 if compression else -1]) if len(suffixes) > bool(compression) else None
@@ -44,7 +44,7 @@ def format_of(path: Path) -> Format | None:
 
 @contextmanager
 def explained(path: Path) -> Iterator[None]:
-    """Turns errors of pyarrow and of the system into an NpformerError that names the file."""
+    """Converts errors of pyarrow and of the system to an NpformerError that names the file."""
     try:
         yield
     except NpformerError:
@@ -55,7 +55,7 @@ def explained(path: Path) -> Iterator[None]:
 
 
 def checksum(path: Path) -> str:
-    """The sha256 of a file, or "" if there is none."""
+    """The sha256 of a file, or "" if it does not exist."""
     try:
         with open(path, "rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
@@ -64,7 +64,7 @@ def checksum(path: Path) -> str:
 
 
 def as_list(array: Any) -> list[Any]:
-    """The values of an array or a column; a text that is not UTF-8 stays bytes."""
+    """The values of an array or a column; invalid UTF-8 stays bytes."""
     if pa.types.is_dictionary(array.type):
         array = array.cast(array.type.value_type)
     if _in_nanoseconds(array.type):
@@ -82,9 +82,9 @@ def _in_nanoseconds(kind: Any) -> bool:
 
 
 def _time(value: Any) -> Any:
-    """A time that Python has no object for, of nanoseconds or of the year 10,000, becomes text.
+    """Converts a time that Python cannot represent (nanoseconds, or beyond year 9,999) to text.
 
-    Nanoseconds are cast to microseconds first, because pyarrow makes pandas' objects of them if pandas is installed.
+    Nanoseconds are first cast to microseconds, because pyarrow converts them to pandas objects if pandas is installed.
     """
     try:
         if _in_nanoseconds(value.type):

@@ -1,8 +1,8 @@
-"""Reads JSON Lines with Python's own parser, and finds the types that hold every value of a file exactly.
+"""Reads JSON Lines with Python's own parser, and infers types that represent every value of a file exactly.
 
-`Seen` collects the values at one place of the rows, such as a column or a field of its objects. It refuses a value that
-no type could hold together with the earlier ones, and names its line and column. Numbers with a point or an exponent
-are float64, as JSON's readers have them.
+`Seen` collects the values of a column or of a field of its objects. It refuses a value that no type could represent
+together with the earlier ones, and names its line and column. Numbers with a point or an exponent are float64, as in
+JSON parsers.
 """
 
 from __future__ import annotations
@@ -54,17 +54,17 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 class Seen:
-    """The kind of the values at one place of the rows, and what their type must hold."""
+    """The kind of the values of a column or field, and the requirements on their type."""
 
     def __init__(self, name: str = "", depth: int = 0) -> None:
         self.name, self.depth, self.kind = name, depth, ""
         self.fields: dict[str, Seen] = {}
         self.items: Seen | None = None
         self.floats, self.least, self.most = False, 0, 0
-        self.exact: tuple[str, int] | None = None  # the line and value of the first number beyond 2**53
+        self.exact: tuple[str, int] | None = None  # line and value of the first number beyond 2**53
 
     def add(self, value: Any, where: str) -> None:
-        """Takes one value. Raises NpformerError if no type holds it together with the earlier ones."""
+        """Adds a value. Raises NpformerError if no type represents it together with the earlier ones."""
         if value is None:
             return
         kind = KINDS[type(value)]
@@ -78,7 +78,7 @@ class Seen:
             try:
                 value.encode()
             except UnicodeEncodeError:
-                raise self._refused(where, "half of a surrogate pair, which is no character") from None
+                raise self._refused(where, "a lone surrogate, which is not valid text") from None
         elif kind == "a list":
             if self.items is None:
                 self.items = self._inner(f"{self.name}[]", where)
@@ -101,7 +101,7 @@ class Seen:
                 self.exact = where, value
         if self.exact and self._is_float():
             where, value = self.exact
-            only = "the only type for all the column's numbers; write them as texts"
+            only = "the only type for all numbers of the column; write them as texts"
             raise self._refused(where, f"{value} is beyond the whole numbers of float64, {only}")
 
     def _is_float(self) -> bool:
@@ -116,7 +116,7 @@ class Seen:
         return NpformerError(f"{where}: column {shown(self.name)}: {message}")
 
     def type(self) -> Any:
-        """The type that holds all values."""
+        """The type that represents all values."""
         if self.kind == "a number":
             return pa.float64() if self._is_float() else pa.uint64() if self.most >= 2**63 else pa.int64()
         if self.kind == "a list":
@@ -127,5 +127,5 @@ class Seen:
         return TYPES[self.kind]
 
     def schema(self) -> Any:
-        """The columns of rows, which are the values of this place."""
+        """The columns, if the collected values are rows."""
         return pa.schema([(name, each.type()) for name, each in self.fields.items()])

@@ -1,4 +1,4 @@
-"""`map`: a task on every row of a dataset, exactly once, however often the run is broken off."""
+"""`map`: runs a task on every row of a dataset, exactly once, even if the run is interrupted."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ from npformer.dataset.sources import File, Source, check_text_column, parts, sur
 from npformer.dataset.work import Place, answer, check_repeatable, identity, machine, probe
 from npformer.tasks.task import Task
 
-PART = 8192  # rows: seconds to minutes of work, which is what a broken run loses, and few enough files
+PART = 8192  # rows: seconds to minutes of work, the loss of an interrupted run, and not too many files
 
-#: Place, columns of the input, their texts -> the results, and the probe of who made them; in any order.
+#: Place, columns of the input, their texts -> results and the probe of the worker, in any order.
 Answered = Iterator[tuple[Place, Any, Any, str]]
 
 
 @dataclass(frozen=True)
 class Report:
-    """What a run has done, in all the runs that it took.
+    """The result of a run, including the interrupted runs that it resumed.
 
     Parameters
     ----------
-    rows : int, rows of the output
-    errors : int, rows without an answer; the column "error" says why
-    truncated : int, rows whose text was cut
-    unreadable : list of str, what is wrong with each file of the input that could not be read
+    rows : int, number of rows in the output
+    errors : int, number of rows without an answer; the column "error" gives the reason
+    truncated : int, number of rows with a truncated text
+    unreadable : list of str, the error of each input file that could not be read
     """
 
     rows: int
@@ -60,20 +60,20 @@ def map(
 ) -> Report:
     """Answers every row of a dataset, and writes its columns and those of the answers.
 
-    A run that was broken off, by whatever, goes on when it is called again, and ends with the same bytes as one that
-    was not. Rows are read and written as a stream: memory does not grow with them.
+    An interrupted run resumes when it is called again, and its output has the same bytes as an uninterrupted run's.
+    Rows are streamed: memory does not grow with their number.
 
     Parameters
     ----------
     task : Task, made by `npformer.pipeline`
     source : file or folder of files: csv, tsv, jsonl (also .gz, .zst), parquet, arrow, feather
-    sink : file of one of these formats, or a folder, which gets parts in Parquet and `_manifest.jsonl`
-    column : name of the column of texts; of two columns for pairs, or for questions with their contexts
-    limit : int, only the first rows
-    prefix : str, put before the names of the answers' columns
-    part_rows : int, most rows of a part, which has 16 MB of them at most: after a run was broken off, only its
-        unfinished part is computed anew
-    client : dask.distributed.Client whose workers answer, instead of this process
+    sink : file of one of these formats, or a folder for parts in Parquet and `_manifest.jsonl`
+    column : name of the text column, or of two columns for pairs, or for questions with their contexts
+    limit : int, read only this many rows
+    prefix : str, prefix of the names of the answers' columns
+    part_rows : int, maximum rows of a part, which also has at most 16 MB; a resumed run recomputes only unfinished
+        parts
+    client : dask.distributed.Client whose workers compute, instead of this process
     progress : bool, show a progress bar on stderr
 
     Returns
@@ -83,8 +83,8 @@ def map(
     Raises
     ------
     NpformerError
-        The input cannot be read at all, has no such column or one that the answers have too; the output is another
-        run's, or is being written by one; the input, the settings or the model have changed since the run began.
+        The input is unreadable, lacks the column, or has a column with the name of an answer's; the output belongs to
+        another run or is being written; the input, the settings or the model have changed since the run began.
 
     Examples
     --------
@@ -127,7 +127,7 @@ def _empty(schema: Any, task: Task, prefix: str) -> Any:
 
 
 def _versions() -> dict[str, str]:
-    """The packages that may change what is written. NumPy and its BLAS are told by the machine's bits."""
+    """The packages that may change the output. The machine's probe covers NumPy and its BLAS."""
     import tokenizers
 
     return {"npformer": __version__, "pyarrow": pa.__version__, "tokenizers": tokenizers.__version__}
@@ -143,11 +143,11 @@ class _Run:
     manifest: Manifest
 
     def go(self, client: Any, progress: bool) -> None:
-        """Makes the output, or what is missing of it."""
+        """Writes the output, or the missing rest of it."""
         names = {self._name((i, k)): (i, k) for i, file in enumerate(self.source.files) for k in self._numbers(file)}
         if not self._is_whole():
             self._make(names, client, progress)
-        if self.sink.form is not None and not self.source.unreadable:  # else they wait for the file to be mended
+        if self.sink.form is not None and not self.source.unreadable:  # otherwise parts wait until the file is repaired
             for name in names:
                 self.sink.part(name).unlink(missing_ok=True)
         self.manifest.finish()
@@ -175,19 +175,19 @@ class _Run:
         return "part-{:05}-{:06}".format(*place)
 
     def _numbers(self, file: File) -> range:
-        """The parts of a file; one without rows has one part too, for the columns, if no other file has any."""
+        """The parts of a file; if no file has rows, one empty part provides the columns."""
         return range(len(file.parts) or int(self.source.rows == 0 and not file.error))
 
     def _rows(self, place: Place) -> int:
-        return sum(self.source.files[place[0]].parts[place[1] : place[1] + 1])  # one without rows has no entry
+        return sum(self.source.files[place[0]].parts[place[1] : place[1] + 1])  # an empty part has no entry
 
     def _is_done(self, name: str) -> bool:
-        """Tells whether a part is there, as it was written."""
+        """Returns whether a part exists unchanged."""
         known = self.manifest.parts.get(name)
         return known is not None and checksum(self.sink.part(name)) == known["sha256"]
 
     def _wanted(self, done: set[Place]) -> Iterator[tuple[Place, Any]]:
-        """Yields the parts that are to be made; files without any are not read."""
+        """Yields the unfinished parts; files without such parts are not read."""
         for i, file in enumerate(self.source.files):
             left = {k for k in self._numbers(file) if (i, k) not in done}
             if left and not file.rows:
@@ -225,13 +225,13 @@ class _Run:
     # --- the output file ---------------------------------------------------------------------------------------------
 
     def _is_whole(self) -> bool:
-        """Tells whether the output file has all that can be read. Raises NpformerError if it is not of such a run."""
+        """Returns whether the output file is complete. Raises NpformerError if it belongs to another run."""
         if self.sink.form is None or not self.sink.path.exists():
             return False
         sha256 = checksum(self.sink.path)
         if sha256 not in self.manifest.outputs:
             raise NpformerError(
-                f"{self.sink.path}: has changed since a run wrote it, or is not of one; remove it to have it made anew"
+                f"{self.sink.path}: has changed since a run wrote it, or is not from a run; remove it to write it again"
             )
         made = sum(each["rows"] for each in self.manifest.parts.values())
         return sha256 == self.manifest.outputs[-1] and made == self.source.rows
@@ -250,7 +250,7 @@ class _Run:
         if goes_on and first["bits"] != here["bits"]:
             warn(
                 f"this run began on a BLAS that adds in another order ({first['kernels']}; here {here['kernels']}): "
-                "answers' last bits may differ between its parts"
+                "the last bits of answers may differ between its parts"
             )
 
 

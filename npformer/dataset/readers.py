@@ -1,7 +1,7 @@
-"""Reads one file of a dataset as record batches, each of a few megabytes unless the file stores more as one.
+"""Reads one file of a dataset as record batches of a few megabytes, unless the file itself has larger batches.
 
-Columns of csv and tsv are texts, so that they come out as they went in (007, 1.50, NA). Columns of jsonl have the types
-that fit all their values (`jsonl.py`). A dictionary of texts stays one; other types are the plain ones.
+Columns of csv and tsv are texts, so that values stay unchanged (007, 1.50, NA). Columns of jsonl have types that fit
+all their values (`jsonl.py`). A dictionary of texts stays a dictionary; other types become plain.
 """
 
 from __future__ import annotations
@@ -24,23 +24,23 @@ from npformer.dataset.formats import DELIMITERS, KNOWN, Format, explained, forma
 from npformer.dataset.jsonl import objects
 from npformer.dataset.sizes import BYTES
 
-BLOCK = 2**20  # characters of text that become one batch
-LONGEST = 2**26  # most characters of a line, and of a cell of csv
-ROWS = 2**12  # most rows of a batch of Parquet
+BLOCK = 2**20  # characters of text per batch
+LONGEST = 2**26  # maximum characters of a line, and of a cell of csv
+ROWS = 2**12  # maximum rows of a Parquet batch
 BATCH = 2**24  # bytes of such a batch, unless it is a single row
-TEXTS = ("STRING", "NONE", "JSON", "ENUM")  # logical types of Parquet whose bytes are kept as they are
+TEXTS = ("STRING", "NONE", "JSON", "ENUM")  # logical types of Parquet with bytes that are kept unchanged
 
 
 def form_of(path: Path) -> Format:
-    """The format of a file. Raises NpformerError if its suffix names none."""
+    """The format of a file. Raises NpformerError for an unknown suffix."""
     form = format_of(path)
     if form is None:
-        raise NpformerError(f"{path}: the suffix says no format that is read: {KNOWN}")
+        raise NpformerError(f"{path}: unknown suffix; supported formats: {KNOWN}")
     return form
 
 
 def batches(path: Path, schema: Any = None) -> Iterator[Any]:
-    """Yields a file's record batches, of which the first has no rows; jsonl is read by the `schema`."""
+    """Yields a file's record batches, the first without rows; jsonl is read with the `schema`."""
     form = form_of(path)
     if form.kind in ("jsonl", *DELIMITERS):
         with opened_lines(path) as lines:
@@ -52,7 +52,7 @@ def batches(path: Path, schema: Any = None) -> Iterator[Any]:
 
 @contextmanager
 def opened_lines(path: Path) -> Iterator[Iterator[tuple[int, str]]]:
-    """Gives the lines of a file of text with their ends, \\n, \\r\\n or \\r, and their numbers."""
+    """Yields the lines of a text file with their line ends (\\n, \\r\\n or \\r), and their numbers."""
     compression = form_of(path).compression
     with explained(path), open_file(as_given(path)) as file:
         stream: Any = io.BufferedReader(pa.CompressedInputStream(file, compression)) if compression else file
@@ -66,7 +66,9 @@ def _lines(text: Any, where: Path) -> Iterator[tuple[int, str]]:
         if not line:
             return
         if len(line) > LONGEST:
-            raise NpformerError(f"{where}:{number}: a line of more than {LONGEST} characters; expected a row in a line")
+            raise NpformerError(
+                f"{where}:{number}: a line of more than {LONGEST} characters; expected one row per line"
+            )
         try:
             line.encode()
         except UnicodeEncodeError:
@@ -75,7 +77,7 @@ def _lines(text: Any, where: Path) -> Iterator[tuple[int, str]]:
 
 
 def conform(batches: list[Any], schema: Any) -> Any:
-    """Record batches as one table of a schema, its dictionaries cut to the values that occur."""
+    """Combines record batches to a table with a schema, reducing dictionaries to the values that occur."""
     columns = []
     for field in schema:
         chunks = [_cast(each[field.name], _plain(field.type)) for each in batches]
@@ -93,10 +95,10 @@ def _cast(array: Any, kind: Any) -> Any:
 
 
 def carried(schema: Any) -> Any:
-    """The schema with the types that are carried, and without metadata, which may describe other columns."""
+    """The schema with supported types, without metadata, which may describe other columns."""
     twice = {name for name in schema.names if schema.names.count(name) > 1}
     if twice:
-        raise ValueError(f"several columns have the name {min(twice)!r}")
+        raise ValueError(f"duplicate column {min(twice)!r}")
     return pa.schema([pa.field(each.name, _carried(each.type)) for each in schema])
 
 
@@ -106,20 +108,20 @@ def plain(schema: Any) -> Any:
 
 
 def _carried(kind: Any) -> Any:
-    """Numbers are carried without a dictionary, and the dictionary's order is that of the rows."""
+    """The type with dictionaries only for texts, ordered by rows."""
     is_coded = pa.types.is_dictionary(kind) and any(test(_plain(kind)) for test in BYTES)
     return pa.dictionary(pa.int32(), _plain(kind)) if is_coded else _plain(kind)
 
 
 def _plain(kind: Any) -> Any:
-    """The type without dictionaries and views, which not every format has."""
+    """The type without dictionaries and views, which some formats lack."""
     if pa.types.is_dictionary(kind):
         return _plain(kind.value_type)
     return {"string_view": pa.large_string(), "binary_view": pa.large_binary()}.get(str(kind)) or _inside(kind, _plain)
 
 
 def _inside(kind: Any, changed: Callable[[Any], Any]) -> Any:
-    """The type with those inside it changed; a type that holds no others stays."""
+    """Applies a function to the types nested in a type."""
     if pa.types.is_struct(kind):
         return pa.struct([each.with_type(changed(each.type)) for each in kind])
     for test, make in ((pa.types.is_list, pa.list_), (pa.types.is_large_list, pa.large_list)):
@@ -145,20 +147,20 @@ def _parquet(file: Any) -> Iterator[Any]:
 
 
 def _row_bytes(coded: Any, index: int, texts: list[str]) -> int:
-    """About the most bytes of a row of a group: texts of a dictionary take no more in the file than one of them."""
+    """Estimates the maximum bytes of a row in a group, where a dictionary stores repeated texts only once."""
     group = coded.metadata.row_group(index)
     total = group.total_byte_size // max(group.num_rows, 1)
     for chunk in map(group.column, range(group.num_columns)):
         if chunk.path_in_schema in texts and any("DICTIONARY" in each for each in chunk.encodings):
             one = {"batch_size": 1, "row_groups": [index], "columns": [chunk.path_in_schema], "use_threads": False}
-            with suppress(pa.ArrowException):  # damage, which reading the rows finds, or a type of an extension
+            with suppress(pa.ArrowException):  # damage, which reading the rows reports, or an extension type
                 for batch in islice(coded.iter_batches(**one), 1):
                     total += _longest(batch.column(0)) * -(-chunk.num_values // group.num_rows)
     return total
 
 
 def _longest(array: Any) -> int:
-    """The bytes of the longest text of the dictionary in an array of texts, of lists or of objects of one field."""
+    """The bytes of the longest text in the dictionary of an array of texts, lists or objects with one field."""
     if pa.types.is_dictionary(array.type):
         return pc.max(pc.binary_length(array.dictionary)).as_py() or 0
     if pa.types.is_struct(array.type):
@@ -167,9 +169,9 @@ def _longest(array: Any) -> int:
 
 
 def _arrow(file: Any) -> Iterator[Any]:
-    """Reads both forms: files, which begin with ARROW1, and streams, as the `datasets` library writes them.
+    """Reads both formats: files, which begin with ARROW1, and streams, which the `datasets` library writes.
 
-    The file is mapped into memory: a batch of any size takes none before its rows are used.
+    The file is memory-mapped: a batch takes no memory until its rows are used.
     """
     mapped = pa.py_buffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
     if mapped[:6].to_pybytes() != b"ARROW1":
@@ -199,7 +201,7 @@ def _csv(lines: Iterable[tuple[int, str]], where: Path, form: Format) -> Iterato
     rows = (values for _, values in csv_rows(lines, where, LONGEST, delimiter=DELIMITERS[form.kind]))
     names = next(rows, None)
     if names is None:
-        raise NpformerError(f"{where}: no line with the columns' names")
+        raise NpformerError(f"{where}: no header line with column names")
     schema = pa.schema([(name, pa.string()) for name in names])
     yield pa.RecordBatch.from_pylist([], schema)
     for block in _blocks((sum(map(len, values)), values) for values in rows):
@@ -214,7 +216,7 @@ def _jsonl(lines: Iterable[tuple[int, str]], where: Path, schema: Any) -> Iterat
 
 
 def _blocks(rows: Iterable[tuple[int, Any]]) -> Iterator[list[Any]]:
-    """Gathers rows, given with their sizes, until they have BLOCK characters."""
+    """Groups rows, given with their sizes, into batches of BLOCK characters."""
     held: list[Any] = []
     total = 0
     for size, row in rows:

@@ -1,7 +1,7 @@
-"""Writes a dataset: a file, or a folder of parts; and where its parts, its manifest and its lock lie.
+"""Writes a dataset to a file or a folder of parts, with its manifest and its lock.
 
-A folder holds the parts themselves, as Parquet. A file is put together of its parts at the end; until then they lie in
-a folder beside it. The same tables give the same bytes: no format gets a time or a path.
+A folder has the parts as Parquet. A file is joined from its parts at the end; until then they are in a folder next to
+it. Equal tables give equal bytes: no format includes a time or a path.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from npformer.common.locks import LOCK, clear_partial, in_use
 from npformer.dataset.formats import DELIMITERS, KNOWN, Format, as_list, explained, format_of
 from npformer.dataset.readers import plain
 
-GROUP = 2**24  # bytes that are gathered for one group of rows of a Parquet file
-ROWS = 256  # of a part that are written at a time as text
+GROUP = 2**24  # bytes per row group of a Parquet file
+ROWS = 256  # rows written at a time as text
 
 
 class Sink:
@@ -41,43 +41,41 @@ class Sink:
             self.path.exists() and not is_folder and not (self.path.is_file() and self.path.suffix)
         ):
             raise NpformerError(
-                f"{given}: not a file or folder of a dataset, and a run that was broken off goes on with its output; "
-                "write out.jsonl, then send it on"
+                f"{given}: not a regular file or folder, which an interrupted run needs to resume; write to a file "
+                "such as out.jsonl first"
             )
         self.form = format_of(self.path)
         if is_folder or str(given).endswith(os.sep) or not self.path.suffix:
             self.form = None
         elif self.form is None:
-            raise NpformerError(
-                f"{given}: the suffix says no format that is written: {KNOWN}; or end a folder's name with /"
-            )
+            raise NpformerError(f"{given}: unknown suffix; supported formats: {KNOWN}; end the name of a folder with /")
         self.parts = self.path if self.form is None else self.path.with_name(f"{self.path.name}.parts")
         beside = self.path.with_name(f"{self.path.name}.manifest.jsonl")
         self.manifest = self.path / "_manifest.jsonl" if self.form is None else beside
         self.part_form = Format("parquet" if self.form is None else "arrow")
         whole, read = self.path.resolve(), Path(source).resolve()
         if whole == read or whole.is_relative_to(read) or read.is_relative_to(whole):
-            raise NpformerError(f"{given}: the output lies where the input {source} is; give it a place of its own")
+            raise NpformerError(f"{given}: the output overlaps the input {source}; use another output")
 
     def part(self, name: str) -> Path:
         return self.parts / f"{name}.{self.part_form.kind}"
 
     def check_new(self) -> None:
-        """Raises NpformerError if there is something at the output's place that no earlier run made."""
+        """Raises NpformerError if the output exists and is not from an earlier run."""
         if self.manifest.exists():
             return
-        begun = (LOCK, f".{self.manifest.name}.")  # all that a run has that was killed before it had a manifest
+        begun = (LOCK, f".{self.manifest.name}.")  # left by a run that was killed before it wrote a manifest
         taken = self.path.is_dir() and any(not each.name.startswith(begun) for each in self.path.iterdir())
         if taken if self.form is None else os.path.lexists(self.path):
             raise NpformerError(
-                f"{self.path}: exists already and is not of a run that could go on; remove it, or give another output"
+                f"{self.path}: already exists and is not from a run that can resume; remove it, or use another output"
             )
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Holds the output for this run alone, and clears what a killed run was writing.
+        """Locks the output for this run, and removes temporary files of killed runs.
 
-        Raises NpformerError if another run has it.
+        Raises NpformerError if another run holds the lock.
         """
         with explained(self.path):
             self.check_new()
@@ -93,7 +91,7 @@ class Sink:
                 self.parts.rmdir()
 
     def check_types(self, schema: Any) -> None:
-        """Raises NpformerError if the format has no place for a column: known before the answers are computed."""
+        """Raises NpformerError if the format does not support a column, before answers are computed."""
         row = pa.Table.from_arrays([pa.nulls(1, each) for each in schema.types], schema=schema)
         for form in filter(None, (self.part_form, self.form)):
             with explained(self.path):
@@ -131,7 +129,7 @@ def _write(stream: Any, form: Format, schema: Any, tables: Iterable[Any]) -> Non
 
 
 class Parts:
-    """The tables of several parts in Arrow's format, read each time that they are iterated over."""
+    """The tables of several parts in Arrow's format, read again on each iteration."""
 
     def __init__(self, paths: list[Path]) -> None:
         self.paths = paths
@@ -145,7 +143,7 @@ class Parts:
 
 
 def _values(tables: Iterable[Any], field: Any) -> Any:
-    """All values of a column's dictionaries: a file in Arrow's format has one dictionary for a column."""
+    """The union of a column's dictionaries, since a file in Arrow's format has one dictionary per column."""
     values = pa.array([], field.type.value_type)
     for table in tables:
         for chunk in table[field.name].chunks:
@@ -167,7 +165,7 @@ def _coded(table: Any, dictionaries: dict[str, Any]) -> Any:
 
 
 def _grouped(tables: Iterable[Any]) -> Iterator[Any]:
-    """Joins tables until they have GROUP bytes: small groups of rows make a Parquet file large and slow."""
+    """Joins tables into groups of GROUP bytes: small row groups make a Parquet file large and slow."""
     held: list[Any] = []
     total = 0
     for table in tables:
@@ -181,7 +179,7 @@ def _grouped(tables: Iterable[Any]) -> Iterator[Any]:
 
 
 def _write_csv(stream: Any, delimiter: str, schema: Any, tables: Iterable[Any]) -> None:
-    """Writes csv; a value that no cell can hold, such as a list or a vector, becomes JSON in it."""
+    """Writes csv; lists, vectors and other nested values become JSON."""
     schema = plain(schema)
     nested = {each.name for each in schema if pa.types.is_nested(each.type) or str(each.type).endswith("binary")}
     flat = pa.schema([(each.name, pa.string() if each.name in nested else each.type) for each in schema])
@@ -204,7 +202,7 @@ def _write_jsonl(stream: Any, tables: Iterable[Any]) -> None:
 
 
 def _batches(tables: Iterable[Any]) -> Iterator[Any]:
-    """Cuts tables into batches of ROWS: as Python's objects their values take several times as much memory."""
+    """Splits tables into batches of ROWS, because Python objects take several times as much memory."""
     for table in tables:
         yield from table.to_batches(max_chunksize=ROWS)
 
@@ -212,7 +210,7 @@ def _batches(tables: Iterable[Any]) -> Iterator[Any]:
 def _json(value: Any) -> str:
     try:
         return json.dumps(value, ensure_ascii=False, allow_nan=False, default=_told)
-    except ValueError:  # NaN and infinity, which JSON has not
+    except ValueError:  # NaN and infinity, which JSON lacks
         return json.dumps(_finite(value), ensure_ascii=False, default=_told)
 
 
@@ -225,7 +223,7 @@ def _finite(value: Any) -> Any:
 
 
 def _told(value: Any) -> str:
-    """What JSON has no type for, as text."""
+    """Converts values without a JSON type to text."""
     if isinstance(value, bytes):
         return value.decode(errors="replace")
     if isinstance(value, datetime.date | datetime.time):

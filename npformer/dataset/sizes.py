@@ -1,7 +1,7 @@
-"""How large rows are, and where a file is cut into parts: after a number of rows or of bytes, whichever comes first.
+"""The sizes of rows, and the division of a file into parts by number of rows or bytes, whichever is reached first.
 
-A part is what is held in memory at a time. A row counts with the bytes that its values have when each stands by itself,
-without a dictionary, so that the cuts depend on the rows alone and not on how a file stores them.
+One part is in memory at a time. The size of a row is that of its values without a dictionary, so that parts depend only
+on the rows, not on how a file stores them.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-PART_BYTES = 2**24  # of the rows of a part, unless it is a single row
-DEPTH = 48  # most levels of lists and objects in a column: Parquet reads 49 of lists, Arrow 63
-MISSING = 8  # bytes that a row counts with for each column, for the answers and for columns that it lacks
+PART_BYTES = 2**24  # maximum for the rows of a part with more than one row
+DEPTH = 48  # maximum nesting of lists and objects in a column: Parquet reads 49 levels of lists, Arrow 63
+MISSING = 8  # bytes counted per column for answers and missing columns
 
 BYTES = (pa.types.is_string, pa.types.is_large_string, pa.types.is_binary, pa.types.is_large_binary)
 
 
 class Cuts:
-    """The parts of a file, found by adding the sizes of its rows: at most `rows` in each, and `limit` in all."""
+    """Divides a file into parts by adding the sizes of its rows: at most `rows` in each, and `limit` in total."""
 
     def __init__(self, rows: int, limit: int | None) -> None:
         self.rows, self.limit = rows, limit
@@ -32,7 +32,7 @@ class Cuts:
         return sum(self._parts) + self._count == self.limit
 
     def add(self, sizes: np.ndarray) -> None:
-        """Takes the sizes of the next rows, (N,)."""
+        """Adds the sizes of the next rows, (N,)."""
         if self.limit is not None:
             sizes = sizes[: self.limit - sum(self._parts) - self._count]
         ends, at, before = np.cumsum(sizes), 0, 0
@@ -48,7 +48,7 @@ class Cuts:
                 self._end_part()
 
     def finish(self) -> tuple[int, ...]:
-        """The rows of each part."""
+        """The number of rows in each part."""
         self._end_part()
         return tuple(self._parts)
 
@@ -64,7 +64,7 @@ def row_sizes(batch: Any) -> np.ndarray:
 
 
 def depth(kind: Any) -> int:
-    """The levels of lists and objects of a type."""
+    """The nesting depth of lists and objects in a type."""
     return 1 + max((depth(kind.field(i).type) for i in range(kind.num_fields)), default=0) if kind.num_fields else 0
 
 

@@ -1,8 +1,8 @@
-"""Reads a dataset: a file, or the files of a folder in the order of their names, as tables of one schema.
+"""Reads a dataset: a file, or the files of a folder sorted by name, as tables with one schema.
 
-`survey` reads everything once, so that a file that cannot be read, columns that differ and a changed input are known
-before hours are spent on a model: what it finds identifies the input, and cuts each file into parts (`sizes.py`).
-`parts` then reads those parts that are wanted.
+`survey` reads everything once, to find unreadable files, differing columns and changed input before hours are spent on
+a model. Its result identifies the input and divides each file into parts (`sizes.py`). `parts` then reads the requested
+parts.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from npformer.dataset.jsonl import Seen, objects
 from npformer.dataset.readers import batches, carried, conform, form_of, opened_lines, plain
 from npformer.dataset.sizes import DEPTH, MISSING, Cuts, depth, row_sizes
 
-SLICE = 2**12  # rows that are measured at a time
+SLICE = 2**12  # rows measured at a time
 
 
 @dataclass(frozen=True)
 class File:
-    """A file of a dataset: its identity, the rows of its parts and its columns; or the error that stopped reading."""
+    """A file of a dataset: its identity, the rows of its parts and its columns; or the error in reading it."""
 
     path: Path
     bytes: int = 0
@@ -66,12 +66,12 @@ class Source:
 
 
 def survey(given: str | Path, part_rows: int, limit: int | None = None) -> Source:
-    """Reads the files once and returns what they are; of `limit` rows, only the files that these are in.
+    """Reads the files once and describes them; with a `limit`, only the files with the first rows.
 
-    Raises NpformerError if there is nothing to read, or if the columns of two files differ.
+    Raises NpformerError if no file can be read, or if the columns of two files differ.
     """
     files: list[File] = []
-    seen = Seen()  # in all files of jsonl
+    seen = Seen()  # for all files of jsonl
     left = limit
     for path in _paths(Path(given)):
         if left == 0:
@@ -91,7 +91,7 @@ def survey(given: str | Path, part_rows: int, limit: int | None = None) -> Sourc
 
 
 def parts(file: File, schema: Any, wanted: Callable[[int], bool]) -> Iterator[tuple[int, Any]]:
-    """Yields the wanted parts of a file as (number, table)."""
+    """Yields the requested parts of a file as (number, table)."""
     stream = batches(file.path, schema)
     batch = next(stream)
     for number, left in enumerate(file.parts):
@@ -103,7 +103,7 @@ def parts(file: File, schema: Any, wanted: Callable[[int], bool]) -> Iterator[tu
                 if batch is None:
                     missing = left + sum(file.parts[number + 1 :])
                     raise NpformerError(
-                        f"{file.path}: has lost {missing} of its {file.rows} rows since it was read first"
+                        f"{file.path}: has lost {missing} of its {file.rows} rows since it was first read"
                     )
             taken = batch.slice(0, left)
             batch, left = batch.slice(taken.num_rows), left - taken.num_rows
@@ -116,17 +116,19 @@ def parts(file: File, schema: Any, wanted: Callable[[int], bool]) -> Iterator[tu
 
 
 def _check_size(file: File) -> None:
-    """Raises NpformerError if a file has been written to: reading a lost page of a mapped one would end the process."""
-    with suppress(FileNotFoundError):  # where it is open it stays readable
+    """Raises NpformerError if a file was changed: reading a missing page of a mapped file would kill the process."""
+    with suppress(FileNotFoundError):  # an open file stays readable
         size = file.path.stat().st_size
         if size != file.bytes:
-            raise NpformerError(f"{file.path}: has {size} bytes; had {file.bytes} when it was read first")
+            raise NpformerError(f"{file.path}: has {size} bytes, but had {file.bytes} when it was first read")
 
 
 def _paths(given: Path) -> list[Path]:
     with explained(given):
         if str(given) == "-" or (given.exists() and not given.is_dir() and not given.is_file()):
-            raise NpformerError(f"{given}: not a file or folder; a dataset is read twice: save it in a file first")
+            raise NpformerError(
+                f"{given}: not a regular file or folder; a dataset is read twice, so save it to a file first"
+            )
         if not given.is_dir():
             given.stat()
             return [given]
@@ -138,7 +140,7 @@ def _paths(given: Path) -> list[Path]:
 
 def _surveyed(path: Path, part_rows: int, limit: int | None, seen: Seen) -> File:
     if path.is_dir():
-        raise NpformerError(f"{path}: is a folder; expected files, not folders, in the input's folder")
+        raise NpformerError(f"{path}: is a folder; expected only files in the input's folder")
     form = form_of(path)
     with explained(path):
         size = path.stat().st_size
@@ -156,7 +158,7 @@ def _surveyed(path: Path, part_rows: int, limit: int | None, seen: Seen) -> File
 
 
 def _look(path: Path, seen: Seen, cuts: Cuts) -> None:
-    """Finds the types of a jsonl file, and its parts."""
+    """Infers the types of a jsonl file, and divides it into parts."""
 
     def sizes(rows: Iterator[tuple[int, int, Any]]) -> Iterator[int]:
         for number, size, row in rows:
@@ -170,7 +172,7 @@ def _look(path: Path, seen: Seen, cuts: Cuts) -> None:
 
 
 def _measure(path: Path, cuts: Cuts) -> Any:
-    """Finds the schema of another file, and its parts."""
+    """Finds the schema of a file in another format, and divides it into parts."""
     schema = None
     for batch in batches(path):
         if schema is None:
@@ -186,7 +188,7 @@ def _measure(path: Path, cuts: Cuts) -> Any:
 
 
 def _common(files: list[File]) -> Any:
-    """The columns that all files have; the last of jsonl has those of all files of jsonl."""
+    """The schema of all files; the last file of jsonl has the schema of all files of jsonl."""
     jsonl = [each for each in files if form_of(each.path).kind == "jsonl"]
     first, *others = [*jsonl[-1:], *(each for each in files if each not in jsonl)]
     fields = {each.name: each for each in first.schema}
@@ -196,19 +198,19 @@ def _common(files: list[File]) -> Any:
         if lacks or has:
             differences = [f"lacks {listed(lacks):.200}"] * bool(lacks) + [f"also has {listed(has):.200}"] * bool(has)
             raise NpformerError(
-                f"{file.path}: its columns are not those of {first.path.name}: it {'; '.join(differences)}"
+                f"{file.path}: its columns differ from those of {first.path.name}: it {'; '.join(differences)}"
             )
         for field in plain(file.schema):
             if field.type != plain_types[field.name]:
                 where, expected = f"{file.path}: column {shown(field.name)}", plain_types[field.name]
-                raise NpformerError(f"{where} is {field.type}, in {first.path.name} it is {expected}")
-            if file.schema.field(field.name).type != fields[field.name].type:  # only one has a dictionary
+                raise NpformerError(f"{where} is {field.type}, but {expected} in {first.path.name}")
+            if file.schema.field(field.name).type != fields[field.name].type:  # only one file has a dictionary
                 fields[field.name] = field
     return pa.schema([fields[name] for name in dict.fromkeys([*files[0].schema.names, *fields])])
 
 
 def check_text_column(source: Source, name: str) -> None:
-    """Raises NpformerError if the dataset has no such column, or if it holds no texts."""
+    """Raises NpformerError if the dataset has no such column, or if it does not contain texts."""
     if name not in source.schema.names:
         raise unknown("column", name, source.schema.names)
     kind = plain(source.schema).field(name).type

@@ -1,6 +1,6 @@
-"""What a worker does, be it this process or one of Dask's: it answers the rows of one part, and says who it is.
+"""The work of a worker, this process or one of Dask's: answers the rows of one part, and identifies itself.
 
-`Work` describes a task so that another process, on another machine, can make it again; `identity` says what its answers
+`Work` describes a task so that a process on another machine can recreate it; `identity` has everything that its answers
 depend on, down to the bits of the weights.
 """
 
@@ -36,13 +36,13 @@ from npformer.tasks.text_to_text import TextToText
 from npformer.tasks.writing import Writing
 from npformer.text.inputs import Pair
 
-Place = tuple[int, int]  # the number of a part's file, and of the part in it
+Place = tuple[int, int]  # index of a part's file, and of the part in it
 
 
 def identity(task: Task) -> dict[str, Any]:
-    """What a task's answers depend on: options, config, weights and tokenizer.
+    """Everything that a task's answers depend on: options, config, weights and tokenizer.
 
-    The weights' sha256 is that of the file which `npformer convert` writes of them in the model's dtype.
+    The sha256 of the weights is that of the file that `npformer convert` writes in the model's dtype.
     """
     model = task.model
     options = {name: value for name, value in asdict(task.options).items() if name != "progress"}
@@ -64,7 +64,7 @@ def identity(task: Task) -> dict[str, Any]:
 
 
 def _tokenizer(task: Task) -> str:
-    """The sha256 of the tokenizer, or of the files that a translator's was read from."""
+    """The sha256 of the tokenizer, or of a translation model's tokenizer files."""
     tokenizer, folder = task.model.tokenizer, task.model.folder
     digest = hashlib.sha256()
     if hasattr(tokenizer, "to_str"):
@@ -77,7 +77,7 @@ def _tokenizer(task: Task) -> str:
 
 @dataclass(frozen=True)
 class Work:
-    """A task that another process can make: by its model's name, and checked by a digest of each part of it."""
+    """A task that another process can recreate from the name of its model, checked by digests."""
 
     task: str
     model: str
@@ -88,21 +88,21 @@ class Work:
 
     @classmethod
     def of(cls, task: Task) -> Work:
-        """Raises NpformerError for a model that was made in memory, as no other process can load it."""
+        """Raises NpformerError for a model created in memory, because other processes cannot load it."""
         folder = task.model.folder
         if folder is None:
-            raise NpformerError("client: this model was made in memory; workers load one by its folder or hub id")
+            raise NpformerError("client: this model was created in memory; workers need a folder or hub id to load it")
         model, revision = _name(folder)
         return cls(task.name, model, revision, task.model.dtype.name, task.options, _digests(task))
 
     def make(self) -> Task:
-        """Loads the model and makes the task, on one thread. Raises NpformerError if it is another model here."""
+        """Loads the model and creates the task, on one thread. Raises NpformerError if the model differs here."""
         made = pipeline(self.task, self.model, threads=1, revision=self.revision, dtype=self.dtype)
         made.options = self.options
         found = _digests(made)
         other = [name for name, value in self.digests.items() if found.get(name) != value]
         if other:
-            raise NpformerError(f"{self.model}: the model here is not that of the run: other {', '.join(other)}")
+            raise NpformerError(f"{self.model}: the model differs from that of the run in its {', '.join(other)}")
         return made
 
 
@@ -115,7 +115,7 @@ def _digest(described: Any) -> str:
 
 
 def _name(folder: Path) -> tuple[str, str | None]:
-    """The name by which another machine finds a model: bundled, of the hub with its commit, or a folder's path."""
+    """The name of a model on other machines: bundled, on the hub with its commit, or a folder's path."""
     name = next((name for name, path in bundled().items() if path.resolve() == folder.resolve()), None)
     if name is not None:
         return name, None
@@ -129,7 +129,7 @@ def _name(folder: Path) -> tuple[str, str | None]:
 
 
 def answer(task: Task, texts: Any, place: Place, tick: Callable[[int], object] = lambda count: None) -> Any:
-    """Answers the rows of a part, whose one or two columns are texts: the table of results."""
+    """Answers the rows of a part with one or two text columns; returns the table of results."""
     columns = [as_list(column) for column in texts.columns]
     items = columns[0] if len(columns) == 1 else list(map(Pair, *columns))
     answers = []
@@ -140,7 +140,7 @@ def answer(task: Task, texts: Any, place: Place, tick: Callable[[int], object] =
 
 
 def _seeded(options: Any, place: Place) -> Any:
-    """Gives a part that samples its own seed: a sample depends on the seed and on the place in the part."""
+    """Sets a seed for each part if the task samples: samples depend on the seed and the index in the part."""
     settings = getattr(options, "settings", {})
     if not settings.get("do_sample"):
         return options
@@ -153,12 +153,12 @@ _making = threading.Lock()
 
 
 def answer_elsewhere(work: Work, texts: Any, place: Place) -> tuple[Any, str]:
-    """Answers a part in a worker, which makes the task once; returns the results and the worker's `probe`."""
+    """Answers a part in a worker, which creates the task once; returns the results and the worker's `probe`."""
     return answer(_made(work), texts, place), probe()
 
 
 def describe(work: Work) -> dict[str, str]:
-    """Makes the task in a worker, and says who the worker is; an "error" if it cannot."""
+    """Creates the task in a worker, and identifies the worker; an "error" if that fails."""
     try:
         _made(work)
     except NpformerError as error:
@@ -170,7 +170,7 @@ def _made(work: Work) -> Task:
     key = _digest(asdict(work))
     with _making:
         if key not in _tasks:
-            _tasks.clear()  # of the run before
+            _tasks.clear()  # from an earlier run
             _tasks[key] = work.make()
         return _tasks[key]
 
@@ -179,7 +179,7 @@ def _made(work: Work) -> Task:
 
 
 def machine() -> dict[str, str]:
-    """What the last bits of answers depend on besides the task."""
+    """Everything besides the task that the last bits of answers depend on."""
     kernels = [
         f"{each.get('internal_api')} {each.get('version')} {each.get('architecture')}" for each in blas_libraries()
     ]
@@ -190,7 +190,7 @@ _probed: list[str] = []
 
 
 def probe() -> str:
-    """A digest of an encoder layer's output on fixed numbers: where it differs, so do the last bits of answers."""
+    """A digest of an encoder layer's output on fixed numbers: if it differs, so do the last bits of answers."""
     if not _probed:
         random = np.random.default_rng(0)
         d, f = 384, 1536
@@ -213,4 +213,4 @@ def check_repeatable(task: Task) -> None:
     """Raises NpformerError if two runs of the task would give different answers."""
     settings = getattr(task.options, "settings", {})
     if settings.get("do_sample") and settings.get("seed") is None:
-        raise NpformerError("seed: without one a sample cannot be drawn again, nor a run go on; give a seed")
+        raise NpformerError("seed: missing; an interrupted run can only resume with a seed")

@@ -290,7 +290,7 @@ class _Blas:
             from threadpoolctl import ThreadpoolController
         except ImportError:
             warn(
-                "threadpoolctl is not installed, so BLAS uses its own threads in addition to npformer's: runs are slower, "
+                "threadpoolctl is not installed, so BLAS uses threads in addition to npformer's: runs are slower "
                 "and a text's result may differ in its last bits between batches; pip install threadpoolctl"
             )
             return []

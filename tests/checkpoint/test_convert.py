@@ -150,7 +150,7 @@ def test_what_is_there_already_is_left_alone(tmp_path, to):
     (tmp_path / "link").symlink_to(tmp_path / "nowhere")
     before = files(tmp_path)
     for destination in (source, tmp_path / "file", tmp_path / "link", tmp_path, Path("/")):
-        with pytest.raises(NpformerError, match=f"^{destination}: exists already; give the name of a new folder"):
+        with pytest.raises(NpformerError, match=f"^{destination}: already exists; expected a new folder"):
             convert(source, destination, to)
     assert files(tmp_path) == before
 

@@ -175,7 +175,7 @@ def test_a_shard_that_is_a_link_out_of_the_folder(folder, tmp_path_factory):
     shard.symlink_to(elsewhere / shard.name)
     with pytest.raises(
         NpformerError,
-        match=r"model-00001-of-00002\.safetensors: a link out of the model's folder, to .*load that folder",
+        match=r"model-00001-of-00002\.safetensors: a link out of the model's folder, to .*copy the folder without links",
     ):
         load_folder(folder)
 

@@ -260,7 +260,7 @@ def test_convert_there_and_back_keeps_the_answers(models, tmp_path):
     assert (tmp_path / "back" / "config.json").exists()
     code, _, errors = run("convert", models["classify"], "own", cwd=tmp_path)
     assert code == 1
-    assert "own: exists already" in errors
+    assert "own: already exists" in errors
 
 
 def test_info_describes_the_installation():

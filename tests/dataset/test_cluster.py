@@ -43,7 +43,7 @@ def test_a_worker_with_another_model_is_named(client, source_of_500, tmp_path):
     task = npformer.pipeline("text-classification", folder)
     (folder / "model.safetensors").rename(tmp_path / "kept")  # which the task has mapped
     tiny.folder(folder, seed=1)
-    with pytest.raises(NpformerError, match=r"worker tcp://.*: the model here is not that of the run: other weights$"):
+    with pytest.raises(NpformerError, match=r"worker tcp://.*: the model differs from that of the run in its weights$"):
         map(task, source_of_500, tmp_path / "out", column="text", client=client)
 
 
@@ -55,7 +55,7 @@ def test_a_worker_without_the_model_is_named(client, source_of_500, tmp_path):
 
 
 def test_a_model_in_memory_cannot_be_sent(client, source_of_500, tmp_path):
-    with pytest.raises(NpformerError, match="this model was made in memory"):
+    with pytest.raises(NpformerError, match="this model was created in memory"):
         map(
             npformer.pipeline("text-classification", tiny.model()),
             source_of_500,
@@ -78,7 +78,7 @@ def test_workers_of_another_version_are_refused_and_of_another_blas_are_told(cla
         assert {'"bits": "0123"' in line for line in lines} == {True, False}  # the parts that it made
         client.run(pretend, "npformer", "0.0.1", workers=[first])
         with pytest.raises(
-            NpformerError, match=rf"worker {first}: has npformer 0\.0\.1, here is {npformer.__version__}"
+            NpformerError, match=rf"worker {first}: has npformer 0\.0\.1, but this process has {npformer.__version__}"
         ):
             map(classify, source_of_500, tmp_path / "other", column="text", client=client)
 
@@ -96,8 +96,8 @@ def test_the_command_prints_the_dashboard_and_answers(model, rows, tmp_path):
 def test_a_scheduler_that_is_not_there(monkeypatch):
     monkeypatch.setattr(cluster, "PATIENCE", "1s")
     for name, message in (
-        ("tcp://127.0.0.1:9", "no Dask scheduler answered"),
-        ("nonsense", "no Dask scheduler answered"),
+        ("tcp://127.0.0.1:9", "no Dask scheduler responded"),
+        ("nonsense", "no Dask scheduler responded"),
         ("local:0", "expected local:N with N workers"),
         ("local:x", "expected local:N with N workers"),
     ):

@@ -131,7 +131,7 @@ def test_translations(tmp_path):
     found = answered(two, tmp_path / "two", text=["a dog"])["translations"].to_pylist()
     assert found == [[each["translation_text"] for each in two("a dog")]]
 
-    with pytest.raises(NpformerError, match="seed: without one"):
+    with pytest.raises(NpformerError, match="seed: missing"):
         answered(npformer.pipeline("translation", folder, do_sample=True, num_beams=1), tmp_path)
     drawn = []
     for name in ("three", "four"):
@@ -146,7 +146,7 @@ def test_what_follows_prompts(tmp_path):
     """The text, or the list of texts; without a seed none are drawn."""
     folder = writers.folder(tmp_path / "model")
     task = npformer.pipeline("text-generation", folder, max_new_tokens=6)
-    with pytest.raises(NpformerError, match="seed: without one"):
+    with pytest.raises(NpformerError, match="seed: missing"):
         answered(task, tmp_path)
     task = npformer.pipeline("text-generation", folder, max_new_tokens=6, do_sample=False)
     found = answered(task, tmp_path, text=["a dog", "x " * 500])["generated_text"].to_pylist()

@@ -212,12 +212,12 @@ def test_links_that_the_user_names_are_followed(classify, rows, tmp_path):
 
 BAD = {
     "empty.csv": (b"", "the file is empty"),
-    "twice.csv": (b"text,text\na,b\n", "several columns have the name 'text'"),
+    "twice.csv": (b"text,text\na,b\n", "duplicate column 'text'"),
     "ragged.csv": (b"text,x\na,b\nc\n", r"ragged.csv:3: expected 2 columns \(text, x\), got 1"),
     "long.csv": (b'text,x\n"a\n",b\n"c\n",d,e\n', r"long.csv:4: expected 2 columns \(text, x\), got 3"),
-    "unclosed.csv": (b'text,x\na,b\n"c,d\ne,f\n', "unclosed.csv:3: a cell that never ends"),
+    "unclosed.csv": (b'text,x\na,b\n"c,d\ne,f\n', "unclosed.csv:3: a cell that is not closed"),
     "swallowing.csv": (b'text,x\n"a,b\nc,"d"\n', "swallowing.csv:3: ',' expected after '\"'"),
-    "lines.csv": (b"\n\n", "no line with the columns' names"),
+    "lines.csv": (b"\n\n", "no header line with column names"),
     "utf16.csv": ("text\na\n".encode("utf-16"), "utf16.csv:1: not UTF-8"),
     "latin.csv": ("text\nnaïve\n".encode("latin-1"), "latin.csv:2: not UTF-8"),
     "broken.jsonl": (b'{"text": "a"}\n{"text": \n', "broken.jsonl:2: not JSON"),
@@ -229,7 +229,7 @@ BAD = {
     "cut.jsonl.gz": (gzip.compress(b'{"text": "abcdefgh"}\n' * 99)[:-20], "runcated"),
     "not.parquet": (b"PAR1 no parquet at all PAR1", "arquet"),
     "not.arrow": (b"ARROW1 no arrow at all", "not.arrow: "),
-    "a.txt": (b"text", "the suffix says no format that is read: csv, tsv"),
+    "a.txt": (b"text", "unknown suffix; supported formats: csv, tsv"),
     "no.csv": (None, "No such file or directory"),
 }
 
@@ -284,7 +284,7 @@ def test_a_file_that_changes_while_it_is_read_is_refused(suffix, change, classif
         assert map(classify, source, tmp_path / "o.csv", column="text", part_rows=7).rows == len(rows)
         return
     now = 0 if change == "shorter" else size + 9
-    with pytest.raises(NpformerError, match=rf"in{suffix}: has {now} bytes; had {size} when it was read first$"):
+    with pytest.raises(NpformerError, match=rf"in{suffix}: has {now} bytes, but had {size} when it was first read$"):
         map(classify, source, tmp_path / "o.csv", column="text", part_rows=7)
 
 
@@ -319,7 +319,7 @@ def test_a_folder_without_files_or_with_other_columns_is_refused(classify, tmp_p
         map(classify, source, tmp_path / "o.csv", column="text")
     written(source / "a.csv", pa.table({"text": ["a"], "x": ["b"]}))
     written(source / "b.csv", pa.table({"text": ["a"], "y": ["b"]}))
-    with pytest.raises(NpformerError, match=r"b\.csv: its columns are not those of a\.csv: it lacks x; also has y"):
+    with pytest.raises(NpformerError, match=r"b\.csv: its columns differ from those of a\.csv: it lacks x; also has y"):
         map(classify, source, tmp_path / "o.csv", column="text")
     written(source / "b.parquet", pa.table({"text": ["a"], "x": [1]}))
     (source / "b.csv").unlink()

@@ -159,7 +159,7 @@ def test_what_has_changed_is_said_and_nothing_written(model, classify, source, t
         with pytest.raises(NpformerError, match="belongs to a run with other settings") as raised:
             run(task, source, out, **how)
         assert message in str(raised.value)
-        assert str(raised.value).endswith("Go on with the same, or give another output")
+        assert str(raised.value).endswith("Use the same settings, or another output")
     (source / "c.parquet").write_bytes((source / "b.parquet").read_bytes())
     with pytest.raises(NpformerError, match=r"input c\.parquet is new"):
         run(classify, source, out)
@@ -202,16 +202,16 @@ def test_a_second_run_on_one_output_is_told(classify, source, tmp_path):
 @pytest.mark.parametrize(
     ("sink", "message"),
     [
-        ("taken", "taken: exists already and is not of a run"),
-        ("taken.csv", r"taken.csv: exists already and is not of a run"),
-        ("in/out", "the output lies where the input"),
-        ("in", "the output lies where the input"),
-        (".", "the output lies where the input"),
-        ("pipe.jsonl", r"pipe\.jsonl: not a file or folder of a dataset, .*; write out\.jsonl, then send it on"),
-        ("/dev/stdout", "/dev/stdout: not a file or folder of a dataset"),
-        ("bare", "bare: not a file or folder of a dataset"),
-        ("out.txt", "the suffix says no format that is written"),
-        ("out.parquet.gz", "the suffix says no format that is written"),
+        ("taken", "taken: already exists and is not from a run"),
+        ("taken.csv", r"taken.csv: already exists and is not from a run"),
+        ("in/out", "the output overlaps the input"),
+        ("in", "the output overlaps the input"),
+        (".", "the output overlaps the input"),
+        ("pipe.jsonl", r"pipe\.jsonl: not a regular file or folder, .*; write out\.jsonl, then send it on"),
+        ("/dev/stdout", "/dev/stdout: not a regular file or folder"),
+        ("bare", "bare: not a regular file or folder"),
+        ("out.txt", "unknown suffix; supported formats"),
+        ("out.parquet.gz", "unknown suffix; supported formats"),
         ("no/such/out.csv", "No such file or directory"),
     ],
 )
@@ -246,7 +246,7 @@ def test_wrong_settings_leave_nothing(how, message, classify, source, tmp_path):
 
 def test_names_that_clash_take_a_prefix(classify, source, tmp_path):
     map(classify, source, tmp_path / "one.parquet", column="text")
-    with pytest.raises(NpformerError, match="column 'label': the input has one of this name"):
+    with pytest.raises(NpformerError, match="column 'label': both the input and the result have this column"):
         map(classify, tmp_path / "one.parquet", tmp_path / "two.parquet", column="text")
     map(classify, tmp_path / "one.parquet", tmp_path / "two.parquet", column="text", prefix="new_")
     names = pa.parquet.read_schema(tmp_path / "two.parquet").names

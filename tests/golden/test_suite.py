@@ -134,7 +134,7 @@ def test_on_another_kernel_models_and_inputs_have_the_same_bytes_and_stages_fit_
 
 
 def test_what_is_no_suite_is_an_error(suite: Path, tmp_path: Path) -> None:
-    with pytest.raises(NpformerError, match="exists already"):
+    with pytest.raises(NpformerError, match="already exists"):
         golden.suite(suite)
     with pytest.raises(NpformerError, match=r"suite\.json: No such file"):
         golden.read_suite(tmp_path)

@@ -337,7 +337,7 @@ def test_without_threadpoolctl_a_model_runs_and_warns_once() -> None:
     assert (done.returncode, done.stderr) == (0, "")
     libraries, warning = done.stdout.splitlines()
     assert libraries == "[]"
-    assert warning.startswith("NpformerWarning: threadpoolctl is not installed, so BLAS uses its own threads")
+    assert warning.startswith("NpformerWarning: threadpoolctl is not installed, so BLAS uses threads")
     assert warning.endswith("pip install threadpoolctl")
 
 

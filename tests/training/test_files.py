@@ -62,7 +62,7 @@ def test_rows_of_two_texts(tmp_path: Path) -> None:
         ("a.tsv", b"label\tx\ty\n1\ta\tb\n", r"a\.tsv:1: columns label, x, y; expected the text in one of"),
         ("a.tsv", b"label\tlabel\n1\ta\n", r"a\.tsv:1: duplicate column name"),
         ("a.tsv", b"kind\ttext\n1\ta\n", r"a\.tsv:2: no 'label'; the row has kind, text"),
-        ("a.csv", b'label,text\n1,"a\n', r"a\.csv:2: a cell that never ends"),
+        ("a.csv", b'label,text\n1,"a\n', r"a\.csv:2: a cell that is not closed"),
         ("a.jsonl", b'{"label": 1, "text": "a"}\n{"label"\n', r"a\.jsonl:2: not JSON"),
         ("a.csv", b"label,text\n1,a\rb\n", r"a\.csv:2: a carriage return within a line"),
         (
