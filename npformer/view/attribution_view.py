@@ -21,7 +21,7 @@ from npformer.view.stack_view import FRAME
 from npformer.view.svg import INK, MUTED, Sheet, text_width
 from npformer.view.terminal import bar, columns, fit
 
-#: The measures by the names of `methods` and of the command line, in the order they are shown.
+#: The measures by their names in `methods` and on the command line, in display order.
 METHODS = ("leave-one-out", "gradient", "integrated", "logit", "roll-out")
 BY_DEFAULT = ("leave-one-out", "gradient", "integrated", "roll-out")
 
@@ -49,20 +49,20 @@ def attribution(
     ----------
     source : Model, Trace, or weights (N, H, L, L) or a list of layers (H, L, L)
     text : str, Pair or token ids, for a model
-        A text that is longer than the model takes is cut, with a warning; every measure reads the same words.
+        A text that is too long for the model is truncated with a warning; every measure reads the same words.
     label : str or int, optional
         The label, or the next word, to explain; by default the model's answer.
     token : int, optional
-        The token whose output the roll-out explains, and for a head on tokens the logit attribution. By default the
-        first, or the last of a model in which no other has read the whole text, such as GPT-2.
+        The token whose output is explained by the roll-out, and by the logit attribution for a head on tokens. By
+        default the first, or the last for causal models such as GPT-2.
     steps : int
         Number of points at which integrated gradients take the gradient.
     scores : mapping, optional
-        Measures of your own: name -> one number for each token.
+        Your own measures: name -> one number per token.
     tokens : list of str, for weights
     methods : str or list of str, optional
         The measures to compute: "leave-one-out", "gradient", "integrated", "logit", "roll-out". Leaving out one word
-        takes a run for each word, integrated gradients one for each step, and the others one.
+        takes one run per word, integrated gradients one per step, and the others one.
     progress : bool
         Show a progress bar on stderr while the slow measures run.
 
@@ -111,15 +111,15 @@ def attribution(
         found.append(roll_out(stack, pick("token", reads_all if token is None else token, range(count))))
     if not found and methods is not None:
         raise NpformerError(
-            f"attribution: {', '.join(asked)}: not to be had of this; a model with labels for texts has all"
+            f"attribution: {', '.join(asked)}: not available for this input; a text classifier has all measures"
         )
     if not found:
-        raise NpformerError("attribution: expected a model, a trace with weights, or scores=, got none of these")
+        raise NpformerError("attribution: expected a model, a trace with weights, or scores=")
     return AttributionView(tuple(found))
 
 
 def _shortened(model: Any, text: Any) -> Any:
-    """Cuts a text to the words that the model reads, the same for every measure; token ids stay."""
+    """Truncates a text to the words that the model reads, the same for every measure; token ids do not change."""
     from npformer.text.encoding import IDS, Encoder  # only a model needs texts
     from npformer.text.inputs import as_text_or_pair
 
@@ -134,9 +134,9 @@ def _classifies(model: Any) -> bool:
 def _asked(
     model: Any, given: Any, label: str | int | None, steps: int, asked: Sequence[str], progress: bool
 ) -> list[Method]:
-    """Computes the measures that run a model: by words left out of a text, and by gradients."""
+    """Computes the measures that run a model: leaving out words, and gradients."""
     from npformer.interpret.integrated_gradients import (
-        by_gradients,  # loads the backward passes, which only a model needs
+        by_gradients,  # imports the backward passes, which only a model needs
     )
     from npformer.interpret.traces import texts_of
     from npformer.tape import UnknownDerivative
@@ -180,7 +180,9 @@ class AttributionView(View):
     def _notes(self) -> list[str]:
         lines = ["Numbers are shown to 4 decimals."]
         if any(method.signed for method in self.methods):
-            lines.append("Orange and a solid line: the word speaks for it; blue and a dotted line: against.")
+            lines.append(
+                "Orange with a solid line: the word supports the label; blue with a dotted line: it opposes it."
+            )
         return lines
 
     def _height(self) -> int:
@@ -201,7 +203,7 @@ class AttributionView(View):
         return "\n".join(lines).rstrip()
 
     def svg(self) -> str:
-        """The first measure, a bar for each word."""
+        """The first measure, with a bar for each word."""
         method = self.methods[0]
         largest, words = _largest(method.scores), method.words
         sheet, row, half = Sheet(self.title), 22.0, 150.0
@@ -237,7 +239,7 @@ def _method_meta(method: Method) -> dict[str, Any]:
 
 
 def _largest(scores: np.ndarray) -> float:
-    """Returns the largest magnitude, which a full bar stands for; 1 if all scores are 0."""
+    """Returns the largest magnitude, the length of a full bar; 1 if all scores are 0."""
     return float(np.abs(scores).max(initial=0.0)) or 1.0
 
 

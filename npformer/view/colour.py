@@ -1,6 +1,6 @@
 """Colours: one hue for each head, for any number of heads, and the two colour scales of all pictures.
 
-The page (through JSON), the SVG and the tests share these numbers. `svg.py` draws with them, `document.py` hands them
+The page (through JSON), the SVG and the tests share these numbers. `svg.py` draws with them, `document.py` passes them
 to the browser.
 """
 
@@ -17,16 +17,16 @@ SEQUENTIAL: dict[str, Ramp] = {
     "dark": ("#1b2029", "#1f4369", "#2469a6", "#3b95db", "#7fc1f3", "#c0e2fb", "#f4fbff"),
 }
 
-# For signed numbers, negative to positive. Blue and orange stay apart in protanopia, deuteranopia and tritanopia, and
-# both grow away from the background, so that the magnitude is readable without the hue.
+# For signed numbers, negative to positive. Blue and orange are distinct in protanopia, deuteranopia and tritanopia, and
+# both increase in contrast to the background, so that the magnitude is readable without the hue.
 DIVERGING: dict[str, Ramp] = {
     "light": ("#08427f", "#2c7bbd", "#9fc8e8", "#f5f5f3", "#f5c08a", "#d2711b", "#7f3800"),
     "dark": ("#a8d4ff", "#4b96e0", "#2a4f7c", "#1f232b", "#7a4a1f", "#dc8a38", "#ffd2a0"),
 }
 
 # Lightness of head colours in OKLCH, with a contrast of at least 3:1 against the page in either theme (tested). Heads
-# with similar hues are a Fibonacci number apart (8, 13, 21, 34, ...): a cycle of three lightnesses tells heads 8 and 13
-# apart, a cycle of four those from 21 on.
+# with similar hues are a Fibonacci number apart (8, 13, 21, 34, ...): a cycle of three lightnesses distinguishes heads
+# 8 and 13 apart, a cycle of four those 21 or more apart.
 _FEW = {"light": (0.60, 0.45, 0.65), "dark": (0.72, 0.62, 0.84)}
 _MANY = {"light": (0.57, 0.40, 0.65, 0.48), "dark": (0.70, 0.62, 0.87, 0.78)}
 _CHROMA = 0.15
@@ -45,7 +45,7 @@ def head_colours(count: int) -> dict[str, list[str]]:
 
 
 def oklch_to_hex(lightness: float, chroma: float, hue: float) -> str:
-    """Converts an OKLCH colour to `#rrggbb`, lowering its chroma until sRGB can show it (Ottosson 2020, "Oklab")."""
+    """Converts an OKLCH colour to `#rrggbb`, reducing its chroma to fit sRGB (Ottosson 2020, "Oklab")."""
     while True:
         rgb = _oklab_to_linear(lightness, chroma * cos(radians(hue)), chroma * sin(radians(hue)))
         if all(-1e-4 <= channel <= 1.0 + 1e-4 for channel in rgb) or chroma <= 0.0:

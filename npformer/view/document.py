@@ -1,12 +1,12 @@
-"""Makes one self-contained HTML file of views: a template, stylesheets, scripts and the data, all inlined.
+"""Writes one self-contained HTML file of views: a template, stylesheets, scripts and data, all inlined.
 
-The front-end in `assets/` is plain HTML, CSS and JavaScript without a build step. The views need lines, coloured cells
-and a list box, which a browser draws by itself; a charting library would be larger than all of this and age faster.
-`core.js`, `picture.js`, `shell.js` and `base.css` serve every view; each view adds a stylesheet and a script or two,
-which see nothing of another view's. A document holds one view, or all views of one or more texts (`page_view.py`).
+The front end in `assets/` is plain HTML, CSS and JavaScript without a build step. The views need lines, coloured cells
+and a list box, which browsers draw natively; a charting library would be larger than all of this and age faster.
+`core.js`, `picture.js`, `shell.js` and `base.css` serve every view; each view adds a stylesheet and one or two scripts,
+isolated from other views. A document has one view, or all views of one or more texts (`page_view.py`).
 
-The page's content security policy allows its own script and style, by their hashes, and nothing else. The page cannot
-reach the network, and no token can become markup or code. The views' classes are in `*_view.py`.
+The page's content security policy allows only its own script and style, by their hashes. The page cannot access the
+network, and no token can become markup or code. The classes of views are in `*_view.py`.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ from npformer.view.pack import Packed
 class View(ABC):
     """A picture that shows itself in a notebook, saves as one HTML file, and prints as text.
 
-    In a notebook every view has an iframe of its own (`srcdoc`): views on one page do not share scripts, styles or key
-    presses, and cannot change the notebook. A shadow root would isolate styles alone, and its script would depend on
-    how the notebook inserts output.
+    In a notebook every view has its own iframe (`srcdoc`): views on one page do not share scripts, styles or key
+    presses, and cannot change the notebook. A shadow root would isolate only styles, and its script would depend on how
+    the notebook inserts output.
     """
 
     kind: ClassVar[str]
-    scripts: ClassVar[tuple[str, ...]]  # in assets/, the last of which ends by returning the view to the page
+    scripts: ClassVar[tuple[str, ...]]  # in assets/; the last one returns the view to the page
 
     @property
     @abstractmethod
@@ -48,7 +48,7 @@ class View(ABC):
     @property
     @abstractmethod
     def subject(self) -> str:
-        """The subject of the picture: the text, as a rule."""
+        """The subject of the picture, usually the text."""
 
     @property
     def title(self) -> str:
@@ -57,7 +57,7 @@ class View(ABC):
 
     @abstractmethod
     def _meta(self) -> dict[str, Any]:
-        """Returns the data of the page other than its arrays."""
+        """Returns the data of the page, except its arrays."""
 
     @abstractmethod
     def _blocks(self) -> Sequence[Packed]:
@@ -76,11 +76,11 @@ class View(ABC):
         """Returns the picture for a terminal, at most `width` columns wide."""
 
     def _texts(self) -> Sequence[tuple[str, Sequence[View]]]:
-        """Returns the texts of the page, each with its views: this view alone."""
+        """Returns the texts of the page, each with its views: only this view."""
         return [(self.subject, [self])]
 
     def _answers(self) -> Sequence[dict[str, Any] | None]:
-        """Returns the data of the model's answer to each text, which stands above its views; empty without answers."""
+        """Returns the data of the model's answer to each text, shown above its views; empty without answers."""
         return ()
 
     def html(self) -> str:
@@ -88,9 +88,9 @@ class View(ABC):
         return _document(self.title, self._texts(), self._answers())
 
     def save(self, path: str | os.PathLike[str]) -> Path:
-        """Writes the page to `path`, whole or not at all, and returns the path."""
+        """Writes the page to `path` atomically, and returns the path."""
         if not Path(path).name:  # "", "." and "/"
-            raise NpformerError(f"{path}: expected a file to write the page to, got a folder; name one, as view.html")
+            raise NpformerError(f"{path}: expected a file for the page, such as view.html, got a folder")
         with written_whole(path) as partial:
             partial.write_text(self.html(), encoding="utf-8", newline="\n")
         return Path(path)
@@ -111,8 +111,8 @@ class View(ABC):
 
 
 def _document(title: str, texts: Sequence[tuple[str, Sequence[View]]], answers: Sequence[dict[str, Any] | None]) -> str:
-    """Writes a page of views, a list of them for each text; equal arrays are stored once."""
-    stored: dict[str, int] = {}  # data -> its place among the page's
+    """Makes a page from a list of views for each text; equal arrays are stored once."""
+    stored: dict[str, int] = {}  # data -> its index in the page
     described: list[list[dict[str, Any]]] = []
     for text, views in texts:
         described.append([])
@@ -146,7 +146,7 @@ def _document(title: str, texts: Sequence[tuple[str, Sequence[View]]], answers: 
 
 
 def _view_script(view: View) -> str:
-    """Makes the scripts of a view one function of its data and the page, so that its names are its own."""
+    """Wraps the scripts of a view in a function of its data and the page, which isolates its names."""
     body = "".join(_asset(f"{name}.js") for name in view.scripts)
     return f"VIEWS.{view.kind} = (meta, page) => {{\n{body}}};\n"
 
@@ -160,5 +160,5 @@ def _hash(text: str) -> str:
 
 
 def _json_in_html(value: Any) -> str:
-    """Writes JSON that cannot end its HTML element: `<` is escaped, and so are lone surrogates."""
+    """Writes JSON that cannot close its HTML element: escapes `<` and lone surrogates."""
     return json.dumps(value, ensure_ascii=True, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")

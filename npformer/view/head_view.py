@@ -15,7 +15,7 @@ from npformer.view.stack_view import StackView, chosen, elsewhere, strongest
 from npformer.view.svg import MUTED, Sheet, text_width
 from npformer.view.terminal import fit, heat_map, legend
 
-FAINT, FAINTER = 0.05, 0.01  # smallest weight that is drawn: with all tokens shown, with a few
+FAINT, FAINTER = 0.05, 0.01  # smallest drawn weight: for all tokens, for a few
 
 
 def heads(
@@ -35,13 +35,13 @@ def heads(
     ----------
     source : Model, Trace, or weights (H, L, L), (N, H, L, L) or a list of layers (H, L, L)
     text : str or Pair, for a model
-    layer, heads : the layer and the heads to show first
+    layer, heads : the layer and the heads to show initially
     words : bool
-        Merge the pieces of a word: the sum of the weights to them, the mean of the weights from them.
+        Merge the pieces of a word: sums the weights to them, averages the weights from them.
     tokens, key_tokens : list of str, for weights
         The tokens of the queries; those of the keys if they differ, as in cross-attention.
     token_type_ids : list of 0 and 1, optional
-        For each token, which text of a pair it belongs to.
+        The text of a pair that each token belongs to.
 
     Returns
     -------
@@ -51,14 +51,14 @@ def heads(
     Raises
     ------
     NpformerError
-        If the weights do not fit the tokens, or there is no such layer or head.
+        If the weights do not match the tokens, or the layer or head does not exist.
 
     Examples
     --------
     >>> view = heads(np.eye(2)[None], tokens=["time", "flies"])
     >>> print(view)
     Self-attention, layer 0, head 0
-    rows look at columns
+    rows attend to columns
     ...
     """
     found = stacks(traced(source, text), tokens, key_tokens, token_type_ids)
@@ -78,7 +78,7 @@ class HeadView(StackView):
         return {**super()._meta(), "faint": FAINT, "fainter": FAINTER}
 
     def _notes(self) -> list[str]:
-        lines = f"Lines under {FAINT} are not drawn; for the tokens pointed at or kept, those under {FAINTER}."
+        lines = f"Weights below {FAINT} are not drawn, or below {FAINTER} for selected tokens."
         return [*super()._notes(), lines]
 
     def _height(self) -> int:
@@ -95,15 +95,15 @@ class HeadView(StackView):
         return f"{stack.title}, layer {stack.numbers[self.layer]}, {names}"
 
     def text(self, width: int = 80) -> str:
-        """The chosen heads' mean as a heat map, and their strongest links."""
+        """The mean of the selected heads as a heat map, and their strongest links."""
         stack, weights = self._first, self._map()
         if not self.shown:
-            return "no head is chosen"
+            return "no head is selected"
         several = len(self.shown) > 1
-        lines = [self._where(), f"rows look at columns{', mean of the heads' if several else ''}"]
+        lines = [self._where(), f"rows attend to columns{', mean of the heads' if several else ''}"]
         lines += ["", *heat_map(weights.mean(axis=0), stack.queries.names, stack.keys.names, width)]
         lines += ["", *legend(stack.queries.names, stack.keys.names, width)]
-        lines += ["", f"strongest links{', with their head' if several else ''}"]
+        lines += ["", f"strongest links{', with heads' if several else ''}"]
         for head, query, key in strongest(weights, 5):
             names = f"{query} {stack.queries.names[query]} → {key} {stack.keys.names[key]}"
             number = f"{weights[head, query, key]:.4f}" + (f"  head {self.shown[head]}" if several else "")
@@ -112,7 +112,7 @@ class HeadView(StackView):
         return "\n".join(line if len(line) <= width else fit(line, width) for line in lines)
 
     def svg(self) -> str:
-        """Lines of the chosen layer and heads between the two columns of tokens, and the heads' colours."""
+        """Lines of the selected layer and heads between the two columns of tokens, and the heads' colours."""
         stack, weights = self._first, self._map()
         sheet, row, top = Sheet(self.title), 22.0, 28.0
         left = max(text_width(printable(name)) for name in stack.queries.names) + 10
@@ -131,7 +131,7 @@ class HeadView(StackView):
 
 
 def _colour_key(sheet: Sheet, shown: Sequence[int], colours: Sequence[str], width: float) -> float:
-    """Draws numbered swatches under the heading, as many in a row as fit `width`; returns their height."""
+    """Draws numbered swatches under the heading, wrapped to `width`; returns their height."""
     across = max(1, int(width // 22))
     for place, head in enumerate(shown):
         x, y = place % across * 22.0, 22 + place // across * 26.0

@@ -1,4 +1,4 @@
-"""The logit view: what each head, feed-forward network and word adds to a logit. The page is `assets/logit.js`."""
+"""The logit view: contributions of heads, feed-forward networks and words to a logit. The page is `assets/logit.js`."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def logit(
     position: int | None = None,
     against: str | int | None = None,
 ) -> LogitView:
-    """Draws a logit as the sum of what the embeddings, each head, each FFN and each word add to it.
+    """Draws a logit as the sum of contributions by the embeddings, each head, each FFN and each word.
 
     Parameters
     ----------
@@ -91,8 +91,8 @@ class LogitView(View):
             "labels": found.lens_labels,
             "about": about,
             "notes": [
-                "Orange adds to the logit, blue takes from it; colour follows the root of the magnitude.",
-                "Layer norms are held at what they are on this text. Lens: the logit if the model ended there.",
+                "Orange adds to the logit, blue subtracts; colours scale with the square root of the magnitude.",
+                "Layer norms are frozen at their values on this text. Lens: the logit if the model ended there.",
             ],
         }
 
@@ -106,7 +106,7 @@ class LogitView(View):
         return "\n".join(fit(line, width).rstrip() for line in lines)
 
     def svg(self) -> str:
-        """The table of layers and heads, each cell in its colour, and what the words add."""
+        """The table of layers and heads with coloured cells, and the contributions of words."""
         sheet = Sheet(self.title)
         sheet.text(0, 12, self.heading, bold=True)
         top = _drawn(sheet, self.found.by_layer(), 40)

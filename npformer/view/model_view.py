@@ -1,4 +1,4 @@
-"""The model view: every head of every layer as a thumbnail, and each of them large. The page is `assets/model.js`."""
+"""The model view: every head of every layer as a thumbnail that can be enlarged. The page is `assets/model.js`."""
 
 from __future__ import annotations
 
@@ -61,12 +61,14 @@ class ModelView(StackView):
         return min(900, 260 + 100 * len(self.stacks[0].layers))
 
     def text(self, width: int = 80) -> str:
-        """Every head as a few characters, its matrix pooled to the largest weight of each block."""
+        """Every head as a few characters: its matrix max-pooled in blocks."""
         stack = self._first
         cell = min(8, (width - 4) // stack.heads - 1)
         if cell < 2:
-            return f"{stack.heads} heads do not fit {width} columns; print a layer by heads(...), or widen .text(width)"
-        lines = [f"{stack.title}: layers down, heads across; in each, rows look at columns"]
+            return (
+                f"{stack.heads} heads do not fit {width} columns; print a layer with heads(...), or widen .text(width)"
+            )
+        lines = [f"{stack.title}: layers down, heads across; in each, rows attend to columns"]
         lines += [LEGEND, "    " + " ".join(f"{h:^{cell}}" for h in range(stack.heads)).rstrip()]
         for number, weights in zip(stack.numbers, stack.layers, strict=True):
             across, down = -(-weights.shape[2] // cell), -(-weights.shape[1] // max(2, cell // 2))

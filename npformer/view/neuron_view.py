@@ -1,8 +1,8 @@
-"""The neuron view: how a weight is computed, dimension by dimension: query, key, product, score, weight, value, output.
+"""The neuron view: the computation of a weight by dimension: query, key, product, score, weight, value, output.
 
-Queries, keys and values are stored as the model's own floats, so that a product in the page is the product in NumPy.
-Scores, weights and outputs follow from them, and the page computes those that it shows; this makes files small. Where
-they do not follow, because of a mask or an edit, they are stored too. The page is `assets/neurons.js`.
+Queries, keys and values are stored as the model's own floats, so that a product on the page equals the product in
+NumPy. The page computes scores, weights and outputs from them, which keeps files small. If a mask or an edit makes
+these differ, they are stored too. The page is `assets/neurons.js`.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ STAGES = {
     "query": "query_heads", "key": "key_heads", "value": "value_heads",
     "scores": "scores", "weights": "weights", "context": "context",
 }  # fmt: skip
-GIVEN = ("query", "key", "value")  # the others follow
-BUDGET = 18_000_000  # most characters of data; to keep it, other layers are left out first, then other heads
-ROUNDING = 1e-5  # by which what follows from the queries, keys and values may differ, of the largest
+GIVEN = ("query", "key", "value")  # the others are computed
+BUDGET = 18_000_000  # maximum characters of data; other layers are omitted first, then other heads
+ROUNDING = 1e-5  # tolerance for computed stages, relative to the largest value
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,7 +45,7 @@ class Part:
     arrays: tuple[dict[str, np.ndarray], ...]
 
     def only(self, layers: Sequence[int], heads: Sequence[int]) -> Part:
-        """Returns the same with these layers and heads only, given by their indices."""
+        """Returns a copy with only these layers and heads, given by index."""
         arrays = tuple({name: a[list(heads)] for name, a in self.arrays[layer].items()} for layer in layers)
         numbers = tuple(self.numbers[layer] for layer in layers)
         return Part(self.title, numbers, tuple(self.heads[head] for head in heads), self.queries, self.keys, arrays)
@@ -68,7 +68,7 @@ def neurons(
     source : Model, Trace, or mapping with the stages of `layers.N.attention`
         The stages `query_heads`, `key_heads`, `value_heads`, `scores`, `weights` and `context`.
     text : str or Pair, for a model
-    layer, head, token : what to show first and to print; the query is that of `token`
+    layer, head, token : shown initially and printed; `token` is the query
     tokens, key_tokens : list of str, for a mapping
         The tokens of the queries; those of the keys if they differ, as in cross-attention.
 
@@ -107,7 +107,7 @@ def _parts(source: Any, tokens: Sequence[str] | None, key_tokens: Sequence[str] 
     found = {name: stage_arrays(source, stage) for name, stage in STAGES.items()}
     for name, stage in STAGES.items():
         if not found[name]:
-            raise NpformerError(f"neurons: no stage is named layers.N.attention.{stage}; trace the whole model")
+            raise NpformerError(f"neurons: stage layers.N.attention.{stage} is missing; trace the whole model")
     return [
         _part(prefix, block, {name: arrays[prefix, block] for name, arrays in found.items()}, both)
         for prefix, block in found["query"]
@@ -155,11 +155,11 @@ class NeuronView(View):
 
     @cached_property
     def _kept(self) -> tuple[tuple[Part, ...], list[Packed]]:
-        """All layers and heads if they fit the budget; else the chosen layer; else its chosen head."""
+        """All layers and heads if they fit the budget; else the selected layer; else its selected head."""
         first = self.parts[0]
         layers, heads = range(len(first.numbers)), range(len(first.heads))
         for some in (self.parts, (first.only([self.layer], heads),), (first.only([self.layer], [self.head]),)):
-            # float32 never shrinks to less than half, 2/3 in base64: larger data is not packed in vain, for seconds
+            # float32 never packs below 1/2, or 2/3 in base64: skips packing larger data, which would take seconds
             raw = sum(layer[name].nbytes for part in some for layer in part.arrays for name in GIVEN)
             if raw * 2 / 3 <= BUDGET or some[0].heads != first.heads or len(layers) == 1:
                 blocks = _pack(some)
@@ -194,19 +194,19 @@ class NeuronView(View):
         lines = [
             f"Queries, keys and values are the model's own ({whole.arrays[0]['query'].dtype}), shown to 4 decimals;",
             "scores, weights and outputs are computed from them here.",
-            "Blue is negative, orange positive; colour follows the root of the magnitude.",
+            "Blue is negative, orange positive; colours scale with the square root of the magnitude.",
         ]
         if len(kept.numbers) < len(whole.numbers):
             head = "" if len(kept.heads) > 1 else f", head {kept.heads[0]} of {len(whole.heads)}"
             here = f"layer {kept.numbers[0]} of {len(whole.numbers)}{head}"
-            lines.append(f"This text is long: the file holds {here}; choose another with layer= and head=.")
+            lines.append(f"This text is long: the file has only {here}; select another with layer= and head=.")
         return lines
 
     def _height(self) -> int:
         return min(800, 360 + 26 * len(self.parts[0].keys.tokens))
 
     def _chosen(self) -> tuple[Part, dict[str, np.ndarray]]:
-        """The first part, and the six arrays of the chosen layer and head."""
+        """The first part, and the six arrays of the selected layer and head."""
         part = self.parts[0]
         return part, {name: array[self.head] for name, array in part.arrays[self.layer].items()}
 
@@ -223,7 +223,7 @@ class NeuronView(View):
         query, scores, weights = (arrays[name][self.token] for name in ("query", "scores", "weights"))
         label, sums = min(24, max(10, width - 50)), arrays["key"] @ query
         lines = [self._where(), f"score = query · key / √{len(query)}, weight = softmax of the scores", ""]
-        lines.append(f"{'looks at':{label}} {'query·key':>10} {'score':>9} {'weight':>8}")
+        lines.append(f"{'attends to':{label}} {'query·key':>10} {'score':>9} {'weight':>8}")
         for i, name in enumerate(part.keys.names):
             numbers = f"{sums[i]:>z10.4f} {scores[i]:>z9.4f} {weights[i]:>z8.4f}"
             lines.append(f"{fit(f'{i} {name}', label)} {numbers} {bar(float(weights[i]), width - label - 31)}".rstrip())
@@ -237,7 +237,7 @@ class NeuronView(View):
         return "\n".join(fit(line, width).rstrip() for line in lines)
 
     def svg(self) -> str:
-        """The chosen token's strips: query and keys, products, scores and weights, values and output."""
+        """The selected token's strips: query and keys, products, scores and weights, values and output."""
         part, arrays = self._chosen()
         query, strip = arrays["query"][self.token], 190.0
         products = arrays["key"] * query
@@ -274,7 +274,7 @@ def _pack(parts: Sequence[Part]) -> list[Packed]:
 
 
 def _unexpected(arrays: dict[str, np.ndarray]) -> list[str]:
-    """Names what is not as the page computes it: S = Q K^T / sqrt(K), W = softmax(S), context = W V."""
+    """Names the stages that differ from S = Q K^T / sqrt(K), W = softmax(S), context = W V on the page."""
     query, key, value, scores, weights = (arrays[name] for name in ("query", "key", "value", "scores", "weights"))
     followed = {
         "scores": query @ key.mT / query.shape[-1] ** 0.5,
@@ -285,5 +285,5 @@ def _unexpected(arrays: dict[str, np.ndarray]) -> list[str]:
 
 
 def _same(one: np.ndarray, other: np.ndarray) -> bool:
-    largest = float(np.abs(other).max(initial=0.0))  # inf: a mask, which nothing follows
+    largest = float(np.abs(other).max(initial=0.0))  # inf: a mask, never equal
     return bool(np.isfinite(largest) and np.abs(one - other).max(initial=0.0) <= ROUNDING * max(1.0, largest))

@@ -1,8 +1,7 @@
 """Packs arrays as text for a page: rounding (for weights), planes of bytes, deflate, base64.
 
-Weights are stored as decimals (`round(w * 1000)` for three), not on a binary grid, so that the page prints the array
-correctly rounded to the digits shown. Arrays that the browser calculates with are stored as their own floats. The
-reader is `assets/core.js`.
+Weights are stored as decimals (`round(w * 1000)` for three), not on a binary grid, so that the page prints them
+correctly rounded. Arrays that the browser computes with are stored as exact floats. The reader is `assets/core.js`.
 """
 
 from __future__ import annotations
@@ -15,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-BUDGET = 1_400_000  # most characters of data; with the page around it a file stays under 1.5 MB
-ALWAYS_FITS = 12 * 12 * 128 * 128  # this many weights stay within the budget whatever their values
+BUDGET = 1_400_000  # maximum characters of data; the whole file then stays under 1.5 MB
+ALWAYS_FITS = 12 * 12 * 128 * 128  # this many weights always fit the budget
 
 
 @dataclass(frozen=True)
@@ -37,7 +36,7 @@ class Packed:
 def pack_decimals(name: str, weights: np.ndarray, decimals: int) -> Packed:
     """Packs numbers in 0..1, rounded to `decimals` (at most 4), with the axis of keys before that of queries.
 
-    The weights to one token are more alike than those from one token: this order packs 5% smaller.
+    The weights to a token are more similar than those from a token: this order packs 5% smaller.
     """
     units = np.rint(weights.astype(np.float64) * 10**decimals).clip(0, None).astype("<u2")
     return Packed(name, weights.shape, "u2", decimals, _encode(np.ascontiguousarray(units.swapaxes(-1, -2))))
@@ -50,10 +49,10 @@ def pack_floats(name: str, array: np.ndarray, decimals: int = 4) -> Packed:
 
 
 def _encode(array: np.ndarray) -> str:
-    """Puts bytes of equal significance together, then deflates with run lengths and Huffman codes alone.
+    """Groups bytes of equal significance, then deflates with only run lengths and Huffman codes.
 
-    The low digits are noise without repeated strings. Not searching for these makes the result 2% smaller than level 9
-    (on real attention, 128 tokens) and 20 to 40 times as fast.
+    The low digits are noise without repeated strings. Not searching for repeats makes the result 2% smaller than level
+    9 (on real attention, 128 tokens), and packing 20 to 40 times as fast.
     """
     planes = array.reshape(-1).view(np.uint8).reshape(-1, array.dtype.itemsize).T.tobytes()
     deflate = zlib.compressobj(6, zlib.DEFLATED, zlib.MAX_WBITS, zlib.DEF_MEM_LEVEL, zlib.Z_RLE)
@@ -63,8 +62,8 @@ def _encode(array: np.ndarray) -> str:
 def pack_weights(names: Sequence[str], layers: Sequence[np.ndarray]) -> list[Packed]:
     """Packs attention weights, one block for each layer; the page inflates a layer when it is first shown.
 
-    They get four decimals if these fit `BUDGET`, else three, else two. More than `ALWAYS_FITS` weights, those of longer
-    texts, get three even if the file grows beyond the budget: two decimals would show too little of them.
+    They get four decimals if these fit `BUDGET`, else three, else two. More than `ALWAYS_FITS` weights, from longer
+    texts, get three even beyond the budget: two decimals would show too little.
     """
     choices = (4, 3, 2) if sum(layer.size for layer in layers) <= ALWAYS_FITS else (3,)
     for decimals in choices:

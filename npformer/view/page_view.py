@@ -38,9 +38,8 @@ def page(
     """Draws all views of a text in one page: heads, model, neurons, stages, attribution, logit attribution.
 
     The page begins with the model's answer and its probability, and opens on the head that the answer depends on most.
-    The views are linked, and what is chosen in them stands in the page's address. A view that the model has no numbers
-    for is left out: logit attribution of a model without a head, or of a head on tokens that has no masked word to
-    answer for.
+    The views are linked, and the page's address records their selections. A view without data is omitted: logit
+    attribution for a model without a head, or for a head on tokens if the text has no masked word.
 
     Parameters
     ----------
@@ -48,10 +47,10 @@ def page(
     text : str, Pair or token ids, for a model; or a list of texts
         A page of several texts has a list to choose from.
     layer, head : int
-        The layer and the head that show first; by default those that change the answer most (`interpret.answer`).
+        The layer and the head shown initially; by default those that change the answer most (`interpret.answer`).
     methods, progress : as in `attribution`
     numbers : int
-        Most numbers in the stage view of each text; fewer make a smaller file.
+        Maximum numbers in the stage view of each text; fewer make a smaller file.
 
     Returns
     -------
@@ -61,7 +60,7 @@ def page(
     Raises
     ------
     NpformerError
-        If there is no such layer or head, or a text is one that the model cannot read.
+        If the layer or head does not exist, or the model cannot read a text.
 
     Examples
     --------
@@ -102,7 +101,7 @@ def _views(
         attribution(source, text, methods=methods, progress=progress),
     ]
     if not is_arrays(source):
-        with suppress(NpformerError):  # a model without a logit to take apart
+        with suppress(NpformerError):  # a model without a logit to decompose
             found.append(logit(source, text))
     return tuple(found)
 
@@ -118,9 +117,9 @@ def _place(view: HeadView, effect: Effect) -> tuple[int, tuple[int, int]]:
 
 @dataclass(frozen=True, repr=False, eq=False)
 class PageView(View):
-    """See `page`. `texts` has the views of each text; a terminal and a picture show the first.
+    """See `page`. `texts` has the views of each text; a terminal and a picture show the first text.
 
-    answers: the model's answer to each text; None where there is no model or no label.
+    answers: the model's answer to each text; None without a model or a label.
     """
 
     texts: tuple[tuple[View, ...], ...]
@@ -154,7 +153,7 @@ class PageView(View):
         return 1000
 
     def text(self, width: int = 80) -> str:
-        """The first view: the heads of the layer that shows first."""
+        """The first view: the heads of the initial layer."""
         return self.texts[0][0].text(width)
 
     def svg(self) -> str:
@@ -163,12 +162,12 @@ class PageView(View):
 
 
 def _as_written(views: Sequence[View]) -> str:
-    """The text as it was given, which the stage view has; other views have its tokens."""
+    """The original text, which the stage view has; other views have its tokens."""
     return next((view.subject for view in views if isinstance(view, StageView)), views[0].subject)
 
 
 def _answer_meta(answer: Answer, view: View) -> dict[str, Any]:
-    """The answer as the page shows it, with the choices of the head view that show each of the largest effects."""
+    """The answer for the page, with the head view's selections for each of the largest effects."""
     assert isinstance(view, HeadView)
     looks = []
     for effect in answer.effects[:LOOKS]:

@@ -18,13 +18,13 @@ from npformer.view.colour import head_colours
 from npformer.view.document import View
 from npformer.view.pack import BUDGET, Packed, pack_decimals, pack_weights, size
 
-FRAME = ("[CLS]", "[SEP]", "[PAD]", "<s>", "</s>", "<pad>", "<bos>", "<eos>", "<|endoftext|>")  # what models add
+FRAME = ("[CLS]", "[SEP]", "[PAD]", "<s>", "</s>", "<pad>", "<bos>", "<eos>", "<|endoftext|>")  # added by models
 
 
 @dataclass(frozen=True, repr=False, eq=False)
 class StackView(View):
-    """A view of whole attention stacks. `stack` shows first, with its layer of index `layer` and its heads `shown`;
-    `words` merges word pieces."""
+    """A view of whole attention stacks. `stack` is shown initially, with the layer at index `layer` and the heads
+    `shown`; `words` merges word pieces."""
 
     stacks: tuple[Stack, ...]
     layer: int
@@ -44,12 +44,12 @@ class StackView(View):
 
     @cached_property
     def _forms(self) -> list[dict[str, Stack]]:
-        """What can be shown of each stack: its pieces, and its words when some word has several pieces."""
+        """The forms of each stack: pieces, and words if some word has several pieces."""
         return [{"pieces": s, "words": s.words()} if s.has_pieces else {"pieces": s} for s in self.stacks]
 
     @cached_property
     def _packed(self) -> dict[str, Packed]:
-        """Every layer in the form asked for, and in the other form too if the file stays small."""
+        """Every layer in the requested form, and also in the other form if the file stays small."""
         asked: dict[str, np.ndarray] = {}
         others: dict[str, np.ndarray] = {}
         for number, forms in enumerate(self._forms):
@@ -82,9 +82,9 @@ class StackView(View):
         dtype, decimals = self.stacks[0].layers[0].dtype, self._blocks()[0].decimals
         lines = [f"Weights are the model's own ({dtype}), rounded to {decimals} decimals."]
         if any(stack.queries.is_pair for stack in self.stacks):
-            lines.append("Filtered weights are not normalised again.")
+            lines.append("Filtered weights are not renormalized.")
         if any(stack.has_pieces for stack in self.stacks):
-            lines.append("Whole words: to a word, the sum over its pieces; from a word, the mean.")
+            lines.append("Whole words: weights to a word are summed over its pieces; weights from a word are averaged.")
         return lines
 
 
@@ -98,9 +98,9 @@ def _side_meta(side: Side) -> dict[str, Any]:
 
 
 def chosen(stack: Stack, layer: int, heads: Sequence[int] | None) -> tuple[int, tuple[int, ...]]:
-    """Checks the layer and the heads to show: returns the layer's index in `stack`, and the heads (None: all)."""
+    """Checks the layer and the heads to show; returns the layer's index in `stack`, and the heads (None: all)."""
     if isinstance(heads, int):
-        raise NpformerError(f"heads={heads}: expected a list of heads; for one write heads=[{heads}]")
+        raise NpformerError(f"heads={heads}: expected a list of heads; for one head use heads=[{heads}]")
     every = range(stack.heads)
     return pick("layer", layer, stack.numbers), tuple(
         every if heads is None else sorted({pick("head", head, every) for head in heads})
@@ -108,7 +108,7 @@ def chosen(stack: Stack, layer: int, heads: Sequence[int] | None) -> tuple[int, 
 
 
 def sentence(side: Side) -> str:
-    """Joins a side's words, for titles: without the tokens that frame a text, unless there is nothing else."""
+    """Joins a side's words for titles, without special tokens around the text unless there are no others."""
     words = side.words()
     every = list(zip(words.token_type_ids or (0,) * len(words.tokens), words.tokens, strict=True))
     kept = [(segment, word) for segment, word in every if word not in FRAME] or every
@@ -117,9 +117,9 @@ def sentence(side: Side) -> str:
 
 
 def elsewhere(parts: Sequence[Looks], first: int = 0) -> list[str]:
-    """Returns a line that names the attentions besides the first, which only the page shows."""
+    """Returns a line with the names of further attentions, which only the page shows."""
     others = [part.title for i, part in enumerate(parts) if i != first]
-    return ["", f"on the page also: {', '.join(others)}"] if others else []
+    return ["", f"also on the page: {', '.join(others)}"] if others else []
 
 
 class Looks(Protocol):
@@ -136,7 +136,7 @@ class Looks(Protocol):
 
 
 def subtitle(parts: Sequence[Looks]) -> str:
-    """Describes the texts: the text; queries → keys for cross-attention alone; source / target for a translation."""
+    """Describes the texts: the text; queries → keys for cross-attention only; source / target for a translation."""
     if len(parts) == 1 and parts[0].queries != parts[0].keys:
         return f"{sentence(parts[0].queries)} → {sentence(parts[0].keys)}"
     return " / ".join(dict.fromkeys(sentence(side) for part in parts for side in (part.keys, part.queries)))

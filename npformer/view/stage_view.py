@@ -21,9 +21,9 @@ from npformer.view.stack_view import sentence
 from npformer.view.svg import MUTED, Sheet, signed_cells, weight_cells
 from npformer.view.terminal import fit, row_ends
 
-NUMBERS = 1_500_000  # most numbers in a page; beyond, of every stage's rows and columns some are kept, evenly apart
-KEPT = 64  # tokens, and columns of a head, that are kept before columns are
-EDGE = 3  # of these the first and the last, which the page prints
+NUMBERS = 1_500_000  # maximum numbers in a page; beyond this, evenly spaced rows and columns of stages are kept
+KEPT = 64  # tokens, and columns of a head, that are kept with priority
+EDGE = 3  # first and last of these, which the page prints
 SIZES = (4096, 3072, 2048, 1536, 1024, 768, 512, 384, 256, 192, 128, 96, 64, 48, 32, 24, 16, 8)
 
 
@@ -36,11 +36,11 @@ class Step:
     formula: str = ""
     function: str = ""
     elsewhere: str = ""
-    of_tokens: bool = False  # whether it has one number a token, and nothing else
+    of_tokens: bool = False  # whether it has one number per token
 
     @property
     def section(self) -> str:
-        """The section it stands in: `Embeddings`, `Layer 3`, or `Head`."""
+        """Its section: `Embeddings`, `Layer 3`, or `Head`."""
         path = self.name.split(".")
         if "layers" in path[:-1]:
             at = path.index("layers")
@@ -56,19 +56,19 @@ class Step:
 
     @property
     def is_weights(self) -> bool:
-        """Whether its numbers are shares of 1, which decides its colour scale."""
+        """Whether its numbers are fractions of 1, which determines the colour scale."""
         return self.name.split(".")[-1] in ("weights", "probabilities", "start_probabilities", "end_probabilities")
 
     @property
     def rows(self) -> str:
-        """Whose rows these are: the `queries`, or the `keys` that an encoder or cross-attention reads."""
+        """The side of its rows: `queries`, or `keys`, which an encoder or cross-attention reads."""
         path = self.name.split(".")
         of_keys = "cross_attention" in path and path[-1] in ("key", "value", "key_heads", "value_heads")
         return "keys" if of_keys or "encoder" in path else "queries"
 
     @property
     def columns(self) -> str:
-        """What its columns are: `queries` or `keys` (tokens), `labels`, or "" for plain numbers."""
+        """The meaning of its columns: `queries` or `keys` (tokens), `labels`, or "" for plain numbers."""
         path = self.name.split(".")
         if path[-1] in ("scores", "weights"):
             return "keys" if "cross_attention" in path else self.rows
@@ -77,7 +77,7 @@ class Step:
         return "labels" if self.name in ("logits", "probabilities") else ""
 
     def decimals(self) -> int:
-        """Decimals to show: four, or more if all numbers are small, so that the largest shows four digits."""
+        """Decimals to show: four, or more if all numbers are small, so that the largest has four digits."""
         largest = float(np.abs(self.array[np.isfinite(self.array)]).max(initial=0.0))
         return 4 if largest == 0.0 else min(8, max(4, 3 - int(np.floor(np.log10(largest)))))
 
@@ -114,9 +114,9 @@ def stages(
     tokens, key_tokens : list of str, for a mapping
         For an encoder-decoder `tokens` are the target's and `key_tokens` the source's.
     token_type_ids : list of 0 and 1, optional
-        For each token, which text of a pair it belongs to.
+        The text of a pair that each token belongs to.
     formulas : mapping, optional
-        Formulas by stage name, to add or to replace.
+        Formulas by stage name, which are added or replaced.
     labels : list of str, optional
         Names of the logits, if the trace has none.
 
@@ -128,7 +128,7 @@ def stages(
     Raises
     ------
     NpformerError
-        If there is no stage, or tokens or labels do not fit the arrays.
+        If there are no stages, or tokens or labels do not match the arrays.
 
     Examples
     --------
@@ -151,19 +151,21 @@ def stages(
     config = getattr(arrays, "config", None)
     named = tuple(labels if labels is not None else getattr(config, "labels", ()))
     if labels is not None and "logits" in names and np.shape(arrays["logits"])[-1] != len(named):
-        raise NpformerError(f"stages: labels: expected {np.shape(arrays['logits'])[-1]}, one a logit, got {len(named)}")
+        raise NpformerError(
+            f"stages: labels: expected {np.shape(arrays['logits'])[-1]}, one per logit, got {len(named)}"
+        )
     return StageView(texts_of(text, both), both, steps, ids, named, _outcome(arrays, named))
 
 
 def _numbers(ids: Any, side: Side) -> tuple[int, ...]:
-    """Returns a side's token ids, () if they are not known."""
+    """Returns a side's token ids, () if they are unknown."""
     return tuple(map(int, ids)) if np.shape(ids) == (len(side.tokens),) else ()
 
 
 def _step(name: str, array: np.ndarray, source: Any, formulas: Mapping[str, str]) -> Step:
-    from npformer.interpret.summary import summary  # only this view needs it, and it imports the checkpoint families
+    from npformer.interpret.summary import summary  # imports the checkpoint families, which only this view needs
 
-    # a trace has the model's config, hence its activation and the other libraries' names
+    # a trace has the model's config, which determines the activation and the other libraries' names
     known = source.row(name) if hasattr(source, "row") else summary(name, [array], None)
     names = {"Hugging Face": known.huggingface, "TransformerLens": known.transformerlens}
     elsewhere = ", ".join(f"{library}: {path}" for library, path in names.items() if path)
@@ -173,7 +175,7 @@ def _step(name: str, array: np.ndarray, source: Any, formulas: Mapping[str, str]
 
 
 def texts_of(text: Any, both: Sides) -> tuple[str, ...]:
-    """Returns the text or the pair as given, else the words of its tokens."""
+    """Returns the original text or pair, or else the words of its tokens."""
     from npformer.text.inputs import as_text_or_pair
 
     if text is None or isinstance(text, (list, np.ndarray)) or len(both.distinct) > 1:  # token ids, a translation
@@ -216,7 +218,7 @@ class StageView(View):
 
     @cached_property
     def _merged(self) -> dict[int, int]:
-        """Maps the places of stages (T, D) that are the heads (H, T, K) of another side by side to that one's."""
+        """Maps stages (T, D) to the stage with the same numbers as separate heads (H, T, K), by index."""
         merged = {}
         split = {i: step.array for i, step in enumerate(self.steps) if step.array.ndim == 3}
         for i, step in enumerate(self.steps):
@@ -230,7 +232,7 @@ class StageView(View):
 
     @cached_property
     def _edges(self) -> tuple[int, int]:
-        """Places of each stage to keep, of an axis of tokens or heads and of any other: the most `numbers` allows."""
+        """The number of indices to keep per stage, for token or head axes and for others, within `numbers`."""
         stored = [step.array for i, step in enumerate(self.steps) if i not in self._merged]
         choices = [*((max(KEPT, size), size) for size in SIZES), *((size, size) for size in SIZES if size < KEPT)]
         for edges in choices:
@@ -284,7 +286,7 @@ class StageView(View):
         }
 
     def _axis(self, size: int, what: str) -> dict[str, Any]:
-        """An axis's true size, and the names along it: tokens of a side, labels, or plain numbers."""
+        """The full size of an axis, and its names: tokens of a side, labels, or plain numbers."""
         named = {"queries": self.sides.queries.names, "keys": self.sides.keys.names, "labels": self.labels}
         if size != len(named.get(what, ())):
             return {"size": size}
@@ -292,14 +294,14 @@ class StageView(View):
 
     def _notes(self) -> list[str]:
         dtype = self.steps[0].array.dtype
-        lines = [f"Numbers are the model's own ({dtype}), shown to the digits printed."]
-        lines.append("Blue is negative, orange positive; colour follows the root of the magnitude.")
+        lines = [f"Numbers are the model's own ({dtype}), rounded to the digits shown."]
+        lines.append("Blue is negative, orange positive; colours scale with the square root of the magnitude.")
         edges = self._edges
         if any(_window(step.array, edges).size < step.array.size for step in self.steps):
             places = " and ".join(
-                [f"{edges[0]} tokens", f"{edges[1]} columns"] if edges[0] != edges[1] else [f"{edges[0]} places"]
+                [f"{edges[0]} tokens", f"{edges[1]} columns"] if edges[0] != edges[1] else [f"{edges[0]} indices"]
             )
-            lines.append(f"Of longer axes {places} are kept, from end to end; ranges are of the whole stage.")
+            lines.append(f"Longer axes show {places}, evenly spaced; ranges are of the whole stage.")
         return lines
 
     def _height(self) -> int:
@@ -348,7 +350,7 @@ class StageView(View):
 
 
 def _window(array: np.ndarray, edges: tuple[int, int]) -> np.ndarray:
-    """Keeps places of each of the last two axes that is longer: the ends, and evenly apart between them."""
+    """Shortens each of the last two axes that is longer: keeps the ends, and evenly spaced indices between."""
     of_tokens, of_others = edges
     for axis, size in ((-2, of_tokens), (-1, of_tokens if array.ndim == 3 else of_others)):
         length = array.shape[axis] if array.ndim >= -axis else 0

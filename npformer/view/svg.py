@@ -1,6 +1,6 @@
-"""Standalone SVG: a sheet for text, lines and heat maps. A heat map is a PNG inside it, one pixel for each cell.
+"""Standalone SVG: a sheet for text, lines and heat maps. A heat map is an embedded PNG with one pixel per cell.
 
-Text stays text, in the reader's own sans-serif. Colours are those of the light theme, on a transparent background.
+Text stays text, in the reader's sans-serif font. Colours are those of the light theme, on a transparent background.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Sheet:
         self._parts: list[str] = []
 
     def add(self, tag: str, **attributes: object) -> None:
-        """Adds an element without content; underscores in names stand for hyphens."""
+        """Adds an element without content; underscores in names become hyphens."""
         self._parts.append(f"<{tag}{_attributes(attributes)}/>")
 
     def text(

@@ -17,7 +17,7 @@ from npformer.text.words import printable
 SHADES = ((0.6, "█"), (0.4, "▓"), (0.2, "▒"), (0.05, "░"), (-1.0, " "))
 TIMES = "\N{MULTIPLICATION SIGN}"
 LEGEND = "░ from 0.05   ▒ 0.2   ▓ 0.4   █ 0.6"
-ROWS = 48  # most lines of a map; beyond, a line stands for several rows
+ROWS = 48  # maximum lines of a map; beyond this, a line shows several rows
 
 
 def shade(weight: float) -> str:
@@ -38,11 +38,11 @@ def _column(char: str) -> int:
 
 
 def fit(text: str, width: int) -> str:
-    """Fits `text` into exactly `width` columns: cuts it with an ellipsis, or fills it with spaces."""
+    """Fits `text` into exactly `width` columns: truncates it with an ellipsis, or pads it with spaces."""
     text = printable(text)
     taken = list(accumulate(map(_column, text), initial=0))
     if taken[-1] > width:
-        kept = bisect_right(taken, width - 1) - 1  # the most characters that leave room for the ellipsis
+        kept = bisect_right(taken, width - 1) - 1  # as many characters as leave room for the ellipsis
         return text[:kept] + "…" + " " * (width - 1 - taken[kept])
     return text + " " * (width - taken[-1])
 
@@ -50,8 +50,8 @@ def fit(text: str, width: int) -> str:
 def heat_map(weights: np.ndarray, rows: Sequence[str], names: Sequence[str], width: int) -> list[str]:
     """Draws `weights` (queries, keys): a line for each query, numbered columns for the keys.
 
-    A cell is a shade and two digits if there is room, else a shade alone. If even that is too wide or too long, a cell
-    stands for the largest weight of several tokens; `legend` says of how many.
+    A cell is a shade and two digits if they fit, else only a shade. If the map is still too wide or too long, a cell
+    shows the largest weight of several tokens; `legend` gives their number.
     """
     label = _label_width(rows, width)
     down, across = _pooling(len(rows), len(names), label, width)
@@ -67,7 +67,7 @@ def heat_map(weights: np.ndarray, rows: Sequence[str], names: Sequence[str], wid
 
 
 def legend(rows: Sequence[str], names: Sequence[str], width: int) -> list[str]:
-    """Explains the shades of `heat_map`, and how many tokens one cell stands for."""
+    """Explains the shades of `heat_map`, and the number of tokens per cell."""
     down, across = _pooling(len(rows), len(names), _label_width(rows, width), width)
     return [LEGEND] + ([f"a cell is the largest of {down} {TIMES} {across} weights"] if down * across > 1 else [])
 
@@ -81,7 +81,7 @@ def _pooling(rows: int, names: int, label: int, width: int) -> tuple[int, int]:
 
 
 def _header(count: int, across: int, cell: int, label: int, room: int) -> list[str]:
-    """Numbers the columns: above each if there is room, else at every tenth cell."""
+    """Numbers the columns: every cell if the numbers fit, else every tenth cell."""
     blank = " " * (label + 1)
     if cell == 5:
         return [blank + "".join(f"{i:>4} " for i in range(count)).rstrip()]
@@ -99,7 +99,7 @@ def _cell(weight: float, width: int) -> str:
 
 
 def pool(weights: np.ndarray, down: int, across: int) -> np.ndarray:
-    """Returns the largest of each `down` by `across` block of (..., rows, columns)."""
+    """Returns the maximum of each `down` by `across` block of (..., rows, columns)."""
     pooled = np.maximum.reduceat(weights, np.arange(0, weights.shape[-2], down), axis=-2)
     return np.maximum.reduceat(pooled, np.arange(0, weights.shape[-1], across), axis=-1)
 

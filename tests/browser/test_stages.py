@@ -147,7 +147,7 @@ def test_long_stages_keep_their_ends_and_their_middle(page: Page) -> None:
             np.random.default_rng(number).standard_normal((300, 512)).astype(np.float32)
         )
     page.show(view.stages(arrays, tokens=tokens, formulas={"layers.0.ffn.hidden": "mine"}))
-    assert "Of longer axes 384 places are kept" in page.text("#notes")
+    assert "Longer axes show 384 indices" in page.text("#notes")
     assert page.text(".formula") == "mine"
     cells = [cell for cell in page.texts("[data-step='0'] tbody tr:last-child td") if cell != "…"]
     array = arrays["layers.0.ffn.hidden"]

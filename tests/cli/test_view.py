@@ -142,7 +142,7 @@ def test_measures_can_be_chosen(folder: Path, capsys) -> None:
         ),
         (("--open",), "--open: expected a file; give -o FILE"),
         (("-o", "nowhere/view.html"), "view.html"),
-        (("-o", "."), ".: expected a file to write the page to, got a folder"),
+        (("-o", "."), ".: expected a file for the page, such as view.html, got a folder"),
         (("-o", ".."), "..: cannot be written"),
         (("--svg", "-o", "nowhere/view.svg"), "view.svg"),
     ],

@@ -63,7 +63,7 @@ def test_a_short_text_prints_its_weights() -> None:
     assert view.heads(array, tokens=["I", "love", "it"], heads=[1]).text(40) == "\n".join(
         [
             "Self-attention, layer 0, head 1",
-            "rows look at columns",
+            "rows attend to columns",
             "",
             "          0    1    2",
             "0 I    █.98  .02  .00",

@@ -148,7 +148,7 @@ return {
   body: [texts, about, list],
   keys: [
     ["Tab", "next word"],
-    ["← →", "the word before or after"],
+    ["← →", "previous or next word"],
   ],
   read: () => ({ measure: method ? nameOf(meta.methods[method]) : null, order: order === "place" ? null : order }),
   async apply(choices) {

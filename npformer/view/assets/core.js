@@ -1,4 +1,4 @@
-// What every view shares: reading arrays, colours and themes, elements, token lists that work by keyboard.
+// Shared by all views: reading arrays, colours and themes, elements, token lists with keyboard control.
 // No framework and no innerHTML (the page's policy forbids it): text only ever becomes text. Views follow, each a function
 // of its data and the page (shell.js), which shows one at a time.
 "use strict";
@@ -46,7 +46,7 @@ class Floats {
   }
 }
 
-// Reads a view's arrays by their names, each inflated the first time it is asked for.
+// Reads a view's arrays by name, inflating each on first use.
 function loader(heads) {
   const loaded = new Map();
   return (name) => {
@@ -84,10 +84,10 @@ function fixed(value, decimals = 4) {
 // ---- Colours -----------------------------------------------------------------------------------------------------
 
 const channels = (hex) => [1, 3, 5].map((i) => parseInt(hex.slice(i, i + 2), 16));
-let themeName; // as root.dataset.theme has it, which is slow to read for every pixel
+let themeName; // copy of root.dataset.theme, which is slow to read for every pixel
 const theme = () => themeName;
 
-// 256 steps of a scale in the present theme, as [r, g, b].
+// 256 steps of a scale in the current theme, as [r, g, b].
 function steps(scale) {
   const stops = doc.scales[scale][theme()].map(channels);
   return Array.from({ length: 256 }, (_, i) => {
@@ -99,9 +99,9 @@ function steps(scale) {
 
 const cache = {};
 const ramp = (scale) => (cache[scale + theme()] ??= steps(scale));
-const strength = (weight) => Math.sqrt(Math.max(weight, 0)); // what colour and opacity follow: 0.01 shows as a tenth
+const strength = (weight) => Math.sqrt(Math.max(weight, 0)); // for colour and opacity: 0.01 shows as a tenth
 const weightColour = (weight) => ramp("sequential")[Math.round(255 * Math.min(strength(weight), 1))];
-// A signed number against the largest magnitude shown with it: its root again, so that small ones keep their sign.
+// A signed number relative to the largest magnitude shown with it: also its root, so that small ones keep their sign.
 function signedColour(value, limit) {
   const size = limit && Number.isFinite(value) ? Math.min(1, strength(Math.abs(value) / limit)) : 0;
   return ramp("diverging")[Math.round(127.5 + 127.5 * Math.sign(value) * size)] ?? ramp("diverging")[128];
@@ -115,7 +115,7 @@ function luminance(rgb) {
 // Black or white, whichever reads better on the colour: always at least 4.5 to 1.
 const ink = (rgb) => (luminance(rgb) > 0.179 ? "#000" : "#fff");
 
-const themed = []; // what to draw again when the theme changes
+const themed = []; // callbacks that redraw when the theme changes
 
 function setTheme(name) {
   themeName = root.dataset.theme = name;
@@ -137,8 +137,8 @@ function el(tag, attributes = {}, ...children) {
   return node;
 }
 
-// A text as it can be shown: control characters by their Unicode pictures; half a surrogate pair, and what would turn
-// the direction of other characters, by U+FFFD.
+// A printable text: control characters become their Unicode pictures; lone surrogates and characters that change the
+// direction of others become U+FFFD.
 const shown = (text) =>
   text
     .replace(/[\u0000-\u001f]/g, (c) => String.fromCharCode(0x2400 + c.charCodeAt(0)))
@@ -146,13 +146,13 @@ const shown = (text) =>
 // A token, in its own direction.
 const token = (text) => el("bdi", { class: "token", title: text.length > 14 ? shown(text) : null }, shown(text));
 
-// The token at place `i` of a text, with the place where the same word stands elsewhere in the text too.
+// The token at index `i` of a text, with the index if the same word occurs elsewhere in the text.
 const placed = (tokens, i) =>
   tokens.indexOf(tokens[i]) === tokens.lastIndexOf(tokens[i])
     ? token(tokens[i])
     : el("span", { class: "placed" }, token(tokens[i]), el("sub", {}, String(i)));
 
-// A share of 1 as a thin bar along the foot of an element.
+// A fraction as a thin bar along the bottom of an element.
 const meter = (share, colour = "var(--accent)") => el("i", { class: "meter", "--w": share, "--c": colour });
 
 function select(label, options, value, onchange) {
@@ -162,7 +162,7 @@ function select(label, options, value, onchange) {
   return el("label", { class: "field" }, el("span", {}, label), list);
 }
 
-// One of a few, as a row of buttons.
+// A choice of a few, as a row of buttons.
 function segmented(label, options, value, onchange) {
   const group = el("div", { class: "segmented", role: "radiogroup", "aria-label": label });
   const choose = (key, focus) => {
@@ -261,8 +261,7 @@ function whenNear(work) {
   return observer;
 }
 
-// Do `work` on each item when nothing else is to be done, one after another: what lies below the window, before it is
-// scrolled to or printed.
+// Do `work` on each item in turn when idle: for elements below the window, before they are scrolled to or printed.
 function leisurely(items, work) {
   const queue = [...items];
   const soon = window.requestIdleCallback ?? setTimeout;
@@ -293,7 +292,7 @@ const hideTip = () => {
   tip.hidden = true;
 };
 
-// Say that the first picture stands: after the frame in which it is painted.
+// Signal that the first picture is complete, after the frame that paints it.
 function ready() {
   requestAnimationFrame(() =>
     setTimeout(() => {

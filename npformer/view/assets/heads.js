@@ -1,4 +1,4 @@
-// Head view: tokens on two sides, lines between them (links.js), numbers where one points, and every head's square.
+// Head view: tokens on two sides, lines between them (links.js), numbers at the pointer, and a square per head.
 
 const squares = el("div", { class: "squares", role: "group", "aria-label": "Heads" });
 const panel = el("aside", { class: "panel", "aria-label": "Exact weights" });
@@ -6,7 +6,7 @@ const controls = el("div", { class: "controls-row" });
 
 // ---- Numbers -----------------------------------------------------------------------------------------------------
 
-// Numbers beside the tokens, and which of them are marked.
+// Numbers next to the tokens, and which of them are marked.
 function mark() {
   const some = { queries: active("queries"), keys: active("keys") };
   const heads = shownHeads();
@@ -27,7 +27,7 @@ function mark() {
   }
 }
 
-// Where the neuron view shows this head, from the token that is kept here.
+// The address of this head in the neuron view, from the token kept here.
 const inNeurons = (head) => ({ ...readStack(), head, from: active("queries")[0] ?? null });
 
 const chip = (h) =>
@@ -70,7 +70,7 @@ function listed({ h, q, k }) {
 
 function caption(queries, keys, one) {
   const several = state.heads.size > 1 && !one ? ", the strongest head for each" : "";
-  if (!state.heads.size) return ["No head is chosen."];
+  if (!state.heads.size) return ["No head is selected."];
   if (!queries.length && !keys.length) {
     return [`Layer ${stack().numbers[state.layer]}${several}. Point at a token for its own.`];
   }
@@ -139,7 +139,7 @@ function buildSquares() {
           type: "button",
           class: "square",
           "data-head": h,
-          title: `Head ${h}: click to toggle, double-click for this one alone`,
+          title: `Head ${h}: click to toggle, double-click for only this one`,
           "aria-label": `Head ${h}`,
           onclick: () => toggle(h),
           ondblclick: () => isolate(h),
@@ -178,7 +178,7 @@ function toggle(h) {
   if (!heads.delete(h)) heads.add(h);
   setHeads(heads);
 }
-// The head alone; once more, and all are back.
+// Only this head; a second time restores all.
 let alone = null;
 function isolate(h) {
   const again = alone === h && state.heads.size === 1 && state.heads.has(h);
@@ -335,9 +335,9 @@ return {
     ["Tab", "next control or list"],
     ["↑ ↓", "next token: shows its lines and weights"],
     ["← →", "other side; next head"],
-    ["Space", "keep or let go a token; toggle a head"],
-    ["o", "this head alone, or all again"],
-    ["Esc", "let go of everything"],
+    ["Space", "keep or release a token; toggle a head"],
+    ["o", "only this head, or all again"],
+    ["Esc", "release everything"],
   ],
   read() {
     const pins = (name) => several(state.pins.filter((pin) => pin.side === name).map((pin) => pin.index));

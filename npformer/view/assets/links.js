@@ -1,5 +1,5 @@
-// Head view, the picture: which links show, and their lines between the two sides. What surrounds it is in heads.js.
-// Lines are drawn on one canvas the size of the window, and only those that cross it: 512 tokens cost what 30 do.
+// Head view, the picture: the visible links and their lines between the two sides. heads.js has the rest of the view.
+// Only lines that cross the window are drawn, on one canvas of its size: 512 tokens cost the same as 30.
 
 let rowHeight = 26; // height of a token
 const { faint: FAINT, fainter: FAINTER } = meta; // lines under these weights are not drawn, for all tokens and for some
@@ -13,13 +13,13 @@ const lists = {
     class: "tokens from",
     role: "listbox",
     "aria-multiselectable": true,
-    "aria-label": "From: tokens that look",
+    "aria-label": "From: queries",
   }),
   keys: el("div", {
     class: "tokens to",
     role: "listbox",
     "aria-multiselectable": true,
-    "aria-label": "To: tokens looked at",
+    "aria-label": "To: keys",
   }),
 };
 const canvas = el("canvas", { "aria-hidden": true });
@@ -31,14 +31,14 @@ const lines = el("div", { class: "lines" }, canvas, hint);
 
 const same = (a, b) => a && b && a.side === b.side && a.index === b.index;
 const pinned = (item) => state.pins.some((pin) => same(pin, item));
-// Tokens whose lines and numbers show: those kept by a click, and the one pointed at.
+// Tokens with visible lines and numbers: those kept by a click, and the one at the pointer.
 function active(name) {
   const items = state.hover && !pinned(state.hover) ? [...state.pins, state.hover] : state.pins;
   return items.filter((item) => item.side === name && places[name][item.index] >= 0).map((item) => item.index);
 }
 const shownHeads = () => [...state.heads].sort((a, b) => a - b);
 
-// The head that gives the most from q to k, among those shown.
+// The head with the largest weight from q to k, among those shown.
 function strongest(heads, q, k) {
   let best = heads[0];
   for (const h of heads) if (weights.unit(h, q, k) > weights.unit(best, q, k)) best = h;
@@ -109,11 +109,11 @@ const extent = () => ({
   width: lines.clientWidth,
   height: Math.max(rows.queries.length, rows.keys.length) * rowHeight,
 });
-// All lines at once are many: only strong ones show, and by their weight. A few tokens' own show by its root.
+// For all tokens only strong lines show, by weight. For a few tokens lines show by the root of the weight.
 const few = () => active("queries").length + active("keys").length > 0;
 const least = () => (few() ? FAINTER : FAINT);
 
-// Paths with how they look, the faint first.
+// Paths with their styles, faint ones first.
 const looks = (found) =>
   [...found.keys()]
     .sort((a, b) => (a % STEPS) - (b % STEPS))
@@ -160,7 +160,7 @@ function strands(width, height, scrolled, newPath) {
       if (weight < faintest) return;
       const key = h * STEPS + Math.max(1, Math.round(opacity(weight) * (STEPS - 1)));
       if (!found.has(key)) found.set(key, newPath());
-      const shift = (i - (heads.length - 1) / 2) * apart; // strands of several heads lie side by side
+      const shift = (i - (heads.length - 1) / 2) * apart; // lines of several heads are drawn side by side
       found.get(key).moveTo(0, start + shift);
       found.get(key).bezierCurveTo(width * 0.42, start + shift, width * 0.58, end + shift, width, end + shift);
     });

@@ -4,7 +4,7 @@ const load = loader(meta.arrays);
 const controls = el("div", { class: "controls-row" });
 const grid = el("table", { class: "grid" });
 let by = "layers";
-let word = null; // the token whose part alone is shown of each head
+let word = null; // the token whose contributions are shown for each head
 
 const limitOf = ({ values, columns, plain }) =>
   values.flat().reduce((most, value, i) => {
@@ -12,7 +12,7 @@ const limitOf = ({ values, columns, plain }) =>
     return coloured ? Math.max(most, Math.abs(value)) : most;
   }, 0);
 
-// The table as chosen: of one word, what each head reads from it.
+// The selected table; for a word, the contributions that each head reads from it.
 async function chosen() {
   if (by === "words" || word === null) return meta[by];
   const array = await load("heads");

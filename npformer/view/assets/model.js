@@ -1,6 +1,6 @@
-// Model view: every head of every layer as a small heat map, the exact weight under the pointer, one head large on a click.
+// Model view: every head of every layer as a small heat map, the exact weight at the pointer, a large head on a click.
 
-const THUMB = 128; // pixels a thumbnail has at most; a longer text shows the largest weight of each block
+const THUMB = 128; // maximum pixels of a thumbnail; a longer text shows the largest weight of each block
 const grid = el("div", { class: "grid", role: "grid", "aria-label": "Layers down, heads across" });
 const controls = el("div", { class: "controls-row" });
 let current = null; // the head shown large: { layer, head, weights, q, k }
@@ -50,13 +50,13 @@ const thumbs = () => grid.querySelectorAll(".thumb");
 const thumbAt = (layer, head) => grid.querySelector(`.thumb[data-layer="${layer}"][data-head="${head}"]`);
 const placeOf = (thumb) => [Number(thumb.dataset.layer), Number(thumb.dataset.head)];
 
-// A thumbnail is drawn when it comes near the window, else at leisure; its layer is inflated with the first of its heads.
+// A thumbnail is drawn when it comes near the window, or when idle; its layer is inflated with the first of its heads.
 const observer = whenNear(drawThumb);
 
 async function drawThumb(thumb) {
   const [layer, head] = placeOf(thumb);
   const weights = await layerWeights(layer);
-  if (!grid.contains(thumb)) return; // another stack, filter or form was chosen while the layer was inflated
+  if (!grid.contains(thumb)) return; // another stack, filter or form was selected while the layer was inflated
   const height = rows.queries.length;
   const width = rows.keys.length;
   const block = Math.ceil(Math.max(height, width) / THUMB);
@@ -81,7 +81,7 @@ const redrawThumbs = () =>
     if (thumb.dataset.drawn) drawThumb(thumb);
   });
 
-// The strongest link of a head: what the keyboard hears and shows where the mouse would point.
+// The strongest link of a head, announced and shown for keyboard users.
 function strongest(weights, head) {
   let best = [rows.queries[0], rows.keys[0]];
   for (const k of rows.keys)
@@ -260,7 +260,7 @@ function drawDetail() {
   readout.replaceChildren(...reading(weights, head, q, k));
 }
 
-// Every token beside its cells where there is room; else only the one marked.
+// Every token next to its cells if there is room; else only the marked one.
 function label(which, marked, cell) {
   names[which].style.setProperty("--cell", `${cell}px`);
   const all = cell >= 15;

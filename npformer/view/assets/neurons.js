@@ -1,5 +1,5 @@
-// Neuron view: for one token that looks, every key's query × key → score → weight → value, and the output they add up to.
-// A strip is a canvas one pixel high, a pixel a dimension, drawn when its row nears the window: 512 rows stay light.
+// Neuron view: for one query, every key's query × key → score → weight → value, and the output as their sum.
+// A strip is a canvas one pixel high, one pixel per dimension, drawn when its row nears the window: 512 rows stay fast.
 
 const load = loader(meta.arrays);
 const state = { ...meta.shown };
@@ -7,16 +7,16 @@ const part = () => meta.parts[state.part];
 const table = el("table", {});
 const controls = el("div", { class: "controls-row" });
 let arrays = null; // query, key and value of the layer shown; scores, weights, context if they are not as computed here
-let computed = null; // of the token that looks, its row of each of those
+let computed = null; // the row of each of those for the query
 
 const KINDS = { query: "query", key: "key", product: "query × key", value: "value", output: "output" };
-const slot = () => part().heads.indexOf(state.head); // where the head's numbers stand in the arrays
+const slot = () => part().heads.indexOf(state.head); // index of the head in the arrays
 const row = (name, i) => arrays[name]?.row(slot(), i) ?? computed[name];
 const round = (value) => (arrays.query.values instanceof Float32Array ? Math.fround(value) : value);
 const largest = (...all) =>
   all.reduce((most, values) => values.reduce((m, v) => (Number.isFinite(v) ? Math.max(m, Math.abs(v)) : m), most), 0);
 
-// scores = q K^T / sqrt(d), weights = softmax(scores), context = weights V: the row of the token that looks.
+// scores = q K^T / sqrt(d), weights = softmax(scores), context = weights V: the row of the query.
 function compute() {
   const query = row("query", state.token);
   const places = Array.from({ length: arrays.key.shape[1] }, (_, k) => k);
@@ -34,7 +34,7 @@ function compute() {
   );
 }
 
-// The numbers behind each strip: `row` is the key's, and none for query and output.
+// The numbers of each strip: `row` is the key's, undefined for query and output.
 function values(kind, key) {
   const query = row("query", state.token);
   if (kind === "query") return query;
@@ -43,7 +43,7 @@ function values(kind, key) {
   return row(kind, key);
 }
 
-// The largest magnitude of this head: what the deepest colours stand for.
+// The largest magnitude of this head, shown by the deepest colours.
 let limits = {};
 function setLimits() {
   const size = (name) => arrays[name].shape[1];
@@ -97,7 +97,7 @@ function build() {
           token(queries.tokens[state.token]),
         ),
         strip("query"),
-        el("td", { class: "caption" }, "looks at"),
+        el("td", { class: "caption" }, "attends to"),
         el("td", {}),
         el("td", {}),
         strip("output"),
@@ -152,7 +152,7 @@ async function show() {
 
 // ---- Pointing ----------------------------------------------------------------------------------------------------
 
-// Everything about dimension `d` of one row, the pointed kind first among equals.
+// Everything about dimension `d` of one row, with the kind at the pointer first.
 function chain(key, d, kind) {
   const pick = (name, i) => row(name, i)[d];
   const q = pick("query", state.token);
@@ -213,7 +213,7 @@ table.addEventListener("pointermove", (event) => {
 });
 table.addEventListener("pointerleave", unpoint);
 
-let dimension = 0; // where the keyboard points
+let dimension = 0; // selected by the keyboard
 function pointRow(line) {
   const { key } = line.dataset;
   const kind = key === "" ? "query" : "product";
@@ -361,9 +361,9 @@ const view = {
   body: [el("div", { class: "scroller" }, table), scales],
   keys: [
     ["Tab", "to the controls, then the table"],
-    ["↑ ↓", "the token looked at"],
+    ["↑ ↓", "the key token"],
     ["← →", "the dimension; Page keys by eight"],
-    ...(meta.parts.some((p) => p.self) ? [["Enter", "look from this token; so does a click on its name"]] : []),
+    ...(meta.parts.some((p) => p.self) ? [["Enter", "use this token as the query; so does a click on its name"]] : []),
   ],
   read: () => ({
     attention: state.part || null,

@@ -1,6 +1,6 @@
 // ---- Pictures ----------------------------------------------------------------------------------------------------
-// A view as it stands on the page, as SVG: text as text, coloured boxes as rectangles, canvases as images. So every view
-// is saved as it is selected, by one implementation. A canvas with `paths()` gives lines instead of pixels.
+// A view on the page as SVG: text as text, coloured boxes as rectangles, canvases as images. One implementation thus
+// saves every view with its selections. A canvas with `paths()` becomes lines instead of pixels.
 
 const escaped = (text) =>
   shown(text).replace(/[&<>"]/g, (c) => ({ "&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;" })[c]);
@@ -13,7 +13,7 @@ const clear = (colour) => /^transparent$|^rgba\(.*, 0\)$|\/ 0\)$/.test(colour);
 
 // The document that shows `part` under lines of a title, with its size in pixels.
 function drawn(part, titles) {
-  root.dataset.picture = "yes"; // what scrolls is shown whole
+  root.dataset.picture = "yes"; // shows scrolling elements in full
   const box = part.getBoundingClientRect();
   const font = getComputedStyle(document.body).fontFamily;
   const top = 16 + 20 * titles.length;
@@ -41,7 +41,7 @@ function drawn(part, titles) {
   return { svg, width, height };
 }
 
-// A title that is wider than the picture ends in an ellipsis: 7.5 pixels a letter of 14 pixels' type.
+// A title that is wider than the picture ends in an ellipsis: 7.5 pixels per letter at 14 pixels.
 const fitted = (text, width) =>
   text.length * 7.5 > width - 32 ? `${text.slice(0, Math.floor((width - 40) / 7.5))}…` : text;
 
@@ -109,7 +109,7 @@ class Paint {
     }
   }
 
-  // A run of text a line: a text node may wrap. What an ellipsis hides is cut here too.
+  // One run of text per line: a text node may wrap. Text hidden by an ellipsis is cut here too.
   text(node) {
     if (!node.data.trim()) return;
     const parent = node.parentElement;
@@ -155,7 +155,7 @@ class Paint {
   }
 }
 
-// The same in pixels, twice as fine as the page, or as fine as a canvas may be.
+// The same in pixels, at twice the page's resolution, or the maximum of a canvas.
 async function rastered(svg, width, height) {
   const picture = new Image();
   picture.src = `data:image/svg+xml;charset=utf-8,${encodeURIComponent(svg)}`;

@@ -1,7 +1,7 @@
-// The page around the views: heading, tabs, controls, what the numbers mean, the keys, and pictures to save.
+// The page around the views: heading, tabs, controls, notes on numbers, keys, and pictures to save.
 //
-// One view of one text is shown at a time; a view is made when it is first asked for and keeps its choices. They stand in
-// the page's address too, as `#view=heads&layer=3&head=8&from=5`, so that a link and a reload keep them.
+// One view of one text is shown at a time; a view is created on first use and keeps its selections. They are also in the
+// page's address, such as `#view=heads&layer=3&head=8&from=5`, so that links and reloads keep them.
 
 const now = { text: 0, view: doc.texts[0][0].kind };
 const made = new Map(); // `text view` -> the view: controls, body, notes, keys, read(), apply(choices), ready, whole(), part()
@@ -17,12 +17,12 @@ function viewOf(text, kind) {
       key,
       VIEWS[kind](meta, {
         changed: () => key === `${now.text} ${now.view}` && note(false),
-        // Listens on the window while the view is the one shown.
+        // Listens on the window while this view is shown.
         on: (type, act, options) =>
           addEventListener(type, (event) => key === `${now.text} ${now.view}` && act(event), options),
-        // Opens another view of the same text, or says that there is none.
+        // Opens another view of the same text, or returns whether it exists.
         has: (view) => Boolean(about(text, view)),
-        savers, // buttons for a dialog, which keeps the page's own from being pressed
+        savers, // buttons for a dialog, which blocks the page's own
         open: (view, choices) => show({ text, view, choices }, true),
       }),
     );
@@ -32,7 +32,7 @@ function viewOf(text, kind) {
 
 // ---- The address -------------------------------------------------------------------------------------------------
 
-// What is chosen in the view shown, [name, value]; several heads or tokens stand with spaces (+) between them.
+// The selections in the current view, [name, value]; several heads or tokens are separated by spaces (+).
 const chosen = () => Object.entries(shownView().read()).filter(([, value]) => value != null);
 
 function address() {
@@ -43,7 +43,7 @@ function address() {
   return `#${words}`;
 }
 
-// A page inside another (a notebook's cell) has no address of its own.
+// A page inside another (a notebook cell) does not have its own address.
 const addressed = location.protocol !== "about:";
 function note(step) {
   document.title = about(now.text, now.view).title;
@@ -91,7 +91,7 @@ function fillAnswer(answer) {
   );
 }
 
-// Shows a view with these choices; without, as it was left, or as the page has it at first. `step`: Back leads here.
+// Shows a view with these selections, or else as it was left or initially. `step`: adds an entry to the history.
 async function show({ text = now.text, view = now.view, choices }, step = false) {
   hideTip();
   const fresh = !made.has(`${text} ${view}`);
@@ -149,7 +149,7 @@ const quiet = (text, title, onclick) => el("button", { type: "button", class: "q
 
 const savers = () => [
   quiet("Save SVG", "Save the view as a picture for papers and slides", () => save("svg")),
-  quiet("Save PNG", "Save the view as a picture of pixels", () => save("png")),
+  quiet("Save PNG", "Save the view as a bitmap", () => save("png")),
 ];
 
 async function save(type) {

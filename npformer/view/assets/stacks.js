@@ -1,4 +1,4 @@
-// What the head view and the model view share: which stack, which tokens (pieces or words), which part of a pair.
+// Shared by the head view and the model view: the stack, the tokens (pieces or words), the part of a pair.
 
 const state = { ...meta.shown, heads: new Set(meta.shown.heads), filter: "all", pins: [], hover: null };
 const load = loader(meta.arrays);
@@ -34,7 +34,7 @@ const linkNodes = (q, k) => [
 ];
 const linkText = (q, k) => `${shown(side("queries").tokens[q])} to ${shown(side("keys").tokens[k])}`;
 
-// Which attention, which part of a pair, pieces or words: each only where there is a choice. `change` gets what changed.
+// Controls for the stack, the part of a pair, and pieces or words, if there is a choice. `change` gets the change.
 function stackControls(change) {
   const { forms } = stack();
   const pair = side("queries").tokenTypes.length && side("keys").tokenTypes.length;
@@ -87,7 +87,7 @@ function stackControls(change) {
 
 const whole = (text, most) => (/^\d+$/.test(text ?? "") && Number(text) < most ? Number(text) : null);
 
-// What both views keep in the page's address; what is as at first is left out.
+// The selections of both views in the page's address, without defaults.
 const readStack = () => ({
   attention: state.stack || null,
   layer: stack().numbers[state.layer],
@@ -95,7 +95,7 @@ const readStack = () => ({
   tokens: state.form === meta.shown.form ? null : state.form,
 });
 
-// Takes the same from an address; what does not fit counts as not said.
+// Reads these from an address; invalid values are ignored.
 function applyStack({ attention, layer, show, tokens }) {
   state.stack = whole(attention, meta.stacks.length) ?? meta.shown.stack;
   const at = stack().numbers.indexOf(Number(layer ?? NaN));

@@ -1,5 +1,5 @@
-// Stage view: the forward pass as a walk. A section a layer, a card a stage; a card reads its array when it is first seen,
-// or at leisure once its section is open.
+// Stage view: the forward pass as a walk. One section per layer, one card per stage; a card reads its array when it is
+// first seen, or when idle once its section is open.
 
 const stored = loader(meta.arrays);
 
@@ -14,7 +14,7 @@ async function load(i) {
   return { shape: [rows, heads * width], decimals: array.decimals, row };
 }
 
-let stop = null; // where the walk stands, a stage's name or a section's id, and the head chosen there: in the address
+let stop = null; // current position: the stage's name or the section's id, and the selected head, for the address
 let stopHead = null;
 const EDGE = 3; // rows and columns from each end in the tables, as NumPy prints
 const LINES = 12; // rows, and columns of a small matrix, that a table shows in full
@@ -26,7 +26,7 @@ for (const [i, step] of meta.steps.entries()) {
 
 // ---- Axes --------------------------------------------------------------------------------------------------------
 
-// Where the kept place `i` of an axis stands in the whole stage: EDGE from each end, the others evenly between them.
+// The original index of kept index `i` of an axis: EDGE at each end, the others evenly spaced between them.
 function placeOf(axis, kept, i) {
   if (kept === axis.size || i < EDGE) return i;
   if (i >= kept - EDGE) return axis.size - kept + i;
@@ -34,7 +34,7 @@ function placeOf(axis, kept, i) {
 }
 const nameOf = (axis, place) => (axis.tokens ? meta.tokens[axis.tokens][place] : axis.names?.[place]);
 
-// Kept places, with null for the gap: all, or some from each end.
+// Kept indices, with null for the gap: all, or some from each end.
 function ends(kept, whole, most) {
   if (kept <= most && kept === whole) return Array.from({ length: kept }, (_, i) => i);
   return [
@@ -285,7 +285,7 @@ function go(target) {
   stand(target);
 }
 
-// Notes where the walk stands.
+// Records the current position.
 function stand(target, head = null) {
   stop = meta.steps[target.dataset.step]?.name ?? target.id;
   stopHead = head;
@@ -354,14 +354,14 @@ return {
       block.open = true;
       build(block);
       const article = cards().find((each) => Number(each.dataset.step) === i);
-      await Promise.all(cards().filter((each) => Number(each.dataset.step) < i).map(once)); // they push it down
+      await Promise.all(cards().filter((each) => Number(each.dataset.step) < i).map(once)); // they move it down
       await (article.filled = fill(article));
       article.scrollIntoView({ block: "start" });
     } else if (known) walkway.querySelector(`[id="${stage}"]`).scrollIntoView({ block: "start" });
     if (cards().length) await once(cards()[0]);
   },
   whole: () => Promise.all(cards().map(once)),
-  // The stage or the section where the walk stands, or all of it.
+  // The current stage or section, or the whole walk.
   part: () =>
     cards().find((each) => meta.steps[each.dataset.step].name === stop) ??
     (stop ? walkway.querySelector(`[id="${stop}"]`) : walkway),
