@@ -45,8 +45,8 @@ def verdict(config: dict[str, Any]) -> tuple[str, str]:
     try:
         read = read_config(config)
     except NpformerError as error:
-        why = re.sub(r"expected one of .*?, got ('[^']*')(; did you mean [^;]*)?", r"\1 is not here", str(error))
-        why = re.sub(r"(, which is not here)?; expected one of [^;]*", "", why)
+        why = re.sub(r"expected one of .*?, got ('[^']*')(; did you mean [^;]*)?", r"\1 is not supported", str(error))
+        why = re.sub(r"(, which is not supported)?; expected one of [^;]*", "", why)
         return "no", why
     tasks = tasks_of(read, config)
     own = [each for each in tasks if each not in VECTORS] or tasks

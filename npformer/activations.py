@@ -1,4 +1,4 @@
-"""Activations, named as in torch.nn.functional; each has its backward directly below.
+"""Activations, named as in torch.nn.functional; the backward of each is directly below.
 
 A formula of several steps is a function `_name(x, y)` that writes its result to y, which may be x itself. `in_blocks`
 applies it to a whole array. `_name_slope` is its derivative.
@@ -144,7 +144,7 @@ def gelu_backward(grad: np.ndarray, x: np.ndarray, approximate: str = "none") ->
 
 
 def gelu_tanh(x: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
-    """gelu(x, approximate="tanh"), under the name that a `Config` has for it."""
+    """gelu(x, approximate="tanh"), under its name in `Config`."""
     return gelu(x, "tanh", out)
 
 
@@ -153,9 +153,9 @@ def gelu_tanh_backward(grad: np.ndarray, x: np.ndarray) -> np.ndarray:
     return gelu_backward(grad, x, "tanh")
 
 
-# NumPy has no erf. But erf(x / sqrt 2) = tanh(x P(x^2)) for a smooth function P, so a polynomial for P gives GELU with
-# no case distinction and no clipping. These seven coefficients are the minimax fit of P for float32. The paper's
-# approximation, sqrt(2 / pi) (x + 0.044715 x^3) = x (a + b x^2), is nearly its first two terms.
+# NumPy has no erf. But erf(x / sqrt 2) = tanh(x P(x^2)) for a smooth function P, so a polynomial for P gives GELU
+# without case distinctions or clipping. These seven coefficients are the minimax fit of P for float32. The paper's
+# approximation, sqrt(2 / pi) (x + 0.044715 x^3) = x (a + b x^2), is close to the first two terms.
 _EXACT = (0.79788494, 0.036333084, -3.2594951e-5, -5.5306205e-5, 3.9647466e-6, -1.3226354e-7, 1.7561766e-9)
 _TANH = (math.sqrt(2 / math.pi), math.sqrt(2 / math.pi) * 0.044715)
 
@@ -204,7 +204,7 @@ def _gelu_slope(x: np.ndarray, y: np.ndarray) -> None:
 def _gelu_tanh_slope(x: np.ndarray, y: np.ndarray) -> None:
     """y = (1 + tanh u) / 2 + x u' (1 - tanh(u)^2) / 2, with u = a x + b x^3.
 
-    1 - tanh(u)^2 is computed as 4 e / (1 + e)^2 with e = exp(-2 |u|), where no digits cancel.
+    1 - tanh(u)^2 is computed as 4 e / (1 + e)^2 with e = exp(-2 |u|), without cancellation.
     """
     a, b = _TANH
     square = x * x

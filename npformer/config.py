@@ -1,4 +1,4 @@
-"""The sizes and choices of a model: `Config`. `families/` makes one of a checkpoint's config.json."""
+"""The sizes and options of a model: `Config`. `families/` creates one from a checkpoint's config.json."""
 
 from __future__ import annotations
 
@@ -26,25 +26,25 @@ LABELLED = ("sequence-classification", "token-classification")
 
 ACTIVATIONS = ("gelu", "gelu_tanh", "relu", "silu", "tanh")
 
-#: Position tables: learned with the checkpoint; the 2017 paper's sinusoids; Marian's, all sines before all cosines; no
-#: table, where attention alone knows how far apart two tokens are.
+#: Position tables: learned; the 2017 paper's sinusoids; Marian's, with all sines before all cosines; no table, if only
+#: attention uses relative positions.
 POSITIONS = ("learned", "sinusoidal", "sinusoidal-halves", "none")
 
 POOLINGS = ("first", "mean", "last")
 
 PROBLEM_TYPES = (None, "regression", "single_label_classification", "multi_label_classification")
 
-MOST = 2**31 - 1  # of any size, far above any real model; `limits.py` has what a file may ask for
+MOST = 2**31 - 1  # maximum of any size, far above any real model; `limits.py` limits files
 
 
 @dataclass(frozen=True)
 class Decoder:
-    """The decoder stack of an encoder-decoder, of the encoder's width; or a decoder stack on its own."""
+    """The decoder stack of an encoder-decoder, with the encoder's width; or a decoder-only stack."""
 
     n_layers: int = 0  # 0: no decoder
     n_heads: int = 1
     d_ffn: int = 1
-    vocab_size: int = 0  # 0: no token table, the input is rows
+    vocab_size: int = 0  # 0: no token table, the input is vectors
     start_id: int = 0  # the token before a target's first
     end_ids: tuple[int, ...] = ()  # the tokens that end a target
 
@@ -63,60 +63,60 @@ class Decoder:
 
 @dataclass(frozen=True)
 class Config(Answering):
-    """The sizes and choices of a model.
+    """The sizes and options of a model.
 
     Parameters
     ----------
-    model_type : the family's name
+    model_type : name of the family
     head : one of HEADS
-    vocab_size : rows of the token table; 0: no table, the input is rows
+    vocab_size : rows of the token table; 0: no table, the input is vectors
     d_model, n_heads, n_layers, d_ffn : sizes of the encoder
-    max_length : tokens of the longest text
+    max_length : maximum number of tokens of a text
     n_token_types : rows of the token type table; 0: no table
-    d_embedding : width of the tables where a projection follows them; 0: d_model
-    layer_groups : groups of layers, each of which has one set of weights; 0: every layer has its own
-    group_layers : layers of a group, which follow each other with weights of their own
+    d_embedding : width of the tables if a projection follows; 0: d_model
+    layer_groups : number of groups of layers that share weights; 0: every layer has its own weights
+    group_layers : number of consecutive layers in a group, each with its own weights
     first_position : row of the position table for a text's first token
-    skips_padding : the padding token is not counted in positions, and has the row before the first one's
+    skips_padding : the padding token is not counted in positions, and has the row before the first position's
     positions : one of POSITIONS
     relative_buckets : rows of the table of relative biases; 0: no table
-    rotary_theta : base of the rotary embeddings; 0: none
+    rotary_theta : base of the rotary embeddings; 0: no rotary embeddings
     local_layers : numbers of the layers that attend to a window of the text, in ascending order
-    local_theta : base of the rotary embeddings in these layers
-    window : tokens that a query of these layers attends to, itself and half of them on each side
+    local_theta : base of the rotary embeddings in local layers
+    window : number of tokens that a query in a local layer attends to, itself and half of the rest on each side
     n_distances : rows of the table of distances, for disentangled attention; 0: no table
-    max_distance : distances are in buckets, the last one from here on; 0: each has a row of its own
-    distance_forms : forms of that table in the scores: "key", content to distance, and "query", distance to content
-    own_distances : layers project the table of distances with weights of their own, not with those of query and key
+    max_distance : start of the last bucket of distances; 0: each distance has its own row
+    distance_forms : uses of that table in the scores: "key", content to distance, and "query", distance to content
+    own_distances : layers project the table of distances with separate weights, not with those of query and key
     norm_distances : the table of distances has a norm
-    convolution : rows that a convolution of the embeddings reads, which is added to the first layer; 0: there is none
+    convolution : width of a convolution of the embeddings, which is added to the first layer; 0: no convolution
     convolution_activation : one of ACTIVATIONS
     scale_embedding : multiply token rows by sqrt(d_model)
-    activation : of the feed-forward network, one of ACTIVATIONS
-    head_activation : of the layer below a head's norm; "": as in the feed-forward network
-    eps : of the layer norms
-    norm_first : norms before the blocks, not after them
-    final_norm : another norm after the last layer
+    activation : activation of the feed-forward network, one of ACTIVATIONS
+    head_activation : activation of the layer below a head's norm; "": as in the feed-forward network
+    eps : eps of the layer norms
+    norm_first : norms before the blocks (pre-norm), not after them
+    final_norm : an additional norm after the last layer
     bias : linear layers and norms have a bias
     causal : a token attends to itself and to earlier tokens only
-    pooling : the row that a head on texts reads: the text's first, its last that is not padding, or the mean of all
-    pooler : activation of the pooler, the layer between a text's first row and its head
+    pooling : the row for a head on texts: the first, the last that is not padding, or the mean of all
+    pooler : activation of the pooler, the layer between a text's first row and the head
     labels : names of the outputs of a classification head
     problem_type : one of PROBLEM_TYPES
-    tied : the projection to the vocabulary is the token table, transposed
-    shared : encoder and decoder have one token table
+    tied : the projection to the vocabulary is the transposed token table
+    shared : encoder and decoder share one token table
     pad_id : the padding token
-    padding_idx : a token whose row of the table is not trained
-    start_id : the token before a text's first, for a model that writes texts
-    end_ids : the tokens that end a text that it writes
+    padding_idx : a token with a table row that is not trained
+    start_id : the start token of a generative model
+    end_ids : the tokens that end a generated text
     decoder : `Decoder`, the second stack
-    torch_class : the torch module that the state dict belongs to, for model_type "transformer"
-    modules : pairs of our group and the state dict's module, where its name is not torch's
+    torch_class : the torch module of the state dict, for model_type "transformer"
+    modules : pairs of a group and the state dict's module, if its name is not torch's
 
     Raises
     ------
     NpformerError
-        A field has an impossible value, or changes nothing without another; the message names it.
+        A field has an invalid value, or has no effect without another field; the message names it.
 
     Examples
     --------
@@ -212,24 +212,26 @@ class Config(Answering):
                 checks.positive(name, getattr(self, name))
         for n_heads in (self.n_heads, self.decoder.n_heads):
             if self.d_model % n_heads:
-                raise NpformerError(f"{n_heads} heads do not divide the model's width of {self.d_model}")
+                raise NpformerError(f"n_heads: {n_heads} does not divide the model's width of {self.d_model}")
         self._check_windows()
         self._check_needed()
         self._check_head()
 
     def _check_windows(self) -> None:
-        """Refuses fields of local layers that would change nothing without another field."""
+        """Refuses fields of local layers that have no effect without another field."""
         if self.local_theta and not self.rotary_theta:
-            raise NpformerError(f"local_theta={self.local_theta}: needs rotary_theta, which the other layers rotate by")
+            raise NpformerError(f"local_theta={self.local_theta}: needs rotary_theta, the base for the other layers")
         if self.local_layers and self.rotary_theta and not self.local_theta:
-            raise NpformerError(f"local_layers={self.local_layers}: with rotary_theta they need local_theta too")
+            raise NpformerError(f"local_layers={self.local_layers}: needs local_theta if rotary_theta is given")
         if self.local_layers and not (self.window or self.rotary_theta):
-            raise NpformerError(f"local_layers={self.local_layers}: needs window, the tokens that they attend to")
+            raise NpformerError(
+                f"local_layers={self.local_layers}: needs window, the number of tokens that they attend to"
+            )
         if self.window and not (self.local_layers or self.rotary_theta):
-            raise NpformerError(f"window={self.window}: needs local_layers, the layers that attend to it")
+            raise NpformerError(f"window={self.window}: needs local_layers, the layers with a window")
 
     def _check_needed(self) -> None:
-        """Refuses fields of a table or a convolution that this config does not have."""
+        """Refuses fields of an absent table or convolution."""
         of_distances = ("max_distance", "distance_forms", "own_distances", "norm_distances")
         needed = dict.fromkeys(of_distances, "n_distances") | {"convolution_activation": "convolution"}
         for name, other in needed.items():
@@ -243,13 +245,17 @@ class Config(Answering):
         if not isinstance(self.labels, tuple) or not all(isinstance(label, str) for label in self.labels):
             raise NpformerError("labels: expected a tuple of strings")
         if bool(self.labels) != (self.head in LABELLED):
-            raise NpformerError(f"labels: a {self.head} head has {'none' if self.labels else 'at least one'}")
+            raise NpformerError(
+                f"labels: expected {'no labels' if self.labels else 'at least one label'} for a {self.head} head"
+            )
         if self.head != "base" and not self.vocab_size:
-            raise NpformerError(f"vocab_size: a {self.head} model has a token table, so it must be above 0")
+            raise NpformerError(f"vocab_size: expected more than 0, because a {self.head} model has a token table")
         if self.head not in ("base", "translation", *REREADING_HEADS) and self.decoder:
-            raise NpformerError(f"decoder: a {self.head} model has none, got {self.decoder.n_layers} layers")
+            raise NpformerError(f"decoder: expected no layers for a {self.head} model, got {self.decoder.n_layers}")
         if self.head == "causal-lm" and not self.causal:
-            raise NpformerError("causal: a causal-lm model predicts the next token from those before, so expected True")
+            raise NpformerError(
+                "causal: expected True, because a causal-lm model predicts the next token from earlier ones"
+            )
         if self.head == "translation" and not (self.n_layers and self.decoder):
             raise NpformerError("a translation model has an encoder and a decoder, each of at least one layer")
         if self.head != "base" and self.decoder:
@@ -259,19 +265,21 @@ class Config(Answering):
                     checks.whole(name, each, 0, self.decoder.vocab_size - 1)
         if self.shared and self.vocab_size != self.decoder.vocab_size:
             sizes = f"{self.vocab_size} and {self.decoder.vocab_size}"
-            raise NpformerError(f"shared: encoder and decoder share a table, so expected one vocab_size, got {sizes}")
+            raise NpformerError(
+                f"shared: expected equal vocab_size, because encoder and decoder share a table, got {sizes}"
+            )
 
     @property
     def d_head(self) -> int:
         return self.d_model // self.n_heads
 
     def is_local(self, layer: int) -> bool:
-        """Whether a layer attends to its window only."""
+        """Whether a layer attends only to a window."""
         return layer in self.local_layers
 
     @property
     def below_head(self) -> str:
-        """The activation between the layers of a head; that of replaced tokens always has the layers' own."""
+        """The activation between the layers of a head; the replaced-token head always uses that of the layers."""
         return (self.head != "replaced-token" and self.head_activation) or self.activation
 
     @property
@@ -280,17 +288,17 @@ class Config(Answering):
         return self.d_embedding or self.d_model
 
     def group_of(self, layer: int) -> tuple[int, int]:
-        """The group whose weights a layer has, and the layer's place in it.
+        """The group of a layer's weights, and the layer's index in it.
 
-        Of R = n_layers / group_layers runs of a group, run r is of group floor(r / (R / layer_groups)): as Hugging Face
-        divides them, where one does not divide the other. Lan et al., 2020, section 3.1.
+        Of R = n_layers / group_layers runs, run r belongs to group floor(r / (R / layer_groups)), as in Hugging Face if
+        R is not a multiple of layer_groups. Lan et al., 2020, section 3.1.
         """
         run, place = divmod(layer, self.group_layers)
         return int(run / (self.n_layers // self.group_layers / self.layer_groups)), place
 
     @property
     def uncounted(self) -> int | None:
-        """The token that is not counted in positions: RoBERTa's padding, whose row precedes the first position's."""
+        """The token that is not counted in positions: RoBERTa's padding, with the row before the first position's."""
         return self.pad_id if self.skips_padding else None
 
     @property
@@ -305,7 +313,7 @@ class Config(Answering):
 
     @property
     def scoring(self) -> str:
-        """The function from logits to scores: "none" for regression, "sigmoid" for independent labels or a single one,
+        """The function from logits to scores: "none" for regression, "sigmoid" for independent labels or one label,
         else "softmax"."""
         if self.head == "sequence-classification" and self.problem_type == "regression":
             return "none"

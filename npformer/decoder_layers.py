@@ -1,7 +1,7 @@
 """The decoder: masked self-attention, attention to the encoder's output, feed-forward network; layer and stack.
 
-Attention Is All You Need (Vaswani et al., 2017), section 3.1, on packed rows. Next: `transformer.py` joins encoder and
-decoder, `generation/` writes text with them.
+Attention Is All You Need (Vaswani et al., 2017), section 3.1, on packed rows. Next: `transformer.py` combines encoder
+and decoder, and `generation/` generates text.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def shift_right(target: Any, start: int, end: int) -> tuple[np.ndarray, np.ndarr
     Raises
     ------
     NpformerError
-        target is not one sequence of whole numbers.
+        target is not a sequence of whole numbers.
 
     Examples
     --------
@@ -74,15 +74,15 @@ def decoder_layer(
 
     Parameters
     ----------
-    x : (T, D) array, the targets' tokens one after another
-    lengths : (B,) integer array, tokens of each target
-    source : (S, D) array, the encoder's output, one source after another
-    source_lengths : (B,) integer array, tokens of each source
+    x : (T, D) array, the concatenated tokens of the targets
+    lengths : (B,) integer array, number of tokens of each target
+    source : (S, D) array, the encoder's output for the concatenated sources
+    source_lengths : (B,) integer array, number of tokens of each source
     n_heads : int
     activation : function such as `relu`
     attention, cross_attention, ffn : dicts of linear layers, as in `self_attention` and `feed_forward`
     attention_norm, cross_attention_norm, ffn_norm : {"weight": (D,), "bias": (D,)}
-    eps : float, of the norms
+    eps : float, eps of the norms
     norm_first : bool, x + block(Normalize(x)) instead of Normalize(x + block(x))
 
     Returns
@@ -128,18 +128,18 @@ def decoder(
     norm_first: bool = False,
     norm: Linear | None = None,
 ) -> np.ndarray:
-    """Applies the layers one after another, then a last norm where there is one.
+    """Applies the layers in sequence, then the final norm if given.
 
     Parameters
     ----------
-    x : (T, D) array, the embeddings of the targets' tokens one after another
-    lengths : (B,) integer array, tokens of each target
-    source : (S, D) array, the encoder's output, one source after another
-    source_lengths : (B,) integer array, tokens of each source
+    x : (T, D) array, the concatenated embeddings of the targets' tokens
+    lengths : (B,) integer array, number of tokens of each target
+    source : (S, D) array, the encoder's output for the concatenated sources
+    source_lengths : (B,) integer array, number of tokens of each source
     n_heads : int
     activation : function such as `relu`
     layers : sequence of dicts of weights, as in `decoder_layer`
-    eps : float, of the norms
+    eps : float, eps of the norms
     norm_first : bool, as in `decoder_layer`
     norm : {"weight": (D,), "bias": (D,)}, optional
 
@@ -150,7 +150,7 @@ def decoder(
     Raises
     ------
     NpformerError
-        There are not as many targets as sources.
+        The numbers of targets and sources differ.
 
     References
     ----------
@@ -174,7 +174,7 @@ def decoder(
 
 
 def decoder_layer_of(n_heads: int, activation: Activation, norm: LayerNorm, norm_first: bool) -> Layer:
-    """A layer of a decoder: attention to its own earlier rows, attention to the source, the feed-forward network."""
+    """A decoder layer: causal self-attention, cross-attention, and the feed-forward network."""
     blocks = (
         ("attention", Attention(n_heads, (Causal(),))),
         ("cross_attention", CrossAttention(n_heads)),
@@ -189,5 +189,5 @@ def _rows(lengths: np.ndarray, source: np.ndarray, source_lengths: np.ndarray) -
 
 
 def project(x: np.ndarray, weight: np.ndarray, bias: np.ndarray | None = None) -> np.ndarray:
-    """The vocabulary's logits x E^T + b, (T, D) -> (T, V); softmax gives probabilities. Section 3.4."""
+    """Logits over the vocabulary, x E^T + b, (T, D) -> (T, V). Section 3.4."""
     return tap("logits", linear(x, weight, bias))

@@ -1,9 +1,9 @@
 """The encoder: layer and stack, on packed rows.
 
-Packed rows are the tokens of several texts one after another, (T, D), with the texts' `lengths`; there is no padding.
+Packed rows are the concatenated tokens of several texts, (T, D), with the texts' `lengths`; there is no padding.
 Attention Is All You Need (Vaswani et al., 2017), section 3.1, in the form of BERT (Devlin et al., 2019). Weights are
-nested dicts that are passed to the functions as keywords: `linear(x, **weights["query"])`. Models compute with the same
-`Layer` and `Stack` of `layers.py`. Next: `decoder_layers.py`.
+nested dicts that are passed to functions as keywords: `linear(x, **weights["query"])`. Models use the same `Layer` and
+`Stack`, in `layers.py`. Next: `decoder_layers.py`.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ def encoder_layer(
 
     Parameters
     ----------
-    x : (T, D) array, the tokens of the texts one after another
-    lengths : (B,) integer array, tokens of each text
+    x : (T, D) array, the concatenated tokens of the texts
+    lengths : (B,) integer array, number of tokens of each text
     n_heads : int
     activation : function such as `gelu`
     attention, ffn : dicts of linear layers, as in `self_attention` and `feed_forward`, or `gated_feed_forward`
-    attention_norm, ffn_norm : {"weight": (D,), "bias": (D,)}; the first may be None, for a layer without it
-    eps : float, of the norms
-    row_indices : (B,) integer array, one row of each text; only these are returned, and only what they need is computed
+    attention_norm, ffn_norm : {"weight": (D,), "bias": (D,)}; the first may be None
+    eps : float, eps of the norms
+    row_indices : (B,) integer array, one row of each text; only these rows are returned, without computing others
     norm_first : bool
 
     Returns
@@ -80,19 +80,19 @@ def encoder(
     norm_first: bool = False,
     norm: Linear | None = None,
 ) -> np.ndarray:
-    """Applies the layers one after another, then a last norm where there is one.
+    """Applies the layers in sequence, then the final norm if given.
 
     Parameters
     ----------
-    x : (T, D) array, the embeddings of the texts' tokens one after another
-    lengths : (B,) integer array, tokens of each text
+    x : (T, D) array, the concatenated embeddings of the texts' tokens
+    lengths : (B,) integer array, number of tokens of each text
     n_heads : int
     activation : function such as `gelu`
     layers : sequence of dicts of weights, as in `encoder_layer`
-    eps : float, of the norms
+    eps : float, eps of the norms
     row_indices : (B,) integer array, one row of each text; only these are computed in the last layer
     norm_first : bool, as in `encoder_layer`
-    norm : {"weight": (D,), "bias": (D,)}, optional; models with norm_first have it
+    norm : {"weight": (D,), "bias": (D,)}, optional; used with norm_first
 
     Returns
     -------
@@ -122,6 +122,6 @@ def layer_of(
     norm_first: bool,
     mechanisms: tuple[Mechanism, ...] = (),
 ) -> Layer:
-    """A layer of an encoder: attention, then the feed-forward network."""
+    """An encoder layer: attention, then the feed-forward network."""
     feed: Block = Gated(activation) if gated else FeedForward(activation)
     return Layer((("attention", Attention(n_heads, mechanisms)), ("ffn", feed)), norm, norm_first)

@@ -1,4 +1,4 @@
-"""The functions a Transformer is made of, named as in torch.nn.functional; each has its backward directly below.
+"""The functions of a Transformer, named as in torch.nn.functional; the backward of each is directly below.
 
 All functions take arrays with any leading axes, in float32 or float64, and return the same type. Activations are in
 `activations.py`, attention in `attention.py`, layers in `encoder_layers.py` and `decoder_layers.py`, heads in
@@ -21,14 +21,14 @@ import numpy as np
 from npformer.common.errors import NpformerError
 from npformer.runtime.products import weight_products
 
-IGNORE_INDEX = -100  # a target that does not count in the loss
+IGNORE_INDEX = -100  # target that is ignored in the loss
 
 _weights_are_constant: ContextVar[bool] = ContextVar("weights_are_constant", default=False)
 
 
 @contextmanager
 def constant_weights() -> Iterator[None]:
-    """Backward passes inside compute dx alone: the gradients of weights, half of the work, are left out."""
+    """Makes backward passes inside compute only dx, without the gradients of weights, which are half of the work."""
     token = _weights_are_constant.set(True)
     try:
         yield
@@ -39,7 +39,7 @@ def constant_weights() -> Iterator[None]:
 def linear(x: np.ndarray, weight: np.ndarray, bias: np.ndarray | None = None) -> np.ndarray:
     """y = x W + b.
 
-    Inside a model a row of y has the same bits whatever the other rows of x are.
+    Inside a model the bits of a row of y do not depend on the other rows of x.
 
     Parameters
     ----------
@@ -54,7 +54,7 @@ def linear(x: np.ndarray, weight: np.ndarray, bias: np.ndarray | None = None) ->
     Raises
     ------
     NpformerError
-        The shapes do not fit.
+        The shapes do not match.
 
     Examples
     --------
@@ -69,7 +69,7 @@ def linear(x: np.ndarray, weight: np.ndarray, bias: np.ndarray | None = None) ->
 
 
 def linears(x: np.ndarray, *layers: Mapping[str, np.ndarray]) -> list[np.ndarray]:
-    """[linear(x, **layer) for layer in layers] for rows (T, in), the products together."""
+    """[linear(x, **layer) for layer in layers] for rows (T, in), with all products computed together."""
     for layer in layers:
         _check_linear(x, **layer)
     products = weight_products(x, *[layer["weight"] for layer in layers])
@@ -162,7 +162,7 @@ def layer_norm(
 ) -> np.ndarray:
     """y = (x - E[x]) / sqrt(Var[x] + eps) * weight + bias, with mean and biased variance over the last axis.
 
-    A row that holds an infinity, or whose variance overflows the type, becomes NaN.
+    A row with an infinity, or with a variance that overflows the dtype, becomes NaN.
 
     Parameters
     ----------
@@ -237,14 +237,14 @@ def softmax(
 ) -> np.ndarray:
     """y_i = exp(x_i) / sum_j exp(x_j), computed from x - max(x) so that nothing overflows.
 
-    An element of -inf gives 0. As in torch, a slice that holds +inf, or only -inf, gives NaN.
+    An element of -inf gives 0. As in torch, a slice with +inf, or with only -inf, gives NaN.
 
     Parameters
     ----------
     x : array
     axis : int, the axis that sums to 1
     out : array like x, optional, to write the result to
-    total : function like numpy.sum that adds up the exponentials
+    total : function like numpy.sum that sums the exponentials
 
     Returns
     -------
@@ -255,7 +255,7 @@ def softmax(
     >>> npformer.softmax(np.array([0.0, 1.0, 2.0]))
     array([0.09  , 0.2447, 0.6652])
     """
-    with np.errstate(all="ignore"):  # a difference too large for the type is -inf, whose exponential is right
+    with np.errstate(all="ignore"):  # a difference that overflows is -inf, with the correct exponential
         y = np.subtract(x, x.max(axis=axis, keepdims=True, initial=-np.inf), out=out)
         np.exp(y, out=y)
         y *= 1 / total(y, axis=axis, keepdims=True)
@@ -273,12 +273,12 @@ def softmax_backward(grad: np.ndarray, y: np.ndarray, axis: int = -1) -> np.ndar
 def log_softmax(x: np.ndarray, axis: int = -1) -> np.ndarray:
     """y_i = x_i - log sum_j exp(x_j), computed from x - max(x) so that nothing overflows.
 
-    Infinities have the effect they have in `softmax`.
+    Infinities are treated as in `softmax`.
 
     Parameters
     ----------
     x : array
-    axis : int, the axis that is summed over
+    axis : int, the axis of the sum
 
     Returns
     -------
@@ -314,19 +314,19 @@ def cross_entropy(
     ----------
     logits : (..., C) array
     targets : (...) integer array of classes 0 ... C - 1, or ignore_index
-    ignore_index : int, a target that does not count in the loss
+    ignore_index : int, target that is ignored in the loss
     label_smoothing : float e; the target probability becomes 1 - e, and every class gets e / C more
-    reduction : "mean", "sum", or "none" for the loss of each target, 0 where it is ignored
-    log_probabilities : (..., C) array, optional, log_softmax(logits) where it is known already
+    reduction : "mean", "sum", or "none" for the loss of each target, 0 for ignored targets
+    log_probabilities : (..., C) array, optional, log_softmax(logits) if already computed
 
     Returns
     -------
-    scalar, or (...) array for "none"; the mean over no target is NaN, as in torch
+    scalar, or (...) array for "none"; the mean without targets is NaN, as in torch
 
     Raises
     ------
     NpformerError
-        targets do not fit logits or are not classes; an unknown reduction.
+        targets do not match logits or are not classes; an unknown reduction.
 
     References
     ----------
@@ -350,7 +350,7 @@ def cross_entropy(
         wrong = targets[kept & ((targets < 0) | (targets >= logits.shape[-1]))].flat[0]
         bounds = f"0 ... {logits.shape[-1] - 1} or be {ignore_index}"
         raise NpformerError(f"cross_entropy: targets must lie in {bounds}, got {wrong}")
-    label_smoothing = float(label_smoothing)  # a NumPy number would widen float32
+    label_smoothing = float(label_smoothing)  # a NumPy scalar would widen float32
     if log_probabilities is None:
         log_probabilities = log_softmax(logits)
     chosen = np.take_along_axis(log_probabilities, np.where(kept, targets, 0)[..., None], axis=-1)[..., 0]
@@ -374,9 +374,10 @@ def cross_entropy_backward(
     reduction: str = "mean",
     log_probabilities: np.ndarray | None = None,
 ) -> np.ndarray:
-    """Backward of `cross_entropy`: dlogits = grad (softmax(logits) - onehot(target)), 0 where the target is ignored.
+    """Backward of `cross_entropy`: dlogits = grad (softmax(logits) - onehot(target)), 0 for ignored targets.
 
-    The mean divides by the number of targets that count; label smoothing replaces onehot by (1 - e) onehot + e / C.
+    The mean divides by the number of targets that are not ignored; label smoothing replaces onehot with
+    (1 - e) onehot + e / C.
     grad is a number, or (...) for reduction="none".
     """
     kept, classes = targets != ignore_index, np.where(targets == ignore_index, 0, targets)[..., None]

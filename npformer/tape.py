@@ -1,8 +1,8 @@
 """Records the stages of a forward for its backward pass: a `Recording` keeps them, `Stages` reads them.
 
-So training differentiates the same forward that inference runs. An `Edit` changes a stage (dropout, an ablation) and
+Training thus differentiates the same forward that inference runs. An `Edit` changes a stage (dropout, an ablation) and
 gives the recording a pullback, which maps the gradient after the change to the gradient before it. A backward pass
-applies the pullbacks by `Stages.through_edit`.
+applies the pullbacks in `Stages.through_edit`.
 """
 
 from __future__ import annotations
@@ -24,14 +24,15 @@ Changes = Mapping[tuple[str, int], list[tuple[np.ndarray, Pullback]]]  # (stage,
 
 
 class UnknownDerivative(NpformerError):
-    """A gradient cannot pass a change, because its derivative is not known."""
+    """A gradient cannot pass a change with an unknown derivative."""
 
 
 @dataclass(frozen=True)
 class Differentiable:
-    """A function whose derivative is known: `function(array)`, and `backward(array, grad)`, the gradient of the array.
+    """A function with a known derivative: `function(array)`, and `backward(array, grad)`, the gradient of the array.
 
-    An edit may be one, and so may a metric: its `array` is the dict of a text's answers, and `backward` returns a dict.
+    Edits and metrics can be differentiable. The `array` of a metric is the dict of a text's outputs, and `backward`
+    returns a dict.
 
     >>> squared = Differentiable(np.square, lambda array, grad: 2 * array * grad)
     >>> squared(np.array([2.0, 3.0]))
@@ -53,7 +54,7 @@ class Edit(ABC):
 
     @abstractmethod
     def change(self, name: str, array: np.ndarray) -> tuple[np.ndarray, Pullback] | None:
-        """Returns what replaces `array` in the forward, and the pullback; None leaves the stage as it is."""
+        """Returns the replacement of `array` in the forward, and its pullback; None leaves the stage unchanged."""
 
     def __call__(self, name: str, array: np.ndarray) -> np.ndarray:
         changed = self.change(name, array)
@@ -70,7 +71,7 @@ class Edit(ABC):
 class Stages:
     """The recorded stages below a scope.
 
-    Attention fires once for each run of texts of equal length: `firing` is the number of the run to read.
+    Attention fires once for each run of texts of equal length: `firing` is the index of the run to read.
     """
 
     arrays: Mapping[str, list[np.ndarray]]
@@ -97,7 +98,7 @@ class Stages:
         return changes[0][0] if changes else self[name]
 
     def through_edit(self, name: str, grad: np.ndarray) -> np.ndarray:
-        """Maps the gradient of a stage after its edits to the one before them. A backward calls it at every tap."""
+        """Maps the gradient of a stage after its edits to the gradient before them. Backward calls it at every tap."""
         if self.gradients is not None:
             self.gradients.setdefault(self.scope + name, []).append(grad.copy())
         for _, pullback in reversed(self.changes.get((self.scope + name, self.firing), ())):
@@ -107,10 +108,10 @@ class Stages:
 
 @dataclass(eq=False)
 class Recording:
-    """A listener that keeps the stages that backward passes read, and the changes that edits make to them.
+    """A listener that records the stages for backward passes, and the changes by edits.
 
-    unread: the stages that no backward pass reads, which are not kept: `transformer.unread` has those of a model.
-    keep_gradients: the backward pass also leaves the gradient of every stage in `gradients`, in the order of the pass.
+    unread: stages that no backward pass reads, which are not recorded; `transformer.unread` lists those of a model.
+    keep_gradients: the backward pass also stores the gradient of every stage in `gradients`, in the order of the pass.
     """
 
     unread: Container[str] = frozenset()
@@ -127,7 +128,7 @@ class Recording:
         return array
 
     def note(self, name: str, before: np.ndarray, pullback: Pullback) -> None:
-        """Keeps a change of the stage that fires next."""
+        """Records a change of the stage that fires next."""
         self.changes.setdefault((name, self._fired[name]), []).append((before, pullback))
 
     @property

@@ -1,6 +1,6 @@
-"""Named stages: `tap` names an array, `scope` prefixes names, `listen` hears and may replace arrays.
+"""Named stages: `tap` names an array, `scope` prefixes names, `listen` observes and may replace arrays.
 
-Without a listener a tap costs one look-up of a context variable and keeps nothing alive. Traces
+Without a listener a tap costs one lookup of a context variable and keeps nothing alive. Traces
 (`interpret/traces.py`), edits (`interpret/edits.py`) and golden files (`golden/`) are listeners.
 """
 
@@ -20,9 +20,9 @@ _UNNAMED = nullcontext()
 
 
 def tap(name: str, array: np.ndarray) -> np.ndarray:
-    """Names an array as a stage: returns it, or what the listeners return for it.
+    """Names an array as a stage; returns it, or the replacement by listeners.
 
-    The full name joins the enclosing scopes and this name by dots: `layers.0.attention.scores`.
+    The full name joins the enclosing scopes and this name with dots: `layers.0.attention.scores`.
 
     Parameters
     ----------
@@ -31,7 +31,7 @@ def tap(name: str, array: np.ndarray) -> np.ndarray:
 
     Returns
     -------
-    array itself without a listener
+    array, unchanged without a listener
 
     Examples
     --------
@@ -80,10 +80,10 @@ def _scope(name: str) -> Iterator[None]:
 
 @contextmanager
 def listen(listener: Listener, first: bool = False) -> Iterator[None]:
-    """Calls `listener(name, array)` at every stage inside; the array it returns replaces the stage.
+    """Calls `listener(name, array)` at every stage inside; the returned array replaces the stage.
 
-    Listeners are called in the order they were opened; one opened with `first` is called before those already open.
-    Edits use it, so that a trace records the edited stage whichever of the two was opened first.
+    Listeners are called in the order they were opened, but one opened with `first` is called before all others. Edits
+    use `first`, so that a trace records the edited stage regardless of the order of the two.
     """
     others = _listeners.get()
     token = _listeners.set((listener, *others) if first else (*others, listener))
@@ -94,7 +94,7 @@ def listen(listener: Listener, first: bool = False) -> Iterator[None]:
 
 
 def listeners() -> tuple[Listener, ...]:
-    """The open listeners, in the order they are called."""
+    """The open listeners in the order of their calls."""
     return _listeners.get()
 
 
@@ -104,8 +104,8 @@ def listening() -> bool:
 
 
 def spare(array: np.ndarray) -> np.ndarray | None:
-    """Returns `array` if its memory may hold the next result, or None if a listener may have kept it.
+    """Returns `array` if its memory may be reused for the next result, or None if a listener may have kept it.
 
-    Only for arrays that the caller has made itself: `softmax(scores, out=spare(scores))` saves an allocation.
+    Only for arrays that the caller created: `softmax(scores, out=spare(scores))` saves an allocation.
     """
     return None if _listeners.get() else array

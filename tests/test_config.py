@@ -79,7 +79,7 @@ def test_fields_that_change_nothing_are_ignored_by_name():
 
 
 def test_a_model_of_the_next_token_is_causal():
-    with pytest.raises(NpformerError, match="causal: a causal-lm model predicts the next token from those before"):
+    with pytest.raises(NpformerError, match="causal: expected True, because a causal-lm model predicts the next token"):
         dataclasses.replace(read_config(ARCHITECTURES["GPT2LMHeadModel"]["config"]), causal=False)
 
 
@@ -131,16 +131,19 @@ def test_a_nonsense_size_is_named(field, value):
         ({"attention_type": "block_sparse"}, "attention_type: 'block_sparse' is not supported.*'original_full'"),
         (
             {"auto_map": {"AutoConfig": "a.B", "AutoModel": "c/d--modeling.Mine"}},
-            "auto_map: the model is code of the checkpoint's own \\('c/d--modeling.Mine'\\), which is never run, and",
+            "auto_map: the model is the checkpoint's own code \\('c/d--modeling.Mine'\\), which is never run, and",
         ),
-        ({"auto_map": {"AutoModelForMaskedLM": ["a.B", None]}}, "auto_map: .*own \\(a list\\), which is never run"),
+        (
+            {"auto_map": {"AutoModelForMaskedLM": ["a.B", None]}},
+            "auto_map: .*own code \\(a list\\), which is never run",
+        ),
         (
             {"model_type": "t5"},
-            "'t5' needs relative positions in buckets, and RMS norms, which is not here; expected one of distilbert, ",
+            "'t5' needs relative positions in buckets, and RMS norms, which is not supported; expected one of distilbert, ",
         ),
         (
             {"model_type": "unheard-of", "auto_map": {"AutoModel": "a.B"}},
-            "got 'unheard-of'; auto_map: the model is code of the checkpoint's own",
+            "got 'unheard-of'; auto_map: the model is the checkpoint's own code",
         ),
         (
             {"is_decoder": True},
@@ -150,7 +153,7 @@ def test_a_nonsense_size_is_named(field, value):
         ({"is_decoder": "yes"}, "is_decoder: expected true or false, got 'yes'"),
         (
             {"architectures": ["BertLMHeadModel"]},
-            "is_decoder: False is not supported for a causal-lm model, which predicts a token from those before; "
+            "is_decoder: False is not supported for a causal-lm model, which predicts each token from earlier ones; "
             "supported: True, or BertForMaskedLM for masked words",
         ),
         (
@@ -168,7 +171,7 @@ def test_a_nonsense_size_is_named(field, value):
         ),
         ({"architectures": "BertModel"}, "architectures: expected a list"),
         ({"architectures": [3]}, "architectures: expected one of .*got 3"),
-        ({"num_attention_heads": 4}, "4 heads do not divide the model's width of 6"),
+        ({"num_attention_heads": 4}, "n_heads: 4 does not divide the model's width of 6"),
         ({"layer_norm_eps": 0}, "layer_norm_eps: expected a number above 0"),
         ({"layer_norm_eps": 10**400}, "layer_norm_eps: expected a number above 0, got a whole number of 1329 bits"),
         ({"layer_norm_eps": float("nan")}, "layer_norm_eps: expected a number above 0"),
@@ -176,8 +179,8 @@ def test_a_nonsense_size_is_named(field, value):
         ({"problem_type": "guess"}, "problem_type: expected one of .*got 'guess'"),
         ({"tie_word_embeddings": 1}, "tie_word_embeddings: expected true or false"),
         ({"id2label": []}, "id2label: expected an object"),
-        ({"id2label": {"0": "a", "2": "b"}}, "id2label: expected the ids 0 to 1"),
-        ({"id2label": {"0": "a", "1": None}}, "id2label: expected the ids 0 to 1"),
+        ({"id2label": {"0": "a", "2": "b"}}, "id2label: expected each id from 0 to 1 once"),
+        ({"id2label": {"0": "a", "1": None}}, "id2label: expected each id from 0 to 1 once"),
         ({"id2label": {"0": "a", "1": ["b"]}}, "id2label: expected labels that are strings"),
         ({"id2label": None, "num_labels": 10**12}, "labels: 1000000000000 is more than the limit `labels`"),
     ],
@@ -227,7 +230,7 @@ SIZES = {"vocab_size": 9, "d_model": 8, "n_heads": 2, "n_layers": 2, "d_ffn": 16
         (
             {"local_layers": (0, 1), "rotary_theta": 1e4, "window": 3},
             {"local_theta": 1e3},
-            r"^local_layers=\(0, 1\): with rotary_theta they need local_theta",
+            r"^local_layers=\(0, 1\): needs local_theta if rotary_theta",
         ),
         ({"max_distance": 5}, {"n_distances": 8}, "^max_distance=5: needs n_distances"),
         ({"distance_forms": ("key",)}, {"n_distances": 8}, r"^distance_forms=\('key',\): needs n_distances"),

@@ -71,7 +71,7 @@ def encoders() -> dict[str, EncoderTable]:
 
 
 def distinct_encoders() -> dict[str, EncoderTable]:
-    """`encoders`, but for those that are another under a second name, as XLM-RoBERTa and CamemBERT are RoBERTa."""
+    """`encoders` without aliases: XLM-RoBERTa and CamemBERT are RoBERTa under other names."""
     tables: dict[tuple[tuple[str, str], ...], EncoderTable] = {}
     for each in encoders().values():
         tables.setdefault(tuple(each.encoder.items()), each)
@@ -102,8 +102,8 @@ def parts_of(config: Config) -> Parts:
 def read_config(data: Mapping[str, Any], head: str | None = None, limits: Limits = LIMITS) -> Config:
     """Makes a `Config` from the content of a Hugging Face config.json.
 
-    head: another head than `architectures` names, for a checkpoint with several. BertForPreTraining, for example, is
-    read as its masked-word head and also has a next-sentence head. Without `architectures` the head is "base".
+    head: a head other than that of `architectures`, for a checkpoint with several. BertForPreTraining, for example, is
+    read with its masked-word head and also has a next-sentence head. Without `architectures` the head is "base".
     """
     family = find_family(FAMILIES, data)
     limits.check("labels", label_count(data), "labels")
@@ -116,5 +116,5 @@ def read_config(data: Mapping[str, Any], head: str | None = None, limits: Limits
 
 
 def write_config(config: Config) -> dict[str, Any]:
-    """The content of a config.json that Hugging Face reads; the inverse of `read_config`."""
+    """The content of a config.json for Hugging Face; the inverse of `read_config`."""
     return family_of(config).write_config(config)

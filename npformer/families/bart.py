@@ -1,9 +1,8 @@
 """BART (Lewis et al., 2020): Marian's layers under a norm of the embeddings, with learned positions from row 2.
 
-The models that generate (BartForConditionalGeneration, and BartModel with a tied table, which has all that it takes),
-that classify and that answer questions are read. In the latter two the decoder reads the text again, one token later,
-and the head reads the decoder. BartForCausalLM is the decoder alone, one causal stack: its attention to a source, which
-its files have, is left out.
+Models for generation (BartForConditionalGeneration, and BartModel with a tied table), classification and question
+answering are supported. In the latter two the decoder reads the text again, shifted right, and the head reads the
+decoder. BartForCausalLM is only the decoder, one causal stack without the cross-attention in its files.
 """
 
 from __future__ import annotations
@@ -26,12 +25,12 @@ from npformer.families.marian import DECODER_FIELDS, FIELDS, LAYER, Marian
 from npformer.families.roberta import SPECIAL_TOKENS
 from npformer.families.vaswani import sides
 
-#: head -> our groups above the stacks, and their modules.
+#: head -> the groups of weights above the stacks, and their modules.
 TOP = {
     "sequence-classification": {"pooler": "classification_head.dense", "head.output": "classification_head.out_proj"},
     "question-answering": {"head.output": "qa_outputs"},
 }
-#: The head of the decoder alone, and the groups of a layer that it does without.
+#: The head of the decoder alone, and the groups of a layer that it lacks.
 ALONE = "causal-lm"
 CROSSED = tuple(group for group in LAYER if group.startswith("cross_attention"))
 
@@ -63,7 +62,9 @@ class Bart(Marian):
         if not config.n_layers or not config.decoder:
             raise NpformerError("a BART has an encoder and a decoder, each of at least one layer")
         if config.head == "sequence-classification" and len(config.decoder.end_ids) != 1:
-            raise NpformerError(f"eos_token_id: a classifier reads the row of one token, got {config.decoder.end_ids}")
+            raise NpformerError(
+                f"eos_token_id: expected one id, because a classifier reads its row, got {config.decoder.end_ids}"
+            )
         return super().check(config)
 
     def write_config(self, config: Config) -> dict[str, Any]:
@@ -90,7 +91,7 @@ class Bart(Marian):
             }
         above = {ours: f"{top[group]}.{array}" for ours, (group, array) in arrays.items() if group in top}
         found = super().sources(config, stacks, head) | {ours: Source((name,)) for ours, name in above.items()}
-        if not config.decoder:  # whose table a model with both stacks shares
+        if not config.decoder:  # a model with both stacks shares this table
             table = found["embeddings.token.weight"]
             found["embeddings.token.weight"] = Source((*table.names, "model.shared.weight"))
         return found
@@ -118,7 +119,7 @@ BART = Bart(
         "BartForSequenceClassification": "sequence-classification",
         "BartForQuestionAnswering": "question-answering",
         "BartForCausalLM": ALONE,
-        "BartModel": "translation",  # facebook/bart-base: the projection to the vocabulary is its table
+        "BartModel": "translation",  # facebook/bart-base: the projection to the vocabulary is the token table
     },
     prefix="model.",
     special_tokens=SPECIAL_TOKENS,

@@ -1,4 +1,4 @@
-"""The base of all families: `Family`, and `Source`, which says where a file has an array."""
+"""The base of all families: `Family`, and `Source`, the location of an array in a file."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from npformer.families.building import embeddings_of, head_of, stack_of
 from npformer.layers import Stack
 from npformer.parts import Parts
 
-#: Hugging Face's names of activations -> ours. Of several names for one of ours the first is written back.
+#: Hugging Face's names of activations -> npformer's. If several map to one, the first is written back.
 ACTIVATIONS = {
     "gelu": "gelu",
     "gelu_new": "gelu_tanh",
@@ -23,7 +23,7 @@ ACTIVATIONS = {
     "swish": "silu",
 }
 
-#: BERT's special tokens by role. Those that a vocabulary lacks are added to it in this order.
+#: BERT's special tokens by role. Missing ones are added to a vocabulary in this order.
 SPECIAL_TOKENS = {
     "unk_token": "[UNK]",
     "sep_token": "[SEP]",
@@ -34,15 +34,15 @@ SPECIAL_TOKENS = {
 
 
 class Source(NamedTuple):
-    """Where a file has one of our arrays. Linear weights in files are (out, in), as in torch, but for `in_out`."""
+    """The location of an array in a file. Linear weights in files are (out, in), as in torch, unless `in_out`."""
 
     names: tuple[str, ...]  # names of the tensor; the first that exists counts
-    part: tuple[int, int] | None = None  # which of how many parts, where several linear layers are one tensor
-    in_out: bool = False  # a linear weight is (in, out), as in GPT-2's Conv1D
+    part: tuple[int, int] | None = None  # (index, count) of the part, if several linear layers form one tensor
+    in_out: bool = False  # linear weights are (in, out), as in GPT-2's Conv1D
     written: tuple[str, ...] = ()  # names in a new file; the first of `names` if empty
-    leading: bool = False  # a new file has it with a leading axis of 1
-    kernel: int = 0  # rows that a convolution reads, whose tensor is (out, in, kernel)
-    apart: tuple[str, ...] = ()  # names of a tensor with this array alone, where those in `names` hold several
+    leading: bool = False  # has a leading axis of 1 in a new file
+    kernel: int = 0  # width of a convolution, with a tensor (out, in, kernel)
+    apart: tuple[str, ...] = ()  # names of a tensor with only this array, if those in `names` have several
 
     @property
     def title(self) -> str:
@@ -53,11 +53,11 @@ class Source(NamedTuple):
 
     @property
     def alone(self) -> tuple[str, ...]:
-        """Names of tensors that are this array."""
+        """The names of tensors with only this array."""
         return self.apart + (self.names if self.part is None else ())
 
     def to_linear(self, array: Any) -> Any:
-        """A file's linear weight as ours, (in, out); a convolution's W_1, ..., W_K one below the other."""
+        """Converts a file's linear weight to (in, out); concatenates a convolution's W_1, ..., W_K by rows."""
         if self.in_out:
             return array
         if self.kernel and array.ndim == 3 and array.shape[-1] == self.kernel:
@@ -71,7 +71,7 @@ class Source(NamedTuple):
         return array.reshape(self.kernel, -1, array.shape[1]).T if self.kernel else array.T
 
     def found_in(self, tensors: Container[str]) -> tuple[str, Source]:
-        """The name of the tensor that has the array, and how it has it."""
+        """Describes the tensor with the array, and the array's part of it."""
         for name in self.apart:
             if name in tensors:
                 return name, Source((name,))
@@ -79,10 +79,10 @@ class Source(NamedTuple):
 
 
 class PieceOrder(NamedTuple):
-    """How a family's ids differ from the order of the pieces in its SentencePiece file, as fairseq's do."""
+    """The differences between a family's ids and the order of pieces in its SentencePiece file, as in fairseq."""
 
-    first: tuple[tuple[str, float], ...] = ()  # pieces before the file's, by role or by name, with their scores
-    dropped: int = 0  # of the file's first pieces, which those replace
+    first: tuple[tuple[str, float], ...] = ()  # pieces before the file's, by role or name, with scores
+    dropped: int = 0  # number of the file's first pieces that these replace
     last: tuple[str, ...] = ()  # pieces after the file's
 
 
@@ -91,27 +91,29 @@ AS_IN_THE_FILE = PieceOrder()
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Family:
-    """What is particular to a family of checkpoints.
+    """The specifics of a family of checkpoints.
 
-    A subclass reads and writes config.json and says where each array is. One without fields of its own is no dataclass
-    again: making the methods of each takes a millisecond of every start.
+    A subclass reads and writes config.json and locates each array. A subclass without new fields is not a dataclass,
+    because generating its methods would add a millisecond to every start.
     """
 
     model_type: str
-    architectures: Mapping[str, str]  # class -> our head; the first class of a head is the one written back
-    constants: Mapping[str, Any] = field(default_factory=dict)  # fields of Config with one value in the whole family
-    prefix: str = ""  # of the encoder's names in a checkpoint with a head; may be absent in others
-    stages: Mapping[str, str] = field(default_factory=dict)  # a module that holds no weights -> our stage
-    reads: frozenset[str] = frozenset()  # fields of `unsupported.py` that this family computes with
+    architectures: Mapping[str, str]  # class -> npformer's head; the first class of a head is written back
+    constants: Mapping[str, Any] = field(
+        default_factory=dict
+    )  # fields of Config with the same value in the whole family
+    prefix: str = ""  # prefix of the encoder's names in a checkpoint with a head; optional in others
+    stages: Mapping[str, str] = field(default_factory=dict)  # module without weights -> npformer's stage
+    reads: frozenset[str] = frozenset()  # fields of `unsupported.py` that this family supports
     special_tokens: Mapping[str, str] = field(default_factory=lambda: SPECIAL_TOKENS)
-    single: str = "cls $A sep"  # the special tokens around a text; :1 is token type 1
-    pair: str = "cls $A sep $B:1 sep:1"  # the special tokens around a pair
-    mask_takes_space: bool = False  # the mask token takes the space before it, unless a file says otherwise
-    pieces: PieceOrder = AS_IN_THE_FILE  # the ids of a SentencePiece file's pieces
-    strict: bool = False  # a tensor that the model does not need is an error
+    single: str = "cls $A sep"  # special tokens around a text; :1 is token type 1
+    pair: str = "cls $A sep $B:1 sep:1"  # special tokens around a pair
+    mask_takes_space: bool = False  # the mask token includes the preceding space, unless a file overrides this
+    pieces: PieceOrder = AS_IN_THE_FILE  # ids of a SentencePiece file's pieces
+    strict: bool = False  # unused tensors are an error
     unbiased: frozenset[str] = frozenset()  # heads whose last layer has no bias
     ends_sources: bool = False  # a source ends with the token that ends a target
-    writes: str = "translation"  # the task of its encoder-decoders
+    writes: str = "translation"  # task of its encoder-decoders
     tokenizer_pieces: bool = False  # SentencePiece files replace tokenizer.json
 
     # --- config.json -------------------------------------------------------------------------------------------------
@@ -127,11 +129,11 @@ class Family:
 
     @property
     def all_heads(self) -> Collection[str]:
-        """The heads that can be read: those of the classes, and those that a class has beside another."""
+        """The heads that can be read: those of the classes, including additional heads."""
         return dict.fromkeys(self.architectures.values())
 
     def read_config(self, data: Mapping[str, Any], head: str | None) -> Config:
-        """Makes a `Config` from the content of a config.json; head: another one than `architectures` names."""
+        """Makes a `Config` from the content of a config.json; head: a head other than that of `architectures`."""
         raise NotImplementedError
 
     def write_config(self, config: Config) -> dict[str, Any]:
@@ -139,20 +141,20 @@ class Family:
         raise NotImplementedError
 
     def architecture(self, config: Config) -> str:
-        """The class in Hugging Face's library that has this head alone. Raises NpformerError if there is none."""
+        """Transformers' class with only this head. Raises NpformerError if Transformers has no such class."""
         if config.head not in self.architectures.values():
             raise NpformerError(
-                f"head: Transformers has no {self.model_type} with a {config.head} head alone, which config.json could "
-                "name, so none is written; keep the checkpoint that it was read from"
+                f"head: cannot be written, because Transformers has no class for {self.model_type} with only a "
+                f"{config.head} head; keep the original checkpoint"
             )
         return first(self.architectures, config.head)
 
     def layer_count(self, data: Mapping[str, Any]) -> int:
-        """The number of layers that a config.json asks for, before any list of them is made; 0 where it says none."""
+        """The number of layers in a config.json, read before allocating any; 0 if it is missing."""
         return 0
 
     def head_of(self, data: Mapping[str, Any]) -> str:
-        """The head of the class that config.json names."""
+        """The head of the class named in config.json."""
         architectures = data.get("architectures")
         if not architectures:
             return "base"
@@ -181,29 +183,29 @@ class Family:
         raise NotImplementedError
 
     def sources(self, config: Config, arrays: Mapping[str, tuple[str, str]], head: str) -> dict[str, Source]:
-        """Our flat name of every array, given with its group and its own name -> where a file has it."""
+        """npformer's flat name of every array -> its source in a file; arrays are given as (group, name)."""
         raise NotImplementedError
 
     def has_bias(self, config: Config, group: str, head: str) -> bool:
-        """Tells whether a group that can have a bias has one in a model with this head."""
+        """Returns whether a group that can have a bias has one in a model with this head."""
         return head not in self.unbiased if group == "head.output" else config.bias
 
     def in_layer(self, pattern: str, config: Config, layer: int) -> str:
-        """A name of the family's for a layer, whose number stands in the place of `*`."""
+        """Replaces `*` in a name with the layer's number."""
         return pattern.replace("*", str(layer))
 
     def stored_elsewhere(self, config: Config) -> frozenset[str]:
-        """Tensors of a file that are not weights of any of our models."""
+        """Tensors of a file that are not weights of any supported model."""
         return frozenset()
 
     def current(self, name: str, known: Container[str]) -> str:
-        """Translates a stored name to the one in `sources`, with or without the prefix, as that one has it."""
+        """Translates a stored name to its form in `sources`, adding or removing the prefix."""
         return next(
             (each for each in (name, self.prefix + name, name.removeprefix(self.prefix)) if each in known), name
         )
 
     def optional(self, config: Config) -> frozenset[str]:
-        """Groups that may be absent as a whole, and arrays that may be absent."""
+        """Optional groups, which may be absent as a whole, and optional arrays."""
         return frozenset()
 
     # --- training ----------------------------------------------------------------------------------------------------
@@ -214,23 +216,23 @@ class Family:
 
 
 def read_fields(fields: Mapping[str, tuple[str, Any]], data: Mapping[str, Any], kind: str) -> dict[str, Any]:
-    """Reads config.json's values under our names. fields: ours -> theirs and the default (... where it is required)."""
+    """Reads config.json's values. fields: npformer's name -> config.json's name and default (... if required)."""
     values = {}
     for ours, (theirs, default) in fields.items():
         if default is ... and theirs not in data:
-            raise NpformerError(f"no {theirs!r}; a {kind} config.json has one")
+            raise NpformerError(f"no {theirs!r}, which a {kind} config.json requires")
         values[ours] = data.get(theirs, default)
     return values
 
 
 def label_count(data: Mapping[str, Any]) -> int:
-    """The number of labels that a config.json asks for, before any is made."""
+    """The number of labels in a config.json, read before allocating any."""
     id2label, count = data.get("id2label"), data.get("num_labels")
     return len(id2label) if isinstance(id2label, Mapping) else count if type(count) is int else 0
 
 
 def read_labels(head: str, data: Mapping[str, Any]) -> tuple[str, ...]:
-    """Reads the labels of a head that has them from `id2label`, or numbers `num_labels` (2 by default) of them."""
+    """Reads the labels of a classification head from `id2label`, or numbers `num_labels` (2 by default) of them."""
     if head not in LABELLED:
         return ()
     id2label = data.get("id2label")
@@ -242,7 +244,7 @@ def read_labels(head: str, data: Mapping[str, Any]) -> tuple[str, ...]:
     by_id = {str(i): label for i, label in id2label.items()}
     labels = tuple(by_id.get(str(i)) for i in range(len(by_id)))
     if None in labels:
-        raise NpformerError(f"id2label: expected the ids 0 to {len(by_id) - 1}, each once, with a label")
+        raise NpformerError(f"id2label: expected each id from 0 to {len(by_id) - 1} once, with a label")
     if not all(isinstance(label, str | int) for label in labels):
         raise NpformerError("id2label: expected labels that are strings")
     return tuple(str(label) for label in labels)
@@ -259,13 +261,13 @@ def write_labels(config: Config) -> dict[str, Any]:
 
 
 def read_ids(name: str, value: Any) -> tuple[int, ...]:
-    """One id, several, or none, as a tuple."""
+    """Converts one id, several ids or None to a tuple."""
     ids = [] if value is None else value if isinstance(value, list) else [value]
     return tuple(checks.whole(name, each, 0, MOST) for each in ids)
 
 
 def read_text_ids(data: Mapping[str, Any]) -> dict[str, Any]:
-    """The token before a text's first, those that end a text that a model writes, and padding; each may be absent."""
+    """The start token, the end tokens of a generated text, and the padding token; each may be absent."""
     start, pad = data.get("bos_token_id"), data.get("pad_token_id")
     for name, each in (("bos_token_id", start), ("pad_token_id", pad)):
         if each is not None:
@@ -281,17 +283,17 @@ def write_text_ids(config: Config) -> dict[str, Any]:
 
 
 def read_activation(name: str, data: Mapping[str, Any], default: str = "gelu") -> str:
-    """Reads an activation from the field `name` of a config.json, as our name."""
+    """Reads an activation from the field `name` of a config.json, as npformer's name."""
     return ACTIVATIONS[checks.one_of(name, data.get(name, default), ACTIVATIONS)]
 
 
 def reject_other(data: Mapping[str, Any], supported: Mapping[str, Any]) -> None:
-    """Raises NpformerError for a setting with another value than the one that is supported."""
+    """Raises NpformerError for a setting with an unsupported value."""
     for name, value in supported.items():
         if data.get(name, value) != value:
             raise NpformerError(f"{name}: {checks.shown(data[name])} is not supported; supported: {value!r}")
 
 
 def first(table: Mapping[str, str], value: str) -> str:
-    """The first key that has a value."""
+    """The first key with this value."""
     return next(key for key, each in table.items() if each == value)

@@ -1,10 +1,10 @@
-"""BERT (Devlin et al., 2019). With `is_decoder` a token sees none after it, and the head predicts the next word."""
+"""BERT (Devlin et al., 2019). With `is_decoder` attention is causal, and the head predicts the next word."""
 
 from __future__ import annotations
 
 from npformer.families.table import EncoderTable
 
-#: The head of masked words, and that of the next word.
+#: The masked-word head and the next-word head.
 WORDS = {
     "head.hidden": "cls.predictions.transform.dense",
     "head.norm": "cls.predictions.transform.LayerNorm",

@@ -1,7 +1,7 @@
 """DeBERTa-v2 and -v3 (He et al., 2021 and 2023): BERT's layers with disentangled attention.
 
-Distances between words have a table of their own, which every layer projects as keys and queries, or as one of the two.
-The published models have no tables of positions and token types.
+Distances between words have their own table, which every layer projects as keys, queries or both. The published models
+have no tables of positions and token types.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from npformer.norms import LayerNorm
 THEIRS = {**base.ACTIVATIONS, "tanh": "tanh"}  # activations of a convolution
 CONVOLUTIONS = {ours: first(THEIRS, ours) for ours in THEIRS.values()}
 OWN = ("distance_key", "distance_query")
-EXPECTED = {"relative_attention": True}  # which a config.json must say: Transformers takes False where it is absent
-FORMS = {"p2c": "query", "c2p": "key"}  # of pos_att_type -> form of the table, in the order that is written
+EXPECTED = {"relative_attention": True}  # required, because Transformers' default is False
+FORMS = {"p2c": "query", "c2p": "key"}  # pos_att_type -> form of the table, in the order written
 
 
 class Deberta(EncoderTable):
@@ -45,7 +45,7 @@ class Deberta(EncoderTable):
         farthest = _whole(data, "max_relative_positions", config.max_length)
         buckets = _whole(data, "position_buckets", 0)
         if buckets > 0 and not 4 <= buckets < farthest:
-            raise NpformerError(f"position_buckets: expected 4 to max_relative_positions, {farthest}, got {buckets}")
+            raise NpformerError(f"position_buckets: expected 4 to {farthest}, max_relative_positions, got {buckets}")
         return replace(
             config,
             n_distances=2 * (buckets or farthest),
@@ -102,19 +102,19 @@ class Deberta(EncoderTable):
 
 
 def _convolution(data: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of a convolution, which only the largest models have."""
+    """The fields of the convolution in the largest models."""
     width = checks.whole("conv_kernel_size", data.get("conv_kernel_size", 0), 0, MOST)
     if not width:
         return {}
     if width % 2 == 0:
-        raise NpformerError(f"conv_kernel_size: expected an odd number, as many rows on each side, got {width}")
+        raise NpformerError(f"conv_kernel_size: expected an odd number, got {width}")
     reject_other(data, {"conv_groups": 1})
     named = checks.one_of("conv_act", data.get("conv_act", "tanh"), THEIRS)
     return {"convolution": width, "convolution_activation": THEIRS[named]}
 
 
 def _forms(data: Mapping[str, Any]) -> tuple[str, ...]:
-    """The forms that pos_att_type names, a list or a string of names between bars."""
+    """The forms in pos_att_type, a list or a string of names separated by bars."""
     given = data.get("pos_att_type")
     named = [each.strip() for each in given.lower().split("|")] if isinstance(given, str) else given or []
     if not isinstance(named, list) or not all(isinstance(each, str) for each in named):
@@ -128,7 +128,7 @@ def _boolean(data: Mapping[str, Any], name: str, default: bool) -> bool:
 
 
 def _whole(data: Mapping[str, Any], name: str, default: int) -> int:
-    """A setting that is above 0, or the default; transformers writes -1 for it."""
+    """A positive setting, or the default, for which transformers writes -1."""
     value = data.get(name, -1)
     return default if type(value) is int and value < 1 else checks.whole(name, value, 1, MOST)
 
@@ -142,7 +142,7 @@ DEBERTA = Deberta(
         "padding_idx": 0,
         "n_distances": 512,
         "max_distance": 512,
-        "norm_distances": True,  # of version 3, unless config.json differs
+        "norm_distances": True,  # for version 3, unless config.json differs
     },
     settings={"z_steps": 0, "legacy": True},
     sizes={
@@ -196,12 +196,12 @@ DEBERTA = Deberta(
         },
         "multiple-choice": {"pooler": "pooler.dense", "head.output": "classifier"},
     },
-    supported={  # what the pooler computes with
+    supported={  # settings of the pooler
         "sequence-classification": {"pooler_hidden_act": "gelu"},
         "multiple-choice": {"pooler_hidden_act": "gelu"},
     },
     twins={"cls.predictions.decoder.bias": "cls.predictions.bias"},
-    buffers=frozenset(  # older files have tables that no model reads, and heads of pretraining
+    buffers=frozenset(  # older files have unused tables and pretraining heads
         {"deberta.embeddings.position_ids", "deberta.embeddings.position_embeddings.weight"}
     ),
     stages={

@@ -1,13 +1,13 @@
 """ELECTRA (Clark et al., 2020): BERT without a pooler, in some sizes with tables narrower than the layers.
 
-The generator has the masked-word head, the discriminator that for replaced tokens, and is the base of the other heads.
+The generator has the masked-word head; the discriminator has the replaced-token head, and is the base of other heads.
 """
 
 from __future__ import annotations
 
 from npformer.families.table import EncoderTable
 
-#: The head of masked words, and that of the next word.
+#: The masked-word head and the next-word head.
 WORDS = {
     "head.hidden": "generator_predictions.dense",
     "head.norm": "generator_predictions.LayerNorm",

@@ -1,6 +1,6 @@
 """Marian's translation models (Junczys-Dowmunt et al., 2018), as in Hugging Face's MarianMTModel.
 
-`bart.py` has the same layers, under the same names.
+`bart.py` has the same layers under the same names.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from npformer.families.base import (
 )
 from npformer.families.vaswani import Transformer
 
-#: Our field -> theirs, and its default (... where config.json must have it, or the family has a default).
+#: npformer's field -> config.json's field and default (... if required, or if the family has a default).
 FIELDS = {
     "vocab_size": ("vocab_size", ...),
     "d_model": ("d_model", ...),
@@ -43,7 +43,7 @@ DECODER_FIELDS = {
     "start_id": ("decoder_start_token_id", ...),
 }
 
-#: Our group in a layer -> Marian's module in a layer.
+#: Group in a layer -> Marian's module in a layer.
 LAYER = {
     "attention.query": "self_attn.q_proj",
     "attention.key": "self_attn.k_proj",
@@ -65,7 +65,7 @@ LAYER = {
 class Marian(Transformer):
     """Checkpoints with Marian's names."""
 
-    ids: Mapping[str, int]  # their field -> the id where config.json has none
+    ids: Mapping[str, int]  # config.json's field -> default id
     always: Mapping[str, Any] = field(default_factory=dict)  # fields of older checkpoints -> their only value
 
     def read_config(self, data: Mapping[str, Any], head: str | None) -> Config:
@@ -116,7 +116,7 @@ class Marian(Transformer):
                     found[ours] = Source(("final_logits_bias",), leading=True)
             elif rest == "embeddings.token":
                 names = (f"model.{side}.embed_tokens.weight",)
-                # In Transformers tied tables are one, "shared"; tables that are not tied are stored separately.
+                # Transformers stores tied tables as one, "shared", and other tables separately.
                 both = shared + names if config.tied else names + shared
                 found[ours] = Source(both if side == "encoder" else names)
             elif rest == "embeddings.position":

@@ -1,7 +1,7 @@
 """ModernBERT (Warner et al., 2024): rotary embeddings, local layers, gated feed-forward networks, and no biases.
 
-Every third layer attends to the whole text, the others to a window, with another base of their rotary embeddings. Norms
-stand before the blocks; the first layer has none before its attention, as the embeddings end with one.
+Every third layer attends to the whole text, the others to a window with a different rotary base. Norms come before the
+blocks; the first layer has no attention norm, because the embeddings end with a norm.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ HEAD = {"head.hidden": "head.dense", "head.norm": "head.norm"}  # below the last
 
 
 class ModernBert(EncoderTable):
-    """The table with what config.json has twice: in the form of Transformers 5 and in that of earlier versions."""
+    """The table, with settings that config.json has in the formats of Transformers 5 and of earlier versions."""
 
     def config(self, head: str, **fields: Any) -> Config:
-        """Every third layer is global unless the fields say otherwise."""
+        """Every third layer is global by default."""
         return super().config(head, **{"local_layers": between(3, fields["n_layers"]), **fields})
 
     def own_fields(self, data: Mapping[str, Any], head: str, n_layers: int) -> dict[str, Any]:
@@ -35,7 +35,9 @@ class ModernBert(EncoderTable):
         window = checks.whole("local_attention", data.get("local_attention", 128), 2, MOST)
         pooling = checks.one_of("classifier_pooling", data.get("classifier_pooling", "cls"), POOLINGS)
         if data["hidden_size"] // data["num_attention_heads"] % 2:
-            raise NpformerError("hidden_size: a rotation has pairs of columns, so expected heads of an even width")
+            raise NpformerError(
+                "hidden_size: expected heads of even width, because rotary embeddings rotate pairs of columns"
+            )
         pad = data.get("pad_token_id")
         if pad is not None:
             checks.whole("pad_token_id", pad, 0, MOST)
@@ -74,12 +76,12 @@ class ModernBert(EncoderTable):
 
 
 def _theta(data: Mapping[str, Any], kind: str, old: str, default: float) -> float:
-    """The base of the rotary embeddings in layers of this kind; 0 where an older config.json has null."""
+    """The base of the rotary embeddings in layers of this kind; 0 for null in an older config.json."""
     if data.get("rope_scaling") is not None:
         raise NpformerError(f"rope_scaling: {checks.shown(data['rope_scaling'])} is not supported; supported: null")
     given = data.get("rope_parameters") or {}
     if not isinstance(given, Mapping) or not isinstance(given.get(kind) or {}, Mapping):
-        raise NpformerError(f"rope_parameters: expected an object for each kind of layer, got {checks.shown(given)}")
+        raise NpformerError(f"rope_parameters: expected an object for each layer type, got {checks.shown(given)}")
     rope: Mapping[str, Any] = given.get(kind) or {}
     if rope.get("rope_type", "default") != "default":
         kind_of_rope = checks.shown(rope["rope_type"])
@@ -90,7 +92,7 @@ def _theta(data: Mapping[str, Any], kind: str, old: str, default: float) -> floa
 
 
 def _local_layers(data: Mapping[str, Any], n_layers: int) -> tuple[int, ...]:
-    """The layers that `layer_types` calls local, or where it is absent those between global ones at equal steps."""
+    """The local layers in `layer_types`; by default those between regularly spaced global layers."""
     every = checks.whole("global_attn_every_n_layers", data.get("global_attn_every_n_layers", 3), 1, MOST)
     kinds = data.get("layer_types")
     if kinds is None:
@@ -101,12 +103,12 @@ def _local_layers(data: Mapping[str, Any], n_layers: int) -> tuple[int, ...]:
 
 
 def between(every: int, n_layers: int) -> tuple[int, ...]:
-    """The layers but 0, n, 2 n, ..."""
+    """All layers except 0, n, 2 n, ..."""
     return tuple(i for i in range(n_layers) if i % every)
 
 
 def _steps(config: Config) -> dict[str, int]:
-    """The steps between global layers, for versions of Transformers before layer_types; {} where they differ."""
+    """The spacing of global layers, for versions of Transformers without layer_types; {} if it is irregular."""
     steps = range(1, config.n_layers + 1)
     every = next((each for each in steps if between(each, config.n_layers) == config.local_layers), None)
     return {} if every is None else {"global_attn_every_n_layers": every}

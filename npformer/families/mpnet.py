@@ -1,6 +1,6 @@
-"""MPNet (Song et al., 2020): BERT's layers, with biases for relative positions beside the table of absolute ones.
+"""MPNet (Song et al., 2020): BERT's layers with biases for relative positions, in addition to absolute positions.
 
-Positions are counted as in RoBERTa, always from padding token 1. There are no token types.
+Positions are counted as in RoBERTa, always with padding token 1. There are no token types.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class Mpnet(EncoderTable):
 
 MPNET = Mpnet(
     model_type="mpnet",
-    # Transformers has 32 buckets whatever the config says, and does not read pad_token_id where it counts positions.
+    # Transformers always uses 32 buckets, and ignores pad_token_id when counting positions.
     constants={
         "pad_id": 1,
         "padding_idx": 1,

@@ -1,7 +1,7 @@
 """Nomic BERT (Nussbaum et al., 2024): BERT with rotary embeddings, gated networks, and no biases in its layers.
 
-config.json has two forms, and so have the names of tensors: those of the hub's checkpoints, whose model is code of
-their own, and those of Transformers 5, which writes the hub's names of tensors too. Only npformer's code is run.
+config.json and tensor names have two formats: that of the hub's checkpoints, which come with their own code, and that
+of Transformers 5, which also writes the hub's tensor names. Only npformer's code is run.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from npformer.families.table import EncoderTable
 from npformer.layers import Stack
 from npformer.mechanisms import Rotary
 
-#: Transformers' field -> the hub's, which GPT-2 has too.
+#: Transformers' field -> the hub's field, which is GPT-2's.
 HUB = {
     "hidden_size": "n_embd",
     "num_hidden_layers": "n_layer",
@@ -27,7 +27,7 @@ HUB = {
     "max_position_embeddings": "n_positions",
     "layer_norm_eps": "layer_norm_epsilon",
 }
-#: What the hub's form must say, as its code takes other values for what is not there.
+#: Required values in the hub's format, because its code has other defaults.
 EXPECTED = {
     "activation_function": "swiglu",
     "qkv_proj_bias": False,
@@ -35,7 +35,7 @@ EXPECTED = {
     "mlp_fc2_bias": False,
     "rotary_emb_fraction": 1.0,
 }
-#: What it may say. The experts of the second version come first, as a config.json that has them differs in all else.
+#: Supported values of optional fields. Experts come first, since a config.json with experts differs in all others.
 SUPPORTED = {
     "moe_every_n_layers": 0,
     "num_experts": 0,
@@ -50,12 +50,12 @@ SUPPORTED = {
     "scale_attn_weights": True,
     "scale_attn_by_inverse_layer_idx": False,
 }
-PRETRAINING = "NomicBertForPreTraining"  # the hub's class with a head for masked words
-OLDER = "bert."  # the prefix of its tensors
+PRETRAINING = "NomicBertForPreTraining"  # the hub's class with a masked-word head
+OLDER = "bert."  # prefix of its tensors
 
 
 class NomicBert(EncoderTable):
-    """The table, with config.json in two forms."""
+    """The table, with config.json in two formats."""
 
     def read_config(self, data: Mapping[str, Any], head: str | None) -> Config:
         reject_other(data, SUPPORTED)
@@ -71,7 +71,9 @@ class NomicBert(EncoderTable):
     def own_fields(self, data: Mapping[str, Any], head: str, n_layers: int) -> dict[str, Any]:
         width, n_heads = data["hidden_size"], data["num_attention_heads"]
         if width // n_heads % 2:
-            raise NpformerError("hidden_size: a rotation has pairs of columns, so expected heads of an even width")
+            raise NpformerError(
+                "hidden_size: expected heads of even width, because rotary embeddings rotate pairs of columns"
+            )
         if data.get("head_dim") is not None and data["head_dim"] != width // n_heads:
             given = checks.shown(data["head_dim"])
             raise NpformerError(
@@ -99,18 +101,18 @@ class NomicBert(EncoderTable):
         return group.endswith("norm") or not group.startswith("layers.")
 
     def optional(self, config: Config) -> frozenset[str]:
-        return super().optional(config) | {"head.hidden.bias", "head.output.bias"}  # the hub's head has none
+        return super().optional(config) | {"head.hidden.bias", "head.output.bias"}  # absent in the hub's head
 
     def current(self, name: str, known: Container[str]) -> str:
         return super().current(name.removeprefix(OLDER), known)
 
 
 def _as_transformers(data: Mapping[str, Any]) -> dict[str, Any]:
-    """The hub's form of a config.json in that of Transformers."""
+    """Converts a config.json from the hub's format to that of Transformers."""
     renamed = {ours: data[theirs] for ours, theirs in HUB.items() if data.get(theirs) is not None}
     width, rows = checks.whole("n_embd", data["n_embd"], 1, MOST), data.get("vocab_size")
     multiple = checks.whole("pad_vocab_size_multiple", data.get("pad_vocab_size_multiple", 1), 1, MOST)
-    if rows is not None:  # rows that fill up the table
+    if rows is not None:  # padding rows of the table
         renamed["vocab_size"] = -(-checks.whole("vocab_size", rows, 1, MOST) // multiple) * multiple
     rope = {"rope_type": "default", "rope_theta": data.get("rotary_emb_base", 10_000.0)}
     defaults = {"pad_token_id": None, "layer_norm_eps": 1e-5, "intermediate_size": 4 * width}

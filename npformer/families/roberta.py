@@ -1,7 +1,7 @@
 """RoBERTa (Liu et al., 2019), XLM-RoBERTa (Conneau et al., 2020) and CamemBERT (Martin et al., 2020): BERT's layers.
 
-Positions are counted from the row after the padding token's, and padding inside of a text is not counted. There is one
-token type, the special tokens are `<s>` and `</s>`, and the classifier has a dense layer of its own for the pooler's.
+Positions start at the row after the padding token's, and padding inside a text is not counted. There is one token type,
+the special tokens are `<s>` and `</s>`, and the classifier has its own dense layer instead of the pooler's.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ SPECIAL_TOKENS = {
     "mask_token": "<mask>",
 }
 
-#: XLM-RoBERTa's ids are one above the places of the file's pieces, and <mask> is the last.
+#: XLM-RoBERTa's ids are one above the indices of the file's pieces, and <mask> is the last.
 XLM_PIECES = PieceOrder(
     first=(("cls_token", 0.0), ("pad_token", 0.0), ("sep_token", 0.0), ("unk_token", 0.0)),
     dropped=3,
     last=("mask_token",),
 )
-#: CamemBERT's tokens for the ends of a text are the file's; those that fairseq puts first are never read.
+#: CamemBERT uses the file's start and end tokens; those that fairseq puts first are unused.
 CAMEMBERT_PIECES = PieceOrder(
     first=(
         ("<s>NOTUSED", 0.0), ("pad_token", 0.0), ("</s>NOTUSED", 0.0), ("unk_token", 0.0), ("<unk>NOTUSED", -100.0)
@@ -31,7 +31,7 @@ CAMEMBERT_PIECES = PieceOrder(
     dropped=1,
     last=("mask_token",),
 )  # fmt: skip
-#: The head of masked words, and that of the next word.
+#: The masked-word head and the next-word head.
 WORDS = {
     "head.hidden": "lm_head.dense",
     "head.norm": "lm_head.layer_norm",
@@ -40,7 +40,7 @@ WORDS = {
 
 
 def _table(model_type: str, name: str, pieces: PieceOrder = AS_IN_THE_FILE) -> EncoderTable:
-    """The family under this name: the three differ in their vocabularies."""
+    """The family under this name; the three differ only in their vocabularies."""
     return EncoderTable(
         model_type=model_type,
         constants={
@@ -52,7 +52,7 @@ def _table(model_type: str, name: str, pieces: PieceOrder = AS_IN_THE_FILE) -> E
         },
         padding="pad_token_id",
         special_tokens=SPECIAL_TOKENS,
-        mask_takes_space=model_type == "camembert",  # Transformers' other two read no space with it
+        mask_takes_space=model_type == "camembert",  # not for Transformers' other two
         pieces=pieces,
         pair="cls $A sep sep $B sep",
         sizes={

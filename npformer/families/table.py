@@ -23,37 +23,37 @@ from npformer.families.base import (
     write_text_ids,
 )
 
-#: Settings that change the computation, and the value that is supported.
+#: Settings that change the computation, and the supported value.
 SUPPORTED = {"add_cross_attention": False}
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class EncoderTable(Family):
-    """A family of encoders. Modules are named as in a checkpoint with a head; `*` stands for a layer's number."""
+    """A family of encoders. Modules are named as in a checkpoint with a head; `*` is a layer's number."""
 
-    sizes: Mapping[str, str]  # our field -> theirs, which config.json must have
-    activation: str  # their field
-    usual_activation: str = "gelu"  # where the field is absent
-    eps: str = ""  # their field; "": none, always 1e-12
-    token_types: str = ""  # their field for the rows of the token type table; "": no table
-    padding: str = ""  # their field for the padding token, whose position precedes all others; "": not so
-    layer_groups: str = ""  # their field for the groups of layers with one set of weights; "": each layer has its own
-    group_layers: str = ""  # their field for the layers of a group; a layer's module has a `*` for each number
-    always_projected: bool = False  # tables as wide as the layers too
-    encoder: Mapping[str, str]  # our group -> their module
-    heads: Mapping[str, Mapping[str, str]]  # head -> the same for its groups; those of no class are only read
-    ids: Mapping[str, int] = field(default_factory=dict)  # of bos, eos and padding, where config.json has no field
-    in_out: tuple[str, ...] = ()  # ends of modules whose weights are (in, out)
-    modules: Mapping[str, str] = field(default_factory=dict)  # our group -> Transformers' module, if files differ
-    absent: frozenset[str] = frozenset()  # groups of the encoder, with their layer's number, that no model has
-    settings: Mapping[str, Any] = field(default_factory=dict)  # more like SUPPORTED, which are written too
-    supported: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # head -> its own settings like SUPPORTED
-    twins: Mapping[str, str] = field(default_factory=dict)  # a parameter -> its second name in a file
-    lacking: frozenset[str] = frozenset()  # groups of the base model that may be absent
-    buffers: frozenset[str] = frozenset()  # tensors that are not weights of ours
+    sizes: Mapping[str, str]  # npformer's field -> config.json's required field
+    activation: str  # config.json's field
+    usual_activation: str = "gelu"  # default of that field
+    eps: str = ""  # config.json's field; "": always 1e-12
+    token_types: str = ""  # config.json's field for the rows of the token type table; "": no table
+    padding: str = ""  # config.json's field for the padding token, if its position precedes all others; else ""
+    layer_groups: str = ""  # config.json's field for the groups of layers that share weights; "": no sharing
+    group_layers: str = ""  # config.json's field for the layers of a group; a module name then has two `*`
+    always_projected: bool = False  # project tables even if they are as wide as the layers
+    encoder: Mapping[str, str]  # group -> module
+    heads: Mapping[str, Mapping[str, str]]  # head -> group -> module; heads without a class are only read
+    ids: Mapping[str, int] = field(default_factory=dict)  # default ids of bos, eos and padding
+    in_out: tuple[str, ...] = ()  # suffixes of modules with weights (in, out)
+    modules: Mapping[str, str] = field(default_factory=dict)  # group -> Transformers' module, if files differ
+    absent: frozenset[str] = frozenset()  # absent groups of the encoder, with layer numbers
+    settings: Mapping[str, Any] = field(default_factory=dict)  # additions to SUPPORTED, which are also written
+    supported: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # head -> additions to SUPPORTED
+    twins: Mapping[str, str] = field(default_factory=dict)  # parameter -> its second name in a file
+    lacking: frozenset[str] = frozenset()  # optional groups of the base model
+    buffers: frozenset[str] = frozenset()  # tensors that are not weights of a supported model
     dropped: tuple[str, ...] = ("embeddings.norm", "layers.*.ffn.output")  # stages with dropout in training
-    read: Mapping[str, str] = field(default_factory=dict)  # head -> the stages it reads, with dropout too
-    read_rate: Mapping[str, float] = field(default_factory=dict)  # head -> their rate, where it differs
+    read: Mapping[str, str] = field(default_factory=dict)  # head -> the stages that it reads, which also have dropout
+    read_rate: Mapping[str, float] = field(default_factory=dict)  # head -> its dropout rate, if it differs
 
     # --- config.json -------------------------------------------------------------------------------------------------
 
@@ -74,7 +74,7 @@ class EncoderTable(Family):
     def read_config(self, data: Mapping[str, Any], head: str | None) -> Config:
         """Reads config.json.
 
-        `tie_weights_` and `sinusoidal_pos_embds` are not read: Transformers ties by `tie_word_embeddings` alone, and a
+        `tie_weights_` and `sinusoidal_pos_embds` are ignored: Transformers ties only by `tie_word_embeddings`, and a
         checkpoint stores sinusoidal positions like learned ones.
         """
         head = head or self.head_of(data)
@@ -91,9 +91,9 @@ class EncoderTable(Family):
             least = 1 + {**self.constants, **fields}.get("first_position", 0) if ours == "max_length" else 1
             fields[ours] = checks.whole(self.sizes[ours], value, least, MOST) - (least - 1)
         if fields.get("d_embedding") == fields["d_model"] and not self.always_projected:
-            fields["d_embedding"] = 0  # no projection follows the tables
+            fields["d_embedding"] = 0  # no projection
         if self.layer_groups:
-            runs = fields["n_layers"]  # of a group
+            runs = fields["n_layers"]  # number of runs of a group
             fields["layer_groups"] = checks.whole(self.layer_groups, data.get(self.layer_groups, 1), 1, runs)
             fields["group_layers"] = checks.whole(self.group_layers, data.get(self.group_layers, 1), 1, MOST)
             fields["n_layers"] = runs * fields["group_layers"]
@@ -114,13 +114,13 @@ class EncoderTable(Family):
         )
 
     def _is_causal(self, data: Mapping[str, Any], head: str) -> bool:
-        """Reads `is_decoder`: the causal mask that the head for the next token needs, and an encoder alone may have."""
+        """Reads `is_decoder`, the causal mask, which a next-token head requires and a base model may have."""
         given, always = checks.boolean("is_decoder", data.get("is_decoder", False)), "causal" in self.constants
         classes = [name for name, each in self.architectures.items() if each == "causal-lm" and not always]
         if head == "causal-lm" and not (given or always):
             raise NpformerError(
-                "is_decoder: False is not supported for a causal-lm model, which predicts a token from those before; "
-                f"supported: True, or {first(self.architectures, 'masked-lm')} for masked words"
+                "is_decoder: False is not supported for a causal-lm model, which predicts each token from earlier ones"
+                f"; supported: True, or {first(self.architectures, 'masked-lm')} for masked words"
             )
         if given and not (classes and head in ("causal-lm", "base")):
             other = f"; of this family {classes[0]} takes True" if classes else ""
@@ -129,10 +129,10 @@ class EncoderTable(Family):
 
     def layer_count(self, data: Mapping[str, Any]) -> int:
         count = data.get(self.sizes["n_layers"])
-        return count if type(count) is int and count <= MOST else 0  # what is more is refused with its name
+        return count if type(count) is int and count <= MOST else 0  # larger values are refused by name
 
     def own_fields(self, data: Mapping[str, Any], head: str, n_layers: int) -> dict[str, Any]:
-        """Fields of `Config` that a family reads in its own way; it writes them back in write_config."""
+        """Fields of `Config` with their own format in this family; write_config writes them back."""
         return {}
 
     def write_config(self, config: Config) -> dict[str, Any]:
@@ -171,7 +171,7 @@ class EncoderTable(Family):
 
     def sources(self, config: Config, arrays: Mapping[str, tuple[str, str]], head: str) -> dict[str, Source]:
         modules, sources, tensors = self._modules(config, head), {}, dict[tuple[str, str], list[str]]()
-        for group, module in modules.items():  # several groups of a layer may be parts of one tensor
+        for group, module in modules.items():  # groups of a layer may be parts of one tensor
             tensors.setdefault((_layer(group), module), []).append(group)
         for ours, (group, array) in arrays.items():
             module = modules[group]
@@ -192,13 +192,13 @@ class EncoderTable(Family):
         return sources
 
     def _other_module(self, group: str, config: Config) -> str:
-        """Transformers' module of a group, where files have another name for it; else ""."""
+        """Transformers' module of a group if files use another name, else ""."""
         layer = _layer(group)
         pattern = group.replace(f"layers.{layer}.", "layers.*.", 1) if layer else group
         return self.in_layer(self.modules[pattern], config, int(layer or 0)) if pattern in self.modules else ""
 
     def _modules(self, config: Config, head: str) -> dict[str, str]:
-        """Our groups -> their modules; in most families tables as wide as the layers have no projection."""
+        """Groups -> modules; in most families tables as wide as the layers have no projection."""
         modules = {}
         for ours, theirs in {**self.encoder, **self.heads[head]}.items():
             for layer in range(config.n_layers) if "*" in ours else [0]:
@@ -217,7 +217,7 @@ class EncoderTable(Family):
         return frozenset(self._written(name, config) for name in self.buffers)
 
     def current(self, name: str, known: Container[str]) -> str:
-        """Renames gamma and beta of older files to weight and bias, too."""
+        """Also renames gamma and beta of older files to weight and bias."""
         for old, new in ((".gamma", ".weight"), (".beta", ".bias")):
             if name.endswith(old):
                 name = name.removesuffix(old) + new
@@ -241,5 +241,5 @@ class EncoderTable(Family):
 
 
 def _layer(group: str) -> str:
-    """The number of a group's layer; "" outside of the layers."""
+    """The number of a group's layer; "" outside the layers."""
     return group.split(".")[1] if group.startswith("layers.") else ""

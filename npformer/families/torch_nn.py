@@ -1,8 +1,8 @@
 """State dicts of torch's nn.Transformer, its encoder, decoder and layers, and nn.MultiheadAttention.
 
-They may be bare, or part of your own model with its embeddings and head. A small config.json beside them has what a
-state dict does not tell: `TorchModules.read_config` lists its fields. Its `modules` maps our groups to your model's
-modules.
+They may be bare, or part of your own model with its embeddings and head. A small config.json next to them has the sizes
+that a state dict does not contain; `TorchModules.read_config` lists its fields. Its `modules` maps npformer's groups to
+your model's modules.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from npformer.families.vaswani import Transformer
 
 HEADS = ("base", "sequence-classification", "token-classification", "translation")
 
-#: The torch classes whose state dict a checkpoint may be or contain.
+#: Torch classes with a supported state dict.
 CLASSES = (
     "nn.Transformer",
     "nn.TransformerEncoder",
@@ -28,7 +28,7 @@ CLASSES = (
     "nn.MultiheadAttention",
 )
 
-#: Our field -> its name in config.json, and its default (... where config.json must have it).
+#: npformer's field -> its name in config.json and default (... if required).
 FIELDS = {
     "d_model": ("d_model", ...),
     "n_heads": ("n_heads", ...),
@@ -56,7 +56,7 @@ DECODER_FIELDS = {
 }
 OTHERS = ("model_type", "architectures", "eos_token_id", "head", "id2label", "label2id", "modules", "dtype")
 
-#: The last part of one of our groups -> its name in torch's enclosing module ("": not a module of its own).
+#: The last part of a group -> its name in torch's enclosing module ("": not a separate module).
 NAMES = {
     "attention": "self_attn",
     "attention_norm": "norm1",
@@ -74,7 +74,7 @@ NAMES = {
     "head": "",
     "head.output": "head",
 }
-MOST_MODULES = 200  # a layer's groups count once, whatever the number of layers
+MOST_MODULES = 200  # a layer's groups count once, regardless of the number of layers
 THIRDS = {"query": 0, "key": 1, "value": 2}
 
 
@@ -87,11 +87,11 @@ class TorchModules(Transformer):
         if config.head == "translation" and config.torch_class != "nn.Transformer":
             raise NpformerError(f"a translation model has an encoder and a decoder, got {config.torch_class}")
         if config.decoder and config.head not in ("base", "translation"):
-            raise NpformerError(f"decoder: a {config.head} model has none, got {config.decoder.n_layers} layers")
+            raise NpformerError(f"decoder: expected no layers for a {config.head} model, got {config.decoder.n_layers}")
         return config
 
     def read_config(self, data: Mapping[str, Any], head: str | None) -> Config:
-        """Reads config.json, which must have model_type "transformer", d_model, n_heads and d_ffn.
+        """Reads config.json, which requires model_type "transformer", d_model, n_heads and d_ffn.
 
         Optional fields and their defaults: architectures ["nn.Transformer"], n_layers 0, n_decoder_layers 0,
         n_decoder_heads n_heads, d_decoder_ffn d_ffn, vocab_size 0, target_vocab_size vocab_size, max_length 512,
@@ -108,9 +108,9 @@ class TorchModules(Transformer):
         decoder |= {name: settings[name] for name in ("n_heads", "d_ffn", "vocab_size") if decoder[name] is None}
         architectures, modules = data.get("architectures") or ["nn.Transformer"], data.get("modules") or {}
         if not isinstance(modules, dict) or not all(isinstance(each, str) for each in modules.values()):
-            raise NpformerError("modules: expected an object of our group: the checkpoint's module")
+            raise NpformerError("modules: expected an object of npformer's groups and the checkpoint's modules")
         if len(modules) > MOST_MODULES:
-            raise NpformerError(f"modules: there are fewer than {MOST_MODULES} groups, got {len(modules)}")
+            raise NpformerError(f"modules: expected at most {MOST_MODULES} groups, got {len(modules)}")
         torch_class = architectures[0] if isinstance(architectures, list) else architectures
         head = head or data.get("head", "base")
         return self.config(
@@ -156,7 +156,7 @@ def _decoder(fields: dict[str, Any], data: Mapping[str, Any], torch_class: objec
 
 
 def module(group: str, config: Config) -> str:
-    """The module of the state dict that is one of our groups, or holds several; `*` stands for a layer's number.
+    """The module of the state dict for a group, or for several groups; `*` is a layer's number.
 
     >>> module("encoder.layers.*.attention", TORCH_MODULES.read_config({"d_model": 4, "n_heads": 2, "d_ffn": 8}, None))
     'encoder.layers.*.self_attn'

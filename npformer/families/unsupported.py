@@ -1,6 +1,6 @@
-"""What npformer does not compute: refused by name, from config.json alone, before weights are read or downloaded.
+"""Unsupported features, refused by name from config.json, before weights are read or downloaded.
 
-A family that computes one of these mechanisms names its field in `Family.reads`.
+A family that supports one of these features lists its field in `Family.reads`.
 """
 
 from __future__ import annotations
@@ -12,43 +12,43 @@ from npformer.common.checks import one_of, shown
 from npformer.common.errors import NpformerError
 from npformer.families.base import Family
 
-#: model_type of families that are not here -> the mechanism that they would need.
+#: model_type of unsupported families -> the mechanism that they need.
 MISSING = {
-    "big_bird": "attention to blocks, some of them random",
-    "bloom": "ALiBi: scores that fall with the distance, in a decoder without an encoder",
-    "canine": "characters as tokens, by hashes",
-    "convbert": "convolutions beside attention heads",
-    "deberta": "disentangled attention of contents and relative positions",
+    "big_bird": "block-sparse attention with random blocks",
+    "bloom": "ALiBi: scores that decrease with distance, in a decoder without an encoder",
+    "canine": "characters as tokens, with hash embeddings",
+    "convbert": "convolutions parallel to attention heads",
+    "deberta": "disentangled attention in DeBERTa's first version",
     "funnel": "pooling of the sequence between layers",
     "gemma3_text": "rotary positions, gated units and RMS norms, in a decoder without an encoder",
-    "ibert": "integers in place of floats",
+    "ibert": "integer arithmetic",
     "llama": "rotary positions, gated units and RMS norms, in a decoder without an encoder",
     "longformer": "attention within a window, with global tokens",
-    "m2m_100": "norms before the blocks of an encoder and a decoder, and codes of languages",
-    "mbart": "norms before the blocks of an encoder and a decoder, and codes of languages",
+    "m2m_100": "pre-norm encoder and decoder, and language codes",
+    "mbart": "pre-norm encoder and decoder, and language codes",
     "mistral": "rotary positions, gated units and RMS norms, in a decoder without an encoder",
     "mt5": "relative positions in buckets, and RMS norms",
-    "new": "rotary positions stretched to longer texts (NTK), and gated units under BERT's norms",
-    "nystromformer": "attention approximated by landmarks",
+    "new": "rotary positions scaled to longer texts (NTK), and gated units with post-norm",
+    "nystromformer": "attention approximated with landmarks",
     "qwen2": "rotary positions, gated units and RMS norms, in a decoder without an encoder",
     "qwen3": "rotary positions, gated units and RMS norms, in a decoder without an encoder",
-    "reformer": "attention within hashes",
-    "roformer": "rotary positions of neighbouring pairs",
-    "squeezebert": "convolutions in place of linear layers",
+    "reformer": "locality-sensitive hashing attention",
+    "roformer": "rotary positions on adjacent pairs of columns",
+    "squeezebert": "convolutions instead of linear layers",
     "t5": "relative positions in buckets, and RMS norms",
     "xlnet": "relative positions of Transformer-XL",
 }
 
-#: Fields that change what is computed -> the value with which they change nothing.
+#: Fields that change the result -> the value without effect.
 FIELDS = {
     "position_embedding_type": "absolute",
     "attention_type": "original_full",
     "rope_scaling": None,
     "rope_parameters": None,
 }
-CODE = "auto_map"  # classes of a checkpoint's own code
+CODE = "auto_map"  # classes in a checkpoint's own code
 
-#: Fields that change how it is computed and not what: they are ignored.
+#: Fields that do not change the result: they are ignored.
 IGNORED = (
     *("_attn_implementation", "dtype", "reference_compile", "torch_dtype", "use_cache"),
     *("fused_bias_fc", "fused_dropout_add_ln", "reorder_and_upcast_attn", "use_flash_attn", "use_xentropy"),
@@ -56,12 +56,13 @@ IGNORED = (
 
 
 def find_family(families: Mapping[str, Family], data: Mapping[str, Any]) -> Family:
-    """The family of a config.json. Raises NpformerError for what npformer does not compute, with its name."""
+    """The family of a config.json. Raises NpformerError, by name, for unsupported features."""
     name, code = data.get("model_type"), _own_code(data)
     try:
         if isinstance(name, str) and name in MISSING.keys() - families.keys():
             raise NpformerError(
-                f"model_type: {name!r} needs {MISSING[name]}, which is not here; expected one of {', '.join(families)}"
+                f"model_type: {name!r} needs {MISSING[name]}, which is not supported; "
+                f"expected one of {', '.join(families)}"
             )
         family = families[one_of("model_type", name, families)]
     except NpformerError as error:
@@ -72,19 +73,19 @@ def find_family(families: Mapping[str, Family], data: Mapping[str, Any]) -> Fami
             kind = value.get("rope_type", value.get("type", value)) if isinstance(value, Mapping) else value
             raise NpformerError(f"{field}: {shown(kind)} is not supported for a {name}; supported: {neutral!r}")
     if code and CODE not in family.reads:
-        raise NpformerError(f"{code}, and which may differ from what a {name} computes elsewhere")
+        raise NpformerError(f"{code}, and may differ from other {name} models")
     return family
 
 
 def ignored(data: Mapping[str, Any]) -> list[str]:
-    """The fields of a config.json that change nothing."""
+    """The fields of a config.json without effect."""
     return [name for name in IGNORED if name in data]
 
 
 def _own_code(data: Mapping[str, Any]) -> str:
-    """Says that a model is code among the checkpoint's files; "" if it is none."""
+    """A message if the checkpoint comes with its own code, else ""."""
     classes = data.get(CODE)
     named = (
         [each for key, each in classes.items() if key.startswith("AutoModel")] if isinstance(classes, Mapping) else []
     )
-    return f"{CODE}: the model is code of the checkpoint's own ({shown(named[0])}), which is never run" if named else ""
+    return f"{CODE}: the model is the checkpoint's own code ({shown(named[0])}), which is never run" if named else ""

@@ -1,4 +1,4 @@
-"""The base of families of the 2017 models (Vaswani et al.): an encoder stack, a decoder stack, or both.
+"""The base of families like the 2017 model (Vaswani et al.): an encoder stack, a decoder stack, or both.
 
 These families are Marian (`marian.py`), BART (`bart.py`) and torch's own modules (`torch_nn.py`).
 """
@@ -18,7 +18,7 @@ _PROJECTIONS = ("query", "key", "value", "output")
 
 
 class Transformer(Family):
-    """A family of the 2017 models."""
+    """A family like the 2017 model."""
 
     def build(self, config: Config, head: str) -> Parts:
         parts = super().build(config, head)
@@ -36,7 +36,7 @@ class Transformer(Family):
 
 
 def residual_rates(rate: float) -> dict[str, float]:
-    """Dropout in the 2017 paper, section 5.4: on each block's output, and on the sums of tokens and positions."""
+    """Dropout as in the 2017 paper, section 5.4: on each block's output, and on the sums of tokens and positions."""
     return {"*embeddings.sum": rate, "*attention.output": rate, "*ffn.output": rate}
 
 

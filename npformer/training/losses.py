@@ -119,7 +119,10 @@ class HeadLoss:
 
     def part(self, tree: Mapping[str, Any], examples: Sequence[Example], count: int, edit: Edit | None, /) -> Part:
         batch = packed(self.config, [text for example in examples for text in _texts(example)])
-        recording, whole = Recording(unread(tree, self.config)), listening()  # another listener gets each stage of the whole shard
+        recording, whole = (
+            Recording(unread(tree, self.config)),
+            listening(),
+        )  # another listener gets each stage of the whole shard
         with listen(edit) if edit else nullcontext(), listen(recording):
             answers = forward(tree, self.config, batch, whole)
         loss, right, grads = self.losses(answers, [example.target for example in examples], batch.lengths, count)

@@ -178,9 +178,10 @@ def test_info_of_a_model_that_does_not_run(hub, env):
     done = python(env, f"from npformer.cli.main import main; raise SystemExit(main(['info', {NAME!r}]))")
     assert (done.returncode, done.stdout) == (1, "")
     assert (
-        "'nystromformer' needs attention approximated by landmarks, which is not here; expected one of" in done.stderr
+        "'nystromformer' needs attention approximated with landmarks, which is not supported; expected one of"
+        in done.stderr
     )
-    assert "; auto_map: the model is code of the checkpoint's own ('modeling.Own'), which is never run" in done.stderr
+    assert "; auto_map: the model is the checkpoint's own code ('modeling.Own'), which is never run" in done.stderr
     assert hub.asked("GET") == ["config.json"]
 
 

@@ -54,7 +54,7 @@ def test_every_command_answers_the_rows_of_a_dataset(name, models, place):
     assert run_apart(name, *given, *options, "--prefix", "p_", cwd=place) == (0, "", "")
     code, output, said = run_apart(name, *given, *options, cwd=place)
     assert (code, output) == (1, "")
-    assert "prefix was 'p_', is ''" in said
+    assert "prefix was 'p_', is now ''" in said
 
 
 def test_pairs_are_two_columns(models, place):

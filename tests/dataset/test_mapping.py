@@ -148,13 +148,13 @@ def test_what_has_changed_is_said_and_nothing_written(model, classify, source, t
     other = npformer.pipeline("text-classification", tiny.folder(tmp_path / "other", seed=1))
     cased = npformer.pipeline("text-classification", tiny.folder(tmp_path / "cased", lowercase=False))
     for task, how, message in (
-        (two, {}, "options top_k was 'best', is 2"),
+        (two, {}, "options top_k was 'best', is now 2"),
         (other, {}, "weights was"),
         (cased, {}, "tokenizer was"),
-        (classify, {"limit": 10}, "limit was None, is 10"),
-        (classify, {"part_rows": 50}, "part rows was 25, is 50"),
-        (classify, {"column": "odd"}, "columns was a list, is a list"),
-        (classify, {"prefix": "x_"}, "prefix was '', is 'x_'"),
+        (classify, {"limit": 10}, "limit was None, is now 10"),
+        (classify, {"part_rows": 50}, "part rows was 25, is now 50"),
+        (classify, {"column": "odd"}, "columns was a list, is now a list"),
+        (classify, {"prefix": "x_"}, "prefix was '', is now 'x_'"),
     ):
         with pytest.raises(NpformerError, match="belongs to a run with other settings") as raised:
             run(task, source, out, **how)
@@ -166,7 +166,7 @@ def test_what_has_changed_is_said_and_nothing_written(model, classify, source, t
     (source / "c.parquet").rename(source / "b.parquet")  # the same bytes: nothing has changed
     assert run(classify, source, out) == whole
     pa.parquet.write_table(pa.parquet.read_table(source / "b.parquet").slice(1), source / "b.parquet")
-    with pytest.raises(NpformerError, match=r"input b\.parquet bytes was \d+, is \d+; input b\.parquet sha256 was"):
+    with pytest.raises(NpformerError, match=r"input b\.parquet bytes was \d+, is now \d+; input b\.parquet sha256 was"):
         run(classify, source, out)
     assert files_in(out.parent) == whole
 

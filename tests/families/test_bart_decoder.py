@@ -72,7 +72,7 @@ def test_the_config_has_the_decoder_s_sizes() -> None:
     ("changes", "message"),
     [
         ({"decoder_layers": 0}, "decoder_layers: expected a whole number from 1"),
-        ({"decoder_attention_heads": 5}, "5 heads do not divide the model's width of 32"),
+        ({"decoder_attention_heads": 5}, "n_heads: 5 does not divide the model's width of 32"),
         ({"normalize_before": True}, "normalize_before: True is not supported"),
         ({"bos_token_id": -1}, "bos_token_id: expected a whole number"),
         ({"pad_token_id": "x"}, "pad_token_id: expected a whole number"),
@@ -119,7 +119,7 @@ def test_the_decoder_of_a_model_with_both_stacks_is_read_by_its_head(tmp_path: P
     )
     with pytest.raises(NpformerError, match=r"missing: encoder\.embeddings\.token"):
         npformer.load(tiny.folder(tmp_path / "alone", "bart", "causal-lm"), head="translation")
-    with pytest.raises(NpformerError, match="decoder: a causal-lm model has none"):
+    with pytest.raises(NpformerError, match="decoder: expected no layers for a causal-lm model"):
         npformer.Config(**{**vars(both_stacks()), "head": "causal-lm", "causal": True})
 
 

@@ -63,9 +63,9 @@ def test_the_config_is_read_and_written() -> None:
         assert read_config(data) == config(head)
         assert (config(head).d_model, config(head).pooler) == (16, "tanh")
     assert data["architectures"] == ["BartForQuestionAnswering"]
-    with pytest.raises(NpformerError, match="eos_token_id: a classifier reads the row of one token"):
+    with pytest.raises(NpformerError, match="eos_token_id: expected one id, because a classifier reads its row"):
         read_config({**write_config(config()), "eos_token_id": [2, 3]})
-    with pytest.raises(NpformerError, match="decoder: a token-classification model has none"):
+    with pytest.raises(NpformerError, match="decoder: expected no layers for a token-classification model"):
         config("token-classification", labels=("A",))
 
 
@@ -74,8 +74,8 @@ def test_the_config_is_read_and_written() -> None:
     [
         ({"encoder_layers": 0}, "a BART has an encoder and a decoder, each of at least one layer"),
         ({"decoder_layers": 0}, "a BART has an encoder and a decoder, each of at least one layer"),
-        ({"eos_token_id": [2, 3]}, r"eos_token_id: a classifier reads the row of one token, got \(2, 3\)"),
-        ({"eos_token_id": []}, r"eos_token_id: a classifier reads the row of one token, got \(\)"),
+        ({"eos_token_id": [2, 3]}, r"eos_token_id: expected one id, because a classifier reads its row, got \(2, 3\)"),
+        ({"eos_token_id": []}, r"eos_token_id: expected one id, because a classifier reads its row, got \(\)"),
         ({"decoder_start_token_id": 10**400}, "start_id: expected a whole number"),
         ({"decoder_start_token_id": None}, "start_id: expected a whole number"),
     ],

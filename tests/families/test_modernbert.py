@@ -109,7 +109,7 @@ def test_too_many_layers_are_refused_before_a_list_of_them_is_made(more: dict[st
         ({"classifier_pooling": "max"}, "classifier_pooling: expected one of cls, mean, got 'max'"),
         ({"local_attention": 0}, "local_attention"),
         ({"global_rope_theta": -1.0}, "rope_theta of full_attention"),
-        ({"hidden_size": 28}, "expected heads of an even width"),
+        ({"hidden_size": 28}, "expected heads of even width"),
     ],
 )
 def test_what_is_not_there_is_refused_by_name(changes: dict[str, Any], message: str) -> None:

@@ -67,7 +67,7 @@ def test_the_hub_s_config_is_read_and_its_code_is_not_run() -> None:
         ({"use_rms_norm": True}, "use_rms_norm: True is not supported"),
         ({"rope_scaling": {"type": "yarn"}}, "rope_scaling: 'yarn' is not supported for a nomic_bert"),
         ({"rotary_emb_base": 0}, "rope_theta"),
-        ({"n_embd": 28}, "expected heads of an even width"),
+        ({"n_embd": 28}, "expected heads of even width"),
         ({"n_embd": "32"}, "n_embd: expected a whole number"),
         ({"pad_vocab_size_multiple": 0}, "pad_vocab_size_multiple"),
         ({"type_vocab_size": 0}, "type_vocab_size"),
