@@ -68,7 +68,7 @@ class ModelView(StackView):
             return (
                 f"{stack.heads} heads do not fit {width} columns; print a layer with heads(...), or widen .text(width)"
             )
-        lines = [f"{stack.title}: layers down, heads across; in each, rows attend to columns"]
+        lines = [f"{stack.title}: layers down, heads across; rows attend to columns"]
         lines += [LEGEND, "    " + " ".join(f"{h:^{cell}}" for h in range(stack.heads)).rstrip()]
         for number, weights in zip(stack.numbers, stack.layers, strict=True):
             across, down = -(-weights.shape[2] // cell), -(-weights.shape[1] // max(2, cell // 2))

@@ -157,7 +157,7 @@ def folder_of(tmp_path: Path, case: str, **changes: Any) -> Path:
         ("transformer", {"final_norm": False}, r"unknown: encoder\.norm\.weight"),
         ("attention-no-bias", {"bias": True}, r"missing: query\.bias \(in_proj_bias, third 1 of 3\)"),
         ("transformer", {"n_heads": 3}, "n_heads: 3 does not divide the model's width of 16"),
-        ("transformer", {"d_model": ...}, "no 'd_model', which a transformer config.json requires"),
+        ("transformer", {"d_model": ...}, "no 'd_model', which a transformer's config.json requires"),
         ("transformer", {"nhead": 4}, "'nhead': unknown field of a transformer's config.json; known: activation, "),
         ("transformer", {"activation": "mish"}, "activation: expected one of .*got 'mish'"),
         ("transformer", {"architectures": ["nn.LSTM"]}, "torch_class: expected one of nn.Transformer, .*got 'nn.LSTM'"),

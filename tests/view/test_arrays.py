@@ -229,7 +229,7 @@ A = weights(4, 2, 3, 7, 7)
         (lambda: view.heads(A, tokens=WORDS, heads=1), "heads=1: expected a list of heads; for one head use heads=[1]"),
         (lambda: view.heads(A, "a text", tokens=WORDS), "a text goes with a model"),
         (lambda: view.heads(tiny.model()), "expected a model and a text"),
-        (lambda: view.heads({"layers.0.ffn.output": A}, tokens=WORDS), "stage layers.N.attention.weights is missing"),
+        (lambda: view.heads({"layers.0.ffn.output": A}, tokens=WORDS), "no stage is named layers.N.attention.weights"),
         (lambda: view.heads(trace(tiny.model(), ["I", "love it"])), "trace several texts apart"),
         (lambda: view.neurons(A, tokens=WORDS), "got plain arrays"),
         (lambda: view.neurons({"layers.0.attention.weights": A[0]}, tokens=WORDS), "layers.N.attention.query_heads"),
