@@ -19,7 +19,7 @@ ENCODER_HEADS = (
     "replaced-token",
 )
 POOLED_HEADS = ("sequence-classification", "next-sentence", "multiple-choice")  # they read one row of each text
-REREADING_HEADS = ("sequence-classification", "question-answering")  # a decoder can have them too: BART's
+REREADING_HEADS = ("sequence-classification", "question-answering")  # a decoder can have these too, as in BART
 #: causal-lm: the next word at each token; translation: an encoder-decoder that projects to the vocabulary.
 HEADS = (*ENCODER_HEADS, "causal-lm", "translation")
 LABELLED = ("sequence-classification", "token-classification")

@@ -198,7 +198,7 @@ def test_a_causal_model_with_rotations_writes_the_tokens_of_whole_passes() -> No
 
 def test_a_model_whose_steps_need_more_than_kept_keys_writes_nothing() -> None:
     model = combined("window-causal", head="causal-lm")
-    with pytest.raises(NpformerError, match="generate: a model with Window attention computes whole texts only"):
+    with pytest.raises(NpformerError, match="generate: not supported for a model with Window attention"):
         model.generate(np.arange(5, 9), max_new_tokens=2)
 
 

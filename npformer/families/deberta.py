@@ -31,7 +31,7 @@ FORMS = {"p2c": "query", "c2p": "key"}  # pos_att_type -> form of the table, in 
 
 
 class Deberta(EncoderTable):
-    """A family whose config.json says how attention reads distances."""
+    """A family with disentangled attention, configured in config.json."""
 
     def read_config(self, data: Mapping[str, Any], head: str | None) -> Config:
         for name, value in EXPECTED.items():

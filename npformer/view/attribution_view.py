@@ -40,10 +40,10 @@ def attribution(
 ) -> AttributionView:
     """Marks the words of a text by how much the label depends on them, by several measures.
 
-    A model that classifies texts, or that predicts the next word, gives four: leaving out one word at a time (not for
-    token ids), gradient times input, integrated gradients, and attention roll-out. There are no gradients inside an
-    edit whose derivative is unknown. Any other model, a trace, or weights give attention roll-out alone. A fifth, logit
-    attribution, is given by request, for any model with a head.
+    A text classifier or next-word model has four measures: leaving out one word at a time (not for token ids), gradient
+    times input, integrated gradients, and attention roll-out. Gradients are not available inside an edit with an
+    unknown derivative. Any other model, a trace, or weights have only attention roll-out. A fifth, logit attribution,
+    is available on request for any model with a head.
 
     Parameters
     ----------
@@ -51,7 +51,7 @@ def attribution(
     text : str, Pair or token ids, for a model
         A text that is too long for the model is truncated with a warning; every measure reads the same words.
     label : str or int, optional
-        The label, or the next word, to explain; by default the model's answer.
+        The label, or the next word, to explain; by default the prediction.
     token : int, optional
         The token whose output is explained by the roll-out, and by the logit attribution for a head on tokens. By
         default the first, or the last for causal models such as GPT-2.
@@ -127,7 +127,7 @@ def _shortened(model: Any, text: Any) -> Any:
 
 
 def _classifies(model: Any) -> bool:
-    """Whether a model answers a text by one row of logits: of its labels, or of the next word."""
+    """Whether a model gives one row of logits per text, for labels or the next word."""
     return model.config.head in ("sequence-classification", "next-sentence", "causal-lm")
 
 
