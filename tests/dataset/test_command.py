@@ -100,8 +100,8 @@ def test_pipes_are_refused_with_what_to_do(models, place):
     given = ("classify", "-m", models["classify"], "--column", "text")
     said = run_apart(*given, "--input", "in.parquet", "--output", "-", cwd=place)
     assert said[:2] == (1, "")
-    assert said[2].startswith("npformer: -: not a file or folder of a dataset, and a run that was broken off goes on")
+    assert said[2].startswith("npformer: -: not a regular file or folder, which an interrupted run needs to resume")
     assert run_apart(*given, "--input", "-", "--output", "o.csv", cwd=place)[2] == (
-        "npformer: -: not a file or folder; a dataset is read twice: save it in a file first\n"
+        "npformer: -: not a regular file or folder; a dataset is read twice, so save it to a file first\n"
     )
     assert [each.name for each in place.iterdir()] == ["in.parquet"]
