@@ -89,7 +89,8 @@ class Form(NamedTuple):
     """The form of a task's answers, for datasets and the command line.
 
     A type is str, int, float, np.floating for numbers in the model's dtype, (np.floating, D) for vectors, a dict of
-    types, or a list with the type of its elements.
+    types, or a list with the type of its elements. The layout puts the lines of an answer below the text or next to it;
+    "alone" and "whole" leave the text out, "whole" keeps the line breaks of an answer.
     """
 
     fields: Mapping[str, Any] = MappingProxyType({})  # name of a value of an answer -> its type

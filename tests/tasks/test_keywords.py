@@ -52,7 +52,7 @@ def typed(keywords: Any) -> dict[str, str]:
 
 
 def keywords_of(name: str) -> dict[str, str]:
-    """The keywords that the overload of a task names, which are beside its options."""
+    """The keywords named by the overload of a task, from the module of its class."""
     kind = pipelines.class_of(ALIASES.get(name, name))
     return typed(getattr(sys.modules[kind.__module__], OVERLOADS[name][1]))
 
