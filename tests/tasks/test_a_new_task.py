@@ -36,9 +36,11 @@ def test_the_pipeline_makes_it_by_its_name(folder: Path) -> None:
 
 
 def test_models_and_options_are_checked(folder: Path) -> None:
-    with pytest.raises(npformer.NpformerError, match="label-entropy takes a sequence-classification model"):
+    with pytest.raises(
+        npformer.NpformerError, match="label-entropy: expected a sequence-classification model, got a base model"
+    ):
         npformer.pipeline("label-entropy", tiny.model("bert", "base"))
-    with pytest.raises(npformer.NpformerError, match=r"no model comes with npformer; .* of a classifier$"):
+    with pytest.raises(npformer.NpformerError, match=r"no default model; .* of a classifier$"):
         npformer.pipeline("label-entropy")
     with pytest.raises(npformer.NpformerError, match=r"unit: .*'pounds'"):
         npformer.pipeline("label-entropy", folder, unit="pounds")
