@@ -47,21 +47,6 @@ def causal_mask(queries: int, keys: int | None = None) -> np.ndarray:
     return np.tri(queries, keys, keys - queries, dtype=bool)
 
 
-def window_mask(length: int, window: int) -> np.ndarray:
-    """True where key j is at most window // 2 places from query i, (length, length). Beltagy et al., 2020, section 3.1.
-
-    Examples
-    --------
-    >>> window_mask(4, 3).astype(int)
-    array([[1, 1, 0, 0],
-           [1, 1, 1, 0],
-           [0, 1, 1, 1],
-           [0, 0, 1, 1]])
-    """
-    places = np.arange(length)
-    return np.abs(places[:, None] - places) <= window // 2
-
-
 def masked_softmax(scores: np.ndarray, mask: np.ndarray, terms: int = TERMS, front: int = 0) -> np.ndarray:
     """softmax over the keys that the mask admits; rows that admit none are zeros.
 

@@ -24,7 +24,7 @@ from npformer.generation.generating_model import GeneratingModel
 from npformer.generation.state import read_sources
 from npformer.runtime.output import Output
 from npformer.runtime.packing import Text, pack
-from npformer.runtime.padding import as_padded, check_texts, padded, texts_of
+from npformer.runtime.padding import as_padded, check_texts, padded, unpadded
 from npformer.runtime.products import kernel
 from npformer.runtime.threads import run_row_parallel
 from npformer.tape import Stages
@@ -99,7 +99,7 @@ class Model(GeneratingModel):
             )
         lead, width = ids.shape[:-1], ids.shape[-1]
         ids, mask, token_type_ids = (each.reshape(-1, width) for each in (ids, mask, token_type_ids))
-        answers = self.run(texts_of(ids, mask, token_type_ids, self.config.uncounted))
+        answers = self.run(unpadded(ids, mask, token_type_ids, self.config.uncounted))
         output = Output()
         for name in answers[0]:
             arrays = [answer[name] for answer in answers]
@@ -223,7 +223,7 @@ class Seq2Seq(GeneratingModel):
         if ids.ndim != 2 or target_ids.ndim != 2 or len(ids) != len(target_ids):
             got = f"{target_ids.shape} for {ids.shape}"
             raise NpformerError(f"decoder_input_ids: expected a target for each source, got {got}")
-        pairs = zip(texts_of(ids, mask), texts_of(target_ids, target_mask), strict=True)
+        pairs = zip(unpadded(ids, mask), unpadded(target_ids, target_mask), strict=True)
         answers = self.run(list(pairs))
         masks = {"logits": target_mask, "encoder_last_hidden_state": mask}
         return Output({name: padded([answer[name] for answer in answers], where) for name, where in masks.items()})

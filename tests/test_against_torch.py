@@ -26,7 +26,7 @@ from npformer.mechanisms import Causal, Disentangled, RelativeBias, Rotary, Wind
 from npformer.model import Model
 from npformer.norms import LayerNorm
 from npformer.runtime.packing import Text
-from npformer.runtime.padding import texts_of
+from npformer.runtime.padding import unpadded
 from npformer.taps import listen
 from tests.golden.texts import TEXTS
 from tests.support import torch_values
@@ -148,7 +148,7 @@ def test_budgets_are_so_tight_that_a_mistake_is_out_of_them(mistake: Mistake) ->
         model, given = load(torch_values.DATA / case, "float32"), torch_values.inputs(case)
         token_type_ids = given.get("token_type_ids", np.zeros_like(given["input_ids"]))
         mask = given["attention_mask"].astype(bool)
-        texts = texts_of(given["input_ids"], mask, token_type_ids, model.config.uncounted)
+        texts = unpadded(given["input_ids"], mask, token_type_ids, model.config.uncounted)
         weights, names = flatten(dict(model.weights)), tuple(stages.names(model.config))
         torch32, truth = torch_values.stages(case, "float32"), torch_values.stages(case, "float64")
         errors, lengths, run = torch_values.errors(case), tuple(map(len, texts)), Forward({}, weights)

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.lib import format
 
 from npformer.checkpoint.safetensors import check_sums, read_tensors, write_tensors
-from npformer.checkpoint.storage import BFLOAT16, load
+from npformer.checkpoint.storage import BFLOAT16, converted
 from npformer.common.errors import NpformerError
 from npformer.common.files import as_given, open_file, written_whole
 from npformer.common.limits import LIMITS, Limits
@@ -37,7 +37,7 @@ def load_arrays(path: str | Path, limits: Limits = LIMITS) -> tuple[dict[str, np
         arrays, metadata = read_tensors(path, replace(limits, header=limits.json))  # more arrays than in a checkpoint
         check_sums(path, arrays, metadata)
         return {
-            name: load(a, np.dtype(np.float32)) if a.dtype == BFLOAT16 else a for name, a in arrays.items()
+            name: converted(a, np.dtype(np.float32)) if a.dtype == BFLOAT16 else a for name, a in arrays.items()
         }, metadata
     with open_file(path) as opened:
         try:

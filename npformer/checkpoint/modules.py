@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from npformer.checkpoint.read import CONFIG, read_file
-from npformer.checkpoint.storage import Array, dtype_name, first_nonfinite, is_floating, load
+from npformer.checkpoint.storage import Array, converted, dtype_name, first_nonfinite, is_floating
 from npformer.common.checks import shown
 from npformer.common.errors import NpformerError
 from npformer.common.files import read_text
@@ -99,7 +99,7 @@ def module_weights(
         if tensors[name].shape != shape or not is_floating(tensors[name].dtype):
             got = f"{tensors[name].shape} of {dtype_name(tensors[name].dtype)}"
             raise NpformerError(f"{path}: {name}: expected floating point {shape}, got {got}")
-        arrays[name] = load(tensors[name], np.dtype(dtype))
+        arrays[name] = converted(tensors[name], np.dtype(dtype))
         if first_nonfinite(arrays[name]) is not None:
             raise NpformerError(f"{path}: {name}: contains a number that is not finite; the file is damaged")
     return arrays

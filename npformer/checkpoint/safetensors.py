@@ -15,7 +15,7 @@ from typing import Any, BinaryIO, TypeGuard
 
 import numpy as np
 
-from npformer.checkpoint.storage import BFLOAT16, Array, Buffer, dtype_name, load, open_buffer, view
+from npformer.checkpoint.storage import BFLOAT16, Array, Buffer, converted, dtype_name, open_buffer, view
 from npformer.common.errors import NpformerError
 from npformer.common.limits import LIMITS, Limits
 
@@ -209,6 +209,6 @@ def _stored(name: str, array: Array, dtype: str | None) -> Array:
     """The array as stored: little-endian, in row-major order."""
     try:
         with np.errstate(over="raise", invalid="ignore"):
-            return load(array, np.dtype(dtype or array.dtype).newbyteorder("<"))
+            return converted(array, np.dtype(dtype or array.dtype).newbyteorder("<"))
     except FloatingPointError:
         raise NpformerError(f"{name}: contains a number that is too large for {dtype}") from None

@@ -134,16 +134,16 @@ def is_floating(dtype: np.dtype[Any]) -> bool:
     return dtype == BFLOAT16 or dtype.kind == "f"
 
 
-def load(array: Array, dtype: np.dtype[Any] | None, copy: bool = False) -> Array:
+def converted(array: Array, dtype: np.dtype[Any] | None, copy: bool = False) -> Array:
     """Returns the array C-contiguous, aligned, read-only and in `dtype` (None: its own), copied only if needed.
 
     copy: always copy, so that the result does not depend on a file. Widening is exact: float16 and bfloat16 are subsets
     of float32, and float32 of float64.
     """
-    return load_all([array], dtype, copy)[0]
+    return converted_all([array], dtype, copy)[0]
 
 
-def load_all(arrays: Sequence[Array], dtype: np.dtype[Any] | None, copy: bool = False) -> list[Array]:
+def converted_all(arrays: Sequence[Array], dtype: np.dtype[Any] | None, copy: bool = False) -> list[Array]:
     """`load` for several arrays, with all copies in one block of memory.
 
     The system allocates such a block in large pages, which is faster than in many small ones. The block lives as long

@@ -14,10 +14,10 @@ import numpy as np
 from npformer.checkpoint.storage import (
     Array,
     check_storage,
+    converted_all,
     dtype_name,
     first_nonfinite,
     is_floating,
-    load_all,
     place,
 )
 from npformer.common.errors import NpformerError, warn
@@ -246,7 +246,7 @@ def _build(
         warn("\n  ".join([title, *_listed("unknown", list(unknown))]))
     distinct = {place(found[name]): found[name] for name in needed}  # an array under two names is loaded once
     with np.errstate(over="ignore", invalid="ignore"):  # infinite and NaN values are reported by name below
-        loaded = dict(zip(distinct, load_all(list(distinct.values()), dtype, copy), strict=True))
+        loaded = dict(zip(distinct, converted_all(list(distinct.values()), dtype, copy), strict=True))
     flat = {name: loaded[place(found[name])] for name in needed}
     names = {place(found[name]): named[name] for name in reversed(list(needed))}
     for where, array in () if allow_nonfinite else loaded.items():

@@ -59,12 +59,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> None:
     need_extra()
-    from npformer.serve.supervisor import Settings
+    from npformer.serve.supervisor import ServerSettings
     from npformer.serve.supervisor import run as serve
 
     limits = ServiceLimits(**{sets: getattr(args, sets) for sets, _ in LIMITS.values()})
     serve(
-        Settings(
+        ServerSettings(
             models=args.models, host=args.host, port=args.port, workers=args.workers, threads=args.threads,
             revision=args.revision, offline=args.offline, limits=limits, api_key=_api_key(args.api_key_file),
             access_log=args.access_log,

@@ -14,7 +14,7 @@ from typing import Any
 
 from npformer import __version__
 from npformer.common.errors import NpformerError, warn
-from npformer.dataset.work import Place, Work, answer_elsewhere, describe, machine
+from npformer.dataset.work import Place, RemoteTask, answer_elsewhere, describe, machine
 from npformer.tasks.task import Task
 
 AHEAD = 2  # parts in flight per worker thread, so that no thread waits
@@ -59,7 +59,7 @@ def answers(
     from distributed import as_completed
     from distributed.scheduler import KilledWorker
 
-    work = Work.of(task)
+    work = RemoteTask.of(task)
     check_workers(client, work)
     run = uuid.uuid4().hex  # part of task names, because Dask identifies tasks by name
     places: dict[Any, tuple[Place, Any]] = {}
@@ -98,7 +98,7 @@ def answers(
         client.cancel(list(places))
 
 
-def check_workers(client: Any, work: Work) -> None:
+def check_workers(client: Any, work: RemoteTask) -> None:
     """Creates the task on every worker. Raises NpformerError for the first that fails; warns about differing bits."""
     client.wait_for_workers(1, timeout=PATIENCE)
     here = machine()

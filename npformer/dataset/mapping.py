@@ -18,7 +18,7 @@ from npformer.dataset.columns import check_names, schema_of, together
 from npformer.dataset.formats import checksum, explained
 from npformer.dataset.manifest import Manifest
 from npformer.dataset.sinks import Parts, Sink, write
-from npformer.dataset.sources import File, Source, check_text_column, parts, survey
+from npformer.dataset.sources import Dataset, File, check_text_column, parts, survey
 from npformer.dataset.work import Place, answer, check_repeatable, identity, machine, probe
 from npformer.tasks.task import Task
 
@@ -136,7 +136,7 @@ def _versions() -> dict[str, str]:
 @dataclass(frozen=True)
 class _Run:
     task: Task
-    source: Source
+    source: Dataset
     sink: Sink
     columns: list[str]
     prefix: str

@@ -50,7 +50,7 @@ class File:
 
 
 @dataclass(frozen=True)
-class Source:
+class Dataset:
     """The files of a dataset and the columns that they share."""
 
     files: list[File]
@@ -65,7 +65,7 @@ class Source:
         return [each.error for each in self.files if each.error]
 
 
-def survey(given: str | Path, part_rows: int, limit: int | None = None) -> Source:
+def survey(given: str | Path, part_rows: int, limit: int | None = None) -> Dataset:
     """Reads the files once and describes them; with a `limit`, only the files with the first rows.
 
     Raises NpformerError if no file can be read, or if the columns of two files differ.
@@ -87,7 +87,7 @@ def survey(given: str | Path, part_rows: int, limit: int | None = None) -> Sourc
     readable = [each for each in files if not each.error]
     if not readable:
         raise NpformerError(files[0].error if len(files) == 1 else f"{given}: no file can be read; {files[0].error}")
-    return Source(files, _common(readable))
+    return Dataset(files, _common(readable))
 
 
 def parts(file: File, schema: Any, wanted: Callable[[int], bool]) -> Iterator[tuple[int, Any]]:
@@ -209,7 +209,7 @@ def _common(files: list[File]) -> Any:
     return pa.schema([fields[name] for name in dict.fromkeys([*files[0].schema.names, *fields])])
 
 
-def check_text_column(source: Source, name: str) -> None:
+def check_text_column(source: Dataset, name: str) -> None:
     """Raises NpformerError if the dataset has no such column, or if it does not contain texts."""
     if name not in source.schema.names:
         raise unknown("column", name, source.schema.names)

@@ -1,7 +1,7 @@
 """The work of a worker, this process or one of Dask's: answers the rows of one part, and identifies itself.
 
-`Work` describes a task so that a process on another machine can recreate it; `identity` has everything that its answers
-depend on, down to the bits of the weights.
+`RemoteTask` describes a task so that a process on another machine can recreate it; `identity` has everything that its
+answers depend on, down to the bits of the weights.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def _tokenizer(task: Task) -> str:
 
 
 @dataclass(frozen=True)
-class Work:
+class RemoteTask:
     """A task that another process can recreate from the name of its model, checked by digests."""
 
     task: str
@@ -87,7 +87,7 @@ class Work:
     digests: dict[str, str]
 
     @classmethod
-    def of(cls, task: Task) -> Work:
+    def of(cls, task: Task) -> RemoteTask:
         """Raises NpformerError for a model created in memory, because other processes cannot load it."""
         folder = task.model.folder
         if folder is None:
@@ -152,12 +152,12 @@ _tasks: dict[str, Task] = {}
 _making = threading.Lock()
 
 
-def answer_elsewhere(work: Work, texts: Any, place: Place) -> tuple[Any, str]:
+def answer_elsewhere(work: RemoteTask, texts: Any, place: Place) -> tuple[Any, str]:
     """Answers a part in a worker, which creates the task once; returns the results and the worker's `probe`."""
     return answer(_made(work), texts, place), probe()
 
 
-def describe(work: Work) -> dict[str, str]:
+def describe(work: RemoteTask) -> dict[str, str]:
     """Creates the task in a worker, and identifies the worker; an "error" if that fails."""
     try:
         _made(work)
@@ -166,7 +166,7 @@ def describe(work: Work) -> dict[str, str]:
     return machine()
 
 
-def _made(work: Work) -> Task:
+def _made(work: RemoteTask) -> Task:
     key = _digest(asdict(work))
     with _making:
         if key not in _tasks:

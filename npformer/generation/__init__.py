@@ -23,7 +23,7 @@ from npformer.generation.state import PromptState, Seq2SeqState, State
 from npformer.runtime.packing import Text
 from npformer.taps import listen
 
-__all__ = ["Hypothesis", "Settings", "cross_attentions", "generate", "padded", "stream"]
+__all__ = ["Hypothesis", "Settings", "cross_attentions", "generate", "padded_targets", "stream"]
 
 TOGETHER = 256  # texts generated together: enough for fast products, with about 60 MB of logits
 KEPT = 1 << 28  # maximum numbers in their cached keys and values
@@ -136,7 +136,7 @@ def stream(model: BaseModel, source: Text, stopping: Stopping | None = None, **s
     return (int(tokens[0]) for _, tokens, _ in steps)
 
 
-def padded(hypotheses: Sequence[Hypothesis], start_id: int, pad_id: int | None = None) -> np.ndarray:
+def padded_targets(hypotheses: Sequence[Hypothesis], start_id: int, pad_id: int | None = None) -> np.ndarray:
     """Targets as in Transformers, (B, L): the start token first, shorter targets padded on the right."""
     width = max(len(each.ids) for each in hypotheses) + 1
     table = np.full((len(hypotheses), width), pad_id or 0)

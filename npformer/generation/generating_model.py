@@ -9,7 +9,7 @@ from npformer.base_model import BaseModel
 from npformer.common.errors import NpformerError
 from npformer.generation import Hypothesis, generate, stream
 from npformer.runtime.packing import Text
-from npformer.runtime.padding import as_padded, texts_of
+from npformer.runtime.padding import as_padded, unpadded
 
 
 class GeneratingModel(BaseModel):
@@ -34,4 +34,4 @@ class GeneratingModel(BaseModel):
         ids, mask, _ = as_padded(input_ids, attention_mask, None)
         if ids.ndim != 2:
             raise NpformerError(f"input_ids: expected (S,) or (B, S), got {ids.shape}")
-        return texts_of(ids, mask)
+        return unpadded(ids, mask)

@@ -13,7 +13,6 @@ from npformer.config import POOLED_HEADS, Config
 from npformer.golden.graph import CROSS, HEAD, parents, parted, stacks
 from npformer.golden.port import Port
 from npformer.interpret.study_inputs import row_read
-from npformer.masks import window_mask
 from npformer.runtime.packing import Text
 
 
@@ -149,7 +148,8 @@ class At:
         """The scores without a causal mask."""
         scores, config = self("attention.scores"), self.config
         if config.is_local(self.layer):
-            scores = np.where(window_mask(scores.shape[-1], config.window), scores, -np.inf)
+            places = np.arange(scores.shape[-1])
+            scores = np.where(np.abs(places[:, None] - places) <= config.window // 2, scores, -np.inf)
         return np.where(self.is_token(scores), scores, -1e9) if self._run.port.hides else scores
 
     def causal(self, scores: np.ndarray) -> np.ndarray:

@@ -26,7 +26,7 @@ def cut(config: Config, arrays: Mapping[str, Any], names: Mapping[str, str]) -> 
     known, found = fused_layers(config), dict[str, Any]()
     for name, value in arrays.items():
         number, slash, plain = name.partition("/") if name.partition("/")[0].isdecimal() else ("", "", name)
-        path, end = parted(names.get(name) or names.get(plain) or plain)
+        path, end = split_ending(names.get(name) or names.get(plain) or plain)
         shape = tuple(np.shape(value))
         axis = 0 if end == ".weight" and len(shape) == 2 and shape[0] > shape[1] else -1
         if path not in known or not shape or shape[axis] % 3:
@@ -36,7 +36,7 @@ def cut(config: Config, arrays: Mapping[str, Any], names: Mapping[str, str]) -> 
         for i, each in enumerate(QKV):
             part = slice(i * size, (i + 1) * size)
             found[f"{number}{slash}{known[path]}.{each}{end}"] = value[part] if axis == 0 else value[..., part]
-    return found, {theirs: ours for theirs, ours in names.items() if parted(ours)[0] not in known}
+    return found, {theirs: ours for theirs, ours in names.items() if split_ending(ours)[0] not in known}
 
 
 def fused_layers(config: Config) -> dict[str, str]:
@@ -46,18 +46,18 @@ def fused_layers(config: Config) -> dict[str, str]:
         ours = f"layers.{i}.attention"
         path = module_path(config, f"{ours}.query")
         if path is None and (source := places.get(f"{ours}.query.weight")):
-            path = parted(source.names[0])[0]
+            path = split_ending(source.names[0])[0]
         theirs = (path or f"{ours}.query").rpartition(".")[0]
         for parent in (ours, theirs, theirs.removeprefix(prefix)):
             known |= {f"{parent}.{each}": ours for each in FUSED}
     for name, source in places.items():
         if source.part is not None and source.part[1] == len(QKV):  # one tensor in the model's own files
-            theirs, ours = parted(source.names[0])[0], parted(name)[0].rpartition(".")[0]
+            theirs, ours = split_ending(source.names[0])[0], split_ending(name)[0].rpartition(".")[0]
             known |= dict.fromkeys((theirs, theirs.removeprefix(prefix)), ours)
     return known
 
 
-def parted(name: str) -> tuple[str, str]:
+def split_ending(name: str) -> tuple[str, str]:
     """A layer's name, and ".weight", ".bias" or nothing."""
     end = next((each for each in ENDS if name.endswith(each)), "")
     return name.removesuffix(end), end.replace("_", ".")

@@ -17,7 +17,7 @@ from npformer.common.errors import NpformerError
 from npformer.config import POOLED_HEADS
 from npformer.families import family_of
 from npformer.golden.format import Golden
-from npformer.golden.fused import fused_layers, parted
+from npformer.golden.fused import fused_layers, split_ending
 from npformer.golden.names import weight_names
 from npformer.golden.torch_attention import as_numpy, attention
 from npformer.interpret import stages as table
@@ -93,7 +93,7 @@ def stages_of(model: Any, golden: Golden, after_eval: bool = False) -> dict[str,
             module.training = training
     known, fused = weight_names(golden.config), fused_layers(golden.config)
     weights = model.state_dict().items()
-    return heard | {name: tensor for name, tensor in weights if name in known or parted(name)[0] in fused}
+    return heard | {name: tensor for name, tensor in weights if name in known or split_ending(name)[0] in fused}
 
 
 def _reads_last(golden: Golden) -> bool:
@@ -111,7 +111,7 @@ def _run(model: Any, golden: Golden, texts: list[Text], heard: dict[str, np.ndar
     """Fills `heard` with the stages of the texts in a batch."""
     import torch
 
-    ids, mask, token_type_ids = padded(texts, golden.config.pad_id or 0)
+    ids, mask, token_type_ids = padded_ids(texts, golden.config.pad_id or 0)
     given = {"input_ids": ids, "attention_mask": mask}
     if golden.config.n_token_types:
         given["token_type_ids"] = token_type_ids
@@ -121,7 +121,7 @@ def _run(model: Any, golden: Golden, texts: list[Text], heard: dict[str, np.ndar
         model(**{name: torch.from_numpy(array) for name, array in given.items()})
 
 
-def padded(texts: list[Text], padding: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def padded_ids(texts: list[Text], padding: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Returns ids, mask and token_type_ids (B, L), with the padding token after each text."""
     width = max(len(text) for text in texts)
     ids, mask, token_type_ids = (np.zeros((len(texts), width), np.int64) for _ in range(3))

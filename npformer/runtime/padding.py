@@ -1,6 +1,6 @@
 """Checks token ids from a caller: one sequence, a padded array with its mask, or a ragged list.
 
-`as_padded` converts these to one form, `texts_of` removes the padding, `padded` restores it in the outputs.
+`as_padded` converts these to one form, `unpadded` removes the padding, `padded` restores it in the outputs.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def _mask(attention_mask: Any, shape: tuple[int, ...]) -> np.ndarray:
     return mask.astype(bool)
 
 
-def texts_of(
+def unpadded(
     ids: np.ndarray, mask: np.ndarray, token_types: np.ndarray | None = None, uncounted: int | None = None
 ) -> list[Text]:
     """Converts ids (B, L) to texts without padding: the tokens where the mask is True, with their positions.

@@ -54,7 +54,7 @@ BACKLOG = 2048  # connections that the system queues until they are accepted
 
 
 @dataclass(frozen=True)
-class Settings:
+class ServerSettings:
     """The settings of a server, which are sent to its workers."""
 
     models: Sequence[str] | Mapping[str, str]
@@ -68,17 +68,17 @@ class Settings:
     api_key: str | None = field(default=None, repr=False)
     access_log: bool = False
 
-    def load(self) -> dict[str, Served]:
+    def loaded(self) -> dict[str, Served]:
         return serve_all(self.models, threads=self.threads, revision=self.revision, offline=self.offline)
 
 
-def run(settings: Settings) -> None:
+def run(settings: ServerSettings) -> None:
     """Serves until a signal stops it. Raises NpformerError if the address is taken or a model cannot be loaded."""
     _log_to_stderr()
     _allow_connections()
     with bound(settings.host, settings.port) as listening:
         if settings.workers == 1:
-            Server(settings, settings.load(), lambda: _announce(settings, listening)).serve_on(listening)
+            Server(settings, settings.loaded(), lambda: _announce(settings, listening)).serve_on(listening)
         else:
             Supervisor(settings, listening).run()
 
@@ -118,7 +118,7 @@ def bound(host: str, port: int) -> socket.socket:
     return made
 
 
-def _announce(settings: Settings, listening: socket.socket) -> None:
+def _announce(settings: ServerSettings, listening: socket.socket) -> None:
     host, port = listening.getsockname()[:2]
     host = f"[{host}]" if ":" in host else host
     names = ", ".join(Path(each).resolve().name if os.path.isdir(each) else each for each in settings.models)
@@ -128,7 +128,9 @@ def _announce(settings: Settings, listening: socket.socket) -> None:
 class Server(uvicorn.Server):  # type: ignore[misc, unused-ignore]
     """A uvicorn server that answers 503 while it shuts down, and then exits normally."""
 
-    def __init__(self, settings: Settings, models: dict[str, Served], ready: Any, is_worker: bool = False) -> None:
+    def __init__(
+        self, settings: ServerSettings, models: dict[str, Served], ready: Any, is_worker: bool = False
+    ) -> None:
         made = make(models, settings.limits, settings.api_key, settings.access_log)
         self.service: App = made.state.npformer
         self.ready = ready
@@ -181,7 +183,7 @@ class Server(uvicorn.Server):  # type: ignore[misc, unused-ignore]
 class Worker:
     """A worker process, and the pipe on which it reports that it is ready."""
 
-    def __init__(self, settings: Settings, listening: socket.socket) -> None:
+    def __init__(self, settings: ServerSettings, listening: socket.socket) -> None:
         processes = multiprocessing.get_context("spawn")  # a fork would copy locks held by other threads
         self.ready, theirs = processes.Pipe(duplex=False)
         self.process = processes.Process(target=work, args=(settings, listening, theirs), name="npformer-worker")
@@ -199,7 +201,7 @@ class Worker:
 class Supervisor:
     """Starts workers, replaces those that die, and passes signals on."""
 
-    def __init__(self, settings: Settings, listening: socket.socket) -> None:
+    def __init__(self, settings: ServerSettings, listening: socket.socket) -> None:
         self.listening = listening
         self.settings = settings
         self.signals: list[float] = []
@@ -223,7 +225,7 @@ class Supervisor:
     def _note(self, *_: Any) -> None:
         self.signals.append(time.monotonic())
 
-    def _watch(self, settings: Settings) -> None:
+    def _watch(self, settings: ServerSettings) -> None:
         announced = False
         while not self.signals:
             wait([worker.process.sentinel for worker in self.workers], timeout=POLL)
@@ -262,13 +264,13 @@ def _forget_gauges(pid: int | None) -> None:
     mark_process_dead(pid)
 
 
-def work(settings: Settings, listening: socket.socket, ready: Connection) -> None:
+def work(settings: ServerSettings, listening: socket.socket, ready: Connection) -> None:
     """A worker process: serves on the parent's socket, and stops when the parent dies."""
     _log_to_stderr()
     threading.Thread(target=_stop_with_parent, daemon=True).start()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
-        Server(settings, settings.load(), lambda: ready.send(True), is_worker=True).serve_on(listening)
+        Server(settings, settings.loaded(), lambda: ready.send(True), is_worker=True).serve_on(listening)
     except NpformerError as error:
         sys.exit(f"npformer: {error}")
 
@@ -283,11 +285,11 @@ def _stop_with_parent() -> None:
 # --- weights that are mapped -----------------------------------------------------------------------------------------
 
 
-def shared(settings: Settings, home: Path) -> Settings:
+def shared(settings: ServerSettings, home: Path) -> ServerSettings:
     """The settings of workers: models that cannot be mapped are converted into `home`, and the cores are divided."""
     threads = settings.threads or max(1, available_cores() // settings.workers)
     paths = []
-    for name, served in settings.load().items():
+    for name, served in settings.loaded().items():
         folder = served.model.folder
         assert folder is not None
         if not is_mapped(served.model.weights):

@@ -9,7 +9,7 @@ from typing import Any
 from npformer.common.checks import unknown
 from npformer.common.errors import NpformerError
 from npformer.tasks.options import Options, TaskKeywords
-from npformer.tasks.sentence_folder import Recipe
+from npformer.tasks.sentence_folder import EmbeddingRecipe
 from npformer.tasks.task import Task
 from npformer.text.inputs import Pair, as_text
 
@@ -40,7 +40,7 @@ class PromptedTask(Task):
     """A task on a sentence-transformers folder: its `recipe` has the prompts."""
 
     options_type = PromptOptions
-    recipe: Recipe
+    recipe: EmbeddingRecipe
 
     def settle(self, options: Any, given: Mapping[str, Any]) -> Any:
         settled: PromptOptions = super().settle(options, given)

@@ -1,6 +1,6 @@
 """Reads the settings of a sentence-transformers folder, whose modules turn a text into a vector.
 
-`sentence_embedding.py` and `sparse_embedding.py` apply a `Recipe`.
+`sentence_embedding.py` and `sparse_embedding.py` apply an `EmbeddingRecipe`.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Splade:
 
 
 @dataclass(frozen=True)
-class Recipe:
+class EmbeddingRecipe:
     """The settings of a sentence-transformers folder."""
 
     poolings: tuple[str, ...] = ("mean",)  # their vectors are concatenated
@@ -63,23 +63,23 @@ class Recipe:
     max_active_dims: int | None = None  # most nonzero weights of a sparse vector
 
 
-def recipe_of(model: Model) -> Recipe:
+def recipe_of(model: Model) -> EmbeddingRecipe:
     """Returns the settings of a model's sentence-transformers folder, or the defaults."""
-    return Recipe() if model.folder is None else read_recipe(home(model.folder), model.config.d_model)
+    return EmbeddingRecipe() if model.folder is None else read_recipe(home(model.folder), model.config.d_model)
 
 
-def read_recipe(folder: Path, width: int) -> Recipe:
+def read_recipe(folder: Path, width: int) -> EmbeddingRecipe:
     """Reads modules.json and the files it names. width: of the encoder's vectors.
 
     Raises NpformerError, with the file and the field, for unsupported modules, orders of modules or settings, and for
     a malformed file.
     """
     if is_cross_encoder(folder):
-        return Recipe()  # its modules and prompts belong to another task; sentence-transformers uses its defaults too
+        return EmbeddingRecipe()  # its modules belong to another task; sentence-transformers uses its defaults too
     modules = read_modules(folder)
     described = _described(folder / DESCRIPTION)
     if not modules and not (folder / MODULES).exists():
-        return Recipe(**described)
+        return EmbeddingRecipe(**described)
     kinds = [each.kind for each in modules]
     is_sparse = kinds[1:] == ["SpladePooling"]
     is_dense = kinds[1:2] == ["Pooling"] and set(kinds[2:]) <= set(KINDS)
@@ -100,7 +100,7 @@ def read_recipe(folder: Path, width: int) -> Recipe:
         if stored != width:
             raise NpformerError(f"{place}: embedding_dimension: expected {width}, the encoder's, got {shown(stored)}")
         more["steps"] = read_steps(folder, modules[2:], width * len(more["poolings"]))
-    return Recipe(**described, **more, **_encoder_settings(folder / modules[0].path))
+    return EmbeddingRecipe(**described, **more, **_encoder_settings(folder / modules[0].path))
 
 
 def _encoder_settings(folder: Path) -> dict[str, Any]:
@@ -137,15 +137,15 @@ def _described(path: Path) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def cross_encoder_recipe(folder: Path | None) -> tuple[Recipe, Any]:
+def cross_encoder_recipe(folder: Path | None) -> tuple[EmbeddingRecipe, Any]:
     """Reads config_sentence_transformers.json of a saved `CrossEncoder`: its prompts, and its activation_fn or None.
 
     The defaults for any other folder. The file counts only with modules.json and the model_type CrossEncoder.
     """
     if folder is None or not is_cross_encoder(home(folder)):
-        return Recipe(), None
+        return EmbeddingRecipe(), None
     path = home(folder) / DESCRIPTION
-    return Recipe(**_described(path)), _optional(path).get("activation_fn")
+    return EmbeddingRecipe(**_described(path)), _optional(path).get("activation_fn")
 
 
 def is_cross_encoder(folder: Path) -> bool:

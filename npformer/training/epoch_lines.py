@@ -7,7 +7,7 @@ from collections import deque
 from typing import TextIO
 
 from npformer.common.progress import Line, clock, hidden, width
-from npformer.training.run_folder import State
+from npformer.training.run_folder import TrainingState
 
 BAR = 10  # characters
 
@@ -24,7 +24,7 @@ class Progress:
         """Counts a finished step."""
         self._steps.append((tokens, seconds))
 
-    def show(self, epoch: int, epochs: int, state: State, per_epoch: int, total: int) -> None:
+    def show(self, epoch: int, epochs: int, state: TrainingState, per_epoch: int, total: int) -> None:
         """Writes the line, at most ten times a second, if the stream is a terminal."""
         if not self._line.stream.isatty() or (time.monotonic() - self._shown < 0.1 and state.step % per_epoch):
             return

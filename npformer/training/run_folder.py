@@ -28,7 +28,7 @@ LAST, BEST, STEP = "last.safetensors", "best.safetensors", "step-{}.safetensors"
 
 
 @dataclass
-class State:
+class TrainingState:
     """The state of a training run: steps done, sums over the current epoch, and a row of numbers per past epoch."""
 
     step: int = 0
@@ -70,14 +70,14 @@ class Checkpoints:
         """Creates and locks the folder, so that two runs cannot mix their checkpoints."""
         return nullcontext() if self.folder is None else in_use(self.folder)
 
-    def save(self, identity: str, state: State) -> None:
+    def save(self, identity: str, state: TrainingState) -> None:
         """Writes `last.safetensors`: the weights, Adam's moments and the state."""
         if self.folder is not None:
             arrays = {f"w.{name}": array for name, array in self.weights.flat.items()} | self.optimiser.state()
             metadata = {"format": FORMAT, "run": identity, "state": json.dumps(asdict(state))}
             save_arrays(place_in_folder(self.folder / LAST), arrays, metadata)
 
-    def resume(self, identity: str, state: State) -> None:
+    def resume(self, identity: str, state: TrainingState) -> None:
         """Reads weights, moments and state from `last.safetensors`, if it exists.
 
         Raises NpformerError if its `identity` differs.
@@ -93,7 +93,7 @@ class Checkpoints:
                 for name, array in self.weights.flat.items():
                     array[...] = _of_shape(arrays[f"w.{name}"], array)
                 self.optimiser.restore(arrays)
-                for name, value in asdict(State(**json.loads(metadata["state"]))).items():
+                for name, value in asdict(TrainingState(**json.loads(metadata["state"]))).items():
                     setattr(state, name, value)
             except (KeyError, ValueError, TypeError, IndexError, RecursionError) as error:
                 raise NpformerError(f"{path}: not a checkpoint saved by npformer: {error!s:.200}") from None

@@ -23,7 +23,7 @@ from npformer.training.dropout import Dropout
 from npformer.training.epoch_lines import Progress
 from npformer.training.losses import Objective
 from npformer.training.optimiser import Adam, clip_scale, global_norm
-from npformer.training.run_folder import BEST, STEP, Checkpoints, State, identity
+from npformer.training.run_folder import BEST, STEP, Checkpoints, TrainingState, identity
 from npformer.training.schedule import Schedule, constant, linear, noam
 from npformer.training.trainable import Trainable
 
@@ -154,7 +154,7 @@ class Trainer(Generic[E]):
         self.objective, self.weights, self.recipe, self.threads = objective, weights, recipe, threads
         self.folder = None if folder is None else Path(folder)
         self.save_every, self.progress = save_every, progress
-        self.state = State()
+        self.state = TrainingState()
         self.optimiser = Adam(weights.flat, recipe.betas, recipe.eps, recipe.weight_decay, recipe.lazy)
         self._checkpoints = Checkpoints(self.folder, weights, self.optimiser)
 

@@ -80,15 +80,3 @@ def ramp(colours: Ramp, position: float) -> tuple[int, int, int]:
 def channels(colour: str) -> tuple[int, int, int]:
     """Converts `#rrggbb` to three integers."""
     return int(colour[1:3], 16), int(colour[3:5], 16), int(colour[5:7], 16)
-
-
-def luminance(colour: str) -> float:
-    """Relative luminance of WCAG 2.2, 0 for black and 1 for white."""
-    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in (v / 255 for v in channels(colour))]
-    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
-
-
-def contrast(one: str, other: str) -> float:
-    """Contrast ratio of WCAG 2.2, 1 to 21."""
-    high, low = sorted((luminance(one), luminance(other)), reverse=True)
-    return (high + 0.05) / (low + 0.05)

@@ -20,7 +20,7 @@ from npformer.view.logit_view import logit
 from npformer.view.model_view import model
 from npformer.view.neuron_view import neurons
 from npformer.view.pack import Packed
-from npformer.view.stage_view import NUMBERS, StageView, stages, texts_of
+from npformer.view.stage_view import NUMBERS, StageView, shown_texts, stages
 
 LOOKS = 3  # heads that the answer names
 
@@ -97,7 +97,7 @@ def _views(
         first,
         model(recorded),
         neurons(recorded, layer=layer or 0, head=head or 0),
-        replace(walk, texts=texts_of(text, walk.sides), numbers=numbers),
+        replace(walk, texts=shown_texts(text, walk.sides), numbers=numbers),
         attribution(source, text, methods=methods, progress=progress),
     ]
     if not is_arrays(source):

@@ -28,7 +28,7 @@ SIZES = (4096, 3072, 2048, 1536, 1024, 768, 512, 384, 256, 192, 128, 96, 64, 48,
 
 
 @dataclass(frozen=True, eq=False)
-class Step:
+class ShownStage:
     """One stage: its array, formula, function, and names in other libraries."""
 
     name: str
@@ -154,7 +154,7 @@ def stages(
         raise NpformerError(
             f"stages: labels: expected {np.shape(arrays['logits'])[-1]}, one per logit, got {len(named)}"
         )
-    return StageView(texts_of(text, both), both, steps, ids, named, _outcome(arrays, named))
+    return StageView(shown_texts(text, both), both, steps, ids, named, _outcome(arrays, named))
 
 
 def _numbers(ids: Any, side: Side) -> tuple[int, ...]:
@@ -162,7 +162,7 @@ def _numbers(ids: Any, side: Side) -> tuple[int, ...]:
     return tuple(map(int, ids)) if np.shape(ids) == (len(side.tokens),) else ()
 
 
-def _step(name: str, array: np.ndarray, source: Any, formulas: Mapping[str, str]) -> Step:
+def _step(name: str, array: np.ndarray, source: Any, formulas: Mapping[str, str]) -> ShownStage:
     from npformer.interpret.summary import summary  # imports the checkpoint families, which only this view needs
 
     # a trace has the model's config, which determines the activation and the other libraries' names
@@ -171,10 +171,10 @@ def _step(name: str, array: np.ndarray, source: Any, formulas: Mapping[str, str]
     elsewhere = ", ".join(f"{library}: {path}" for library, path in names.items() if path)
     head = getattr(getattr(source, "config", None), "head", "")
     of_tokens = array.ndim == 1 and (name.split(".")[-1].startswith(("start_", "end_")) or head == "replaced-token")
-    return Step(name, array, formulas.get(name, known.formula), known.function, elsewhere, of_tokens)
+    return ShownStage(name, array, formulas.get(name, known.formula), known.function, elsewhere, of_tokens)
 
 
-def texts_of(text: Any, both: Sides) -> tuple[str, ...]:
+def shown_texts(text: Any, both: Sides) -> tuple[str, ...]:
     """Returns the original text or pair, or else the words of its tokens."""
     from npformer.text.inputs import as_text_or_pair
 
@@ -199,7 +199,7 @@ class StageView(View):
 
     texts: tuple[str, ...]
     sides: Sides
-    steps: tuple[Step, ...]
+    steps: tuple[ShownStage, ...]
     ids: Mapping[str, tuple[int, ...]]
     labels: tuple[str, ...] = ()
     outcome: Outcome | None = None
@@ -264,7 +264,7 @@ class StageView(View):
             "notes": self._notes(),
         }  # fmt: skip
 
-    def _step_meta(self, number: int, step: Step) -> dict[str, Any]:
+    def _step_meta(self, number: int, step: ShownStage) -> dict[str, Any]:
         array = np.atleast_2d(step.array)
         finite = array[np.isfinite(array)].astype(np.float64)
         decimals = step.decimals()

@@ -14,7 +14,7 @@ from safetensors.numpy import load_file
 
 from npformer.common.errors import NpformerError
 from npformer.functions import log_softmax, softmax
-from npformer.generation import Hypothesis, padded
+from npformer.generation import Hypothesis, padded_targets
 from npformer.generation.logits import Projection, top
 from npformer.generation.processors import narrow
 from npformer.generation.settings import Settings
@@ -68,7 +68,7 @@ def test_all_sources_token_for_token(case: str, name: str) -> None:
     settings, expected = cases.SETTINGS[name], golden()[f"{case}/{name}/ids"]
     model = golden_model(case)
     found = generated(model, case, **settings)
-    ids = padded(
+    ids = padded_targets(
         [each for hypotheses in found for each in hypotheses], model.config.decoder.start_id, model.config.pad_id
     )
     assert (expected[:, ids.shape[1] :] == model.config.pad_id).all()
@@ -212,7 +212,7 @@ def test_scores_come_where_they_are_asked_for() -> None:
 
 def test_padded_is_what_transformers_returns() -> None:
     config = golden_model("marian-small").config
-    table = padded(
+    table = padded_targets(
         [Hypothesis(np.array([5, 0])), Hypothesis(np.array([6, 7, 8, 0]))], config.decoder.start_id, config.pad_id
     )
     assert table.tolist() == [[119, 5, 0, 119, 119], [119, 6, 7, 8, 0]]

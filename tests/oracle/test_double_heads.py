@@ -12,7 +12,7 @@ from transformers import GPT2Config, GPT2DoubleHeadsModel
 
 import npformer
 from npformer.checkpoint import load_folder
-from npformer.runtime.padding import texts_of
+from npformer.runtime.padding import unpadded
 from npformer.tape import Recording
 from npformer.taps import listen
 from npformer.transformer import backward, forward, packed
@@ -86,7 +86,7 @@ def test_the_gradients_of_choices_are_torchs(tmp_path: Path) -> None:
     """Of the sum of all choices' logits, each times a random number."""
     folder, (ids, mask, _), model = folder_of(tmp_path), choices(), theirs(tmp_path)
     config, tree = load_folder(folder, np.float64, "multiple-choice")
-    batch = packed(config, texts_of(ids.reshape(4, 9), mask.reshape(4, 9).astype(bool)))
+    batch = packed(config, unpadded(ids.reshape(4, 9), mask.reshape(4, 9).astype(bool)))
     recording, grad = Recording(), np.random.default_rng(1).standard_normal((4, 1))
     with listen(recording):
         forward(tree, config, batch)

@@ -21,7 +21,7 @@ from npformer.config import POOLED_HEADS, Config
 from npformer.families import encoders, family_of
 from npformer.functions import SparseRows
 from npformer.model import Model
-from npformer.runtime.padding import texts_of
+from npformer.runtime.padding import unpadded
 from npformer.tape import Recording
 from npformer.taps import listen
 from npformer.training.losses import Example, HeadLoss
@@ -161,7 +161,7 @@ def test_gradients_are_torchs(family: str, head: str, tmp_path: Path) -> None:
     config, tree = load_folder(folder, np.float64)
     mask = arrays["attention_mask"].reshape(-1, arrays["attention_mask"].shape[-1]).astype(bool)
     types = arrays["token_type_ids"].reshape(mask.shape) if "token_type_ids" in arrays else None
-    batch = packed(config, texts_of(arrays["input_ids"].reshape(mask.shape), mask, types, config.uncounted))
+    batch = packed(config, unpadded(arrays["input_ids"].reshape(mask.shape), mask, types, config.uncounted))
     recording = Recording()
     with listen(recording):
         ours = forward(tree, config, batch)
@@ -187,7 +187,7 @@ def test_the_loss_of_the_next_tokens_and_its_gradients_are_torchs(family: str, t
     labels = np.where(mask, arrays["input_ids"], -100)
     labels[0, 3:9] = -100
     wanted = np.concatenate([labels[:, 1:], np.full_like(labels[:, :1], -100)], axis=1)
-    texts = texts_of(arrays["input_ids"], mask, None, config.uncounted)
+    texts = unpadded(arrays["input_ids"], mask, None, config.uncounted)
     objective = HeadLoss(config)
     examples = [Example(*each) for each in zip(texts, (w[m] for w, m in zip(wanted, mask, strict=True)), strict=True)]
     # A gap hides the token before a target, whose logits Transformers reads nevertheless.

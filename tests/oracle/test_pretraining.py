@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 
 import npformer
 from npformer.checkpoint import load_folder
-from npformer.runtime.padding import texts_of
+from npformer.runtime.padding import unpadded
 from npformer.tape import Recording
 from npformer.taps import listen
 from npformer.training.losses import Example, HeadLoss
@@ -94,7 +94,7 @@ def test_each_head_s_gradients_are_torch_s(family: str, head: str, tmp_path: Pat
     folder, arrays = folder_of(tmp_path / "model", family), given()
     model, mask = theirs(folder), arrays["attention_mask"].astype(bool)
     config, tree = load_folder(folder, np.float64, head)
-    batch = packed(config, texts_of(arrays["input_ids"], mask, arrays["token_type_ids"], config.uncounted))
+    batch = packed(config, unpadded(arrays["input_ids"], mask, arrays["token_type_ids"], config.uncounted))
     recording = Recording()
     with listen(recording):
         logits = forward(tree, config, batch)["logits"]
@@ -112,7 +112,7 @@ def test_the_loss_of_replaced_tokens_and_its_gradients_are_torch_s(tmp_path: Pat
     model, mask = theirs(folder), arrays["attention_mask"].astype(bool)
     labels = np.random.default_rng(1).integers(0, 2, mask.shape)
     config, tree = load_folder(folder, np.float64)
-    texts = texts_of(arrays["input_ids"], mask, arrays["token_type_ids"], config.uncounted)
+    texts = unpadded(arrays["input_ids"], mask, arrays["token_type_ids"], config.uncounted)
     examples = [Example(text, row[kept]) for text, row, kept in zip(texts, labels, mask, strict=True)]
     with in_double():
         answer = model(**tensors(arrays), labels=torch.from_numpy(labels))

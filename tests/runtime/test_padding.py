@@ -11,7 +11,7 @@ from tokenizers.models import WordLevel
 
 from npformer.common.errors import NpformerError
 from npformer.runtime.packing import Text
-from npformer.runtime.padding import as_padded, check_texts, padded, texts_of
+from npformer.runtime.padding import as_padded, check_texts, padded, unpadded
 
 ENCODING = Tokenizer(WordLevel({"a": 0}, "a")).encode("a a")
 
@@ -90,11 +90,11 @@ def test_errors_name_the_argument_and_what_came(given_: tuple, words: list[str])
 
 def test_texts_without_padding_and_back() -> None:
     ids, mask = np.array([[5, 6, 0], [0, 7, 8]]), np.array([[True, True, False], [False, True, True]])
-    texts = texts_of(ids, mask, ids + 1)
+    texts = unpadded(ids, mask, ids + 1)
     assert [text.ids.tolist() for text in texts] == [[5, 6], [7, 8]]
     assert [text.positions.tolist() for text in texts if text.positions is not None] == [[0, 1], [1, 2]]
     assert [text.token_type_ids.tolist() for text in texts if text.token_type_ids is not None] == [[6, 7], [8, 9]]
-    assert [text.token_type_ids for text in texts_of(ids, mask)] == [None, None]
+    assert [text.token_type_ids for text in unpadded(ids, mask)] == [None, None]
     assert np.array_equal(padded([text.ids for text in texts], mask), ids)
 
 

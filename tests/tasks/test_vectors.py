@@ -14,7 +14,7 @@ from npformer.runtime.packing import Text
 from npformer.tasks import pipeline
 from npformer.tasks.fill_mask import word_logits
 from npformer.tasks.pooling import POOLINGS
-from npformer.tasks.sentence_folder import Recipe, read_recipe
+from npformer.tasks.sentence_folder import EmbeddingRecipe, read_recipe
 from npformer.tasks.task import without_head
 from tests.golden.make_tasks import write_sentence_folder
 from tests.support import tiny
@@ -117,7 +117,7 @@ def test_an_embedding_heeds_its_folder_s_length_case_and_prompt(folder):
 
 def test_an_embedding_without_modules_is_the_mean(folder):
     embed = pipeline("sentence-embedding", folder)
-    assert embed.recipe == Recipe()
+    assert embed.recipe == EmbeddingRecipe()
     rows = embed.model(embed.model.tokenizer.encode("ice").ids).last_hidden_state[0]
     assert np.array_equal(embed("ice"), rows.mean(axis=0))
 

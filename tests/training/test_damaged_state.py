@@ -15,7 +15,7 @@ from npformer.checkpoint.archive import load_arrays, save_arrays
 from npformer.golden import compare, load
 from npformer.training import HeadLoss, Trainable, Trainer
 from npformer.training.optimiser import Adam
-from npformer.training.run_folder import State
+from npformer.training.run_folder import TrainingState
 from tests.fuzz import corpus, records
 
 
@@ -30,7 +30,7 @@ from tests.fuzz import corpus, records
 )  # fmt: skip
 def test_a_state_of_other_types_is_refused(field: dict[str, Any]) -> None:
     with pytest.raises(npformer.NpformerError, match=next(iter(field))):
-        State(**field)
+        TrainingState(**field)
 
 
 @pytest.mark.parametrize(
