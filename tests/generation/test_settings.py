@@ -94,8 +94,8 @@ def test_an_older_name_for_the_first_forced_token_counts(tmp_path: Path) -> None
         ({"exponential_decay_length_penalty": (5, 0)}, "exponential_decay_length_penalty: expected a number from"),
         (
             {"force_words_ids": [[5]]},
-            "force_words_ids: a list is not supported: Transformers 5 has moved this search to a repository of its own, "
-            "transformers-community/constrained-beam-search; bad_words_ids, .*; leave it out",
+            "force_words_ids: a list is not supported: Transformers 5 has moved this search to the repository "
+            "transformers-community/constrained-beam-search; use bad_words_ids, .*; leave it out",
         ),
         ({"diversity_penalty": 0.5}, "0.5 is not supported: .*transformers-community/group-beam-search; leave it out"),
         ({"stop_strings": "a"}, "stop_strings: 'a' is not supported: the text-generation task has it"),

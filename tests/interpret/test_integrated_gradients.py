@@ -310,7 +310,7 @@ def test_methods_are_those_asked_for() -> None:
         assert [each.name for each in view.attribution(model, TEXT, methods=asked).methods] == names
     with pytest.raises(NpformerError, match=r"methods: expected one of leave-one-out, gradient, .*, got 'lime'"):
         view.attribution(model, TEXT, methods="lime")
-    with pytest.raises(NpformerError, match="integrated: not to be had of this"):
+    with pytest.raises(NpformerError, match="integrated: not available for this input"):
         view.attribution(tiny.model("bert", "masked-lm"), TEXT, methods="integrated")
 
 
