@@ -173,12 +173,12 @@ def decoder(
     return stack(x, _rows(lengths, source, source_lengths), weights)
 
 
-def decoder_layer_of(n_heads: int, activation: Activation, norm: LayerNorm, norm_first: bool) -> Layer:
+def decoder_layer_of(n_heads: int, activation: Activation, norm: LayerNorm, norm_first: bool, d_ffn: int = 0) -> Layer:
     """A decoder layer: causal self-attention, cross-attention, and the feed-forward network."""
     blocks = (
         ("attention", Attention(n_heads, (Causal(),))),
         ("cross_attention", CrossAttention(n_heads)),
-        ("ffn", FeedForward(activation)),
+        ("ffn", FeedForward(activation, d_ffn)),
     )
     return Layer(blocks, norm, norm_first)
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from npformer import group
 from npformer.direction import Direction
 from npformer.functions import (
     embedding,
@@ -20,6 +21,7 @@ from npformer.functions import (
     linear,
     linear_backward,
 )
+from npformer.group import Group
 from npformer.multi_head import Linear
 from npformer.norms import LayerNorm
 from npformer.runtime.packing import Batch
@@ -174,12 +176,25 @@ class Embeddings:
     scale : float, of the tokens' rows
     first_position : int, row of the position table for a text's first token
     padding_idx : int, a token whose row is not trained, optional
+    n_tokens, n_positions, n_token_types : int, rows of the tables
+    width : int, of the tables
     """
 
     eps: float = 1e-12
     scale: float = 1.0
     first_position: int = 0
     padding_idx: int | None = None
+    n_tokens: int = 0
+    n_positions: int = 0
+    n_token_types: int = 0
+    width: int = 0
+
+    def groups(self, d_model: int) -> dict[str, Group]:
+        """The groups of weights that embeddings may have."""
+        rows = {"token": self.n_tokens, "position": self.n_positions, "segment": self.n_token_types}
+        found = {name: group.table(count, self.width) for name, count in rows.items()}
+        found |= {"norm": group.norm(self.width), "project": group.linear(self.width, d_model)}
+        return group.within("embeddings", found)
 
     def __call__(self, ids: np.ndarray, batch: Batch, weights: Mapping[str, Any]) -> np.ndarray:
         positions = batch.positions + self.first_position

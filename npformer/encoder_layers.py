@@ -121,7 +121,8 @@ def layer_of(
     norm: LayerNorm,
     norm_first: bool,
     mechanisms: tuple[Mechanism, ...] = (),
+    d_ffn: int = 0,
 ) -> Layer:
     """An encoder layer: attention, then the feed-forward network."""
-    feed: Block = Gated(activation) if gated else FeedForward(activation)
+    feed: Block = Gated(activation, d_ffn) if gated else FeedForward(activation, d_ffn)
     return Layer((("attention", Attention(n_heads, mechanisms)), ("ffn", feed)), norm, norm_first)

@@ -12,9 +12,11 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from npformer import group
 from npformer.activations import BACKWARDS, gelu
 from npformer.blocks.block import Activation
 from npformer.functions import layer_norm, layer_norm_backward, linear, linear_backward
+from npformer.group import Group
 from npformer.multi_head import Linear
 from npformer.norms import LayerNorm
 from npformer.runtime.packing import split_rows
@@ -186,6 +188,9 @@ class Pooler:
 
     output: ClassVar[str] = "pooled"
 
+    def groups(self, d_model: int) -> dict[str, Group]:
+        return {"pooler": group.linear(d_model, d_model)}
+
     def __call__(self, read: np.ndarray, weights: Weights) -> np.ndarray:
         return pool(read, self.activation, **weights["pooler"])
 
@@ -208,13 +213,18 @@ class Transform:
     activation : function such as `gelu`
     norm : LayerNorm
     of_texts : bool, the rows are one of each text
+    width : int, of its output, for the shapes of the weights
     """
 
     activation: Activation
     norm: LayerNorm
     of_texts: bool = False
+    width: int = 0
 
     output: ClassVar[str] = "head.norm"
+
+    def groups(self, d_model: int) -> dict[str, Group]:
+        return {"head.hidden": group.linear(d_model, self.width), "head.norm": group.norm(self.width)}
 
     def __call__(self, read: np.ndarray, weights: Weights) -> np.ndarray:
         rows, head = tap("pooled", read) if self.of_texts else read, weights["head"]
@@ -242,11 +252,19 @@ class Head(ABC):
     below : Pooler or Transform before the last layer, optional
     of_texts : bool, it reads one row of each text, not every token's
     means : bool, that row is the mean of the text's rows
+    n_outputs : int, columns of the last layer, for the shapes of the weights
     """
 
     below: Pooler | Transform | None = None
     of_texts: bool = False
     means: bool = False
+    n_outputs: int = 0
+
+    def groups(self, d_model: int) -> dict[str, Group]:
+        """The groups of weights."""
+        below = {} if self.below is None else self.below.groups(d_model)
+        width = self.below.width if isinstance(self.below, Transform) else d_model
+        return {**below, "head.output": group.linear(width, self.n_outputs)}
 
     def __call__(self, x: np.ndarray, read: np.ndarray, weights: Weights) -> Answers:
         """The answers by name, from the last layer (T, D) and the row that is read of each text (B, D)."""
@@ -326,6 +344,9 @@ class ReplacedTokens(Head):
 
     activation: Activation = gelu
 
+    def groups(self, d_model: int) -> dict[str, Group]:
+        return {"head.hidden": group.linear(d_model, d_model), **super().groups(d_model)}
+
     def _answer(self, rows: np.ndarray, **head: Any) -> Answers:
         return {"logits": replaced_tokens(rows, self.activation, **head)}
 
@@ -351,6 +372,10 @@ class HiddenStates:
 
     of_texts: ClassVar[bool] = False
     means: ClassVar[bool] = False
+
+    def groups(self, d_model: int) -> dict[str, Group]:
+        """The groups of weights that a model without a head may have above its layers."""
+        return self.pooler.groups(d_model)
 
     def __call__(self, x: np.ndarray, read: np.ndarray, weights: Weights) -> Answers:
         answers = {"last_hidden_state": x}

@@ -13,10 +13,12 @@ from typing import Any
 
 import numpy as np
 
+from npformer import group
 from npformer.blocks.attention import Attention
 from npformer.blocks.block import Backward, Block, Shared
 from npformer.blocks.rows import Rows
 from npformer.direction import Direction
+from npformer.group import Group
 from npformer.mechanisms.mechanism import Mechanism
 from npformer.mechanisms.placed import add_up
 from npformer.norms import LayerNorm
@@ -97,6 +99,13 @@ class Layer:
             if not self.norm_first and (norm := weights.get(f"{name}_norm")) is not None:
                 self.norm.pull(direction, f"{at}{name}_norm", f"{at}{name}_residual", **norm)
             found[name] = block.pull(direction, f"{at}{name}.", **weights[name])
+        return found
+
+    def groups(self, d_model: int) -> dict[str, Group]:
+        """The groups of weights that the layer may have."""
+        found = dict[str, Group]()
+        for name, block in self.blocks:
+            found |= group.within(name, block.groups(d_model)) | {f"{name}_norm": group.norm(d_model)}
         return found
 
     def stages(self, weights: Mapping[str, Any]) -> list[Stage]:
@@ -200,6 +209,15 @@ class Stack:
             after = self.after_first.pull(direction, at, weights) if i == 0 and self.after_first is not None else {}
             found.append(layer.pull(direction, f"{at}layers.{i}.", weights["layers"][i]) | after)
         return found[::-1]
+
+    def groups(self, d_model: int) -> dict[str, Group]:
+        """The groups of weights that the stack may have."""
+        found = {} if self.after_first is None else self.after_first.groups(d_model)
+        for mechanism in self.mechanisms:
+            found |= mechanism.groups(d_model)
+        for i, layer in enumerate(self.layers):
+            found |= group.within(f"layers.{i}", layer.groups(d_model))
+        return found | {"norm": group.norm(d_model)}
 
     def stages(self, weights: Mapping[str, Any], x: str) -> list[Stage]:
         """The stack's stages in firing order, of which the first are computed from stage x."""

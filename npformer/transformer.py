@@ -112,7 +112,7 @@ def encode_backward(
 def head_stack(config: Config, weights: Mapping[str, Any]) -> tuple[Stack, str, Mapping[str, Any]]:
     """The stack that the head reads, the beginning of its stages' names, and its weights."""
     if config.decoder:
-        return decoder_stack(config), "decoder.", weights["decoder"]
+        return _decoder(config)[1], "decoder.", weights["decoder"]
     return parts_of(config).stack, "", weights
 
 
@@ -163,8 +163,8 @@ def _stacks_backward(
     return {"encoder": d_encoder, "decoder": d_decoder}
 
 
-def decoder_stack(config: Config) -> Stack:
-    """The layers of a decoder that reads a source."""
+def _decoder(config: Config) -> tuple[Embeddings, Stack]:
+    """The embeddings and layers of a decoder that reads a source."""
     decoder = parts_of(config).decoder
     assert decoder is not None
     return decoder
@@ -172,7 +172,7 @@ def decoder_stack(config: Config) -> Stack:
 
 def last_decoded(stages: Stages, weights: Mapping[str, Any], config: Config) -> np.ndarray:
     """The decoder's last layer in a recording, (T, D)."""
-    return stages.within("decoder")[decoder_stack(config).output(weights["decoder"])]
+    return stages.within("decoder")[_decoder(config)[1].output(weights["decoder"])]
 
 
 def reread(weights: Mapping[str, Any], config: Config, batch: Batch) -> dict[str, np.ndarray]:
@@ -218,10 +218,11 @@ def decode_target(
 ) -> np.ndarray:
     """The decoder's last layer, (T, D). caches: each layer's keys and values of earlier rows and of the source."""
     ids, lengths, weights = tap("ids", target.ids), tap("lengths", target.lengths), weights["decoder"]
+    embeddings, stack = _decoder(config)
     with scope("decoder"):
-        x = parts_of(config).embeddings(ids, target, weights)
+        x = embeddings(ids, target, weights)
         rows = Rows(lengths, target, source=source, source_lengths=source_lengths, caches=caches)
-        return decoder_stack(config)(x, rows, weights)
+        return stack(x, rows, weights)
 
 
 def decode_target_backward(
@@ -234,10 +235,10 @@ def decode_target_backward(
     source_lengths: np.ndarray,
 ) -> tuple[np.ndarray, dict[str, Any]]:
     """Backward of `decode_target`: dsource (S, D) and the gradients of the decoder's weights."""
-    stages, weights, embeddings = stages.within("decoder"), weights["decoder"], parts_of(config).embeddings
+    stages, weights, (embeddings, stack) = stages.within("decoder"), weights["decoder"], _decoder(config)
     rows = Rows(target.lengths, target, source=source, source_lengths=source_lengths)
     x = stages[embeddings.output(weights)]
-    grad, tree, shared = decoder_stack(config).backward(grad, stages, x, rows, weights)
+    grad, tree, shared = stack.backward(grad, stages, x, rows, weights)
     return shared[SOURCE]["rows"], {"embeddings": embeddings.backward(grad, stages, target, weights), **tree}
 
 
@@ -251,7 +252,7 @@ def stages(weights: Mapping[str, Any], config: Config) -> list[Stage]:
         found = _stages_of(parts.stack, weights)
     else:
         encoder = within("encoder", _stages_of(parts.stack, weights["encoder"]), {}, hooks=None)
-        decoder = _stages_of(parts.decoder, weights["decoder"])
+        decoder = _stages_of(parts.decoder[1], weights["decoder"])
         found = [*encoder, *within("decoder", decoder, {SOURCE: encoder[-1].name}, hooks=None)]
     return [*found, *parts.head.stages(found[-1].name, weights)]
 

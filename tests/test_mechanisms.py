@@ -11,6 +11,7 @@ from npformer import NpformerError
 from npformer.checkpoint.tree import flatten, unflatten
 from npformer.families import FAMILIES, parts_of
 from npformer.functions import SparseRows
+from npformer.group import Group, linear, table
 from npformer.interpret.traces import trace
 from npformer.mechanisms import Causal, Mechanism, Placed, Rotary, Window
 from npformer.mechanisms.distances import at_distances
@@ -223,3 +224,23 @@ def test_a_choice_that_no_part_of_the_family_computes_is_an_error(family: str, c
     [name, *_] = chosen
     with pytest.raises(NpformerError, match=rf"{name}=.*: a {family} model has no"):
         parts_of(tiny.config(family, "base", **chosen))
+
+
+class Weighted(Mechanism):
+    """A mechanism with a table that all layers share, and a projection in each."""
+
+    def groups(self, d_model: int) -> dict[str, Group]:
+        return {"slopes": table(7, 4)}
+
+    def projections(self, d_model: int) -> dict[str, Group]:
+        return {"slope": linear(d_model, 3)}
+
+
+def test_a_mechanism_brings_its_weights() -> None:
+    config = tiny.config("bert", "base")
+    own = FAMILIES["bert"].weights(config, "base")
+    found = with_mechanisms("bert", "weighted", lambda config, i: (Weighted(),) * i).weights(config, "base")
+    assert {name: found[name] for name in found.keys() - own.keys()} == {
+        "slopes": Group((7, 4)),
+        "layers.1.attention.slope": Group((32, 3), 3, is_linear=True),
+    }

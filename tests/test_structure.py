@@ -28,6 +28,7 @@ ORDER = (
         "common",
         "taps",
         "stage",
+        "group",
         "direction",
         "runtime",
     ),

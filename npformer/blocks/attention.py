@@ -12,6 +12,7 @@ from npformer.blocks import attention_mistakes, cross_attention_mistakes
 from npformer.blocks.block import Around, Backward, Block
 from npformer.blocks.rows import Rows
 from npformer.direction import Direction
+from npformer.group import Group, linear
 from npformer.mechanisms.mechanism import Mechanism
 from npformer.multi_head import (
     attending,
@@ -22,6 +23,7 @@ from npformer.multi_head import (
 from npformer.stage import INPUT, SOURCE, Stage
 from npformer.tape import Stages
 
+PROJECTIONS = ("query", "key", "value", "output")
 EVERY_KEY = np.ones(1, bool)  # the mask of cross-attention: a row may attend to its whole source
 
 
@@ -52,6 +54,12 @@ class Attention(Block):
             grad, stages, x, rows.lengths, self.n_heads, rows.attending, placed, **weights
         )
         return dx, grads, grads.pop("mechanisms", {})
+
+    def groups(self, d_model: int) -> dict[str, Group]:
+        found = dict.fromkeys(PROJECTIONS, linear(d_model, d_model))
+        for each in self.mechanisms:
+            found |= each.projections(d_model)
+        return found
 
     @property
     def stages(self) -> list[Stage]:
@@ -86,6 +94,9 @@ class CrossAttention(Block):
             grad, stages, x, rows.lengths, *self._source(rows), self.n_heads, **weights
         )
         return dx, grads, {SOURCE: {"rows": dsource}}
+
+    def groups(self, d_model: int) -> dict[str, Group]:
+        return dict.fromkeys(PROJECTIONS, linear(d_model, d_model))
 
     @property
     def stages(self) -> list[Stage]:

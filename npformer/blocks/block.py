@@ -11,6 +11,7 @@ import numpy as np
 from npformer.blocks.rows import Rows
 from npformer.common.mistake import Mistake
 from npformer.direction import Direction
+from npformer.group import Group
 from npformer.mechanisms.mechanism import Sums
 from npformer.stage import Stage
 from npformer.tape import Stages
@@ -52,6 +53,10 @@ class Block(ABC):
 
         at: the beginning of the names of the block's stages.
         """
+
+    @abstractmethod
+    def groups(self, d_model: int) -> dict[str, Group]:
+        """The groups of weights that the block may have, by name; "" is the block's own."""
 
     @property
     @abstractmethod

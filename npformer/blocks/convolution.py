@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from npformer import group
 from npformer.activations import ACTIVATIONS, BACKWARDS
 from npformer.blocks.activation_mistakes import other_activations
 from npformer.blocks.block import Activation, Around, Backward, Block
@@ -17,6 +18,7 @@ from npformer.blocks.rows import Rows
 from npformer.common.mistake import Mistake, Rules, Ways
 from npformer.direction import Direction
 from npformer.functions import linear, linear_backward
+from npformer.group import Group
 from npformer.norms import standard
 from npformer.runtime.threads import all_gather
 from npformer.stage import EMBEDDED, Stage
@@ -31,9 +33,11 @@ class Convolution(Block):
     Parameters
     ----------
     activation : function such as `gelu`
+    width : int, rows that it reads, for the shape of the weights
     """
 
     activation: Activation
+    width: int = 0
 
     around = Around("Z of layer 0", "activation", "", "")
 
@@ -57,6 +61,9 @@ class Convolution(Block):
         near = direction.places[direction.row] + np.arange(len(of_rows)) - len(of_rows) // 2
         added: np.ndarray = ((near[:, None] == direction.places) * (of_rows @ rows.T)).sum(axis=0)
         return added
+
+    def groups(self, d_model: int) -> dict[str, Group]:
+        return {"": group.linear(self.width * d_model, d_model)}
 
     @property
     def stages(self) -> list[Stage]:

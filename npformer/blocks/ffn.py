@@ -10,12 +10,14 @@ from typing import Any
 
 import numpy as np
 
+from npformer import group
 from npformer.activations import BACKWARDS
 from npformer.blocks import activation_mistakes
 from npformer.blocks.block import Activation, Around, Backward, Block, Linear
 from npformer.blocks.rows import Rows
 from npformer.direction import Direction
 from npformer.functions import linear, linear_backward
+from npformer.group import Group
 from npformer.stage import INPUT, Stage
 from npformer.tape import Stages
 from npformer.taps import spare, tap
@@ -28,9 +30,11 @@ class FeedForward(Block):
     Parameters
     ----------
     activation : function such as `gelu`
+    d_ffn : int, hidden units, for the shapes of the weights
     """
 
     activation: Activation
+    d_ffn: int = 0
 
     around = Around("Y", "B", "Z", "M", "hook_resid_post", "hook_normalized_resid_post")
     mistakes = activation_mistakes.MISTAKES
@@ -45,6 +49,9 @@ class FeedForward(Block):
     def pull(self, direction: Direction, at: str, **weights: Any) -> np.ndarray:
         bias = direction.add_bias(f"{at}output", weights["output"])
         return np.array(direction.u @ direction.at(f"{at}output") - bias)
+
+    def groups(self, d_model: int) -> dict[str, Group]:
+        return {"hidden": group.linear(d_model, self.d_ffn), "output": group.linear(self.d_ffn, d_model)}
 
     @property
     def stages(self) -> list[Stage]:

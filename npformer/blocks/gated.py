@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from npformer import group
 from npformer.activations import ACTIVATIONS, BACKWARDS
 from npformer.blocks import activation_mistakes
 from npformer.blocks.block import Activation, Backward, Block, Linear
@@ -18,6 +19,7 @@ from npformer.blocks.rows import Rows
 from npformer.common.mistake import Mistake, Ways
 from npformer.direction import Direction
 from npformer.functions import linear, linear_backward, linears
+from npformer.group import Group
 from npformer.stage import INPUT, Stage
 from npformer.tape import Stages
 from npformer.taps import spare, tap
@@ -30,9 +32,11 @@ class Gated(Block):
     Parameters
     ----------
     activation : function such as `gelu`
+    d_ffn : int, hidden units, for the shapes of the weights
     """
 
     activation: Activation
+    d_ffn: int = 0
 
     around = FeedForward.around
 
@@ -45,6 +49,10 @@ class Gated(Block):
 
     def pull(self, direction: Direction, at: str, **weights: Any) -> np.ndarray:
         return FeedForward(self.activation).pull(direction, at, **weights)
+
+    def groups(self, d_model: int) -> dict[str, Group]:
+        inner = group.linear(d_model, self.d_ffn)
+        return {"hidden": inner, "gate": inner, "output": group.linear(self.d_ffn, d_model)}
 
     @property
     def stages(self) -> list[Stage]:

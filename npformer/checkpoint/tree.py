@@ -1,6 +1,6 @@
 """Converts between a model's nested dict of weights and the flat tensors of a file.
 
-`GROUPS` lists the arrays of a model; `families/` maps them to names in a family's files; `read.py` reads the files.
+A model's parts declare its arrays; `families/` maps them to names in a family's files; `read.py` reads the files.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from npformer.checkpoint.storage import (
     place,
 )
 from npformer.common.errors import NpformerError, warn
-from npformer.config import Config, Decoder
+from npformer.config import Config
 from npformer.embeddings import sinusoidal_positions
 from npformer.families import Source, family_of
 
@@ -30,34 +30,6 @@ Tree = dict[str, Any]  # nested dicts of arrays; "layers" is a list
 PARAMETER_DTYPES: tuple[np.dtype[Any], ...] = (np.dtype(np.float32), np.dtype(np.float64))
 _MOST_LISTED = 12
 
-ATTENTION = ("distance_key", "distance_query", "query", "key", "value", "output")
-#: Every group of a stack or a head: the shapes of its weight and bias ("": none) in letters. V, P, S are the tables'
-#: rows and E their width, R and N (heads) those of relative biases, T the rows of the table of distances; D is the
-#: model's width, K D-wide rows of a convolution, F the hidden units, C the outputs, H what a head's projection reads.
-#: Two letters together ("DF") are a linear weight, (in, out); two separate letters ("V E") are a table, as in torch.
-GROUPS = {
-    "embeddings.token": ("V E", ""),
-    "embeddings.position": ("P E", ""),
-    "embeddings.segment": ("S E", ""),
-    "embeddings.norm": ("E", "E"),
-    "embeddings.project": ("ED", "D"),
-    "relative_bias": ("R N", ""),
-    "distances": ("T D", ""),
-    "distances_norm": ("D", "D"),
-    "convolution": ("KD", "D"),
-    "convolution_norm": ("D", "D"),
-    **{f"attention.{name}": ("DD", "D") for name in ATTENTION},
-    "attention_norm": ("D", "D"),
-    "ffn.hidden": ("DF", "F"),
-    "ffn.gate": ("DF", "F"),
-    "ffn.output": ("FD", "D"),
-    "ffn_norm": ("D", "D"),
-    "norm": ("D", "D"),
-    "pooler": ("DD", "D"),
-    "head.hidden": ("DH", "H"),
-    "head.norm": ("H", "H"),
-    "head.output": ("HC", "C"),
-}
 TOKENS, PROJECTION = "embeddings.token.weight", "head.output.weight"
 
 
@@ -73,38 +45,13 @@ class Parameter(NamedTuple):
 def parameters(config: Config, head: str | None = None) -> dict[str, Parameter]:
     """npformer's flat name of every array of a model -> its `Parameter`, in forward order. head: another head."""
     result, family = {}, family_of(config)
+    shapes = family.weights(config, head or config.head)
     for group in family.groups(config, head or config.head):
-        sizes = _sizes(config, group)
-        for name, letters in zip(("weight", "bias"), GROUPS[_kind(group)], strict=True):
-            if letters and (name == "weight" or family.has_bias(config, group, head or config.head)):
-                shape = tuple(sizes[letter] for letter in letters if letter != " ")
-                result[f"{group}.{name}"] = Parameter(group, name, shape, len(letters) == 2)
+        shape, bias, is_linear = shapes[group]
+        result[f"{group}.weight"] = Parameter(group, "weight", shape, is_linear)
+        if bias is not None and family.has_bias(config, group, head or config.head):
+            result[f"{group}.bias"] = Parameter(group, "bias", (bias,), False)
     return result
-
-
-def _kind(group: str) -> str:
-    """A group's key in `GROUPS`: without stack and layer; cross-attention has the key of attention."""
-    parts = [part for part in group.split(".") if not part.isdigit() and part not in ("encoder", "decoder", "layers")]
-    kind = ".".join(parts).removeprefix("cross_")
-    return kind if kind in GROUPS else f"attention.{kind}"
-
-
-def _sizes(config: Config, group: str) -> dict[str, int]:
-    stack: Config | Decoder = config.decoder if group.startswith("decoder.") or not config.n_layers else config
-    return {
-        "V": stack.vocab_size,
-        "P": config.n_positions,
-        "S": config.n_token_types,
-        "E": config.table_width,
-        "R": config.relative_buckets,
-        "N": stack.n_heads,
-        "T": config.n_distances,
-        "D": config.d_model,
-        "K": config.convolution * config.d_model,
-        "F": stack.d_ffn,
-        "C": config.n_outputs,
-        "H": config.table_width if config.head in ("masked-lm", "causal-lm") else config.d_model,
-    }
 
 
 def ties(config: Config) -> dict[str, str]:

@@ -10,6 +10,7 @@ from npformer.common import checks
 from npformer.common.errors import NpformerError
 from npformer.config import LABELLED, MOST, Config
 from npformer.families.building import embeddings_of, head_of, stack_of
+from npformer.group import Group
 from npformer.layers import Stack
 from npformer.parts import Parts
 
@@ -167,6 +168,10 @@ class Family:
     def build(self, config: Config, head: str) -> Parts:
         """The parts of a model with this head."""
         return Parts(embeddings_of(config), self.stack(config), head_of(config, head, self.head_groups(head)))
+
+    def weights(self, config: Config, head: str) -> dict[str, Group]:
+        """The groups of weights that a model with this head may have, with their shapes."""
+        return self.build(config, head).groups(config.d_model)
 
     def stack(self, config: Config) -> Stack:
         """The layers of an encoder, or of a decoder on its own: BERT's unless a family overrides it."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Container, Sequence
+from dataclasses import replace
 
 from npformer.activations import ACTIVATIONS
 from npformer.config import POOLED_HEADS, Config
@@ -17,9 +18,10 @@ from npformer.norms import LayerNorm
 
 
 def embeddings_of(config: Config) -> Embeddings:
-    """The embeddings of each stack."""
+    """The embeddings of an encoder."""
     scale = math.sqrt(config.d_model) if config.scale_embedding else 1.0
-    return Embeddings(config.eps, scale, config.first_position, config.padding_idx)
+    rows = (config.vocab_size, config.n_positions, config.n_token_types)
+    return Embeddings(config.eps, scale, config.first_position, config.padding_idx, *rows, config.table_width)
 
 
 def stack_of(
@@ -35,15 +37,17 @@ def stack_of(
     """
     norm, activation = LayerNorm(config.eps), ACTIVATIONS[config.activation]
     each = mechanisms or [(Causal(),) if config.causal else ()] * config.n_layers
-    layers = [layer_of(config.n_heads, activation, gated, norm, config.norm_first, of_layer) for of_layer in each]
+    choices = config.n_heads, activation, gated, norm, config.norm_first
+    layers = [layer_of(*choices, of_layer, config.d_ffn) for of_layer in each]
     return Stack(tuple(layers), norm, after_first)
 
 
-def decoder_of(config: Config) -> Stack:
-    """The layers of a decoder that reads a source."""
+def decoder_of(config: Config) -> tuple[Embeddings, Stack]:
+    """The embeddings and layers of a decoder that reads a source."""
     norm, activation = LayerNorm(config.eps), ACTIVATIONS[config.activation]
-    layer = decoder_layer_of(config.decoder.n_heads, activation, norm, config.norm_first)
-    return Stack((layer,) * config.decoder.n_layers, norm)
+    layer = decoder_layer_of(config.decoder.n_heads, activation, norm, config.norm_first, config.decoder.d_ffn)
+    embeddings = replace(embeddings_of(config), n_tokens=config.decoder.vocab_size)
+    return embeddings, Stack((layer,) * config.decoder.n_layers, norm)
 
 
 def head_of(config: Config, head: str, groups: Container[str]) -> Head | HiddenStates:
@@ -53,8 +57,13 @@ def head_of(config: Config, head: str, groups: Container[str]) -> Head | HiddenS
         return HiddenStates(pooler)
     below: Pooler | Transform | None = pooler if "pooler" in groups else None
     if "head.norm" in groups:
-        below = Transform(ACTIVATIONS[config.below_head], LayerNorm(config.eps), of_texts)
+        below = Transform(ACTIVATIONS[config.below_head], LayerNorm(config.eps), of_texts, _width(config, head))
     if head == "replaced-token":
-        return ReplacedTokens(activation=ACTIVATIONS[config.below_head])
+        return ReplacedTokens(n_outputs=config.n_outputs, activation=ACTIVATIONS[config.below_head])
     kind = Spans if head == "question-answering" else Logits
-    return kind(below, of_texts, of_texts and config.pooling == "mean")
+    return kind(below, of_texts, of_texts and config.pooling == "mean", config.n_outputs)
+
+
+def _width(config: Config, head: str) -> int:
+    """The width of the last layer's input: that of the token table in a head of words."""
+    return config.table_width if head in ("masked-lm", "causal-lm") else config.d_model

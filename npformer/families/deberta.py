@@ -77,7 +77,7 @@ class Deberta(EncoderTable):
         distances = Disentangled(config.n_distances, config.max_distance, config.eps, config.distance_forms)
         convolution = None
         if config.convolution:
-            block = Convolution(ACTIVATIONS[config.convolution_activation])
+            block = Convolution(ACTIVATIONS[config.convolution_activation], config.convolution)
             convolution = Layer((("convolution", block),), LayerNorm(config.eps))
         return stack_of(config, [(distances,)] * config.n_layers, after_first=convolution)
 

@@ -17,7 +17,8 @@ class Mpnet(EncoderTable):
     """The table, with relative biases."""
 
     def stack(self, config: Config) -> Stack:
-        return stack_of(config, [(RelativeBias(config.max_length),)] * config.n_layers)
+        bias = RelativeBias(config.max_length, config.relative_buckets, config.n_heads)
+        return stack_of(config, [(bias,)] * config.n_layers)
 
 
 MPNET = Mpnet(

@@ -12,6 +12,7 @@ from typing import Any
 from npformer.config import Config
 from npformer.families.base import Family
 from npformer.families.building import decoder_of
+from npformer.group import Group
 from npformer.parts import Parts
 
 _PROJECTIONS = ("query", "key", "value", "output")
@@ -22,7 +23,23 @@ class Transformer(Family):
 
     def build(self, config: Config, head: str) -> Parts:
         parts = super().build(config, head)
-        return replace(parts, decoder=decoder_of(config)) if config.decoder else parts
+        if config.decoder and config.n_layers:
+            return replace(parts, decoder=decoder_of(config))
+        embeddings, stack = decoder_of(config) if config.decoder else (parts.embeddings, parts.stack)
+        return replace(parts, embeddings=embeddings, stack=stack)
+
+    def weights(self, config: Config, head: str) -> dict[str, Group]:
+        """Those of torch's single layers and attention are not in a stack."""
+        if not config.torch_class.endswith(("Layer", "Attention")):
+            return super().weights(config, head)
+        one = config if config.n_layers or config.decoder else replace(config, n_layers=1)
+        parts = self.build(one, head)
+        (_, attention), *_ = parts.stack.layers[0].blocks
+        return {
+            **parts.groups(config.d_model),
+            **attention.groups(config.d_model),
+            **parts.stack.layers[0].groups(config.d_model),
+        }
 
     def groups(self, config: Config, head: str) -> list[str]:
         return [*_groups(config), *self.head_groups(head)]

@@ -12,8 +12,10 @@ from typing import Any
 
 import numpy as np
 
+from npformer import group
 from npformer.common.mistake import Mistake, Ways
 from npformer.functions import embedding_backward, layer_norm, layer_norm_backward, linear, linear_backward
+from npformer.group import Group
 from npformer.mechanisms.distances import of_all
 from npformer.mechanisms.mechanism import Linear, Mechanism, Sums
 from npformer.runtime.packing import Batch
@@ -56,6 +58,12 @@ class Disentangled(Mechanism):
     def n_buckets(self) -> int:
         """Buckets of each sign; distance 0 has the row of this number in the whole table."""
         return self.n_rows // 2
+
+    def groups(self, d_model: int) -> dict[str, Group]:
+        return {"distances": group.table(self.n_rows, d_model), "distances_norm": group.norm(d_model)}
+
+    def projections(self, d_model: int) -> dict[str, Group]:
+        return {f"distance_{form}": group.linear(d_model, d_model) for form in self.forms}
 
     def begin(self, weights: Mapping[str, Any], batch: Batch) -> Disentangled:
         farthest = batch.farthest

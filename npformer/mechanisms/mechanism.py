@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Self
 import numpy as np
 
 from npformer.common.mistake import Mistake
+from npformer.group import Group
 from npformer.runtime.packing import Batch
 from npformer.stage import Stage
 from npformer.tape import Stages
@@ -35,6 +36,16 @@ class Mechanism:
     def products(self) -> int:
         """Products that a score is the sum of; it is divided by sqrt(products * K)."""
         return 1
+
+    # --- weights ---
+
+    def groups(self, d_model: int) -> dict[str, Group]:
+        """The groups of weights in the stack, which all layers share."""
+        return {}
+
+    def projections(self, d_model: int) -> dict[str, Group]:
+        """The groups of weights in each layer's attention."""
+        return {}
 
     # --- once a forward, and once a layer ---
 

@@ -15,6 +15,7 @@ import numpy as np
 from npformer.common.errors import NpformerError
 from npformer.common.mistake import Mistake, Rules
 from npformer.functions import SparseRows, embedding, embedding_backward
+from npformer.group import Group, table
 from npformer.mechanisms.distances import at_distances, at_distances_backward
 from npformer.mechanisms.mechanism import Mechanism, Sums
 from npformer.runtime.packing import Batch
@@ -30,11 +31,17 @@ class RelativeBias(Mechanism):
     Parameters
     ----------
     max_length : int, tokens of the longest text
+    n_buckets, n_heads : int, rows and columns of the table
     bias : (H, 2 M - 1) array, in column M - 1 + d the term of a score with a key at distance d
     """
 
     max_length: int
+    n_buckets: int
+    n_heads: int
     bias: np.ndarray = field(default_factory=lambda: np.zeros((0, 1)), compare=False)
+
+    def groups(self, d_model: int) -> dict[str, Group]:
+        return {"relative_bias": table(self.n_buckets, self.n_heads)}
 
     def begin(self, weights: Mapping[str, Any], batch: Batch) -> RelativeBias:
         return replace(self, bias=relative_bias(**weights["relative_bias"], max_length=self.max_length))
