@@ -1,7 +1,7 @@
-"""Attribution of a result to words, by two measures without gradients.
+"""Attribution of a result to words by two measures without gradients.
 
 Leaving a word out runs the model again without it. Attention roll-out follows attention back through the layers: it
-shows where information could flow, not its effect on a label. `integrated_gradients.py` has the measures by gradients,
+shows where information could flow, not its effect on a label. `integrated_gradients.py` has the gradient measures,
 `view/attribution_view.py` draws all of them.
 """
 
@@ -21,10 +21,10 @@ from npformer.interpret.stacks import Stack
 from npformer.taps import listening
 from npformer.text.words import text_words, word_spans, word_text
 
-TOKENS = 16_384  # tokens that run at once, between two steps of a progress bar: shards for every core
-BATCH = 1024  # tokens of a forward whose stages are edited
+TOKENS = 16_384  # tokens between two steps of a progress bar: enough for all cores
+BATCH = 1024  # tokens of an edited forward
 ODDS = "the log-odds of"
-Pieces = tuple[tuple[str, int | None], ...]  # a text cut into words with their numbers, and the parts between (None)
+Pieces = tuple[tuple[str, int | None], ...]  # words of a text with their numbers, and the parts between (None)
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,11 +48,11 @@ class Method:
 class Target:
     """The number that an attribution explains: the log-odds of a label or of the next word, log p / (1 - p).
 
-    Log-odds do not saturate as a probability near 1 does. With two labels they are the difference of the logits; with
-    independent labels they are the logit itself. For a regression the output takes their place.
+    Log-odds do not saturate near probability 1. With two labels they are the difference of the logits, with independent
+    labels the logit itself. A regression has its output instead.
     """
 
-    what: str  # "the log-odds of POSITIVE", to put into a sentence
+    what: str  # part of a sentence: "the log-odds of POSITIVE"
     label: int
     alone: bool  # whether the target is the logit itself, independent of the other labels
     is_next: bool = False  # whether the label is the word after the text, which the logits of its last token answer
@@ -67,7 +67,7 @@ class Target:
         return logits[:, self.label] if self.alone else log_odds(logits, self.label)
 
     def gradient(self, logits: np.ndarray) -> np.ndarray:
-        """Returns the derivative of `of` by the logits, (B, C): 1 for the label, -softmax of the others for these."""
+        """Returns the derivative of `of` by the logits, (B, C): 1 for the label, -softmax over the others."""
         grad = np.zeros(logits.shape)
         if not self.alone:
             others = [i for i in range(logits.shape[1]) if i != self.label]
@@ -116,12 +116,12 @@ def leave_one_out(model: Any, given: Any, label: str | int | None, progress: boo
     texts = (part,) if isinstance(part, str) else part
     spans = [(i, first, end) for i, text in enumerate(texts) for first, end in text_words(text)]
     if not spans:
-        raise NpformerError(f"attribution: expected a text with words in it, got {given!r:.80}")
+        raise NpformerError(f"attribution: expected a text with at least one word, got {given!r:.80}")
     without = [[t[:a] + t[b:] if i == j else t for j, t in enumerate(texts)] for i, a, b in spans]
     logits = _logits(model, [each[0] if len(each) == 1 else Pair(*each) for each in (texts, *without)], progress)
     explained = target(model, label, logits[0])
     odds = explained.of(logits)
-    about = f"{explained.what} on the whole text ({odds[0]:z.4f}), less {'those' if explained.is_odds else 'that'}"
+    about = f"{explained.what} on the whole text ({odds[0]:z.4f}) minus {'those' if explained.is_odds else 'that'}"
     about = f"{about[0].upper()}{about[1:]} without the word."
     beside = None
     if explained.is_odds:
@@ -145,7 +145,7 @@ def _logits(model: Any, texts: Sequence[Any], progress: bool) -> np.ndarray:
 
 
 def _cut(texts: Sequence[str]) -> tuple[Pieces, ...]:
-    """Cuts each text into its words, numbered over all texts, and the parts between them."""
+    """Splits each text into its words, numbered over all texts, and the parts between them."""
     cut, number = [], 0
     for text in texts:
         pieces: list[tuple[str, int | None]] = []
@@ -160,7 +160,7 @@ def _cut(texts: Sequence[str]) -> tuple[Pieces, ...]:
 def roll_out(stack: Stack, token: int) -> Method:
     """Computes the share of each word in the output at `token`: row `token` of A_n ... A_2 A_1, A = (mean W + I) / 2.
 
-    A layer counts half as attention (the mean over its heads), half as the residual. Abnar and Zuidema, 2020,
+    A layer is half attention (the mean over its heads), half residual. Abnar and Zuidema, 2020,
     "Quantifying Attention Flow in Transformers", section 3.
     """
     shares = np.eye(len(stack.keys.tokens))
@@ -169,15 +169,15 @@ def roll_out(stack: Stack, token: int) -> Method:
         shares = (mean + np.eye(len(mean))) / 2 @ shares
     name = stack.queries.tokens[token]
     about = f"Share of each word in the output at {name}: attention averaged over heads, multiplied through the layers"
-    about += ", half of each layer the residual. It knows nothing of the label."
+    about += ", with half of each layer for the residual. It does not depend on the label."
     return on_tokens("Attention roll-out", about, stack.keys.tokens, shares[token], signed=False)
 
 
 def on_logit(found: Any) -> Method:
-    """Makes a measure of a `LogitAttribution`: what each word adds to the logit, over all layers."""
+    """Makes a measure of a `LogitAttribution`: the contribution of each word over all layers."""
     layer, head = np.unravel_index(np.abs(found.heads.sum(axis=-1)).argmax(), found.heads.shape[:2])
     about = (
-        f"What each word adds to {found.what} ({found.logit:z.4f}), with the layer norms held: through the heads that"
+        f"Contribution of each word to {found.what} ({found.logit:z.4f}), with layer norms held: through the heads that"
     )
     about += f" read it for token {found.position}, and that token also through its own row. Biases add"
     about += f" {sum(found.biases.values()):z.4f}. The largest head is head {head} of layer {layer}, with"
@@ -186,11 +186,11 @@ def on_logit(found: Any) -> Method:
 
 
 def given_scores(name: str, tokens: Sequence[str], scores: Any) -> Method:
-    """Wraps scores that a caller computed, one for each token, as a measure called `name`."""
+    """Wraps a caller's scores, one for each token, as a measure named `name`."""
     array = np.asarray(scores, np.float64)
     if array.shape != (len(tokens),) or not np.isfinite(array).all():
-        raise NpformerError(f"attribution: scores {name!r}: expected {len(tokens)} finite numbers, one a token")
-    about = "One score for each token, as handed in; a word has the sum of its pieces."
+        raise NpformerError(f"attribution: scores {name!r}: expected {len(tokens)} finite numbers, one per token")
+    about = "One given score for each token; a word has the sum of its pieces."
     return on_tokens(name, about, tokens, array, signed=bool((array < 0).any()))
 
 

@@ -2,9 +2,9 @@
 
     with edit({"layers.2.attention.weights": fn}): model(...)      edit(ablate_head(2, 5))
 
-An edit gets the array that a trace shows: a stage of one text, without a batch axis. `traces.py` records the result.
+An edit gets the same array as a trace: a stage of one text, without a batch axis. `traces.py` records the result.
 A gradient taken inside `edit` is the gradient of the edited forward. It needs the derivative of every change on its
-way; `Differentiable` states one.
+path; `Differentiable` provides one.
 """
 
 from __future__ import annotations
@@ -38,15 +38,14 @@ def edit(*changes: Mapping[str, Change]) -> Iterator[None]:
     ----------
     *changes : mappings from a stage's name, or a pattern with `*`, to a change
         A change is a function of one text's array (and, with a second argument, of the stage's name), an array, or a
-        list with one array for each text. Several changes of one stage are made one after another, in the order given.
+        list with one array for each text. Several changes of one stage apply in the order given.
         The name may also be TransformerLens's hook or the path of Hugging Face's module.
 
     Raises
     ------
     NpformerError
-        If a change gives another shape, or a name has not fired by the end of the block. Also if a gradient passes
-        through a function whose derivative is unknown: give a `Differentiable`. The gradient of a stage that an array
-        replaces is 0.
+        If a change gives another shape, a name has not fired by the end of the block, or a gradient passes through a
+        function without a known derivative (use `Differentiable`). A stage replaced by an array has gradient 0.
 
     Examples
     --------
@@ -67,7 +66,7 @@ class Edits(Edit):
         for given in changes:
             _check_changes(given)
         self._changes = [pair for mapping in changes for pair in mapping.items()]
-        self._of: dict[str, list[Change]] = {}  # stage that has fired -> what is done to it
+        self._of: dict[str, list[Change]] = {}  # stage that has fired -> its changes
         self._texts = TextParts()
 
     def change(self, name: str, array: np.ndarray) -> tuple[np.ndarray, Pullback] | None:
@@ -94,7 +93,7 @@ class Edits(Edit):
         return join(parts), pullback
 
     def check(self) -> None:
-        """Raises NpformerError for a name or pattern that matched no stage."""
+        """Raises NpformerError for a name or pattern without a matching stage."""
         table.matching([pattern for pattern, _ in self._changes], list(self._of))
 
 
@@ -113,12 +112,12 @@ def _check_changes(changes: Any) -> None:
 
 
 def _told_the_name(change: Change, name: str) -> Change:
-    """Returns a change of an array alone: of a function with a second argument, the stage's name."""
+    """Returns a change as a function of the array only, with the stage's name bound if it takes a second argument."""
     if not callable(change) or isinstance(change, Differentiable):
         return change
     try:
         parameters = signature(change).parameters.values()
-    except ValueError:  # NumPy's own functions do not tell
+    except ValueError:  # NumPy's own functions have no signature
         return change
     needed = [each for each in parameters if each.default is each.empty and each.kind in (0, 1)]  # positional
     return (lambda array: change(array, name)) if len(needed) == 2 else change
@@ -136,7 +135,7 @@ def _changed(name: str, change: Change, number: int, array: np.ndarray) -> np.nd
     elif number < len(change):
         result = np.asarray(change[number])
     else:
-        raise NpformerError(f"edit of {name}: there are arrays for {len(change)} texts, and this is text {number}")
+        raise NpformerError(f"edit of {name}: expected an array for text {number}, got arrays for {len(change)} texts")
     if result.shape != array.shape or result.dtype.kind not in "fiub":
         came = f"{result.dtype} of shape {result.shape}"
         raise NpformerError(f"edit of {name}: expected an array of shape {array.shape}, got {came}")
@@ -152,7 +151,7 @@ def _pullback(name: str, change: Change, array: np.ndarray) -> Pullback:
 
     def unknown(grad: np.ndarray) -> np.ndarray:
         raise UnknownDerivative(
-            f"edit of {name}: expected a change whose derivative is known, as a gradient is taken through it, got "
+            f"edit of {name}: expected a change with a known derivative, because a gradient passes through it, got "
             f"{change!r:.80}; use an array, zero(), scale() and the like, or Differentiable(function, backward)"
         )
 
@@ -163,16 +162,16 @@ def _pullback(name: str, change: Change, array: np.ndarray) -> Pullback:
 
 
 def ablate_head(layer: int, head: int) -> dict[str, Change]:
-    """Leaves one head out: sets its context, its contribution to the layer, to zero."""
+    """Ablates one head: sets its context, its contribution to the layer, to zero."""
     return without_head(f"layers.{layer}.attention.context", head)
 
 
 def without_head(stage: str, head: int) -> dict[str, Change]:
-    """Leaves one head out of a stage of heads: `decoder.layers.0.cross_attention.context`."""
+    """Ablates one head of a stage with heads: `decoder.layers.0.cross_attention.context`."""
 
     def without(context: np.ndarray) -> np.ndarray:
         if not 0 <= head < len(context):
-            raise NpformerError(f"edit of {stage}: there is no head {head}; it has heads 0 ... {len(context) - 1}")
+            raise NpformerError(f"edit of {stage}: expected a head from 0 to {len(context) - 1}, got {head}")
         context[head] = 0
         return context
 
@@ -197,15 +196,15 @@ def _linear(function: Callable[[np.ndarray], np.ndarray]) -> Differentiable:
 def mean_ablate(name: str, reference: Trace) -> dict[str, Change]:
     """Replaces every row of the stages that match `name` by their mean row over all tokens of the trace `reference`.
 
-    A stage (T, D) has one mean row (D,), a stage (H, T, K) one for each head. Raises NpformerError for scores and
-    weights (H, T, T), whose rows have a different length in each text.
+    A stage (T, D) has one mean row (D,), a stage (H, T, K) one per head. Raises NpformerError for scores and weights
+    (H, T, T), whose rows differ in length from text to text.
     """
     changes: dict[str, Change] = {}
     for stage in table.matching(name, list(reference)):
         arrays = reference.texts(stage)
         kind = table.find(stage)
         if kind is not None and kind.shape == "(H, T, T)":
-            raise NpformerError(f"mean_ablate: {stage} is a map between tokens, with no mean token; freeze or zero it")
+            raise NpformerError(f"mean_ablate: {stage}: a map between tokens has no mean row; freeze or zero it")
         if arrays[0].ndim > 1:
             mean = np.concatenate(arrays, axis=-2).mean(axis=-2, keepdims=True)
         else:
@@ -227,8 +226,7 @@ def from_trace(
     """Replaces the stages that match `name` by those of the trace `source`: activation patching.
 
     `positions` limits the change to the rows of these tokens; in scores and weights (H, T, T) a row is a query. `heads`
-    limits it to these heads. Text i of the trace goes into text i of the forward; a trace of one text goes into every
-    text.
+    limits it to these heads. Text i of the trace replaces text i of the forward; a trace of one text replaces all.
     """
     changes: dict[str, Change] = {}
     for stage in table.matching(name, list(source)):
@@ -248,7 +246,7 @@ Numbers = int | Sequence[int] | None
 
 def _at(stage: str, arrays: list[np.ndarray], positions: Numbers, heads: Numbers) -> Change:
     if len(arrays) != 1:
-        raise NpformerError(f"{stage}: positions are those of one text; this trace has {len(arrays)}")
+        raise NpformerError(f"{stage}: positions: expected a trace of one text, got {len(arrays)}")
     (source,) = arrays
 
     def patched(array: np.ndarray) -> np.ndarray:

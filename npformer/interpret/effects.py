@@ -1,6 +1,6 @@
 """`Effects`: a table of signed numbers with named rows and columns, as text, and in a notebook as a heat map.
 
-`patching.py` measures effects, `direct_attribution.py` what a logit is the sum of.
+`patching.py` measures effects, `direct_attribution.py` the parts of a logit.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ FOR, AGAINST = "210,113,27", "44,123,189"  # orange and blue, as in the views
 class Effects:
     """A table of changes or contributions: `values` (rows, columns), and the names of the rows and columns.
 
-    A cell that is not a number is empty. `title` says what the numbers are. `plain`: names of columns that the heat map
-    leaves uncoloured, because they are of another size, such as sums.
+    NaN cells are empty. `title` describes the numbers. `plain`: columns without colour in the heat map, because their
+    scale differs, such as sums.
     """
 
     values: np.ndarray
@@ -51,7 +51,7 @@ class Effects:
         return "\n\n".join(blocks)
 
     def _repr_html_(self) -> str:
-        """A heat map: orange raises the number, blue lowers it; the deepest colour is the largest cell."""
+        """A heat map: orange for increases, blue for decreases; the largest cell has the deepest colour."""
         coloured = [column not in self.plain for column in self.columns]
         sizes = np.abs(self.values[:, coloured])
         largest = float(np.nanmax(sizes, initial=0.0)) or 1.0

@@ -21,15 +21,15 @@ from npformer.transformer import unread
 
 Gradients = Mapping[
     str, list[np.ndarray]
-]  # stage -> its gradient, for each run of equal lengths where it fires in runs
+]  # stage -> its gradient, one for each run of equal lengths if it fires in runs
 
 
 def differentiate(
     model: BaseModel, inputs: Sequence[Any], metric: Any, position: int | None
 ) -> tuple[list[dict[str, np.ndarray]], Gradients]:
-    """Runs a model: each text's answers, and the gradients of the texts' metrics by each stage. True: the own answer's.
+    """Runs a model: each text's answers, and the gradients of its metric by each stage. True: the model's own answer.
 
-    No stage of one text has an effect on another's metric, so that the gradient of their sum has each text's own.
+    Stages of one text do not affect another text's metric, so the gradient of the sum holds each text's own.
     Inside `npformer.edit` the gradients are those of the edited forward, by the stages after their edits.
     """
     wanted = None if metric is True else metric
@@ -41,7 +41,7 @@ def differentiate(
         slopes = metric_of(model, wanted, position, each, text, "grads").gradient(each)
         found.append({name: _fitting(name, slopes.get(name), array) for name, array in each.items()})
         if odd := sorted(slopes.keys() - each.keys()):
-            raise NpformerError(f"grads: gradient of {odd[0]!r}: the answers are {', '.join(each)}")
+            raise NpformerError(f"grads: gradient of {odd[0]!r}: expected one of the answers {', '.join(each)}")
     grads = {name: _joined(model.config.head, name, [each[name] for each in found]) for name in answers[0]}
     with constant_weights(), model.cores(1):
         model.backward(grads, recording.stages, inputs)
@@ -49,7 +49,7 @@ def differentiate(
 
 
 def _fitting(name: str, grad: np.ndarray | None, answer: np.ndarray) -> np.ndarray:
-    """Returns a gradient in its answer's type, zeros for None."""
+    """Returns a gradient in its answer's dtype; zeros for None."""
     if grad is None:
         return np.zeros_like(answer)
     if grad.shape != answer.shape:
@@ -58,6 +58,6 @@ def _fitting(name: str, grad: np.ndarray | None, answer: np.ndarray) -> np.ndarr
 
 
 def _joined(head: str, name: str, arrays: list[np.ndarray]) -> np.ndarray:
-    """Packs an answer of several texts as the forward computed it: a row for each text, or for each token."""
+    """Packs an answer of several texts as in the forward: a row per text or per token."""
     of_text = name == "pooler_output" or (name == "logits" and head in POOLED_HEADS)
     return np.stack(arrays) if of_text else np.concatenate(arrays)

@@ -3,8 +3,8 @@
 Both differentiate the log-odds of the label (`attribution.Target`) by the embeddings' output, the input of the first
 layer, as Captum's tutorial on BERT does with LayerIntegratedGradients on `model.bert.embeddings`. They run the model's
 forward and backward with an edit of that stage, `Inputs`. Inside `npformer.edit` the gradients are those of the edited
-forward. Where a decoder reads the text again, a token is read twice, one place later by the decoder: the arrays of
-embeddings are (2, T, D), and a token's score is the sum of both. The start token, which stands first, is read once.
+forward. An encoder-decoder reads each token twice, one position later in the decoder: the arrays of embeddings are
+(2, T, D), and a token's score is the sum of both. The decoder's start token is read once.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from npformer.taps import listen, listening
 from npformer.transformer import backward, forward, packed, unread
 
 METHODS = ("gradient", "integrated")
-TOKENS = 1024  # tokens in one forward and backward: more would only need more memory
-FRAME = ("[CLS]", "[SEP]", "<s>", "</s>")  # tokens around every text, which a baseline keeps
+TOKENS = 1024  # tokens in one forward and backward; more need memory without a gain in speed
+FRAME = ("[CLS]", "[SEP]", "<s>", "</s>")  # tokens around every text, kept by a baseline
 STAND_INS = ("[MASK]", "<mask>", "[PAD]", "<pad>", "<|endoftext|>")
 
 
 class Inputs(Edit):
-    """Replaces stages by `rows` (None: leaves them) and keeps the gradients with respect to them."""
+    """Replaces stages by `rows` (None: keeps them) and stores their gradients."""
 
     def __init__(self, stages: Sequence[str], rows: np.ndarray | None = None) -> None:
         self.stages = stages
@@ -82,7 +82,7 @@ def by_gradients(
     methods: Sequence[str] = METHODS,
     progress: bool = False,
 ) -> list[Method]:
-    """Computes gradient times input and integrated gradients of a text (L,) with these `tokens`, or one of them.
+    """Computes gradient times input, integrated gradients or both, for a text (L,) with these `tokens`.
 
     `label` is as in `attribution.target`; the integral is a sum over `steps` points.
     """
@@ -100,7 +100,7 @@ def by_gradients(
 
 
 def slope(model: Model, texts: Sequence[Text], explained: Target, rows: np.ndarray | None = None) -> Slope:
-    """Computes the target of `texts` and its gradient at their embeddings, or at `rows` in place of these."""
+    """Computes the target of `texts` and its gradient at their embeddings, or at `rows` instead."""
     inputs, batch = Inputs(_stages(model), rows), packed(model.config, texts)
     logits, stages = _recorded(model, batch, inputs)
     asked = explained.rows(batch.lengths)
@@ -112,7 +112,7 @@ def slope(model: Model, texts: Sequence[Text], explained: Target, rows: np.ndarr
 
 
 def _recorded(model: Model, batch: Batch, inputs: Inputs) -> tuple[np.ndarray, Stages]:
-    """Runs a forward: its logits and its stages. Another listener, such as an edit, gets every stage whole."""
+    """Runs a forward: its logits and stages. Another listener, such as an edit, gets every stage whole."""
     recording, whole = Recording(unread(model.weights, model.config)), listening()
     with listen(inputs), listen(recording):
         logits = forward(model.weights, model.config, batch, whole)["logits"]
@@ -131,7 +131,7 @@ def _embeddings(stages: Stages, inputs: Inputs) -> np.ndarray:
 
 
 def _by_token(rows: np.ndarray, gradient: np.ndarray) -> np.ndarray:
-    """rows . gradient of each token, added up where a decoder reads it again one place later, after the start token."""
+    """rows . gradient of each token, summed over encoder and decoder, which reads it one position later."""
     scores = np.einsum("...d,...d->...", rows, gradient, dtype=np.float64)
     if scores.ndim == 1:
         return scores
@@ -151,7 +151,7 @@ def gradient_times_input(here: Slope, explained: Target, tokens: Sequence[str]) 
     """
     scores = _by_token(here.rows, here.gradient)
     about = f"The gradient of {explained.what} ({here.values[0]:z.4f}) by each token's embedding, times the embedding:"
-    about += f" to first order, what the embedding adds. The scores sum to {scores.sum():z.4f}."
+    about += f" its contribution to first order. The scores sum to {scores.sum():z.4f}."
     return on_tokens("Gradient \N{MULTIPLICATION SIGN} input", about, tokens, scores, signed=True)
 
 
@@ -167,9 +167,9 @@ def integrated(
 ) -> Method:
     """score_i = (x_i - x'_i) . integral over a in 0..1 of dF/dx_i at x' + a (x - x'), from a baseline x' to x.
 
-    The scores add up to F(x) - F(x') (completeness), but for the error of the sum over `steps` points; `about` states
-    the error. The points are the middles of equal parts: higher-order rules gain nothing where a ReLU makes the
-    gradient jump. columns: the tokens as they are read. Sundararajan, Taly and Yan, 2017, "Axiomatic Attribution for
+    The scores sum to F(x) - F(x') (completeness), up to the error of the sum over `steps` points, stated in `about`.
+    The points are the midpoints of equal intervals: higher-order rules gain nothing at the jumps of a ReLU's
+    gradient. columns: the tokens as they are read. Sundararajan, Taly and Yan, 2017, "Axiomatic Attribution for
     Deep Networks", section 3.
     """
     baseline, named = _baseline(model, text, here, tokens)
@@ -184,14 +184,14 @@ def integrated(
     mean = sum(with_bar(gradients, steps, "steps", shown=progress)) / steps
     scores = _by_token(way, mean)
     start, end, total = slope(model, [text], explained, baseline).values[0], here.values[0], scores.sum()
-    about = f"The gradient of {explained.what} by each token's embedding, averaged over {steps} places on the way from"
-    about += f" {named}, times the way. The scores sum to {total:z.4f}; {explained.what} went from {start:z.4f} to"
-    about += f" {end:z.4f}, by {end - start:z.4f}: the sum is off by {abs(total - (end - start)):.1g}."
+    about = f"The gradient of {explained.what} by each token's embedding, averaged over {steps} points on the path from"
+    about += f" {named}, times the change. The scores sum to {total:z.4f}; {explained.what} goes from {start:z.4f} to"
+    about += f" {end:z.4f}, by {end - start:z.4f}; the sum is off by {abs(total - (end - start)):.1g}."
     return on_tokens("Integrated gradients", about, columns, scores, signed=True)
 
 
 def _of_each(found: Slope, way: np.ndarray) -> np.ndarray:
-    """The gradients of several copies of a text, each as `way`, in float64, in which they are added up."""
+    """The gradients of several copies of a text, each like `way`, in float64 for their sum."""
     apart = found.gradient.reshape(*way.shape[:-2], -1, *way.shape[-2:])  # (copies, L, D), or (2, copies, L, D)
     return np.moveaxis(apart, -3, 0).astype(np.float64)
 
@@ -199,19 +199,19 @@ def _of_each(found: Slope, way: np.ndarray) -> np.ndarray:
 def _baseline(model: Model, text: Text, here: Slope, tokens: Sequence[str]) -> tuple[np.ndarray, str]:
     """Returns the embeddings of a text without information, (L, D), and a name for it.
 
-    The text has [MASK] for every token but [CLS] and [SEP], with the same positions and token types. The model was
-    trained to read [MASK] as an unknown word, whereas [PAD], which Captum's tutorial takes, was hidden from it. A
+    The text has [MASK] for all tokens except [CLS] and [SEP], with the same positions and token types. The model was
+    trained to read [MASK] as an unknown word, whereas [PAD], used in Captum's tutorial, was hidden from it. A
     tokenizer without [MASK] gives [PAD], GPT-2's <|endoftext|>; without these, the embeddings are zeros, as the paper
     suggests for texts.
     """
     try:
         numbers = {name: model.tokenizer.token_to_id(name) for name in STAND_INS}
-    except NpformerError:  # token ids need no tokenizer
+    except NpformerError:  # models of token ids have no tokenizer
         numbers = {}
     name = next((name for name, number in numbers.items() if number is not None), None)
     if name is None:
         return np.zeros_like(here.rows), "zeros"
-    kept = np.isin(tokens, FRAME) | np.isin(text.ids, model.config.decoder.end_ids)  # a decoder's head finds its end
+    kept = np.isin(tokens, FRAME) | np.isin(text.ids, model.config.decoder.end_ids)  # for a decoder's head
     ids, inputs = np.where(kept, text.ids, numbers[name]), Inputs(_stages(model))
     _, stages = _recorded(model, packed(model.config, [Text(ids, text.token_type_ids, text.positions)]), inputs)
     return _embeddings(stages, inputs), f"a text of {name}"

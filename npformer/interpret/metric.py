@@ -1,7 +1,7 @@
-"""Numbers of a model's answer that an analysis explains: a logit, a mean of logits, or a function of one's own.
+"""Metrics: the numbers of a model's answer that an analysis explains: a logit, a mean of logits, or any function.
 
-`ablate_heads`, `patch`, `trace(..., grads=)` and `logit_attribution` read what is to be explained here. The answers are
-those of one text, by the names that `Model.run` gives them: `logits`, `start_logits`, `last_hidden_state`, ...
+`ablate_heads`, `patch`, `trace(..., grads=)` and `logit_attribution` use these metrics of one text's answers, under
+the names of `Model.run`: `logits`, `start_logits`, `last_hidden_state`, ...
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from npformer.functions import log_softmax, softmax
 from npformer.tape import Differentiable
 from npformer.text.words import word_text
 
-WORDS = ("masked-lm", "causal-lm")  # heads whose outputs are words
+WORDS = ("masked-lm", "causal-lm")  # heads with a vocabulary
 MASKS = ("[MASK]", "<mask>")
-MOST = 1 << 16  # numbers of an answer whose derivative is taken by differences
-STEP = 1e-4  # of these differences, times the size of the number: their error is near its square
+MOST = 1 << 16  # most numbers of an answer for a derivative by differences
+STEP = 1e-4  # relative step of the differences; their error is near its square
 
 Answers = Mapping[str, np.ndarray]
 
 
 class Logit(NamedTuple):
-    """One number of a text's answers: a description for a sentence, the answer's name, and the place in it."""
+    """One number of a text's answers: its description, the answer's name, and its index."""
 
     what: str
     answer: str
@@ -38,7 +38,7 @@ class Logit(NamedTuple):
 class Metric:
     """A number computed from a text's answers, and its gradients by them."""
 
-    what: str  # to put into a sentence
+    what: str  # part of a sentence
     of: Callable[[Answers], float]
     gradient: Callable[[Answers], dict[str, np.ndarray]]
 
@@ -48,16 +48,16 @@ def metric_of(
 ) -> Metric:
     """Makes the metric for a text with these answers.
 
-    metric: a function of the answers, also a `Differentiable`; or a label, word or number, whose logit is the metric;
-    or None for the logit of the model's own answer: of a head on tokens the mean over the tokens (or the masked ones;
-    or the last, after which a causal-lm's next word comes), of spans the mean of start and end, of a translation the
-    mean log-probability of its tokens.
+    metric: a function of the answers, also a `Differentiable`; or the label, word or number of a logit; or None for the
+    logit of the model's own answer. For a head on tokens None is the mean over the tokens (for masked-lm the masked
+    tokens, for causal-lm the last), for spans the mean of start and end, for a translation the mean log-probability
+    of its tokens.
     """
     if isinstance(metric, Metric):
         return metric
     if callable(metric):
         if position is not None:
-            raise NpformerError(f"{caller}: position= goes with a label; a function of the answers chooses its own")
+            raise NpformerError(f"{caller}: position: expected a label; a function of the answers has its own token")
         return Metric("the metric", lambda found: _number(metric, found, caller), lambda found: _slope(metric, found))
     if model.config.head == "translation" and metric is None and position is None:
         return _log_probability(text[1].ids[1:])
@@ -83,20 +83,19 @@ def mean_of(logits: Sequence[Logit]) -> Metric:
 def logits_asked(
     model: Any, label: str | int | None, position: int | None, answers: Answers, text: Any, caller: str
 ) -> list[Logit]:
-    """Finds the logits that a label (by name or number, None: the model's answer) and a position stand for.
+    """Finds the logits of a label (by name or number, None: the model's answer) at a position.
 
-    Raises NpformerError for a label that the model does not have, a position outside the text, or a model whose answers
-    are no logits.
+    Raises NpformerError for an unknown label, a position outside the text, or a model without logits.
     """
     head = model.config.head
     if head == "base":
         raise NpformerError(
-            f"{caller}: a base model has no labels; give a function of its answers, such as "
+            f"{caller}: expected a function of the answers, because a base model has no labels, such as "
             "lambda answers: answers['last_hidden_state'][0] @ direction"
         )
     if head in POOLED_HEADS:
         if position is not None:
-            raise NpformerError(f"{caller}: position: a {head} model answers for the whole text, so leave it out")
+            raise NpformerError(f"{caller}: position: leave it out; a {head} model answers for the whole text")
         logits = answers["logits"]
         number, name = (
             asked_label(model, label, len(logits), caller) if label is not None else (int(logits.argmax()), "")
@@ -107,20 +106,18 @@ def logits_asked(
     logits = answers["logits"]
     if head == "replaced-token":
         if label is not None:
-            raise NpformerError(f"{caller}: {label!r:.80}: a {head} model has one logit a token, so leave it out")
+            raise NpformerError(f"{caller}: {label!r:.80}: leave it out; a {head} model has one logit per token")
         places = range(len(logits)) if position is None else [_position(position, len(logits), caller)]
-        return [Logit(f"the logit that token {at} is replaced", "logits", (at,)) for at in places]
+        return [Logit(f"the replaced-token logit of token {at}", "logits", (at,)) for at in places]
     if position is None:
-        if head == "causal-lm":  # the word after the text
+        if head == "causal-lm":  # the next word
             positions: Sequence[int] = [len(logits) - 1]
         else:
             positions = masked(model, text) if head == "masked-lm" else range(len(logits))
         if label is not None and len(positions) != 1:
-            raise NpformerError(
-                f"{caller}: {label!r:.80}: expected position=, the token whose logit is meant, got none"
-            )
+            raise NpformerError(f"{caller}: {label!r:.80}: expected position=, the token of the logit")
         if not len(positions):
-            raise NpformerError(f"{caller}: the text has no masked word; expected position=, the token to ask about")
+            raise NpformerError(f"{caller}: the text has no masked word; give position=, the token of the logit")
     else:
         positions = [_position(position, len(logits), caller)]
     found = []
@@ -136,14 +133,14 @@ def logits_asked(
 
 
 def _span(label: str | int | None, position: int | None, answers: Answers, caller: str) -> list[Logit]:
-    """Finds the logits that the answer starts or ends at a token."""
+    """Finds the logits of an answer's start or end at a token."""
     if label not in (None, "start", "end"):
         raise NpformerError(f"{caller}: {label!r:.80}: expected 'start' or 'end' of the answer")
     found = []
     for side in ("start", "end") if label is None else (str(label),):
         logits = answers[f"{side}_logits"]
         at = int(logits.argmax()) if position is None else _position(position, len(logits), caller)
-        found.append(Logit(f"the logit that the answer {side}s at token {at}", f"{side}_logits", (at,)))
+        found.append(Logit(f"the answer-{side} logit of token {at}", f"{side}_logits", (at,)))
     return found
 
 
@@ -168,7 +165,7 @@ def _token(model: Any, number: int) -> str | None:
 
 
 def asked_label(model: Any, label: str | int, count: int, caller: str) -> tuple[int, str]:
-    """Returns the number and the name of an output that is asked for by either."""
+    """Returns the number and the name of an output, given either."""
     number: Any = label
     if isinstance(label, str):
         names = list(model.config.labels)

@@ -1,6 +1,6 @@
-"""Measures the effect of parts of a forward on a metric: heads left out, and stages taken from another text's run.
+"""Measures the effect of parts of a forward on a metric: ablated heads, and stages patched from another text's run.
 
-`metric.py` says what a metric may be. `ablate_heads` and `patch` run the model once for each part;
+`metric.py` defines metrics. `ablate_heads` and `patch` run the model once for each part;
 `attribution_patching` estimates what `patch` measures from the gradients of one run.
 """
 
@@ -24,11 +24,11 @@ from npformer.interpret.traces import Trace, trace
 from npformer.model import Model
 
 BY = ("position", "head", "layer")
-BLOCKS = ("attention", "cross_attention", "ffn")  # how the stages of a layer begin, in order
+BLOCKS = ("attention", "cross_attention", "ffn")  # first parts of a layer's stages, in order
 
 
 def ablate_heads(model: BaseModel, texts: Any, metric: Any = None, *, position: int | None = None) -> Effects:
-    """Measures the effect of each attention head on a metric, by leaving out one head at a time.
+    """Measures the effect of each attention head on a metric, by ablating one head at a time.
 
     Parameters
     ----------
@@ -36,22 +36,22 @@ def ablate_heads(model: BaseModel, texts: Any, metric: Any = None, *, position: 
     texts : str, Pair, token ids, or a list of these
         A translation model takes texts, which it translates, or tuples of token ids (source, target).
     metric : label, word or function, optional
-        What is measured: the logit of a label (name or number), or a function from the dict of a text's answers to a
-        number. By default the logit of the unchanged model's answer: for tags and masked words the mean over the
-        tokens, for spans the mean of start and end, for translations the mean log-probability of the tokens.
+        The logit of a label (name or number), or a function from the dict of a text's answers to a number. By default
+        the logit of the unchanged model's answer: for tags and masked words the mean over the tokens, for spans the
+        mean of start and end, for translations the mean log-probability of the tokens.
     position : int, optional
-        With a label, the token whose logit is meant, for a head on tokens.
+        With a label, the token of the logit, for a head on tokens.
 
     Returns
     -------
     Effects
         `values` (layers, heads): the change of the metric, averaged over the texts. A translation model has a row for
-        each layer's attention: the encoder's, the decoder's, and that to the source.
+        each layer's attention: the encoder's, the decoder's, and cross-attention.
 
     Raises
     ------
     NpformerError
-        If the metric is none of the model's.
+        If the model does not have the metric.
 
     References
     ----------
@@ -108,7 +108,7 @@ def patch(
     position: int | None = None,
     by: str = "position",
 ) -> Effects:
-    """Measures what parts of stages contribute to a metric, by activation patching.
+    """Measures the contribution of parts of stages to a metric, by activation patching.
 
     The corrupted text runs with one part of a stage taken from the run on the clean text.
 
@@ -116,10 +116,10 @@ def patch(
     ----------
     model : Model
     clean, corrupted : str, Pair or token ids
-        Two texts of equally many tokens that differ in the words under study.
+        Two texts with the same number of tokens that differ in the words under study.
     stages : name of a stage, pattern, or several, optional
         By default the layers' outputs; by head, the heads' outputs `layers.*.attention.context`; by layer, the outputs
-        of attention, the FFN and the layer. Where a decoder reads a text again, those of both stacks.
+        of attention, the FFN and the layer. For an encoder-decoder, those of both stacks.
     metric, position : as in `ablate_heads`, optional
         By default the logit of the clean text's answer.
     by : "position", "head" or "layer"
@@ -133,7 +133,7 @@ def patch(
     Raises
     ------
     NpformerError
-        If the texts have different numbers of tokens, a stage has no such parts, or the metric is none of the model's.
+        If the texts differ in length, a stage has no such parts, or the model does not have the metric.
 
     References
     ----------
@@ -201,7 +201,7 @@ class _Part:
 
 @dataclass(frozen=True)
 class _Study:
-    """Two texts, the clean one's stages, and the metric on the corrupted one before any change."""
+    """Two texts, the stages of the clean text, and the metric on the unchanged corrupted text."""
 
     clean: Trace
     inputs: list[Any]
@@ -210,9 +210,9 @@ class _Study:
     parts: Sequence[_Part]
 
     def table(self, effect: Any) -> Effects:
-        """Fills the table of all parts; a cell without a part is empty."""
+        """Fills the table of all parts; cells without a part are empty."""
         rows = list(dict.fromkeys(part.row for part in self.parts))
-        found = dict.fromkeys((part.place, part.column) for part in self.parts)  # words may be repeated
+        found = dict.fromkeys((part.place, part.column) for part in self.parts)  # words may repeat
         columns = sorted(found, key=lambda column: column[0])
         values = np.full((len(rows), len(columns)), np.nan)
         for part in self.parts:
@@ -232,11 +232,11 @@ def _study(model: Model, clean: Any, corrupted: Any, stages: Any, metric: Any, p
     source = trace(model, clean, default[by] if stages is None else stages)
     inputs, tokens, _ = texts_of(model, corrupted)
     if len(inputs) != 1 or isinstance(source.ids, list):
-        raise NpformerError("patch: expected one clean and one corrupted text; call it for each of several pairs")
+        raise NpformerError("patch: expected one clean and one corrupted text; call it once per pair")
     if len(source.ids) != len(inputs[0]):
         raise NpformerError(
             f"patch: expected two texts with the same number of tokens, got {len(source.ids)} and {len(inputs[0])}; "
-            "replace a word by one that has as many tokens"
+            "replace a word by one with the same number of tokens"
         )
     (text,), (answers,) = texts_of(model, clean)[0], model.run(texts_of(model, clean)[0])
     measured = metric_of(model, metric, position, answers, text, "patch")
@@ -246,7 +246,7 @@ def _study(model: Model, clean: Any, corrupted: Any, stages: Any, metric: Any, p
 
 
 def _parts(source: Trace, by: str, tokens: Sequence[str]) -> Iterator[_Part]:
-    """Yields the parts of the recorded stages. Where a decoder reads a text again, its rows are a token behind.
+    """Yields the parts of the recorded stages. A decoder's rows are one token behind the encoder's.
 
     tokens: as the model reads them, a decoder's start token first.
     """
@@ -274,5 +274,5 @@ def _parts(source: Trace, by: str, tokens: Sequence[str]) -> Iterator[_Part]:
 
 
 def _of_source(name: str) -> bool:
-    """Whether the rows of a decoder's stage are those of the source: the keys and values that it attends to."""
+    """Whether a decoder's stage has the rows of the source, as keys and values of cross-attention do."""
     return name.removesuffix("_heads").endswith(OF_SOURCE)

@@ -1,4 +1,4 @@
-"""Projects embeddings to the plane: principal components by NumPy's SVD, or t-SNE if scikit-learn is installed."""
+"""Projects embeddings to the plane: principal components by NumPy's SVD, or t-SNE with scikit-learn."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def project(embeddings: Any, method: str = "pca", dimensions: int = 2, seed: int
     one_of("method", method, METHODS)
     rows = np.asarray(embeddings if not hasattr(embeddings, "texts") else _first_tokens(embeddings))
     if rows.ndim != 2 or not 1 <= dimensions <= min(rows.shape):
-        raise NpformerError(f"project: {dimensions} dimensions need as many rows (N, D), got {rows.shape}")
+        raise NpformerError(f"project: expected at least {dimensions} rows (N, D), got {rows.shape}")
     if method == "tsne":
         return _tsne(rows, dimensions, seed)
     left, values, right = np.linalg.svd(rows - rows.mean(axis=0), full_matrices=False)
@@ -36,7 +36,7 @@ def _first_tokens(trace: Any) -> np.ndarray:
     ends = ("ffn_norm", "ffn_residual")  # the last stage of a post-norm layer, and of a pre-norm layer
     last = [name for name in trace if name == "norm" or (name.startswith("layers.") and name.split(".", 2)[2] in ends)]
     if not last:
-        raise NpformerError("project: the trace has no layer's output; record layers.*.ffn_norm")
+        raise NpformerError("project: expected a trace with a layer's output; record layers.*.ffn_norm")
     return np.stack([rows[0] for rows in trace.texts(last[-1])])
 
 

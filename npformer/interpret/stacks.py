@@ -1,4 +1,4 @@
-"""Brings the inputs of a view to one form: a model and a text, a trace, or plain arrays.
+"""Converts the inputs of a view to one form: a model and a text, a trace, or plain arrays.
 
 `Side` is a row of tokens, `Stack` the attention of several layers between two sides. `view/head_view.py` draws it.
 """
@@ -20,7 +20,7 @@ _STAGE = re.compile(r"((?:\w+\.)*?)layers\.(\d+)\.(\w*attention)\.(\w+)")
 
 @dataclass(frozen=True)
 class Side:
-    """The tokens on one side of an attention map, and for each which of two texts it belongs to (empty: one text)."""
+    """The tokens on one side of an attention map, with their token_type_ids for a pair (empty for one text)."""
 
     tokens: tuple[str, ...]
     token_type_ids: tuple[int, ...] = ()
@@ -68,14 +68,14 @@ class Stack:
 
 @dataclass(frozen=True)
 class Sides:
-    """The two sides of attention: `queries` (those of self-attention too), and the `keys` of cross-attention."""
+    """The two sides of attention: `queries`, also used for self-attention, and the `keys` of cross-attention."""
 
     queries: Side
     keys: Side
 
     @property
     def distinct(self) -> list[Side]:
-        """The sides without repetition: one for self-attention, else the source and the target."""
+        """The distinct sides: one for self-attention, else source and target."""
         return [self.queries] if self.keys == self.queries else [self.keys, self.queries]
 
 
@@ -83,7 +83,7 @@ def traced(source: Any, text: Any) -> Any:
     """Returns `source` itself if it holds arrays; else the trace of running the model `source` on `text`."""
     if is_arrays(source):
         if text is not None:
-            raise NpformerError("view: a text goes with a model; arrays and traces come with their tokens already")
+            raise NpformerError("view: expected a text only with a model; arrays and traces have their own tokens")
         return source
     if text is None:
         raise NpformerError(
@@ -96,24 +96,24 @@ def traced(source: Any, text: Any) -> Any:
 
 
 def is_arrays(source: Any) -> bool:
-    """Tells whether `source` is a trace, a mapping of stages or plain arrays, not a model."""
+    """Whether `source` is a trace, a mapping of stages or plain arrays, not a model."""
     return is_stages(source) or isinstance(source, (np.ndarray, list, tuple))
 
 
 def is_stages(source: Any) -> bool:
-    """Tells whether `source` maps stage names to arrays."""
+    """Whether `source` maps stage names to arrays."""
     return isinstance(source, Mapping) or (hasattr(source, "keys") and hasattr(source, "__getitem__"))
 
 
 def sides(
     source: Any, tokens: Sequence[str] | None, key_tokens: Sequence[str] | None, token_type_ids: Sequence[int] | None
 ) -> Sides:
-    """Returns the tokens of both sides: those given, else the trace's own."""
+    """Returns the tokens of both sides: the given ones, else the trace's."""
     if tokens is None and key_tokens is None:
         key_tokens = getattr(source, "key_tokens", None)
     tokens = getattr(source, "tokens", None) if tokens is None else tokens
     if tokens is None:
-        raise NpformerError("view: these arrays come without tokens; hand them in as tokens=['[CLS]', ...]")
+        raise NpformerError("view: the arrays have no tokens; give tokens=['[CLS]', ...]")
     if token_type_ids is None and key_tokens is None:
         token_type_ids = getattr(source, "token_type_ids", None)
     queries = _side("tokens", tokens, token_type_ids)
@@ -123,7 +123,7 @@ def sides(
 def _side(name: str, tokens: Sequence[str], token_type_ids: Sequence[int] | None) -> Side:
     if isinstance(tokens, str) or not all(isinstance(token, str) for token in tokens):
         raise NpformerError(
-            f"view: {name}: expected the tokens of one text, a list of strings (trace several texts apart), "
+            f"view: {name}: expected the tokens of one text, a list of strings (trace each text on its own), "
             f"got {tokens!r:.80}"
         )
     ids = () if token_type_ids is None else tuple(int(segment) for segment in token_type_ids)
@@ -143,9 +143,9 @@ def stage_arrays(source: Any, stage: str) -> dict[tuple[str, str], dict[int, np.
 
 
 def one_text(name: str, array: Any) -> np.ndarray:
-    """Converts to an array. Raises NpformerError for the list of a trace of several texts."""
+    """Converts to an array. Raises NpformerError for the lists in a trace of several texts."""
     if isinstance(array, (list, tuple)):
-        raise NpformerError(f"{name}: expected the trace of one text, got that of {len(array)}; trace the texts apart")
+        raise NpformerError(f"{name}: expected the trace of one text, got {len(array)}; trace each text on its own")
     return np.asarray(array)
 
 
@@ -162,7 +162,7 @@ def stacks(
         return [_stack(title, dict(enumerate(_layer_list(source))), both.queries, both.keys)]
     found = stage_arrays(source, "weights")
     if not found:
-        raise NpformerError("view: no stage is named layers.N.attention.weights; trace the whole model, or pass arrays")
+        raise NpformerError("view: expected a stage layers.N.attention.weights; trace the whole model, or pass arrays")
     return [_named_stack(prefix, block, layers, both) for (prefix, block), layers in found.items()]
 
 
@@ -172,7 +172,7 @@ def _named_stack(prefix: str, block: str, layers: Mapping[int, np.ndarray], both
 
 
 def stack_title(prefix: str, block: str, both: Sides) -> tuple[str, Side, Side]:
-    """Returns a title for the attention at `<prefix>layers.N.<block>`, the side of its queries and that of its keys."""
+    """Returns a title for the attention at `<prefix>layers.N.<block>`, and the sides of its queries and keys."""
     if "cross" in block:
         return "Cross-attention", both.queries, both.keys
     if "encoder" in prefix.split("."):
@@ -193,7 +193,7 @@ def _layer_list(weights: Any) -> list[np.ndarray]:
 
 def _stack(title: str, layers: Mapping[int, np.ndarray], queries: Side, keys: Side) -> Stack:
     if not layers:
-        raise NpformerError(f"view: {title}: expected the weights of at least one layer, got none")
+        raise NpformerError(f"view: {title}: expected the weights of at least one layer")
     for number, layer in layers.items():
         _check(f"{title}, layer {number}", layer, len(queries.tokens), len(keys.tokens))
     numbers = tuple(sorted(layers))
@@ -209,7 +209,7 @@ def _check(name: str, weights: np.ndarray, queries: int, keys: int) -> None:
         raise NpformerError(f"{name}: expected floating-point weights, got {weights.dtype}")
     low, high = float(weights.min()), float(weights.max())
     if not (low >= -1e-5 and high <= 1 + 1e-5):  # also catches NaN
-        raise NpformerError(f"{name}: expected weights between 0 and 1, got {low:g} to {high:g}; are these the scores?")
+        raise NpformerError(f"{name}: expected weights between 0 and 1, got {low:g} to {high:g}; are these scores?")
 
 
 def pick(name: str, wanted: int, choices: Sequence[int]) -> int:

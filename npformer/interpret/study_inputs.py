@@ -1,4 +1,4 @@
-"""What a trace or a study runs a model on: texts as token ids with their tokens, or a text and its translation."""
+"""The inputs of traces and studies: texts as token ids with their tokens, or a text and its translation."""
 
 from __future__ import annotations
 
@@ -51,17 +51,17 @@ def _listed(given: Any) -> list[Any]:
 def texts_of(model: BaseModel, given: Any) -> tuple[list[Text], list[list[str]], list[np.ndarray]]:
     """Reads one text or a list of texts (str, Pair or token ids): their token ids, tokens and token_type_ids.
 
-    A text that is too long for the model is cut, with a warning; token ids are not cut.
+    Long texts are truncated with a warning; token ids are not truncated.
     """
     if model.config.head == "translation":
         raise NpformerError(
-            "a translation model reads a text and its translation: trace(model, text) translates it first; "
+            "a translation model needs a text and its translation: trace(model, text) translates first; "
             "with trace() as t: model(ids, labels=...) takes a target"
         )
     texts, tokens, token_type_ids = [], [], []
     for encoded in read_texts(model, _listed(given)):
         (text,) = encoded.texts
-        piece = next(iter(encoded.pieces), None)  # token ids come without a piece
+        piece = next(iter(encoded.pieces), None)  # token ids have no pieces
         types = np.zeros(len(text), np.int64) if text.token_type_ids is None else text.token_type_ids
         texts.append(text)
         tokens.append(piece.tokens if piece else _names(model, text.ids))
@@ -70,7 +70,7 @@ def texts_of(model: BaseModel, given: Any) -> tuple[list[Text], list[list[str]],
 
 
 def row_read(config: Config, text: Text) -> int:
-    """The row of a text that a head on texts reads: first, last that is not padding, or that of the last end token."""
+    """The row of a text that a head on texts reads: the first, the last without padding, or the last end token's."""
     batch = packed(config, [text])
     return int((batch.last_of(config.decoder.end_ids[0]) if config.decoder else batch.read)[0])
 
@@ -79,7 +79,7 @@ def _names(model: BaseModel, ids: np.ndarray) -> list[str]:
     """Returns the token of each id, or the id itself if the model has no tokenizer."""
     try:
         tokenizer = model.tokenizer
-    except NpformerError:  # token ids need no tokenizer: a golden file's tiny model comes without one
+    except NpformerError:  # models of token ids, such as a golden file's tiny model, have no tokenizer
         return [str(number) for number in ids.tolist()]
     return [tokenizer.id_to_token(number) or str(number) for number in ids.tolist()]
 
@@ -90,7 +90,7 @@ def tokens_read_again(model: BaseModel, tokens: list[str]) -> list[str]:
 
 
 def tokens_read(model: BaseModel, tokens: list[str]) -> list[str]:
-    """The tokens of a text as the model reads them: where a decoder reads it again, the start token before them."""
+    """The tokens of a text as the model reads them; for an encoder-decoder with the start token first."""
     return [*tokens_read_again(model, tokens)[:1], *tokens] if model.config.decoder else tokens
 
 
@@ -106,7 +106,7 @@ def pair_of(model: BaseModel, given: Any) -> tuple[tuple[Text, Text], list[str],
     else:
         source = Text(_source(model, given))
         if not len(source):
-            raise NpformerError("view: expected a text to translate, got one without a token")
+            raise NpformerError("view: expected a text to translate, got one without tokens")
         (hypotheses,) = generate(model, [source])
         target = Text(np.concatenate([[model.config.decoder.start_id], hypotheses[0].ids[:-1]]).astype(np.int64))
     return (source, target), _tokens(model, target.ids, is_source=False), _tokens(model, source.ids, is_source=True)
@@ -116,7 +116,7 @@ def _ids(given: Any) -> np.ndarray:
     """Reads token ids, a sequence of whole numbers."""
     try:
         ids = np.asarray(given)
-    except ValueError:  # lists of other lengths
+    except ValueError:  # lists of unequal lengths
         ids = np.zeros((1, 1))
     if ids.ndim != 1 or (ids.size and ids.dtype.kind not in "iu"):
         raise NpformerError(f"expected token ids, a sequence of whole numbers, got {shown(given)}")

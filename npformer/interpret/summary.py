@@ -32,7 +32,7 @@ WIDTHS = {"name": 31, "shape": 12}  # of columns in text
 
 @dataclass(frozen=True)
 class StageSummary:
-    """One stage: its shape, formula, function, names in other libraries, and the spread of its numbers."""
+    """One stage: its shape, formula, function, names in other libraries, and statistics."""
 
     name: str
     shape: str  # of one text, or the number of texts if their shapes differ
@@ -78,7 +78,7 @@ class Table:
         return "\n".join(map(self._line, lines))
 
     def _line(self, cells: Sequence[str]) -> str:
-        """Formats a row. Where name and shape are too wide, the numbers go on the next line."""
+        """Formats a row; if name and shape are too wide, the numbers go on the next line."""
         above, line, start = "", "", 0  # start: where the next column begins
         for name, cell in zip(self.columns, cells, strict=True):
             if name in NUMBERS and len(line) > start:
@@ -109,7 +109,7 @@ class Table:
 
 
 def _format(numbers: Sequence[float]) -> str:
-    """Returns one format for a table's numbers, 8 wide: four decimals, or as many as the largest leaves room for."""
+    """Returns one format for a table's numbers, 8 wide: four decimals, or as many as fit the largest number."""
     largest = max((abs(number) for number in numbers if math.isfinite(number)), default=0.0)
     digits = len(f"{largest:.0f}")
     return f"8.{min(4, 6 - digits)}f" if digits <= 6 else "8.1e"

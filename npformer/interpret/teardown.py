@@ -1,6 +1,6 @@
 """Prints a trace stage by stage, from token ids to the label: shapes, formulas, and the corners of each array.
 
-Each row shows its first and last three columns, with four digits, and an exponent where torch would print one.
+Each row shows its first and last three columns, with four digits, and an exponent if torch would print one.
 `npformer trace` prints this; a `Trace` itself prints as a table of means and ranges.
 """
 
@@ -16,21 +16,21 @@ from npformer.interpret.traces import Trace
 
 WIDTH = 80
 EDGE = 3  # rows and columns shown at either end
-COLUMNS = 2 * EDGE  # most columns that are shown whole
+COLUMNS = 2 * EDGE  # most columns shown without gaps
 LABEL = 14  # most characters for a row's number and token
-ROWS = 8  # most rows that are shown whole
+ROWS = 8  # most rows shown without gaps
 
 
 def shown_stages(trace: Trace, layer: int | None = None, patterns: Sequence[str] | None = None) -> list[str]:
-    """Selects the stages to show: those outside the layers, those of `layer` (0), and the last layer's output.
+    """Selects the stages to show: stages outside the layers, stages of `layer` (0), and the last layer's output.
 
-    With `patterns`: the stages that match one of them, of `layer` if given, else of all layers.
-    Raises NpformerError for a layer that the model does not have, or a pattern that matches nothing.
+    With `patterns`: the stages that match, in `layer` if given, else in all layers.
+    Raises NpformerError for an unknown layer, or a pattern without matches.
     """
     of_layer = {name: number for name in trace if (number := _layer(name)) is not None}
     last = max(of_layer.values(), default=-1)
     if layer is not None and not 0 <= layer <= last:
-        raise NpformerError(f"layer {layer}: the model has layers 0 to {last}")
+        raise NpformerError(f"layer: expected 0 to {last}, got {layer}")
     if patterns:
         return table.matching(patterns, [name for name in trace if layer is None or of_layer.get(name, layer) == layer])
     output = f"layers.{last}.ffn_norm"
@@ -38,7 +38,7 @@ def shown_stages(trace: Trace, layer: int | None = None, patterns: Sequence[str]
 
 
 def teardown(trace: Trace, layer: int | None = None, patterns: Sequence[str] | None = None) -> str:
-    """Prints the trace of one text, the stages of `shown_stages`, with a line for the layers that are left out."""
+    """Prints the `shown_stages` of the trace of one text, with a line for omitted layers."""
     if trace.ids is None or isinstance(trace.ids, list):
         raise NpformerError("teardown: expected the trace of one text")
     tokens = trace.tokens or [str(each) for each in trace.ids.tolist()]
@@ -58,14 +58,14 @@ def teardown(trace: Trace, layer: int | None = None, patterns: Sequence[str] | N
 
 
 def _layer(name: str) -> int | None:
-    """Returns the number of the layer that a stage is in, None outside the layers."""
+    """Returns the number of a stage's layer; None outside the layers."""
     return int(name.split(".")[1]) if name.startswith("layers.") else None
 
 
 def _left_out(before: int, number: int) -> list[str]:
     """Returns the line for the layers left out between `before`, the last one shown (-1: none), and `number`.
 
-    The first layer shown is whole; of the second, the model's last, only the output is shown.
+    The first layer is shown whole, the model's last only by its output.
     """
     first, last = before + 1, number - 1
     parts = [f"layer {first}" if first == last else f"layers {first} to {last}"] if first <= last else []
@@ -74,7 +74,7 @@ def _left_out(before: int, number: int) -> list[str]:
 
 
 def _tokens(tokens: Sequence[str], ids: np.ndarray) -> str:
-    """Prints numbered tokens over their ids, as many side by side as fit."""
+    """Prints numbered tokens above their ids, in as many columns as fit."""
     lines, start = [], 0
     cells = [(str(i), token, str(number)) for i, (token, number) in enumerate(zip(tokens, ids.tolist(), strict=True))]
     widths = [max(map(len, cell)) + 2 for cell in cells]
@@ -114,12 +114,10 @@ def _matrix(array: np.ndarray) -> np.ndarray:
 
 
 def _rows(matrix: np.ndarray, labels: Sequence[str]) -> list[str]:
-    """Prints a line for each row shown: its label, its first and last columns."""
+    """Prints a line for each shown row: its label, its first and last columns."""
     rows, columns = (_edges(size, most) for size, most in zip(matrix.shape, (ROWS, COLUMNS), strict=True))
     form, width = _format(matrix[np.ix_(rows, columns)])
-    gap = (
-        len(columns) if len(columns) < matrix.shape[1] else 0
-    )  # where columns are left out, "..." stands in the middle
+    gap = len(columns) if len(columns) < matrix.shape[1] else 0  # omitted columns are shown as "..."
     room = min(LABEL, WIDTH - len(columns) * (width + 1) - (4 if gap else 0))  # at least 10
     lines = []
     for previous, i in zip([-1, *rows], rows, strict=False):

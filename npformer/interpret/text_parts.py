@@ -1,4 +1,4 @@
-"""`TextParts`: which part of a stage of packed rows belongs to which text."""
+"""`TextParts` splits stages of packed rows by text."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import numpy as np
 
 from npformer.runtime.packing import split_rows
 
-INPUTS = ("ids", "lengths", "read")  # taps of what a forward is given, which are no stages
-# These fire once a run of equal lengths.
+INPUTS = ("ids", "lengths", "read")  # taps of a forward's inputs, which are not stages
+# fire once per run of equal lengths
 RUNS = ("query_heads", "key_heads", "value_heads", "distance_scores", "scores", "weights", "context")
-OF_SOURCE = ("cross_attention.key", "cross_attention.value")  # rows of the texts that a decoder attends to
-PER_TEXT = ("pooler", "pooled")  # one row for each text, and likewise the logits that follow
-#: One row for each text, or one for each token.
+OF_SOURCE = ("cross_attention.key", "cross_attention.value")  # rows of a decoder's source texts
+PER_TEXT = ("pooler", "pooled")  # one row per text, as in the logits that follow
+#: One row per text, or per token.
 OF_EITHER = ("logits", "probabilities", "head.hidden", "head.activation", "head.norm")
 
 Cut = Callable[[np.ndarray], list[np.ndarray]]
@@ -26,10 +26,10 @@ def is_input(name: str) -> bool:
 
 
 class TextParts:
-    """Finds which part of a stage belongs to which text, from the taps of the forwards that run.
+    """Finds the part of a stage that belongs to each text, from the taps of the running forwards.
 
-    Each tap named `lengths` starts a forward; an encoder-decoder starts one in the scope of its encoder and one in that
-    of its decoder. Texts are numbered from 0 over all forwards of a scope.
+    Each tap named `lengths` starts a forward; an encoder-decoder starts one in its encoder's scope and one in its
+    decoder's. Texts are numbered from 0 over all forwards of a scope.
     """
 
     def __init__(self) -> None:
@@ -39,7 +39,7 @@ class TextParts:
         self._pooled = False
 
     def hear(self, name: str, array: np.ndarray) -> None:
-        """Notes the lengths of a forward, and whether its head pools each text to one row; called for every tap."""
+        """Records a forward's lengths, and whether its head pools each text to one row; called for every tap."""
         scope, _, last = name.rpartition(".")
         if last == "lengths":
             self._first[scope] = self._first.get(scope, 0) + len(self._lengths.get(scope, ()))
@@ -50,7 +50,7 @@ class TextParts:
     def split(self, name: str, array: np.ndarray) -> tuple[int, Cut, Join]:
         """Returns the number of the first text in `array`, a function that cuts the array by text, and its inverse.
 
-        An array that has no part for each text, or fires outside of any forward, stays whole.
+        An array without a part per text, or outside any forward, stays whole.
         """
         own = max((each for each in self._lengths if name.startswith(each)), key=len, default="")
         first = max(self._covered.get(name, 0), self._first.get(own, 0))
@@ -64,7 +64,7 @@ class TextParts:
                 cut, join = list, np.stack
             elif lengths is not None:
                 cut, join = partial(split_rows, lengths=lengths), np.concatenate
-            elif name in OF_EITHER and len(array) == len(self._lengths[own]):  # a head on texts that has no pooler
+            elif name in OF_EITHER and len(array) == len(self._lengths[own]):  # a head on texts without a pooler
                 cut, join = list, np.stack
         self._covered[name] = first + len(cut(array))
         return first, cut, join

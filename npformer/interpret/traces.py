@@ -1,4 +1,4 @@
-"""Records a forward pass: `trace` keeps every stage that `tap` names, text by text.
+"""Records a forward pass: `trace` keeps every stage named by `tap`, text by text.
 
     t = trace(model, "I love ice cream")          with trace() as t: model(input_ids)
     t["layers.0.attention.weights"]               print(t)
@@ -40,16 +40,16 @@ class Trace(Mapping[str, Any]):
 
     The array of a stage is (T, D) for the tokens of a text, (H, T, T) or (H, T, K) for its heads, (D,) or (C,) for the
     whole text. `tokens`, `token_type_ids` and `ids` describe the text (lists of these for several texts; None if
-    unknown); a translation has the source's as `key_tokens` and `key_ids`. `grads` has the gradients that `trace` was
-    asked for. A stage's name may also be TransformerLens's hook or the path of Hugging Face's module. A name that
-    has not fired raises NpformerError and names the nearest ones.
+    unknown); a translation has the source's as `key_tokens` and `key_ids`. `grads` has the requested gradients. A
+    stage's name may also be TransformerLens's hook or the path of Hugging Face's module. A name that has not fired
+    raises NpformerError with the nearest names.
 
     Parameters
     ----------
     stages : name of a stage, pattern with `*`, or several
         Only stages that match are kept.
     config : Config, optional
-        The model's, for the label and the names that other libraries give to stages.
+        The model's config, for the label and for other libraries' names of stages.
 
     Examples
     --------
@@ -70,7 +70,7 @@ class Trace(Mapping[str, Any]):
         self._fired: dict[str, bool] = {}  # stage, in firing order -> whether it is kept
         self._listening: AbstractContextManager[None] | None = None
         self._grads: Trace | None = None
-        self.key_tokens: list[str] | None = None  # the source's, in the trace of a translation
+        self.key_tokens: list[str] | None = None  # of the source, for a translation
         self.key_ids: np.ndarray | None = None
 
     # --- recording ---------------------------------------------------------------------------------------------------
@@ -105,12 +105,12 @@ class Trace(Mapping[str, Any]):
         return array
 
     def describe(self, tokens: list[list[str]], token_type_ids: list[np.ndarray]) -> None:
-        """Adds the tokens and token_type_ids of a forward's texts, which no tap carries."""
+        """Adds the tokens and token_type_ids of a forward's texts, which are not tapped."""
         self._tokens += tokens
         self._token_type_ids += token_type_ids
 
     def keep_gradients(self, gradients: Gradients) -> None:
-        """Adds the gradients of a metric by the stages of the forward that ran, as the trace `grads`."""
+        """Adds the gradients of a metric by the recorded stages, as the trace `grads`."""
         grads = self._grads = Trace(self.wanted, self.config)
         grads._ids, grads._tokens, grads._token_type_ids = self._ids, self._tokens, self._token_type_ids
         for name in self._fired:
@@ -125,16 +125,14 @@ class Trace(Mapping[str, Any]):
         ours = self._ours(name)
         if ours not in self._arrays:
             if ours in self._fired:
-                raise NpformerError(f"{name!r}: not recorded; this trace was asked for {', '.join(self.wanted)}")
+                raise NpformerError(f"{name!r}: not recorded; this trace records only {', '.join(self.wanted)}")
             if "*" in str(name):
-                raise NpformerError(
-                    f"{name!r}: a pattern, not a stage; trace.select({name!r}) gives the stages it matches"
-                )
+                raise NpformerError(f"{name!r}: a pattern, not a stage; use trace.select({name!r})")
             raise NpformerError(table.unknown(str(name), list(self._fired or self._arrays)))
         return _one(self._arrays[ours])
 
     def _ours(self, name: str) -> str:
-        """Returns our name of a stage that is asked for by ours, by a TransformerLens hook, or by a module's path."""
+        """Returns our name of a stage given by our name, a TransformerLens hook, or a module's path."""
         if name in self._arrays:
             return name
         return table.ours_in({*self._arrays, *self._fired}, str(name))
@@ -153,7 +151,7 @@ class Trace(Mapping[str, Any]):
         return len(self._arrays)
 
     def _ipython_key_completions_(self) -> list[str]:
-        """The stages that IPython and Jupyter complete after `trace["`."""
+        """The stages that IPython and Jupyter offer after `trace["`."""
         return list(self)
 
     @property
@@ -162,7 +160,7 @@ class Trace(Mapping[str, Any]):
 
     @property
     def grads(self) -> Trace:
-        """The gradients of the metric that `trace` was asked for, by each stage."""
+        """The gradients of the requested metric by each stage."""
         if self._grads is None:
             raise NpformerError("grads: the trace has no gradients; trace(model, text, grads=metric) records them")
         return self._grads
@@ -176,7 +174,7 @@ class Trace(Mapping[str, Any]):
         return _one([each.tolist() for each in self._token_type_ids]) if self._token_type_ids else None
 
     def texts(self, name: str) -> list[np.ndarray]:
-        """Returns a stage as a list with one array for each text, also for one text."""
+        """Returns a stage as a list with one array per text, even for one text."""
         array = self[name]
         return array if isinstance(array, list) else [array]
 
@@ -186,7 +184,7 @@ class Trace(Mapping[str, Any]):
 
     @property
     def label(self) -> Any:
-        """The label with the largest logit; None for a model without labels for whole texts."""
+        """The label with the largest logit; None for a model without text labels."""
         labels = self.config.labels if self.config and self.config.head == "sequence-classification" else ()
         if not labels or "logits" not in self:
             return None
@@ -246,7 +244,7 @@ class Trace(Mapping[str, Any]):
                 raise ValueError("a stage is missing")
             labels = trace.config.labels if trace.config else ()
             if labels and any(logits.shape[-1:] != (len(labels),) for logits in trace._arrays.get("logits", ())):
-                raise ValueError(f"logits: expected one for each of {len(labels)} labels")
+                raise ValueError(f"logits: expected one per label, {len(labels)}")
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError, RecursionError) as error:
             raise NpformerError(f"{path}: not a trace that npformer saved: {error!s:.200}") from None
         return trace
@@ -271,11 +269,11 @@ def trace(
     stages : name of a stage, pattern with `*`, or several
         Only stages that match are kept.
     grads : label, word, True or function, optional
-        A metric, whose gradients by the stages are kept in `grads`, a trace of its own: the logit of a label (name or
-        number), or with True of the model's answer; or a function from the dict of a text's answers to a number. The
-        derivative of a function is found by differences, or stated by `interpret.edits.Differentiable`.
+        A metric; the trace `grads` has its gradients by the stages. It is the logit of a label (name or number), with
+        True of the model's answer, or a function from the dict of a text's answers to a number. The derivative of a
+        function is computed by differences, or given by `interpret.edits.Differentiable`.
     position : int, optional
-        With a label in `grads`, the token whose logit is meant, for a head on tokens.
+        With a label in `grads`, the token of the logit, for a head on tokens.
 
     Returns
     -------
@@ -284,7 +282,7 @@ def trace(
     Raises
     ------
     NpformerError
-        If `model` is no model, a pattern matches no stage, a text cannot be read, or the metric is none of the model's.
+        If `model` is not a model, a pattern matches no stage, a text cannot be read, or the model lacks the metric.
 
     Examples
     --------
@@ -299,7 +297,7 @@ def trace(
         return Trace(stages)
     check_model("trace", model)
     if text is None:
-        raise NpformerError("trace: expected a text to run the model on; trace(model, text), or with trace() as t: ...")
+        raise NpformerError("trace: expected a text: trace(model, text), or with trace() as t: ...")
     recorded = Trace(stages, model.config)
     read = read_inputs(model, text)
     rows = read.tokens
@@ -319,7 +317,7 @@ def trace(
 
 
 def post_process(config: Config, answers: Sequence[Mapping[str, np.ndarray]]) -> None:
-    """Fires the last stages: the probabilities that the model's task computes from the logits of `answers`."""
+    """Fires the last stages: the probabilities of the model's task, from the logits of `answers`."""
     from npformer.tasks.task import probabilities
 
     if config.head == "question-answering":

@@ -39,7 +39,7 @@ def test_words_numbers_and_every_measure(page: Page, model: Any) -> None:
         assert widths == pytest.approx(np.abs(method.scores) / np.abs(method.scores).max() * max(widths), abs=1)
     page.click(page.segment("Attention roll-out"))
     assert page.texts(".list output") == [f"{score:.4f}" for score in rolled.scores]
-    assert page.text(".about").endswith("It knows nothing of the label.")
+    assert page.text(".about").endswith("It does not depend on the label.")
 
 
 def test_pointing_and_the_keyboard_mark_a_word_in_both_places(page: Page, model: Any) -> None:

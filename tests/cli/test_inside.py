@@ -131,7 +131,7 @@ def test_trace_shows_the_chosen_stages_and_layers(folder: Path, capsys: pytest.C
     run(trace_command, [TEXT, "-m", folder, "--layer", 2])
     assert "layers.2.ffn.hidden" in capsys.readouterr().out
     for layer in (3, -1):
-        with pytest.raises(NpformerError, match=f"layer {layer}: the model has layers 0 to 2"):
+        with pytest.raises(NpformerError, match=f"layer: expected 0 to 2, got {layer}"):
             run(trace_command, [TEXT, "-m", folder, "--layer", layer])
     with pytest.raises(NpformerError, match=r"\*\.wights.*did you mean layers"):
         run(trace_command, [TEXT, "-m", folder, "--stage", "*.wights"])

@@ -198,7 +198,7 @@ def test_views_of_little_or_no_text(kind: str, text: str, folder: Path, capsys) 
     code, out, err = run(capsys, text, "-m", folder, "--kind", kind)
     if kind == "attribution" and not text.strip():
         assert (code, out) == (1, "")
-        assert "expected a text with words in it" in err
+        assert "expected a text with at least one word" in err
     else:
         assert (code, err) == (0, "")
 

@@ -123,7 +123,7 @@ def test_attribution_by_gradients_takes_what_the_layers_are_given() -> None:
     """Integrated gradients add up to the change that they say the way makes."""
     methods = npformer.view.attribution(narrow(), "I love good ice cream", label=0).methods
     shown = next(each for each in methods if each.name == "Integrated gradients")
-    change = re.search(r"by (\S+): the sum is off", shown.about)
+    change = re.search(r"by (\S+); the sum is off", shown.about)
     assert change
     assert shown.scores.sum() == pytest.approx(float(change[1]), abs=2e-3)
 

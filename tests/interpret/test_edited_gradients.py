@@ -274,7 +274,7 @@ def test_a_view_has_gradients_inside_an_edit_with_a_derivative(model: Model) -> 
 
 def test_a_function_without_a_derivative_is_an_error_that_says_what_to_do(model: Model) -> None:
     loss, weights, examples = trained(model)
-    message = r"edit of layers\.1\.ffn\.output: expected a change whose derivative is known.*got <function.*scale\(\)"
+    message = r"edit of layers\.1\.ffn\.output: expected a change with a known derivative.*got <function.*scale\(\)"
     with edit({"layers.1.ffn.output": lambda array: array * 2}):
         assert trace(model, TEXTS)["logits"]
         with pytest.raises(NpformerError, match=message):

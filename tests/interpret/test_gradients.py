@@ -150,10 +150,10 @@ def test_inside_an_edit_they_are_those_of_the_edited_forward() -> None:
 @pytest.mark.parametrize(
     ("head", "arguments", "message"),
     [
-        ("base", {"grads": 0}, "grads: a base model has no labels; give a function of its answers"),
+        ("base", {"grads": 0}, "grads: expected a function of the answers, because a base model has no labels"),
         ("sequence-classification", {"grads": "GOOD"}, "label='GOOD': expected one of NEGATIVE, POSITIVE"),
         ("sequence-classification", {"grads": lambda a: a["logits"]}, r"to one number, got float64 of shape \(2,\)"),
-        ("sequence-classification", {"grads": len, "position": 1}, "position= goes with a label"),
+        ("sequence-classification", {"grads": len, "position": 1}, "position: expected a label"),
         (
             "masked-lm",
             {"grads": lambda a: a["logits"].sum()},
@@ -167,7 +167,7 @@ def test_inside_an_edit_they_are_those_of_the_edited_forward() -> None:
         (
             "sequence-classification",
             {"grads": Differentiable(lambda a: a["logits"].sum(), lambda a, grad: {"logit": np.ones(2)})},
-            "gradient of 'logit': the answers are logits",
+            "gradient of 'logit': expected one of the answers logits",
         ),
     ],
 )

@@ -122,7 +122,7 @@ def test_a_name_that_does_not_fit_has_a_hint(name: str, message: str) -> None:
 def test_a_pattern_points_to_select() -> None:
     t = trace(tiny.model("bert"), TEXT)
     with pytest.raises(
-        NpformerError, match=r"a pattern, not a stage; trace\.select\('layers\.\*\.attention\.weights'\)"
+        NpformerError, match=r"a pattern, not a stage; use trace\.select\('layers\.\*\.attention\.weights'\)"
     ):
         t["layers.*.attention.weights"]
     assert list(t.select("layers.*.attention.weights")) == ["layers.0.attention.weights", "layers.1.attention.weights"]

@@ -187,7 +187,7 @@ def test_one_stage_keeps_only_that_stage_alive(model: Model) -> None:
     gc.collect()
     assert list(t) == ["layers.1.attention.weights"]
     assert [name for name, array in kept.items() if array() is not None and name.startswith("layers.")] == list(t)
-    with pytest.raises(NpformerError, match=r"not recorded; this trace was asked for layers.1.attention.weights"):
+    with pytest.raises(NpformerError, match=r"not recorded; this trace records only layers.1.attention.weights"):
         t["layers.0.attention.weights"]
 
 

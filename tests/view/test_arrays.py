@@ -207,10 +207,10 @@ A = weights(4, 2, 3, 7, 7)
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: view.heads(A), "come without tokens; hand them in as tokens="),
+        (lambda: view.heads(A), "the arrays have no tokens; give tokens="),
         (
             lambda: view.heads(A, tokens="time"),
-            "tokens: expected the tokens of one text, a list of strings (trace several texts apart)",
+            "tokens: expected the tokens of one text, a list of strings (trace each text on its own)",
         ),
         (
             lambda: view.heads(A, tokens=WORDS[:5]),
@@ -223,14 +223,14 @@ A = weights(4, 2, 3, 7, 7)
         (lambda: view.heads(A * 5, tokens=WORDS), "expected weights between 0 and 1"),
         (lambda: view.heads(A * np.nan, tokens=WORDS), "expected weights between 0 and 1, got nan"),
         (lambda: view.heads((A * 9).astype(int), tokens=WORDS), "expected floating-point weights, got int64"),
-        (lambda: view.heads([], tokens=WORDS), "the weights of at least one layer, got none"),
+        (lambda: view.heads([], tokens=WORDS), "the weights of at least one layer"),
         (lambda: view.heads(A, tokens=WORDS, layer=2), "layer=2: expected one of 0, 1"),
         (lambda: view.heads(A, tokens=WORDS, heads=[3]), "head=3: expected one of 0, 1, 2"),
         (lambda: view.heads(A, tokens=WORDS, heads=1), "heads=1: expected a list of heads; for one head use heads=[1]"),
-        (lambda: view.heads(A, "a text", tokens=WORDS), "a text goes with a model"),
+        (lambda: view.heads(A, "a text", tokens=WORDS), "expected a text only with a model"),
         (lambda: view.heads(tiny.model()), "expected a model and a text"),
-        (lambda: view.heads({"layers.0.ffn.output": A}, tokens=WORDS), "no stage is named layers.N.attention.weights"),
-        (lambda: view.heads(trace(tiny.model(), ["I", "love it"])), "trace several texts apart"),
+        (lambda: view.heads({"layers.0.ffn.output": A}, tokens=WORDS), "expected a stage layers.N.attention.weights"),
+        (lambda: view.heads(trace(tiny.model(), ["I", "love it"])), "trace each text on its own"),
         (lambda: view.neurons(A, tokens=WORDS), "got plain arrays"),
         (lambda: view.neurons({"layers.0.attention.weights": A[0]}, tokens=WORDS), "layers.N.attention.query_heads"),
         (lambda: view.neurons(head_stages(1), tokens=WORDS, token=7), "token=7: expected one of 0, 1, 2, 3, 4, 5, 6"),
@@ -244,7 +244,7 @@ A = weights(4, 2, 3, 7, 7)
         (lambda: view.attribution(A, tokens=WORDS, label="POSITIVE"), "label= needs a model"),
         (lambda: view.attribution(A, tokens=WORDS, scores={"mine": [1.0]}), "scores 'mine': expected 7 finite numbers"),
         (lambda: view.attribution(tiny.model(), "I love it", label="GOOD"), "expected one of NEGATIVE, POSITIVE"),
-        (lambda: view.attribution(tiny.model(), "  "), "expected a text with words in it"),
+        (lambda: view.attribution(tiny.model(), "  "), "expected a text with at least one word"),
     ],
 )
 def test_errors_say_what_was_expected_and_what_came(call: Any, message: str) -> None:

@@ -104,7 +104,7 @@ def test_token_ids_need_no_tokenizer() -> None:
     shown = view.heads(model, [3, 4, 5, 6])
     assert shown.stacks[0].queries.tokens == ("3", "4", "5", "6")
     assert shown.stacks[2].queries.tokens[0] == "499"
-    with pytest.raises(NpformerError, match="without a token"):
+    with pytest.raises(NpformerError, match="without tokens"):
         view.heads(model, [])
 
 
