@@ -241,7 +241,7 @@ def test_regression_explains_the_output() -> None:
     model = tiny.model("distilbert", labels=("score",), problem_type="regression", dtype=np.float64)
     shown = method(view.attribution(model, TEXT), "Integrated gradients")
     assert sums(shown.about)[2] == pytest.approx(float(trace(model, TEXT)["logits"][0]), abs=5e-5)
-    assert "the model's output goes from" in shown.about
+    assert "the model's output changed from" in shown.about
 
 
 def test_under_an_edit_no_gradient_is_offered() -> None:
