@@ -185,7 +185,7 @@ def integrated(
     scores = _by_token(way, mean)
     start, end, total = slope(model, [text], explained, baseline).values[0], here.values[0], scores.sum()
     about = f"The gradient of {explained.what} by each token's embedding, averaged over {steps} points on the path from"
-    about += f" {named}, times the change. The scores sum to {total:z.4f}; {explained.what} changed from {start:z.4f} to"
+    about += f" {named}, times the step. The scores sum to {total:z.4f}; {explained.what} changed from {start:z.4f} to"
     about += f" {end:z.4f}, by {end - start:z.4f}; the sum is off by {abs(total - (end - start)):.1g}."
     return on_tokens("Integrated gradients", about, columns, scores, signed=True)
 

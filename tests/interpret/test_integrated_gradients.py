@@ -132,7 +132,7 @@ def test_the_error_falls_with_the_square_of_the_places() -> None:
         found = re.search(r"off by (\S+)\.$", shown.about)
         assert found
         errors.append(float(found[1]))
-        assert f"averaged over {steps} places" in shown.about
+        assert f"averaged over {steps} points" in shown.about
     assert errors[0] / errors[1] == pytest.approx(4, rel=0.3)  # one digit of each is printed
     assert errors[1] / errors[2] == pytest.approx(4, rel=0.3)
 
