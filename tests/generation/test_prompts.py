@@ -21,6 +21,7 @@ from tests.support import tiny
 pytestmark = pytest.mark.numbers
 
 START, END = 1, 0
+DTYPES = ("float32", "float64")
 #: Families that write beside GPT-2: BERT's layers, tables narrower than the layers, positions after padding's, a decoder.
 OF_FAMILY: dict[str, dict[str, int]] = {
     "bert": {"n_token_types": 2},
@@ -50,10 +51,10 @@ SEARCHES: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize(
-    ("search", "family"),
-    [(each, "gpt2") for each in SEARCHES] + [(each, name) for name in OF_FAMILY for each in SEARCHES[:2]],
+    ("search", "family", "dtype"),
+    [(each, "gpt2", dtype) for each in SEARCHES for dtype in DTYPES]
+    + [(each, name, dtype) for name in OF_FAMILY for each, dtype in zip(SEARCHES, DTYPES, strict=False)],
 )
 def test_steps_after_ragged_prompts_have_the_bits_of_whole_passes(
     search: dict[str, Any], family: str, dtype: str
