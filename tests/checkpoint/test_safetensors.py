@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from npformer.checkpoint.safetensors import check_sums, read_tensors, write_tensors
-from npformer.checkpoint.storage import BFLOAT16, load
+from npformer.checkpoint.storage import BFLOAT16, converted
 from npformer.common.errors import NpformerError
 
 RNG = np.random.default_rng(0)
@@ -135,7 +135,7 @@ def test_bfloat16(tmp_path):
     bits = np.arange(0, 2**16, 997, dtype=np.uint16)
     header = {"x": {"dtype": "BF16", "shape": [len(bits)], "data_offsets": [0, bits.nbytes]}}
     arrays, _ = read_tensors(write(tmp_path / "a.safetensors", header, bits.tobytes()))
-    assert np.array_equal(load(arrays["x"], np.dtype(np.float32)).view(np.uint32) >> 16, bits)
+    assert np.array_equal(converted(arrays["x"], np.dtype(np.float32)).view(np.uint32) >> 16, bits)
     write_tensors(tmp_path / "b.safetensors", arrays, {})
     with safetensors.safe_open(tmp_path / "b.safetensors", "np") as file:
         assert file.get_slice("x").get_dtype() == "BF16"

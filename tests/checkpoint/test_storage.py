@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from npformer.checkpoint import storage
-from npformer.checkpoint.storage import BFLOAT16, load, open_buffer, view
+from npformer.checkpoint.storage import BFLOAT16, converted, open_buffer, view
 from npformer.common.errors import NpformerError
 
 F4 = np.dtype("<f4")
@@ -77,8 +77,8 @@ def test_empty_and_scalar(buffer):
     scalar = view(buffer, (4, 8), F4, [])
     assert scalar.shape == ()
     assert scalar == 1
-    assert load(scalar, np.dtype(np.float64)) == 1
-    assert load(view(buffer, (0, 0), F4, [0, 3]), np.dtype(np.float64)).shape == (0, 3)
+    assert converted(scalar, np.dtype(np.float64)) == 1
+    assert converted(view(buffer, (0, 0), F4, [0, 3]), np.dtype(np.float64)).shape == (0, 3)
 
 
 def test_files_that_cannot_be_mapped(tmp_path):
@@ -101,15 +101,15 @@ def test_half_precision_widens_exactly():
     halves = bits.view(np.float16)
     finite = halves[np.isfinite(halves)].reshape(-1, 496)  # NumPy widens a block with others in it
     for array in (halves, finite, finite.T):
-        widened = load(array, F4)
+        widened = converted(array, F4)
         assert np.array_equal(widened, array.astype(np.float32), equal_nan=True)
         assert np.array_equal(np.signbit(widened), np.signbit(array))
     brains = bits.view(BFLOAT16).reshape(256, 256)
     for array in (brains, brains.T):
-        widened = load(array, F4)
+        widened = converted(array, F4)
         assert np.array_equal(widened.view(np.uint32) >> 16, array["bfloat16"])
         assert not (widened.view(np.uint32) & 0xFFFF).any()
-        assert np.array_equal(load(array, np.dtype(np.float64)), widened.astype(np.float64), equal_nan=True)
+        assert np.array_equal(converted(array, np.dtype(np.float64)), widened.astype(np.float64), equal_nan=True)
 
 
 def test_float16_widens_exactly_where_a_thread_takes_small_numbers_for_0(monkeypatch):
@@ -118,7 +118,7 @@ def test_float16_widens_exactly_where_a_thread_takes_small_numbers_for_0(monkeyp
     halves = np.array([1e-5, -3e-6, 6e-8, 0.5], np.float16)
     monkeypatch.setattr(storage, "_has_subnormals", lambda: False)
     monkeypatch.setattr(storage, "_widen_float16", None)
-    assert np.array_equal(load(halves, F4), halves.astype(np.float32))
+    assert np.array_equal(converted(halves, F4), halves.astype(np.float32))
 
 
 @pytest.mark.parametrize("shape", [(200, 3), (3, 200), (64, 64), (65, 129), (1, 1)])
@@ -126,7 +126,7 @@ def test_float16_widens_exactly_where_a_thread_takes_small_numbers_for_0(monkeyp
 def test_a_transposing_copy(shape, dtype):
     array = np.random.default_rng(0).normal(size=shape).astype(dtype)
     for target in (np.float32, np.float64):
-        copy = load(array.T, np.dtype(target))
+        copy = converted(array.T, np.dtype(target))
         assert np.array_equal(copy, array.T.astype(target))
         assert copy.flags.c_contiguous
         assert not copy.flags.writeable
@@ -134,10 +134,10 @@ def test_a_transposing_copy(shape, dtype):
 
 def test_what_fits_already_is_not_copied(buffer):
     array = view(buffer, (0, 64), F4, [4, 4])
-    assert load(array, F4).base is array or load(array, F4).base is buffer
+    assert converted(array, F4).base is array or converted(array, F4).base is buffer
     unaligned = view(buffer, (1, 61), F4, [15])
     assert not unaligned.flags.aligned
-    assert load(unaligned, F4).flags.aligned
+    assert converted(unaligned, F4).flags.aligned
     writeable = np.zeros(3, np.float32)
-    assert not load(writeable, F4).flags.writeable
+    assert not converted(writeable, F4).flags.writeable
     assert writeable.flags.writeable

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from npformer.checkpoint.storage import load
+from npformer.checkpoint.storage import converted
 from npformer.checkpoint.torch_file import read_torch
 from npformer.common.errors import NpformerError
 from tests.support.torch_writer import (
@@ -38,7 +38,7 @@ def assert_equal(arrays, values):
     for name, array in arrays.items():
         expected = values[name]
         if "bfloat16" in name:
-            array = load(array, np.dtype(np.float32))
+            array = converted(array, np.dtype(np.float32))
         assert (array.dtype, array.shape) == (expected.dtype, expected.shape), name
         assert array.tobytes() == expected.tobytes(), name  # every bit, signed zeros and NaNs too
         assert not array.flags.writeable
