@@ -20,6 +20,7 @@ from npformer.activations import ACTIVATIONS, gelu
 from npformer.checkpoint import flatten, unflatten
 from npformer.common.errors import NpformerError
 from npformer.embeddings import Embeddings
+from npformer.families import parts_of
 from npformer.golden.mistakes.precision import half
 from npformer.interpret.edits import edit
 from npformer.interpret.traces import trace
@@ -127,10 +128,12 @@ def activation_made(wrong: Callable[..., np.ndarray]) -> Callable[[Model, list[T
     def made(model: Model, texts: list[Text]) -> Made:
         right = ACTIVATIONS["gelu"]
         ACTIVATIONS["gelu"] = wrong
+        parts_of.cache_clear()  # a model's parts hold its activation
         try:
             yield model, texts
         finally:
             ACTIVATIONS["gelu"] = right
+            parts_of.cache_clear()
 
     return made
 
