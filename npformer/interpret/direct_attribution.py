@@ -74,7 +74,7 @@ class LogitAttribution:
     lens: np.ndarray
     lens_logit: np.ndarray  # (n_layers + 1,) of these the number that is explained
     lens_labels: tuple[str, ...]  # the label or word with the largest logit after the embeddings and each layer
-    source_heads: int = 0  # of the heads, the last so many, which attend to the encoder's output
+    source_heads: int = 0  # number of heads, the last ones, that attend to the encoder's output
     convolution: np.ndarray = field(default_factory=lambda: np.zeros(0))  # (0,) without one
 
     @property
@@ -97,7 +97,7 @@ class LogitAttribution:
 
     @property
     def total(self) -> float:
-        """The sum of all parts and biases, which is the logit but for rounding."""
+        """The sum of all parts and biases: the logit, up to rounding."""
         return float(self.words.sum() + sum(self.biases.values()))
 
     def _biases_of_layers(self) -> np.ndarray:
@@ -159,7 +159,7 @@ def logit_attribution(
     position: int | None = None,
     against: str | int | None = None,
 ) -> LogitAttribution:
-    """Takes a logit apart into what the embeddings, each head, each FFN and each word add to it.
+    """Decomposes a logit into the contributions of the embeddings, each head, each FFN and each word.
 
     The parts add up to the logit. They are exact for layer norms whose means and deviations are held (a later norm
     scales what an earlier layer wrote), and for a held factor act(h) / h in the head.
@@ -173,7 +173,7 @@ def logit_attribution(
     label : str or int, optional
         The label or word to explain; by default the model's answer. For spans "start" (the default) or "end".
     position : int, optional
-        For a head on tokens, the token whose logit is meant; by default the masked word, if there is one, and for
+        For a head on tokens, the token of the logit; by default the masked word, if there is one, and for
         causal-lm the last token, after which the next word comes.
     against : str or int, optional
         Another label, whose logit is subtracted: with two labels the difference is the log-odds.
@@ -204,7 +204,7 @@ def logit_attribution(
     check_model("logit_attribution", model, Model)
     recorded = trace(model, text)
     if isinstance(recorded.ids, list):
-        raise NpformerError("logit_attribution: expected one text; call it for each of several")
+        raise NpformerError("logit_attribution: expected one text; call it once per text")
     config = model.config
     names = ("start_logits", "end_logits") if config.head == "question-answering" else ("logits",)
     answers = {name: recorded[name] for name in names if name in recorded}
@@ -214,9 +214,7 @@ def logit_attribution(
     label = "start" if config.head == "question-answering" and label is None else label
     wanted = logits_asked(model, label, position, answers, **asked)
     if len(wanted) != 1:  # a head on tokens
-        raise NpformerError(
-            f"logit_attribution: position: expected the token to explain, one of {len(wanted)}, got none"
-        )
+        raise NpformerError(f"logit_attribution: position: expected the token to explain, one of {len(wanted)}")
     (logit,) = wanted
     subtracted = logits_asked(model, against, position, answers, **asked) if against is not None else []
     if logit in subtracted:
@@ -292,7 +290,7 @@ class _Walk:
         )
 
     def tokens(self) -> tuple[str, ...]:
-        """The tokens that are read: those of the stack, and the last, which the encoder alone has read."""
+        """The tokens of the stack, and the last token, read by the encoder only."""
         own = self.stages.tokens or list(map(str, range(len(self.stages.ids))))
         return (*own[:1], *(self.stages.key_tokens or ())) if self.at else tuple(own)
 
