@@ -127,7 +127,7 @@ def module(config: Config, name: str) -> str:
 
 
 def _group(config: Config, name: str) -> str:
-    """Returns the group of weights whose output a stage is, if there is one of this name."""
+    """Returns the name of the group of weights that outputs a stage: mostly the name of the stage."""
     return "head.output" if name == "logits" and config.head not in COLUMNS else name
 
 

@@ -131,7 +131,7 @@ class TextGeneration(Writing):
         yield from self.writing(text, **options)
 
     def writing(self, text: str, **options: Any) -> Writer:
-        """The same, with the number of tokens so far, and at the end why it ended."""
+        """The same, with the number of tokens so far, and finally the reason for the end."""
         settled: TextGenerationOptions = self.settle(self.options, {"num_beams": 1, **options})
         prompt = self.source(text, settled)
         if prompt.truncated:
