@@ -155,7 +155,7 @@ def test_budgets_are_so_tight_that_a_mistake_is_out_of_them(mistake: Mistake) ->
         stage = "logits" if "logits" in truth else ""
         port = Port(model.config, weights, texts, stage, [], frozenset(names), max(lengths), lengths, known=names)
         right = run(port, dtype=np.float32)
-        for _, wrong in mistake.ways(port) if mistake in of_model(model.config, weights) else ():
+        for _, wrong in mistake.ways(port) if mistake in of_model(model.config) else ():
             found = run(wrong, dtype=np.float32)
             if any(not np.array_equal(flat(found[name]), flat(right[name])) for name in truth):
                 over = torch_values.over_budget
