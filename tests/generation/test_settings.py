@@ -98,7 +98,7 @@ def test_an_older_name_for_the_first_forced_token_counts(tmp_path: Path) -> None
             "transformers-community/constrained-beam-search; use bad_words_ids, .*; leave it out",
         ),
         ({"diversity_penalty": 0.5}, "0.5 is not supported: .*transformers-community/group-beam-search; leave it out"),
-        ({"stop_strings": "a"}, "stop_strings: 'a' is not supported: the text-generation task has it"),
+        ({"stop_strings": "a"}, "stop_strings: 'a' is not supported: only the text-generation task has it"),
         ({"seed": -1}, "seed: expected a whole number from 0"),
     ],
 )
