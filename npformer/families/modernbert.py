@@ -54,9 +54,10 @@ class ModernBert(EncoderTable):
         }
 
     def stack(self, config: Config) -> Stack:
-        wide = (Rotary(config.rotary_theta, config.d_head),)
-        near = (Rotary(config.local_theta, config.d_head), Window(config.window // 2))
-        layers = [near if config.is_local(i) else wide for i in range(config.n_layers)]
+        thetas = config.rotary_theta, config.local_theta  # 0 for null in older files: no rotation
+        wide, near = (tuple([Rotary(theta, config.d_head)] if theta else []) for theta in thetas)
+        window = (Window(config.window // 2),) if config.window else ()
+        layers = [(*near, *window) if config.is_local(i) else wide for i in range(config.n_layers)]
         return stack_of(config, layers, gated=True)
 
     def write_config(self, config: Config) -> dict[str, Any]:

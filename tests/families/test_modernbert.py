@@ -12,7 +12,7 @@ import pytest
 from npformer import load, pipeline
 from npformer.checkpoint import convert
 from npformer.common.errors import NpformerError
-from npformer.families import read_config, write_config
+from npformer.families import parts_of, read_config, write_config
 from npformer.interpret.direct_attribution import logit_attribution
 from npformer.interpret.traces import trace
 from npformer.mechanisms.rotary import rotary_angles, rotate
@@ -151,3 +151,10 @@ def test_a_tokenizer_that_falls_back_to_bytes_and_marks_spaces(tmp_path: Path) -
         *("<bos>", "in", "▁the", "▁", "é", "▁", "<0xC3>", "<0xBC>", "<eos>")
     ]
     assert tokenizer.encode("the", "hat").tokens == ["<bos>", "the", "<eos>", "h", "a", "t", "<eos>"]
+
+
+def test_a_file_with_null_for_both_bases_has_windows_and_no_rotation() -> None:
+    config = read_config(described(global_rope_theta=None, local_rope_theta=None, rope_parameters=None))
+    assert [type(each).__name__ for each in parts_of(config).stack.mechanisms] == ["Window"]
+    with pytest.raises(NpformerError, match=r"local_layers=.*: a modernbert model has no Window attention"):
+        parts_of(tiny.config("modernbert", "base", window=0))
