@@ -76,7 +76,7 @@ def test_what_is_wrong_is_named_by_its_option(folder: Path, capsys: pytest.Captu
     assert "--model: missing; give the folder or Hugging Face id of a causal language model" in error
     assert "gpt2-austen" in error
     for options, message in {
-        ("--greedy", "--best", "3"): "--best: 3 targets need as many beams, or no --greedy",
+        ("--greedy", "--best", "3"): "--best: 3 sequences need as many beams, or no --greedy",
         ("--max-new-tokens", "99"): "--max-new-tokens: expected a whole number from 1 to 64",
         ("--temperature", "0"): "temperature: expected a number from 1e-06",
         ("--stop", ""): "--stop: expected non-empty texts",
