@@ -235,7 +235,7 @@ def test_translate_writes_json_and_the_best_of_several(in_json: Path, capsys: py
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--best", "3", "--beams", "1"], "--best: 3 targets need as many beams, or --sample; --beams is 1"),
+        (["--best", "3", "--beams", "1"], "--best: 3 sequences need as many beams, or --sample; --beams is 1"),
         (["--max-tokens", "9999"], "--max-tokens: expected a whole number from 1 to 64, got 9999"),
         (["--length-penalty", "99"], "--length-penalty: expected a number from -50 to 50, got 99.0"),
         (["--sample", "--beams", "2"], "--beams: sampling needs num_beams=1; use no --sample for beam search"),
