@@ -23,7 +23,9 @@ def project(embeddings: Any, method: str = "pca", dimensions: int = 2, seed: int
     one_of("method", method, METHODS)
     rows = np.asarray(embeddings if not hasattr(embeddings, "texts") else _first_tokens(embeddings))
     if rows.ndim != 2 or not 1 <= dimensions <= min(rows.shape):
-        raise NpformerError(f"project: expected at least {dimensions} rows (N, D), got {rows.shape}")
+        raise NpformerError(
+            f"project: expected rows (N, D), N and D at least dimensions, {dimensions}, got {rows.shape}"
+        )
     if method == "tsne":
         return _tsne(rows, dimensions, seed)
     left, values, right = np.linalg.svd(rows - rows.mean(axis=0), full_matrices=False)

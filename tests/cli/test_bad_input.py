@@ -67,7 +67,7 @@ def test_a_model_that_is_not_there_is_bad_input(command):
 def test_a_model_of_another_task_is_bad_input(models):
     code, _, errors = run("tag", "-m", models["classify"], "x")
     assert code == 1
-    assert "takes a token-classification model" in errors
+    assert "expected a token-classification model" in errors
 
 
 def test_texts_that_are_cut_are_named(models):

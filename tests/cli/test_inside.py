@@ -210,7 +210,7 @@ def test_golden_compare_without_the_model_has_no_diagnosis(folder: Path, tmp_pat
     assert run(golden_command, ["compare", path, tmp_path / "t.safetensors"]) == 3
     assert "no diagnosis: ./elsewhere" in capsys.readouterr().out
     other = tiny.folder(tmp_path / "other", "bert", seed=1, n_layers=3)
-    with pytest.raises(NpformerError, match="not the weights that the golden file"):
+    with pytest.raises(NpformerError, match="whose weights differ from this model's"):
         run(golden_command, ["compare", path, tmp_path / "t.safetensors", "-m", other])
 
 

@@ -323,7 +323,7 @@ def test_a_folder_without_files_or_with_other_columns_is_refused(classify, tmp_p
         map(classify, source, tmp_path / "o.csv", column="text")
     written(source / "b.parquet", pa.table({"text": ["a"], "x": [1]}))
     (source / "b.csv").unlink()
-    with pytest.raises(NpformerError, match=r"b\.parquet: column 'x' is int64, in a\.csv it is string"):
+    with pytest.raises(NpformerError, match=r"b\.parquet: column 'x' is int64, but string in a\.csv"):
         map(classify, source, tmp_path / "o.csv", column="text")
 
 

@@ -207,7 +207,7 @@ def test_a_second_run_on_one_output_is_told(classify, source, tmp_path):
         ("in/out", "the output overlaps the input"),
         ("in", "the output overlaps the input"),
         (".", "the output overlaps the input"),
-        ("pipe.jsonl", r"pipe\.jsonl: not a regular file or folder, .*; write out\.jsonl, then send it on"),
+        ("pipe.jsonl", r"pipe\.jsonl: not a regular file or folder, .*; write to a file such as out\.jsonl first"),
         ("/dev/stdout", "/dev/stdout: not a regular file or folder"),
         ("bare", "bare: not a regular file or folder"),
         ("out.txt", "unknown suffix; supported formats"),

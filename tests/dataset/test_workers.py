@@ -113,7 +113,7 @@ def test_a_part_that_fails_is_tried_again_and_one_that_kills_is_named(classify, 
         made.scheduler.allowed_failures = 0
         client.register_plugin(Deadly("not my music"))
         with pytest.raises(
-            NpformerError, match=r"part \d+ of file 0 of the input: 1 workers died of it, of too little"
+            NpformerError, match=r"part \d+ of file 0 of the input: 1 workers died on it, possibly out of memory"
         ):
             map(classify, source_of_500, tmp_path / "dead", column="text", part_rows=10, client=client)
     map(classify, source_of_500, tmp_path / "dead", column="text", part_rows=10)

@@ -189,7 +189,7 @@ def test_another_summary_is_refused_by_name_where_it_is_read(field: str, value: 
 
 def test_a_head_for_choices_is_not_written_alone_nor_read_where_there_is_none(tmp_path: Path) -> None:
     config, tree = load_folder(double(tmp_path / "m"), head="multiple-choice")
-    with pytest.raises(NpformerError, match="Transformers has no gpt2 with a multiple-choice head alone"):
+    with pytest.raises(NpformerError, match="Transformers has no class for gpt2 with only a multiple-choice head"):
         write_model(tmp_path / "new", {}, config, tree)
     with pytest.raises(NpformerError, match="keep the original checkpoint"):
         trace(npformer.Model(config, tree), [5, 6]).save(tmp_path / "new")

@@ -238,7 +238,7 @@ def test_translate_writes_json_and_the_best_of_several(in_json: Path, capsys: py
         (["--best", "3", "--beams", "1"], "--best: 3 sequences need as many beams, or --sample; --beams is 1"),
         (["--max-tokens", "9999"], "--max-tokens: expected a whole number from 1 to 64, got 9999"),
         (["--length-penalty", "99"], "--length-penalty: expected a number from -50 to 50, got 99.0"),
-        (["--sample", "--beams", "2"], "--beams: sampling needs num_beams=1; use no --sample for beam search"),
+        (["--sample", "--beams", "2"], "--beams: sampling needs --beams=1; use no --sample for beam search"),
     ],
 )
 def test_an_error_of_translate_names_the_option_that_was_given(
@@ -313,7 +313,7 @@ def test_a_text_that_sentencepiece_makes_too_long_is_refused(folder: Path) -> No
     tokenizer = npformer.load(folder, limits=Limits(characters=1000)).tokenizer
     assert len(tokenizer.encode("a" * 30)) > len(tokenizer.encode("c" * 1000)) > 1
     for text in ("a" * 1000, ("a" * 35 + "</s>") * 25):
-        with pytest.raises(NpformerError, match=r"source\.spm: a text of \d+ characters becomes more than 8000"):
+        with pytest.raises(NpformerError, match=r"source\.spm: a text of \d+ characters becomes longer than 8000"):
             tokenizer.encode(text)
 
 

@@ -98,7 +98,7 @@ def test_a_trace_whose_logits_are_not_its_labels_is_refused(tmp_path: Path) -> N
     (tmp_path / "a.safetensors").write_bytes(records.trace())
     arrays, metadata = load_arrays(tmp_path / "a.safetensors")
     save_arrays(tmp_path / "b.safetensors", {**arrays, "0/logits": np.ones(5, np.float32)}, metadata)
-    with pytest.raises(npformer.NpformerError, match="logits: expected one for each of 2 labels"):
+    with pytest.raises(npformer.NpformerError, match="logits: expected one per label, 2"):
         npformer.Trace.load(tmp_path / "b.safetensors")
 
 
