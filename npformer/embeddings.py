@@ -16,14 +16,12 @@ from npformer.direction import Direction
 from npformer.functions import (
     embedding,
     embedding_backward,
-    layer_norm,
-    layer_norm_backward,
     linear,
     linear_backward,
 )
 from npformer.group import Group
 from npformer.multi_head import Linear
-from npformer.norms import LayerNorm
+from npformer.norms import LAYER_NORM, LayerNorm
 from npformer.runtime.packing import Batch
 from npformer.stage import Stage, within
 from npformer.tape import Stages
@@ -72,8 +70,8 @@ def embeddings(
     norm: Linear | None = None,
     segment: Mapping[str, np.ndarray] | None = None,
     project: Linear | None = None,
-    eps: float = 1e-12,
     scale: float = 1.0,
+    normalize: LayerNorm = LAYER_NORM,
 ) -> np.ndarray:
     """Normalize(scale * token [+ position] [+ segment]) [W + b], from rows of the tables: (T,), (T,), (T,) -> (T, D).
 
@@ -91,7 +89,7 @@ def embeddings(
             )
             total = total + rows if position is None else np.add(total, rows, out=total)
         total = tap("sum", total)
-        x = total if norm is None else tap("norm", layer_norm(total, **norm, eps=eps, out=spare(total)))
+        x = total if norm is None else tap("norm", normalize(total, out=spare(total), **norm))
         return x if project is None else tap("project", linear(x, **project))
 
 
@@ -106,9 +104,9 @@ def embeddings_backward(
     norm: Linear | None = None,
     segment: Mapping[str, np.ndarray] | None = None,
     project: Linear | None = None,
-    eps: float = 1e-12,
     scale: float = 1.0,
     padding_idx: int | None = None,
+    normalize: LayerNorm = LAYER_NORM,
 ) -> dict[str, Any]:
     """Backward of `embeddings`: the gradients of the tables, as `SparseRows`, and of norm and project.
 
@@ -120,7 +118,7 @@ def embeddings_backward(
         normed = stages["sum" if norm is None else "norm"]
         grad, grads["project"] = linear_backward(stages.through_edit("project", grad), normed, **project)
     if norm is not None:
-        grad, grads["norm"] = layer_norm_backward(stages.through_edit("norm", grad), stages["sum"], **norm, eps=eps)
+        grad, grads["norm"] = normalize.backward(stages.through_edit("norm", grad), stages["sum"], **norm)
     grad = stages.through_edit("sum", grad)
     d_token = stages.through_edit("token", grad)
     trained = slice(None) if padding_idx is None else ids != padding_idx
@@ -134,7 +132,7 @@ def embeddings_backward(
     return grads
 
 
-def embeddings_pull(direction: Direction, at: str, tables: Mapping[str, Any], eps: float) -> dict[str, float]:
+def embeddings_pull(direction: Direction, at: str, tables: Mapping[str, Any], normalize: LayerNorm) -> dict[str, float]:
     """The part of each table in a logit, whose direction is that in the output of `embeddings`.
 
     at: the beginning of the stages' names.
@@ -142,12 +140,12 @@ def embeddings_pull(direction: Direction, at: str, tables: Mapping[str, Any], ep
     if "project" in tables:
         direction.linear(f"{at}project", tables["project"])
     if "norm" in tables:
-        LayerNorm(eps).pull(direction, f"{at}norm", f"{at}sum", **tables["norm"])
+        normalize.pull(direction, f"{at}norm", f"{at}sum", **tables["norm"])
     names = [name for name in ("token", "position", "segment") if name in tables]
     return {name: float(direction.u @ direction.at(at + name)) for name in names}
 
 
-def embeddings_stages(groups: Collection[str]) -> list[Stage]:
+def embeddings_stages(groups: Collection[str], normalize: LayerNorm = LAYER_NORM) -> list[Stage]:
     """The stages of `embeddings` in firing order. groups: names of the tables, and of the norm and the projection."""
     rows, function = "(T, E)", "functions.embedding"
     found = [
@@ -159,7 +157,7 @@ def embeddings_stages(groups: Collection[str]) -> list[Stage]:
     parents = tuple([each.name for each in found])
     found.append(Stage("sum", rows, "token + position [+ segment]", "embeddings.embeddings", parents=parents))
     if "norm" in groups:
-        found.append(LayerNorm.stage("norm", "sum", "sum", "X", rows, "hook_full_embed"))
+        found.append(normalize.stage("norm", "sum", "sum", "X", rows, "hook_full_embed"))
     if "project" in groups:
         parents = (found[-1].name,)
         found.append(Stage("project", "(T, D)", "X = Normalize(sum) W + b", "functions.linear", parents=parents))
@@ -172,7 +170,7 @@ class Embeddings:
 
     Parameters
     ----------
-    eps : float, of the norm
+    norm : of the sum, where its weights are given
     scale : float, of the tokens' rows
     first_position : int, row of the position table for a text's first token
     padding_idx : int, a token whose row is not trained, optional
@@ -180,7 +178,7 @@ class Embeddings:
     width : int, of the tables
     """
 
-    eps: float = 1e-12
+    norm: LayerNorm = LAYER_NORM
     scale: float = 1.0
     first_position: int = 0
     padding_idx: int | None = None
@@ -198,13 +196,14 @@ class Embeddings:
 
     def __call__(self, ids: np.ndarray, batch: Batch, weights: Mapping[str, Any]) -> np.ndarray:
         positions = batch.positions + self.first_position
-        return embeddings(ids, positions, batch.token_type_ids, **weights["embeddings"], eps=self.eps, scale=self.scale)
+        tables = weights["embeddings"]
+        return embeddings(ids, positions, batch.token_type_ids, **tables, normalize=self.norm, scale=self.scale)
 
     def backward(self, grad: np.ndarray, stages: Stages, batch: Batch, weights: Mapping[str, Any]) -> dict[str, Any]:
         """Backward of `__call__`: the gradients of the weights."""
         return embeddings_backward(
             grad, stages, batch.ids, batch.positions + self.first_position, batch.token_type_ids,
-            **weights["embeddings"], eps=self.eps, scale=self.scale, padding_idx=self.padding_idx,
+            **weights["embeddings"], normalize=self.norm, scale=self.scale, padding_idx=self.padding_idx,
         )  # fmt: skip
 
     @staticmethod
@@ -213,6 +212,5 @@ class Embeddings:
         tables = weights["embeddings"]
         return f"embeddings.{'project' if 'project' in tables else 'norm' if 'norm' in tables else 'sum'}"
 
-    @staticmethod
-    def stages(weights: Mapping[str, Any]) -> list[Stage]:
-        return embeddings_stages(weights["embeddings"])
+    def stages(self, weights: Mapping[str, Any]) -> list[Stage]:
+        return embeddings_stages(weights["embeddings"], self.norm)

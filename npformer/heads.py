@@ -15,10 +15,10 @@ import numpy as np
 from npformer import group
 from npformer.activations import BACKWARDS, gelu
 from npformer.blocks.block import Activation
-from npformer.functions import layer_norm, layer_norm_backward, linear, linear_backward
+from npformer.functions import linear, linear_backward
 from npformer.group import Group
 from npformer.multi_head import Linear
-from npformer.norms import LayerNorm
+from npformer.norms import LAYER_NORM, LayerNorm
 from npformer.runtime.packing import split_rows
 from npformer.stage import Stage
 from npformer.tape import Stages
@@ -106,7 +106,13 @@ def mean_rows_backward(grad: np.ndarray, lengths: np.ndarray) -> np.ndarray:
     return np.repeat(grad / lengths[:, None].astype(grad.dtype), lengths, axis=0)
 
 
-def transform(x: np.ndarray, activation: Activation, hidden: Linear, norm: Linear, eps: float = 1e-12) -> np.ndarray:
+def transform(
+    x: np.ndarray,
+    activation: Activation,
+    hidden: Linear,
+    norm: Linear,
+    normalize: LayerNorm = LAYER_NORM,
+) -> np.ndarray:
     """Normalize(act(x W + b)), (..., D) -> (..., E): below the logits of words, and of ModernBERT below all.
 
     The logits are Normalize(act(x W + b)) E^T + c, E the table of token embeddings. Devlin et al., 2019, section 3.1.
@@ -114,7 +120,7 @@ def transform(x: np.ndarray, activation: Activation, hidden: Linear, norm: Linea
     with scope("head"):
         h = tap("hidden", linear(x, **hidden))
         h = tap("activation", activation(h, out=spare(h)))
-        return tap("norm", layer_norm(h, **norm, eps=eps, out=spare(h)))
+        return tap("norm", normalize(h, out=spare(h), **norm))
 
 
 def transform_backward(
@@ -124,17 +130,17 @@ def transform_backward(
     activation: Activation,
     hidden: Linear,
     norm: Linear,
-    eps: float = 1e-12,
+    normalize: LayerNorm = LAYER_NORM,
 ) -> tuple[np.ndarray, dict[str, Any]]:
     """Backward of `transform`: dx (..., D) and the gradients of W, b and the norm."""
     stages = stages.within("head")
-    grad, d_norm = layer_norm_backward(stages.through_edit("norm", grad), stages["activation"], **norm, eps=eps)
+    grad, d_norm = normalize.backward(stages.through_edit("norm", grad), stages["activation"], **norm)
     grad = BACKWARDS[activation](stages.through_edit("activation", grad), stages["hidden"])
     grad, d_hidden = linear_backward(stages.through_edit("hidden", grad), x, **hidden)
     return grad, {"hidden": d_hidden, "norm": d_norm}
 
 
-def transform_stages(x: str, activation: Activation, norm: bool = True) -> list[Stage]:
+def transform_stages(x: str, activation: Activation, norm: LayerNorm | None) -> list[Stage]:
     """The stages of `transform`, of rows that are stage x; without the norm those below `replaced_tokens`' logits."""
     function = f"activations.{activation.__name__}"
     found = [
@@ -142,8 +148,9 @@ def transform_stages(x: str, activation: Activation, norm: bool = True) -> list[
         Stage("head.activation", "(T, E)", "act(hidden)", function, parents=("head.hidden",)),
     ]
     hook = "mlm_head.ln.hook_normalized"
-    normed = LayerNorm.stage("head.norm", "activation", "head.activation", shape="(T, E)", hook=hook)
-    return [*found, normed] if norm else found
+    if norm is None:
+        return found
+    return [*found, norm.stage("head.norm", "activation", "head.activation", shape="(T, E)", hook=hook)]
 
 
 def replaced_tokens(x: np.ndarray, activation: Activation, hidden: Linear, output: Linear) -> np.ndarray:
@@ -228,19 +235,19 @@ class Transform:
 
     def __call__(self, read: np.ndarray, weights: Weights) -> np.ndarray:
         rows, head = tap("pooled", read) if self.of_texts else read, weights["head"]
-        return transform(rows, self.activation, head["hidden"], head["norm"], eps=self.norm.eps)
+        return transform(rows, self.activation, head["hidden"], head["norm"], normalize=self.norm)
 
     def backward(
         self, grad: np.ndarray, stages: Stages, read: np.ndarray, weights: Weights
     ) -> tuple[np.ndarray, dict[str, Any]]:
         rows, head = stages["pooled"] if self.of_texts else read, weights["head"]
         layers = head["hidden"], head["norm"]
-        grad, d_head = transform_backward(grad, stages, rows, self.activation, *layers, eps=self.norm.eps)
+        grad, d_head = transform_backward(grad, stages, rows, self.activation, *layers, normalize=self.norm)
         return stages.through_edit("pooled", grad) if self.of_texts else grad, {"head": d_head}
 
     def stages(self, x: str) -> list[Stage]:
         found = [pooled_stage(x)] if self.of_texts else []
-        return [*found, *transform_stages("pooled" if self.of_texts else x, self.activation)]
+        return [*found, *transform_stages("pooled" if self.of_texts else x, self.activation, self.norm)]
 
 
 @dataclass(frozen=True)
@@ -356,7 +363,7 @@ class ReplacedTokens(Head):
         return replaced_tokens_backward(grads["logits"], stages, rows, self.activation, **head)
 
     def _stages(self, x: str) -> list[Stage]:
-        return [*transform_stages(x, self.activation, norm=False), classify_stage("head.activation")]
+        return [*transform_stages(x, self.activation, None), classify_stage("head.activation")]
 
 
 @dataclass(frozen=True)

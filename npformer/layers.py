@@ -21,7 +21,7 @@ from npformer.direction import Direction
 from npformer.group import Group
 from npformer.mechanisms.mechanism import Mechanism
 from npformer.mechanisms.placed import add_up
-from npformer.norms import LayerNorm
+from npformer.norms import LAYER_NORM, LayerNorm
 from npformer.stage import EMBEDDED, INPUT, SOURCE, Stage, within
 from npformer.tape import Stages
 from npformer.taps import scope, spare, tap
@@ -43,7 +43,7 @@ class Layer:
     """
 
     blocks: tuple[tuple[str, Block], ...]
-    norm: LayerNorm = LayerNorm()  # noqa: RUF009
+    norm: LayerNorm = LAYER_NORM
     norm_first: bool = False
 
     def __call__(self, x: np.ndarray, rows: Rows, weights: Mapping[str, Any]) -> np.ndarray:
@@ -140,7 +140,7 @@ class Stack:
     """
 
     layers: tuple[Layer, ...]
-    norm: LayerNorm = LayerNorm()  # noqa: RUF009
+    norm: LayerNorm = LAYER_NORM
     after_first: Layer | None = None
 
     @cached_property

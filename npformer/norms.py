@@ -173,3 +173,6 @@ LayerNorm.mistakes = (
     ),
     Mistake("norm applied twice", "each layer norm is computed once", _norm_twice),
 )
+
+
+LAYER_NORM = LayerNorm()  # with the eps of BERT

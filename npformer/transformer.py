@@ -249,10 +249,10 @@ def stages(weights: Mapping[str, Any], config: Config) -> list[Stage]:
     """The stages of a model in firing order, each with the stages it is computed from, for a tree with its groups."""
     parts = parts_of(config)
     if parts.decoder is None:
-        found = _stages_of(parts.stack, weights)
+        found = _stages_of(parts.embeddings, parts.stack, weights)
     else:
-        encoder = within("encoder", _stages_of(parts.stack, weights["encoder"]), {}, hooks=None)
-        decoder = _stages_of(parts.decoder[1], weights["decoder"])
+        encoder = within("encoder", _stages_of(parts.embeddings, parts.stack, weights["encoder"]), {}, hooks=None)
+        decoder = _stages_of(*parts.decoder, weights["decoder"])
         found = [*encoder, *within("decoder", decoder, {SOURCE: encoder[-1].name}, hooks=None)]
     return [*found, *parts.head.stages(found[-1].name, weights)]
 
@@ -262,6 +262,6 @@ def unread(weights: Mapping[str, Any], config: Config) -> frozenset[str]:
     return frozenset(stage.name for stage in stages(weights, config) if not stage.kept)
 
 
-def _stages_of(stack: Stack, weights: Mapping[str, Any]) -> list[Stage]:
-    found = Embeddings.stages(weights)
+def _stages_of(embeddings: Embeddings, stack: Stack, weights: Mapping[str, Any]) -> list[Stage]:
+    found = embeddings.stages(weights)
     return [*found, *stack.stages(weights, found[-1].name)]

@@ -15,6 +15,7 @@ from npformer.embeddings import embeddings, sinusoidal_positions
 from npformer.encoder_layers import encoder, encoder_layer
 from npformer.functions import layer_norm, linear
 from npformer.multi_head import self_attention
+from npformer.norms import LayerNorm
 from tests.support import tiny, torch_values
 from tests.support.bits import alike
 from tests.support.draw import normal
@@ -58,7 +59,7 @@ def test_embeddings(dtype: str) -> None:
     y = embeddings(ids, positions, token_type_ids, **weights, segment={"weight": segment})
     expected = layer_norm(token[ids] + position[positions] + segment[token_type_ids], norm[0], norm[1], eps=1e-12)
     assert np.array_equal(y, expected)
-    y = embeddings(ids, positions, None, **weights, segment={"weight": segment}, eps=0.5)
+    y = embeddings(ids, positions, None, **weights, segment={"weight": segment}, normalize=LayerNorm(0.5))
     expected = layer_norm(token[ids] + position[positions] + segment[0], norm[0], norm[1], eps=0.5)
     assert np.array_equal(y, expected)
 

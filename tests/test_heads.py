@@ -8,6 +8,7 @@ import pytest
 from npformer import heads
 from npformer.activations import gelu, relu, tanh
 from npformer.functions import layer_norm, linear
+from npformer.norms import LayerNorm
 from npformer.taps import listen
 from tests.support.draw import normal
 
@@ -40,7 +41,7 @@ def test_spans() -> None:
 
 def test_masked_words() -> None:
     rows, hidden, norm, output = normal(5, 8), group(8, 8), {"weight": normal(8), "bias": normal(8)}, group(8, 11)
-    logits = heads.classify(heads.transform(rows, gelu, hidden, norm, eps=1e-3), output)
+    logits = heads.classify(heads.transform(rows, gelu, hidden, norm, normalize=LayerNorm(1e-3)), output)
     assert np.array_equal(logits, linear(layer_norm(gelu(linear(rows, **hidden)), **norm, eps=1e-3), **output))
 
 

@@ -17,11 +17,16 @@ from npformer.mechanisms import Causal, Mechanism
 from npformer.norms import LayerNorm
 
 
+def norm_of(config: Config) -> LayerNorm:
+    """The norm of all parts."""
+    return LayerNorm(config.eps)
+
+
 def embeddings_of(config: Config) -> Embeddings:
     """The embeddings of an encoder."""
     scale = math.sqrt(config.d_model) if config.scale_embedding else 1.0
     rows = (config.vocab_size, config.n_positions, config.n_token_types)
-    return Embeddings(config.eps, scale, config.first_position, config.padding_idx, *rows, config.table_width)
+    return Embeddings(norm_of(config), scale, config.first_position, config.padding_idx, *rows, config.table_width)
 
 
 def stack_of(
@@ -35,7 +40,7 @@ def stack_of(
     mechanisms: those of each layer's attention; by default causal masks if the config has them. gated: the feed-forward
     networks have a gate.
     """
-    norm, activation = LayerNorm(config.eps), ACTIVATIONS[config.activation]
+    norm, activation = norm_of(config), ACTIVATIONS[config.activation]
     each = mechanisms or [(Causal(),) if config.causal else ()] * config.n_layers
     choices = config.n_heads, activation, gated, norm, config.norm_first
     layers = [layer_of(*choices, of_layer, config.d_ffn) for of_layer in each]
@@ -44,7 +49,7 @@ def stack_of(
 
 def decoder_of(config: Config) -> tuple[Embeddings, Stack]:
     """The embeddings and layers of a decoder that reads a source."""
-    norm, activation = LayerNorm(config.eps), ACTIVATIONS[config.activation]
+    norm, activation = norm_of(config), ACTIVATIONS[config.activation]
     layer = decoder_layer_of(config.decoder.n_heads, activation, norm, config.norm_first, config.decoder.d_ffn)
     embeddings = replace(embeddings_of(config), n_tokens=config.decoder.vocab_size)
     return embeddings, Stack((layer,) * config.decoder.n_layers, norm)
@@ -57,7 +62,7 @@ def head_of(config: Config, head: str, groups: Container[str]) -> Head | HiddenS
         return HiddenStates(pooler)
     below: Pooler | Transform | None = pooler if "pooler" in groups else None
     if "head.norm" in groups:
-        below = Transform(ACTIVATIONS[config.below_head], LayerNorm(config.eps), of_texts, _width(config, head))
+        below = Transform(ACTIVATIONS[config.below_head], norm_of(config), of_texts, _width(config, head))
     if head == "replaced-token":
         return ReplacedTokens(n_outputs=config.n_outputs, activation=ACTIVATIONS[config.below_head])
     kind = Spans if head == "question-answering" else Logits

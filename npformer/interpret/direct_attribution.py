@@ -45,7 +45,6 @@ from npformer.interpret.metric import Logit, label_name, logits_asked
 from npformer.interpret.study_inputs import row_read
 from npformer.interpret.traces import Trace, trace
 from npformer.model import Model
-from npformer.norms import LayerNorm
 from npformer.runtime.packing import Text
 from npformer.transformer import head_stack
 
@@ -264,7 +263,7 @@ class _Walk:
         config, tokens = self.model.config, self.tokens()
         direction = self.head()
         parts = self.stack.pull(direction, self.at, self.weights)
-        embeddings = embeddings_pull(direction, f"{self.at}embeddings.", self.weights["embeddings"], config.eps)
+        embeddings = embeddings_pull(direction, f"{self.at}embeddings.", self.weights["embeddings"], self.stack.norm)
         count, of_source = len(parts), config.decoder.n_heads if config.decoder else 0
         heads = np.zeros((count, of_source + (of_source or config.n_heads), len(tokens)))
         own = heads.shape[1] - of_source
@@ -311,7 +310,7 @@ class _Walk:
             direction.linear("pooler", weights["pooler"])
         if "hidden" in weights["head"]:
             if "norm" in weights["head"]:
-                LayerNorm(config.eps).pull(direction, "head.norm", "head.activation", **weights["head"]["norm"])
+                self.stack.norm.pull(direction, "head.norm", "head.activation", **weights["head"]["norm"])
             direction.gate("head.hidden", "head.activation")
             direction.linear("head.hidden", weights["head"]["hidden"])
         return direction

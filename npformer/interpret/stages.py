@@ -27,7 +27,7 @@ from npformer.families import encoders, family_of
 from npformer.families.marian import LAYER as MARIAN_LAYER
 from npformer.layers import Layer
 from npformer.mechanisms import Disentangled, Rotary
-from npformer.norms import LayerNorm
+from npformer.norms import LAYER_NORM, LayerNorm
 from npformer.stage import Stage, within
 
 #: A layer with every block and mechanism that has stages, for look-ups without a model.
@@ -56,7 +56,7 @@ STAGES = (
     *_CONVOLUTION.stages({"convolution_norm": {}}),
     LayerNorm.stage("norm", "Z", ""),
     *heads.pool_stages(""),
-    *heads.transform_stages("", gelu),
+    *heads.transform_stages("", gelu, LAYER_NORM),
     heads.classify_stage(""),
     *heads.spans_stages(""),
     *map(_probabilities, ("", "start_", "end_")),
