@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from npformer.tasks.vector_search import search
     from npformer.text.inputs import Pair
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"
 
 __all__ = [
     "Config",
