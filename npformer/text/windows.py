@@ -109,7 +109,7 @@ def tokens_of_blocks(blocks: Iterable[tuple[int, int, Encoding]], most: int | No
     word = 0
     for start, first, encoding in blocks:
         if most is not None and sum(map(len, parts)) + len(encoding) > most + AGAIN:
-            raise NpformerError(f"more than {most} tokens")
+            raise NpformerError(f"expected at most {most} tokens, got more")
         part = Tokens.of(encoding, known)
         part.places += start
         part.words[part.words >= 0] += word

@@ -109,7 +109,7 @@ def test_a_long_text_says_what_was_left_out(page: Page, monkeypatch: pytest.Monk
     monkeypatch.setattr("npformer.view.neuron_view.BUDGET", 600_000)
     arrays = head_stages(15, layers=3, heads=8, length=160, width=16)
     page.show(view.neurons(arrays, tokens=["w"] * 160, layer=1, head=5))
-    assert "the file holds layer 1 of 3" in page.text("#notes")
+    assert "the file has only layer 1 of 3" in page.text("#notes")
     scores = arrays["layers.1.attention.scores"][5, 0]
     assert page.texts(".score output") == [printed(value) for value in scores]
     assert len(page.all(".strip[data-drawn]")) < 300  # of 482: rows far below are not drawn

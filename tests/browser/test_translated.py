@@ -9,6 +9,7 @@ import pytest
 
 from npformer import load, view
 from npformer.interpret.traces import trace
+from npformer.text.words import piece_names
 from tests.browser.page import Page
 
 FILES = Path(__file__).parent.parent / "golden" / "seq2seq" / "marian-files"
@@ -35,8 +36,8 @@ def test_each_attention_has_its_tokens_and_its_numbers(
     t = trace(model, TEXT)
     page.show(view.heads(model, TEXT, layer=1, heads=[2]))
     page.click(page.segment(title))
-    assert page.texts(".from [role=option] .token") == list(getattr(t, queries))
-    assert page.texts(".to [role=option] .token") == list(getattr(t, keys))
+    assert page.texts(".from [role=option] .token") == list(piece_names(getattr(t, queries)))
+    assert page.texts(".to [role=option] .token") == list(piece_names(getattr(t, keys)))
     page.hover(page.all(".from [role=option]")[3])
     expected = [f"{weight:.4f}" for weight in t[stage][2, 3]]
     page.until(lambda: page.texts(".to [role=option] output") == expected)
@@ -46,5 +47,5 @@ def test_the_walk_has_the_ids_of_both_sides(page: Page, model: Any) -> None:
     t = trace(model, TEXT)
     page.show(view.stages(model, TEXT))
     for side, tokens, ids in (("keys", t.key_tokens, t.key_ids), ("queries", t.tokens, t.ids)):
-        assert page.texts(f".chips[data-side='{side}'] .token") == list(tokens)
+        assert page.texts(f".chips[data-side='{side}'] .token") == list(piece_names(tokens))
         assert page.texts(f".chips[data-side='{side}'] small") == [str(number) for number in ids]

@@ -109,7 +109,7 @@ def test_the_blocks_of_its_page_run_and_print_what_it_shows(tmp_path: Path) -> N
 
 def test_what_its_page_says_of_the_suite_is_so(suite: Path) -> None:
     page = (FOLDER / "README.md").read_text(encoding="utf-8")
-    each = float(re.search(r"a folder of cases, some ([\d.]+) MB each", page)[1])
+    each = float(re.search(r"a folder of cases of about ([\d.]+) MB each", page)[1])
     size = sum(path.stat().st_size for path in suite.rglob("*") if path.is_file()) / 1e6
     assert abs(size / len(golden.read_suite(suite)) - each) < 0.03
     for path in re.findall(r"\]\(([^)]+)\)", page):

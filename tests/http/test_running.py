@@ -171,7 +171,7 @@ def test_time_and_tokens_are_limited():
             status, answer, _ = server.post("/tokenize", {"inputs": inputs})
             assert status in (413, 504)
             if status == 413:
-                assert "more than 3000 tokens" in answer["error"]
+                assert "at most 3000 tokens" in answer["error"]
 
 
 @pytest.mark.parametrize("source", ["file", "environment"])

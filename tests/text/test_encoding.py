@@ -65,7 +65,7 @@ def test_all_tokens_of_a_text_are_those_of_the_tokenizer(text: str) -> None:
         assert (found.ids, found.tokens) == (expected.ids, expected.tokens)
         assert found.special_tokens_mask == expected.special_tokens_mask
     if len(expected) > 100:
-        with pytest.raises(NpformerError, match="more than 100 tokens"):
+        with pytest.raises(NpformerError, match="at most 100 tokens"):
             Encoder(model).tokens(text, most=100)
 
 
