@@ -20,8 +20,7 @@ from npformer.common.other_libraries import answering
 from npformer.config import POOLED_HEADS, Config
 from npformer.decoder_layers import shift_right
 from npformer.functions import IGNORE_INDEX
-from npformer.generation.generating_model import GeneratingModel
-from npformer.generation.state import read_sources
+from npformer.generating_model import GeneratingModel
 from npformer.runtime.output import Output
 from npformer.runtime.packing import Text, pack
 from npformer.runtime.padding import as_padded, check_texts, padded, unpadded
@@ -278,4 +277,6 @@ class Seq2Seq(GeneratingModel):
 
     def encode(self, sources: Sequence[Text]) -> list[np.ndarray]:
         """The encoder's output for each source, (S, D). Its bits do not depend on the other sources."""
+        from npformer.generation.state import read_sources
+
         return read_sources(self, sources)

@@ -223,7 +223,7 @@ def test_an_attribution_s_gradient_by_both_embeddings_is_torch_s(option: str, tm
     logits = theirs(input_ids=torch.from_numpy(ids)[None]).logits[0]
     (logits[1] - torch.logsumexp(logits[[0, 2]], 0)).backward()
     model = npformer.load(tmp_path / "torch", dtype="float64")
-    explained = attribution.target(model.config, 1, logits.detach().numpy())
+    explained = attribution.target(model, 1, logits.detach().numpy())
     found = slope(model, [Text(ids)], explained)
     for ours, tensor in zip(found.gradient, heard, strict=True):
         right = tensor.grad[0].numpy()

@@ -1,15 +1,21 @@
-"""`GeneratingModel`, the base of `Model` and `Seq2Seq`: a model with the methods `generate` and `stream`."""
+"""`GeneratingModel`, the base of `Model` and `Seq2Seq`: a model with the methods `generate` and `stream`.
+
+Generation is imported when it is first used: a process that classifies one sentence would spend a twentieth of its time
+on it.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from npformer.base_model import BaseModel
 from npformer.common.errors import NpformerError
-from npformer.generation import Hypothesis, generate, stream
 from npformer.runtime.packing import Text
 from npformer.runtime.padding import as_padded, unpadded
+
+if TYPE_CHECKING:
+    from npformer.generation import Hypothesis
 
 
 class GeneratingModel(BaseModel):
@@ -20,10 +26,14 @@ class GeneratingModel(BaseModel):
 
         `generation.generate` says which settings there are.
         """
+        from npformer.generation import generate
+
         return generate(self, self.sources(sources, attention_mask), **settings)
 
     def stream(self, source: Any, **settings: Any) -> Iterator[int]:
         """Generates one text token by token: `generation.stream`."""
+        from npformer.generation import stream
+
         sources = self.sources(source)
         if len(sources) != 1:
             raise NpformerError(f"stream: one source at a time, got {len(sources)}")
