@@ -103,6 +103,7 @@ MODULE = {
     "SparseEncoder": 'npformer.pipeline("sparse-embedding", name), which has encode and decode',
     "from_pretrained": "npformer.load(name)",
     "set_seed": "seed= of text-generation, for each call",
+    "shift": "npformer.shift_right, its name since 0.3.0",
 }
 #: For arrays returned by tasks.
 ARRAY = dict.fromkeys(("cpu", "detach", "numpy"), "answers are NumPy arrays; leave it out")
