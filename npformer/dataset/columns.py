@@ -6,6 +6,7 @@ truncated, and the error of a row without an answer.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -58,7 +59,7 @@ def _missing(kind: Any) -> Any:
     """
     if not pa.types.is_fixed_size_list(kind):
         return None
-    return np.full(kind.list_size, np.nan, kind.value_type.to_pandas_dtype())
+    return [math.nan] * kind.list_size
 
 
 def together(inputs: Any, results: Any, prefix: str) -> Any:
