@@ -59,11 +59,15 @@ class BaseModel(Runner, Answering):
     ) -> None:
         if not isinstance(config, Config):
             raise NpformerError(f"model: config: expected a Config, got {shown(config)}")
+        self._check_head(config)
         super().__init__(threads, same_bits)
         self.config = config
         self.weights = weights
         self.folder = folder
         self.limits = limits
+
+    def _check_head(self, config: Config) -> None:
+        """Raises NpformerError for a head that this kind of model does not have."""
 
     @cached_property
     def _files(self) -> list[MappedFile]:
@@ -89,7 +93,7 @@ class BaseModel(Runner, Answering):
             file.check()
 
     def __getstate__(self) -> dict[str, Any]:
-        """What pickle and copy take: the weights' numbers, read from files that are unchanged, not the files."""
+        """Pickle and copy take the weights' numbers, not their files, which must be unchanged."""
         self._check_files()
         return {name: value for name, value in self.__dict__.items() if name != "_files"}
 

@@ -8,14 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import cached_property, partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from npformer.base_model import expect_finite
 from npformer.common.errors import NpformerError
-from npformer.common.limits import LIMITS, Limits
 from npformer.common.other_libraries import answering
 from npformer.config import POOLED_HEADS, Config
 from npformer.decoder_layers import shift_right
@@ -162,18 +160,9 @@ class Seq2Seq(GeneratingModel):
     (1, 4, 9)
     """
 
-    def __init__(
-        self,
-        config: Config,
-        weights: Mapping[str, Any],
-        folder: Path | None = None,
-        threads: int | None = None,
-        same_bits: bool | None = None,
-        limits: Limits = LIMITS,
-    ) -> None:
+    def _check_head(self, config: Config) -> None:
         if config.head != "translation":
             raise NpformerError(f"Seq2Seq: expected head 'translation', got {config.head!r}")
-        super().__init__(config, weights, folder, threads, same_bits, limits)
 
     @cached_property
     def tokenizer(self) -> TranslationTokenizer:
