@@ -249,7 +249,7 @@ def packed_attention_backward(
     products, adds = (1, False) if placed is None else (placed.products, placed.adds)
     for index, (rows, source_rows, count) in enumerate(equal_runs(lengths, source_lengths)):
         run = stages.run(index)
-        dcontext = split_heads(grad[rows].reshape(count, -1, grad.shape[-1]), n_heads)
+        dcontext = _heads(grad[rows], count, n_heads)
         q, k, v = (run[name] for name in names)
         scale = 1 / math.sqrt(q.shape[-1] * products)
         dscores = np.empty((*q.shape[:-1], k.shape[-2]), q.dtype) if adds else None
@@ -258,6 +258,6 @@ def packed_attention_backward(
             more = placed.add_backward(dscores, q, k, scale, rows, source_rows, run, sums)
             grads = (grads[0] + more[0], grads[1] + more[1], grads[2])
         for whole, part, name, dhead in zip((dq, dk, dv), (rows, source_rows, source_rows), names, grads, strict=True):
-            heads = split_heads(whole[part].reshape(count, -1, grad.shape[-1]), n_heads)
+            heads = _heads(whole[part], count, n_heads)
             heads[...] = run.through_edit(name, dhead)
     return dq, dk, dv, sums

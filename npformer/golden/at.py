@@ -10,7 +10,7 @@ import numpy as np
 
 from npformer.checkpoint import tree as layout
 from npformer.config import POOLED_HEADS, Config
-from npformer.golden.graph import CROSS, HEAD, parents, parted, stacks
+from npformer.golden.graph import CROSS, HEAD, heads_of, parents, parted, stacks
 from npformer.golden.port import Port
 from npformer.interpret.study_inputs import row_read
 from npformer.runtime.packing import Text
@@ -70,7 +70,7 @@ class At:
     @property
     def n_heads(self) -> int:
         """Attention heads of the stack."""
-        return self.config.decoder.n_heads if self.stack == "decoder." else self.config.n_heads
+        return heads_of(self.config, self.stack)
 
     @property
     def d_head(self) -> int:

@@ -57,6 +57,11 @@ def stacks(config: Config) -> dict[str, int]:
     return {"": config.n_layers}
 
 
+def heads_of(config: Config, stack: str) -> int:
+    """Returns the attention heads of a stack of that name."""
+    return config.decoder.n_heads if stack == "decoder." else config.n_heads
+
+
 # --- parents ---------------------------------------------------------------------------------------------------------
 
 

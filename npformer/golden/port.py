@@ -13,7 +13,7 @@ from npformer.blocks.convolution import convolved
 from npformer.common.mistake import Rule, Rules
 from npformer.config import Config
 from npformer.functions import softmax
-from npformer.golden.graph import matches, parted, stacks
+from npformer.golden.graph import heads_of, matches, parted, stacks
 from npformer.golden.rounded import Rounded
 from npformer.runtime.packing import Text
 
@@ -87,7 +87,7 @@ class Port:
     @property
     def n_heads(self) -> int:
         """Attention heads of the stack of the stage in question."""
-        return self.config.decoder.n_heads if self.stack == "decoder." else self.config.n_heads
+        return heads_of(self.config, self.stack)
 
     @property
     def d_head(self) -> int:
