@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from npformer.common.errors import NpformerError
 from npformer.functions import log_softmax
-from npformer.interpret.metric import label_name, masked, metric_of
+from npformer.interpret.gradients import differentiate
+from npformer.interpret.metric import Metric, label_name, masked, metric_of
 from npformer.interpret.study_inputs import pair_of, texts_of
-from npformer.interpret.traces import trace
+from npformer.interpret.traces import Trace
 from npformer.tape import UnknownDerivative
 from npformer.text.words import word_text
 
@@ -66,10 +67,7 @@ def answer_of(model: Any, given: Any) -> Answer | None:
     found = Answer(about.get(model.config.head, "answer"), tuple(outcomes))
     with suppress(UnknownDerivative, NpformerError):  # inside an edit, or without a number to explain
         metric = metric_of(model, None, None, answers, text)
-        wanted = "*cross_attention.context" if model.config.head == "translation" else "*attention.context"
-        return Answer(
-            found.about, found.outcomes, metric.what, tuple(_effects(trace(model, given, wanted, grads=metric)))
-        )
+        return replace(found, metric=metric.what, effects=tuple(_effects(model, text, metric)))
     return found
 
 
@@ -99,7 +97,11 @@ def _outcomes(model: Any, text: Any, answers: dict[str, np.ndarray]) -> Iterator
             yield word_text([name]) if config.head in ("masked-lm", "causal-lm") else name, float(shares[number])
 
 
-def _effects(recorded: Any) -> list[Effect]:
+def _effects(model: Any, text: Any, metric: Metric) -> list[Effect]:
+    wanted = "*cross_attention.context" if model.config.head == "translation" else "*attention.context"
+    recorded = Trace(wanted, model.config)
+    with recorded:
+        recorded.keep_gradients(differentiate(model, [text], metric, None)[1])
     found = [
         Effect(stage.removesuffix(CONTEXT), head, float(change))
         for stage in recorded
