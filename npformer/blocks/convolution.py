@@ -163,7 +163,7 @@ def _kernel(port: Any) -> Ways:
     count, width = port.config.convolution, port.config.d_model
     rows = port.weights[KERNEL].reshape(count, width, width)
     orders = {
-        "reversed, as a convolution and not a correlation has it": rows[::-1],
+        "reversed: a convolution, not a correlation": rows[::-1],
         "each transposed": rows.swapaxes(1, 2),
         "reversed and each transposed": rows[::-1].swapaxes(1, 2),
         "column by column": rows.reshape(width, count, width).swapaxes(0, 1),

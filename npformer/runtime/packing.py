@@ -17,9 +17,7 @@ from npformer.common.arraylike import as_numbers
 from npformer.common.errors import NpformerError
 
 SHARD = 1024  # tokens
-LONG = (
-    96  # tokens per core from which a single text is split by rows before a trial; shorter texts are split by products
-)
+LONG = 96  # tokens per core from which the first guess splits a single text by rows, not each of its products
 PIECE = 16  # tokens per core from which a single text gets that trial
 SMALL_SHARD = 32  # tokens per core below which a batch is one shard whose products the cores share
 
