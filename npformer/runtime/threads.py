@@ -23,6 +23,7 @@ from npformer.common.errors import NpformerError, warn
 from npformer.runtime.trials import Trial
 
 HAND_OVER = 100_000  # ns: about twice the cost of waking and awaiting a worker, for the first guess
+FORK_PATIENCE = 1.0  # seconds that a fork waits at most for other threads to leave BLAS
 
 
 class _Local(threading.local):
@@ -276,11 +277,16 @@ def all_gather(*arrays: np.ndarray) -> Sequence[np.ndarray]:
 
 
 class _Blas:
-    """The BLAS libraries of this process, limited to one thread while any caller requests it."""
+    """The BLAS libraries of this process, limited to one thread while any caller requests it.
+
+    A forked child could never release a lock that another thread held inside BLAS or threadpoolctl at the fork, so
+    forks wait until no other thread computes.
+    """
 
     def __init__(self) -> None:
-        self.lock = threading.RLock()
-        self.users: set[object] = set()
+        self.condition = threading.Condition()
+        self.users: dict[object, threading.Thread] = {}
+        self.forking: set[threading.Thread] = set()  # threads that wait in `before_fork`
         self.before: list[tuple[Any, int]] = []  # the program's setting, to be restored
 
     @functools.cached_property
@@ -300,18 +306,40 @@ class _Blas:
     def single(self) -> Iterator[None]:
         user = object()
         try:  # Ctrl-C can occur anywhere
-            with self.lock:
+            with self.condition:
+                if self.forking:
+                    self.condition.wait_for(self._may_enter, FORK_PATIENCE)
                 if not self.users:
                     self.before = self.before or [(library, library.num_threads) for library in self.libraries]
                     for library, _ in self.before:
                         _set_blas_threads(library, 1)
-                self.users.add(user)
+                self.users[user] = threading.current_thread()
             yield
         finally:
-            with self.lock:
-                self.users.discard(user)
+            with self.condition:
+                self.users.pop(user, None)
                 if not self.users:
                     self.put_back()
+                self.condition.notify_all()
+
+    def _may_enter(self) -> bool:
+        """Whether no fork waits, or it waits for this thread: for a user or a worker, whose caller awaits it."""
+        thread = threading.current_thread()
+        return not self.forking or thread in self.users.values() or thread in _workers
+
+    def before_fork(self) -> None:
+        """Waits until no other thread computes, for FORK_PATIENCE at most, and lets none begin: keeps the lock."""
+        self.condition.acquire()
+        self.forking.add(threading.current_thread())
+        try:
+            self.condition.wait_for(self._at_rest, FORK_PATIENCE)
+        finally:
+            self.forking.discard(threading.current_thread())
+            self.condition.notify_all()
+
+    def _at_rest(self) -> bool:
+        """Whether all users' threads have ended or wait for a fork, the current thread included."""
+        return not any(thread.is_alive() for thread in self.users.values() if thread not in self.forking)
 
     def put_back(self) -> None:
         for library, count in self.before:
@@ -344,9 +372,8 @@ def blas_libraries() -> list[dict[str, Any]]:
 
 
 if hasattr(os, "register_at_fork"):
-    # No fork while a thread is inside threadpoolctl: the child could never release that library's lock.
     os.register_at_fork(
-        before=lambda: _blas.lock.acquire(),
-        after_in_parent=lambda: _blas.lock.release(),
+        before=_blas.before_fork,
+        after_in_parent=lambda: _blas.condition.release(),
         after_in_child=_forget_workers,
     )

@@ -27,7 +27,7 @@ def run_python(code: str) -> tuple[int, str]:
 
 
 PRELUDE = """
-import faulthandler, os, threading, warnings
+import faulthandler, os, threading, time, warnings
 import numpy as np
 from tests.support.bits import alike
 from tests.support import tiny
@@ -87,6 +87,144 @@ with threads.single_blas_thread():
     os.waitpid(child, 0)
 """
     assert run_python(code) == (0, "{2}\n")
+
+
+SHARED_WORK = """
+threads.FORK_PATIENCE = SECONDS
+log, entered = [], threading.Event()
+
+def until_a_fork_waits():
+    while not threads._blas.forking:
+        time.sleep(0.001)
+
+def fork():
+    child = os.fork()
+    if child == 0:
+        print(*log, flush=True)
+        os._exit(0)
+    os.waitpid(child, 0)
+
+def compute(work):
+    def body():
+        with threads.single_blas_thread():
+            entered.set()
+            work()
+    thread = threading.Thread(target=body, daemon=True)
+    thread.start()
+    assert entered.wait(300)
+    return thread
+"""
+
+
+def run_beside_a_fork(code: str, patience: float = 600) -> tuple[int, str]:
+    """Runs the code in a process whose forks wait for that many seconds, by default beyond the suite's patience."""
+    return run_python(SHARED_WORK.replace("SECONDS", str(patience)) + code)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+def test_a_fork_waits_until_other_threads_have_left_blas() -> None:
+    code = """
+def work():
+    until_a_fork_waits()
+    with threads.single_blas_thread():  # entered already, so it is not kept out
+        log.append("left")
+compute(work)
+fork()
+"""
+    assert run_beside_a_fork(code) == (0, "left\n")
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+def test_a_fork_keeps_new_threads_out_of_blas() -> None:
+    code = """
+def work():
+    until_a_fork_waits()
+    entered.clear()
+    late.start()
+    log.append("too early" if entered.wait(0.2) else "kept out")
+def enter_late():
+    with threads.single_blas_thread():
+        log.append("late")
+        entered.set()
+late = threading.Thread(target=enter_late)
+compute(work)
+fork()
+late.join(300)
+print(*log)
+"""
+    assert run_beside_a_fork(code) == (0, "kept out\nkept out late\n")
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+def test_a_fork_lets_the_workers_of_a_thread_in_blas_in() -> None:
+    """Their caller waits for them, and the fork for it."""
+    code = """
+def work():
+    until_a_fork_waits()
+    threads.run_tasks([begin, begin], 2)
+def begin():
+    with threads.single_blas_thread():
+        together.wait()
+together = threading.Barrier(2, timeout=300)
+compute(work)
+fork()
+"""
+    assert run_beside_a_fork(code) == (0, "\n")
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+def test_a_fork_waits_neither_for_its_own_thread_nor_for_one_that_ended() -> None:
+    code = """
+def end_inside():
+    kept.append(threads.single_blas_thread())
+    kept[0].__enter__()
+kept = []
+ended = threading.Thread(target=end_inside)
+ended.start()
+ended.join()
+with threads.single_blas_thread():
+    fork()
+"""
+    assert run_beside_a_fork(code) == (0, "\n")
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+def test_two_threads_in_blas_that_fork_do_not_wait_for_each_other() -> None:
+    code = """
+def work():
+    until_a_fork_waits()
+    fork()
+thread = compute(work)
+with threads.single_blas_thread():
+    fork()
+thread.join()
+"""
+    assert run_beside_a_fork(code) == (0, "\n\n")
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+def test_a_fork_waits_for_a_limited_time() -> None:
+    code = "compute(threading.Event().wait)\nfork()\nprint('went on')"
+    assert run_beside_a_fork(code, patience=0.1) == (0, "\nwent on\n")
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+def test_a_child_forked_by_a_worker_can_run_a_model_and_fork_again() -> None:
+    code = """
+def run_in_a_grandchild():
+    child = os.fork()
+    if child == 0:
+        run_in_a_child()
+        os._exit(0)
+    os.waitpid(child, 0)
+both = threading.Barrier(2, timeout=300)
+def work():
+    both.wait()  # so the worker has one of the tasks
+    run_in_a_grandchild()
+with threads.single_blas_thread():
+    threads.run_tasks([work, work], 2)
+"""
+    assert run_beside_a_fork(code, patience=0.1) == (0, "")
 
 
 def test_a_process_ends_while_helpers_wait() -> None:
