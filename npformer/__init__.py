@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from npformer.multi_head import self_attention
     from npformer.runtime.packing import Text
     from npformer.taps import scope, tap
-    from npformer.tasks.pipelines import pipeline
+    from npformer.tasks.typed_pipeline import pipeline
     from npformer.tasks.vector_search import search
     from npformer.text.inputs import Pair
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from typing import Any
 
-    from npformer.tasks.pipelines import pipeline
+    from npformer.tasks.typed_pipeline import pipeline
     from npformer.text.inputs import Pair
 
 __all__ = ["Pair", "pipeline"]

@@ -9,7 +9,7 @@ import numpy as np
 
 from npformer.common.checks import boolean
 from npformer.model import Model
-from npformer.tasks.options import Options, TaskKeywords
+from npformer.tasks.options import Options
 from npformer.tasks.task import Request, Task, without_head
 from npformer.text.inputs import Pair, as_text
 
@@ -23,12 +23,6 @@ class FeatureOptions(Options):
     def __post_init__(self) -> None:
         super().__post_init__()
         boolean("return_tensors", self.return_tensors)
-
-
-class FeatureKeywords(TaskKeywords, total=False):
-    """Options of `FeatureOptions`."""
-
-    return_tensors: bool
 
 
 class FeatureExtraction(Task):

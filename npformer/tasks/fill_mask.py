@@ -15,7 +15,7 @@ from npformer.families import parts_of
 from npformer.model import Model
 from npformer.taps import listening
 from npformer.tasks.declaration import Form
-from npformer.tasks.options import Options, TaskKeywords
+from npformer.tasks.options import Options
 from npformer.tasks.task import Request, Task, probabilities, without_head
 from npformer.text.inputs import Pair, as_text, as_texts
 from npformer.text.tokenizer import special_token
@@ -38,13 +38,6 @@ class FillOptions(Options):
             object.__setattr__(self, "targets", tuple(as_texts(targets, "targets")))
             if not self.targets:
                 raise NpformerError("targets: expected at least one word")
-
-
-class FillKeywords(TaskKeywords, total=False):
-    """Options of `FillOptions`."""
-
-    top_k: int
-    targets: Any
 
 
 class FillMask(Task):

@@ -1,71 +1,18 @@
 """`Options`: the options of every task. Each task adds its own, in its file.
 
-Values are checked when the options are made, before any text is read. Below the options of a
-task are its keywords, the arguments of `pipeline` as type checkers and editors read them. Tests hold the two together.
+Values are checked when the options are made, before any text is read. `typed_pipeline.pyi`, which type checkers and
+editors read, has them as the keywords of `pipeline`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
-from typing import Any, Self, TypedDict
+from typing import Any, Self
 
 from npformer.common.checks import boolean, one_of, unknown, whole
-from npformer.common.limits import Limits
 from npformer.tasks.ignored_keywords import IGNORED
 from npformer.text.inputs import LONG
-
-
-class Loading(TypedDict, total=False):
-    """Arguments of `load`, and other libraries' keywords, most of which `ignored_keywords.py` ignores."""
-
-    revision: str | None
-    offline: bool
-    dtype: Any
-    limits: Limits
-    mapped: bool
-    allow_nonfinite: bool
-    truncation: bool | str | None
-    show_progress_bar: bool | None
-    local_files_only: bool | None
-    attn_implementation: Any
-    batch_size: Any
-    cache_dir: Any
-    config: Any
-    device: Any
-    device_map: Any
-    feature_extractor: Any
-    framework: Any
-    grouped_entities: Any
-    image_processor: Any
-    low_cpu_mem_usage: Any
-    model_kwargs: Any
-    num_workers: Any
-    padding: Any
-    processor: Any
-    return_all_scores: Any
-    text_pair: Any
-    token: Any
-    tokenize_kwargs: Any
-    tokenizer: Any
-    tokenizer_kwargs: Any
-    torch_dtype: Any
-    trust_remote_code: Any
-    use_auth_token: Any
-    use_cache: Any
-    use_fast: Any
-    apply_softmax: Any
-    backend: Any
-    cache_folder: Any
-    chunk_size: Any
-    convert_to_numpy: Any
-    convert_to_sparse_tensor: Any
-    convert_to_tensor: Any
-    output_value: Any
-    pool: Any
-    precision: Any
-    processor_kwargs: Any
-    save_to_cpu: Any
 
 
 @dataclass(frozen=True)
@@ -110,12 +57,3 @@ class Options:
         if "stride" in given and "long" not in given:
             given = {**given, "long": ""}
         return replace(self, **given)
-
-
-class TaskKeywords(Loading, total=False):
-    """Options of `Options`."""
-
-    long: str
-    stride: int | None
-    max_length: int | None
-    progress: bool

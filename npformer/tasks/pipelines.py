@@ -1,4 +1,4 @@
-"""`pipeline` makes a task by its name, to be called with texts."""
+"""`pipeline` makes a task by its name, to be called with texts; its types are in `typed_pipeline.pyi`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Unpack, overload
+from typing import TYPE_CHECKING, Any
 
 from npformer.checkpoint.read import CONFIG, config_of
 from npformer.checkpoint.tree import parameter_dtype
@@ -21,166 +21,12 @@ from npformer.tasks.catalogue import ALIASES, TASK_OF, TASKS
 from npformer.tasks.ignored_keywords import loading
 
 if TYPE_CHECKING:  # tasks are imported when a pipeline needs them, so that `import npformer` stays fast
-    from npformer.tasks.feature_extraction import FeatureExtraction, FeatureKeywords
-    from npformer.tasks.fill_mask import FillKeywords, FillMask
-    from npformer.tasks.question_answering import AnswerKeywords, QuestionAnswering
-    from npformer.tasks.sentence_embedding import EmbeddingKeywords, SentenceEmbedding
-    from npformer.tasks.sparse_embedding import SparseEmbedding, SparseKeywords
     from npformer.tasks.task import Task
-    from npformer.tasks.text_classification import ClassificationKeywords, TextClassification
-    from npformer.tasks.text_generation import TextGeneration, TextGenerationKeywords
-    from npformer.tasks.text_ranking import RankingKeywords, TextRanking
-    from npformer.tasks.text_to_text import Summarization, Text2TextGeneration, TextToTextKeywords, Translation
-    from npformer.tasks.token_classification import TokenClassification, TokenKeywords
-    from npformer.tasks.zero_shot_classification import ZeroShotClassification, ZeroShotKeywords
-
-    Loadable = str | Path | Model | Seq2Seq
-
-    class AnyKeywords(  # type: ignore[misc]
-        ClassificationKeywords,
-        ZeroShotKeywords,
-        TokenKeywords,
-        AnswerKeywords,
-        FillKeywords,
-        FeatureKeywords,
-        EmbeddingKeywords,
-        SparseKeywords,
-        RankingKeywords,
-        TextGenerationKeywords,
-        TextToTextKeywords,
-        total=False,
-    ):
-        """Options of every task, where the task is not known."""
-
 
 TRANSLATION = re.compile(r"translation_(\w+)_to_(\w+)")  # names such as translation_en_to_de
 TEXT_TO_TEXT = ("summarization", "text2text-generation")  # tasks of encoder-decoders other than translation
 
 
-@overload
-def pipeline(
-    task: Literal["text-classification", "sentiment-analysis"],
-    model: Loadable | None = None,
-    threads: int | None = None,
-    **options: Unpack[ClassificationKeywords],
-) -> TextClassification: ...
-
-
-@overload
-def pipeline(
-    task: Literal["zero-shot-classification"],
-    model: Loadable | None = None,
-    threads: int | None = None,
-    **options: Unpack[ZeroShotKeywords],
-) -> ZeroShotClassification: ...
-
-
-@overload
-def pipeline(
-    task: Literal["token-classification", "ner"],
-    model: Loadable | None = None,
-    threads: int | None = None,
-    **options: Unpack[TokenKeywords],
-) -> TokenClassification: ...
-
-
-@overload
-def pipeline(
-    task: Literal["question-answering"],
-    model: Loadable | None = None,
-    threads: int | None = None,
-    **options: Unpack[AnswerKeywords],
-) -> QuestionAnswering: ...
-
-
-@overload
-def pipeline(
-    task: Literal["fill-mask"],
-    model: Loadable | None = None,
-    threads: int | None = None,
-    **options: Unpack[FillKeywords],
-) -> FillMask: ...
-
-
-@overload
-def pipeline(
-    task: Literal["feature-extraction"],
-    model: Loadable | None = None,
-    threads: int | None = None,
-    **options: Unpack[FeatureKeywords],
-) -> FeatureExtraction: ...
-
-
-@overload
-def pipeline(
-    task: Literal["sentence-embedding"],
-    model: Loadable | None = None,
-    threads: int | None = None,
-    **options: Unpack[EmbeddingKeywords],
-) -> SentenceEmbedding: ...
-
-
-@overload
-def pipeline(
-    task: Literal["sparse-embedding"],
-    model: Loadable | None = None,
-    threads: int | None = None,
-    **options: Unpack[SparseKeywords],
-) -> SparseEmbedding: ...
-
-
-@overload
-def pipeline(
-    task: Literal["text-ranking", "rerank"],
-    model: Loadable | None = None,
-    threads: int | None = None,
-    **options: Unpack[RankingKeywords],
-) -> TextRanking: ...
-
-
-@overload
-def pipeline(
-    task: Literal["text-generation"],
-    model: Loadable | None = None,
-    threads: int | None = None,
-    **options: Unpack[TextGenerationKeywords],
-) -> TextGeneration: ...
-
-
-@overload
-def pipeline(
-    task: Literal["translation"],
-    model: Loadable | None = None,
-    threads: int | None = None,
-    **options: Unpack[TextToTextKeywords],
-) -> Translation: ...
-
-
-@overload
-def pipeline(
-    task: Literal["summarization"],
-    model: Loadable | None = None,
-    threads: int | None = None,
-    **options: Unpack[TextToTextKeywords],
-) -> Summarization: ...
-
-
-@overload
-def pipeline(
-    task: Literal["text2text-generation"],
-    model: Loadable | None = None,
-    threads: int | None = None,
-    **options: Unpack[TextToTextKeywords],
-) -> Text2TextGeneration: ...
-
-
-@overload
-def pipeline(
-    task: str | None = None,
-    model: Loadable | None = None,
-    threads: int | None = None,
-    **options: Unpack[AnyKeywords],
-) -> Task: ...
 def pipeline(
     task: str | None = None,
     model: str | Path | Model | Seq2Seq | None = None,

@@ -8,7 +8,7 @@ from typing import Any
 
 from npformer.common.checks import unknown
 from npformer.common.errors import NpformerError
-from npformer.tasks.options import Options, TaskKeywords
+from npformer.tasks.options import Options
 from npformer.tasks.sentence_folder import EmbeddingRecipe
 from npformer.tasks.task import Task
 from npformer.text.inputs import Pair, as_text
@@ -27,13 +27,6 @@ class PromptOptions(Options):
             as_text(self.prompt, "prompt")
             if self.prompt_name is not None:
                 raise NpformerError("prompt_name: conflicts with prompt=; give only one of the two")
-
-
-class PromptKeywords(TaskKeywords, total=False):
-    """Options of `PromptOptions`."""
-
-    prompt: str | None
-    prompt_name: str | None
 
 
 class PromptedTask(Task):

@@ -15,7 +15,7 @@ from npformer.common.checks import boolean, shown, unknown, whole
 from npformer.common.errors import NpformerError
 from npformer.functions import softmax
 from npformer.tasks.declaration import Form
-from npformer.tasks.options import Options, TaskKeywords
+from npformer.tasks.options import Options
 from npformer.tasks.task import Request, Task
 from npformer.text.inputs import Pair, as_text
 
@@ -44,17 +44,6 @@ class AnswerOptions(Options):
             whole("max_seq_len", self.max_seq_len, 1)
         boolean("handle_impossible_answer", self.handle_impossible_answer)
         boolean("align_to_words", self.align_to_words)
-
-
-class AnswerKeywords(TaskKeywords, total=False):
-    """Options of `AnswerOptions`."""
-
-    top_k: int
-    doc_stride: int | None
-    max_answer_len: int
-    max_seq_len: int | None
-    handle_impossible_answer: bool
-    align_to_words: bool
 
 
 class QuestionAnswering(Task):

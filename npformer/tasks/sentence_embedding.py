@@ -17,7 +17,7 @@ from npformer.common.checks import boolean, whole
 from npformer.common.errors import NpformerError
 from npformer.model import Model
 from npformer.tasks.pooling import POOLINGS, normalize
-from npformer.tasks.prompted import PromptKeywords, PromptOptions
+from npformer.tasks.prompted import PromptOptions
 from npformer.tasks.results import carrying
 from npformer.tasks.sentence_folder import recipe_of
 from npformer.tasks.sentence_modules import Function, load_steps
@@ -38,13 +38,6 @@ class EmbeddingOptions(PromptOptions):
         boolean("normalize_embeddings", self.normalize_embeddings)
         if self.truncate_dim is not None:
             whole("truncate_dim", self.truncate_dim, 1)
-
-
-class EmbeddingKeywords(PromptKeywords, total=False):
-    """Options of `EmbeddingOptions`."""
-
-    normalize_embeddings: bool
-    truncate_dim: int | None
 
 
 class SentenceEmbedding(Encoding):

@@ -17,7 +17,7 @@ from npformer.taps import listening
 from npformer.tasks.declaration import Form
 from npformer.tasks.fill_mask import word_logits
 from npformer.tasks.pooling import splade
-from npformer.tasks.prompted import PromptKeywords, PromptOptions
+from npformer.tasks.prompted import PromptOptions
 from npformer.tasks.sentence_folder import Splade, recipe_of
 from npformer.tasks.sentence_transformers import SparseEncoding
 from npformer.tasks.task import Request, without_head
@@ -36,12 +36,6 @@ class SparseOptions(PromptOptions):
         super().__post_init__()
         if self.max_active_dims is not None:
             whole("max_active_dims", self.max_active_dims, 1)
-
-
-class SparseKeywords(PromptKeywords, total=False):
-    """Options of `SparseOptions`."""
-
-    max_active_dims: int | None
 
 
 class SparseEmbedding(SparseEncoding):

@@ -70,6 +70,7 @@ class Task(Answering):
     lines = TASK
     name: ClassVar[str]  # its key in `catalogue.TASKS`
     options_type: ClassVar[type[Options]] = Options
+    other_names: ClassVar[Mapping[str, str]] = {}  # keywords that `settle` translates to options -> their types
     cut: ClassVar[str] = "longest"  # which text of a long pair is truncated
     has_windows: ClassVar[bool] = True  # whether long texts can be read in several pieces
     form: ClassVar[Form] = Form()  # of its answers

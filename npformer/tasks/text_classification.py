@@ -9,7 +9,7 @@ import numpy as np
 
 from npformer.common.checks import one_of, whole
 from npformer.tasks.declaration import Form
-from npformer.tasks.options import Options, TaskKeywords
+from npformer.tasks.options import Options
 from npformer.tasks.task import Request, Task, logits_of_texts, probabilities
 
 BEST = "best"  # default of top_k: only the best label, not in a list
@@ -28,13 +28,6 @@ class ClassificationOptions(Options):
             whole("top_k", self.top_k, 1)
         if self.function_to_apply is not None:
             one_of("function_to_apply", self.function_to_apply, ("softmax", "sigmoid", "none"))
-
-
-class ClassificationKeywords(TaskKeywords, total=False):
-    """Options of `ClassificationOptions`."""
-
-    top_k: Any
-    function_to_apply: str | None
 
 
 class TextClassification(Task):

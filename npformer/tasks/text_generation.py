@@ -16,7 +16,7 @@ from npformer.runtime.packing import Text
 from npformer.tasks.declaration import Form
 from npformer.tasks.results import Written
 from npformer.tasks.task import Request
-from npformer.tasks.writing import Writing, WritingKeywords, WritingOptions, pieces
+from npformer.tasks.writing import Writing, WritingOptions, pieces
 from npformer.text.encoding import Encoded, was_cut
 from npformer.text.inputs import as_text, as_texts
 from npformer.text.stop_strings import StopStrings
@@ -43,16 +43,6 @@ class TextGenerationOptions(WritingOptions):
         if not all(strings):
             raise NpformerError("stop_strings: expected non-empty texts")
         object.__setattr__(self, "stop_strings", tuple(strings))
-
-
-class TextGenerationKeywords(WritingKeywords, total=False):
-    """Options of `TextGenerationOptions`, and other names of some."""
-
-    return_full_text: bool
-    stop_strings: Sequence[str] | str
-    stop_sequence: Sequence[str] | str
-    stop: Sequence[str] | str
-    handle_long_generation: str | None
 
 
 class TextGeneration(Writing):
@@ -89,6 +79,7 @@ class TextGeneration(Writing):
 
     name = "text-generation"
     options_type = TextGenerationOptions
+    other_names = dict.fromkeys(ALIASES, "Sequence[str] | str") | {"handle_long_generation": "str | None"}
     key = column = "generated_text"
     form = Form(several="generated_texts", layout="whole")
     usual: ClassVar[Mapping[str, Any]] = {"do_sample": True, "temperature": 0.7}  # as in transformers.pipeline

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -16,7 +16,7 @@ from npformer.common.errors import NpformerError
 from npformer.common.files import read_json
 from npformer.model import Model
 from npformer.tasks.declaration import Form
-from npformer.tasks.prompted import PromptKeywords, PromptOptions
+from npformer.tasks.prompted import PromptOptions
 from npformer.tasks.sentence_folder import DESCRIPTION, NEWER, OLDER, cross_encoder_recipe
 from npformer.tasks.sentence_transformers import Ranking
 from npformer.tasks.task import Request, logits_of_texts, probabilities
@@ -34,13 +34,6 @@ class RankingOptions(PromptOptions):
     def __post_init__(self) -> None:
         super().__post_init__()
         one_of("function_to_apply", self.function_to_apply, tuple(FUNCTIONS.values()))
-
-
-class RankingKeywords(PromptKeywords, total=False):
-    """Options of `RankingOptions`, and another name of one."""
-
-    function_to_apply: str
-    activation_fn: Any
 
 
 class TextRanking(Ranking):
@@ -73,6 +66,7 @@ class TextRanking(Ranking):
 
     name = "text-ranking"
     options_type = RankingOptions
+    other_names: ClassVar[Mapping[str, str]] = {"activation_fn": "Any"}
     form = Form({"score": np.floating}, line="{score:.4f}", layout="beside")
 
     def __init__(self, model: Model, **options: Any) -> None:

@@ -15,7 +15,7 @@ from npformer.generation.settings import NAMES, UNSUPPORTED, resolve
 from npformer.model import Model, Seq2Seq
 from npformer.tasks.declaration import Form
 from npformer.tasks.task import WINDOW, Request
-from npformer.tasks.writing import Writing, WritingKeywords, WritingOptions, pieces
+from npformer.tasks.writing import Writing, WritingOptions, pieces
 from npformer.text.encoding import Encoded, SourceEncoder, was_cut
 from npformer.text.inputs import as_text
 
@@ -29,12 +29,6 @@ class TextToTextOptions(WritingOptions):
 
     to: str | None = None
     windows = "sources are not read in windows; split long texts"
-
-
-class TextToTextKeywords(WritingKeywords, total=False):
-    """Options of `TextToTextOptions`."""
-
-    to: str | None
 
 
 class TextToText(Writing):

@@ -14,7 +14,7 @@ import numpy as np
 from npformer.common.checks import one_of
 from npformer.model import Model
 from npformer.tasks.declaration import Form
-from npformer.tasks.options import Options, TaskKeywords
+from npformer.tasks.options import Options
 from npformer.tasks.task import Request, Task, probabilities
 from npformer.text.inputs import Pair, as_text, as_texts
 
@@ -32,13 +32,6 @@ class TokenOptions(Options):
         super().__post_init__()
         one_of("aggregation_strategy", self.aggregation_strategy, STRATEGIES)
         as_texts(self.ignore_labels, "ignore_labels")
-
-
-class TokenKeywords(TaskKeywords, total=False):
-    """Options of `TokenOptions`."""
-
-    aggregation_strategy: str
-    ignore_labels: Sequence[str]
 
 
 class Token(NamedTuple):

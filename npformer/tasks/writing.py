@@ -14,7 +14,7 @@ from npformer.common.checks import unknown
 from npformer.common.errors import NpformerError
 from npformer.generation.settings import NAMES, UNSUPPORTED, merged, resolve, stored_settings
 from npformer.tasks.ignored_keywords import translated
-from npformer.tasks.options import Options, TaskKeywords
+from npformer.tasks.options import Options
 from npformer.tasks.task import InputError, Request, Task
 from npformer.text.encoding import Encoded
 
@@ -32,41 +32,6 @@ class WritingOptions(Options):
         super().__post_init__()
         if self.long == "window" or self.stride is not None:
             raise NpformerError(f"long: {self.windows}")
-
-
-class WritingKeywords(TaskKeywords, total=False):
-    """Options of `WritingOptions`."""
-
-    max_new_tokens: int | None
-    min_new_tokens: int | None
-    num_beams: int | None
-    num_return_sequences: int | None
-    length_penalty: float | None
-    early_stopping: bool | str | None
-    do_sample: bool | None
-    temperature: float | None
-    top_k: int | None
-    top_p: float | None
-    top_h: float | None
-    min_p: float | None
-    typical_p: float | None
-    epsilon_cutoff: float | None
-    eta_cutoff: float | None
-    seed: int | None
-    sequence_bias: Any
-    repetition_penalty: float | None
-    no_repeat_ngram_size: int | None
-    bad_words_ids: Any
-    suppress_tokens: Any
-    begin_suppress_tokens: Any
-    forced_bos_token_id: int | None
-    forced_eos_token_id: Any
-    exponential_decay_length_penalty: Any
-    renormalize_logits: bool | None
-    decoder_start_token_id: Any
-    eos_token_id: Any
-    pad_token_id: Any
-    min_length: Any
 
 
 class Writing(Task):

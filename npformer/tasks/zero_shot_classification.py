@@ -15,7 +15,7 @@ from npformer.common.checks import boolean
 from npformer.common.errors import NpformerError, warn
 from npformer.model import Model
 from npformer.tasks.declaration import Form
-from npformer.tasks.options import Options, TaskKeywords
+from npformer.tasks.options import Options
 from npformer.tasks.task import Request, Task, logits_of_texts, probabilities
 from npformer.text.inputs import Pair, as_text, as_texts
 
@@ -39,14 +39,6 @@ class ZeroShotOptions(Options):
                 f"hypothesis_template: expected a {{}} for the label in {self.hypothesis_template!r:.80}"
             )
         boolean("multi_label", self.multi_label)
-
-
-class ZeroShotKeywords(TaskKeywords, total=False):
-    """Options of `ZeroShotOptions`."""
-
-    candidate_labels: Any
-    hypothesis_template: str
-    multi_label: bool
 
 
 class ZeroShotClassification(Task):

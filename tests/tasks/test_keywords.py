@@ -2,44 +2,20 @@
 
 from __future__ import annotations
 
-import ast
-import inspect
 import subprocess
 import sys
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
 
 import jedi
 import pytest
 
 from npformer.generation.settings import NAMES
-from npformer.tasks import pipelines
-from npformer.tasks.catalogue import ALIASES, TASKS
-from npformer.tasks.ignored_keywords import IGNORED
-from npformer.tasks.options import Loading, Options
-from npformer.tasks.pipelines import pipeline
+from npformer.tasks.catalogue import TASKS
+from npformer.tasks.pipelines import class_of
 from npformer.tasks.writing import WritingOptions
+from tests.support.pipeline_types import FILE, own_keywords, shared_keywords, stub
 
-PIPELINES = ast.parse(inspect.getsource(pipelines))
-
-
-def overloads() -> dict[str, tuple[str, str]]:
-    """Task -> the class and the keywords that its overload names; "" for a task that is not known."""
-    found = {}
-    for node in PIPELINES.body:
-        if isinstance(node, ast.FunctionDef) and any(ast.unparse(each) == "overload" for each in node.decorator_list):
-            task = node.args.args[0].annotation
-            assert node.args.kwarg
-            assert node.args.kwarg.annotation
-            names = [each.value for each in ast.walk(task) if isinstance(each, ast.Constant) and each.value]  # type: ignore[arg-type]
-            given = ast.unparse(node.args.kwarg.annotation).removeprefix("Unpack[").removesuffix("]")
-            for name in names or [""]:
-                found[str(name)] = (ast.unparse(node.returns), given)  # type: ignore[arg-type]
-    return found
-
-
-OVERLOADS = overloads()
 #: Task -> other names of its options, which `settle` translates.
 OTHER_NAMES = {
     "text-ranking": {"activation_fn"},
@@ -47,47 +23,17 @@ OTHER_NAMES = {
 }
 
 
-def typed(keywords: Any) -> dict[str, str]:
-    return {key: each.__forward_arg__ for key, each in keywords.__annotations__.items()}
-
-
-def keywords_of(name: str) -> dict[str, str]:
-    """The keywords named by the overload of a task, from the module of its class."""
-    kind = pipelines.class_of(ALIASES.get(name, name))
-    return typed(getattr(sys.modules[kind.__module__], OVERLOADS[name][1]))
-
-
-def of(options: type[Options]) -> dict[str, Any]:
-    return {each.name: each.type for each in fields(options) if each.name != "settings"}
-
-
-def test_every_name_of_a_task_has_an_overload() -> None:
-    assert sorted(OVERLOADS) == sorted(["", *TASKS, *ALIASES])
-
-
-@pytest.mark.parametrize("name", [*TASKS, *ALIASES])
-def test_an_overload_has_the_class_and_the_options_of_its_task(name: str) -> None:
-    kind = pipelines.class_of(ALIASES.get(name, name))
-    assert OVERLOADS[name][0] == kind.__name__
-    found = {key: value for key, value in keywords_of(name).items() if key not in typed(Loading)}
-    expected = of(kind.options_type)
-    assert {key: found[key] for key in expected} == expected
+@pytest.mark.parametrize("name", TASKS)
+def test_the_keywords_of_a_task_are_its_options_under_all_of_their_names(name: str) -> None:
+    kind = class_of(name)
     settings = set(NAMES) if issubclass(kind.options_type, WritingOptions) else set()
-    assert found.keys() == expected.keys() | settings | OTHER_NAMES.get(kind.name, set())
+    options = {each.name for each in fields(kind.options_type)} - {"settings"}
+    assert own_keywords(kind).keys() == options | settings | OTHER_NAMES.get(name, set())
+    assert not own_keywords(kind).keys() & shared_keywords().keys()
 
 
-def test_the_other_keywords_are_those_of_load_and_of_habits() -> None:
-    named = inspect.signature(pipeline).parameters
-    own = {key: each.annotation for key, each in named.items() if each.kind is each.KEYWORD_ONLY}
-    found = typed(Loading)
-    assert {key: found[key] for key in own} == own
-    assert found.keys() == own.keys() | IGNORED.keys() | {"truncation", "show_progress_bar", "local_files_only"}
-
-
-def test_a_task_that_is_not_known_takes_the_options_of_all() -> None:
-    (every,) = (each for each in ast.walk(PIPELINES) if isinstance(each, ast.ClassDef) and each.name == "AnyKeywords")
-    assert OVERLOADS[""] == ("Task", "AnyKeywords")
-    assert {ast.unparse(each) for each in every.bases} == {OVERLOADS[name][1] for name in TASKS}
+def test_the_stub_is_made_from_the_declarations() -> None:
+    assert FILE.read_text(encoding="utf-8") == stub(), "run python -m tests.support.pipeline_types"
 
 
 @pytest.mark.slow
