@@ -1,4 +1,4 @@
-"""`At`: what a rule of a port may read beside the array that it changes."""
+"""`At`: the stages and weights that a port's rule can read, besides the array that it changes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from npformer.runtime.packing import Text
 
 
 class Arrays:
-    """The arrays of one run of a port: computed, given by the other program, and its weights."""
+    """The arrays of one run of a port: computed stages, the other program's stages, and weights."""
 
     def __init__(self, port: Port, given: Mapping[str, list[np.ndarray]], weight: Callable[[str], np.ndarray]) -> None:
         self.port, self.given, self.weight = port, given, weight
@@ -25,22 +25,22 @@ class Arrays:
         self.kept: dict[tuple[str, int], np.ndarray] = {}
 
     def kept_array(self, name: str, text: int) -> np.ndarray | None:
-        """Returns a stage as later stages read it; None if it has not been computed."""
+        """Returns a stage as later stages read it; None before it is computed."""
         return self.kept.get((name, text))
 
     def given_array(self, name: str, text: int) -> np.ndarray | None:
-        """Returns the other program's array of a stage; None if it gave none."""
+        """Returns the other program's array of a stage; None without one."""
         name = self.parents.get(name, ("",))[0] if name.endswith(".input") else name
         return self.given[name][text] if name in self.given else None
 
 
 class At:
-    """A stage of one text, and the other arrays that a rule may read."""
+    """A stage of one text, and the other arrays that a rule can read."""
 
     def __init__(self, run: Arrays, text: int, name: str) -> None:
         self._run, self.text, self.name = run, text, name
         stack, self.layer, self._rest = parted(name)
-        self.stack = stack or list(stacks(run.port.config))[-1]  # what stands above the stacks reads the last
+        self.stack = stack or list(stacks(run.port.config))[-1]  # a head reads the last stack
         self._here = f"{self.stack}layers.{self.layer}." if self.layer >= 0 else self.stack
 
     def __call__(self, name: str) -> np.ndarray:
@@ -76,11 +76,11 @@ class At:
     def d_head(self) -> int:
         return self.config.d_model // self.n_heads
 
-    # --- what the stage is made from ---------------------------------------------------------------------------------
+    # --- inputs of the stage -----------------------------------------------------------------------------------------
 
     @property
     def source(self) -> np.ndarray:
-        """The stage that this one is computed from; for a head on whole texts, the row that it reads."""
+        """The stage from which this one is computed; for a head on whole texts, the row that it reads."""
         array = self(self._run.parents[self.name][0])
         of_texts = self.config.head in POOLED_HEADS
         pools = self.name in ("pooler", "pooled") or (self.name == "logits" and of_texts)
@@ -113,13 +113,13 @@ class At:
 
     @property
     def read_text(self) -> Text:
-        """The text whose tokens the stage's rows are."""
+        """The text that the stage's rows come from."""
         port = self._run.port
         return (port.sources if port.sources and self.stack == "encoder." else port.texts)[self.text]
 
     @property
     def n_real(self) -> int:
-        """The tokens of the text whose rows the stage has, without padding that the port adds."""
+        """The number of tokens of the stage's text, without the port's padding."""
         return self._lengths(self.stack == "encoder.")
 
     def _lengths(self, of_source: bool) -> int:
@@ -130,17 +130,17 @@ class At:
 
     @property
     def crosses(self) -> bool:
-        """Whether the stage is of a decoder's attention to the source."""
+        """Whether the stage belongs to a decoder's attention to the source."""
         return self._rest.startswith(CROSS)
 
     @property
     def is_causal(self) -> bool:
-        """Whether the stage is of attention in which later tokens are hidden."""
+        """Whether the stage belongs to attention with a causal mask."""
         return self.config.causal or (self.stack == "decoder." and not self.crosses)
 
     @property
     def scores(self) -> np.ndarray:
-        """The scores of attention as the softmax gets them, with what is hidden far below all others."""
+        """The scores as the softmax reads them; masked ones are far below all others."""
         return self.causal(self.uncovered)
 
     @property
@@ -158,14 +158,14 @@ class At:
         return np.where(seen, scores, -1e9)
 
     def is_token(self, scores: np.ndarray, left: bool = False) -> np.ndarray:
-        """Tells which keys are tokens of the text, and not padding, (T,)."""
+        """True for keys that are tokens of the text, False for padding, (T,)."""
         place, length = np.arange(scores.shape[-1]), self._lengths(self.stack == "encoder." or self.crosses)
         return place >= scores.shape[-1] - length if left else place < length
 
     # --- weights -----------------------------------------------------------------------------------------------------
 
     def weight(self, group: str, part: str = "weight") -> np.ndarray | None:
-        """Returns a weight or bias of the layer, of the stack, or of the model; None if it has none."""
+        """Returns a weight or bias of the layer, the stack or the model; None if it does not exist."""
         group = "convolution" if group == "convolution.hidden" else group
         names = (f"{each}.{part}" for each in (self._here + self._led_to(group), self.stack + group, group))
         return next((self._run.weight(name) for name in names if name in self._run.port.weights), None)
@@ -177,7 +177,7 @@ class At:
         return y if bias is None else y + bias
 
     def affine(self, z: np.ndarray, norm: str = "") -> np.ndarray:
-        """z * weight + bias with those of a norm: the stage itself unless named."""
+        """z * weight + bias of a norm, by default the norm of the stage itself."""
         weight, bias = (self.weight(norm or self.name, part) for part in ("weight", "bias"))
         return z * weight if bias is None else z * weight + bias
 

@@ -1,7 +1,7 @@
 """Compares another program's arrays with a golden file: one line for each stage, and the first stage that diverges.
 
 The error of a stage is the largest distance of its values from the float64 truth. It is also given as a multiple of the
-stage's budget, the largest error of a correct port in its precision. `diagnose.py` finds out why a stage diverges.
+stage's budget, the largest error of a correct port in its precision. `diagnose.py` explains why a stage diverges.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from npformer.golden.names import Theirs, read
 
 @dataclass(frozen=True)
 class StageError:
-    """The error of one stage, in absolute terms and in budgets, and the place (text, then index) of the largest."""
+    """The error of one stage, in absolute terms and in budgets, and the position (text, then index) of the largest."""
 
     stage: str
     max_abs: float  # NaN if their array is not finite
@@ -45,7 +45,7 @@ class Comparison:
     theirs: Theirs
     missing: list[str]  # stages of the golden file that the other program does not have
     dtype: str = "float32"  # the precision whose budgets they are held to
-    evaluated: Comparison | None = None  # of their model after eval(), if it is in training mode and diverges
+    evaluated: Comparison | None = None  # comparison of their model after eval(), if it diverged in training mode
 
     @property
     def first(self) -> StageError | None:
@@ -98,7 +98,8 @@ def compare(
     golden : Golden
     arrays : mapping from name to array, or a torch model
         A name is npformer's, Hugging Face's or TransformerLens's name of a stage. A list has an array for each text,
-        as in a trace of several. A torch model runs on the file's token ids, in the mode it is in.
+        as in a trace of several. A torch model runs on the file's token ids, in training or evaluation mode as it was
+        given.
     names : mapping, optional
         From their names to npformer's, for other names.
     dtype : "float32", "float16", "bfloat16", "tf32" or "int8", optional
@@ -139,7 +140,7 @@ def compare(
         return comparison
     evaluated = _compare(golden, stages_of(arrays, golden, after_eval=True), names, dtype)
     alike = [row.max_abs for row in comparison.rows] == [row.max_abs for row in evaluated.rows]
-    return comparison if alike else replace(comparison, evaluated=evaluated)  # alike: it has no dropout
+    return comparison if alike else replace(comparison, evaluated=evaluated)  # the model has no dropout
 
 
 def _compare(
@@ -159,7 +160,7 @@ def _compare(
 
 
 def _dtype(golden: Golden, theirs: Theirs) -> str:
-    """Finds float16 or bfloat16 if it has all numbers of most of their stages, and not of the golden file's."""
+    """Returns float16 or bfloat16 if it represents most of their stages exactly, but not the golden file's."""
     for kind in HALVES:
         known = [name for name, arrays in golden.stages.items() if not all(held(kind, array) for array in arrays)]
         compared = [theirs.stages[name] for name in known if name in theirs.stages]
@@ -196,7 +197,7 @@ def assert_close(
         raise AssertionError(f"{comparison}")
 
 
-@np.errstate(over="ignore", invalid="ignore")  # their numbers may be anything; the row says so
+@np.errstate(over="ignore", invalid="ignore")  # non-finite values are reported in the row
 def _error(name: str, theirs: list[np.ndarray], golden: Golden, ratio: float) -> StageError:
     truth = golden.truth[name]
     errors = [np.abs(array.astype(np.float64) - true) for array, true in zip(theirs, truth, strict=True)]

@@ -1,4 +1,4 @@
-"""Runs a port's program on the cases of a conformance suite, and judges what it writes.
+"""Runs a port's program on the cases of a conformance suite, and judges the files that it writes.
 
     for verdict in npformer.golden.run_suite("suite", ["./port"]):
         print(verdict.case, verdict.kind, verdict.why)
@@ -30,8 +30,8 @@ from npformer.golden.suite import INPUTS, answers, read_suite
 from npformer.golden.tiny import TINY_FILE
 from npformer.model import Model, Seq2Seq
 
-TIMEOUT = 60.0  # seconds that a program has for a case
-TAIL = 4000  # bytes of what a program printed last that are kept
+TIMEOUT = 60.0  # seconds allowed for a case
+TAIL = 4000  # bytes kept from the end of a program's output
 
 PASS = "pass"
 #: Every other verdict, and what it means.
@@ -54,17 +54,17 @@ HINTS = {
 
 @dataclass(frozen=True)
 class Verdict:
-    """What came of a case."""
+    """The verdict on one case."""
 
     case: str
-    tests: str  # what a port that passes it has got right
+    tests: str  # the features that a passing port computes correctly
     kind: str  # PASS or one of FAULTS
-    why: str  # in a line
-    details: str = ""  # the diagnosis, or what the program printed last
-    stage: str = ""  # the first that diverges
+    why: str  # the reason, in one line
+    details: str = ""  # the diagnosis, or the end of the program's output
+    stage: str = ""  # the first stage that diverges
     causes: tuple[str, ...] = ()  # the names of the mistakes
     compared: int = 0  # stages
-    seconds: float = 0.0  # that the program took
+    seconds: float = 0.0  # the program's run time
 
     @property
     def ok(self) -> bool:
@@ -97,7 +97,7 @@ def run_suite(
     Raises
     ------
     NpformerError
-        If there is no such suite or case, or the program cannot be started.
+        If the suite or a case does not exist, or the program cannot be started.
 
     Examples
     --------
@@ -140,7 +140,8 @@ def _verdict(folder: Path, command: Sequence[str], timeout: float, dtype: str | 
 
 
 def _run(command: list[str], timeout: float) -> tuple[int | None, str]:
-    """Runs a program in a group of its own; returns its exit code, None after the timeout, and its last words.
+    """Runs a program in its own process group; returns its exit code (None after the timeout) and the end of its
+    output.
 
     What it prints goes to a file, as a pipe would stay open as long as a child of it lives.
     """

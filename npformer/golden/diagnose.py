@@ -2,7 +2,7 @@
 
 If the correct computation gives their values, the fault lies earlier. If a known mistake gives their values, that is
 the diagnosis: it is put into the model, and the next stage that diverges is explained. Each computation is the model's
-forward in float64, with their arrays in place of its stages; `mistakes/` has the mistakes.
+forward in float64, in which their arrays replace its stages; `mistakes/` has the mistakes.
 """
 
 from __future__ import annotations
@@ -31,22 +31,22 @@ from npformer.golden.weights import Finding, as_ours, check_weights
 from npformer.model import Model, Seq2Seq
 
 CANDIDATES = 8  # number of nearest mistakes whose rounding error is measured
-DRAWS = 3  # runs with other rounding, to measure it
-EXPLAINED = 0.9  # of the error, from which on the closest of what was tried is worth telling
-HALVED = 0.5  # of the error that a cause leaves at most: small errors are within the budget of many things
-FAULTS = 5  # that are told one after another
-LATER = 4  # stages after a fault that tell two causes apart
+DRAWS = 3  # runs with random rounding, to measure that error
+EXPLAINED = 0.9  # the least fraction of the error that the closest mistake explains to be reported
+HALVED = 0.5  # the most of the error that a cause may leave: many mistakes fit a small error
+FAULTS = 5  # the most faults to report, one after another
+LATER = 4  # stages after a fault that are used to choose between two causes
 
 
 @dataclass(frozen=True)
 class Fit:
-    """A mistake that gives their values, or nearly, from their inputs."""
+    """A mistake that gives their values, or nearly, when it is applied to their inputs."""
 
     mistake: Mistake
     way: str
     budgets: float  # largest distance from their values
     explained: float  # the share of the error that it explains
-    certain: bool  # within the budget
+    certain: bool  # within the error budget
 
     def __str__(self) -> str:
         return f"{self.mistake.name}{f' ({self.way})' if self.way else ''}"
@@ -57,14 +57,14 @@ class Diagnosis:
     """The diagnosis of the first stage that diverges, and of those after it that this one does not explain."""
 
     stage: str  # "" if none diverges
-    # Budgets between their stage and the correct one from their inputs; inf: not comparable.
+    # Difference between their stage and the correct one, in budgets; inf if they cannot be compared.
     rightly: float = 0.0
-    inputs: tuple[str, ...] = ()  # their stages that it is computed from
-    fits: list[Fit] = field(default_factory=list)  # the causes, best first; if there is none, the closest
-    weights: list[Finding] = field(default_factory=list)  # what is wrong with their weights; they are used from then on
+    inputs: tuple[str, ...] = ()  # their stages from which it is computed
+    fits: list[Fit] = field(default_factory=list)  # the causes, best first; without a cause, the closest mistakes
+    weights: list[Finding] = field(default_factory=list)  # errors in their weights, which all stages below then use
     training: bool = False  # their model is in training mode: its dropout is on
     then: list[Diagnosis] = field(default_factory=list)  # of the later stages
-    groups: tuple[str, ...] = ()  # of weights that the stage is made with
+    groups: tuple[str, ...] = ()  # groups of weights that the stage uses
 
     @property
     def lies_earlier(self) -> bool:
@@ -72,12 +72,12 @@ class Diagnosis:
 
     @property
     def mistake(self) -> str:
-        """The name of the mistake, "" if none is certain."""
+        """The name of the mistake, or "" without a certain one."""
         return next(iter(self.causes), "")
 
     @property
     def causes(self) -> list[str]:
-        """The names of all mistakes that give what they have, best first; of the weights and training mode before."""
+        """The names of all mistakes that give their values: training mode, weights, then others, best first."""
         found = [*([TRAINING] if self.training else []), *(each.cause for each in self.weights)]
         return list(dict.fromkeys([*found, *(fit.mistake.name for fit in self.fits if fit.certain)]))
 
@@ -101,7 +101,7 @@ class Diagnosis:
 
     def _lines(self) -> list[str]:
         if self.rightly == float("inf"):
-            return [f"{self.stage}: your array cannot be computed with; see its line above"]
+            return [f"{self.stage}: your array cannot be used; see its line above"]
         source = f"your stages up to {self.inputs[-1]}" if self.inputs else "the token ids"
         lines = [f"{self.stage}, computed again from {source}:"]
         if self.lies_earlier:
@@ -143,14 +143,14 @@ def diagnose(
     golden, arrays, names, dtype : as in `compare`
     model : Model that the golden file was recorded from
     comparison : Comparison, optional
-        The result of `compare` on the same arrays, if it is at hand.
+        The result of `compare` on the same arrays, to save time.
     progress : function of a str, optional
-        It is told each stage and mistake before it is tried.
+        Called with each stage and mistake before it is tried.
 
     Returns
     -------
     Diagnosis
-        `stage`, `mistake` (its name, "" if none is certain), `fits` and `then`; printing it shows the reasons.
+        `stage`, `mistake` (its name, "" if no mistake is certain), `fits` and `then`; printing it shows the reasons.
 
     Raises
     ------
@@ -207,9 +207,11 @@ class _Case:
             weights = weights | as_ours(model, theirs.weights)
         if dtype in HALVES:
             weights = {name: half(dtype, array) for name, array in weights.items()}
-        self.texts = list(range(len(golden.texts)))  # whose stages are explained
-        self.promising: set[tuple[str, str]] | None = None  # mistakes and ways that could explain the unpadded ones
-        self.runs: dict[tuple[int, int | None], tuple[Port, dict[str, list[np.ndarray]]]] = {}  # of `everywhere`
+        self.texts = list(range(len(golden.texts)))  # texts whose stages are explained
+        self.promising: set[tuple[str, str]] | None = None  # mistakes that could explain the unpadded texts
+        self.runs: dict[
+            tuple[int, int | None], tuple[Port, dict[str, list[np.ndarray]]]
+        ] = {}  # results of `everywhere`
         self.mistakes = of_model(model.config)
         self.forward = Forward(self.given, weights)
         lengths, source_lengths = (tuple(map(len, texts)) for texts in (golden.texts, golden.sources))
@@ -221,13 +223,13 @@ class _Case:
         )  # fmt: skip
 
     def diagnosis(self, diverging: list[str]) -> Diagnosis:
-        """Explains the diverging stages one after another, each with what is known of the earlier ones."""
+        """Explains the diverging stages one after another, each with the causes of the earlier ones."""
         found, bases = list[Diagnosis](), [self.right]
         for i, stage in enumerate(diverging):
             if len(found) == FAULTS or ((found or self.findings) and self.explained(stage, bases)):
                 continue
             each, certain = self.explain(stage, bases[-1])
-            if len(certain) > 1:  # what comes of each in the stages after this one tells them apart
+            if len(certain) > 1:  # the stages after this one decide
                 later = diverging[i + 1 : i + 1 + LATER]
                 known = [sum(self.explained(name, [port]) for name in later) for _, port in certain]
                 certain = [pair for pair, count in zip(certain, known, strict=True) if count == max(known)]
@@ -240,7 +242,7 @@ class _Case:
         return replace(first, then=found[1:], weights=self.findings)
 
     def explained(self, stage: str, bases: Iterable[Port]) -> bool:
-        """Tells whether one of the ports gives their values of a stage."""
+        """Returns whether one of the ports gives their values of a stage."""
         theirs = self.looked_at(self.given[stage])
         for base in bases:
             made = self.everywhere(base).get(stage)
@@ -255,7 +257,7 @@ class _Case:
         return False
 
     def everywhere(self, base: Port, seed: int | None = None) -> dict[str, list[np.ndarray]]:
-        """Computes all stages at once, each from theirs; {} where the port is impossible."""
+        """Computes all stages at once, each from their inputs; empty if the port is impossible."""
         key = id(base), seed
         if key not in self.runs:
             made: dict[str, list[np.ndarray]] = {}
@@ -298,7 +300,7 @@ class _Case:
         return Diagnosis(stage, budgets, inputs, list(best.values())[:-3:-1], groups=groups), []
 
     def tiers(self, port: Port) -> Iterator[tuple[tuple[Mistake, ...], Port, list[int]]]:
-        """Yields what is tried in turn: mistakes, the port that has them, and the texts that are looked at."""
+        """Yields the mistakes to try, in order, each with the port to change and the texts to compare."""
         yield self.mistakes, port, self.texts
         unpadded = self.unpadded(port)
         if unpadded != self.texts:  # a mistake may depend on their padding
@@ -310,13 +312,14 @@ class _Case:
         yield GENERAL, port, self.texts
 
     def unpadded(self, port: Port) -> list[int]:
-        """The texts that are looked at, without those that a port pads; all of them if it hides its padding."""
+        """The texts compared that the port does not pad; all of them if it masks its padding."""
         return [i for i in self.texts if port.hides or not port.is_padded(i)]
 
     def fits(self, mistakes: Iterable[Mistake], port: Port, texts: list[int]) -> list[tuple[Fit, Port]]:
-        """Returns what gives their values on these texts, or nearly, best first.
+        """Returns the mistakes that give their values on these texts, or nearly, best first.
 
-        What was tried on all texts is tried on some again only if it could explain these: most of the time goes here.
+        A mistake tried on all texts is tried on some of them only if it could explain these: this takes most of the
+        time.
         """
         theirs, budget = [port.theirs[i] for i in texts], self.budget(port)
         some = self.unpadded(port) if mistakes is self.mistakes and texts is self.texts else []
@@ -352,7 +355,7 @@ class _Case:
         return [arrays[i] for i in self.texts]
 
     def at_stage(self, base: Port, stage: str) -> Port:
-        """Returns a port to explain one stage with, from the nearest of theirs."""
+        """Returns the port that computes one stage from the nearest of their stages."""
         before = {name: None for name in self.given if name != stage}
         between = span(parents(base.config, base.weights), stage, before)
         return replace(base, stage=stage, theirs=self.given[stage], span=between)
@@ -374,7 +377,7 @@ class _Case:
 
 
 def _explained(port: Port, made: list[np.ndarray], texts: list[int], budget: float) -> float:
-    """Returns the share of the error on some texts that `made` explains; 0 if it changes nothing, or none is wrong."""
+    """Returns the share of the error on some texts that `made` explains; 0 without an error or a change."""
     theirs, rightly, own = ([arrays[i] for i in texts] for arrays in (port.theirs, port.rightly, made))
     if not texts or not all(np.isfinite(array).all() for array in own):
         return 0.0

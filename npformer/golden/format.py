@@ -41,7 +41,7 @@ class Golden:
 
     @property
     def inputs(self) -> list[Any]:
-        """What the model runs on: the texts, or pairs of a source and a text."""
+        """The model's inputs: texts, or pairs of a source and a text."""
         return list(zip(self.sources, self.texts, strict=True)) if self.sources else self.texts
 
     def __repr__(self) -> str:
@@ -68,7 +68,7 @@ class Golden:
         save_arrays(path, arrays, {"format": FORMAT, "version": VERSION, "manifest": written})
 
     def input_arrays(self) -> dict[str, np.ndarray]:
-        """Returns the ids of each text, and what else it has, by their names in the file."""
+        """Returns each text's ids, and its other inputs, by their names in the file."""
         arrays: dict[str, np.ndarray] = {}
         for i, text in enumerate(self.texts):
             for name, array in (("ids", text.ids), ("segments", text.token_type_ids), ("positions", text.positions)):

@@ -1,4 +1,4 @@
-"""Runs ports: each stage is made from what the other program gave.
+"""Runs ports: each stage is computed from the other program's earlier stages.
 
 `Forward` runs a `Port` once. Each stage is computed from the other program's earlier stages, which take the place of
 ours as soon as ours are noted; so one run says of every stage what it should be, given their inputs to it.
@@ -42,7 +42,7 @@ class Forward:
     def __call__(
         self, port: Port, until: str = "", dtype: Any = np.float64, seed: int | None = None
     ) -> dict[str, list[np.ndarray]]:
-        """Returns each stage up to `until` (all of them: ""), one array for each text, as the port makes it."""
+        """Returns the port's stages up to `until` ("" for all), one array per text."""
         run = Run(self, port, until, dtype, None if seed is None else jitter(seed))
         run.run()
         return run.made
@@ -57,7 +57,7 @@ class Forward:
 
 
 class Run(Arrays):
-    """One forward: a listener that applies the port's rules and puts the other program's stages in place of ours."""
+    """One forward: a listener that applies the port's rules and replaces our stages with the other program's."""
 
     def __init__(self, forward: Forward, port: Port, until: str, dtype: Any, noise: Any) -> None:
         super().__init__(port, forward.given, lambda name: forward.cast(port.weights[name], dtype))
@@ -68,7 +68,7 @@ class Run(Arrays):
         self._ranges = {stack: self._layers(stack, count) for stack, count in stacks(port.config).items()}
 
     def _running(self) -> Iterator[tuple[str, np.ndarray]]:
-        """Yields the weights that the model runs with: those that do not matter to the stage in question unrounded."""
+        """Yields the model's weights; those that do not affect the stage stay unrounded."""
         port, all_matter = self.port, self._whole
         for name in port.weights:
             stack, layer, rest = parted(name)
@@ -84,17 +84,17 @@ class Run(Arrays):
 
     @cached_property
     def _whole(self) -> bool:
-        """Tells whether the stages from the ids on matter: all are asked for, or what stands in padding, only ours."""
+        """Returns whether to run from the ids on: for all stages, or for the rows of padding, which only we have."""
         port = self.port
         texts, lengths = (*port.texts, *port.sources), (*port.lengths, *port.source_lengths)
         return not self.until or any(len(text) != length for text, length in zip(texts, lengths, strict=True))
 
     def _layers(self, stack: str, count: int) -> tuple[int, int]:
-        """Returns a stack's first layer that has to run and the end of the last: the others are given or not needed."""
+        """Returns the range of a stack's layers that must run; the others are given or not needed."""
         config, inside = self.port.config, [parted(name) for name in self.port.span if name.startswith(stack)]
         numbers = [layer for _, layer, _ in inside if layer >= 0]
         from_ids = not self.port.span or any(rest.startswith("embeddings.") for _, _, rest in inside)
-        in_place = config.local_layers or config.convolution  # some of the layers are not like the others
+        in_place = config.local_layers or config.convolution  # layers differ
         first = 0 if from_ids or self._whole or in_place else min(numbers, default=count)
         its_stack, layer, _ = parted(self.until) if self.until else ("", -1, "")
         return first, layer + 1 if layer >= 0 and its_stack == stack else count
@@ -156,7 +156,7 @@ class Run(Arrays):
             if matches(name, pattern):
                 try:
                     made = np.asarray(rule(array, At(self, text, name)))
-                except (KeyError, IndexError, ValueError) as error:  # it reads what this model does not have
+                except (KeyError, IndexError, ValueError) as error:  # a stage or weight that is missing
                     raise NpformerError(f"{name}: impossible with this model: {error}") from None
                 if name == "logits" and self.port.config.head == "replaced-token" and made.ndim == 2:
                     made = made[..., 0]  # its one column
@@ -166,7 +166,7 @@ class Run(Arrays):
         return array
 
     def _kept(self, name: str, text: int, made: np.ndarray) -> np.ndarray:
-        """Puts their array in place of ours; padding that the port adds stays ours."""
+        """Replaces our array with theirs, except for padding that the port adds."""
         if (theirs := self.given.get(name)) is not None:
             corner = tuple(slice(size) for size in theirs[text].shape)
             made = made.copy()

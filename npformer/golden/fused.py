@@ -1,4 +1,4 @@
-"""Query, key and value that another program computes as one: its weights, biases and outputs are cut into three."""
+"""Splits fused query, key and value projections of another program: weights, biases and outputs."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from npformer.config import Config
 from npformer.families import family_of
 from npformer.golden.graph import QKV
 
-#: What programs call the one linear layer, which stands where the three would.
+#: The names that programs give the one linear layer for all three.
 FUSED = ("qkv", "qkv_proj", "Wqkv", "in_proj", "c_attn", "query_key_value")
 ENDS = (".weight", ".bias", "_weight", "_bias")  # torch's attention has in_proj_weight
 
 
 def cut(config: Config, arrays: Mapping[str, Any], names: Mapping[str, str]) -> tuple[dict[str, Any], dict[str, str]]:
-    """Cuts fused arrays into three by our names; returns all arrays, and the map `names` without those.
+    """Splits fused arrays into three by our names; returns all arrays, and the map `names` without the fused ones.
 
     Each is known by its name, or by one in the map, such as {"my.0.proj": "layers.0.attention.qkv"}. An output is cut
     along its last axis, a weight (3D, D) or (D, 3D) along its longer one; query comes first, value last.
@@ -58,6 +58,6 @@ def fused_layers(config: Config) -> dict[str, str]:
 
 
 def split_ending(name: str) -> tuple[str, str]:
-    """A layer's name, and ".weight", ".bias" or nothing."""
+    """Splits a name into the layer's name and ".weight", ".bias" or "" at its end."""
     end = next((each for each in ENDS if name.endswith(each)), "")
     return name.removesuffix(end), end.replace("_", ".")

@@ -1,4 +1,4 @@
-"""The graph of a model's stages: which stages each one is computed from.
+"""The graph of a model's stages: for each stage, the stages from which it is computed.
 
 A model with a decoder has two stacks. Their stages begin with the stack's name, "encoder." or "decoder.", and all of a
 decoder's layers attend twice, to themselves and to the encoder's output.
@@ -38,7 +38,7 @@ def parted(stage: str) -> tuple[str, int, str]:
 
 
 def matches(stage: str, pattern: str) -> bool:
-    """Tells whether a pattern means a stage: by its name, or in either stack, where each attention is attention.
+    """Returns whether a pattern matches a stage: by its name, or in either stack, where each attention is attention.
 
     >>> matches("decoder.layers.0.cross_attention.scores", "*.attention.scores")
     True

@@ -1,4 +1,4 @@
-"""Reads another program's arrays: finds the stage or weight that each one is, and the part of it for each text.
+"""Reads another program's arrays: matches each to a stage or weight, and splits it by text.
 
 The name of a stage is ours, that of the Hugging Face module whose output it is, TransformerLens's hook, or one in the
 user's map of names. The array may be packed or padded, with or without a batch axis. `compare.py` uses this.
@@ -34,15 +34,15 @@ class Theirs:
     stages: dict[str, list[np.ndarray]] = field(default_factory=dict)  # one array for each text, without padding
     weights: dict[str, np.ndarray] = field(default_factory=dict)  # by flat name, unchanged
     problems: dict[str, str] = field(default_factory=dict)  # a stage that cannot be compared -> the reason
-    unused: list[str] = field(default_factory=list)  # names that are no stage of the golden file
+    unused: list[str] = field(default_factory=list)  # names that match no stage of the golden file
     width: int = 0  # tokens of a padded text, if any array was padded
-    source_width: int = 0  # the same of a translation model's sources
+    source_width: int = 0  # the same for a translation model's sources
 
 
 def read(golden: Golden, arrays: Mapping[str, Any], names: Mapping[str, str] | None = None) -> Theirs:
-    """Finds the golden file's stages among their arrays. `names` maps their names to ours, beyond the known ones.
+    """Finds the golden file's stages among their arrays. `names` maps more of their names to ours.
 
-    Raises NpformerError if no name is recognised, or their token ids are not the golden file's.
+    Raises NpformerError if no name is recognised, or their token ids differ from the golden file's.
     """
     known, weights, ids = stage_names(golden), weight_names(golden.config), _ids(golden)
     arrays, names = fused.cut(golden.config, _by_text(arrays), names or {})
@@ -116,7 +116,7 @@ def weight_names(config: Config) -> dict[str, str]:
         names[ours] = ours
         for theirs in source.alone:
             for name in (theirs, theirs.removeprefix(prefix)):
-                names.setdefault(name, ours)  # of layers with the same weights, the first
+                names.setdefault(name, ours)  # the first of the layers that share weights
     return names
 
 
@@ -132,7 +132,7 @@ def as_array(name: str, value: Any) -> np.ndarray:
 
 
 def _place(golden: Golden, name: str, given: dict[int, np.ndarray], result: Theirs) -> None:
-    """Adds a stage to `result`, given as one array for all texts (number -1) or as one for each text."""
+    """Adds a stage to `result`, from one array for all texts (number -1) or one per text."""
     shapes = [array.shape for array in golden.truth[name]]
     axes = token_axes(name, shapes[0], golden.config.head)
     if -1 not in given and set(given) != set(range(len(shapes))):
@@ -158,10 +158,10 @@ def _place(golden: Golden, name: str, given: dict[int, np.ndarray], result: Thei
 def per_text(
     name: str, array: np.ndarray, shapes: list[tuple[int, ...]], axes: tuple[int, ...]
 ) -> list[np.ndarray] | None:
-    """Cuts a stage in any known layout into one array for each text; None for another shape. axes: as `token_axes`.
+    """Splits a stage in any known layout into one array per text; None for any other shape. axes: from `token_axes`.
 
     The layouts: (T, ...), packed, the texts one after another; (B, L, ...), padded on the right, L at least the longest
-    text; (B L, ...), the same as rows; (B, L, H, K) in place of (B, H, L, K); (1, L, D), positions for all texts.
+    text; (B L, ...), the same as rows; (B, L, H, K) instead of (B, H, L, K); (1, L, D), positions for all texts.
     """
     for read_as in _layouts(array, shapes, axes):
         if len(read_as) == 1 and name.endswith("embeddings.position"):
@@ -208,7 +208,7 @@ def _expected(shapes: list[tuple[int, ...]]) -> str:
 
 
 def _ids(golden: Golden) -> dict[str, list[Text]]:
-    """Returns the names of token ids -> the texts they are of; a translation model's input_ids are its sources."""
+    """Returns the names of token ids -> their texts; for a translation model input_ids are the sources."""
     if golden.sources:
         theirs, ours = ("input_ids", "source_ids"), ("decoder_input_ids", "ids")
         return dict.fromkeys(theirs, golden.sources) | dict.fromkeys(ours, golden.texts)

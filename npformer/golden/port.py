@@ -20,25 +20,25 @@ from npformer.runtime.packing import Text
 
 @dataclass(frozen=True)
 class Port:
-    """A forward pass to change: its config, weights, texts and rules, and what there is to explain."""
+    """A forward pass with changes: its config, weights, texts and rules, and the stage to explain."""
 
     config: Config
     weights: Mapping[str, np.ndarray]  # flat
-    texts: list[Text]  # of a translation model: what the decoder reads
+    texts: list[Text]  # for a translation model, the decoder's
     stage: str  # the stage to explain
     theirs: list[np.ndarray]  # the other program's values of it
-    span: frozenset[str]  # the stages that are computed between theirs and it
+    span: frozenset[str]  # the stages computed between their nearest stages and it
     width: int  # tokens of a text in the other program's batch, padding included
-    lengths: tuple[int, ...]  # of the golden file's texts
-    rightly: list[np.ndarray] = field(default_factory=list)  # the stage as it should be, given their inputs
+    lengths: tuple[int, ...]  # lengths of the golden file's texts
+    rightly: list[np.ndarray] = field(default_factory=list)  # the correct values of the stage, given their inputs
     known: tuple[str, ...] = ()  # all stages of the model, in firing order
     rules: tuple[tuple[str, Rule], ...] = ()
-    touched: frozenset[str] = frozenset()  # patterns of the stages where the changes are made
+    touched: frozenset[str] = frozenset()  # patterns of the stages that are changed
     dtype: str = "float32"  # the precision whose budget the port is held to
     hides: bool = False  # texts are padded, and padding is hidden by a mask
-    sources: list[Text] = field(default_factory=list)  # of a translation model: what the encoder reads
+    sources: list[Text] = field(default_factory=list)  # for a translation model, the encoder's
     source_width: int = 0  # tokens of a source in the other program's batch
-    source_lengths: tuple[int, ...] = ()  # of the golden file's sources
+    source_lengths: tuple[int, ...] = ()  # lengths of the golden file's sources
 
     def ruling(self, rules: Rules) -> Port:
         """Returns the port with rules for the stages that match these patterns."""
@@ -50,7 +50,7 @@ class Port:
         return replace(self, weights={**self.weights, **changes}, touched=self.touched | stages)
 
     def regrouping(self, groups: Mapping[str, str]) -> Port:
-        """Returns the port in which groups of weights have the weights of other groups."""
+        """Returns the port with some groups of weights replaced by others."""
         pairs = ((f"{own}.{part}", f"{other}.{part}") for own, other in groups.items() for part in ("weight", "bias"))
         return self.weighing({own: self.weights[other] for own, other in pairs if {own, other} <= self.weights.keys()})
 
@@ -61,7 +61,7 @@ class Port:
         return replace(self, weights=Rounded(self.weights, rounded, names), touched=self.touched | stages)
 
     def reading(self, change: Callable[[Text, int], Text]) -> Port:
-        """Returns the port on other texts, each a function of the right one and its number; sources change alike."""
+        """Returns the port on other texts, change(text, i); sources are changed in the same way."""
         texts, sources = ([change(text, i) for i, text in enumerate(each)] for each in (self.texts, self.sources))
         return replace(self, texts=texts, sources=sources, touched=self.touched | {"embeddings.*"})
 
@@ -69,24 +69,24 @@ class Port:
         return replace(self, config=replace(self.config, **fields), touched=self.touched | set(touched))
 
     def with_heads(self, count: int, *touched: str) -> Port:
-        """Returns the port with this number of heads in the stack of the stage in question."""
+        """Returns the port with this number of heads in the stage's stack."""
         if self.stack == "decoder.":
             return self.with_config(*touched, decoder=replace(self.config.decoder, n_heads=count))
         return self.with_config(*touched, n_heads=count)
 
     @property
     def stack(self) -> str:
-        """The stack of the stage in question; a head belongs to the last."""
+        """The stage's stack; a head belongs to the last one."""
         return parted(self.stage)[0] or list(stacks(self.config))[-1]
 
     @property
     def depth(self) -> int:
-        """Layers of the stack of the stage in question."""
+        """The number of layers in the stage's stack."""
         return stacks(self.config)[self.stack]
 
     @property
     def n_heads(self) -> int:
-        """Attention heads of the stack of the stage in question."""
+        """The number of attention heads in the stage's stack."""
         return heads_of(self.config, self.stack)
 
     @property
@@ -114,9 +114,9 @@ class Port:
         return any(map(self.is_padded, range(len(self.texts))))
 
     def padded(self, left: bool = False) -> Port | None:
-        """Returns the port with texts padded to the length of the batch; None if that is too long for the model."""
+        """Returns the port with texts padded to the batch's length; None if the model cannot read so many tokens."""
         pad, config = self.config.pad_id or 0, self.config
-        if config.pooling == "last" and config.pad_id is None:  # the head is to find padding by an id that no text has
+        if config.pooling == "last" and config.pad_id is None:  # an id that no text has marks padding for the head
             pad = next(i for i in range(config.vocab_size) if not any(i in text.ids for text in self.texts))
             config = replace(config, pad_id=pad)
         if max(self.width, self.source_width) > self.config.max_length:
@@ -133,7 +133,7 @@ class Port:
         return replace(self, config=config, texts=texts, sources=sources, touched=self.touched | touched)
 
     def in_a_batch(self) -> Port | None:
-        """Returns the port with padded texts and a correct mask; None without padding, or if it is too long."""
+        """Returns the port with padded texts and a correct mask; None without padding or if a text becomes too long."""
         padded = self.padded() if self.has_padding else None
         if padded is None:
             return None

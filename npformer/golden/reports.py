@@ -1,4 +1,4 @@
-"""Comparisons and verdicts for programs: JSON, JUnit XML, and the lines that GitHub shows beside a change."""
+"""Machine-readable comparisons and verdicts: JSON, JUnit XML and GitHub's annotations."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def _finite(value: Any) -> Any:
 
 
 def comparison_github(comparison: Comparison, diagnosis: Diagnosis | None) -> str:
-    """Returns a comparison as one line, an annotation of GitHub's."""
+    """Returns a comparison as one line, a GitHub annotation."""
     if comparison.ok and not (diagnosis and diagnosis.weights):
         return annotation("notice", "npformer golden compare", f"no stage diverges; {len(comparison.rows)} compared")
     title = f"{comparison.first.stage} diverges" if comparison.first else "wrong weights"
@@ -60,7 +60,7 @@ def comparison_github(comparison: Comparison, diagnosis: Diagnosis | None) -> st
 
 
 def annotation(level: str, title: str, message: str) -> str:
-    """Returns a workflow command of GitHub's, `::error title=...::...`, with what would end its parts escaped."""
+    """Returns a workflow command of GitHub's, `::error title=...::...`, with separators in its text escaped."""
     escaped = message.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
     title = title.replace("%", "%25").replace(":", "%3A").replace(",", "%2C").replace("\r", "%0D").replace("\n", "%0A")
     return f"::{level} title={title}::{escaped}"
@@ -81,7 +81,7 @@ def row(verdict: Verdict, width: int, columns: int = 80) -> str:
 
 
 def summary(verdicts: Sequence[Verdict]) -> str:
-    """Returns what follows the table: the totals, and for the first case that does not pass its details."""
+    """Returns the lines below the table: the totals, and details of the first case that does not pass."""
     fault = next((verdict for verdict in verdicts if not verdict.ok), None)
     lines = ["", totals(verdicts)]
     if fault and fault.details:
@@ -107,14 +107,14 @@ def verdicts_json(verdicts: Sequence[Verdict]) -> str:
 
 
 def verdicts_github(verdicts: Sequence[Verdict]) -> str:
-    """Returns a line for each case that does not pass, or one line that says that all do."""
+    """Returns a line for each case that does not pass, or one line if all pass."""
     faults = [verdict for verdict in verdicts if not verdict.ok]
     lines = [annotation("error", f"{each.case}: {each.kind}", each.why) for each in faults]
     return "\n".join(lines or [annotation("notice", "npformer golden run", totals(verdicts))])
 
 
 def junit(verdicts: Sequence[Verdict]) -> bytes:
-    """Returns the verdicts as JUnit XML: divergences are failures, what left nothing to compare are errors."""
+    """Returns the verdicts as JUnit XML: divergences are failures; cases without a comparison are errors."""
     from xml.etree import ElementTree as xml
 
     failures = [verdict for verdict in verdicts if verdict.kind in ("diverges", "incomplete")]
@@ -138,5 +138,5 @@ def junit(verdicts: Sequence[Verdict]) -> bytes:
 
 
 def _printable(text: str) -> str:
-    """Replaces what XML cannot hold, and what would move a terminal's cursor."""
+    """Replaces characters that XML does not allow, and those that would move a terminal's cursor."""
     return re.sub("[^\t\n\x20-\x7e\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]", "\ufffd", text)

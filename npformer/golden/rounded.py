@@ -8,7 +8,7 @@ import numpy as np
 
 
 class Rounded(Mapping[str, np.ndarray]):
-    """Weights of which some are rounded, each when it is first read: a model has a hundred million, a stage few."""
+    """Weights, some of them rounded on first use: a model has a hundred million numbers, a stage only a few."""
 
     def __init__(
         self, weights: Mapping[str, np.ndarray], rounded: Callable[[np.ndarray], np.ndarray], names: frozenset[str]
@@ -34,7 +34,7 @@ class Rounded(Mapping[str, np.ndarray]):
 
 
 def unrounded(weights: Mapping[str, np.ndarray], name: str) -> np.ndarray:
-    """Returns a weight as it was before any rounding, which has its shape."""
+    """Returns the unrounded weight, for its shape."""
     while isinstance(weights, Rounded):
         weights = weights.weights
     return weights[name]

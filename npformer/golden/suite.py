@@ -2,8 +2,8 @@
 
     npformer.golden.suite("suite", ["bert-*"])              npformer golden run suite -- ./port
 
-A case is a folder with config.json, model.safetensors, inputs.safetensors and golden.safetensors; suite.json says what
-each one tests. `conformance.py` runs a port's program on them. Models and inputs have the same bytes on every machine.
+A case is a folder with config.json, model.safetensors, inputs.safetensors and golden.safetensors; suite.json lists the
+purpose of each. `conformance.py` runs a port's program on them. Models and inputs have the same bytes on every machine.
 The golden files have the same bytes on one machine and one version of NumPy: another BLAS kernel rounds otherwise, so
 there the stages differ in their last digits, far within the budgets.
 """
@@ -39,13 +39,13 @@ Options = dict[str, dict[str, Any]]  # a case's name -> the fields of its config
 
 
 class Case(NamedTuple):
-    """A model of the suite, and the texts that it runs on."""
+    """A model of the suite and its texts."""
 
     name: str
-    tests: str  # what a port that passes it has got right
+    tests: str  # the features that a passing port computes correctly
     config: Config
     lengths: tuple[int, ...] = LENGTHS
-    dtype: str = "float32"  # of the stored weights
+    dtype: str = "float32"  # the dtype of the stored weights
 
 
 def suite(path: str | Path, patterns: list[str] | None = None, progress: bool = False) -> Path:
@@ -103,7 +103,7 @@ def _write(folder: Path, case: Case) -> dict[str, Any]:
 
 
 def answers(recorded: Golden) -> list[str]:
-    """Returns the stages that a model is run for: its logits, or the last layer and the pooled rows of a base model."""
+    """Returns a model's last stages: its logits, or the last layer and the pooled rows of a base model."""
     logits = [name for name in recorded.stages if name.endswith("logits")]
     if logits:
         return logits
@@ -147,7 +147,7 @@ def read_suite(path: str | Path, patterns: list[str] | None = None) -> list[dict
 
 
 def _wanted(names: list[str], patterns: list[str] | None) -> list[str]:
-    """Selects the names that fit a pattern, in their order; all of them without one."""
+    """Selects the names that match a pattern, in their order; all names without a pattern."""
     for pattern in patterns or []:
         if not any(fnmatchcase(name, pattern) for name in names):
             near = nearest(pattern, names, 3) or names[:3]
@@ -156,7 +156,7 @@ def _wanted(names: list[str], patterns: list[str] | None) -> list[str]:
 
 
 def _is_entry(entry: object) -> bool:
-    """Tells whether an entry names a folder of the suite, and nothing outside of it."""
+    """Returns whether an entry names a folder inside the suite."""
     name = entry.get("name") if isinstance(entry, dict) else None
     return isinstance(name, str) and Path(name).parts == (name,) and name != ".."
 
@@ -230,7 +230,7 @@ def _encoder_cases(name: str, family: EncoderTable) -> Iterator[Case]:
 
 
 def _other_cases() -> Iterator[Case]:
-    """Yields the models of 2017 as torch's modules have them, Marian's, and BART's."""
+    """Yields the models of 2017 with torch's modules, Marian's and BART's."""
     decoder = {"tied": True, "decoder": _decoder(40)}
     encoder = {**SIZES, "torch_class": "nn.TransformerEncoder", "activation": "relu", "eps": 1e-5, "tied": False}
     both = {**encoder, "torch_class": "nn.Transformer", "decoder": _decoder(40), "pad_id": 39}

@@ -33,7 +33,7 @@ from npformer.runtime.packing import Text
 TINY_FILE = "golden.safetensors"
 HEAD = "sequence-classification"
 SIZES = {"vocab_size": 96, "d_model": 32, "n_heads": 4, "n_layers": 2, "d_ffn": 64, "max_length": 24}
-LENGTHS = (9, 6, 3)  # of the texts: different ones, so that masks matter
+LENGTHS = (9, 6, 3)  # of the texts; they differ, so that masks matter
 
 
 def tiny(path: str | Path, family: str, seed: int = 0) -> Path:
@@ -71,12 +71,12 @@ def tiny(path: str | Path, family: str, seed: int = 0) -> Path:
 
 
 def _more(family: Family) -> dict[str, Any]:
-    """The sizes that not every family has; a decoder has other ones than the encoder, so that a mix-up shows."""
+    """Sizes that only some families have; the decoder's differ from the encoder's, so that a mix-up shows."""
     if isinstance(family, EncoderTable):
         return {
             "d_embedding": 16 if "d_embedding" in family.sizes else 0,
             "n_token_types": 2 if family.token_types else 0,
-            "window": 4 if family.constants.get("window") else 0,  # less than a text
+            "window": 4 if family.constants.get("window") else 0,  # shorter than a text
         }
     decoder = Decoder(n_layers=2, n_heads=2, d_ffn=48, vocab_size=SIZES["vocab_size"], start_id=2, end_ids=(2,))
     return {"pad_id": 1, "padding_idx": 1, "decoder": decoder}
@@ -85,7 +85,7 @@ def _more(family: Family) -> dict[str, Any]:
 def write_case(
     folder: Path, name: str, config: Config, seed: int, lengths: Sequence[int] = LENGTHS, dtype: str = "float32"
 ) -> Golden:
-    """Fills a folder with a random model, its weights stored in this dtype, and its golden file, which it returns."""
+    """Writes a random model, with weights in this dtype, and its golden file to a folder; returns the golden file."""
     bits = np.random.PCG64(seed)
     tree = layout.own_to_tree(_weights(config, bits), config)
     (folder / CONFIG).write_text(json.dumps(write_config(config), indent=2) + "\n", encoding="utf-8")
@@ -127,11 +127,11 @@ def _texts(config: Config, bits: np.random.PCG64, lengths: Sequence[int]) -> lis
     texts: list[Any] = []
     for length in lengths:
         ids = _ids(bits, length, config.vocab_size)
-        ids[ids == config.uncounted] += 1  # a port may take padding for what is to be masked
+        ids[ids == config.uncounted] += 1  # a port could mistake a real token for padding
         if config.decoder and config.head != "translation":
-            ids[-1] = config.decoder.end_ids[0]  # which a head on texts reads
+            ids[-1] = config.decoder.end_ids[0]  # the token that a head on whole texts reads
         if config.pooling == "last" and config.pad_id is not None:
-            ids[-1] = config.pad_id  # a port has to find the last token before it
+            ids[-1] = config.pad_id  # a port must find the last token before the padding
         if config.head == "translation":
             target = _ids(bits, max(1, length - 2), config.decoder.vocab_size)
             target[0] = config.decoder.start_id

@@ -1,4 +1,4 @@
-"""Stages inside attention of a Hugging Face model in torch, which no module of it returns.
+"""Stages inside the attention of a Hugging Face model in torch, which no module returns.
 
 Most families call an eager attention function, whose arguments and results are heard. MPNet and DeBERTa write attention
 out in their modules: there the products and the softmax are heard that a module calls. `torch_model.py` hears the rest.
@@ -51,7 +51,7 @@ def attention(model: Any, golden: Golden, modules: dict[str, Any], heard: dict[s
 
 
 def _queries(golden: Golden, modules: dict[str, Any]) -> dict[Any, list[str]]:
-    """Returns the module that makes the query -> its attentions, of which there are several with the same weights."""
+    """Returns the query's module -> its attentions; layers with the same weights share one module."""
     config, fused = golden.config, fused_layers(golden.config)
     queries: dict[Any, list[str]] = {}
     for ours in (name.removesuffix(".query") for name in table.names(config) if name.endswith("attention.query")):
@@ -62,7 +62,7 @@ def _queries(golden: Golden, modules: dict[str, Any]) -> dict[Any, list[str]]:
 
 
 def _recording(eager: Callable[..., Any], queries: dict[Any, list[str]], hear: Hear) -> Callable[..., Any]:
-    """The eager attention function, whose arguments and results are heard."""
+    """Wraps the eager attention function to record its arguments and results."""
 
     def recording(module: Any, query: Any, key: Any, value: Any, *args: Any, **kwargs: Any) -> Any:
         context, weights = eager(module, query, key, value, *args, **kwargs)
@@ -77,7 +77,7 @@ def _recording(eager: Callable[..., Any], queries: dict[Any, list[str]], hear: H
 
 @contextmanager
 def _written_out(golden: Golden, modules: dict[str, Any], queries: dict[Any, list[str]], hear: Hear) -> Iterator[None]:
-    """Hears what the modules that make a query call while they run: the softmax, and the products around it."""
+    """Records the softmax, and the products around it, of the modules with a query projection."""
     from torch.overrides import TorchFunctionMode
 
     heads, running = golden.config.n_heads, list[_Attention]()
@@ -107,7 +107,7 @@ def _written_out(golden: Golden, modules: dict[str, Any], queries: dict[Any, lis
 
 
 class _Attention:
-    """What is known of an attention while it runs."""
+    """The state of one attention while it runs."""
 
     def __init__(self, ours: str, heads: int, hear: Hear) -> None:
         self._ours, self._heads, self._tell = ours, heads, hear
@@ -117,7 +117,7 @@ class _Attention:
         self._tell(self._ours, name, tensor.reshape(-1, self._heads, *tensor.shape[-2:]))  # (B H, L, K) in DeBERTa
 
     def called(self, name: str, args: Any, result: Any) -> None:
-        """Hears a function: Q K^T is the first product, and W V the one after the softmax."""
+        """Records a function's result: Q K^T is the first product, and W V the product after the softmax."""
         if name == "softmax":
             self.hear("scores", args[0])
             self.hear("weights", result)
@@ -128,7 +128,7 @@ class _Attention:
                 self._weighed = False
                 self.hear("value_heads", args[1])
                 self.hear("context", result)
-            elif self._products == 1 and result.dim() == 4:  # DeBERTa's key is scaled here; its method tells it
+            elif self._products == 1 and result.dim() == 4:  # DeBERTa's key is scaled here; its own method records it
                 self.hear("query_heads", args[0])
                 self.hear("key_heads", args[1].mT)
 

@@ -65,12 +65,12 @@ def load_torch(name: str, golden: Golden) -> Any:
 
 
 def is_training(model: Any) -> bool:
-    """Tells whether any part of a torch model is in training mode, where its dropout is on."""
+    """Returns whether any part of a torch model is in training mode, with dropout on."""
     return any(module.training for module in model.modules())
 
 
 def stages_of(model: Any, golden: Golden, after_eval: bool = False) -> dict[str, Any]:
-    """Returns the golden file's stages that the model shows, padded (B, L, ...), by our names, and its weights.
+    """Returns the stages of the golden file that the model has, by our names, padded (B, L, ...), and its weights.
 
     The model runs in the mode it is in, or after eval().
     """
@@ -97,12 +97,13 @@ def stages_of(model: Any, golden: Golden, after_eval: bool = False) -> dict[str,
 
 
 def _reads_last(golden: Golden) -> bool:
-    """Tells whether the head is computed of every token, and the row of a text's last one is the answer."""
+    """Returns whether the head computes every token's row, and a text's answer is the row of its last token."""
     return golden.config.pooling == "last" and golden.config.head in POOLED_HEADS
 
 
 def _takes_no_batch(golden: Golden) -> bool:
-    """Tells whether the head knows no padding by its id, or takes only texts of as many end tokens, as BART's."""
+    """Returns whether texts must run one by one: the head cannot find padding, or needs equally many end tokens
+    (BART)."""
     config = golden.config
     return (_reads_last(golden) and config.pad_id is None) or (bool(config.decoder) and config.head in POOLED_HEADS)
 
@@ -165,14 +166,14 @@ def listening(model: Any, golden: Golden, heard: dict[str, np.ndarray]) -> Itera
             hear(modules[path].register_forward_pre_hook, _asked(inputs[path], golden), lambda args, output: args[0])
         if _reads_last(golden) and "logits" in golden.stages:
             hear(model.register_forward_hook, ["logits"], lambda args, output: _first(output, "logits"))
-        if convolution in modules:  # whose columns are tokens
+        if convolution in modules:  # its columns are tokens
             hear(modules[convolution].register_forward_hook, ["convolution.hidden"], lambda args, output: output.mT)
         stack.enter_context(attention(model, golden, modules, heard))
         yield
 
 
 def _inputs(golden: Golden) -> Iterator[tuple[str, str]]:
-    """The stages that `INPUTS` is of, with their groups, as they are in the golden file's model."""
+    """The stages of `INPUTS` that the golden file's model has, with their groups."""
     ends = dict(INPUTS)
     if golden.config.norm_first:
         del ends["ffn_residual"]
@@ -188,7 +189,7 @@ def _inputs(golden: Golden) -> Iterator[tuple[str, str]]:
 
 
 def _asked(runs: list[str], golden: Golden) -> list[str]:
-    """The stages of a module's runs; "" for those that the golden file does not have."""
+    """The stages of a module's successive calls; "" for a stage that the golden file lacks."""
     return [stage if stage in golden.stages else "" for stage in runs]
 
 
@@ -202,7 +203,8 @@ def _first(output: Any, name: str = "") -> Any:
 def _hook(
     heard: dict[str, np.ndarray], stages: Iterator[str], tensor: Callable[[Any, Any], Any]
 ) -> Callable[..., None]:
-    """A hook that hears a tensor of a module's runs as these stages, in turn: a function of inputs and output."""
+    """A hook that records a tensor, chosen from a module's inputs and output, as the next of these stages at each
+    call."""
 
     def hook(module: Any, args: Any, output: Any = None) -> None:
         if (stage := next(stages, "")) and stage not in heard:  # an inner module with the same output comes first

@@ -1,4 +1,4 @@
-"""Compares another program's weights with the model's: their numbers, their layout and their places.
+"""Compares another program's weights with the model's: values, layout and names.
 
 torch and most formats store a linear weight (out, in), npformer (in, out); both are recognised. Each finding is a line
 of text; equal weights give none. `diagnose.py` finds the stages that diverge because of wrong weights.
@@ -22,11 +22,11 @@ LAYOUTS = {True: "(out, in)", False: "(in, out)"}
 TRANSPOSED, LAYER = "transposed weight", "weights of another layer"
 OTHER, CHECKPOINT = "other weights", "another checkpoint"
 IN_LAYER = re.compile(r"((?:encoder\.|decoder\.)?layers\.\d+)\.(.+)")
-MANY = 0.5  # of the weights that differ beyond explanation, from which on it is another checkpoint
+MANY = 0.5  # the least share of unexplained weights that means another checkpoint
 
 
 class Finding(NamedTuple):
-    """What is wrong with a weight, or with several alike."""
+    """An error in one weight, or the same error in several."""
 
     where: str
     what: str
@@ -36,9 +36,9 @@ class Finding(NamedTuple):
         return f"{self.where}: {self.what}"
 
 
-@np.errstate(over="ignore", invalid="ignore")  # theirs may be anything
+@np.errstate(over="ignore", invalid="ignore")  # their values may be infinite
 def check_weights(model: Model | Seq2Seq, theirs: Mapping[str, np.ndarray], dtype: str = "float32") -> list[Finding]:
-    """Lists what is wrong with another program's weights: other numbers, shapes, places or layout.
+    """Lists the errors in another program's weights: values, shapes, names or layout.
 
     Parameters
     ----------
@@ -70,7 +70,7 @@ def check_weights(model: Model | Seq2Seq, theirs: Mapping[str, np.ndarray], dtyp
             findings.append(_difference(name, array, ours, linear))
     findings = [each for each in findings if not _is_meant(each, dtype)]
     places = layout.sources(model.config)
-    for conv in (False, True):  # GPT-2's files have those of its layers (in, out), and its head's (out, in)
+    for conv in (False, True):  # GPT-2's files have layers' weights (in, out), and the head's (out, in)
         alike = {name: out_in for name, out_in in stored_out_in.items() if places[name].in_out is conv}
         usual = sum(alike.values()) * 2 >= len(alike)
         for name, out_in in alike.items():
@@ -85,7 +85,7 @@ def _is_meant(finding: Finding, dtype: str) -> bool:
 
 
 def as_ours(model: Model | Seq2Seq, theirs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Converts their weights to (in, out); where a square weight does not say how it lies, as most others do."""
+    """Converts their weights to (in, out); a square weight is read in the layout of most others."""
     ours, known = layout.flatten(dict(model.weights)), layout.parameters(model.config)
     wide = [array.shape == ours[name].T.shape for name, array in theirs.items() if len(set(ours[name].shape)) == 2]
     equal = [
@@ -152,7 +152,7 @@ def _found_elsewhere(theirs: np.ndarray, ours: Mapping[str, np.ndarray]) -> str:
 
 
 def _exchange(name: str, other: str) -> str:
-    """Names the mistake of a weight that stands in another one's place."""
+    """Names the mistake of a weight that replaces another one."""
     layers = [IN_LAYER.match(each) for each in (name, other)]
     if layers[0] and layers[1] and layers[0][2] == layers[1][2]:
         return LAYER
@@ -167,7 +167,7 @@ def _is_near(theirs: np.ndarray, rounded: np.ndarray) -> bool:
 
 
 def _factor(theirs: np.ndarray, own: np.ndarray) -> float:
-    """Returns c where theirs is c times ours, else 0."""
+    """Returns c if their weight is c times ours, else 0."""
     largest = np.unravel_index(int(np.abs(own).argmax()), own.shape)
     c = float(theirs[largest] / own[largest]) if own[largest] else 0.0
     return c if c not in (0.0, 1.0) and _is_near(theirs, c * own) else 0.0
@@ -178,7 +178,7 @@ def _is_permuted(theirs: np.ndarray, own: np.ndarray) -> bool:
 
 
 def _together(findings: list[Finding], count: int) -> list[Finding]:
-    """Tells once what is wrong in the same way: another checkpoint, a layer, or many weights."""
+    """Joins findings of the same error: another checkpoint, a layer, or many weights."""
     unlike = [each for each in findings if each.cause == OTHER]
     together = []
     if len(unlike) > 3 and len(unlike) >= MANY * count:
@@ -199,7 +199,7 @@ def _together(findings: list[Finding], count: int) -> list[Finding]:
 
 
 def _alike(finding: Finding) -> tuple[str, str]:
-    """Returns what findings have in common that are told as one."""
+    """Returns the key that findings of the same error share."""
     if finding.cause == LAYER:
         found = [IN_LAYER.match(each) for each in (finding.where, finding.what.removeprefix("has "))]
         own, other = (each[1] for each in found if each is not None)

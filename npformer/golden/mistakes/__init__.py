@@ -15,7 +15,7 @@ from npformer.config import Config
 from npformer.families import parts_of
 from npformer.golden.mistakes import embeddings, general, heads, inputs, order, precision, weights
 
-#: Made in any model; where several mistakes fit equally well, the first is named.
+#: Possible in any model; if several fit equally well, the first is named.
 ANYWHERE = (
     *embeddings.MISTAKES,
     *inputs.MISTAKES,

@@ -28,7 +28,7 @@ def types(text: Text) -> np.ndarray:
 
 
 def _placed(port: Port, place: Place) -> Port | None:
-    """Returns the port with other positions, a function of a text's own, the text and its number; None if too many."""
+    """Returns the port with the positions place(positions, text, i); None if they exceed the table."""
     placed = port.reading(lambda text, i: replace(text, positions=place(positions_of(port, text), text, i)))
     places = [text.positions for text in (*placed.texts, *placed.sources) if text.positions is not None]
     first, count = -port.config.first_position, port.config.max_length
@@ -40,7 +40,7 @@ def positions_off(port: Port) -> Ways:
     for row in (begin + 1, begin + 2):
         if shifted := _placed(port, lambda at, text, i, row=row: at + row - begin):
             yield f"from {row}", shifted
-    for row in range(begin):  # without an offset, nothing is left to count padding apart
+    for row in range(begin):  # without an offset, no row is left for padding
         if shifted := _placed(port, lambda at, text, i, row=row: np.arange(len(at)) + row - begin):
             yield f"from {row}", shifted
 
@@ -76,7 +76,7 @@ def sinusoids(port: Port) -> Ways:
 
 def other_sinusoids(port: Port) -> Ways:
     if port.config.positions.startswith("sinusoidal"):
-        halves = port.config.positions == "sinusoidal"  # which this model has not
+        halves = port.config.positions == "sinusoidal"  # positions of the other order
         yield "", {POSITION: lambda y, at: _sinusoids(port, at, halves)}
 
 
@@ -140,7 +140,7 @@ def other_segments(port: Port) -> Ways:
 
 
 def swapped_tables(port: Port) -> Ways:
-    """Looks positions up in the token table, and the like."""
+    """Looks up rows in another table, such as positions in the token table."""
     tables = {name: name.replace(".position.", ".token.") for name in port.weights if name.endswith(".position.weight")}
     if tables and port.config.vocab_size >= port.config.n_positions:
         changes = {position: port.weights[token] for position, token in tables.items()}

@@ -1,6 +1,6 @@
-"""What can be said of a stage that no known mistake gives: statements that are true of its numbers.
+"""Findings about a stage that no known mistake explains: statements that hold for its numbers.
 
-They are tried last. Each is checked like a mistake: the numbers it gives are within the budget of theirs.
+They are tried last. Each is checked like a mistake: its numbers must be within the budget of theirs.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ RATES = (0.1, 0.2, 0.5, 0.05, 0.15, 0.25, 0.3, 0.4)
 
 
 def dropout(port: Port) -> Ways:
-    """Some numbers are 0 and all others 1 / (1 - rate) times what they should be."""
+    """Some numbers are 0 and all others 1 / (1 - rate) times the correct ones."""
     last = port.stage.rpartition(".")[2].removeprefix("cross_")
     block = {"attention_residual": "attention.output", "ffn_residual": "ffn.output"}.get(last)
     for rate in RATES:
@@ -36,7 +36,7 @@ def dropout(port: Port) -> Ways:
 
 
 def constant(port: Port) -> Ways:
-    """One factor for all numbers of the stage, or one summand."""
+    """All numbers of the stage differ by one factor or one summand."""
     right, theirs = flat(port.rightly), flat(port.theirs)
     if right.size >= 8 and (squares := float(right @ right)):
         c = float(right @ theirs) / squares
@@ -47,7 +47,7 @@ def constant(port: Port) -> Ways:
 
 
 def other_stage(port: Port) -> Ways:
-    """The stage has the values of another one."""
+    """The stage has another stage's values."""
     stack, layer, _ = parted(port.stage)
     prefix = f"{stack}layers.{layer}." if layer >= 0 else ""
     near = (prefix, f"{stack}embeddings.")
@@ -84,7 +84,7 @@ def permuted(port: Port) -> Ways:
 
 
 def _order(port: Port, axis: int) -> np.ndarray | None:
-    """Finds for each of their columns the nearest of ours; None if it is not one of each."""
+    """Finds our nearest column for each of theirs; None unless it is a permutation."""
     theirs, ours = (
         np.concatenate([np.moveaxis(array, axis, 0).reshape(array.shape[axis], -1) for array in arrays], axis=1)
         for arrays in (port.theirs, port.rightly)
@@ -98,7 +98,7 @@ def _order(port: Port, axis: int) -> np.ndarray | None:
 
 
 def other_weights(port: Port) -> Ways:
-    """A group of weights has the numbers of another one."""
+    """A group of weights has another group's numbers."""
     groups = list(dict.fromkeys(name.rpartition(".")[0] for name in port.weights))
 
     def shapes(group: str) -> list[tuple[int, ...]]:

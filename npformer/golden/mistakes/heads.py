@@ -14,11 +14,11 @@ from npformer.functions import softmax
 from npformer.golden.at import At
 from npformer.golden.port import Port
 
-MOST_LABELS = 5  # for which every order is tried
+MOST_LABELS = 5  # the most labels for which every order is tried
 
 
 def other_pooling(port: Port) -> Ways:
-    """Pools another row than the one that is to be read, or all of them."""
+    """Pools a row other than the correct one, or all rows."""
     pooler = "pooler.weight" in port.weights
     if not pooler and port.config.head not in POOLED_HEADS:
         return
@@ -60,7 +60,7 @@ def other_pooling(port: Port) -> Ways:
 
 
 def _first_end(port: Port, at: At) -> int:
-    """The row of a text's first end token, of which the last is to be read."""
+    """The row of a text's first end token; the last is correct."""
     return int(np.flatnonzero(port.texts[at.text].ids == port.config.decoder.end_ids[0])[0])
 
 

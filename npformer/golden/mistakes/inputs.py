@@ -1,4 +1,4 @@
-"""Mistakes in what the model is given: token ids, what a decoder reads of them, and padding with its mask."""
+"""Mistakes in the model's inputs: token ids, the decoder's shifted ids, and padding with its mask."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Formula = Callable[[np.ndarray, np.ndarray], np.ndarray]  # (scores, whether eac
 
 
 def masked(formula: Formula, left: bool = False) -> Rules:
-    """Makes the attention weights by another formula."""
+    """Computes the attention weights with another formula."""
 
     def rule(y: np.ndarray, at: At) -> np.ndarray:
         scores = at.causal(at("attention.scores"))
@@ -84,7 +84,7 @@ def left_padding(port: Port) -> Ways:
 
 
 def other_ids(port: Port) -> Ways:
-    """Tries usual mistakes, then finds the ids whose rows of the token table are nearest to theirs."""
+    """Tries common mistakes, then finds the ids with the nearest rows in the token table."""
     if not port.from_ids:
         return
     size = port.config.vocab_size
@@ -111,7 +111,7 @@ def other_ids(port: Port) -> Ways:
 
 
 def decoder_input(port: Port) -> Ways:
-    """Gives the decoder other tokens than the start token and then the text without its last."""
+    """Gives the decoder tokens other than the start token followed by all but the text's last token."""
     if not port.config.decoder:
         return
     yield "not shifted", read_by_decoder(port, lambda read, labels: labels)
@@ -130,7 +130,7 @@ def start_token(port: Port) -> Ways:
 
 
 def read_by_decoder(port: Port, change: Callable[[np.ndarray, np.ndarray], np.ndarray]) -> Port:
-    """Returns the port whose decoder reads other ids, a function of the right ones and of the labels after each."""
+    """Returns the port whose decoder reads other ids, a function of the correct ids and the labels after them."""
     decoder = port.config.decoder
     scale = np.sqrt(port.config.d_model) if port.config.scale_embedding else 1.0
 
@@ -139,7 +139,7 @@ def read_by_decoder(port: Port, change: Callable[[np.ndarray, np.ndarray], np.nd
         assert table is not None
         if port.sources:
             read, labels = ids, np.append(ids[1:], decoder.end_ids or ids[-1:])[: len(ids)]
-        else:  # it reads the encoder's text again
+        else:  # the decoder reads the encoder's text
             read, labels = np.insert(ids[:-1], 0, decoder.start_id), ids
         made = y.copy()
         made[: len(ids)] = table[change(read, labels)] * scale

@@ -35,7 +35,7 @@ AFTER_FFN: Rules = {FFN: lambda y, at: at("ffn.output")}
 
 
 def other_residual(port: Port) -> Ways:
-    """Adds another stage than the block's input."""
+    """Adds a stage other than the block's input."""
     norm_first = port.config.norm_first
     for_attention = {
         "attention's input, normalized": "attention_norm" if norm_first else "",
@@ -74,7 +74,7 @@ def residual_scaled(port: Port) -> Ways:
 
 
 def left_out(port: Port) -> Ways:
-    """Leaves a block out and its norm with it, or keeps the norm of the residual alone."""
+    """Omits a block with its norm, or keeps only the norm of the residual."""
     for block, x in (("attention", "input"), ("ffn", "attention_norm")):
         if not port.config.norm_first:
             yield f"{block} and its norm", {f"*.{block}_norm": lambda y, at, x=x: at(x)}
@@ -126,7 +126,7 @@ def ffn_first(port: Port) -> Ways:
 
 
 def layer_count(port: Port) -> Ways:
-    """Leaves a layer out, or runs one again."""
+    """Omits a layer, or runs it twice."""
     end = "ffn_residual" if port.config.norm_first else "ffn_norm"
     for stack, count in stacks(port.config).items():
         of = f" of the {stack[:-1]}" if stack else ""
@@ -144,7 +144,7 @@ def layer_count(port: Port) -> Ways:
 
 
 def again(x: np.ndarray, at: At) -> np.ndarray:
-    """Runs a whole layer on x, unheard."""
+    """Runs a whole layer on x without listeners."""
     config, lengths = at.config, np.array([len(x)])
     shared: dict[str, Any] = {"activation": ACTIVATIONS[config.activation], "eps": config.eps, **at.layer_weights()}
     if at.stack == "decoder.":

@@ -1,6 +1,6 @@
-"""Mistakes in precision, made by rounding: weights alone, what goes into each product, or every stage.
+"""Mistakes in precision: rounding of weights alone, of the inputs of each product, or of every stage.
 
-A port that is meant to be in 16 or 8 bits is no mistake: `compare` holds it to budgets of its own.
+A port that is meant to be in 16 or 8 bits is no mistake: `compare` has separate budgets for it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from npformer.golden.at import At
 from npformer.golden.port import Port
 
 Round = Callable[[np.ndarray], np.ndarray]
-HALVES = ("bfloat16", "float16")  # what bfloat16 holds, float16 mostly does too
+HALVES = ("bfloat16", "float16")  # numbers exact in bfloat16 are mostly exact in float16
 
 
 def half(kind: str, array: np.ndarray) -> np.ndarray:
@@ -33,7 +33,7 @@ def tf32(array: np.ndarray) -> np.ndarray:
 
 
 def tf32_cut(array: np.ndarray) -> np.ndarray:
-    """Cuts off what `tf32` rounds."""
+    """Truncates the bits that `tf32` rounds."""
     return (array.astype(np.float32).view(np.uint32) & np.uint32(0xFFFFE000)).view(np.float32).astype(array.dtype)
 
 
@@ -45,7 +45,7 @@ def _cut(array: np.ndarray, bits: int) -> np.ndarray:
 
 
 def held(kind: str, array: np.ndarray) -> bool:
-    """Tells whether float16 or bfloat16 has every number of an array."""
+    """Returns whether float16 or bfloat16 represents every number of an array exactly."""
     return bool(np.isfinite(array).all()) and np.array_equal(half(kind, array), array)
 
 
@@ -63,7 +63,7 @@ def quantised(array: np.ndarray, axis: int | None = None, symmetric: float = 127
             low = np.minimum(low, 0)
             step, first = (np.maximum(high, 0) - low) / (2**bits - 1), 0
             zero = np.rint(-low / step)
-        rounded = array / step  # from here on in place: weights are large
+        rounded = array / step  # in place from here on: weights are large
         np.rint(rounded, out=rounded)
         if zero is not None:
             rounded += zero
@@ -91,8 +91,8 @@ SCHEMES: dict[str, Round] = {
 
 
 def products(of_x: Round, of_weight: Round, of_product: Round = lambda y: y) -> Rules:
-    """Rounds what goes into each product, x and W, and what comes out of x W."""
-    last: list[np.ndarray] = []  # a weight and the same rounded: the texts come one after another
+    """Rounds the inputs of each product, x and W, and its result x W."""
+    last: list[np.ndarray] = []  # a weight and its rounded copy, kept for the next text
 
     def rounded(weight: np.ndarray) -> np.ndarray:
         if not last or last[0] is not weight:
@@ -123,7 +123,7 @@ def products(of_x: Round, of_weight: Round, of_product: Round = lambda y: y) -> 
 
 
 def _of_weights(port: Port, rounding: Round, linear_only: bool = False) -> Port:
-    """Rounds the weights, for which the stage in question is computed anew."""
+    """Rounds the weights and computes the stage again."""
     matrices = (name for name in port.weights if name.endswith(".weight") and not name.endswith("norm.weight"))
     tables = ("embeddings.token.", "embeddings.position.", "embeddings.segment.")
     return port.rounding(rounding, (name for name in matrices if not (linear_only and name.startswith(tables))))
@@ -188,5 +188,5 @@ MISTAKES = (
         integer_products,
     ),
 )
-#: Of these, what makes the same of a text alone and in a batch. (Integers' steps may depend on padding, too.)
+#: These give the same numbers for a text alone and in a batch. (Integers' steps may depend on padding.)
 ALIKE_IN_A_BATCH = MISTAKES[:3]

@@ -1,4 +1,4 @@
-"""Mistakes in weights: read in another layout, left out, or put in another place."""
+"""Mistakes in weights: a wrong layout, missing weights, or weights under a wrong name."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from npformer.common.mistake import Mistake, Ways
 from npformer.golden.graph import parted, stacks
 from npformer.golden.port import Port
 
-MOST = 40  # weights that are tried one by one
+MOST = 40  # the most weights to try one by one
 
 
 def each_and_all(port: Port, wrong: Mapping[str, np.ndarray]) -> Ways:
