@@ -28,7 +28,7 @@ from npformer.taps import listening
 def expect_finite(answers: Sequence[Mapping[str, np.ndarray]], of: str = "text") -> None:
     """Raises NpformerError if an answer is NaN or infinite, unless someone listens, who may want to see where.
 
-    of: what the answers are of.
+    of: the inputs that the answers belong to.
     """
     if listening():
         return
@@ -82,7 +82,8 @@ class BaseModel(Runner, Answering):
     def cores(self, threads: int | None = None) -> Iterator[None]:
         """As in `Runner`; checks before that the weights' files are unchanged, which takes microseconds.
 
-        NumPy's warnings, which say neither where nor why, are off inside: `expect_finite` tells of their results.
+        NumPy's warnings, which name neither the place nor the cause, are off inside: `expect_finite` tells of their
+        results.
         """
         self._check_files()
         with np.errstate(over="ignore", invalid="ignore", divide="ignore"), super().cores(threads):

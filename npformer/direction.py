@@ -14,7 +14,8 @@ import numpy as np
 
 @dataclass
 class Direction:
-    """logit = u . x + what is noted, for a row x of the stages of one text. Norms and gates are held at their values.
+    """logit = u . x + the recorded terms, for a row x of the stages of one text. Norms and gates are held at their
+    values.
 
     Parameters
     ----------
@@ -34,7 +35,7 @@ class Direction:
     biases: dict[str, float] = field(default_factory=dict)
 
     def at(self, name: str) -> np.ndarray:
-        """The row of a stage; a stage of one row is the row."""
+        """The row of a stage; a stage with a single row is that row."""
         array = self.stages[name]
         return array if array.ndim == 1 else array[self.row]
 

@@ -1,4 +1,4 @@
-"""Embeddings: what the first layer reads, rows of learned tables added up, and the sinusoidal positions of 2017.
+"""Embeddings, the input of the first layer: sums of rows of learned tables, and the sinusoidal positions of 2017.
 
 Vaswani et al., 2017, sections 3.4 and 3.5; Devlin et al., 2019, figure 2. Next: `encoder_layers.py`, the layers above.
 """

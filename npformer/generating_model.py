@@ -24,7 +24,7 @@ class GeneratingModel(BaseModel):
     def generate(self, sources: Any, attention_mask: Any = None, **settings: Any) -> list[list[Hypothesis]]:
         """Generates texts for one source's or prompt's ids, a padded array with its mask, or a list.
 
-        `generation.generate` says which settings there are.
+        `generation.generate` lists the settings.
         """
         from npformer.generation import generate
 

@@ -34,5 +34,5 @@ def norm(width: int) -> Group:
 
 
 def within(scope: str, groups: Mapping[str, Group]) -> dict[str, Group]:
-    """The groups of a part below a scope; the name "" stands for the part itself."""
+    """The groups of a part below a scope; the name "" means the part itself."""
     return {f"{scope}.{name}" if name else scope: each for name, each in groups.items()}

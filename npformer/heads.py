@@ -154,9 +154,9 @@ def transform_stages(x: str, activation: Activation, norm: LayerNorm | None) -> 
 
 
 def replaced_tokens(x: np.ndarray, activation: Activation, hidden: Linear, output: Linear) -> np.ndarray:
-    """The logit that each token stands in another's place, act(x W + b) w + c, (T, D) -> (T,).
+    """The logit that each token replaces another, act(x W + b) w + c, (T, D) -> (T,).
 
-    A sigmoid above 0.5 says replaced. Clark et al., 2020, section 2.
+    A sigmoid above 0.5 means replaced. Clark et al., 2020, section 2.
     """
     with scope("head"):
         h = tap("hidden", linear(x, **hidden))
@@ -219,8 +219,8 @@ class Transform:
     ----------
     activation : function such as `gelu`
     norm : LayerNorm
-    of_texts : bool, the rows are one of each text
-    width : int, of its output, for the shapes of the weights
+    of_texts : bool, whether there is one row per text
+    width : int, width of its output, for the shapes of the weights
     """
 
     activation: Activation
@@ -274,7 +274,7 @@ class Head(ABC):
         return {**below, "head.output": group.linear(width, self.n_outputs)}
 
     def __call__(self, x: np.ndarray, read: np.ndarray, weights: Weights) -> Answers:
-        """The answers by name, from the last layer (T, D) and the row that is read of each text (B, D)."""
+        """The answers by name, from the last layer (T, D) and each text's pooled row (B, D)."""
         return self._answer(self.input(read if self.of_texts else x, weights), **weights["head"])
 
     def backward(

@@ -34,7 +34,7 @@ def causal_mask(queries: int, keys: int | None = None) -> np.ndarray:
 
     Parameters
     ----------
-    queries, keys : int, how many; as many keys as queries unless given
+    queries, keys : int, their numbers; by default as many keys as queries
 
     Examples
     --------
@@ -48,7 +48,7 @@ def causal_mask(queries: int, keys: int | None = None) -> np.ndarray:
 
 
 def masked_softmax(scores: np.ndarray, mask: np.ndarray, terms: int = TERMS, front: int = 0) -> np.ndarray:
-    """softmax over the keys that the mask admits; rows that admit none are zeros.
+    """softmax over the keys that the mask allows; fully masked rows are zeros.
 
     The mask is boolean, or floats that are added to the scores. The exponentials are added in `groups` of keys.
     """
@@ -74,5 +74,5 @@ def masked_softmax(scores: np.ndarray, mask: np.ndarray, terms: int = TERMS, fro
 
 
 def _broadcasts(shape: tuple[int, ...], to: tuple[int, ...]) -> bool:
-    """Tells whether an array of this shape broadcasts to the other; np.broadcast_to takes ten times as long to tell."""
+    """Returns whether an array of this shape broadcasts to the other, ten times as fast as np.broadcast_to."""
     return len(shape) <= len(to) and all(own in (1, n) for own, n in zip(shape[::-1], to[::-1], strict=False))

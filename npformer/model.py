@@ -71,7 +71,7 @@ class Model(GeneratingModel):
         Parameters
         ----------
         input_ids : (L,) or (B, L) integers, or a ragged list of sequences; (B, N, L) for a multiple-choice head
-        attention_mask : of the same shape, 1 = token, 0 = padding, which takes no part and whose answers are zeros
+        attention_mask : of the same shape, 1 = token, 0 = padding, which is ignored; answers there are zeros
         token_type_ids : of the same shape, zeros unless given
 
         Returns
@@ -205,7 +205,7 @@ class Seq2Seq(GeneratingModel):
             raise NpformerError("give decoder_input_ids or labels, one of the two")
         if labels is not None:
             if decoder_attention_mask is not None:
-                raise NpformerError("decoder_attention_mask: labels need none; -100 marks what is no token")
+                raise NpformerError("decoder_attention_mask: not used with labels, where -100 marks padding")
             decoder_input_ids, decoder_attention_mask = self._shifted(labels)
         target_ids, target_mask, _ = as_padded(decoder_input_ids, decoder_attention_mask, None)
         if ids.ndim != 2 or target_ids.ndim != 2 or len(ids) != len(target_ids):

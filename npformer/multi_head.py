@@ -181,7 +181,7 @@ class AttentionCache(Protocol):
     def attend(self, q: np.ndarray, k: np.ndarray | None, v: np.ndarray | None, n_heads: int) -> np.ndarray | None:
         """Keeps k and v, then lets each row of q attend to the kept keys of its text, (T, D) -> (T, D).
 
-        None if the rows are to attend as without a cache.
+        None if the rows attend as without a cache.
         """
 
 

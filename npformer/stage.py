@@ -29,7 +29,7 @@ class Stage(NamedTuple):
 def within(
     scope: str, stages: Iterable[Stage], given: Mapping[str, str], hooks: str | None = "", x: str = "X"
 ) -> list[Stage]:
-    """The stages of a part below a scope. given: the stages that stand for its INPUT, SOURCE and EMBEDDED.
+    """The stages of a part below a scope. given: the stages that are its INPUT, SOURCE and EMBEDDED.
 
     hooks: a scope for their hooks, None for a part that has no hooks; x: the letter of the part's input in formulas.
     """

@@ -54,7 +54,7 @@ class Convolution(Block):
     def pull(self, direction: Direction, at: str, **weights: Any) -> np.ndarray:
         """u . act(h) = (u act(h) / h) . (b + sum_j E[place + j - (K - 1) / 2] W_j), to the token of each row of E."""
         rows = direction.stages[direction.embedded]
-        here = replace(direction)  # the rows beside the stack's own are not pulled back
+        here = replace(direction)  # rows of other texts are not pulled back
         here.gate(f"{at}hidden", f"{at}activation")
         here.linear(f"{at}hidden", weights)
         of_rows = here.u.reshape(-1, rows.shape[1])

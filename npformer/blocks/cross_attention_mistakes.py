@@ -1,4 +1,4 @@
-"""Mistakes that ports make in the rows that a decoder's attention to the source reads."""
+"""Mistakes in the inputs of a decoder's attention to the source."""
 
 from __future__ import annotations
 

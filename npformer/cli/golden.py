@@ -263,7 +263,7 @@ def _run(args: argparse.Namespace) -> int:
 def _model(args: argparse.Namespace, reference: golden.Golden) -> tuple[Model | Seq2Seq | None, str]:
     """Loads the golden file's model: --model, the model next to the file, or the one it names if it is local.
 
-    Returns None and the reason if there is none. Raises NpformerError if --model is not the file's model.
+    Without a diagnosis, returns None and the reason. Raises NpformerError if --model is not the file's model.
     """
     beside = Path(args.given[0]).resolve().parent
     found = [str(beside)] if (beside / CONFIG).exists() else []

@@ -34,6 +34,6 @@ class Mistake(NamedTuple):
     reorders: bool = False
 
     def ways(self, port: Any) -> Ways:
-        """Yields a description of each way to make the mistake, and the port that has it."""
+        """Yields each way to make the mistake: its description and the changed port."""
         for way, change in self.changes.items() if isinstance(self.changes, Mapping) else self.changes(port):
             yield way, port.ruling(change) if isinstance(change, Mapping) else change

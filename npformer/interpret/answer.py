@@ -53,7 +53,7 @@ class Answer:
 
 
 def answer_of(model: Any, given: Any) -> Answer | None:
-    """Runs a model forward and backward; None where it has no labels or words to answer with.
+    """Runs a model forward and backward; None if it has no labels or words to answer with.
 
     The effect of a head is -sum(context * d metric / d context), the first-order estimate of zeroing its output.
     Michel, Levy and Neubig, 2019, "Are Sixteen Heads Really Better than One?", section 4.1.

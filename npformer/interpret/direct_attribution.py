@@ -16,8 +16,8 @@ step, to the places where it was written:
     x = r + FFN                    the FFN adds u . (FFN - b_2), the bias u . b_2
 
 and the walk goes on with r, down to the embeddings. Each part of a model has its line as `pull`, next to its forward.
-In a decoder's layer (BART) attention to the source stands between the two and is taken apart like attention; all that
-the encoder adds is in its heads. A convolution that is added to the first layer (DeBERTa) is taken apart by the rows of
+In a decoder's layer (BART) attention to the source comes between the two and is split like attention; its heads include
+everything that the encoder adds. A convolution that is added to the first layer (DeBERTa) is taken apart by the rows of
 the embeddings that it reads. In a post-norm layer (BERT) each addition is followed by a norm, so a layer's output goes
 through the norms of all later layers; in a pre-norm layer (GPT) only the last norm follows. The sum is the logit, to
 rounding.
@@ -57,9 +57,9 @@ class LogitAttribution:
     `ffn` (n_layers,) that of each feed-forward network, `convolution` (T,) that of each token in a convolution,
     `biases` that of each bias by the name of its stage. `lens`
     (n_layers + 1, C) has the logits that the head gives for the row after the embeddings and after each layer.
-    Where a decoder reads a text again, the layers are the decoder's, after the heads of its self-attention come those
-    that attend to the encoder's output, and the first token is the one that the decoder starts with: `position` is a
-    place in `tokens`, whose row tells of the token after it.
+    If a decoder reads the text, the layers are the decoder's, the heads of its self-attention come before those of
+    attention to the encoder's output, and the first token is the decoder's start token: `position` is an
+    index of `tokens`; its row predicts the token after it.
     """
 
     what: str

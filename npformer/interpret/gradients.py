@@ -29,7 +29,7 @@ def differentiate(
 ) -> tuple[list[dict[str, np.ndarray]], Gradients]:
     """Runs a model: each text's answers, and the gradients of its metric by each stage. True: the model's own answer.
 
-    Stages of one text do not affect another text's metric, so the gradient of the sum holds each text's own.
+    Stages of one text do not affect another text's metric, so the gradient of the sum contains each text's gradient.
     Inside `npformer.edit` the gradients are those of the edited forward, by the stages after their edits.
     """
     wanted = None if metric is True else metric

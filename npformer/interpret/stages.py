@@ -108,7 +108,7 @@ def of_model(config: Config) -> Mapping[str, Stage]:
 
 
 def of(name: str, config: Config | None) -> Stage | None:
-    """Returns a stage in this model, or as `find` does; None for an unknown name.
+    """Returns a stage of this model, or else the result of `find`; None for an unknown name.
 
     >>> of("layers.3.ffn_norm", None).formula
     'Z = Normalize(Y + B)'
@@ -117,7 +117,7 @@ def of(name: str, config: Config | None) -> Stage | None:
 
 
 def module(config: Config, name: str) -> str:
-    """Returns the Hugging Face module whose output a stage is; "" if there is none.
+    """Returns the Hugging Face module with a stage as its output; "" without one.
 
     >>> module(npformer.load("distilbert-sst2").config, "layers.0.attention.query")
     'distilbert.transformer.layer.0.attention.q_lin'
@@ -210,7 +210,7 @@ def unknown(name: str, names: Sequence[str]) -> str:
 
 #: Hooks of TransformerLens that are no stage of ours, by their last part -> where to look.
 HINTS = {
-    "hook_result": "what each head writes is npformer.interpret.direct_attribution.head_results(model, trace)",
+    "hook_result": "for each head's output use npformer.interpret.direct_attribution.head_results(model, trace)",
     "hook_scale": "a norm's deviation is that of the stage before it: trace['layers.0.attention_residual'].std(-1)",
     **dict.fromkeys(
         ("hook_q_input", "hook_k_input", "hook_v_input", "hook_attn_in", "hook_mlp_in"),
@@ -234,7 +234,7 @@ def resolve(name: str) -> tuple[str, ...]:
     """Returns our stages (or patterns) for a TransformerLens hook or a Hugging Face module's path; () if it is neither.
 
     A layer's number may be a pattern too. A path may lack the encoder's prefix, as in a base model. A path in BART's
-    decoder stands for two stages: decoder.layers..., and layers... where the decoder is the whole model.
+    decoder means two stages: decoder.layers..., and layers... where the decoder is the whole model.
 
     >>> resolve("blocks.3.attn.hook_pattern"), resolve("distilbert.transformer.layer.*.attention.q_lin")
     (('layers.3.attention.weights',), ('layers.*.attention.query',))
@@ -259,7 +259,7 @@ def resolve(name: str) -> tuple[str, ...]:
 
 
 def ours_in(known: Container[str], name: str) -> str:
-    """Returns the stage that another library's name means among those known; the name itself if it means none."""
+    """Returns the known stage with another library's name; the name itself without one."""
     meant = resolve(name)
     return next((each for each in meant if each in known), next(iter(meant), name))
 

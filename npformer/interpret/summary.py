@@ -38,7 +38,7 @@ class StageSummary:
     shape: str  # of one text, or the number of texts if their shapes differ
     formula: str
     function: str  # below npformer: module and name
-    huggingface: str  # the module whose output it is; "" if there is none
+    huggingface: str  # the module with this output; "" without one
     transformerlens: str
     mean: float
     std: float

@@ -1,4 +1,4 @@
-"""How attention knows where tokens stand, one mechanism a file. A list of mechanisms combines them.
+"""How attention uses the positions of tokens, one mechanism per file. A list of mechanisms combines them.
 
 `mechanism.py` defines the steps of a mechanism; `causal.py` is the shortest of them. ModernBERT has (Rotary, Window),
 GPT-2 (Causal,), MPNet (RelativeBias,), DeBERTa (Disentangled,). `placed.py` applies a layer's list in its attention.

@@ -16,7 +16,7 @@ from npformer.mechanisms.mechanism import Mechanism
 
 @dataclass(frozen=True)
 class Causal(Mechanism):
-    """score_ij = -inf where key j stands after query i. Vaswani et al., 2017, section 3.2.3."""
+    """score_ij = -inf where key j is after query i. Vaswani et al., 2017, section 3.2.3."""
 
     cached = in_order = True
 
@@ -48,7 +48,7 @@ def pictured(pattern: str, picture: Picture, padding_seen: bool = False) -> Rule
 
 
 def misused(pattern: str) -> Ways:
-    """Uses the mask in other ways than before the softmax."""
+    """Applies the mask elsewhere than before the softmax."""
     yield "applied after the softmax", {pattern: lambda y, at: np.tril(softmax(at.uncovered))}
     yield (
         "-10000 added to what is seen",

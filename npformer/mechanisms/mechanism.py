@@ -1,4 +1,4 @@
-"""`Mechanism`: the base of the ways in which attention knows where tokens stand.
+"""`Mechanism`: the base class of the ways in which attention uses places of tokens.
 
 Places are where tokens stand in their texts, positions are rows of a table or multiples of an angle, distances lie
 between two places. A mechanism may turn queries and keys, add to their scores, or hide keys.

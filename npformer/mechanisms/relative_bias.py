@@ -90,7 +90,7 @@ def relative_buckets(distances: np.ndarray, n_buckets: int, max_distance: int = 
 
     References
     ----------
-    Raffel et al., 2020, section 2.1, as its code has it, for attention in both directions.
+    Raffel et al., 2020, section 2.1, as in its code, for attention in both directions.
 
     Examples
     --------

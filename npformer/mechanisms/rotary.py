@@ -132,7 +132,7 @@ def _rotated(formula: Callable[..., np.ndarray]) -> Rules:
 
 
 def _pairs(x: np.ndarray, cos: np.ndarray, sin: np.ndarray) -> np.ndarray:
-    """Rotates neighbouring columns, 2 i and 2 i + 1, as the paper has it."""
+    """Rotates neighbouring columns, 2 i and 2 i + 1, as in the paper."""
     pairs = x.reshape(len(x), -1, cos.shape[-1], 2)
     cos, sin = cos[:, None], sin[:, None]
     first, second = pairs[..., 0], pairs[..., 1]

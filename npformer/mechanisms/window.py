@@ -14,7 +14,7 @@ from npformer.mechanisms.mechanism import Mechanism
 
 @dataclass(frozen=True)
 class Window(Mechanism):
-    """score_ij = -inf where query i and key j stand more than `reach` places apart. Beltagy et al., 2020, section 3.1.
+    """score_ij = -inf where query i and key j are more than `reach` places apart. Beltagy et al., 2020, section 3.1.
 
     Parameters
     ----------

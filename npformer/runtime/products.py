@@ -29,12 +29,12 @@ from npformer.runtime.threads import (
 from npformer.runtime.trials import Trial
 
 PANEL = 64  # columns of a panel: four vectors of sixteen floats
-MANY = 128  # with more rows, what a large product copies of a weight is little beside its work
-FEW = 256  # up to so many rows, gathering a weight's edge columns takes a large part of their product's time
+MANY = 128  # with more rows, a large product's copy of the weight takes little of its time
+FEW = 256  # up to this many rows, gathering a weight's edge columns takes a large part of their product's time
 
 
 def kernel(dtype: np.dtype) -> Kernel:
-    """What products of float32 or float64 need on this BLAS, found at their first use."""
+    """Settings for products of float32 or float64 on this BLAS, found at the first product."""
     return _kernels(dtype)[plain_products()]
 
 
@@ -254,7 +254,7 @@ def _way(dtype: np.dtype, count: int, shapes: tuple[tuple[int, int], ...], plain
 def _trial(
     shapes: tuple[tuple[int, ...], ...], rows: int, dtype: str, counts: tuple[int, ...], first: int, paneled: bool
 ) -> Trial[tuple[int, bool]] | None:
-    """The trial of ways (parts, with panels) for products of about `rows` rows; None where there is one way."""
+    """The trial of ways (parts, with panels) for products of about `rows` rows; None if there is only one way."""
     if len(counts) == 1 and not paneled:
         return None
     guess = paneled and panels_pay(rows)
@@ -303,7 +303,7 @@ def _columns_at_edges(
 
 @functools.lru_cache(maxsize=1000)  # by a model's widths
 def _edges(k: Kernel, shares: tuple[tuple[int, int], ...]) -> list[tuple[int, slice, slice]]:
-    """What is computed again: the share's number, the columns there, and their place among the gathered columns."""
+    """The columns to compute again: the share's number, its columns, and their places among the gathered columns."""
     places, end = [], 0
     for i, (start, stop) in enumerate(shares):
         for edge in k.edges((stop - start) // VECTOR * VECTOR):

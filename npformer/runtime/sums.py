@@ -14,7 +14,7 @@ import numpy as np
 
 from npformer.runtime.products import matmul
 
-TERMS = 16  # terms in a group: few, because a group has this many keys of each beam
+TERMS = 16  # terms in a group; small, because each beam's keys are read in groups of this size
 TOGETHER = 1 << 14  # numbers in the products of groups computed together, which fit in a core's cache
 
 

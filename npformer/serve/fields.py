@@ -48,7 +48,7 @@ class Kind:
 
 @dataclass(frozen=True)
 class Field:
-    """A field of a request. Null stands for the default where there is one."""
+    """A field of a request. Null means the default, if the field has one."""
 
     kind: Kind
     default: Any = REQUIRED

@@ -141,7 +141,8 @@ def candidates(models: Mapping[str, Served], name: str | None) -> list[Served]:
 
 
 def choose(models: Mapping[str, Served], name: str | None, task: str) -> tuple[str, Any]:
-    """The model of this name, or the first that has the task: its name and the Task. Raises Refusal if none has it."""
+    """The model of this name, or the first that has the task: its name and the Task. Raises Refusal for an unknown
+    name."""
     some = candidates(models, name)
     for each in some:
         if task in each.tasks:

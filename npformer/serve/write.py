@@ -30,7 +30,7 @@ COLDEST = 1e-6  # temperature below which sampling is greedy anyway
 
 #: Sampling parameters beyond OpenAI's, by the names its clients use with other servers.
 MORE_LIMITS = {
-    "min_p": Field(f.number(0, 1), None, "Sample from tokens at least this many times as likely as the likeliest."),
+    "min_p": Field(f.number(0, 1), None, "Sample from tokens at least this fraction as likely as the best one."),
     "typical_p": Field(f.number(1e-6, 1), None, "Sample from the most typical tokens with this total probability."),
 }
 SEARCH = {
@@ -73,8 +73,8 @@ COMPLETIONS = {
     "logprobs": Field(f.nothing_else("probabilities are not returned"), None),
     "suffix": Field(f.nothing_else("there is no infilling"), None),
     "logit_bias": Field(f.nothing_else("logits cannot be biased", {}), None),
-    "frequency_penalty": Field(f.nothing_else("there is no such penalty", 0), None),
-    "presence_penalty": Field(f.nothing_else("there is no such penalty", 0), None),
+    "frequency_penalty": Field(f.nothing_else("this penalty is not supported", 0), None),
+    "presence_penalty": Field(f.nothing_else("this penalty is not supported", 0), None),
     "user": Field(f.TEXT, None, "Ignored."),
     **TRUNCATE,
 }

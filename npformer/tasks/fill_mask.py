@@ -41,7 +41,7 @@ class FillOptions(Options):
 
 
 class FillMask(Task):
-    """Returns the likeliest words of each text: dicts with "score", "token", "token_str" and "sequence", best first.
+    """Returns the most likely words of each text: dicts with "score", "token", "token_str" and "sequence", best first.
 
     A text with several masks gives one list per mask, filled while the others stay masked. A list of one text gives a
     list of one answer, where transformers.pipeline returns the answer itself.
@@ -104,7 +104,8 @@ class FillMask(Task):
         return found
 
     def runner(self) -> Model:
-        """Returns the encoder alone, as `answer` runs the head at the masks only; with a listener, the whole model."""
+        """Returns the encoder alone, because `answer` runs the head only at the masks; with a listener, the whole
+        model."""
         return self.model if listening() else self.encoder_model
 
     def inputs(self, item: Any, options: FillOptions) -> list[str | Pair]:
@@ -141,7 +142,7 @@ class FillMask(Task):
         return ids, np.flatnonzero(ids == self.mask_id), states
 
     def _words(self, scores: np.ndarray, options: FillOptions) -> Iterator[list[tuple[int, float]]]:
-        """Yields the likeliest tokens and their probabilities at each mask, from probabilities (M, V)."""
+        """Yields the most likely tokens and their probabilities at each mask, from probabilities (M, V)."""
         targets = self._target_ids(options.targets)
         for row in scores if targets is None else scores[:, targets]:
             count = min(options.top_k, len(row))

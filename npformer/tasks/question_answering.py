@@ -173,7 +173,7 @@ def _over(logits: np.ndarray, inside: np.ndarray) -> np.ndarray:
 def _spans(
     start: np.ndarray, end: np.ndarray, inside: np.ndarray, options: AnswerOptions
 ) -> Iterator[tuple[int, int, float]]:
-    """Yields the likeliest spans of a window, best first: p(first) p(last), first <= last < first + max_answer_len.
+    """Yields the most likely spans of a window, best first: p(first) p(last), first <= last < first + max_answer_len.
 
     It yields more spans than requested, because several spans may extend to the same words.
     """

@@ -80,7 +80,7 @@ class SparseEmbedding(SparseEncoding):
         self.encoder_model = without_head(model)
 
     def runner(self) -> Model:
-        """Returns the encoder alone, as `answer` runs the head in parts; with a listener, the whole model."""
+        """Returns the encoder alone, because `answer` runs the head in parts; with a listener, the whole model."""
         return self.model if listening() else self.encoder_model
 
     def answer(self, requests: list[Request], options: SparseOptions) -> list[Any]:

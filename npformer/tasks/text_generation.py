@@ -53,7 +53,7 @@ class TextGeneration(Writing):
     call that sets one of them resets the pipeline's value of the other.
 
     A prompt includes the tokenizer's special tokens, as in Transformers: a BERT continues after [SEP]. A prompt without
-    tokens stands for the start token.
+    tokens means the start token.
 
     Parameters
     ----------
@@ -103,7 +103,7 @@ class TextGeneration(Writing):
         return resolve(self.model.folder, self.model.config, self._settings(options, n_tokens), n_tokens)
 
     def _settings(self, options: TextGenerationOptions, n_tokens: int) -> dict[str, Any]:
-        """The settings for a prompt of so many tokens."""
+        """The settings for a prompt with this many tokens."""
         settings = dict(options.settings)
         usual = self.stored.get("max_new_tokens", NEW_TOKENS)
         if not {"max_new_tokens", "max_length"} & settings.keys() and "max_length" not in self.stored:
@@ -139,7 +139,7 @@ class TextGeneration(Writing):
     # --- from an input to its answer -----------------------------------------------------------------------------
 
     def source(self, item: Any, options: TextGenerationOptions) -> Encoded:
-        """The tokens of a prompt; with long="truncate" only as many of the last as fit."""
+        """The tokens of a prompt; with long="truncate" the last ones that fit."""
         if isinstance(item, list | tuple) or (isinstance(item, Mapping) and "role" in item):
             raise NpformerError("a chat (messages with role and content) is not supported; give the prompt as a text")
         text = as_text(item["text"] if isinstance(item, Mapping) and set(item) == {"text"} else item)
@@ -202,7 +202,7 @@ class Writer:
     def __init__(self, task: TextGeneration, prompt: Text, options: TextGenerationOptions) -> None:
         self.task, self.prompt = task, prompt
         self.ids: list[int] = []
-        count = len(prompt) or 1  # an empty prompt stands for the start token
+        count = len(prompt) or 1  # an empty prompt means the start token
         self.settings = task.resolved(options, count)
         self._stopping = task._stopping(options)
         self._tokens = self._noted(task._settings(options, count))

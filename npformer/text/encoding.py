@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from tokenizers import Encoding
 
 IDS = np.ndarray | list | Text  # accepted forms of token ids
-TokenRow = tuple[int, str, bool, int | None, int | None]  # id, token, is it special, first character and end
+TokenRow = tuple[int, str, bool, int | None, int | None]  # id, token, whether it is special, first character and end
 LEAST_STEP = 8  # windows of a pair advance by at least 1 / LEAST_STEP of their width
 
 

@@ -62,7 +62,7 @@ def piece_names(tokens: Sequence[str]) -> tuple[str, ...]:
 def _from_bytes(text: str, has_bytes: bool = False) -> str:
     """The text whose UTF-8 bytes byte-level BPE writes as characters; any other text as it is.
 
-    has_bytes: the text is known to be of such a tokenizer, so that a character may stand for a control character.
+    has_bytes: the text is known to come from such a tokenizer, where a character may mean a control character.
     """
     if text.isascii():
         return text

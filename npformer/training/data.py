@@ -227,7 +227,8 @@ def encode_blocks(model: Model, paths: Sequence[str | Path], limit: int | None =
     """Packs text files into blocks of the model's length, or `limit`; the target of each token is the next one.
 
     A file is a document, followed by the end token unless the document ends with one. Documents are concatenated, so a
-    block may have the end of one and the beginning of the next. Every token except the first is a target once. Raises
+    block can contain the end of one and the beginning of the next. Every token except the first is a target once.
+    Raises
     NpformerError, with file and line, for invalid text and for an empty file.
     """
     encoder, parts = Encoder(model, limit), []

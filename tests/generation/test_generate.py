@@ -386,7 +386,7 @@ def test_sources_that_make_no_sense(sources: Any, message: str) -> None:
         ({"decoder_input_ids": [[1], [2]]}, r"expected a target for each source, got \(2, 1\) for \(1, 2\)"),
         ({}, "give decoder_input_ids or labels, one of the two"),
         ({"labels": [[1]], "decoder_input_ids": [[1]]}, "give decoder_input_ids or labels, one of the two"),
-        ({"labels": [[1]], "decoder_attention_mask": [[1]]}, "labels need none"),
+        ({"labels": [[1]], "decoder_attention_mask": [[1]]}, "not used with labels"),
         ({"attention_mask": [[0, 0]], "labels": [[1]]}, "row 0 is all zeros"),
     ],
 )

@@ -49,7 +49,7 @@ def test_the_bundled_gpt_is_less_surprised_than_counts_are(model):
 
 
 def test_the_bundled_gpt_writes_what_its_card_says(model):
-    """The likeliest next token each time."""
+    """Greedy generation takes the most likely token at each step."""
     assert len(CONTINUED) >= 4
     for beginning, continued in CONTINUED:
         [[found]] = model.generate(model.tokenizer.encode(beginning).ids, do_sample=False, max_new_tokens=16)
