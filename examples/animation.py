@@ -61,7 +61,8 @@ def animate(
     titles: Sequence[str],
     title: str = "Embeddings by epoch",
 ) -> None:
-    """Write an .html or .gif file: frames (N, 2) with a title each; labels (N,) colour the points, names say of what.
+    """Write an .html or .gif file: frames (N, 2) with a title each; labels (N,) colour the points, names are the
+    labels' names.
 
     Raises NpformerError for another ending, frames that do not fit, or a GIF without matplotlib.
     """

@@ -1,10 +1,11 @@
-"""Writes the table of well-known checkpoints, `checkpoints.md`: which run, for which task, and what the others need.
+"""Writes the table of well-known checkpoints, `checkpoints.md`: which of them run, for which task, and which features
+the others need.
 
-    python examples/checkpoints.py            # writes checkpoints.md anew
-    python examples/checkpoints.py --check    # says whether it is as it would be written
+    python examples/checkpoints.py            # rewrites checkpoints.md
+    python examples/checkpoints.py --check    # fails if it is out of date
 
-`checkpoints.json` has what decides it of each checkpoint's config.json: every line of the table is what `npformer info`
-and loading say of that.
+`checkpoints.json` has the relevant fields of each checkpoint's config.json; each line of the table follows from the
+results of `npformer info` and of loading with these fields.
 """
 
 from __future__ import annotations
@@ -26,10 +27,12 @@ VECTORS = ("feature-extraction", "sentence-embedding")
 
 HEAD = """# Checkpoints
 
-Which of the hub's well-known checkpoints run, by what their config.json says. `python examples/checkpoints.py` writes
+Well-known checkpoints on the hub and whether they run, according to their config.json. `python examples/checkpoints.py`
+writes
 this page from `checkpoints.json`, and a test holds it to what npformer does. The fields of config.json that decide it
-are noted there as they are known; no checkpoint was downloaded for it. `npformer info NAME` tells it of any checkpoint,
-and downloads no weights. Every encoder that runs also gives vectors (`feature-extraction`, `sentence-embedding`),
+are noted there as they are known; no checkpoint was downloaded for it. `npformer info NAME` checks any checkpoint
+without downloading its weights. Every encoder that runs also gives vectors (`feature-extraction`,
+`sentence-embedding`),
 whatever its own task is. A checkpoint also needs a tokenizer: `tokenizer.json`, `vocab.txt`, `vocab.json` with
 `merges.txt`, `sentencepiece.bpe.model`, `spiece.model` or `spm.model`.
 

@@ -2,7 +2,7 @@
 
     python examples/gallery.py gallery.html
 
-The model is the bundled `distilbert-sst2`. What is selected stands in the page's address, so
+The model is the bundled `distilbert-sst2`. The selection is part of the page's address, so
 `gallery.html#view=heads&text=1&layer=0&head=2` leads to one head.
 """
 

@@ -1,4 +1,4 @@
-"""The perplexity of n-gram models on the chapters that train_gpt.py keeps for its score, and of a GPT beside them.
+"""The perplexity of n-gram models on the chapters that train_gpt.py keeps for its score, and of a GPT, for comparison.
 
     python examples/ngrams.py --text DIR --model GPT [--longest 5]
 

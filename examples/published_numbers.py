@@ -1,4 +1,4 @@
-"""The numbers that two walk-throughs of DistilBERT print, computed here and laid beside theirs.
+"""The numbers that two walk-throughs of DistilBERT print, computed here and compared with theirs.
 
     python examples/published_numbers.py
 

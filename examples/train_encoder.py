@@ -5,7 +5,7 @@
 The set-up of "Transformers: How Do They Transform Your Data?": width 256, 4 heads, 4 layers, feed-forward 512,
 dropout 0.4 on what attention and feed-forward network add, 256 tokens, Adam at 1e-4, batches of 32, 20 epochs,
 bert-base-uncased's word pieces. The article's softmax before its cross-entropy, which takes one itself, is left out.
-The files have a label and a text in each line. Stopped at any point, the same command goes on. DIR gets the learning
+The files have a label and a text in each line. After an interruption the same command resumes. DIR gets the learning
 curve (history.json), embeddings.html, and for each epoch the embeddings (embeddings-N.npy).
 """
 
@@ -75,7 +75,7 @@ def main() -> None:
         partial.write_text(json.dumps(history, indent=1) + "\n", encoding="utf-8")
 
     if missing := [path for path in embeddings if not path.exists()]:
-        raise NpformerError(f"{missing[0]}: is gone, and its epoch is over; delete {trainer.folder} to begin anew")
+        raise NpformerError(f"{missing[0]}: is missing for a finished epoch; delete {trainer.folder} to start again")
     found = [np.load(path) for path in embeddings]
     if args.tsne:
         frames = [project(each, "tsne") for each in found]

@@ -1,12 +1,13 @@
-"""Train a small GPT on books, or one that is there on other books.
+"""Train a small GPT on books, or an existing one on other books.
 
     python examples/train_gpt.py --text DIR -o GPT [--start FOLDER] [--epochs 10] [--learning-rate 3e-3]
 
-DIR has a text file for each book, whose chapters begin with lines such as CHAPTER 12 or Chapter XII; what stands before
-the first is left out. The last two chapters of each book are never learned: the perplexity on them is printed at the
+DIR has a text file for each book, whose chapters begin with lines such as CHAPTER 12 or Chapter XII; text before the
+first is omitted. The last two chapters of each book are never learned: the perplexity on them is printed at the
 end. The one before them is measured after each epoch, but nothing is chosen by it: the last weights are kept. Without
---start a vocabulary is learned and weights are drawn; with it, both are those of the folder of a GPT-2. Stopped at any
-point, the same command goes on. The learning rate rises over the first twentieth of the steps and falls to 0 with the
+--start a vocabulary is learned and weights are drawn; with it, both come from a GPT-2's folder. After an
+interruption the same command resumes. The learning rate rises over the first twentieth of the steps and falls to 0 with
+the
 last, so a training of more epochs is another training.
 
 Jane Austen's six novels are R's janeaustenr, in Debian the package r-cran-janeaustenr:
@@ -71,9 +72,9 @@ def read_books(folder: Path) -> Books:
 
 
 def chapters(book: str) -> list[str]:
-    """Splits a book, whose paragraphs have an empty line between them, and puts each paragraph on a line of its own.
+    """Splits a book, whose paragraphs have an empty line between them, and puts each paragraph on its own line.
 
-    Underscores, which stand for italics, are left out.
+    Underscores, which mark italics, are removed.
     """
     found: list[list[str]] = []
     for block in re.split(r"\n\s*\n", book):

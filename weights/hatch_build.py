@@ -1,4 +1,4 @@
-"""Puts the bundled model into the wheel. `NPFORMER_DEMO=0 pip install .` leaves it out: 46 of 48 MB."""
+"""Puts the bundled model into the wheel. `NPFORMER_DEMO=0 pip install .` omits it: 46 of 48 MB."""
 
 from __future__ import annotations
 

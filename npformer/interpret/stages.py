@@ -208,7 +208,7 @@ def unknown(name: str, names: Sequence[str]) -> str:
 
 # --- names of other libraries ----------------------------------------------------------------------------------------
 
-#: Hooks of TransformerLens that are no stage of ours, by their last part -> where to look.
+#: Hooks of TransformerLens without a stage here, by their last part -> where to look.
 HINTS = {
     "hook_result": "for each head's output use npformer.interpret.direct_attribution.head_results(model, trace)",
     "hook_scale": "a norm's deviation is that of the stage before it: trace['layers.0.attention_residual'].std(-1)",
@@ -217,7 +217,7 @@ HINTS = {
         "a block reads the stage before it, layers.*.ffn_norm of the layer before or layers.*.attention_norm",
     ),
 }
-#: More hooks of TransformerLens: those of a HookedTransformer, and second names of one array.
+#: More hooks of TransformerLens: a HookedTransformer's, and second names of one array.
 _HOOKS = {
     "hook_embed": "embeddings.token",
     "hook_pos_embed": "embeddings.position",
