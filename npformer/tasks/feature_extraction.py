@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 
-from npformer.common.checks import boolean
 from npformer.model import Model
 from npformer.tasks.options import Options
 from npformer.tasks.task import Request, Task, without_head
@@ -19,10 +18,6 @@ class FeatureOptions(Options):
     """Options of `FeatureExtraction`."""
 
     return_tensors: bool = False
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        boolean("return_tensors", self.return_tensors)
 
 
 class FeatureExtraction(Task):

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 
 from npformer.base_model import expect_finite
-from npformer.common.checks import whole
 from npformer.common.errors import NpformerError, warn
 from npformer.families import parts_of
 from npformer.model import Model
@@ -32,7 +31,6 @@ class FillOptions(Options):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        whole("top_k", self.top_k, 1)
         targets = [self.targets] if isinstance(self.targets, str) else self.targets
         if targets is not None:
             object.__setattr__(self, "targets", tuple(as_texts(targets, "targets")))

@@ -38,14 +38,16 @@ class Options:
     progress: bool = False
 
     def __post_init__(self) -> None:
+        """Checks `long`, and by their types the switches and whole numbers of any task: at least 1, strides 0."""
         if isinstance(self.long, str) and not self.long:
             object.__setattr__(self, "long", "truncate" if self.stride is None else "window")
         one_of("long", self.long, LONG)
-        if self.stride is not None:
-            whole("stride", self.stride, 0)
-        if self.max_length is not None:
-            whole("max_length", self.max_length, 1)
-        boolean("progress", self.progress)
+        for each in fields(self):
+            value = getattr(self, each.name)
+            if each.type == "bool":
+                boolean(each.name, value)
+            elif each.type == "int" or (each.type == "int | None" and value is not None):
+                whole(each.name, value, 0 if each.name.endswith("stride") else 1)
 
     def changed(self, task: str, given: Mapping[str, Any]) -> Self:
         """Returns these options with the given ones changed. Raises NpformerError for an unknown name."""

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from npformer.common.checks import boolean, shown, unknown, whole
+from npformer.common.checks import shown, unknown
 from npformer.common.errors import NpformerError
 from npformer.functions import softmax
 from npformer.tasks.declaration import Form
@@ -33,17 +33,9 @@ class AnswerOptions(Options):
     align_to_words: bool = True
 
     def __post_init__(self) -> None:
-        if self.doc_stride is not None:
-            whole("doc_stride", self.doc_stride, 0)
         super().__post_init__()
         if self.max_length is not None:
             raise NpformerError("max_length: use max_seq_len=, the tokens in a window")
-        whole("top_k", self.top_k, 1)
-        whole("max_answer_len", self.max_answer_len, 1)
-        if self.max_seq_len is not None:
-            whole("max_seq_len", self.max_seq_len, 1)
-        boolean("handle_impossible_answer", self.handle_impossible_answer)
-        boolean("align_to_words", self.align_to_words)
 
 
 class QuestionAnswering(Task):

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from npformer.checkpoint.modules import home
-from npformer.common.checks import boolean, whole
+from npformer.common.checks import whole
 from npformer.common.errors import NpformerError
 from npformer.model import Model
 from npformer.tasks.pooling import POOLINGS, normalize
@@ -32,12 +32,6 @@ class EmbeddingOptions(PromptOptions):
 
     normalize_embeddings: bool = False
     truncate_dim: int | None = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        boolean("normalize_embeddings", self.normalize_embeddings)
-        if self.truncate_dim is not None:
-            whole("truncate_dim", self.truncate_dim, 1)
 
 
 class SentenceEmbedding(Encoding):

@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 
-from npformer.common.checks import whole
 from npformer.model import Model
 from npformer.taps import listening
 from npformer.tasks.declaration import Form
@@ -31,11 +30,6 @@ class SparseOptions(PromptOptions):
     """Options of `SparseEmbedding`."""
 
     max_active_dims: int | None = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.max_active_dims is not None:
-            whole("max_active_dims", self.max_active_dims, 1)
 
 
 class SparseEmbedding(SparseEncoding):

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from npformer.common.checks import boolean, one_of
+from npformer.common.checks import one_of
 from npformer.common.errors import NpformerError, warn
 from npformer.generation import generate, stream
 from npformer.generation.settings import Settings, resolve
@@ -37,7 +37,6 @@ class TextGenerationOptions(WritingOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        boolean("return_full_text", self.return_full_text)
         given = self.stop_strings
         strings = as_texts([given] if isinstance(given, str) else given, "stop_strings")
         if not all(strings):

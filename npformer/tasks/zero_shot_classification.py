@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 
-from npformer.common.checks import boolean
 from npformer.common.errors import NpformerError, warn
 from npformer.model import Model
 from npformer.tasks.declaration import Form
@@ -38,7 +37,6 @@ class ZeroShotOptions(Options):
             raise NpformerError(
                 f"hypothesis_template: expected a {{}} for the label in {self.hypothesis_template!r:.80}"
             )
-        boolean("multi_label", self.multi_label)
 
 
 class ZeroShotClassification(Task):
