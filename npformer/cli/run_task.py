@@ -9,7 +9,7 @@ from argparse import Namespace
 from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 
@@ -29,8 +29,6 @@ from npformer.text.encoding import was_cut
 from npformer.text.inputs import Pair
 
 Answered = tuple[Line, Any]  # a line and its answer or None
-
-HEADER = 128  # bytes before a .npy file's numbers
 
 
 def answer_all(name: str, command: Command, args: Namespace) -> int:
@@ -194,20 +192,19 @@ def _write_array(task: Task, answers: Iterator[Answered], path: Path) -> int:
     code = rows = 0
     empty = task.collect([])[:0]
     with written_whole(path) as partial, open(partial, "wb") as file:
-        file.write(bytes(HEADER))
+        _write_header(file, 0, empty)
         for _, answer in answers:
             row = np.full(empty.shape[1], np.nan, empty.dtype) if answer is None else np.asarray(answer)
             code = BAD_INPUT if answer is None else code
             file.write(row.tobytes())
             rows += 1
         file.seek(0)
-        file.write(_header(rows, empty))
+        _write_header(file, rows, empty)
     note(f"wrote {path}: {rows} vector{'s' * (rows != 1)} of {empty.shape[1]} numbers")
     return code
 
 
-def _header(rows: int, like: np.ndarray) -> bytes:
-    """Returns the header of a .npy file, version 1.0, padded with spaces to HEADER bytes."""
-    described = f"{{'descr': {like.dtype.str!r}, 'fortran_order': False, 'shape': ({rows}, {like.shape[1]}), }}"
-    magic = b"\x93NUMPY\x01\x00" + (HEADER - 10).to_bytes(2, "little")
-    return magic + described.ljust(HEADER - 11).encode() + b"\n"
+def _write_header(file: BinaryIO, rows: int, like: np.ndarray) -> None:
+    """Writes the header of a .npy file, of equal length for any number of rows."""
+    described = {"descr": like.dtype.str, "fortran_order": False, "shape": (rows, like.shape[1])}
+    np.lib.format.write_array_header_1_0(file, described)

@@ -22,7 +22,7 @@ from npformer.common.errors import NpformerError
 from npformer.common.files import as_given, csv_rows, open_file
 from npformer.dataset.formats import DELIMITERS, KNOWN, Format, explained, format_of
 from npformer.dataset.jsonl import objects
-from npformer.dataset.sizes import BYTES
+from npformer.dataset.sizes import BYTES, grouped
 
 BLOCK = 2**20  # characters of text per batch
 LONGEST = 2**26  # maximum characters of a line, and of a cell of csv
@@ -204,26 +204,12 @@ def _csv(lines: Iterable[tuple[int, str]], where: Path, form: Format) -> Iterato
         raise NpformerError(f"{where}: no header line with column names")
     schema = pa.schema([(name, pa.string()) for name in names])
     yield pa.RecordBatch.from_pylist([], schema)
-    for block in _blocks((sum(map(len, values)), values) for values in rows):
+    for block in grouped(((sum(map(len, values)), values) for values in rows), BLOCK):
         arrays = [pa.array(column, pa.string()) for column in zip(*block, strict=True)]
         yield pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
 def _jsonl(lines: Iterable[tuple[int, str]], where: Path, schema: Any) -> Iterator[Any]:
     yield pa.RecordBatch.from_pylist([], schema)
-    for block in _blocks((size, row) for _, size, row in objects(lines, where)):
+    for block in grouped(((size, row) for _, size, row in objects(lines, where)), BLOCK):
         yield pa.RecordBatch.from_struct_array(pa.array(block, pa.struct(list(schema))))
-
-
-def _blocks(rows: Iterable[tuple[int, Any]]) -> Iterator[list[Any]]:
-    """Groups rows, given with their sizes, into batches of BLOCK characters."""
-    held: list[Any] = []
-    total = 0
-    for size, row in rows:
-        held.append(row)
-        total += size
-        if total >= BLOCK:
-            yield held
-            held, total = [], 0
-    if held:
-        yield held

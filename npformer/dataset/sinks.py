@@ -26,8 +26,9 @@ from npformer.common.errors import NpformerError
 from npformer.common.locks import LOCK, clear_partial, in_use
 from npformer.dataset.formats import DELIMITERS, KNOWN, Format, as_list, explained, format_of
 from npformer.dataset.readers import plain
+from npformer.dataset.sizes import grouped
 
-GROUP = 2**24  # bytes per row group of a Parquet file
+GROUP = 2**24  # bytes per row group of a Parquet file: small ones make it large and slow
 ROWS = 256  # rows written at a time as text
 
 
@@ -119,8 +120,8 @@ def _write(stream: Any, form: Format, schema: Any, tables: Iterable[Any]) -> Non
         _write_csv(stream, DELIMITERS[form.kind], schema, tables)
     elif form.kind == "parquet":
         with pa.parquet.ParquetWriter(stream, schema) as writer:
-            for table in _grouped(tables):
-                writer.write_table(table)
+            for some in grouped(((table.nbytes, table) for table in tables), GROUP):
+                writer.write_table(pa.concat_tables(some).unify_dictionaries())
     else:
         coded = {each.name: _values(tables, each) for each in schema if pa.types.is_dictionary(each.type)}
         with pa.ipc.new_file(stream, schema) as writer:
@@ -162,20 +163,6 @@ def _coded(table: Any, dictionaries: dict[str, Any]) -> Any:
             ]
             table = table.set_column(index, field, pa.chunked_array(chunks, field.type))
     return table
-
-
-def _grouped(tables: Iterable[Any]) -> Iterator[Any]:
-    """Joins tables into groups of GROUP bytes: small row groups make a Parquet file large and slow."""
-    held: list[Any] = []
-    total = 0
-    for table in tables:
-        held.append(table)
-        total += table.nbytes
-        if total >= GROUP:
-            yield pa.concat_tables(held).unify_dictionaries()
-            held, total = [], 0
-    if held:
-        yield pa.concat_tables(held).unify_dictionaries()
 
 
 def _write_csv(stream: Any, delimiter: str, schema: Any, tables: Iterable[Any]) -> None:

@@ -6,6 +6,7 @@ on the rows, not on how a file stores them.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -56,6 +57,20 @@ class Cuts:
         if self._count:
             self._parts.append(self._count)
         self._count = self._bytes = 0
+
+
+def grouped(items: Iterable[tuple[int, Any]], size: int) -> Iterator[list[Any]]:
+    """Groups items, given with their sizes, in order; all groups but the last reach `size`."""
+    held: list[Any] = []
+    total = 0
+    for own, item in items:
+        held.append(item)
+        total += own
+        if total >= size:
+            yield held
+            held, total = [], 0
+    if held:
+        yield held
 
 
 def row_sizes(batch: Any) -> np.ndarray:
