@@ -7,6 +7,7 @@ import argparse
 import os
 from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 from npformer.cli.arguments import OFFLINE, REVISION, add_options
 from npformer.common.errors import NpformerError
@@ -63,13 +64,9 @@ def run(args: argparse.Namespace) -> None:
     from npformer.serve.supervisor import run as serve
 
     limits = ServiceLimits(**{sets: getattr(args, sets) for sets, _ in LIMITS.values()})
-    serve(
-        ServerSettings(
-            models=args.models, host=args.host, port=args.port, workers=args.workers, threads=args.threads,
-            revision=args.revision, offline=args.offline, limits=limits, api_key=_api_key(args.api_key_file),
-            access_log=args.access_log,
-        )
-    )  # fmt: skip
+    own: dict[str, Any] = {"limits": limits, "api_key": _api_key(args.api_key_file)}
+    given = {each.name: getattr(args, each.name) for each in fields(ServerSettings) if each.name not in own}
+    serve(ServerSettings(**given, **own))
 
 
 def _api_key(path: Path | None) -> str | None:

@@ -10,8 +10,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import hmac
-import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from functools import partial
@@ -28,7 +27,7 @@ from starlette.routing import Route as Path
 from npformer import __version__
 from npformer.common.errors import NpformerError
 from npformer.serve import pages
-from npformer.serve.batching import Batcher, Entry, QueueFull, log, place_of
+from npformer.serve.batching import Batcher, QueueFull, log, place_of
 from npformer.serve.bodies import Bodies, Gone
 from npformer.serve.declared import ALL_ROUTES
 from npformer.serve.fields import Refusal, read_fields, read_json
@@ -62,7 +61,7 @@ class App:
     async def lifespan(self, _: Starlette) -> AsyncIterator[None]:
         """Starts the batching thread, and ends it once all accepted requests are answered."""
         limits = self.limits
-        batcher = Batcher(limits.batch_tokens, limits.wait_ms / 1000, limits.queue, self._observe)
+        batcher = Batcher(limits.batch_tokens, limits.wait_ms / 1000, limits.queue, self.metrics.batch)
         pool = ThreadPoolExecutor(TOKENIZERS, "npformer-tokens")
         loop = asyncio.get_running_loop()
 
@@ -77,9 +76,6 @@ class App:
             self.service = None
             await asyncio.to_thread(batcher.close)
             pool.shutdown()
-
-    def _observe(self, batch: Sequence[Entry], seconds: float) -> None:
-        self.metrics.batch(batch, time.monotonic() - seconds, seconds)
 
     # --- one request ---------------------------------------------------------------------------------------------
 

@@ -38,6 +38,10 @@ def wrong(where: str, message: str) -> Refusal:
     return Refusal(HTTPStatus.UNPROCESSABLE_ENTITY, f"{where}: {message}")
 
 
+def too_large(message: str) -> Refusal:
+    return Refusal(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, message)
+
+
 @dataclass(frozen=True)
 class Kind:
     """A type of values: its JSON schema, and read(where, value), which returns the value that handlers get."""
@@ -242,7 +246,7 @@ BOOLEAN = Kind({"type": "boolean"}, _boolean)
 def read_json(body: bytes) -> Any:
     """Parses a request's body. Raises Refusal for invalid JSON, with the place but not the text."""
     if _openings(body) > MOST_PARTS and _openings(STRING.sub(b"", body)) > MOST_PARTS:
-        raise Refusal(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"body: more than {MOST_PARTS} lists and objects")
+        raise too_large(f"body: more than {MOST_PARTS} lists and objects")
     try:
         return json.loads(body, parse_constant=_constant, object_pairs_hook=_object)
     except json.JSONDecodeError as error:

@@ -12,7 +12,7 @@ from npformer.base_model import BaseModel
 from npformer.common.errors import NpformerError
 from npformer.common.limits import how_to_allow_more
 from npformer.model import Model, Seq2Seq
-from npformer.serve.fields import Refusal, wrong
+from npformer.serve.fields import Refusal, too_large, wrong
 from npformer.tasks.catalogue import TASKS
 from npformer.tasks.pipelines import class_of, pipeline, tasks_of
 from npformer.tasks.sparse_embedding import SparseEmbedding
@@ -167,12 +167,10 @@ def tokenized(served: Served, texts: Sequence[str], special: bool, most: int, wh
             found.append(served.tokens(text, special, most))
         except NpformerError as error:
             place = f"{where}[{index}]" if several else where
-            message = f"{place}: {for_client(str(error))}"
-            raise Refusal(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, message) from None
+            raise too_large(f"{place}: {for_client(str(error))}") from None
         count += len(found[-1])
         if count > most:
-            message = f"{where}: expected at most {most} tokens in a request, got more"
-            raise Refusal(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, message)
+            raise too_large(f"{where}: expected at most {most} tokens in a request, got more")
     return Prepared(found, [len(each) for each in found], [])
 
 
@@ -192,17 +190,14 @@ def prepare(task: Task, items: Sequence[Any], options: Any, truncate: bool, wher
                 )  # fmt: skip
             reason = for_client(request.reason)
             if reason != request.reason:
-                raise Refusal(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"{place}: {reason}")
+                raise too_large(f"{place}: {reason}")
             raise wrong(place, reason)
         if request.encoded[0].truncated:
             cut.append(index)
             if not truncate:
                 most = limit + isinstance(task, TextGeneration)  # a whole prompt may have one more, see `_whole`
-                raise Refusal(
-                    HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
-                    f"{place}: {request.encoded[0].n_tokens} tokens, but the model takes {most}; "
-                    "shorten it or set truncate=true",
-                )
+                taken = f"{request.encoded[0].n_tokens} tokens, but the model takes {most}"
+                raise too_large(f"{place}: {taken}; shorten it or set truncate=true")
         requests.append(request)
     return Prepared(requests, [_size(each) for each in requests], cut)
 

@@ -6,7 +6,9 @@ With several processes, PROMETHEUS_MULTIPROC_DIR names a shared folder, and each
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.multiprocess import MultiProcessCollector
@@ -22,32 +24,22 @@ class Metrics:
     """The counters of one app."""
 
     def __init__(self, waiting: Callable[[], int]) -> None:
-        self.registry = registry = CollectorRegistry()
-        self.requests = Counter(
-            "npformer_requests", "Requests by route and status", ["route", "status"], registry=registry
+        self.registry = CollectorRegistry()
+        counter, histogram, gauge = (
+            partial(kind, namespace="npformer", registry=self.registry) for kind in (Counter, Histogram, Gauge)
         )
-        self.seconds = Histogram(
-            "npformer_request_seconds", "Seconds from a request's arrival to its answer", ["route"], buckets=SECONDS,
-            registry=registry,
-        )  # fmt: skip
-        self.gone = Counter(
-            "npformer_requests_gone", "Requests whose client disconnected before the answer", registry=registry
+        arrival = "Seconds from a request's arrival to its answer"
+        self.requests = counter("requests", "Requests by route and status", ["route", "status"])
+        self.seconds = histogram("request_seconds", arrival, ["route"], buckets=SECONDS)
+        self.gone = counter("requests_gone", "Requests whose client disconnected before the answer")
+        self.tokens = counter("tokens", "Tokens computed")
+        self.batch_texts = histogram("batch_texts", "Texts per batch", buckets=TEXTS)
+        self.batch_tokens = histogram("batch_tokens", "Tokens per batch", buckets=TOKENS)
+        self.batch_seconds = histogram("batch_seconds", "Seconds to compute a batch", buckets=SECONDS)
+        self.wait_seconds = histogram(
+            "wait_seconds", "Seconds that a text waits before it is computed", buckets=SECONDS
         )
-        self.tokens = Counter("npformer_tokens", "Tokens computed", registry=registry)
-        self.batch_texts = Histogram("npformer_batch_texts", "Texts per batch", buckets=TEXTS, registry=registry)
-        self.batch_tokens = Histogram("npformer_batch_tokens", "Tokens per batch", buckets=TOKENS, registry=registry)
-        self.batch_seconds = Histogram(
-            "npformer_batch_seconds", "Seconds to compute a batch", buckets=SECONDS, registry=registry
-        )
-        self.wait_seconds = Histogram(
-            "npformer_wait_seconds",
-            "Seconds that a text waits before it is computed",
-            buckets=SECONDS,
-            registry=registry,
-        )
-        self.queue = Gauge(
-            "npformer_queue_texts", "Texts waiting in the queue", registry=registry, multiprocess_mode="livesum"
-        )
+        self.queue = gauge("queue_texts", "Texts waiting in the queue", multiprocess_mode="livesum")
         self.waiting = waiting
 
     def request(self, route: str, status: int, seconds: float, gone: bool) -> None:
@@ -56,8 +48,9 @@ class Metrics:
         self.seconds.labels(route).observe(seconds)
         self.gone.inc(gone)
 
-    def batch(self, batch: Sequence[Entry], started: float, seconds: float) -> None:
-        """Counts a batch that has been computed."""
+    def batch(self, batch: Sequence[Entry], seconds: float) -> None:
+        """Counts a batch that has just been computed."""
+        started = time.monotonic() - seconds
         tokens = sum(entry.size for entry in batch)
         self.tokens.inc(tokens)
         self.batch_texts.observe(len(batch))

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from http import HTTPStatus
 
 from npformer.common.checks import number, whole
 from npformer.common.errors import NpformerError
-from npformer.serve.fields import Refusal
+from npformer.serve.fields import too_large
 
 
 @dataclass(frozen=True)
@@ -47,16 +46,12 @@ class ServiceLimits:
 
     def check_texts(self, where: str, count: int) -> None:
         if count > self.texts:
-            raise _too_large(f"{where}: expected at most {self.texts} texts in a request, got {count}")
+            raise too_large(f"{where}: expected at most {self.texts} texts in a request, got {count}")
 
     def check_tokens(self, where: str, count: int) -> None:
         if count > self.tokens:
-            raise _too_large(f"{where}: expected at most {self.tokens} tokens in a request, got {count}")
+            raise too_large(f"{where}: expected at most {self.tokens} tokens in a request, got {count}")
 
     def check_body(self, count: int) -> None:
         if count > self.body:
-            raise _too_large(f"body: expected at most {self.body} bytes, got more")
-
-
-def _too_large(message: str) -> Refusal:
-    return Refusal(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, message)
+            raise too_large(f"body: expected at most {self.body} bytes, got more")

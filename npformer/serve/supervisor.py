@@ -29,6 +29,7 @@ from typing import Any
 
 import numpy as np
 import uvicorn
+from prometheus_client.multiprocess import mark_process_dead
 
 try:
     import resource
@@ -78,7 +79,7 @@ def run(settings: ServerSettings) -> None:
     _allow_connections()
     with bound(settings.host, settings.port) as listening:
         if settings.workers == 1:
-            Server(settings, settings.loaded(), lambda: _announce(settings, listening)).serve_on(listening)
+            Server(settings, settings.loaded(), lambda: _announce(settings, listening)).run(sockets=[listening])
         else:
             Supervisor(settings, listening).run()
 
@@ -144,9 +145,6 @@ class Server(uvicorn.Server):  # type: ignore[misc, unused-ignore]
             )
         )  # fmt: skip
         self.grace = grace
-
-    def serve_on(self, listening: socket.socket) -> None:
-        self.run(sockets=[listening])
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets=sockets)
@@ -236,7 +234,7 @@ class Supervisor:
                 if not announced:
                     raise NpformerError(f"a worker ended with exit code {worker.process.exitcode} before it was ready")
                 self.log.warning("worker %s died, exit code %s", worker.process.pid, worker.process.exitcode)
-                _forget_gauges(worker.process.pid)
+                mark_process_dead(worker.process.pid)
                 if time.monotonic() - worker.started < SHORT_LIFE:
                     time.sleep(PAUSE)
                 self.workers[place] = Worker(settings, self.listening)
@@ -258,19 +256,13 @@ class Supervisor:
             worker.process.join()
 
 
-def _forget_gauges(pid: int | None) -> None:
-    from prometheus_client.multiprocess import mark_process_dead
-
-    mark_process_dead(pid)
-
-
 def work(settings: ServerSettings, listening: socket.socket, ready: Connection) -> None:
     """A worker process: serves on the parent's socket, and stops when the parent dies."""
     _log_to_stderr()
     threading.Thread(target=_stop_with_parent, daemon=True).start()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
-        Server(settings, settings.loaded(), lambda: ready.send(True), is_worker=True).serve_on(listening)
+        Server(settings, settings.loaded(), lambda: ready.send(True), is_worker=True).run(sockets=[listening])
     except NpformerError as error:
         sys.exit(f"npformer: {error}")
 
