@@ -5,7 +5,9 @@ from __future__ import annotations
 import argparse
 import shlex
 from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 from npformer.common.errors import NpformerError
 from npformer.common.locks import in_use
@@ -78,12 +80,9 @@ def read(args: argparse.Namespace) -> Recipe:
         if not 0 <= getattr(args, name) <= 1 - 2**-16:  # `Dropout` rounds rates to multiples of 2^-16
             option = f"--{name.replace('_', '-')}"
             raise NpformerError(f"{option}: expected a number in [0, 1), got {getattr(args, name)}")
-    return Recipe(
-        epochs=args.epochs, batch_size=args.batch_size, learning_rate=args.learning_rate, schedule=args.schedule,
-        warmup=args.warmup, betas=(first, second), eps=args.eps, weight_decay=args.weight_decay, clip=args.clip or None,
-        lazy=not args.dense_embeddings, average=args.average,
-        average_every=args.average_every, window=args.window, seed=args.seed,
-    )  # fmt: skip
+    own: dict[str, Any] = {"betas": (first, second), "clip": args.clip or None, "lazy": not args.dense_embeddings}
+    as_given = [each.name for each in fields(Recipe) if each.name not in (*own, "dropout")]
+    return Recipe(**{name: getattr(args, name) for name in as_given}, **own)
 
 
 def chosen(found: dict[str, float]) -> str:

@@ -15,7 +15,7 @@ from typing import Any, BinaryIO
 
 from npformer.cli.process import complain
 from npformer.common.errors import NpformerError
-from npformer.common.files import LINE, lines_of
+from npformer.common.files import LINE, lines_of, named
 from npformer.common.progress import shown
 from npformer.text.inputs import Pair
 
@@ -68,10 +68,8 @@ def interactive(args: Namespace) -> bool:
 def read_file(name: str) -> str:
     """Reads a whole file, which may be a pipe, as one text."""
     try:
-        with open(name, encoding="utf-8-sig") as file:
+        with named(name), open(name, encoding="utf-8-sig") as file:
             text = file.read(LINE + 1)
-    except OSError as error:
-        raise NpformerError(f"{name}: {error.strerror or error}") from None
     except UnicodeDecodeError as error:
         raise NpformerError(f"{name}: not UTF-8 (byte {error.start})") from None
     if len(text) > LINE:
@@ -102,29 +100,22 @@ def _stdin_lines() -> Iterator[Line]:
     if sys.stdin.isatty():
         shown()
         complain("one text per line; Ctrl-D ends")
-    try:
+    with named("stdin"):
         yield from _lines("stdin", sys.stdin.buffer)
-    except OSError as error:
-        raise NpformerError(f"stdin: {error.strerror or error}") from None
 
 
 def _check_readable(name: str) -> None:
-    try:
+    with named(name):
         if os.path.isdir(name):
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
         if not os.access(name, os.R_OK):
             os.stat(name)
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
-    except OSError as error:
-        raise NpformerError(f"{name}: {error.strerror or error}") from None
 
 
 def _file_lines(name: str) -> Iterator[Line]:
-    try:
-        with open(name, "rb") as file:
-            yield from _lines(name, file)
-    except OSError as error:
-        raise NpformerError(f"{name}: {error.strerror or error}") from None
+    with named(name), open(name, "rb") as file:
+        yield from _lines(name, file)
 
 
 def _lines(name: str, file: BinaryIO | Any) -> Iterator[Line]:

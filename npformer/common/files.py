@@ -69,10 +69,17 @@ def read_bytes(path: str | Path, limit: str, limits: Limits = LIMITS) -> bytes:
     """Reads a whole file, if its size is within the limit of this name."""
     with open_file(path) as file:
         limits.check(limit, os.fstat(file.fileno()).st_size, path)
-        try:
+        with named(path):
             return file.read()
-        except OSError as error:
-            raise NpformerError(f"{path}: {error.strerror or error}") from None
+
+
+@contextmanager
+def named(path: object) -> Iterator[None]:
+    """Converts an error of the system in reading a file to an NpformerError that names the file."""
+    try:
+        yield
+    except OSError as error:
+        raise NpformerError(f"{path}: {error.strerror or error}") from None
 
 
 def lines_of(file: Any, where: str | Path) -> Iterator[tuple[int, bytes]]:

@@ -16,7 +16,7 @@ import numpy as np
 
 from npformer.common.checks import listed
 from npformer.common.errors import NpformerError
-from npformer.common.files import as_given, csv_rows, lines_of, open_file
+from npformer.common.files import as_given, csv_rows, lines_of, named, open_file
 from npformer.model import Model
 from npformer.runtime.packing import Text
 from npformer.text.encoding import Encoder, warn_of_cuts
@@ -308,12 +308,9 @@ def _objects(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
 
 
 def _lines(path: Path) -> Iterator[tuple[int, str]]:
-    try:
-        with open_file(as_given(path)) as file:
-            for number, line in lines_of(file, path):
-                try:
-                    yield number, line.decode("utf-8-sig" if number == 1 else "utf-8")
-                except UnicodeDecodeError as error:
-                    raise NpformerError(f"{path}:{number}: not UTF-8 (byte {error.start})") from None
-    except OSError as error:
-        raise NpformerError(f"{path}: {error.strerror or error}") from None
+    with named(path), open_file(as_given(path)) as file:
+        for number, line in lines_of(file, path):
+            try:
+                yield number, line.decode("utf-8-sig" if number == 1 else "utf-8")
+            except UnicodeDecodeError as error:
+                raise NpformerError(f"{path}:{number}: not UTF-8 (byte {error.start})") from None
