@@ -27,14 +27,13 @@ VECTORS = ("feature-extraction", "sentence-embedding")
 
 HEAD = """# Checkpoints
 
-Well-known checkpoints on the hub and whether they run, according to their config.json. `python examples/checkpoints.py`
-writes
-this page from `checkpoints.json`, and a test holds it to what npformer does. The fields of config.json that decide it
-are noted there as they are known; no checkpoint was downloaded for it. `npformer info NAME` checks any checkpoint
-without downloading its weights. Every encoder that runs also gives vectors (`feature-extraction`,
-`sentence-embedding`),
-whatever its own task is. A checkpoint also needs a tokenizer: `tokenizer.json`, `vocab.txt`, `vocab.json` with
-`merges.txt`, `sentencepiece.bpe.model`, `spiece.model` or `spm.model`.
+Well-known checkpoints on the hub and whether they run, according to their config.json. `python
+examples/checkpoints.py` writes this page from `checkpoints.json`, and a test holds it to what npformer does. The
+fields of config.json that decide it are noted there as they are known; no checkpoint was downloaded for it. `npformer
+info NAME` checks any checkpoint without downloading its weights. Every encoder that runs also gives vectors
+(`feature-extraction`, `sentence-embedding`), whatever its own task is. A checkpoint also needs a tokenizer:
+`tokenizer.json`, `vocab.txt`, `vocab.json` with `merges.txt`, `sentencepiece.bpe.model`, `spiece.model` or
+`spm.model`.
 
 {counts}
 

@@ -171,7 +171,7 @@ FEW_HEADS["electra"] = set(encoders()["electra"].heads) - {"causal-lm"}
 FEW_HEADS["bart"] = set(BART.architectures.values()) - {"translation", "causal-lm"}
 
 
-def test_every_family_head_and_option_is_there() -> None:
+def test_every_family_head_and_option_has_a_case() -> None:
     """BART's head that generates is compared in tests/generation, its decoder alone in tests/oracle."""
     configs = [load(torch_values.DATA / case, "float32").config for case in torch_values.CASES]
     for name, family in {**distinct_encoders(), "bart": BART}.items():

@@ -241,7 +241,7 @@ def test_nothing_at_all(q: tuple, k: tuple, v: tuple, masked: bool) -> None:
         (lambda f: f(*[normal(2, 3)] * 3, np.ones((2, 2), bool), is_causal=True), ["mask", "is_causal"]),
     ],
 )
-def test_errors_name_the_argument_and_what_came(call: Callable[[object], object], words: list[str]) -> None:
+def test_errors_name_the_argument_and_its_value(call: Callable[[object], object], words: list[str]) -> None:
     with pytest.raises(NpformerError, match=r"^attention: ") as caught:
         call(scaled_dot_product_attention)
     assert [word for word in words if word not in str(caught.value)] == []
@@ -294,7 +294,7 @@ def test_mechanisms_depend_on_places() -> None:
     is_causal=st.booleans(),
     seed=st.integers(0, 2**32 - 1),
 )
-def test_a_text_has_the_same_bits_in_any_company(
+def test_a_text_has_the_same_bits_in_any_batch(
     lengths: list[int], width: int, dtype: str, is_causal: bool, seed: int
 ) -> None:
     random, weights = np.random.default_rng(seed), projections(width, dtype)

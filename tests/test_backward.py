@@ -351,7 +351,7 @@ def test_odd_shapes() -> None:
     assert len(embedding_backward(np.zeros((0, 3)), np.zeros(0, np.int64)).ids) == 0
 
 
-def test_what_masked_attention_leaves_out_has_no_gradient() -> None:
+def test_masked_keys_have_no_gradient() -> None:
     random = np.random.default_rng(0)
     q, k, v = (random.standard_normal((2, 3, 5, 4)) for _ in range(3))
     mask = np.ones((5, 5), bool)

@@ -21,7 +21,7 @@ def test_the_page_is_as_it_would_be_written():
     assert written == SCRIPT["page"](), "run python examples/checkpoints.py"
 
 
-def test_a_page_that_differs_is_told(tmp_path, capsys):
+def test_a_page_that_is_out_of_date_is_reported(tmp_path, capsys):
     changed = tmp_path / "checkpoints.md"
     changed.write_text((EXAMPLES / "checkpoints.md").read_text(encoding="utf-8").replace("| yes |", "| no |", 1))
     SCRIPT["main"].__globals__["PAGE"] = changed
@@ -47,7 +47,7 @@ def test_names_come_once_and_families_are_shown():
         ("jinaai/jina-embeddings-v2-base-en", "no", "position_embedding_type: 'alibi' is not supported for a bert; "),
     ],
 )
-def test_a_line_is_what_loading_says(name, runs, what):
+def test_each_line_agrees_with_loading(name, runs, what):
     (config,) = (each["config"] for each in NOTED if each["name"] == name)
     found, said = SCRIPT["verdict"](config)
     assert (found, said[: len(what)]) == (runs, what)

@@ -37,7 +37,7 @@ def test_every_architecture_is_read_and_written_back(name):
     assert read_config(json.loads(json.dumps(write_config(config)))) == config
 
 
-def test_labels_are_those_of_id2label_or_numbered():
+def test_labels_come_from_id2label_or_are_numbered():
     assert read_config(DISTILBERT).labels == ("LABEL_0", "LABEL_1", "LABEL_2")
     assert read_config({**BERT, "id2label": {"1": "no", "0": "yes"}}).labels == ("yes", "no")
     assert read_config({**BERT, "id2label": {0: "yes", 1: 7}}).labels == ("yes", "7")
@@ -83,7 +83,7 @@ def test_a_model_of_the_next_token_is_causal():
         dataclasses.replace(read_config(ARCHITECTURES["GPT2LMHeadModel"]["config"]), causal=False)
 
 
-def test_no_family_that_is_here_is_said_to_be_missing():
+def test_no_supported_family_is_listed_as_missing():
     """A family that is added is removed from `MISSING`."""
     assert not MISSING.keys() & FAMILIES.keys()
 
@@ -185,7 +185,7 @@ def test_a_nonsense_size_is_named(field, value):
         ({"id2label": None, "num_labels": 10**12}, "labels: 1000000000000 is more than the limit `labels`"),
     ],
 )
-def test_what_is_not_supported_says_what_is(change, message):
+def test_errors_for_unsupported_models_list_the_supported_ones(change, message):
     with pytest.raises(NpformerError, match=message):
         read_config({**BERT, **change})
 
@@ -207,7 +207,7 @@ def test_a_config_made_by_hand_is_checked_too():
     assert hash(config) == hash(dataclasses.replace(config))
 
 
-def test_messages_stay_short_whatever_came():
+def test_messages_stay_short_for_any_value():
     with pytest.raises(NpformerError) as error:
         read_config({**BERT, "hidden_act": "x" * 10**6})
     assert len(str(error.value)) < 300

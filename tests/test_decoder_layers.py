@@ -57,7 +57,7 @@ def test_shift_of_the_target_that_004_translates() -> None:
         shift_right([[1, 2]], 0, 1)
 
 
-def test_causal_mask_is_what_a_lower_triangle_admits() -> None:
+def test_causal_mask_is_a_lower_triangle() -> None:
     assert causal_mask(4).astype(int).tolist() == [[1, 0, 0, 0], [1, 1, 0, 0], [1, 1, 1, 0], [1, 1, 1, 1]]
     assert causal_mask(1, 4).astype(int).tolist() == [[1, 1, 1, 1]]
 
@@ -169,7 +169,7 @@ def test_budgets_are_so_tight_that_a_mistake_is_out_of_them(case: str, mistake: 
 
 
 @pytest.mark.parametrize("case", TRANSFORMERS)
-def test_targets_that_see_what_comes_after_are_out_of_the_budgets(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_targets_that_see_later_tokens_exceed_the_budgets(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def every_key(self: Causal, queries: np.ndarray, keys: np.ndarray) -> np.ndarray:
         return np.ones((1, 1, queries.shape[1], keys.shape[1]), bool)
 
@@ -219,7 +219,7 @@ def test_a_masked_key_changes_no_bit(data: st.DataObject, dtype: str) -> None:
     assert np.array_equal(masked_attention(q, transposed, values, mask, terms=TERMS * n_beams), alone)
 
 
-def test_what_a_decoder_keeps_has_the_bits_of_one_pass() -> None:
+def test_cached_decoding_has_the_bits_of_one_pass() -> None:
     """Steps of three texts with four beams each that change places at random, against each beam's whole target."""
     model, random, n_beams, steps = random_model(), np.random.default_rng(0), 4, 40
     config, layers = model.config, model.weights["decoder"]["layers"]
@@ -251,7 +251,7 @@ def test_what_a_decoder_keeps_has_the_bits_of_one_pass() -> None:
     assert np.array_equal(whole[steps - 1 :: steps], last)
 
 
-def test_texts_have_the_same_bits_in_any_company_order_and_number_of_threads() -> None:
+def test_texts_have_the_same_bits_in_any_batch_order_and_number_of_threads() -> None:
     random = np.random.default_rng(1)
     pairs = [
         (Text(random.integers(1, 499, size=s)), Text(random.integers(1, 499, size=t)))

@@ -181,7 +181,7 @@ def test_the_blocks_of_a_page_run(page, environment, tmp_path):
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_what_a_page_links_to_is_in_the_checkout(page):
+def test_linked_files_are_in_the_checkout(page):
     """Links to the repository and its pictures are whole addresses in the README, which a package index shows too."""
     text = (ROOT / page).read_text(encoding="utf-8")
     absent = [each for each in LEFT_OUT if not (ROOT / each).exists()]

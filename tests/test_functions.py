@@ -93,7 +93,7 @@ def test_odd_numbers_of_layer_norm(odd: float, dtype: str) -> None:
 
 
 @pytest.mark.parametrize(("dtype", "large"), [("float32", 1e25), ("float64", 1e200)])
-def test_layer_norm_whose_variance_overflows_is_nan(dtype: str, large: float) -> None:
+def test_layer_norm_is_nan_if_its_variance_overflows(dtype: str, large: float) -> None:
     assert np.isnan(layer_norm(np.array([large, -large, 0], dtype))).all()
 
 
@@ -242,7 +242,7 @@ def test_inputs_are_never_written_to() -> None:
         (lambda: cross_entropy(normal(1, 3), np.array([0]), reduction="max"), ["cross_entropy", "reduction", "max"]),
     ],
 )  # fmt: skip
-def test_errors_name_the_argument_and_what_came(call: Callable[[], object], words: list[str]) -> None:
+def test_errors_name_the_argument_and_its_value(call: Callable[[], object], words: list[str]) -> None:
     with pytest.raises(NpformerError) as caught:
         call()
     assert [word for word in words if word not in str(caught.value)] == []
@@ -275,7 +275,7 @@ def test_layer_norm_rows_have_mean_zero_and_variance_one(seed: int, rows: int, w
 
 
 @given(seed=numbers, inner=widths, outer=widths, dtype=st.sampled_from(DTYPES), rows=st.integers(1, 70))
-def test_rows_of_a_product_have_the_same_bits_in_any_company(
+def test_rows_of_a_product_have_the_same_bits_in_any_batch(
     seed: int, inner: int, outer: int, dtype: str, rows: int
 ) -> None:
     random = np.random.default_rng(seed)

@@ -60,7 +60,7 @@ def texts() -> list[Text]:
 
 
 @pytest.mark.parametrize("name", COMBINATIONS)
-def test_scores_and_weights_are_those_of_all_formulas(name: str) -> None:
+def test_scores_and_weights_match_all_formulas(name: str) -> None:
     """Computed again plainly from the heads; 1e-13 is some roundings of float64 for numbers near 1."""
     model = combined(name)
     config, weights = model.config, model.weights
@@ -155,7 +155,7 @@ def test_a_text_has_the_same_bits_alone_and_in_a_batch(name: str, dtype: Any) ->
 
 
 @pytest.mark.parametrize("name", COMBINATIONS)
-def test_a_text_whose_rows_two_threads_share_has_the_same_bits(name: str) -> None:
+def test_a_text_shared_by_two_threads_has_the_same_bits(name: str) -> None:
     """One of the two computes no row of the last layer, because the head reads a row of the other."""
     model = combined(name, np.float32, "sequence-classification", threads=2, max_length=250)
     text = Text(np.random.default_rng(0).integers(5, 60, 230))
@@ -197,7 +197,7 @@ def test_a_causal_model_with_rotations_writes_the_tokens_of_whole_passes() -> No
         ids.append(token)
 
 
-def test_a_model_whose_steps_need_more_than_kept_keys_writes_nothing() -> None:
+def test_a_mechanism_without_cached_steps_cannot_generate() -> None:
     model = combined("window-causal", head="causal-lm")
     with pytest.raises(NpformerError, match="generate: not supported for a model with Window attention"):
         model.generate(np.arange(5, 9), max_new_tokens=2)
@@ -236,7 +236,7 @@ class Weighted(Mechanism):
         return {"slope": linear(d_model, 3)}
 
 
-def test_a_mechanism_brings_its_weights() -> None:
+def test_a_mechanism_declares_its_weights() -> None:
     config = tiny.config("bert", "base")
     own = FAMILIES["bert"].weights(config, "base")
     found = with_mechanisms("bert", "weighted", lambda config, i: (Weighted(),) * i).weights(config, "base")

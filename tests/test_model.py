@@ -61,7 +61,7 @@ def models(family: str, head: str, size: str = "36", dtype: str = "float32", n_l
     lengths=st.lists(st.one_of(st.integers(1, 12), st.integers(1, 300)), min_size=1, max_size=8),
     seed=st.integers(0, 999),
 )
-def test_a_text_has_the_same_bits_in_any_company(
+def test_a_text_has_the_same_bits_in_any_batch(
     model: tuple[str, str], size: str, dtype: str, n_labels: int, lengths: list[int], seed: int
 ) -> None:
     of_threads = models(*model, size, dtype, n_labels)
@@ -204,7 +204,7 @@ def test_padded_ragged_and_single_are_one(family: str, head: str) -> None:
             assert not per_token or not whole[len(ids) :].any()
 
 
-def test_what_the_mask_leaves_out_takes_no_part() -> None:
+def test_masked_tokens_have_no_effect() -> None:
     """Wherever it stands: before, within or after the text; tokens keep the positions they have."""
     model = models("bert", "base")[0]
     mask = np.array([[0, 1, 1, 0, 1], [1, 1, 0, 1, 0]])
@@ -254,7 +254,7 @@ def test_answers_are_the_callers_own() -> None:
     assert same(model.run([text])[0], expected)
 
 
-def test_a_model_says_what_it_is() -> None:
+def test_the_repr_describes_the_model() -> None:
     model = models("bert", "base", "96", "float64")[0]
     assert repr(model) == "<npformer.Model bert base: 2 layers, 4 heads, width 96, float64>"
     assert model.dtype == np.float64
@@ -291,7 +291,7 @@ V = len(tiny.VOCABULARY)
         ),
     ],
 )
-def test_errors_name_the_argument_and_what_came(head: str, given_: tuple, words: list[str]) -> None:
+def test_errors_name_the_argument_and_its_value(head: str, given_: tuple, words: list[str]) -> None:
     with pytest.raises(NpformerError) as caught:
         models("bert", head)[0](*given_)
     assert [word for word in words if word not in str(caught.value)] == []

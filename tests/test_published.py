@@ -114,7 +114,7 @@ def test_one_wrong_digit_is_found(model, published, table):
         (TEXT, {"score": Decimal("0.1234567")}),
     ],
 )
-def test_what_is_not_a_table_is_compared_too(model, published, key, change):
+def test_values_outside_tables_are_compared_too(model, published, key, change):
     wrong = copy.deepcopy(published)
     if key == TEXT:
         wrong["results"][key] |= change

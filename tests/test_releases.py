@@ -30,7 +30,7 @@ def test_releases_have_dates_the_newest_first() -> None:
     assert dates == sorted(dates, reverse=True)
 
 
-def test_changes_stand_under_added_changed_fixed_and_are_read_in_minutes() -> None:
+def test_changes_are_grouped_by_kind_and_are_short() -> None:
     for release in RELEASES[:-1]:  # the first release has all that there was
         assert re.findall("^### (.+)$", release, flags=re.MULTILINE) == ["Added", "Changed", "Fixed"]
         assert len(release.split()) < 1000

@@ -132,7 +132,7 @@ def test_imports_point_one_way(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", INDEPENDENT)
-def test_what_everything_rests_on_rests_on_nothing(name: str) -> None:
+def test_independent_modules_stay_independent(name: str) -> None:
     ours = {each.removeprefix("npformer.") for each in imports(f"npformer.{name}") if each.startswith("npformer")}
     assert ours <= INDEPENDENT[name]
 
@@ -213,7 +213,7 @@ print(sorted(new - sys.stdlib_module_names))
     assert python(code) == "['npformer']\n"
 
 
-def test_what_npformer_exports_is_there() -> None:
+def test_every_exported_name_exists() -> None:
     code = "import npformer\nprint([name for name in npformer.__all__ if not hasattr(npformer, name)])"
     assert python(code) == "[]\n"
 
@@ -264,7 +264,7 @@ def test_files_are_short() -> None:
     assert {path: count for path, count in lines.items() if count > LONGEST} == {}
 
 
-def test_files_say_what_they_are() -> None:
+def test_every_module_describes_itself() -> None:
     """A module's head says what lives in it."""
     heads = {str(path.relative_to(ROOT)): ast.get_docstring(ast.parse(path.read_text("utf-8"))) for path in PYTHON}
     assert [path for path, head in heads.items() if not head] == []

@@ -98,7 +98,7 @@ def test_listening_ends_with_an_exception() -> None:
     assert ear.names == []
 
 
-def test_what_a_listener_may_keep_is_never_spare() -> None:
+def test_arrays_that_a_listener_may_keep_are_never_reused() -> None:
     with listen(Ear()):
         assert listening()
         assert spare(np.arange(2)) is None

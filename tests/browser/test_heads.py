@@ -57,7 +57,7 @@ def painted(page: Page) -> int:
         }))""")
 
 
-def test_one_head_shows_its_weights_beside_the_other_side(page: Page) -> None:
+def test_one_head_shows_its_weights_next_to_the_other_side(page: Page) -> None:
     page.show(view.heads(WEIGHTS, tokens=WORDS, layer=1, heads=[3]))
     for i, token in enumerate(queries(page)):
         page.hover(token)
@@ -213,7 +213,7 @@ def test_forty_heads_have_forty_colours(page: Page) -> None:
     assert len(set(colours)) == 40
 
 
-def test_even_attention_says_why_no_line_is_drawn(page: Page) -> None:
+def test_even_attention_explains_why_no_line_is_drawn(page: Page) -> None:
     page.show(view.heads(np.full((2, 30, 30), 1 / 30, np.float32), tokens=["w"] * 30))
     assert page.one(".hint").text == "No weight here reaches 0.05. Point at a token for its own."
     page.hover(queries(page)[0])

@@ -32,7 +32,7 @@ def test_every_head_of_every_layer_is_drawn(page: Page) -> None:
     page.until(lambda: len(page.all(".thumb[data-drawn]")) == LAYERS * HEADS)
 
 
-def test_pointing_at_a_thumbnail_tells_the_weight_under_the_pointer(page: Page) -> None:
+def test_pointing_at_a_thumbnail_shows_the_weight_under_the_pointer(page: Page) -> None:
     page.show(view.model(WEIGHTS, tokens=WORDS))
     size = len(WORDS)
     for layer, head, query, key in ((0, 0, 0, 0), (2, 1, 5, 2), (1, 3, 6, 6), (2, 3, 1, 4)):
@@ -44,7 +44,7 @@ def test_pointing_at_a_thumbnail_tells_the_weight_under_the_pointer(page: Page) 
     page.until(lambda: not page.one(".tip").is_displayed())
 
 
-def test_the_grid_by_keyboard_tells_each_heads_strongest_link(page: Page) -> None:
+def test_the_grid_by_keyboard_announces_each_head_s_strongest_link(page: Page) -> None:
     page.show(view.model(WEIGHTS, tokens=WORDS))
     page.focus(thumb(page, 0, 0))
     page.press(RIGHT, RIGHT, DOWN, LEFT)

@@ -105,7 +105,7 @@ def test_a_model_and_a_text(page: Page, family: str) -> None:
     assert page.texts(".score output") == [printed(value) for value in t["layers.1.attention.scores"][3, 2]]
 
 
-def test_a_long_text_says_what_was_left_out(page: Page, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_text_reports_the_omitted_tokens(page: Page, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("npformer.view.neuron_view.BUDGET", 600_000)
     arrays = head_stages(15, layers=3, heads=8, length=160, width=16)
     page.show(view.neurons(arrays, tokens=["w"] * 160, layer=1, head=5))

@@ -153,7 +153,7 @@ def test_the_browsers_back_leads_to_the_view_before(page: Page, shown: view.Page
         ("%E0%A4%A", "#view=heads&layer=0"),
     ],
 )
-def test_what_an_address_says_wrongly_is_left_out(page: Page, shown: view.PageView, words: str, kept: str) -> None:
+def test_invalid_choices_in_an_address_are_ignored(page: Page, shown: view.PageView, words: str, kept: str) -> None:
     at(page, shown, words)
     assert address(page) == kept
 
@@ -238,7 +238,7 @@ def test_the_logit_view_has_every_number(page: Page, model: Any) -> None:
 # --- words -----------------------------------------------------------------------------------------------------------
 
 
-def test_words_that_repeat_have_their_places_beside_them(page: Page, shown: view.PageView) -> None:
+def test_repeated_words_are_numbered(page: Page, shown: view.PageView) -> None:
     at(page, shown, "view=heads&head=1&from=3")
     assert page.texts(".panel .placed sub").count("3") >= 8  # from the first "good"
     assert {"3", "6"} == set(page.texts(".panel .placed sub"))
@@ -322,7 +322,7 @@ def test_512_tokens_in_every_view(page: Page) -> None:
 
 
 @pytest.mark.parametrize("size", [{}, PHONE])
-def test_the_answer_stands_above_the_views_and_leads_to_its_heads(page: Page, model: Any, size: dict[str, int]) -> None:
+def test_the_answer_is_above_the_views_and_links_to_its_heads(page: Page, model: Any, size: dict[str, int]) -> None:
     shown = view.page(model, TEXT, methods="roll-out")
     (answer,) = shown.answers
     page.show(shown, **size)

@@ -251,7 +251,7 @@ def ready_views() -> list[Any]:
     return [make(WORDS) for make in VIEWS.values()]
 
 
-def test_every_view_names_what_its_keys_do(page: Page) -> None:
+def test_every_view_describes_its_keys(page: Page) -> None:
     for shown in ready_views():
         page.show(shown)
         page.one(".help summary").click()

@@ -55,7 +55,7 @@ def test_arrays_come_back(tmp_path):
         (b"", "not a readable npz file"),
     ],
 )
-def test_what_is_no_array(tmp_path, member, message):
+def test_entries_other_than_arrays_are_refused(tmp_path, member, message):
     with zipfile.ZipFile(tmp_path / "a.npz", "w") as archive:
         archive.writestr("x.npy", member)
     with pytest.raises(NpformerError, match=rf"a\.npz: .*{message}"):

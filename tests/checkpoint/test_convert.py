@@ -44,7 +44,7 @@ def files(folder):
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
-def test_there_and_back_has_the_same_bits(tmp_path, name):
+def test_a_round_trip_keeps_every_bit(tmp_path, name):
     source = model_folder(tmp_path / "a", name)
     convert(source, tmp_path / "b")
     convert(tmp_path / "b", tmp_path / "c", to="torch")
@@ -144,7 +144,7 @@ def test_a_converted_file_with_a_name_too_many(tmp_path):
 
 
 @pytest.mark.parametrize("to", ["npformer", "torch"])
-def test_what_is_there_already_is_left_alone(tmp_path, to):
+def test_existing_files_are_not_changed(tmp_path, to):
     source = model_folder(tmp_path / "a")
     (tmp_path / "file").write_text("mine")
     (tmp_path / "link").symlink_to(tmp_path / "nowhere")

@@ -191,7 +191,7 @@ HOSTILE = {
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="the size of a process is read from Linux's /proc")
 @pytest.mark.parametrize("name", HOSTILE)
-def test_little_is_spent_on_what_asks_for_much(tmp_path, name):
+def test_hostile_folders_are_refused_cheaply(tmp_path, name):
     """Thirty times the files' size and 40 MB at most: JSON's lists are the largest for their size."""
     make, message = HOSTILE[name]
     size = sum(file.stat().st_size for file in make(tmp_path).iterdir())

@@ -239,14 +239,14 @@ def test_a_branch_in_the_cache_is_used_as_it_is(hub, env, folder, tmp_path):
 # --- the cache is everybody's ----------------------------------------------------------------------------------------
 
 
-def test_the_client_finds_what_npformer_fetched(hub, env, folder):
+def test_the_client_finds_npformer_s_downloads(hub, env, folder):
     hub.add(NAME, folder)
     loads(env, {"name": NAME})
     found = python(env, CLIENT + f"print(get({NAME!r}, 'model.safetensors', local_files_only=True))")
     assert Path(found.stdout.strip()).read_bytes() == (folder / "model.safetensors").read_bytes()
 
 
-def test_what_another_tool_fetched_loads_with_no_network(hub, env, folder):
+def test_another_tool_s_downloads_load_without_a_network(hub, env, folder):
     """Another tool leaves no note of what the hub lacks, so we like to ask; where nobody answers, we do without."""
     commit = hub.add(NAME, folder)
     done = python(env, CLIENT + f"[get({NAME!r}, f) for f in ('config.json', 'model.safetensors', 'tokenizer.json')]")
@@ -286,7 +286,7 @@ def test_shards_in_the_store_that_models_share(hub, env, folder):
     np.testing.assert_array_equal(again["logits"], expected)
 
 
-def test_every_file_of_the_cache_can_be_held_to_what_the_hub_has(hub, env, folder):
+def test_every_cached_file_can_be_checked_against_the_hub(hub, env, folder):
     hub.add(NAME, folder, large=5000)
     (answer,) = loads(env, {"name": NAME})
     checked = list(verify(Path(answer["folder"])))

@@ -69,7 +69,7 @@ def test_a_gated_model(hub, env, folder):
     assert "logits" in answer
 
 
-def test_the_login_goes_to_the_hub_and_not_where_the_hub_sends_us(hub, env, folder):
+def test_the_login_is_sent_to_the_hub_and_not_to_its_redirects(hub, env, folder):
     hub.add(NAME, folder, large=5000)
     loads(env | {"HF_TOKEN": hub_server.TOKEN}, {"name": NAME})
     assert hub.cdn_requests
@@ -148,7 +148,7 @@ def test_offline_and_not_in_the_cache(hub, env, folder):
     assert offline["logits"] == answer["logits"]
 
 
-def test_nobody_there(env):
+def test_an_unreachable_hub_is_an_error(env):
     address = closed_port()
     message = error(env | {"HF_ENDPOINT": address}, name=NAME)
     assert message.startswith(f"{NAME}: cannot reach {address} (")

@@ -56,7 +56,7 @@ def test_float64_is_float64_throughout(folder):
     assert model([2, 9, 8, 3]).logits.dtype == np.float64
 
 
-def test_a_converted_folder_is_used_where_it_lies(tmp_path):
+def test_a_converted_folder_is_used_in_place(tmp_path):
     """Read-only views of the file's pages: nothing is copied, and processes share them."""
     weights = load(tiny.folder(tmp_path / "own", own=True)).weights
     array = weights["layers"][1]["ffn"]["hidden"]["weight"]
@@ -65,7 +65,7 @@ def test_a_converted_folder_is_used_where_it_lies(tmp_path):
     assert array.flags.c_contiguous
 
 
-def test_what_is_wrong_with_a_name(folder, monkeypatch):
+def test_invalid_names_are_errors(folder, monkeypatch):
     there = folder.parent
     assert error(f"{there}/sentimant").endswith(f"no folder of this name (did you mean {there}/sentiment?). {known()}")
     assert "there is a file of this name; load a model by its folder, here" in error(folder / "config.json")
@@ -130,14 +130,14 @@ def test_a_bundled_model_is_half_precision_on_disk_in_our_layout_and_has_a_card(
         np.testing.assert_allclose([float(number) for number in numbers.groups()], logits, atol=1.01e-4)
 
 
-def test_a_bundled_name_goes_before_a_folder_of_that_name(tmp_path, monkeypatch):
+def test_a_bundled_model_takes_precedence_over_a_folder_of_that_name(tmp_path, monkeypatch):
     tiny.folder(tmp_path / BUNDLED)
     monkeypatch.chdir(tmp_path)
     assert find_folder(BUNDLED) == bundled()[BUNDLED]
     assert find_folder(f"./{BUNDLED}").resolve() == tmp_path / BUNDLED
 
 
-def test_bundled_models_are_in_the_package_and_in_a_checkout_beside_it(tmp_path, monkeypatch):
+def test_bundled_models_are_in_the_package_and_in_the_checkout(tmp_path, monkeypatch):
     """Beside an installed package is site-packages: a folder `weights` there is not ours."""
     monkeypatch.setattr(loading, "__file__", str(tmp_path / "npformer" / "checkpoint/loading.py"))
     monkeypatch.chdir(tmp_path.parent)
@@ -164,7 +164,7 @@ def site(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("name", loading.OURS)
-def test_a_model_of_ours_that_was_not_installed(site, name):
+def test_a_bundled_model_that_is_not_installed(site, name):
     """No network is asked, and the command says where the model is got; where the checkout is known, its path."""
     missing = f"{name}: not part of the installed package.\n  "
     clone = "Get it with `git clone https://github.com/npformer/npformer` and use its path: "
@@ -215,7 +215,7 @@ def loaded_alone(name):
     return json.loads(done.stdout)
 
 
-def test_folders_and_bundled_models_need_neither_network_nor_hub_client(folder):
+def test_folders_and_bundled_models_need_no_network_and_no_hub_client(folder):
     for name in (BUNDLED, folder):
         heavy = {"huggingface_hub", "tokenizers", "safetensors", "tqdm", "httpx", "requests", "torch"}
         assert not heavy & set(loaded_alone(name)["modules"])

@@ -54,7 +54,7 @@ def test_weights_that_are_not_finite_are_refused_by_name(tmp_path, layout, value
     assert np.array_equal(flatten(weights)[QUERY][2, 5], value, equal_nan=True)
 
 
-def test_what_another_head_would_need_is_not_looked_at(tmp_path):
+def test_tensors_of_other_heads_are_not_checked(tmp_path):
     folder = tiny.folder(tmp_path / "model")
     tensors = {name: np.array(array) for name, array in read_folder(folder).tensors.items()}
     tensors["classifier.weight"][0, 0] = np.nan
@@ -126,7 +126,7 @@ def test_translations_of_such_weights_are_errors(tmp_path):
         model([3, 4, 0], labels=[5, 6, 0])
 
 
-def test_a_converted_checkpoint_says_that_it_is_finite_and_is_not_read(tmp_path):
+def test_a_converted_checkpoint_marked_as_finite_is_not_checked_again(tmp_path):
     """The mark saves the look at every number; what it is wrong about, the answers tell."""
     finite = convert(tiny.folder(tmp_path / "a"), tmp_path / "b")
     assert read_tensors(finite / OWN_WEIGHTS)[1]["finite"] == "true"

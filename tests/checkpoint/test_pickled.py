@@ -89,7 +89,7 @@ class Trap:
         (print, ()),
     ],
 )
-def test_what_python_s_pickler_makes_of_malware_is_refused(tmp_path, monkeypatch, protocol, function, arguments):
+def test_pickled_malware_is_refused(tmp_path, monkeypatch, protocol, function, arguments):
     monkeypatch.chdir(tmp_path)
     code = pickle.dumps(Trap(function, *arguments), protocol)
     with pytest.raises(NpformerError, match=rf"refers to '\w+.{function.__name__}', which .* nothing was executed"):
@@ -195,7 +195,7 @@ def test_instructions_that_no_tensor_needs_are_refused_by_name(code, instruction
     ],
     ids=str,
 )
-def test_nonsense_is_an_error_of_ours(value):
+def test_malformed_pickles_raise_npformer_error(value):
     code = b"\x80\x02" + value.code + b"." if isinstance(value, Raw) else dump(value)
     with pytest.raises(NpformerError):
         read(code)

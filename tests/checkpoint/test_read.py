@@ -82,7 +82,7 @@ def test_the_order_in_which_files_are_looked_for(folder):
         assert_loads(folder, tensors(seed))
 
 
-def test_a_folder_without_weights_says_what_is_looked_for_and_what_is_there(folder):
+def test_a_folder_without_weights_lists_the_expected_and_the_existing_files(folder):
     (folder / "tf_model.h5").touch()
     with pytest.raises(NpformerError) as error:
         load_folder(folder)
@@ -137,7 +137,7 @@ def test_dtype_by_name(folder):
     assert flatten(load_folder(folder, "float64")[1])["pooler.bias"].dtype == np.float64
 
 
-def test_what_does_not_fit_names_the_folder(folder):
+def test_errors_name_the_folder(folder):
     save(folder / "model.safetensors", {"x": np.zeros(1, np.float32)})
     with pytest.raises(NpformerError, match=f"^{folder}: the checkpoint does not fit its config.json:\n  missing: emb"):
         load_folder(folder)

@@ -47,7 +47,7 @@ def sha256_of(path):
     return digest.hexdigest()
 
 
-def test_reads_what_the_library_writes(tmp_path):
+def test_files_of_the_library_are_read(tmp_path):
     safetensors.numpy.save_file(ARRAYS, tmp_path / "a.safetensors", {"format": "pt", "by": "test"})
     arrays, metadata = read_tensors(tmp_path / "a.safetensors")
     assert metadata == {"format": "pt", "by": "test"}
@@ -59,7 +59,7 @@ def test_reads_what_the_library_writes(tmp_path):
         assert array.flags.aligned
 
 
-def test_the_library_reads_what_is_written_here(tmp_path):
+def test_the_library_reads_our_files(tmp_path):
     transposed = {**ARRAYS, "transposed": ARRAYS["float32"].T}
     write_tensors(tmp_path / "a.safetensors", transposed, {"format": "npformer"})
     back = safetensors.numpy.load_file(tmp_path / "a.safetensors")
@@ -206,7 +206,7 @@ TWICE = b'{"x":{"dtype":"F32","shape":[2],"data_offsets":[0,8]},"x":{"dtype":"F3
         (TWICE, b"12345678", "duplicate key 'x'"),
     ],
 )
-def test_what_the_format_forbids_is_refused(tmp_path, header, data, message):
+def test_files_that_violate_the_format_are_refused(tmp_path, header, data, message):
     path = write(tmp_path / "a.safetensors", header, data)
     with pytest.raises(NpformerError, match=message) as error:
         read_tensors(path)

@@ -70,5 +70,5 @@ def test_the_library_reads_all_that_is_written(write: Callable[[Path], None], tm
 
 
 @pytest.mark.parametrize("path", COMMITTED, ids=str)
-def test_the_library_reads_what_lies_in_the_checkout(path: Path) -> None:
+def test_the_library_reads_the_checkout_s_files(path: Path) -> None:
     check(ROOT / path)

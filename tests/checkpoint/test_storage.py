@@ -59,7 +59,7 @@ NUMBERS = st.integers(-3, 70)
 
 
 @given(start=NUMBERS, stop=NUMBERS, offset=NUMBERS, axes=st.lists(st.tuples(NUMBERS, NUMBERS), max_size=4))
-def test_every_element_of_a_view_lies_in_its_span(tmp_path_factory, start, stop, offset, axes):
+def test_every_element_of_a_view_is_in_its_span(tmp_path_factory, start, stop, offset, axes):
     path = tmp_path_factory.getbasetemp() / "bytes"
     if not path.exists():
         path.write_bytes(bytes(range(64)))
@@ -132,7 +132,7 @@ def test_a_transposing_copy(shape, dtype):
         assert not copy.flags.writeable
 
 
-def test_what_fits_already_is_not_copied(buffer):
+def test_arrays_in_the_right_layout_are_not_copied(buffer):
     array = view(buffer, (0, 64), F4, [4, 4])
     assert converted(array, F4).base is array or converted(array, F4).base is buffer
     unaligned = view(buffer, (1, 61), F4, [15])

@@ -45,7 +45,7 @@ def assert_equal(arrays, values):
 
 
 @pytest.mark.parametrize("name", ZIPS + LEGACY)
-def test_what_torch_wrote(name):
+def test_files_of_torch_are_read(name):
     """Every dtype; shared, sliced, transposed, stepped and expanded storages; parameters, scalars, no elements."""
     assert_equal(read_torch(GOLDEN / f"{name}.bin"), np.load(GOLDEN / "values.npz"))
 
@@ -121,7 +121,7 @@ def test_a_tensor_outside_of_its_storage(tmp_path, part, shape, strides, offset)
     ],
 )
 @pytest.mark.parametrize("write", [write_zip, write_legacy])
-def test_what_is_no_dict_of_tensors(tmp_path, content, message, write):
+def test_files_without_a_dict_of_tensors_are_refused(tmp_path, content, message, write):
     with pytest.raises(NpformerError, match=message):
         read_torch(write(tmp_path / "a.bin", content, {}))
 
@@ -165,7 +165,7 @@ def test_archives_of_another_kind(tmp_path, names, message):
 
 
 @pytest.mark.filterwarnings("ignore:Duplicate name")
-def test_an_entry_that_is_there_twice(tmp_path):
+def test_duplicate_entries_are_refused(tmp_path):
     with zipfile.ZipFile(tmp_path / "a.bin", "w") as archive:
         for content in ({}, {"a": 1}):
             archive.writestr("archive/data.pkl", dump(content))
@@ -173,7 +173,7 @@ def test_an_entry_that_is_there_twice(tmp_path):
         read_torch(tmp_path / "a.bin")
 
 
-def test_an_archive_that_lies_about_where_entries_are(tmp_path):
+def test_an_archive_with_wrong_offsets_is_refused(tmp_path):
     good = save(tmp_path / "a.bin", {"a": SIX}).read_bytes()
     start = good.index(b"PK\x01\x02")  # the first entry of the central directory
     for field, value in ((42, 2**31), (42, 1), (24, 2**31), (20, 3)):  # its place, and its two sizes

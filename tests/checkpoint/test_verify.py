@@ -37,7 +37,7 @@ def flip(path: Path, at: int = -1) -> None:
 # --- a folder --------------------------------------------------------------------------------------------------------
 
 
-def test_every_file_has_its_sha256_and_what_it_was_held_to(folder: Path) -> None:
+def test_every_file_is_listed_with_its_sha256_and_its_reference(folder: Path) -> None:
     found = {each.name: each for each in verify(folder)}
     assert sorted(found) == ["config.json", WEIGHTS, "tokenizer.json", "tokenizer_config.json"]
     for name, each in found.items():
@@ -65,7 +65,7 @@ def test_a_damaged_file_is_named_and_the_exit_code_is_1(folder: Path, capsys: py
     assert "not a regular file" in read[f"{folder}/config.json"]
 
 
-def test_a_file_of_the_hub_s_cache_is_held_to_its_name_there(tmp_path: Path) -> None:
+def test_a_file_of_the_hub_s_cache_is_checked_against_its_name(tmp_path: Path) -> None:
     """Large files by their SHA-256, small ones by what git calls their content."""
     blobs, snapshot = tmp_path / "models--a" / "blobs", tmp_path / "models--a" / "snapshots" / "1"
     blobs.mkdir(parents=True)
@@ -91,7 +91,7 @@ def test_the_bundled_models_are_as_they_were_written(capsys: pytest.CaptureFixtu
     assert all("matches its metadata" in row for row in rows)
 
 
-def test_what_npformer_reads_back_is_held_to_its_checksum(tmp_path: Path) -> None:
+def test_arrays_that_npformer_reads_back_are_checked(tmp_path: Path) -> None:
     """Traces, golden files and the state of a training go by `load_arrays`."""
     save_arrays(tmp_path / "a.safetensors", {"a": np.arange(3.0)}, {"by": "test"})
     arrays, metadata = load_arrays(tmp_path / "a.safetensors")

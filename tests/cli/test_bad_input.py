@@ -57,7 +57,7 @@ def test_bad_input_is_exit_code_1(models, arguments, message, tmp_path):
 
 
 @pytest.mark.parametrize("command", ["embed", "embed-sparse"])
-def test_a_model_that_is_not_there_is_bad_input(command):
+def test_a_missing_model_is_bad_input(command):
     """Also for a command whose options have the names of the task's settings."""
     code, _, errors = run(command, "-m", "no-such-folder/at/all", "x")
     assert code == 1
@@ -97,7 +97,7 @@ def test_a_command_that_fails_leaves_its_output_file_alone(models, tmp_path):
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs the device that is always full")
-def test_a_full_disk_is_said_in_one_line(models):
+def test_a_full_disk_is_reported_in_one_line(models):
     with open("/dev/full", "wb") as full:
         done = subprocess.run(
             command("classify", "-m", models["classify"], "ice"), stdout=full, stderr=-1, env=ENVIRONMENT, timeout=60

@@ -250,7 +250,7 @@ def test_no_texts_are_an_empty_answer(models, tmp_path):
 # --- convert and info ------------------------------------------------------------------------------------------------
 
 
-def test_convert_there_and_back_keeps_the_answers(models, tmp_path):
+def test_a_conversion_round_trip_keeps_the_answers(models, tmp_path):
     code, output, errors = run("convert", models["classify"], "own", cwd=tmp_path)
     assert (code, errors) == (0, "")
     assert re.fullmatch(r"own: \d+\.\d MB\n", output)
@@ -322,7 +322,7 @@ def test_info_reads_no_weights(models, tmp_path):
         ({"auto_map": {"AutoModel": "own.Model"}}, "which is never run"),
     ],
 )
-def test_info_says_why_a_model_does_not_run_as_loading_it_does(models, tmp_path, change, said):
+def test_info_and_load_give_the_same_reason_for_an_unsupported_model(models, tmp_path, change, said):
     folder = tmp_path / "model"
     shutil.copytree(models["fill"], folder)
     described = json.loads((folder / "config.json").read_text())
@@ -335,7 +335,7 @@ def test_info_says_why_a_model_does_not_run_as_loading_it_does(models, tmp_path,
     assert str(caught.value) in errors
 
 
-def test_info_says_what_the_bundled_model_was_made_from_and_where_its_card_is():
+def test_info_shows_the_bundled_model_s_origin_and_card():
     facts = json.loads(run("info", "distilbert-sst2", "--json")[1])
     assert facts["made from"] == "sentence-transformers/all-MiniLM-L6-v2"
     card = Path(facts["card"]).read_text(encoding="utf-8")

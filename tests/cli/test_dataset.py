@@ -36,7 +36,7 @@ def model(models):
         ),
     ],
 )
-def test_options_that_do_not_go_together(arguments, message, model):
+def test_incompatible_options_are_refused(arguments, message, model):
     code, output, said = run("classify", "-m", model, *arguments)
     assert (code, output) == (1, "")
     assert said.startswith(f"npformer: {message}")

@@ -22,7 +22,7 @@ def shown(text: str) -> str:
     return "".join(each if each.isprintable() or each in "\n\t" else " " for each in text)
 
 
-def test_texts_are_those_of_the_task(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_texts_match_the_task(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     task = npformer.pipeline("text-generation", folder)
     for options, settings in {
         ("--greedy",): {"do_sample": False},
@@ -70,7 +70,7 @@ def test_a_terminal_shows_a_text_as_it_is_written(
     assert "argument 1: 90 tokens and 9 new tokens" in capsys.readouterr().err
 
 
-def test_what_is_wrong_is_named_by_its_option(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_errors_name_the_option(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["generate", "The"]) == 1
     error = capsys.readouterr().err
     assert "--model: missing; give the folder or Hugging Face id of a causal language model" in error

@@ -29,7 +29,7 @@ def suite(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_the_exit_code_says_whether_all_cases_pass(suite: Path) -> None:
+def test_the_exit_code_is_0_only_if_all_cases_pass(suite: Path) -> None:
     code, out, _ = run("golden", "run", suite, "--case", "marian-*", "--case", CASE, "--", *RIGHT)
     assert code == 0
     assert out.splitlines()[0] == "distilbert-relu          pass (all 26 stages)"
@@ -131,7 +131,7 @@ class Terminal(StringIO):
         return True
 
 
-def test_compare_shows_on_a_terminal_what_it_tries_and_clears_it(
+def test_compare_shows_its_progress_on_a_terminal_and_clears_it(
     suite: Path, stages: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     shown = Terminal()

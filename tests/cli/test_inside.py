@@ -93,7 +93,7 @@ def test_wide_numbers_in_a_teardown_keep_the_tokens_names(folder: Path) -> None:
         (2, ["layers 0 to 1"]),
     ],
 )
-def test_the_teardown_says_which_layers_it_leaves_out(layer: int, lines: list[str], folder: Path) -> None:
+def test_the_teardown_names_the_layers_it_omits(layer: int, lines: list[str], folder: Path) -> None:
     """And nothing is where patterns choose the stages."""
     t = trace(Model(*load_folder(folder), folder=folder), TEXT)
     said = [line for line in teardown(t, layer).splitlines() if "left out" in line]
@@ -242,7 +242,7 @@ def test_golden_compare_reads_a_map_of_names(recorded: Path, tmp_path: Path, cap
     capsys.readouterr()
 
 
-def test_golden_compare_finds_the_tiny_model_beside_its_file(tmp_path: Path, capsys) -> None:
+def test_golden_compare_finds_the_tiny_model_next_to_its_file(tmp_path: Path, capsys) -> None:
     """The model beside the golden file is found, so nothing has to be named."""
     for seed in ([], ["--seed", 3]):
         out = tmp_path / f"tiny{len(seed)}"

@@ -65,7 +65,7 @@ def error_of(capsys: pytest.CaptureFixture[str]) -> str:
     return line
 
 
-def test_a_full_device_stays_and_is_said(write, tmp_path, capsys):
+def test_a_full_device_stays_and_is_reported(write, tmp_path, capsys):
     """As root, too, whom nothing stops from replacing a device by a file."""
     device = own_device(tmp_path, "/dev/full")
     path = tmp_path / "out.safetensors"
@@ -117,7 +117,7 @@ def test_stdout_is_written_to(write, expected, tmp_path, capfdbinary):
 
 
 @pytest.mark.parametrize("limit", [0, 100, 2000])
-def test_a_limit_of_size_leaves_what_was_there(write, tmp_path, capsys, limit):
+def test_a_file_size_limit_keeps_the_existing_file(write, tmp_path, capsys, limit):
     """The same writes fail that do on a full disk or at a quota's end."""
     path = tmp_path / "out.safetensors"
     path.write_bytes(b"old")

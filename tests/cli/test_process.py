@@ -66,9 +66,7 @@ def shell(line: str, way: list[str], arguments: list[str], models: dict[str, Pat
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "started", "unbuffered"), sorted(set(STARTED)))
-def test_an_output_that_is_full_or_closed_is_said_and_one_that_is_gone_is_not(
-    name, started, unbuffered, models, tmp_path
-):
+def test_a_full_or_closed_output_is_reported_and_a_broken_pipe_is_not(name, started, unbuffered, models, tmp_path):
     """The answer is lost: exit code 1 and why, or SIGPIPE's, of which nothing is said."""
     way, arguments, given = WAYS[started], PRINTING[name], {"PYTHONUNBUFFERED": unbuffered}
     full = shell('"$@" > /dev/full', way, arguments, models, tmp_path, **given)
@@ -79,7 +77,7 @@ def test_an_output_that_is_full_or_closed_is_said_and_one_that_is_gone_is_not(
     assert shell(gone, way, arguments, models, tmp_path, **given) == (128 + signal.SIGPIPE, "", "")
 
 
-def test_a_closed_output_is_not_missed_by_what_writes_a_file(way, models, tmp_path):
+def test_commands_that_write_a_file_need_no_standard_output(way, models, tmp_path):
     """What is written to a file is whole, and no file has taken a standard stream's number."""
     arguments = ["embed", "-m", str(models["embed"]), TEXT, "-o", "v.npy"]
     assert shell('"$@" <&- >&- 2>&-', way, arguments, models, tmp_path) == (0, "", "")
@@ -163,7 +161,7 @@ sys.exit(ended(main([{argument!r}])))
         assert process.stdout.splitlines()[-2:] == ["first", "second"]
 
 
-def test_what_was_registered_before_the_command_is_run_too(tmp_path):
+def test_exit_functions_registered_earlier_still_run(tmp_path):
     """As measuring coverage is, by a module that Python imports when it starts."""
     (tmp_path / "sitecustomize.py").write_text("import atexit; atexit.register(print, 'before')")
     paths = f"{tmp_path}:{ENVIRONMENT['PYTHONPATH']}"

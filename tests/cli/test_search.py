@@ -71,7 +71,7 @@ def test_vectors_are_kept_until_the_file_or_the_model_changes(model, file, tmp_p
 
 
 @pytest.mark.parametrize("damage", ["cut", "empty", "text", "folder", "link", "bit"])
-def test_a_broken_file_of_vectors_is_made_anew(damage, model, file):
+def test_a_broken_file_of_vectors_is_recomputed(damage, model, file):
     first = search(model, "music", file)
     whole = kept(file).read_bytes()
     kept(file).unlink()
@@ -95,7 +95,7 @@ def test_a_broken_file_of_vectors_is_made_anew(damage, model, file):
 
 
 @pytest.mark.parametrize("damage", ["dtype", "checksum", "infinite", "blank", "shape"])
-def test_vectors_that_no_search_has_kept_are_made_anew(damage, model, file):
+def test_files_with_invalid_vectors_are_recomputed(damage, model, file):
     """With a checksum that fits, or with none: each was used before, or ended every search."""
     first = search(model, "music", file)
     whole = kept(file).read_bytes()
@@ -131,7 +131,7 @@ def test_a_file_where_vectors_cannot_be_put(model, file):
     ]
 
 
-def test_lines_that_cannot_be_read_are_told_each_time(model, tmp_path):
+def test_unreadable_lines_are_reported_each_time(model, tmp_path):
     (tmp_path / "t.txt").write_bytes(b"ice\n\xff\nnews\n")
     for _ in range(2):
         code, output, errors = search(model, "ice", "t.txt", cwd=tmp_path)
@@ -139,6 +139,6 @@ def test_lines_that_cannot_be_read_are_told_each_time(model, tmp_path):
         assert len(output.splitlines()) == 2
 
 
-def test_files_that_are_not_there(model, tmp_path):
+def test_missing_files_are_errors(model, tmp_path):
     code, output, errors = search(model, "ice", "no.txt", cwd=tmp_path)
     assert (code, output, errors) == (1, "", "npformer: no.txt: No such file or directory\n")

@@ -105,7 +105,7 @@ def test_view_writes_a_picture_to_a_file_or_to_stdout(kind: str, folder: Path, t
     assert run(capsys, TEXT, "-m", folder, "--kind", kind, "--svg") == (0, picture + "\n", "")
 
 
-def test_layer_and_head_are_what_a_view_shows_first(folder: Path, tmp_path: Path, capsys) -> None:
+def test_layer_and_head_set_the_first_selection(folder: Path, tmp_path: Path, capsys) -> None:
     _, out, _ = run(capsys, TEXT, "-m", folder, "--layer", 2, "--head", 3)
     assert out.startswith("Self-attention, layer 2, head 3\n")
     _, out, _ = run(capsys, TEXT, "-m", folder, "--layer", 2)
@@ -232,7 +232,7 @@ def test_a_translation_model_is_viewed_from_its_source(kind: str, tmp_path: Path
     assert "a translation model writes the second text itself" in err
 
 
-def test_view_in_a_process_of_its_own(folder: Path, tmp_path: Path) -> None:
+def test_view_runs_in_a_subprocess(folder: Path, tmp_path: Path) -> None:
     """In a process of its own: any terminal's encoding, a missing model, and a file beside others."""
     code, out, _ = run_apart("view", TEXT, "-m", folder)
     assert code == 0

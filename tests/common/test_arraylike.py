@@ -141,7 +141,7 @@ def test_positional_arguments_and_out() -> None:
         ),
     ],
 )
-def test_what_holds_no_numbers_is_refused_by_name(call: Callable[[], Any], message: str) -> None:
+def test_arguments_without_numbers_are_refused_by_name(call: Callable[[], Any], message: str) -> None:
     with pytest.raises(NpformerError, match=message):
         call()
 
@@ -225,7 +225,7 @@ def test_arguments_of_another_kind_are_refused_by_name(call: Callable[[], Any], 
         ("source", {"source_lengths": [2, 2]}, 4, r"\(3, 2\)"),
     ],
 )
-def test_rows_are_packed_as_the_lengths_say(name: str, rows: str, change: dict, total: int, shape: str) -> None:
+def test_rows_are_packed_by_the_lengths(name: str, rows: str, change: dict, total: int, shape: str) -> None:
     if rows not in CASES[name]:
         pytest.skip("the function reads no source")
     with pytest.raises(
@@ -239,7 +239,7 @@ def test_counts_of_numpy_are_counts() -> None:
     assert npformer.causal_mask(np.array(2)).tolist() == [[True, False], [True, True]]
 
 
-def test_nothing_is_converted_where_there_is_nothing() -> None:
+def test_empty_arrays_give_empty_results() -> None:
     assert npformer.padding_mask([]).shape == (0, 1, 1, 0)
     assert npformer.embedding([], X).shape == (0, 2)
     assert npformer.softmax([]).shape == (0,)

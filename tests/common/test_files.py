@@ -35,7 +35,7 @@ def fail(path: Path) -> None:
 # --- written to a file -----------------------------------------------------------------------------------------------
 
 
-def test_a_file_is_there_whole_or_as_it_was(tmp_path: Path) -> None:
+def test_a_file_is_complete_or_unchanged(tmp_path: Path) -> None:
     write(tmp_path / "a", "old")
     with pytest.raises(ZeroDivisionError):
         fail(tmp_path / "a")
@@ -45,7 +45,7 @@ def test_a_file_is_there_whole_or_as_it_was(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == ["a"]
 
 
-def test_a_link_stays_and_what_it_leads_to_is_replaced(tmp_path: Path) -> None:
+def test_a_link_stays_and_its_target_is_replaced(tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
     (tmp_path / "folder" / "there").write_text("old")
     (tmp_path / "first").symlink_to("second")
@@ -92,7 +92,7 @@ def test_a_folder_that_takes_no_new_file_is_named(tmp_path: Path, monkeypatch: p
     assert (tmp_path / "a").read_text() == "old"
 
 
-def test_what_is_no_file_is_refused(tmp_path: Path) -> None:
+def test_pipes_devices_and_folders_are_refused(tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
     with socket.socket(socket.AF_UNIX) as server:
         server.bind(str(tmp_path / "socket"))
@@ -150,7 +150,7 @@ def test_a_fifo_gets_nothing_of_a_failure(tmp_path: Path) -> None:
     assert (tmp_path / "fifo").is_fifo()
 
 
-def test_a_reader_that_leaves_is_said(tmp_path: Path) -> None:
+def test_a_closed_pipe_is_reported(tmp_path: Path) -> None:
     ours, theirs = os.pipe()
     os.close(ours)
     with pytest.raises(NpformerError, match=rf"/dev/fd/{theirs}: cannot be written: Broken pipe"):
@@ -158,7 +158,7 @@ def test_a_reader_that_leaves_is_said(tmp_path: Path) -> None:
     os.close(theirs)
 
 
-def test_an_open_descriptor_is_written_to_where_it_stands(tmp_path: Path) -> None:
+def test_an_open_descriptor_is_written_at_its_position(tmp_path: Path) -> None:
     """As `npformer view ... -o /dev/stdout >> page.html` has it: what is there stays, and the file is the same one."""
     (tmp_path / "a").write_text("before ")
     (tmp_path / "link").symlink_to("/dev/fd")
@@ -213,7 +213,7 @@ with {how}(Path({path!r})) as partial:
 
 
 @pytest.mark.parametrize("how", ["written_whole", "new_folder"])
-def test_the_next_run_clears_what_a_killed_one_left_and_nothing_of_one_that_lives(tmp_path: Path, how: str) -> None:
+def test_the_next_run_removes_a_killed_run_s_files_and_no_others(tmp_path: Path, how: str) -> None:
     code = WRITER.format(how=how, path=str(tmp_path / "result"))
     runs = [
         subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, cwd=ROOT, env=dict(os.environ))
@@ -239,9 +239,7 @@ def test_the_next_run_clears_what_a_killed_one_left_and_nothing_of_one_that_live
     assert sorted(os.listdir(tmp_path)) == [".result.precious.lock", "other", "result"]
 
 
-def test_what_a_killed_run_left_of_an_output_for_a_pipe_is_cleared(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_killed_run_s_output_for_a_pipe_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It lies in the system's temporary folder, for nobody else to read."""
     os.mkfifo(tmp_path / "fifo")
     temporary = tmp_path / "temporary"

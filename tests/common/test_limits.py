@@ -57,7 +57,7 @@ MODELS = {
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_what_is_above_a_limit_is_refused_by_its_name(tmp_path, name):
+def test_values_above_a_limit_are_refused_by_the_limit_s_name(tmp_path, name):
     make, low = MODELS[name]
     folder = make(tmp_path / "model")
     load_folder(folder)
@@ -108,7 +108,7 @@ def read_and_convert(tmp_path):
         ("layers=1e9", "--allow layers: expected a whole number"),
     ],
 )
-def test_a_limit_that_is_none(given, message):
+def test_invalid_limits_are_refused(given, message):
     with pytest.raises(NpformerError, match=message):
         Limits.parse([given])
 
@@ -135,7 +135,7 @@ def test_limits_are_generous_for_the_largest_checkpoints():
 
 
 @pytest.mark.parametrize("kind", [NpformerError, lambda message: NpformerError(NpformerError(message))])
-def test_no_message_is_long_whatever_the_names_in_it(kind):
+def test_messages_stay_short_with_long_names(kind):
     error = str(kind("weights.bin: " + "x" * 10**6 + ": expected (2, 2)"))
     assert len(error) <= 1000
     assert error.startswith("weights.bin: xxx")
@@ -166,7 +166,7 @@ def test_a_model_made_by_hand_has_limits():
     assert model.limits == Limits()
 
 
-def test_what_is_remembered_of_configs_has_a_bound():
+def test_the_cache_of_configs_is_bounded():
     """A config may be 70 kB, and what is computed from it megabytes."""
     model = tiny.model("bert").config
     for depth in range(1, 20):

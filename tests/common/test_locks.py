@@ -56,7 +56,7 @@ def test_another_process_is_named_and_a_dead_one_s_lock_is_taken_over(tmp_path: 
     assert os.listdir(tmp_path) == []
 
 
-def test_what_stands_in_the_lock_commands_no_terminal(tmp_path: Path) -> None:
+def test_control_characters_in_a_lock_are_escaped(tmp_path: Path) -> None:
     with in_use(tmp_path):
         (tmp_path / LOCK).write_text("process \x1b[31m")
         with pytest.raises(NpformerError, match="in use by another run; wait"), in_use(tmp_path):

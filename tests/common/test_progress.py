@@ -90,7 +90,7 @@ def test_an_error_clears_the_bar_and_has_no_summary(terminal: Terminal) -> None:
     assert terminal.lines() == [""]
 
 
-def test_a_run_that_goes_on_counts_what_is_done_already() -> None:
+def test_a_resumed_run_counts_the_finished_items() -> None:
     assert (
         progress.picture(50, 100, "rows", 40, 5) == "[##########          ] 50/100 rows  0:05, 2.0 a second  0:25 left"
     )
@@ -129,7 +129,7 @@ def test_commands_that_read_many_texts_show_one(
 
 
 @pytest.mark.parametrize("columns", ["80", "60"])
-def test_what_is_shown_fits_the_terminal(
+def test_the_bar_fits_the_terminal(
     columns: str, terminal: Terminal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", columns)

@@ -65,7 +65,7 @@ def test_a_model_in_memory_cannot_be_sent(client, source_of_500, tmp_path):
         )
 
 
-def test_workers_of_another_version_are_refused_and_of_another_blas_are_told(classify, source_of_500, tmp_path):
+def test_workers_with_another_version_are_refused_and_with_another_blas_reported(classify, source_of_500, tmp_path):
     with (
         LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address="127.0.0.1:0") as made,
         Client(made) as client,
@@ -93,7 +93,7 @@ def test_the_command_prints_the_dashboard_and_answers(model, rows, tmp_path):
     assert files_in(tmp_path / "one") == files_in(tmp_path / "two")
 
 
-def test_a_scheduler_that_is_not_there(monkeypatch):
+def test_a_missing_scheduler_is_an_error(monkeypatch):
     monkeypatch.setattr(cluster, "PATIENCE", "1s")
     for name, message in (
         ("tcp://127.0.0.1:9", "no Dask scheduler responded"),
@@ -105,7 +105,7 @@ def test_a_scheduler_that_is_not_there(monkeypatch):
             raise AssertionError
 
 
-def test_a_probe_tells_orders_of_addition_apart(monkeypatch):
+def test_a_probe_distinguishes_orders_of_addition(monkeypatch):
     """The same digest each time; another one where products add in another order."""
     first = work.probe()
     monkeypatch.setattr(work, "_probed", [])

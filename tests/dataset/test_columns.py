@@ -142,7 +142,7 @@ def test_translations(tmp_path):
     assert drawn[0][:3] != drawn[0][3:]  # each part has draws of its own
 
 
-def test_what_follows_prompts(tmp_path):
+def test_continuations_of_prompts_are_columns(tmp_path):
     """The text, or the list of texts; without a seed none are drawn."""
     folder = writers.folder(tmp_path / "model")
     task = npformer.pipeline("text-generation", folder, max_new_tokens=6)
@@ -168,7 +168,7 @@ def test_a_run_depends_on_the_settings_in_the_models_folder(tmp_path):
         assert {name for name in after if after[name] != before.get(name)} == {"repetition_penalty"}
 
 
-def test_texts_that_are_cut_are_told(tmp_path):
+def test_truncated_texts_are_reported(tmp_path):
     task = npformer.pipeline("text-classification", tiny.folder(tmp_path / "model"))
     pa.parquet.write_table(pa.table({"text": ["ice " * 99, "ice", None]}), tmp_path / "in.parquet")
     report = map(task, tmp_path / "in.parquet", tmp_path / "out.parquet", column="text")

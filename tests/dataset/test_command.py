@@ -96,7 +96,7 @@ def test_progress_on_a_terminal(models, place):
     assert "\r8 rows in 0:0" in said
 
 
-def test_pipes_are_refused_with_what_to_do(models, place):
+def test_pipes_are_refused_with_a_remedy(models, place):
     given = ("classify", "-m", models["classify"], "--column", "text")
     said = run_apart(*given, "--input", "in.parquet", "--output", "-", cwd=place)
     assert said[:2] == (1, "")

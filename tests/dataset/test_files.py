@@ -296,7 +296,7 @@ def test_an_error_stays_short_however_long_a_column_s_name(classify, tmp_path):
         assert len(str(raised.value)) <= 2000
 
 
-def test_an_error_is_one_line_whatever_the_columns_names(classify, tmp_path):
+def test_an_error_is_one_line_with_any_column_name(classify, tmp_path):
     source = tmp_path / "in"
     source.mkdir()
     (source / "a.csv").write_text('text,"x\ny"\na,b\n')
@@ -327,7 +327,7 @@ def test_a_folder_without_files_or_with_other_columns_is_refused(classify, tmp_p
         map(classify, source, tmp_path / "o.csv", column="text")
 
 
-def test_formats_are_told_by_the_suffix():
+def test_the_suffix_determines_the_format():
     names = {
         "a.csv": Format("csv"),
         "a.b.TSV.GZ": Format("tsv", "gzip"),

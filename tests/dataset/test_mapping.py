@@ -63,7 +63,7 @@ def breaking_after(parts: int, monkeypatch) -> None:
 
 
 @pytest.mark.parametrize("sink", SINKS)
-def test_a_run_that_goes_on_ends_with_the_same_bytes(sink, classify, source, tmp_path, monkeypatch):
+def test_a_resumed_run_ends_with_the_same_bytes(sink, classify, source, tmp_path, monkeypatch):
     whole = run(classify, source, tmp_path / "whole" / sink)
     for parts in range(5):
         with monkeypatch.context() as patch:
@@ -86,14 +86,14 @@ def test_threads_change_no_byte(threads, model, classify, source, tmp_path):
     assert run(task, source, tmp_path / "one" / "out") == run(classify, source, tmp_path / "other" / "out")
 
 
-def test_parts_hold_their_rows_wherever_files_end(classify, source, tmp_path):
+def test_parts_hold_their_rows_across_file_boundaries(classify, source, tmp_path):
     run(classify, source, tmp_path / "out")
     counts = {path.name: pa.parquet.read_metadata(path).num_rows for path in (tmp_path / "out").glob("part*")}
     names = ["00000-000000", "00000-000001", "00000-000002", "00001-000000", "00001-000001"]
     assert counts == dict(zip([f"part-{name}.parquet" for name in names], [25, 25, 10, 25, 15], strict=True))
 
 
-def test_a_spoilt_or_lost_part_is_made_anew(classify, source, tmp_path, monkeypatch):
+def test_a_damaged_or_lost_part_is_recomputed(classify, source, tmp_path, monkeypatch):
     whole = run(classify, source, tmp_path / "out" / "parts")
     spoilt, lost = (tmp_path / "out" / "parts" / f"part-0000{i}-000000.parquet" for i in (0, 1))
     spoilt.write_bytes(spoilt.read_bytes()[:-3] + b"???")
@@ -130,7 +130,7 @@ def test_a_damaged_manifest_is_an_error_of_one_line(number, classify, source, tm
             run(classify, source, out)
 
 
-def test_an_output_that_was_removed_is_made_anew_and_one_that_was_changed_is_not(classify, source, tmp_path):
+def test_a_removed_output_is_rewritten_and_a_changed_one_is_not(classify, source, tmp_path):
     out = tmp_path / "out" / "o.csv"
     whole = run(classify, source, out)
     out.unlink()
@@ -141,7 +141,7 @@ def test_an_output_that_was_removed_is_made_anew_and_one_that_was_changed_is_not
     assert out.read_text() == "edited by hand"
 
 
-def test_what_has_changed_is_said_and_nothing_written(model, classify, source, tmp_path):
+def test_changes_since_the_last_run_are_reported_and_nothing_is_written(model, classify, source, tmp_path):
     out = tmp_path / "out" / "o"
     whole = run(classify, source, out)
     two = npformer.pipeline("text-classification", model, top_k=2)
@@ -178,7 +178,7 @@ def test_the_manifest_names_the_weights_by_the_sha256_of_their_converted_file(cl
     assert json.loads(made["o/_manifest.jsonl"].splitlines()[0])["weights"] == metadata["sha256"]
 
 
-def test_a_run_of_another_machine_goes_on_with_a_warning(classify, source, tmp_path, monkeypatch):
+def test_a_run_of_another_machine_resumes_with_a_warning(classify, source, tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         breaking_after(1, patch)
         with pytest.raises(Broken):
@@ -192,7 +192,7 @@ def test_a_run_of_another_machine_goes_on_with_a_warning(classify, source, tmp_p
     assert ['"bits": "0123"' in line for line in lines] == [False, False, True, True, True, True]
 
 
-def test_a_second_run_on_one_output_is_told(classify, source, tmp_path):
+def test_a_second_run_on_the_same_output_is_refused(classify, source, tmp_path):
     for sink in (tmp_path / "out.csv", tmp_path / "out"):
         with Sink(sink, source).locked(), pytest.raises(NpformerError, match="in use by process"):
             map(classify, source, sink, column="text")

@@ -46,7 +46,7 @@ def whole(classify, source_of_500, tmp_path) -> dict[str, bytes]:
 # --- deaths ----------------------------------------------------------------------------------------------------------
 
 
-def test_workers_that_are_killed_cost_nothing_but_time(classify, source_of_500, whole, tmp_path, monkeypatch):
+def test_killed_workers_cost_only_time(classify, source_of_500, whole, tmp_path, monkeypatch):
     """One or another, at random parts: theirs go to those that are left or started anew, and each is written once."""
     written, killed, chosen = [], [], random.Random(0)
     moments = set(chosen.sample(range(1, PARTS - 5), KILLS))
@@ -82,7 +82,7 @@ with connected("local:2") as client:
 """
 
 
-def test_a_run_that_is_killed_with_its_workers_goes_on(model, source_of_500, whole, tmp_path):
+def test_a_run_killed_with_its_workers_resumes(model, source_of_500, whole, tmp_path):
     """Its workers end with it: none answers for nobody."""
     command = [sys.executable, "-c", BROKEN, model, source_of_500, tmp_path / "out"]
     for done in (random.Random(1).randrange(1, 20), random.Random(2).randrange(20, 40)):
@@ -158,7 +158,7 @@ def addresses(client: Client) -> dict[str, str]:
     return {str(worker["name"]): address for address, worker in client.scheduler_info()["workers"].items()}
 
 
-def test_a_worker_on_another_kernel_is_told_if_its_bits_differ(classify, source_of_500, whole, tmp_path):
+def test_a_worker_with_other_bits_is_reported(classify, source_of_500, whole, tmp_path):
     """The oldest kernels that this CPU runs: the run and the manifest name the worker's parts, if a trial says so."""
     kernel = kernels.working()[-1]
     environment = {**ENVIRONMENT, "OPENBLAS_CORETYPE": kernel}

@@ -108,7 +108,7 @@ def twin(model: Model) -> Model:
 
 
 @pytest.mark.parametrize("head", HEADS)
-def test_config_and_weights_there_and_back(head: str, tmp_path: Path) -> None:
+def test_config_and_weights_survive_a_round_trip(head: str, tmp_path: Path) -> None:
     path = folder(tmp_path / "new", head)
     described = json.loads((path / "config.json").read_text())
     assert (described["places"], described["wide"]) == (32, 32)
@@ -199,7 +199,7 @@ def test_fine_tuning(tmp_path: Path) -> None:
     assert np.array_equal(ours[place].values, theirs[place].values)
 
 
-def test_what_it_does_not_have_is_refused() -> None:
+def test_unsupported_options_are_refused() -> None:
     with pytest.raises(npformer.NpformerError, match=r"head: expected one of base, .*got 'next-sentence'"):
         families.read_config(families.write_config(config("base")), "next-sentence")
     with pytest.raises(npformer.NpformerError, match="places: expected a whole number from 3"):

@@ -66,7 +66,7 @@ def test_the_config_is_read_and_written() -> None:
         tiny.config("albert", n_layers=5, group_layers=2)
 
 
-def test_shared_weights_are_there_once(tmp_path: Path) -> None:
+def test_shared_weights_are_stored_once(tmp_path: Path) -> None:
     """In memory, in both kinds of files, and among what is trained."""
     fields = {"n_layers": 6, "layer_groups": 2, "group_layers": 2}
     folder = tiny.folder(tmp_path / "torch", "albert", **fields)
@@ -149,7 +149,7 @@ def test_the_masked_word_head_has_the_layers_activation() -> None:
     assert read_config(described("ForMaskedLM", hidden_act="relu")).activation == "relu"
 
 
-def test_special_tokens_stand_around_a_text(tmp_path: Path) -> None:
+def test_special_tokens_surround_a_text(tmp_path: Path) -> None:
     folder = tiny.folder(tmp_path / "model", "albert", "base")
     (folder / "tokenizer.json").unlink()
     pieces = [{"[UNK]": "<unk>", "[PAD]": "<pad>"}.get(piece, piece) for piece in tiny.VOCABULARY]
@@ -158,7 +158,7 @@ def test_special_tokens_stand_around_a_text(tmp_path: Path) -> None:
     assert (pair.tokens, pair.type_ids) == (["[CLS]", "i", "love", "[SEP]", "it", "[SEP]"], [0, 0, 0, 0, 1, 1])
 
 
-def test_training_drops_what_its_own_does() -> None:
+def test_training_drops_the_same_stages_as_transformers() -> None:
     always = dict.fromkeys(("embeddings.norm", "layers.*.attention.output", "*attention.weights"), 0.2)
     for head, more in {
         "sequence-classification": {"pooled": 0.1},

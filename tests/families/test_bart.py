@@ -76,7 +76,7 @@ def test_a_model_without_a_head_generates_with_its_table(tmp_path: Path) -> None
         load_folder(bare)
 
 
-def test_files_there_and_back_have_the_same_bits(tmp_path: Path) -> None:
+def test_files_survive_a_round_trip_bit_for_bit(tmp_path: Path) -> None:
     made = folder(tmp_path / "torch")
     own = convert(made, tmp_path / "own")
     back = convert(own, tmp_path / "back", to="torch")
@@ -110,7 +110,7 @@ def test_a_text_generates_the_same_alone_and_in_a_batch(tmp_path: Path) -> None:
             assert [each.ids.tolist() for each in alone] == [each.ids.tolist() for each in found]
 
 
-def test_training_drops_what_its_own_does() -> None:
+def test_training_drops_the_same_stages_as_transformers() -> None:
     dropped = dict.fromkeys(("*embeddings.norm", "*attention.output", "*ffn.output"), 0.2)
     assert standard_rates(config(), 0.2) == {**dropped, "*attention.weights": 0.2}
 

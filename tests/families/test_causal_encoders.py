@@ -69,7 +69,7 @@ def test_a_config_is_read_and_written(family: str) -> None:
     assert "is_decoder" not in write_config(tiny.config(family, "masked-lm"))
 
 
-def test_ids_that_are_not_in_the_file_are_those_of_transformers(family: str) -> None:
+def test_ids_that_are_not_in_the_file_match_transformers(family: str) -> None:
     bare = {name: each for name, each in described(family).items() if not name.endswith("_token_id")}
     read = read_config(bare)
     usual = (0, (2,), 1) if "roberta" in family or family == "camembert" else (None, (), 0)
@@ -94,7 +94,7 @@ def test_ids_that_are_not_in_the_file_are_those_of_transformers(family: str) -> 
         ({"bos_token_id": "a"}, "bos_token_id: expected a whole number from 0"),
     ],
 )
-def test_what_is_refused_is_refused_by_name(family: str, changes: dict[str, Any], message: str) -> None:
+def test_unsupported_options_are_refused_by_name(family: str, changes: dict[str, Any], message: str) -> None:
     with pytest.raises(NpformerError, match=message):
         read_config(described(family, **changes))
 
@@ -180,7 +180,7 @@ def test_perplexity_counts_the_special_tokens_too() -> None:
             npformer.perplexity(model, empty)
 
 
-def test_an_end_token_of_the_tokenizer_stands_after_a_document_once(tmp_path: Path) -> None:
+def test_an_end_token_follows_a_document_once(tmp_path: Path) -> None:
     for name in ("a", "b"):
         (tmp_path / f"{name}.txt").write_text("I love ice cream")
     files = [tmp_path / "a.txt", tmp_path / "b.txt"]

@@ -197,7 +197,7 @@ def test_a_mistake_in_the_distances_is_named(mistake: str, few: bool, forms: tup
 CONVOLUTION = {"convolution": 3, "convolution_activation": "gelu", "max_length": 300}
 
 
-def test_a_convolution_reads_the_rows_at_the_places_beside_each() -> None:
+def test_a_convolution_reads_the_neighbouring_rows() -> None:
     random = np.random.default_rng(0)
     lengths = np.array([4, 1, 3])
     places = np.array([0, 1, 2, 3, 0, 5, 2, 3])  # the last text in another order, with gaps

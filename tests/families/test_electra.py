@@ -136,7 +136,7 @@ def test_the_encoder_of_any_head_is_a_base_model(tmp_path: Path) -> None:
     assert all(np.array_equal(array, flatten(whole)[name]) for name, array in flatten(base).items())
 
 
-def test_old_files_of_its_own_names_are_read() -> None:
+def test_old_files_with_electra_s_names_are_read() -> None:
     config = read_config(described("ForMaskedLM"))
     tensors = to_torch(tiny.weights(config), config)
     old = {key.replace("LayerNorm.weight", "LayerNorm.gamma"): array for key, array in tensors.items()}
@@ -159,7 +159,7 @@ def test_the_generator_s_projection_is_the_narrow_table() -> None:
 
 
 @pytest.mark.parametrize("head", ["sequence-classification", "multiple-choice"])
-def test_the_pooler_s_activation_is_gelu_whatever_the_layers_have(head: str) -> None:
+def test_the_pooler_s_activation_is_always_gelu(head: str) -> None:
     name = {"sequence-classification": "ForSequenceClassification", "multiple-choice": "ForMultipleChoice"}[head]
     config = read_config(described(name, hidden_act="relu"))
     assert (config.activation, config.pooler) == ("relu", "gelu")
@@ -173,7 +173,7 @@ def test_the_pooler_s_activation_is_gelu_whatever_the_layers_have(head: str) -> 
         ("ForMultipleChoice", {"summary_activation": None}, "summary_activation: None is not supported"),
     ],
 )
-def test_what_one_head_cannot_be_told_is_refused_there_alone(name: str, change: Any, message: str) -> None:
+def test_an_option_unsupported_by_one_head_is_refused_only_there(name: str, change: Any, message: str) -> None:
     with pytest.raises(NpformerError, match=message):
         read_config(described(name, **change))
     for other in ("Model", "ForSequenceClassification", "ForTokenClassification", "ForPreTraining"):
@@ -187,7 +187,7 @@ def test_a_config_without_the_tables_width_is_an_error() -> None:
         read_config(data)
 
 
-def test_training_drops_what_its_own_does() -> None:
+def test_training_drops_the_same_stages_as_transformers() -> None:
     always = {"embeddings.norm": 0.2, "layers.*.attention.output": 0.2, "layers.*.ffn.output": 0.2}
     always["*attention.weights"] = 0.2
     for head, more in {

@@ -34,7 +34,7 @@ MORE_THAN_A_HEAD = {
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
-def test_every_architecture_there_and_back(name):
+def test_every_architecture_survives_a_round_trip(name):
     config, tensors = random_checkpoint(name)
     tree = to_tree(tensors, config)
     flat = flatten(tree)
@@ -105,7 +105,7 @@ def test_a_tied_projection(name):
 
 @pytest.mark.parametrize("name", ["DistilBertForMaskedLM", "BertForMaskedLM"])
 @pytest.mark.parametrize("tied", [False, True])
-def test_a_projection_of_its_own(name, tied):
+def test_an_untied_projection_is_read(name, tied):
     """Where config.json says tied but the checkpoint has two tables, both are used, as in Transformers 5."""
     config, tensors = random_checkpoint(name, tie_word_embeddings=False)
     config = read_config({**ARCHITECTURES[name]["config"], "tie_word_embeddings": tied})
@@ -188,7 +188,7 @@ def test_bert_s_pooler_is_optional_in_the_base_model_only():
         to_tree({key: array for key, array in tensors.items() if "pooler" not in key}, config)
 
 
-def test_what_does_not_fit_is_listed_in_both_names():
+def test_mismatches_are_listed_in_both_names():
     config, tensors = random_checkpoint("DistilBertForSequenceClassification")
     path = "distilbert.transformer.layer.1"
     tensors[f"{path}.ffn.lin1.weight"] = np.zeros((10, 5), np.float32)

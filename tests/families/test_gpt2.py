@@ -187,7 +187,7 @@ def test_another_summary_is_refused_by_name_where_it_is_read(field: str, value: 
         read_config(data, "multiple-choice")
 
 
-def test_a_head_for_choices_is_not_written_alone_nor_read_where_there_is_none(tmp_path: Path) -> None:
+def test_a_head_for_choices_is_not_written_alone_or_read_if_missing(tmp_path: Path) -> None:
     config, tree = load_folder(double(tmp_path / "m"), head="multiple-choice")
     with pytest.raises(NpformerError, match="Transformers has no class for gpt2 with only a multiple-choice head"):
         write_model(tmp_path / "new", {}, config, tree)
@@ -264,7 +264,7 @@ def test_padding_on_the_left_moves_positions_as_in_transformers() -> None:
     assert not np.allclose(left, right)
 
 
-def test_a_port_without_its_mask_is_told_so(tmp_path: Path) -> None:
+def test_a_missing_mask_is_diagnosed(tmp_path: Path) -> None:
     """From the file that the command makes, text by text, so that there is no padding."""
     folder = golden.tiny(tmp_path / "m", "gpt2")
     model, recorded = npformer.load(folder), golden.load(folder / golden.TINY_FILE)

@@ -112,7 +112,7 @@ def test_too_many_layers_are_refused_before_a_list_of_them_is_made(more: dict[st
         ({"hidden_size": 28}, "expected heads of even width"),
     ],
 )
-def test_what_is_not_there_is_refused_by_name(changes: dict[str, Any], message: str) -> None:
+def test_missing_features_are_refused_by_name(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(NpformerError, match=message):
         read_config(described(**changes))
 

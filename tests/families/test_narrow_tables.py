@@ -93,7 +93,7 @@ def test_the_projection_is_a_linear_of_the_normalized_sum() -> None:
 
 
 @pytest.mark.parametrize("head", ["sequence-classification", "masked-lm"])
-def test_gradients_are_those_of_differences(head: str) -> None:
+def test_gradients_match_differences(head: str) -> None:
     """Each parameter moved along a random direction, the table tied to the masked-word head among them."""
     config = narrow(head).config
     trained, random = Trainable(tiny.weights(config, dtype=np.float64), config), np.random.default_rng(0)
@@ -119,7 +119,7 @@ def test_gradients_are_those_of_differences(head: str) -> None:
         assert numerical == pytest.approx((grad * way).sum(), rel=1e-6, abs=1e-8), name
 
 
-def test_attribution_by_gradients_takes_what_the_layers_are_given() -> None:
+def test_attribution_by_gradients_uses_the_input_of_the_layers() -> None:
     """Integrated gradients add up to the change that they say the way makes."""
     methods = npformer.view.attribution(narrow(), "I love good ice cream", label=0).methods
     shown = next(each for each in methods if each.name == "Integrated gradients")
@@ -147,7 +147,7 @@ def test_a_tiny_model_has_narrow_tables_and_a_golden_file(tmp_path: Path) -> Non
         (PROJECT, lambda w: w.T.reshape(w.shape), PROJECT, "transposed weight"),
     ],
 )
-def test_mistakes_of_ports_are_named_there_too(weight: str, change: Any, stage: str, mistake: str) -> None:
+def test_mistakes_of_ports_are_named(weight: str, change: Any, stage: str, mistake: str) -> None:
     model = narrow()
     recorded = golden.record(model, "I love it")
     flat = flatten(dict(model.weights))

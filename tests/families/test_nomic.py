@@ -73,7 +73,7 @@ def test_the_hub_s_config_is_read_and_its_code_is_not_run() -> None:
         ({"type_vocab_size": 0}, "type_vocab_size"),
     ],
 )
-def test_what_is_not_there_is_refused_by_name(changes: dict[str, Any], message: str) -> None:
+def test_missing_features_are_refused_by_name(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(NpformerError, match=message):
         read_config({**HUB, **changes})
 
@@ -91,7 +91,7 @@ def test_what_is_not_there_is_refused_by_name(changes: dict[str, Any], message: 
         ({"pad_token_id": -1}, "pad_token_id"),
     ],
 )
-def test_what_transformers_form_says_otherwise_is_refused_by_name(changes: dict[str, Any], message: str) -> None:
+def test_unsupported_values_in_transformers_form_are_refused_by_name(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(NpformerError, match=message):
         read_config({**write_config(tiny.config("nomic_bert")), **changes})
 

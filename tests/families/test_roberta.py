@@ -56,7 +56,7 @@ def test_positions_begin_after_padding_s_and_padding_is_not_counted(family: str)
     assert places(other, [0, 1, 7, 2]) == [8, 9, 7, 10]
 
 
-def test_the_table_s_length_is_that_of_a_text_and_what_comes_before_it(family: str) -> None:
+def test_the_table_has_rows_for_a_text_and_the_offset(family: str) -> None:
     read = read_config(described(family, max_position_embeddings=514))
     assert (read.max_length, read.n_positions, read.first_position, read.pad_id) == (512, 514, 2, 1)
     read = read_config(described(family, pad_token_id=5))
@@ -110,14 +110,14 @@ def test_the_padding_token_and_its_position_are_not_trained() -> None:
 # --- texts and heads -------------------------------------------------------------------------------------------------
 
 
-def test_there_is_one_token_type(family: str) -> None:
+def test_the_model_has_one_token_type(family: str) -> None:
     model = tiny.model(family, "base", n_token_types=1)
     assert not model.config.reads_token_types
     with pytest.raises(NpformerError, match=r"token_type_ids: 1 of text 0 is outside the token types, 0 ... 0"):
         model([[0, 9, 2]], token_type_ids=[[0, 1, 0]])
 
 
-def test_special_tokens_stand_around_a_text_and_a_pair(family: str, tmp_path: Path) -> None:
+def test_special_tokens_surround_a_text_and_a_pair(family: str, tmp_path: Path) -> None:
     folder = tiny.folder(tmp_path / "model", family, "base", n_token_types=1)
     (folder / "tokenizer.json").unlink()
     pieces = [SPECIAL.get(piece, piece) for piece in tiny.VOCABULARY]
@@ -141,7 +141,7 @@ def test_the_classifier_reads_the_first_token_through_a_tanh(family: str) -> Non
 
 
 @pytest.mark.parametrize("act", ["relu", "gelu_new"])
-def test_the_masked_word_head_has_gelu_whatever_the_layers_have(family: str, act: str) -> None:
+def test_the_masked_word_head_always_has_gelu(family: str, act: str) -> None:
     config = read_config(described(family, "ForMaskedLM", hidden_act=act))
     assert (write_config(config)["hidden_act"], config.below_head) == (act, "gelu")
     t = npformer.trace(Model(config, tiny.weights(config)), [np.array([0, 9, 8, 2])])
@@ -201,7 +201,7 @@ def test_the_three_are_one_model_under_three_names(tmp_path: Path) -> None:
 # --- training, golden files ------------------------------------------------------------------------------------------
 
 
-def test_training_drops_what_its_own_does(family: str) -> None:
+def test_training_drops_the_same_stages_as_transformers(family: str) -> None:
     stages = ("embeddings.norm", "layers.*.attention.output", "layers.*.ffn.output", "*attention.weights")
     always = dict.fromkeys(stages, 0.2)
     for head, more in {

@@ -56,7 +56,7 @@ def result(case: str, dtype: str) -> np.ndarray:
 
 
 @pytest.mark.parametrize("case", MODULES)
-def test_a_module_gives_what_torch_gives(case: str) -> None:
+def test_a_module_gives_torch_s_numbers(case: str) -> None:
     """Of one padded batch with masks, in torch's own call of the module; both formats of torch.save are among them."""
     found = load_file(DATA / case / "stages.safetensors")
     torch32, truth = found["float32/result"], found["float64/result"]
@@ -65,7 +65,7 @@ def test_a_module_gives_what_torch_gives(case: str) -> None:
     assert np.abs(result(case, "float64").ravel() - truth).max() < 1e-13 * np.abs(truth).max()
 
 
-def test_every_class_option_and_file_format_is_there() -> None:
+def test_every_class_option_and_file_format_has_a_case() -> None:
     configs = [load_folder(DATA / case)[0] for case in MODULES]
     assert {config.torch_class for config in configs} == set(torch_nn.CLASSES)
     for option in ("norm_first", "bias", "final_norm"):
@@ -78,7 +78,7 @@ def test_every_class_option_and_file_format_is_there() -> None:
 # --- an encoder of one's own with a classifier -----------------------------------------------------------------------
 
 
-def test_the_classifier_of_003_gives_what_torch_gives() -> None:
+def test_the_classifier_of_003_gives_torch_s_numbers() -> None:
     found = load_file(DATA / "classifier" / "stages.safetensors")
     ids = [each.tolist() for each in cases.classifier_ids()]
     answers = {
@@ -116,7 +116,7 @@ def test_the_classifier_is_a_model_like_any_other() -> None:
 
 
 @pytest.mark.parametrize("case", cases.TORCH)
-def test_there_and_back_every_tensor_has_the_same_bits(case: str, tmp_path: Path) -> None:
+def test_every_tensor_survives_a_round_trip_bit_for_bit(case: str, tmp_path: Path) -> None:
     stored = read_folder(DATA / case)
     own = convert(DATA / case, tmp_path / "own")
     back = convert(own, tmp_path / "back", to="torch")
@@ -175,7 +175,7 @@ def folder_of(tmp_path: Path, case: str, **changes: Any) -> Path:
         ("classifier", {"positions": "learned"}, r"missing: embeddings\.position\.weight \(positions\.weight\)"),
     ],
 )  # fmt: skip
-def test_what_does_not_fit_is_an_error_that_says_where(
+def test_mismatches_are_errors_with_their_place(
     case: str, changes: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
     with pytest.raises(NpformerError, match=message):
@@ -243,7 +243,7 @@ def test_untied_tables_of_marian() -> None:
     assert np.array_equal(tree["head"]["output"]["weight"], flat["lm_head.weight"].T)
 
 
-def test_a_tie_between_tables_that_the_model_has_not_is_none(tmp_path):
+def test_a_tie_between_missing_tables_is_ignored(tmp_path):
     """A stack without tables and without a head, whose config.json ties them."""
     folder = folder_of(tmp_path, "decoder", share_embeddings=True, tie_word_embeddings=True)
     found, expected = flatten(load_folder(folder)[1]), flatten(load_folder(DATA / "decoder")[1])

@@ -42,7 +42,7 @@ def digests(names: Sequence[str]) -> list[str]:
     return [kinds.make(kind, 15, number).digest().hex()[:16] for kind in names for number in range(60)]
 
 
-def test_the_same_seed_gives_the_same_cases_whatever_the_hash_seed() -> None:
+def test_the_same_seed_gives_the_same_cases_with_any_hash_seed() -> None:
     """And another seed gives others."""
     environment = {**os.environ, "PYTHONPATH": str(pool.ROOT), "PYTHONHASHSEED": "1"}
     shown = subprocess.run([sys.executable, "-c", OTHER], env=environment, capture_output=True, check=True).stdout
@@ -66,7 +66,7 @@ def test_every_planted_fault_is_found(tmp_path: Path) -> None:
     assert len(expected) == len(planted.KINDS)
 
 
-def test_a_kind_whose_cases_never_load_is_a_problem() -> None:
+def test_a_kind_of_case_that_never_loads_is_a_problem() -> None:
     tally = Tally(0)
     result = {"kind": "a", "seconds": 0.0, "memory": 0, "where": "", "what": [], "said": "", "digest": ""}
     for number in range(300):

@@ -80,7 +80,7 @@ def test_all_sources_token_for_token(case: str, name: str) -> None:
         assert scores == pytest.approx(golden()[f"{case}/{name}/scores"].astype(float), rel=1e-5, abs=1e-4)
 
 
-def test_there_are_no_ties() -> None:
+def test_the_golden_scores_have_no_ties() -> None:
     assert not any(array.any() for name, array in golden().items() if name.endswith("/ties"))
 
 
@@ -151,7 +151,7 @@ def test_more_targets_than_are_generated_together(monkeypatch: pytest.MonkeyPatc
 # --- what comes with the tokens --------------------------------------------------------------------------------------
 
 
-def test_cross_attention_weights_are_those_of_the_steps() -> None:
+def test_cross_attention_weights_match_the_steps() -> None:
     """Returned for the chosen target, and tapped at each step: the last row of one is the other, bit for bit."""
     model, source = random_model(), SOURCES[1]
     heard: list[np.ndarray] = []
@@ -210,7 +210,7 @@ def test_scores_come_where_they_are_asked_for() -> None:
     assert scored.token_scores.sum() / len(scored.ids) == pytest.approx(beams.score, abs=1e-5)
 
 
-def test_padded_is_what_transformers_returns() -> None:
+def test_padded_returns_transformers_array() -> None:
     config = golden_model("marian-small").config
     table = padded_targets(
         [Hypothesis(np.array([5, 0])), Hypothesis(np.array([6, 7, 8, 0]))], config.decoder.start_id, config.pad_id
@@ -301,7 +301,7 @@ def test_tokens_are_drawn_by_their_probability(settings: dict[str, Any]) -> None
     assert (np.abs(shares - expected) <= 5 * np.sqrt(expected * (1 - expected) / 1000) + 0.003).all()
 
 
-def test_a_seed_repeats_the_draws_and_none_does_not() -> None:
+def test_a_seed_repeats_the_draws_and_no_seed_does_not() -> None:
     model = golden_model("marian-small")
     settings = {"do_sample": True, "max_new_tokens": 16, "top_k": 0, "temperature": 3.0}
     a, b, c, d = (

@@ -42,7 +42,7 @@ def test_figures_are_means_over_tokens_words_and_bytes() -> None:
 
 @pytest.mark.parametrize("length", [2, 7, 8, 9, 29])
 @pytest.mark.parametrize("step", [1, 3, 7])
-def test_windows_predict_each_token_but_the_first_once(length: int, step: int) -> None:
+def test_windows_predict_every_token_after_the_first_once(length: int, step: int) -> None:
     counted: list[int] = []
     for first, end, count in windows(length, 8, step):
         assert end - first <= 8
@@ -59,7 +59,7 @@ def test_a_text_beyond_the_limit_of_characters_is_read_in_blocks() -> None:
     assert npformer.perplexity(model, text, 63) == whole
 
 
-def test_what_has_no_perplexity() -> None:
+def test_texts_without_a_perplexity_are_errors() -> None:
     model = writers.model()
     with pytest.raises(NpformerError, match="expected a causal-lm model, got a masked-lm"):
         npformer.perplexity(tiny.model("bert", "masked-lm"), "a")

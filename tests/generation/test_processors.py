@@ -32,12 +32,12 @@ def changed(settings: dict[str, Any], rows: slice, dtype: type) -> np.ndarray:
     return scores
 
 
-def test_the_golden_settings_are_those_of_the_generator() -> None:
+def test_the_golden_settings_match_the_generator() -> None:
     assert [each["settings"] for each in CASES] == golden.SETTINGS
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: str(case["settings"]))
-def test_probabilities_are_those_of_transformers(case: dict[str, Any]) -> None:
+def test_probabilities_match_transformers(case: dict[str, Any]) -> None:
     found = softmax(changed(case["settings"], slice(None), np.float64)).tolist()
     kept = [{str(token): p for token, p in enumerate(row) if p > 0} for row in found]
     assert golden.same([{"probabilities": kept}], [case])

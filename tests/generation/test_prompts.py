@@ -73,7 +73,7 @@ def test_steps_after_ragged_prompts_have_the_bits_of_whole_passes(
 
 @pytest.mark.parametrize("family", ["gpt2", *OF_FAMILY])
 @pytest.mark.parametrize("search", [{}, {"num_beams": 3, "num_return_sequences": 2}])
-def test_a_prompt_alone_goes_on_as_among_others(search: dict[str, Any], family: str) -> None:
+def test_a_prompt_alone_continues_as_in_a_batch(search: dict[str, Any], family: str) -> None:
     together = generate(model(family=family), PROMPTS, **{**LONG, **search})
     for prompt, there in zip(PROMPTS[:4], together, strict=False):
         [here] = generate(model(threads=1, family=family), [prompt], **{**LONG, **search})
@@ -82,7 +82,7 @@ def test_a_prompt_alone_goes_on_as_among_others(search: dict[str, Any], family: 
 
 
 @pytest.mark.parametrize("search", SEARCHES[:2])
-def test_a_token_that_is_not_counted_has_its_row_of_the_table_wherever_it_stands(search: dict[str, Any]) -> None:
+def test_an_uncounted_token_has_its_own_position_anywhere_in_a_text(search: dict[str, Any]) -> None:
     """RoBERTa's padding, in prompts, and written by some beams and not by others: as in one pass over the text."""
     pad, few = 8, range(2, 12)
     writer = model("float64", family="roberta", pad_id=pad, padding_idx=pad, first_position=pad + 1)
@@ -126,7 +126,7 @@ def test_a_shorter_prompt_may_end_when_no_token_may_come_twice() -> None:
     assert np.flatnonzero(rows[0]).tolist() == [5]
 
 
-def test_the_stream_is_what_is_generated_and_a_listener_changes_no_bit() -> None:
+def test_streaming_gives_the_generated_text_and_a_listener_changes_no_bit() -> None:
     [[expected]] = generate(model(), PROMPTS[1:2], max_new_tokens=20)
     assert list(stream(model(), PROMPTS[1], max_new_tokens=20)) == expected.ids.tolist()
     with listen(lambda name, array: array):

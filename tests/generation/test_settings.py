@@ -35,7 +35,7 @@ def test_settings_are_the_callers_then_the_models_then_the_defaults(tmp_path: Pa
     assert resolve(tmp_path, config, {"max_length": 7}).max_new_tokens == 6
 
 
-def test_an_old_config_json_says_how_to_generate(tmp_path: Path) -> None:
+def test_an_old_config_json_has_the_settings_of_generation(tmp_path: Path) -> None:
     config = {**cases.model_config("marian-small"), "num_beams": 6, "max_length": 40, "bad_words_ids": [[119]]}
     del config["forced_eos_token_id"]
     (tmp_path / "config.json").write_text(json.dumps(config))
@@ -107,7 +107,7 @@ def test_settings_that_make_no_sense(settings: dict[str, Any], message: str) -> 
         golden_model("marian-small").generate([[5, 0]], **settings)
 
 
-def test_what_the_caller_says_goes_before_the_file(tmp_path: Path) -> None:
+def test_arguments_override_the_file(tmp_path: Path) -> None:
     """By either name of a length; None says nothing; NumPy's numbers are numbers."""
     config = golden_model("marian-small").config
     (tmp_path / "generation_config.json").write_text('{"max_new_tokens": 50, "min_new_tokens": 3, "num_beams": 5}')

@@ -93,7 +93,7 @@ def test_other_layouts_are_recognised(recorded: golden.Golden, name: str, layout
     assert comparison.ok, str(comparison)
 
 
-def test_positions_that_come_once_stand_for_all_texts(recorded: golden.Golden) -> None:
+def test_positions_given_once_are_used_for_all_texts(recorded: golden.Golden) -> None:
     assert golden.compare(recorded, {"embeddings.position": recorded.stages["embeddings.position"][0][None]}).ok
 
 
@@ -201,7 +201,7 @@ def test_the_table_fits_in_80_columns(recorded: golden.Golden) -> None:
     assert "3 more" in text
 
 
-def test_numbers_that_are_none_diverge(recorded: golden.Golden) -> None:
+def test_nan_diverges(recorded: golden.Golden) -> None:
     arrays = ours(recorded)
     arrays["2/layers.0.attention.weights"] = arrays["2/layers.0.attention.weights"].copy()
     arrays["2/layers.0.attention.weights"][1, 2] = np.nan
@@ -314,7 +314,7 @@ def test_weights_are_recognised_in_both_layouts(model: Model, recorded: golden.G
         (lambda w: w.astype(np.float16), "rounded to float16"),
     ],
 )
-def test_what_is_wrong_with_a_weight_is_said(change: Callable, finding: str) -> None:
+def test_errors_in_weights_are_described(change: Callable, finding: str) -> None:
     model = tiny.model()
     arrays = layout.to_torch(dict(model.weights), model.config)
     name = "distilbert.transformer.layer.1.attention.k_lin.weight"

@@ -94,7 +94,7 @@ def test_a_right_port_of_any_family_passes(case: str, suite: Path, tmp_path: Pat
         ("cp $1/../bert-lengths/golden.safetensors $3", "unreadable", "expected the golden file's token ids"),
     ],
 )  # fmt: skip
-def test_what_leaves_nothing_to_compare_is_a_verdict(script: str, kind: str, why: str, suite: Path) -> None:
+def test_a_file_without_stages_to_compare_has_its_own_verdict(script: str, kind: str, why: str, suite: Path) -> None:
     verdict = judged(suite, shell(script))
     assert (verdict.kind, verdict.ok, verdict.compared) == (kind, False, 0)
     assert kind in FAULTS
@@ -171,7 +171,7 @@ def without(*ends: str) -> Callable[[dict[str, np.ndarray]], None]:
          "layers.0.ffn.hidden.weight: all zeros"),
     ],
 )  # fmt: skip
-def test_what_diverges_or_is_missing_is_named(
+def test_diverging_and_missing_stages_are_named(
     change: Callable, kind: str, why: str, suite: Path, tmp_path: Path
 ) -> None:
     verdict = judged(suite, changed(suite, tmp_path, change))
@@ -179,7 +179,7 @@ def test_what_diverges_or_is_missing_is_named(
     assert bool(verdict.stage) == (kind == "diverges" and "weight" not in why)
 
 
-def test_a_cause_is_told_with_the_stage(suite: Path, tmp_path: Path) -> None:
+def test_the_cause_is_reported_with_the_stage(suite: Path, tmp_path: Path) -> None:
     verdict = judged(suite, changed(suite, tmp_path, halve))
     assert (verdict.stage, verdict.causes) == ("layers.0.attention.scores", ("unscaled scores",))
     assert "q k^T is not divided by sqrt(d_head)" in verdict.details
@@ -197,7 +197,7 @@ def test_a_port_in_half_precision_is_held_to_its_budgets(suite: Path, tmp_path: 
     assert verdict.kind == "diverges"
 
 
-def test_a_wrong_translator_is_told_its_first_wrong_stage_and_what_is_wrong(suite: Path, tmp_path: Path) -> None:
+def test_a_wrong_translator_gets_its_first_wrong_stage_and_the_cause(suite: Path, tmp_path: Path) -> None:
     arrays, _ = load_arrays(suite / "marian-relu" / "golden.safetensors")
     stage = "decoder.layers.0.cross_attention.scores"
     made = {name: a * 2 if stage in name else a for name, a in arrays.items() if "float64" not in name}
@@ -289,7 +289,7 @@ def test_the_hint_for_numpy_reads_bfloat16(suite: Path) -> None:
     np.testing.assert_array_equal(numbers, load_folder(folder)[1]["embeddings"]["token"]["weight"])
 
 
-def test_a_partial_export_says_how_many_stages_pass(suite: Path) -> None:
+def test_a_partial_export_reports_how_many_stages_pass(suite: Path) -> None:
     reference = golden.load(suite / CASE / "golden.safetensors")
     few = {name: reference.stages[name] for name in list(reference.stages)[:4]}
     arrays = {f"{i}/{name}": array for name, arrays in few.items() for i, array in enumerate(arrays)}

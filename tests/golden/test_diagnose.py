@@ -352,7 +352,7 @@ def test_a_stage_that_is_right_given_its_inputs_lies_earlier(model: Model, recor
     assert "the fault is earlier" in str(diagnosis)
 
 
-def test_an_unknown_mistake_is_said_to_be_unknown(model: Model, recorded: golden.Golden) -> None:
+def test_an_unknown_mistake_is_reported_as_unknown(model: Model, recorded: golden.Golden) -> None:
     with edit({"layers.0.ffn.hidden": lambda x: x + np.float32(0.01) * np.sin(9 * x)}):
         arrays = arrays_of(model, recorded.texts)
     diagnosis = golden.diagnose(recorded, arrays, model)
@@ -368,7 +368,7 @@ def test_a_correct_port_has_nothing_to_diagnose(model: Model, recorded: golden.G
     assert "nothing to diagnose" in str(diagnosis)
 
 
-def test_what_is_no_number_is_not_computed_with(model: Model, recorded: golden.Golden) -> None:
+def test_arrays_without_numbers_are_not_used(model: Model, recorded: golden.Golden) -> None:
     arrays = arrays_of(model, recorded.texts)
     arrays["0/layers.0.ffn.hidden"] = np.full_like(arrays["0/layers.0.ffn.hidden"], np.nan)
     assert "your array cannot be used" in str(golden.diagnose(recorded, arrays, model))

@@ -49,7 +49,7 @@ def test_the_manifest_on_the_page_is_the_file_s(folder):
 
 
 @pytest.mark.parametrize("compiler", ["rustc", "cc"])
-def test_the_page_s_reader_prints_what_the_page_says(compiler, folder):
+def test_the_page_s_reader_prints_the_page_s_output(compiler, folder):
     """Compiled and run by the page's own command, it prints the page's line, which is also what the file holds."""
     if shutil.which(compiler) is None:
         pytest.skip(f"the reader was NOT compiled: there is no {compiler} on this machine")

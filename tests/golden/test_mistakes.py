@@ -178,7 +178,7 @@ def slope(length: int) -> np.ndarray:
     return distances
 
 
-def test_a_mechanism_brings_its_mistakes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_mechanism_declares_its_mistakes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(
         families.FAMILIES, "sloped", with_mechanisms("distilbert", "sloped", lambda config, i: (Sloped(),))
     )
@@ -243,7 +243,7 @@ def test_a_right_port_in_16_bits_is_found_to_be_one(family: str, kind: str) -> N
     ("dtype", "plant"), [("tf32", in_tf32), ("int8", KNOWN["int8"][1]), ("int8", KNOWN["int8 by column"][1])]
 )
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_port_is_judged_as_what_it_is_said_to_be(family: str, dtype: str, plant: Plant) -> None:
+def test_a_port_is_judged_in_its_declared_precision(family: str, dtype: str, plant: Plant) -> None:
     arrays = stages(family, plant)
     recorded = reference(family)[1]
     assert not golden.compare(recorded, arrays).ok
@@ -275,7 +275,7 @@ def test_an_unknown_dtype_is_an_error() -> None:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_what_comes_after_an_explained_mistake_is_explained_too(family: str) -> None:
+def test_stages_after_an_explained_mistake_are_explained_too(family: str) -> None:
     three = both(KNOWN["eps outside"][1], KNOWN["quick gelu"][1], KNOWN["mean"][1])
     diagnosis = diagnosed(family, stages(family, three))
     told = [(each.stage, each.mistake) for each in (diagnosis, *diagnosis.then)]

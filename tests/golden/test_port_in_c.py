@@ -86,7 +86,7 @@ def test_a_file_that_is_cut_short_ends_it_with_a_message(suite: Path, tmp_path: 
         assert done.stderr.startswith("port: "), (size, done.stderr)
 
 
-def test_the_blocks_of_its_page_run_and_print_what_it_shows(tmp_path: Path) -> None:
+def test_the_page_s_commands_run_and_print_the_shown_output(tmp_path: Path) -> None:
     shutil.copy(FOLDER / "port.c", tmp_path)
     found = blocks("examples/port_in_c/README.md")
     environment = os.environ | {"PYTHONPATH": str(ROOT), "COLUMNS": "80"}
@@ -107,7 +107,7 @@ def test_the_blocks_of_its_page_run_and_print_what_it_shows(tmp_path: Path) -> N
     assert "<testsuite " in (tmp_path / "verdicts.xml").read_text()
 
 
-def test_what_its_page_says_of_the_suite_is_so(suite: Path) -> None:
+def test_the_page_describes_the_suite_correctly(suite: Path) -> None:
     page = (FOLDER / "README.md").read_text(encoding="utf-8")
     each = float(re.search(r"a folder of cases of about ([\d.]+) MB each", page)[1])
     size = sum(path.stat().st_size for path in suite.rglob("*") if path.is_file()) / 1e6

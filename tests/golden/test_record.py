@@ -38,7 +38,7 @@ def model(request: pytest.FixtureRequest) -> Model:
     return tiny.model(request.param)
 
 
-def test_what_is_recorded_is_the_trace_and_its_truth(model: Model) -> None:
+def test_the_recorded_stages_are_the_trace_and_its_truth(model: Model) -> None:
     recorded = golden.record(model, TEXTS)
     single, double = trace(model, TEXTS), trace(in_float64(model), list(recorded.texts))
     assert list(recorded.stages) == list(single)
@@ -130,7 +130,7 @@ def test_an_encoder_of_torchs_own_modules_is_recorded_too(tmp_path: Path) -> Non
     assert t.label == [config.labels[int(logits.argmax())] for logits in t["logits"]]
 
 
-def test_the_sha256_is_of_the_numbers_whatever_file_they_came_from(tmp_path: Path) -> None:
+def test_the_sha256_depends_on_the_numbers_not_on_the_file(tmp_path: Path) -> None:
     own, theirs = (tiny.folder(tmp_path / str(own), "bert", "masked-lm", own=own) for own in (True, False))
     digests = {weights_sha256(Model(*load_folder(path))) for path in (own, theirs)}
     assert len(digests) == 1

@@ -84,7 +84,7 @@ def lengths(recorded: golden.Golden) -> list:
 
 
 @pytest.mark.parametrize("name", [name for name in CASES if name.partition("-")[2] in WITHOUT])
-def test_a_port_without_what_a_case_tests_fails_it(name: str, suite: Path) -> None:
+def test_a_port_without_a_feature_fails_its_case(name: str, suite: Path) -> None:
     recorded = golden.load(suite / name / "golden.safetensors")
     stages = run(loaded(suite / name, **WITHOUT[name.partition("-")[2]]), recorded.inputs)
     arrays = {f"{i}/{each}": a for each in stages for i, a in enumerate(stages.texts(each))}
@@ -93,7 +93,7 @@ def test_a_port_without_what_a_case_tests_fails_it(name: str, suite: Path) -> No
     assert first.budgets > 10
 
 
-def test_the_suite_is_small_and_says_what_each_case_tests(suite: Path) -> None:
+def test_the_suite_is_small_and_describes_each_case(suite: Path) -> None:
     assert sum(path.stat().st_size for path in suite.rglob("*") if path.is_file()) < 120e3 * len(CASES)
     manifest = json.loads((suite / "suite.json").read_text())
     assert [entry["name"] for entry in manifest["cases"]] == list(CASES)
@@ -133,7 +133,7 @@ def test_on_another_kernel_models_and_inputs_have_the_same_bytes_and_stages_fit_
         assert 0.25 < min(ratios) <= max(ratios) < 4  # samples of rounding
 
 
-def test_what_is_no_suite_is_an_error(suite: Path, tmp_path: Path) -> None:
+def test_a_folder_without_a_suite_is_an_error(suite: Path, tmp_path: Path) -> None:
     with pytest.raises(NpformerError, match="already exists"):
         golden.suite(suite)
     with pytest.raises(NpformerError, match=r"suite\.json: No such file"):

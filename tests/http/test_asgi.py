@@ -108,7 +108,7 @@ def test_an_app_can_start_again():
         assert answer.status_code == 200
 
 
-def test_an_internal_error_tells_and_logs_no_text(monkeypatch, caplog):
+def test_an_internal_error_reveals_and_logs_no_text(monkeypatch, caplog):
     def fail(self, requests):
         raise RuntimeError("a secret text")
 
@@ -147,7 +147,7 @@ def test_a_server_of_one_model_takes_any_name():
     assert answer.json()["model"] == "mine"
 
 
-def test_a_client_is_not_told_to_load_the_model_otherwise(tmp_path):
+def test_errors_for_clients_do_not_mention_loading_the_model(tmp_path):
     translator = seq2seq_models.folder_of_letters(tmp_path / "letters")
     word = 1_000_001 * "a"
     for model, paths in ((tiny.model(), ("/embed", "/tokenize")), (translator, ("/translate", "/tokenize"))):
@@ -285,7 +285,7 @@ def test_limits_are_checked():
         ServiceLimits(batch_tokens=0)
 
 
-def test_the_route_of_every_task_is_there():
+def test_every_task_has_a_route():
     """The one at the root of a service whose first model has the task."""
     paths = {each.path for each in ALL_ROUTES}
     assert {each.route for each in TASKS.values() if each.route} <= paths

@@ -82,7 +82,7 @@ def is_whole(connection: socket.socket) -> bool:
         return False
 
 
-def test_unfinished_bodies_lock_nobody_out(hasty):
+def test_unfinished_bodies_do_not_block_other_clients(hasty):
     """As many as requests may be open, and more; each gets 408 in the end."""
     with ExitStack() as stack:
         held = [stack.enter_context(closing(connect(hasty))) for _ in range(80)]

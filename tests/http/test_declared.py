@@ -28,7 +28,7 @@ def answers(monkeypatch):
     return asked
 
 
-def test_texts_are_answered_and_parameters_are_those_of_the_command(answers):
+def test_texts_are_answered_with_the_command_s_parameters(answers):
     model = tiny.model()
     task = npformer.pipeline("label-entropy", model)
     bits = {"parameters": {"unit": "bits"}}

@@ -121,7 +121,7 @@ def test_tokenize(server, alone):
 
 
 @pytest.mark.parametrize("special", [True, False])
-def test_tokens_of_a_long_text_are_those_of_the_tokenizer(server, alone, special):
+def test_tokens_of_a_long_text_match_the_tokenizer(server, alone, special):
     """One that is read in several blocks, with what stands for a special token in it."""
     text = "ice [SEP] cream é, " * 1500
     expected = alone("sentence-embedding", "encoder").model.tokenizer.encode(text, add_special_tokens=special)
@@ -202,7 +202,7 @@ def test_an_error_of_a_stream_has_its_status(server):
     assert (status, answer["error"]) == (422, "inputs: the text is empty")
 
 
-def test_the_root_stands_for_the_first_models_route(server):
+def test_the_root_serves_the_first_model_s_route(server):
     assert server.post("/", {"inputs": "a"})[1] == server.post("/predict", {"inputs": "a"})[1]
 
 
@@ -224,7 +224,7 @@ def test_the_root_stands_for_the_first_models_route(server):
         ("/generate", {"inputs": LONG * 5, "stream": True}, "inputs"),
     ],
 )
-def test_a_text_that_is_too_long_is_refused_or_cut_and_the_answer_says_so(server, path, body, place):
+def test_a_text_that_is_too_long_is_refused_or_truncated_visibly(server, path, body, place):
     status, answer, _ = server.post(path, body)
     message = answer["error"]["message"] if path.startswith("/v1") else answer["error"]
     assert status == 413
@@ -236,7 +236,7 @@ def test_a_text_that_is_too_long_is_refused_or_cut_and_the_answer_says_so(server
     assert headers["x-truncated-inputs"] == ("1" if "[" in place else "0")
 
 
-def test_a_cut_text_gives_what_the_pipeline_gives(server, alone):
+def test_a_truncated_text_gives_the_pipeline_s_answer(server, alone):
     with pytest.warns(UserWarning, match="cut to 64"):
         expected = alone("sentence-embedding", "encoder")(LONG)
     body = {"inputs": LONG, "truncate": True, "normalize": False, "model": "encoder"}
@@ -252,7 +252,7 @@ def test_limits_of_texts_and_bytes(server):
     assert (status, answer["error"]) == (413, "body: expected at most 100000 bytes, got more")
 
 
-def test_an_unknown_model_is_404_with_the_names_there_are(server):
+def test_an_unknown_model_is_404_with_the_known_names(server):
     for path, body in (("/embed", {"inputs": "a"}), ("/tokenize", {"inputs": "a"})):
         status, answer, _ = server.post(path, {**body, "model": "no-such-model"})
         assert status == 404
@@ -272,7 +272,7 @@ def test_an_unknown_model_is_404_with_the_names_there_are(server):
         ("/embed_sparse", {"inputs": "a"}, "encoder"),
     ],
 )
-def test_a_task_that_the_model_has_not_is_424_with_those_it_has(server, path, body, model):
+def test_an_unsupported_task_is_424_with_the_model_s_tasks(server, path, body, model):
     status, answer, _ = server.post(path, {**body, "model": model})
     message = answer["error"]["message"] if path.startswith("/v1") else answer["error"]
     assert status == 424

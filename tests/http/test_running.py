@@ -88,7 +88,7 @@ def test_strangers_at_once_get_the_bits_of_lone_requests(which, request):
         assert metric(server, "npformer_batch_texts_sum") > metric(server, "npformer_batch_texts_count")
 
 
-def test_strangers_translations_are_those_of_lone_requests(folders):
+def test_translations_in_a_shared_batch_equal_single_requests(folders):
     """With one, several and no beams at the same time."""
     draw = random.Random(3)
     texts = ["".join(draw.choices("dogsnew", k=draw.randint(1, 12))) for _ in range(40)]
@@ -124,7 +124,7 @@ def test_a_full_queue_answers_429_and_when_to_come_again(busy):
     assert len({json.dumps(answer) for status, answer, _ in found if status == 200}) == 1
 
 
-def test_what_clients_that_leave_asked_for_is_not_computed(busy):
+def test_requests_of_disconnected_clients_are_not_computed(busy):
     gone, tokens = (metric(busy, f"npformer_{each}_total") for each in ("requests_gone", "tokens"))
     first = raw(busy, "/embed", SLOW)
     until(lambda: metric(busy, "npformer_queue_texts") == 0)
@@ -138,7 +138,7 @@ def test_what_clients_that_leave_asked_for_is_not_computed(busy):
     assert metric(busy, "npformer_tokens_total") - tokens <= 3 * one  # the first, this one, and a batch that had begun
 
 
-def test_a_stream_whose_client_leaves_ends():
+def test_a_stream_ends_when_its_client_disconnects():
     body = {"inputs": "a man with a dog walks down the street and " * 6, "stream": True}
     with Server("en-de-multi30k", "distilbert-sst2") as server:
         pieces = server.post("/generate", body)[1].count("data:")
@@ -197,7 +197,7 @@ def test_a_key(folders, tmp_path, source):
 
 @pytest.mark.parametrize("sent", ["SIGTERM", "Ctrl-C", "SIGTERM to the process and to its group"])
 @pytest.mark.parametrize("workers", [1, 2])
-def test_a_stopped_server_answers_what_it_accepted_and_ends_well(sent, workers):
+def test_a_stopped_server_answers_accepted_requests_and_exits_with_0(sent, workers):
     """A terminal sends Ctrl-C to the whole group; `timeout` sends SIGTERM to the process and then to its group."""
     with Server("distilbert-sst2", "--workers", workers) as server:
         accepted = [raw(server, "/embed", SLOW) for _ in range(2)]
@@ -308,7 +308,7 @@ def test_a_port_that_is_taken(folders):
         (("{encoder}", "--port", 70000), "port: expected a whole number from 0 to 65535, got 70000"),
     ],
 )
-def test_what_cannot_be_served_is_said_in_a_line(folders, arguments, message):
+def test_errors_at_the_start_are_one_line(folders, arguments, message):
     given = [str(each).format(**folders) for each in arguments]
     port = () if "--port" in given else ("--port", 0)
     code, _, said = run_apart("serve", *given, *port)

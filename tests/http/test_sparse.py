@@ -59,7 +59,7 @@ def test_a_client_gets_the_bits_of_the_pipeline_alone_and_in_a_batch(server, fol
         ("/embed_sparse", {"inputs": ["a", "music " * 100]}, 413, "inputs[1]: 102 tokens, but the model takes 64; "),
     ],
 )  # fmt: skip
-def test_what_cannot_be_answered(server, path, body, status, message):
+def test_unanswerable_requests_are_refused(server, path, body, status, message):
     client = openai.OpenAI(base_url=server.url, api_key="any", max_retries=0)
     with client, pytest.raises(openai.APIStatusError) as error:
         client.post(path, body=body, cast_to=object)
@@ -86,7 +86,7 @@ def test_curl_and_the_root(server, folders):
         assert json.loads(done.stdout) == expected(folders["splade"])
 
 
-def test_the_service_says_what_each_model_has(server):
+def test_the_service_describes_each_model(server):
     _, info, _ = server.get("/info")
     assert info["models"][0]["model_type"] == {"embedding": {"pooling": "splade"}}
     assert [each["tasks"] for each in info["models"]] == [

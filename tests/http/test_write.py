@@ -137,7 +137,7 @@ def test_a_stream_joins_to_the_text(server: Server, task: TextGeneration) -> Non
         ({"inputs": "a", "model": "encoder"}, 424, "this route needs a causal language model"),
     ],
 )
-def test_what_is_refused(body: dict[str, Any], status: int, message: str, server: Server) -> None:
+def test_invalid_requests_are_refused(body: dict[str, Any], status: int, message: str, server: Server) -> None:
     for stream in (False, True):
         code, answer, _ = server.post("/generate", {**body, "stream": stream})
         assert (code, message in answer["error"]) == (status, True), answer
@@ -145,7 +145,7 @@ def test_what_is_refused(body: dict[str, Any], status: int, message: str, server
 
 @pytest.mark.parametrize("truncate", [False, True])
 @pytest.mark.parametrize(("count", "new"), [(1, 64), (2, 63), (56, 9), (64, 1)])
-def test_a_prompt_takes_all_the_room_there_is(
+def test_a_prompt_can_fill_the_model_s_length(
     count: int, new: int, truncate: bool, server: Server, task: TextGeneration
 ) -> None:
     """The last token that is written needs none."""
@@ -240,7 +240,7 @@ def test_pieces_that_may_begin_a_stop_string_wait() -> None:
     assert "".join(withheld(iter(["a", "b"]), ("bc",))) == "ab"
 
 
-def test_strangers_share_a_batch_and_get_what_they_get_alone(task: TextGeneration) -> None:
+def test_clients_share_a_batch_and_get_the_answers_they_get_alone(task: TextGeneration) -> None:
     """One batch of three requests with the same settings."""
     batches = []
     batcher = Batcher(10_000, 0.2, 100, lambda batch, seconds: batches.append(len(batch)))
@@ -315,13 +315,15 @@ def test_a_streams_prompt_is_read_where_batches_are(
         ("/v1/completions", {"prompt": ["a", "aa"], "n": 3, "max_tokens": 2}, [3 * (1 + 4 * 2), 3 * (2 + 4 * 2)]),
     ],
 )
-def test_a_text_weighs_what_may_be_written(path: str, body: dict[str, Any], sizes: list[int], folder: Path) -> None:
+def test_a_text_s_cost_counts_the_tokens_it_may_generate(
+    path: str, body: dict[str, Any], sizes: list[int], folder: Path
+) -> None:
     batches: list[Any] = []
     asyncio.run(asked(folder, path, body, batches))
     assert batches == [sizes]
 
 
-def test_what_may_be_written_is_limited(folder: Path) -> None:
+def test_the_number_of_generated_tokens_is_limited(folder: Path) -> None:
     body = {"prompt": ["a"] * 5, "n": 4}
     for limits, message in (
         ({"texts": 19}, "at most 19 texts in a request, got 20"),

@@ -19,7 +19,7 @@ def model() -> Model:
     return writers.model(seed=4, dtype=np.float64)
 
 
-def test_a_token_looks_at_none_after_it(model: Model) -> None:
+def test_a_token_attends_to_no_later_one(model: Model) -> None:
     found = npformer.trace(model, TEXT)
     for layer in range(model.config.n_layers):
         weights = found[f"layers.{layer}.attention.weights"]

@@ -156,7 +156,7 @@ class Held:
 
 
 @pytest.mark.parametrize("family", ["distilbert", "bert"])
-def test_a_part_is_what_the_logit_loses_without_it(family: str) -> None:
+def test_a_part_s_term_is_the_loss_of_the_logit_without_it(family: str) -> None:
     model = tiny.model(family, dtype=np.float64)
     run = trace(model, TEXT)
     found = logit_attribution(model, TEXT, 1)
@@ -183,7 +183,7 @@ def test_a_part_is_what_the_logit_loses_without_it(family: str) -> None:
         assert found.embeddings[table] == pytest.approx(run["logits"][1] - less, abs=1e-11)
 
 
-def test_a_word_is_what_its_values_bring() -> None:
+def test_a_word_s_term_is_the_contribution_of_its_values() -> None:
     """Leaving the values of token j out of the last layer's held weights takes away what it adds there."""
     model = tiny.model("bert", dtype=np.float64)
     run, found = trace(model, TEXT), logit_attribution(model, TEXT, 0)
@@ -201,7 +201,7 @@ def test_a_word_is_what_its_values_bring() -> None:
 
 
 @pytest.mark.parametrize("family", ["distilbert", "electra"])
-def test_heads_write_what_attention_adds_to_the_stream(family: str) -> None:
+def test_the_heads_outputs_sum_to_attention_s(family: str) -> None:
     model = tiny.model(family, dtype=np.float64)
     run = trace(model, TEXT)
     stacked = head_results(model, run)
@@ -287,7 +287,7 @@ def test_an_edited_forward_is_the_one_that_is_explained() -> None:
         ("question-answering", {"label": "middle"}, "'middle': expected 'start' or 'end'"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_explained_is_an_error(head: str, arguments: dict[str, Any], message: str) -> None:
+def test_inexplicable_inputs_are_errors(head: str, arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(NpformerError, match=message):
         logit_attribution(tiny.model("bert", head), TEXT, **arguments)
 

@@ -172,7 +172,7 @@ def test_the_gradient_is_that_of_differences(model: Model, other: Trace, what: s
 
 
 @pytest.mark.parametrize("positions", [None, 0, [1, 3]])
-def test_the_gradient_passes_what_was_not_patched(model: Model, positions: Any) -> None:
+def test_the_gradient_passes_unpatched_rows(model: Model, positions: Any) -> None:
     """Activation patching, of two texts of as many tokens as the trace's one."""
     loss, weights, examples = trained(model)
     source = trace(model, "you love ice music")
@@ -198,7 +198,7 @@ def test_edits_within_edits(model: Model) -> None:
     agrees(lambda: gradients(loss, weights, examples), weights, Nested)
 
 
-def test_what_a_constant_hides_has_no_gradient(model: Model) -> None:
+def test_stages_hidden_by_a_constant_have_no_gradient(model: Model) -> None:
     loss, weights, examples = trained(model)
     with edit(zero("layers.0.ffn_norm")):
         found = gradients(loss, weights, examples).flat
@@ -212,7 +212,7 @@ def test_what_a_constant_hides_has_no_gradient(model: Model) -> None:
     assert found["layers.1.attention.value.weight"].any()  # type: ignore[union-attr]
 
 
-def test_a_recording_takes_the_edits_it_stands_in(model: Model) -> None:
+def test_a_recording_includes_the_surrounding_edits(model: Model) -> None:
     """Whichever was opened first, as with a trace."""
     batch, found = pack([Text(np.array([2, 40, 41, 3]))]), []
     for first in (True, False):
@@ -272,7 +272,7 @@ def test_a_view_has_gradients_inside_an_edit_with_a_derivative(model: Model) -> 
 # --- what has no derivative ------------------------------------------------------------------------------------------
 
 
-def test_a_function_without_a_derivative_is_an_error_that_says_what_to_do(model: Model) -> None:
+def test_a_function_without_a_derivative_is_an_error_with_a_remedy(model: Model) -> None:
     loss, weights, examples = trained(model)
     message = r"edit of layers\.1\.ffn\.output: expected a change with a known derivative.*got <function.*scale\(\)"
     with edit({"layers.1.ffn.output": lambda array: array * 2}):

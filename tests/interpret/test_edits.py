@@ -50,7 +50,7 @@ def test_an_edit_that_changes_nothing_changes_no_bit(model: Model) -> None:
             np.testing.assert_array_equal(a, b, err_msg=name)
 
 
-def test_what_follows_is_computed_from_the_edited_stage(model: Model) -> None:
+def test_later_stages_are_computed_from_the_edited_stage(model: Model) -> None:
     with edit({"layers.1.attention.scores": lambda scores: scores * 2}):
         t = trace(model, TEXTS)
     for i in range(len(TEXTS)):
@@ -64,7 +64,7 @@ def test_what_follows_is_computed_from_the_edited_stage(model: Model) -> None:
     np.testing.assert_array_equal(t["layers.0.ffn_norm"][0], plain["layers.0.ffn_norm"][0])
 
 
-def test_a_trace_shows_what_was_used_whichever_was_opened_first(model: Model) -> None:
+def test_a_trace_shows_the_edited_stage_in_either_order(model: Model) -> None:
     from npformer.interpret.traces import Trace
 
     with Trace() as outer, edit(zero("pooled")):
@@ -75,7 +75,7 @@ def test_a_trace_shows_what_was_used_whichever_was_opened_first(model: Model) ->
     assert not inner["pooled"].any()
 
 
-def test_arrays_and_lists_of_arrays_stand_in_text_by_text(model: Model) -> None:
+def test_arrays_and_lists_of_arrays_replace_stages_text_by_text(model: Model) -> None:
     source = trace(model, TEXTS)
     with edit({"layers.0.attention.weights": source["layers.0.attention.weights"][::-1][::-1]}):
         t = trace(model, TEXTS)
@@ -92,7 +92,7 @@ def test_changes_are_made_in_the_order_given(model: Model) -> None:
     np.testing.assert_array_equal(t["pooled"], np.full(32, 6, np.float32))
 
 
-def test_an_edit_in_place_reaches_nothing_but_the_stage(model: Model) -> None:
+def test_an_in_place_edit_changes_only_the_stage(model: Model) -> None:
     def spoil(array: np.ndarray) -> np.ndarray:
         array[:] = 7
         return array
@@ -175,7 +175,7 @@ def test_mean_ablation_leaves_only_the_mean_of_the_reference(model: Model) -> No
         mean_ablate("*.weights", reference)
 
 
-def test_frozen_attention_stays_whatever_the_queries_say(model: Model) -> None:
+def test_frozen_attention_does_not_depend_on_the_queries(model: Model) -> None:
     source = trace(model, TEXTS)
     with edit(zero("layers.*.attention.query"), freeze_attention(source)):
         t = trace(model, TEXTS)

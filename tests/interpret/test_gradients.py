@@ -130,7 +130,7 @@ def test_the_gradients_are_a_trace_with_the_stages_that_were_asked_for() -> None
     np.testing.assert_array_equal(recorded["layers.0.attention.weights"], plain["layers.0.attention.weights"])
 
 
-def test_inside_an_edit_they_are_those_of_the_edited_forward() -> None:
+def test_inside_an_edit_they_match_the_edited_forward() -> None:
     model = tiny.model("bert", dtype=np.float64)
     with edit(ablate_head(0, 1), scale("layers.1.ffn.output", 0.5)):
         edited = trace(model, TEXTS, grads=0)
@@ -171,7 +171,7 @@ def test_inside_an_edit_they_are_those_of_the_edited_forward() -> None:
         ),
     ],
 )
-def test_what_has_no_gradient_is_an_error(head: str, arguments: dict[str, Any], message: str) -> None:
+def test_stages_without_a_gradient_are_errors(head: str, arguments: dict[str, Any], message: str) -> None:
     words = {"vocab_size": 70_000} if head == "masked-lm" else {}
     with pytest.raises(NpformerError, match=message):
         trace(tiny.model("bert", head, **words), "I love ice cream", **arguments)

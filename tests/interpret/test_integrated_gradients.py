@@ -201,7 +201,7 @@ def test_the_next_word_of_a_causal_model_is_explained_by_every_measure() -> None
     assert "a text of <|endoftext|>" in integrated.about
 
 
-def test_they_stand_between_leaving_out_and_roll_out() -> None:
+def test_a_view_lists_the_measures_in_order() -> None:
     names = [each.name for each in view.attribution(tiny.model("bert"), PAIR).methods]
     assert names == ["Leave one word out", "Gradient × input", "Integrated gradients", "Attention roll-out"]  # noqa: RUF001
 
@@ -299,7 +299,7 @@ def test_texts_without_a_word_run_untraced_in_shards(monkeypatch: pytest.MonkeyP
     assert runs == [(1, True), (41, False)]  # the trace for the tokens and the roll-out, then all texts at once
 
 
-def test_methods_are_those_asked_for() -> None:
+def test_only_the_requested_methods_run() -> None:
     model = tiny.model("bert")
     for asked, names in (
         ("leave-one-out", ["Leave one word out"]),

@@ -131,7 +131,7 @@ def test_a_pattern_points_to_select() -> None:
 # --- functions that are told the name --------------------------------------------------------------------------------
 
 
-def test_a_function_of_two_arguments_is_told_the_stage() -> None:
+def test_a_function_of_two_arguments_gets_the_stage_s_name() -> None:
     seen = []
 
     def note(array: np.ndarray, name: str) -> np.ndarray:

@@ -63,7 +63,7 @@ def text_of(model: Model | Seq2Seq) -> Text:
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_the_stages_that_fire_are_those_of_the_parts_in_their_order(name: str) -> None:
+def test_the_stages_that_fire_match_the_parts_in_their_order(name: str) -> None:
     model = MODELS[name]()
     of_model, found = stages.of_model(model.config), fired(model)
     assert list(found) == list(of_model)
@@ -75,7 +75,7 @@ def test_the_stages_that_fire_are_those_of_the_parts_in_their_order(name: str) -
 
 
 @pytest.mark.parametrize("name", EDITED)
-def test_an_edited_stage_changes_those_that_are_computed_from_it_and_no_other(name: str) -> None:
+def test_an_edited_stage_changes_only_its_descendants(name: str) -> None:
     model = MODELS[name]()
     of_model, right = stages.of_model(model.config), fired(model)
     below: dict[str, set[str]] = {}

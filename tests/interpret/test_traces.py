@@ -73,7 +73,7 @@ def test_shapes_of_one_text_have_no_batch_axis(model: Model) -> None:
         assert t[name].dtype == np.float32, name
 
 
-def test_the_stages_are_what_their_formulas_say(model: Model) -> None:
+def test_the_stages_equal_their_formulas(model: Model) -> None:
     t = trace(model, TEXT)
     attention = model.weights["layers"][0]["attention"]
     x = t[Embeddings.output(model.weights)]
@@ -95,7 +95,7 @@ def test_the_stages_are_what_their_formulas_say(model: Model) -> None:
 
 
 @pytest.mark.parametrize("model", [*FAMILIES, *OTHERS], indirect=True)
-def test_each_of_several_texts_has_what_it_has_alone(model: Model) -> None:
+def test_each_of_several_texts_has_the_stages_it_has_alone(model: Model) -> None:
     """Lengths 6, 4, 6, 3 and 4, 4: runs of equal lengths fire once each; a text has the bits it has alone."""
     texts = [TEXT, "no not", "you love ice cream", "no", "is it", "my movie"]
     together = trace(model, texts)
@@ -298,7 +298,7 @@ def test_an_error_inside_a_block_is_the_error_that_is_seen(model: Model) -> None
 
 
 @pytest.mark.parametrize("text", [None, 3.5, ("a", "b"), np.ones(3), {"txt": "a"}])
-def test_what_is_no_text_is_an_error(model: Model, text: object) -> None:
+def test_inputs_other_than_texts_are_errors(model: Model, text: object) -> None:
     with pytest.raises(NpformerError):
         trace(model, text)
 
@@ -306,7 +306,7 @@ def test_what_is_no_text_is_an_error(model: Model, text: object) -> None:
 # --- what each stage is ---------------------------------------------------------------------------------------------
 
 
-def test_a_row_says_what_a_stage_is(model: Model) -> None:
+def test_a_row_describes_the_stage(model: Model) -> None:
     row = trace(model, TEXT).row("layers.1.attention.weights")
     assert (row.shape, row.formula) == ("(4, 6, 6)", "W_h = softmax(scores)")
     assert row.transformerlens == "blocks.1.attn.hook_pattern"

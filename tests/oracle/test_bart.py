@@ -92,9 +92,7 @@ def test_answers_are_transformers_own(option: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("settings", SETTINGS, ids=str)
 @pytest.mark.parametrize("option", OPTIONS)
-def test_what_is_generated_is_what_transformers_generates(
-    option: str, settings: dict[str, int], tmp_path: Path
-) -> None:
+def test_generated_tokens_equal_transformers(option: str, settings: dict[str, int], tmp_path: Path) -> None:
     theirs, given = torch_model(option), batch()
     theirs.save_pretrained(tmp_path / "torch")
     tensors = {key: torch.from_numpy(each) for key, each in given.items()}

@@ -45,7 +45,7 @@ def test_answers_are_transformers_own(option: str, dtype: str, tmp_path: Path) -
 @pytest.mark.filterwarnings("ignore:Using the model-agnostic default")  # the length, which is ours too
 @pytest.mark.parametrize("settings", [{}, *SETTINGS], ids=str)
 @pytest.mark.parametrize("option", OPTIONS)
-def test_what_is_written_is_what_transformers_writes(option: str, settings: dict[str, int], tmp_path: Path) -> None:
+def test_generated_tokens_equal_transformers(option: str, settings: dict[str, int], tmp_path: Path) -> None:
     """After each prompt alone: to one that is padded on the left transformers gives other positions."""
     theirs = torch_model(option, BartForCausalLM, **SIZES).double()
     theirs.save_pretrained(tmp_path)
@@ -89,7 +89,7 @@ def test_the_loss_of_the_next_tokens_and_its_gradients_are_torchs(option: str, t
 
 
 @pytest.mark.parametrize("option", OPTIONS)
-def test_files_there_and_back_and_transformers_reads_them(option: str, tmp_path: Path) -> None:
+def test_files_survive_a_round_trip_and_transformers_reads_them(option: str, tmp_path: Path) -> None:
     """All but the attention to a source, which transformers draws anew and without a source does not compute."""
     torch_model(option, BartForCausalLM, **SIZES).save_pretrained(tmp_path / "torch")
     back = convert(convert(tmp_path / "torch", tmp_path / "own"), tmp_path / "back", to="torch")

@@ -159,9 +159,7 @@ def test_a_model_in_16_bits_is_right_and_its_mistakes_are_named(
 
 
 @pytest.mark.parametrize("family", FAMILIES, indirect=True)
-def test_a_model_in_training_mode_is_told_and_stays_in_it(
-    torch_model: Any, recorded: golden.Golden, model: Model
-) -> None:
+def test_training_mode_is_reported_and_kept(torch_model: Any, recorded: golden.Golden, model: Model) -> None:
     torch_model.train()
     comparison = golden.compare(recorded, torch_model)
     assert not comparison.ok
@@ -241,7 +239,7 @@ def compare_by_command(arguments: list[Any], capsys: Any) -> tuple[int, str]:
 
 
 @pytest.mark.parametrize("family", FAMILIES, indirect=True)
-def test_what_is_no_such_model_is_an_error(torch_model: Any, recorded: golden.Golden, tmp_path: Path) -> None:
+def test_a_different_model_is_an_error(torch_model: Any, recorded: golden.Golden, tmp_path: Path) -> None:
     with pytest.raises(NpformerError, match="got none of its modules"):
         golden.compare(recorded, torch.nn.Linear(3, 3))
     with pytest.raises(NpformerError, match="transformers cannot load it"):

@@ -75,7 +75,7 @@ def test_without_places_transformers_reads_the_last_column(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("settings", [{"no_repeat_ngram_size": 1}, {"num_beams": 3, "no_repeat_ngram_size": 2}])
-def test_it_writes_what_transformers_writes(settings: dict[str, Any], tmp_path: Path) -> None:
+def test_it_generates_transformers_tokens(settings: dict[str, Any], tmp_path: Path) -> None:
     folder, prompt = folder_of(tmp_path), np.array([9, 11, 30])
     expected = theirs(folder).generate(torch.from_numpy(prompt[None]), do_sample=False, max_new_tokens=12, **settings)
     [[found]] = npformer.load(folder, dtype="float64").generate(prompt, max_new_tokens=12, **settings)

@@ -234,7 +234,7 @@ def dense(grad: Any, shape: tuple[int, ...]) -> np.ndarray:
 
 
 @pytest.mark.parametrize(("family", "head"), HEADS)
-def test_a_conversion_there_and_back_keeps_every_bit(family: str, head: str, tmp_path: Path) -> None:
+def test_a_conversion_round_trip_keeps_every_bit(family: str, head: str, tmp_path: Path) -> None:
     folder = folder_of(tmp_path / "model", family, head)
     there = convert(folder, tmp_path / "there", to="npformer")
     back = convert(there, tmp_path / "back", to="torch")

@@ -100,9 +100,7 @@ def test_answers_are_transformers_own(name: str, architecture: str, tmp_path: Pa
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("name", ["roberta", "xlm-roberta", "camembert", "albert-inner"])
-def test_half_precision_and_pickles_are_read_and_converted_there_and_back(
-    name: str, dtype: torch.dtype, tmp_path: Path
-) -> None:
+def test_half_precision_and_pickles_survive_a_round_trip(name: str, dtype: torch.dtype, tmp_path: Path) -> None:
     family = MODELS[name][0]
     architecture = next(each for each in encoders()[family].architectures if each.endswith("MaskedLM"))
     theirs = torch_model(name, architecture).to(dtype)

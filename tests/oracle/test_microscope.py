@@ -64,7 +64,7 @@ def run(model: Model, theirs: Any) -> Any:
 
 
 @pytest.mark.parametrize(("family", "head"), CASES)
-def test_gradients_of_stages_are_those_of_autograd(family: str, head: str, tmp_path: Path) -> None:
+def test_gradients_of_stages_match_autograd(family: str, head: str, tmp_path: Path) -> None:
     model, theirs = both(family, head, tmp_path / "model")
     label, position, logit = asked(head)
     kept: dict[str, Any] = {}
@@ -148,7 +148,7 @@ def detached(value: Any) -> Any:
 
 
 @pytest.mark.parametrize(("family", "head"), CASES)
-def test_parts_of_a_logit_are_those_of_autograd_with_the_norms_held(family: str, head: str, tmp_path: Path) -> None:
+def test_parts_of_a_logit_match_autograd_with_the_norms_held(family: str, head: str, tmp_path: Path) -> None:
     model, theirs = both(family, head, tmp_path / "model")
     config = model.config
     label, position, logit = asked(head)

@@ -23,14 +23,14 @@ def theirs() -> tuple[Any, Any]:
     return AutoTokenizer.from_pretrained(FOLDER), AutoModel.from_pretrained(FOLDER).eval()
 
 
-def test_ids_are_those_of_transformers(theirs: tuple[Any, Any]) -> None:
+def test_ids_match_transformers(theirs: tuple[Any, Any]) -> None:
     tokenizer = npformer.load(FOLDER).tokenizer
     for text in TEXTS:
         texts = (text,) if isinstance(text, str) else tuple(text)
         assert tokenizer.encode(*texts).ids == theirs[0](*texts, truncation=False)["input_ids"], text
 
 
-def test_sentence_embeddings_are_those_of_torch(theirs: tuple[Any, Any]) -> None:
+def test_sentence_embeddings_match_torch(theirs: tuple[Any, Any]) -> None:
     """Mean pooling and normalisation as the folder's modules.json says; the bound is a cosine's own rounding."""
     embed = npformer.pipeline("sentence-embedding", FOLDER)
     longest = 256  # tokens, in its sentence_bert_config.json

@@ -100,9 +100,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Pair]:
 @pytest.mark.filterwarnings("ignore:Using the model-agnostic default")  # the length, which is ours too
 @pytest.mark.filterwarnings("ignore:Unfeasible length", "ignore:min_length or min_new_tokens")
 @pytest.mark.parametrize(("family", "name"), CASES)
-def test_ragged_prompts_go_on_as_transformers_goes_on_after_each(
-    models: Callable[[str], Pair], family: str, name: str
-) -> None:
+def test_ragged_prompts_continue_as_in_transformers(models: Callable[[str], Pair], family: str, name: str) -> None:
     """RoBERTa's positions are given to `generate`, which counts from row 0 unless told, where its forward does not."""
     theirs, ours = models(family)
     random, settings = np.random.default_rng(1), SETTINGS[name]

@@ -43,7 +43,7 @@ PAIRS = [
         {"sentence_transformers": {"activation_fn": SIGMOID}, OLDER: IDENTITY},
     ],
 )
-def test_scores_are_those_of_a_cross_encoder(stored, tmp_path):
+def test_scores_match_a_cross_encoder(stored, tmp_path):
     """To 1e-6, which is ten times float32's rounding of scores below 2."""
     folder = tiny.folder(tmp_path / "model", "bert", labels=("SCORE",), seed=3)
     config = json.loads((folder / "config.json").read_text())
@@ -64,7 +64,7 @@ def test_scores_are_those_of_a_cross_encoder(stored, tmp_path):
         {"activation_fn": nn.Identity(), "max_length": 24},
     ],
 )
-def test_scores_are_those_of_a_saved_cross_encoder(options, tmp_path):
+def test_scores_match_a_saved_cross_encoder(options, tmp_path):
     """Of a folder with a modules.json, and of one whose other activation stands in config.json too."""
     folder = tiny.folder(tmp_path / "model", "bert", labels=("SCORE",), seed=3)
     (folder / "tokenizer_config.json").write_text(json.dumps(TOKENIZER))

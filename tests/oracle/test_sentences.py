@@ -77,7 +77,7 @@ CALLS = [{}, {"prompt": "ice: "}, {"prompt_name": "query"}, {"normalize_embeddin
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_vectors_and_similarities_are_those_of_a_sentence_transformer(case, tmp_path):
+def test_vectors_and_similarities_match_a_sentence_transformer(case, tmp_path):
     """In double to 1e-9. In float32 to 1e-6 of the vector's length, the rounding of a few hundred operations."""
     folder = save(tmp_path, **CASES[case])
     model = SentenceTransformer(str(folder), device="cpu")
@@ -112,7 +112,7 @@ def test_a_lowercase_normalizer_counts_though_transformers_5_drops_it(tmp_path):
 
 
 @pytest.mark.parametrize(("similarity", "function"), [("cosine", util.cos_sim), ("dot", util.dot_score)])
-def test_a_search_finds_what_semantic_search_does(similarity, function):
+def test_a_search_finds_the_results_of_semantic_search(similarity, function):
     random = np.random.default_rng(0)
     corpus, queries = (random.standard_normal((n, 32)).astype(np.float32) for n in (3000, 7))
     theirs = util.semantic_search(

@@ -39,7 +39,7 @@ def older(path, **pooling):
 @pytest.mark.parametrize("make", [saved, older])
 @pytest.mark.parametrize("activation", ["relu", "log1p_relu"])
 @pytest.mark.parametrize("strategy", ["max", "sum"])
-def test_vectors_are_those_of_a_sparse_encoder(make, activation, strategy, tmp_path):
+def test_vectors_match_a_sparse_encoder(make, activation, strategy, tmp_path):
     folder = make(tmp_path / "m", pooling_strategy=strategy, activation_function=activation)
     compared(folder, None)
 

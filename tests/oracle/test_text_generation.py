@@ -29,7 +29,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("settings", SETTINGS, ids=str)
-def test_texts_are_those_of_transformers(settings: dict[str, Any], folder: Path) -> None:
+def test_texts_match_transformers(settings: dict[str, Any], folder: Path) -> None:
     theirs, ours = (made("text-generation", model=str(folder)) for made in (pipeline, npformer.pipeline))
     for prompt in PROMPTS:
         assert ours(prompt, **settings) == theirs(prompt, **settings), prompt
@@ -38,7 +38,7 @@ def test_texts_are_those_of_transformers(settings: dict[str, Any], folder: Path)
 
 @pytest.mark.parametrize("settings", SETTINGS, ids=str)
 @pytest.mark.parametrize("family", ["bert", "electra"])
-def test_texts_of_encoders_are_those_of_transformers(family: str, settings: dict[str, Any], tmp_path: Path) -> None:
+def test_texts_of_encoders_match_transformers(family: str, settings: dict[str, Any], tmp_path: Path) -> None:
     """Special tokens stand around the prompt, the empty one too, and what is new is decoded alone."""
     end = tiny.SPECIAL.index("[SEP]")
     folder = str(tiny.folder(tmp_path / "m", family, "causal-lm", seed=4, end_ids=(end,), start_id=end - 1))
@@ -49,7 +49,7 @@ def test_texts_of_encoders_are_those_of_transformers(family: str, settings: dict
 
 
 @pytest.mark.parametrize("beams", [1, 3])
-def test_stop_strings_are_those_of_transformers(beams: int, folder: Path) -> None:
+def test_stop_strings_match_transformers(beams: int, folder: Path) -> None:
     """Taken from what is written without them, so that they come; one may begin in the prompt or end in a token."""
     theirs, ours = (made("text-generation", model=str(folder)) for made in (pipeline, npformer.pipeline))
     settings: dict[str, Any] = {"do_sample": False, "max_new_tokens": 16, "num_beams": beams}

@@ -95,7 +95,7 @@ def test_many_pipelines_at_once(expected: list[Any]) -> None:
     assert made()(TEXTS) == expected
 
 
-def test_traces_beside_calls(classify: Task, expected: list[Any]) -> None:
+def test_traces_run_while_other_threads_call(classify: Task, expected: list[Any]) -> None:
     """A trace records the calls of its own thread alone, whatever the others do."""
 
     def work(number: int) -> Any:

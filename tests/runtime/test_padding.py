@@ -82,7 +82,7 @@ def test_choices() -> None:
         (([[1, 2], [3]], None, 0), ["token_type_ids"]),
     ],
 )
-def test_errors_name_the_argument_and_what_came(given_: tuple, words: list[str]) -> None:
+def test_errors_name_the_argument_and_its_value(given_: tuple, words: list[str]) -> None:
     with pytest.raises(NpformerError) as caught:
         as_padded(*given_, *[None] * (3 - len(given_)))
     assert [word for word in words if word not in str(caught.value)] == []

@@ -173,7 +173,7 @@ fork()
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
-def test_a_fork_waits_neither_for_its_own_thread_nor_for_one_that_ended() -> None:
+def test_a_fork_does_not_wait_for_its_own_thread_or_for_a_finished_one() -> None:
     code = """
 def end_inside():
     kept.append(threads.single_blas_thread())

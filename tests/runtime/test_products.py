@@ -198,7 +198,7 @@ def test_a_weight_that_can_change_is_not_kept_in_another_layout(rows: int) -> No
 
 @pytest.mark.usefixtures("layout")
 @pytest.mark.parametrize("rows", [4, 12])
-def test_a_view_of_what_can_change_is_not_kept_in_another_layout(rows: int) -> None:
+def test_a_view_of_a_writable_array_is_not_kept_in_another_layout(rows: int) -> None:
     base = np.random.default_rng(0).standard_normal((256, 512), np.float32)
     view = base.view()
     view.flags.writeable = False
@@ -209,7 +209,7 @@ def test_a_view_of_what_can_change_is_not_kept_in_another_layout(rows: int) -> N
     assert not products.weight_products(x, view)[0].any()
 
 
-def test_what_is_laid_out_anew_goes_with_its_weight(layout: str) -> None:
+def test_a_copied_layout_is_freed_with_its_weight(layout: str) -> None:
     weight = normal(512, 128)
     weight.flags.writeable = False
     for use in range(3):

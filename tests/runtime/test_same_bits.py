@@ -135,7 +135,7 @@ def test_without_the_same_bits_nothing_is_filled_up_on_any_thread() -> None:
     assert run_tasks([counts] * 4, 2) == [counts()] * 4
 
 
-def test_the_environment_decides_where_nobody_else_does(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_environment_decides_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NPFORMER_SAME_BITS", "0")
     assert not npformer.load("distilbert-sst2").same_bits
     assert npformer.load("distilbert-sst2", same_bits=True).same_bits

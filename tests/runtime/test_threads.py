@@ -123,7 +123,7 @@ def test_tasks_run_side_by_side() -> None:
 
 
 @pytest.mark.parametrize(("count", "parts"), [(0, 1), (1, 1), (3, 3), (10, 4)])
-def test_a_parallel_for_goes_over_the_range_once(count: int, parts: int) -> None:
+def test_a_parallel_for_visits_the_range_once(count: int, parts: int) -> None:
     called: list[tuple[int, int]] = []
     with num_threads(4):
         parallel_for(lambda part: called.append((part.start, part.stop)), count, LONG)
@@ -307,7 +307,7 @@ def test_a_models_run_puts_blas_back(threads: int, monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.usefixtures("settable_blas")
-def test_what_is_shown_of_blas() -> None:
+def test_the_blas_is_described() -> None:
     (library, *_) = blas_libraries()
     assert {"internal_api", "version", "num_threads"} <= library.keys()
 

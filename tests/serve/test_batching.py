@@ -186,7 +186,7 @@ def test_a_batch_has_the_oldest_texts_of_one_work_up_to_its_tokens():
     assert other.batches == [["x"]]
 
 
-def test_work_that_is_not_for_company_shares_a_batch_only_within_its_request():
+def test_private_work_shares_a_batch_only_within_its_request():
     """Sampling draws by a text's place in its list; tokens of a batch do not cut such a list."""
     work, alone = Recorded(), Recorded(together=False)
 
@@ -202,7 +202,7 @@ def test_work_that_is_not_for_company_shares_a_batch_only_within_its_request():
     assert alone.batches == [[10, 11], [20, 21]]
 
 
-def test_a_text_waits_for_company_as_long_as_it_may():
+def test_a_text_waits_for_others_until_its_limit():
     work = Recorded()
 
     async def test() -> float:
@@ -228,7 +228,7 @@ def test_a_full_batch_does_not_wait():
 # --- the queue -------------------------------------------------------------------------------------------------------
 
 
-def test_a_full_queue_refuses_a_request_whole_and_says_when_to_come_again():
+def test_a_full_queue_refuses_a_whole_request_with_a_time_to_retry():
     work = Recorded()
 
     async def test() -> None:
@@ -285,7 +285,7 @@ def test_a_caller_may_leave_while_its_text_is_computed():
     run(test)
 
 
-def test_closing_computes_what_was_accepted():
+def test_closing_computes_the_accepted_texts():
     work = Recorded()
 
     async def test() -> None:

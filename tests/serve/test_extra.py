@@ -14,11 +14,11 @@ def _bare(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(serve, "find_spec", lambda name: None if name == "uvicorn" else object())
 
 
-def test_an_app_says_what_to_install():
+def test_an_app_names_the_extra_to_install():
     with pytest.raises(npformer.NpformerError, match=r"serve needs uvicorn: pip install 'npformer\[serve\]'"):
         npformer.serve.app("distilbert-sst2")
 
 
-def test_the_command_says_what_to_install(capsys):
+def test_the_command_names_the_extra_to_install(capsys):
     assert main(["serve", "distilbert-sst2"]) == 1
     assert capsys.readouterr().err == "npformer: serve needs uvicorn: pip install 'npformer[serve]'\n"

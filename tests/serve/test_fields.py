@@ -35,7 +35,7 @@ def test_predict_takes_texts_and_pairs_as_tei_does(value, items, several):
     assert read("/predict", inputs=value)["inputs"] == Texts(items, several)
 
 
-def test_null_stands_for_the_default():
+def test_null_means_the_default():
     values = read("/embed", inputs="a", normalize=None, truncate=None, truncation_direction=None, prompt_name=None)
     assert (values["normalize"], values["truncate"], values["model"]) == (True, False, None)
 

@@ -27,7 +27,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("task", "case"), [pytest.param(t, c, id=f"{t}-{n}") for t, n, c in CASES])
-def test_pipelines_answer_as_those_of_transformers(task, case, tmp_path):
+def test_pipelines_answer_like_transformers(task, case, tmp_path):
     folder = write_folder(tmp_path / "model", case)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -72,7 +72,7 @@ def test_a_context_without_words_gives_an_empty_answer(context):
     assert impossible == {"score": 1.0, "start": 0, "end": 0, "answer": ""}
 
 
-def test_top_k_gives_no_more_answers_than_there_are():
+def test_top_k_gives_at_most_the_existing_answers():
     answers = asker()(question=QUESTION, context="Anna", top_k=50)
     assert 1 <= len(answers) < 50
     assert all(each["answer"] for each in answers)
@@ -139,7 +139,7 @@ def test_several_masks_give_a_list_each():
     assert "[MASK]" not in one[0]["sequence"]
 
 
-def test_fill_mask_gives_no_more_words_than_there_are():
+def test_fill_mask_gives_at_most_the_whole_vocabulary():
     fill = filler()
     assert len(fill("[MASK]", top_k=10_000)) == fill.model.config.vocab_size
     assert len(fill("[MASK]", targets=["ice", "cream"])) == 2
@@ -152,7 +152,7 @@ def test_targets_keep_their_probability_among_all_words():
         assert each["score"] == everything[each["token_str"]]
 
 
-def test_a_target_that_is_no_token_stands_for_its_first_piece():
+def test_a_target_of_several_tokens_means_its_first_piece():
     fill = filler()
     with pytest.warns(
         UserWarning, match="'Kyoto' is not a token of the vocabulary; using its first token 'k'"

@@ -53,7 +53,7 @@ def test_the_first_of_one_answer_is_itself():
         ({"labels": ("SCORE",), "problem_type": "regression"}, "none"),
     ],
 )
-def test_the_model_says_what_makes_scores_of_logits(fields, expected):
+def test_the_model_chooses_how_logits_become_scores(fields, expected):
     classify = classifier(**fields)
     logits = classify.model(classify.model.tokenizer.encode("ice cream").ids).logits[0].astype(np.float64)
     scores = {
@@ -69,7 +69,7 @@ def test_the_model_says_what_makes_scores_of_logits(fields, expected):
         assert answers == pytest.approx(wanted, rel=1e-5)  # float32 against float64
 
 
-def test_sigmoid_of_large_logits_is_neither_a_warning_nor_nan():
+def test_sigmoid_of_large_logits_gives_no_warning_and_no_nan():
     from npformer.tasks.task import probabilities
 
     scores = probabilities(np.array([[-1e30, -200, 0, 200, 1e30]], np.float32), "sigmoid")
@@ -168,7 +168,7 @@ def tagger(**fields):
     return pipeline("token-classification", model, ignore_labels=[])
 
 
-def test_an_entity_s_characters_are_those_of_the_text():
+def test_an_entity_s_characters_are_the_text_s():
     for token in tagger()(TEXT):
         assert 0 <= token["start"] < token["end"] <= len(TEXT)
         piece = token["word"].removeprefix("##")
@@ -200,7 +200,7 @@ def test_ignored_labels_are_left_out():
         assert tagger()(TEXT, ignore_labels=[label]) == [each for each in everything if each["entity"] != label]
 
 
-def test_entities_in_windows_are_those_of_the_text():
+def test_entities_in_windows_match_the_text():
     tag = tagger(max_length=16)
     tokens = tag(TEXT, long="window", stride=4)
     assert [each["index"] for each in tokens] == list(range(1, len(tokens) + 1))

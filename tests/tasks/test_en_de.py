@@ -24,7 +24,7 @@ def translator() -> npformer.tasks.task.Task:
     return npformer.pipeline("translation", "en-de-multi30k")
 
 
-def test_the_bundled_translator_writes_what_its_card_says(translator: npformer.tasks.task.Task) -> None:
+def test_the_bundled_translator_writes_the_texts_on_its_card(translator: npformer.tasks.task.Task) -> None:
     """Alone and together, the sentence of the introduction to Transformers among them."""
     assert len(EXAMPLES) >= 4
     assert "The dog jumped over the green door!" in dict(EXAMPLES)

@@ -40,7 +40,7 @@ def losses(model: npformer.Model, text: str) -> np.ndarray:
     return cross_entropy(model(ids[:-1]).logits[0], ids[1:], reduction="none")
 
 
-def test_the_bundled_gpt_is_less_surprised_than_counts_are(model):
+def test_the_bundled_gpt_has_a_lower_perplexity_than_n_grams(model):
     """A perplexity of 43.3 on these sentences, where 3-grams have 48.9 and 5-grams 50.6 (examples/ngrams.py)."""
     found = np.concatenate([losses(model, each) for each in SENTENCES])
     assert np.exp(found.mean()) < 45
@@ -48,7 +48,7 @@ def test_the_bundled_gpt_is_less_surprised_than_counts_are(model):
     assert np.exp(shuffled.mean()) > 3 * np.exp(found.mean())
 
 
-def test_the_bundled_gpt_writes_what_its_card_says(model):
+def test_the_bundled_gpt_writes_the_text_on_its_card(model):
     """Greedy generation takes the most likely token at each step."""
     assert len(CONTINUED) >= 4
     for beginning, continued in CONTINUED:

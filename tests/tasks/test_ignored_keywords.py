@@ -141,7 +141,7 @@ def test_torch_s_own_dtype():
     assert pipeline("text-classification", dtype=Float64()).model.dtype == np.float64
 
 
-def test_a_name_of_one_answer_among_several_says_the_line_to_write():
+def test_a_keyword_for_one_of_several_answers_gets_a_hint():
     """Transformers gives the words of a list of one text outside a list; here a list gives a list."""
     fill, classify = (pipeline(name, TASKS[name]) for name in ("fill-mask", "text-classification"))
     [words] = fill(["I [MASK] ice"])
@@ -211,7 +211,7 @@ def test_a_pipeline_infers_its_task_from_the_model(name, tmp_path):
     assert np.array_equal(pipeline(model=folder)(given(name)), pipeline(name, folder)(given(name)))
 
 
-def test_a_pipeline_infers_its_task_from_a_folder_or_says_why_not(tmp_path):
+def test_a_pipeline_infers_its_task_from_a_folder_or_explains_why_not(tmp_path):
     folder = tiny.folder(tmp_path / "model", "bert", "base")
     (folder / "modules.json").write_text(
         json.dumps(

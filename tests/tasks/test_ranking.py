@@ -57,7 +57,7 @@ def logits(model):
         ),
     ],
 )
-def test_the_checkpoint_says_what_makes_scores_of_logits(stored, function, tmp_path):
+def test_the_checkpoint_chooses_how_logits_become_scores(stored, function, tmp_path):
     """Where it stores both forms, the newer counts, as in sentence-transformers."""
     rank = pipeline("text-ranking", folder(tmp_path / "model", **stored))
     raw = np.array(logits(rank.model))
@@ -102,7 +102,7 @@ def test_the_newer_file_precedes_config_json(stored, described, function, tmp_pa
     assert pipeline("text-ranking", made)(PAIRS) == pipeline("text-ranking", made, function_to_apply=function)(PAIRS)
 
 
-def test_the_newer_file_counts_beside_a_list_of_modules_only(tmp_path):
+def test_the_newer_file_counts_only_with_a_list_of_modules(tmp_path):
     made = cross_encoder(tmp_path / "model", activation_fn=IDENTITY)
     assert pipeline("text-ranking", made).options.function_to_apply == "none"
     (made / MODULES).unlink()

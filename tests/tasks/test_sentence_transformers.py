@@ -23,7 +23,7 @@ TEXTS = ["I love ice cream", "not my music"]
 @pytest.mark.numbers
 @pytest.mark.filterwarnings("ignore:input 3")
 @pytest.mark.parametrize("name", CASES)
-def test_methods_answer_as_those_of_sentence_transformers(name, tmp_path):
+def test_methods_answer_like_sentence_transformers(name, tmp_path):
     model = pipeline(model=write_folder(tmp_path / "m", name))
     for (method, arguments, options), golden in zip(
         CASES[name]["calls"], json.loads(FILE.read_text())[name], strict=True
@@ -180,7 +180,7 @@ def test_decode_and_sparsity_take_vectors_alone(sparse):
         sparse.sparsity(np.zeros((0, 5)))
 
 
-def test_sparse_vectors_are_compared_by_their_product_unless_the_folder_says_otherwise(sparse):
+def test_sparse_vectors_are_compared_by_dot_product_by_default(sparse):
     vectors = sparse.encode(TEXTS)
     np.testing.assert_allclose(sparse.similarity(vectors, vectors), vectors @ vectors.T, rtol=1e-6)
     described = sparse.model.folder / "config_sentence_transformers.json"

@@ -39,7 +39,7 @@ def folder(path, **config):
         ({"pooling_strategy": "max", "activation_function": "log1p_relu"}, "max", True),
     ],
 )
-def test_a_vector_is_made_as_the_folder_says(config, strategy, twice, tmp_path):
+def test_a_vector_follows_the_folder_s_settings(config, strategy, twice, tmp_path):
     """Special tokens take part, as in sentence-transformers."""
     made = tiny.folder(tmp_path / "m", "bert", "masked-lm") if config is None else folder(tmp_path / "m", **config)
     embed = pipeline("sparse-embedding" if config is None else None, made)
@@ -65,7 +65,7 @@ def test_the_largest_weights_are_kept(tmp_path):
 
 
 @pytest.mark.parametrize("strategy", ["max", "sum"])
-def test_a_long_text_has_the_same_bits_in_any_company(strategy, tmp_path):
+def test_a_long_text_has_the_same_bits_in_any_batch(strategy, tmp_path):
     """Also one whose rows do not go through the head at once, and one in windows, in which each token counts once."""
     made = write_splade(
         tiny.folder(tmp_path / "m", "bert", "masked-lm", max_length=3 * ROWS), {"pooling_strategy": strategy}
@@ -78,7 +78,7 @@ def test_a_long_text_has_the_same_bits_in_any_company(strategy, tmp_path):
     assert embed(LONG).n_tokens > 2 * ROWS
 
 
-def test_a_prompt_stands_before_each_text(tmp_path):
+def test_a_prompt_is_prepended_to_each_text(tmp_path):
     made = folder(tmp_path / "m", prompts={"q": "news: "}, default_prompt_name="q")
     plain = pipeline("sparse-embedding", tiny.folder(tmp_path / "plain", "bert", "masked-lm"))
     embed = pipeline(None, made)

@@ -69,7 +69,7 @@ def test_a_generator_that_ends_inside_a_window_is_answered_to_its_end(task: Task
 
 
 @pytest.mark.slow
-def test_inputs_are_let_go_of_with_their_window(task: Task) -> None:
+def test_inputs_are_freed_with_their_window(task: Task) -> None:
     """Two windows at most: the old one while the new one is filled."""
     source = Source(10 * WINDOW)
     for _ in islice(task(iter(source)), 0, None, WINDOW):
@@ -81,7 +81,7 @@ def test_streamed_answers_have_the_bits_of_a_list(task: Task) -> None:
     assert list(task(iter(Source(3 * WINDOW + 1)))) == task(list(Source(3 * WINDOW + 1)))
 
 
-def test_what_was_read_before_the_source_failed_is_answered(task: Task) -> None:
+def test_inputs_read_before_the_source_failed_are_answered(task: Task) -> None:
     def source() -> Iterator[Item]:
         yield from Source(WINDOW + 7)
         raise OSError("the disk is gone")

@@ -87,7 +87,7 @@ def test_one_gives_one_a_list_a_list_a_generator_a_generator(name):
 
 @settings(max_examples=20, deadline=None)
 @given(chosen=st.lists(texts, min_size=1, max_size=9), shuffle=st.randoms(use_true_random=False), data=st.data())
-def test_an_answer_has_the_same_bits_in_any_company(chosen, shuffle, data):
+def test_an_answer_has_the_same_bits_in_any_batch(chosen, shuffle, data):
     name = data.draw(st.sampled_from(sorted(TASKS)))
     inputs = [as_input(name, text) for text in chosen]
     alone = [make(name, threads=1)(each) for each in inputs]
@@ -128,7 +128,7 @@ def test_the_tap_changes_nothing_and_ends_in_probabilities(name):
         assert heard[-1] == "probabilities"
 
 
-def test_memory_does_not_grow_with_what_a_generator_gives():
+def test_memory_does_not_grow_with_a_generator_s_length():
     task = make("text-classification")
     taken = 0
 
@@ -152,7 +152,7 @@ def test_the_tokens_in_memory_at_once_are_limited(monkeypatch):
     assert max(sizes) <= TOKENS
 
 
-def test_every_result_says_how_much_was_read(name):
+def test_every_result_reports_how_much_was_read(name):
     task = make(name)
     result = task(as_input(name, "I [MASK] ice cream"))
     assert result.n_tokens >= 6
@@ -256,7 +256,7 @@ def test_a_question_longer_than_the_model_is_refused():
 
 
 @pytest.mark.parametrize(("words", "doc_stride"), [(20, None), (28, None), (28, 30), (59, 1), (60, 0)])
-def test_windows_beside_a_long_question_move_on(words, doc_stride, monkeypatch):
+def test_windows_advance_even_with_a_long_question(words, doc_stride, monkeypatch):
     """By an eighth of their width at least."""
     ask, question, context = make("question-answering"), " ".join(["who"] * words), " ".join(["ice"] * 300)
     run, read = ask.model.run, []
@@ -292,7 +292,7 @@ def test_a_text_is_cut_to_the_tokenizer_s_own_limit(tmp_path):
 
 
 @pytest.mark.parametrize("bad", [None, 3, 2.5, b"ice", ["ice"], object(), {"txt": "ice"}, {"text": 3}, "\ud83d"])
-def test_what_is_no_text_is_refused(name, bad):
+def test_inputs_other_than_texts_are_refused(name, bad):
     task = make(name)
     good = as_input(name, "[MASK]")
     with pytest.raises(NpformerError, match="input 1: "):
@@ -353,7 +353,7 @@ def test_a_model_given_as_the_task_is_refused_with_the_line_to_write(name):
 
 
 @pytest.mark.parametrize("name", [name for name in TASKS if name != "text-classification"])
-def test_a_task_without_a_model_says_what_to_give(name):
+def test_a_task_without_a_model_asks_for_one(name):
     with pytest.raises(NpformerError, match=f"{name}: no default model; give model=, the folder"):
         pipeline(name)
 

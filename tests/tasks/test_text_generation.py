@@ -69,7 +69,7 @@ def test_the_last_of_beams_and_sampling_wins(task: TextGeneration) -> None:
         task("The", num_beams=3, do_sample=True)
 
 
-def test_as_many_tokens_as_the_model_has_room_for(task: TextGeneration) -> None:
+def test_generation_stops_at_the_model_s_length(task: TextGeneration) -> None:
     """Unless a number is given; each prompt for itself."""
     answers = task(["a" * 60, "a" * 64, "b"], do_sample=False, return_full_text=False, eos_token_id=())
     count = [len(task.model.tokenizer.encode(each[0]["generated_text"])) for each in answers]
@@ -98,7 +98,7 @@ def test_an_empty_prompt_leaves_room_for_the_start_token(task: TextGeneration) -
     assert short.resolved(short.options, 0).max_new_tokens == 12
 
 
-def test_a_prompt_that_is_impossible_leaves_the_others_theirs(task: TextGeneration) -> None:
+def test_an_impossible_prompt_does_not_affect_the_others(task: TextGeneration) -> None:
     given = {"max_length": 4, "do_sample": False}
     with pytest.raises(NpformerError, match="input 0: max_length: expected a whole number from"):
         task(["the other is in", "in"], **given)
@@ -169,7 +169,7 @@ def test_pieces_join_to_the_text_and_are_whole_characters(seed: int, task: TextG
     assert next(iter(npformer.tasks.writing.pieces(task.model.tokenizer, ids[1:2]))) == "\ufffd"
 
 
-def test_what_is_no_prompt(task: TextGeneration) -> None:
+def test_invalid_prompts_are_refused(task: TextGeneration) -> None:
     with pytest.raises(InputError, match=r"input 0: a chat \(messages with role and content\) is not supported"):
         task(CHAT)
     with pytest.raises(InputError, match="input 0: a chat"):

@@ -38,9 +38,7 @@ def settings(task: Any) -> Any:
         ({"task_specific_params": None}, "text2text-generation"),
     ],
 )
-def test_a_bart_is_inferred_to_summarize_if_its_config_says_so(
-    specific: dict[str, Any], name: str, tmp_path: Path
-) -> None:
+def test_a_bart_summarizes_if_its_config_has_such_settings(specific: dict[str, Any], name: str, tmp_path: Path) -> None:
     folder = bart_folder(tmp_path / "bart", **specific)
     task = npformer.pipeline(model=folder)
     assert (task.name, npformer.pipeline(model=npformer.load(folder)).name) == (name, name)

@@ -47,7 +47,7 @@ def in_json(tmp_path: Path) -> Path:
 
 
 @needs_sentencepiece
-def test_ids_and_translations_are_those_of_transformers() -> None:
+def test_ids_and_translations_match_transformers() -> None:
     """With language codes, unknown letters, spaces and special tokens in the text; settings from generation_config.json."""
     task = npformer.pipeline("translation", FILES)
     assert isinstance(task, Translation)
@@ -95,7 +95,7 @@ def test_a_translator_needs_no_more_than_a_tokenizer_json(in_json: Path) -> None
     assert isinstance(task("dog")["translation_text"], str)
 
 
-def test_the_target_may_have_a_tokenizer_of_its_own(in_json: Path) -> None:
+def test_the_target_may_have_its_own_tokenizer(in_json: Path) -> None:
     shutil.copy(in_json / "tokenizer.json", in_json / "target_tokenizer.json")
     tokenizer = npformer.load(in_json).tokenizer
     assert tokenizer.decode(tokenizer.encode("dog")) == "dog"
@@ -116,7 +116,7 @@ def test_translations_come_as_texts_do(in_json: Path) -> None:
     assert task("dog", to="deu") == task(">>deu<< dog") == task("dog", to=">>deu<<")
 
 
-def test_settings_of_a_translator_stand_until_a_call_says_otherwise(in_json: Path) -> None:
+def test_a_translator_s_settings_hold_unless_a_call_overrides_them(in_json: Path) -> None:
     task = npformer.pipeline("translation", in_json, max_new_tokens=6, num_beams=2)
     assert task("dog", max_new_tokens=3) == npformer.pipeline("translation", in_json)(
         "dog", num_beams=2, max_new_tokens=3
@@ -176,7 +176,7 @@ def test_too_long_a_source_is_refused_or_cut(in_json: Path) -> None:
         (3, {}, "expected a text, got int"),
     ],
 )
-def test_what_cannot_be_translated_is_refused(in_json: Path, text: Any, options: dict[str, Any], message: str) -> None:
+def test_impossible_translations_are_refused(in_json: Path, text: Any, options: dict[str, Any], message: str) -> None:
     task = npformer.pipeline("translation", in_json, max_new_tokens=3)
     with pytest.raises(NpformerError, match=message):
         task(text, **options)
@@ -279,7 +279,7 @@ def test_a_translator_s_missing_tokenizer_files_are_named(folder: Path) -> None:
         npformer.pipeline("translation", folder)
 
 
-def test_without_sentencepiece_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_sentencepiece_the_error_names_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "sentencepiece", None)
     with pytest.raises(NpformerError, match=r"source\.spm: reading this file requires sentencepiece; pip install"):
         npformer.pipeline("translation", FILES)
@@ -356,7 +356,7 @@ def test_a_marian_config_that_is_not_supported_is_refused(folder: Path, changes:
         npformer.load(folder)
 
 
-def test_marians_files_there_and_back(tmp_path: Path) -> None:
+def test_marian_s_files_survive_a_round_trip(tmp_path: Path) -> None:
     from safetensors.numpy import load_file
 
     own = npformer.checkpoint.convert(FILES, tmp_path / "own")

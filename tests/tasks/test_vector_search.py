@@ -31,7 +31,7 @@ def plain(queries, corpus, k, similarity):
 
 @pytest.mark.parametrize(("block", "pending"), [(24, 1), (24 * 64, 1), (24 * 64, 100), (2**19, 1024)])
 @pytest.mark.parametrize("similarity", ["cosine", "dot"])
-def test_the_nearest_are_those_of_a_plain_sort(similarity, block, pending, monkeypatch):
+def test_the_nearest_match_a_plain_sort(similarity, block, pending, monkeypatch):
     monkeypatch.setattr(import_module("npformer.tasks.vector_search"), "BLOCK", block)
     monkeypatch.setattr(import_module("npformer.tasks.vector_search"), "PENDING", pending)
     monkeypatch.setattr(import_module("npformer.tasks.vector_search"), "QUERIES", 4)
@@ -91,6 +91,6 @@ def test_shapes():
         ((QUERIES, CORPUS.astype(complex)), "search: corpus: expected an array of real numbers, got complex128"),
     ],
 )
-def test_what_cannot_be_searched_is_refused(arguments, message):
+def test_impossible_searches_are_refused(arguments, message):
     with pytest.raises(NpformerError, match=message):
         npformer.search(*arguments)

@@ -30,7 +30,7 @@ LONG = "the people of paris had ice cream and it was good " * 12
 
 
 @pytest.mark.parametrize("head", ["base", "masked-lm", "sequence-classification", "question-answering"])
-def test_features_are_the_encoder_s_whatever_the_head(head):
+def test_features_are_the_encoder_s_with_any_head(head):
     model = tiny.model("bert", head)
     features = pipeline("feature-extraction", model)
     base = tiny.model("bert", "base")
@@ -72,7 +72,7 @@ def embedder(folder, **settings):
 
 
 @pytest.mark.parametrize("mode", POOLINGS)
-def test_an_embedding_is_pooled_as_its_folder_says(mode, folder):
+def test_an_embedding_is_pooled_by_its_folder_s_settings(mode, folder):
     embed = embedder(folder, pooling=mode)
     rows = embed.model(embed.model.tokenizer.encode("i love ice cream").ids).last_hidden_state[0].astype(np.float64)
     ramp = np.arange(1, len(rows) + 1)[:, None]

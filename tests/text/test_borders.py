@@ -112,7 +112,7 @@ def test_a_cut_text_is_that_of_the_tokenizers_library(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_windows_that_are_read_in_blocks_are_those_of_the_tokenizers_library(
+def test_windows_that_are_read_in_blocks_match_the_tokenizers_library(
     kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made, tokenizer, cut = encoder(KINDS[kind]()), KINDS[kind](), KINDS[kind]()

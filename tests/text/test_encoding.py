@@ -57,7 +57,7 @@ def test_a_long_word_at_the_beginning_is_within_the_limit_once() -> None:
 
 
 @pytest.mark.parametrize("text", ["ab" * BLOCK, "ice cream " * BLOCK, " " * 2 * BLOCK, "ice"])
-def test_all_tokens_of_a_text_are_those_of_the_tokenizer(text: str) -> None:
+def test_all_tokens_of_a_text_match_the_tokenizer(text: str) -> None:
     model = tiny.model("bert")
     for special in (True, False):
         expected = model.tokenizer.encode(text, add_special_tokens=special)
@@ -136,7 +136,7 @@ WORDS = st.lists(st.sampled_from(["ice", "cream", "love", "unloved", "éclairs",
 
 @settings(max_examples=60, deadline=None)
 @given(first=WORDS, second=WORDS, limit=st.integers(16, 40))
-def test_a_shortened_text_is_what_is_read_to_the_end_of_a_word(first: list[str], second: list[str], limit: int) -> None:
+def test_a_shortened_text_ends_at_the_end_of_a_word(first: list[str], second: list[str], limit: int) -> None:
     encoder = Encoder(MODEL, limit)
     text = Pair(" ".join(first), " ".join(second))
     with warnings.catch_warnings():

@@ -244,7 +244,7 @@ def test_an_added_token_of_a_zero_character(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["tokenizer.json", "vocab.txt", "tokenizer_config.json", "special_tokens_map.json"])
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no named pipes")
-def test_what_is_no_file_is_not_waited_for(name: str, tmp_path: Path) -> None:
+def test_pipes_and_devices_are_not_waited_for(name: str, tmp_path: Path) -> None:
     folder = write_folder(tmp_path / "model", {})
     (folder / name).unlink(missing_ok=True)
     os.mkfifo(folder / name)
@@ -336,7 +336,7 @@ def test_a_text_that_the_tokenizer_makes_too_long_is_refused(tmp_path: Path) -> 
         few.encode("ca")
 
 
-def test_what_normal_forms_make_is_counted_too(tmp_path: Path) -> None:
+def test_growth_by_normal_forms_is_counted(tmp_path: Path) -> None:
     """NFKC makes 18 characters of U+FDFA. Together texts are held to the limit that holds for one."""
     tokenizer = load_tokenizer(write(tmp_path, normalizer={"type": "NFKC"}), CONFIG, Limits(characters=1000))
     assert len(tokenizer.encode_batch(["\ufdfa" * 400, "a" * 400])) == 2

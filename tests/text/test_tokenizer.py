@@ -179,7 +179,7 @@ def test_the_normalizer_of_a_byte_level_tokenizer_json_counts(tmp_path):
     assert load_tokenizer(tmp_path / "merges", ROBERTA).encode("The GOOD").ids == plain.encode("the good").ids
 
 
-def test_the_ids_of_fairseq_stand_one_above_the_file_s(tmp_path):
+def test_fairseq_ids_are_one_higher_than_the_file_s(tmp_path):
     tokenizer = load_tokenizer(folder(tmp_path, PIECES), XLM_ROBERTA)
     assert [tokenizer.id_to_token(i) for i in range(5)] == ["<s>", "<pad>", "</s>", "<unk>", "e"]  # <unk> <s> </s> e
     assert tokenizer.id_to_token(tokenizer.get_vocab_size() - 1) == "<mask>"
@@ -261,7 +261,7 @@ def test_a_corrupt_sentencepiece_file(content, said, tmp_path):
     assert said in message
 
 
-def test_pieces_whose_fields_are_written_in_another_way(tmp_path):
+def test_pieces_with_differently_encoded_fields(tmp_path):
     """A piece may have its fields in any order, a later one counts, and one that is missing has a default."""
     pieces = [
         b"\x15\x00\x00\x80\xbf\x0a\x02zz",  # the score -1 first
@@ -274,7 +274,7 @@ def test_pieces_whose_fields_are_written_in_another_way(tmp_path):
     assert tokenizer.encode("zzqqzq##").tokens == ["<s>", "▁", "zz", "qq", "zq", "##", "</s>"]
 
 
-def test_deberta_takes_the_pieces_of_a_spm_model_and_a_clean_up_of_its_own(tmp_path):
+def test_deberta_reads_a_spm_model_and_cleans_up_by_its_own_rules(tmp_path):
     path, config = tmp_path, tiny.config("deberta-v2", vocab_size=90)
     (path / "spm.model").write_bytes(SPM)
     settings = {"unk_token": "<unk>", "vocab_type": "spm"}
@@ -309,7 +309,7 @@ def test_albert_s_clean_up_of_a_spiece_model(tmp_path):
     assert "spiece.model: the unknown token '[UNK]' is not in the vocabulary" in refused(path, config)
 
 
-def test_a_unigram_model_that_does_not_say_which_piece_is_the_unknown(tmp_path):
+def test_a_unigram_model_without_an_unknown_piece(tmp_path):
     """Older tokenizer.json files have no unk_id, and Transformers takes the family's token."""
     load_tokenizer(folder(tmp_path, PIECES), XLM_ROBERTA)._tokenizer.save(str(tmp_path / "tokenizer.json"))
     data = json.loads((tmp_path / "tokenizer.json").read_text())
@@ -320,7 +320,7 @@ def test_a_unigram_model_that_does_not_say_which_piece_is_the_unknown(tmp_path):
     assert "unk_id: missing" in refused(tmp_path, tiny.config("bert", vocab_size=300))
 
 
-def test_the_space_before_a_text_is_as_the_settings_say(tmp_path):
+def test_the_space_before_a_text_follows_the_settings(tmp_path):
     load_tokenizer(folder(tmp_path, MERGES), ROBERTA)._tokenizer.save(str(tmp_path / "tokenizer.json"))
     for settings, tokens in (
         ({}, ["the"]),

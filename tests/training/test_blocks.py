@@ -70,9 +70,7 @@ def test_a_model_learns_a_text(files: list[str], tmp_path: Path, capsys: pytest.
     assert json.loads((tmp_path / "out" / "generation_config.json").read_text())["max_new_tokens"] == 9
 
 
-def test_a_training_on_texts_that_was_stopped_goes_on(
-    files: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_stopped_training_on_texts_resumes(files: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from npformer.training.optimiser import Adam
 
     assert finetune(files, tmp_path / "whole") == 0
@@ -106,7 +104,9 @@ def test_files_that_are_no_text(
     assert not (tmp_path / "out").exists()
 
 
-def test_what_does_not_go_together(files: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_contradictory_options_are_refused(
+    files: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert finetune([files[0], "a.tsv", files[3]], tmp_path / "out") == 1
     assert "one file of labels each, or files of text" in capsys.readouterr().err
     assert finetune([files[0], "a.tsv", "b.tsv", "c.tsv"], tmp_path / "out") == 1
@@ -122,7 +122,7 @@ def test_what_does_not_go_together(files: list[str], tmp_path: Path, capsys: pyt
         assert f".txt files train a model that writes texts, which {told}" in capsys.readouterr().err
 
 
-def test_one_token_leaves_none_to_predict(tmp_path: Path) -> None:
+def test_a_text_of_one_token_cannot_be_trained_on(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("a")
     with pytest.raises(NpformerError, match=r"a\.txt: one token"):
         encode_blocks(writers.model(end_ids=()), [tmp_path / "a.txt"])

@@ -74,7 +74,7 @@ def test_weights_of_another_shape_are_refused(tmp_path: Path) -> None:
         resumed(path)
 
 
-def test_a_history_whose_rows_lack_the_score_is_no_error_in_a_training(tmp_path: Path) -> None:
+def test_a_training_accepts_a_history_without_scores(tmp_path: Path) -> None:
     path = written(tmp_path)
     arrays, metadata = load_arrays(path)
     state = json.loads(metadata["state"])
@@ -84,7 +84,7 @@ def test_a_history_whose_rows_lack_the_score_is_no_error_in_a_training(tmp_path:
 
 
 @pytest.mark.parametrize("odd", ["1" + "0" * 400, '"1"', "true"])
-def test_a_history_of_what_is_no_number_is_refused(tmp_path: Path, odd: str) -> None:
+def test_a_history_with_values_other_than_numbers_is_refused(tmp_path: Path, odd: str) -> None:
     path = written(tmp_path)
     arrays, metadata = load_arrays(path)
     state = metadata["state"].replace('"accuracy": 0.5', f'"accuracy": {odd}', 1)
@@ -94,7 +94,7 @@ def test_a_history_of_what_is_no_number_is_refused(tmp_path: Path, odd: str) -> 
         resumed(path)
 
 
-def test_a_trace_whose_logits_are_not_its_labels_is_refused(tmp_path: Path) -> None:
+def test_a_trace_with_other_numbers_of_logits_and_labels_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a.safetensors").write_bytes(records.trace())
     arrays, metadata = load_arrays(tmp_path / "a.safetensors")
     save_arrays(tmp_path / "b.safetensors", {**arrays, "0/logits": np.ones(5, np.float32)}, metadata)
@@ -103,7 +103,7 @@ def test_a_trace_whose_logits_are_not_its_labels_is_refused(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(("old", "new"), [('"a"', '"\\ud800"'), ('"logits": 1e-06', '"logits": 1' + "0" * 400)])
-def test_a_golden_file_with_what_no_file_can_hold_is_refused(tmp_path: Path, old: str, new: str) -> None:
+def test_a_golden_file_with_impossible_values_is_refused(tmp_path: Path, old: str, new: str) -> None:
     (tmp_path / "a.safetensors").write_bytes(records.golden())
     arrays, metadata = load_arrays(tmp_path / "a.safetensors")
     assert old in metadata["manifest"]

@@ -350,7 +350,7 @@ def test_principal_components() -> None:
         project(x, "umap")
 
 
-def test_a_layer_whose_norms_stand_first_ends_in_its_residual() -> None:
+def test_a_pre_norm_layer_ends_in_its_residual() -> None:
     config = TORCH_MODULES.config(
         "base", vocab_size=30, d_model=16, n_heads=2, n_layers=2, d_ffn=24, max_length=16,
         activation="relu", norm_first=True, torch_class="nn.TransformerEncoder",

@@ -23,7 +23,7 @@ def finetuning(folder: Path, output: str, *more: str) -> list[str]:
     return [*command, "--learning-rate", "3e-3", *more]
 
 
-def test_finetune_says_what_it_wrote_and_leaves_the_model_alone(
+def test_finetune_prints_its_outputs_and_does_not_change_the_model(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert cli.main(finetuning(tmp_path, "out")) == 0

@@ -105,7 +105,7 @@ def test_a_folder_without_books_is_refused(scripts, tmp_path, text, said):
         scripts[0].read_books(tmp_path)
 
 
-def test_a_training_learns_goes_on_and_is_the_start_of_another(scripts, books, tmp_path, monkeypatch, capsys):
+def test_a_training_learns_resumes_and_starts_another(scripts, books, tmp_path, monkeypatch, capsys):
     def run(output, *options):
         given = ["train_gpt", "--text", str(books), "-o", str(tmp_path / output), "--learning-rate", "1e-2", *options]
         monkeypatch.setattr(sys, "argv", given)

@@ -74,7 +74,7 @@ t.train(Path({folder!r}), save_every=1)
 """
 
 
-def test_a_killed_run_goes_on_to_the_same_bits(tmp_path: Path) -> None:
+def test_a_killed_run_resumes_to_the_same_bits(tmp_path: Path) -> None:
     """kill -9 in the middle, twice; then the rest, with other threads: the weights of a run that never stopped."""
     code = STOPPED.format(root=str(Path(__file__).parents[2]), folder=str(tmp_path))
     for _ in range(2):
@@ -155,7 +155,7 @@ def test_averaging_within_an_epoch(tmp_path: Path) -> None:
         assert np.array_equal(array, (before[name] + last[name]) / 2), name
 
 
-def test_progress_is_a_line_an_epoch_where_nobody_watches() -> None:
+def test_progress_is_one_line_per_epoch_without_a_terminal() -> None:
     stream = io.StringIO()
     train(None, progress=Progress(stream))
     lines = stream.getvalue().splitlines()

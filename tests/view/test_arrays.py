@@ -21,7 +21,7 @@ from tests.browser.arrays import PAIR, WORDS, encoder_decoder, head_stages, weig
 from tests.support import tiny
 
 
-def test_titles_are_the_words_without_what_frames_them() -> None:
+def test_titles_are_the_words_without_special_tokens() -> None:
     pair = view.heads(weights(1, 2, len(PAIR), len(PAIR)), tokens=PAIR, token_type_ids=(0, 0, 0, 0, 1, 1, 1, 1, 1))
     assert pair.title == "Attention heads: time flies / fruit flies likely"
     only = view.heads(weights(1, 2, 2, 2), tokens=["<pad>", "</s>"])
@@ -174,7 +174,7 @@ def test_an_encoder_decoder_has_three_stacks() -> None:
     assert cross.title == "Cross-attention"
 
 
-def test_an_encoder_decoder_of_ours_is_viewed_whole() -> None:
+def test_an_encoder_decoder_is_viewed_whole() -> None:
     from tests.support.seq2seq_models import random_model
 
     model, source, target = random_model(), list("abcd"), ["<s>", "x", "y"]
@@ -247,6 +247,6 @@ A = weights(4, 2, 3, 7, 7)
         (lambda: view.attribution(tiny.model(), "  "), "expected a text with at least one word"),
     ],
 )
-def test_errors_say_what_was_expected_and_what_came(call: Any, message: str) -> None:
+def test_errors_name_the_expected_and_the_given_value(call: Any, message: str) -> None:
     with pytest.raises(NpformerError, match=re.escape(message)):
         call()

@@ -59,7 +59,7 @@ def test_a_page_of_several_texts_and_of_ids() -> None:
 
 
 @pytest.mark.parametrize("head", ["base", "token-classification", "masked-lm"])
-def test_a_page_leaves_out_a_logit_that_there_is_not(head: str) -> None:
+def test_a_page_omits_a_missing_logit(head: str) -> None:
     assert kinds(view.page(tiny.model("bert", head), TEXT)) == [ALL[:-1]]
 
 
@@ -68,7 +68,7 @@ def test_a_page_of_a_trace_and_of_a_masked_word() -> None:
     assert kinds(view.page(tiny.model("bert", "masked-lm"), "I love [MASK] cream")) == [ALL]
 
 
-def test_what_cannot_be_shown_first_is_an_error() -> None:
+def test_an_impossible_first_selection_is_an_error() -> None:
     with pytest.raises(NpformerError, match="layer=7: expected one of 0, 1"):
         view.page(tiny.model(), TEXT, layer=7)
     with pytest.raises(NpformerError, match="head=9: expected one of 0, 1, 2, 3"):
@@ -123,7 +123,7 @@ def test_scores_weights_and_outputs_are_not_stored_where_they_follow(dtype: type
 
 
 @pytest.mark.parametrize("stage", ["scores", "weights", "context"])
-def test_what_does_not_follow_is_stored(stage: str) -> None:
+def test_independent_arrays_are_stored(stage: str) -> None:
     """After an edit; what comes after the edited stage follows from it."""
     with edit({f"layers.1.attention.{stage}": lambda array: array * np.float32(0.5)}):
         shown = view.neurons(tiny.model(), TEXT)

@@ -95,7 +95,7 @@ def test_a_short_text_prints_its_weights() -> None:
     )
 
 
-def test_a_long_text_is_pooled_and_says_so() -> None:
+def test_a_long_text_is_pooled_with_a_note() -> None:
     text = view.heads(weights(1, 2, 300, 300), tokens=[f"w{i}" for i in range(300)], heads=[0]).text()
     assert "a cell is the largest of 7 × 5 weights" in text  # noqa: RUF001
     assert "\n7-13 w7" in text
@@ -198,7 +198,7 @@ PAGES = {"light": "#ffffff", "dark": "#14171c"}
 
 
 @pytest.mark.parametrize("count", [1, 8, 12, 16, 32, 64, 128])
-def test_heads_differ_and_stand_out_on_the_page(count: int) -> None:
+def test_heads_have_distinct_and_visible_colours(count: int) -> None:
     for theme, colours in colour.head_colours(count).items():
         assert len(set(colours)) == count
         assert min(contrast(each, PAGES[theme]) for each in colours) >= 3  # WCAG 2.2, 1.4.11

@@ -94,7 +94,7 @@ def test_the_walk_shows_source_and_target(model: Any) -> None:
         (3, "expected a text"),
     ],
 )
-def test_what_cannot_be_translated_is_an_error(model: Any, text: Any, message: str) -> None:
+def test_impossible_translations_are_errors(model: Any, text: Any, message: str) -> None:
     with pytest.raises(NpformerError, match=message):
         view.heads(model, text)
 
