@@ -3,7 +3,7 @@
     python tests/check_package.py                       and every test of the source distribution, which takes ten minutes
     python tests/check_package.py tests/cli/test_commands.py -x  and these of them: arguments for pytest
 
-Needs the `package` group. Each environment is new, with the pip that Python brings.
+Needs the `package` group. Each environment is new, with Python's bundled pip.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def environment(folder: Path, *packages: str | Path, cwd: Path = ROOT, **variabl
 
 
 def load(python: Path, name: str, cwd: Path) -> str:
-    """What a program prints that loads a model by this name in this folder."""
+    """The output of a program that loads a model by this name in this folder."""
     command = [python, "-c", PROGRAM, name]
     return subprocess.run(command, cwd=cwd, env=CLEAN, check=True, capture_output=True, text=True).stdout
 

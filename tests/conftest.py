@@ -18,7 +18,7 @@ settings.load_profile("tests")
 @pytest.fixture(scope="module")
 def one_blas_thread() -> Iterator[None]:
     """As a model's run has it. Functions called alone leave BLAS its threads, which share out a product's inner axis
-    and rows by their own rules: a row's last bits may then depend on the rows beside it."""
+    and rows by their own rules: a row's last bits may then depend on the other rows."""
     with single_blas_thread():
         yield
 

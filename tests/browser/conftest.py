@@ -1,7 +1,7 @@
 """A real browser for the views: Debian's chromium by selenium, without a network, its console watched.
 
-Install `chromium` and `chromium-driver`, and the `browser` group. Where there is no browser these tests are skipped,
-and say so.
+Install `chromium` and `chromium-driver`, and the `browser` group. Without a browser these tests are skipped with a
+message.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the browser tests do on a page: show a view, point, press keys, read what stands there, wait for a change."""
+"""Actions of the browser tests on a page: show a view, point, press keys, read texts, wait for a change."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Page:
     def show(
         self, view: View | Path, width: int = 1280, height: int = 900, dark: bool = False, wait: bool = True
     ) -> Page:
-        """Open a view or its file, and wait until it says it is drawn."""
+        """Open a view or its file, and wait until it is drawn."""
         path = view if isinstance(view, Path) else view.save(self.folder / "view.html")
         size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
         self.cdp("Emulation.setDeviceMetricsOverride", **size)
@@ -36,7 +36,7 @@ class Page:
         self.until(lambda: self.js("return document.documentElement.dataset.ready") == "yes")
 
     def media(self, dark: bool = False, kind: str = "") -> None:
-        """What the page is told of the reader's theme, and whether it is on paper."""
+        """The reader's theme and medium (screen or paper) for the page."""
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self.cdp("Emulation.setEmulatedMedia", media=kind, features=[scheme])
 
@@ -108,7 +108,7 @@ class Page:
         Select(field.find_element("css selector", "select")).select_by_visible_text(str(value))
 
     def segment(self, text: str) -> Any:
-        """The button of a row of choices that says `text`."""
+        """The button labelled `text` in a row of choices."""
         return next(b for b in self.all(".segmented button") if b.text == text)
 
     def colour(self, selector: str, name: str) -> str:

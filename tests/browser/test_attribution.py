@@ -1,4 +1,4 @@
-"""The attribution view in a browser: words marked, numbers beside them, one measure at a time."""
+"""The attribution view in a browser: marked words with numbers, one measure at a time."""
 
 from __future__ import annotations
 

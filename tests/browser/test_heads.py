@@ -32,7 +32,7 @@ def keys(page: Page) -> list:
 
 
 def numbers(page: Page, side: str = "to") -> list[str]:
-    """The numbers beside the tokens of a side, without the heads' own numbers."""
+    """The numbers next to the tokens of one side, without the heads' numbers."""
     return page.js(
         """return [...document.querySelectorAll(arguments[0])]
             .map((option) => option.querySelector("output")?.textContent ?? "");""",

@@ -14,7 +14,7 @@ from tests.browser.arrays import WORDS, weights
 from tests.browser.page import Page
 from tests.support import tiny
 
-TEXT = "I love good news about good ice cream"  # "good" stands at 3 and 6
+TEXT = "I love good news about good ice cream"  # "good" is at 3 and 6
 KINDS = ["heads", "model", "neurons", "stages", "attribution", "logit"]
 #: An address of each view, with every choice that it keeps.
 ADDRESSES = {
@@ -50,13 +50,13 @@ def at(page: Page, shown: view.View, words: str, **size: Any) -> None:
     """Shows the page at an address, as a link to it would."""
     path = shown.save(page.folder / "view.html")
     page.show(path, wait=False, **size)
-    page.driver.get("about:blank")  # or a new address would not load the page anew
+    page.driver.get("about:blank")  # otherwise a new address would not reload the page
     page.driver.get(f"{path.as_uri()}#{words}")
     page.until_ready()
 
 
 def look(page: Page, part: str) -> list[Any]:
-    """What a reader sees of the choices: the state of every control, and the texts of this part of the page."""
+    """The visible choices: the state of every control, and the texts of this part of the page."""
     return page.js(
         """const all = (selector) => [...document.querySelectorAll(selector)];
         return [

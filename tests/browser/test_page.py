@@ -1,4 +1,4 @@
-"""What holds for every view's page: hostile text, no network, notebooks, themes, zoom, paper, long texts."""
+"""Checks for every view's page: hostile text, no network, notebooks, themes, zoom, paper, long texts."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ TOKENS = {"heads": ".from .token", "neurons": ".keys .token", "stages": ".chips 
 
 
 def seen(token: str) -> str:
-    """How a token stands on the page: control characters by their pictures, lone surrogates and overrides as U+FFFD."""
+    """How a token is shown: control characters as symbols, lone surrogates and overrides as U+FFFD."""
     pictures = "".join(chr(0x2400 + ord(char)) if ord(char) < 32 else char for char in token)
     return "".join("\ufffd" if char in "\ud800\u202e\u202c" else char for char in pictures) or "\u00a0"
 

@@ -1,4 +1,4 @@
-"""What the tests of the hub share: a hub on loopback, an environment that knows no other, and a model to serve."""
+"""Fixtures for the tests of the hub: a hub on loopback, an environment that uses only it, and a model to serve."""
 
 import pytest
 

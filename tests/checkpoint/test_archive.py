@@ -1,4 +1,4 @@
-"""Files of named arrays: what an npz file may claim, whatever its headers and its archive say."""
+"""Files of named arrays: npz files with valid and with false headers and archives."""
 
 import io
 import zipfile

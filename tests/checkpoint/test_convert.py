@@ -1,4 +1,4 @@
-"""convert: there and back bit for bit, loaded without a copy, and nothing half-written whatever goes wrong."""
+"""convert: round trips bit for bit, loading without a copy, and no half-written files after errors."""
 
 import errno
 import json
@@ -167,7 +167,7 @@ def full(*_, **__):
 
 
 def test_no_room_for_the_weights(tmp_path):
-    """What the kernel itself answers, here to a process that may write files of 1 kB: an error and nothing left."""
+    """An error of the kernel, here for a process that may write files of 1 kB, leaves no file."""
     model_folder(tmp_path / "a")
     code = (
         "import resource; from npformer.checkpoint import convert\n"
@@ -221,7 +221,7 @@ def test_a_bad_source_leaves_nothing(tmp_path):
 
 
 def test_loading_takes_the_memory_of_the_weights_once(tmp_path):
-    """A file whose tensors must be copied (half precision, transposed) is let go of piece by piece: the peak over the
+    """A file whose tensors must be copied (half precision, transposed) is freed piece by piece: the peak over the
     float32 weights stays under a quarter of them."""
     config, _ = random_checkpoint("DistilBertModel", vocab_size=40_000, dim=512, hidden_dim=2048)
     from npformer.checkpoint import tree as layout

@@ -1,5 +1,5 @@
-"""Folders that ask for more than they are: each is refused within a few seconds and some megabytes, in a process of its
-own whose memory and time have limits.
+"""Folders that request more memory or time than their size justifies: each is refused within a few seconds and
+megabytes, in a subprocess with limits on both.
 """
 
 import json
@@ -53,7 +53,7 @@ STORAGE = b"\x8c\x07storagectorch\nFloatStorage\n\x8c\x010\x8c\x03cpuK\x06"
 
 
 def loaded_alone(folder: Path) -> tuple[str, int]:
-    """What loading the folder says, and how many bytes it takes."""
+    """The message of loading the folder, and the memory it takes in bytes."""
     done = subprocess.run(
         [sys.executable, "-c", CHILD, str(folder)], cwd=ROOT, capture_output=True, text=True, timeout=SECONDS,
         check=False,
@@ -107,7 +107,7 @@ def headed(folder: Path, header: bytes) -> Path:
 
 
 def entries(count: int) -> bytes:
-    """The header of so many tensors without elements."""
+    """The header of this many tensors without elements."""
     entry = {"dtype": "I8", "shape": [0], "data_offsets": [0, 0]}
     return json.dumps(dict.fromkeys(map(str, range(count)), entry), separators=(",", ":")).encode()
 

@@ -247,7 +247,8 @@ def test_the_client_finds_npformer_s_downloads(hub, env, folder):
 
 
 def test_another_tool_s_downloads_load_without_a_network(hub, env, folder):
-    """Another tool leaves no note of what the hub lacks, so we like to ask; where nobody answers, we do without."""
+    """Other tools do not record files that the hub lacks, so npformer asks for them, and continues if the hub is
+    unreachable."""
     commit = hub.add(NAME, folder)
     done = python(env, CLIENT + f"[get({NAME!r}, f) for f in ('config.json', 'model.safetensors', 'tokenizer.json')]")
     assert done.returncode == 0, done.stderr
@@ -270,7 +271,7 @@ def test_weights_of_another_form_in_the_cache_are_enough(hub, env, folder):
 
 
 def test_shards_in_the_store_that_models_share(hub, env, folder):
-    """Newer clients keep a file that several repositories have once, in a store beside them, behind a second link."""
+    """Newer clients store a file that several repositories share once, behind a second link."""
     expected, flat = whole(folder)
     (folder / "model.safetensors").unlink()
     save(folder, "model.safetensors.index.json", flat)

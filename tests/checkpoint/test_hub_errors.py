@@ -1,6 +1,6 @@
-"""What goes wrong with models from the hub: every case a clear error, and nothing half-written in the cache.
+"""Errors with models from the hub: each is clear, and leaves no half-written file in the cache.
 
-The hub is the small one on loopback; every call is made in a process of its own, with an empty cache.
+The hub is the small one on loopback; every call runs in its own process, with an empty cache.
 """
 
 import json
@@ -111,7 +111,8 @@ def test_a_transfer_that_stays_broken(hub, env, folder):
 
 @pytest.mark.slow
 def test_a_transfer_that_stalls_ends(hub, env, folder):
-    """By the client's timeout, ten seconds unless HF_HUB_DOWNLOAD_TIMEOUT says otherwise; the rest comes the next time."""
+    """After the client's timeout, ten seconds unless HF_HUB_DOWNLOAD_TIMEOUT is set; the next call downloads the
+    rest."""
     hub.add(NAME, folder, large=20_000)
     hub.stall_after = 10_000
     began = time.monotonic()

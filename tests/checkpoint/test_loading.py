@@ -1,4 +1,4 @@
-"""What a name means to `load`, what it costs, and that no network or hub client is near unless the name is a hub id."""
+"""How `load` interprets a name, at which cost, without network or hub client unless the name is a hub id."""
 
 import json
 import re
@@ -46,7 +46,7 @@ def test_a_local_folder(folder, monkeypatch):
     np.testing.assert_array_equal(load(str(folder))([2, 9, 8, 3]).logits, expected)
     monkeypatch.setenv("HOME", str(folder.parent))
     np.testing.assert_array_equal(load("~/sentiment")([2, 9, 8, 3]).logits, expected)
-    monkeypatch.chdir(folder.parent.parent)  # "runs/sentiment" could be a hub id as well; the folder goes first
+    monkeypatch.chdir(folder.parent.parent)  # "runs/sentiment" could be a hub id as well; the folder takes precedence
     np.testing.assert_array_equal(load("runs/sentiment")([2, 9, 8, 3]).logits, expected)
 
 
@@ -138,7 +138,7 @@ def test_a_bundled_model_takes_precedence_over_a_folder_of_that_name(tmp_path, m
 
 
 def test_bundled_models_are_in_the_package_and_in_the_checkout(tmp_path, monkeypatch):
-    """Beside an installed package is site-packages: a folder `weights` there is not ours."""
+    """An installed package is in site-packages: a folder `weights` there belongs to another package."""
     monkeypatch.setattr(loading, "__file__", str(tmp_path / "npformer" / "checkpoint/loading.py"))
     monkeypatch.chdir(tmp_path.parent)
     installed = tiny.folder(tmp_path / "npformer" / "_weights" / "one")
@@ -165,7 +165,7 @@ def site(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("name", loading.OURS)
 def test_a_bundled_model_that_is_not_installed(site, name):
-    """No network is asked, and the command says where the model is got; where the checkout is known, its path."""
+    """The network is not used, and the message says where to get the model; in a checkout, its path."""
     missing = f"{name}: not part of the installed package.\n  "
     clone = "Get it with `git clone https://github.com/npformer/npformer` and use its path: "
     assert error(name) == f"{missing}{clone}npformer/weights/{name}"
@@ -208,7 +208,7 @@ print(json.dumps({"peak": peak, "modules": sorted(sys.modules)}))
 
 
 def loaded_alone(name):
-    """What a fresh process without a network says once it has loaded a model."""
+    """The output of a fresh process without a network after loading a model."""
     command = [sys.executable, "-c", PROGRAM, str(name)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr

@@ -78,7 +78,7 @@ except npformer.NpformerError as error:
 
 
 def truncated(folder, how="mapped"):
-    """What a process says whose model's weights are cut to nothing."""
+    """The output of a process after its model's file of weights is truncated."""
     files = [*folder.glob("*.safetensors"), *folder.glob("*.bin")]
     done = subprocess.run(
         [sys.executable, "-c", TRUNCATED, str(folder), how, *map(str, files)],
@@ -117,7 +117,7 @@ def test_files_that_are_not_mapped_give_the_same_numbers(tmp_path, make):
 
 
 def test_a_mapped_model_is_copied_and_given_to_other_processes(own):
-    """As numbers: a copy needs no file, and none is made once the file has changed."""
+    """Compared as numbers: a copy needs no file, and no copy is made after the file has changed."""
     model = npformer.load(own)
     expected = model(IDS).logits
     again, shallow = pickle.loads(pickle.dumps(model)), copy.copy(model)

@@ -26,7 +26,7 @@ def no_warning():
 
 
 def damaged(path, value=np.nan, layout="torch", marked=False):
-    """A tiny model one of whose numbers is `value`: the weight from input 2 to output 5 of a query."""
+    """A tiny model with `value` as one number: the weight from input 2 to output 5 of a query."""
     folder = tiny.folder(path, own=layout == "own")
     tensors = {name: np.array(array) for name, array in read_folder(folder).tensors.items()}
     if layout == "own":
@@ -127,7 +127,7 @@ def test_translations_of_such_weights_are_errors(tmp_path):
 
 
 def test_a_converted_checkpoint_marked_as_finite_is_not_checked_again(tmp_path):
-    """The mark saves the look at every number; what it is wrong about, the answers tell."""
+    """The mark saves checking every number; a wrong mark is noticed in the answers."""
     finite = convert(tiny.folder(tmp_path / "a"), tmp_path / "b")
     assert read_tensors(finite / OWN_WEIGHTS)[1]["finite"] == "true"
     source = damaged(tmp_path / "c")

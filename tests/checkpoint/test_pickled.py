@@ -231,7 +231,7 @@ def test_a_pickle_without_end_or_too_long():
 @settings(max_examples=500, deadline=None)
 @given(data=st.data())
 def test_any_bytes_at_all(data):
-    """Random instructions, and real pickles with damage: a value or an error of ours."""
+    """Random instructions, and damaged real pickles, give a value or NpformerError."""
     opcodes = [opcode.code.encode("latin1") for opcode in pickletools.opcodes]
     if data.draw(st.booleans()):
         parts = st.one_of(st.sampled_from(opcodes), st.binary(max_size=6), st.just(CLASS), st.just(b"(}]N)"))

@@ -1,4 +1,4 @@
-"""A model folder: which files are read, and what is said when they do not belong together."""
+"""A model folder: which files are read, and the errors for files that do not belong together."""
 
 import json
 import os

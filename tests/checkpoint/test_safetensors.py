@@ -33,7 +33,7 @@ def write(path, header, data=b""):
 
 
 def sha256_of(path):
-    """What the metadata's sha256 must be, from the file's bytes alone, as the docstring of `checksum` says it."""
+    """The metadata's correct sha256, from the file's bytes alone, as described in the docstring of `checksum`."""
     data = path.read_bytes()
     start = 8 + int.from_bytes(data[:8], "little")
     header = json.loads(data[8:start])
@@ -111,7 +111,7 @@ def test_a_file_without_a_checksum_has_none(tmp_path):
 
 
 def test_equal_contents_are_equal_bytes(tmp_path):
-    """In other processes, too, and whatever the order they are given in. The library by itself orders metadata anew."""
+    """In other processes, too, and whatever the order they are given in. The library reorders metadata."""
     metadata = {str(n): "x" for n in range(10)}
     write_tensors(tmp_path / "a.safetensors", ARRAYS, metadata)
     write_tensors(tmp_path / "b.safetensors", dict(reversed(ARRAYS.items())), dict(reversed(metadata.items())))
@@ -145,7 +145,7 @@ def test_bfloat16(tmp_path):
 
 
 def test_tensors_are_the_pages_of_the_file(tmp_path):
-    """What two processes map, they share: on Linux the array's address lies in a mapping of the file."""
+    """Processes share mapped files: on Linux the array's address is inside a mapping of the file."""
     write_tensors(tmp_path / "a.safetensors", {"x": np.ones(5000, np.float32)}, {})
     code = (
         "import sys, pathlib; from npformer.checkpoint.safetensors import read_tensors\n"

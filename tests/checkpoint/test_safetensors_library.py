@@ -1,4 +1,4 @@
-"""Every safetensors file of this project is one for the safetensors library: what it writes, and what lies in the checkout.
+"""The safetensors library reads every safetensors file of this project, written or in the checkout.
 
 Single arrays, dtypes and damaged files are in test_storage.py, test_safetensors.py and test_torch_file.py.
 """

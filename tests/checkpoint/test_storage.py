@@ -113,7 +113,7 @@ def test_half_precision_widens_exactly():
 
 
 def test_float16_widens_exactly_where_a_thread_takes_small_numbers_for_0(monkeypatch):
-    """As other libraries can make it do: shifted bits stand for such numbers, so NumPy widens then."""
+    """Other libraries can set this mode of the processor; NumPy then converts the numbers instead of shifting bits."""
     assert storage._has_subnormals()
     halves = np.array([1e-5, -3e-6, 6e-8, 0.5], np.float16)
     monkeypatch.setattr(storage, "_has_subnormals", lambda: False)

@@ -1,4 +1,4 @@
-"""torch.save's files: those that torch wrote, value for value, and those that no torch would write."""
+"""Files of torch.save: real ones, value for value, and forged ones."""
 
 import json
 import signal
@@ -252,5 +252,5 @@ def test_any_damage_is_refused_or_harmless(tmp_path_factory, data, name):
         except NpformerError:
             return
     for array in arrays.values():
-        if array.size < 10**6:  # a stride of 0 makes many elements of one
+        if array.size < 10**6:  # a stride of 0 repeats one element
             array.tobytes()

@@ -92,7 +92,7 @@ def test_the_bundled_models_are_as_they_were_written(capsys: pytest.CaptureFixtu
 
 
 def test_arrays_that_npformer_reads_back_are_checked(tmp_path: Path) -> None:
-    """Traces, golden files and the state of a training go by `load_arrays`."""
+    """Traces, golden files and the state of a training are read by `load_arrays`."""
     save_arrays(tmp_path / "a.safetensors", {"a": np.arange(3.0)}, {"by": "test"})
     arrays, metadata = load_arrays(tmp_path / "a.safetensors")
     assert (arrays["a"].tolist(), metadata["by"]) == ([0, 1, 2], "test")

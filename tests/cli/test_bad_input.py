@@ -1,5 +1,5 @@
-"""The command `npformer` with bad input, closed pipes, signals and terminals: a line that says what is wrong, the right
-exit code, never a traceback, and nothing half-written."""
+"""The command `npformer` with bad input, closed pipes, signals and terminals: one line with the error, the right exit
+code, never a traceback, and no half-written file."""
 
 import contextlib
 import os

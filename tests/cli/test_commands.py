@@ -1,4 +1,4 @@
-"""The command `npformer`, run as users run it: in a process of its own, from another folder, on tiny models."""
+"""The command `npformer`, run as users run it: in its own process, from another folder, on tiny models."""
 
 import json
 import re
@@ -347,7 +347,7 @@ def test_info_shows_the_bundled_model_s_origin_and_card():
 
 
 def test_help_imports_no_numpy():
-    """What a command needs is imported when it runs."""
+    """A command's modules are imported when it runs."""
     code = "import sys; from npformer.cli.main import main; main(['--help']); sys.exit('numpy' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], env=ENVIRONMENT, timeout=60, check=True)
 

@@ -1,4 +1,4 @@
-"""--input without what it needs: the extra, its other options, or options that go together with texts only."""
+"""--input without its extra or its other options, or with options that are only for texts."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""`npformer generate`: texts, options, files and JSON, a terminal that shows a text as it is written, and no model."""
+"""`npformer generate`: texts, options, files and JSON, a terminal with streaming output, and a missing model."""
 
 from __future__ import annotations
 

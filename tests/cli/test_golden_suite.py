@@ -25,7 +25,7 @@ def suite(tmp_path_factory: pytest.TempPathFactory) -> Path:
     code, out, _ = run("golden", "suite", folder, "--case", "marian-*", "--case", CASE)
     assert code == 0
     assert f"{folder}: 5 cases, " in out
-    assert main(["golden", "suite", str(folder)]) == 1  # which is there already
+    assert main(["golden", "suite", str(folder)]) == 1  # which exists already
     return folder
 
 
@@ -42,7 +42,7 @@ def test_the_exit_code_is_0_only_if_all_cases_pass(suite: Path) -> None:
 
 
 def test_options_after_the_dashes_are_the_program_s(suite: Path, tmp_path: Path) -> None:
-    """So that `-m` and `--case` there are not ours."""
+    """So that npformer does not parse `-m` and `--case` there."""
     (tmp_path / "port").write_text('#!/bin/sh\ntest "$1 $2" = "-m --case" && cp $3/golden.safetensors $5\n')
     (tmp_path / "port").chmod(0o755)
     assert run("golden", "run", suite, "--case", CASE, "--", "./port", "-m", "--case", cwd=tmp_path)[0] == 0

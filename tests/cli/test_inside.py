@@ -1,4 +1,4 @@
-"""`npformer trace` and `npformer golden`: what they print, write and refuse, and their exit codes."""
+"""`npformer trace` and `npformer golden`: their output, files, errors and exit codes."""
 
 from __future__ import annotations
 
@@ -243,7 +243,7 @@ def test_golden_compare_reads_a_map_of_names(recorded: Path, tmp_path: Path, cap
 
 
 def test_golden_compare_finds_the_tiny_model_next_to_its_file(tmp_path: Path, capsys) -> None:
-    """The model beside the golden file is found, so nothing has to be named."""
+    """The model next to the golden file is found without an option."""
     for seed in ([], ["--seed", 3]):
         out = tmp_path / f"tiny{len(seed)}"
         assert run(golden_command, ["record", "--tiny", "distilbert", *seed, "-o", out]) == 0

@@ -1,6 +1,6 @@
 """Every command that writes a file, to what is not one: devices, pipes, links, stdout, a full disk, a limit of size.
 
-Nothing that stands there is replaced but a regular file; a failure is one line that names the output, and leaves nothing.
+Only regular files are replaced; a failure is one line that names the output, and leaves no file.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ def test_a_link_is_followed(write, expected, tmp_path, there):
 
 
 def test_stdout_is_written_to(write, expected, tmp_path, capfdbinary):
-    """After what is there; a trace's table is printed after it, everything else is the file's bytes alone."""
+    """It is appended; a trace's table is printed after it, otherwise the file has only the output's bytes."""
     path = tmp_path / "out.safetensors"
     path.symlink_to("/dev/stdout")
     capfdbinary.readouterr()

@@ -1,5 +1,6 @@
 """The command as a process, by its installed script and by `python -m`: streams that are closed, full, gone or know few
-letters, and Ctrl-C from the first import to the last. No traceback, the right exit code, nothing said by Python itself."""
+letters, and Ctrl-C from the first import to the last. No traceback, the right exit code, and no message from Python
+itself."""
 
 from __future__ import annotations
 
@@ -67,7 +68,7 @@ def shell(line: str, way: list[str], arguments: list[str], models: dict[str, Pat
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "started", "unbuffered"), sorted(set(STARTED)))
 def test_a_full_or_closed_output_is_reported_and_a_broken_pipe_is_not(name, started, unbuffered, models, tmp_path):
-    """The answer is lost: exit code 1 and why, or SIGPIPE's, of which nothing is said."""
+    """The answer is lost: exit code 1 with the reason, or SIGPIPE's without a message."""
     way, arguments, given = WAYS[started], PRINTING[name], {"PYTHONUNBUFFERED": unbuffered}
     full = shell('"$@" > /dev/full', way, arguments, models, tmp_path, **given)
     assert full == (1, "", "npformer: output: No space left on device\n")
@@ -78,7 +79,7 @@ def test_a_full_or_closed_output_is_reported_and_a_broken_pipe_is_not(name, star
 
 
 def test_commands_that_write_a_file_need_no_standard_output(way, models, tmp_path):
-    """What is written to a file is whole, and no file has taken a standard stream's number."""
+    """Files are complete, and no file gets a standard stream's descriptor."""
     arguments = ["embed", "-m", str(models["embed"]), TEXT, "-o", "v.npy"]
     assert shell('"$@" <&- >&- 2>&-', way, arguments, models, tmp_path) == (0, "", "")
     assert np.load(tmp_path / "v.npy").shape == (1, 32)
@@ -104,7 +105,7 @@ def test_messages_that_cannot_be_written_are_lost(errors, way, models, tmp_path)
 
 
 def test_a_closed_input_is_missed_only_where_it_is_read(way, models, tmp_path):
-    """Nobody misses it where texts are given; else that is what is said."""
+    """It is not needed if texts are given; otherwise the error names it."""
     (tmp_path / "texts").write_text("ice\n")
     for arguments in (["classify", "ice"], ["classify", "-f", "texts"]):
         code, output, said = shell('"$@" <&-', way, arguments, models, tmp_path)
@@ -125,7 +126,7 @@ def test_a_closed_input_is_missed_only_where_it_is_read(way, models, tmp_path):
     ],
 )
 def test_an_encoding_of_few_letters_changes_no_text_that_is_read(environment, way, models, tmp_path):
-    """Text is read as UTF-8 whatever the locale, and what it lacks is written as its number."""
+    """Text is read as UTF-8 in any locale; characters that the locale lacks are written as numbers."""
     for arguments in (
         ["classify", "naïve 我 😀"],
         ["classify", "ice", "--pair", "naïve 我"],

@@ -1,4 +1,4 @@
-"""`npformer search`: the nearest lines of files, and the vectors that are kept beside them."""
+"""`npformer search`: the nearest lines of files, and the vectors stored next to them."""
 
 import numpy as np
 import pytest
@@ -96,7 +96,7 @@ def test_a_broken_file_of_vectors_is_recomputed(damage, model, file):
 
 @pytest.mark.parametrize("damage", ["dtype", "checksum", "infinite", "blank", "shape"])
 def test_files_with_invalid_vectors_are_recomputed(damage, model, file):
-    """With a checksum that fits, or with none: each was used before, or ended every search."""
+    """With a correct checksum, or without one: these were once used, or ended every search."""
     first = search(model, "music", file)
     whole = kept(file).read_bytes()
     arrays, metadata = load_arrays(kept(file))
@@ -119,7 +119,7 @@ def test_files_with_invalid_vectors_are_recomputed(damage, model, file):
 
 
 def test_a_file_where_vectors_cannot_be_put(model, file):
-    """As in a folder that takes no file, which root may write to: a name with no room for what is added."""
+    """Like a read-only folder, which root could still write to: a name too long for a suffix."""
     first = search(model, "music", file)
     kept(file).unlink()
     long = file.with_name("a" * 250)

@@ -1,4 +1,4 @@
-"""`npformer view`: what every kind prints, draws and writes, what it refuses, and that no text gets out of hand."""
+"""`npformer view`: output of every kind, errors, and hostile or long texts."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, st
 
 
 def check_page(page: str) -> None:
-    """One whole document that fetches nothing, and in which no markup is but its own."""
+    """A self-contained document that fetches nothing and contains no markup from texts."""
     assert page.startswith("<!doctype html>")
     assert page.rstrip().endswith("</html>")
     assert re.findall(r"<link[^>]*>", page) == ['<link rel="icon" href="data:,">']  # or a browser asks for favicon.ico
@@ -206,7 +206,7 @@ def test_views_of_little_or_no_text(kind: str, text: str, folder: Path, capsys) 
 @pytest.mark.filterwarnings("default")
 @pytest.mark.parametrize("kind", command.KINDS)
 def test_a_text_longer_than_the_model_is_cut_as_elsewhere(kind: str, folder: Path, capsys) -> None:
-    """The view is that of as much as the model reads; one warning says so."""
+    """The view shows as much as the model reads, with one warning."""
     long = run(capsys, "love " * 150, "-m", folder, "--kind", kind)
     assert long[::2] == (0, "npformer: input 0: 152 tokens, cut to 128\n")
     assert long[1].rstrip() == run(capsys, "love " * 126, "-m", folder, "--kind", kind)[1].rstrip()
@@ -233,7 +233,7 @@ def test_a_translation_model_is_viewed_from_its_source(kind: str, tmp_path: Path
 
 
 def test_view_runs_in_a_subprocess(folder: Path, tmp_path: Path) -> None:
-    """In a process of its own: any terminal's encoding, a missing model, and a file beside others."""
+    """In a subprocess: any terminal's encoding, a missing model, and a new file in a folder."""
     code, out, _ = run_apart("view", TEXT, "-m", folder)
     assert code == 0
     assert out.startswith("Self-attention, layer 0")

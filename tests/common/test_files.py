@@ -1,4 +1,4 @@
-"""Files are read if they are regular and no link out of their folder, and written whole, to wherever the name leads."""
+"""Only regular files inside their folder are read; files are written completely, through links."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def test_pipes_devices_and_folders_are_refused(tmp_path: Path) -> None:
 
 def test_a_disk_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "sda").touch()
-    monkeypatch.setattr(stat, "S_ISREG", lambda mode: False)  # not every machine may make a node of one
+    monkeypatch.setattr(stat, "S_ISREG", lambda mode: False)  # not every machine allows creating a device
     monkeypatch.setattr(stat, "S_ISBLK", lambda mode: True)
     with pytest.raises(NpformerError, match="sda: cannot be written: it is a disk"):
         write(tmp_path / "sda")
@@ -159,7 +159,7 @@ def test_a_closed_pipe_is_reported(tmp_path: Path) -> None:
 
 
 def test_an_open_descriptor_is_written_at_its_position(tmp_path: Path) -> None:
-    """As `npformer view ... -o /dev/stdout >> page.html` has it: what is there stays, and the file is the same one."""
+    """As in `npformer view ... -o /dev/stdout >> page.html`: the content stays, and so does the file."""
     (tmp_path / "a").write_text("before ")
     (tmp_path / "link").symlink_to("/dev/fd")
     inode = (tmp_path / "a").stat().st_ino
@@ -186,7 +186,7 @@ def test_a_device_is_written_to_and_stays(tmp_path: Path) -> None:
 
 
 def own_device(folder: Path, name: str) -> Path:
-    """A device of our own, so that a test that fails harms none of the machine's; where that is not allowed, a link."""
+    """A new device, so that a failing test does not damage the machine's; a link if that is not allowed."""
     path = folder / Path(name).name
     try:
         os.mknod(path, stat.S_IFCHR | 0o666, os.stat(name).st_rdev)
@@ -222,25 +222,27 @@ def test_the_next_run_removes_a_killed_run_s_files_and_no_others(tmp_path: Path,
     for run in runs:
         assert run.stdout is not None
         assert run.stdout.read(5) == b"ready"
-    os.mkdir(tmp_path / ".result.precious.lock")  # not a name of ours
+    os.mkdir(tmp_path / ".result.precious.lock")  # not a temporary name of npformer
     assert len(os.listdir(tmp_path)) == 5
     runs[0].send_signal(signal.SIGKILL)
     runs[0].wait()
     for name in ("result", "other"):
         write(tmp_path / name)
-        assert len(os.listdir(tmp_path)) == 4 + (name == "other")  # the other run's two, ours, and the precious one
+        assert len(os.listdir(tmp_path)) == 4 + (
+            name == "other"
+        )  # the other run's two, this run's, and the one to keep
     runs[1].send_signal(signal.SIGKILL)
     runs[1].wait()
     for run in runs:
         run.stdout.close()  # type: ignore[union-attr]
     write(tmp_path / "other")
-    assert len(os.listdir(tmp_path)) == 5  # it clears what was to be `other`
+    assert len(os.listdir(tmp_path)) == 5  # it removes the unfinished `other`
     write(tmp_path / "result")
     assert sorted(os.listdir(tmp_path)) == [".result.precious.lock", "other", "result"]
 
 
 def test_a_killed_run_s_output_for_a_pipe_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It lies in the system's temporary folder, for nobody else to read."""
+    """It is in the system's temporary folder, readable only by its owner."""
     os.mkfifo(tmp_path / "fifo")
     temporary = tmp_path / "temporary"
     temporary.mkdir()
@@ -270,7 +272,7 @@ for i in range(150):
 
 
 def test_runs_that_write_one_file_at_once_leave_each_other_alone(tmp_path: Path) -> None:
-    """Each clears what dead ones left, at every moment of the others' making and removing of theirs."""
+    """Each removes files of dead processes, at any moment while others create and remove their own."""
     command = [sys.executable, "-c", MANY, str(tmp_path / "result")]
     runs = [subprocess.Popen([*command, letter], cwd=ROOT) for letter in "abc"]
     assert [run.wait(120) for run in runs] == [0, 0, 0]
@@ -331,7 +333,7 @@ def test_rows_of_two_tables_are_read_by_turns() -> None:
 
 
 def test_half_of_a_surrogate_pair_in_json_is_refused(tmp_path: Path) -> None:
-    """What is read from it could not be written again; a whole pair is a character."""
+    """Half of a pair cannot be written again; a whole pair is a character."""
     (tmp_path / "whole.json").write_text(r'{"a": "\ud83d\ude00"}')
     assert read_json(tmp_path / "whole.json") == {"a": "\U0001f600"}
     (tmp_path / "half.json").write_text(r'{"a": "\ud83d"}')

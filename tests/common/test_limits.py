@@ -1,4 +1,4 @@
-"""The table of limits: what is above one is refused by its name, and an argument or an option raises it."""
+"""The table of limits: values above a limit are refused by its name, and an argument or an option raises it."""
 
 import json
 from dataclasses import fields, replace
@@ -167,7 +167,7 @@ def test_a_model_made_by_hand_has_limits():
 
 
 def test_the_cache_of_configs_is_bounded():
-    """A config may be 70 kB, and what is computed from it megabytes."""
+    """A config can have 70 kB, and the tables computed from it megabytes."""
     model = tiny.model("bert").config
     for depth in range(1, 20):
         config = replace(model, n_layers=depth)

@@ -1,4 +1,4 @@
-"""A folder in use is refused to others, who are told by whom; a dead owner's lock is free."""
+"""A folder in use is refused with the owner's name; a dead owner's lock is free."""
 
 from __future__ import annotations
 

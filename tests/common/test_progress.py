@@ -21,7 +21,7 @@ class Terminal(StringIO):
         return True
 
     def lines(self) -> list[str]:
-        """What is on the screen at the end: a carriage return goes back to the start of the line."""
+        """The screen at the end: a carriage return moves to the start of the line."""
         shown = []
         for line in self.getvalue().split("\n"):
             row = ""
@@ -143,7 +143,7 @@ def test_the_bar_fits_the_terminal(
         assert main(["info", "--verify", "./model"]) == 0
         assert main(train) == 0
         assert main(["embed", "-m", "model", "ice", "-o", "v.npy"]) == 0
-    lines = [line for line in out.lines() if " in /" not in line]  # a long path stands alone
+    lines = [line for line in out.lines() if " in /" not in line]  # a long path has its own line
     assert max(len(line) for line in lines if len(line.split()) > 1) <= int(columns)
     assert any(each.startswith("epoch 1/1 [##########] 1/1  0:0") for each in terminal.getvalue().split("\r"))
     assert terminal.lines()[-2] == "wrote v.npy: 1 vector of 32 numbers"

@@ -1,4 +1,4 @@
-"""What the tests of datasets share: a tiny classifier, a dataset of a few rows, and a folder's files as bytes."""
+"""Fixtures for the tests of datasets: a tiny classifier, a dataset of a few rows, and a folder's files as bytes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What tests have Dask's workers do to themselves; they import it by this module's name."""
+"""Functions that tests run on Dask's workers, which import this module by name."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def slow(seconds: float) -> None:
 
 
 def pretend(name: str, value: str) -> None:
-    """Makes this worker say another `npformer` or other `bits` than it has."""
+    """Makes this worker report a false `npformer` version or false `bits`."""
     real = work.machine
     work.machine = lambda: {**real(), name: value}
     if name == "bits":
@@ -58,7 +58,7 @@ def note_loads() -> None:
 
 
 def noted() -> list[tuple[object, bool]]:
-    """Threads of each task that this worker has made, and whether all of its tables lie in a mapped file."""
+    """The threads of each task on this worker, and whether all its tables are memory-mapped."""
     (task,) = work._tasks.values()
     arrays = stored(dict(task.model.weights), task.model.config).values()
     mapped = all(isinstance(_base(array), mmap.mmap) for array in arrays)
@@ -83,7 +83,7 @@ def fail_once() -> None:
 
 
 class Deadly(WorkerPlugin):
-    """Ends each worker that is to answer a part with this text, as a system does that has no more memory."""
+    """Kills each worker that gets a part with this text, as a system without memory would."""
 
     def __init__(self, text: str) -> None:
         self.text = text

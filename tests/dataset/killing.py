@@ -54,7 +54,7 @@ class Runs:
         return False
 
     def taken(self) -> dict[str, bytes]:
-        """The files of the output, and anything beside it that is the run's; then they are removed."""
+        """The files of the output and the run's other files, which are then removed."""
         found = {}
         for path in sorted(self.sink.parent.rglob("*")):
             if path.is_file():
@@ -96,7 +96,7 @@ class Runs:
         sys.addaudithook(hook)
 
     def at_random_times(self) -> int:
-        """Kills runs at random times, and has each go on until it ends."""
+        """Kills runs at random times, and resumes each until it ends."""
         begun = time.perf_counter()
         whole = self.unbroken()
         seconds, chosen, kills = time.perf_counter() - begun, random.Random(0), 0

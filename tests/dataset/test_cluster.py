@@ -1,4 +1,4 @@
-"""Dask's workers in processes of their own answer a dataset with the bytes of one machine, or are refused by name."""
+"""Dask's workers in other processes write the same bytes as one machine, or are refused by name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Each task's answers are columns whose values are the task's own answers, and whose types lose nothing of them."""
+"""Each task's answers become columns with the same values, without loss of precision."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ TEXTS = ["I love ice cream", "not my [MASK] music in Paris", "ice [MASK] and hot
 
 
 def answered(task: Any, folder: Path, column: Any = "text", **columns: list[Any]) -> pa.Table:
-    """The columns of the answers, without truncated and error, of which nothing is to be said."""
+    """The columns of the answers, without the columns truncated and error."""
     pa.parquet.write_table(pa.table(columns or {"text": TEXTS}), folder / "in.parquet")
     map(task, folder / "in.parquet", folder / "out.parquet", column=column, part_rows=3)
     table = pa.parquet.read_table(folder / "out.parquet")
@@ -139,11 +139,11 @@ def test_translations(tmp_path):
         task = npformer.pipeline("translation", folder, do_sample=True, num_beams=1, seed=5, max_new_tokens=6)
         drawn.append(answered(task, tmp_path / name, text=["a dog"] * 6)["translation"].to_pylist())
     assert drawn[0] == drawn[1]
-    assert drawn[0][:3] != drawn[0][3:]  # each part has draws of its own
+    assert drawn[0][:3] != drawn[0][3:]  # each part has its own seed
 
 
 def test_continuations_of_prompts_are_columns(tmp_path):
-    """The text, or the list of texts; without a seed none are drawn."""
+    """The text, or the list of texts; sampling needs a seed."""
     folder = writers.folder(tmp_path / "model")
     task = npformer.pipeline("text-generation", folder, max_new_tokens=6)
     with pytest.raises(NpformerError, match="seed: missing"):

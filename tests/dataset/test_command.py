@@ -1,4 +1,4 @@
-"""--input of every command: rows of a file in, rows with answers out, and a line for whatever goes wrong."""
+"""--input of every command: rows of a file in, rows with answers out, and one line per error."""
 
 from __future__ import annotations
 

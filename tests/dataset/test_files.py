@@ -1,4 +1,4 @@
-"""Datasets are read from every format and written to every one; what cannot be read is named."""
+"""Datasets are read from and written to every format; unreadable files are named."""
 
 from __future__ import annotations
 
@@ -356,7 +356,7 @@ print(next(line.split()[1] for line in open("/proc/self/status") if line.startsw
 
 @pytest.mark.parametrize("sink", ["out", "out.parquet"])
 def test_memory_does_not_grow_with_the_rows(sink, model, tmp_path):
-    """40 and 160 MB of rows: what is held of the 120 MB more is less than half, the most that allocators keep."""
+    """40 and 160 MB of rows: less than half of the additional 120 MB is held, the most that allocators keep."""
     schema = pa.schema([("text", pa.string()), ("bytes", pa.binary())])
     peaks = []
     for count in (10, 40):

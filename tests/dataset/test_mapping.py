@@ -1,4 +1,4 @@
-"""A run goes on where it was broken off, makes spoilt parts anew, and refuses what would mix two runs."""
+"""A run resumes after an interruption, recomputes damaged parts, and refuses to mix two runs."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Broken(Exception):
 
 
 def breaking_after(parts: int, monkeypatch) -> None:
-    """Breaks runs off when they have made so many parts."""
+    """Interrupts runs after this many parts."""
     real, made = module.answer, []
 
     def answer(*arguments):
@@ -288,7 +288,7 @@ def test_a_limit_takes_the_first_rows(limit, classify, rows, source, tmp_path):
 
 @pytest.mark.parametrize("sink", ["out", "out.parquet"])
 def test_an_unreadable_file_is_named_and_answered_when_it_is_mended(sink, classify, source, tmp_path):
-    """The rest goes on; the same call goes on with the file when it can be read, and makes no part twice."""
+    """The other files are answered; once the file can be read, the same call answers it and repeats no part."""
     whole = run(classify, source, tmp_path / "whole" / sink)
     good = (source / "a.parquet").read_bytes()
     (source / "a.parquet").write_bytes(good[:-50])
@@ -313,7 +313,7 @@ npformer.dataset.map(task, sys.argv[2], sys.argv[3], column="text", part_rows=25
 
 @pytest.mark.parametrize("sink", ["out", "out.jsonl"])
 def test_a_disk_that_is_full_can_be_emptied(sink, model, classify, source, tmp_path):
-    """A file may not grow beyond a limit: the run ends with an error, and goes on with room."""
+    """With a limit on file sizes the run ends with an error; without it the run resumes."""
     whole = run(classify, source, tmp_path / "whole" / sink)
     largest = max(len(each) for each in whole.values())
     for limit in (largest // 4, largest // 2, largest - 1):
@@ -329,7 +329,7 @@ def test_a_disk_that_is_full_can_be_emptied(sink, model, classify, source, tmp_p
 @pytest.mark.parametrize("how", ["steps", "times"])
 @pytest.mark.parametrize("sink", ["out", "out.parquet"])
 def test_killed_runs_end_with_the_same_bytes(sink, how, model, rows, tmp_path):
-    """At every step that touches a file, and 50 times at random; each time the run goes on to the same bytes."""
+    """Killed at every file operation, and 50 times at random; each time the run resumes to the same bytes."""
     pa.parquet.write_table(rows, tmp_path / "in.parquet")
     (tmp_path / "runs").mkdir()
     command = [

@@ -47,7 +47,7 @@ def whole(classify, source_of_500, tmp_path) -> dict[str, bytes]:
 
 
 def test_killed_workers_cost_only_time(classify, source_of_500, whole, tmp_path, monkeypatch):
-    """One or another, at random parts: theirs go to those that are left or started anew, and each is written once."""
+    """Random workers are killed at random parts; the parts go to other or new workers, and each is written once."""
     written, killed, chosen = [], [], random.Random(0)
     moments = set(chosen.sample(range(1, PARTS - 5), KILLS))
     real = npformer.dataset.mapping._Run._write
@@ -83,7 +83,7 @@ with connected("local:2") as client:
 
 
 def test_a_run_killed_with_its_workers_resumes(model, source_of_500, whole, tmp_path):
-    """Its workers end with it: none answers for nobody."""
+    """Its workers end with it: they do not work on without a client."""
     command = [sys.executable, "-c", BROKEN, model, source_of_500, tmp_path / "out"]
     for done in (random.Random(1).randrange(1, 20), random.Random(2).randrange(20, 40)):
         run = subprocess.Popen([str(each) for each in command], cwd=ROOT, env=ENVIRONMENT)
@@ -105,7 +105,7 @@ def test_a_run_killed_with_its_workers_resumes(model, source_of_500, whole, tmp_
 
 
 def test_a_part_that_fails_is_tried_again_and_one_that_kills_is_named(classify, source_of_500, whole, tmp_path):
-    """Without that part the rest stands: the same call goes on from there."""
+    """The other parts are kept: the same call resumes from them."""
     with local(2) as made, Client(made) as client:
         client.run(fail_once)
         map(classify, source_of_500, tmp_path / "out", column="text", part_rows=10, client=client)
@@ -180,7 +180,7 @@ def test_a_worker_with_other_bits_is_reported(classify, source_of_500, whole, tm
 
 
 def test_workers_get_a_model_of_the_hub_by_its_commit(source_of_500, tmp_path):
-    """Here it lies in the cache; a worker with an empty one downloads this commit, though the branch has moved on."""
+    """The model is in the local cache; a worker with an empty cache downloads this commit, not the branch's newest."""
     folder = tiny.folder(tmp_path / "model")
     with hub_server.Hub() as hub:
         commit = hub.add("owner/model", folder)

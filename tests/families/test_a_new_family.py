@@ -1,7 +1,7 @@
-"""A family that is no part of the library, made of one table: all that reads, runs, traces and trains a model takes it.
+"""A family outside the library, defined by one table, works with reading, running, tracing and training.
 
 It is BERT under other names: positions begin at row 2, special tokens are `<s>` and `</s>`, and there is no token type
-table. So its weights can be handed to a BERT, whose numbers it has to give.
+table. So its weights fit a BERT, and must give the same numbers.
 """
 
 from __future__ import annotations

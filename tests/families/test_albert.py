@@ -1,4 +1,4 @@
-"""What sets ALBERT apart: layers that share their weights, and tables that are always projected."""
+"""Features of ALBERT: layers that share weights, and tables that are always projected."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_shared_weights_are_stored_once(tmp_path: Path) -> None:
 
 
 def test_layers_that_differ_in_an_own_file_are_both_used() -> None:
-    """As a projection that is said to be tied, but is not its table."""
+    """Like a projection that is declared as tied, but differs from the table."""
     config = tiny.config("albert")
     flat = dict(layout.stored(tiny.weights(config), config))
     name = "layers.1.ffn.output.bias"
@@ -128,7 +128,7 @@ def test_a_model_for_pre_training_is_read_as_its_masked_word_head() -> None:
 
 
 def test_the_order_of_sentences_is_read_and_cannot_be_written(tmp_path: Path) -> None:
-    """No class of transformers has this head alone, and what names none would be read as another model."""
+    """No class of transformers has only this head, and a file without a class would be read as another model."""
     config = read_config(described("ForPreTraining"), "next-sentence")
     assert (config.n_outputs, config.pooler) == (2, "tanh")
     model = Model(config, tiny.weights(config))

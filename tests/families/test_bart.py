@@ -1,4 +1,4 @@
-"""What sets BART apart from Marian: positions from row 2, a norm of the embeddings, and other ids where none are given."""
+"""BART's differences from Marian: positions from row 2, a norm of the embeddings, and other default ids."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_the_config_is_read_and_written() -> None:
 
 
 def test_a_model_without_a_head_generates_with_its_table(tmp_path: Path) -> None:
-    """BartModel, as facebook/bart-base says: its names have no prefix, and it has no projection of its own."""
+    """BartModel, as in facebook/bart-base: names without a prefix, and a tied projection."""
     whole, bare = folder(tmp_path / "whole"), folder(tmp_path / "bare")
     data, (_, weights) = json.loads((bare / "config.json").read_text()), load_folder(whole)
     (bare / "config.json").write_text(json.dumps({**data, "architectures": ["BartModel"]}))

@@ -91,7 +91,7 @@ def test_a_config_that_is_not_computed_is_refused_by_name(changes: dict[str, Any
 def test_files_are_read_without_attention_to_a_source_and_written_without_it(kind: str, tmp_path: Path) -> None:
     made = folder(tmp_path / "m", kind)
     with warnings.catch_warnings():
-        warnings.simplefilter("error")  # nothing is said of tensors that no answer depends on
+        warnings.simplefilter("error")  # no warning for tensors that do not affect the answers
         model = npformer.load(made)
     assert repr(model) == "<npformer.Model bart causal-lm: 2 layers, 4 heads, width 32, float32>"
     expected = flatten(tiny.weights(model.config))
@@ -108,7 +108,7 @@ def test_files_are_read_without_attention_to_a_source_and_written_without_it(kin
 
 
 def test_the_decoder_of_a_model_with_both_stacks_is_read_by_its_head(tmp_path: Path) -> None:
-    """Its table is the one that both share; the encoder's tensors are left out, and it is said."""
+    """It uses the shared table; the encoder's tensors are skipped with a warning."""
     made = folder_of_both(tmp_path / "both")
     with pytest.warns(UserWarning, match=r"tensors that the model does not use(.|\n)*model.encoder.layers.0"):
         model = npformer.load(made, head="causal-lm")

@@ -83,7 +83,7 @@ def test_the_config_is_read_and_written() -> None:
 def test_a_config_that_is_impossible(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
     with pytest.raises(NpformerError, match=message):
         read_config({**write_config(config()), **changes})
-    if "eos_token_id" in changes:  # fine for a model that generates, until it is to be trained for labels
+    if "eos_token_id" in changes:  # allowed for a generating model, but not for training on labels
         folder = generator_folder(tmp_path / "model")
         described = json.loads((folder / "config.json").read_text()) | changes
         (folder / "config.json").write_text(json.dumps(described))

@@ -1,6 +1,6 @@
 """Encoders that predict the next token: `is_decoder` and the ids in config.json, their weights, and all that reads them.
 
-What they compute is held to transformers in tests/oracle/test_every_family.py, what they write in test_prompts.py.
+tests/oracle/test_every_family.py compares their answers with transformers, test_prompts.py the texts they generate.
 """
 
 from __future__ import annotations

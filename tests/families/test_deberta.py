@@ -1,4 +1,4 @@
-"""What sets DeBERTa apart: disentangled attention, with a table of distances for all layers, and no table of positions."""
+"""Features of DeBERTa: disentangled attention, with a table of distances for all layers, and no table of positions."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_scores_and_their_backward_are_the_sums_of_the_paper(gap: int, forms: tu
 @pytest.mark.numbers
 @pytest.mark.parametrize("forms", FORMS)
 def test_a_text_has_the_same_bits_with_every_form_of_distances(forms: tuple[str, ...]) -> None:
-    """Alone it needs fewer rows of the table than beside a longer one. A gap between its tokens is seen."""
+    """Alone it needs fewer rows of the table than in a batch with a longer text. A gap between its tokens is seen."""
     fields = {"labels": tuple("abc"), "distance_forms": forms}
     same_bits("deberta-v2", "token-classification", **fields)
     model, ids = tiny.model("deberta-v2", "token-classification", **fields), np.arange(5, 12)
@@ -156,7 +156,7 @@ def test_settings_that_are_absent_have_transformers_values() -> None:
 
 @pytest.mark.parametrize("forms", FORMS)
 def test_the_stages_of_scores_of_one_form(forms: tuple[str, ...]) -> None:
-    """A score is divided by the root of its products' number; without distances there is no stage of theirs."""
+    """A score is divided by the root of the number of products; without distances their stages do not exist."""
     model = tiny.model("deberta-v2", "token-classification", distance_forms=forms, own_distances=True)
     t = trace(model, Text(np.arange(2, 12)))
     at = "layers.1.attention."

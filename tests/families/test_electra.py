@@ -1,4 +1,4 @@
-"""What sets ELECTRA apart: narrow tables, two models in one family, each with its own head, and a GELU in the others."""
+"""Features of ELECTRA: narrow tables, two models in one family, each with its own head, and a GELU in the others."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def described(name: str, **changes: Any) -> dict[str, Any]:
 
 
 def checkpoint(path: Path, name: str) -> Path:
-    """An architecture's folder as transformers saves it, with random numbers; what is tied is there once."""
+    """An architecture's folder as transformers saves it, with random numbers; tied tensors are stored once."""
     shapes, tied = (ARCHITECTURES[f"Electra{name}"][key] for key in ("tensors", "tied"))
     random = np.random.default_rng(0)
     tensors = {key: random.standard_normal(shapes[key]).astype("f") for key in shapes.keys() - set(tied)}
@@ -58,7 +58,7 @@ def test_a_discriminator_has_a_logit_a_token(tmp_path: Path) -> None:
 
 
 def test_a_discriminator_s_own_head_is_left_out_where_another_is_asked_for(tmp_path: Path) -> None:
-    """Without a warning, which pytest would raise; one of another head that the file lacks is missing."""
+    """There is no warning, which pytest would raise; if the file lacks another head's tensor, that is an error."""
     folder = checkpoint(tmp_path / "torch", "ForPreTraining")
     base = npformer.load(folder, head="base")
     assert base.config == read_config(described("Model"))

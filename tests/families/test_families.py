@@ -68,7 +68,7 @@ def test_module_paths_are_the_modules_of_the_model(name):
     modules = described.get("modules") or {tensor.rpartition(".")[0] for tensor in described["tensors"]}
     for ours, parameter in layout.parameters(config).items():
         path = module_path(config, parameter.group)
-        if not sources[ours].alone:  # of one module with others
+        if not sources[ours].alone:  # a module in several groups
             assert path is None
         else:
             assert path in modules
@@ -219,7 +219,7 @@ def test_a_long_list_is_cut():
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_a_tensor_that_is_not_needed_is_a_warning_that_names_it(name):
-    """As in Transformers: the model is the same without it. What other heads have, and buffers, need no warning."""
+    """As in Transformers: the model is the same without it. Tensors of other heads, and buffers, cause no warning."""
     config, tensors = random_checkpoint(name)
     expected = flatten(to_tree(tensors, config))
     with pytest.warns(UserWarning, match="tensors that the model does not use.*\n  unknown: lora.weight$") as caught:

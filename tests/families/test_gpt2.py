@@ -1,4 +1,4 @@
-"""What sets GPT-2 apart: files of several ages, its own settings, a causal mask, and a head that reads the last token."""
+"""Features of GPT-2: files of several ages, its own settings, a causal mask, and a head that reads the last token."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def test_a_config_is_written_as_it_is_read(changes: dict[str, Any]) -> None:
 
 
 def double(path: Path) -> Path:
-    """As Transformers writes a GPT2DoubleHeadsModel: its head for choices stands beside that of the next token."""
+    """A GPT2DoubleHeadsModel as Transformers writes it: heads for choices and for the next token."""
     folder, random = tiny.folder(path, "gpt2", "causal-lm", pad_id=7), np.random.default_rng(0)
     tensors = {name: np.array(array) for name, array in read_tensors(folder / "model.safetensors")[0].items()}
     tensors["multiple_choice_head.summary.weight"] = random.standard_normal((1, 32)).astype(np.float32)
@@ -243,7 +243,7 @@ def test_the_classifier_reads_the_last_token_that_is_not_padding() -> None:
 
 
 def test_texts_of_one_token_are_traced_as_others_are() -> None:
-    """Their logits have as many rows as the texts have tokens."""
+    """Their logits have one row per token."""
     model = tiny.model("gpt2")
     shapes = {trace(model, ids)["logits"].shape for ids in ([5], [5, 6])}
     assert shapes == {(len(model.config.labels),)}
@@ -253,7 +253,7 @@ def test_texts_of_one_token_are_traced_as_others_are() -> None:
 
 
 def test_padding_on_the_left_moves_positions_as_in_transformers() -> None:
-    """A row's place in the padded batch is its position; the mask hides what stands before it."""
+    """A row's index in the padded batch is its position; the mask hides the padding before it."""
     model, text = tiny.model("gpt2", pad_id=7), ids(5)
     batch, mask = np.full((2, 8), 7), np.zeros((2, 8), np.int64)
     batch[0, 3:], mask[0, 3:] = text, 1

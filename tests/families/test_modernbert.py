@@ -1,4 +1,4 @@
-"""What sets ModernBERT apart: rotations, local layers, gated networks, and config.json in two forms."""
+"""Features of ModernBERT: rotations, local layers, gated networks, and config.json in two forms."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_layers_are_local_at_any_steps(kinds: list[str]) -> None:
     config = read_config(described(layer_types=kinds))
     assert [LOCAL if config.is_local(i) else FULL for i in range(6)] == kinds
     written = write_config(config)
-    assert "global_attn_every_n_layers" not in written  # which would say something else
+    assert "global_attn_every_n_layers" not in written  # which would contradict it
     assert read_config(written) == config
     assert tiny.config("modernbert", n_layers=6, local_layers=config.local_layers) == replace(
         config, pad_id=None, padding_idx=None
@@ -133,7 +133,7 @@ def test_the_logit_of_a_mean_is_not_taken_apart() -> None:
 
 @pytest.mark.parametrize("name", later_modernbert.CONFIGS)
 def test_later_checkpoints_are_read(name: str, tmp_path: Path) -> None:
-    """Their position_embedding_type says that there is no table of positions, as in every ModernBERT."""
+    """Their position_embedding_type means no table of positions, as in every ModernBERT."""
     folder = later_modernbert.folder(tmp_path / "model", name)
     config = load(folder).config
     assert (config.head, config.pooling, config.local_layers) == ("masked-lm", "mean", (1, 2))

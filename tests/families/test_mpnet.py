@@ -1,4 +1,4 @@
-"""What sets MPNet apart: biases for relative positions in every layer, and positions counted from padding token 1."""
+"""Features of MPNet: biases for relative positions in every layer, and positions counted from padding token 1."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.support import tiny
 
 
 def test_buckets() -> None:
-    """Exact below 8, then steps of a logarithm, whose borders lie at 8 * 2^(k / 2): 8, 11.3, 16, 22.6, 32, ..., 90.5."""
+    """Exact below 8, then steps of a logarithm, with borders at 8 * 2^(k / 2): 8, 11.3, 16, 22.6, 32, ..., 90.5."""
     after = relative_buckets(np.arange(1, 200), 32) - 16
     assert after[:7].tolist() == [1, 2, 3, 4, 5, 6, 7]
     borders = [int(np.ceil(8 * 2 ** (k / 2) - 1e-9)) for k in range(8)]

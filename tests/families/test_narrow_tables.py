@@ -1,4 +1,4 @@
-"""Tables narrower than the layers, with a projection after them: what any family gets whose table names their width."""
+"""Tables narrower than the layers, with a projection after them, for any family with such a width."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_narrow_ones_are_read_and_written(head: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("width", [0, 32])
 def test_as_wide_as_the_layers_they_need_no_projection(width: int, tmp_path: Path) -> None:
-    """Either spelling computes the same; a file has the width, and what is read from it is 0."""
+    """Both spellings compute the same; a file has the width, which is read as 0."""
     config = narrow("base", width).config
     assert written(tmp_path / "torch", config)["embedding_size"] == 32
     assert PROJECT not in NARROW.groups(config, "base")
@@ -120,7 +120,7 @@ def test_gradients_match_differences(head: str) -> None:
 
 
 def test_attribution_by_gradients_uses_the_input_of_the_layers() -> None:
-    """Integrated gradients add up to the change that they say the way makes."""
+    """Integrated gradients add up to the reported change."""
     methods = npformer.view.attribution(narrow(), "I love good ice cream", label=0).methods
     shown = next(each for each in methods if each.name == "Integrated gradients")
     change = re.search(r"by (\S+); the sum is off", shown.about)

@@ -1,4 +1,4 @@
-"""What sets Nomic BERT apart: two forms of config.json and of tensors' names, and norms with a bias in layers without."""
+"""Features of Nomic BERT: two forms of config.json and of tensors' names, and norms with a bias in layers without."""
 
 from __future__ import annotations
 

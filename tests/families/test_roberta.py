@@ -1,6 +1,6 @@
-"""What sets RoBERTa, XLM-RoBERTa and CamemBERT apart: positions after padding's, and a classifier on `<s>`.
+"""Features of RoBERTa, XLM-RoBERTa and CamemBERT: positions after padding's, and a classifier on `<s>`.
 
-The three are one table under three names, so what holds for one is tried with each in turn.
+The three families share one table, so each test runs for one of them in turn.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""State dicts of torch's modules with our config.json beside them: what they compute, and what is wrong with bad ones."""
+"""State dicts of torch's modules with npformer's config.json: answers, and errors for bad files."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ MODULES = [case for case in cases.TORCH if case != "classifier"]
 
 
 def result(case: str, dtype: str) -> np.ndarray:
-    """What the module of a case makes of the golden texts, (T, D)."""
+    """The output of a case's module for the golden texts, (T, D)."""
     config, tree = load_folder(DATA / case, dtype)
     x, y = cases.rows("source", cases.LENGTHS).astype(dtype), cases.rows("target", cases.TARGET_LENGTHS).astype(dtype)
     lengths, target_lengths = np.array(cases.LENGTHS), np.array(cases.TARGET_LENGTHS)
@@ -194,7 +194,7 @@ def test_a_projection_that_is_no_three_in_one(tmp_path: Path) -> None:
 
 
 def test_learned_positions_and_positions_kept_as_a_buffer(tmp_path: Path) -> None:
-    """Positions that are in the file are used as they are, with a leading axis of one or without."""
+    """Positions in the file are used unchanged, with or without a leading axis of 1."""
     folder = folder_of(tmp_path, "classifier", max_length=7)
     table = np.random.default_rng(0).standard_normal((7, 16), dtype=np.float32)
     tensors = {name: array.copy() for name, array in read_folder(folder).tensors.items()}

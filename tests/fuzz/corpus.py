@@ -289,7 +289,7 @@ def merges() -> dict[str, bytes]:
 
 
 def unigram(name: str = "sentencepiece.bpe.model", family: str = "xlm-roberta") -> dict[str, bytes]:
-    """A folder with a SentencePiece model of an older checkpoint; its map of characters changes none."""
+    """A folder with a SentencePiece model of an older checkpoint; its character map changes no character."""
     charsmap = (1024).to_bytes(4, "little") + bytes(1024) + b"\0"
     kinds = {"<unk>": 2, "<s>": 3, "</s>": 3, "[CLS]": 3, "[SEP]": 3, "[MASK]": 3, ",": 4}
     listed = [*kinds, "▁", *LETTERS, *(f"▁{each}" for each in WORDS), *"äé我."]

@@ -44,7 +44,7 @@ class Draw:
 
 
 class Plain(Draw):
-    """No choice is drawn: the first of several, and what happens most of the time. For the unmutated corpus."""
+    """Without random choices: always the first or the most common one. For the unmutated corpus."""
 
     def below(self, n: int) -> int:
         return n - 1

@@ -1,4 +1,4 @@
-"""The files of a case: what is in them, or what stands in their place; and how they are written."""
+"""The files of a case, their content or replacements, and how to write them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Link:
 
 @dataclass(frozen=True)
 class Sparse:
-    """A file of this many bytes that takes no room: it begins with `head`, and the rest are zeros."""
+    """A sparse file of this many bytes: it begins with `head`, and the rest are zeros."""
 
     size: int
     head: bytes = b""
@@ -36,7 +36,7 @@ class Pipe:
 Entry = bytes | Link | Sparse | Folder | Pipe
 Files = Mapping[str, Entry]
 
-OUTSIDE = "../outside"  # a folder beside the case's, which nothing may write to
+OUTSIDE = "../outside"  # a second folder, which must stay unchanged
 
 
 def write(folder: Path, files: Files) -> int:

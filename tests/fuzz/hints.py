@@ -1,4 +1,4 @@
-"""Values that mean something in a file of one kind: key -> what to set there. Sizes that are too large, names that exist
+"""Meaningful values in a file of one kind: key -> values to set. Sizes that are too large, names that exist
 elsewhere, parts of tokenizers that take long, grow text or point nowhere."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Mutates JSON in its parsed form, which keeps what JSON can say and Python's objects cannot: repeated keys, any number.
+"""Mutates JSON in a parsed form that keeps repeated keys and exact numbers, unlike Python's objects.
 
 `hints` are values that mean something in a file of this kind: key -> values to set there.
 """
@@ -14,7 +14,7 @@ from tests.fuzz.draw import Draw
 
 
 class Raw(str):
-    """JSON as it is written: numbers as they came, and what no parser makes."""
+    """JSON text with the original numbers, and forms that no parser produces."""
 
 
 class Object(list[list[Any]]):

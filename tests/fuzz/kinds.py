@@ -38,7 +38,7 @@ class Seed:
 
 @dataclass(frozen=True)
 class Kind:
-    """Cases of one kind of file. `share`: how many of a run's cases it gets, as a multiple of others'."""
+    """Cases of one kind of file. `share`: its number of cases in a run, relative to other kinds."""
 
     name: str
     seeds: Callable[[], list[Seed]]

@@ -1,4 +1,4 @@
-"""Uses that do what no file may make npformer do, so that the tests see each of them found."""
+"""Forbidden actions, planted so that tests can check that each is found."""
 
 from __future__ import annotations
 

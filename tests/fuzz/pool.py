@@ -63,7 +63,7 @@ class Worker:
             pass  # `hear` sees the end
 
     def hear(self) -> list[Result] | None:
-        """What the worker has said since; None if it has ended."""
+        """The worker's new output; None if it has ended."""
         assert self.process.stdout is not None
         data = os.read(self.process.stdout.fileno(), 65536)
         if not data:
@@ -105,7 +105,7 @@ class Worker:
         return computed, waits
 
     def end(self) -> str:
-        """Kills the process, and returns how it had ended, with the last of what it printed."""
+        """Kills the process, and returns its exit status and the end of its output."""
         code = self.process.poll()
         self.process.kill()
         code = self.process.wait() if code is None else code

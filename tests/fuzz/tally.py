@@ -85,7 +85,7 @@ class Tally:
         return "\n".join(lines)
 
     def problems(self) -> list[str]:
-        """The findings, each with the command that makes it again, and the kinds whose mutators are worth little."""
+        """The findings, each with the command that reproduces it, and the kinds with ineffective mutators."""
         listed = []
         for each in sorted(self.findings.values(), key=lambda finding: -finding.count):
             again = f"python -m tests.fuzz {self.seed} 1 --kind {each.kind} --case {each.number}"

@@ -1,4 +1,4 @@
-"""A few mutated files of every kind come to no finding; and the fuzzer finds what it is to find."""
+"""A few mutated files of every kind give no finding, and the fuzzer finds planted faults."""
 
 from __future__ import annotations
 

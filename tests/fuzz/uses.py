@@ -1,4 +1,4 @@
-"""What is done with a case's folder: it is loaded, and a real call is made with what was loaded.
+"""The use of a case's folder: loading it and a real call.
 
 Each use raises NpformerError where the case is refused. Any other exception is a finding.
 """
@@ -213,7 +213,7 @@ def named(folder: Path, start: str) -> Path:
 
 
 def commanded(*arguments: object) -> None:
-    """Runs the command in this process; what it complains of is raised."""
+    """Runs the command in this process, and raises its errors."""
     out, err = io.TextIOWrapper(io.BytesIO(), encoding="utf-8"), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), warnings.catch_warnings():
         code = command.main([str(each) for each in arguments])

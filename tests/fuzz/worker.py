@@ -1,7 +1,7 @@
 """A process that runs cases and judges each: `python -m tests.fuzz.worker`, started by `pool.py`.
 
-It reads lines "kind seed first count" and writes a line of JSON at the start and at the end of each case. What is
-executed or written outside of the case's folder is seen by an audit hook and by what lies beside the folder.
+It reads lines "kind seed first count" and writes a line of JSON at the start and at the end of each case. An audit
+hook, and files next to the case's folder, detect executed code and writes outside it.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class Audit:
 
 
 class Place:
-    """A folder for the cases, with a folder beside it that nothing may touch."""
+    """A folder for the cases, with a second folder that must stay unchanged."""
 
     def __init__(self, root: Path) -> None:
         self.root, self.case, self.outside = root, root / "case", root / "outside"
@@ -96,7 +96,7 @@ class Place:
         return self.case
 
     def leave(self) -> list[str]:
-        """Clears the folder; returns what was changed beside it, or made in it by what a file had executed."""
+        """Clears the folder; returns changes outside it, and files in it made by executed code."""
         after = self.look()
         problems = [] if after == self.before else [f"changed outside of the folder: {after} for {self.before}"]
         if (self.case / "canary").exists():
@@ -123,7 +123,7 @@ def forget_peak() -> None:
 
 
 class Judge:
-    """Runs cases in a place, and says of each what it came to."""
+    """Runs cases in a folder, and reports the outcome of each."""
 
     def __init__(self, place: Place, audit: Audit, seconds: float) -> None:
         self.place, self.audit, self.seconds = place, audit, seconds

@@ -171,7 +171,7 @@ def test_cross_attention_weights_match_the_steps() -> None:
 
 
 def test_an_edit_reaches_generation() -> None:
-    """Cross-attention to the first source token alone: what the target is does not depend on the others' values."""
+    """Cross-attention to the first source token alone: the target does not depend on the other tokens."""
     model = random_model()
 
     def edit(name: str, array: np.ndarray) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""Perplexity: its sums by hand, its windows, and what has none. `tests/oracle/test_perplexity.py` has Transformers."""
+"""Perplexity: sums computed by hand, windows, and errors. `tests/oracle/test_perplexity.py` has Transformers."""
 
 from __future__ import annotations
 

@@ -114,7 +114,8 @@ def test_sampling_hangs_on_the_seed_and_the_place_alone() -> None:
 
 
 def test_a_shorter_prompt_may_end_when_no_token_may_come_twice() -> None:
-    """What stands before it in the table of ids is no token: it bans none, not even the last of the vocabulary."""
+    """The padding before it in the table of ids is not a token: it bans no token, not even the last of the
+    vocabulary."""
     settings: dict[str, Any] = {"no_repeat_ngram_size": 1, "max_new_tokens": 12, "output_scores": True}
     last = model(end_ids=(299,))
     [[alone]] = generate(last, PROMPTS[:1], **settings)

@@ -1,4 +1,4 @@
-"""Settings of generation: the caller's, then the model's, then the defaults; what makes no sense is named."""
+"""Settings of generation: the caller's, then the model's, then the defaults; invalid ones are errors."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def test_settings_that_make_no_sense(settings: dict[str, Any], message: str) -> 
 
 
 def test_arguments_override_the_file(tmp_path: Path) -> None:
-    """By either name of a length; None says nothing; NumPy's numbers are numbers."""
+    """With either name of a length; None is ignored; NumPy's numbers are accepted."""
     config = golden_model("marian-small").config
     (tmp_path / "generation_config.json").write_text('{"max_new_tokens": 50, "min_new_tokens": 3, "num_beams": 5}')
     found = resolve(tmp_path, config, {"max_length": 7, "min_length": 2, "num_beams": None})

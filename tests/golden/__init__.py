@@ -1,1 +1,1 @@
-"""Golden values that torch makes, what makes them, and the tests of `npformer.golden`."""
+"""Golden values from torch, the scripts that make them, and the tests of `npformer.golden`."""

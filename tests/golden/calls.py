@@ -26,7 +26,7 @@ class Call(NamedTuple):
 
 
 def answer(call: Call, dtype: Any) -> np.ndarray:
-    """What torch.nn.functional says, its arguments and layout put in place of ours."""
+    """The result of torch.nn.functional, with its arguments and layout."""
     given = {
         name: torch.from_numpy(a.astype(dtype) if a.dtype.kind == "f" else a.copy()) for name, a in call.arrays.items()
     }

@@ -1,4 +1,4 @@
-"""What the golden gradients are the gradients of: the inputs that `make_gradients.py` and the tests both use."""
+"""The inputs of the golden gradients, used by `make_gradients.py` and the tests."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def texts(config: Config) -> list[Text]:
 
 
 def targets(config: Config) -> list[Any]:
-    """What each text is to be given; for multiple choice what each pair of texts is."""
+    """The target of each text; for multiple choice, of each pair of texts."""
     random = np.random.default_rng(2)
     if config.head == "question-answering":
         return [tuple(sorted(random.integers(0, n, 2))) for n in LENGTHS]

@@ -2,15 +2,15 @@
 
     python tests/golden/make.py [--check]
 
-It needs the `oracle` group (torch, transformers, mpmath); the tests that read the values need none of it. What is
-made, all of it under `data/`:
+It needs the `oracle` group (torch, transformers, mpmath); the tests that read the values need none of it. The files,
+all under `data/`:
 
     <case>/            a tiny model of `cases.py`: its checkpoint as transformers saves it, its inputs and every stage
     functions.safetensors, gelu.safetensors    the single functions of `calls.py`
     distilbert-sst2.safetensors                the bundled checkpoint on the forty texts of `texts.py`
 
-Every float stands twice, as torch gives it in float32 and in float64. Beside a model's stages stand the errors of
-float32 runs that add up in each order of `orders.py`: `error/<stage>`, the orders' names in the file's metadata.
+Every number is stored twice, as torch's float32 and float64 results. A model's stages come with the errors of float32
+runs that add in each order of `orders.py`: `error/<stage>`, the orders' names in the file's metadata.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ def _pair(text: Given) -> tuple[str, ...]:
 def _of_texts(
     run32: dict[str, list[np.ndarray]], run64: dict[str, list[np.ndarray]]
 ) -> Iterator[tuple[str, np.ndarray]]:
-    """What is kept of each stage, a text at a time."""
+    """The stored part of each stage, one text at a time."""
     for stage, truths in run64.items():
         for truth, other in zip(truths, run32[stage], strict=True):
             yield f"summary/{stage}", np.array(summary(truth, other))
@@ -154,7 +154,7 @@ def _save(arrays: dict[str, np.ndarray], path: Path, metadata: dict[str, str]) -
 
 
 def differences(made: Path, committed: Path) -> list[str]:
-    """What is not as committed, a line each."""
+    """The differences from the committed files, one per line."""
     found = []
     here, there = ({str(f.relative_to(each)) for f in each.rglob("*") if f.is_file()} for each in (made, committed))
     found += [f"{name}: {'made' if name in here else 'committed'} only" for name in sorted(here ^ there)]
@@ -238,7 +238,7 @@ def make_or_check(
     same: str,
     differences: Callable[[Path, Path], list[str]] = differences,
 ) -> int:
-    """What a script of golden values does: make them in a folder of its own, then put them in place or compare them."""
+    """The steps of a script of golden values: make them in a new folder, then install or compare them."""
     if sys.argv[1:] not in ([], ["--check"]):
         print(doc)
         return 2

@@ -1,4 +1,4 @@
-"""Checkpoints written by torch, and what Transformers calls the tensors of every architecture, for the tests.
+"""Checkpoints written by torch, and Transformers' tensor names of every architecture, for the tests.
 
 Writes into the folder beside this file (or the one given): files of `torch.save` in each of its formats with tensors
 of every dtype and every kind of storage, their values, and `architectures.json`: for each architecture a config.json,
@@ -172,7 +172,8 @@ def main(folder: Path) -> None:
 
 
 def same(made: Path, committed: Path) -> bool:
-    """Whether two files hold the same: torch's older format keeps addresses, and Pythons compress in their own ways."""
+    """Whether two files have equal content: torch's older format stores addresses, and Python versions compress
+    differently."""
     if committed.exists() and made.suffix == ".npz":
         with np.load(made) as new, np.load(committed) as old:
             return new.files == old.files and all(

@@ -126,7 +126,7 @@ TEXTS = [
 
 
 def make_files(folder: Path) -> None:
-    """A model as Transformers saves it, with a tokenizer; and what the two make of a few texts."""
+    """A model as Transformers saves it, with a tokenizer, and their results for a few texts."""
     import sentencepiece
 
     folder.mkdir()

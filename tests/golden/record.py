@@ -233,4 +233,4 @@ def _by_text(name: str, array: np.ndarray, admitted: list[np.ndarray]) -> list[n
         texts = [each[:, rows] for each, rows in zip(array, admitted, strict=True)]
     else:
         texts = [each[rows] for each, rows in zip(array, admitted, strict=True)]
-    return [text.flatten() for text in texts]  # a copy, so that the batch's array can go
+    return [text.flatten() for text in texts]  # a copy, so that the batch's array can be freed
